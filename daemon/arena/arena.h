@@ -1,0 +1,54 @@
+/* The arena: DRAM slots, staging and DRAM tier in one. A slot holds one part of one block.
+ *
+ * Memory is reserved at once and made ready extent by extent by a thread of its own (touched, huge
+ * pages where there are any), so that the daemon serves before a large arena is warm. An extent is
+ * carved into slots of one size; when its last slot is freed it may take another size.
+ * Promise: slots are 4096-aligned and at least as long as asked, padded to 4096; slot memory never
+ * moves or unmaps until arena_free. Capacity is exact: bytes used = sum of padded slots.
+ * Threads: the loop only, but for the memory itself, which whoever got the slot may use. */
+#ifndef UCMD_ARENA_ARENA_H
+#define UCMD_ARENA_ARENA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ARENA_ALIGN 4096u
+
+typedef uint32_t slot_ref; /* 0 is none */
+
+struct arena;
+struct uv_loop_s;
+
+struct arena_config {
+    uint64_t size, extent; /* bytes; size is rounded down to whole extents */
+    bool hugepages, prefault;
+    /* Called on the loop when an extent has become ready, before any slot of it is handed out. */
+    void (*extent_ready)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
+    void *ctx;
+};
+
+int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out);
+/* Stops the growing thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its handles
+ * on the loop: run it once more afterwards. */
+void arena_free(struct arena *a);
+
+/* A slot of at least `bytes`; owner is kept with it for arena_extent_owners. 0 when no extent of the
+ * size has room and no extent is free. */
+slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner);
+void arena_slot_free(struct arena *a, slot_ref slot);
+
+void *arena_memory(struct arena *a, slot_ref slot);
+uint32_t arena_extent_of(struct arena *a, slot_ref slot); /* index of its registered buffer, too */
+uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
+uint64_t arena_padded(uint64_t bytes);
+
+/* Calls visit for each slot in use of the slot's extent: to empty it for another size. */
+void arena_extent_owners(struct arena *a, slot_ref slot, void (*visit)(void *ctx, uint64_t owner),
+                         void *ctx);
+
+uint64_t arena_bytes_used(const struct arena *a);
+uint64_t arena_bytes_ready(const struct arena *a);
+uint64_t arena_bytes_configured(const struct arena *a);
+uint64_t arena_extent_bytes(const struct arena *a);
+
+#endif

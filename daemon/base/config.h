@@ -1,0 +1,83 @@
+/* The daemon's configuration: one table in config.c carries each key's name, kind, default, bounds
+ * and text; parsing, --check, --set and the comments of config/ucmd.yaml are held against it.
+ * Read once at start by the main thread, then read-only, but for a reload (see config_reload). */
+#ifndef UCMD_BASE_CONFIG_H
+#define UCMD_BASE_CONFIG_H
+
+#include "daemon/base/log.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct config_list {
+    char **item;
+    size_t n;
+};
+
+enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
+enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
+
+struct config {
+    char *socket;               /* socket: path; default /run/ucmd/ucmd.sock */
+    unsigned socket_mode;       /* socket_mode: octal; 0660 */
+    char *socket_group;         /* socket_group: name; "" keeps the process's */
+    enum log_level log_level;   /* log.level: info (reloadable) */
+
+    uint64_t arena_size;        /* arena.size: 4GiB */
+    uint64_t arena_extent;      /* arena.extent: 64MiB, a power of two, 1MiB to 1GiB */
+    bool arena_hugepages;       /* arena.hugepages: true (madvise) */
+    bool arena_prefault;        /* arena.prefault: true; false touches pages at first use */
+
+    uint64_t index_max_blocks;  /* index.max_blocks: 16777216 */
+
+    struct config_list nvme_paths; /* nvme.paths: list of folders, one file is made in each; empty: no tier */
+    uint64_t nvme_size;         /* nvme.size: of each path's file; 64GiB */
+    uint64_t nvme_segment;      /* nvme.segment: 64MiB, 1MiB to 1GiB */
+    unsigned nvme_depth;        /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
+    enum config_io nvme_io;     /* nvme.io: auto, uring, threads */
+    unsigned nvme_threads;      /* nvme.threads: for checksums and blocking I/O; 4 */
+    uint64_t nvme_backlog;      /* nvme.backlog: bytes waiting to be written; 1GiB */
+
+    enum config_cuda cuda;      /* device.cuda: auto, off, required */
+    unsigned cpu_threads;       /* device.cpu_threads: copy threads for cpu regions; 2 */
+
+    unsigned max_connections;   /* limits.connections: 1024 */
+    unsigned max_requests;      /* limits.requests: under way in all; 4096 */
+    unsigned max_requests_conn; /* limits.requests_per_connection: 256 */
+    unsigned max_regions_conn;  /* limits.regions_per_connection: 64 */
+    unsigned max_leases_conn;   /* limits.leases_per_connection: 4096 */
+    unsigned max_namespaces;    /* limits.namespaces: 4096 */
+    uint64_t max_frame_memory;  /* limits.frame_memory: of requests under way; 256MiB */
+
+    uint64_t lease_max_ms;      /* lease.max: 10min */
+    uint64_t deadline_ms;       /* request.deadline: default of a request; 30s (reloadable) */
+    uint64_t handshake_ms;      /* request.handshake: until hello, and for one frame to arrive; 10s */
+    uint64_t drain_ms;          /* shutdown.drain: 10s */
+
+    struct config_list tenants; /* tenants: list of "name uid:1000 uid:1001 gid:200"; else "uid:N" */
+    struct config_list admins;  /* admins: list of "uid:0", "gid:5"; the daemon's own uid always is */
+};
+
+/* Where and why a configuration was refused: "FILE:LINE: what is wrong; what would be right". */
+struct config_error {
+    char text[512];
+};
+
+void config_init(struct config *c);  /* the defaults */
+void config_free(struct config *c);
+
+/* Reads a YAML file over the present values. 0 or -EINVAL, -errno, *e filled. */
+int config_read(struct config *c, const char *path, struct config_error *e);
+/* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
+int config_set(struct config *c, const char *assignment, struct config_error *e);
+/* What no single key can tell: sizes against each other, paths that must exist and be writable, room
+ * on the file system. Changes nothing on disk. */
+int config_check(const struct config *c, struct config_error *e);
+/* Takes the reloadable keys of `fresh` over into c; returns how many of the others differ and names
+ * the first of them in *e (they need a restart). */
+int config_reload(struct config *c, const struct config *fresh, struct config_error *e);
+/* Prints every key with its value, as YAML. For ucmd --check and debugging. */
+void config_print(const struct config *c);
+
+#endif

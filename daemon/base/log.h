@@ -1,0 +1,37 @@
+/* One line an event on standard error: "time level room event key=value ...", or without time and
+ * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal.
+ * Any thread; a line is one write(2). Each call site passes at most LOG_BURST lines in 10 s, then
+ * counts; the next one that passes says how many were held back. */
+#ifndef UCMD_BASE_LOG_H
+#define UCMD_BASE_LOG_H
+
+#include <stdint.h>
+
+enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
+
+#define LOG_BURST 20
+
+struct log_site {
+    uint64_t window_ms; /* when the present window began */
+    uint32_t lines, held;
+};
+
+void log_set_level(enum log_level level);
+/* "error", "warn", "info", "debug" to a level, or -1. */
+int log_level_parse(const char *name);
+
+/* event: a few words with dashes, e.g. "read-failed"; format: "key=%s key=%d"; may be "". */
+void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
+              const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+#define LOG_AT(level, room, event, ...)                                                            \
+    do {                                                                                           \
+        static struct log_site site_;                                                              \
+        log_line(&site_, level, room, event, __VA_ARGS__);                                         \
+    } while (0)
+#define log_error(room, event, ...) LOG_AT(LOG_ERROR, room, event, __VA_ARGS__)
+#define log_warn(room, event, ...) LOG_AT(LOG_WARN, room, event, __VA_ARGS__)
+#define log_info(room, event, ...) LOG_AT(LOG_INFO, room, event, __VA_ARGS__)
+#define log_debug(room, event, ...) LOG_AT(LOG_DEBUG, room, event, __VA_ARGS__)
+
+#endif

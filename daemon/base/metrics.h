@@ -1,0 +1,71 @@
+/* Counters and gauges, declared once: the struct, `stats` and the docs come from this table.
+ * One struct in the server, written by the loop thread only (other threads report through the
+ * completion that the loop handles). */
+#ifndef UCMD_BASE_METRICS_H
+#define UCMD_BASE_METRICS_H
+
+#include <stdint.h>
+
+/* X(name, kind, unit, help): kind is counter (only grows) or gauge */
+#define UCMD_METRICS(X)                                                                            \
+    X(connections, gauge, "connections", "clients connected now")                                  \
+    X(connections_total, counter, "connections", "clients accepted since start")                   \
+    X(connections_refused, counter, "connections", "clients turned away at the limit")             \
+    X(connections_dropped, counter, "connections", "clients dropped for breaking the protocol")    \
+    X(requests_total, counter, "requests", "requests received")                                    \
+    X(requests_active, gauge, "requests", "requests under way")                                    \
+    X(requests_busy, counter, "requests", "requests answered BUSY")                                \
+    X(requests_failed, counter, "requests", "requests answered with an error, BUSY included")      \
+    X(requests_deadline, counter, "requests", "requests that passed their deadline")               \
+    X(requests_cancelled, counter, "requests", "requests cancelled")                               \
+    X(lookups, counter, "requests", "lookups")                                                     \
+    X(lookup_keys, counter, "blocks", "keys looked up")                                            \
+    X(lookup_hits, counter, "blocks", "keys found complete")                                       \
+    X(leases, gauge, "leases", "leases held now")                                                  \
+    X(leases_expired, counter, "leases", "leases that ran out")                                    \
+    X(load_blocks_dram, counter, "blocks", "parts loaded that lay in DRAM")                        \
+    X(load_blocks_nvme, counter, "blocks", "parts loaded that were read from NVMe")                \
+    X(load_blocks_missed, counter, "blocks", "parts asked for by a load and not here")             \
+    X(load_bytes, counter, "bytes", "copied into workers' memory")                                 \
+    X(dump_blocks, counter, "blocks", "parts stored")                                              \
+    X(dump_blocks_existing, counter, "blocks", "parts offered that were stored already")           \
+    X(dump_blocks_skipped, counter, "blocks", "parts not stored, for want of room")                \
+    X(dump_blocks_dropped, counter, "blocks", "parts begun and dropped: worker gone, copy failed") \
+    X(dump_bytes, counter, "bytes", "copied out of workers' memory")                               \
+    X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
+    X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
+    X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
+    X(blocks_partial, gauge, "blocks", "blocks with parts still missing")                          \
+    X(blocks_pinned, gauge, "blocks", "blocks pinned by operators")                                \
+    X(index_bytes, gauge, "bytes", "memory of the index")                                          \
+    X(arena_bytes_total, gauge, "bytes", "DRAM ready for slots")                                   \
+    X(arena_bytes_configured, gauge, "bytes", "DRAM configured")                                   \
+    X(arena_bytes_used, gauge, "bytes", "DRAM in slots that hold a part")                          \
+    X(arena_evicted_blocks, counter, "blocks", "blocks evicted from DRAM")                         \
+    X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
+    X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
+    X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
+    X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \
+    X(nvme_bytes_used, gauge, "bytes", "bytes of live slots on NVMe")                              \
+    X(nvme_read_bytes, counter, "bytes", "read from NVMe")                                         \
+    X(nvme_reads, counter, "parts", "parts read from NVMe")                                        \
+    X(nvme_written_bytes, counter, "bytes", "written to NVMe, headers included")                   \
+    X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
+    X(nvme_write_dropped, counter, "parts", "parts not written, the backlog being full")           \
+    X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \
+    X(nvme_write_errors, counter, "parts", "writes that failed after their retries")               \
+    X(nvme_corrupt, counter, "parts", "parts whose checksum did not agree")                        \
+    X(nvme_reclaimed_segments, counter, "segments", "segments taken back for new writes")          \
+    X(nvme_reclaimed_blocks, counter, "blocks", "blocks that such a segment still held")           \
+    X(regions, gauge, "regions", "regions registered now")                                         \
+    X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
+    X(device_errors, counter, "jobs", "copy jobs that failed")                                     \
+    X(device_event_timeouts, counter, "jobs", "dumps whose event was not signalled in time")
+
+struct metrics {
+#define X(name, kind, unit, help) uint64_t name;
+    UCMD_METRICS(X)
+#undef X
+};
+
+#endif

@@ -1,0 +1,34 @@
+/* Which block leaves DRAM next. Chosen by replaying a production trace, see docs/eviction.md.
+ *
+ * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing of
+ * slots or tiers. The server has one; `request` tells it what happens.
+ * Thread: the loop only. */
+#ifndef UCMD_INDEX_POLICY_H
+#define UCMD_INDEX_POLICY_H
+
+#include "daemon/index/index.h"
+
+struct policy;
+
+/* capacity_hint: how many blocks DRAM is likely to hold, for ghosts and small queues. */
+int policy_new(struct index *ix, uint64_t capacity_hint, struct policy **out);
+void policy_free(struct policy *p);
+
+/* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. */
+void policy_insert(struct policy *p, block_ref ref);
+/* The blocks of one prefix were used, in the chain's order, head first. Numbers that are 0 or not in
+ * the policy are passed over. A chain is worthless without its head: heads outlive tails. */
+void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
+/* The block left DRAM; evicted tells eviction from removal. Clears BLOCK_IN_POLICY. */
+void policy_remove(struct policy *p, block_ref ref, bool evicted);
+/* The block that should leave next and for which may(ctx, ref) says yes; 0 when none of the first
+ * `tries` candidates may. Candidates that may not are passed by, and keep their place or lose it as
+ * the policy likes. Does not remove. */
+block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref), void *ctx,
+                        uint32_t tries);
+uint64_t policy_count(const struct policy *p);
+/* How much the block is worth keeping on a slower tier, 0 (seen once) to 3. */
+unsigned policy_heat(const struct policy *p, block_ref ref);
+const char *policy_name(void);
+
+#endif

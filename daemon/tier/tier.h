@@ -1,0 +1,97 @@
+/* The contract of a storage tier below DRAM. A tier is one file that fills in a const struct tier_ops;
+ * the table in tier.c names them.
+ *
+ * Promises of every tier: the bytes that a read delivers are the bytes that were written, or the read
+ * fails (-EBADMSG when the checksum or header did not agree, -EIO and others when the device failed,
+ * after the tier's own bounded retries). A short read or write is never success. Nothing that failed
+ * is found again. An operation that was accepted completes exactly once, on the loop; one that was not
+ * (-EAGAIN: queue full, -ENOSPC: no room now, -EROFS: tier degraded) never calls back.
+ * Threads: every function on the loop; the tier may use threads of its own. */
+#ifndef UCMD_TIER_TIER_H
+#define UCMD_TIER_TIER_H
+
+#include "daemon/base/list.h"
+#include "daemon/base/metrics.h"
+#include "proto/limits.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct config;
+struct ucm_error;
+struct uv_loop_s;
+struct tier;
+
+enum tier_op { TIER_READ, TIER_WRITE };
+
+/* Where a stored part lies and how to know that it is the right one. Kept in the index. */
+struct tier_place {
+    uint64_t loc;      /* device, position and generation; opaque to all but the tier */
+    uint64_t checksum; /* XXH3-64 of the payload's `bytes` bytes */
+};
+
+/* What a part is, for its header on storage. */
+struct tier_name {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    uint32_t key_bytes, part;
+    uint64_t owner; /* given back to tier_callbacks.drop; process-local, not stored */
+};
+
+/* One operation. Allocated by the caller (embedded in its own object), untouched by it from submit
+ * until `done` runs. `data` is a slot: 4096-aligned, padded to 4096 bytes; the padding is written as
+ * it is and may be overwritten by a read. */
+struct tier_io {
+    enum tier_op op;
+    void *data;
+    uint64_t bytes;         /* payload, without padding */
+    uint32_t buffer;        /* number of the registered buffer that `data` lies in */
+    uint8_t priority;       /* 0 to 7, more is sooner among reads; reads go before writes */
+    struct tier_name name;
+    struct tier_place place; /* in for a read, out for a write */
+    void (*done)(struct tier_io *io, int status); /* 0 or -errno */
+    /* The tier's own, from submit to done. */
+    struct list link;
+    void *scratch[8];
+};
+
+struct tier_callbacks {
+    /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is dropped
+     * from the index now, and the place is the tier's. false: it is in use or pinned. */
+    bool (*drop)(void *ctx, uint64_t owner, uint64_t loc);
+    /* 0 (cold) to 3: how much the part deserves to stay when its neighbours go. */
+    unsigned (*heat)(void *ctx, uint64_t owner);
+    void *ctx;
+};
+
+struct tier_stats {
+    uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
+    uint32_t queued, in_flight;
+    bool degraded;       /* no writes, or no reads either: `reason` says why */
+    char reason[128];
+    char engine[16];     /* "io_uring" or "threads" */
+};
+
+struct tier_ops {
+    const char *name;
+    /* Opens or creates its files by config. 0, or -errno with *e saying what would be right. */
+    int (*open)(struct uv_loop_s *loop, const struct config *config, const struct tier_callbacks *callbacks,
+                struct metrics *metrics, struct tier **out, struct ucm_error *e);
+    /* No operation may be under way. Closes its handles on the loop; NULL-safe. */
+    void (*close)(struct tier *t);
+    /* Memory that operations will come from, so that it can be registered with the ring. Failure to
+     * register is the tier's to live with. */
+    void (*buffer_add)(struct tier *t, uint32_t buffer, void *base, uint64_t bytes);
+    /* 0: accepted. The queue is bounded by the config. */
+    int (*submit)(struct tier *t, struct tier_io *io);
+    /* The owner has forgotten the part: its place counts as dead. Not while a read of it is under way. */
+    void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
+    void (*stats)(struct tier *t, struct tier_stats *out);
+    /* Pushes written data to stable storage before a clean stop; blocking, at most a few seconds. */
+    int (*sync)(struct tier *t);
+};
+
+extern const struct tier_ops tier_nvme;
+
+#endif

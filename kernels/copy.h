@@ -1,0 +1,46 @@
+/* Copies between slots (one part of one block, contiguous in host memory) and a worker's paged KV
+ * memory. Plain C; copy_ref.c is the reference and the test oracle, copy.cu the CUDA form.
+ *
+ * A region's planes tell where a block's chunks lie (design: address of block b in plane p is
+ * base + b * stride); in a slot the chunks of the planes follow one another: plane p's begins at
+ * slot_offset. One item is one block; the copier walks items x planes itself, so that a descriptor is
+ * 16 bytes a block however many layers there are.
+ *
+ * Promise: touches only [slot + slot_offset, + chunk) and [base + block * stride, + chunk) of the
+ * given items and planes; the caller has checked every bound. Any alignment and chunk size. */
+#ifndef UCM_KERNELS_COPY_H
+#define UCM_KERNELS_COPY_H
+
+#include <stdint.h>
+
+struct ucm_copy_plane {
+    uint64_t base;        /* address, as the copier sees it */
+    uint64_t stride;      /* bytes from a block to the next */
+    uint64_t slot_offset; /* bytes from the slot's start */
+    uint32_t chunk;       /* bytes */
+    uint32_t pad;
+};
+
+struct ucm_copy_item {
+    uint64_t slot;  /* address of the slot, as the copier sees it */
+    uint32_t block; /* block id in the region */
+    uint32_t pad;
+};
+
+enum ucm_copy_direction {
+    UCM_COPY_LOAD = 0, /* slot to region */
+    UCM_COPY_DUMP = 1, /* region to slot */
+};
+
+/* The reference, on memory that the calling CPU can address. Any thread. */
+void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct ucm_copy_item *items,
+                  uint32_t n_items, enum ucm_copy_direction direction);
+
+/* The CUDA form: entry points of the fatbin that copy.cu becomes (kernels/copy.cu is compiled to
+ * build/copy.fatbin and embedded, so that the daemon needs no CUDA library to start). Arguments as
+ * ucm_copy_ref, arrays in memory that the GPU can read; grid and block as UCM_COPY_* below. */
+#define UCM_COPY_KERNEL "ucm_copy"
+#define UCM_COPY_CTAS 16
+#define UCM_COPY_THREADS 512
+
+#endif

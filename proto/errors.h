@@ -1,0 +1,44 @@
+/* Error codes of the wire. A code and its name never change meaning; new ones are appended.
+ * Source: docs/protocol.md, "Errors". */
+#ifndef UCM_PROTO_ERRORS_H
+#define UCM_PROTO_ERRORS_H
+
+/* X(NAME, code, sentence) */
+#define UCM_ERRORS(X)                                                                              \
+    X(INVALID, 1, "the request breaks the protocol or a bound")                                    \
+    X(UNSUPPORTED, 2, "this version, method or feature is not supported")                          \
+    X(DENIED, 3, "the peer's uid and gid do not allow this")                                       \
+    X(NOT_FOUND, 4, "no such namespace, region, lease or request")                                 \
+    X(BUSY, 5, "a bounded resource is used up; try again")                                         \
+    X(DEADLINE, 6, "the deadline passed")                                                          \
+    X(CANCELLED, 7, "the request was cancelled")                                                   \
+    X(DEVICE, 8, "the device refused or failed")                                                   \
+    X(IO, 9, "storage failed")                                                                     \
+    X(NO_MEMORY, 10, "memory ran out")                                                             \
+    X(SHUTDOWN, 11, "the daemon is shutting down")                                                 \
+    X(INTERNAL, 12, "a bug in the daemon")
+
+enum ucm_wire_error {
+    UCM_WIRE_OK = 0,
+#define X(name, code, sentence) UCM_WIRE_##name = code,
+    UCM_ERRORS(X)
+#undef X
+};
+
+/* An error on its way to a peer: a stable code and a sentence that says what would be right.
+ * code 0 means none. Plain memory, owned by whoever declares it. */
+struct ucm_error {
+    int code; /* enum ucm_wire_error */
+    char text[240];
+};
+
+/* Fills *e (may be NULL) and returns -code, so that "return ucm_error_set(e, ...)" reads well. */
+int ucm_error_set(struct ucm_error *e, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* "INVALID" for UCM_WIRE_INVALID; "UNKNOWN" for a code this build does not know. Static memory. */
+const char *ucm_error_name(int code);
+/* The sentence of the table; never NULL. */
+const char *ucm_error_sentence(int code);
+
+#endif

@@ -1,0 +1,27 @@
+/* Hard bounds of the wire, told to every client in hello's answer. The daemon may be configured
+ * below those marked (config), never above. */
+#ifndef UCM_PROTO_LIMITS_H
+#define UCM_PROTO_LIMITS_H
+
+#define UCM_PROTOCOL_VERSION 1
+
+#define UCM_MAX_FRAME_BYTES (1u << 20) /* body of a frame, without its 4-byte length */
+#define UCM_MAX_DEPTH 8                /* nesting of MessagePack containers */
+#define UCM_MAX_ELEMENTS 65536         /* MessagePack values in one frame, containers included */
+#define UCM_MAX_FRAME_FDS 64           /* descriptors that travel with one frame */
+
+#define UCM_MIN_KEY_BYTES 16
+#define UCM_MAX_KEY_BYTES 32
+#define UCM_MAX_KEYS 16384 /* keys of one request */
+
+#define UCM_MAX_NAME_BYTES 256  /* model, revision, dtype, layout, client, tenant */
+#define UCM_MAX_SALT_BYTES 1024
+#define UCM_MAX_PARTS 256
+#define UCM_MAX_SHARDS 1024     /* layers of one part: the length of a part's shard bitmap */
+#define UCM_MAX_PLANES 2048     /* planes of one region */
+#define UCM_MAX_HANDLES 256     /* memory handles of one region */
+#define UCM_MAX_HANDLE_BYTES 64 /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+#define UCM_UUID_BYTES 16       /* a GPU's UUID, as cuDeviceGetUuid gives it */
+#define UCM_FINGERPRINT_BYTES 32
+
+#endif

@@ -1,0 +1,309 @@
+/* Every message of the wire, declared once. From each list come a C struct, an encoder and a
+ * decoder (proto.h), so client and daemon cannot disagree. docs/protocol.md tells the meaning.
+ *
+ * F(kind, name, need, min, max)
+ *   kind  u64   unsigned integer, min..max are its bounds
+ *         str   UTF-8 text, min..max bound its length in bytes
+ *         bin   binary, min..max bound its length in bytes
+ *         flag  boolean
+ *         u32s  array of unsigned integers below 2^32, min..max bound its length
+ *         handles, planes   arrays of the maps declared below, min..max bound their length
+ *   need  REQ or OPT. An absent optional field is 0, false or empty; an encoder leaves such a
+ *         field out.
+ *
+ * A message is a MessagePack map from field name to value. A field that the list does not name is
+ * refused, so that a misspelled option is an error and not a surprise. */
+#ifndef UCM_PROTO_MESSAGES_H
+#define UCM_PROTO_MESSAGES_H
+
+#include "proto/limits.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define UCM_KEYS_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_MAX_KEY_BYTES)
+#define UCM_BLOCKS_BYTES ((uint64_t)UCM_MAX_KEYS * 4)
+#define UCM_U32 UINT32_MAX
+#define UCM_DEADLINE_MS 3600000 /* an hour */
+
+/* ---- parts of messages ---- */
+
+/* Memory of a worker. kind: enum ucm_handle_kind. A descriptor is named by its position among those
+ * that travel with the frame. */
+#define UCM_MSG_HANDLE(F)                                                                          \
+    F(u64, kind, REQ, 0, 2)                                                                        \
+    F(u64, bytes, REQ, 1, UINT64_MAX / 2)                                                          \
+    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
+    F(bin, ipc, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                   \
+    F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
+
+enum ucm_handle_kind {
+    UCM_HANDLE_MEMFD = 0,    /* sealed shared memory, by descriptor: device cpu */
+    UCM_HANDLE_CUDA_IPC = 1, /* cudaIpcMemHandle_t bytes; offset counts from the allocation's base */
+    UCM_HANDLE_CUDA_FD = 2,  /* cuMemExportToShareableHandle, by descriptor */
+};
+
+/* Address of block b in a plane = base(handle) + offset + b * stride; chunk bytes are its KV.
+ * Planes of one shard follow one another in a block's slot in the order of the list. */
+#define UCM_MSG_PLANE(F)                                                                           \
+    F(u64, handle, OPT, 0, UCM_MAX_HANDLES - 1)                                                    \
+    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
+    F(u64, stride, REQ, 1, UINT64_MAX / 2)                                                         \
+    F(u64, chunk, REQ, 1, UINT32_MAX)                                                              \
+    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)
+
+/* ---- requests and their results ---- */
+
+#define UCM_MSG_NONE(F)
+
+#define UCM_MSG_HELLO(F)                                                                           \
+    F(u64, version_min, REQ, 1, UCM_U32)                                                           \
+    F(u64, version_max, REQ, 1, UCM_U32)                                                           \
+    F(str, client, REQ, 1, UCM_MAX_NAME_BYTES)
+#define UCM_MSG_HELLO_R(F)                                                                         \
+    F(u64, version, REQ, 1, UCM_U32)                                                               \
+    F(str, server, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
+    F(bin, instance, REQ, 16, 16)                                                                  \
+    F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
+    F(flag, admin, OPT, 0, 0)                                                                      \
+    F(u64, max_frame_bytes, REQ, 1024, UCM_U32)                                                    \
+    F(u64, max_keys, REQ, 1, UCM_U32)                                                              \
+    F(u64, max_requests, REQ, 1, UCM_U32)                                                          \
+    F(u64, max_regions, REQ, 1, UCM_U32)                                                           \
+    F(u64, max_leases, REQ, 1, UCM_U32)                                                            \
+    F(u64, max_lease_ms, REQ, 1, UCM_U32)                                                          \
+    F(u64, max_deadline_ms, REQ, 1, UCM_U32)
+
+/* shards: layers of each part; one number stands for every part. */
+#define UCM_MSG_NS_OPEN(F)                                                                         \
+    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
+    F(str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
+    F(str, revision, OPT, 0, UCM_MAX_NAME_BYTES)                                                   \
+    F(str, dtype, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
+    F(str, layout, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
+    F(u64, block_tokens, REQ, 1, 1u << 20)                                                         \
+    F(u64, key_bytes, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)                                   \
+    F(u64, parts, REQ, 1, UCM_MAX_PARTS)                                                           \
+    F(u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                         \
+    F(u64, shard_bytes, REQ, 1, 1u << 28)                                                          \
+    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)
+#define UCM_MSG_NS_OPEN_R(F)                                                                       \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
+
+#define UCM_MSG_REGION_REGISTER(F)                                                                 \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                        \
+    F(u64, blocks, REQ, 1, UCM_U32)                                                                \
+    F(str, device, REQ, 3, 16)                                                                     \
+    F(bin, gpu, OPT, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
+    F(handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                   \
+    F(planes, planes, REQ, 1, UCM_MAX_PLANES)
+#define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
+
+/* keys: key_bytes each, one after the other, the chain's head first. */
+#define UCM_MSG_LOOKUP(F)                                                                          \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
+    F(flag, each, OPT, 0, 0)                                                                       \
+    F(u64, lease_ms, OPT, 0, UCM_U32)
+#define UCM_MSG_LOOKUP_R(F)                                                                        \
+    F(u64, hits, REQ, 0, UCM_MAX_KEYS)                                                             \
+    F(u64, dram, OPT, 0, UCM_MAX_KEYS)                                                             \
+    F(u64, lease, OPT, 0, UCM_U32)                                                                 \
+    F(bin, status, OPT, 0, UCM_MAX_KEYS)
+
+#define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
+
+/* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32, little-endian).
+ * shards: 0 means all from `shard` on. */
+#define UCM_MSG_LOAD(F)                                                                            \
+    F(u64, region, REQ, 1, UCM_U32)                                                                \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
+    F(bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                       \
+    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                      \
+    F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
+    F(u64, lease, OPT, 0, UCM_U32)                                                                 \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+#define UCM_MSG_DUMP(F)                                                                            \
+    F(u64, region, REQ, 1, UCM_U32)                                                                \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
+    F(bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                       \
+    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                      \
+    F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
+    F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+/* part: 0 means all, else part - 1. */
+#define UCM_MSG_PREFETCH(F)                                                                        \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
+    F(u64, part, OPT, 0, UCM_MAX_PARTS)                                                            \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+/* status: one byte a key, enum ucm_block_status. bytes: what was copied or read for this request. */
+#define UCM_MSG_BLOCKS_R(F)                                                                        \
+    F(bin, status, REQ, 1, UCM_MAX_KEYS)                                                           \
+    F(u64, bytes, OPT, 0, UINT64_MAX)
+
+#define UCM_MSG_CANCEL(F) F(u64, msgid, REQ, 0, UCM_U32)
+#define UCM_MSG_CANCEL_R(F) F(flag, cancelled, OPT, 0, 0)
+
+/* No keys: every block of the namespace. */
+#define UCM_MSG_KEYS(F)                                                                            \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, keys, OPT, 0, UCM_KEYS_BYTES)
+/* tier: 0 all, 1 dram only (a copy below stays), 2 nvme only. */
+#define UCM_MSG_EVICT(F)                                                                           \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                           \
+    F(u64, tier, OPT, 0, 2)
+/* blocks: how many changed; busy: how many could not, being read, written or leased. */
+#define UCM_MSG_COUNT_R(F)                                                                         \
+    F(u64, blocks, REQ, 0, UINT64_MAX)                                                             \
+    F(u64, busy, OPT, 0, UINT64_MAX)                                                               \
+    F(u64, missing, OPT, 0, UINT64_MAX)
+
+/* For operators. ls answers a page: next is the cursor of the following one, 0 at the end. */
+#define UCM_MSG_LS(F)                                                                              \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
+    F(u64, limit, OPT, 0, 4096)
+#define UCM_MSG_KEY(F)                                                                             \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
+/* Reads every block that lies on NVMe again and checks it; a page like ls. */
+#define UCM_MSG_VERIFY(F) UCM_MSG_LS(F)
+#define UCM_MSG_VERIFY_R(F)                                                                        \
+    F(u64, checked, REQ, 0, UINT64_MAX)                                                            \
+    F(u64, corrupt, OPT, 0, UINT64_MAX)                                                            \
+    F(u64, failed, OPT, 0, UINT64_MAX)                                                             \
+    F(u64, skipped, OPT, 0, UINT64_MAX)                                                            \
+    F(u64, next, OPT, 0, UINT64_MAX)
+
+/* M(NAME, "method", request list, result list). Results listed as FREE are maps whose fields
+ * docs/protocol.md lists and which grow from version to version (stats and what operators read). */
+#define UCM_METHODS(M)                                                                             \
+    M(HELLO, "hello", UCM_MSG_HELLO, UCM_MSG_HELLO_R)                                              \
+    M(NS_OPEN, "namespace.open", UCM_MSG_NS_OPEN, UCM_MSG_NS_OPEN_R)                               \
+    M(REGION_REGISTER, "region.register", UCM_MSG_REGION_REGISTER, UCM_MSG_REGION)                 \
+    M(REGION_UNREGISTER, "region.unregister", UCM_MSG_REGION, UCM_MSG_NONE)                        \
+    M(LOOKUP, "lookup", UCM_MSG_LOOKUP, UCM_MSG_LOOKUP_R)                                          \
+    M(RELEASE, "release", UCM_MSG_RELEASE, UCM_MSG_NONE)                                           \
+    M(PREFETCH, "prefetch", UCM_MSG_PREFETCH, UCM_MSG_BLOCKS_R)                                    \
+    M(LOAD, "load", UCM_MSG_LOAD, UCM_MSG_BLOCKS_R)                                                \
+    M(DUMP, "dump", UCM_MSG_DUMP, UCM_MSG_BLOCKS_R)                                                \
+    M(CANCEL, "cancel", UCM_MSG_CANCEL, UCM_MSG_CANCEL_R)                                          \
+    M(PIN, "pin", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                                   \
+    M(UNPIN, "unpin", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                               \
+    M(EVICT, "evict", UCM_MSG_EVICT, UCM_MSG_COUNT_R)                                              \
+    M(STATS, "stats", UCM_MSG_NONE, FREE)                                                          \
+    M(HEALTH, "health", UCM_MSG_NONE, FREE)                                                        \
+    M(NS_LIST, "namespace.list", UCM_MSG_NONE, FREE)                                               \
+    M(NS_PURGE, "namespace.purge", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                  \
+    M(LS, "ls", UCM_MSG_LS, FREE)                                                                  \
+    M(INSPECT, "inspect", UCM_MSG_KEY, FREE)                                                       \
+    M(VERIFY, "verify", UCM_MSG_VERIFY, UCM_MSG_VERIFY_R)
+
+enum ucm_method {
+#define M(name, text, req, res) UCM_METHOD_##name,
+    UCM_METHODS(M)
+#undef M
+        UCM_METHOD_COUNT
+};
+
+/* One byte a key in lookup's status. */
+enum ucm_lookup_status {
+    UCM_LOOKUP_MISS = 0,
+    UCM_LOOKUP_DRAM = 1, /* every part lies in DRAM */
+    UCM_LOOKUP_NVME = 2, /* every part is complete, at least one must be read from NVMe */
+};
+
+/* One byte a key in the status of load, dump and prefetch. */
+enum ucm_block_status {
+    UCM_BLOCK_OK = 0,
+    UCM_BLOCK_MISS = 1,        /* load, prefetch: not here, or not whole */
+    UCM_BLOCK_FAILED = 2,      /* its read or its checksum failed: a miss, and the copy is gone */
+    UCM_BLOCK_NO_ROOM = 3,     /* the arena is full of pinned blocks; nothing was moved */
+    UCM_BLOCK_EXISTS = 4,      /* dump: complete already, nothing was copied */
+    UCM_BLOCK_IN_PROGRESS = 5, /* dump: another worker is storing this part; nothing was copied */
+    UCM_BLOCK_CANCELLED = 6,   /* cancelled or past its deadline before it was moved */
+    UCM_BLOCK_DEVICE = 7,      /* the copy failed on the device; a dumped block is not stored */
+};
+
+/* ---- the structs ---- */
+
+/* Views into the frame they were decoded from (or the caller's memory, when encoding). */
+struct proto_str {
+    const char *p;
+    uint32_t n;
+};
+struct proto_bin {
+    const uint8_t *p;
+    uint32_t n;
+};
+/* Views into the decoder's scratch memory (or the caller's, when encoding). */
+struct proto_u32s {
+    const uint32_t *p;
+    uint32_t n;
+};
+
+#define UCM_FIELD_u64(name) uint64_t name;
+#define UCM_FIELD_str(name) struct proto_str name;
+#define UCM_FIELD_bin(name) struct proto_bin name;
+#define UCM_FIELD_flag(name) bool name;
+#define UCM_FIELD_u32s(name) struct proto_u32s name;
+#define UCM_FIELD_handles(name) struct proto_handles name;
+#define UCM_FIELD_planes(name) struct proto_planes name;
+#define UCM_FIELD(kind, name, need, min, max) UCM_FIELD_##kind(name)
+
+struct msg_handle {
+    UCM_MSG_HANDLE(UCM_FIELD)
+};
+struct msg_plane {
+    UCM_MSG_PLANE(UCM_FIELD)
+};
+struct proto_handles {
+    const struct msg_handle *p;
+    uint32_t n;
+};
+struct proto_planes {
+    const struct msg_plane *p;
+    uint32_t n;
+};
+
+/* S(struct suffix, list): every message that a method table names. */
+#define UCM_MESSAGES(S)                                                                            \
+    S(hello, UCM_MSG_HELLO)                                                                        \
+    S(hello_r, UCM_MSG_HELLO_R)                                                                    \
+    S(ns_open, UCM_MSG_NS_OPEN)                                                                    \
+    S(ns_open_r, UCM_MSG_NS_OPEN_R)                                                                \
+    S(region_register, UCM_MSG_REGION_REGISTER)                                                    \
+    S(region, UCM_MSG_REGION)                                                                      \
+    S(lookup, UCM_MSG_LOOKUP)                                                                      \
+    S(lookup_r, UCM_MSG_LOOKUP_R)                                                                  \
+    S(release, UCM_MSG_RELEASE)                                                                    \
+    S(load, UCM_MSG_LOAD)                                                                          \
+    S(dump, UCM_MSG_DUMP)                                                                          \
+    S(prefetch, UCM_MSG_PREFETCH)                                                                  \
+    S(blocks_r, UCM_MSG_BLOCKS_R)                                                                  \
+    S(cancel, UCM_MSG_CANCEL)                                                                      \
+    S(cancel_r, UCM_MSG_CANCEL_R)                                                                  \
+    S(keys, UCM_MSG_KEYS)                                                                          \
+    S(evict, UCM_MSG_EVICT)                                                                        \
+    S(count_r, UCM_MSG_COUNT_R)                                                                    \
+    S(ls, UCM_MSG_LS)                                                                              \
+    S(key, UCM_MSG_KEY)                                                                            \
+    S(verify_r, UCM_MSG_VERIFY_R)
+
+#define S(suffix, list)                                                                            \
+    struct msg_##suffix {                                                                          \
+        list(UCM_FIELD)                                                                            \
+    };
+UCM_MESSAGES(S)
+#undef S
+#undef UCM_FIELD
+
+#endif
