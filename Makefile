@@ -1,62 +1,264 @@
 # ucmd: `make demo` runs the main job, `make check` the tests; both set up what they need first.
+#
+#   SAN=address,undefined | thread   build with sanitizers, into a folder of its own
+#   CC=, CFLAGS=, BUILD=             compiler, optimisation, folder
+#   PREFIX=, DESTDIR=, SYSCONFDIR=   for install
+#   SETUP=no                         never install packages
+#   V=1                              show whole command lines
+# Sources are found by folder: a new .c or test needs no change here.
 
-VERSION := 0.1.0
-CC      ?= gcc
-comma   := ,
+VERSION    := 0.1.0
+SO_VERSION := 0
+CC         := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CLANG      ?= clang
+comma      := ,
+.DEFAULT_GOAL := help
 
-# SAN=address,undefined or SAN=thread builds everything with sanitizers, into a folder of its own.
-SAN ?=
+V ?= 0
+Q := $(if $(filter 0,$(V)),@)
+say = $(if $(filter 0,$(V)),@printf '  %-5s %s\n' $(1) $@)
+
+SAN   ?=
 BUILD ?= build
 ifneq ($(SAN),)
 O        := $(BUILD)/san-$(firstword $(subst $(comma), ,$(SAN)))
 SANFLAGS := -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
+CFLAGS   ?= -O1 -g
 else
 O        := $(BUILD)
+SANFLAGS :=
+CFLAGS   ?= -O2 -g -D_FORTIFY_SOURCE=2 -fstack-protector-strong
 endif
 
 WARN   := -Wall -Wextra -Wpedantic -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
-          -Wpointer-arith -Wvla
-CFLAGS ?= -O2 -g
-CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -I. -Iclient/include
-CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
+          -Wpointer-arith -Wvla -Wno-format-zero-length
+CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -I. -Iclient/include $(CUDA_CPPFLAGS) $(CPPFLAGS)
+CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
+LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
-DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm
+DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson
+BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
-PROTO_SRC   := $(wildcard proto/*.c)
-KERNEL_SRC  := $(wildcard kernels/*.c)
-DAEMON_SRC  := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
-CLIENT_SRC  := $(wildcard client/lib/*.c)
-CTL_SRC     := $(wildcard client/ctl/*.c)
-BENCH_SRC   := $(wildcard tests/bench/*.c)
-UNIT_TESTS  := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/test_*.c))
+# What the build needs, and what the tests need besides.
+PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
+             libyaml-dev libcjson-dev libsystemd-dev
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack
+
+# ---- sources ----
+
+PROTO_SRC  := $(wildcard proto/*.c)
+KERNEL_SRC := $(wildcard kernels/*.c)
+DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
+CLIENT_SRC := $(wildcard client/lib/*.c)
+CTL_SRC    := $(wildcard client/ctl/*.c)
+DEMO_SRC   := $(wildcard tests/demo/*.c)
+BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
+# What ucmctl, ucm-bench, the demo and their tests share: all but the two with a main.
+TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC))
+STUDY_SRC  := $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
+FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
+UNIT_SRC   := $(wildcard tests/unit/test_*.c)
+SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
+HELPER_SRC := $(filter-out $(SYSTEM_SRC),$(wildcard tests/integration/*.c tests/fault/*.c))
+
+# CUDA_OBJ (linked into the daemon), CUDA_CPPFLAGS, CUDA_LIBS, and the rules for them.
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+-include kernels/cuda.mk
 
 obj = $(patsubst %.c,$O/obj/%.o,$(1))
-DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC))
+DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(CUDA_OBJ)
 CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC))
+
+SO   := libucmclient.so
+LIBS := $(if $(CLIENT_SRC),$O/libucmclient.a $O/$(SO).$(VERSION) $O/$(SO).$(SO_VERSION) $O/$(SO))
+BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
+        $(if $(BENCH_SRC),$O/ucm-bench)
+STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
+TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
+DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
+
+# Recursive calls use all cores when the caller gave no -j.
+JOBS    ?= $(shell nproc)
+SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
+
+# ---- for people ----
+
+help: ## what can be made
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+all: $(LIBS) $(BINS) ## daemon, client library, ucmctl, ucm-bench
+	@$(if $(HAVE_CUDA),,echo "CUDA toolkit not found: building without GPU support")
+
+setup: ## install the Debian packages that `make check` needs, where any is missing
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
+
+setup-build:
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD))
+
+demo: setup-build ## the main job, end to end on this machine (TRACE=file replays another trace)
+	+@$(SUBMAKE) all build-demo
+	$(DEMO) $(TRACE)
+
+check: setup ## every test, under gcc, clang, ASan+UBSan and TSan, and a short fuzz run
+	+@tests/check.sh '$(SUBMAKE)' plain clang asan tsan fuzz
+
+check-plain: setup ## the tests without sanitizers only
+	+@tests/check.sh '$(SUBMAKE)' plain
+
+check-asan: setup ## the tests under ASan+UBSan only
+	+@tests/check.sh '$(SUBMAKE)' asan
+
+check-tsan: setup ## the tests under TSan only
+	+@tests/check.sh '$(SUBMAKE)' tsan
+
+check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
+	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
+	+@$(SUBMAKE) all gpu-bundle
+	$O/gpu/run.sh
+
+check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
+	tests/setup/chroot.sh
+
+bench: setup-build ## build and run the benchmarks; figures to standard output
+	+@$(SUBMAKE) all build-bench
+	tests/bench/run.sh $O
+
+fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
+	+@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} tests/check.sh '$(SUBMAKE)' fuzz
+
+lint: setup ## formatting, a clang build, cppcheck where it is installed
+	+@tests/lint.sh '$(SUBMAKE)' '$(CLANG)'
+
+format: ## clang-format over the C files
+	git ls-files -co --exclude-standard '*.c' '*.h' | xargs clang-format -i
+
+clean: ## remove the build folder
+	rm -rf $(BUILD)
+
+# ---- install ----
+
+PREFIX         ?= /usr/local
+SYSCONFDIR     ?= /etc
+BINDIR         ?= $(PREFIX)/bin
+LIBDIR         ?= $(PREFIX)/lib
+INCLUDEDIR     ?= $(PREFIX)/include
+SYSTEMDUNITDIR ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR    ?= $(PREFIX)/lib/sysusers.d
+TMPFILESDIR    ?= $(PREFIX)/lib/tmpfiles.d
+D = $(DESTDIR)
+
+install: all ## into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
+	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \
+	    $(D)$(SYSTEMDUNITDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
+	install -m 755 $(BINS) $(D)$(BINDIR)
+	install -m 755 $O/$(SO).$(VERSION) $(D)$(LIBDIR)
+	ln -sf $(SO).$(VERSION) $(D)$(LIBDIR)/$(SO).$(SO_VERSION)
+	ln -sf $(SO).$(SO_VERSION) $(D)$(LIBDIR)/$(SO)
+	install -m 644 $O/libucmclient.a $(D)$(LIBDIR)
+	install -m 644 client/include/ucmclient.h $(D)$(INCLUDEDIR)
+	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+	    client/libucmclient.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient.pc
+	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
+	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
+	for unit in ucmd.service ucmd.socket; do \
+	    sed -e 's|/usr/bin/ucmd|$(BINDIR)/ucmd|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
+	        systemd/$$unit > $(D)$(SYSTEMDUNITDIR)/$$unit || exit 1; done
+	install -m 644 systemd/ucmd.sysusers $(D)$(SYSUSERSDIR)/ucmd.conf
+	install -m 644 systemd/ucmd.tmpfiles $(D)$(TMPFILESDIR)/ucmd.conf
+	if [ -z '$(D)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+uninstall: ## what install put there, but for the configuration
+	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
+	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(D)$(INCLUDEDIR)/ucmclient.h \
+	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
+	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
+
+# ---- rules ----
 
 $O/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -c $< -o $@
-
-$O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ)
-	$(CC) $(SANFLAGS) -pthread $^ $(DAEMON_LIBS) -o $@
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 $O/libucmclient.a: $(CLIENT_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$O/libucmtools.a: $(call obj,$(TOOL_SRC))
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+EXPORTS := $(wildcard client/lib/libucmclient.map)
+$O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
+	$(call say,LINK)
+	$(Q)$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
+$O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
+	$(Q)ln -sf $(<F) $@
+$O/$(SO): $O/$(SO).$(SO_VERSION)
+	$(Q)ln -sf $(<F) $@
+
+$O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
+$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
+$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+$O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+$O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
+
+# Under sanitizers a runner of our own takes the place of Criterion's main: see its head.
+RUNNER := $(if $(SAN),$O/obj/tests/runner/runner.o)
 
 # A unit test links both libraries as archives: only the rooms that it names are pulled in.
-$O/tests/unit/%: $O/obj/tests/unit/%.o $O/libucmdaemon.a $O/libucmclient.a
+$O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(TOOL_LIBS) $O/libucmdaemon.a
 	@mkdir -p $(@D)
-	$(CC) $(SANFLAGS) -pthread $< $O/libucmclient.a $O/libucmdaemon.a $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+# Integration and fault tests see what a user sees: the client library and the programs.
+HELPER_OBJ := $(call obj,$(HELPER_SRC))
+$O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(BENCH_LIBS) -lcriterion -o $@
+$O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(BENCH_LIBS) -lcriterion -o $@
 
-unit: $(UNIT_TESTS)
-	@for t in $^; do echo "== $$t"; $$t || exit 1; done
+# Fuzz targets have a build of their own (tests/check.sh): every object counts branches.
+$O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-clean:
-	rm -rf $(BUILD)
-.PHONY: unit clean
+build-tests: $(TESTS)
+build-bench: $(STUDIES) $(BINS)
+build-demo: $(DEMO)
+build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
+
+# Tests read their lists from here.
+list-tests:
+	@echo $(TESTS)
+list-fuzz:
+	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
+
+.SECONDARY:
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-chroot \
+        bench fuzz lint format clean install uninstall build-tests build-bench \
+        build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

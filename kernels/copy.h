@@ -3,8 +3,8 @@
  *
  * A region's planes tell where a block's chunks lie (design: address of block b in plane p is
  * base + b * stride); in a slot the chunks of the planes follow one another: plane p's begins at
- * slot_offset. One item is one block; the copier walks items x planes itself, so that a descriptor is
- * 16 bytes a block however many layers there are.
+ * slot_offset. One item is one block; the copier walks items x planes itself, so that a descriptor
+ * is 16 bytes a block however many layers there are.
  *
  * Promise: touches only [slot + slot_offset, + chunk) and [base + block * stride, + chunk) of the
  * given items and planes; the caller has checked every bound. Any alignment and chunk size. */
@@ -33,14 +33,23 @@ enum ucm_copy_direction {
 };
 
 /* The reference, on memory that the calling CPU can address. Any thread. */
-void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct ucm_copy_item *items,
-                  uint32_t n_items, enum ucm_copy_direction direction);
+void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes,
+                  const struct ucm_copy_item *items, uint32_t n_items,
+                  enum ucm_copy_direction direction);
 
-/* The CUDA form: entry points of the fatbin that copy.cu becomes (kernels/copy.cu is compiled to
- * build/copy.fatbin and embedded, so that the daemon needs no CUDA library to start). Arguments as
- * ucm_copy_ref, arrays in memory that the GPU can read; grid and block as UCM_COPY_* below. */
+/* The CUDA form, in the fatbin that copy.cu becomes; it is embedded, so that the daemon needs no
+ * CUDA library to start. Launched with UCM_COPY_CTAS x UCM_COPY_THREADS and the arguments const
+ * struct ucm_copy_plane *planes, uint32_t n_planes, const struct ucm_copy_item *items, uint32_t
+ * n_items, uint32_t tiles, uint32_t direction the arrays in memory that the GPU can read; tiles =
+ * ucm_copy_tiles(the largest chunk). */
 #define UCM_COPY_KERNEL "ucm_copy"
 #define UCM_COPY_CTAS 16
 #define UCM_COPY_THREADS 512
+#define UCM_COPY_TILE_BYTES 4096u /* of a chunk, what one warp copies at a time */
+
+static inline uint32_t ucm_copy_tiles(uint32_t largest_chunk)
+{
+    return largest_chunk / UCM_COPY_TILE_BYTES + (largest_chunk % UCM_COPY_TILE_BYTES != 0);
+}
 
 #endif

@@ -14,7 +14,7 @@
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
 
-#define UCM_MAX_NAME_BYTES 256  /* model, revision, dtype, layout, client, tenant */
+#define UCM_MAX_NAME_BYTES 256 /* model, revision, dtype, layout, client, tenant */
 #define UCM_MAX_SALT_BYTES 1024
 #define UCM_MAX_PARTS 256
 #define UCM_MAX_SHARDS 1024     /* layers of one part: the length of a part's shard bitmap */

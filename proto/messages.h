@@ -40,7 +40,7 @@
 
 enum ucm_handle_kind {
     UCM_HANDLE_MEMFD = 0,    /* sealed shared memory, by descriptor: device cpu */
-    UCM_HANDLE_CUDA_IPC = 1, /* cudaIpcMemHandle_t bytes; offset counts from the allocation's base */
+    UCM_HANDLE_CUDA_IPC = 1, /* cudaIpcMemHandle_t; offset counts from the allocation's base */
     UCM_HANDLE_CUDA_FD = 2,  /* cuMemExportToShareableHandle, by descriptor */
 };
 
@@ -54,8 +54,6 @@ enum ucm_handle_kind {
     F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)
 
 /* ---- requests and their results ---- */
-
-#define UCM_MSG_NONE(F)
 
 #define UCM_MSG_HELLO(F)                                                                           \
     F(u64, version_min, REQ, 1, UCM_U32)                                                           \
@@ -116,8 +114,8 @@ enum ucm_handle_kind {
 
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
-/* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32, little-endian).
- * shards: 0 means all from `shard` on. */
+/* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
+ * little-endian). shards: 0 means all from `shard` on. */
 #define UCM_MSG_LOAD(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -143,7 +141,7 @@ enum ucm_handle_kind {
     F(u64, part, OPT, 0, UCM_MAX_PARTS)                                                            \
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
-/* status: one byte a key, enum ucm_block_status. bytes: what was copied or read for this request. */
+/* status: one byte a key, enum ucm_block_status. bytes: copied or read for this request. */
 #define UCM_MSG_BLOCKS_R(F)                                                                        \
     F(bin, status, REQ, 1, UCM_MAX_KEYS)                                                           \
     F(u64, bytes, OPT, 0, UINT64_MAX)
@@ -174,8 +172,7 @@ enum ucm_handle_kind {
 #define UCM_MSG_KEY(F)                                                                             \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
-/* Reads every block that lies on NVMe again and checks it; a page like ls. */
-#define UCM_MSG_VERIFY(F) UCM_MSG_LS(F)
+/* verify takes ls's message: it reads every block of the page that lies on NVMe and checks it. */
 #define UCM_MSG_VERIFY_R(F)                                                                        \
     F(u64, checked, REQ, 0, UINT64_MAX)                                                            \
     F(u64, corrupt, OPT, 0, UINT64_MAX)                                                            \
@@ -183,29 +180,35 @@ enum ucm_handle_kind {
     F(u64, skipped, OPT, 0, UINT64_MAX)                                                            \
     F(u64, next, OPT, 0, UINT64_MAX)
 
-/* M(NAME, "method", request list, result list). Results listed as FREE are maps whose fields
- * docs/protocol.md lists and which grow from version to version (stats and what operators read). */
+/* A page of namespaces, like ls. */
+#define UCM_MSG_PAGE(F)                                                                            \
+    F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
+    F(u64, limit, OPT, 0, 4096)
+
+/* M(NAME, "method", params, result): both by the suffix that UCM_MESSAGES gives them, or none.
+ * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from
+ * version to version (stats and what operators read). */
 #define UCM_METHODS(M)                                                                             \
-    M(HELLO, "hello", UCM_MSG_HELLO, UCM_MSG_HELLO_R)                                              \
-    M(NS_OPEN, "namespace.open", UCM_MSG_NS_OPEN, UCM_MSG_NS_OPEN_R)                               \
-    M(REGION_REGISTER, "region.register", UCM_MSG_REGION_REGISTER, UCM_MSG_REGION)                 \
-    M(REGION_UNREGISTER, "region.unregister", UCM_MSG_REGION, UCM_MSG_NONE)                        \
-    M(LOOKUP, "lookup", UCM_MSG_LOOKUP, UCM_MSG_LOOKUP_R)                                          \
-    M(RELEASE, "release", UCM_MSG_RELEASE, UCM_MSG_NONE)                                           \
-    M(PREFETCH, "prefetch", UCM_MSG_PREFETCH, UCM_MSG_BLOCKS_R)                                    \
-    M(LOAD, "load", UCM_MSG_LOAD, UCM_MSG_BLOCKS_R)                                                \
-    M(DUMP, "dump", UCM_MSG_DUMP, UCM_MSG_BLOCKS_R)                                                \
-    M(CANCEL, "cancel", UCM_MSG_CANCEL, UCM_MSG_CANCEL_R)                                          \
-    M(PIN, "pin", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                                   \
-    M(UNPIN, "unpin", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                               \
-    M(EVICT, "evict", UCM_MSG_EVICT, UCM_MSG_COUNT_R)                                              \
-    M(STATS, "stats", UCM_MSG_NONE, FREE)                                                          \
-    M(HEALTH, "health", UCM_MSG_NONE, FREE)                                                        \
-    M(NS_LIST, "namespace.list", UCM_MSG_NONE, FREE)                                               \
-    M(NS_PURGE, "namespace.purge", UCM_MSG_KEYS, UCM_MSG_COUNT_R)                                  \
-    M(LS, "ls", UCM_MSG_LS, FREE)                                                                  \
-    M(INSPECT, "inspect", UCM_MSG_KEY, FREE)                                                       \
-    M(VERIFY, "verify", UCM_MSG_VERIFY, UCM_MSG_VERIFY_R)
+    M(HELLO, "hello", hello, hello_r)                                                              \
+    M(NS_OPEN, "namespace.open", ns_open, ns_open_r)                                               \
+    M(REGION_REGISTER, "region.register", region_register, region)                                 \
+    M(REGION_UNREGISTER, "region.unregister", region, none)                                        \
+    M(LOOKUP, "lookup", lookup, lookup_r)                                                          \
+    M(RELEASE, "release", release, none)                                                           \
+    M(PREFETCH, "prefetch", prefetch, blocks_r)                                                    \
+    M(LOAD, "load", load, blocks_r)                                                                \
+    M(DUMP, "dump", dump, blocks_r)                                                                \
+    M(CANCEL, "cancel", cancel, cancel_r)                                                          \
+    M(PIN, "pin", keys, count_r)                                                                   \
+    M(UNPIN, "unpin", keys, count_r)                                                               \
+    M(EVICT, "evict", evict, count_r)                                                              \
+    M(STATS, "stats", none, free_map)                                                              \
+    M(HEALTH, "health", none, free_map)                                                            \
+    M(NS_LIST, "namespace.list", page, free_map)                                                   \
+    M(NS_PURGE, "namespace.purge", keys, count_r)                                                  \
+    M(LS, "ls", ls, free_map)                                                                      \
+    M(INSPECT, "inspect", key, free_map)                                                           \
+    M(VERIFY, "verify", ls, verify_r)
 
 enum ucm_method {
 #define M(name, text, req, res) UCM_METHOD_##name,
@@ -296,7 +299,8 @@ struct proto_planes {
     S(count_r, UCM_MSG_COUNT_R)                                                                    \
     S(ls, UCM_MSG_LS)                                                                              \
     S(key, UCM_MSG_KEY)                                                                            \
-    S(verify_r, UCM_MSG_VERIFY_R)
+    S(verify_r, UCM_MSG_VERIFY_R)                                                                  \
+    S(page, UCM_MSG_PAGE)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

@@ -1,8 +1,8 @@
 /* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md is its text.
  *
- * Promise: no byte of a peer makes this room allocate more than a small multiple of the frame, read
- * past it, or recurse without bound. A frame is walked once (depth, element count, every length
- * against what is left) before msgpack-c sees it.
+ * Promise: no byte of a peer makes this room allocate more than 100 bytes for each value that
+ * the frame really holds, read past it, or recurse without bound. A frame is walked once (depth,
+ * element count, every length against what is left) before msgpack-c sees it.
  * Threads: no state of its own; any thread, one object at a time. Knows no other room. */
 #ifndef UCM_PROTO_PROTO_H
 #define UCM_PROTO_PROTO_H
@@ -32,14 +32,14 @@ struct proto_envelope {
     enum proto_type type;
     uint32_t msgid;          /* 0 for a notification */
     struct proto_str method; /* empty for a response */
-    struct ucm_error error;  /* of a response; code 0: none */
+    struct ucm_error error;  /* of a response or the notification "error"; code 0: none */
     msgpack_object body;     /* params map or result */
     msgpack_unpacked unpacked;
 };
 
-/* Checks and opens. On success the caller calls proto_envelope_close. On failure nothing is held;
- * env->msgid and env->type are set when the frame was sound enough to tell them (then *answerable is
- * true), so that an error can be answered to. */
+/* Checks and opens. On success the caller calls proto_envelope_close. On failure nothing is held,
+ * and *answerable tells whether the frame began as a request with a msgid: then env->type and
+ * env->msgid are set, so that it can be answered with the error. */
 int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t n, bool *answerable,
                         struct ucm_error *e);
 void proto_envelope_close(struct proto_envelope *env);
@@ -51,54 +51,68 @@ struct proto_message; /* descriptor of one message: its fields, kinds and bounds
 #define S(suffix, list) extern const struct proto_message proto_##suffix;
 UCM_MESSAGES(S)
 #undef S
-extern const struct proto_message proto_none;
+extern const struct proto_message proto_none;     /* the empty map; its struct is NULL */
+extern const struct proto_message proto_free_map; /* any map: read env->body; its struct is NULL */
 
-/* Decodes the map `from` into the struct that belongs to m, e.g. proto_lookup and struct msg_lookup.
- * Views point into the frame; arrays are allocated from the zone of env and die with it. Refuses
- * a missing, unknown, repeated, mistyped or out-of-bounds field with a sentence that names it.
- * On failure *out is untouched. */
+/* Decodes env->body into the struct that belongs to m, e.g. proto_lookup and struct msg_lookup.
+ * Views point into the frame, NULL where the field is absent; arrays lie in memory of env and die
+ * with it. Refuses a missing, unknown, repeated, mistyped or out-of-bounds field with a sentence
+ * that names it. On failure *out is untouched. */
 int proto_decode(const struct proto_message *m, struct proto_envelope *env, void *out,
                  struct ucm_error *e);
 
 /* enum ucm_method, or -1. */
 int proto_method_find(struct proto_str method);
 const char *proto_method_name(enum ucm_method method);
+const struct proto_message *proto_method_params(enum ucm_method method);
+const struct proto_message *proto_method_result(enum ucm_method method);
 
 /* ---- building frames ---- */
 
 /* A growing buffer that refuses to pass `limit` bytes. Owned by the caller; p is from malloc.
- * After an append that failed, `failed` stays set and proto_end_* returns -UCM_WIRE_NO_MEMORY or
- * -UCM_WIRE_INVALID (too long): one look at the end is enough. */
+ * An append that fails sets `failed` until its frame ends: one look at the end of a frame is
+ * enough, and a frame that failed leaves the buffer as it was before it. */
 struct proto_buf {
     uint8_t *p;
     size_t n, cap, limit;
-    bool failed;
+    int failed; /* 0, or the enum ucm_wire_error that the end of the frame reports */
 };
 
 void proto_buf_init(struct proto_buf *b, size_t limit);
 void proto_buf_free(struct proto_buf *b);
 
-/* Each appends one whole frame, header included; b may hold several. On failure b is as before. */
+/* Each appends one whole frame, header included; b may hold several. 0, or -code with *e: INVALID
+ * for a field out of its bounds (the sentence names it) or a frame too long, NO_MEMORY. On failure
+ * b is as before. */
 int proto_request(struct proto_buf *b, uint32_t msgid, enum ucm_method method,
                   const struct proto_message *m, const void *params, struct ucm_error *e);
 int proto_response(struct proto_buf *b, uint32_t msgid, const struct proto_message *m,
                    const void *result, struct ucm_error *e);
 int proto_response_error(struct proto_buf *b, uint32_t msgid, const struct ucm_error *error);
+/* The notification "error", for a frame that can't be answered. */
+int proto_notification_error(struct proto_buf *b, const struct ucm_error *error);
 
-/* For results that are free maps: begin, pack the result with the packer, end. */
+/* For results that are free maps: begin, pack the one map with pb->pk, end. The packer's return
+ * values need no look: end tells, and refuses what proto_frame_check would. */
 struct proto_builder {
     struct proto_buf *buf;
     size_t start;
     msgpack_packer pk;
 };
 void proto_response_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid);
-int proto_response_end(struct proto_builder *pb, struct ucm_error *e);
-/* For notifications with a free body. */
+/* The same for params that no struct holds: of a request, of a notification. */
+void proto_request_begin(struct proto_builder *pb, struct proto_buf *b, uint32_t msgid,
+                         const char *method);
 void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, const char *method);
+/* Ends any of the three. 0, or -code with *e: INVALID when the frame passes a limit of the wire or
+ * of the buffer or is not one value, NO_MEMORY. */
+int proto_response_end(struct proto_builder *pb, struct ucm_error *e);
 
-/* Small helpers over msgpack_pack_* that take C strings. */
+/* Small helpers over msgpack_pack_*. */
 void proto_pack_str(msgpack_packer *pk, const char *s);
 void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n);
 void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v);
+/* Bytes that are MessagePack already. */
+void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n);
 
 #endif

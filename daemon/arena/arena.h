@@ -28,17 +28,17 @@ struct arena_config {
 };
 
 int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out);
-/* Stops the growing thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its handles
- * on the loop: run it once more afterwards. */
+/* Stops the growing thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its
+ * handles on the loop: run it once more afterwards. */
 void arena_free(struct arena *a);
 
-/* A slot of at least `bytes`; owner is kept with it for arena_extent_owners. 0 when no extent of the
- * size has room and no extent is free. */
+/* A slot of at least `bytes`; owner is kept with it for arena_extent_owners. 0 when no extent of
+ * the size has room and no extent is free. */
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner);
 void arena_slot_free(struct arena *a, slot_ref slot);
 
 void *arena_memory(struct arena *a, slot_ref slot);
-uint32_t arena_extent_of(struct arena *a, slot_ref slot); /* index of its registered buffer, too */
+uint32_t arena_extent_of(struct arena *a, slot_ref slot);  /* index of its registered buffer, too */
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 

@@ -1,6 +1,10 @@
-/* The daemon's configuration: one table in config.c carries each key's name, kind, default, bounds
- * and text; parsing, --check, --set and the comments of config/ucmd.yaml are held against it.
- * Read once at start by the main thread, then read-only, but for a reload (see config_reload). */
+/* The daemon's configuration. One table in config_table.c carries each key's name, kind, default,
+ * bounds and text; defaults, parsing, --set, config_print and config/ucmd.yaml all come from it.
+ *
+ * A value that is refused names its file and line, what is wrong and what would be right; the
+ * configuration is then as it was before that key, and the caller is expected to give up.
+ * Threads: read at start by the main thread, then read-only, but for a reload (see config_reload).
+ * A struct config owns its strings and lists. */
 #ifndef UCMD_BASE_CONFIG_H
 #define UCMD_BASE_CONFIG_H
 
@@ -18,29 +22,45 @@ struct config_list {
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
+/* The file that the NVMe tier makes in each of nvme.paths. */
+#define CONFIG_NVME_FILE "ucmd.cache"
+#define CONFIG_MAX_PATHS 16
+
+#define CONFIG_MAX_KEYS 64
+
+/* Where each key was last set, by its place in the table, so that config_check can name it. */
+struct config_origin {
+    char *file;                     /* the last file read; NULL: none */
+    uint32_t line[CONFIG_MAX_KEYS]; /* 0: still the default */
+};
+#define CONFIG_LINE_SET UINT32_MAX /* by config_set, on the command line */
+
 struct config {
-    char *socket;               /* socket: path; default /run/ucmd/ucmd.sock */
-    unsigned socket_mode;       /* socket_mode: octal; 0660 */
-    char *socket_group;         /* socket_group: name; "" keeps the process's */
-    enum log_level log_level;   /* log.level: info (reloadable) */
+    struct config_origin origin;
 
-    uint64_t arena_size;        /* arena.size: 4GiB */
-    uint64_t arena_extent;      /* arena.extent: 64MiB, a power of two, 1MiB to 1GiB */
-    bool arena_hugepages;       /* arena.hugepages: true (madvise) */
-    bool arena_prefault;        /* arena.prefault: true; false touches pages at first use */
+    char *socket;             /* socket: path; default /run/ucmd/ucmd.sock */
+    unsigned socket_mode;     /* socket_mode: octal; 0660 */
+    char *socket_group;       /* socket_group: name; "" keeps the process's */
+    enum log_level log_level; /* log.level: info (reloadable) */
 
-    uint64_t index_max_blocks;  /* index.max_blocks: 16777216 */
+    uint64_t arena_size;   /* arena.size: 4GiB */
+    uint64_t arena_extent; /* arena.extent: 64MiB, a power of two, 1MiB to 1GiB */
+    bool arena_hugepages;  /* arena.hugepages: true (madvise) */
+    bool arena_prefault;   /* arena.prefault: true; false touches pages at first use */
 
-    struct config_list nvme_paths; /* nvme.paths: list of folders, one file is made in each; empty: no tier */
-    uint64_t nvme_size;         /* nvme.size: of each path's file; 64GiB */
-    uint64_t nvme_segment;      /* nvme.segment: 64MiB, 1MiB to 1GiB */
-    unsigned nvme_depth;        /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
-    enum config_io nvme_io;     /* nvme.io: auto, uring, threads */
-    unsigned nvme_threads;      /* nvme.threads: for checksums and blocking I/O; 4 */
-    uint64_t nvme_backlog;      /* nvme.backlog: bytes waiting to be written; 1GiB */
+    uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 
-    enum config_cuda cuda;      /* device.cuda: auto, off, required */
-    unsigned cpu_threads;       /* device.cpu_threads: copy threads for cpu regions; 2 */
+    struct config_list
+        nvme_paths;     /* nvme.paths: list of folders, one file is made in each; empty: no tier */
+    uint64_t nvme_size; /* nvme.size: of each path's file; 64GiB */
+    uint64_t nvme_segment;  /* nvme.segment: 64MiB, 1MiB to 1GiB */
+    unsigned nvme_depth;    /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
+    enum config_io nvme_io; /* nvme.io: auto, uring, threads */
+    unsigned nvme_threads;  /* nvme.threads: for checksums and blocking I/O; 4 */
+    uint64_t nvme_backlog;  /* nvme.backlog: bytes waiting to be written; 1GiB */
+
+    enum config_cuda cuda; /* device.cuda: auto, off, required */
+    unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */
 
     unsigned max_connections;   /* limits.connections: 1024 */
     unsigned max_requests;      /* limits.requests: under way in all; 4096 */
@@ -50,34 +70,39 @@ struct config {
     unsigned max_namespaces;    /* limits.namespaces: 4096 */
     uint64_t max_frame_memory;  /* limits.frame_memory: of requests under way; 256MiB */
 
-    uint64_t lease_max_ms;      /* lease.max: 10min */
-    uint64_t deadline_ms;       /* request.deadline: default of a request; 30s (reloadable) */
-    uint64_t handshake_ms;      /* request.handshake: until hello, and for one frame to arrive; 10s */
-    uint64_t drain_ms;          /* shutdown.drain: 10s */
+    uint64_t lease_max_ms; /* lease.max: 10min */
+    uint64_t deadline_ms;  /* request.deadline: default of a request; 30s (reloadable) */
+    uint64_t handshake_ms; /* request.handshake: until hello, and for one frame to arrive; 10s */
+    uint64_t drain_ms;     /* shutdown.drain: 10s */
 
-    struct config_list tenants; /* tenants: list of "name uid:1000 uid:1001 gid:200"; else "uid:N" */
-    struct config_list admins;  /* admins: list of "uid:0", "gid:5"; the daemon's own uid always is */
+    struct config_list
+        tenants; /* tenants: list of "name uid:1000 uid:1001 gid:200"; else "uid:N" */
+    struct config_list
+        admins; /* admins: list of "uid:0", "gid:5"; uid 0 and the daemon's own always are */
 };
 
-/* Where and why a configuration was refused: "FILE:LINE: what is wrong; what would be right". */
+/* Where and why a configuration was refused: "FILE:LINE: what is wrong; what would be right", with
+ * "--set:" in place of file and line for what came from the command line. */
 struct config_error {
     char text[512];
 };
 
-void config_init(struct config *c);  /* the defaults */
+void config_init(struct config *c); /* the defaults */
 void config_free(struct config *c);
 
-/* Reads a YAML file over the present values. 0 or -EINVAL, -errno, *e filled. */
+/* Reads a YAML file (at most 1 MiB) over the present values. 0 or -EINVAL, -errno, *e filled. */
 int config_read(struct config *c, const char *path, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
-/* What no single key can tell: sizes against each other, paths that must exist and be writable, room
- * on the file system. Changes nothing on disk. */
+/* What no single key can tell: sizes against each other, paths that must exist and be writable,
+ * room on the file system. Changes nothing on disk. */
 int config_check(const struct config *c, struct config_error *e);
 /* Takes the reloadable keys of `fresh` over into c; returns how many of the others differ and names
- * the first of them in *e (they need a restart). */
+ * the first of them in *e (they need a restart). What config_set set in c stays, as it went over
+ * the file at the start too. */
 int config_reload(struct config *c, const struct config *fresh, struct config_error *e);
-/* Prints every key with its value, as YAML. For ucmd --check and debugging. */
+/* Prints every key with its meaning and value to standard output, as YAML that config_read takes.
+ * config/ucmd.yaml is what it prints for the defaults. */
 void config_print(const struct config *c);
 
 #endif

@@ -1,7 +1,7 @@
 /* The index: namespaces, and in each a table from key to block. What is cached where.
  *
  * A block is in the table from the first shard that is dumped for it until no tier holds it any more.
- * This room stores the state of blocks and parts; `request` changes it (and nobody else).
+ * This room stores the state of blocks and parts; `cache` changes it (and nobody else).
  *
  * Promise: finding n keys costs about n cache misses, overlapped; no operation takes longer because
  * the table grows (linear hashing, one bucket split an insert; memory in chunks that never move).
@@ -27,7 +27,7 @@ typedef uint32_t block_ref;
 
 enum part_dram {
     PART_DRAM_NONE = 0,
-    PART_DRAM_FILLING,  /* a dump is writing it: `slot` is its slot, the request room has the bitmap */
+    PART_DRAM_FILLING,  /* a dump is writing it: `slot` is the fill's number, not a slot */
     PART_DRAM_FETCHING, /* a read is writing it; `slot` is the fetch's number, not a slot */
     PART_DRAM_READY,
 };
@@ -41,7 +41,7 @@ enum part_nvme {
 struct part {
     uint64_t loc;      /* tier location, opaque; valid when nvme == PART_NVME_READY */
     uint64_t checksum; /* XXH3-64 of the payload; likewise */
-    uint32_t slot;     /* arena slot or fetch number, by `dram` */
+    uint32_t slot;     /* arena slot, fill or fetch number, by `dram` */
     uint8_t dram;      /* enum part_dram */
     uint8_t nvme;      /* enum part_nvme */
     uint16_t users;    /* copies, reads and writes under way that need the DRAM slot to stay */
@@ -54,15 +54,17 @@ struct block {
     uint32_t policy_data;              /* policy's own */
     uint32_t ns;                       /* id of its namespace */
     uint32_t leases; /* leases and running requests: while > 0 the block stays in some tier */
-    uint16_t ready;  /* parts that are whole (in DRAM or on NVMe); complete when == ns->parts */
-    uint8_t flags;   /* BLOCK_* */
-    uint8_t dram_parts; /* parts with PART_DRAM_READY, saturating at 255 */
+    uint16_t ready;      /* parts that are whole (in DRAM or on NVMe); complete when == ns->parts */
+    uint16_t dram_parts; /* parts with PART_DRAM_READY */
+    uint32_t flags;      /* BLOCK_* */
     struct part part[]; /* ns->parts of them */
 };
 
 enum {
     BLOCK_PINNED = 1,   /* by an operator: never evicted from the cache */
     BLOCK_IN_POLICY = 2, /* linked in the DRAM policy */
+    BLOCK_DOOMED = 4,    /* evicted while in use: not found any more, gone with its last user */
+    BLOCK_QUEUED = 8,    /* waits to be written to the tier */
 };
 
 /* ---- namespaces ---- */
@@ -83,7 +85,7 @@ struct ns {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     struct ns_identity identity;
     uint64_t blocks; /* in the table, complete or not */
-    /* For accounting by `request`: bytes of this namespace in each tier. */
+    /* For accounting by `cache`: bytes of this namespace in each tier. */
     uint64_t dram_bytes, nvme_bytes;
     struct ns_table *table; /* index's own */
 };
@@ -93,8 +95,8 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
     return ns->identity.shards[part] * ns->identity.shard_bytes;
 }
 
-/* SHA-256 over the identity in the canonical form of docs/protocol.md, "Fingerprint". */
-void ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES]);
+/* SHA-256 over the identity in the canonical form of docs/protocol.md, "Fingerprint". 0 or -ENOMEM. */
+int ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 struct index;
 

@@ -1,12 +1,18 @@
-/* The contract of a storage tier below DRAM. A tier is one file that fills in a const struct tier_ops;
- * the table in tier.c names them.
+/* The contract of a storage tier below DRAM. A tier is a const struct tier_ops; whoever wires the
+ * daemon names those that it wants.
  *
- * Promises of every tier: the bytes that a read delivers are the bytes that were written, or the read
- * fails (-EBADMSG when the checksum or header did not agree, -EIO and others when the device failed,
- * after the tier's own bounded retries). A short read or write is never success. Nothing that failed
- * is found again. An operation that was accepted completes exactly once, on the loop; one that was not
- * (-EAGAIN: queue full, -ENOSPC: no room now, -EROFS: tier degraded) never calls back.
- * Threads: every function on the loop; the tier may use threads of its own. */
+ * Promises of every tier: the bytes that a read delivers are the bytes that were written, or the
+ * read fails (-EBADMSG when the checksum did not agree, -EIO and others when the device failed,
+ * after the tier's own bounded retries). A short read or write is never success. Nothing that
+ * failed is found again. An operation that was accepted completes exactly once, on the loop, and
+ * never from inside submit; one that was not accepted never calls back. Submit refuses with -EAGAIN
+ * the queue is full: a write may be dropped, a read tried again after a completion -EROFS   a
+ * write, and no file takes writes any more -EFBIG   a write of a part that is too long for this
+ * tier's layout -ESTALE  a read of a place that has been reused or forgotten: a miss -EINVAL  a
+ * part of no bytes A write that was accepted may still end with -ENOSPC (no room: all that lies
+ * there is in use), -EROFS or the device's error; its bytes are then not stored. While an operation
+ * is under way the tier keeps the loop alive. Threads: every function on the loop; the tier may use
+ * threads of its own. */
 #ifndef UCMD_TIER_TIER_H
 #define UCMD_TIER_TIER_H
 
@@ -31,6 +37,8 @@ struct tier_place {
     uint64_t checksum; /* XXH3-64 of the payload's `bytes` bytes */
 };
 
+#define TIER_HEAT_BUSY 255u
+
 /* What a part is, for its header on storage. */
 struct tier_name {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
@@ -40,16 +48,16 @@ struct tier_name {
 };
 
 /* One operation. Allocated by the caller (embedded in its own object), untouched by it from submit
- * until `done` runs. `data` is a slot: 4096-aligned, padded to 4096 bytes; the padding is written as
- * it is and may be overwritten by a read. */
+ * until `done` runs. `data` is a slot: 4096-aligned, padded to 4096 bytes; the padding is written
+ * as it is and may be overwritten by a read. */
 struct tier_io {
     enum tier_op op;
     void *data;
-    uint64_t bytes;         /* payload, without padding */
-    uint32_t buffer;        /* number of the registered buffer that `data` lies in */
-    uint8_t priority;       /* 0 to 7, more is sooner among reads; reads go before writes */
+    uint64_t bytes;   /* payload, without padding */
+    uint32_t buffer;  /* number of the registered buffer that `data` lies in */
+    uint8_t priority; /* 0 to 7, more is sooner among reads; reads go before writes */
     struct tier_name name;
-    struct tier_place place; /* in for a read, out for a write */
+    struct tier_place place;                      /* in for a read, out for a write */
     void (*done)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
@@ -57,10 +65,12 @@ struct tier_io {
 };
 
 struct tier_callbacks {
-    /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is dropped
-     * from the index now, and the place is the tier's. false: it is in use or pinned. */
+    /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is
+     * dropped from the index now, and the place is the tier's. false: it is in use or pinned. */
     bool (*drop)(void *ctx, uint64_t owner, uint64_t loc);
-    /* 0 (cold) to 3: how much the part deserves to stay when its neighbours go. */
+    /* 0 (cold) to 3: how much the part deserves to stay when its neighbours go. TIER_HEAT_BUSY:
+     * drop would say no now; said here, the neighbours are spared. Neither is called from inside
+     * submit. */
     unsigned (*heat)(void *ctx, uint64_t owner);
     void *ctx;
 };
@@ -68,16 +78,17 @@ struct tier_callbacks {
 struct tier_stats {
     uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
     uint32_t queued, in_flight;
-    bool degraded;       /* no writes, or no reads either: `reason` says why */
+    bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];
-    char engine[16];     /* "io_uring" or "threads" */
+    char engine[16]; /* "io_uring" or "threads" */
 };
 
 struct tier_ops {
     const char *name;
     /* Opens or creates its files by config. 0, or -errno with *e saying what would be right. */
-    int (*open)(struct uv_loop_s *loop, const struct config *config, const struct tier_callbacks *callbacks,
-                struct metrics *metrics, struct tier **out, struct ucm_error *e);
+    int (*open)(struct uv_loop_s *loop, const struct config *config,
+                const struct tier_callbacks *callbacks, struct metrics *metrics, struct tier **out,
+                struct ucm_error *e);
     /* No operation may be under way. Closes its handles on the loop; NULL-safe. */
     void (*close)(struct tier *t);
     /* Memory that operations will come from, so that it can be registered with the ring. Failure to
@@ -85,10 +96,12 @@ struct tier_ops {
     void (*buffer_add)(struct tier *t, uint32_t buffer, void *base, uint64_t bytes);
     /* 0: accepted. The queue is bounded by the config. */
     int (*submit)(struct tier *t, struct tier_io *io);
-    /* The owner has forgotten the part: its place counts as dead. Not while a read of it is under way. */
+    /* The owner has forgotten the part: its place counts as dead. Not while a read of it is under
+     * way. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
-    /* Pushes written data to stable storage before a clean stop; blocking, at most a few seconds. */
+    /* Pushes written data to stable storage before a clean stop; blocking, at most a few seconds.
+     */
     int (*sync)(struct tier *t);
 };
 

@@ -1,0 +1,291 @@
+/* stats: every counter, as a table, as deltas while watching, as JSON or for Prometheus. */
+#include "client/ctl/ctl.h"
+#include "client/ctl/table.h"
+#include "daemon/base/metrics.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+struct metric {
+    const char *name, *kind, *unit, *help;
+};
+
+static const struct metric metrics_known[] = {
+#define X(name, kind, unit, help) {#name, #kind, unit, help},
+    UCMD_METRICS(X)
+#undef X
+};
+
+static const struct metric *metric_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof metrics_known / sizeof metrics_known[0]; i++)
+        if (strcmp(metrics_known[i].name, name) == 0)
+            return &metrics_known[i];
+    return NULL;
+}
+
+/* ---- table ---- */
+
+static int print_table(const msgpack_object *stats, bool nonzero)
+{
+    static const char *const titles[] = {"METRIC", ">VALUE", "", "WHAT IT COUNTS", NULL};
+    const msgpack_object *m = answer_get(stats, "metrics");
+    char name[96], human[HUMAN_BYTES];
+    struct table t;
+
+    table_begin(&t, titles);
+    for (uint32_t i = 0; m != NULL && m->type == MSGPACK_OBJECT_MAP && i < m->via.map.size; i++) {
+        const struct metric *known;
+        uint64_t v;
+
+        answer_object_text(&m->via.map.ptr[i].key, name, sizeof name);
+        known = metric_find(name);
+        v = answer_u64(m, name);
+        if (nonzero && v == 0)
+            continue;
+        table_cell(&t, "%s", name);
+        if (known != NULL && strcmp(known->unit, "bytes") == 0)
+            table_cell(&t, "%s", human_bytes(human, v));
+        else
+            table_cell(&t, "%" PRIu64, v);
+        table_cell(&t, "%s", known != NULL && strcmp(known->unit, "bytes") != 0 ? known->unit : "");
+        table_cell(&t, "%s", known != NULL ? known->help : "");
+    }
+    return table_end(&t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
+}
+
+/* ---- Prometheus ---- */
+
+/* A label's value with what the text format wants escaped. */
+static const char *label(const msgpack_object *map, const char *field, char *buf, size_t n)
+{
+    char plain[160];
+    size_t at = 0;
+
+    answer_text(map, field, plain, sizeof plain);
+    for (const char *p = plain; *p != '\0' && at + 3 < n; p++) {
+        if (*p == '\\' || *p == '"')
+            buf[at++] = '\\';
+        buf[at++] = *p;
+    }
+    buf[at] = '\0';
+    return buf;
+}
+
+static void prometheus_head(const char *name, const char *kind, const char *help)
+{
+    if (help != NULL)
+        printf("# HELP ucmd_%s %s\n", name, help);
+    printf("# TYPE ucmd_%s %s\n", name, kind);
+}
+
+static void prometheus_metrics(const msgpack_object *m)
+{
+    char name[96];
+
+    for (uint32_t i = 0; m != NULL && m->type == MSGPACK_OBJECT_MAP && i < m->via.map.size; i++) {
+        const struct metric *known;
+
+        answer_object_text(&m->via.map.ptr[i].key, name, sizeof name);
+        known = metric_find(name);
+        prometheus_head(name, known != NULL ? known->kind : "untyped",
+                        known != NULL ? known->help : NULL);
+        printf("ucmd_%s %" PRIu64 "\n", name, answer_u64(m, name));
+    }
+}
+
+struct series {
+    const char *field, *name, *kind, *help;
+};
+
+static uint64_t series_value(const msgpack_object *o, const char *field)
+{
+    const msgpack_object *v = answer_get(o, field);
+
+    return v != NULL && v->type == MSGPACK_OBJECT_BOOLEAN ? v->via.boolean : answer_u64(o, field);
+}
+
+static void prometheus_list(const msgpack_object *stats, const char *list, const char *label_name,
+                            const struct series *s, size_t n)
+{
+    char who[160];
+    uint32_t count = answer_count(stats, list);
+
+    for (size_t i = 0; i < n && count > 0; i++) {
+        prometheus_head(s[i].name, s[i].kind, s[i].help);
+        for (uint32_t k = 0; k < count; k++) {
+            const msgpack_object *o = answer_at(stats, list, k);
+
+            printf("ucmd_%s{%s=\"%s\",index=\"%" PRIu32 "\"} %" PRIu64 "\n", s[i].name, label_name,
+                   label(o, "name", who, sizeof who), k, series_value(o, s[i].field));
+        }
+    }
+}
+
+static void print_prometheus(const msgpack_object *stats)
+{
+    static const struct series tier[] = {
+        {"capacity_bytes", "tier_capacity_bytes", "gauge", "bytes a tier can hold"},
+        {"used_bytes", "tier_used_bytes", "gauge", "bytes of live parts in a tier"},
+        {"queued", "tier_queued", "gauge", "operations waiting for a tier"},
+        {"in_flight", "tier_in_flight", "gauge", "operations given to a tier's device"},
+        {"degraded", "tier_degraded", "gauge", "1: the tier refuses writes, or everything"},
+    };
+    static const struct series device[] = {
+        {"failed", "device_failed", "gauge", "1: the device has failed for good"},
+        {"jobs", "device_copy_jobs", "counter", "copy jobs done by a device"},
+        {"load_bytes", "device_load_bytes", "counter", "bytes copied into workers' memory"},
+        {"dump_bytes", "device_dump_bytes", "counter", "bytes copied out of workers' memory"},
+        {"regions", "device_regions", "gauge", "regions registered on a device"},
+        {"context_bytes", "device_context_bytes", "gauge",
+         "device memory that the daemon itself takes"},
+    };
+    char version[96], instance[96], policy[96];
+
+    prometheus_head("info", "gauge", "what runs; always 1");
+    printf("ucmd_info{version=\"%s\",instance=\"%s\",policy=\"%s\"} 1\n",
+           label(stats, "version", version, sizeof version),
+           label(stats, "instance", instance, sizeof instance),
+           label(stats, "policy", policy, sizeof policy));
+    prometheus_head("uptime_seconds", "gauge", "since the daemon started");
+    printf("ucmd_uptime_seconds %.3f\n", (double)answer_u64(stats, "uptime_ms") / 1000);
+    prometheus_metrics(answer_get(stats, "metrics"));
+    prometheus_list(stats, "tiers", "tier", tier, sizeof tier / sizeof tier[0]);
+    prometheus_list(stats, "devices", "device", device, sizeof device / sizeof device[0]);
+}
+
+/* ---- watching ---- */
+
+struct sample {
+    uint64_t uptime_ms;
+    char instance[40];
+    uint64_t value[sizeof metrics_known / sizeof metrics_known[0]];
+};
+
+enum {
+#define X(name, kind, unit, help) METRIC_##name,
+    UCMD_METRICS(X)
+#undef X
+};
+
+static void sample_read(const msgpack_object *stats, struct sample *out)
+{
+    const msgpack_object *m = answer_get(stats, "metrics");
+
+    out->uptime_ms = answer_u64(stats, "uptime_ms");
+    answer_text(stats, "instance", out->instance, sizeof out->instance);
+    for (size_t i = 0; i < sizeof metrics_known / sizeof metrics_known[0]; i++)
+        out->value[i] = answer_u64(m, metrics_known[i].name);
+}
+
+static uint64_t grown(const struct sample *from, const struct sample *to, size_t metric)
+{
+    return to->value[metric] >= from->value[metric] ? to->value[metric] - from->value[metric] : 0;
+}
+
+static void watch_line(const struct sample *from, const struct sample *to, double seconds,
+                       bool title)
+{
+    char dram[HUMAN_BYTES], share[HUMAN_BYTES];
+
+    if (title)
+        printf("%10s %10s %8s %10s %10s %10s %10s %8s %10s\n", "requests/s", "lookups/s", "hit",
+               "load GB/s", "dump GB/s", "nvme r", "nvme w", "active", "dram");
+    printf("%10.0f %10.0f %8s %10.3f %10.3f %10.3f %10.3f %8" PRIu64 " %10s\n",
+           (double)grown(from, to, METRIC_requests_total) / seconds,
+           (double)grown(from, to, METRIC_lookups) / seconds,
+           human_share(share, grown(from, to, METRIC_lookup_hits),
+                       grown(from, to, METRIC_lookup_keys)),
+           (double)grown(from, to, METRIC_load_bytes) / seconds / 1e9,
+           (double)grown(from, to, METRIC_dump_bytes) / seconds / 1e9,
+           (double)grown(from, to, METRIC_nvme_read_bytes) / seconds / 1e9,
+           (double)grown(from, to, METRIC_nvme_written_bytes) / seconds / 1e9,
+           to->value[METRIC_requests_active],
+           human_bytes(dram, to->value[METRIC_arena_bytes_used]));
+    fflush(stdout);
+}
+
+/* Gauges as they are, counters as what they grew by. */
+static int watch_json(const struct sample *from, const struct sample *to, double seconds)
+{
+    cJSON *j = cJSON_CreateObject(), *m;
+
+    cJSON_AddNumberToObject(j, "seconds", seconds);
+    m = cJSON_AddObjectToObject(j, "metrics");
+    for (size_t i = 0; i < sizeof metrics_known / sizeof metrics_known[0]; i++) {
+        bool counter = strcmp(metrics_known[i].kind, "counter") == 0;
+
+        cJSON_AddItemToObject(m, metrics_known[i].name,
+                              answer_json_u64(counter ? grown(from, to, i) : to->value[i]));
+    }
+    return ctl_print_json(j, true);
+}
+
+static int sample_take(struct ctl *c, struct sample *out)
+{
+    struct answer stats;
+    int rc = ctl_call(c, "stats", NULL, &stats);
+
+    if (rc != CTL_OK)
+        return rc;
+    sample_read(stats.root, out);
+    answer_close(&stats);
+    return CTL_OK;
+}
+
+static int watch(struct ctl *c)
+{
+    uint64_t every_ms = args_number(c->args, "watch"), count = args_number(c->args, "count");
+    struct timespec pause = {.tv_sec = (time_t)(every_ms / 1000),
+                             .tv_nsec = (long)(every_ms % 1000) * 1000000};
+    struct sample from, to;
+    int rc = sample_take(c, &from);
+
+    for (uint64_t i = 0; rc == CTL_OK && (count == 0 || i < count); i++) {
+        nanosleep(&pause, NULL);
+        rc = sample_take(c, &to);
+        if (rc != CTL_OK)
+            break;
+        if (strcmp(from.instance, to.instance) != 0)
+            fprintf(stderr, "%s: the daemon was restarted\n", program_name());
+        else if (to.uptime_ms > from.uptime_ms && c->json)
+            rc = watch_json(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000);
+        else if (to.uptime_ms > from.uptime_ms)
+            watch_line(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000, i % 20 == 0);
+        from = to;
+    }
+    return rc;
+}
+
+int cmd_stats(const struct args *a)
+{
+    struct ctl c;
+    struct answer stats;
+    int rc;
+
+    if (args_given(a, "count") && !args_given(a, "watch"))
+        return program_usage_error(a, "--count goes with --watch");
+    if (args_flag(a, "prometheus") && (args_given(a, "watch") || args_flag(a, "json")))
+        return program_usage_error(a, "--prometheus goes with neither --watch nor --json");
+    rc = ctl_open(&c, a);
+    if (rc != CTL_OK)
+        return rc;
+    if (args_given(a, "watch")) {
+        rc = watch(&c);
+        ctl_close(&c);
+        return rc;
+    }
+    rc = ctl_call(&c, "stats", NULL, &stats);
+    ctl_close(&c);
+    if (rc != CTL_OK)
+        return rc;
+    if (args_flag(a, "prometheus"))
+        print_prometheus(stats.root);
+    else
+        rc = c.json ? ctl_print_json(answer_json(stats.root), false)
+                    : print_table(stats.root, args_flag(a, "nonzero"));
+    answer_close(&stats);
+    return rc;
+}

@@ -1,0 +1,189 @@
+/* status, health, version: is it there, and is it well? */
+#include "client/ctl/ctl.h"
+#include "client/ctl/table.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static cJSON *status_json(const struct ctl *c, const msgpack_object *stats,
+                          const msgpack_object *health)
+{
+    static const char *const from_stats[] = {"version",   "instance", "pid",
+                                             "uptime_ms", "policy",   "metrics",
+                                             "tiers",     "devices",  "limits"};
+    const msgpack_object *status = answer_get(health, "status"),
+                         *reasons = answer_get(health, "reasons");
+    cJSON *j = cJSON_CreateObject();
+
+    cJSON_AddStringToObject(j, "socket", c->socket);
+    cJSON_AddStringToObject(j, "tenant", c->server.tenant);
+    cJSON_AddBoolToObject(j, "admin", c->server.admin);
+    if (status != NULL)
+        cJSON_AddItemToObject(j, "status", answer_json(status));
+    if (reasons != NULL)
+        cJSON_AddItemToObject(j, "reasons", answer_json(reasons));
+    for (size_t i = 0; i < sizeof from_stats / sizeof from_stats[0]; i++) {
+        const msgpack_object *o = answer_get(stats, from_stats[i]);
+
+        if (o != NULL)
+            cJSON_AddItemToObject(j, from_stats[i], answer_json(o));
+    }
+    return j;
+}
+
+static void print_reasons(const msgpack_object *health)
+{
+    char text[256];
+
+    for (uint32_t i = 0; i < answer_count(health, "reasons"); i++)
+        printf("           %s\n",
+               answer_object_text(answer_at(health, "reasons", i), text, sizeof text));
+}
+
+static void print_cache(const msgpack_object *m)
+{
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], s[HUMAN_BYTES];
+
+    printf("blocks     %" PRIu64 " complete, %" PRIu64 " partial, %" PRIu64 " pinned\n",
+           answer_u64(m, "blocks"), answer_u64(m, "blocks_partial"),
+           answer_u64(m, "blocks_pinned"));
+    printf("lookups    %" PRIu64 ", %" PRIu64 " of %" PRIu64 " keys found (%s)\n",
+           answer_u64(m, "lookups"), answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys"),
+           human_share(s, answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys")));
+    printf("moved      %s loaded, %s dumped\n", human_bytes(a, answer_u64(m, "load_bytes")),
+           human_bytes(b, answer_u64(m, "dump_bytes")));
+    printf("dram       %s of %s used (%s)", human_bytes(a, answer_u64(m, "arena_bytes_used")),
+           human_bytes(b, answer_u64(m, "arena_bytes_total")),
+           human_share(s, answer_u64(m, "arena_bytes_used"), answer_u64(m, "arena_bytes_total")));
+    if (answer_u64(m, "arena_bytes_total") < answer_u64(m, "arena_bytes_configured"))
+        printf(", growing to %s", human_bytes(a, answer_u64(m, "arena_bytes_configured")));
+    printf("\n");
+}
+
+static void print_tiers(const msgpack_object *stats)
+{
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], s[HUMAN_BYTES], name[64], engine[64], reason[160];
+
+    for (uint32_t i = 0; i < answer_count(stats, "tiers"); i++) {
+        const msgpack_object *t = answer_at(stats, "tiers", i);
+        uint64_t used = answer_u64(t, "used_bytes"), capacity = answer_u64(t, "capacity_bytes");
+
+        printf("%-10s %s of %s used (%s), %s", answer_text(t, "name", name, sizeof name),
+               human_bytes(a, used), human_bytes(b, capacity), human_share(s, used, capacity),
+               answer_text(t, "engine", engine, sizeof engine));
+        if (answer_flag(t, "degraded"))
+            printf(", DEGRADED: %s", answer_text(t, "reason", reason, sizeof reason));
+        printf("\n");
+    }
+}
+
+static void print_devices(const msgpack_object *stats)
+{
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], name[64];
+
+    for (uint32_t i = 0; i < answer_count(stats, "devices"); i++) {
+        const msgpack_object *d = answer_at(stats, "devices", i);
+
+        printf("device     %s: %" PRIu64 " regions, %s loaded, %s dumped%s\n",
+               answer_text(d, "name", name, sizeof name), answer_u64(d, "regions"),
+               human_bytes(a, answer_u64(d, "load_bytes")),
+               human_bytes(b, answer_u64(d, "dump_bytes")),
+               answer_flag(d, "failed") ? ", FAILED" : "");
+    }
+}
+
+static void print_status(const struct ctl *c, const msgpack_object *stats,
+                         const msgpack_object *health)
+{
+    const msgpack_object *m = answer_get(stats, "metrics");
+    char up[HUMAN_BYTES], text[64];
+
+    printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, c->socket,
+           answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
+    printf("health     %s\n", answer_text(health, "status", text, sizeof text));
+    print_reasons(health);
+    printf("you        tenant %s%s\n", c->server.tenant, c->server.admin ? ", administrator" : "");
+    printf(
+        "clients    %" PRIu64 " connected, %" PRIu64 " regions, %" PRIu64 " requests under way\n",
+        answer_u64(m, "connections"), answer_u64(m, "regions"), answer_u64(m, "requests_active"));
+    print_cache(m);
+    print_tiers(stats);
+    print_devices(stats);
+}
+
+int cmd_status(const struct args *a)
+{
+    struct ctl c;
+    struct answer stats, health;
+    int rc = ctl_open(&c, a);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = ctl_call(&c, "stats", NULL, &stats);
+    if (rc != CTL_OK)
+        goto out;
+    rc = ctl_call(&c, "health", NULL, &health);
+    if (rc != CTL_OK)
+        goto err_after_stats;
+    if (c.json)
+        rc = ctl_print_json(status_json(&c, stats.root, health.root), false);
+    else
+        print_status(&c, stats.root, health.root);
+    answer_close(&health);
+err_after_stats:
+    answer_close(&stats);
+out:
+    ctl_close(&c);
+    return rc;
+}
+
+int cmd_health(const struct args *a)
+{
+    struct ctl c;
+    struct answer health;
+    char text[64];
+    int rc = ctl_open(&c, a);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = ctl_call(&c, "health", NULL, &health);
+    ctl_close(&c);
+    if (rc != CTL_OK)
+        return rc;
+    answer_text(health.root, "status", text, sizeof text);
+    if (c.json) {
+        rc = ctl_print_json(answer_json(health.root), false);
+    } else {
+        printf("%s\n", text);
+        print_reasons(health.root);
+    }
+    answer_close(&health);
+    return rc == CTL_OK && strcmp(text, "ok") != 0 ? CTL_UNHEALTHY : rc;
+}
+
+int cmd_version(const struct args *a)
+{
+    struct ctl c;
+    cJSON *j;
+    int rc;
+
+    if (!args_flag(a, "json"))
+        printf("ucmctl  %s\nlibrary %s\n", UCM_VERSION, ucm_version());
+    rc = ctl_open(&c, a);
+    if (rc == CTL_OK)
+        ctl_close(&c);
+    if (!args_flag(a, "json")) {
+        if (rc == CTL_OK)
+            printf("daemon  %s\n", c.server.server);
+        return rc;
+    }
+    j = cJSON_CreateObject();
+    cJSON_AddStringToObject(j, "ucmctl", UCM_VERSION);
+    cJSON_AddStringToObject(j, "library", ucm_version());
+    if (rc == CTL_OK)
+        cJSON_AddStringToObject(j, "daemon", c.server.server);
+    else
+        cJSON_AddNullToObject(j, "daemon");
+    return ctl_print_json(j, false) != CTL_OK ? CTL_ERROR : rc;
+}

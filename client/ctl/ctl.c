@@ -1,0 +1,255 @@
+#include "client/ctl/ctl.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int ctl_fail(int code, const char *format, ...)
+{
+    va_list ap;
+
+    fflush(stdout);
+    fprintf(stderr, "%s: ", program_name());
+    va_start(ap, format);
+    vfprintf(stderr, format, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    return code;
+}
+
+static int fail_no_daemon(const struct ctl *c)
+{
+    return ctl_fail(
+        CTL_NO_DAEMON,
+        "no daemon listens on %s. Start it with 'systemctl start ucmd' or "
+        "'ucmd --set socket=%s', or name another socket with --socket PATH or $UCM_SOCKET.",
+        c->socket, c->socket);
+}
+
+/* Turns a failed library call into a sentence and an exit code. */
+static int fail_status(const struct ctl *c, int status, bool connecting)
+{
+    const char *text = ucm_errmsg();
+
+    if (status == -UCM_ENODAEMON)
+        return fail_no_daemon(c);
+    if (status == -UCM_EDISCONNECTED || (connecting && status == -UCM_EDEADLINE))
+        return ctl_fail(CTL_NO_DAEMON, "the daemon at %s does not answer: %s", c->socket,
+                        text[0] != '\0' ? text : ucm_strerror(status));
+    if (text[0] == '\0')
+        return ctl_fail(CTL_ERROR, "%s", ucm_strerror(status));
+    return ctl_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
+}
+
+static const char *socket_path(const struct args *a)
+{
+    const char *path = args_text(a, "socket");
+
+    if (path == NULL)
+        path = getenv("UCM_SOCKET");
+    return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
+}
+
+int ctl_open(struct ctl *c, const struct args *a)
+{
+    struct ucm_options options = {.name = program_name()};
+    int rc;
+
+    memset(c, 0, sizeof *c);
+    c->args = a;
+    c->json = args_flag(a, "json");
+    c->timeout_ms = (int)args_number(a, "timeout");
+    c->socket = socket_path(a);
+    options.socket = c->socket;
+    options.default_timeout_ms = c->timeout_ms;
+    rc = answer_connect(&options, c->timeout_ms, &c->client);
+    if (rc < 0)
+        return fail_status(c, rc, true);
+    rc = ucm_server_info(c->client, &c->server);
+    if (rc < 0) {
+        rc = fail_status(c, rc, true);
+        ctl_close(c);
+        return rc;
+    }
+    return CTL_OK;
+}
+
+void ctl_close(struct ctl *c)
+{
+    ucm_close(c->client);
+    c->client = NULL;
+}
+
+int ctl_call(struct ctl *c, const char *method, msgpack_sbuffer *params, struct answer *out)
+{
+    int rc = answer_call(c->client, method, params, c->timeout_ms, out);
+
+    if (params != NULL)
+        msgpack_sbuffer_destroy(params);
+    return rc < 0 ? fail_status(c, rc, false) : CTL_OK;
+}
+
+int ctl_page(struct ctl *c, const char *method, uint32_t ns, uint64_t limit, uint64_t *cursor,
+             struct answer *out)
+{
+    int rc = answer_page(c->client, method, ns, limit, cursor, c->timeout_ms, out);
+
+    return rc < 0 ? fail_status(c, rc, false) : CTL_OK;
+}
+
+int ctl_print_json(cJSON *document, bool one_line)
+{
+    char *text = NULL;
+
+    if (document != NULL)
+        text = one_line ? cJSON_PrintUnformatted(document) : cJSON_Print(document);
+    cJSON_Delete(document);
+    if (text == NULL)
+        return ctl_fail(CTL_ERROR, "memory ran out");
+    puts(text);
+    fflush(stdout);
+    cJSON_free(text);
+    return CTL_OK;
+}
+
+/* ---- namespaces ---- */
+
+static void namespace_read(const msgpack_object *o, struct ctl_namespace *out)
+{
+    memset(out, 0, sizeof *out);
+    out->ns = (uint32_t)answer_u64(o, "ns");
+    out->key_bytes = (uint32_t)answer_u64(o, "key_bytes");
+    out->blocks = answer_u64(o, "blocks");
+    answer_text(o, "fingerprint", out->fingerprint, sizeof out->fingerprint);
+    answer_text(o, "model", out->model, sizeof out->model);
+}
+
+struct namespace_search {
+    const char *name;
+    unsigned long long number;
+    bool is_number, by_number; /* by_number: found by it, which beats fingerprints */
+    uint32_t found;
+};
+
+static void namespace_match(struct namespace_search *search, const msgpack_object *page,
+                            struct ctl_namespace *out)
+{
+    size_t digits = strlen(search->name);
+
+    for (uint32_t i = 0; i < answer_count(page, "namespaces") && !search->by_number; i++) {
+        struct ctl_namespace one;
+
+        namespace_read(answer_at(page, "namespaces", i), &one);
+        if (search->is_number && one.ns == search->number) {
+            search->by_number = true;
+            search->found = 1;
+            *out = one;
+        } else if (digits >= CTL_FINGERPRINT_DIGITS &&
+                   strncasecmp(one.fingerprint, search->name, digits) == 0) {
+            if (search->found++ == 0)
+                *out = one;
+        }
+    }
+}
+
+int ctl_namespace_find(struct ctl *c, const char *name, struct ctl_namespace *out)
+{
+    struct namespace_search search = {.name = name};
+    uint64_t cursor = 0;
+    char *end;
+
+    search.number = strtoull(name, &end, 10);
+    search.is_number = *end == '\0' && name[0] >= '0' && name[0] <= '9';
+    do {
+        struct answer page;
+        int rc = ctl_page(c, "namespace.list", 0, 0, &cursor, &page);
+
+        if (rc != CTL_OK)
+            return rc;
+        namespace_match(&search, page.root, out);
+        answer_close(&page);
+    } while (cursor != 0 && !search.by_number);
+    if (search.found == 1)
+        return CTL_OK;
+    if (search.found > 1)
+        return ctl_fail(CTL_ERROR,
+                        "%" PRIu32
+                        " namespaces have fingerprints that begin with '%s'; give more of it",
+                        search.found, name);
+    return ctl_fail(CTL_ERROR,
+                    "no namespace '%s': give its number or the first %d digits or more of its "
+                    "fingerprint, as '%s namespaces' shows them",
+                    name, CTL_FINGERPRINT_DIGITS, program_name());
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F')
+        return c - 'A' + 10;
+    return -1;
+}
+
+static bool parse_hex(const char *text, uint8_t *out, size_t n)
+{
+    if (strlen(text) != 2 * n)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+
+        if (high < 0 || low < 0)
+            return false;
+        out[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_namespace *ns,
+             uint8_t **keys, size_t *bytes)
+{
+    uint8_t *p;
+
+    *keys = NULL;
+    *bytes = 0;
+    if (n_words == 0)
+        return CTL_OK;
+    p = calloc((size_t)n_words, ns->key_bytes);
+    if (p == NULL)
+        return ctl_fail(CTL_ERROR, "memory ran out");
+    for (int i = 0; i < n_words; i++) {
+        if (!parse_hex(word[i], p + (size_t)i * ns->key_bytes, ns->key_bytes)) {
+            free(p);
+            return program_usage_error(
+                a, "'%s' is no key of namespace %" PRIu32 ": wanted %" PRIu32 " hexadecimal digits",
+                word[i], ns->ns, 2 * ns->key_bytes);
+        }
+    }
+    *keys = p;
+    *bytes = (size_t)n_words * ns->key_bytes;
+    return CTL_OK;
+}
+
+int ctl_confirm(const struct args *a, const char *format, ...)
+{
+    char line[16];
+    va_list ap;
+
+    if (args_flag(a, "yes"))
+        return CTL_OK;
+    if (!isatty(STDIN_FILENO))
+        return program_usage_error(
+            a, "'%s' drops cached blocks: add --yes to do it without being asked", a->command);
+    va_start(ap, format);
+    vfprintf(stderr, format, ap);
+    va_end(ap);
+    fprintf(stderr, " [y/N] ");
+    if (fgets(line, sizeof line, stdin) == NULL || (line[0] != 'y' && line[0] != 'Y'))
+        return ctl_fail(CTL_ERROR, "nothing was done");
+    return CTL_OK;
+}

@@ -1,0 +1,87 @@
+/* A command-line program as tables: options and commands are declared once, and parsing, usage and
+ * `--help` come from there. Used by ucmctl and ucm-bench.
+ *
+ * Promise: an option that no table names, a value out of its bounds and a missing word are refused
+ * with a sentence that names them, before a command runs. Options may stand before or after the
+ * command; "--name=value" and "--name value" are the same; "--" ends the options.
+ * Threads: none; called from main. Nothing is allocated: words and texts point into argv. */
+#ifndef UCM_CTL_PROGRAM_H
+#define UCM_CTL_PROGRAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ARGS_MAX_OPTIONS 32
+
+enum arg_kind {
+    ARG_FLAG,
+    ARG_TEXT,
+    ARG_NUMBER,  /* a whole number between min and max */
+    ARG_SIZE,    /* bytes, "64KiB"; between min and max */
+    ARG_SECONDS, /* "1.5", "200ms", "2min"; min and max in milliseconds */
+};
+
+struct arg_option {
+    const char *name; /* without its dashes */
+    enum arg_kind kind;
+    const char *value; /* what usage calls the value; NULL for a flag */
+    const char *help;
+    const char *fallback; /* what holds when the option is not given; NULL: nothing */
+    uint64_t min, max;
+};
+
+struct arg_value {
+    bool given; /* on the command line */
+    const char *text;
+    uint64_t number; /* ARG_SECONDS: milliseconds */
+};
+
+struct args {
+    const struct arg_option *option[ARGS_MAX_OPTIONS];
+    struct arg_value value[ARGS_MAX_OPTIONS];
+    size_t n_options;
+    char **word; /* what is neither an option nor the command */
+    int n_words;
+    const char *command;
+};
+
+/* The name must be one of the program's or the command's options. */
+bool args_flag(const struct args *a, const char *name);
+bool args_given(const struct args *a, const char *name);
+const char *args_text(const struct args *a, const char *name); /* NULL when there is none */
+uint64_t args_number(const struct args *a, const char *name);  /* 0 when there is none */
+
+struct program_command {
+    const char *name;
+    const char *words;   /* what usage shows behind the name: "NS [KEY...]" */
+    const char *summary; /* one line */
+    const char *help;    /* the rest of `COMMAND --help`: what it does, examples */
+    const struct arg_option *options;
+    size_t n_options;
+    int min_words, max_words;
+    int (*run)(const struct args *a); /* the exit code */
+};
+
+struct program {
+    const char *name, *version, *summary;
+    const char *help; /* behind the lists in `--help`: exit codes, examples */
+    const struct arg_option *options;
+    size_t n_options;
+    const struct program_command *commands;
+    size_t n_commands;
+};
+
+#define PROGRAM_EXIT_FAILED 1
+#define PROGRAM_EXIT_USAGE 2
+
+/* Parses, runs one command and returns the program's exit code. */
+int program_main(const struct program *p, int argc, char **argv);
+/* Prints "NAME: sentence" and where help is, for what only a command can check. PROGRAM_EXIT_USAGE.
+ */
+int program_usage_error(const struct args *a, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The running program's name. */
+const char *program_name(void);
+
+#endif

@@ -1,0 +1,125 @@
+#include "client/lib/internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+int client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                     client_done_cb done_cb)
+{
+    *call = (struct client_call){.client = c, .take_cb = take_cb, .done_cb = done_cb};
+    return client_cond_init(&call->cond);
+}
+
+void client_call_close(struct client_call *call)
+{
+    assert(!call->linked && call->n_waiting == 0);
+    pthread_cond_destroy(&call->cond);
+}
+
+void client_call_reset(struct client_call *call)
+{
+    assert(!call->linked);
+    call->done = false;
+    call->status = 0;
+    call->error.code = 0;
+    call->error.text[0] = '\0';
+}
+
+static struct client_call **bucket(struct ucm_client *c, uint32_t msgid)
+{
+    return &c->calls[msgid % CLIENT_BUCKETS];
+}
+
+struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid)
+{
+    for (struct client_call *call = *bucket(c, msgid); call; call = call->next)
+        if (call->msgid == msgid)
+            return call;
+    return NULL;
+}
+
+uint32_t client_msgid(struct ucm_client *c)
+{
+    uint32_t msgid;
+
+    /* The number wraps; a task can be older than that. 0 is what the daemon answers to when it
+     * cannot tell the request. */
+    do
+        msgid = c->next_msgid++;
+    while (msgid == 0 || client_call_find(c, msgid));
+    return msgid;
+}
+
+void client_call_link(struct client_call *call)
+{
+    struct ucm_client *c = call->client;
+    struct client_call **head;
+
+    assert(!call->linked && !call->done);
+    call->msgid = client_msgid(c);
+    head = bucket(c, call->msgid);
+    call->next = *head;
+    *head = call;
+    call->linked = true;
+}
+
+void client_call_unlink(struct client_call *call)
+{
+    struct client_call **at = bucket(call->client, call->msgid);
+
+    if (!call->linked)
+        return;
+    while (*at != call)
+        at = &(*at)->next;
+    *at = call->next;
+    call->linked = false;
+}
+
+void client_call_finish(struct client_call *call, int status, const char *text)
+{
+    client_call_unlink(call);
+    call->done = true;
+    call->status = status;
+    if (text)
+        snprintf(call->error.text, sizeof call->error.text, "%s", text);
+    if (call->n_waiting > 0)
+        pthread_cond_broadcast(&call->cond);
+    if (call->done_cb)
+        call->done_cb(call);
+}
+
+void client_call_finish_all(struct ucm_client *c, int status, const char *text)
+{
+    for (unsigned i = 0; i < CLIENT_BUCKETS; i++)
+        while (c->calls[i])
+            client_call_finish(c->calls[i], status, text);
+}
+
+/* Another thread reads: sleeps until it finished this call or passed the reading on. */
+static int follow(struct client_call *call, int64_t deadline_ns)
+{
+    struct ucm_client *c = call->client;
+    int r;
+
+    if (call->n_waiting++ == 0)
+        TAILQ_INSERT_TAIL(&c->waiting, call, waiting);
+    r = client_cond_wait(c, &call->cond, deadline_ns);
+    if (--call->n_waiting == 0)
+        TAILQ_REMOVE(&c->waiting, call, waiting);
+    return r;
+}
+
+int client_call_wait(struct client_call *call, int64_t deadline_ns)
+{
+    struct ucm_client *c = call->client;
+    int r = 0;
+
+    while (!call->done && r == 0)
+        r = c->reading ? follow(call, deadline_ns) : client_read(c, 0, deadline_ns);
+    return call->done ? 0 : -UCM_EDEADLINE;
+}
+
+int client_call_status(const struct client_call *call)
+{
+    return call->status == 0 ? 0 : client_fail_wire(call->status, &call->error);
+}

@@ -1,0 +1,295 @@
+#include "client/lib/internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+static atomic_uint forks; /* how many forks lie between this process and the library's start */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_condattr_t monotonic;
+static int once_status;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+static void init_once(void)
+{
+    /* Cheaper than asking for the process id in every call. */
+    if (pthread_atfork(NULL, NULL, count_fork) != 0 || pthread_condattr_init(&monotonic) != 0 ||
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) != 0)
+        once_status = client_fail(UCM_ENOMEMORY, "no memory for the library's set-up");
+}
+
+int64_t client_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t client_deadline(const struct ucm_client *c, int timeout_ms)
+{
+    if (timeout_ms == 0)
+        return 0; /* long past: nothing blocks, and no clock need be read */
+    if (timeout_ms < 0)
+        timeout_ms = c->default_timeout_ms;
+    return client_now_ns() + (int64_t)timeout_ms * 1000000;
+}
+
+int client_cond_init(pthread_cond_t *cond)
+{
+    if (pthread_cond_init(cond, &monotonic) != 0)
+        return client_fail(UCM_ENOMEMORY, "no memory for a condition variable");
+    return 0;
+}
+
+int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000),
+                         .tv_nsec = (long)(deadline_ns % 1000000000)};
+
+    return pthread_cond_timedwait(cond, &c->lock, &t);
+}
+
+bool client_forked(const struct ucm_client *c)
+{
+    return atomic_load_explicit(&forks, memory_order_relaxed) != c->forks;
+}
+
+int client_enter(struct ucm_client *c)
+{
+    if (client_forked(c))
+        return client_fail(UCM_EINVALID, "this process is a fork of the one that made the client; "
+                                         "connect again in the child");
+    pthread_mutex_lock(&c->lock);
+    if (c->closing) {
+        pthread_mutex_unlock(&c->lock);
+        return client_fail(UCM_EDISCONNECTED, "the client is being closed");
+    }
+    c->users++;
+    return 0;
+}
+
+int client_leave(struct ucm_client *c, int status)
+{
+    if (c->n_followups > 0)
+        client_followup_flush(c);
+    client_lead_pass(c);
+    if (--c->users == 0 && c->closing)
+        pthread_cond_broadcast(&c->idle);
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+static int set_options(struct ucm_client *c, const struct ucm_options *options)
+{
+    const char *path = options ? options->socket : NULL;
+    const char *name = options ? options->name : NULL;
+    int timeout_ms = options ? options->default_timeout_ms : 0;
+
+    if (timeout_ms < 0)
+        return client_fail(UCM_EINVALID, "default_timeout_ms is %d; it must be 0 or more",
+                           timeout_ms);
+    if (!path)
+        path = getenv("UCM_SOCKET");
+    if (!path || !*path)
+        path = UCM_DEFAULT_SOCKET;
+    if (!name || !*name)
+        name = program_invocation_short_name;
+    c->default_timeout_ms = timeout_ms ? timeout_ms : CLIENT_DEFAULT_TIMEOUT_MS;
+    snprintf(c->name, sizeof c->name, "%s", *name ? name : "unnamed");
+    c->socket = strdup(path);
+    return c->socket ? 0 : client_fail(UCM_ENOMEMORY, "no memory for the client");
+}
+
+static int open_descriptors(struct ucm_client *c)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    c->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->epoll_fd < 0 || c->event_fd < 0 ||
+        epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &event) < 0)
+        return client_fail(UCM_ENOMEMORY, "no descriptor for the client: %s", strerror(errno));
+    return 0;
+}
+
+/* What client_new made; the descriptors may be missing. */
+static void client_free(struct ucm_client *c)
+{
+    struct client_handle *h;
+
+    client_task_free_all(c);
+    while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
+        client_handle_unlist(h);
+        client_handle_unref(h);
+    }
+    if (c->epoll_fd >= 0)
+        close(c->epoll_fd);
+    if (c->event_fd >= 0)
+        close(c->event_fd);
+    client_call_close(&c->hello);
+    pthread_cond_destroy(&c->idle);
+    pthread_mutex_destroy(&c->lock);
+    proto_buf_free(&c->out);
+    free(c->in.p);
+    free(c->leases);
+    free(c->socket);
+    free(c);
+}
+
+static struct ucm_client *client_new(void)
+{
+    struct ucm_client *c = calloc(1, sizeof *c);
+
+    if (!c)
+        goto err;
+    c->fd = c->epoll_fd = c->event_fd = -1;
+    c->forks = atomic_load_explicit(&forks, memory_order_relaxed);
+    c->next_msgid = 1;
+    c->next_lease = 1;
+    TAILQ_INIT(&c->waiting);
+    TAILQ_INIT(&c->handles);
+    TAILQ_INIT(&c->tasks);
+    for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
+        c->orphans[i].method = UCM_METHOD_COUNT;
+    if (pthread_mutex_init(&c->lock, NULL) != 0)
+        goto err_after_alloc;
+    if (client_cond_init(&c->idle) != 0)
+        goto err_after_lock;
+    if (client_hello_init(c) != 0)
+        goto err_after_idle;
+    proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
+    return c;
+
+err_after_idle:
+    pthread_cond_destroy(&c->idle);
+err_after_lock:
+    pthread_mutex_destroy(&c->lock);
+err_after_alloc:
+    free(c);
+err:
+    client_fail(UCM_ENOMEMORY, "no memory for the client");
+    return NULL;
+}
+
+int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_client **out)
+{
+    struct ucm_client *c;
+    int r;
+
+    if (!out)
+        return client_fail(UCM_EINVALID, "out is NULL");
+    pthread_once(&once, init_once);
+    if (once_status)
+        return once_status;
+    c = client_new();
+    if (!c)
+        return -UCM_ENOMEMORY;
+    r = set_options(c, options);
+    if (r == 0)
+        r = open_descriptors(c);
+    if (r == 0)
+        r = client_enter(c);
+    if (r == 0)
+        r = client_leave(c, client_link_up(c, client_deadline(c, timeout_ms)));
+    if (r != 0) {
+        client_link_break(c, UCM_EDISCONNECTED, "the client was not connected");
+        client_free(c);
+        return r;
+    }
+    *out = c;
+    return 0;
+}
+
+void ucm_close(struct ucm_client *c)
+{
+    if (!c || client_forked(c))
+        return;
+    pthread_mutex_lock(&c->lock);
+    c->closing = true;
+    client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
+    /* No deadline: nothing blocks any more, those inside are on their way out. */
+    while (c->users > 0)
+        pthread_cond_wait(&c->idle, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    client_free(c);
+}
+
+uint64_t ucm_generation(struct ucm_client *c)
+{
+    uint64_t generation;
+
+    if (!c || client_enter(c) != 0)
+        return 0;
+    generation = c->generation;
+    client_leave(c, 0);
+    return generation;
+}
+
+int ucm_server_info(struct ucm_client *c, struct ucm_server_info *out)
+{
+    int r;
+
+    if (!c || !out)
+        return client_fail(UCM_EINVALID, "client or out is NULL");
+    r = client_enter(c);
+    if (r)
+        return r;
+    *out = c->info;
+    return client_leave(c, 0);
+}
+
+int ucm_fd(struct ucm_client *c)
+{
+    int r;
+
+    if (!c)
+        return client_fail(UCM_EINVALID, "client is NULL");
+    r = client_enter(c);
+    if (r)
+        return r;
+    c->polled = true;
+    if (c->tasks_done > 0)
+        client_signal(c);
+    return client_leave(c, c->epoll_fd);
+}
+
+/* Lets ucm_fd rest until another task is done. */
+static void unsignal(struct ucm_client *c)
+{
+    uint64_t count;
+
+    /* Not blocking, and only ever empty when it was not signalled. */
+    if (c->signalled && read(c->event_fd, &count, sizeof count) >= 0)
+        c->signalled = false;
+}
+
+int ucm_process(struct ucm_client *c)
+{
+    bool was_up;
+    int r;
+
+    if (!c)
+        return client_fail(UCM_EINVALID, "client is NULL");
+    r = client_enter(c);
+    if (r)
+        return r;
+    was_up = c->link != LINK_DOWN;
+    client_read_ready(c);
+    unsignal(c);
+    r = (int)c->tasks_done;
+    c->tasks_done = 0;
+    if (r == 0 && was_up && c->link == LINK_DOWN)
+        r = client_fail_as(c->why, c->why_text);
+    return client_leave(c, r);
+}

@@ -1,0 +1,310 @@
+/* The inside of libucmclient: one client, its connection, the calls on their way.
+ *
+ * One mutex guards a client. It is dropped only around a poll, and the receive behind it, by
+ * whoever holds the reader's token (`reading`), and around a poll by a sender whose frame did not
+ * fit into the socket (`writing`, the writer's token). Encoding, sends that do not block and
+ * dispatch happen under it. There is no thread of the library's own: among the threads that wait
+ * for an answer one holds the reader's token, takes in what arrives for all of them and wakes
+ * whoever it was for; when it leaves, it wakes another one to read on (client_lead_pass).
+ *
+ * The connection is a small state machine that any caller moves on within its own deadline and may
+ * leave half-way: DOWN -> HELLO (connected, hello on its way) -> UP. Each namespace and region is a
+ * handle with a state of its own on the present connection; a break makes all of them STALE, and
+ * the next caller sends them again (client_begin). So a deadline never throws progress away.
+ *
+ * The socket's descriptor is closed only when nobody holds a token: a break shuts it down, which
+ * wakes the holders, and the last of them closes it. */
+#ifndef UCM_CLIENT_INTERNAL_H
+#define UCM_CLIENT_INTERNAL_H
+
+#include "client/include/ucmclient.h"
+#include "proto/proto.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#define CLIENT_BUCKETS 256   /* of the table of calls; message ids are handed out in order */
+#define CLIENT_ORPHANS 256   /* timed-out calls whose late answer must be undone */
+#define CLIENT_FOLLOWUPS 256 /* cancels, releases and unregisters that nobody waits for */
+#define CLIENT_DEFAULT_TIMEOUT_MS 10000
+
+#define CLIENT_WHY_BYTES 480
+
+/* The link was found broken before the first byte of a request left: nothing happened, so the
+ * request begins anew, on the next link. Never leaves the library. */
+#define CLIENT_AGAIN 1
+
+/* ---- calls: call.c ---- */
+
+struct client_call;
+
+/* Takes the result out of an answer, under the client's lock; the call is still in the table.
+ * Returns 0, or -UCM_E* with *e filled. */
+typedef int (*client_take_cb)(struct client_call *call, struct proto_envelope *env,
+                              struct ucm_error *e);
+/* Runs once, under the lock, when the call became done, whatever its status. May be NULL. */
+typedef void (*client_done_cb)(struct client_call *call);
+
+/* One request on its way. Lives on the waiter's stack or inside a task or a handle. */
+struct client_call {
+    struct ucm_client *client;
+    client_take_cb take_cb;
+    client_done_cb done_cb;
+    uint32_t msgid;
+    bool linked; /* in the table: an answer is awaited */
+    bool done;
+    int status; /* when done: 0 or -UCM_E*, its sentence in error */
+    struct ucm_error error;
+    struct client_call *next; /* in its bucket */
+    unsigned n_waiting;       /* threads on `cond` */
+    pthread_cond_t cond;
+    TAILQ_ENTRY(client_call) waiting; /* in client->waiting while n_waiting > 0 */
+};
+TAILQ_HEAD(client_calls, client_call);
+
+/* init makes the condition variable, once; reset readies a call for another request. */
+int client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                     client_done_cb done_cb);
+void client_call_close(struct client_call *call);
+void client_call_reset(struct client_call *call);
+
+/* Gives the call the next free message id and puts it into the table. */
+void client_call_link(struct client_call *call);
+uint32_t client_msgid(struct ucm_client *c);
+/* Takes it out again; a late answer will be dropped. */
+void client_call_unlink(struct client_call *call);
+struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid);
+/* Unlinks, sets the outcome, wakes the waiters. text NULL: call->error is filled already. */
+void client_call_finish(struct client_call *call, int status, const char *text);
+void client_call_finish_all(struct ucm_client *c, int status, const char *text);
+/* Waits until the call is done. 0, or -UCM_EDEADLINE, which leaves the call as it was. */
+int client_call_wait(struct client_call *call, int64_t deadline_ns);
+/* The outcome of a done call, as a return value of the API (its sentence becomes ucm_errmsg). */
+int client_call_status(const struct client_call *call);
+
+/* ---- handles: namespaces and regions, restore.c ---- */
+
+enum client_handle_state {
+    HANDLE_STALE,   /* the present connection does not know it */
+    HANDLE_PENDING, /* asked for, `call` is on its way */
+    HANDLE_READY,   /* `id` names it */
+    HANDLE_REFUSED, /* the daemon refused it again: call->error says why */
+};
+
+struct client_handle {
+    struct ucm_client *client;
+    bool is_region;
+    bool listed; /* in client->handles: a reconnect restores it */
+    enum client_handle_state state;
+    uint32_t id;
+    unsigned refs; /* the caller's, one for each thread that waits or sends, a region's on its ns */
+    struct client_call call;
+    TAILQ_ENTRY(client_handle) node;
+};
+TAILQ_HEAD(client_handles, client_handle);
+
+struct ucm_namespace {
+    struct client_handle handle;
+    struct msg_ns_open open; /* views into `text`, `shards`, `salt` */
+    char *text;              /* every string, one after the other */
+    uint32_t *shards;
+    uint8_t *salt;
+    uint8_t fingerprint[32];
+};
+
+struct ucm_region {
+    struct client_handle handle;
+    struct ucm_namespace *ns;
+    struct msg_region_register msg; /* views into what follows */
+    char device[16];
+    uint8_t gpu[UCM_UUID_BYTES];
+    struct msg_handle *handles;
+    uint8_t (*ipc)[UCM_MAX_HANDLE_BYTES]; /* of each handle */
+    struct msg_plane *planes;
+    int fds[UCM_MAX_FRAME_FDS];
+    uint32_t n_fds;
+};
+
+int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_region,
+                       client_take_cb take_cb);
+void client_handle_ref(struct client_handle *h);
+void client_handle_unref(struct client_handle *h); /* frees at the last */
+void client_handle_list(struct client_handle *h);
+void client_handle_unlist(struct client_handle *h);
+/* Ends whatever waits for it and gives the caller's reference back. */
+void client_handle_drop(struct client_handle *h);
+void client_handle_stale_all(struct ucm_client *c); /* the connection broke */
+/* Sends its open or register; the writer's token is held and given back. */
+int client_handle_send(struct client_handle *h, int64_t deadline_ns);
+void client_namespace_free(struct ucm_namespace *ns);
+void client_region_free(struct ucm_region *region);
+
+/* Connects if need be, restores the handles, and returns with the writer's token once `h` (may be
+ * NULL) is ready: until client_request gives the token back, ids stay valid. */
+int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns);
+
+/* ---- the client ---- */
+
+enum client_link {
+    LINK_DOWN,
+    LINK_HELLO,
+    LINK_UP,
+};
+
+/* A lease's number in the API is this library's own: the daemon may use its number again after a
+ * restart, and a lease of before must not end one of now. */
+struct client_lease {
+    uint32_t number; /* 0: free */
+    uint32_t wire;
+    int64_t ends_ns;
+};
+
+struct client_orphan {
+    uint32_t msgid;
+    enum ucm_method method; /* UCM_METHOD_COUNT: free */
+};
+
+struct client_followup {
+    enum ucm_method method; /* UCM_METHOD_CANCEL, _RELEASE or _REGION_UNREGISTER */
+    uint32_t id;
+};
+
+TAILQ_HEAD(client_tasks, ucm_task);
+
+struct ucm_client {
+    pthread_mutex_t lock;
+    unsigned forks; /* client_forks when it was made */
+    char *socket;
+    char name[UCM_MAX_NAME_BYTES + 1];
+    int default_timeout_ms;
+
+    unsigned users; /* threads inside */
+    bool closing;
+    pthread_cond_t idle; /* a token or the link changed hands, or users fell to 0 */
+
+    enum client_link link;
+    int fd;              /* -1: none; may outlive LINK_DOWN, see the top */
+    uint64_t generation; /* connections that said hello */
+    uint64_t attempts;   /* connections tried */
+    int64_t next_try_ns; /* while down */
+    int64_t backoff_ns;
+    int64_t up_since_ns;
+    int why;                         /* while down: -UCM_E* of the last try or break ... */
+    char why_text[CLIENT_WHY_BYTES]; /* ... and its sentence */
+    bool refused;              /* the last try failed in a way that trying again will not mend */
+    struct ucm_error farewell; /* what the daemon said of the connection as a whole */
+    struct client_call hello;
+    struct ucm_server_info info;
+    uint32_t max_frame_bytes;
+
+    bool reading, writing; /* tokens */
+    struct proto_buf out;  /* belongs to the writer's token */
+    struct {
+        uint8_t *p;
+        size_t begin, end, cap;
+    } in; /* belongs to the reader's token */
+
+    uint32_t next_msgid;
+    struct client_call *calls[CLIENT_BUCKETS];
+    struct client_calls waiting;
+    struct client_orphan orphans[CLIENT_ORPHANS];
+    unsigned next_orphan;
+    struct client_followup followups[CLIENT_FOLLOWUPS];
+    unsigned n_followups;
+
+    struct client_handles handles; /* namespaces before the regions that need them */
+    bool stale;                    /* some listed handle may be STALE */
+    struct client_tasks tasks;
+
+    struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
+    uint32_t n_leases, next_lease;
+
+    int epoll_fd, event_fd;
+    bool polled;         /* somebody asked for ucm_fd */
+    bool signalled;      /* event_fd is readable */
+    unsigned tasks_done; /* since the last ucm_process */
+};
+
+/* client.c: the door of every API function. enter locks and counts the caller in; leave passes the
+ * reader's role on, sends what nobody waits for, unlocks and returns status. */
+int client_enter(struct ucm_client *c);
+int client_leave(struct ucm_client *c, int status);
+int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
+int64_t client_now_ns(void);
+int client_cond_init(pthread_cond_t *cond); /* 0 or -UCM_ENOMEMORY */
+/* 0 or ETIMEDOUT. */
+int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
+/* Whether this process is a fork of the one that made the client. */
+bool client_forked(const struct ucm_client *c);
+
+/* link.c: connecting and breaking. */
+int client_link_up(struct ucm_client *c, int64_t deadline_ns);
+/* Ends every call under way with status and text; idempotent. */
+void client_link_break(struct ucm_client *c, int status, const char *text);
+/* Closes the socket of a broken link when nobody uses it any more. */
+void client_link_reap(struct ucm_client *c);
+int client_hello_init(struct ucm_client *c);
+
+/* io.c: bytes out and in. */
+/* Until the writer's token may be free, or -UCM_EDEADLINE. */
+int client_writer_wait(struct ucm_client *c, int64_t deadline_ns);
+void client_writer_release(struct ucm_client *c);
+/* Sends c->out; the caller holds the writer's token and keeps it. On -UCM_EDEADLINE nothing was
+ * sent; a frame that was sent in part breaks the link. May be CLIENT_AGAIN, and so may what builds
+ * on it. */
+int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t deadline_ns);
+/* Takes the reader's token, waits until something arrived (or `also`, POLLOUT, is ready),
+ * dispatches it. 0, or ETIMEDOUT. The token must be free and the link not DOWN. */
+int client_read(struct ucm_client *c, short also, int64_t deadline_ns);
+/* Dispatches what has arrived, never blocks. */
+void client_read_ready(struct ucm_client *c);
+void client_lead_pass(struct ucm_client *c);
+/* Makes ucm_fd readable for another thread. */
+void client_signal(struct ucm_client *c);
+
+/* request.c: one request, built on the above. */
+
+/* After client_begin. prepare empties c->out and links the call; send takes how the encoding into
+ * c->out went, sends, and gives the writer's token back. On failure the call is not linked. */
+void client_request_prepare(struct client_call *call);
+int client_request_send(struct client_call *call, int encoded, const struct ucm_error *e,
+                        const int *fds, uint32_t n_fds, int64_t deadline_ns);
+/* Both, for a message of the tables. */
+int client_request(struct client_call *call, enum ucm_method method, const struct proto_message *m,
+                   const void *params, const int *fds, uint32_t n_fds, int64_t deadline_ns);
+/* The same and waits. When the deadline passes, the answer is dropped, and undone where it would
+ * leave something behind in the daemon. */
+int client_request_wait(struct client_call *call, enum ucm_method method,
+                        const struct proto_message *m, const void *params, int64_t deadline_ns);
+/* Decodes a result; what does not fit is -UCM_EPROTOCOL. */
+int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
+                struct ucm_error *e);
+/* Gives up on an answer. -UCM_EDEADLINE, with a sentence. */
+int client_call_orphan(struct client_call *call, enum ucm_method method);
+/* The late answer of a call that was given up. */
+void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env);
+void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
+void client_followup_flush(struct ucm_client *c);
+
+/* lookup.c: whether the daemon takes so many keys; *out is how they travel. */
+int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns, const void *keys,
+                      uint32_t n_keys, struct proto_bin *out);
+
+/* lease.c */
+int client_lease_prepare(struct ucm_client *c); /* makes the table */
+uint32_t client_lease_add(struct ucm_client *c, uint32_t wire, uint32_t lease_ms);
+uint32_t client_lease_find(struct ucm_client *c, uint32_t number); /* on the wire; 0: ended */
+void client_lease_end(struct ucm_client *c, uint32_t number);
+void client_lease_end_all(struct ucm_client *c);
+
+/* task.c */
+void client_task_free_all(struct ucm_client *c);
+
+/* error.c: sets ucm_errmsg and returns -status. */
+int client_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int client_fail_as(int status, const char *text); /* status is negative already; returned */
+int client_fail_wire(int status, const struct ucm_error *e);
+
+#endif

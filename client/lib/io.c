@@ -1,0 +1,282 @@
+#include "client/lib/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define IN_BYTES 65536   /* what the receive buffer begins with */
+#define IN_ROOM 4096     /* and the least that a receive is offered, but for a frame's rest */
+#define READ_ROUNDS 64   /* receives of one non-blocking look */
+#define SLICE_NS 5000000 /* how long a blocked sender relies on another thread's reading */
+
+static int left_ms(int64_t deadline_ns)
+{
+    int64_t left = deadline_ns == 0 ? 0 : deadline_ns - client_now_ns();
+
+    if (left <= 0)
+        return 0;
+    left = (left + 999999) / 1000000;
+    return left > INT32_MAX ? INT32_MAX : (int)left;
+}
+
+/* ---- in ---- */
+
+/* Room for the rest of the frame that has begun, else for whatever comes. */
+static bool in_reserve(struct ucm_client *c)
+{
+    size_t have = c->in.end - c->in.begin;
+    size_t need = have + 1, cap;
+    uint8_t *p;
+
+    if (have >= PROTO_HEADER_BYTES)
+        need = PROTO_HEADER_BYTES + (size_t)proto_frame_length(c->in.p + c->in.begin);
+    if (have == 0)
+        c->in.begin = c->in.end = 0;
+    if (c->in.begin + need <= c->in.cap && c->in.cap - c->in.end >= IN_ROOM)
+        return true;
+    if (c->in.begin > 0)
+        memmove(c->in.p, c->in.p + c->in.begin, have);
+    c->in.begin = 0;
+    c->in.end = have;
+    if (need <= c->in.cap)
+        return true;
+    cap = need > IN_BYTES ? need : IN_BYTES;
+    p = realloc(c->in.p, cap);
+    if (!p)
+        return false;
+    c->in.p = p;
+    c->in.cap = cap;
+    return true;
+}
+
+static void deliver(struct ucm_client *c, struct proto_envelope *env)
+{
+    struct client_call *call = client_call_find(c, env->msgid);
+    int r;
+
+    if (!call) {
+        client_orphan_answer(c, env->msgid, env);
+        return;
+    }
+    if (env->error.code) {
+        call->error = env->error;
+        r = -env->error.code;
+    } else {
+        r = call->take_cb(call, env, &call->error);
+    }
+    client_call_finish(call, r, NULL);
+}
+
+static void garbage(struct ucm_client *c, const char *what)
+{
+    char text[CLIENT_WHY_BYTES];
+
+    snprintf(text, sizeof text, "ucmd at %s sent what is not the protocol: %s", c->socket, what);
+    client_link_break(c, UCM_EPROTOCOL, text);
+}
+
+static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
+{
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+
+    if (proto_envelope_open(&env, body, n, &answerable, &e) != 0) {
+        if (e.code == UCM_WIRE_NO_MEMORY)
+            client_link_break(c, UCM_ENOMEMORY, e.text);
+        else
+            garbage(c, e.text);
+        return;
+    }
+    if (env.type == PROTO_RESPONSE)
+        deliver(c, &env);
+    else if (env.type == PROTO_NOTIFICATION && env.error.code)
+        c->farewell = env.error; /* why it is about to hang up */
+    else if (env.type == PROTO_REQUEST)
+        garbage(c, "a request; it may only answer");
+    proto_envelope_close(&env);
+}
+
+static void dispatch(struct ucm_client *c)
+{
+    while (c->link != LINK_DOWN && c->in.end - c->in.begin >= PROTO_HEADER_BYTES) {
+        const uint8_t *p = c->in.p + c->in.begin;
+        uint32_t n = proto_frame_length(p);
+
+        if (n == 0 || n > UCM_MAX_FRAME_BYTES) {
+            garbage(c, "a frame of an impossible length");
+            return;
+        }
+        if (c->in.end - c->in.begin < PROTO_HEADER_BYTES + (size_t)n)
+            return;
+        frame(c, p + PROTO_HEADER_BYTES, n);
+        c->in.begin += PROTO_HEADER_BYTES + (size_t)n;
+    }
+}
+
+static void received(struct ucm_client *c, ssize_t got, int error)
+{
+    if (c->link == LINK_DOWN)
+        return;
+    if (got > 0) {
+        c->in.end += (size_t)got;
+        dispatch(c);
+    } else if (got == 0) {
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd hung up");
+    } else if (error != EAGAIN && error != EINTR) {
+        client_link_break(c, UCM_EDISCONNECTED, strerror(error));
+    }
+}
+
+int client_read(struct ucm_client *c, short also, int64_t deadline_ns)
+{
+    struct pollfd p = {.fd = c->fd, .events = (short)(POLLIN | also)};
+    ssize_t got = -1;
+    int n = 1, error = EAGAIN;
+
+    assert(!c->reading && c->link != LINK_DOWN);
+    if (!in_reserve(c)) {
+        client_link_break(c, UCM_ENOMEMORY, "no memory to receive an answer");
+        return 0;
+    }
+    c->reading = true;
+    pthread_mutex_unlock(&c->lock);
+    if (deadline_ns != 0 || also)
+        n = poll(&p, 1, left_ms(deadline_ns));
+    else
+        p.revents = POLLIN;
+    if (n < 0)
+        error = errno;
+    else if (n > 0 && p.revents & ~POLLOUT) {
+        got = recv(c->fd, c->in.p + c->in.end, c->in.cap - c->in.end, MSG_DONTWAIT);
+        error = got < 0 ? errno : 0;
+    }
+    pthread_mutex_lock(&c->lock);
+    received(c, got, error);
+    c->reading = false;
+    client_link_reap(c);
+    pthread_cond_broadcast(&c->idle);
+    if (n == 0 || (deadline_ns == 0 && !also && error == EAGAIN))
+        return ETIMEDOUT;
+    return 0;
+}
+
+void client_read_ready(struct ucm_client *c)
+{
+    for (int i = 0; i < READ_ROUNDS; i++)
+        if (c->reading || c->link == LINK_DOWN || client_read(c, 0, 0) != 0)
+            return;
+}
+
+void client_lead_pass(struct ucm_client *c)
+{
+    if (!c->reading && c->link != LINK_DOWN && !TAILQ_EMPTY(&c->waiting))
+        pthread_cond_signal(&TAILQ_FIRST(&c->waiting)->cond);
+}
+
+void client_signal(struct ucm_client *c)
+{
+    uint64_t one = 1;
+
+    /* Cannot block: the counter is 0 or 1. */
+    if (c->polled && !c->signalled && write(c->event_fd, &one, sizeof one) > 0)
+        c->signalled = true;
+}
+
+/* ---- out ---- */
+
+void client_writer_release(struct ucm_client *c)
+{
+    c->writing = false;
+    client_link_reap(c);
+    pthread_cond_broadcast(&c->idle);
+}
+
+static ssize_t send_with(struct ucm_client *c, const int *fds, uint32_t n_fds)
+{
+    union {
+        char bytes[CMSG_SPACE(UCM_MAX_FRAME_FDS * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec iov = {.iov_base = c->out.p, .iov_len = c->out.n};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(n_fds * sizeof(int))};
+    struct cmsghdr *h;
+
+    memset(&control, 0, sizeof control);
+    h = CMSG_FIRSTHDR(&message);
+    h->cmsg_level = SOL_SOCKET;
+    h->cmsg_type = SCM_RIGHTS;
+    h->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+    memcpy(CMSG_DATA(h), fds, n_fds * sizeof(int));
+    return sendmsg(c->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* Descriptors go with the frame's first byte. */
+static ssize_t send_some(struct ucm_client *c, size_t begin, const int *fds, uint32_t n_fds)
+{
+    if (begin == 0 && n_fds > 0)
+        return send_with(c, fds, n_fds);
+    return send(c->fd, c->out.p + begin, c->out.n - begin, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* The socket is full. Somebody must read meanwhile: a daemon that cannot send its answers stops
+ * reading requests. Where another thread reads, it may stop at any time, so look again soon. */
+static int wait_room(struct ucm_client *c, int64_t deadline_ns)
+{
+    struct pollfd p = {.fd = c->fd, .events = POLLOUT};
+    int64_t slice;
+
+    if (!c->reading)
+        return client_read(c, POLLOUT, deadline_ns);
+    slice = client_now_ns() + SLICE_NS;
+    pthread_mutex_unlock(&c->lock);
+    poll(&p, 1, left_ms(slice < deadline_ns ? slice : deadline_ns));
+    pthread_mutex_lock(&c->lock);
+    return p.revents == 0 && client_now_ns() >= deadline_ns ? ETIMEDOUT : 0;
+}
+
+/* Answers that it gave before, and its reason to hang up, may still lie in the socket. */
+static void hung_up(struct ucm_client *c, int error, int64_t deadline_ns)
+{
+    while (c->link != LINK_DOWN && c->reading)
+        if (client_cond_wait(c, &c->idle, deadline_ns) != 0)
+            break;
+    client_read_ready(c);
+    client_link_break(c, UCM_EDISCONNECTED, strerror(error));
+}
+
+int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t deadline_ns)
+{
+    size_t sent = 0;
+
+    while (c->link != LINK_DOWN && sent < c->out.n) {
+        ssize_t n = send_some(c, sent, fds, n_fds);
+
+        if (n >= 0) {
+            sent += (size_t)n;
+        } else if (errno == EAGAIN) {
+            if (wait_room(c, deadline_ns) != ETIMEDOUT)
+                continue;
+            if (sent == 0)
+                return client_fail(UCM_EDEADLINE, "ucmd did not read the request in time");
+            /* What follows would be taken for the rest of this frame. */
+            client_link_break(c, UCM_EDISCONNECTED, "a deadline passed in the middle of a request");
+        } else if (errno == ETOOMANYREFS || errno == EBADF) {
+            return client_fail(UCM_EINVALID, "a descriptor of the region cannot be passed: %s",
+                               strerror(errno));
+        } else if (errno != EINTR) {
+            hung_up(c, errno, deadline_ns);
+        }
+    }
+    if (c->link != LINK_DOWN)
+        return 0;
+    return sent == 0 ? CLIENT_AGAIN : client_fail_as(c->why, c->why_text);
+}

@@ -1,0 +1,244 @@
+#include "client/lib/internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BACKOFF_MIN_NS (2 * 1000000)
+#define BACKOFF_MAX_NS (100 * 1000000)
+#define STEADY_NS 1000000000 /* a link that was up for so long is tried again at once */
+
+static void text_copy(char *to, size_t size, struct proto_str s)
+{
+    size_t n = s.n < size ? s.n : size - 1;
+
+    memcpy(to, s.p, n);
+    to[n] = '\0';
+}
+
+static int hello_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+{
+    struct ucm_client *c = call->client;
+    struct msg_hello_r m;
+    int r = client_take(&proto_hello_r, env, &m, e);
+
+    if (r)
+        return r;
+    if (m.version != UCM_PROTOCOL_VERSION) {
+        ucm_error_set(e, UCM_EUNSUPPORTED, "ucmd speaks version %u, this library %d",
+                      (unsigned)m.version, UCM_PROTOCOL_VERSION);
+        return -UCM_EUNSUPPORTED;
+    }
+    text_copy(c->info.server, sizeof c->info.server, m.server);
+    text_copy(c->info.tenant, sizeof c->info.tenant, m.tenant);
+    memcpy(c->info.instance, m.instance.p, sizeof c->info.instance);
+    c->info.admin = m.admin;
+    c->info.max_keys = (uint32_t)(m.max_keys < UCM_MAX_KEYS ? m.max_keys : UCM_MAX_KEYS);
+    c->info.max_requests = (uint32_t)m.max_requests;
+    c->info.max_regions = (uint32_t)m.max_regions;
+    c->info.max_leases = (uint32_t)m.max_leases;
+    c->info.max_lease_ms = (uint32_t)m.max_lease_ms;
+    c->info.max_deadline_ms = (uint32_t)m.max_deadline_ms;
+    c->max_frame_bytes = (uint32_t)(m.max_frame_bytes < UCM_MAX_FRAME_BYTES ? m.max_frame_bytes
+                                                                            : UCM_MAX_FRAME_BYTES);
+    return 0;
+}
+
+static void hello_done_cb(struct client_call *call)
+{
+    struct ucm_client *c = call->client;
+
+    if (c->link != LINK_HELLO) /* the link broke before */
+        return;
+    if (call->status) {
+        client_link_break(c, -call->status, call->error.text);
+        return;
+    }
+    c->link = LINK_UP;
+    c->generation++;
+    c->up_since_ns = client_now_ns();
+    c->stale = !TAILQ_EMPTY(&c->handles);
+    pthread_cond_broadcast(&c->idle);
+}
+
+int client_hello_init(struct ucm_client *c)
+{
+    return client_call_init(&c->hello, c, hello_take_cb, hello_done_cb);
+}
+
+void client_link_reap(struct ucm_client *c)
+{
+    if (c->link != LINK_DOWN || c->reading || c->writing)
+        return;
+    if (c->fd >= 0)
+        close(c->fd);
+    c->fd = -1;
+}
+
+static void back_off(struct ucm_client *c)
+{
+    c->backoff_ns = c->backoff_ns ? 2 * c->backoff_ns : BACKOFF_MIN_NS;
+    if (c->backoff_ns > BACKOFF_MAX_NS)
+        c->backoff_ns = BACKOFF_MAX_NS;
+    c->next_try_ns = client_now_ns() + c->backoff_ns;
+}
+
+/* BUSY and SHUTDOWN pass, and a daemon that hangs up may be one that is going; the rest stays so.
+ */
+static bool is_final(int status)
+{
+    return status != UCM_EBUSY && status != UCM_ESHUTDOWN && status != UCM_EDISCONNECTED;
+}
+
+void client_link_break(struct ucm_client *c, int status, const char *text)
+{
+    enum client_link was = c->link;
+
+    if (was == LINK_DOWN)
+        return;
+    c->link = LINK_DOWN;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    shutdown(c->fd, SHUT_RDWR);
+    c->why = -status;
+    c->refused = was == LINK_HELLO && is_final(status);
+    if (status == UCM_EDISCONNECTED && !c->closing)
+        snprintf(c->why_text, sizeof c->why_text, "the connection to ucmd at %s broke: %s",
+                 c->socket, c->farewell.code ? c->farewell.text : text);
+    else
+        snprintf(c->why_text, sizeof c->why_text, "%s", text);
+    if (was == LINK_UP && client_now_ns() - c->up_since_ns >= STEADY_NS)
+        c->backoff_ns = c->next_try_ns = 0;
+    else
+        back_off(c);
+
+    client_handle_stale_all(c);
+    client_call_finish_all(c, c->why, c->why_text);
+    client_lease_end_all(c);
+    for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
+        c->orphans[i].method = UCM_METHOD_COUNT;
+    c->n_followups = 0;
+    client_link_reap(c);
+    pthread_cond_broadcast(&c->idle);
+}
+
+/* A try that did not come as far as a connection. */
+static void not_opened(struct ucm_client *c, int status, const char *what, int error)
+{
+    c->why = -status;
+    c->refused = status != UCM_ENODAEMON && status != UCM_EBUSY;
+    snprintf(c->why_text, sizeof c->why_text, "%s %s: %s%s", what, c->socket, strerror(error),
+             status == UCM_ENODAEMON
+                 ? "; start ucmd, or name its socket in ucm_options or UCM_SOCKET"
+                 : "");
+    back_off(c);
+}
+
+static void connect_failed(struct ucm_client *c, int error)
+{
+    /* A daemon that starts makes its socket first and sets the mode then. */
+    if ((error == EACCES || error == EPERM) && c->generation == 0)
+        not_opened(c, UCM_EDENIED, "this user may not connect to", error);
+    else if (error == EAGAIN)
+        not_opened(c, UCM_EBUSY, "too many clients wait to be accepted on", error);
+    else
+        not_opened(c, UCM_ENODAEMON, "no ucmd listens on", error);
+}
+
+/* On an empty socket: never blocks, never partial. */
+static void say_hello(struct ucm_client *c)
+{
+    struct msg_hello m = {
+        .version_min = UCM_PROTOCOL_VERSION,
+        .version_max = UCM_PROTOCOL_VERSION,
+        .client = {c->name, (uint32_t)strlen(c->name)},
+    };
+    int r;
+
+    c->writing = true;
+    r = client_request(&c->hello, UCM_METHOD_HELLO, &proto_hello, &m, NULL, 0, 0);
+    if (r && c->link != LINK_DOWN)
+        client_link_break(c, -r, ucm_errmsg());
+}
+
+static void link_open(struct ucm_client *c)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP};
+    size_t n = strlen(c->socket);
+    int fd;
+
+    client_link_reap(c);
+    c->attempts++;
+    c->farewell.code = 0;
+    if (n >= sizeof address.sun_path) {
+        not_opened(c, UCM_EINVALID,
+                   "the path of a socket must be shorter than 108 bytes:", ENAMETOOLONG);
+        return;
+    }
+    memcpy(address.sun_path, c->socket, n);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        not_opened(c, UCM_ENOMEMORY, "no descriptor for a connection to", errno);
+        return;
+    }
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
+        connect_failed(c, errno);
+        close(fd);
+        return;
+    }
+    if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
+        not_opened(c, UCM_ENOMEMORY, "no room in epoll for the connection to", errno);
+        close(fd);
+        return;
+    }
+    c->fd = fd;
+    c->link = LINK_HELLO;
+    c->refused = false;
+    c->in.begin = c->in.end = 0;
+    c->max_frame_bytes = UCM_MAX_FRAME_BYTES;
+    say_hello(c);
+}
+
+/* One step while down: a try, or a wait for the next one. */
+static int down_step(struct ucm_client *c, int64_t deadline_ns)
+{
+    int64_t now = client_now_ns();
+    bool held = c->reading || c->writing;
+    int64_t until = held || c->next_try_ns > deadline_ns ? deadline_ns : c->next_try_ns;
+
+    if (!held && now >= c->next_try_ns) {
+        link_open(c);
+        return 0;
+    }
+    if (now >= deadline_ns)
+        return client_fail_as(c->why, c->why_text);
+    client_cond_wait(c, &c->idle, until);
+    return 0;
+}
+
+int client_link_up(struct ucm_client *c, int64_t deadline_ns)
+{
+    uint64_t attempts = c->attempts;
+    int r;
+
+    while (c->link != LINK_UP) {
+        if (c->closing)
+            return client_fail(UCM_EDISCONNECTED, "the client is being closed");
+        if (c->link == LINK_HELLO) {
+            if (client_call_wait(&c->hello, deadline_ns) != 0)
+                return client_fail(UCM_EDEADLINE, "ucmd at %s has not answered hello in time",
+                                   c->socket);
+            continue;
+        }
+        if (c->refused && c->attempts != attempts)
+            return client_fail_as(c->why, c->why_text);
+        r = down_step(c, deadline_ns);
+        if (r)
+            return r;
+    }
+    return 0;
+}

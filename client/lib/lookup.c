@@ -1,0 +1,177 @@
+#include "client/lib/internal.h"
+
+#include <string.h>
+
+/* A lookup on its way; the pointers are the caller's, written when a sound answer came. */
+struct lookup {
+    struct client_call call;
+    const struct ucm_lookup *asked;
+    uint8_t *found; /* NULL: prefix */
+    uint32_t *hits, *in_dram, *lease;
+};
+
+static int lookup_check(const struct msg_lookup_r *m, const struct lookup *l)
+{
+    uint32_t found = 0;
+
+    if (m->hits > l->asked->n_keys || m->dram > m->hits)
+        return -1;
+    if (!l->found)
+        return 0;
+    if (m->status.n != l->asked->n_keys)
+        return -1;
+    for (uint32_t i = 0; i < m->status.n; i++) {
+        if (m->status.p[i] > UCM_FOUND_NVME)
+            return -1;
+        found += m->status.p[i] != UCM_FOUND_NOT;
+    }
+    return found == m->hits ? 0 : -1;
+}
+
+static int lookup_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+{
+    struct lookup *l = (struct lookup *)call;
+    struct msg_lookup_r m;
+    int r = client_take(&proto_lookup_r, env, &m, e);
+
+    if (r)
+        return r;
+    if (lookup_check(&m, l) != 0) {
+        ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer to lookup does not fit the question");
+        return -UCM_EPROTOCOL;
+    }
+    if (l->found)
+        memcpy(l->found, m.status.p, m.status.n);
+    if (l->hits)
+        *l->hits = (uint32_t)m.hits;
+    if (l->in_dram)
+        *l->in_dram = (uint32_t)m.dram;
+    if (l->lease)
+        *l->lease = m.lease && l->asked->lease_ms
+                        ? client_lease_add(call->client, (uint32_t)m.lease, l->asked->lease_ms)
+                        : 0;
+    return 0;
+}
+
+int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns, const void *keys,
+                      uint32_t n_keys, struct proto_bin *out)
+{
+    uint32_t key_bytes = (uint32_t)ns->open.key_bytes;
+
+    if (!keys || n_keys == 0 || n_keys > c->info.max_keys)
+        return client_fail(UCM_EINVALID, "a request has 1 to %u keys, not %u%s", c->info.max_keys,
+                           n_keys, keys ? "" : " at NULL");
+    *out = (struct proto_bin){keys, n_keys * key_bytes};
+    return 0;
+}
+
+static int lookup_send(struct ucm_namespace *ns, struct lookup *l, int64_t deadline_ns)
+{
+    struct ucm_client *c = ns->handle.client;
+    struct msg_lookup m = {.each = l->found != NULL, .lease_ms = l->asked->lease_ms};
+    int r = client_begin(c, &ns->handle, deadline_ns);
+
+    if (r)
+        return r;
+    m.ns = ns->handle.id;
+    r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
+    if (r == 0 && l->asked->lease_ms)
+        r = client_lease_prepare(c);
+    if (r) {
+        client_writer_release(c);
+        return r;
+    }
+    return client_request_wait(&l->call, UCM_METHOD_LOOKUP, &proto_lookup, &m, deadline_ns);
+}
+
+static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
+{
+    struct ucm_client *c = ns->handle.client;
+    int64_t deadline_ns;
+    int r;
+
+    if (l->asked->lease_ms > 0 && !l->lease)
+        return client_fail(UCM_EINVALID, "lease_ms is %u, but lease is NULL", l->asked->lease_ms);
+    r = client_enter(c);
+    if (r)
+        return r;
+    r = client_call_init(&l->call, c, lookup_take_cb, NULL);
+    if (r)
+        return client_leave(c, r);
+    deadline_ns = client_deadline(c, timeout_ms);
+    do
+        r = lookup_send(ns, l, deadline_ns);
+    while (r == CLIENT_AGAIN);
+    client_call_close(&l->call);
+    return client_leave(c, r);
+}
+
+int ucm_lookup_prefix(struct ucm_namespace *ns, const struct ucm_lookup *asked, int timeout_ms,
+                      uint32_t *hits, uint32_t *in_dram, uint32_t *lease)
+{
+    struct lookup l = {.asked = asked, .hits = hits, .in_dram = in_dram, .lease = lease};
+
+    if (!ns || !asked || !hits)
+        return client_fail(UCM_EINVALID, "namespace, lookup or hits is NULL");
+    return lookup(ns, &l, timeout_ms);
+}
+
+int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *asked, int timeout_ms,
+                    uint8_t *found, uint32_t *hits, uint32_t *lease)
+{
+    struct lookup l = {.asked = asked, .found = found, .hits = hits, .lease = lease};
+
+    if (!ns || !asked || !found)
+        return client_fail(UCM_EINVALID, "namespace, lookup or found is NULL");
+    return lookup(ns, &l, timeout_ms);
+}
+
+static int release_take_cb(struct client_call *call, struct proto_envelope *env,
+                           struct ucm_error *e)
+{
+    (void)call;
+    return client_take(&proto_none, env, NULL, e);
+}
+
+static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
+{
+    struct client_call call;
+    struct msg_release m = {0};
+    int r;
+
+    /* Of before a reconnect, or given back already: nothing to tell, so do not connect for it. */
+    if (client_lease_find(c, lease) == 0)
+        return 0;
+    r = client_begin(c, NULL, deadline_ns);
+    if (r)
+        return r;
+    m.lease = client_lease_find(c, lease);
+    if (m.lease == 0) {
+        client_writer_release(c);
+        return 0;
+    }
+    r = client_call_init(&call, c, release_take_cb, NULL);
+    if (r) {
+        client_writer_release(c);
+        return r;
+    }
+    r = client_request_wait(&call, UCM_METHOD_RELEASE, &proto_release, &m, deadline_ns);
+    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN) /* run out, or ended with the connection */
+        r = 0;
+    if (r == 0)
+        client_lease_end(c, lease);
+    client_call_close(&call);
+    return r;
+}
+
+int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
+{
+    int r;
+
+    if (!c)
+        return client_fail(UCM_EINVALID, "client is NULL");
+    r = client_enter(c);
+    if (r)
+        return r;
+    return client_leave(c, release(c, lease, client_deadline(c, timeout_ms)));
+}

@@ -1,0 +1,155 @@
+#include "client/lib/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int open_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+{
+    struct ucm_namespace *ns =
+        (struct ucm_namespace *)((char *)call - offsetof(struct client_handle, call));
+    struct msg_ns_open_r m;
+    int r = client_take(&proto_ns_open_r, env, &m, e);
+
+    if (r)
+        return r;
+    ns->handle.id = (uint32_t)m.ns;
+    memcpy(ns->fingerprint, m.fingerprint.p, sizeof ns->fingerprint);
+    return 0;
+}
+
+void client_namespace_free(struct ucm_namespace *ns)
+{
+    free(ns->text);
+    free(ns->shards);
+    free(ns->salt);
+    free(ns);
+}
+
+/* What the daemon cannot tell, because it would not be sent as meant. */
+static int identity_check(const struct ucm_identity *id)
+{
+    if (!id->model || !id->dtype || !id->layout)
+        return client_fail(UCM_EINVALID, "model, dtype and layout must be given");
+    if (!id->shards || id->n_shards == 0)
+        return client_fail(UCM_EINVALID, "shards must name the layers of a part");
+    if (id->salt_bytes > 0 && !id->salt)
+        return client_fail(UCM_EINVALID, "salt is NULL, but salt_bytes is %zu", id->salt_bytes);
+    if (id->salt_bytes > UCM_MAX_SALT_BYTES || id->n_shards > UCM_MAX_PARTS)
+        return client_fail(UCM_EINVALID, "salt_bytes is %zu and n_shards %u; at most %d and %d",
+                           id->salt_bytes, id->n_shards, UCM_MAX_SALT_BYTES, UCM_MAX_PARTS);
+    return 0;
+}
+
+static int identity_copy(struct ucm_namespace *ns, const struct ucm_identity *id)
+{
+    const char *from[] = {id->tenant ? id->tenant : "", id->model, id->revision ? id->revision : "",
+                          id->dtype, id->layout};
+    struct proto_str *to[] = {&ns->open.tenant, &ns->open.model, &ns->open.revision,
+                              &ns->open.dtype, &ns->open.layout};
+    size_t n = 0, at = 0;
+
+    for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
+        size_t length = strnlen(from[i], UCM_MAX_NAME_BYTES + 1);
+
+        if (length > UCM_MAX_NAME_BYTES)
+            return client_fail(UCM_EINVALID, "a name of the identity is longer than %d bytes",
+                               UCM_MAX_NAME_BYTES);
+        n += length;
+        to[i]->n = (uint32_t)length;
+    }
+    ns->text = malloc(n + 1);
+    ns->shards = malloc(id->n_shards * sizeof *ns->shards);
+    ns->salt = malloc(id->salt_bytes + 1);
+    if (!ns->text || !ns->shards || !ns->salt)
+        return client_fail(UCM_ENOMEMORY, "no memory for the namespace");
+    for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
+        memcpy(ns->text + at, from[i], to[i]->n);
+        to[i]->p = ns->text + at;
+        at += to[i]->n;
+    }
+    memcpy(ns->shards, id->shards, id->n_shards * sizeof *ns->shards);
+    if (id->salt_bytes > 0)
+        memcpy(ns->salt, id->salt, id->salt_bytes);
+    ns->open.shards = (struct proto_u32s){ns->shards, id->n_shards};
+    ns->open.salt = (struct proto_bin){ns->salt, (uint32_t)id->salt_bytes};
+    ns->open.block_tokens = id->block_tokens;
+    ns->open.key_bytes = id->key_bytes;
+    ns->open.parts = id->parts;
+    ns->open.shard_bytes = id->shard_bytes;
+    return 0;
+}
+
+static int namespace_new(struct ucm_client *c, const struct ucm_identity *identity,
+                         struct ucm_namespace **out)
+{
+    struct ucm_namespace *ns = calloc(1, sizeof *ns);
+    int r;
+
+    if (!ns)
+        return client_fail(UCM_ENOMEMORY, "no memory for the namespace");
+    r = identity_copy(ns, identity);
+    if (r == 0)
+        r = client_handle_init(&ns->handle, c, false, open_take_cb);
+    if (r)
+        client_namespace_free(ns);
+    else
+        *out = ns;
+    return r;
+}
+
+int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity, int timeout_ms,
+                       struct ucm_namespace **out)
+{
+    struct ucm_namespace *ns = NULL;
+    int64_t deadline_ns;
+    int r;
+
+    if (!c || !identity || !out)
+        return client_fail(UCM_EINVALID, "client, identity or out is NULL");
+    r = identity_check(identity);
+    if (r == 0)
+        r = client_enter(c);
+    if (r)
+        return r;
+    deadline_ns = client_deadline(c, timeout_ms);
+    r = namespace_new(c, identity, &ns);
+    if (r)
+        return client_leave(c, r);
+    do {
+        r = client_begin(c, NULL, deadline_ns);
+        if (r == 0)
+            r = client_handle_send(&ns->handle, deadline_ns);
+    } while (r == CLIENT_AGAIN);
+    if (r == 0 && client_call_wait(&ns->handle.call, deadline_ns) != 0)
+        r = client_call_orphan(&ns->handle.call, UCM_METHOD_NS_OPEN);
+    if (r == 0)
+        r = client_call_status(&ns->handle.call);
+    if (r == 0)
+        *out = ns;
+    else
+        client_handle_drop(&ns->handle);
+    return client_leave(c, r);
+}
+
+void ucm_namespace_close(struct ucm_namespace *ns)
+{
+    struct ucm_client *c;
+
+    if (!ns)
+        return;
+    c = ns->handle.client;
+    if (client_enter(c) != 0)
+        return;
+    client_handle_drop(&ns->handle);
+    client_leave(c, 0);
+}
+
+void ucm_namespace_fingerprint(const struct ucm_namespace *ns, uint8_t out[32])
+{
+    struct ucm_client *c = ns->handle.client;
+
+    if (client_enter(c) != 0)
+        return;
+    memcpy(out, ns->fingerprint, sizeof ns->fingerprint);
+    client_leave(c, 0);
+}

@@ -1,0 +1,265 @@
+#include "client/lib/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define DEVICE_BYTES (sizeof(((struct ucm_region *)0)->device))
+
+static int register_take_cb(struct client_call *call, struct proto_envelope *env,
+                            struct ucm_error *e)
+{
+    struct client_handle *h =
+        (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
+    struct msg_region m;
+    int r = client_take(&proto_region, env, &m, e);
+
+    if (r == 0)
+        h->id = (uint32_t)m.region;
+    return r;
+}
+
+static void region_release(struct ucm_region *region)
+{
+    for (uint32_t i = 0; i < region->n_fds; i++)
+        close(region->fds[i]);
+    free(region->handles);
+    free(region->ipc);
+    free(region->planes);
+    free(region);
+}
+
+void client_region_free(struct ucm_region *region)
+{
+    client_handle_unref(&region->ns->handle);
+    region_release(region);
+}
+
+static int spec_check(const struct ucm_region_spec *spec)
+{
+    if (!spec->device || strlen(spec->device) > DEVICE_BYTES)
+        return client_fail(UCM_EINVALID, "device must be \"cpu\" or \"cuda\"");
+    if (!spec->memory || spec->n_memory == 0 || spec->n_memory > UCM_MAX_HANDLES)
+        return client_fail(UCM_EINVALID, "a region has 1 to %d pieces of memory, not %u",
+                           UCM_MAX_HANDLES, spec->memory ? spec->n_memory : 0);
+    if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
+        return client_fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
+                           spec->planes ? spec->n_planes : 0);
+    return 0;
+}
+
+static int fd_copy(struct ucm_region *region, uint32_t i, int fd)
+{
+    int copy;
+
+    if (region->n_fds == UCM_MAX_FRAME_FDS)
+        return client_fail(UCM_EINVALID, "more than %d pieces of memory by descriptor",
+                           UCM_MAX_FRAME_FDS);
+    copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return client_fail(errno == EBADF ? UCM_EINVALID : UCM_ENOMEMORY,
+                           "the descriptor %d of memory %u cannot be duplicated: %s", fd, i,
+                           strerror(errno));
+    region->handles[i].fd = region->n_fds;
+    region->fds[region->n_fds++] = copy;
+    return 0;
+}
+
+static int memory_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
+{
+    int r = 0;
+
+    region->handles = calloc(spec->n_memory, sizeof *region->handles);
+    region->ipc = calloc(spec->n_memory, sizeof *region->ipc);
+    if (!region->handles || !region->ipc)
+        return client_fail(UCM_ENOMEMORY, "no memory for the region");
+    for (uint32_t i = 0; i < spec->n_memory && r == 0; i++) {
+        const struct ucm_memory *from = &spec->memory[i];
+        struct msg_handle *to = &region->handles[i];
+
+        to->kind = from->kind;
+        to->bytes = from->bytes;
+        to->offset = from->offset;
+        if (from->kind == UCM_MEMORY_CUDA_IPC) {
+            memcpy(region->ipc[i], from->ipc, sizeof from->ipc);
+            to->ipc = (struct proto_bin){region->ipc[i], sizeof from->ipc};
+        } else {
+            r = fd_copy(region, i, from->fd);
+        }
+    }
+    region->msg.handles = (struct proto_handles){region->handles, spec->n_memory};
+    return r;
+}
+
+static int planes_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
+{
+    region->planes = calloc(spec->n_planes, sizeof *region->planes);
+    if (!region->planes)
+        return client_fail(UCM_ENOMEMORY, "no memory for the region");
+    for (uint32_t i = 0; i < spec->n_planes; i++)
+        region->planes[i] = (struct msg_plane){
+            .handle = spec->planes[i].memory,
+            .offset = spec->planes[i].offset,
+            .stride = spec->planes[i].stride,
+            .chunk = spec->planes[i].chunk_bytes,
+            .shard = spec->planes[i].shard,
+        };
+    region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};
+    return 0;
+}
+
+static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
+                      struct ucm_region **out)
+{
+    struct ucm_region *region = calloc(1, sizeof *region);
+    int r;
+
+    if (!region)
+        return client_fail(UCM_ENOMEMORY, "no memory for the region");
+    region->ns = ns;
+    region->msg.part = spec->part;
+    region->msg.blocks = spec->blocks;
+    region->msg.device = (struct proto_str){region->device, (uint32_t)strlen(spec->device)};
+    memcpy(region->device, spec->device, region->msg.device.n);
+    if (spec->gpu) {
+        memcpy(region->gpu, spec->gpu, sizeof region->gpu);
+        region->msg.gpu = (struct proto_bin){region->gpu, sizeof region->gpu};
+    }
+    r = memory_copy(region, spec);
+    if (r == 0)
+        r = planes_copy(region, spec);
+    if (r == 0)
+        r = client_handle_init(&region->handle, ns->handle.client, true, register_take_cb);
+    if (r) {
+        region_release(region);
+        return r;
+    }
+    client_handle_ref(&ns->handle);
+    *out = region;
+    return 0;
+}
+
+int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
+                        int timeout_ms, struct ucm_region **out)
+{
+    struct ucm_region *region = NULL;
+    struct ucm_client *c;
+    int64_t deadline_ns;
+    int r;
+
+    if (!ns || !spec || !out)
+        return client_fail(UCM_EINVALID, "namespace, spec or out is NULL");
+    c = ns->handle.client;
+    r = spec_check(spec);
+    if (r == 0)
+        r = client_enter(c);
+    if (r)
+        return r;
+    deadline_ns = client_deadline(c, timeout_ms);
+    r = region_new(ns, spec, &region);
+    if (r)
+        return client_leave(c, r);
+    do {
+        r = client_begin(c, &ns->handle, deadline_ns);
+        if (r == 0)
+            r = client_handle_send(&region->handle, deadline_ns);
+    } while (r == CLIENT_AGAIN);
+    if (r == 0 && client_call_wait(&region->handle.call, deadline_ns) != 0)
+        r = client_call_orphan(&region->handle.call, UCM_METHOD_REGION_REGISTER);
+    if (r == 0)
+        r = client_call_status(&region->handle.call);
+    if (r == 0)
+        *out = region;
+    else
+        client_handle_drop(&region->handle);
+    return client_leave(c, r);
+}
+
+static int unregister_take_cb(struct client_call *call, struct proto_envelope *env,
+                              struct ucm_error *e)
+{
+    (void)call;
+    return client_take(&proto_none, env, NULL, e);
+}
+
+/* The region is unlisted, so a reconnect leaves it alone, and its id means nothing after one. */
+static int unregister(struct ucm_region *region, int64_t deadline_ns)
+{
+    struct client_handle *h = &region->handle;
+    struct ucm_client *c = h->client;
+    struct client_call call;
+    uint64_t attempts = c->attempts;
+    int r = 0;
+
+    /* Asked for again after a reconnect: what the answer will name has to be closed. */
+    if (h->state == HANDLE_PENDING && client_call_wait(&h->call, deadline_ns) != 0)
+        return client_fail(UCM_EDEADLINE, "ucmd did not answer region.register in time");
+    client_handle_unlist(h);
+    if (h->state == HANDLE_REFUSED)
+        return 0;
+    while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
+        r = client_writer_wait(c, deadline_ns);
+    if (h->state != HANDLE_READY || c->link != LINK_UP || c->attempts != attempts)
+        return client_fail(UCM_EDISCONNECTED,
+                           "the connection broke: ucmd closes its mapping of the region by itself");
+    if (r == 0)
+        r = client_call_init(&call, c, unregister_take_cb, NULL);
+    if (r)
+        return r;
+    c->writing = true;
+    r = client_request_wait(&call, UCM_METHOD_REGION_UNREGISTER, &proto_region,
+                            &(struct msg_region){.region = h->id}, deadline_ns);
+    client_call_close(&call);
+    return r == CLIENT_AGAIN ? client_fail_as(c->why, c->why_text) : r;
+}
+
+int ucm_region_unregister(struct ucm_region *region, int timeout_ms)
+{
+    struct ucm_client *c;
+    int r;
+
+    if (!region)
+        return client_fail(UCM_EINVALID, "region is NULL");
+    c = region->handle.client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    client_handle_unlist(&region->handle);
+    r = unregister(region, client_deadline(c, timeout_ms));
+    /* An earlier call whose deadline passed did it after all. */
+    if (r == -UCM_ENOTFOUND)
+        r = 0;
+    if (r == 0 || r == -UCM_EDISCONNECTED)
+        client_handle_drop(&region->handle);
+    else
+        client_handle_list(&region->handle);
+    return client_leave(c, r);
+}
+
+int ucm_shared_memory(size_t bytes, int *fd, void **address)
+{
+    void *p;
+    int f;
+
+    if (!fd || !address || bytes == 0)
+        return client_fail(UCM_EINVALID, "fd or address is NULL, or bytes is 0");
+    f = memfd_create("ucm-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (f < 0)
+        return client_fail(UCM_ENOMEMORY, "memfd_create: %s", strerror(errno));
+    if (ftruncate(f, (off_t)bytes) < 0 || fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        goto err_after_open;
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
+    if (p == MAP_FAILED)
+        goto err_after_open;
+    *fd = f;
+    *address = p;
+    return 0;
+
+err_after_open:
+    client_fail(UCM_ENOMEMORY, "no %zu bytes of shared memory: %s", bytes, strerror(errno));
+    close(f);
+    return -UCM_ENOMEMORY;
+}

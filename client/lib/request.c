@@ -1,0 +1,166 @@
+#include "client/lib/internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+void client_request_prepare(struct client_call *call)
+{
+    struct ucm_client *c = call->client;
+
+    c->out.n = 0;
+    c->out.limit = PROTO_HEADER_BYTES + (size_t)c->max_frame_bytes;
+    client_call_reset(call);
+    client_call_link(call);
+}
+
+int client_request_send(struct client_call *call, int encoded, const struct ucm_error *e,
+                        const int *fds, uint32_t n_fds, int64_t deadline_ns)
+{
+    struct ucm_client *c = call->client;
+    int r;
+
+    if (encoded)
+        r = client_fail_wire(encoded, e);
+    else
+        r = client_send(c, fds, n_fds, deadline_ns);
+    if (r)
+        client_call_unlink(call);
+    client_writer_release(c);
+    return r;
+}
+
+int client_request(struct client_call *call, enum ucm_method method, const struct proto_message *m,
+                   const void *params, const int *fds, uint32_t n_fds, int64_t deadline_ns)
+{
+    struct ucm_error e = {0};
+    int r;
+
+    client_request_prepare(call);
+    r = proto_request(&call->client->out, call->msgid, method, m, params, &e);
+    return client_request_send(call, r, &e, fds, n_fds, deadline_ns);
+}
+
+int client_request_wait(struct client_call *call, enum ucm_method method,
+                        const struct proto_message *m, const void *params, int64_t deadline_ns)
+{
+    int r = client_request(call, method, m, params, NULL, 0, deadline_ns);
+
+    if (r)
+        return r;
+    if (client_call_wait(call, deadline_ns) != 0)
+        return client_call_orphan(call, method);
+    return client_call_status(call);
+}
+
+int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
+                struct ucm_error *e)
+{
+    struct ucm_error why = {0};
+
+    if (proto_decode(m, env, out, &why) == 0)
+        return 0;
+    if (why.code == UCM_WIRE_NO_MEMORY) {
+        *e = why;
+        return -UCM_ENOMEMORY;
+    }
+    ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
+    return -UCM_EPROTOCOL;
+}
+
+int client_call_orphan(struct client_call *call, enum ucm_method method)
+{
+    struct ucm_client *c = call->client;
+    struct client_orphan *orphan = &c->orphans[c->next_orphan];
+
+    client_call_unlink(call);
+    if (method == UCM_METHOD_REGION_REGISTER || method == UCM_METHOD_LOOKUP) {
+        *orphan = (struct client_orphan){call->msgid, method};
+        c->next_orphan = (c->next_orphan + 1) % CLIENT_ORPHANS;
+    }
+    return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time", proto_method_name(method));
+}
+
+static void undo(struct ucm_client *c, enum ucm_method method, struct proto_envelope *env)
+{
+    struct ucm_error e;
+    struct msg_region region;
+    struct msg_lookup_r lookup;
+
+    if (env->error.code)
+        return;
+    if (method == UCM_METHOD_REGION_REGISTER && proto_decode(&proto_region, env, &region, &e) == 0)
+        client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)region.region);
+    if (method == UCM_METHOD_LOOKUP && proto_decode(&proto_lookup_r, env, &lookup, &e) == 0 &&
+        lookup.lease != 0)
+        client_followup(c, UCM_METHOD_RELEASE, (uint32_t)lookup.lease);
+}
+
+void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env)
+{
+    for (unsigned i = 0; i < CLIENT_ORPHANS; i++) {
+        struct client_orphan *orphan = &c->orphans[i];
+
+        if (orphan->method != UCM_METHOD_COUNT && orphan->msgid == msgid) {
+            undo(c, orphan->method, env);
+            orphan->method = UCM_METHOD_COUNT;
+            return;
+        }
+    }
+}
+
+void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
+{
+    if (c->link != LINK_UP)
+        return;
+    if (c->n_followups < CLIENT_FOLLOWUPS)
+        c->followups[c->n_followups++] = (struct client_followup){method, id};
+    else if (method == UCM_METHOD_REGION_UNREGISTER)
+        /* A cancel can be left out and a lease runs out; a mapping would stay. */
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
+}
+
+static int followup_encode(struct ucm_client *c, const struct client_followup *f)
+{
+    uint32_t msgid = client_msgid(c);
+    struct ucm_error e;
+
+    switch (f->method) {
+    case UCM_METHOD_CANCEL:
+        return proto_request(&c->out, msgid, f->method, &proto_cancel,
+                             &(struct msg_cancel){.msgid = f->id}, &e);
+    case UCM_METHOD_RELEASE:
+        return proto_request(&c->out, msgid, f->method, &proto_release,
+                             &(struct msg_release){.lease = f->id}, &e);
+    default:
+        return proto_request(&c->out, msgid, UCM_METHOD_REGION_UNREGISTER, &proto_region,
+                             &(struct msg_region){.region = f->id}, &e);
+    }
+}
+
+/* Never blocks and never touches ucm_errmsg: it runs on the way out of other calls. What finds no
+ * room now goes with a later call. */
+void client_followup_flush(struct ucm_client *c)
+{
+    unsigned i;
+    ssize_t n;
+
+    if (c->link != LINK_UP || c->writing)
+        return;
+    c->out.n = 0;
+    for (i = 0; i < c->n_followups; i++)
+        if (followup_encode(c, &c->followups[i]) != 0)
+            break;
+    n = send(c->fd, c->out.p, c->out.n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n < 0 || (size_t)n < c->out.n) {
+        client_link_break(c, UCM_EDISCONNECTED,
+                          n < 0 ? strerror(errno)
+                                : "the socket filled up in the middle of a cancel");
+        return;
+    }
+    memmove(c->followups, c->followups + i, (c->n_followups - i) * sizeof *c->followups);
+    c->n_followups -= i;
+}

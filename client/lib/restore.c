@@ -1,0 +1,209 @@
+#include "client/lib/internal.h"
+
+#include <assert.h>
+
+/* ---- handles ---- */
+
+static void handle_done_cb(struct client_call *call)
+{
+    struct client_handle *h =
+        (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
+
+    if (h->client->link == LINK_DOWN) {
+        h->state = HANDLE_STALE;
+        return;
+    }
+    h->state = call->status ? HANDLE_REFUSED : HANDLE_READY;
+    if (call->status == 0)
+        client_handle_list(h);
+}
+
+int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_region,
+                       client_take_cb take_cb)
+{
+    h->client = c;
+    h->is_region = is_region;
+    h->refs = 1;
+    h->state = HANDLE_STALE;
+    return client_call_init(&h->call, c, take_cb, handle_done_cb);
+}
+
+void client_handle_ref(struct client_handle *h)
+{
+    h->refs++;
+}
+
+void client_handle_unref(struct client_handle *h)
+{
+    assert(h->refs > 0);
+    if (--h->refs > 0)
+        return;
+    client_call_close(&h->call);
+    if (h->is_region)
+        client_region_free((struct ucm_region *)h);
+    else
+        client_namespace_free((struct ucm_namespace *)h);
+}
+
+void client_handle_list(struct client_handle *h)
+{
+    if (!h->listed)
+        TAILQ_INSERT_TAIL(&h->client->handles, h, node);
+    h->listed = true;
+}
+
+void client_handle_unlist(struct client_handle *h)
+{
+    if (h->listed)
+        TAILQ_REMOVE(&h->client->handles, h, node);
+    h->listed = false;
+}
+
+void client_handle_drop(struct client_handle *h)
+{
+    client_handle_unlist(h);
+    if (h->call.linked)
+        client_call_finish(&h->call, -UCM_ECANCELLED, "the handle was closed");
+    client_handle_unref(h);
+}
+
+void client_handle_stale_all(struct ucm_client *c)
+{
+    struct client_handle *h;
+
+    TAILQ_FOREACH(h, &c->handles, node)
+    if (h->state != HANDLE_PENDING) /* those end with their call */
+        h->state = HANDLE_STALE;
+}
+
+int client_handle_send(struct client_handle *h, int64_t deadline_ns)
+{
+    struct ucm_client *c = h->client;
+    struct ucm_namespace *ns = (struct ucm_namespace *)h;
+    struct ucm_region *region = (struct ucm_region *)h;
+    int r;
+
+    client_handle_ref(h);
+    h->state = HANDLE_PENDING;
+    if (h->is_region) {
+        region->msg.ns = region->ns->handle.id;
+        r = client_request(&h->call, UCM_METHOD_REGION_REGISTER, &proto_region_register,
+                           &region->msg, region->fds, region->n_fds, deadline_ns);
+    } else {
+        r = client_request(&h->call, UCM_METHOD_NS_OPEN, &proto_ns_open, &ns->open, NULL, 0,
+                           deadline_ns);
+    }
+    if (r && !h->call.done) {
+        if (r == -UCM_EDEADLINE) {
+            h->state = HANDLE_STALE;
+            c->stale = true;
+        } else {
+            client_call_finish(&h->call, r, ucm_errmsg());
+        }
+    }
+    client_handle_unref(h);
+    return r;
+}
+
+/* ---- bringing the daemon up to date ---- */
+
+static int handle_wait(struct client_handle *h, int64_t deadline_ns)
+{
+    int r;
+
+    client_handle_ref(h);
+    r = client_call_wait(&h->call, deadline_ns);
+    client_handle_unref(h);
+    if (r)
+        client_fail(UCM_EDEADLINE, "the connection was made again, but ucmd did not answer in time "
+                                   "for its namespaces and regions");
+    return r;
+}
+
+/* A region follows its namespace: one that is refused, or was closed, refuses it too. */
+static void follow_parent(struct client_handle *h)
+{
+    struct client_handle *parent = &((struct ucm_region *)h)->ns->handle;
+
+    if (parent->state == HANDLE_READY || parent->state == HANDLE_PENDING)
+        return;
+    h->state = HANDLE_REFUSED;
+    if (parent->listed) {
+        h->call.status = parent->call.status;
+        h->call.error = parent->call.error;
+    } else {
+        h->call.status = -UCM_ENOTFOUND;
+        ucm_error_set(&h->call.error, UCM_ENOTFOUND, "the region's namespace was closed");
+    }
+}
+
+/* Sends the first handle that the daemon does not know, or waits for the namespace that it needs.
+ * 1: look again, 0: none is left, else an error. The list may change whenever this waits or sends.
+ */
+static int restore_step(struct ucm_client *c, int64_t deadline_ns)
+{
+    struct client_handle *h;
+    int r;
+
+    /* Namespaces stand before their regions, so none of those listed is STALE behind the first. */
+    TAILQ_FOREACH(h, &c->handles, node)
+    {
+        if (h->state == HANDLE_STALE && h->is_region)
+            follow_parent(h);
+        if (h->state == HANDLE_STALE)
+            break;
+    }
+    if (!h)
+        return 0;
+    if (h->is_region && ((struct ucm_region *)h)->ns->handle.state == HANDLE_PENDING)
+        return (r = handle_wait(&((struct ucm_region *)h)->ns->handle, deadline_ns)) ? r : 1;
+    c->writing = true;
+    r = client_handle_send(h, deadline_ns);
+    return r == -UCM_EDEADLINE ? r : 1;
+}
+
+/* A refusal that may pass is tried again by the next call that needs the handle. */
+static int refused(struct client_handle *h)
+{
+    int status = h->call.status;
+
+    if (status == -UCM_EBUSY || status == -UCM_ENOMEMORY || status == -UCM_EDEADLINE) {
+        h->state = HANDLE_STALE;
+        h->client->stale = true;
+    }
+    return client_call_status(&h->call);
+}
+
+int client_writer_wait(struct ucm_client *c, int64_t deadline_ns)
+{
+    client_lead_pass(c);
+    if (client_cond_wait(c, &c->idle, deadline_ns) == 0 || !c->writing)
+        return 0;
+    return client_fail(UCM_EDEADLINE, "ucmd did not read the requests before this one in time");
+}
+
+int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns)
+{
+    for (;;) {
+        int r = client_link_up(c, deadline_ns);
+
+        if (r == 0 && c->writing) {
+            r = client_writer_wait(c, deadline_ns);
+        } else if (r == 0 && c->stale) {
+            r = restore_step(c, deadline_ns);
+            c->stale = r != 0;
+        } else if (r == 0 && h && h->state == HANDLE_PENDING) {
+            r = handle_wait(h, deadline_ns);
+        } else if (r == 0 && h && h->state == HANDLE_REFUSED) {
+            client_read_ready(c); /* perhaps that daemon is gone */
+            if (c->link == LINK_UP && h->state == HANDLE_REFUSED)
+                return refused(h);
+        } else if (r == 0) {
+            assert(!h || h->state == HANDLE_READY);
+            c->writing = true;
+            return 0;
+        }
+        if (r < 0)
+            return r;
+    }
+}

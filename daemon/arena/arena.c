@@ -1,0 +1,414 @@
+#include "daemon/arena/arena.h"
+
+#include "daemon/base/list.h"
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <uv.h>
+
+/* slot_ref = 1 + (extent << SLOT_BITS | slot): 2^14 slots of 4 KiB fill 64 MiB, 2^18 those of 1 GiB
+ */
+#define SLOT_BITS 18
+#define SLOT_MASK ((1u << SLOT_BITS) - 1)
+#define EXTENTS_MAX ((1u << (32 - SLOT_BITS)) - 1)
+
+struct extent {
+    struct list link; /* in arena.free, in its class's partial list, or nowhere (full, not ready) */
+    struct arena_class *class;
+    uint64_t *owner;     /* one a slot in use */
+    uint32_t *free_slot; /* stack of free slots; NULL until the extent has a class */
+    uint32_t slots, n_free;
+    uint8_t *used; /* bitmap, one byte a slot: tells a double free, and which owners are real */
+};
+
+struct arena_class {
+    struct arena_class *next;
+    struct list partial; /* extents with a free slot */
+    uint64_t slot_bytes;
+    uint32_t extents;
+};
+
+struct arena {
+    struct arena_config config;
+    char *base;
+    uint32_t extents, ready;
+    struct extent *extent;
+    struct list free;
+    struct arena_class *classes;
+    uint64_t used_bytes;
+
+    uv_async_t grown; /* the thread made `touched` extents ready */
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards the two below */
+    uint32_t touched;
+    bool stop;
+    bool threaded;
+};
+
+uint64_t arena_padded(uint64_t bytes)
+{
+    return (bytes + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
+}
+
+/* ---- growing ---- */
+
+static void extents_take(struct arena *a, uint32_t upto)
+{
+    for (; a->ready < upto; a->ready++) {
+        struct extent *e = &a->extent[a->ready];
+
+        a->config.extent_ready(a->config.ctx, a->ready,
+                               a->base + (uint64_t)a->ready * a->config.extent, a->config.extent);
+        list_push_back(&a->free, &e->link);
+    }
+}
+
+static void grown_cb(uv_async_t *async)
+{
+    struct arena *a = async->data;
+    uint32_t touched;
+
+    pthread_mutex_lock(&a->lock);
+    touched = a->touched;
+    pthread_mutex_unlock(&a->lock);
+    extents_take(a, touched);
+}
+
+/* One write a page: MADV_POPULATE_WRITE is newer than the kernels that are still about. */
+static void touch(char *p, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
+        *(volatile char *)(p + i) = 0;
+}
+
+static void *grow_thread(void *arg)
+{
+    struct arena *a = arg;
+
+    for (uint32_t i = 0; i < a->extents; i++) {
+        bool stop;
+
+        touch(a->base + (uint64_t)i * a->config.extent, a->config.extent);
+        pthread_mutex_lock(&a->lock);
+        a->touched = i + 1;
+        stop = a->stop;
+        pthread_mutex_unlock(&a->lock);
+        if (stop)
+            break;
+        uv_async_send(&a->grown);
+    }
+    return NULL;
+}
+
+static int grow_start(struct arena *a, uv_loop_t *loop)
+{
+    int rc;
+
+    if (!a->config.prefault) {
+        extents_take(a, a->extents);
+        return 0;
+    }
+    rc = uv_async_init(loop, &a->grown, grown_cb);
+    if (rc != 0)
+        return rc;
+    a->grown.data = a;
+    uv_unref((uv_handle_t *)&a->grown);
+    rc = pthread_create(&a->thread, NULL, grow_thread, a);
+    if (rc != 0) {
+        uv_close((uv_handle_t *)&a->grown, NULL);
+        return -rc;
+    }
+    a->threaded = true;
+    return 0;
+}
+
+/* ---- life ---- */
+
+int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out)
+{
+    struct arena *a = calloc(1, sizeof(*a));
+    int rc = -ENOMEM;
+
+    if (!a)
+        return -ENOMEM;
+    a->config = *config;
+    a->extents = (uint32_t)(config->size / config->extent);
+    if (a->extents == 0 || config->size / config->extent > EXTENTS_MAX) {
+        rc = -EINVAL;
+        goto err_after_arena;
+    }
+    list_init(&a->free);
+    pthread_mutex_init(&a->lock, NULL);
+    a->extent = calloc(a->extents, sizeof(*a->extent));
+    if (!a->extent)
+        goto err_after_lock;
+    a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (a->base == MAP_FAILED) {
+        rc = -errno;
+        goto err_after_extents;
+    }
+    if (config->hugepages && madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
+        log_info("arena", "no-hugepages", "errno=%d", errno);
+    /* A core dump of the cache would be as large as the host and hold tenants' data. */
+    if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
+        log_info("arena", "in-core-dumps", "errno=%d", errno);
+    rc = grow_start(a, loop);
+    if (rc != 0)
+        goto err_after_map;
+    *out = a;
+    return 0;
+
+err_after_map:
+    munmap(a->base, a->extents * config->extent);
+err_after_extents:
+    free(a->extent);
+err_after_lock:
+    pthread_mutex_destroy(&a->lock);
+err_after_arena:
+    free(a);
+    return rc;
+}
+
+static void arena_release(struct arena *a)
+{
+    for (uint32_t i = 0; i < a->extents; i++) {
+        free(a->extent[i].owner);
+        free(a->extent[i].free_slot);
+        free(a->extent[i].used);
+    }
+    while (a->classes) {
+        struct arena_class *c = a->classes;
+
+        a->classes = c->next;
+        free(c);
+    }
+    free(a->extent);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+static void grown_closed_cb(uv_handle_t *handle)
+{
+    arena_release(handle->data);
+}
+
+void arena_free(struct arena *a)
+{
+    if (!a)
+        return;
+    if (a->threaded) {
+        pthread_mutex_lock(&a->lock);
+        a->stop = true;
+        pthread_mutex_unlock(&a->lock);
+        pthread_join(a->thread, NULL);
+    }
+    munmap(a->base, a->extents * a->config.extent);
+    if (a->threaded)
+        uv_close((uv_handle_t *)&a->grown, grown_closed_cb);
+    else
+        arena_release(a);
+}
+
+/* ---- slots ---- */
+
+static struct arena_class *class_find(struct arena *a, uint64_t slot_bytes)
+{
+    for (struct arena_class *c = a->classes; c; c = c->next)
+        if (c->slot_bytes == slot_bytes)
+            return c;
+    return NULL;
+}
+
+static struct arena_class *class_new(struct arena *a, uint64_t slot_bytes)
+{
+    struct arena_class *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return NULL;
+    c->slot_bytes = slot_bytes;
+    list_init(&c->partial);
+    c->next = a->classes;
+    a->classes = c;
+    return c;
+}
+
+static void class_free(struct arena *a, struct arena_class *c)
+{
+    struct arena_class **p = &a->classes;
+
+    while (*p != c)
+        p = &(*p)->next;
+    *p = c->next;
+    free(c);
+}
+
+static int extent_carve(struct arena *a, struct extent *e, struct arena_class *c)
+{
+    uint32_t slots = (uint32_t)(a->config.extent / c->slot_bytes);
+    uint64_t *owner = calloc(slots, sizeof(*owner));
+    uint32_t *free_slot = malloc(slots * sizeof(*free_slot));
+    uint8_t *used = calloc(slots, 1);
+
+    if (!owner || !free_slot || !used) {
+        free(owner);
+        free(free_slot);
+        free(used);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < slots; i++)
+        free_slot[i] = slots - 1 - i; /* lowest first: neighbours are handed out in order */
+    e->owner = owner;
+    e->free_slot = free_slot;
+    e->used = used;
+    e->slots = e->n_free = slots;
+    e->class = c;
+    c->extents++;
+    list_remove(&e->link);
+    list_push_front(&c->partial, &e->link);
+    return 0;
+}
+
+static void extent_uncarve(struct arena *a, struct extent *e)
+{
+    struct arena_class *c = e->class;
+
+    list_remove(&e->link);
+    if (--c->extents == 0)
+        class_free(a, c);
+    free(e->owner);
+    free(e->free_slot);
+    free(e->used);
+    e->owner = NULL;
+    e->free_slot = NULL;
+    e->used = NULL;
+    e->class = NULL;
+    list_push_front(&a->free, &e->link);
+}
+
+/* Takes a free extent for slots of this size. NULL when there is none. */
+static struct arena_class *extent_claim(struct arena *a, struct arena_class *c, uint64_t slot_bytes)
+{
+    struct arena_class *made = NULL;
+
+    if (list_empty(&a->free))
+        return NULL;
+    if (!c)
+        c = made = class_new(a, slot_bytes);
+    if (!c)
+        return NULL;
+    if (extent_carve(a, LIST_ENTRY(a->free.next, struct extent, link), c) != 0) {
+        if (made)
+            class_free(a, made);
+        return NULL;
+    }
+    return c;
+}
+
+slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
+{
+    uint64_t slot_bytes = arena_padded(bytes);
+    struct arena_class *c;
+    struct extent *e;
+    uint32_t slot;
+
+    assert(bytes > 0);
+    if (slot_bytes > a->config.extent)
+        return 0;
+    c = class_find(a, slot_bytes);
+    if (!c || list_empty(&c->partial))
+        c = extent_claim(a, c, slot_bytes);
+    if (!c)
+        return 0;
+    e = LIST_ENTRY(c->partial.next, struct extent, link);
+    slot = e->free_slot[--e->n_free];
+    e->owner[slot] = owner;
+    e->used[slot] = 1;
+    if (e->n_free == 0)
+        list_remove(&e->link);
+    a->used_bytes += slot_bytes;
+    return 1 + ((uint32_t)(e - a->extent) << SLOT_BITS | slot);
+}
+
+static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
+{
+    struct extent *e = &a->extent[(ref - 1) >> SLOT_BITS];
+
+    *slot = (ref - 1) & SLOT_MASK;
+    assert(ref != 0 && (ref - 1) >> SLOT_BITS < a->extents && *slot < e->slots && e->used[*slot]);
+    return e;
+}
+
+void arena_slot_free(struct arena *a, slot_ref ref)
+{
+    uint32_t slot;
+    struct extent *e = extent_of(a, ref, &slot);
+
+    a->used_bytes -= e->class->slot_bytes;
+    e->used[slot] = 0;
+    e->free_slot[e->n_free++] = slot;
+    if (e->n_free == e->slots) {
+        extent_uncarve(a, e);
+    } else if (e->n_free == 1) {
+        list_push_back(&e->class->partial, &e->link);
+    }
+}
+
+void *arena_memory(struct arena *a, slot_ref ref)
+{
+    uint32_t slot;
+    struct extent *e = extent_of(a, ref, &slot);
+
+    return a->base + (uint64_t)(e - a->extent) * a->config.extent + slot * e->class->slot_bytes;
+}
+
+uint32_t arena_extent_of(struct arena *a, slot_ref ref)
+{
+    uint32_t slot;
+
+    return (uint32_t)(extent_of(a, ref, &slot) - a->extent);
+}
+
+uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
+{
+    uint32_t slot;
+
+    return extent_of(a, ref, &slot)->class->slot_bytes;
+}
+
+void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx, uint64_t owner),
+                         void *ctx)
+{
+    uint32_t slot;
+    struct extent *e = extent_of(a, ref, &slot);
+
+    /* visit may free the last slot, which takes owner and used away. */
+    for (uint32_t i = 0; e->used && i < e->slots; i++)
+        if (e->used[i])
+            visit(ctx, e->owner[i]);
+}
+
+uint64_t arena_bytes_used(const struct arena *a)
+{
+    return a->used_bytes;
+}
+
+uint64_t arena_bytes_ready(const struct arena *a)
+{
+    return a->ready * a->config.extent;
+}
+
+uint64_t arena_bytes_configured(const struct arena *a)
+{
+    return a->extents * a->config.extent;
+}
+
+uint64_t arena_extent_bytes(const struct arena *a)
+{
+    return a->config.extent;
+}

@@ -1,0 +1,274 @@
+#include "daemon/base/config_table.h"
+
+#include "proto/limits.h"
+#include "proto/messages.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define GIB (1ull << 30)
+#define TIB (1ull << 40)
+#define SECOND 1000ull
+#define HOUR (3600 * SECOND)
+
+/* sun_path holds 108 bytes, its NUL included. */
+#define SOCKET_BYTES 107
+
+static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
+static const char *const io_names[] = {"auto", "uring", "threads", NULL};
+static const char *const cuda_names[] = {"auto", "off", "required", NULL};
+
+/* ---- what a list's item must be: NULL, or what would be right ---- */
+
+bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id)
+{
+    uint64_t v = 0;
+
+    if (n < 5 || n > 14 || (text[0] != 'u' && text[0] != 'g') || memcmp(text + 1, "id:", 3) != 0)
+        return false;
+    for (size_t i = 4; i < n; i++) {
+        if (!isdigit((unsigned char)text[i]))
+            return false;
+        v = v * 10 + (uint64_t)(text[i] - '0');
+    }
+    if (v >= UINT32_MAX)
+        return false;
+    *is_gid = text[0] == 'g';
+    *id = (uint32_t)v;
+    return true;
+}
+
+static const char *item_folder(const char *text)
+{
+    return text[0] == '/' ? NULL : "write the absolute path of a folder, e.g. /var/lib/ucmd/nvme0";
+}
+
+static const char *item_admin(const char *text)
+{
+    bool is_gid;
+    uint32_t id;
+
+    return config_principal(text, strlen(text), &is_gid, &id)
+               ? NULL
+               : "write uid:NUMBER or gid:NUMBER, e.g. uid:1000";
+}
+
+static const char *item_tenant(const char *text)
+{
+    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    unsigned members = 0;
+    bool is_gid;
+    uint32_t id;
+
+    if (n == 0 || n > UCM_MAX_NAME_BYTES || (text[n] != ' ' && text[n] != '\0'))
+        return "begin with a name of letters, digits, '.', '_' and '-', e.g. \"team-a uid:1000 "
+               "gid:200\"";
+    for (text += n; *text == ' '; text += n, members++) {
+        text++;
+        n = strcspn(text, " ");
+        if (!config_principal(text, n, &is_gid, &id))
+            return "after the name write uid:NUMBER or gid:NUMBER, one space before each, "
+                   "e.g. \"team-a uid:1000 gid:200\"";
+    }
+    return members > 0 ? NULL : "after the name say who it is, e.g. \"team-a uid:1000 gid:200\"";
+}
+
+/* ---- the table ---- */
+
+#define AT(field) offsetof(struct config, field)
+
+const struct config_section config_sections[] = {
+    {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
+         "with\n"
+         "B, KiB, MiB, GiB or TiB (none: bytes), durations with ms, s, min or h. To check a "
+         "changed file:\n"
+         "ucmd --check --config FILE. SIGHUP reloads the keys marked (reloadable)."},
+    {"log", "One line an event on standard error."},
+    {"arena", "DRAM: staging buffers and the DRAM tier in one."},
+    {"index", "What is cached where."},
+    {"nvme", "The tier on local disks. Without paths the cache is DRAM only."},
+    {"device", "Where workers keep their KV memory."},
+    {"limits", "Hard bounds; past one of them a peer is answered BUSY or turned away."},
+    {"lease", "What a lookup may hold on to."},
+    {"request", "How long things may take."},
+    {"shutdown", "What happens on SIGTERM."},
+};
+const size_t config_section_count = sizeof(config_sections) / sizeof(config_sections[0]);
+
+const struct config_key config_keys[] = {
+    {"socket", CONFIG_PATH, false, AT(socket), "/run/ucmd/ucmd.sock", 1, SOCKET_BYTES, NULL, NULL,
+     "Path of the Unix socket that workers connect to. Its folder must exist. Not used when "
+     "systemd\n"
+     "passes the socket (ucmd.socket)."},
+    {"socket_mode", CONFIG_OCTAL, false, AT(socket_mode), "0660", 0, 0777, NULL, NULL,
+     "Permissions of the socket."},
+    {"socket_group", CONFIG_STRING, false, AT(socket_group), "", 0, 64, NULL, NULL,
+     "Group that owns the socket; \"\" keeps the daemon's."},
+    {"tenants", CONFIG_LIST, false, AT(tenants), "", 0, 4096, NULL, item_tenant,
+     "Who shares cache with whom: a list of \"name uid:N uid:N gid:N\". The first that names a "
+     "peer's\n"
+     "uid or primary gid is its tenant; who is in none is a tenant by itself, named uid:N."},
+    {"admins", CONFIG_LIST, false, AT(admins), "", 0, 1024, NULL, item_admin,
+     "Who may use operators' calls besides root and the daemon's own user: a list of uid:N and "
+     "gid:N,\n"
+     "gid being a peer's primary group."},
+
+    {"log.level", CONFIG_ENUM, true, AT(log_level), "info", 0, 0, level_names, NULL,
+     "Least level that is logged."},
+
+    {"arena.size", CONFIG_SIZE, false, AT(arena_size), "4GiB", MIB, 64 * TIB, NULL, NULL,
+     "DRAM that the daemon takes, rounded down to whole extents."},
+    {"arena.extent", CONFIG_SIZE, false, AT(arena_extent), "64MiB", MIB, GIB, NULL, NULL,
+     "Unit in which DRAM moves between slot sizes; a power of two, and no part of a block may be\n"
+     "larger."},
+    {"arena.hugepages", CONFIG_BOOL, false, AT(arena_hugepages), "true", 0, 1, NULL, NULL,
+     "Ask the kernel for transparent huge pages."},
+    {"arena.prefault", CONFIG_BOOL, false, AT(arena_prefault), "true", 0, 1, NULL, NULL,
+     "Touch all DRAM at start, behind the open socket; false touches a page at its first use."},
+
+    {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
+     NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},
+
+    {"nvme.paths", CONFIG_LIST, false, AT(nvme_paths), "", 0, CONFIG_MAX_PATHS, NULL, item_folder,
+     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]."},
+    {"nvme.size", CONFIG_SIZE, false, AT(nvme_size), "64GiB", 4 * MIB, 16 * TIB, NULL, NULL,
+     "Size of each of these files."},
+    {"nvme.segment", CONFIG_SIZE, false, AT(nvme_segment), "64MiB", MIB, GIB, NULL, NULL,
+     "Unit in which the files are written and reclaimed; a power of two."},
+    {"nvme.depth", CONFIG_INT, false, AT(nvme_depth), "128", 1, 4096, NULL, NULL,
+     "Requests in flight for each path."},
+    {"nvme.io", CONFIG_ENUM, false, AT(nvme_io), "auto", 0, 0, io_names, NULL,
+     "How the files are read and written; auto takes io_uring where the kernel allows it, else\n"
+     "threads."},
+    {"nvme.threads", CONFIG_INT, false, AT(nvme_threads), "4", 1, 256, NULL, NULL,
+     "Threads for checksums and blocking I/O."},
+    {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
+     "Bytes that may wait in DRAM to be written; past it new blocks stay in DRAM only."},
+
+    {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
+     "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},
+    {"device.cpu_threads", CONFIG_INT, false, AT(cpu_threads), "2", 1, 256, NULL, NULL,
+     "Threads that copy for regions in host memory."},
+
+    {"limits.connections", CONFIG_INT, false, AT(max_connections), "1024", 1, 65536, NULL, NULL,
+     "Clients connected at once."},
+    {"limits.requests", CONFIG_INT, false, AT(max_requests), "4096", 1, 1048576, NULL, NULL,
+     "Requests under way in all."},
+    {"limits.requests_per_connection", CONFIG_INT, false, AT(max_requests_conn), "256", 1, 65536,
+     NULL, NULL, "Requests under way for one client."},
+    {"limits.regions_per_connection", CONFIG_INT, false, AT(max_regions_conn), "64", 1, 4096, NULL,
+     NULL, "Regions that one client may register."},
+    {"limits.leases_per_connection", CONFIG_INT, false, AT(max_leases_conn), "4096", 1, 1048576,
+     NULL, NULL, "Leases that one client may hold."},
+    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 1048576, NULL, NULL,
+     "Namespaces known at once, over all tenants."},
+    {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
+     2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},
+
+    {"lease.max", CONFIG_DURATION, false, AT(lease_max_ms), "10min", SECOND, UCM_DEADLINE_MS, NULL,
+     NULL, "Longest lease that a lookup may take."},
+
+    {"request.deadline", CONFIG_DURATION, true, AT(deadline_ms), "30s", 1, UCM_DEADLINE_MS, NULL,
+     NULL, "Deadline of a request that names none."},
+    {"request.handshake", CONFIG_DURATION, false, AT(handshake_ms), "10s", 10, HOUR, NULL, NULL,
+     "Time until a client must have said hello, and for a frame that has begun to arrive whole."},
+
+    {"shutdown.drain", CONFIG_DURATION, false, AT(drain_ms), "10s", 0, HOUR, NULL, NULL,
+     "Time that requests under way get to finish before the daemon ends."},
+};
+const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
+
+_Static_assert(sizeof(config_keys) / sizeof(config_keys[0]) <= CONFIG_MAX_KEYS,
+               "struct config_origin has a line for every key");
+
+size_t config_section_length(const char *name)
+{
+    const char *dot = strchr(name, '.');
+
+    return dot ? (size_t)(dot - name) : 0;
+}
+
+const struct config_key *config_key_find(const char *name)
+{
+    for (size_t i = 0; i < config_key_count; i++)
+        if (strcmp(config_keys[i].name, name) == 0)
+            return &config_keys[i];
+    return NULL;
+}
+
+/* ---- the nearest name ---- */
+
+#define NEAR_BYTES 64
+
+static unsigned min3(unsigned a, unsigned b, unsigned c)
+{
+    unsigned m = a < b ? a : b;
+
+    return m < c ? m : c;
+}
+
+/* Levenshtein's distance, over one row. Both at most NEAR_BYTES long. */
+static unsigned distance(const char *a, const char *b)
+{
+    unsigned row[NEAR_BYTES + 1];
+    size_t n = strlen(b);
+
+    for (unsigned j = 0; j <= n; j++)
+        row[j] = j;
+    for (unsigned i = 1; *a; a++, i++) {
+        unsigned diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            unsigned above = row[j];
+
+            row[j] = min3(above + 1, row[j - 1] + 1, diagonal + (*a != b[j - 1]));
+            diagonal = above;
+        }
+    }
+    return row[n];
+}
+
+static void nearest_offer(const char *name, const char *known, unsigned *best, const char **found)
+{
+    unsigned d = distance(name, known);
+
+    if (d < *best) {
+        *best = d;
+        *found = known;
+    }
+}
+
+/* The right word without its section, or under another one. */
+static const char *nearest_elsewhere(const char *name)
+{
+    size_t skip = config_section_length(name);
+
+    for (size_t i = 0; i < config_key_count; i++) {
+        const char *known = config_keys[i].name;
+        size_t known_skip = config_section_length(known);
+
+        if (strcmp(known + (known_skip > 0 ? known_skip + 1 : 0),
+                   name + (skip > 0 ? skip + 1 : 0)) == 0)
+            return known;
+    }
+    return NULL;
+}
+
+const char *config_key_nearest(const char *name)
+{
+    size_t n = strlen(name);
+    unsigned best =
+        n < 9 ? 1 + (unsigned)(n + 1) / 3 : 4; /* farther is a guess, not a slip of the pen */
+    const char *found = NULL;
+
+    if (n > NEAR_BYTES)
+        return NULL;
+    for (size_t i = 0; i < config_key_count; i++)
+        nearest_offer(name, config_keys[i].name, &best, &found);
+    for (size_t i = 1; i < config_section_count; i++)
+        nearest_offer(name, config_sections[i].name, &best, &found);
+    return found ? found : nearest_elsewhere(name);
+}

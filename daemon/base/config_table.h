@@ -1,0 +1,93 @@
+/* The table behind config.h: what each key is called, holds and means. For the config_*.c files
+ * only. */
+#ifndef UCMD_BASE_CONFIG_TABLE_H
+#define UCMD_BASE_CONFIG_TABLE_H
+
+#include "daemon/base/config.h"
+
+enum config_kind {
+    CONFIG_SIZE,     /* uint64_t bytes: 4096, 4096B, 64KiB, 512MiB, 4GiB, 1TiB */
+    CONFIG_DURATION, /* uint64_t milliseconds: 500ms, 10s, 5min, 1h */
+    CONFIG_COUNT,    /* uint64_t */
+    CONFIG_INT,      /* unsigned */
+    CONFIG_OCTAL,    /* unsigned: 0660 */
+    CONFIG_BOOL,     /* bool: true, false */
+    CONFIG_ENUM,     /* an enum from 0, by the names in `names` */
+    CONFIG_STRING,   /* char *, at most max bytes */
+    CONFIG_PATH,     /* likewise, absolute */
+    CONFIG_LIST,     /* struct config_list, at most max items */
+};
+
+#define CONFIG_ITEM_BYTES 1024 /* of a list, its NUL included */
+
+struct config_key {
+    const char *name; /* "section.key", or "key" at the top */
+    enum config_kind kind;
+    bool reloadable;
+    size_t offset;            /* in struct config */
+    const char *initial;      /* as config_set takes it */
+    uint64_t min, max;        /* of the number, the string's bytes or the list's items */
+    const char *const *names; /* CONFIG_ENUM: NULL at the end */
+    const char *(*item)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
+    const char *help; /* lines of at most 100 columns, each but the last ending in \n */
+};
+
+struct config_section {
+    const char *name; /* "" is the top */
+    const char *help;
+};
+
+extern const struct config_key config_keys[]; /* those of a section stand together */
+extern const size_t config_key_count;
+extern const struct config_section config_sections[]; /* in the keys' order */
+extern const size_t config_section_count;
+
+/* The length of the section's name in "section.key", 0 at the top. */
+size_t config_section_length(const char *name);
+
+/* The key of this name, or NULL. */
+const struct config_key *config_key_find(const char *name);
+/* The known name nearest to this one, or NULL when none is near. */
+const char *config_key_nearest(const char *name);
+
+#define CONFIG_WHY_BYTES 384
+
+/* Sets the key from text. 0, or -EINVAL with a sentence in why (which begins with the key's name)
+ * or -ENOMEM; c is untouched on failure. Lists: config_list_set. */
+int config_value_set(struct config *c, const struct config_key *k, const char *text,
+                     char why[CONFIG_WHY_BYTES]);
+/* Replaces a list; takes the items of `list` on success. */
+int config_list_set(struct config *c, const struct config_key *k, struct config_list *list,
+                    char why[CONFIG_WHY_BYTES]);
+/* The key's list as one comma-separated string: config_set's form. */
+int config_list_split(struct config_list *out, const char *text);
+int config_list_add(struct config_list *list, const char *item);
+void config_list_free(struct config_list *list);
+
+/* The value as config_value_set takes it; strings are not quoted. Not for lists. Returns buf or the
+ * string itself. */
+#define CONFIG_TEXT_BYTES 32
+const char *config_value_text(const struct config *c, const struct config_key *k,
+                              char buf[CONFIG_TEXT_BYTES]);
+bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
+
+static inline void *config_field(struct config *c, const struct config_key *k)
+{
+    return (char *)c + k->offset;
+}
+
+static inline const void *config_field_const(const struct config *c, const struct config_key *k)
+{
+    return (const char *)c + k->offset;
+}
+
+static inline size_t config_key_place(const struct config_key *k)
+{
+    return (size_t)(k - config_keys);
+}
+
+/* Who a uid or gid belongs to: "uid:N" or "gid:N" into *is_gid and *id. false when it is neither.
+ */
+bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
+
+#endif

@@ -1,0 +1,464 @@
+#include "daemon/cache/cache.h"
+
+#include "daemon/cache/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    assert(b);
+    *ns = index_ns(c->config.index, b->ns);
+    assert(*ns);
+    return b;
+}
+
+struct ns *cache_ns(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+
+    cache_block(c, ref, &ns);
+    return ns;
+}
+
+/* ---- the turn of the loop ---- */
+
+static void room_wake(struct cache *c)
+{
+    struct list *node;
+
+    c->wake = false;
+    while ((node = list_pop_front(&c->room)) != NULL) {
+        struct cache_room *r = LIST_ENTRY(node, struct cache_room, link);
+
+        r->room_cb(r);
+        /* It waits again: there was too little for it, so there is too little for those behind.
+         * Only the address is compared: r may be gone. */
+        if (c->room.prev == node)
+            break;
+    }
+}
+
+static void idle_cb(uv_idle_t *idle)
+{
+    struct cache *c = idle->data;
+
+    uv_idle_stop(idle);
+    c->idle_on = false;
+    if (c->wake)
+        room_wake(c);
+    if (c->pump) {
+        c->pump = false;
+        cache_write_pump(c);
+    }
+}
+
+static void idle_start(struct cache *c)
+{
+    if (!c->idle_on && !c->closing) {
+        int rc = uv_idle_start(&c->idle, idle_cb);
+
+        assert(rc == 0);
+        c->idle_on = true;
+    }
+}
+
+void cache_released(struct cache *c)
+{
+    if (!list_empty(&c->room)) {
+        c->wake = true;
+        idle_start(c);
+    }
+    if (c->queue.n > 0 && c->writing_bytes < CACHE_WRITE_WINDOW && !c->no_writes) {
+        c->pump = true;
+        idle_start(c);
+    }
+}
+
+/* ---- life ---- */
+
+int cache_new(const struct cache_config *config, struct cache **out)
+{
+    struct cache *c = calloc(1, sizeof(*c));
+    int rc;
+
+    if (!c)
+        return -ENOMEM;
+    c->config = *config;
+    rc = uv_idle_init(config->loop, &c->idle);
+    if (rc != 0) {
+        free(c);
+        return rc;
+    }
+    c->idle.data = c;
+    table_init(&c->fills, CACHE_MAX_FILLS);
+    table_init(&c->fetches, CACHE_MAX_FETCHES);
+    list_init(&c->fills_by_age);
+    list_init(&c->room);
+    *out = c;
+    return 0;
+}
+
+static void idle_closed_cb(uv_handle_t *handle)
+{
+    struct cache *c = handle->data;
+
+    table_close(&c->fills);
+    table_close(&c->fetches);
+    free(c->queue.ring);
+    free(c);
+}
+
+void cache_free(struct cache *c)
+{
+    if (!c)
+        return;
+    assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
+    c->closing = true;
+    uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
+}
+
+void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier)
+{
+    c->tier_ops = ops;
+    c->tier = tier;
+}
+
+void cache_arena_attach(struct cache *c, struct arena *arena)
+{
+    c->arena = arena;
+}
+
+uint32_t cache_tier_busy(const struct cache *c)
+{
+    return c->tier_busy;
+}
+
+void cache_stop_writing(struct cache *c)
+{
+    c->no_writes = true;
+}
+
+void cache_stats(const struct cache *c, struct cache_stats *out)
+{
+    *out = c->stats;
+}
+
+/* ---- the state of a part ---- */
+
+/* What the counts are made of, before a change and after it. */
+struct part_view {
+    bool complete, whole, in_dram, on_nvme, dirty;
+};
+
+static struct part_view part_view(const struct block *b, const struct ns *ns, const struct part *p)
+{
+    return (struct part_view){
+        .complete = block_complete(b, ns),
+        .whole = part_whole(p),
+        .in_dram = p->dram == PART_DRAM_READY,
+        .on_nvme = p->nvme == PART_NVME_READY,
+        .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
+    };
+}
+
+static int step(bool was, bool is)
+{
+    return (int)is - (int)was;
+}
+
+static void part_changed(struct cache *c, struct block *b, struct ns *ns, uint32_t part,
+                         struct part_view was)
+{
+    const struct part *p = &b->part[part];
+    uint64_t slot_bytes = arena_padded(ns_part_bytes(ns, part));
+    struct part_view is = part_view(b, ns, p);
+
+    b->ready = (uint16_t)(b->ready + step(was.whole, is.whole));
+    b->dram_parts = (uint16_t)(b->dram_parts + step(was.in_dram, is.in_dram));
+    ns->dram_bytes += slot_bytes * (uint64_t)step(was.in_dram, is.in_dram);
+    ns->nvme_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_nvme, is.on_nvme);
+    c->dirty_bytes += slot_bytes * (uint64_t)step(was.dirty, is.dirty);
+    c->stats.complete += (uint64_t)step(was.complete, block_complete(b, ns));
+}
+
+void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
+                   uint32_t slot)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part_view was = part_view(b, ns, &b->part[part]);
+
+    b->part[part].dram = (uint8_t)dram;
+    b->part[part].slot = slot;
+    part_changed(c, b, ns, part, was);
+    /* Leaving the policy is the evicting caller's: it alone knows why. */
+    if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
+        policy_insert(c->config.policy, ref);
+}
+
+void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
+                   const struct tier_place *place)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part_view was = part_view(b, ns, &b->part[part]);
+
+    b->part[part].nvme = (uint8_t)nvme;
+    b->part[part].loc = place ? place->loc : 0;
+    b->part[part].checksum = place ? place->checksum : 0;
+    part_changed(c, b, ns, part, was);
+}
+
+void part_use(struct cache *c, struct part *p)
+{
+    assert(p->users < UINT16_MAX);
+    p->users++;
+    c->copies++;
+}
+
+void part_unuse(struct cache *c, struct part *p)
+{
+    assert(p->users > 0);
+    p->users--;
+    c->copies--;
+}
+
+/* ---- blocks ---- */
+
+bool cache_found(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b;
+
+    if (ref == 0)
+        return false;
+    b = cache_block(c, ref, &ns);
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
+}
+
+bool cache_in_dram(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    return b->dram_parts == ns->identity.parts;
+}
+
+void cache_hold(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    assert(b->leases < UINT32_MAX);
+    b->leases++;
+}
+
+void cache_drop(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    assert(b->leases > 0);
+    b->leases--;
+    if (b->leases == 0)
+        cache_settle(c, ref);
+    cache_released(c);
+}
+
+block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
+{
+    block_ref ref = index_find(c->config.index, ns, key);
+
+    if (ref == 0)
+        ref = index_insert(c->config.index, ns, key);
+    if (ref != 0)
+        cache_hold(c, ref);
+    return ref;
+}
+
+void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
+{
+    policy_touch(c->config.policy, refs, n);
+}
+
+bool cache_pin(struct cache *c, block_ref ref, bool pinned)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    if (pinned == !!(b->flags & BLOCK_PINNED))
+        return false;
+    b->flags ^= BLOCK_PINNED;
+    c->stats.pinned += pinned ? 1 : -1;
+    return true;
+}
+
+bool block_idle(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
+
+        if (p->users > 0 || p->dram == PART_DRAM_FILLING || p->dram == PART_DRAM_FETCHING ||
+            p->nvme == PART_NVME_WRITING)
+            return false;
+    }
+    return true;
+}
+
+void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        slot_ref slot = b->part[i].slot;
+
+        if (b->part[i].dram != PART_DRAM_READY)
+            continue;
+        part_set_dram(c, ref, i, PART_DRAM_NONE, 0);
+        arena_slot_free(c->arena, slot);
+    }
+    if (b->flags & BLOCK_IN_POLICY)
+        policy_remove(c->config.policy, ref, evicted);
+}
+
+static void block_leave_nvme(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].nvme == PART_NVME_READY)
+            cache_nvme_lost(c, ref, i, true);
+}
+
+void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct tier_place place = {b->part[part].loc, b->part[part].checksum};
+
+    part_set_nvme(c, ref, part, PART_NVME_NONE, NULL);
+    if (forget)
+        c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
+}
+
+void cache_discard(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    if (b->flags & BLOCK_PINNED)
+        c->stats.pinned--;
+    block_leave_dram(c, ref, false);
+    block_leave_nvme(c, ref);
+    index_remove(c->config.index, ref);
+    cache_released(c);
+}
+
+void cache_settle(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (b->leases > 0 || !block_idle(b, ns))
+        return;
+    /* An incomplete block in DRAM may still be completed and the policy will find it; one that is
+     * left on the tier alone would be found by nobody. */
+    if (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)))
+        cache_discard(c, ref);
+}
+
+/* Leaving DRAM alone loses nothing: every part lies on the tier as well. */
+static bool block_clean(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].nvme != PART_NVME_READY)
+            return false;
+    return true;
+}
+
+enum cache_evicted cache_evict(struct cache *c, block_ref ref, bool dram, bool nvme)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    bool only_dram = dram && !nvme;
+
+    if (b->ready == 0 || (only_dram && b->dram_parts == 0))
+        return CACHE_EVICT_NONE;
+    if (b->flags & BLOCK_PINNED || (only_dram && !block_clean(b, ns)))
+        return CACHE_EVICT_LATER;
+    if (b->leases > 0 || !block_idle(b, ns)) {
+        if (dram && nvme)
+            b->flags |= BLOCK_DOOMED;
+        return CACHE_EVICT_LATER;
+    }
+    if (dram)
+        block_leave_dram(c, ref, false);
+    if (nvme)
+        block_leave_nvme(c, ref);
+    if (!block_complete(b, ns))
+        cache_discard(c, ref);
+    cache_released(c);
+    return CACHE_EVICT_DONE;
+}
+
+/* ---- the tier takes a place back ---- */
+
+/* What lies in DRAM as well loses nothing. */
+static bool tier_may_drop(const struct block *b, const struct ns *ns, uint32_t part)
+{
+    if (b->part[part].dram == PART_DRAM_READY)
+        return true;
+    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
+}
+
+static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part *p = &b->part[part];
+
+    assert(p->nvme == PART_NVME_READY && p->loc == loc);
+    if (!tier_may_drop(b, ns, part))
+        return false;
+    cache_nvme_lost(c, ref, part, false);
+    if (p->dram != PART_DRAM_READY)
+        cache_discard(c, ref);
+    return true;
+}
+
+static unsigned tier_heat_cb(void *ctx, uint64_t owner)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (!tier_may_drop(b, ns, owner & 0xffff))
+        return TIER_HEAT_BUSY;
+    return policy_heat(c->config.policy, ref);
+}
+
+struct tier_callbacks cache_tier_callbacks(struct cache *c)
+{
+    return (struct tier_callbacks){.drop = tier_drop_cb, .heat = tier_heat_cb, .ctx = c};
+}
+
+/* ---- waiting for room ---- */
+
+bool cache_room_wait(struct cache *c, struct cache_room *r)
+{
+    if (c->copies == 0 && c->tier_busy == 0)
+        return false;
+    list_push_back(&c->room, &r->link);
+    return true;
+}
+
+void cache_room_cancel(struct cache_room *r)
+{
+    list_remove(&r->link);
+}

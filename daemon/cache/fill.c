@@ -1,0 +1,177 @@
+/* Filling parts from workers' memory, shard by shard, and publishing them when they are whole. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+struct cache_fill {
+    struct list link_owner, link_age;
+    struct cache_owner *owner;
+    block_ref ref;
+    uint32_t part, number, shards;
+    slot_ref slot;
+    uint32_t done;    /* shards whose bytes are in the slot */
+    uint32_t copying; /* shards claimed and not yet reported */
+    bool broken;      /* to be dropped when the last copy has ended */
+    uint64_t claimed[];
+};
+
+void cache_owner_init(struct cache_owner *o)
+{
+    list_init(&o->fills);
+}
+
+/* Takes the fill out of everything but its slot. */
+static void fill_unlink(struct cache *c, struct cache_fill *f)
+{
+    list_remove(&f->link_owner);
+    list_remove(&f->link_age);
+    table_remove(&c->fills, f->number);
+}
+
+static void fill_abort(struct cache *c, struct cache_fill *f)
+{
+    block_ref ref = f->ref;
+
+    assert(f->copying == 0);
+    fill_unlink(c, f);
+    part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
+    arena_slot_free(c->arena, f->slot);
+    free(f);
+    c->config.metrics->dump_blocks_dropped++;
+    cache_settle(c, ref);
+    cache_released(c);
+}
+
+static void fill_publish(struct cache *c, struct cache_fill *f)
+{
+    block_ref ref = f->ref;
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    fill_unlink(c, f);
+    part_set_dram(c, ref, f->part, PART_DRAM_READY, f->slot);
+    free(f);
+    c->config.metrics->dump_blocks++;
+    if (block_complete(b, ns))
+        cache_write_later(c, ref);
+    cache_settle(c, ref);
+    cache_released(c);
+}
+
+static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
+                    struct cache_fill **out)
+{
+    struct ns *ns = cache_ns(c, ref);
+    uint32_t shards = ns->identity.shards[part];
+    struct cache_fill *f = calloc(1, sizeof(*f) + (shards + 63) / 64 * sizeof(uint64_t));
+
+    if (!f)
+        return -ENOMEM;
+    f->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part));
+    if (f->slot == 0) {
+        free(f);
+        return -EBUSY;
+    }
+    f->number = table_add(&c->fills, f);
+    if (f->number == 0) {
+        arena_slot_free(c->arena, f->slot);
+        free(f);
+        return -EBUSY;
+    }
+    f->owner = o;
+    f->ref = ref;
+    f->part = part;
+    f->shards = shards;
+    list_init(&f->link_age);
+    list_push_back(&o->fills, &f->link_owner);
+    part_set_dram(c, ref, part, PART_DRAM_FILLING, f->number);
+    *out = f;
+    return 0;
+}
+
+static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
+{
+    for (uint32_t s = shard; s < shard + n; s++)
+        if (f->claimed[s / 64] >> (s % 64) & 1)
+            return false;
+    for (uint32_t s = shard; s < shard + n; s++)
+        f->claimed[s / 64] |= UINT64_C(1) << (s % 64);
+    return true;
+}
+
+int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
+                     uint32_t shard, uint32_t n, struct cache_fill **out)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part *p = &b->part[part];
+    struct cache_fill *f;
+    int rc;
+
+    assert(n > 0 && shard + n <= ns->identity.shards[part]);
+    if (b->flags & BLOCK_DOOMED)
+        return -EINPROGRESS;
+    if (part_whole(p) || p->dram == PART_DRAM_FETCHING)
+        return -EEXIST;
+    if (p->dram == PART_DRAM_NONE) {
+        rc = fill_new(c, o, ref, part, &f);
+        if (rc != 0)
+            return rc;
+    } else {
+        f = table_get(&c->fills, p->slot);
+    }
+    if (f->owner != o || f->broken || !fill_take(f, shard, n))
+        return -EINPROGRESS;
+    list_remove(&f->link_age);
+    list_push_back(&c->fills_by_age, &f->link_age);
+    if (f->copying == 0)
+        c->copies++;
+    f->copying += n;
+    *out = f;
+    return 0;
+}
+
+void *cache_fill_memory(struct cache *c, struct cache_fill *f)
+{
+    return arena_memory(c->arena, f->slot);
+}
+
+void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
+{
+    assert(f->copying >= n);
+    f->copying -= n;
+    if (f->copying == 0)
+        c->copies--;
+    if (ok)
+        f->done += n;
+    else
+        f->broken = true;
+    if (f->broken && f->copying == 0)
+        fill_abort(c, f);
+    else if (f->done == f->shards && !f->broken)
+        fill_publish(c, f);
+}
+
+void cache_owner_gone(struct cache *c, struct cache_owner *o)
+{
+    struct list *node;
+
+    while ((node = o->fills.next) != &o->fills)
+        fill_abort(c, LIST_ENTRY(node, struct cache_fill, link_owner));
+}
+
+bool cache_fill_reclaim(struct cache *c)
+{
+    for (struct list *n = c->fills_by_age.next; n != &c->fills_by_age; n = n->next) {
+        struct cache_fill *f = LIST_ENTRY(n, struct cache_fill, link_age);
+
+        if (f->copying > 0)
+            continue;
+        fill_abort(c, f);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,83 @@
+/* Shared by the files of this room only. */
+#ifndef UCMD_CACHE_INTERNAL_H
+#define UCMD_CACHE_INTERNAL_H
+
+#include "daemon/base/table.h"
+#include "daemon/cache/cache.h"
+
+#include <uv.h>
+
+/* Fills and reads under way at once; more are -EBUSY. */
+#define CACHE_MAX_FILLS (1u << 20)
+#define CACHE_MAX_FETCHES (1u << 16)
+/* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
+#define CACHE_WRITE_WINDOW (64u << 20)
+
+struct write_queue {
+    block_ref *ring;
+    uint32_t head, n, cap;
+};
+
+struct cache {
+    struct cache_config config;
+    const struct tier_ops *tier_ops;
+    struct tier *tier;
+    struct arena *arena;
+    struct table fills, fetches;
+    struct list fills_by_age; /* oldest progress first */
+    struct list room;
+    uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
+    bool idle_on, wake, pump, closing, no_writes;
+    struct write_queue queue;
+    uint64_t writing_bytes, dirty_bytes;
+    uint32_t tier_busy;
+    uint32_t copies; /* users held by copies, reads and writes: what can make room */
+    struct cache_stats stats;
+};
+
+struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
+
+static inline bool part_whole(const struct part *p)
+{
+    return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
+}
+
+static inline uint64_t part_owner(block_ref ref, uint32_t part)
+{
+    return (uint64_t)ref << 16 | part;
+}
+
+/* The only writers of a part's state: they keep every count that depends on it. */
+void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
+                   uint32_t slot);
+void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
+                   const struct tier_place *place);
+void part_use(struct cache *c, struct part *p);
+void part_unuse(struct cache *c, struct part *p);
+
+/* Nothing reads, writes or fills any of its parts. */
+bool block_idle(const struct block *b, const struct ns *ns);
+/* Frees the slots of its READY parts; none of them may have a user. */
+void block_leave_dram(struct cache *c, block_ref ref, bool evicted);
+
+/* The part's copy on the tier is gone or not to be trusted. */
+void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
+/* After anything of the block was released: carries out a doomed block's end, removes an empty one.
+ */
+void cache_settle(struct cache *c, block_ref ref);
+/* Drops the block from every tier. It must be idle. */
+void cache_discard(struct cache *c, block_ref ref);
+
+/* A slot, evicting what must go; 0 when everything is in use. */
+slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner);
+
+/* Later in this turn of the loop: wake who waits for room, write what waits. */
+void cache_released(struct cache *c);
+
+void cache_write_later(struct cache *c, block_ref ref);
+void cache_write_pump(struct cache *c);
+
+/* Drops the oldest fill that no copy is writing. False when there is none. */
+bool cache_fill_reclaim(struct cache *c);
+
+#endif

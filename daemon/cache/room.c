@@ -1,0 +1,147 @@
+/* Making room in DRAM: which blocks go, and when a whole extent must change its slot size. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+/* Extents of another slot size that could not be emptied: not to be tried again for one slot. */
+#define REFUSED_MAX 8
+#define VICTIM_TRIES 256
+
+struct room_search {
+    struct cache *cache;
+    bool lose; /* blocks that lie nowhere else may go though they wait to be written */
+    uint32_t refused[REFUSED_MAX], n_refused;
+    bool blocked;
+};
+
+static bool block_may_go(struct room_search *s, block_ref ref)
+{
+    struct cache *c = s->cache;
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    bool kept = b->leases > 0 || b->flags & BLOCK_PINNED;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
+
+        if (p->users > 0)
+            return false;
+        if (p->dram != PART_DRAM_READY || p->nvme == PART_NVME_READY)
+            continue;
+        if (kept || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
+            return false;
+    }
+    return true;
+}
+
+static slot_ref block_slot(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].dram == PART_DRAM_READY)
+            return b->part[i].slot;
+    return 0;
+}
+
+static bool may_go_cb(void *ctx, block_ref ref)
+{
+    struct room_search *s = ctx;
+    slot_ref slot = block_slot(s->cache, ref);
+    uint32_t extent;
+
+    if (slot == 0 || !block_may_go(s, ref))
+        return false;
+    extent = arena_extent_of(s->cache->arena, slot);
+    for (uint32_t i = 0; i < s->n_refused; i++)
+        if (s->refused[i] == extent)
+            return false;
+    return true;
+}
+
+static void block_evict(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    bool was_complete = block_complete(b, ns);
+
+    block_leave_dram(c, ref, true);
+    c->config.metrics->arena_evicted_blocks++;
+    if (!block_complete(b, ns)) {
+        if (was_complete)
+            c->config.metrics->arena_evicted_lost++;
+        /* A block that lost a part is worth nothing, whatever the tier still has of it. */
+        if (b->leases == 0 && block_idle(b, ns))
+            cache_discard(c, ref);
+    }
+}
+
+static void owner_blocked_cb(void *ctx, uint64_t owner)
+{
+    struct room_search *s = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    struct ns *ns;
+    struct block *b = cache_block(s->cache, ref, &ns);
+
+    if (b->part[owner & 0xffff].dram != PART_DRAM_READY || !block_may_go(s, ref))
+        s->blocked = true;
+}
+
+static void owner_evict_cb(void *ctx, uint64_t owner)
+{
+    struct room_search *s = ctx;
+
+    block_evict(s->cache, (block_ref)(owner >> 16));
+}
+
+/* The coldest block has another slot size: its whole extent must go, or none of it. */
+static bool extent_steal(struct room_search *s, slot_ref slot)
+{
+    struct cache *c = s->cache;
+
+    s->blocked = false;
+    arena_extent_owners(c->arena, slot, owner_blocked_cb, s);
+    if (s->blocked) {
+        if (s->n_refused == REFUSED_MAX)
+            return false;
+        s->refused[s->n_refused++] = arena_extent_of(c->arena, slot);
+        return true;
+    }
+    arena_extent_owners(c->arena, slot, owner_evict_cb, s);
+    c->config.metrics->arena_extents_moved++;
+    return true;
+}
+
+/* Makes one step towards a slot of this size. False: nothing more can go. */
+static bool room_step(struct room_search *s, uint64_t slot_bytes)
+{
+    struct cache *c = s->cache;
+    block_ref victim;
+    slot_ref slot;
+
+    victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
+    if (victim == 0 && !s->lose) {
+        s->lose = true;
+        victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
+    }
+    if (victim == 0)
+        return cache_fill_reclaim(c);
+    slot = block_slot(c, victim);
+    if (arena_slot_bytes(c->arena, slot) == slot_bytes) {
+        block_evict(c, victim);
+        return true;
+    }
+    return extent_steal(s, slot);
+}
+
+slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner)
+{
+    struct room_search s = {.cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes};
+    slot_ref slot = arena_alloc(c->arena, bytes, owner);
+
+    while (slot == 0 && room_step(&s, arena_padded(bytes)))
+        slot = arena_alloc(c->arena, bytes, owner);
+    if (slot == 0)
+        c->config.metrics->arena_full++;
+    return slot;
+}

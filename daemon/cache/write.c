@@ -1,0 +1,177 @@
+/* Write-behind: complete blocks go to the tier in the order in which they became complete, a
+ * bounded window of bytes at a time. What is evicted before its turn is simply not written. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cache_write {
+    struct tier_io io;
+    struct cache *cache;
+    block_ref ref;
+    uint32_t part;
+};
+
+/* Blocks removed while they waited leave their numbers behind, so the queue has a bound of its own.
+ */
+#define QUEUE_MAX (1u << 20)
+
+static int queue_push(struct write_queue *q, block_ref ref)
+{
+    if (q->n == QUEUE_MAX)
+        return -ENOSPC;
+    if (q->n == q->cap) {
+        uint32_t cap = q->cap ? 2 * q->cap : 1024;
+        block_ref *ring = malloc(cap * sizeof(*ring));
+
+        if (!ring)
+            return -ENOMEM;
+        for (uint32_t i = 0; i < q->n; i++)
+            ring[i] = q->ring[(q->head + i) % q->cap];
+        free(q->ring);
+        *q = (struct write_queue){.ring = ring, .n = q->n, .cap = cap};
+    }
+    q->ring[(q->head + q->n++) % q->cap] = ref;
+    return 0;
+}
+
+static block_ref queue_pop(struct write_queue *q)
+{
+    block_ref ref = q->ring[q->head];
+
+    q->head = (q->head + 1) % q->cap;
+    q->n--;
+    return ref;
+}
+
+static void queue_unpop(struct write_queue *q, block_ref ref)
+{
+    q->head = (q->head + q->cap - 1) % q->cap;
+    q->ring[q->head] = ref;
+    q->n++;
+}
+
+/* The bytes of the block that wait because of BLOCK_QUEUED. */
+static uint64_t block_dirty(const struct block *b, const struct ns *ns)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE)
+            bytes += arena_padded(ns_part_bytes(ns, i));
+    return bytes;
+}
+
+void cache_write_later(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (!c->tier || c->no_writes || b->flags & BLOCK_QUEUED)
+        return;
+    /* A number that was reused while it waited names a block that waits as well, or is passed over.
+     */
+    if (queue_push(&c->queue, ref) != 0) {
+        c->config.metrics->nvme_write_dropped += ns->identity.parts;
+        return;
+    }
+    b->flags |= BLOCK_QUEUED;
+    c->dirty_bytes += block_dirty(b, ns);
+    cache_released(c);
+}
+
+static void write_done_cb(struct tier_io *io, int status)
+{
+    struct cache_write *w = (struct cache_write *)io;
+    struct cache *c = w->cache;
+    block_ref ref = w->ref;
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    c->tier_busy--;
+    c->writing_bytes -= io->bytes;
+    part_unuse(c, &b->part[w->part]);
+    if (status == 0)
+        part_set_nvme(c, ref, w->part, PART_NVME_READY, &io->place);
+    else
+        part_set_nvme(c, ref, w->part, PART_NVME_NONE, NULL);
+    free(w);
+    cache_settle(c, ref);
+    cache_released(c);
+}
+
+static int part_write(struct cache *c, block_ref ref, struct block *b, struct ns *ns, uint32_t part)
+{
+    struct cache_write *w = calloc(1, sizeof(*w));
+    struct part *p = &b->part[part];
+    int rc;
+
+    if (!w)
+        return -ENOMEM;
+    w->cache = c;
+    w->ref = ref;
+    w->part = part;
+    w->io.op = TIER_WRITE;
+    w->io.data = arena_memory(c->arena, p->slot);
+    w->io.bytes = ns_part_bytes(ns, part);
+    w->io.buffer = arena_extent_of(c->arena, p->slot);
+    memcpy(w->io.name.fingerprint, ns->fingerprint, sizeof(w->io.name.fingerprint));
+    memcpy(w->io.name.key, b->key, sizeof(w->io.name.key));
+    w->io.name.key_bytes = ns->identity.key_bytes;
+    w->io.name.part = part;
+    w->io.name.owner = part_owner(ref, part);
+    w->io.done = write_done_cb;
+    rc = c->tier_ops->submit(c->tier, &w->io);
+    if (rc != 0) {
+        free(w);
+        return rc;
+    }
+    part_use(c, p);
+    part_set_nvme(c, ref, part, PART_NVME_WRITING, NULL);
+    c->tier_busy++;
+    c->writing_bytes += ns_part_bytes(ns, part);
+    return 0;
+}
+
+/* -EAGAIN: the tier's queue is full, the rest of the block must wait. */
+static int block_write(struct cache *c, block_ref ref, struct block *b, struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        int rc;
+
+        if (b->part[i].dram != PART_DRAM_READY || b->part[i].nvme != PART_NVME_NONE)
+            continue;
+        rc = part_write(c, ref, b, ns, i);
+        if (rc == -EAGAIN)
+            return rc;
+        if (rc != 0)
+            c->config.metrics->nvme_write_dropped++;
+    }
+    return 0;
+}
+
+void cache_write_pump(struct cache *c)
+{
+    while (c->queue.n > 0 && c->writing_bytes < CACHE_WRITE_WINDOW && !c->no_writes) {
+        block_ref ref = queue_pop(&c->queue);
+        struct block *b = index_block(c->config.index, ref);
+        struct ns *ns;
+
+        if (!b || !(b->flags & BLOCK_QUEUED))
+            continue;
+        ns = index_ns(c->config.index, b->ns);
+        c->dirty_bytes -= block_dirty(b, ns);
+        b->flags &= ~(uint32_t)BLOCK_QUEUED;
+        if (b->flags & BLOCK_DOOMED)
+            continue;
+        if (block_write(c, ref, b, ns) == -EAGAIN) {
+            /* No cache_released here: the next completion tries again. */
+            b->flags |= BLOCK_QUEUED;
+            c->dirty_bytes += block_dirty(b, ns);
+            queue_unpop(&c->queue, ref);
+            return;
+        }
+    }
+}

@@ -1,0 +1,152 @@
+#include "daemon/device/gpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+extern const unsigned char ucm_copy_fatbin[];
+
+/* ---- failures ---- */
+
+void gpu_fail(struct gpu *g, CUresult r, const char *what)
+{
+    char text[160];
+
+    if (atomic_load(&g->failed))
+        return;
+    cuda_error_text(r, text, sizeof(text));
+    snprintf(g->why, sizeof(g->why), "%s: %s: %s", g->outbox.stats.name, what, text);
+    atomic_store(&g->failed, true);
+    job_outbox_wake(&g->outbox);
+}
+
+/* Errors after which a context answers every call with an error. */
+static bool context_lost(CUresult r)
+{
+    switch (r) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_DEINITIALIZED:
+        return true;
+    default:
+        return false;
+    }
+}
+
+int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what)
+{
+    char text[160];
+
+    cuda_error_text(r, text, sizeof(text));
+    if (context_lost(r)) {
+        gpu_fail(g, r, what);
+        status = -EIO;
+    }
+    return job_refuse(job, status, UCM_WIRE_DEVICE, "%s: %s", what, text);
+}
+
+int gpu_refuse_failed(struct gpu *g, struct device_job *job)
+{
+    return job_refuse(job, -EIO, UCM_WIRE_DEVICE, "the GPU failed, the daemon must restart: %s",
+                      g->why);
+}
+
+/* ---- the context ---- */
+
+static CUresult streams_create(struct gpu *g)
+{
+    int least, greatest;
+    CUresult r = cuda.cuCtxGetStreamPriorityRange(&least, &greatest);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamCreateWithPriority(&g->streams[UCM_COPY_LOAD].stream,
+                                            CU_STREAM_NON_BLOCKING, greatest);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamCreateWithPriority(&g->streams[UCM_COPY_DUMP].stream,
+                                            CU_STREAM_NON_BLOCKING, least);
+    return r;
+}
+
+static CUresult launches_create(struct gpu *g)
+{
+    size_t n = 2 * GPU_LAUNCHES * GPU_LAUNCH_ITEMS;
+    void *items;
+    CUresult r = cuda.cuMemHostAlloc(&items, n * sizeof(*g->items),
+                                     CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    g->items = items;
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * GPU_LAUNCHES; i++) {
+        struct gpu_launch *l = &g->streams[i / GPU_LAUNCHES].launches[i % GPU_LAUNCHES];
+
+        l->items = g->items + i * GPU_LAUNCH_ITEMS;
+        r = cuda.cuEventCreate(&l->done, CU_EVENT_DISABLE_TIMING);
+    }
+    return r;
+}
+
+/* Undoes gpu_context_open, whole or in part. */
+void gpu_context_close(struct gpu *g)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct gpu_stream *s = &g->streams[i];
+
+        for (unsigned j = 0; j < GPU_LAUNCHES; j++)
+            if (s->launches[j].done)
+                (void)cuda.cuEventDestroy(s->launches[j].done);
+        if (s->stream)
+            (void)cuda.cuStreamDestroy(s->stream);
+        *s = (struct gpu_stream){0};
+    }
+    if (g->items)
+        (void)cuda.cuMemFreeHost(g->items);
+    if (g->module)
+        (void)cuda.cuModuleUnload(g->module);
+    (void)cuda.cuCtxSetCurrent(NULL);
+    (void)cuda.cuDevicePrimaryCtxRelease(g->dev);
+    g->items = NULL;
+    g->module = NULL;
+    g->context = NULL;
+}
+
+int gpu_context_open(struct gpu *g, struct device_job *job)
+{
+    uint64_t before = cuda_used_bytes(g->outbox.stats.uuid), after;
+    CUresult r = cuda.cuDeviceGet(&g->dev, g->ordinal);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuDevicePrimaryCtxRetain(&g->context, g->dev);
+    if (r != CUDA_SUCCESS) {
+        g->context = NULL;
+        return gpu_refuse(g, job, -EIO, r, "the GPU gives no context");
+    }
+    r = cuda.cuCtxSetCurrent(g->context);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuModuleLoadData(&g->module, ucm_copy_fatbin);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuModuleGetFunction(&g->kernel, g->module, UCM_COPY_KERNEL);
+    if (r == CUDA_SUCCESS)
+        r = streams_create(g);
+    if (r == CUDA_SUCCESS)
+        r = launches_create(g);
+    if (r != CUDA_SUCCESS) {
+        gpu_context_close(g);
+        return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");
+    }
+    after = cuda_used_bytes(g->outbox.stats.uuid);
+    /* Roughly: others may have taken or freed memory meanwhile. */
+    if (before != 0 && after > before)
+        atomic_store(&g->context_bytes, after - before);
+    return 0;
+}

@@ -1,0 +1,264 @@
+#include "daemon/device/gpu.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define GPU_EXPIRE_MS 20
+#define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
+#define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
+
+/* ---- jobs that end ---- */
+
+void gpu_finish(struct gpu *g, struct device_job *job, int status)
+{
+    struct gpu_region *mapping = job->region->mapping;
+
+    gpu_event_close(job);
+    if (--mapping->jobs == 0 && mapping->last)
+        job_queue_push(&g->ready, mapping->last);
+    job_outbox_put(&g->outbox, job, status);
+}
+
+static int refuse_dying(struct device_job *job)
+{
+    return job_refuse(job, -EIO, UCM_WIRE_DEVICE,
+                      "the worker is exiting: its event says nothing about its memory any more");
+}
+
+/* All pieces are done. A dump whose worker died on the way is not reported as good (event_poll). */
+static void copy_done(struct gpu *g, struct device_job *job)
+{
+    struct gpu_region *mapping = job->region->mapping;
+
+    if (job->status == 0 && job->op == DEVICE_DUMP && job->event && !worker_alive(&mapping->worker))
+        job->status = refuse_dying(job);
+    gpu_finish(g, job, job->status);
+}
+
+/* The context is lost, and with it all that was launched. A stream of a lost context answers at
+ * once; waiting for it makes sure that nothing writes to a slot which the loop gives to somebody
+ * else. */
+void gpu_abandon(struct gpu *g)
+{
+    struct device_job *job;
+    struct list *node;
+
+    while ((node = list_pop_front(&g->waiting)) != NULL) {
+        job = LIST_ENTRY(node, struct device_job, link);
+        gpu_finish(g, job, gpu_refuse_failed(g, job));
+    }
+    while ((job = job_queue_first(&g->ready)) != NULL) {
+        list_remove(&job->link);
+        job->next_item = job->n_items;
+        job->status = gpu_refuse_failed(g, job);
+        if (job->pieces == 0)
+            gpu_finish(g, job, job->status);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        struct gpu_stream *s = &g->streams[i];
+
+        if (s->stream)
+            (void)cuda.cuStreamSynchronize(s->stream);
+        for (; s->n > 0; s->n--, s->oldest = (s->oldest + 1) % GPU_LAUNCHES) {
+            job = s->launches[s->oldest].job;
+            job->status = gpu_refuse_failed(g, job);
+            if (--job->pieces == 0)
+                gpu_finish(g, job, job->status);
+        }
+        s->bytes = 0;
+    }
+}
+
+/* ---- events ---- */
+
+/* For dumps whose event has not come yet: a dead worker's never does, and its memory stays
+ * allocated until the region is closed behind them. */
+static bool worker_seen(struct gpu_region *mapping, uint64_t now_ms)
+{
+    if (now_ms >= mapping->seen_ms + GPU_SEEN_MS) {
+        mapping->seen_ms = now_ms;
+        mapping->seen_alive = worker_alive(&mapping->worker);
+    }
+    return mapping->seen_alive;
+}
+
+/* A dump waits here, outside every stream, so that an event which never comes holds up nobody else.
+ *
+ * When a process dies, the driver frees its objects, and an event of it that was never signalled
+ * may read as signalled to others. The kernel marks a process as exiting before it closes the
+ * driver's files, so: event seen signalled, and after that the worker seen not exiting, means that
+ * the event was really signalled. Then its writes are in memory, and a launch made now sees them.
+ * No stream waits for the event besides: the worker may have recorded it anew by then, behind work
+ * that never ends. */
+static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
+{
+    struct gpu_region *mapping = job->region->mapping;
+    CUresult r = cuda.cuEventQuery(job->scratch);
+    int rc;
+
+    if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) && worker_seen(mapping, now_ms))
+        return false;
+    list_remove(&job->link);
+    if (r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_READY)
+        rc = gpu_refuse(g, job, -EIO, r, "the worker's event failed");
+    else if (!worker_alive(&mapping->worker))
+        rc = refuse_dying(job);
+    else if (r == CUDA_ERROR_NOT_READY)
+        rc = job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
+                        "the worker's event was not signalled before the deadline");
+    else
+        rc = 0;
+    if (rc < 0)
+        gpu_finish(g, job, rc);
+    else
+        job_queue_push(&g->ready, job);
+    return true;
+}
+
+bool gpu_events_poll(struct gpu *g)
+{
+    uint64_t now_ms = job_clock_ms();
+    struct list *last = g->waiting.prev, *node = NULL;
+    bool moved = false;
+
+    for (unsigned i = 0; i < GPU_EVENTS_A_LOOK && node != last; i++) {
+        node = list_pop_front(&g->waiting);
+        if (!node)
+            break;
+        list_push_back(&g->waiting, node);
+        moved |= event_poll(g, LIST_ENTRY(node, struct device_job, link), now_ms);
+    }
+    return moved;
+}
+
+/* ---- launches ---- */
+
+static CUresult launch(struct gpu *g, struct gpu_stream *s, struct device_job *job)
+{
+    struct gpu_launch *l = &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
+    const struct gpu_region *mapping = job->region->mapping;
+    uint32_t direction = s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP;
+    uint32_t largest = 0, tiles;
+    struct job_piece piece;
+    CUdeviceptr planes;
+    CUresult r;
+
+    if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
+        list_remove(&job->link);
+    for (uint32_t p = piece.first_plane; p < piece.first_plane + piece.n_planes; p++)
+        if (job->region->planes[p].chunk > largest)
+            largest = job->region->planes[p].chunk;
+    tiles = ucm_copy_tiles(largest);
+    planes = mapping->planes + piece.first_plane * sizeof(struct ucm_copy_plane);
+    memcpy(l->items, &job->items[piece.first_item], piece.n_items * sizeof(*l->items));
+
+    void *arguments[] = {&planes, &piece.n_planes, &l->items, &piece.n_items, &tiles, &direction};
+    r = cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, s->stream,
+                            arguments, NULL);
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuda.cuEventRecord(l->done, s->stream);
+    if (r != CUDA_SUCCESS) {
+        gpu_fail(g, r, "a copy can't be followed"); /* it runs, and nobody knows until when */
+        return r;
+    }
+    l->job = job;
+    l->bytes = piece.bytes;
+    job->pieces++;
+    s->n++;
+    s->bytes += piece.bytes;
+    return r;
+}
+
+/* Before the first piece: what must hold for all of them. */
+static int begin(struct gpu *g, struct device_job *job)
+{
+    int rc = job_check(job, job_clock_ms());
+
+    if (rc == 0)
+        rc = gpu_memory_need(g, job);
+    job->begun = rc == 0;
+    return rc;
+}
+
+/* What was launched of the job before still runs: it ends when that does. */
+static void launch_failed(struct gpu *g, struct device_job *job, CUresult r)
+{
+    list_remove(&job->link);
+    job->next_item = job->n_items;
+    job->status = gpu_refuse(g, job, -EIO, r, "a copy can't be launched");
+    if (job->pieces == 0)
+        gpu_finish(g, job, job->status);
+}
+
+bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
+{
+    struct gpu_stream *s = &g->streams[direction];
+    struct device_job *job;
+    bool moved = false;
+    CUresult r;
+    int rc;
+
+    while (!atomic_load(&g->failed) && s->n < GPU_LAUNCHES && s->bytes < GPU_AHEAD_BYTES) {
+        job = job_queue_first_of(&g->ready, direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD);
+        if (!job)
+            break;
+        moved = true;
+        rc = job->begun ? 0 : begin(g, job);
+        if (rc < 0) {
+            list_remove(&job->link);
+            gpu_finish(g, job, rc);
+            continue;
+        }
+        r = launch(g, s, job);
+        if (r != CUDA_SUCCESS)
+            launch_failed(g, job, r);
+    }
+    return moved;
+}
+
+bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
+{
+    struct gpu_stream *s = &g->streams[direction];
+    bool moved = false;
+
+    while (s->n > 0) {
+        struct gpu_launch *l = &s->launches[s->oldest];
+        struct device_job *job = l->job;
+        CUresult r = cuda.cuEventQuery(l->done);
+
+        if (r == CUDA_ERROR_NOT_READY)
+            break;
+        if (r != CUDA_SUCCESS) {
+            gpu_fail(g, r, "a copy failed");
+            return true;
+        }
+        s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
+        s->n--;
+        s->bytes -= l->bytes;
+        if (--job->pieces == 0 && job->next_item == job->n_items)
+            copy_done(g, job);
+        moved = true;
+    }
+    return moved;
+}
+
+/* Copies that wait for their turn behind a bus that is busy, or stuck. */
+void gpu_expire(struct gpu *g)
+{
+    uint64_t now_ms = job_clock_ms();
+    struct list expired, *node;
+
+    if (now_ms < g->expired_ms + GPU_EXPIRE_MS)
+        return;
+    g->expired_ms = now_ms;
+    list_init(&expired);
+    job_queue_expire(&g->ready, now_ms, &expired);
+    while ((node = list_pop_front(&expired)) != NULL) {
+        struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+
+        gpu_finish(g, job,
+                   job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
+                              "the deadline passed before the copy could begin"));
+    }
+}

@@ -1,0 +1,142 @@
+#include "daemon/device/gpu.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Registering takes about 50 ms a GiB and holds up the driver: pieces of this size bound that, and
+ * a job waits for no more than those that it needs. */
+#define GPU_PIN_BYTES (256ull << 20)
+
+/* The first pin whose end is above the address. */
+static size_t pin_after(const struct gpu_memory *m, uint64_t address)
+{
+    size_t low = 0, high = m->n;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (m->pins[middle].base + m->pins[middle].bytes <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int memory_grow(struct gpu_memory *m)
+{
+    size_t cap = m->cap ? 2 * m->cap : 64;
+    struct gpu_pin *pins = realloc(m->pins, cap * sizeof(*pins));
+
+    if (!pins)
+        return -ENOMEM;
+    m->pins = pins;
+    m->cap = cap;
+    return 0;
+}
+
+/* Without memory for the list the rest stays unknown, and jobs with slots there are refused. */
+void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes)
+{
+    while (bytes > 0) {
+        uint64_t n = bytes < GPU_PIN_BYTES ? bytes : GPU_PIN_BYTES;
+        size_t i = pin_after(m, base);
+
+        if (m->n == m->cap && memory_grow(m) < 0)
+            return;
+        memmove(&m->pins[i + 1], &m->pins[i], (m->n - i) * sizeof(*m->pins));
+        m->pins[i] = (struct gpu_pin){base, n, GPU_PIN_NEW};
+        m->n++;
+        m->fresh++;
+        base += n;
+        bytes -= n;
+    }
+}
+
+/* Portable: one registration serves all GPUs, and only one of them may make it. Kernels are given
+ * host addresses as they are, so the GPU must see the memory at the same address; it does on every
+ * 64-bit Linux. */
+static CUresult pin(struct gpu *g, struct gpu_pin *p)
+{
+    void *memory = (void *)(uintptr_t)p->base;
+    CUdeviceptr address = 0;
+    CUresult r = cuda.cuMemHostRegister(memory, p->bytes,
+                                        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+
+    g->memory.fresh--;
+    p->state = r == CUDA_SUCCESS ? GPU_PIN_OURS : GPU_PIN_OTHERS;
+    if (r == CUDA_SUCCESS || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        r = cuda.cuMemHostGetDevicePointer(&address, memory, 0);
+    if (r == CUDA_SUCCESS && address != p->base)
+        r = CUDA_ERROR_NOT_SUPPORTED;
+    if (r == CUDA_SUCCESS)
+        return r;
+    if (p->state == GPU_PIN_OURS)
+        (void)cuda.cuMemHostUnregister(memory);
+    p->state = GPU_PIN_FAILED;
+    return r;
+}
+
+/* One slot's bytes; *last is the pin of the slot before, where this one most likely is too. */
+static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uint64_t end,
+                      size_t *last)
+{
+    struct gpu_memory *m = &g->memory;
+    CUresult r = CUDA_SUCCESS;
+
+    while (begin < end) {
+        size_t i = *last;
+        struct gpu_pin *p;
+
+        if (i >= m->n || begin < m->pins[i].base || begin >= m->pins[i].base + m->pins[i].bytes)
+            i = pin_after(m, begin);
+        if (i >= m->n || begin < m->pins[i].base)
+            return job_refuse(job, -EINVAL, UCM_WIRE_INTERNAL,
+                              "slot memory at %#" PRIx64 " was never given to the GPU", begin);
+        p = &m->pins[i];
+        if (p->state == GPU_PIN_NEW)
+            r = pin(g, p);
+        if (p->state == GPU_PIN_FAILED)
+            return r != CUDA_SUCCESS
+                       ? gpu_refuse(g, job, -EIO, r, "slot memory can't be pinned")
+                       : job_refuse(job, -EIO, UCM_WIRE_DEVICE,
+                                    "the slot lies in memory that could not be pinned");
+        *last = i;
+        begin = p->base + p->bytes;
+    }
+    return 0;
+}
+
+int gpu_memory_need(struct gpu *g, struct device_job *job)
+{
+    uint64_t offset = job->region->planes[job->first_plane].slot_offset;
+    uint64_t bytes = job_item_bytes(job);
+    size_t last = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && i < job->n_items; i++)
+        rc = need_range(g, job, job->items[i].slot + offset, job->items[i].slot + offset + bytes,
+                        &last);
+    return rc;
+}
+
+void gpu_memory_pin_one(struct gpu *g)
+{
+    for (size_t i = 0; i < g->memory.n; i++) {
+        if (g->memory.pins[i].state == GPU_PIN_NEW) {
+            (void)pin(g, &g->memory.pins[i]); /* a job that needs it will say what is wrong */
+            return;
+        }
+    }
+}
+
+void gpu_memory_close(struct gpu *g)
+{
+    for (size_t i = 0; i < g->memory.n; i++)
+        if (g->memory.pins[i].state == GPU_PIN_OURS)
+            (void)cuda.cuMemHostUnregister((void *)(uintptr_t)g->memory.pins[i].base);
+    free(g->memory.pins);
+    g->memory = (struct gpu_memory){0};
+}

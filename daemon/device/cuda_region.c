@@ -1,0 +1,325 @@
+#include "daemon/device/gpu.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
+ * same bytes with different offsets: opened once, counted. */
+struct gpu_ipc {
+    struct list link;
+    uint8_t bytes[UCM_MAX_HANDLE_BYTES];
+    pid_t pid;
+    uint64_t start; /* of the process: a worker may come back with its old pid and handles */
+    CUdeviceptr address;
+    uint64_t size; /* from address to the allocation's end */
+    uint32_t refs;
+};
+
+/* ---- IPC memory ---- */
+
+/* Fills size; the memory must be this GPU's own. */
+static int ipc_inspect(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_ipc *ipc)
+{
+    CUdeviceptr base;
+    size_t size;
+    int ordinal = -1;
+    CUresult r =
+        cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ipc->address);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemGetAddressRange(&base, &size, ipc->address);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EINVAL, r, "the memory of an IPC handle can't be inspected");
+    if (ordinal != g->ordinal)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "handle %u is memory of another GPU than the region's", i);
+    ipc->size = base + size - ipc->address;
+    return 0;
+}
+
+static bool ipc_is_of(const struct gpu_ipc *ipc, const struct worker *worker)
+{
+    return ipc->pid == worker->pid && ipc->start == worker->start;
+}
+
+/* The driver gives an allocation that is open already once more, at the same address: for another
+ * process, or a worker that came back with its old pid, that would be memory which it does not own.
+ * Different bytes may name one allocation: the driver does not look at all of them. */
+static int ipc_refuse_foreign(struct gpu *g, struct device_job *job, uint32_t i,
+                              CUdeviceptr address, const struct worker *worker)
+{
+    for (struct list *node = g->opened.next; node != &g->opened; node = node->next) {
+        const struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
+
+        if (other->address == address && !ipc_is_of(other, worker))
+            return job_refuse(
+                job, -EBUSY, UCM_WIRE_BUSY,
+                "handle %u is still open for another process (%ld); try again when its "
+                "region is gone",
+                i, (long)other->pid);
+    }
+    return 0;
+}
+
+static int ipc_new(struct gpu *g, struct device_job *job, uint32_t i, const struct worker *worker,
+                   struct gpu_ipc **out)
+{
+    struct gpu_ipc *ipc = calloc(1, sizeof(*ipc));
+    CUipcMemHandle handle;
+    CUresult r;
+    int rc;
+
+    if (!ipc)
+        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for handle %u", i);
+    memcpy(ipc->bytes, job->region->ipc_bytes[i], sizeof(ipc->bytes));
+    memcpy(&handle, ipc->bytes, sizeof(handle));
+    ipc->pid = worker->pid;
+    ipc->start = worker->start;
+    r = cuda.cuIpcOpenMemHandle(&ipc->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (r != CUDA_SUCCESS) {
+        free(ipc);
+        return gpu_refuse(g, job, -EINVAL, r, "an IPC memory handle can't be opened");
+    }
+    rc = ipc_refuse_foreign(g, job, i, ipc->address, worker);
+    if (rc == 0)
+        rc = ipc_inspect(g, job, i, ipc);
+    if (rc < 0) {
+        (void)cuda.cuIpcCloseMemHandle(ipc->address);
+        free(ipc);
+        return rc;
+    }
+    list_push_back(&g->opened, &ipc->link);
+    *out = ipc;
+    return 0;
+}
+
+static void ipc_put(struct gpu_ipc *ipc)
+{
+    if (--ipc->refs > 0)
+        return;
+    list_remove(&ipc->link);
+    (void)cuda.cuIpcCloseMemHandle(ipc->address);
+    free(ipc);
+}
+
+static int ipc_get(struct gpu *g, struct device_job *job, uint32_t i, const struct worker *worker,
+                   struct gpu_ipc **out)
+{
+    const struct msg_handle *h = &job->region->handles[i];
+    struct gpu_ipc *ipc = NULL;
+    int rc;
+
+    for (struct list *node = g->opened.next; node != &g->opened && !ipc; node = node->next) {
+        struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
+
+        if (ipc_is_of(other, worker) &&
+            memcmp(other->bytes, job->region->ipc_bytes[i], sizeof(other->bytes)) == 0)
+            ipc = other;
+    }
+    if (!ipc) {
+        rc = ipc_new(g, job, i, worker, &ipc);
+        if (rc < 0)
+            return rc;
+    }
+    ipc->refs++;
+    if (h->offset > ipc->size || h->bytes > ipc->size - h->offset) {
+        rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                        "handle %u: offset %" PRIu64 " + bytes %" PRIu64 " pass the %" PRIu64
+                        " bytes of its allocation",
+                        i, h->offset, h->bytes, ipc->size);
+        ipc_put(ipc);
+        return rc;
+    }
+    *out = ipc;
+    return 0;
+}
+
+/* ---- VMM memory ---- */
+
+/* Maps an imported allocation at map->address. map->handle stays the caller's. */
+static CUresult vmm_map(struct gpu *g, uint64_t bytes, struct gpu_map *map)
+{
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = g->ordinal},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAllocationProp prop;
+    size_t grain;
+    CUresult r = cuda.cuMemGetAllocationPropertiesFromHandle(&prop, map->handle);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemGetAllocationGranularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (r != CUDA_SUCCESS)
+        return r;
+    map->bytes = (bytes + grain - 1) / grain * grain;
+    r = cuda.cuMemAddressReserve(&map->address, map->bytes, 0, 0, 0);
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuda.cuMemMap(map->address, map->bytes, 0, map->handle, 0);
+    if (r != CUDA_SUCCESS)
+        goto err_after_reserve;
+    r = cuda.cuMemSetAccess(map->address, map->bytes, &access, 1);
+    if (r != CUDA_SUCCESS)
+        goto err_after_map;
+    return r;
+
+err_after_map:
+    (void)cuda.cuMemUnmap(map->address, map->bytes);
+err_after_reserve:
+    (void)cuda.cuMemAddressFree(map->address, map->bytes);
+    return r;
+}
+
+static void vmm_close(struct gpu_map *map)
+{
+    (void)cuda.cuMemUnmap(map->address, map->bytes);
+    (void)cuda.cuMemAddressFree(map->address, map->bytes);
+    (void)cuda.cuMemRelease(map->handle);
+}
+
+static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_map *map)
+{
+    const struct msg_handle *h = &job->region->handles[i];
+    int ordinal = -1;
+    CUresult r =
+        cuda.cuMemImportFromShareableHandle(&map->handle, (void *)(intptr_t)job->region->fds[i],
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EINVAL, r, "a descriptor is no CUDA memory");
+    r = vmm_map(g, h->offset + h->bytes, map);
+    if (r != CUDA_SUCCESS) {
+        (void)cuda.cuMemRelease(map->handle);
+        return gpu_refuse(g, job, -EINVAL, r,
+                          "a descriptor's memory can't be mapped with this offset and bytes");
+    }
+    r = cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, map->address);
+    if (r == CUDA_SUCCESS && ordinal == g->ordinal)
+        return 0;
+    vmm_close(map);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EINVAL, r, "a descriptor's memory can't be inspected");
+    return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                      "handle %u is memory of another GPU than the region's", i);
+}
+
+/* ---- regions ---- */
+
+static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_region *mapping)
+{
+    struct gpu_map *map = &mapping->maps[i];
+    int rc;
+
+    if (job->region->handles[i].kind != UCM_HANDLE_CUDA_IPC)
+        return vmm_open(g, job, i, map);
+    rc = ipc_get(g, job, i, &mapping->worker, &map->ipc);
+    if (rc == 0)
+        map->address = map->ipc->address;
+    return rc;
+}
+
+static void mapping_free(struct gpu_region *mapping)
+{
+    if (mapping->planes)
+        (void)cuda.cuMemFree(mapping->planes);
+    for (uint32_t i = 0; i < mapping->n; i++) {
+        if (mapping->maps[i].ipc)
+            ipc_put(mapping->maps[i].ipc);
+        else
+            vmm_close(&mapping->maps[i]);
+    }
+    worker_close(&mapping->worker);
+    free(mapping);
+}
+
+/* The kernel reads the planes from GPU memory: over the bus each look at them would cost as much as
+ * the chunk's first bytes. */
+static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
+{
+    struct device_region *region = job->region;
+    size_t size = region->n_planes * sizeof(*region->planes);
+    CUresult r;
+
+    for (uint32_t p = 0; p < region->n_planes; p++) {
+        const struct msg_plane *spec = &region->spec[p];
+
+        region->planes[p].base = mapping->maps[spec->handle].address +
+                                 region->handles[spec->handle].offset + spec->offset;
+    }
+    r = cuda.cuMemAlloc(&mapping->planes, size);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemcpyHtoD(mapping->planes, region->planes, size);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's planes");
+    return 0;
+}
+
+int gpu_region_open(struct gpu *g, struct device_job *job)
+{
+    struct device_region *region = job->region;
+    struct gpu_region *mapping =
+        calloc(1, sizeof(*mapping) + region->n_handles * sizeof(*mapping->maps));
+    int rc = 0;
+
+    if (!mapping)
+        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for the region");
+    (void)worker_open(&mapping->worker, region->pid); /* only dumps with an event need to see it */
+    while (rc == 0 && mapping->n < region->n_handles) {
+        rc = map_open(g, job, mapping->n, mapping);
+        mapping->n += rc == 0;
+    }
+    if (rc == 0)
+        rc = planes_upload(g, job, mapping);
+    if (rc < 0) {
+        mapping_free(mapping);
+        return rc;
+    }
+    for (uint32_t i = 0; i < region->n_handles; i++) {
+        if (region->fds[i] >= 0)
+            close(
+                region
+                    ->fds[i]); /* it would keep the memory, even when mapping and worker are gone */
+        region->fds[i] = -1;
+    }
+    region->mapping = mapping;
+    return 0;
+}
+
+void gpu_region_close(struct device_region *region)
+{
+    mapping_free(region->mapping);
+    region->mapping = NULL;
+}
+
+/* ---- events ---- */
+
+/* Each dump opens the event anew, and after the worker recorded it: a worker that destroys an event
+ * and makes another may get the same handle bytes again, and an old opening could speak for the new
+ * one. */
+int gpu_event_open(struct gpu *g, struct device_job *job)
+{
+    const struct gpu_region *mapping = job->region->mapping;
+    CUipcEventHandle handle;
+    CUevent event;
+    CUresult r;
+
+    if (mapping->worker.fd < 0)
+        return job_refuse(
+            job, -EINVAL, UCM_WIRE_DEVICE,
+            "the worker's process can't be seen from here (another pid namespace?), so "
+            "its event can't be trusted; dump without one, when the memory is written");
+    memcpy(&handle, job->event, sizeof(handle));
+    r = cuda.cuIpcOpenEventHandle(&event, handle);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EINVAL, r, "the event's handle can't be opened");
+    job->scratch = event;
+    return 0;
+}
+
+void gpu_event_close(struct device_job *job)
+{
+    if (job->scratch)
+        (void)cuda.cuEventDestroy(job->scratch);
+    job->scratch = NULL;
+}

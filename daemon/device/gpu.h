@@ -1,0 +1,157 @@
+/* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
+ * of a copy, cuda_region.c what regions map, cuda_memory.c the pinning of slots, cuda_context.c the
+ * context and its loss.
+ *
+ * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
+ * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
+ * launched piece by piece, so that an urgent job overtakes at most GPU_AHEAD_BYTES.
+ * Threads: functions below on the GPU's thread only. */
+#ifndef UCMD_DEVICE_GPU_H
+#define UCMD_DEVICE_GPU_H
+
+#include "daemon/device/cuda.h"
+#include "daemon/device/cuda_api.h"
+#include "daemon/device/work.h"
+#include "daemon/device/worker.h"
+
+#include <stdatomic.h>
+
+#define GPU_LAUNCHES 16                /* under way in one direction */
+#define GPU_LAUNCH_BYTES (32ull << 20) /* of one launch; a chunk larger than that is not cut */
+#define GPU_LAUNCH_ITEMS 4096
+#define GPU_AHEAD_BYTES                                                                            \
+    (64ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
+                   */
+
+/* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs
+ * to the launch and is written again only after `done`. */
+struct gpu_launch {
+    CUevent done;
+    struct device_job *job;
+    struct ucm_copy_item *items;
+    uint64_t bytes;
+};
+
+/* One direction: its launches finish in the order in which they were made. */
+struct gpu_stream {
+    CUstream stream;
+    struct gpu_launch launches[GPU_LAUNCHES];
+    uint32_t oldest, n;
+    uint64_t bytes;
+};
+
+enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
+
+/* Memory that is registered with CUDA in one call. */
+struct gpu_pin {
+    uint64_t base, bytes;
+    enum gpu_pin_state state;
+};
+
+struct gpu_memory {
+    struct gpu_pin *pins; /* sorted by base */
+    size_t n, cap;
+    size_t fresh; /* how many are GPU_PIN_NEW */
+};
+
+/* memory_add on its way to the thread. */
+struct gpu_added {
+    struct list link;
+    uint64_t base, bytes;
+};
+
+struct gpu {
+    struct device device;
+    struct job_outbox outbox;
+    uv_thread_t thread;
+    uv_mutex_t mutex;
+    uv_cond_t cond;
+    /* Under the mutex. */
+    struct job_queue inbox;
+    struct list added;
+    bool quit;
+
+    /* The loop's. */
+    struct device_config config;
+    bool failed_told;
+
+    /* Written by the thread, read by the loop. `why` is set before `failed`. */
+    atomic_bool failed;
+    atomic_ullong context_bytes;
+    char why[240];
+
+    /* The thread's. */
+    int ordinal;
+    CUdevice dev;
+    CUcontext context; /* NULL until the first OPEN */
+    CUmodule module;
+    CUfunction kernel;
+    struct ucm_copy_item *items;  /* of all launches */
+    struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
+    struct job_queue ready;
+    struct list waiting;
+    struct list opened; /* IPC memory, struct gpu_ipc */
+    struct gpu_memory memory;
+    uint64_t moved_ns;   /* when something last went on */
+    uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
+};
+
+/* ---- cuda_context.c ---- */
+
+/* With the first region: context, kernel, streams. 0 or -errno, job->error filled. */
+int gpu_context_open(struct gpu *g, struct device_job *job);
+void gpu_context_close(struct gpu *g);
+/* The context is lost: every job fails from now on, and the daemon is told to restart. */
+void gpu_fail(struct gpu *g, CUresult r, const char *what);
+/* Says what CUDA refused: fills job->error and returns -EIO for a lost context, else `status`. */
+int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
+int gpu_refuse_failed(struct gpu *g, struct device_job *job);
+
+/* ---- cuda_copy.c ---- */
+
+/* A copy ends: gives it back, and lets a CLOSE go that waited for the region's last one. */
+void gpu_finish(struct gpu *g, struct device_job *job, int status);
+/* After gpu_fail: all copies end. */
+void gpu_abandon(struct gpu *g);
+/* Each does what can be done now, and tells whether that was anything. */
+bool gpu_events_poll(struct gpu *g);
+bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
+bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
+void gpu_expire(struct gpu *g);
+
+/* ---- cuda_region.c ---- */
+
+struct gpu_region {
+    struct worker worker;
+    uint64_t seen_ms;        /* when the worker was last looked for, */
+    bool seen_alive;         /* and what was seen */
+    CUdeviceptr planes;      /* struct ucm_copy_plane of all planes, in GPU memory */
+    uint32_t jobs;           /* copies that the thread has taken and not finished */
+    struct device_job *last; /* the CLOSE that waits for them */
+    uint32_t n;              /* maps made so far */
+    struct gpu_map {
+        struct gpu_ipc *ipc; /* or, for VMM memory: */
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr address;
+        size_t bytes;
+    } maps[];
+};
+
+/* The context is current. Fills the region's planes and mapping. 0 or -errno, job->error filled. */
+int gpu_region_open(struct gpu *g, struct device_job *job);
+void gpu_region_close(struct device_region *region);
+
+/* Opens the event of a dump: job->scratch. */
+int gpu_event_open(struct gpu *g, struct device_job *job);
+void gpu_event_close(struct device_job *job); /* harmless when none is open */
+
+/* ---- cuda_memory.c ---- */
+
+void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
+/* Sees that all slots of the job lie in memory that was added, and pins what is not pinned yet. */
+int gpu_memory_need(struct gpu *g, struct device_job *job);
+/* Pins one more piece, when the thread has nothing else to do. */
+void gpu_memory_pin_one(struct gpu *g);
+void gpu_memory_close(struct gpu *g);
+
+#endif

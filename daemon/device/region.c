@@ -1,0 +1,365 @@
+#include "daemon/device/device.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Refuses and returns -UCM_WIRE_INVALID. */
+#define REFUSE(e, ...) ucm_error_set(e, UCM_WIRE_INVALID, __VA_ARGS__)
+
+static bool text_is(struct proto_str s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
+}
+
+/* ---- handles ---- */
+
+static int check_counts(const struct msg_region_register *m, uint32_t shards, struct ucm_error *e)
+{
+    if (m->blocks < 1 || m->blocks > UINT32_MAX)
+        return REFUSE(e, "blocks is %" PRIu64 "; 1 to %u are possible", m->blocks, UINT32_MAX);
+    if (m->handles.n < 1 || m->handles.n > UCM_MAX_HANDLES)
+        return REFUSE(e, "%u handles; 1 to %d are possible", m->handles.n, UCM_MAX_HANDLES);
+    if (m->planes.n < shards || m->planes.n > UCM_MAX_PLANES)
+        return REFUSE(e,
+                      "%u planes; at least one for each of the %u shards and at most %d are right",
+                      m->planes.n, shards, UCM_MAX_PLANES);
+    return 0;
+}
+
+/* A descriptor belongs to one handle: two owners of one would close it twice. */
+static int check_fd(const struct msg_region_register *m, uint32_t i, const int *fds, uint32_t n_fds,
+                    struct ucm_error *e)
+{
+    const struct msg_handle *h = &m->handles.p[i];
+
+    if (h->fd >= n_fds || fds[h->fd] < 0)
+        return REFUSE(e, "handle %u names descriptor %" PRIu64 "; %u came with the request", i,
+                      h->fd, n_fds);
+    for (uint32_t j = 0; j < i; j++)
+        if (m->handles.p[j].kind != UCM_HANDLE_CUDA_IPC && m->handles.p[j].fd == h->fd)
+            return REFUSE(
+                e, "handles %u and %u name one descriptor; send it twice, or use one handle", j, i);
+    return 0;
+}
+
+static int check_handle(const struct msg_region_register *m, uint32_t i, bool cuda, const int *fds,
+                        uint32_t n_fds, struct ucm_error *e)
+{
+    const struct msg_handle *h = &m->handles.p[i];
+    uint64_t end;
+
+    if (h->kind > UCM_HANDLE_CUDA_FD || cuda == (h->kind == UCM_HANDLE_MEMFD))
+        return REFUSE(e, "handle %u is of kind %" PRIu64 "; device %s takes %s", i, h->kind,
+                      cuda ? "cuda" : "cpu",
+                      cuda ? "CUDA IPC handles (1) and CUDA descriptors (2)" : "memfds (0)");
+    if (h->bytes < 1)
+        return REFUSE(e, "handle %u has no bytes; say how many lie behind its offset", i);
+    if (__builtin_add_overflow(h->offset, h->bytes, &end) || end > INT64_MAX)
+        return REFUSE(e, "handle %u: offset %" PRIu64 " + bytes %" PRIu64 " is past any memory", i,
+                      h->offset, h->bytes);
+    if (h->kind != UCM_HANDLE_CUDA_IPC)
+        return check_fd(m, i, fds, n_fds, e);
+    if (h->ipc.n != UCM_MAX_HANDLE_BYTES)
+        return REFUSE(e, "handle %u: ipc has %u bytes; a cudaIpcMemHandle_t has %d", i, h->ipc.n,
+                      UCM_MAX_HANDLE_BYTES);
+    return 0;
+}
+
+static int check_handles(const struct msg_region_register *m, const int *fds, uint32_t n_fds,
+                         struct ucm_error *e)
+{
+    bool cuda = text_is(m->device, "cuda");
+    int rc = 0;
+
+    if (!cuda && !text_is(m->device, "cpu"))
+        return REFUSE(e, "device is \"%.*s\"; \"cpu\" and \"cuda\" are known",
+                      (int)(m->device.n < 16 ? m->device.n : 16), m->device.p);
+    for (uint32_t i = 0; rc == 0 && i < m->handles.n; i++)
+        rc = check_handle(m, i, cuda, fds, n_fds, e);
+    return rc;
+}
+
+/* ---- planes ---- */
+
+static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, struct ucm_error *e)
+{
+    const struct msg_plane *p = &m->planes.p[i];
+    uint64_t end, bytes;
+
+    if (p->handle >= m->handles.n)
+        return REFUSE(e, "plane %u names handle %" PRIu64 "; there are %u, counted from 0", i,
+                      p->handle, m->handles.n);
+    if (p->chunk < 1 || p->chunk > UINT32_MAX)
+        return REFUSE(e, "plane %u: chunk is %" PRIu64 " bytes; 1 to %u are possible", i, p->chunk,
+                      UINT32_MAX);
+    if (p->stride < p->chunk)
+        return REFUSE(e,
+                      "plane %u: stride %" PRIu64 " is less than the chunk of %" PRIu64
+                      " bytes, so its blocks would overlap; at least the chunk is right",
+                      i, p->stride, p->chunk);
+    bytes = m->handles.p[p->handle].bytes;
+    if (__builtin_mul_overflow(m->blocks - 1, p->stride, &end) ||
+        __builtin_add_overflow(end, p->offset, &end) ||
+        __builtin_add_overflow(end, p->chunk, &end) || end > bytes)
+        return REFUSE(e,
+                      "plane %u: block %" PRIu64 " at offset %" PRIu64 " with stride %" PRIu64
+                      " ends past the %" PRIu64 " bytes of handle %" PRIu64
+                      "; fewer blocks or a smaller offset or stride would fit",
+                      i, m->blocks - 1, p->offset, p->stride, bytes, p->handle);
+    return 0;
+}
+
+/* Shards in order without a gap, each adding up to shard_bytes: then a shard's chunks are
+ * contiguous in a slot. */
+static int check_shards(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
+                        struct ucm_error *e)
+{
+    uint64_t sum = 0; /* of at most UCM_MAX_PLANES chunks below 2^32 */
+    uint32_t shard = 0;
+
+    for (uint32_t i = 0; i < m->planes.n; i++) {
+        const struct msg_plane *p = &m->planes.p[i];
+
+        if (p->shard >= shards)
+            return REFUSE(e,
+                          "plane %u is of shard %" PRIu64 "; the namespace has %u, counted from 0",
+                          i, p->shard, shards);
+        if (sum == shard_bytes && p->shard == shard + 1) {
+            shard++;
+            sum = 0;
+        }
+        if (p->shard != shard)
+            return REFUSE(e,
+                          "plane %u is of shard %" PRIu64 " where shard %u has %" PRIu64
+                          " of its %" PRIu64 " bytes; planes are sorted by shard and fill each",
+                          i, p->shard, shard, sum, shard_bytes);
+        sum += p->chunk;
+        if (sum > shard_bytes)
+            return REFUSE(e,
+                          "plane %u: the chunks of shard %u add up to %" PRIu64
+                          " bytes; the namespace's shard has %" PRIu64,
+                          i, shard, sum, shard_bytes);
+    }
+    if (sum != shard_bytes || shard + 1 != shards)
+        return REFUSE(e,
+                      "plane %u is the last and shard %u has %" PRIu64
+                      " bytes; %u shards of %" PRIu64 " bytes are right",
+                      m->planes.n - 1, shard, sum, shards, shard_bytes);
+    return 0;
+}
+
+/* ---- overlap ---- */
+
+/* The memory from a plane's first byte to its last. */
+struct span {
+    uint32_t memory; /* handles of one allocation count as one memory */
+    uint32_t plane;
+    uint64_t begin, end, stride, chunk;
+};
+
+static int span_order(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+
+    if (x->memory != y->memory)
+        return x->memory < y->memory ? -1 : 1;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return 0;
+}
+
+/* By place inside a stride, which is one and the same for all that are compared. */
+static int residue_order(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+    uint64_t i = x->begin % x->stride, j = y->begin % y->stride;
+
+    return i == j ? 0 : i < j ? -1 : 1;
+}
+
+static int refuse_overlap(const struct span *x, const struct span *y, struct ucm_error *e)
+{
+    return REFUSE(
+        e,
+        "planes %u and %u overlap; each byte may belong to one plane (planes that interleave "
+        "need one stride and chunks that share no byte)",
+        x->plane < y->plane ? x->plane : y->plane, x->plane < y->plane ? y->plane : x->plane);
+}
+
+/* Spans that run into each other: their planes interleave. With one stride they share no byte when
+ * their chunks share none on the circle of that stride. */
+static int check_interleaved(struct span *s, uint32_t n, struct ucm_error *e)
+{
+    uint64_t stride = s[0].stride;
+
+    for (uint32_t i = 1; i < n; i++)
+        if (s[i].stride != stride)
+            return refuse_overlap(&s[0], &s[i], e);
+    qsort(s, n, sizeof(*s), residue_order);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = s[i].begin % stride;
+        uint64_t next = i + 1 < n ? s[i + 1].begin % stride : s[0].begin % stride + stride;
+
+        if (at + s[i].chunk > next)
+            return refuse_overlap(&s[i], &s[(i + 1) % n], e);
+    }
+    return 0;
+}
+
+static uint32_t memory_of(const struct msg_region_register *m, uint32_t handle)
+{
+    const struct msg_handle *h = &m->handles.p[handle];
+
+    if (h->kind != UCM_HANDLE_CUDA_IPC)
+        return handle;
+    for (uint32_t i = 0; i < handle; i++) {
+        const struct msg_handle *other = &m->handles.p[i];
+
+        if (other->kind == UCM_HANDLE_CUDA_IPC && memcmp(other->ipc.p, h->ipc.p, h->ipc.n) == 0)
+            return i;
+    }
+    return handle;
+}
+
+static void spans_fill(const struct msg_region_register *m, struct span *s)
+{
+    uint32_t memory[UCM_MAX_HANDLES];
+
+    for (uint32_t i = 0; i < m->handles.n; i++)
+        memory[i] = memory_of(m, i);
+    for (uint32_t i = 0; i < m->planes.n; i++) {
+        const struct msg_plane *p = &m->planes.p[i];
+        uint64_t begin = m->handles.p[p->handle].offset + p->offset;
+
+        s[i] = (struct span){
+            memory[p->handle], i,       begin, begin + (m->blocks - 1) * p->stride + p->chunk,
+            p->stride,         p->chunk};
+    }
+    qsort(s, m->planes.n, sizeof(*s), span_order);
+}
+
+static int check_overlap(const struct msg_region_register *m, struct ucm_error *e)
+{
+    struct span *s = calloc(m->planes.n, sizeof(*s));
+    uint32_t n = m->planes.n;
+    int rc = 0;
+
+    if (!s)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory to check %u planes", n);
+    spans_fill(m, s);
+    for (uint32_t first = 0, next; rc == 0 && first < n; first = next) {
+        uint64_t end = s[first].end;
+
+        for (next = first + 1; next < n && s[next].memory == s[first].memory && s[next].begin < end;
+             next++)
+            if (s[next].end > end)
+                end = s[next].end;
+        rc = check_interleaved(s + first, next - first, e);
+    }
+    free(s);
+    return rc;
+}
+
+/* ---- building ---- */
+
+static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards)
+{
+    struct device_region *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return NULL;
+    r->handles = calloc(n_handles, sizeof(*r->handles));
+    r->ipc_bytes = calloc(n_handles, sizeof(*r->ipc_bytes));
+    r->fds = calloc(n_handles, sizeof(*r->fds));
+    r->spec = calloc(n_planes, sizeof(*r->spec));
+    r->shard_first = calloc(shards + 1, sizeof(*r->shard_first));
+    r->planes = calloc(n_planes, sizeof(*r->planes));
+    if (!r->handles || !r->ipc_bytes || !r->fds || !r->spec || !r->shard_first || !r->planes) {
+        region_free(r);
+        return NULL;
+    }
+    r->n_handles = n_handles;
+    r->n_planes = n_planes;
+    r->shards = shards;
+    return r;
+}
+
+static void fill_handles(struct device_region *r, const struct msg_region_register *m, int *fds)
+{
+    for (uint32_t i = 0; i < r->n_handles; i++) {
+        struct msg_handle *h = &r->handles[i];
+
+        *h = m->handles.p[i];
+        r->fds[i] = -1;
+        if (h->kind == UCM_HANDLE_CUDA_IPC) {
+            memcpy(r->ipc_bytes[i], h->ipc.p, UCM_MAX_HANDLE_BYTES);
+            h->ipc = (struct proto_bin){r->ipc_bytes[i], UCM_MAX_HANDLE_BYTES};
+        } else {
+            h->ipc = (struct proto_bin){NULL, 0};
+            r->fds[i] = fds[h->fd];
+            fds[h->fd] = -1;
+        }
+    }
+}
+
+static void fill_planes(struct device_region *r, const struct msg_region_register *m)
+{
+    uint64_t slot_offset = 0;
+
+    for (uint32_t i = 0; i < r->n_planes; i++) {
+        const struct msg_plane *p = &m->planes.p[i];
+
+        r->spec[i] = *p;
+        r->planes[i] = (struct ucm_copy_plane){
+            .stride = p->stride, .slot_offset = slot_offset, .chunk = (uint32_t)p->chunk};
+        slot_offset += p->chunk;
+        r->shard_first[p->shard + 1] = i + 1;
+    }
+}
+
+int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
+                 int *fds, uint32_t n_fds, struct device_region **out, struct ucm_error *e)
+{
+    struct device_region *r;
+    int rc = check_counts(m, shards, e);
+
+    if (rc == 0)
+        rc = check_handles(m, fds, n_fds, e);
+    for (uint32_t i = 0; rc == 0 && i < m->planes.n; i++)
+        rc = check_plane_bounds(m, i, e);
+    if (rc == 0)
+        rc = check_shards(m, shards, shard_bytes, e);
+    if (rc == 0)
+        rc = check_overlap(m, e);
+    if (rc < 0)
+        return rc;
+    r = region_alloc(m->handles.n, m->planes.n, shards);
+    if (!r)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a region of %u planes",
+                             m->planes.n);
+    r->part = (uint32_t)m->part;
+    r->blocks = (uint32_t)m->blocks;
+    r->shard_bytes = shard_bytes;
+    fill_handles(r, m, fds);
+    fill_planes(r, m);
+    *out = r;
+    return 0;
+}
+
+void region_free(struct device_region *r)
+{
+    if (!r)
+        return;
+    for (uint32_t i = 0; i < r->n_handles; i++)
+        if (r->fds[i] >= 0)
+            close(r->fds[i]);
+    free(r->handles);
+    free(r->ipc_bytes);
+    free(r->fds);
+    free(r->spec);
+    free(r->shard_first);
+    free(r->planes);
+    free(r);
+}

@@ -1,0 +1,245 @@
+/* A connection's life and its way out. */
+#include "daemon/front/front.h"
+#include "daemon/front/internal.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* A peer that leaves so much unread is not read from until it has caught up. */
+#define OUT_HIGH_BYTES (1u << 20)
+
+static void poll_cb(uv_poll_t *poll, int status, int events);
+
+static void conn_interest(struct conn *c)
+{
+    int events = UV_DISCONNECT, rc;
+
+    if (c->state == CONN_OPEN && c->out_n - c->out_at < OUT_HIGH_BYTES)
+        events |= UV_READABLE;
+    if (c->out_n > c->out_at)
+        events |= UV_WRITABLE;
+    if (events == c->events)
+        return;
+    rc = uv_poll_start(&c->poll, events, poll_cb);
+    if (rc != 0) {
+        conn_close(c, uv_strerror(rc), false);
+        return;
+    }
+    c->events = events;
+}
+
+static void poll_closed_cb(uv_handle_t *handle)
+{
+    struct conn *c = handle->data;
+
+    /* Not sooner: a frame of it may be in somebody's hands while the connection is closed. */
+    conn_input_free(c);
+    close(c->fd);
+    c->fd = -1;
+    c->polling = false;
+    if (c->freed)
+        free(c);
+}
+
+void conn_close(struct conn *c, const char *reason, bool offence)
+{
+    struct front *f = c->front;
+
+    if (c->state == CONN_CLOSED)
+        return;
+    c->state = CONN_CLOSED;
+    if (offence) {
+        f->metrics->connections_dropped++;
+        log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"",
+                 (unsigned long long)c->id, (int)c->peer.pid, (unsigned)c->peer.uid, reason);
+    } else {
+        log_debug("front", "closed", "conn=%llu pid=%d reason=\"%s\"", (unsigned long long)c->id,
+                  (int)c->peer.pid, reason);
+    }
+    deadline_disarm(f->deadlines, &c->frame_deadline);
+    list_remove(&c->link);
+    list_remove(&c->link_unflushed);
+    f->n_conns--;
+    f->metrics->connections = f->n_conns;
+    f->frame_memory -= c->in_cap;
+    free(c->out);
+    c->out = NULL;
+    c->out_at = c->out_n = c->out_cap = 0;
+    if (c->polling)
+        uv_close((uv_handle_t *)&c->poll, poll_closed_cb);
+    if (c->session)
+        f->handler.close_cb(c->session);
+}
+
+void conn_free(struct conn *c)
+{
+    assert(c->state == CONN_CLOSED && !c->freed);
+    c->freed = true;
+    if (!c->polling)
+        free(c);
+}
+
+uint64_t conn_id(const struct conn *c)
+{
+    return c->id;
+}
+
+int conn_new(struct front *f, int fd, const struct peer *peer)
+{
+    struct conn *c = calloc(1, sizeof(*c));
+    int rc;
+
+    if (!c)
+        return -ENOMEM;
+    c->front = f;
+    c->peer = *peer;
+    c->fd = fd;
+    c->id = ++f->next_id;
+    list_init(&c->link_unflushed);
+    rc = uv_poll_init(f->loop, &c->poll, fd);
+    if (rc != 0) {
+        free(c);
+        return rc;
+    }
+    c->poll.data = c;
+    c->polling = true;
+    list_push_back(&f->conns, &c->link);
+    f->n_conns++;
+    f->metrics->connections = f->n_conns;
+    f->metrics->connections_total++;
+    c->session = f->handler.open_cb(f->handler.ctx, c, &c->peer);
+    if (!c->session) {
+        conn_close(c, "no memory for a session", false);
+        conn_free(c);
+        return 0; /* the descriptor is closed with the poll handle */
+    }
+    conn_interest(c);
+    return 0;
+}
+
+/* ---- out ---- */
+
+static void flusher_cb(uv_idle_t *idle)
+{
+    struct front *f = idle->data;
+    struct list *node;
+
+    uv_idle_stop(idle);
+    f->flushing = false;
+    while ((node = list_pop_front(&f->unflushed)) != NULL)
+        conn_flush(LIST_ENTRY(node, struct conn, link_unflushed));
+}
+
+static int out_append(struct conn *c, const uint8_t *p, size_t n)
+{
+    if (c->out_at > 0 && c->out_at == c->out_n)
+        c->out_at = c->out_n = 0;
+    if (c->out_n + n > c->out_cap) {
+        size_t cap = c->out_cap ? c->out_cap : 4096;
+        uint8_t *out;
+
+        while (cap < c->out_n + n)
+            cap *= 2;
+        out = realloc(c->out, cap);
+        if (!out)
+            return -ENOMEM;
+        c->out = out;
+        c->out_cap = cap;
+    }
+    memcpy(c->out + c->out_n, p, n);
+    c->out_n += n;
+    return 0;
+}
+
+void conn_send(struct conn *c, struct proto_buf *b)
+{
+    struct front *f = c->front;
+
+    if (c->state != CONN_CLOSED && b->n > 0) {
+        if (out_append(c, b->p, b->n) != 0) {
+            /* An answer that is lost without a word would leave the peer waiting. */
+            conn_close(c, "no memory for an answer", false);
+        } else if (list_empty(&c->link_unflushed)) {
+            list_push_back(&f->unflushed, &c->link_unflushed);
+            if (!f->flushing && uv_idle_start(&f->flusher, flusher_cb) == 0)
+                f->flushing = true;
+        }
+    }
+    b->n = 0;
+}
+
+void conn_flush(struct conn *c)
+{
+    list_remove(&c->link_unflushed);
+    if (c->state == CONN_CLOSED)
+        return;
+    while (c->out_at < c->out_n) {
+        ssize_t n =
+            send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            break;
+        if (n < 0) {
+            conn_close(c, strerror(errno), false);
+            return;
+        }
+        c->out_at += (size_t)n;
+    }
+    if (c->out_at == c->out_n && c->state == CONN_DRAINING) {
+        conn_close(c, "drained", false);
+        return;
+    }
+    if (c->out_at == c->out_n && c->out_cap > OUT_HIGH_BYTES) {
+        free(c->out);
+        c->out = NULL;
+        c->out_at = c->out_n = c->out_cap = 0;
+    }
+    conn_interest(c);
+}
+
+static void drain_expired_cb(struct deadline *d)
+{
+    conn_close(LIST_ENTRY(d, struct conn, frame_deadline), "did not read its last answer", false);
+}
+
+void conn_drop(struct conn *c, const char *reason)
+{
+    struct front *f = c->front;
+
+    if (c->state != CONN_OPEN)
+        return;
+    f->metrics->connections_dropped++;
+    log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"", (unsigned long long)c->id,
+             (int)c->peer.pid, (unsigned)c->peer.uid, reason);
+    c->state = CONN_DRAINING;
+    if (deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1000, drain_expired_cb) !=
+        0) {
+        conn_close(c, reason, false);
+        return;
+    }
+    conn_flush(c);
+}
+
+static void poll_cb(uv_poll_t *poll, int status, int events)
+{
+    struct conn *c = poll->data;
+
+    if (status < 0) {
+        conn_close(c, uv_strerror(status), false);
+        return;
+    }
+    if (events & UV_READABLE && c->state == CONN_OPEN)
+        conn_read(c);
+    else if (events & UV_DISCONNECT)
+        conn_close(c, "peer closed", false);
+    if (c->state != CONN_CLOSED)
+        conn_flush(c);
+}

@@ -1,0 +1,255 @@
+/* A connection's way in: bytes and descriptors to frames. */
+#include "daemon/front/front.h"
+#include "daemon/front/internal.h"
+#include "daemon/front/peer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define IN_FIRST_BYTES 4096
+/* What one readable event takes in at most, so that one busy peer doesn't hold up the others. */
+#define READS_PER_TURN 16
+
+static void fds_close(struct conn *c)
+{
+    for (uint32_t i = 0; i < c->n_fds; i++)
+        if (c->fds[i] >= 0)
+            close(c->fds[i]);
+    c->n_fds = 0;
+}
+
+void conn_input_free(struct conn *c)
+{
+    fds_close(c);
+    free(c->in);
+    c->in = NULL;
+    c->in_n = c->in_cap = 0;
+}
+
+void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e)
+{
+    struct proto_buf b;
+
+    proto_buf_init(&b, 4096);
+    if (answerable) {
+        if (proto_response_error(&b, msgid, e) == 0)
+            conn_send(c, &b);
+    } else if (proto_notification_error(&b, e) == 0) {
+        conn_send(c, &b);
+    }
+    proto_buf_free(&b);
+    conn_drop(c, e->text);
+}
+
+static void violate(struct conn *c, int code, const char *text)
+{
+    struct ucm_error e;
+
+    ucm_error_set(&e, code, "%s", text);
+    conn_violation(c, 0, false, &e);
+}
+
+/* ---- deadlines ---- */
+
+static void frame_expired_cb(struct deadline *d)
+{
+    struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
+    struct front *f = c->front;
+
+    if (peer_stopped(c->peer.pid) &&
+        deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms,
+                     frame_expired_cb) == 0)
+        return;
+    violate(c, UCM_WIRE_DEADLINE, "a frame was begun and not finished in time");
+}
+
+/* A frame is under way: it has so long from its first byte. */
+static void frame_watch(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (c->in_n == 0)
+        deadline_disarm(f->deadlines, &c->frame_deadline);
+    else if (!deadline_armed(&c->frame_deadline) &&
+             deadline_arm(f->deadlines, &c->frame_deadline,
+                          uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb) != 0)
+        conn_close(c, "no memory for a deadline", false);
+}
+
+/* ---- reading ---- */
+
+/* Room for more bytes. Grows as bytes arrive and not as a header promises. 0 or a wire code. */
+static int in_reserve(struct conn *c)
+{
+    struct front *f = c->front;
+    size_t cap = c->in_cap ? 2 * c->in_cap : IN_FIRST_BYTES;
+    uint8_t *in;
+
+    if (c->in_n < c->in_cap)
+        return 0;
+    if (cap > UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES)
+        cap = UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES;
+    if (f->frame_memory + cap - c->in_cap > f->config->max_frame_memory)
+        return UCM_WIRE_BUSY;
+    in = realloc(c->in, cap);
+    if (!in)
+        return UCM_WIRE_NO_MEMORY;
+    f->frame_memory += cap - c->in_cap;
+    c->in = in;
+    c->in_cap = cap;
+    return 0;
+}
+
+/* An idle connection keeps a small buffer only. */
+static void in_shrink(struct conn *c)
+{
+    uint8_t *in;
+
+    if (c->in_n > 0 || c->in_cap <= 16 * IN_FIRST_BYTES)
+        return;
+    in = realloc(c->in, IN_FIRST_BYTES);
+    if (!in)
+        return;
+    c->front->frame_memory -= c->in_cap - IN_FIRST_BYTES;
+    c->in = in;
+    c->in_cap = IN_FIRST_BYTES;
+}
+
+static int fds_take(struct conn *c, struct msghdr *m)
+{
+    int rc = 0;
+
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
+        size_t n;
+
+        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+            continue;
+        n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+
+            memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
+            if (c->n_fds < UCM_MAX_FRAME_FDS) {
+                c->fds[c->n_fds++] = fd;
+            } else {
+                close(fd);
+                rc = -EMFILE;
+            }
+        }
+    }
+    return m->msg_flags & MSG_CTRUNC ? -EMFILE : rc;
+}
+
+/* Bytes read, 0 at the end or nothing now, -errno. */
+static ssize_t in_receive(struct conn *c, bool *end)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * UCM_MAX_FRAME_FDS)];
+    } control;
+    struct iovec iov = {c->in + c->in_n, c->in_cap - c->in_n};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof(control.bytes)};
+    ssize_t n;
+    int rc;
+
+    do
+        n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+    *end = n == 0;
+    rc = fds_take(c, &m);
+    if (rc != 0)
+        return rc;
+    c->in_n += (size_t)n;
+    return n;
+}
+
+static void frame_handle(struct conn *c, const uint8_t *body, size_t n)
+{
+    struct front *f = c->front;
+    struct proto_envelope env;
+    struct ucm_error e;
+    bool answerable = false;
+
+    if (proto_envelope_open(&env, body, n, &answerable, &e) != 0) {
+        conn_violation(c, env.msgid, answerable, &e);
+        return;
+    }
+    f->handler.frame_cb(c->session, &env, c->fds, c->n_fds);
+    proto_envelope_close(&env);
+    fds_close(c);
+}
+
+/* Handles every whole frame of the buffer and moves the rest to its front. */
+static void frames_handle(struct conn *c)
+{
+    size_t at = 0;
+
+    while (c->state == CONN_OPEN && c->in_n - at >= PROTO_HEADER_BYTES) {
+        uint32_t n = proto_frame_length(c->in + at);
+
+        if (n == 0 || n > UCM_MAX_FRAME_BYTES) {
+            struct ucm_error e;
+
+            ucm_error_set(&e, UCM_WIRE_INVALID,
+                          "a frame's body has 1 to %u bytes, this header says %u",
+                          UCM_MAX_FRAME_BYTES, n);
+            conn_violation(c, 0, false, &e);
+            return;
+        }
+        if (c->in_n - at - PROTO_HEADER_BYTES < n)
+            break;
+        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n);
+        at += PROTO_HEADER_BYTES + n;
+        deadline_disarm(c->front->deadlines, &c->frame_deadline);
+    }
+    if (c->state == CONN_OPEN && at > 0) {
+        memmove(c->in, c->in + at, c->in_n - at);
+        c->in_n -= at;
+    }
+}
+
+static const char *receive_error(ssize_t n)
+{
+    return n == -EMFILE ? "too many descriptors came with one frame, at most 64 may"
+                        : strerror((int)-n);
+}
+
+void conn_read(struct conn *c)
+{
+    for (int i = 0; i < READS_PER_TURN && c->state == CONN_OPEN; i++) {
+        bool end = false;
+        ssize_t n;
+        int code = in_reserve(c);
+
+        if (code != 0) {
+            violate(c, code, "the daemon has no memory left for frames under way");
+            return;
+        }
+        n = in_receive(c, &end);
+        if (n == -EMFILE) {
+            violate(c, UCM_WIRE_INVALID, receive_error(n));
+            return;
+        }
+        if (n < 0 || end) {
+            conn_close(c, end ? "peer closed" : receive_error(n), false);
+            return;
+        }
+        if (n == 0)
+            break;
+        frames_handle(c);
+        if (c->in_n < c->in_cap && (size_t)n < c->in_cap / 2)
+            break; /* likely all there was: the next event tells otherwise */
+    }
+    if (c->state == CONN_OPEN) {
+        frame_watch(c);
+        in_shrink(c);
+    }
+}

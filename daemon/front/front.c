@@ -1,0 +1,277 @@
+/* The listening socket. */
+#include "daemon/front/front.h"
+#include "daemon/front/internal.h"
+#include "daemon/front/peer.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BACKLOG 128
+#define BACKOFF_MS 100
+#define ACCEPTS_PER_TURN 64
+
+/* Holds the right to the path for this process's life, so that a stale socket can be told from one
+ * that is served. */
+static int path_lock(const char *path, int *lock_fd, struct ucm_error *e)
+{
+    char lock[512];
+    int fd;
+
+    snprintf(lock, sizeof(lock), "%s.lock", path);
+    fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "cannot open %s: %s; its folder must exist and be writable",
+                      lock, strerror(errno));
+        return -EACCES;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        ucm_error_set(e, UCM_WIRE_BUSY, "another ucmd serves %s; stop it, or set another `socket`",
+                      path);
+        return -EADDRINUSE;
+    }
+    *lock_fd = fd;
+    return 0;
+}
+
+static int path_access(const struct config *config, struct ucm_error *e)
+{
+    const struct group *group;
+
+    if (chmod(config->socket, config->socket_mode) != 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "cannot set the mode of %s: %s", config->socket,
+                      strerror(errno));
+        return -errno;
+    }
+    if (config->socket_group[0] == '\0')
+        return 0;
+    group = getgrnam(config->socket_group);
+    if (!group || chown(config->socket, (uid_t)-1, group->gr_gid) != 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "cannot give %s to group \"%s\": %s", config->socket,
+                      config->socket_group, group ? strerror(errno) : "there is no such group");
+        return -EACCES;
+    }
+    return 0;
+}
+
+static int path_listen(struct front *f, struct ucm_error *e)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    mode_t mask;
+    int rc;
+
+    if (strlen(f->config->socket) >= sizeof(address.sun_path)) {
+        ucm_error_set(e, UCM_WIRE_INVALID, "socket: a path has at most %zu bytes",
+                      sizeof(address.sun_path) - 1);
+        return -EINVAL;
+    }
+    memcpy(address.sun_path, f->config->socket, strlen(f->config->socket) + 1);
+    rc = path_lock(f->config->socket, &f->lock_fd, e);
+    if (rc != 0)
+        return rc;
+    f->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (f->fd < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "socket: %s", strerror(errno));
+        return -errno;
+    }
+    if (unlink(f->config->socket) != 0 && errno != ENOENT)
+        log_warn("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
+    mask = umask(0177); /* nobody else before path_access has said who */
+    rc = bind(f->fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+    umask(mask);
+    if (rc != 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket, strerror(-rc));
+        return rc;
+    }
+    f->owns_path = true;
+    rc = path_access(f->config, e);
+    if (rc != 0)
+        return rc;
+    if (listen(f->fd, BACKLOG) != 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket,
+                      strerror(errno));
+        return -errno;
+    }
+    return 0;
+}
+
+static void listener_cb(uv_poll_t *poll, int status, int events);
+
+static void backoff_cb(uv_timer_t *timer)
+{
+    struct front *f = timer->data;
+
+    if (!f->stopped && uv_poll_start(&f->listener, UV_READABLE, listener_cb) != 0)
+        log_error("front", "listener-stopped", "%s", "");
+}
+
+/* Says why to a peer that is not let in. */
+static void turn_away(struct front *f, int fd, const char *why)
+{
+    struct proto_buf b;
+    struct ucm_error e;
+
+    f->metrics->connections_refused++;
+    log_warn("front", "refused", "reason=\"%s\"", why);
+    proto_buf_init(&b, 4096);
+    ucm_error_set(&e, UCM_WIRE_BUSY, "%s", why);
+    if (proto_notification_error(&b, &e) == 0 &&
+        send(fd, b.p, b.n, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)b.n)
+        log_debug("front", "refusal-unsent", "errno=%d", errno);
+    proto_buf_free(&b);
+    close(fd);
+}
+
+static void admit(struct front *f, int fd)
+{
+    struct peer peer;
+    int rc = peer_identify(fd, f->config, &peer);
+
+    if (rc != 0) {
+        turn_away(f, fd, "the kernel does not say who you are");
+    } else if (f->n_conns >= f->config->max_connections) {
+        turn_away(f, fd, "limits.connections is reached");
+    } else {
+        rc = conn_new(f, fd, &peer);
+        if (rc != 0)
+            turn_away(f, fd, "no memory for a connection");
+    }
+}
+
+static void listener_cb(uv_poll_t *poll, int status, int events)
+{
+    struct front *f = poll->data;
+
+    (void)events;
+    for (int i = 0; status == 0 && i < ACCEPTS_PER_TURN; i++) {
+        int fd = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+        if (fd >= 0) {
+            admit(f, fd);
+            continue;
+        }
+        if (errno == EINTR || errno == ECONNABORTED)
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+            log_warn("front", "accept-failed", "errno=%d", errno);
+            uv_poll_stop(&f->listener);
+            if (uv_timer_start(&f->backoff, backoff_cb, BACKOFF_MS, 0) != 0)
+                log_error("front", "listener-stopped", "%s", "");
+        }
+        break;
+    }
+}
+
+static int handles_start(struct front *f)
+{
+    int rc = uv_idle_init(f->loop, &f->flusher);
+
+    if (rc == 0)
+        rc = uv_timer_init(f->loop, &f->backoff);
+    if (rc == 0)
+        rc = uv_poll_init(f->loop, &f->listener, f->fd);
+    if (rc != 0)
+        return rc; /* only out of memory or a bad descriptor: the daemon does not start */
+    f->flusher.data = f->backoff.data = f->listener.data = f;
+    f->handles = 3;
+    return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
+}
+
+int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
+              struct deadlines *deadlines, struct metrics *metrics,
+              const struct front_handler *handler, struct front **out, struct ucm_error *e)
+{
+    struct front *f = calloc(1, sizeof(*f));
+    int rc;
+
+    if (!f)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the front"), -ENOMEM;
+    f->loop = loop;
+    f->config = config;
+    f->deadlines = deadlines;
+    f->metrics = metrics;
+    f->handler = *handler;
+    f->fd = listen_fd;
+    f->lock_fd = -1;
+    list_init(&f->conns);
+    list_init(&f->unflushed);
+    rc = listen_fd >= 0 ? 0 : path_listen(f, e);
+    if (rc == 0) {
+        rc = handles_start(f);
+        if (rc != 0)
+            ucm_error_set(e, UCM_WIRE_IO, "cannot poll the socket: %s", uv_strerror(rc));
+    }
+    if (rc != 0) {
+        front_free(f);
+        return rc;
+    }
+    *out = f;
+    return 0;
+}
+
+void front_stop(struct front *f)
+{
+    f->stopped = true;
+    uv_poll_stop(&f->listener);
+    uv_timer_stop(&f->backoff);
+}
+
+void front_drop_all(struct front *f)
+{
+    struct list *node;
+
+    while ((node = f->conns.next) != &f->conns) {
+        struct conn *c = LIST_ENTRY(node, struct conn, link);
+
+        conn_flush(c);
+        conn_close(c, "the daemon stops", false);
+    }
+}
+
+static void front_release(struct front *f)
+{
+    if (f->owns_path && unlink(f->config->socket) != 0)
+        log_debug("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->lock_fd >= 0)
+        close(f->lock_fd);
+    free(f);
+}
+
+static void handle_closed_cb(uv_handle_t *handle)
+{
+    struct front *f = handle->data;
+
+    if (--f->handles == 0)
+        front_release(f);
+}
+
+void front_free(struct front *f)
+{
+    assert(f->n_conns == 0);
+    if (f->handles == 0) {
+        front_release(f);
+        return;
+    }
+    uv_close((uv_handle_t *)&f->listener, handle_closed_cb);
+    uv_close((uv_handle_t *)&f->flusher, handle_closed_cb);
+    uv_close((uv_handle_t *)&f->backoff, handle_closed_cb);
+}
+
+uint32_t front_connections(const struct front *f)
+{
+    return f->n_conns;
+}

@@ -1,0 +1,65 @@
+/* The front: the listening socket and the connections. Turns bytes into checked frames and frames
+ * into bytes; knows peers by what the kernel says of them, and nothing of what frames mean.
+ *
+ * Promise: no peer makes memory grow past limits.connections and limits.frame_memory, or delays
+ * another: a frame must arrive within the handshake time of its first byte (the clock stands still
+ * while the peer's process is stopped), a peer that doesn't read is not read from. Only the
+ * offender is dropped, and told why. Thread: the loop only. */
+#ifndef UCMD_FRONT_FRONT_H
+#define UCMD_FRONT_FRONT_H
+
+#include "daemon/base/config.h"
+#include "daemon/base/deadline.h"
+#include "daemon/base/metrics.h"
+#include "proto/proto.h"
+
+#include <sys/types.h>
+
+struct front;
+struct conn;
+
+/* Who is at the other end, by SO_PEERCRED at connect. */
+struct peer {
+    uid_t uid;
+    gid_t gid;
+    pid_t pid;
+    bool admin;
+    char tenant[UCM_MAX_NAME_BYTES + 1];
+};
+
+struct front_handler {
+    /* A peer connected. Returns the session, or NULL to refuse it. */
+    void *(*open_cb)(void *ctx, struct conn *conn, const struct peer *peer);
+    /* A sound frame. env and what it points to die with the call. fds are the descriptors that came
+     * with it; the callee sets those that it takes to -1, the rest are closed. */
+    void (*frame_cb)(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds);
+    /* The peer is gone, or dropped. conn_send does nothing from now on; the session calls conn_free
+     * when it has no more use for conn. */
+    void (*close_cb)(void *session);
+    void *ctx;
+};
+
+/* Listens on config->socket, or on listen_fd when it is not -1 (socket activation). A socket that
+ * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config is borrowed.
+ */
+int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
+              struct deadlines *deadlines, struct metrics *metrics,
+              const struct front_handler *handler, struct front **out, struct ucm_error *e);
+/* No new connections from now on. */
+void front_stop(struct front *f);
+/* Drops every connection (their close_cb run). */
+void front_drop_all(struct front *f);
+/* After every conn_free. Removes the socket if this front made it. Closes handles on the loop. */
+void front_free(struct front *f);
+uint32_t front_connections(const struct front *f);
+
+/* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
+ * They are written at the end of this turn of the loop, or sooner. */
+void conn_send(struct conn *c, struct proto_buf *b);
+/* Ends the connection after what is queued was written. */
+void conn_drop(struct conn *c, const char *reason);
+/* The session's last word to a closed connection. */
+void conn_free(struct conn *c);
+uint64_t conn_id(const struct conn *c); /* for logs; never reused */
+
+#endif

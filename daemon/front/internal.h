@@ -1,0 +1,59 @@
+/* Shared by the files of this room only. */
+#ifndef UCMD_FRONT_INTERNAL_H
+#define UCMD_FRONT_INTERNAL_H
+
+#include "daemon/base/list.h"
+#include "daemon/front/front.h"
+
+struct front {
+    uv_loop_t *loop;
+    const struct config *config;
+    struct deadlines *deadlines;
+    struct metrics *metrics;
+    struct front_handler handler;
+    uv_poll_t listener;
+    uv_idle_t flusher;  /* runs for one turn while a connection has something to write */
+    uv_timer_t backoff; /* out of descriptors: the listener rests */
+    int fd, lock_fd, handles;
+    bool owns_path, stopped, flushing;
+    struct list conns, unflushed;
+    uint32_t n_conns;
+    uint64_t next_id, frame_memory;
+};
+
+enum conn_state {
+    CONN_OPEN,
+    CONN_DRAINING, /* writes what is queued, reads nothing, then closes */
+    CONN_CLOSED,   /* the session knows; waits for conn_free */
+};
+
+struct conn {
+    struct list link, link_unflushed;
+    struct front *front;
+    struct peer peer;
+    uint64_t id;
+    void *session;
+    enum conn_state state;
+    uv_poll_t poll;
+    bool polling, freed;
+    int fd, events;
+
+    uint8_t *in;
+    size_t in_n, in_cap;
+    int fds[UCM_MAX_FRAME_FDS];
+    uint32_t n_fds;
+    struct deadline frame_deadline;
+
+    uint8_t *out;
+    size_t out_at, out_n, out_cap;
+};
+
+int conn_new(struct front *f, int fd, const struct peer *peer);
+void conn_close(struct conn *c, const char *reason, bool offence);
+void conn_flush(struct conn *c);
+/* conn_input.c */
+void conn_read(struct conn *c);
+void conn_input_free(struct conn *c);
+void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e);
+
+#endif

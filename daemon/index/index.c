@@ -1,0 +1,209 @@
+#include "daemon/index/index.h"
+#include "daemon/index/internal.h"
+#include "proto/errors.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+static int secret_fill(uint8_t *p, size_t n)
+{
+    ssize_t rc;
+
+    do
+        rc = getrandom(p, n, 0);
+    while (rc < 0 && errno == EINTR);
+    if (rc < 0)
+        return -errno;
+    return (size_t)rc == n ? 0 : -EIO;
+}
+
+int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
+{
+    struct index *ix = calloc(1, sizeof(*ix));
+    int rc;
+
+    if (!ix)
+        return -ENOMEM;
+    ix->ns = calloc(max_ns ? max_ns : 1, sizeof(struct ns *));
+    if (!ix->ns) {
+        rc = -ENOMEM;
+        goto err_after_index;
+    }
+    rc = secret_fill(ix->secret, sizeof(ix->secret));
+    if (rc != 0)
+        goto err_after_ns;
+    slab_init(&ix->slab);
+    ix->blocks_max = max_blocks;
+    ix->ns_max = max_ns;
+    *out = ix;
+    return 0;
+
+err_after_ns:
+    free(ix->ns);
+err_after_index:
+    free(ix);
+    return rc;
+}
+
+void index_free(struct index *ix)
+{
+    if (!ix)
+        return;
+    for (uint32_t i = 0; i < ix->ns_count; i++)
+        ns_free(ix->ns[i]);
+    free(ix->ns);
+    slab_close(&ix->slab);
+    free(ix);
+}
+
+/* ---- namespaces ---- */
+
+static int identity_check(const struct ns_identity *id, struct ucm_error *e)
+{
+    if (id->key_bytes < UCM_MIN_KEY_BYTES || id->key_bytes > UCM_MAX_KEY_BYTES)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "a key has %u bytes; %d to %d are possible",
+                             id->key_bytes, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES);
+    if (id->parts < 1 || id->parts > UCM_MAX_PARTS)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "a block has %u parts; 1 to %d are possible", id->parts,
+                             UCM_MAX_PARTS);
+    return 0;
+}
+
+int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
+                  struct ucm_error *e)
+{
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    struct ns *ns;
+    uint64_t size_bytes;
+    int rc = identity_check(identity, e);
+
+    if (rc != 0)
+        return rc;
+    if (ns_fingerprint(identity, fingerprint) != 0)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
+    for (uint32_t i = 0; i < ix->ns_count; i++) {
+        if (memcmp(ix->ns[i]->fingerprint, fingerprint, sizeof(fingerprint)) != 0)
+            continue;
+        *out = ix->ns[i];
+        return 0;
+    }
+    if (ix->ns_count == ix->ns_max)
+        return ucm_error_set(e, UCM_WIRE_BUSY,
+                             "there are %u namespaces, as many as limits.namespaces allows", ix->ns_max);
+    ns = ns_new(identity, ix->ns_count + 1, fingerprint, &size_bytes);
+    if (!ns)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    ix->ns[ix->ns_count++] = ns;
+    ix->ns_bytes += size_bytes;
+    *out = ns;
+    return 0;
+}
+
+struct ns *index_ns(struct index *ix, uint32_t id)
+{
+    return id >= 1 && id <= ix->ns_count ? ix->ns[id - 1] : NULL;
+}
+
+uint32_t index_ns_count(const struct index *ix)
+{
+    return ix->ns_count;
+}
+
+/* ---- blocks ---- */
+
+block_ref index_find(struct index *ix, struct ns *ns, const uint8_t *key)
+{
+    return ns_table_find(ix, ns->table, key);
+}
+
+void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n, bool stop_at_gap,
+                     block_ref *out)
+{
+    ns_table_find_many(ix, ns->table, keys, n, stop_at_gap, out);
+}
+
+block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
+{
+    struct block *b;
+    block_ref ref;
+
+    if (ix->blocks >= ix->blocks_max)
+        return 0;
+    ref = slab_take(&ix->slab, ns->identity.parts);
+    if (ref == 0)
+        return 0;
+    b = slab_block(&ix->slab, ref);
+    memcpy(b->key, key, ns->identity.key_bytes);
+    b->ns = ns->id;
+    if (ns_table_insert(ix, ns->table, ref) != 0) {
+        slab_give(&ix->slab, ref);
+        return 0;
+    }
+    ix->blocks++;
+    ns->blocks++;
+    return ref;
+}
+
+void index_remove(struct index *ix, block_ref ref)
+{
+    struct block *b = index_block(ix, ref);
+    struct ns *ns = ix->ns[b->ns - 1];
+
+    assert(b->leases == 0 && !(b->flags & BLOCK_IN_POLICY));
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        assert(b->part[i].users == 0);
+    ns_table_remove(ix, ns->table, ref);
+    slab_give(&ix->slab, ref);
+    ix->blocks--;
+    ns->blocks--;
+}
+
+struct block *index_block(struct index *ix, block_ref ref)
+{
+    struct block *b;
+
+    assert(ref >> SLAB_SLOT_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_SLOT_BITS].base);
+    b = slab_block(&ix->slab, ref);
+    assert(b->ns != 0);
+    return b;
+}
+
+uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
+                    void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx)
+{
+    block_ref ref[SCAN_BATCH];
+    uint64_t position[SCAN_BATCH], next;
+    uint32_t visited = 0, n;
+
+    while (visited < limit) {
+        n = ns_table_scan(ix, ns->table, cursor, ref, position, &next);
+        for (uint32_t i = 0; i < n; i++) {
+            if (visited == limit)
+                return position[i];
+            visit(ctx, ref[i], slab_block(&ix->slab, ref[i]));
+            visited++;
+        }
+        cursor = next;
+        if (cursor == 0)
+            break;
+    }
+    return cursor;
+}
+
+/* ---- what it holds ---- */
+
+uint64_t index_bytes(const struct index *ix)
+{
+    uint64_t sum = sizeof(*ix) + ix->ns_max * sizeof(struct ns *) + ix->ns_bytes + ix->slab.size_bytes +
+                   ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
+
+    for (uint32_t i = 0; i < ix->ns_count; i++)
+        sum += ix->ns[i]->table->size_bytes;
+    return sum;
+}
+
+uint64_t index_blocks(const struct index *ix)
+{
+    return ix->blocks;
+}

@@ -1,0 +1,504 @@
+#include "daemon/index/internal.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+static_assert(sizeof(struct bucket) == 64, "a bucket is a cache line");
+static_assert(HASH_SECRET_BYTES >= XXH3_SECRET_SIZE_MIN, "as XXH3 asks");
+
+/* Blocks a bucket: a split above, a merge below. Apart, so that neither undoes the other. */
+#define LOAD_MAX 6u
+#define LOAD_MIN 2u
+
+/* Segments that double: 4, 4, 8, ... buckets; all later ones have SEGMENT_MAX. */
+#define DOUBLINGS 13u
+static_assert(SEGMENT_MIN << DOUBLINGS == SEGMENT_MAX, "the doubling ends at the largest segment");
+#define SEGMENT_PAGES_BYTES (64u << 10) /* from here on from pages_new, which needs no clearing */
+
+/* ---- hashes and keys ---- */
+
+static inline uint64_t hash_of(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
+{
+    return XXH3_64bits_withSecret(key, key_bytes, ix->secret, HASH_SECRET_BYTES);
+}
+
+uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
+{
+    return hash_of(ix, key, key_bytes);
+}
+
+static inline uint64_t record_hash(const struct index *ix, const struct ns_table *t, block_ref ref)
+{
+    return hash_of(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
+}
+
+/* The bucket's number takes the low bits, the tag the high ones. */
+static inline uint8_t hash_tag(uint64_t hash)
+{
+    uint8_t tag = (uint8_t)(hash >> 56);
+
+    return tag ? tag : 1;
+}
+
+/* A key has at least 16 bytes: its first and its last 16 are all of it. */
+static inline bool key_equal(const uint8_t *a, const uint8_t *b, uint32_t key_bytes)
+{
+    uint64_t x[4], y[4];
+
+    memcpy(x, a, 16);
+    memcpy(x + 2, a + key_bytes - 16, 16);
+    memcpy(y, b, 16);
+    memcpy(y + 2, b + key_bytes - 16, 16);
+    return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/* ---- buckets ---- */
+
+static inline uint32_t high_bit(uint32_t v)
+{
+    return 31u - (uint32_t)__builtin_clz(v);
+}
+
+static inline uint32_t segment_of(uint32_t bucket)
+{
+    if (bucket >= SEGMENT_MAX)
+        return DOUBLINGS + bucket / SEGMENT_MAX;
+    return bucket < SEGMENT_MIN ? 0 : high_bit(bucket) - 1;
+}
+
+static inline uint32_t segment_first(uint32_t segment)
+{
+    if (segment > DOUBLINGS)
+        return (segment - DOUBLINGS) * SEGMENT_MAX;
+    return segment == 0 ? 0 : SEGMENT_MIN << (segment - 1);
+}
+
+static uint32_t segment_bytes(uint32_t segment)
+{
+    uint32_t n = SEGMENT_MAX;
+
+    if (segment <= DOUBLINGS)
+        n = segment == 0 ? SEGMENT_MIN : SEGMENT_MIN << (segment - 1);
+    return n * (uint32_t)sizeof(struct bucket);
+}
+
+static inline struct bucket *bucket_at(const struct ns_table *t, uint32_t bucket)
+{
+    uint32_t segment = segment_of(bucket);
+
+    return &t->segment[segment][bucket - segment_first(segment)];
+}
+
+static inline uint32_t bucket_of(const struct ns_table *t, uint64_t hash)
+{
+    uint32_t bucket = (uint32_t)hash & t->mask;
+
+    return bucket < t->buckets ? bucket : bucket & (t->mask >> 1);
+}
+
+uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash)
+{
+    return bucket_of(t, hash);
+}
+
+/* Bit i is set where byte i of v is `tag`. */
+static inline uint32_t bytes_match(uint64_t v, uint8_t tag)
+{
+    const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
+    uint64_t x = v ^ (UINT64_C(0x0101010101010101) * tag);
+    uint64_t zero = ~(((x & low) + low) | x | low);
+
+    return (uint32_t)(((zero >> 7) * UINT64_C(0x0102040810204080)) >> 56);
+}
+
+static inline uint32_t slots_match(const struct bucket *b, uint8_t tag)
+{
+    uint64_t first;
+    uint32_t last;
+
+    memcpy(&first, b->tag, sizeof(first));
+    memcpy(&last, b->tag + sizeof(first), sizeof(last));
+    return bytes_match(le64toh(first), tag) | bytes_match(le32toh(last), tag) << 8;
+}
+
+static uint32_t slots_used(const struct bucket *b)
+{
+    uint32_t n = 0;
+
+    while (n < BUCKET_SLOTS && b->ref[n])
+        n++;
+    return n;
+}
+
+static block_ref bucket_find(const struct index *ix, const struct ns_table *t, const struct bucket *b,
+                             uint8_t tag, const uint8_t *key)
+{
+    for (uint32_t m = slots_match(b, tag); m; m &= m - 1) {
+        block_ref ref = b->ref[__builtin_ctz(m)];
+
+        if (key_equal(slab_block(&ix->slab, ref)->key, key, t->key_bytes))
+            return ref;
+    }
+    for (block_ref ref = b->overflow; ref;) {
+        const struct block *block = slab_block(&ix->slab, ref);
+
+        if (key_equal(block->key, key, t->key_bytes))
+            return ref;
+        ref = block->hash_next;
+    }
+    return 0;
+}
+
+static void bucket_put(const struct index *ix, struct bucket *b, block_ref ref, uint64_t hash)
+{
+    struct block *block = slab_block(&ix->slab, ref);
+    uint32_t n = slots_used(b);
+
+    block->hash_next = 0;
+    if (n < BUCKET_SLOTS) {
+        b->tag[n] = hash_tag(hash);
+        b->ref[n] = ref;
+        return;
+    }
+    block->hash_next = b->overflow;
+    b->overflow = ref;
+}
+
+static void bucket_prefetch(const struct index *ix, const struct bucket *b)
+{
+    for (uint32_t i = 0; i < BUCKET_SLOTS && b->ref[i]; i++)
+        __builtin_prefetch(slab_block(&ix->slab, b->ref[i]));
+}
+
+/* Puts all that `from` had into one of the two, by a bit of the hash, and leaves it without the rest. */
+static void bucket_deal(const struct index *ix, const struct ns_table *t, struct bucket *from,
+                        struct bucket *zero, struct bucket *one, uint32_t bit)
+{
+    struct bucket old = *from;
+    block_ref ref = old.overflow;
+
+    bucket_prefetch(ix, &old);
+    memset(from, 0, sizeof(*from));
+    for (uint32_t i = 0; i < BUCKET_SLOTS && old.ref[i]; i++) {
+        uint64_t hash = record_hash(ix, t, old.ref[i]);
+
+        bucket_put(ix, hash & bit ? one : zero, old.ref[i], hash);
+    }
+    while (ref) {
+        block_ref next = slab_block(&ix->slab, ref)->hash_next;
+        uint64_t hash = record_hash(ix, t, ref);
+
+        bucket_put(ix, hash & bit ? one : zero, ref, hash);
+        ref = next;
+    }
+}
+
+/* ---- growing and shrinking ---- */
+
+static int segment_add(struct ns_table *t)
+{
+    uint32_t size_bytes = segment_bytes(t->segments);
+    struct bucket *p;
+
+    if (t->segments == t->segments_cap) {
+        uint32_t cap = t->segments_cap ? t->segments_cap * 2 : 4;
+        struct bucket **grown = realloc(t->segment, cap * sizeof(*grown));
+
+        if (!grown)
+            return -ENOMEM;
+        t->size_bytes += (cap - t->segments_cap) * sizeof(*grown);
+        t->segment = grown;
+        t->segments_cap = cap;
+    }
+    if (size_bytes >= SEGMENT_PAGES_BYTES) {
+        p = pages_new(size_bytes);
+    } else {
+        p = aligned_alloc(sizeof(*p), size_bytes);
+        if (p)
+            memset(p, 0, size_bytes);
+    }
+    if (!p)
+        return -ENOMEM;
+    t->segment[t->segments++] = p;
+    t->size_bytes += size_bytes;
+    return 0;
+}
+
+static void segment_drop(struct ns_table *t)
+{
+    uint32_t size_bytes = segment_bytes(--t->segments);
+
+    if (size_bytes >= SEGMENT_PAGES_BYTES)
+        pages_free(t->segment[t->segments], size_bytes);
+    else
+        free(t->segment[t->segments]);
+    t->size_bytes -= size_bytes;
+}
+
+static int table_start(struct ns_table *t)
+{
+    if (segment_add(t) != 0)
+        return -ENOMEM;
+    t->buckets = SEGMENT_MIN;
+    t->mask = SEGMENT_MIN - 1;
+    return 0;
+}
+
+/* One more bucket takes its share of an old one. Without memory the buckets just become longer. */
+static void table_split(const struct index *ix, struct ns_table *t)
+{
+    uint32_t fresh = t->buckets, bit = 1u << high_bit(fresh);
+    struct bucket *old, *new;
+
+    if (segment_of(fresh) == t->segments && segment_add(t) != 0)
+        return;
+    old = bucket_at(t, fresh - bit);
+    new = bucket_at(t, fresh);
+    bucket_deal(ix, t, old, old, new, bit);
+    t->buckets++;
+    if (fresh > t->mask)
+        t->mask = 2 * t->mask + 1;
+}
+
+static void table_merge(const struct index *ix, struct ns_table *t)
+{
+    uint32_t last = t->buckets - 1, bit = 1u << high_bit(last);
+    struct bucket *into = bucket_at(t, last - bit);
+
+    bucket_deal(ix, t, bucket_at(t, last), into, into, bit);
+    t->buckets--;
+    if (last == bit)
+        t->mask >>= 1;
+    if (last == segment_first(t->segments - 1))
+        segment_drop(t);
+}
+
+void ns_table_close(struct ns_table *t)
+{
+    while (t->segments > 0)
+        segment_drop(t);
+    free(t->segment);
+}
+
+/* ---- one block ---- */
+
+block_ref ns_table_find(const struct index *ix, const struct ns_table *t, const uint8_t *key)
+{
+    uint64_t hash;
+
+    if (t->blocks == 0)
+        return 0;
+    hash = hash_of(ix, key, t->key_bytes);
+    return bucket_find(ix, t, bucket_at(t, bucket_of(t, hash)), hash_tag(hash), key);
+}
+
+int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
+{
+    const uint8_t *key = slab_block(&ix->slab, ref)->key;
+    uint64_t hash = hash_of(ix, key, t->key_bytes);
+    struct bucket *b;
+
+    if (t->buckets == 0 && table_start(t) != 0)
+        return -ENOMEM;
+    b = bucket_at(t, bucket_of(t, hash));
+    assert(bucket_find(ix, t, b, hash_tag(hash), key) == 0);
+    bucket_put(ix, b, ref, hash);
+    t->blocks++;
+    if (t->blocks > (uint64_t)t->buckets * LOAD_MAX)
+        table_split(ix, t);
+    return 0;
+}
+
+/* The last slot, or else the first of the overflow, fills the gap. */
+static void slot_clear(const struct index *ix, const struct ns_table *t, struct bucket *b, uint32_t slot)
+{
+    uint32_t last = slots_used(b) - 1;
+    block_ref ref = b->overflow;
+
+    if (ref) {
+        struct block *block = slab_block(&ix->slab, ref);
+
+        b->overflow = block->hash_next;
+        block->hash_next = 0;
+        b->tag[slot] = hash_tag(record_hash(ix, t, ref));
+        b->ref[slot] = ref;
+        return;
+    }
+    b->tag[slot] = b->tag[last];
+    b->ref[slot] = b->ref[last];
+    b->tag[last] = 0;
+    b->ref[last] = 0;
+}
+
+void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
+{
+    struct bucket *b = bucket_at(t, bucket_of(t, record_hash(ix, t, ref)));
+    block_ref *link = &b->overflow;
+    uint32_t slot = 0;
+
+    while (slot < BUCKET_SLOTS && b->ref[slot] != ref)
+        slot++;
+    if (slot < BUCKET_SLOTS) {
+        slot_clear(ix, t, b, slot);
+    } else {
+        while (*link != ref) {
+            assert(*link != 0);
+            link = &slab_block(&ix->slab, *link)->hash_next;
+        }
+        *link = slab_block(&ix->slab, ref)->hash_next;
+    }
+    t->blocks--;
+    if (t->buckets > SEGMENT_MIN && t->blocks < (uint64_t)t->buckets * LOAD_MIN)
+        table_merge(ix, t);
+}
+
+/* ---- many blocks ---- */
+
+/* A key goes through three stages, AHEAD keys apart: its bucket is asked for, its record is asked for,
+ * it is compared. So 2 * AHEAD misses are under way at any time. */
+#define AHEAD 16u
+#define RING (2 * AHEAD)
+
+struct probe {
+    const struct bucket *bucket;
+    const struct block *block; /* first record with the tag, or NULL */
+    block_ref ref;
+    uint32_t others; /* more slots have the tag */
+    uint8_t tag;
+};
+
+static inline void probe_hash(const struct index *ix, const struct ns_table *t, struct probe *p,
+                              const uint8_t *key)
+{
+    uint64_t hash = hash_of(ix, key, t->key_bytes);
+
+    p->bucket = bucket_at(t, bucket_of(t, hash));
+    p->tag = hash_tag(hash);
+    __builtin_prefetch(p->bucket);
+}
+
+static inline void probe_bucket(const struct index *ix, struct probe *p)
+{
+    uint32_t match = slots_match(p->bucket, p->tag);
+
+    p->block = NULL;
+    p->others = match & (match - 1);
+    if (match == 0)
+        return;
+    p->ref = p->bucket->ref[__builtin_ctz(match)];
+    p->block = slab_block(&ix->slab, p->ref);
+    __builtin_prefetch(p->block);
+    /* Whoever finds a block looks at its state next. */
+    __builtin_prefetch(&p->block->ready);
+}
+
+static inline block_ref probe_compare(const struct index *ix, const struct ns_table *t,
+                                      const struct probe *p, const uint8_t *key)
+{
+    if (p->block && key_equal(p->block->key, key, t->key_bytes))
+        return p->ref;
+    if (p->others || p->bucket->overflow)
+        return bucket_find(ix, t, p->bucket, p->tag, key);
+    return 0;
+}
+
+void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys, uint32_t n,
+                        bool stop_at_gap, block_ref *out)
+{
+    struct probe ring[RING];
+    uint32_t done = 0;
+
+    for (uint32_t i = 0; t->blocks > 0 && done < n; i++) {
+        if (i >= RING) {
+            out[done] = probe_compare(ix, t, &ring[i % RING], keys + (size_t)done * t->key_bytes);
+            done++;
+            if (stop_at_gap && out[done - 1] == 0)
+                break;
+        }
+        if (i >= AHEAD && i - AHEAD < n)
+            probe_bucket(ix, &ring[(i - AHEAD) % RING]);
+        if (i < n)
+            probe_hash(ix, t, &ring[i % RING], keys + (size_t)i * t->key_bytes);
+    }
+    memset(out + done, 0, (n - done) * sizeof(*out));
+}
+
+/* ---- scanning ---- */
+
+static uint64_t reversed(uint64_t v)
+{
+    v = ((v >> 1) & UINT64_C(0x5555555555555555)) | ((v & UINT64_C(0x5555555555555555)) << 1);
+    v = ((v >> 2) & UINT64_C(0x3333333333333333)) | ((v & UINT64_C(0x3333333333333333)) << 2);
+    v = ((v >> 4) & UINT64_C(0x0f0f0f0f0f0f0f0f)) | ((v & UINT64_C(0x0f0f0f0f0f0f0f0f)) << 4);
+    return __builtin_bswap64(v);
+}
+
+struct batch {
+    block_ref *ref;
+    uint64_t *position;
+    uint32_t n;
+    bool cut; /* there were more */
+};
+
+/* Keeps the SCAN_BATCH foremost, in order. */
+static void batch_add(struct batch *k, block_ref ref, uint64_t position)
+{
+    uint32_t i = k->n;
+
+    if (k->n == SCAN_BATCH) {
+        k->cut = true;
+        if (position >= k->position[--i])
+            return;
+    } else {
+        k->n++;
+    }
+    for (; i > 0 && k->position[i - 1] > position; i--) {
+        k->ref[i] = k->ref[i - 1];
+        k->position[i] = k->position[i - 1];
+    }
+    k->ref[i] = ref;
+    k->position[i] = position;
+}
+
+/* Where the positions of the bucket's hashes end; 0 for the last one. */
+static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
+{
+    uint32_t bits = high_bit(t->mask) + 1, half = (t->mask >> 1) + 1;
+
+    if (bucket < half && bucket + half >= t->buckets)
+        bits--; /* not split yet */
+    return reversed(bucket) + (UINT64_C(1) << (64 - bits));
+}
+
+uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_t from,
+                       block_ref out[SCAN_BATCH], uint64_t position[SCAN_BATCH], uint64_t *next)
+{
+    struct batch k = {.ref = out, .position = position};
+    const struct bucket *b;
+    uint32_t bucket;
+
+    *next = 0;
+    if (t->blocks == 0)
+        return 0;
+    bucket = bucket_of(t, reversed(from));
+    b = bucket_at(t, bucket);
+    bucket_prefetch(ix, b);
+    for (uint32_t i = 0; i < BUCKET_SLOTS && b->ref[i]; i++) {
+        uint64_t at = reversed(record_hash(ix, t, b->ref[i]));
+
+        if (at >= from)
+            batch_add(&k, b->ref[i], at);
+    }
+    for (block_ref ref = b->overflow; ref; ref = slab_block(&ix->slab, ref)->hash_next) {
+        uint64_t at = reversed(record_hash(ix, t, ref));
+
+        if (at >= from)
+            batch_add(&k, ref, at);
+    }
+    *next = k.cut ? position[k.n - 1] + 1 : bucket_end(t, bucket);
+    return k.n;
+}

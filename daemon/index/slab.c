@@ -1,0 +1,227 @@
+#include "daemon/index/internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define CHUNK_MIN (64u << 10)
+#define CHUNK_DOUBLINGS 5 /* 64 KiB to 2 MiB */
+/* A multiple of the record's alignment such that a key of 32 bytes lies in one cache line. */
+#define RECORD_ALIGN 32u
+
+/* ---- pages ---- */
+
+static void *map(size_t size_bytes)
+{
+    void *p = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void *pages_new(size_t size_bytes)
+{
+    uint8_t *p, *aligned;
+
+    if (size_bytes != PAGES_HUGE)
+        return map(size_bytes);
+    p = map(2 * (size_t)PAGES_HUGE);
+    if (!p)
+        return map(size_bytes);
+    aligned = (uint8_t *)(((uintptr_t)p + PAGES_HUGE - 1) & ~(uintptr_t)(PAGES_HUGE - 1));
+    if (aligned > p)
+        munmap(p, (size_t)(aligned - p));
+    munmap(aligned + PAGES_HUGE, (size_t)(p + PAGES_HUGE - aligned));
+    /* Refused where huge pages are off: small ones do, slower. */
+    (void)madvise(aligned, PAGES_HUGE, MADV_HUGEPAGE);
+    return aligned;
+}
+
+void pages_free(void *p, size_t size_bytes)
+{
+    if (p)
+        munmap(p, size_bytes);
+}
+
+/* ---- chunks ---- */
+
+static uint32_t record_bytes(uint32_t parts)
+{
+    size_t n = sizeof(struct block) + parts * sizeof(struct part);
+
+    return (uint32_t)((n + RECORD_ALIGN - 1) & ~(size_t)(RECORD_ALIGN - 1));
+}
+
+static void chunk_link(struct slab *s, uint32_t number)
+{
+    struct slab_chunk *c = &s->chunk[number];
+    struct slab_class *class = &s->class[c->parts];
+
+    c->prev = 0;
+    c->next = class->open;
+    if (class->open)
+        s->chunk[class->open].prev = number;
+    class->open = number;
+}
+
+static void chunk_unlink(struct slab *s, uint32_t number)
+{
+    struct slab_chunk *c = &s->chunk[number];
+
+    if (c->prev)
+        s->chunk[c->prev].next = c->next;
+    else
+        s->class[c->parts].open = c->next;
+    if (c->next)
+        s->chunk[c->next].prev = c->prev;
+    c->prev = c->next = 0;
+}
+
+static int directory_grow(struct slab *s)
+{
+    uint32_t cap = s->chunks_cap ? s->chunks_cap * 2 : 16;
+    struct slab_place *place;
+    struct slab_chunk *chunk;
+
+    if (s->chunks_cap == SLAB_CHUNKS)
+        return -1;
+    place = realloc(s->place, cap * sizeof(*place));
+    if (!place)
+        return -1;
+    s->place = place;
+    chunk = realloc(s->chunk, cap * sizeof(*chunk));
+    if (!chunk)
+        return -1;
+    s->chunk = chunk;
+    s->chunks_cap = cap;
+    return 0;
+}
+
+/* A chunk's number, or 0. */
+static uint32_t number_take(struct slab *s)
+{
+    uint32_t number = s->free_chunk;
+
+    if (number) {
+        s->free_chunk = s->chunk[number].next;
+        return number;
+    }
+    if (s->chunks == s->chunks_cap && directory_grow(s) != 0)
+        return 0;
+    if (s->chunks == 0) {
+        s->place[0] = (struct slab_place){0};
+        s->chunk[0] = (struct slab_chunk){0};
+        s->chunks = 1;
+    }
+    return s->chunks++;
+}
+
+static void number_give(struct slab *s, uint32_t number)
+{
+    s->place[number] = (struct slab_place){0};
+    s->chunk[number] = (struct slab_chunk){.next = s->free_chunk};
+    s->free_chunk = number;
+}
+
+static uint32_t chunk_new(struct slab *s, uint32_t parts)
+{
+    struct slab_class *class = &s->class[parts];
+    uint32_t doublings = class->chunks < CHUNK_DOUBLINGS ? class->chunks : CHUNK_DOUBLINGS;
+    uint32_t size_bytes = CHUNK_MIN << doublings;
+    uint32_t record = record_bytes(parts), records = size_bytes / record;
+    uint32_t number = number_take(s);
+    void *base;
+
+    if (!number)
+        return 0;
+    base = pages_new(size_bytes);
+    if (!base) {
+        number_give(s, number);
+        return 0;
+    }
+    s->place[number] = (struct slab_place){base, record};
+    s->chunk[number] = (struct slab_chunk){
+        .size_bytes = size_bytes,
+        .records = records < SLAB_SLOTS ? records : SLAB_SLOTS,
+        .parts = parts,
+    };
+    s->size_bytes += size_bytes;
+    class->chunks++;
+    class->empty++;
+    chunk_link(s, number);
+    return number;
+}
+
+static void chunk_free(struct slab *s, uint32_t number)
+{
+    struct slab_chunk *c = &s->chunk[number];
+    struct slab_class *class = &s->class[c->parts];
+
+    chunk_unlink(s, number);
+    class->chunks--;
+    class->empty--;
+    s->size_bytes -= c->size_bytes;
+    pages_free(s->place[number].base, c->size_bytes);
+    number_give(s, number);
+}
+
+/* ---- records ---- */
+
+block_ref slab_take(struct slab *s, uint32_t parts)
+{
+    uint32_t number, slot;
+    struct slab_chunk *c;
+    struct block *b;
+    block_ref ref;
+
+    assert(parts >= 1 && parts <= UCM_MAX_PARTS);
+    number = s->class[parts].open;
+    if (!number)
+        number = chunk_new(s, parts);
+    if (!number)
+        return 0;
+    c = &s->chunk[number];
+    if (c->used == 0)
+        s->class[parts].empty--;
+    slot = c->free_slot ? c->free_slot - 1 : c->fresh++;
+    ref = number << SLAB_SLOT_BITS | slot;
+    b = slab_block(s, ref);
+    if (c->free_slot)
+        c->free_slot = b->hash_next;
+    c->used++;
+    if (c->used == c->records)
+        chunk_unlink(s, number);
+    memset(b, 0, s->place[number].record_bytes);
+    return ref;
+}
+
+void slab_give(struct slab *s, block_ref ref)
+{
+    uint32_t number = ref >> SLAB_SLOT_BITS;
+    struct slab_chunk *c = &s->chunk[number];
+    struct slab_class *class = &s->class[c->parts];
+    struct block *b = slab_block(s, ref);
+
+    b->ns = 0;
+    b->hash_next = c->free_slot;
+    c->free_slot = (ref & (SLAB_SLOTS - 1)) + 1;
+    if (c->used == c->records)
+        chunk_link(s, number);
+    c->used--;
+    if (c->used > 0)
+        return;
+    class->empty++;
+    if (class->empty > 1)
+        chunk_free(s, number);
+}
+
+void slab_init(struct slab *s)
+{
+    memset(s, 0, sizeof(*s));
+}
+
+void slab_close(struct slab *s)
+{
+    for (uint32_t i = 1; i < s->chunks; i++)
+        pages_free(s->place[i].base, s->chunk[i].size_bytes);
+    free(s->place);
+    free(s->chunk);
+}

@@ -1,0 +1,131 @@
+/* ucmd [--config FILE] [--set key=value]... [--check] [--version] */
+#include "daemon/base/config.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+enum { EXIT_USAGE = 2 };
+
+static const char usage[] =
+    "usage: ucmd [--config FILE] [--set KEY=VALUE]... [--check] [--version]\n"
+    "\n"
+    "The KV cache daemon of a host. Without --config the built-in defaults hold.\n"
+    "\n"
+    "  --config FILE     read FILE, e.g. /etc/ucmd/ucmd.yaml\n"
+    "  --set KEY=VALUE   set one key over the file, e.g. --set arena.size=16GiB\n"
+    "  --check           say whether the configuration is good, print it, and exit\n"
+    "  --version         print the version and exit\n"
+    "  --help            print this and exit\n"
+    "\n"
+    "Signals: TERM and INT stop it within shutdown.drain, HUP reads the file again.\n"
+    "Exit status: 0 stopped as asked, 1 could not start or a device failed, 2 wrong usage.\n";
+
+struct options {
+    const char *config_path;
+    bool check;
+};
+
+/* --config first, wherever it stands: --set goes over the file. */
+static int options_read(int argc, char **argv, struct options *o, struct config *c,
+                        struct config_error *e)
+{
+    static const struct option names[] = {
+        {"config", required_argument, NULL, 'c'}, {"set", required_argument, NULL, 's'},
+        {"check", no_argument, NULL, 'k'},        {"version", no_argument, NULL, 'v'},
+        {"help", no_argument, NULL, 'h'},         {0},
+    };
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        switch (option) {
+        case 'c':
+            o->config_path = optarg;
+            break;
+        case 's':
+            break;
+        case 'k':
+            o->check = true;
+            break;
+        case 'v':
+            puts("ucmd " UCM_VERSION);
+            exit(0);
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            fputs(usage, stderr);
+            exit(EXIT_USAGE);
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "ucmd: \"%s\" is no option\n%s", argv[optind], usage);
+        exit(EXIT_USAGE);
+    }
+    if (o->config_path && config_read(c, o->config_path, e) != 0)
+        return -1;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)
+        if (option == 's' && config_set(c, optarg, e) != 0)
+            return -1;
+    return 0;
+}
+
+/* libuv reads the size of its pool once, from the environment. */
+static int threads_set(unsigned n)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%u", n);
+    return setenv("UV_THREADPOOL_SIZE", text, 1);
+}
+
+/* As many descriptors as the hard limit allows: connections, files, workers' memory. */
+static void descriptors_raise(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+            log_warn("main", "descriptors", "errno=%d", errno);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {0};
+    struct config config;
+    struct config_error e;
+    struct server *server;
+    char text[512] = "no memory";
+    int status;
+
+    config_init(&config);
+    if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0) {
+        fprintf(stderr, "ucmd: %s\n", e.text);
+        config_free(&config);
+        return 1;
+    }
+    if (o.check) {
+        config_print(&config);
+        config_free(&config);
+        return 0;
+    }
+    log_set_level(config.log_level);
+    signal(SIGPIPE, SIG_IGN);
+    descriptors_raise();
+    if (threads_set(config.nvme_threads) != 0 ||
+        server_new(&config, o.config_path, &server, text) != 0) {
+        fprintf(stderr, "ucmd: %s\n", text);
+        return 1;
+    }
+    status = server_run(server);
+    server_free(server);
+    return status;
+}

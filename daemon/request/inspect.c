@@ -1,0 +1,301 @@
+/* What operators read: namespace.list, ls, inspect, verify. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LS_PAGE 256
+#define VERIFY_IN_FLIGHT 8
+
+/* ---- namespace.list ---- */
+
+static void pack_ns(msgpack_packer *pk, const struct ns *ns)
+{
+    const struct ns_identity *id = &ns->identity;
+
+    msgpack_pack_map(pk, 15);
+    proto_pack_u64(pk, "ns", ns->id);
+    pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
+    pack_text(pk, "tenant", id->tenant);
+    pack_text(pk, "model", id->model);
+    pack_text(pk, "revision", id->revision);
+    pack_text(pk, "dtype", id->dtype);
+    pack_text(pk, "layout", id->layout);
+    proto_pack_u64(pk, "block_tokens", id->block_tokens);
+    proto_pack_u64(pk, "key_bytes", id->key_bytes);
+    proto_pack_u64(pk, "parts", id->parts);
+    proto_pack_str(pk, "shards");
+    msgpack_pack_array(pk, id->parts);
+    for (uint32_t i = 0; i < id->parts; i++)
+        msgpack_pack_uint32(pk, id->shards[i]);
+    proto_pack_u64(pk, "shard_bytes", id->shard_bytes);
+    proto_pack_u64(pk, "blocks", ns->blocks);
+    proto_pack_u64(pk, "dram_bytes", ns->dram_bytes);
+    proto_pack_u64(pk, "nvme_bytes", ns->nvme_bytes);
+}
+
+/* Room for one namespace of the longest names and most parts, so that a page never fails. */
+#define NS_PACKED_MAX 8192
+#define NS_PAGE_MAX (UCM_MAX_FRAME_BYTES / NS_PACKED_MAX - 1)
+
+int method_ns_list(struct call *call)
+{
+    struct session *s = call->s;
+    struct index *ix = s->rq->rooms.index;
+    struct proto_builder pb;
+    struct msg_page m;
+    uint32_t ids[NS_PAGE_MAX], n = 0, id, limit;
+    int rc = proto_decode(&proto_page, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    limit = m.limit && m.limit < NS_PAGE_MAX ? (uint32_t)m.limit : NS_PAGE_MAX;
+    id = m.cursor < index_ns_count(ix) ? (uint32_t)m.cursor + 1 : index_ns_count(ix) + 1;
+    for (; id <= index_ns_count(ix); id++) {
+        if (!s->peer.admin && strcmp(index_ns(ix, id)->identity.tenant, s->peer.tenant) != 0)
+            continue;
+        if (n == limit)
+            break;
+        ids[n++] = id;
+    }
+    session_reply_begin(s, call->msgid, &pb);
+    msgpack_pack_map(&pb.pk, 2);
+    proto_pack_str(&pb.pk, "namespaces");
+    msgpack_pack_array(&pb.pk, n);
+    for (uint32_t i = 0; i < n; i++)
+        pack_ns(&pb.pk, index_ns(ix, ids[i]));
+    proto_pack_u64(&pb.pk, "next", id <= index_ns_count(ix) ? ids[n - 1] : 0);
+    session_reply_end(s, call->msgid, &pb);
+    return 0;
+}
+
+/* ---- ls ---- */
+
+static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct block *b)
+{
+    uint32_t nvme = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        nvme += b->part[i].nvme == PART_NVME_READY;
+    msgpack_pack_map(pk, 7);
+    pack_bin(pk, "key", b->key, ns->identity.key_bytes);
+    proto_pack_u64(pk, "dram", b->dram_parts);
+    proto_pack_u64(pk, "nvme", nvme);
+    proto_pack_u64(pk, "ready", b->ready);
+    pack_flag(pk, "complete", block_complete(b, ns));
+    pack_flag(pk, "pinned", b->flags & BLOCK_PINNED);
+    proto_pack_u64(pk, "leases", b->leases);
+}
+
+int method_ls(struct call *call)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    uint32_t n;
+    struct proto_builder pb;
+    struct msg_ls m;
+    struct ns *ns;
+    uint64_t next;
+    int rc = proto_decode(&proto_ls, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    if (!ns)
+        return -call->error.code;
+    next = blocks_page(rq, ns, m.cursor, m.limit ? (uint32_t)m.limit : LS_PAGE, &n);
+    session_reply_begin(s, call->msgid, &pb);
+    msgpack_pack_map(&pb.pk, 2);
+    proto_pack_str(&pb.pk, "blocks");
+    msgpack_pack_array(&pb.pk, n);
+    for (uint32_t i = 0; i < n; i++)
+        pack_block(&pb.pk, ns, index_block(rq->rooms.index, rq->refs[i]));
+    proto_pack_u64(&pb.pk, "next", next);
+    session_reply_end(s, call->msgid, &pb);
+    return 0;
+}
+
+/* ---- inspect ---- */
+
+static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
+{
+    static const char *const dram[] = {"none", "filling", "fetching", "ready"};
+    static const char *const nvme[] = {"none", "writing", "ready"};
+
+    msgpack_pack_map(pk, 6);
+    proto_pack_u64(pk, "part", part);
+    pack_text(pk, "dram", dram[p->dram]);
+    pack_text(pk, "nvme", nvme[p->nvme]);
+    proto_pack_u64(pk, "users", p->users);
+    proto_pack_u64(pk, "loc", p->loc);
+    proto_pack_u64(pk, "checksum", p->checksum);
+}
+
+int method_inspect(struct call *call)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    struct proto_builder pb;
+    struct msg_key m;
+    struct ns *ns;
+    struct block *b;
+    block_ref ref;
+    int rc = proto_decode(&proto_key, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    if (!ns)
+        return -call->error.code;
+    if (m.key.n != ns->identity.key_bytes)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "key: %u bytes; this namespace's keys have %u", m.key.n,
+                             ns->identity.key_bytes);
+    ref = index_find(rq->rooms.index, ns, m.key.p);
+    if (ref == 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "no such block in namespace %u",
+                             ns->id);
+    b = index_block(rq->rooms.index, ref);
+    session_reply_begin(s, call->msgid, &pb);
+    msgpack_pack_map(&pb.pk, 8);
+    pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
+    pack_flag(&pb.pk, "complete", block_complete(b, ns));
+    proto_pack_u64(&pb.pk, "ready", b->ready);
+    pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
+    pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
+    proto_pack_u64(&pb.pk, "leases", b->leases);
+    proto_pack_u64(&pb.pk, "heat", policy_heat(rq->rooms.policy, ref));
+    proto_pack_str(&pb.pk, "parts");
+    msgpack_pack_array(&pb.pk, ns->identity.parts);
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        pack_part(&pb.pk, i, &b->part[i]);
+    session_reply_end(s, call->msgid, &pb);
+    return 0;
+}
+
+/* ---- verify ---- */
+
+struct verify {
+    struct request r;
+    struct ns *ns;
+    struct msg_verify_r result;
+    uint32_t n, at, part, in_flight; /* refs[at]'s part is next */
+    bool stopping, pumping;
+    block_ref refs[];
+};
+
+struct verify_check {
+    struct cache_check k;
+    struct verify *v;
+};
+
+static void verify_pump(struct verify *v);
+
+static void verify_end(struct verify *v)
+{
+    struct session *s = v->r.s;
+
+    for (uint32_t i = 0; i < v->n; i++)
+        cache_drop(s->rq->rooms.cache, v->refs[i]);
+    session_reply(s, v->r.msgid, &proto_verify_r, &v->result);
+    request_end(&v->r);
+    free(v);
+    session_settle(s);
+}
+
+static void check_done_cb(struct cache_check *k, int status)
+{
+    struct verify_check *vc = LIST_ENTRY(k, struct verify_check, k);
+    struct verify *v = vc->v;
+
+    v->in_flight--;
+    v->result.checked += status == 0 || status == -EBADMSG;
+    v->result.corrupt += status == -EBADMSG;
+    v->result.failed += status != 0 && status != -EBADMSG;
+    free(vc);
+    verify_pump(v);
+}
+
+/* 0: begun, or nothing to check there; -EBUSY: not now. */
+static int verify_part(struct verify *v, block_ref ref, uint32_t part)
+{
+    struct verify_check *vc = calloc(1, sizeof(*vc));
+    int rc;
+
+    if (!vc)
+        return -EBUSY;
+    vc->v = v;
+    vc->k.done_cb = check_done_cb;
+    rc = cache_verify(v->r.s->rq->rooms.cache, &vc->k, ref, part);
+    if (rc == 0) {
+        v->in_flight++;
+        return 0;
+    }
+    free(vc);
+    if (rc != -ENOENT && rc != -EBUSY)
+        v->result.failed++;
+    return rc == -EBUSY ? rc : 0;
+}
+
+static void verify_pump(struct verify *v)
+{
+    while (v->at < v->n && !v->stopping && v->in_flight < VERIFY_IN_FLIGHT) {
+        if (verify_part(v, v->refs[v->at], v->part) == -EBUSY) {
+            if (v->in_flight > 0)
+                return;
+            v->result.skipped++; /* no room at all: don't wait for who knows what */
+        }
+        if (++v->part == v->ns->identity.parts) {
+            v->part = 0;
+            v->at++;
+        }
+    }
+    if (v->in_flight == 0)
+        verify_end(v);
+}
+
+static void verify_stop_cb(struct request *r)
+{
+    struct verify *v = LIST_ENTRY(r, struct verify, r);
+
+    if (v->stopping)
+        return;
+    v->stopping = true;
+    if (v->in_flight == 0)
+        verify_end(v);
+}
+
+int method_verify(struct call *call)
+{
+    struct requests *rq = call->s->rq;
+    struct msg_ls m;
+    struct verify *v;
+    struct ns *ns;
+    uint32_t limit;
+    int rc = proto_decode(&proto_ls, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    if (!ns)
+        return -call->error.code;
+    limit = m.limit ? (uint32_t)m.limit : LS_PAGE;
+    v = calloc(1, sizeof(*v) + limit * sizeof(v->refs[0]));
+    if (!v)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    v->r.stop_cb = verify_stop_cb;
+    rc = request_start(call, &v->r, sizeof(*v) + limit * sizeof(v->refs[0]), UCM_DEADLINE_MS);
+    if (rc != 0) {
+        free(v);
+        return rc;
+    }
+    v->ns = ns;
+    v->result.next = blocks_page(rq, ns, m.cursor, limit, &v->n);
+    memcpy(v->refs, rq->refs, v->n * sizeof(v->refs[0]));
+    for (uint32_t i = 0; i < v->n; i++)
+        cache_hold(rq->rooms.cache, v->refs[i]);
+    verify_pump(v);
+    return 0;
+}

@@ -1,0 +1,143 @@
+/* Shared by the files of this room only. */
+#ifndef UCMD_REQUEST_INTERNAL_H
+#define UCMD_REQUEST_INTERNAL_H
+
+#include "daemon/base/list.h"
+#include "daemon/base/table.h"
+#include "daemon/request/request.h"
+
+/* Keys under leases of one connection: bounds what leases cost. */
+#define SESSION_MAX_LEASED_KEYS (1u << 20)
+
+struct requests {
+    struct request_rooms rooms;
+    struct list sessions, active, sweeps;
+    uint32_t n_sessions, n_active;
+    uint64_t started_ms;
+    uint64_t transfer_memory; /* bytes of request objects under way */
+    bool draining;
+    uv_idle_t sweeper;
+    struct proto_buf out;         /* one answer at a time */
+    block_ref refs[UCM_MAX_KEYS]; /* scratch of one call */
+    uint8_t status[UCM_MAX_KEYS]; /* likewise */
+};
+
+struct session {
+    struct list link;
+    struct requests *rq;
+    struct conn *conn;
+    struct peer peer;
+    bool hello, closing;
+    uint64_t *ns_open; /* bitmap of namespace ids */
+    struct table regions, leases;
+    uint32_t leased_keys;
+    struct list requests;
+    uint32_t n_requests;
+    struct cache_owner owner;
+};
+
+/* A request that is answered later. */
+struct request {
+    struct list link, link_all;
+    struct session *s;
+    uint32_t msgid;
+    enum ucm_method method;
+    struct deadline deadline;
+    size_t memory;
+    /* Cancelled, past its deadline, or its peer gone: end soon, answering for what was done. */
+    void (*stop_cb)(struct request *r);
+};
+
+/* One frame under handling. */
+struct call {
+    struct session *s;
+    uint32_t msgid;
+    enum ucm_method method;
+    struct proto_envelope *env;
+    int *fds;
+    uint32_t n_fds;
+    struct ucm_error error;
+};
+
+/* A method: answers, or sets call->error and returns its negative code. */
+typedef int (*method_fn)(struct call *call);
+
+/* session.c */
+void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
+                   const void *result);
+void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e);
+/* For free maps: begin, pack, end. */
+void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
+void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);
+/* After anything of a closing session ended. May free it. */
+void session_settle(struct session *s);
+/* The namespace that a call names, if its session opened it (operators: any). NULL with
+ * call->error. */
+struct ns *call_namespace(struct call *call, uint64_t id);
+/* How many keys are in the blob; 0 with call->error when it is no whole number of keys, or too
+ * many. */
+uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);
+
+/* pack.c: fields of free maps */
+void pack_bin(msgpack_packer *pk, const char *name, const uint8_t *p, size_t n);
+void pack_text(msgpack_packer *pk, const char *name, const char *text);
+void pack_flag(msgpack_packer *pk, const char *name, bool on);
+
+/* Blocks of a namespace, a page of them, in rq->refs. Returns the next cursor, 0 at the end. */
+uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32_t limit,
+                     uint32_t *n);
+
+/* request.c */
+/* Admits r (zeroed, with stop_cb set) as under way. deadline_ms 0 takes the default. 0, or BUSY. */
+int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms);
+/* Takes r out; the caller answers first and frees it afterwards. */
+void request_end(struct request *r);
+
+/* lease.c */
+int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
+              uint32_t *id);
+void lease_end(struct session *s, uint32_t id);
+void leases_end_all(struct session *s);
+
+/* region.c */
+struct session_region {
+    struct session *s;
+    struct device_region *region;
+    struct ns *ns;
+    uint32_t id, transfers; /* transfers that use it */
+    enum { REGION_OPENING, REGION_OPEN, REGION_CLOSING } state;
+    bool close_sent;
+    struct device_job job;
+    struct request *pending; /* the register or unregister that waits for the job */
+};
+struct session_region *call_region(struct call *call, uint64_t id);
+void region_transfer_ended(struct session_region *r);
+void regions_close_all(struct session *s);
+
+/* transfer.c */
+/* Stops the transfers that use the region. */
+void transfers_stop_region(struct session_region *r);
+
+/* methods, one file a group */
+int method_hello(struct call *call);
+int method_ns_open(struct call *call);
+int method_region_register(struct call *call);
+int method_region_unregister(struct call *call);
+int method_lookup(struct call *call);
+int method_release(struct call *call);
+int method_load(struct call *call);
+int method_dump(struct call *call);
+int method_prefetch(struct call *call);
+int method_cancel(struct call *call);
+int method_pin(struct call *call);
+int method_unpin(struct call *call);
+int method_evict(struct call *call);
+int method_purge(struct call *call);
+int method_stats(struct call *call);
+int method_health(struct call *call);
+int method_ns_list(struct call *call);
+int method_ls(struct call *call);
+int method_inspect(struct call *call);
+int method_verify(struct call *call);
+
+#endif

@@ -1,0 +1,174 @@
+/* pin, unpin, evict, namespace.purge: by key at once, or a whole namespace a page a turn of the
+ * loop, so that millions of blocks hold nobody up. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <stdlib.h>
+
+#define SWEEP_PAGE 512
+
+struct keep {
+    enum ucm_method method;
+    uint64_t tier;
+    struct msg_count_r result;
+};
+
+struct sweep {
+    struct request r;
+    struct list link;
+    struct ns *ns;
+    struct keep keep;
+    uint64_t cursor;
+};
+
+static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
+{
+    if (k->method == UCM_METHOD_NS_PURGE)
+        cache_pin(c, ref, false);
+    switch (cache_evict(c, ref, k->tier != 2, k->tier != 1)) {
+    case CACHE_EVICT_DONE:
+        k->result.blocks++;
+        break;
+    case CACHE_EVICT_LATER:
+        k->result.busy++;
+        break;
+    case CACHE_EVICT_NONE:
+        break;
+    }
+}
+
+static void keep_apply(struct cache *c, struct keep *k, block_ref ref)
+{
+    if (k->method == UCM_METHOD_PIN)
+        k->result.blocks += cache_found(c, ref) && cache_pin(c, ref, true);
+    else if (k->method == UCM_METHOD_UNPIN)
+        k->result.blocks += cache_pin(c, ref, false);
+    else
+        keep_evict(c, k, ref);
+}
+
+static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct proto_bin keys)
+{
+    struct requests *rq = call->s->rq;
+    uint32_t n = call_keys(call, ns, keys);
+
+    if (n == 0)
+        return -call->error.code;
+    for (uint32_t i = 0; i < n; i++) {
+        /* Found one at a time: evicting one block may take another's place in the scratch list. */
+        block_ref ref =
+            index_find(rq->rooms.index, ns, keys.p + (size_t)i * ns->identity.key_bytes);
+
+        if (ref)
+            keep_apply(rq->rooms.cache, k, ref);
+        else
+            k->result.missing++;
+    }
+    session_reply(call->s, call->msgid, &proto_count_r, &k->result);
+    return 0;
+}
+
+/* ---- a whole namespace ---- */
+
+static void sweep_end(struct sweep *sw)
+{
+    struct session *s = sw->r.s;
+
+    list_remove(&sw->link);
+    session_reply(s, sw->r.msgid, &proto_count_r, &sw->keep.result);
+    request_end(&sw->r);
+    free(sw);
+    session_settle(s);
+}
+
+static void sweep_stop_cb(struct request *r)
+{
+    sweep_end(LIST_ENTRY(r, struct sweep, r));
+}
+
+static void sweep_step(struct requests *rq, struct sweep *sw)
+{
+    uint32_t n;
+
+    sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, &n);
+    for (uint32_t i = 0; i < n; i++)
+        keep_apply(rq->rooms.cache, &sw->keep, rq->refs[i]);
+    if (sw->cursor == 0)
+        sweep_end(sw);
+}
+
+static void sweeper_cb(uv_idle_t *idle)
+{
+    struct requests *rq = idle->data;
+    struct list *node = list_pop_front(&rq->sweeps);
+
+    if (node) {
+        list_push_back(&rq->sweeps, node);
+        sweep_step(rq, LIST_ENTRY(node, struct sweep, link));
+    }
+    if (list_empty(&rq->sweeps))
+        uv_idle_stop(idle);
+}
+
+static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
+{
+    struct requests *rq = call->s->rq;
+    struct sweep *sw = calloc(1, sizeof(*sw));
+    int rc;
+
+    if (!sw)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    sw->r.stop_cb = sweep_stop_cb;
+    rc = request_start(call, &sw->r, sizeof(*sw), UCM_DEADLINE_MS);
+    if (rc != 0) {
+        free(sw);
+        return rc;
+    }
+    sw->ns = ns;
+    sw->keep = *k;
+    list_push_back(&rq->sweeps, &sw->link);
+    if (uv_idle_start(&rq->sweeper, sweeper_cb) != 0)
+        abort(); /* libuv: only fails for a NULL callback */
+    return 0;
+}
+
+static int keep_call(struct call *call, uint64_t ns_id, struct proto_bin keys, uint64_t tier)
+{
+    struct ns *ns = call_namespace(call, ns_id);
+    struct keep k = {.method = call->method, .tier = tier};
+
+    if (!ns)
+        return -call->error.code;
+    return keys.n > 0 ? keep_keys(call, ns, &k, keys) : keep_all(call, ns, &k);
+}
+
+static int keys_call(struct call *call)
+{
+    struct msg_keys m;
+    int rc = proto_decode(&proto_keys, call->env, &m, &call->error);
+
+    return rc != 0 ? rc : keep_call(call, m.ns, m.keys, 0);
+}
+
+int method_pin(struct call *call)
+{
+    return keys_call(call);
+}
+
+int method_unpin(struct call *call)
+{
+    return keys_call(call);
+}
+
+int method_purge(struct call *call)
+{
+    return keys_call(call);
+}
+
+int method_evict(struct call *call)
+{
+    struct msg_evict m;
+    int rc = proto_decode(&proto_evict, call->env, &m, &call->error);
+
+    return rc != 0 ? rc : keep_call(call, m.ns, m.keys, m.tier);
+}

@@ -1,0 +1,259 @@
+/* region.register and region.unregister. A region's jobs are awaited before its mapping is closed,
+ * and the mapping's end before the answer: then the worker may free its memory. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static void close_send(struct session_region *r);
+
+static void region_delete(struct session_region *r)
+{
+    struct session *s = r->s;
+
+    table_remove(&s->regions, r->id);
+    region_free(r->region);
+    free(r);
+    s->rq->rooms.metrics->regions--;
+    session_settle(s);
+}
+
+static void pending_answer(struct session_region *r, const struct ucm_error *e)
+{
+    struct request *q = r->pending;
+    struct msg_region result = {r->id};
+
+    if (!q)
+        return;
+    r->pending = NULL;
+    if (!r->s->closing) {
+        if (e)
+            session_reply_error(r->s, q->msgid, e);
+        else if (q->method == UCM_METHOD_REGION_REGISTER)
+            session_reply(r->s, q->msgid, &proto_region, &result);
+        else
+            session_reply(r->s, q->msgid, &proto_none, NULL);
+    }
+    request_end(q);
+    free(q);
+}
+
+/* Opening and closing a mapping can't be stopped half way; their ends are near and come by
+ * themselves. */
+static void pending_stop_cb(struct request *q)
+{
+    (void)q;
+}
+
+/* ---- closing ---- */
+
+static void closed_cb(struct device_job *job, int status)
+{
+    struct session_region *r = LIST_ENTRY(job, struct session_region, job);
+
+    /* A device that failed for good has nothing mapped any more. */
+    pending_answer(r, status == 0 ? NULL : &job->error);
+    region_delete(r);
+}
+
+static void close_retry_cb(struct deadline *d);
+
+struct close_retry {
+    struct deadline deadline;
+    struct session_region *r;
+};
+
+/* The device's queue is full: the mapping must be closed all the same, a little later. */
+static void close_later(struct session_region *r)
+{
+    struct close_retry *retry = calloc(1, sizeof(*retry));
+    struct requests *rq = r->s->rq;
+
+    if (!retry)
+        abort(); /* a mapping that is never closed keeps a dead worker's memory: better to restart
+                  */
+    retry->r = r;
+    if (deadline_arm(rq->rooms.deadlines, &retry->deadline, uv_now(rq->rooms.loop) + 1,
+                     close_retry_cb) != 0)
+        abort();
+}
+
+static void close_retry_cb(struct deadline *d)
+{
+    struct close_retry *retry = LIST_ENTRY(d, struct close_retry, deadline);
+    struct session_region *r = retry->r;
+
+    free(retry);
+    close_send(r);
+}
+
+static void close_send(struct session_region *r)
+{
+    struct device *device = r->region->device;
+
+    r->close_sent = true;
+    r->job = (struct device_job){.op = DEVICE_CLOSE, .region = r->region, .done = closed_cb};
+    if (device->ops->submit(device, &r->job) != 0)
+        close_later(r);
+}
+
+static void region_close(struct session_region *r)
+{
+    if (r->state == REGION_OPENING) {
+        return; /* opened_cb sees that the session closes */
+    }
+    r->state = REGION_CLOSING;
+    if (r->transfers == 0 && !r->close_sent)
+        close_send(r);
+}
+
+void region_transfer_ended(struct session_region *r)
+{
+    r->transfers--;
+    if (r->state == REGION_CLOSING && r->transfers == 0 && !r->close_sent)
+        close_send(r);
+}
+
+void regions_close_all(struct session *s)
+{
+    for (uint32_t i = table_next(&s->regions, 0); i; i = table_next(&s->regions, i))
+        region_close(table_get(&s->regions, i));
+}
+
+/* ---- opening ---- */
+
+static void opened_cb(struct device_job *job, int status)
+{
+    struct session_region *r = LIST_ENTRY(job, struct session_region, job);
+
+    if (status != 0) {
+        pending_answer(r, &job->error);
+        region_delete(r);
+        return;
+    }
+    r->state = REGION_OPEN;
+    pending_answer(r, NULL);
+    if (r->s->closing)
+        session_settle(r->s);
+}
+
+static int region_open(struct call *call, struct session_region *r)
+{
+    struct device *device = r->region->device;
+    struct request *q = calloc(1, sizeof(*q));
+    int rc;
+
+    if (!q)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    q->stop_cb = pending_stop_cb;
+    rc = request_start(call, q, sizeof(*q), 0);
+    if (rc != 0) {
+        free(q);
+        return rc;
+    }
+    r->pending = q;
+    r->state = REGION_OPENING;
+    r->job = (struct device_job){.op = DEVICE_OPEN, .region = r->region, .done = opened_cb};
+    if (device->ops->submit(device, &r->job) != 0) {
+        r->pending = NULL;
+        request_end(q);
+        free(q);
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY, "the device's queue is full; try again");
+    }
+    return 0;
+}
+
+int method_region_register(struct call *call)
+{
+    struct session *s = call->s;
+    struct msg_region_register m;
+    struct session_region *r;
+    struct device *device;
+    struct ns *ns;
+    int rc = proto_decode(&proto_region_register, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    if (!ns)
+        return -call->error.code;
+    if (m.part >= ns->identity.parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu; this namespace has parts 0 to %u",
+                             (unsigned long long)m.part, ns->identity.parts - 1);
+    device = device_set_find(s->rq->rooms.devices, m.device, m.gpu, &call->error);
+    if (!device)
+        return -call->error.code;
+    r = calloc(1, sizeof(*r));
+    if (!r)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a region");
+    r->s = s;
+    r->ns = ns;
+    rc = region_check(&m, ns->identity.shards[m.part], ns->identity.shard_bytes, call->fds,
+                      call->n_fds, &r->region, &call->error);
+    if (rc != 0)
+        goto err_after_alloc;
+    r->region->device = device;
+    r->region->pid = s->peer.pid;
+    r->id = table_add(&s->regions, r);
+    if (r->id == 0) {
+        rc = ucm_error_set(
+            &call->error, UCM_WIRE_BUSY,
+            "this connection has %u regions, as many as limits.regions_per_connection "
+            "allows",
+            table_count(&s->regions));
+        goto err_after_check;
+    }
+    rc = region_open(call, r);
+    if (rc != 0)
+        goto err_after_table;
+    s->rq->rooms.metrics->regions++;
+    return 0;
+
+err_after_table:
+    table_remove(&s->regions, r->id);
+err_after_check:
+    region_free(r->region);
+err_after_alloc:
+    free(r);
+    return rc;
+}
+
+struct session_region *call_region(struct call *call, uint64_t id)
+{
+    struct session_region *r = table_get(&call->s->regions, (uint32_t)id);
+
+    if (r && r->state == REGION_OPEN)
+        return r;
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                  "region %llu is not registered on this connection", (unsigned long long)id);
+    return NULL;
+}
+
+int method_region_unregister(struct call *call)
+{
+    struct msg_region m;
+    struct session_region *r;
+    struct request *q;
+    int rc = proto_decode(&proto_region, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    r = call_region(call, m.region);
+    if (!r)
+        return -call->error.code;
+    q = calloc(1, sizeof(*q));
+    if (!q)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    q->stop_cb = pending_stop_cb;
+    rc = request_start(call, q, sizeof(*q), 0);
+    if (rc != 0) {
+        free(q);
+        return rc;
+    }
+    r->pending = q;
+    transfers_stop_region(r);
+    region_close(r);
+    return 0;
+}

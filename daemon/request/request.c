@@ -1,0 +1,176 @@
+/* Request objects and the room's life. */
+#include "daemon/request/request.h"
+#include "daemon/request/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void sweeper_closed_cb(uv_handle_t *handle)
+{
+    struct requests *rq = handle->data;
+
+    proto_buf_free(&rq->out);
+    free(rq);
+}
+
+int requests_new(const struct request_rooms *rooms, struct requests **out)
+{
+    struct requests *rq = calloc(1, sizeof(*rq));
+    int rc;
+
+    if (!rq)
+        return -ENOMEM;
+    rc = uv_idle_init(rooms->loop, &rq->sweeper);
+    if (rc != 0) {
+        free(rq);
+        return rc;
+    }
+    rq->sweeper.data = rq;
+    rq->rooms = *rooms;
+    rq->started_ms = uv_now(rooms->loop);
+    list_init(&rq->sessions);
+    list_init(&rq->active);
+    list_init(&rq->sweeps);
+    proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
+    *out = rq;
+    return 0;
+}
+
+void requests_free(struct requests *rq)
+{
+    assert(rq->n_sessions == 0 && rq->n_active == 0);
+    uv_close((uv_handle_t *)&rq->sweeper, sweeper_closed_cb);
+}
+
+void requests_drain(struct requests *rq)
+{
+    rq->draining = true;
+}
+
+uint32_t requests_active(const struct requests *rq)
+{
+    return rq->n_active;
+}
+
+uint32_t requests_sessions(const struct requests *rq)
+{
+    return rq->n_sessions;
+}
+
+void requests_stop_all(struct requests *rq)
+{
+    struct list *node, *next;
+
+    for (node = rq->active.next; node != &rq->active; node = next) {
+        struct request *r = LIST_ENTRY(node, struct request, link_all);
+
+        next = node->next;
+        r->stop_cb(r);
+    }
+}
+
+static void expired_cb(struct deadline *d)
+{
+    struct request *r = LIST_ENTRY(d, struct request, deadline);
+
+    r->s->rq->rooms.metrics->requests_deadline++;
+    r->stop_cb(r);
+}
+
+int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    const struct config *config = rq->rooms.config;
+
+    if (rq->draining)
+        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
+    if (s->n_requests >= config->max_requests_conn)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection has %u requests under way, as many as "
+                             "limits.requests_per_connection allows",
+                             s->n_requests);
+    if (rq->n_active >= config->max_requests ||
+        rq->transfer_memory + memory > config->max_frame_memory)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "the daemon has %u requests under way; try again", rq->n_active);
+    if (deadline_ms == 0)
+        deadline_ms = config->deadline_ms;
+    if (deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
+                     expired_cb) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a deadline");
+    r->s = s;
+    r->msgid = call->msgid;
+    r->method = call->method;
+    r->memory = memory;
+    rq->transfer_memory += memory;
+    list_push_back(&s->requests, &r->link);
+    list_push_back(&rq->active, &r->link_all);
+    s->n_requests++;
+    rq->rooms.metrics->requests_active = ++rq->n_active;
+    return 0;
+}
+
+void request_end(struct request *r)
+{
+    struct requests *rq = r->s->rq;
+
+    deadline_disarm(rq->rooms.deadlines, &r->deadline);
+    list_remove(&r->link);
+    list_remove(&r->link_all);
+    r->s->n_requests--;
+    rq->transfer_memory -= r->memory;
+    rq->rooms.metrics->requests_active = --rq->n_active;
+}
+
+int method_cancel(struct call *call)
+{
+    struct session *s = call->s;
+    struct msg_cancel m;
+    struct msg_cancel_r result = {0};
+    int rc = proto_decode(&proto_cancel, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    for (struct list *n = s->requests.next; n != &s->requests; n = n->next) {
+        struct request *r = LIST_ENTRY(n, struct request, link);
+
+        if (r->msgid != m.msgid)
+            continue;
+        s->rq->rooms.metrics->requests_cancelled++;
+        r->stop_cb(r);
+        result.cancelled = true;
+        break;
+    }
+    session_reply(s, call->msgid, &proto_cancel_r, &result);
+    return 0;
+}
+
+uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n, bool *failing)
+{
+    uint32_t found = 0;
+
+    *failing = false;
+    if (rq->rooms.tier) {
+        struct tier_stats stats;
+
+        rq->rooms.tier_ops->stats(rq->rooms.tier, &stats);
+        if (stats.degraded && found < n)
+            snprintf(reasons[found++], sizeof(*reasons), "tier %s: %s", rq->rooms.tier_ops->name,
+                     stats.reason);
+    }
+    for (uint32_t i = 0; i < device_set_count(rq->rooms.devices); i++) {
+        struct device *d = device_set_at(rq->rooms.devices, i);
+        struct device_stats stats;
+
+        d->ops->stats(d, &stats);
+        if (!stats.failed)
+            continue;
+        *failing = true;
+        if (found < n)
+            snprintf(reasons[found++], sizeof(*reasons), "device %s failed", stats.name);
+    }
+    return found;
+}

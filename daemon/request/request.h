@@ -1,0 +1,59 @@
+/* Requests: what the methods of the wire do. The room where front, cache and devices meet.
+ *
+ * A session is a connection's state: who the peer is, which namespaces it opened, its regions,
+ * leases and requests under way. Most methods answer at once; load, dump, prefetch, region.* and
+ * what walks a whole namespace are request objects that answer when they are done. There are at
+ * most limits.requests of them, and each has a deadline; past the limit the answer is BUSY.
+ *
+ * A session ends in order: its requests are stopped, copies under way are awaited, then its
+ * unfinished fills vanish, its leases end, its regions are unmapped, and only then its memory goes.
+ * Thread: the loop only. */
+#ifndef UCMD_REQUEST_REQUEST_H
+#define UCMD_REQUEST_REQUEST_H
+
+#include "daemon/base/config.h"
+#include "daemon/base/deadline.h"
+#include "daemon/base/metrics.h"
+#include "daemon/cache/cache.h"
+#include "daemon/device/device.h"
+#include "daemon/front/front.h"
+#include "daemon/index/index.h"
+#include "daemon/tier/tier.h"
+
+struct requests;
+
+/* Everything is borrowed. tier may be NULL: then there is none. */
+struct request_rooms {
+    uv_loop_t *loop;
+    const struct config *config;
+    struct metrics *metrics;
+    struct deadlines *deadlines;
+    struct index *index;
+    struct arena *arena;
+    struct cache *cache;
+    struct policy *policy;
+    struct device_set *devices;
+    const struct tier_ops *tier_ops;
+    struct tier *tier;
+    uint8_t instance[16];
+};
+
+int requests_new(const struct request_rooms *rooms, struct requests **out);
+/* No session may be left. Closes its handles on the loop. */
+void requests_free(struct requests *rq);
+
+/* The front's side of every session. */
+struct front_handler requests_handler(struct requests *rq);
+
+/* New work is answered SHUTDOWN from now on. */
+void requests_drain(struct requests *rq);
+/* Stops every request that is under way. */
+void requests_stop_all(struct requests *rq);
+uint32_t requests_active(const struct requests *rq);
+uint32_t requests_sessions(const struct requests *rq);
+
+/* "ok", or what is wrong: at most n reasons of 160 bytes each are written. Returns how many there
+ * are; *failing: not only slower but not doing its job. */
+uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n, bool *failing);
+
+#endif

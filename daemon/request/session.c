@@ -1,0 +1,345 @@
+/* Sessions: a connection's state, and the door through which its frames reach the methods. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const method_fn methods[UCM_METHOD_COUNT] = {
+    [UCM_METHOD_HELLO] = method_hello,
+    [UCM_METHOD_NS_OPEN] = method_ns_open,
+    [UCM_METHOD_REGION_REGISTER] = method_region_register,
+    [UCM_METHOD_REGION_UNREGISTER] = method_region_unregister,
+    [UCM_METHOD_LOOKUP] = method_lookup,
+    [UCM_METHOD_RELEASE] = method_release,
+    [UCM_METHOD_PREFETCH] = method_prefetch,
+    [UCM_METHOD_LOAD] = method_load,
+    [UCM_METHOD_DUMP] = method_dump,
+    [UCM_METHOD_CANCEL] = method_cancel,
+    [UCM_METHOD_PIN] = method_pin,
+    [UCM_METHOD_UNPIN] = method_unpin,
+    [UCM_METHOD_EVICT] = method_evict,
+    [UCM_METHOD_STATS] = method_stats,
+    [UCM_METHOD_HEALTH] = method_health,
+    [UCM_METHOD_NS_LIST] = method_ns_list,
+    [UCM_METHOD_NS_PURGE] = method_purge,
+    [UCM_METHOD_LS] = method_ls,
+    [UCM_METHOD_INSPECT] = method_inspect,
+    [UCM_METHOD_VERIFY] = method_verify,
+};
+
+/* ---- answers ---- */
+
+void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e)
+{
+    struct proto_buf *out = &s->rq->out;
+
+    s->rq->rooms.metrics->requests_failed++;
+    if (e->code == UCM_WIRE_BUSY)
+        s->rq->rooms.metrics->requests_busy++;
+    if (proto_response_error(out, msgid, e) != 0)
+        conn_drop(s->conn, "no memory for an answer");
+    else
+        conn_send(s->conn, out);
+}
+
+void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
+                   const void *result)
+{
+    struct ucm_error e;
+
+    if (s->closing)
+        return;
+    if (proto_response(&s->rq->out, msgid, m, result, &e) != 0)
+        session_reply_error(s, msgid, &e);
+    else
+        conn_send(s->conn, &s->rq->out);
+}
+
+void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb)
+{
+    proto_response_begin(pb, &s->rq->out, msgid);
+}
+
+void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb)
+{
+    struct ucm_error e;
+
+    if (proto_response_end(pb, &e) != 0)
+        session_reply_error(s, msgid, &e);
+    else
+        conn_send(s->conn, &s->rq->out);
+}
+
+/* ---- what a call names ---- */
+
+static bool ns_is_open(const struct session *s, uint32_t id)
+{
+    return s->ns_open[id / 64] >> (id % 64) & 1;
+}
+
+struct ns *call_namespace(struct call *call, uint64_t id)
+{
+    struct session *s = call->s;
+    struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
+
+    if (ns && (ns_is_open(s, ns->id) || s->peer.admin))
+        return ns;
+    /* The same words whether it exists or not: who may not know is not told. */
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                  "namespace %llu is not open on this connection; call namespace.open first",
+                  (unsigned long long)id);
+    return NULL;
+}
+
+uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys)
+{
+    uint32_t key_bytes = ns->identity.key_bytes, n = keys.n / key_bytes;
+
+    if (keys.n % key_bytes != 0)
+        ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                      "keys: %u bytes are no whole number of this namespace's %u-byte keys", keys.n,
+                      key_bytes);
+    else if (n > UCM_MAX_KEYS)
+        ucm_error_set(&call->error, UCM_WIRE_INVALID, "keys: %u keys; a request has at most %u", n,
+                      UCM_MAX_KEYS);
+    else
+        return n;
+    return 0;
+}
+
+/* ---- hello, namespaces ---- */
+
+int method_hello(struct call *call)
+{
+    struct session *s = call->s;
+    const struct config *config = s->rq->rooms.config;
+    static const char server[] = "ucmd " UCM_VERSION;
+    struct msg_hello m;
+    struct msg_hello_r r = {
+        .version = UCM_PROTOCOL_VERSION,
+        .server = {server, sizeof(server) - 1},
+        .instance = {s->rq->rooms.instance, 16},
+        .tenant = {s->peer.tenant, (uint32_t)strlen(s->peer.tenant)},
+        .admin = s->peer.admin,
+        .max_frame_bytes = UCM_MAX_FRAME_BYTES,
+        .max_keys = UCM_MAX_KEYS,
+        .max_requests = config->max_requests_conn,
+        .max_regions = config->max_regions_conn,
+        .max_leases = config->max_leases_conn,
+        .max_lease_ms = config->lease_max_ms,
+        .max_deadline_ms = UCM_DEADLINE_MS,
+    };
+    int rc = proto_decode(&proto_hello, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    if (m.version_min > UCM_PROTOCOL_VERSION || m.version_max < UCM_PROTOCOL_VERSION)
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "this daemon speaks version %d, the client %llu to %llu",
+                             UCM_PROTOCOL_VERSION, (unsigned long long)m.version_min,
+                             (unsigned long long)m.version_max);
+    s->hello = true;
+    session_reply(s, call->msgid, &proto_hello_r, &r);
+    return 0;
+}
+
+static bool str_equal(struct proto_str a, const char *b)
+{
+    return a.n == strlen(b) && memcmp(a.p, b, a.n) == 0;
+}
+
+/* Identity strings become C strings: a NUL inside would cut one short and make two that differ
+ * alike. */
+static int text_copy(struct call *call, const char *field, struct proto_str from,
+                     char to[UCM_MAX_NAME_BYTES + 1])
+{
+    if (from.n > 0 && memchr(from.p, '\0', from.n))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s: text may not hold a NUL byte",
+                             field);
+    if (from.n > 0)
+        memcpy(to, from.p, from.n);
+    to[from.n] = '\0';
+    return 0;
+}
+
+static int shards_expand(struct call *call, const struct msg_ns_open *m,
+                         uint32_t shards[UCM_MAX_PARTS])
+{
+    uint64_t limit = arena_extent_bytes(call->s->rq->rooms.arena);
+
+    if (m->shards.n != 1 && m->shards.n != m->parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "shards: %u numbers; give one for all parts, or one for each of %llu",
+                             m->shards.n, (unsigned long long)m->parts);
+    for (uint32_t i = 0; i < m->parts; i++) {
+        shards[i] = m->shards.p[m->shards.n == 1 ? 0 : i];
+        if (shards[i] < 1 || shards[i] > UCM_MAX_SHARDS)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID, "shards: %u; a part has 1 to %u",
+                                 shards[i], UCM_MAX_SHARDS);
+        if (shards[i] * m->shard_bytes > limit)
+            return ucm_error_set(
+                &call->error, UCM_WIRE_INVALID,
+                "a part of %u shards of %llu bytes is longer than arena.extent, %llu", shards[i],
+                (unsigned long long)m->shard_bytes, (unsigned long long)limit);
+    }
+    return 0;
+}
+
+static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struct ns **out)
+{
+    struct session *s = call->s;
+    char model[UCM_MAX_NAME_BYTES + 1], revision[UCM_MAX_NAME_BYTES + 1];
+    char dtype[UCM_MAX_NAME_BYTES + 1], layout[UCM_MAX_NAME_BYTES + 1];
+    uint32_t shards[UCM_MAX_PARTS];
+    struct ns_identity id = {
+        .tenant = s->peer.tenant,
+        .model = model,
+        .revision = revision,
+        .dtype = dtype,
+        .layout = layout,
+        .block_tokens = (uint32_t)m->block_tokens,
+        .key_bytes = (uint32_t)m->key_bytes,
+        .parts = (uint32_t)m->parts,
+        .shards = shards,
+        .shard_bytes = m->shard_bytes,
+        .salt = m->salt.p,
+        .salt_bytes = m->salt.n,
+    };
+    int rc = shards_expand(call, m, shards);
+
+    if (rc == 0)
+        rc = text_copy(call, "model", m->model, model);
+    if (rc == 0)
+        rc = text_copy(call, "revision", m->revision, revision);
+    if (rc == 0)
+        rc = text_copy(call, "dtype", m->dtype, dtype);
+    if (rc == 0)
+        rc = text_copy(call, "layout", m->layout, layout);
+    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, out, &call->error);
+}
+
+int method_ns_open(struct call *call)
+{
+    struct session *s = call->s;
+    struct msg_ns_open m;
+    struct msg_ns_open_r r;
+    struct ns *ns;
+    int rc = proto_decode(&proto_ns_open, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    if (m.tenant.n > 0 && !str_equal(m.tenant, s->peer.tenant))
+        return ucm_error_set(
+            &call->error, UCM_WIRE_DENIED,
+            "uid %u belongs to tenant \"%s\"; the config's `tenants` tells who may act "
+            "for another",
+            (unsigned)s->peer.uid, s->peer.tenant);
+    rc = ns_open_checked(call, &m, &ns);
+    if (rc != 0)
+        return rc;
+    s->ns_open[ns->id / 64] |= UINT64_C(1) << (ns->id % 64);
+    r = (struct msg_ns_open_r){.ns = ns->id,
+                               .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
+    session_reply(s, call->msgid, &proto_ns_open_r, &r);
+    return 0;
+}
+
+/* ---- life ---- */
+
+static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
+{
+    struct requests *rq = ctx;
+    struct session *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return NULL;
+    s->ns_open = calloc(rq->rooms.config->max_namespaces / 64 + 1, sizeof(*s->ns_open));
+    if (!s->ns_open) {
+        free(s);
+        return NULL;
+    }
+    s->rq = rq;
+    s->conn = conn;
+    s->peer = *peer;
+    table_init(&s->regions, rq->rooms.config->max_regions_conn);
+    table_init(&s->leases, rq->rooms.config->max_leases_conn);
+    list_init(&s->requests);
+    cache_owner_init(&s->owner);
+    list_push_back(&rq->sessions, &s->link);
+    rq->n_sessions++;
+    return s;
+}
+
+static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
+{
+    struct session *s = session;
+    struct call call = {.s = s, .msgid = env->msgid, .env = env, .fds = fds, .n_fds = n_fds};
+    int method;
+
+    if (env->type != PROTO_REQUEST) {
+        conn_drop(s->conn, "a client sends requests only");
+        return;
+    }
+    s->rq->rooms.metrics->requests_total++;
+    method = proto_method_find(env->method);
+    call.method = (enum ucm_method)method;
+    if (method < 0)
+        ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%.*s\"",
+                      (int)(env->method.n < 64 ? env->method.n : 64), env->method.p);
+    else if (!s->hello && method != UCM_METHOD_HELLO)
+        ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");
+    else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER)
+        ucm_error_set(&call.error, UCM_WIRE_INVALID, "only region.register takes descriptors");
+    else if (methods[method](&call) == 0)
+        return;
+    session_reply_error(s, env->msgid, &call.error);
+}
+
+void session_settle(struct session *s)
+{
+    struct requests *rq = s->rq;
+
+    if (!s->closing || s->n_requests > 0)
+        return;
+    regions_close_all(s);
+    if (table_count(&s->regions) > 0)
+        return;
+    leases_end_all(s);
+    cache_owner_gone(rq->rooms.cache, &s->owner);
+    list_remove(&s->link);
+    rq->n_sessions--;
+    table_close(&s->regions);
+    table_close(&s->leases);
+    conn_free(s->conn);
+    free(s->ns_open);
+    free(s);
+}
+
+static void close_cb(void *session)
+{
+    struct session *s = session;
+    struct list *node, *next;
+
+    s->closing = true;
+    /* stop_cb may end the request at once; none of them frees a session that has requests left. */
+    s->n_requests++;
+    for (node = s->requests.next; node != &s->requests; node = next) {
+        struct request *r = LIST_ENTRY(node, struct request, link);
+
+        next = node->next;
+        r->stop_cb(r);
+    }
+    s->n_requests--;
+    session_settle(s);
+}
+
+struct front_handler requests_handler(struct requests *rq)
+{
+    return (struct front_handler){
+        .open_cb = open_cb, .frame_cb = frame_cb, .close_cb = close_cb, .ctx = rq};
+}

@@ -1,0 +1,137 @@
+/* stats and health. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* Gauges that other rooms know are read when they are asked for. */
+static void gauges_read(struct requests *rq)
+{
+    struct request_rooms *r = &rq->rooms;
+    struct metrics *m = r->metrics;
+    struct cache_stats cs;
+
+    cache_stats(r->cache, &cs);
+    m->blocks = cs.complete;
+    m->blocks_partial = index_blocks(r->index) - cs.complete;
+    m->blocks_pinned = cs.pinned;
+    m->index_bytes = index_bytes(r->index);
+    m->arena_bytes_total = arena_bytes_ready(r->arena);
+    m->arena_bytes_configured = arena_bytes_configured(r->arena);
+    m->arena_bytes_used = arena_bytes_used(r->arena);
+    if (r->tier) {
+        struct tier_stats ts;
+
+        r->tier_ops->stats(r->tier, &ts);
+        m->nvme_bytes_capacity = ts.capacity_bytes;
+        m->nvme_bytes_used = ts.used_bytes;
+    }
+}
+
+static void pack_metrics(msgpack_packer *pk, const struct metrics *m)
+{
+    uint32_t n = 0;
+
+#define X(name, kind, unit, help) n++;
+    UCMD_METRICS(X)
+#undef X
+    proto_pack_str(pk, "metrics");
+    msgpack_pack_map(pk, n);
+#define X(name, kind, unit, help) proto_pack_u64(pk, #name, m->name);
+    UCMD_METRICS(X)
+#undef X
+}
+
+static void pack_tiers(msgpack_packer *pk, const struct request_rooms *r)
+{
+    struct tier_stats ts;
+
+    proto_pack_str(pk, "tiers");
+    msgpack_pack_array(pk, r->tier ? 1 : 0);
+    if (!r->tier)
+        return;
+    r->tier_ops->stats(r->tier, &ts);
+    msgpack_pack_map(pk, 8);
+    pack_text(pk, "name", r->tier_ops->name);
+    pack_text(pk, "engine", ts.engine);
+    proto_pack_u64(pk, "capacity_bytes", ts.capacity_bytes);
+    proto_pack_u64(pk, "used_bytes", ts.used_bytes);
+    proto_pack_u64(pk, "queued", ts.queued);
+    proto_pack_u64(pk, "in_flight", ts.in_flight);
+    pack_flag(pk, "degraded", ts.degraded);
+    pack_text(pk, "reason", ts.degraded ? ts.reason : "");
+}
+
+static void pack_devices(msgpack_packer *pk, struct device_set *devices)
+{
+    uint32_t n = device_set_count(devices);
+
+    proto_pack_str(pk, "devices");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct device *d = device_set_at(devices, i);
+        struct device_stats ds;
+
+        d->ops->stats(d, &ds);
+        msgpack_pack_map(pk, 9);
+        pack_text(pk, "name", ds.name);
+        pack_bin(pk, "uuid", ds.uuid, sizeof(ds.uuid));
+        pack_flag(pk, "cuda", ds.cuda);
+        pack_flag(pk, "failed", ds.failed);
+        proto_pack_u64(pk, "jobs", ds.jobs);
+        proto_pack_u64(pk, "load_bytes", ds.load_bytes);
+        proto_pack_u64(pk, "dump_bytes", ds.dump_bytes);
+        proto_pack_u64(pk, "regions", ds.regions);
+        proto_pack_u64(pk, "context_bytes", ds.context_bytes);
+    }
+}
+
+int method_stats(struct call *call)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    struct proto_builder pb;
+    int rc = proto_decode(&proto_none, call->env, NULL, &call->error);
+
+    if (rc != 0)
+        return rc;
+    gauges_read(rq);
+    session_reply_begin(s, call->msgid, &pb);
+    msgpack_pack_map(&pb.pk, 8);
+    pack_text(&pb.pk, "version", UCM_VERSION);
+    pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
+    proto_pack_u64(&pb.pk, "uptime_ms", uv_now(rq->rooms.loop) - rq->started_ms);
+    proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());
+    pack_text(&pb.pk, "policy", policy_name());
+    pack_metrics(&pb.pk, rq->rooms.metrics);
+    pack_tiers(&pb.pk, &rq->rooms);
+    pack_devices(&pb.pk, rq->rooms.devices);
+    session_reply_end(s, call->msgid, &pb);
+    return 0;
+}
+
+#define REASONS_MAX 16
+
+int method_health(struct call *call)
+{
+    struct session *s = call->s;
+    char reasons[REASONS_MAX][160];
+    struct proto_builder pb;
+    bool failing;
+    uint32_t n;
+    int rc = proto_decode(&proto_none, call->env, NULL, &call->error);
+
+    if (rc != 0)
+        return rc;
+    n = requests_health(s->rq, reasons, REASONS_MAX, &failing);
+    session_reply_begin(s, call->msgid, &pb);
+    msgpack_pack_map(&pb.pk, 2);
+    pack_text(&pb.pk, "status", failing ? "failing" : n > 0 ? "degraded" : "ok");
+    proto_pack_str(&pb.pk, "reasons");
+    msgpack_pack_array(&pb.pk, n);
+    for (uint32_t i = 0; i < n; i++)
+        proto_pack_str(&pb.pk, reasons[i]);
+    session_reply_end(s, call->msgid, &pb);
+    return 0;
+}

@@ -1,0 +1,92 @@
+/* Shared by the transfer files only. */
+#ifndef UCMD_REQUEST_TRANSFER_H
+#define UCMD_REQUEST_TRANSFER_H
+
+#include "daemon/request/internal.h"
+
+enum transfer_kind { TRANSFER_LOAD, TRANSFER_DUMP, TRANSFER_PREFETCH };
+
+struct transfer {
+    struct request r;
+    enum transfer_kind kind;
+    struct ns *ns;
+    struct session_region *region; /* not for prefetch */
+    uint32_t n_keys, part, parts;  /* items = n_keys * parts; load and dump have one part */
+    uint32_t shard, shards, first_plane, n_planes;
+    uint32_t cursor, jobs, waits_n;
+    uint64_t window_bytes, in_window, bytes;
+    uint8_t priority;
+    bool stopping, pumping, finished;
+    bool has_event;
+    uint8_t event[UCM_MAX_HANDLE_BYTES];
+    uint32_t lease;
+    struct copy_batch *open; /* filling up */
+    struct list waits;       /* items that wait for a read */
+    struct item_wait *spare;
+    struct cache_room room;
+    /* n_keys each, in one allocation behind the struct */
+    block_ref *refs;
+    uint32_t *blocks;
+    uint8_t *status;
+};
+
+struct item_wait {
+    struct cache_wait w;
+    struct list link;
+    struct transfer *t;
+    uint32_t item;
+    uint64_t bytes;
+};
+
+struct copy_batch {
+    struct device_job job;
+    struct transfer *t;
+    uint32_t n, cap;
+    struct ucm_copy_item *items;
+    uint32_t *item;           /* which item of the transfer */
+    struct cache_fill **fill; /* dump */
+};
+
+static inline struct cache *cache_of(const struct transfer *t)
+{
+    return t->r.s->rq->rooms.cache;
+}
+
+static inline struct metrics *metrics_of(const struct transfer *t)
+{
+    return t->r.s->rq->rooms.metrics;
+}
+
+static inline uint32_t items_of(const struct transfer *t)
+{
+    return t->n_keys * t->parts;
+}
+
+static inline uint32_t item_key(const struct transfer *t, uint32_t item)
+{
+    return item / t->parts;
+}
+
+static inline uint32_t item_part(const struct transfer *t, uint32_t item)
+{
+    return t->part + item % t->parts;
+}
+
+/* A key's status is the worst of its parts'. */
+void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
+
+/* transfer.c: moves the transfer on as far as it goes now. May end and free it. */
+void transfer_pump(struct transfer *t);
+void transfer_stop_cb(struct request *r);
+void transfer_room_cb(struct cache_room *r);
+
+/* transfer_copy.c */
+/* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no room now. */
+int item_begin(struct transfer *t, uint32_t item);
+/* Sends the open batch as a device job. False: the device's queue is full, the batch stays open. */
+bool batch_send(struct transfer *t);
+void batch_free(struct copy_batch *b);
+/* Gives up what is in the open batch. */
+void batch_abandon(struct transfer *t);
+
+#endif

@@ -1,0 +1,275 @@
+/* A transfer's items and batches: slots in, device jobs out. */
+#include "daemon/request/transfer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define JOB_BYTES (32u << 20)
+#define JOB_ITEMS 512u
+
+/* ---- batches ---- */
+
+void batch_free(struct copy_batch *b)
+{
+    if (!b)
+        return;
+    free(b->items);
+    free(b->item);
+    free(b->fill);
+    free(b);
+}
+
+static struct copy_batch *batch_new(struct transfer *t)
+{
+    uint64_t part_bytes = ns_part_bytes(t->ns, t->part);
+    struct copy_batch *b = calloc(1, sizeof(*b));
+    uint32_t cap = items_of(t);
+
+    if (!b)
+        return NULL;
+    if (cap > JOB_ITEMS)
+        cap = JOB_ITEMS;
+    if (cap > JOB_BYTES / part_bytes)
+        cap = part_bytes >= JOB_BYTES ? 1 : (uint32_t)(JOB_BYTES / part_bytes);
+    b->t = t;
+    b->cap = cap;
+    b->items = calloc(cap, sizeof(*b->items));
+    b->item = calloc(cap, sizeof(*b->item));
+    b->fill = calloc(cap, sizeof(*b->fill));
+    if (!b->items || !b->item || !b->fill) {
+        batch_free(b);
+        return NULL;
+    }
+    return b;
+}
+
+static uint64_t copied_bytes(const struct transfer *t)
+{
+    return (uint64_t)t->shards * t->ns->identity.shard_bytes;
+}
+
+static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_status status)
+{
+    struct transfer *t = b->t;
+    bool ok = status == UCM_BLOCK_OK;
+
+    if (t->kind == TRANSFER_LOAD)
+        cache_put(cache_of(t), t->refs[b->item[i]], t->part);
+    else
+        /* A worker that is gone may have died before its bytes were final. */
+        cache_fill_done(cache_of(t), b->fill[i], t->shards, ok && !t->r.s->closing);
+    item_status(t, b->item[i], status);
+    t->in_window -= ns_part_bytes(t->ns, t->part);
+    if (!ok)
+        return;
+    t->bytes += copied_bytes(t);
+    if (t->kind == TRANSFER_LOAD)
+        metrics_of(t)->load_bytes += copied_bytes(t);
+    else
+        metrics_of(t)->dump_bytes += copied_bytes(t);
+}
+
+static void batch_done_cb(struct device_job *job, int status)
+{
+    struct copy_batch *b = LIST_ENTRY(job, struct copy_batch, job);
+    struct transfer *t = b->t;
+    enum ucm_block_status s = status == 0 ? UCM_BLOCK_OK : UCM_BLOCK_DEVICE;
+
+    if (status == -ETIMEDOUT) {
+        s = UCM_BLOCK_CANCELLED;
+        metrics_of(t)->device_event_timeouts += t->has_event;
+    } else if (status != 0) {
+        metrics_of(t)->device_errors++;
+    }
+    for (uint32_t i = 0; i < b->n; i++)
+        batch_item_end(b, i, s);
+    batch_free(b);
+    t->jobs--;
+    transfer_pump(t);
+}
+
+bool batch_send(struct transfer *t)
+{
+    struct copy_batch *b = t->open;
+    struct device_region *region = t->region->region;
+
+    b->job = (struct device_job){
+        .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
+        .region = region,
+        .items = b->items,
+        .n_items = b->n,
+        .first_plane = t->first_plane,
+        .n_planes = t->n_planes,
+        .event = t->has_event ? t->event : NULL,
+        .deadline_ms = t->r.deadline.at_ms,
+        .priority = t->priority,
+        .done = batch_done_cb,
+    };
+    if (region->device->ops->submit(region->device, &b->job) != 0)
+        return false;
+    metrics_of(t)->device_jobs++;
+    t->open = NULL;
+    t->jobs++;
+    return true;
+}
+
+/* Room for one more item in the open batch; 0, -EBUSY, -ENOMEM. */
+static int batch_reserve(struct transfer *t)
+{
+    if (t->open && t->open->n == t->open->cap && !batch_send(t))
+        return -EBUSY;
+    if (!t->open)
+        t->open = batch_new(t);
+    return t->open ? 0 : -ENOMEM;
+}
+
+static void batch_add(struct transfer *t, uint32_t item, void *slot, struct cache_fill *fill)
+{
+    struct copy_batch *b = t->open;
+
+    b->items[b->n] = (struct ucm_copy_item){.slot = (uintptr_t)slot, .block = t->blocks[item]};
+    b->item[b->n] = item;
+    b->fill[b->n] = fill;
+    b->n++;
+}
+
+void batch_abandon(struct transfer *t)
+{
+    struct copy_batch *b = t->open;
+
+    if (!b)
+        return;
+    t->open = NULL;
+    for (uint32_t i = 0; i < b->n; i++)
+        batch_item_end(b, i, UCM_BLOCK_CANCELLED);
+    batch_free(b);
+}
+
+/* ---- items ---- */
+
+static void load_count(struct transfer *t, bool was_read)
+{
+    if (was_read)
+        metrics_of(t)->load_blocks_nvme++;
+    else
+        metrics_of(t)->load_blocks_dram++;
+}
+
+static void item_ready_cb(struct cache_wait *w, int status)
+{
+    struct item_wait *iw = LIST_ENTRY(w, struct item_wait, w);
+    struct transfer *t = iw->t;
+    uint32_t item = iw->item, part = item_part(t, item);
+    block_ref ref = t->refs[item_key(t, item)];
+
+    list_remove(&iw->link);
+    t->waits_n--;
+    if (status != 0) {
+        item_status(t, item, UCM_BLOCK_FAILED);
+        t->in_window -= iw->bytes;
+    } else if (t->kind == TRANSFER_PREFETCH) {
+        cache_put(cache_of(t), ref, part);
+        metrics_of(t)->prefetch_blocks++;
+        t->bytes += iw->bytes;
+        t->in_window -= iw->bytes;
+    } else if (batch_reserve(t) == 0) {
+        load_count(t, true);
+        batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
+    } else {
+        /* Full batch, full device: rare enough to give the item up rather than to queue it once
+         * more. */
+        cache_put(cache_of(t), ref, part);
+        item_status(t, item, UCM_BLOCK_NO_ROOM);
+        t->in_window -= iw->bytes;
+    }
+    free(iw);
+    transfer_pump(t);
+}
+
+/* A prefetch larger than the arena would only chase its own blocks out again. */
+static bool prefetch_enough(const struct transfer *t)
+{
+    return t->kind == TRANSFER_PREFETCH &&
+           t->bytes + t->in_window >= arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
+}
+
+static int wait_reserve(struct transfer *t)
+{
+    if (!t->spare)
+        t->spare = calloc(1, sizeof(*t->spare));
+    return t->spare ? 0 : -ENOMEM;
+}
+
+/* Load and prefetch. 0: begun or ended; -EBUSY: no room now. */
+static int item_get(struct transfer *t, uint32_t item)
+{
+    uint32_t part = item_part(t, item);
+    block_ref ref = t->refs[item_key(t, item)];
+    uint64_t bytes = ns_part_bytes(t->ns, part);
+    int rc = wait_reserve(t);
+
+    if (rc == 0 && t->kind == TRANSFER_LOAD)
+        rc = batch_reserve(t);
+    if (rc == 0 && prefetch_enough(t))
+        rc = -ENOSPC;
+    if (rc == 0)
+        rc = cache_get(cache_of(t), ref, part, t->priority, &t->spare->w);
+    if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
+        t->in_window += bytes;
+        load_count(t, false);
+        batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
+    } else if (rc == CACHE_READY) {
+        cache_put(cache_of(t), ref, part);
+    } else if (rc == CACHE_PENDING) {
+        struct item_wait *iw = t->spare;
+
+        t->spare = NULL;
+        iw->t = t;
+        iw->item = item;
+        iw->bytes = bytes;
+        iw->w.ready_cb = item_ready_cb;
+        list_push_back(&t->waits, &iw->link);
+        t->waits_n++;
+        t->in_window += bytes;
+    } else if (rc == -EBUSY) {
+        return rc;
+    } else {
+        item_status(t, item,
+                    rc == -ENOENT ? UCM_BLOCK_MISS
+                    : rc == -EIO  ? UCM_BLOCK_FAILED
+                                  : UCM_BLOCK_NO_ROOM);
+    }
+    return 0;
+}
+
+static int item_fill(struct transfer *t, uint32_t item)
+{
+    struct cache_fill *fill;
+    int rc = batch_reserve(t);
+
+    if (rc == 0)
+        rc = cache_fill_claim(cache_of(t), &t->r.s->owner, t->refs[item], t->part, t->shard,
+                              t->shards, &fill);
+    if (rc == -EBUSY)
+        return rc;
+    if (rc == 0) {
+        batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
+        t->in_window += ns_part_bytes(t->ns, t->part);
+    } else if (rc == -EEXIST) {
+        item_status(t, item, UCM_BLOCK_EXISTS);
+        metrics_of(t)->dump_blocks_existing++;
+    } else if (rc == -EINPROGRESS) {
+        item_status(t, item, UCM_BLOCK_IN_PROGRESS);
+    } else {
+        item_status(t, item, UCM_BLOCK_NO_ROOM);
+        metrics_of(t)->dump_blocks_skipped++;
+    }
+    return 0;
+}
+
+int item_begin(struct transfer *t, uint32_t item)
+{
+    if (t->refs[item_key(t, item)] == 0)
+        return 0; /* its status was set at the start */
+    return t->kind == TRANSFER_DUMP ? item_fill(t, item) : item_get(t, item);
+}

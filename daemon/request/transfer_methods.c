@@ -1,0 +1,234 @@
+/* load, dump, prefetch as they arrive: everything is checked before anything moves. */
+#include "daemon/request/transfer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_BYTES (256u << 20)
+
+static struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
+                                     uint32_t n_keys, uint64_t deadline_ms)
+{
+    size_t memory = sizeof(struct transfer) + n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1);
+    struct transfer *t = calloc(1, memory);
+    uint64_t window;
+
+    if (!t) {
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+        return NULL;
+    }
+    t->r.stop_cb = transfer_stop_cb;
+    if (request_start(call, &t->r, memory, deadline_ms) != 0) {
+        free(t);
+        return NULL;
+    }
+    t->refs = (block_ref *)(t + 1);
+    t->blocks = t->refs + n_keys;
+    t->status = (uint8_t *)(t->blocks + n_keys);
+    t->kind = kind;
+    t->ns = ns;
+    t->n_keys = n_keys;
+    t->parts = 1;
+    window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
+    t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
+    t->room.room_cb = transfer_room_cb;
+    list_init(&t->room.link);
+    list_init(&t->waits);
+    return t;
+}
+
+/* What a load and a dump have in common, by name. */
+struct copy_params {
+    uint64_t region, shard, shards, priority, deadline_ms;
+    struct proto_bin keys, blocks;
+};
+
+static int range_check(struct call *call, const struct copy_params *p, uint32_t shards)
+{
+    if (p->shard >= shards || p->shards > shards - p->shard)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "shards %llu + %llu reach past this part's %u",
+                             (unsigned long long)p->shard, (unsigned long long)p->shards, shards);
+    return 0;
+}
+
+/* Two keys in one page would leave either's bytes there: a client's bug that it should hear of. A
+ * set with open addressing, twice as large as need be; zero is an empty place. */
+static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n)
+{
+    uint32_t bits = 2, *set;
+    int rc = 0;
+
+    while (1u << bits < 2 * n)
+        bits++;
+    set = calloc(1u << bits, sizeof(*set));
+    if (!set)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        uint32_t at = blocks[i] * 0x9E3779B1u >> (32 - bits);
+
+        while (set[at] != 0 && set[at] != blocks[i] + 1)
+            at = (at + 1) & ((1u << bits) - 1);
+        if (set[at] != 0)
+            rc = ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                               "blocks: block %u is named twice; each key of a load needs its own",
+                               blocks[i]);
+        set[at] = blocks[i] + 1;
+    }
+    free(set);
+    return rc;
+}
+
+static int blocks_take(struct call *call, struct transfer *t, const struct device_region *region,
+                       struct proto_bin blocks)
+{
+    for (uint32_t i = 0; i < t->n_keys; i++) {
+        const uint8_t *p = blocks.p + 4 * (size_t)i;
+
+        t->blocks[i] = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+        if (t->blocks[i] >= region->blocks)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "blocks: block %u; this region has blocks 0 to %u", t->blocks[i],
+                                 region->blocks - 1);
+    }
+    return t->kind == TRANSFER_LOAD ? blocks_distinct(call, t->blocks, t->n_keys) : 0;
+}
+
+static void copy_range(struct transfer *t, const struct copy_params *p,
+                       const struct device_region *r)
+{
+    t->shard = (uint32_t)p->shard;
+    t->shards = p->shards ? (uint32_t)p->shards : r->shards - t->shard;
+    t->first_plane = r->shard_first[t->shard];
+    t->n_planes = r->shard_first[t->shard + t->shards] - t->first_plane;
+}
+
+/* Everything that is checked before anything moves. NULL with call->error. */
+static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
+                                 const struct copy_params *p)
+{
+    struct session_region *region = call_region(call, p->region);
+    struct transfer *t;
+    uint32_t n;
+
+    if (!region || range_check(call, p, region->region->shards) != 0)
+        return NULL;
+    n = call_keys(call, region->ns, p->keys);
+    if (n == 0)
+        return NULL;
+    if (p->blocks.n != 4 * n) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                      "blocks: %u bytes for %u keys; give 4 for each", p->blocks.n, n);
+        return NULL;
+    }
+    t = transfer_new(call, kind, region->ns, n, p->deadline_ms);
+    if (!t)
+        return NULL;
+    if (blocks_take(call, t, region->region, p->blocks) != 0) {
+        request_end(&t->r);
+        free(t);
+        return NULL;
+    }
+    t->region = region;
+    region->transfers++;
+    t->part = region->region->part;
+    t->priority = (uint8_t)p->priority;
+    copy_range(t, p, region->region);
+    return t;
+}
+
+/* Finds and holds the blocks of a load or a prefetch. */
+static void blocks_find(struct transfer *t, const uint8_t *keys)
+{
+    struct requests *rq = t->r.s->rq;
+
+    index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
+    for (uint32_t i = 0; i < t->n_keys; i++) {
+        /* A doomed block is still good for who holds a lease on it, and gone for everybody else. */
+        if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
+            cache_hold(rq->rooms.cache, t->refs[i]);
+            continue;
+        }
+        t->refs[i] = 0;
+        t->status[i] = UCM_BLOCK_MISS;
+        rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
+    }
+    cache_touch(rq->rooms.cache, t->refs, t->n_keys);
+}
+
+int method_load(struct call *call)
+{
+    struct msg_load m;
+    struct copy_params p;
+    struct transfer *t;
+    int rc = proto_decode(&proto_load, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
+                             m.deadline_ms, m.keys,  m.blocks};
+    t = copy_new(call, TRANSFER_LOAD, &p);
+    if (!t)
+        return -call->error.code;
+    t->lease = (uint32_t)m.lease;
+    blocks_find(t, m.keys.p);
+    transfer_pump(t);
+    return 0;
+}
+
+int method_dump(struct call *call)
+{
+    struct msg_dump m;
+    struct copy_params p;
+    struct transfer *t;
+    int rc = proto_decode(&proto_dump, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
+                             m.deadline_ms, m.keys,  m.blocks};
+    t = copy_new(call, TRANSFER_DUMP, &p);
+    if (!t)
+        return -call->error.code;
+    t->has_event = m.event.n > 0;
+    if (t->has_event)
+        memcpy(t->event, m.event.p, sizeof(t->event));
+    for (uint32_t i = 0; i < t->n_keys; i++) {
+        t->refs[i] =
+            cache_open(cache_of(t), t->ns, m.keys.p + (size_t)i * t->ns->identity.key_bytes);
+        if (t->refs[i] == 0)
+            t->status[i] = UCM_BLOCK_NO_ROOM;
+    }
+    transfer_pump(t);
+    return 0;
+}
+
+int method_prefetch(struct call *call)
+{
+    struct msg_prefetch m;
+    struct transfer *t;
+    struct ns *ns;
+    uint32_t n;
+    int rc = proto_decode(&proto_prefetch, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    n = ns ? call_keys(call, ns, m.keys) : 0;
+    if (n == 0)
+        return -call->error.code;
+    if (m.part > ns->identity.parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
+                             (unsigned long long)m.part, ns->identity.parts,
+                             ns->identity.parts - 1);
+    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m.deadline_ms);
+    if (!t)
+        return -call->error.code;
+    t->part = m.part ? (uint32_t)m.part - 1 : 0;
+    t->parts = m.part ? 1 : ns->identity.parts;
+    t->priority = (uint8_t)m.priority;
+    blocks_find(t, m.keys.p);
+    transfer_pump(t);
+    return 0;
+}

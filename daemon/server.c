@@ -1,0 +1,347 @@
+#include "daemon/server.h"
+
+#include "daemon/arena/arena.h"
+#include "daemon/base/deadline.h"
+#include "daemon/base/log.h"
+#include "daemon/base/metrics.h"
+#include "daemon/cache/cache.h"
+#include "daemon/device/device.h"
+#include "daemon/front/front.h"
+#include "daemon/index/index.h"
+#include "daemon/index/policy.h"
+#include "daemon/notify.h"
+#include "daemon/request/request.h"
+#include "daemon/tier/tier.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+/* Part size that the policy's sizing assumes: what a rank holds of 16 tokens of an 8B model. */
+#define TYPICAL_PART_BYTES (512u << 10)
+#define STOP_TICK_MS 10
+
+struct server {
+    uv_loop_t loop;
+    struct config config;
+    const char *config_path;
+    struct metrics metrics;
+    struct deadlines deadlines;
+    struct index *index;
+    struct policy *policy;
+    struct cache *cache;
+    struct arena *arena;
+    struct tier *tier;
+    struct device_set *devices;
+    struct requests *requests;
+    struct front *front;
+    struct notify notify;
+    uv_signal_t term, intr, hup;
+    uv_timer_t stop_timer;
+    uint64_t stop_at_ms, progress_seen;
+    enum { SERVING, DRAINING, DROPPING, STOPPED } state;
+    int exit_status;
+};
+
+/* ---- stopping ---- */
+
+static void rooms_free(struct server *s)
+{
+    s->state = STOPPED;
+    front_free(s->front);
+    requests_free(s->requests);
+    if (s->tier && tier_nvme.sync(s->tier) != 0)
+        log_warn("server", "sync-failed", "%s", "");
+    tier_nvme.close(s->tier);
+    device_set_free(s->devices);
+    cache_free(s->cache);
+    arena_free(s->arena);
+    deadlines_close(&s->deadlines);
+    notify_close(&s->notify);
+    uv_close((uv_handle_t *)&s->term, NULL);
+    uv_close((uv_handle_t *)&s->intr, NULL);
+    uv_close((uv_handle_t *)&s->hup, NULL);
+    uv_close((uv_handle_t *)&s->stop_timer, NULL);
+}
+
+static void stop_tick_cb(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+    bool late = uv_now(&s->loop) >= s->stop_at_ms;
+
+    if (s->state == DRAINING && (requests_active(s->requests) == 0 || late)) {
+        if (requests_active(s->requests) > 0)
+            log_warn("server", "drain-cut", "requests=%u", requests_active(s->requests));
+        requests_stop_all(s->requests);
+        s->state = DROPPING;
+        /* A copy that never ends must not keep the daemon: as long again, then out. */
+        s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
+        return;
+    }
+    if (s->state != DROPPING)
+        return;
+    if (requests_active(s->requests) == 0)
+        front_drop_all(s->front);
+    if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0) {
+        uv_timer_stop(timer);
+        rooms_free(s);
+    } else if (late) {
+        log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u",
+                  requests_active(s->requests), requests_sessions(s->requests),
+                  cache_tier_busy(s->cache));
+        _exit(s->exit_status ? s->exit_status : 1);
+    }
+}
+
+static void server_stop(struct server *s, int exit_status)
+{
+    if (s->state != SERVING)
+        return;
+    s->state = DRAINING;
+    s->exit_status = exit_status;
+    notify_stopping();
+    log_info("server", "stopping", "requests=%u", requests_active(s->requests));
+    front_stop(s->front);
+    requests_drain(s->requests);
+    cache_stop_writing(s->cache);
+    s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
+    if (uv_timer_start(&s->stop_timer, stop_tick_cb, 0, STOP_TICK_MS) != 0)
+        abort(); /* libuv: only for a closing handle */
+}
+
+static void term_cb(uv_signal_t *signal, int number)
+{
+    (void)number;
+    server_stop(signal->data, 0);
+}
+
+static void hup_cb(uv_signal_t *signal, int number)
+{
+    struct server *s = signal->data;
+    struct config fresh;
+    struct config_error e;
+
+    (void)number;
+    if (!s->config_path) {
+        log_warn("server", "reload-skipped", "reason=\"%s\"", "started without --config");
+        return;
+    }
+    notify_reloading();
+    config_init(&fresh);
+    if (config_read(&fresh, s->config_path, &e) != 0 || config_check(&fresh, &e) != 0) {
+        log_error("server", "reload-refused", "reason=\"%s\"", e.text);
+    } else {
+        int held = config_reload(&s->config, &fresh, &e);
+
+        log_set_level(s->config.log_level);
+        log_info("server", "reloaded", "need_restart=%d%s%s", held, held ? " first=" : "",
+                 held ? e.text : "");
+    }
+    config_free(&fresh);
+    notify_ready("Serving");
+}
+
+static void device_failed_cb(void *ctx, const char *why)
+{
+    struct server *s = ctx;
+
+    log_error("server", "device-failed", "reason=\"%s\"", why);
+    server_stop(s, 1);
+}
+
+/* ---- starting ---- */
+
+static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    struct server *s = ctx;
+
+    if (s->tier)
+        tier_nvme.buffer_add(s->tier, extent, base, bytes);
+    device_set_memory_add(s->devices, base, bytes);
+}
+
+static bool progress_cb(void *ctx)
+{
+    struct server *s = ctx;
+    uint64_t done = s->metrics.nvme_reads + s->metrics.nvme_writes + s->metrics.nvme_read_errors +
+                    s->metrics.nvme_write_errors + s->metrics.nvme_corrupt;
+    bool moved = done != s->progress_seen;
+
+    s->progress_seen = done;
+    return moved || cache_tier_busy(s->cache) == 0;
+}
+
+static int loop_init(struct server *s)
+{
+    int rc = uv_loop_init(&s->loop);
+
+    if (rc == 0)
+        rc = deadlines_init(&s->deadlines, &s->loop);
+    if (rc == 0)
+        rc = uv_signal_init(&s->loop, &s->term);
+    if (rc == 0)
+        rc = uv_signal_init(&s->loop, &s->intr);
+    if (rc == 0)
+        rc = uv_signal_init(&s->loop, &s->hup);
+    if (rc == 0)
+        rc = uv_timer_init(&s->loop, &s->stop_timer);
+    if (rc == 0)
+        rc = notify_init(&s->notify, &s->loop, progress_cb, s);
+    s->term.data = s->intr.data = s->hup.data = s->stop_timer.data = s;
+    if (rc == 0)
+        rc = uv_signal_start(&s->term, term_cb, SIGTERM);
+    if (rc == 0)
+        rc = uv_signal_start(&s->intr, term_cb, SIGINT);
+    if (rc == 0)
+        rc = uv_signal_start(&s->hup, hup_cb, SIGHUP);
+    return rc;
+}
+
+static int cache_init(struct server *s, char text[512])
+{
+    struct config *c = &s->config;
+    struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
+    struct arena_config ac = {
+        .size = c->arena_size,
+        .extent = c->arena_extent,
+        .hugepages = c->arena_hugepages,
+        .prefault = c->arena_prefault,
+        .extent_ready = extent_ready_cb,
+        .ctx = s,
+    };
+    int rc = index_new(c->index_max_blocks, c->max_namespaces, &s->index);
+
+    if (rc == 0)
+        rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
+    if (rc != 0)
+        return rc;
+    /* Half of the arena may wait for the disk, or loads would find no room beside it. */
+    cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
+    cc.index = s->index;
+    cc.policy = s->policy;
+    rc = cache_new(&cc, &s->cache);
+    if (rc == 0 && c->nvme_paths.n > 0) {
+        struct tier_callbacks callbacks = cache_tier_callbacks(s->cache);
+        struct ucm_error e = {0};
+
+        rc = tier_nvme.open(&s->loop, c, &callbacks, &s->metrics, &s->tier, &e);
+        if (rc != 0) {
+            snprintf(text, 512, "%s", e.text);
+            return rc;
+        }
+        cache_tier_attach(s->cache, &tier_nvme, s->tier);
+    }
+    if (rc == 0)
+        rc = arena_new(&s->loop, &ac, &s->arena);
+    if (rc == 0)
+        cache_arena_attach(s->cache, s->arena);
+    return rc;
+}
+
+static int devices_init(struct server *s, char text[512])
+{
+    struct device_config dc = {.cpu_threads = s->config.cpu_threads,
+                               .cuda = (int)s->config.cuda,
+                               .failed = device_failed_cb,
+                               .ctx = s};
+    struct ucm_error e = {0};
+    char note[200] = "";
+    int rc = device_set_new(&s->loop, &dc, &s->devices, note, &e);
+
+    if (rc != 0)
+        snprintf(text, 512, "%s", e.text);
+    else if (note[0])
+        log_info("server", "devices", "note=\"%s\"", note);
+    return rc;
+}
+
+static int front_init(struct server *s, char text[512])
+{
+    struct request_rooms rooms = {
+        .loop = &s->loop,
+        .config = &s->config,
+        .metrics = &s->metrics,
+        .deadlines = &s->deadlines,
+        .index = s->index,
+        .arena = s->arena,
+        .cache = s->cache,
+        .policy = s->policy,
+        .devices = s->devices,
+        .tier_ops = &tier_nvme,
+        .tier = s->tier,
+    };
+    struct front_handler handler;
+    struct ucm_error e = {0};
+    int rc, fd = notify_listen_fd();
+
+    if (fd < -1) {
+        snprintf(text, 512, "socket activation gave several sockets; ucmd.socket must name one");
+        return fd;
+    }
+    if (getrandom(rooms.instance, sizeof(rooms.instance), 0) != sizeof(rooms.instance))
+        return -EIO;
+    rc = requests_new(&rooms, &s->requests);
+    if (rc != 0)
+        return rc;
+    handler = requests_handler(s->requests);
+    rc = front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, &e);
+    if (rc != 0)
+        snprintf(text, 512, "%s", e.text);
+    return rc;
+}
+
+int server_new(struct config *config, const char *config_path, struct server **out, char text[512])
+{
+    struct server *s = calloc(1, sizeof(*s));
+    int rc;
+
+    if (!s)
+        return -ENOMEM;
+    s->config = *config;
+    s->config_path = config_path;
+    text[0] = '\0';
+    rc = loop_init(s);
+    if (rc == 0)
+        rc = devices_init(s, text);
+    if (rc == 0)
+        rc = cache_init(s, text);
+    if (rc == 0)
+        rc = front_init(s, text);
+    if (rc != 0) {
+        if (text[0] == '\0')
+            snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
+        return rc; /* the process ends: nothing is served yet, and the kernel takes back the rest */
+    }
+    *config = (struct config){0};
+    *out = s;
+    return 0;
+}
+
+int server_run(struct server *s)
+{
+    char status[160];
+
+    snprintf(status, sizeof(status), "Serving on %s", s->config.socket);
+    notify_ready(status);
+    log_info("server", "serving", "socket=%s arena=%llu nvme_paths=%zu pid=%d", s->config.socket,
+             (unsigned long long)s->config.arena_size, s->config.nvme_paths.n, (int)getpid());
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    return s->exit_status;
+}
+
+void server_free(struct server *s)
+{
+    int rc = uv_loop_close(&s->loop);
+
+    assert(rc == 0);
+    (void)rc;
+    policy_free(s->policy);
+    index_free(s->index);
+    config_free(&s->config);
+    free(s);
+}

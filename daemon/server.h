@@ -1,0 +1,21 @@
+/* The server: owns every room, wires them, starts and stops them in order.
+ *
+ * Start: index, policy, cache, arena (grows on behind), tier, devices, requests, front; the socket
+ * comes last, so that who connects is served. Stop: the front lets nobody in, requests drain within
+ * shutdown.drain, the rest are stopped, connections end, the tier is synced, and the rooms go in
+ * reverse. Thread: the one that calls server_run is the loop. */
+#ifndef UCMD_SERVER_H
+#define UCMD_SERVER_H
+
+#include "daemon/base/config.h"
+
+struct server;
+
+/* config is taken over on success and freed with the server. config_path (may be NULL) is read
+ * again on SIGHUP. 0, or -errno with why in text. */
+int server_new(struct config *config, const char *config_path, struct server **out, char text[512]);
+/* Serves until SIGTERM, SIGINT or a device that failed for good. The process's exit status. */
+int server_run(struct server *s);
+void server_free(struct server *s);
+
+#endif

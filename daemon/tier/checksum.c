@@ -1,0 +1,111 @@
+#include "daemon/tier/checksum.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <xxhash.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h> /* the widest vectors that this CPU has */
+#endif
+
+struct checksum_batch {
+    struct list link;
+    uv_work_t work;
+    struct checksum_pool *pool;
+    unsigned n;
+    struct tier_io *ios[CHECKSUM_BATCH];
+    uint64_t sums[CHECKSUM_BATCH];
+};
+
+uint64_t checksum_of(const void *data, uint64_t bytes)
+{
+    return XXH3_64bits(data, bytes);
+}
+
+static void batch_work_cb(uv_work_t *work)
+{
+    struct checksum_batch *b = work->data;
+
+    for (unsigned i = 0; i < b->n; i++)
+        b->sums[i] = checksum_of(b->ios[i]->data, b->ios[i]->bytes);
+}
+
+static void pool_dispatch(struct checksum_pool *p);
+
+static void batch_done_cb(uv_work_t *work, int status)
+{
+    struct checksum_batch *b = work->data;
+    struct checksum_pool *p = b->pool;
+    struct tier_io *ios[CHECKSUM_BATCH];
+    uint64_t sums[CHECKSUM_BATCH];
+    unsigned n = b->n;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    for (unsigned i = 0; i < n; i++) {
+        ios[i] = b->ios[i];
+        sums[i] = b->sums[i];
+    }
+    list_push_back(&p->idle, &b->link);
+    pool_dispatch(p);
+    p->done(p->ctx, ios, sums, n);
+}
+
+static void batch_fill(struct checksum_batch *b, struct list *from)
+{
+    uint64_t bytes = 0;
+    struct list *node;
+
+    b->n = 0;
+    while (b->n < CHECKSUM_BATCH && bytes < CHECKSUM_BATCH_BYTES &&
+           (node = list_pop_front(from)) != NULL) {
+        b->ios[b->n] = LIST_ENTRY(node, struct tier_io, link);
+        bytes += b->ios[b->n++]->bytes;
+    }
+}
+
+static void pool_dispatch(struct checksum_pool *p)
+{
+    while (!list_empty(&p->idle) && (!list_empty(&p->urgent) || !list_empty(&p->later))) {
+        struct checksum_batch *b =
+            LIST_ENTRY(list_pop_front(&p->idle), struct checksum_batch, link);
+        int rc;
+
+        batch_fill(b, list_empty(&p->urgent) ? &p->later : &p->urgent);
+        b->work.data = b;
+        rc = uv_queue_work(p->loop, &b->work, batch_work_cb, batch_done_cb);
+        assert(rc == 0); /* refuses a missing callback only */
+        (void)rc;
+    }
+}
+
+int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
+                       checksum_done_cb done, void *ctx)
+{
+    struct checksum_batch *batches = calloc(threads, sizeof(*batches));
+
+    if (!batches)
+        return -ENOMEM;
+    *p = (struct checksum_pool){.loop = loop, .done = done, .ctx = ctx, .batches = batches};
+    list_init(&p->urgent);
+    list_init(&p->later);
+    list_init(&p->idle);
+    for (unsigned i = 0; i < threads; i++) {
+        batches[i].pool = p;
+        list_push_back(&p->idle, &batches[i].link);
+    }
+    return 0;
+}
+
+void checksum_pool_close(struct checksum_pool *p)
+{
+    assert(list_empty(&p->urgent) && list_empty(&p->later));
+    free(p->batches);
+    p->batches = NULL;
+}
+
+void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent)
+{
+    list_push_back(urgent ? &p->urgent : &p->later, &io->link);
+    pool_dispatch(p);
+}

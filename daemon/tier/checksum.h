@@ -1,0 +1,41 @@
+/* XXH3-64 of parts, in libuv's thread pool and never on the loop.
+ *
+ * Promise: every operation that was pushed comes back once through `done`, on the loop; urgent ones
+ * (reads) before others (writes) as far as they have not begun. Under load a piece of work takes
+ * several operations, so that a wake-up is shared.
+ * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
+#ifndef UCMD_TIER_CHECKSUM_H
+#define UCMD_TIER_CHECKSUM_H
+
+#include "daemon/tier/tier.h"
+
+#include <uv.h>
+
+#define CHECKSUM_BATCH 32
+#define CHECKSUM_BATCH_BYTES (2u << 20)
+
+struct checksum_batch;
+
+/* A batch is ready: all urgent, or none. The pool isn't touched after it: the last one may close
+ * it. */
+typedef void (*checksum_done_cb)(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+struct checksum_pool {
+    uv_loop_t *loop;
+    checksum_done_cb done;
+    void *ctx;
+    struct list urgent, later; /* of tier_io.link */
+    struct list idle;          /* batches that nobody works on */
+    struct checksum_batch *batches;
+};
+
+uint64_t checksum_of(const void *data, uint64_t bytes);
+
+/* threads: pieces of work under way at most. 0 or -ENOMEM. */
+int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
+                       checksum_done_cb done, void *ctx);
+/* Nothing may be under way. */
+void checksum_pool_close(struct checksum_pool *p);
+void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent);
+
+#endif

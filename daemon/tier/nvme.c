@@ -1,0 +1,321 @@
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/config.h"
+#include "daemon/base/log.h"
+#include "proto/errors.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROOM "tier"
+#define DEPTH_MAX 32768u /* of all files together: a ring's bound */
+#define EPOCH_BITS 24
+
+/* ---- files ---- */
+
+static void devices_close(struct tier *t)
+{
+    for (unsigned i = 0; i < t->files; i++)
+        if (t->devices[i].file.path)
+            nvme_file_close(&t->devices[i].file);
+    free(t->devices);
+}
+
+static void device_init(struct nvme_device *d)
+{
+    d->file.fd = -1;
+    for (unsigned i = 0; i < NVME_PRIORITIES; i++)
+        list_init(&d->reads[i]);
+}
+
+static void device_lose(struct nvme_device *d, const char *path, const char *text)
+{
+    if (d->file.path)
+        nvme_file_close(&d->file);
+    d->file.segments = 0;
+    d->degraded = true;
+    snprintf(d->reason, sizeof(d->reason), "%s", text);
+    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
+}
+
+/* A mistake of the configuration is refused; a device that fails is done without. */
+static int devices_open(struct tier *t, const struct config *c, struct ucm_error *e)
+{
+    for (unsigned i = 0; i < t->files; i++) {
+        const char *folder = c->nvme_paths.item[i];
+        struct ucm_error why = {0};
+        int rc = nvme_file_open(folder, c->nvme_size, c->nvme_segment, &t->devices[i].file, &why);
+
+        if (rc == -EROFS || rc == -EIO) {
+            device_lose(&t->devices[i], folder, why.text);
+        } else if (rc < 0) {
+            if (why.code == 0)
+                ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", folder, strerror(-rc));
+            *e = why;
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
+{
+    uint64_t last = 0;
+
+    for (unsigned i = 0; i < t->files; i++)
+        if (t->devices[i].file.epoch > last)
+            last = t->devices[i].file.epoch;
+    if (last + 1 >= 1u << EPOCH_BITS) {
+        ucm_error_set(e, UCM_WIRE_IO, "the files of nvme.paths are worn out: delete them");
+        return -EOVERFLOW;
+    }
+    for (unsigned i = 0; i < t->files; i++) {
+        struct nvme_device *d = &t->devices[i];
+        int rc = d->file.fd < 0 ? 0 : nvme_file_start(&d->file, last + 1);
+
+        if (rc < 0)
+            device_lose(d, d->file.path, strerror(-rc));
+    }
+    *epoch = last + 1;
+    return 0;
+}
+
+static int segments_init(struct tier *t, uint64_t epoch)
+{
+    uint64_t counts[NVME_LOC_FILES];
+
+    for (unsigned i = 0; i < t->files; i++)
+        counts[i] = t->devices[i].file.segments;
+    t->slot_sequence = epoch << (64 - EPOCH_BITS);
+    return segment_table_init(&t->segments, t->segment_bytes, t->slot_sequence, counts, t->files);
+}
+
+/* ---- engines ---- */
+
+static unsigned clamp(unsigned v, unsigned min, unsigned max)
+{
+    return v < min ? min : v > max ? max : v;
+}
+
+static int engines_open(struct tier *t, const struct config *c, struct ucm_error *e)
+{
+    unsigned pool = clamp(c->nvme_threads, 1, 1024);
+    int fds[NVME_LOC_FILES];
+    int rc;
+
+    for (unsigned i = 0; i < t->files; i++)
+        fds[i] = t->devices[i].file.fd;
+    t->ring_depth = clamp(c->nvme_depth, 1, DEPTH_MAX / t->files - 1);
+    t->threads_depth = clamp(2 * pool / t->files, 1, t->ring_depth);
+    t->writes_max = clamp(t->ring_depth / 4, 1, NVME_WRITES_MAX);
+    rc = engine_threads.open(t->loop, fds, t->files, t->threads_depth, &t->threads);
+    if (rc < 0) {
+        ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
+        return rc;
+    }
+    if (c->nvme_io == CONFIG_IO_THREADS)
+        return 0;
+    rc = engine_uring.open(t->loop, fds, t->files, (t->ring_depth + 1) * t->files, &t->ring);
+    if (rc == 0)
+        return 0;
+    if (c->nvme_io == CONFIG_IO_URING && rc != -ENODEV) {
+        ucm_error_set(e, UCM_WIRE_IO,
+                      "io_uring is refused here (%s): allow it, or set nvme.io to auto or threads",
+                      strerror(-rc));
+        engine_threads.close(t->threads);
+        return rc;
+    }
+    log_warn(ROOM, "io-uring-refused", "error=%s engine=threads", strerror(-rc));
+    return 0;
+}
+
+static void engines_close(struct tier *t)
+{
+    engine_uring.close(t->ring);
+    engine_threads.close(t->threads);
+}
+
+/* ---- the door ---- */
+
+static int config_fits(const struct config *c, struct ucm_error *e)
+{
+    if (c->nvme_paths.n > 0 && c->nvme_paths.n <= NVME_LOC_FILES)
+        return 0;
+    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u folders", NVME_LOC_FILES);
+    return -EINVAL;
+}
+
+static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
+                             const struct tier_callbacks *callbacks, struct metrics *metrics)
+{
+    struct tier *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->devices = calloc(c->nvme_paths.n, sizeof(t->devices[0]));
+    if (!t->devices) {
+        free(t);
+        return NULL;
+    }
+    t->loop = loop;
+    t->callbacks = *callbacks;
+    t->metrics = metrics;
+    t->files = (unsigned)c->nvme_paths.n;
+    t->segment_bytes = c->nvme_segment;
+    t->backlog_max = c->nvme_backlog;
+    list_init(&t->ready);
+    for (unsigned i = 0; i < t->files; i++)
+        device_init(&t->devices[i]);
+    return t;
+}
+
+static int nvme_open(struct uv_loop_s *loop, const struct config *config,
+                     const struct tier_callbacks *callbacks, struct metrics *metrics,
+                     struct tier **out, struct ucm_error *e)
+{
+    struct tier *t;
+    uint64_t epoch;
+    int rc = config_fits(config, e);
+
+    if (rc < 0)
+        return rc;
+    t = tier_new(loop, config, callbacks, metrics);
+    if (!t)
+        return -ENOMEM;
+    rc = devices_open(t, config, e);
+    if (rc == 0)
+        rc = devices_start(t, &epoch, e);
+    if (rc < 0)
+        goto err_after_new;
+    rc = segments_init(t, epoch);
+    if (rc < 0)
+        goto err_after_new;
+    rc = engines_open(t, config, e);
+    if (rc < 0)
+        goto err_after_segments;
+    rc = checksum_pool_init(&t->checksums, loop, clamp(config->nvme_threads, 1, 1024),
+                            nvme_checksum_done, t);
+    if (rc < 0)
+        goto err_after_engines;
+    rc = nvme_ops_init(t);
+    if (rc < 0)
+        goto err_after_checksums;
+    metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
+    metrics->nvme_bytes_used = 0;
+    *out = t;
+    return 0;
+
+err_after_checksums:
+    checksum_pool_close(&t->checksums);
+err_after_engines:
+    engines_close(t);
+err_after_segments:
+    segment_table_close(&t->segments);
+err_after_new:
+    devices_close(t);
+    free(t);
+    if (rc == -ENOMEM)
+        ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
+    return rc;
+}
+
+static void tier_free(struct tier *t)
+{
+    engines_close(t);
+    checksum_pool_close(&t->checksums);
+    nvme_ops_close(t);
+    segment_table_close(&t->segments);
+    devices_close(t);
+    free(t);
+}
+
+void nvme_hold(struct tier *t)
+{
+    t->held++;
+}
+
+void nvme_release(struct tier *t)
+{
+    if (--t->held == 0 && t->closing)
+        tier_free(t);
+}
+
+static void nvme_close(struct tier *t)
+{
+    if (!t)
+        return;
+    assert(t->backlog_bytes == 0 && t->reads_queued == 0);
+    nvme_hold(t);
+    t->closing = true;
+    nvme_release(t);
+}
+
+static void nvme_buffer_add(struct tier *t, uint32_t buffer, void *base, uint64_t bytes)
+{
+    if (t->ring)
+        engine_uring.buffer_add(t->ring, buffer, base, bytes);
+}
+
+static int nvme_submit(struct tier *t, struct tier_io *io)
+{
+    assert((uintptr_t)io->data % NVME_PAGE == 0);
+    if (io->bytes == 0)
+        return -EINVAL;
+    return io->op == TIER_READ ? nvme_read(t, io) : nvme_write(t, io);
+}
+
+static void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
+{
+    struct segment *s;
+    uint32_t slot;
+
+    if (segment_find(&t->segments, place->loc, bytes, &s, &slot) < 0)
+        return; /* dropped already, its segment has been reused */
+    segment_forget(&t->segments, s, slot);
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+}
+
+static void nvme_stats(struct tier *t, struct tier_stats *out)
+{
+    *out = (struct tier_stats){
+        .capacity_bytes = t->segments.capacity_bytes,
+        .used_bytes = t->segments.used_bytes,
+        .queued = t->reads_queued + t->writes_queued,
+    };
+    for (unsigned i = 0; i < t->files; i++) {
+        const struct nvme_device *d = &t->devices[i];
+
+        out->in_flight += d->in_flight;
+        if (d->degraded && !out->degraded) {
+            out->degraded = true;
+            snprintf(out->reason, sizeof(out->reason), "%s", d->reason);
+        }
+    }
+    snprintf(out->engine, sizeof(out->engine), "%s",
+             nvme_ring_usable(t) ? engine_uring.name : engine_threads.name);
+}
+
+static int nvme_sync(struct tier *t)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < t->files; i++)
+        if (t->devices[i].file.fd >= 0 && fdatasync(t->devices[i].file.fd) < 0 && rc == 0)
+            rc = -errno;
+    return rc;
+}
+
+const struct tier_ops tier_nvme = {
+    .name = "nvme",
+    .open = nvme_open,
+    .close = nvme_close,
+    .buffer_add = nvme_buffer_add,
+    .submit = nvme_submit,
+    .forget = nvme_forget,
+    .stats = nvme_stats,
+    .sync = nvme_sync,
+};

@@ -1,0 +1,97 @@
+/* Inside of the NVMe tier, shared by nvme.c (opening, the tier's door) and nvme_io.c (the way of a
+ * read and of a write). Nobody else includes it.
+ *
+ * A read:  submit -> its file's queue -> engine -> checksum -> done
+ * A write: submit -> checksum -> ready -> a slot, with its neighbours one engine operation -> done
+ *
+ * Reads wait for a place in their file's depth by priority; writes take what reads leave, but each
+ * file may always have one under way. An operation is tried three times, the last time by the
+ * threads, so that a ring that only pretends is found out. */
+#ifndef UCMD_TIER_NVME_H
+#define UCMD_TIER_NVME_H
+
+#include "daemon/tier/checksum.h"
+#include "daemon/tier/engine.h"
+#include "daemon/tier/nvme_file.h"
+#include "daemon/tier/segment.h"
+#include "daemon/tier/tier.h"
+
+#define NVME_PRIORITIES 8
+#define NVME_READS_QUEUED_MAX 65536u
+#define NVME_WRITES_MAX 8u /* under way a file */
+#define NVME_MERGE_IOS 8u  /* parts in one write */
+#define NVME_MERGE_BYTES (4u << 20)
+#define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
+
+struct nvme_device {
+    struct nvme_file file; /* fd < 0: could not be opened */
+    struct list reads[NVME_PRIORITIES];
+    unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
+    unsigned write_failures;                   /* in a row */
+    bool degraded;
+    char reason[96];
+};
+
+/* One engine operation; in the pool of free ones otherwise. */
+struct nvme_op {
+    struct engine_op e;
+    struct list link; /* in the pool */
+    struct tier *tier;
+    struct segment *segment;
+    uint32_t slot; /* the first */
+    uint64_t left; /* bytes */
+    unsigned attempts;
+    bool ring_failed; /* an attempt of the ring did */
+    unsigned n;
+    struct tier_io **ios;
+    uint8_t *headers; /* of a write */
+    /* A read's one io and iovec; a write has arrays of its own. */
+    struct tier_io *io;
+    struct iovec iov;
+};
+
+struct tier {
+    uv_loop_t *loop;
+    struct tier_callbacks callbacks;
+    struct metrics *metrics;
+    struct nvme_device *devices;
+    unsigned files;
+    uint64_t segment_bytes;
+    struct segment_table segments;
+    struct checksum_pool checksums;
+
+    struct engine *ring, *threads;                  /* ring: NULL when there is none */
+    unsigned ring_depth, threads_depth, writes_max; /* a file */
+    unsigned ring_faults; /* operations in a row that the threads could do and the ring could not */
+    bool ring_off;
+
+    struct nvme_op *read_ops, *write_ops;
+    struct list read_pool, write_pool;
+    struct tier_io **merge_ios;
+    struct iovec *merge_iovs;
+    uint8_t *headers;
+
+    struct list ready;                    /* writes that have their checksum */
+    uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
+    unsigned reads_queued, writes_queued; /* not yet given to the engine */
+    unsigned writes_in_flight, turn;      /* turn: file that the next write goes to */
+    uint64_t slot_sequence;
+    bool stalled;  /* no room until a write has ended */
+    unsigned held; /* functions that are going to touch the tier after calling done */
+    bool closing;
+};
+
+/* Whoever calls `done` and goes on holds the tier: it may be closed from there. */
+void nvme_hold(struct tier *t);
+void nvme_release(struct tier *t);
+
+/* ---- nvme_io.c ---- */
+
+int nvme_ops_init(struct tier *t);
+void nvme_ops_close(struct tier *t);
+bool nvme_ring_usable(const struct tier *t);
+int nvme_read(struct tier *t, struct tier_io *io);
+int nvme_write(struct tier *t, struct tier_io *io);
+void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+#endif

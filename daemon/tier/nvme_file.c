@@ -1,0 +1,451 @@
+#include "daemon/tier/nvme_file.h"
+
+#include "daemon/base/config.h"
+#include "daemon/base/log.h"
+#include "proto/errors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A killed daemon's file stays locked until its last transfers have ended. */
+#define LOCK_TRIES 100
+#define LOCK_PAUSE_NS 10000000
+
+/* ---- pages ---- */
+
+static uint8_t *page_new(void)
+{
+    uint8_t *page = aligned_alloc(NVME_PAGE, NVME_PAGE);
+
+    if (page)
+        memset(page, 0, NVME_PAGE);
+    return page;
+}
+
+static int page_read(int fd, uint64_t offset, uint8_t *page)
+{
+    ssize_t n;
+
+    do
+        n = pread(fd, page, NVME_PAGE, (off_t)offset);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return -errno;
+    if (n < (ssize_t)NVME_PAGE) /* the end of the file: what is missing is not ours */
+        memset(page + n, 0, NVME_PAGE - (size_t)n);
+    return 0;
+}
+
+static int page_write(int fd, uint64_t offset, const uint8_t *page)
+{
+    ssize_t n;
+
+    do
+        n = pwrite(fd, page, NVME_PAGE, (off_t)offset);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return -errno;
+    return n == (ssize_t)NVME_PAGE ? 0 : -EIO;
+}
+
+/* ---- opening ---- */
+
+/* name may be a folder, with O_TMPFILE. Falls back to the page cache where O_DIRECT is not known.
+ */
+static int file_open(const char *name, int flags)
+{
+    int fd = open(name, flags | O_RDWR | O_CLOEXEC | O_DIRECT, 0600);
+
+    if (fd < 0 && errno == EINVAL) {
+        fd = open(name, flags | O_RDWR | O_CLOEXEC, 0600);
+        if (fd >= 0)
+            log_warn("tier", "no-direct-io", "path=%s: the file system lacks O_DIRECT", name);
+    }
+    return fd < 0 ? -errno : fd;
+}
+
+static int file_lock(const struct nvme_file *f, struct ucm_error *e)
+{
+    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
+    int rc = 0;
+
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(f->fd, LOCK_EX | LOCK_NB) == 0)
+            return 0;
+        rc = -errno;
+        if (rc != -EWOULDBLOCK && rc != -EINTR)
+            break;
+        nanosleep(&pause, NULL);
+    }
+    ucm_error_set(e, UCM_WIRE_IO,
+                  rc == -EWOULDBLOCK ? "%s is in use by another ucmd: give each daemon its own "
+                                       "nvme.paths, or stop the other one"
+                                     : "%s can't be locked",
+                  f->path);
+    return rc;
+}
+
+/* Room on disk for the first `bytes`, so that a full file system is met now and not later. */
+static int file_reserve(const struct nvme_file *f, uint64_t bytes)
+{
+    struct stat st;
+    int rc;
+
+    do
+        rc = fallocate(f->fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
+    while (rc == -EINTR);
+    if (rc != -EOPNOTSUPP && rc != -ENOSYS)
+        return rc;
+    if (fstat(f->fd, &st) < 0)
+        return -errno;
+    if ((uint64_t)st.st_size < bytes &&
+        ftruncate(f->fd, (off_t)bytes) < 0) /* longer, never shorter */
+        return -errno;
+    log_warn("tier", "not-preallocated", "path=%s: the file system can't; writes may find it full",
+             f->path);
+    return 0;
+}
+
+static uint64_t file_bytes(uint64_t segments, uint64_t segment_bytes)
+{
+    return NVME_DATA_OFFSET + segments * segment_bytes;
+}
+
+/* Whole segments in a file of `bytes`. */
+static uint64_t file_segments(uint64_t bytes, uint64_t segment_bytes)
+{
+    return bytes < NVME_DATA_OFFSET ? 0 : (bytes - NVME_DATA_OFFSET) / segment_bytes;
+}
+
+static int random_fill(uint8_t *p, size_t n)
+{
+    ssize_t rc;
+
+    do
+        rc = getrandom(p, n, 0);
+    while (rc < 0 && errno == EINTR);
+    if (rc < 0)
+        return -errno;
+    return rc == (ssize_t)n ? 0 : -EIO;
+}
+
+/* ---- making ---- */
+
+static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes)
+{
+    struct nvme_super super = {.segment_bytes = segment_bytes, .data_offset = NVME_DATA_OFFSET};
+    struct nvme_state state = {.segments = segments};
+    uint8_t *page = page_new();
+    int rc = page ? random_fill(super.uuid, sizeof(super.uuid)) : -ENOMEM;
+
+    if (rc == 0)
+        rc = file_reserve(f, file_bytes(segments, segment_bytes));
+    if (rc == 0) {
+        memcpy(state.uuid, super.uuid, sizeof(state.uuid));
+        nvme_state_encode(&state, page);
+        rc = page_write(f->fd, NVME_STATE_OFFSET(0), page);
+    }
+    if (rc == 0) {
+        nvme_super_encode(&super, page);
+        rc = page_write(f->fd, NVME_SUPER_OFFSET, page);
+    }
+    if (rc == 0 && fsync(f->fd) < 0)
+        rc = -errno;
+    free(page);
+    return rc;
+}
+
+static int folder_sync(const char *folder)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc;
+
+    if (fd < 0)
+        return -errno;
+    rc = fsync(fd) < 0 ? -errno : 0;
+    close(fd);
+    return rc;
+}
+
+/* Gives the nameless file its name; refuses when there is one by now. */
+static int file_link(const struct nvme_file *f)
+{
+    char self[64];
+
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", f->fd);
+    return linkat(AT_FDCWD, self, AT_FDCWD, f->path, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
+}
+
+/* The file is made without a name, so that a daemon killed here leaves nothing behind. Where that
+ * is not to be had it is made under its name and removed on failure. */
+static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
+                     uint64_t segment_bytes, struct ucm_error *e)
+{
+    int fd = file_open(folder, O_TMPFILE);
+    bool named = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT;
+    int rc;
+
+    if (named)
+        fd = file_open(f->path, O_CREAT | O_EXCL);
+    if (fd < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be made: %s", f->path, strerror(-fd));
+        return fd;
+    }
+    f->fd = fd;
+    rc = file_lock(f, e);
+    if (rc < 0)
+        goto err_after_open;
+    rc = file_format(f, segments, segment_bytes);
+    if (rc == 0 && !named)
+        rc = file_link(f);
+    if (rc == 0)
+        rc = folder_sync(folder);
+    if (rc == 0)
+        return 0;
+    ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
+                  file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
+                  rc == -ENOSPC || rc == -EFBIG ? "; make room or lower nvme.size" : "");
+err_after_open:
+    if (named)
+        unlink(f->path);
+    close(fd);
+    f->fd = -1;
+    return rc;
+}
+
+/* ---- reading what is there ---- */
+
+static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_error *e)
+{
+    struct nvme_super super;
+    uint8_t *page = page_new();
+    int rc = page ? page_read(f->fd, NVME_SUPER_OFFSET, page) : -ENOMEM;
+    uint32_t version = page ? nvme_super_version(page) : 0;
+
+    if (rc < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be read: %s", f->path, strerror(-rc));
+        free(page);
+        return rc;
+    }
+    rc = nvme_super_decode(page, &super);
+    free(page);
+    if (rc == -EILSEQ)
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "%s is not a file of ucmd: move it away or choose another nvme.paths",
+                      f->path);
+    else if (rc == -EPROTONOSUPPORT)
+        ucm_error_set(
+            e, UCM_WIRE_INVALID,
+            "%s has storage format version %u, this ucmd needs %u: run the ucmd that wrote "
+            "it, or delete the file to start empty",
+            f->path, version, NVME_FORMAT_VERSION);
+    else if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "the superblock of %s is damaged: delete the file to start empty", f->path);
+    if (rc < 0)
+        return -EINVAL;
+    if (super.segment_bytes != segment_bytes) {
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "%s was made with segments of %" PRIu64
+                      " bytes: set nvme.segment to that, or "
+                      "delete the file to start empty",
+                      f->path, super.segment_bytes);
+        return -EINVAL;
+    }
+    memcpy(f->uuid, super.uuid, sizeof(f->uuid));
+    return 0;
+}
+
+/* Both state pages gone: the sequences of the segments tell the epoch, the length the rest. */
+static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
+{
+    struct nvme_segment_header header;
+    struct stat st;
+
+    if (fstat(f->fd, &st) < 0)
+        return -errno;
+    f->state_segments = file_segments((uint64_t)st.st_size, segment_bytes);
+    for (uint64_t i = 0; i < f->state_segments; i++) {
+        int rc = page_read(f->fd, file_bytes(i, segment_bytes), page);
+
+        if (rc < 0)
+            return rc;
+        if (nvme_segment_header_decode(page, &header) == 0 &&
+            memcmp(header.uuid, f->uuid, sizeof(f->uuid)) == 0 && header.sequence >> 40 > f->epoch)
+            f->epoch = header.sequence >> 40;
+    }
+    log_warn("tier", "state-rebuilt", "path=%s epoch=%" PRIu64 " segments=%" PRIu64, f->path,
+             f->epoch, f->state_segments);
+    return 0;
+}
+
+static int state_load(struct nvme_file *f, uint64_t segment_bytes)
+{
+    struct nvme_state state;
+    uint8_t *page = page_new();
+    bool found = false;
+    int rc = page ? 0 : -ENOMEM;
+
+    for (unsigned copy = 0; copy < 2 && rc == 0; copy++) {
+        rc = page_read(f->fd, NVME_STATE_OFFSET(copy), page);
+        if (rc < 0 || nvme_state_decode(page, &state) < 0 ||
+            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0 || (found && state.epoch <= f->epoch))
+            continue;
+        found = true;
+        f->epoch = state.epoch;
+        f->state_segments = state.segments;
+        f->state_next = 1 - copy;
+    }
+    if (rc == 0 && !found)
+        rc = state_rebuild(f, segment_bytes, page);
+    free(page);
+    return rc;
+}
+
+/* Lets the file grow to `wanted` segments, or makes do with those that it has. */
+static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes)
+{
+    struct stat st;
+    int rc;
+
+    if (fstat(f->fd, &st) < 0)
+        return -errno;
+    if (wanted <= f->state_segments && (uint64_t)st.st_size >= file_bytes(wanted, segment_bytes)) {
+        f->segments = wanted;
+        if (wanted < f->state_segments)
+            log_warn("tier", "file-larger-than-configured",
+                     "path=%s: the rest lies unused; delete the file to give it back", f->path);
+        return 0;
+    }
+    rc = file_reserve(f, file_bytes(wanted, segment_bytes));
+    if (rc == 0) {
+        f->segments = wanted;
+        if (wanted > f->state_segments)
+            f->state_segments = wanted;
+        return 0;
+    }
+    f->segments = file_segments((uint64_t)st.st_size, segment_bytes);
+    if (f->segments > f->state_segments)
+        f->segments = f->state_segments;
+    if (f->segments == 0)
+        return rc;
+    log_warn("tier", "file-not-grown", "path=%s segments=%" PRIu64 " wanted=%" PRIu64 " error=%s",
+             f->path, f->segments, wanted, strerror(-rc));
+    return 0;
+}
+
+static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes,
+                     struct ucm_error *e)
+{
+    struct stat st;
+    int rc;
+
+    if (fstat(f->fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
+        return -EINVAL;
+    }
+    rc = file_lock(f, e); /* held already when this process made the file */
+    if (rc == 0)
+        rc = super_check(f, segment_bytes, e);
+    if (rc < 0)
+        return rc;
+    rc = state_load(f, segment_bytes);
+    if (rc == 0)
+        rc = file_fit(f, wanted, segment_bytes);
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be used: %s", f->path, strerror(-rc));
+    return rc;
+}
+
+/* ---- the room's door ---- */
+
+static int size_check(const char *path, uint64_t size_bytes, uint64_t segment_bytes,
+                      struct ucm_error *e)
+{
+    if (segment_bytes < NVME_SEGMENT_MIN || segment_bytes > NVME_SEGMENT_MAX ||
+        segment_bytes % NVME_PAGE != 0) {
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "nvme.segment must be a multiple of 4KiB from 1MiB to 1GiB");
+        return -EINVAL;
+    }
+    if (size_bytes < file_bytes(2, segment_bytes) || size_bytes / NVME_PAGE > NVME_LOC_PAGES) {
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "nvme.size for %s must be at least two segments and 1MiB, %" PRIu64
+                      " bytes, and at most 16TiB",
+                      path, file_bytes(2, segment_bytes));
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int nvme_file_open(const char *folder, uint64_t size_bytes, uint64_t segment_bytes,
+                   struct nvme_file *out, struct ucm_error *e)
+{
+    struct nvme_file f = {.fd = -1};
+    uint64_t wanted;
+    int rc = size_check(folder, size_bytes, segment_bytes, e);
+
+    if (rc < 0)
+        return rc;
+    wanted = file_segments(size_bytes, segment_bytes);
+    if (asprintf(&f.path, "%s/%s", folder, CONFIG_NVME_FILE) < 0)
+        return -ENOMEM;
+    f.fd = file_open(f.path, 0);
+    if (f.fd == -ENOENT) {
+        rc = file_make(&f, folder, wanted, segment_bytes, e);
+    } else if (f.fd < 0) {
+        rc = f.fd;
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be opened: %s", f.path, strerror(-rc));
+    }
+    if (rc == 0)
+        rc = file_take(&f, wanted, segment_bytes, e);
+    if (rc < 0) {
+        if (f.fd >= 0)
+            nvme_file_close(&f);
+        else
+            free(f.path);
+        return rc;
+    }
+    *out = f;
+    return 0;
+}
+
+int nvme_file_start(struct nvme_file *f, uint64_t epoch)
+{
+    struct nvme_state state = {.epoch = epoch, .segments = f->state_segments};
+    uint8_t *page = page_new();
+    int rc;
+
+    if (!page)
+        return -ENOMEM;
+    memcpy(state.uuid, f->uuid, sizeof(state.uuid));
+    nvme_state_encode(&state, page);
+    rc = page_write(f->fd, NVME_STATE_OFFSET(f->state_next), page);
+    free(page);
+    if (rc == 0 && fdatasync(f->fd) < 0)
+        rc = -errno;
+    if (rc == 0)
+        f->epoch = epoch;
+    return rc;
+}
+
+void nvme_file_close(struct nvme_file *f)
+{
+    /* Said aloud: a ring that is being torn down may hold the file for a while longer. */
+    if (f->fd >= 0) {
+        flock(f->fd, LOCK_UN);
+        close(f->fd);
+    }
+    free(f->path);
+    f->fd = -1;
+    f->path = NULL;
+}

@@ -1,0 +1,39 @@
+/* One file of the NVMe tier: made, checked, locked, prepared. What lies in its segments is not this
+ * room's matter.
+ *
+ * Promise: a file that this room did not make, or one of another version or layout, is refused and
+ * not touched; a file is never truncated; two processes never have one open. A file is under its
+ * name only once it is whole. Threads: one at a time; all of it blocks, for a few milliseconds
+ * where nothing is wrong. */
+#ifndef UCMD_TIER_NVME_FILE_H
+#define UCMD_TIER_NVME_FILE_H
+
+#include "daemon/tier/nvme_format.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ucm_error;
+
+struct nvme_file {
+    int fd; /* O_DIRECT where the file system has it */
+    char *path;
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint64_t segments; /* to be used now, by the configured size */
+    uint64_t epoch;    /* of its last opening; 0: new */
+    /* What the state pages said. */
+    uint64_t state_segments;
+    unsigned state_next; /* copy to write next */
+};
+
+/* Opens or makes folder/CONFIG_NVME_FILE for segments of segment_bytes in size_bytes. 0, or -errno
+ * with *e saying what would be right. -EROFS and -EIO speak of a failing device, not of a mistake.
+ */
+int nvme_file_open(const char *folder, uint64_t size_bytes, uint64_t segment_bytes,
+                   struct nvme_file *out, struct ucm_error *e);
+/* Makes `epoch` durable: to be called before anything else is written. */
+int nvme_file_start(struct nvme_file *f, uint64_t epoch);
+/* Unlocks and closes. */
+void nvme_file_close(struct nvme_file *f);
+
+#endif

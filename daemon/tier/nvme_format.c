@@ -1,0 +1,182 @@
+#include "daemon/tier/nvme_format.h"
+
+#include "daemon/tier/checksum.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define MAGIC_SUPER "UCMDNVME"
+#define MAGIC_STATE "UCMDSTAT"
+#define MAGIC_SEGMENT "UCMG"
+#define MAGIC_SLOT "UCMS"
+
+/* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
+#define CHECKSUM_AT (NVME_PAGE - 8)
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    for (unsigned i = 0; i < 4; i++)
+        p[i] = (uint8_t)(v >> (8 * i));
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    put32(p, (uint32_t)v);
+    put32(p + 4, (uint32_t)(v >> 32));
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+    return get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+
+/* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
+static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)
+{
+    size_t n = strlen(magic);
+
+    memset(page, 0, NVME_PAGE);
+    memcpy(page, magic, n);
+    put32(page + n, NVME_FORMAT_VERSION);
+    memcpy(page + 16, uuid, NVME_UUID_BYTES);
+}
+
+static void page_end(uint8_t *page)
+{
+    put64(page + CHECKSUM_AT, checksum_of(page, CHECKSUM_AT));
+}
+
+static int page_check(const uint8_t *page, const char *magic)
+{
+    size_t n = strlen(magic);
+
+    if (memcmp(page, magic, n) != 0)
+        return -EILSEQ;
+    if (get32(page + n) != NVME_FORMAT_VERSION)
+        return -EPROTONOSUPPORT;
+    if (get64(page + CHECKSUM_AT) != checksum_of(page, CHECKSUM_AT))
+        return -EBADMSG;
+    return 0;
+}
+
+uint32_t nvme_super_version(const uint8_t page[NVME_PAGE])
+{
+    return get32(page + strlen(MAGIC_SUPER));
+}
+
+void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE])
+{
+    page_begin(page, MAGIC_SUPER, in->uuid);
+    put64(page + 32, in->segment_bytes);
+    put64(page + 40, in->data_offset);
+    page_end(page);
+}
+
+int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out)
+{
+    uint64_t segment_bytes = get64(page + 32), data_offset = get64(page + 40);
+    int rc = page_check(page, MAGIC_SUPER);
+
+    if (rc < 0)
+        return rc;
+    if (segment_bytes < NVME_SEGMENT_MIN || segment_bytes > NVME_SEGMENT_MAX ||
+        segment_bytes % NVME_PAGE != 0 || data_offset != NVME_DATA_OFFSET)
+        return -EBADMSG;
+    memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
+    out->segment_bytes = segment_bytes;
+    out->data_offset = data_offset;
+    return 0;
+}
+
+void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE])
+{
+    page_begin(page, MAGIC_STATE, in->uuid);
+    put64(page + 32, in->epoch);
+    put64(page + 40, in->segments);
+    page_end(page);
+}
+
+int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out)
+{
+    int rc = page_check(page, MAGIC_STATE);
+
+    if (rc < 0)
+        return rc;
+    if (get64(page + 40) > NVME_LOC_PAGES)
+        return -EBADMSG;
+    memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
+    out->epoch = get64(page + 32);
+    out->segments = get64(page + 40);
+    return 0;
+}
+
+void nvme_segment_header_encode(const struct nvme_segment_header *in, uint8_t page[NVME_PAGE])
+{
+    page_begin(page, MAGIC_SEGMENT, in->uuid);
+    put32(page + 8, in->segment);
+    put64(page + 32, in->sequence);
+    put64(page + 40, in->stride);
+    page_end(page);
+}
+
+int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out)
+{
+    uint64_t stride = get64(page + 40);
+    int rc = page_check(page, MAGIC_SEGMENT);
+
+    if (rc < 0)
+        return rc;
+    if (stride < 2 * NVME_PAGE || stride > NVME_SEGMENT_MAX || stride % NVME_PAGE != 0)
+        return -EBADMSG;
+    memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
+    out->segment = get32(page + 8);
+    out->sequence = get64(page + 32);
+    out->stride = stride;
+    return 0;
+}
+
+void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE])
+{
+    page_begin(page, MAGIC_SLOT, in->uuid);
+    put32(page + 8, in->segment);
+    put32(page + 12, in->slot);
+    memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
+    memcpy(page + 64, in->key, UCM_MAX_KEY_BYTES);
+    put32(page + 96, in->key_bytes);
+    put32(page + 100, in->part);
+    put64(page + 104, in->payload_bytes);
+    put64(page + 112, in->generation);
+    put64(page + 120, in->sequence);
+    put64(page + 128, in->checksum);
+    page_end(page);
+}
+
+int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out)
+{
+    uint32_t key_bytes = get32(page + 96);
+    uint64_t payload_bytes = get64(page + 104);
+    int rc = page_check(page, MAGIC_SLOT);
+
+    if (rc < 0)
+        return rc;
+    if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
+        payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS)
+        return -EBADMSG;
+    memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
+    memcpy(out->fingerprint, page + 32, UCM_FINGERPRINT_BYTES);
+    memcpy(out->key, page + 64, UCM_MAX_KEY_BYTES);
+    out->key_bytes = key_bytes;
+    out->part = get32(page + 100);
+    out->segment = get32(page + 8);
+    out->slot = get32(page + 12);
+    out->payload_bytes = payload_bytes;
+    out->generation = get64(page + 112);
+    out->sequence = get64(page + 120);
+    out->checksum = get64(page + 128);
+    return 0;
+}

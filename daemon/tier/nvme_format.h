@@ -1,0 +1,127 @@
+/* The bytes of the NVMe tier's files: docs/storage-format.md is their text. Pure functions between
+ * structs and 4 KiB pages; no I/O, no state, any thread.
+ *
+ * Promise: decode says 0 only for a page whose magic, version and checksum agree and whose fields
+ * are within their bounds; a page of zeros, of another file or half written never passes. */
+#ifndef UCMD_TIER_NVME_FORMAT_H
+#define UCMD_TIER_NVME_FORMAT_H
+
+#include "proto/limits.h"
+
+#include <stdint.h>
+
+#define NVME_PAGE 4096u
+#define NVME_FORMAT_VERSION 1u
+#define NVME_UUID_BYTES 16
+
+/* Places of a file's own pages; the first segment begins at data_offset of the superblock. */
+#define NVME_SUPER_OFFSET 0u
+#define NVME_STATE_OFFSET(copy) (NVME_PAGE * (1u + (copy))) /* copy: 0 or 1 */
+#define NVME_DATA_OFFSET (1u << 20)
+
+#define NVME_SEGMENT_MIN (1ull << 20)
+#define NVME_SEGMENT_MAX (1ull << 30)
+
+/* Written once, when the file is made. */
+struct nvme_super {
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint64_t segment_bytes, data_offset;
+};
+
+/* Written at each open, to the older of its two copies. */
+struct nvme_state {
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint64_t epoch;    /* how often the tier was opened; the upper bits of every sequence */
+    uint64_t segments; /* that the file has room for */
+};
+
+struct nvme_segment_header {
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint32_t segment;  /* its number in the file */
+    uint64_t sequence; /* grows over the whole tier */
+    uint64_t stride;   /* bytes from slot to slot */
+};
+
+struct nvme_slot_header {
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    uint32_t key_bytes, part;
+    uint32_t segment, slot; /* where it was meant to lie */
+    uint64_t payload_bytes;
+    uint64_t generation; /* sequence of the segment when the slot was written */
+    uint64_t sequence;   /* of this write, over the whole tier */
+    uint64_t checksum;   /* XXH3-64 of the payload without padding */
+};
+
+void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);
+void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE]);
+void nvme_segment_header_encode(const struct nvme_segment_header *in, uint8_t page[NVME_PAGE]);
+void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE]);
+
+/* 0; -EILSEQ: not such a page; -EPROTONOSUPPORT: of another format version; -EBADMSG: torn or
+ * damaged. *out is untouched on failure. */
+int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
+int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
+int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
+int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out);
+
+/* The version that a page of the superblock's magic claims; for messages. */
+uint32_t nvme_super_version(const uint8_t page[NVME_PAGE]);
+
+static inline uint64_t nvme_padded(uint64_t bytes)
+{
+    return (bytes + NVME_PAGE - 1) & ~(uint64_t)(NVME_PAGE - 1);
+}
+
+/* Bytes from slot to slot for payloads of `bytes`. */
+static inline uint64_t nvme_stride(uint64_t bytes)
+{
+    return NVME_PAGE + nvme_padded(bytes);
+}
+
+static inline uint64_t nvme_slots(uint64_t segment_bytes, uint64_t stride)
+{
+    return (segment_bytes - NVME_PAGE) / stride;
+}
+
+/* Offset of a slot's header from the start of its segment. */
+static inline uint64_t nvme_slot_offset(uint64_t stride, uint64_t slot)
+{
+    return NVME_PAGE + slot * stride;
+}
+
+/* ---- tier_place.loc: file 8 bits, page of the slot's header in the file 32 bits, generation 24
+ * ---- */
+
+#define NVME_LOC_FILES 256u
+#define NVME_LOC_PAGES (1ull << 32)
+
+/* The segment's sequence in 24 bits: two openings of a segment differ in them unless they are a
+ * multiple of 2^24 openings apart, or, in different epochs, collide by chance. */
+static inline uint32_t nvme_generation(uint64_t sequence)
+{
+    return (uint32_t)(sequence ^ (sequence >> 40) * 0x9e3779b1u) & 0xffffffu;
+}
+
+static inline uint64_t nvme_loc(uint32_t file, uint64_t page, uint64_t sequence)
+{
+    return (uint64_t)file << 56 | page << 24 | nvme_generation(sequence);
+}
+
+static inline uint32_t nvme_loc_file(uint64_t loc)
+{
+    return (uint32_t)(loc >> 56);
+}
+
+static inline uint64_t nvme_loc_page(uint64_t loc)
+{
+    return loc >> 24 & (NVME_LOC_PAGES - 1);
+}
+
+static inline uint32_t nvme_loc_generation(uint64_t loc)
+{
+    return (uint32_t)loc & 0xffffffu;
+}
+
+#endif

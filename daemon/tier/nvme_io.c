@@ -1,0 +1,573 @@
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM "tier"
+#define ATTEMPTS 3u           /* of an operation; the last one by the threads */
+#define RING_FAULTS_MAX 3u    /* in a row, then the ring is not used any more */
+#define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
+#define IOVECS_MAX (1 + 2 * NVME_MERGE_IOS)
+
+/* tier_io.scratch while the operation is ours */
+enum { IO_SEGMENT, IO_SLOT };
+
+static struct segment *io_segment(const struct tier_io *io)
+{
+    return io->scratch[IO_SEGMENT];
+}
+
+static uint32_t io_slot(const struct tier_io *io)
+{
+    return (uint32_t)(uintptr_t)io->scratch[IO_SLOT];
+}
+
+static void io_place(struct tier_io *io, struct segment *s, uint32_t slot)
+{
+    io->scratch[IO_SEGMENT] = s;
+    io->scratch[IO_SLOT] = (void *)(uintptr_t)slot;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void pump_reads(struct tier *t, struct nvme_device *d);
+static void pump_writes(struct tier *t);
+
+/* ---- one engine operation, with its retries ---- */
+
+bool nvme_ring_usable(const struct tier *t)
+{
+    return t->ring && !t->ring_off && !engine_uring.failed(t->ring);
+}
+
+static unsigned device_depth(struct tier *t)
+{
+    return nvme_ring_usable(t) ? t->ring_depth : t->threads_depth;
+}
+
+static void op_start(struct nvme_op *op)
+{
+    struct tier *t = op->tier;
+
+    if (nvme_ring_usable(t) && op->attempts + 1 < ATTEMPTS)
+        engine_uring.start(t->ring, &op->e);
+    else
+        engine_threads.start(t->threads, &op->e);
+}
+
+static void op_advance(struct nvme_op *op, uint64_t bytes)
+{
+    op->left -= bytes;
+    op->e.offset += bytes;
+    while (bytes > 0) {
+        uint64_t n = min_u64(bytes, op->e.iov->iov_len);
+
+        op->e.iov->iov_base = (char *)op->e.iov->iov_base + n;
+        op->e.iov->iov_len -= n;
+        bytes -= n;
+        if (op->e.iov->iov_len == 0) {
+            op->e.iov++;
+            op->e.iovs--;
+        }
+    }
+}
+
+/* Where the threads succeed again and again at what the ring could not do, the ring is at fault and
+ * not the device. */
+static void ring_judge(struct tier *t, const struct nvme_op *op)
+{
+    if (!op->ring_failed) {
+        t->ring_faults = 0;
+    } else if (!t->ring_off && ++t->ring_faults >= RING_FAULTS_MAX) {
+        t->ring_off = true;
+        log_error(ROOM, "io-uring-given-up", "faults=%u engine=threads", t->ring_faults);
+    }
+}
+
+static void read_finish(struct nvme_op *op, int status);
+static void write_finish(struct nvme_op *op, int status);
+
+static void op_finish(struct nvme_op *op, int status)
+{
+    if (status == 0)
+        ring_judge(op->tier, op);
+    if (op->e.write)
+        write_finish(op, status);
+    else
+        read_finish(op, status);
+}
+
+static void op_done_cb(struct engine_op *e, ssize_t result)
+{
+    struct nvme_op *op = LIST_ENTRY(e, struct nvme_op, e);
+    uint64_t whole = result > 0 ? min_u64((uint64_t)result, op->left) / NVME_PAGE * NVME_PAGE : 0;
+
+    if (whole > 0) {
+        op_advance(op, whole); /* each such round is a page nearer to the end */
+        if (op->left > 0)
+            op_start(op);
+        else
+            op_finish(op, 0);
+        return;
+    }
+    op->ring_failed |= op->attempts + 1 < ATTEMPTS && nvme_ring_usable(op->tier);
+    if (++op->attempts < ATTEMPTS)
+        op_start(op);
+    else
+        op_finish(op, result < 0 ? (int)result : -EIO); /* 0: the file ends here */
+}
+
+static void op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
+{
+    op->e.file = file;
+    op->e.offset = offset;
+    op->e.done = op_done_cb;
+    op->left = 0;
+    for (unsigned i = 0; i < op->e.iovs; i++)
+        op->left += op->e.iov[i].iov_len;
+    op->attempts = 0;
+    op->ring_failed = false;
+    op->tier->devices[file].in_flight++;
+    op_start(op);
+}
+
+static void op_log(const struct nvme_op *op, const char *event, int status)
+{
+    log_warn(ROOM, event, "path=%s offset=%" PRIu64 " error=%s",
+             op->tier->devices[op->e.file].file.path, op->e.offset, strerror(-status));
+}
+
+/* ---- reads ---- */
+
+int nvme_read(struct tier *t, struct tier_io *io)
+{
+    struct nvme_device *d;
+    struct segment *s;
+    uint32_t slot;
+
+    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) < 0) {
+        t->metrics->nvme_read_errors++;
+        return -ESTALE;
+    }
+    if (t->reads_queued >= NVME_READS_QUEUED_MAX)
+        return -EAGAIN;
+    segment_read_begin(s);
+    io_place(io, s, slot);
+    d = &t->devices[s->file];
+    list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
+                   &io->link);
+    d->reads_waiting++;
+    t->reads_queued++;
+    pump_reads(t, d);
+    return 0;
+}
+
+static struct tier_io *reads_next(struct nvme_device *d)
+{
+    for (int i = NVME_PRIORITIES - 1; i >= 0; i--) {
+        struct list *node = list_pop_front(&d->reads[i]);
+
+        if (node)
+            return LIST_ENTRY(node, struct tier_io, link);
+    }
+    return NULL;
+}
+
+static void pump_reads(struct tier *t, struct nvme_device *d)
+{
+    while (d->reads_waiting > 0 && d->in_flight < device_depth(t)) {
+        struct nvme_op *op = LIST_ENTRY(list_pop_front(&t->read_pool), struct nvme_op, link);
+        struct tier_io *io = reads_next(d);
+        struct segment *s = io_segment(io);
+
+        d->reads_waiting--;
+        t->reads_queued--;
+        op->io = io;
+        op->iov = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
+        op->e.iov = &op->iov;
+        op->e.iovs = 1;
+        op->e.buffer = io->buffer;
+        op_begin(op, s->file, segment_slot_offset(&t->segments, s, io_slot(io)) + NVME_PAGE);
+    }
+}
+
+static void read_finish(struct nvme_op *op, int status)
+{
+    struct tier *t = op->tier;
+    struct tier_io *io = op->io;
+    struct nvme_device *d = &t->devices[op->e.file];
+
+    nvme_hold(t);
+    d->in_flight--;
+    list_push_front(&t->read_pool, &op->link);
+    if (status == 0) {
+        checksum_push(&t->checksums, io, true);
+    } else {
+        op_log(op, "read-failed", status);
+        t->metrics->nvme_read_errors++;
+        segment_read_end(&t->segments, io_segment(io));
+        io->done(io, status);
+    }
+    pump_reads(t, d);
+    pump_writes(t);
+    nvme_release(t);
+}
+
+static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
+{
+    const struct segment *s = io_segment(io);
+
+    if (sum == io->place.checksum) {
+        t->metrics->nvme_reads++;
+        t->metrics->nvme_read_bytes += io->bytes;
+        return 0;
+    }
+    t->metrics->nvme_corrupt++;
+    log_error(ROOM, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
+              t->devices[s->file].file.path, segment_slot_offset(&t->segments, s, io_slot(io)),
+              io->bytes, io->name.part);
+    return -EBADMSG;
+}
+
+/* ---- writes ---- */
+
+int nvme_write(struct tier *t, struct tier_io *io)
+{
+    uint64_t bytes = nvme_padded(io->bytes);
+
+    assert(io->name.key_bytes <= UCM_MAX_KEY_BYTES);
+    if (!segment_writable(&t->segments))
+        return -EROFS;
+    if (io->bytes > NVME_SEGMENT_MAX || nvme_slots(t->segment_bytes, nvme_stride(io->bytes)) == 0)
+        return -EFBIG;
+    if (t->backlog_bytes > 0 && t->backlog_bytes + bytes > t->backlog_max) {
+        t->metrics->nvme_write_dropped++;
+        return -EAGAIN;
+    }
+    t->backlog_bytes += bytes;
+    t->writes_queued++;
+    checksum_push(&t->checksums, io, false);
+    return 0;
+}
+
+static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        ios[i]->place.checksum = sums[i];
+        list_push_back(&t->ready, &ios[i]->link);
+    }
+}
+
+static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        int status = read_verify(t, ios[i], sums[i]);
+
+        segment_read_end(&t->segments, io_segment(ios[i]));
+        ios[i]->done(ios[i], status);
+    }
+}
+
+void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n)
+{
+    struct tier *t = ctx;
+
+    nvme_hold(t);
+    if (ios[0]->op == TIER_WRITE)
+        writes_take(t, ios, sums, n);
+    else
+        reads_end(t, ios, sums, n);
+    pump_writes(t);
+    nvme_release(t);
+}
+
+static struct tier_io *ready_first(const struct tier *t)
+{
+    return list_empty(&t->ready) ? NULL : LIST_ENTRY(t->ready.next, struct tier_io, link);
+}
+
+static bool device_may_write(struct tier *t, const struct nvme_device *d)
+{
+    return d->writes == 0 ||
+           (d->reads_waiting == 0 && d->writes < t->writes_max && d->in_flight < device_depth(t));
+}
+
+static void room_make(struct tier *t, int *rc)
+{
+    uint64_t dropped;
+
+    *rc = segment_reclaim(&t->segments, &t->callbacks, &dropped);
+    t->metrics->nvme_reclaimed_segments += *rc == 0;
+    t->metrics->nvme_reclaimed_blocks += dropped;
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+}
+
+/* The file that the next write goes to, by turns. -EAGAIN: wait for something to end; -ENOSPC,
+ * -EROFS: there is none. */
+static int device_choose(struct tier *t, uint64_t stride, unsigned *out)
+{
+    bool wait = false;
+
+    if (!segment_writable(&t->segments))
+        return -EROFS;
+    for (unsigned i = 0; i < t->files; i++) {
+        unsigned file = (t->turn + i) % t->files;
+
+        if (!segment_has_room(&t->segments, file, stride))
+            continue;
+        if (device_may_write(t, &t->devices[file])) {
+            t->turn = (file + 1) % t->files;
+            *out = file;
+            return 0;
+        }
+        wait = true;
+    }
+    return wait ? -EAGAIN : -ENOSPC;
+}
+
+/* As device_choose, reclaiming once if need be. What can't be had while writes are under way may be
+ * there when one of them has ended. */
+static int room_find(struct tier *t, uint64_t stride, bool *full, unsigned *file)
+{
+    int rc = device_choose(t, stride, file);
+
+    if (rc != -ENOSPC || *full)
+        return rc;
+    room_make(t, &rc);
+    if (rc == 0)
+        return device_choose(t, stride, file);
+    if (t->writes_in_flight > 0) {
+        t->stalled = true;
+        return -EAGAIN;
+    }
+    *full = true;
+    return rc;
+}
+
+/* Adds the first ready write to op; its slot has been reserved. */
+static void merge_add(struct nvme_op *op, uint32_t slot)
+{
+    struct tier *t = op->tier;
+    struct tier_io *io = LIST_ENTRY(list_pop_front(&t->ready), struct tier_io, link);
+    uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
+    struct nvme_slot_header header = {
+        .key_bytes = io->name.key_bytes,
+        .part = io->name.part,
+        .segment = op->segment->number,
+        .slot = slot,
+        .payload_bytes = io->bytes,
+        .generation = op->segment->sequence,
+        .sequence = t->slot_sequence++,
+        .checksum = io->place.checksum,
+    };
+
+    memcpy(header.uuid, t->devices[op->segment->file].file.uuid, sizeof(header.uuid));
+    memcpy(header.fingerprint, io->name.fingerprint, sizeof(header.fingerprint));
+    memcpy(header.key, io->name.key, io->name.key_bytes);
+    nvme_slot_header_encode(&header, page);
+    op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
+    op->e.iov[op->e.iovs++] =
+        (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
+    io_place(io, op->segment, slot);
+    op->ios[op->n++] = io;
+    t->writes_queued--;
+}
+
+/* A segment's header travels in front of its first slot. */
+static void merge_segment_header(struct nvme_op *op)
+{
+    struct nvme_segment_header header = {
+        .segment = op->segment->number,
+        .sequence = op->segment->sequence,
+        .stride = (uint64_t)op->segment->stride_pages * NVME_PAGE,
+    };
+
+    memcpy(header.uuid, op->tier->devices[op->segment->file].file.uuid, sizeof(header.uuid));
+    nvme_segment_header_encode(&header, op->headers);
+    op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
+}
+
+/* Takes the first ready write and those after it that can lie right behind it. */
+static int write_start(struct tier *t, unsigned file, uint64_t stride)
+{
+    struct nvme_op *op = LIST_ENTRY(t->write_pool.next, struct nvme_op, link);
+    size_t index = (size_t)(op - t->write_ops);
+    struct tier_io *next = ready_first(t);
+    uint64_t offset, bytes = stride;
+    uint32_t slot;
+    int rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &op->slot);
+
+    if (rc < 0)
+        return rc;
+    list_remove(&op->link);
+    op->n = 0;
+    op->e.iov = t->merge_iovs + index * IOVECS_MAX; /* a former round may have moved it */
+    op->e.iovs = 0;
+    slot = op->slot;
+    offset = slot == 0 ? segment_offset(&t->segments, op->segment)
+                       : segment_slot_offset(&t->segments, op->segment, slot);
+    if (slot == 0)
+        merge_segment_header(op);
+    merge_add(op, slot);
+    while (op->n < NVME_MERGE_IOS && (next = ready_first(t)) &&
+           bytes + stride <= NVME_MERGE_BYTES && nvme_stride(next->bytes) == stride &&
+           segment_has_next(op->segment, slot, stride)) {
+        /* can't fail: the segment is open and its next slot is this one */
+        rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &slot);
+        assert(rc == 0);
+        merge_add(op, slot);
+        bytes += stride;
+    }
+    t->devices[file].writes++;
+    t->writes_in_flight++;
+    op_begin(op, file, offset);
+    return 0;
+}
+
+static void ready_fail(struct tier *t, struct tier_io *io, int status)
+{
+    list_remove(&io->link);
+    t->writes_queued--;
+    t->backlog_bytes -= nvme_padded(io->bytes);
+    t->metrics->nvme_write_dropped++;
+    io->done(io, status);
+}
+
+static void pump_writes(struct tier *t)
+{
+    struct tier_io *io;
+    bool full = false;
+
+    while (!t->stalled && (io = ready_first(t))) {
+        uint64_t stride = nvme_stride(io->bytes);
+        unsigned file;
+        int rc = room_find(t, stride, &full, &file);
+
+        if (rc == 0)
+            rc = write_start(t, file, stride);
+        if (rc == -EAGAIN)
+            return;
+        if (rc < 0)
+            ready_fail(t, io, rc);
+    }
+}
+
+/* No writes to this file any more. */
+static void device_degrade(struct tier *t, unsigned file, int error)
+{
+    struct nvme_device *d = &t->devices[file];
+
+    if (d->degraded)
+        return;
+    d->degraded = true;
+    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s", file, strerror(-error));
+    segment_file_stop(&t->segments, file);
+    log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, strerror(-error));
+}
+
+static void write_judge(struct tier *t, const struct nvme_op *op, int status)
+{
+    struct nvme_device *d = &t->devices[op->e.file];
+
+    if (status == 0) {
+        d->write_failures = 0;
+        return;
+    }
+    op_log(op, "write-failed", status);
+    d->write_failures++;
+    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
+        device_degrade(t, op->e.file, status);
+}
+
+static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
+{
+    io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_slot(io)) : io->place.loc;
+    segment_written(&t->segments, op->segment, io_slot(io), ok);
+    t->backlog_bytes -= nvme_padded(io->bytes);
+    if (ok) {
+        t->metrics->nvme_writes++;
+        t->metrics->nvme_written_bytes += nvme_stride(io->bytes);
+    } else {
+        t->metrics->nvme_write_errors++;
+    }
+}
+
+static void write_finish(struct nvme_op *op, int status)
+{
+    struct tier *t = op->tier;
+    struct nvme_device *d = &t->devices[op->e.file];
+    struct tier_io *ios[NVME_MERGE_IOS];
+    unsigned n = op->n;
+
+    nvme_hold(t);
+    write_judge(t, op, status);
+    for (unsigned i = 0; i < n; i++) {
+        ios[i] = op->ios[i];
+        write_settle(t, op, ios[i], status == 0);
+    }
+    if (op->slot == 0 && status == 0)
+        t->metrics->nvme_written_bytes += NVME_PAGE;
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    d->in_flight--;
+    d->writes--;
+    t->writes_in_flight--;
+    t->stalled = false;
+    list_push_front(&t->write_pool, &op->link);
+    /* Before anything can be reclaimed: what is live must be known to its owner. */
+    for (unsigned i = 0; i < n; i++)
+        ios[i]->done(ios[i], status);
+    pump_reads(t, d);
+    pump_writes(t);
+    nvme_release(t);
+}
+
+/* ---- memory ---- */
+
+int nvme_ops_init(struct tier *t)
+{
+    size_t reads = (size_t)t->ring_depth * t->files, writes = (size_t)t->writes_max * t->files;
+
+    list_init(&t->read_pool);
+    list_init(&t->write_pool);
+    t->read_ops = calloc(reads, sizeof(t->read_ops[0]));
+    t->write_ops = calloc(writes, sizeof(t->write_ops[0]));
+    t->merge_ios = calloc(writes * NVME_MERGE_IOS, sizeof(t->merge_ios[0]));
+    t->merge_iovs = calloc(writes * IOVECS_MAX, sizeof(t->merge_iovs[0]));
+    t->headers = aligned_alloc(NVME_PAGE, writes * NVME_HEADERS_BYTES);
+    if (!t->read_ops || !t->write_ops || !t->merge_ios || !t->merge_iovs || !t->headers) {
+        nvme_ops_close(t);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < reads; i++) {
+        t->read_ops[i].tier = t;
+        list_push_back(&t->read_pool, &t->read_ops[i].link);
+    }
+    for (size_t i = 0; i < writes; i++) {
+        struct nvme_op *op = &t->write_ops[i];
+
+        op->tier = t;
+        op->e.write = true;
+        op->ios = t->merge_ios + i * NVME_MERGE_IOS;
+        op->headers = t->headers + i * NVME_HEADERS_BYTES;
+        list_push_back(&t->write_pool, &op->link);
+    }
+    return 0;
+}
+
+void nvme_ops_close(struct tier *t)
+{
+    free(t->read_ops);
+    free(t->write_ops);
+    free(t->merge_ios);
+    free(t->merge_iovs);
+    free(t->headers);
+}

@@ -1,0 +1,435 @@
+#include "daemon/tier/segment.h"
+
+#include "daemon/tier/nvme_format.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Strides that may be open in one file at a time, unless the file is small. */
+#define OPEN_MAX_STRIDES 64u
+
+/* What reclaim looks at: so many segments of each rank, so many slots of each, so many tries. */
+#define CANDIDATES_RANK 8u
+#define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
+#define LOOK_RANK 64u
+#define HEAT_SAMPLES 16u
+#define VICTIM_TRIES 8u
+
+static uint64_t segment_stride(const struct segment *s)
+{
+    return (uint64_t)s->stride_pages * NVME_PAGE;
+}
+
+uint64_t segment_offset(const struct segment_table *t, const struct segment *s)
+{
+    return NVME_DATA_OFFSET + s->number * t->segment_bytes;
+}
+
+uint64_t segment_slot_offset(const struct segment_table *t, const struct segment *s, uint32_t slot)
+{
+    return segment_offset(t, s) + nvme_slot_offset(segment_stride(s), slot);
+}
+
+uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t slot)
+{
+    return nvme_loc(s->file, segment_slot_offset(t, s, slot) / NVME_PAGE, s->sequence);
+}
+
+/* ---- the table ---- */
+
+static int file_init(struct segment_table *t, uint32_t file, uint64_t count)
+{
+    struct segment_file *f = &t->file[file];
+
+    list_init(&f->free);
+    list_init(&f->open);
+    f->segments = calloc(count ? count : 1, sizeof(f->segments[0]));
+    if (!f->segments)
+        return -ENOMEM;
+    f->count = (uint32_t)count;
+    f->writable = count > 0;
+    for (uint32_t i = 0; i < f->count; i++) {
+        f->segments[i].file = file;
+        f->segments[i].number = i;
+        list_push_back(&f->free, &f->segments[i].link);
+    }
+    t->capacity_bytes += count * t->segment_bytes;
+    return 0;
+}
+
+int segment_table_init(struct segment_table *t, uint64_t segment_bytes, uint64_t sequence,
+                       const uint64_t *counts, uint32_t files)
+{
+    *t = (struct segment_table){
+        .segment_bytes = segment_bytes, .sequence = sequence, .files = files};
+    t->file = calloc(files, sizeof(t->file[0]));
+    if (!t->file)
+        return -ENOMEM;
+    for (unsigned i = 0; i < SEGMENT_RANKS; i++)
+        list_init(&t->sealed[i]);
+    for (uint32_t i = 0; i < files; i++) {
+        int rc = file_init(t, i, counts[i]);
+
+        if (rc < 0) {
+            segment_table_close(t);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+void segment_table_close(struct segment_table *t)
+{
+    for (uint32_t i = 0; t->file && i < t->files; i++) {
+        struct segment_file *f = &t->file[i];
+
+        for (uint32_t k = 0; k < f->count; k++)
+            free(f->segments[k].owners);
+        free(f->segments);
+    }
+    free(t->file);
+    t->file = NULL;
+}
+
+bool segment_writable(const struct segment_table *t)
+{
+    for (uint32_t i = 0; i < t->files; i++)
+        if (t->file[i].writable)
+            return true;
+    return false;
+}
+
+/* ---- a segment's way: free, open, sealed, free ---- */
+
+static uint8_t segment_rank(const struct segment *s)
+{
+    return (uint8_t)((uint64_t)s->live * SEGMENT_RANKS / (s->slots + 1));
+}
+
+static void segment_free(struct segment_table *t, struct segment *s)
+{
+    free(s->owners);
+    s->owners = NULL;
+    s->states = NULL;
+    s->state = SEGMENT_FREE;
+    list_remove(&s->link);
+    list_push_back(&t->file[s->file].free, &s->link);
+}
+
+/* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
+static void segment_settle(struct segment_table *t, struct segment *s)
+{
+    uint8_t rank = segment_rank(s);
+
+    if (s->state != SEGMENT_SEALED)
+        return;
+    if (s->live == 0 && s->reads == 0 && s->writes == 0) {
+        segment_free(t, s);
+    } else if (rank != s->rank) {
+        list_remove(&s->link);
+        s->rank = rank;
+        list_push_back(&t->sealed[rank], &s->link);
+    }
+}
+
+static void segment_seal(struct segment_table *t, struct segment *s)
+{
+    if (s->state != SEGMENT_OPEN)
+        return;
+    t->file[s->file].open_count--;
+    list_remove(&s->link);
+    s->state = SEGMENT_SEALED;
+    s->rank = segment_rank(s);
+    list_push_back(&t->sealed[s->rank], &s->link);
+    segment_settle(t, s);
+}
+
+static uint32_t open_max(const struct segment_file *f)
+{
+    uint32_t n = f->count / 4;
+
+    return n < 1 ? 1 : n > OPEN_MAX_STRIDES ? OPEN_MAX_STRIDES : n;
+}
+
+static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
+                        struct segment **out)
+{
+    struct segment_file *f = &t->file[file];
+    uint32_t slots = (uint32_t)nvme_slots(t->segment_bytes, stride);
+    struct segment *s;
+    uint64_t *owners;
+
+    if (list_empty(&f->free))
+        return -ENOSPC;
+    owners = calloc(slots, sizeof(*owners) + 1);
+    if (!owners)
+        return -ENOMEM;
+    if (f->open_count >= open_max(f))
+        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+    s = LIST_ENTRY(list_pop_front(&f->free), struct segment, link);
+    s->owners = owners;
+    s->states = (uint8_t *)(owners + slots);
+    s->sequence = t->sequence++;
+    s->stride_pages = (uint32_t)(stride / NVME_PAGE);
+    s->slots = slots;
+    s->next = s->live = s->reads = s->writes = 0;
+    s->state = SEGMENT_OPEN;
+    f->open_count++;
+    list_push_back(&f->open, &s->link);
+    *out = s;
+    return 0;
+}
+
+/* The open segment that a slot of `stride` should lie in; NULL: one should be opened. When no more
+ * may be open, the next longer stride is better than sealing a segment that has just been begun. */
+static struct segment *segment_fit(const struct segment_file *f, uint64_t stride)
+{
+    bool may_open = !list_empty(&f->free) && f->open_count < open_max(f);
+    struct segment *best = NULL;
+
+    for (struct list *n = f->open.next; n != &f->open; n = n->next) {
+        struct segment *s = LIST_ENTRY(n, struct segment, link);
+
+        if (segment_stride(s) == stride)
+            return s;
+        if (segment_stride(s) > stride && segment_stride(s) <= 2 * stride &&
+            (!best || s->stride_pages < best->stride_pages))
+            best = s;
+    }
+    return may_open ? NULL : best;
+}
+
+void segment_file_stop(struct segment_table *t, uint32_t file)
+{
+    struct segment_file *f = &t->file[file];
+
+    f->writable = false;
+    while (!list_empty(&f->open))
+        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+}
+
+bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride)
+{
+    const struct segment_file *f = &t->file[file];
+
+    return f->writable && (!list_empty(&f->free) || segment_fit(f, stride));
+}
+
+/* ---- slots ---- */
+
+int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
+                    struct segment **out, uint32_t *slot)
+{
+    struct segment_file *f = &t->file[file];
+    struct segment *s = segment_fit(f, stride);
+
+    if (!s) {
+        int rc = segment_open(t, file, stride, &s);
+
+        if (rc < 0)
+            return rc;
+    }
+    *slot = s->next++;
+    s->owners[*slot] = owner;
+    s->states[*slot] = SLOT_WRITING;
+    s->writes++;
+    *out = s;
+    if (s->next == s->slots) {
+        segment_seal(t, s);
+    } else {
+        list_remove(&s->link);
+        list_push_back(&f->open, &s->link);
+    }
+    return 0;
+}
+
+bool segment_has_next(const struct segment *s, uint32_t slot, uint64_t stride)
+{
+    return s->state == SEGMENT_OPEN && s->next == slot + 1 && segment_stride(s) == stride;
+}
+
+void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, bool ok)
+{
+    assert(s->writes > 0 && s->states[slot] == SLOT_WRITING);
+    s->writes--;
+    s->states[slot] = ok ? SLOT_LIVE : SLOT_DEAD;
+    if (ok) {
+        s->live++;
+        t->used_bytes += segment_stride(s);
+    } else {
+        segment_seal(t, s);
+    }
+    segment_settle(t, s);
+}
+
+int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, struct segment **out,
+                 uint32_t *slot)
+{
+    uint64_t offset = nvme_loc_page(loc) * NVME_PAGE, inside;
+    uint32_t file = nvme_loc_file(loc);
+    struct segment *s;
+
+    if (file >= t->files || offset < NVME_DATA_OFFSET)
+        return -ESTALE;
+    offset -= NVME_DATA_OFFSET;
+    if (offset / t->segment_bytes >= t->file[file].count)
+        return -ESTALE;
+    s = &t->file[file].segments[offset / t->segment_bytes];
+    inside = offset % t->segment_bytes;
+    if (s->state == SEGMENT_FREE || nvme_generation(s->sequence) != nvme_loc_generation(loc) ||
+        inside < NVME_PAGE || (inside - NVME_PAGE) % segment_stride(s) != 0)
+        return -ESTALE;
+    inside = (inside - NVME_PAGE) / segment_stride(s);
+    if (inside >= s->slots || s->states[inside] != SLOT_LIVE ||
+        bytes > segment_stride(s) - NVME_PAGE)
+        return -ESTALE;
+    *out = s;
+    *slot = (uint32_t)inside;
+    return 0;
+}
+
+void segment_read_begin(struct segment *s)
+{
+    s->reads++;
+}
+
+void segment_read_end(struct segment_table *t, struct segment *s)
+{
+    assert(s->reads > 0);
+    s->reads--;
+    segment_settle(t, s);
+}
+
+static void slot_kill(struct segment_table *t, struct segment *s, uint32_t slot)
+{
+    s->states[slot] = SLOT_DEAD;
+    s->live--;
+    t->used_bytes -= segment_stride(s);
+}
+
+void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot)
+{
+    assert(s->states[slot] == SLOT_LIVE);
+    slot_kill(t, s, slot);
+    segment_settle(t, s);
+}
+
+/* ---- reclaim ---- */
+
+struct candidate {
+    struct segment *segment;
+    uint64_t value;
+};
+
+/* Bytes that would be lost, each weighed by how warm it is: judged by a sample of the live slots,
+ * spread over the segment. */
+static uint64_t segment_value(const struct segment *s, const struct tier_callbacks *cb)
+{
+    static const unsigned weights[] = {1, 3, 6, 10};
+    uint32_t step = s->next / HEAT_SAMPLES + 1;
+    uint64_t weight = 0, seen = 0;
+
+    for (uint32_t i = s->sequence % step; i < s->next; i += step) {
+        unsigned heat;
+
+        if (s->states[i] != SLOT_LIVE)
+            continue;
+        heat = cb->heat(cb->ctx, s->owners[i]);
+        weight += weights[heat > 3 ? 3 : heat];
+        seen++;
+    }
+    if (seen == 0)
+        weight = seen = 1;
+    return s->live * segment_stride(s) * weight / seen;
+}
+
+static bool segment_reclaimable(const struct segment_table *t, const struct segment *s)
+{
+    return s->reads == 0 && s->writes == 0 && t->file[s->file].writable;
+}
+
+static int candidate_compare(const void *left, const void *right)
+{
+    const struct candidate *a = left, *b = right;
+
+    if (a->value != b->value)
+        return a->value < b->value ? -1 : 1;
+    return a->segment->sequence < b->segment->sequence ? -1 : 1; /* the older goes first */
+}
+
+static unsigned candidates_collect(const struct segment_table *t, const struct tier_callbacks *cb,
+                                   struct candidate *out)
+{
+    unsigned n = 0;
+
+    for (unsigned rank = 0; rank < SEGMENT_RANKS; rank++) {
+        const struct list *head = &t->sealed[rank];
+        unsigned taken = 0, looked = 0;
+
+        for (struct list *node = head->next;
+             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK;
+             node = node->next, looked++) {
+            struct segment *s = LIST_ENTRY(node, struct segment, link);
+
+            if (!segment_reclaimable(t, s))
+                continue;
+            out[n++] = (struct candidate){.segment = s, .value = segment_value(s, cb)};
+            taken++;
+        }
+    }
+    qsort(out, n, sizeof(out[0]), candidate_compare);
+    return n;
+}
+
+static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
+{
+    for (uint32_t i = 0; i < s->next; i++)
+        if (s->states[i] == SLOT_LIVE && cb->heat(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
+            return true;
+    return false;
+}
+
+/* Asks for every live slot until one is refused; true when the segment is free now. While it is
+ * being emptied a read counts as under way, so that nothing frees it behind our back. */
+static bool segment_empty(struct segment_table *t, struct segment *s,
+                          const struct tier_callbacks *cb, uint64_t *dropped)
+{
+    bool all = true;
+
+    segment_read_begin(s);
+    for (uint32_t i = 0; i < s->next && all; i++) {
+        if (s->states[i] != SLOT_LIVE)
+            continue;
+        all = cb->drop(cb->ctx, s->owners[i], segment_loc(t, s, i));
+        /* drop may have called forget itself */
+        if (all && s->states[i] == SLOT_LIVE) {
+            slot_kill(t, s, i);
+            (*dropped)++;
+        }
+    }
+    segment_read_end(t, s);
+    return s->state == SEGMENT_FREE;
+}
+
+int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
+                    uint64_t *dropped)
+{
+    struct candidate candidates[CANDIDATES];
+    unsigned n = candidates_collect(t, callbacks, candidates);
+
+    *dropped = 0;
+    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
+        struct segment *s = candidates[i].segment;
+
+        /* drop may have changed what was collected */
+        if (s->state != SEGMENT_SEALED || !segment_reclaimable(t, s))
+            continue;
+        if (!segment_busy(s, callbacks) && segment_empty(t, s, callbacks, dropped))
+            return 0;
+        list_remove(&s->link); /* refused: ask others first next time */
+        list_push_back(&t->sealed[s->rank], &s->link);
+    }
+    return -ENOSPC;
+}

@@ -1,0 +1,84 @@
+/* Which slot of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
+ *
+ * A segment is FREE, then OPEN for slots of one stride, then SEALED, and FREE again when its last
+ * live slot is gone. Every file has its own open segment for each stride that is being written, so
+ * that writes, and later the reads of what was written together, spread over the devices. Promise:
+ * a slot is handed out once a generation; a segment with reads or writes under way is never reused;
+ * finding a victim looks at a bounded number of candidates. Thread: the loop only. */
+#ifndef UCMD_TIER_SEGMENT_H
+#define UCMD_TIER_SEGMENT_H
+
+#include "daemon/tier/tier.h"
+
+enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
+enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
+
+struct segment {
+    struct list link;  /* in the file's free or open list, or in a list of sealed ones */
+    uint64_t sequence; /* of its present opening */
+    uint64_t *owners;  /* slots of them, then as many states; none while FREE */
+    uint8_t *states;
+    uint32_t file, number; /* number: in its file */
+    uint32_t stride_pages, slots, next, live;
+    uint32_t reads, writes; /* under way */
+    uint8_t state, rank;    /* rank: which list of sealed ones */
+};
+
+struct segment_file {
+    struct segment *segments;
+    uint32_t count, open_count;
+    bool writable;
+    struct list free, open; /* open: the least recently used first */
+};
+
+#define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
+
+struct segment_table {
+    uint64_t segment_bytes, sequence; /* sequence: of the next opening */
+    uint64_t capacity_bytes, used_bytes;
+    uint32_t files, turn; /* turn: file that is asked first */
+    struct segment_file *file;
+    struct list sealed[SEGMENT_RANKS];
+};
+
+/* counts: segments of each file, 0 for one that can't be used. 0 or -ENOMEM. */
+int segment_table_init(struct segment_table *t, uint64_t segment_bytes, uint64_t sequence,
+                       const uint64_t *counts, uint32_t files);
+void segment_table_close(struct segment_table *t);
+
+/* No more writes to this file; what lies there stays readable. */
+void segment_file_stop(struct segment_table *t, uint32_t file);
+/* Does any file take writes? */
+bool segment_writable(const struct segment_table *t);
+
+/* Would segment_reserve find a slot without reclaim? */
+bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride);
+/* A slot of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
+ * when a segment must be reclaimed first; -ENOMEM. The slot is WRITING, counts in segment->writes.
+ */
+int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
+                    struct segment **out, uint32_t *slot);
+/* May the next slot of this stride follow `slot` of `s` directly? */
+bool segment_has_next(const struct segment *s, uint32_t slot, uint64_t stride);
+/* The write has ended: the slot is LIVE or, if it failed, DEAD and the segment sealed. */
+void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, bool ok);
+
+/* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
+ */
+int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, struct segment **out,
+                 uint32_t *slot);
+void segment_read_begin(struct segment *s);
+void segment_read_end(struct segment_table *t, struct segment *s);
+void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot);
+
+/* Makes one segment of a writable file free. *dropped: live slots that were given up for it, also
+ * when it failed. 0 or -ENOSPC. */
+int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
+                    uint64_t *dropped);
+
+uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
+/* Offset of the slot's header in the file. */
+uint64_t segment_slot_offset(const struct segment_table *t, const struct segment *s, uint32_t slot);
+uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t slot);
+
+#endif

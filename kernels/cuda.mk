@@ -1,0 +1,53 @@
+# GPU support: what of CUDA there is, the kernels, the tests that need a GPU. Included by the Makefile,
+# after its source lists and before its objects; sets CUDA_OBJ, CUDA_CPPFLAGS, CUDA_LIBS.
+#
+# The daemon needs CUDA's headers and nvcc to build, and nothing of CUDA to start: libcuda.so.1 is
+# opened while it runs. Without the toolkit, daemon/device/cuda_none.c takes the place of the others.
+
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
+HAVE_CUDA := $(and $(NVCC),$(wildcard $(CUDA_HOME)/include/cuda.h))
+
+CUDA_FILES := $(wildcard daemon/device/cuda*.c)
+ifneq ($(HAVE_CUDA),)
+
+DAEMON_SRC    := $(filter-out daemon/device/cuda_none.c,$(DAEMON_SRC))
+CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
+CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
+CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+                 -gencode arch=compute_80,code=compute_80
+CUDA_FATBIN   := $O/copy.fatbin
+
+$(CUDA_FATBIN): kernels/copy.cu kernels/copy.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
+$O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
+	@mkdir -p $(@D)
+	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
+
+# Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
+GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c
+obj         = $(patsubst %.c,$O/obj/%.o,$(1))
+GPU_OBJ    := $(call obj,$(GPU_SRC)) $(CUDA_OBJ)
+GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
+
+$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
+$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests/gpu/worker.o $(GPU_OBJ)
+	@mkdir -p $(@D)
+	$(LINK) $^ -luv -ldl -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -lrt -lstdc++ -o $@
+
+# A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
+# they need beyond the C library, and run.sh.
+gpu-bundle: $(GPU_TESTS) $(BINS)
+	@mkdir -p $O/gpu/lib
+	cp tests/gpu/run.sh $(BINS) $O/gpu
+	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
+	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
+	    xargs -I '{}' cp -L '{}' $O/gpu/lib
+gpu-tests: $(GPU_TESTS)
+.PHONY: gpu-bundle gpu-tests
+
+else
+DAEMON_SRC := $(filter-out $(filter-out daemon/device/cuda_none.c,$(CUDA_FILES)),$(DAEMON_SRC))
+endif

@@ -1,0 +1,77 @@
+/* The message tables that proto/messages.h becomes: inside this room, and for tests that hold the
+ * documentation against them. Constant data; any thread. */
+#ifndef UCM_PROTO_TABLES_H
+#define UCM_PROTO_TABLES_H
+
+#include "proto/proto.h"
+
+enum proto_kind {
+    PROTO_KIND_u64,
+    PROTO_KIND_str,
+    PROTO_KIND_bin,
+    PROTO_KIND_flag,
+    PROTO_KIND_u32s,
+    PROTO_KIND_handles,
+    PROTO_KIND_planes,
+};
+
+struct proto_field {
+    const char *name;
+    uint64_t min, max;
+    uint16_t offset; /* in the message's struct */
+    uint8_t name_bytes;
+    uint8_t kind; /* enum proto_kind */
+    bool required;
+};
+
+struct proto_message {
+    const char *name;
+    const struct proto_field *(*fields)(void);
+    uint32_t n_fields;
+    uint32_t bytes; /* of the struct */
+    bool free;      /* a map whose fields no table lists */
+};
+
+#define PROTO_MAX_FIELDS 32 /* the decoder's bitmap of fields seen */
+
+extern const struct proto_message proto_handle, proto_plane;
+
+/* The common shape of proto_str, proto_bin, proto_u32s, proto_handles and proto_planes. */
+struct proto_view {
+    const void *p;
+    uint32_t n;
+};
+
+/* The message of an array's entries; kind is handles or planes. */
+const struct proto_message *proto_entry_message(enum proto_kind kind);
+
+/* ---- checks that decoder and encoder share; sentences about a field ---- */
+
+/* Where a field stands: inside entry `index` of the array `outer`, or at the top (outer NULL). */
+struct proto_where {
+    const char *outer;
+    uint32_t index;
+    struct ucm_error *e;
+};
+
+/* `amount` is the number itself, or the length of what the field holds. 0 or -UCM_WIRE_INVALID. */
+int proto_check_amount(const struct proto_field *f, uint64_t amount,
+                       const struct proto_where *where);
+/* Valid UTF-8 without control characters: names go into logs, tables and C strings. */
+int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
+                     const struct proto_where *where);
+/* Refuses a field: 'field "x" <wrong>; it must be <what the table says>'. */
+int proto_refuse(const struct proto_field *f, const struct proto_where *where, const char *wrong,
+                 ...) __attribute__((format(printf, 3, 4)));
+/* "planes[3]." or "" */
+void proto_where_prefix(const struct proto_where *where, char *out, size_t room);
+
+/* Packs one message as a map. 0 or -UCM_WIRE_INVALID; what the packer's buffer thinks of it is
+ * asked at the end of the frame. */
+int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
+                       const struct proto_where *where);
+
+/* The walk of proto_frame_check; *elements: how many values the frame has. */
+int proto_frame_walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e);
+
+#endif

@@ -1,0 +1,156 @@
+/* How long the index takes to find 8192 keys as it grows, what an insert costs, bytes a block.
+ * Usage: index_bench [--small-pages] [max blocks, 10000000] */
+#include "daemon/index/index.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define KEY_BYTES 32
+#define BATCH 8192
+#define ROUNDS 100
+
+static uint8_t keys[BATCH * KEY_BYTES];
+static block_ref refs[BATCH];
+static uint64_t random_state = 1;
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static void key_make(uint8_t *key, uint64_t number)
+{
+    for (uint64_t i = 0; i < KEY_BYTES / 8; i++) {
+        uint64_t v = mix(number * 4 + i);
+
+        memcpy(key + 8 * i, &v, 8);
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x, y;
+
+    memcpy(&x, a, sizeof(x));
+    memcpy(&y, b, sizeof(y));
+    return (x > y) - (x < y);
+}
+
+/* One batch of keys drawn from numbers below `blocks`, or from those that are not there. */
+static void batch_draw(uint64_t blocks, bool present)
+{
+    for (uint32_t i = 0; i < BATCH; i++) {
+        random_state = mix(random_state);
+        key_make(keys + (size_t)i * KEY_BYTES, random_state % blocks + (present ? 0 : UINT64_C(1) << 40));
+    }
+}
+
+enum how { HIT, HIT_AND_READ, MISS, ONE_BY_ONE };
+
+static uint64_t batch_find(struct index *ix, struct ns *ns, enum how how)
+{
+    uint64_t start = now_ns(), sum = 0;
+
+    if (how == ONE_BY_ONE) {
+        for (uint32_t i = 0; i < BATCH; i++)
+            refs[i] = index_find(ix, ns, keys + (size_t)i * KEY_BYTES);
+    } else {
+        index_find_many(ix, ns, keys, BATCH, false, refs);
+    }
+    for (uint32_t i = 0; how == HIT_AND_READ && i < BATCH; i++)
+        sum += index_block(ix, refs[i])->ready;
+    if (sum > 0)
+        abort();
+    return now_ns() - start;
+}
+
+/* The median time of a batch, ns. */
+static uint64_t find_time(struct index *ix, struct ns *ns, uint64_t blocks, enum how how)
+{
+    static uint64_t took[ROUNDS];
+
+    for (int r = 0; r < ROUNDS; r++) {
+        batch_draw(blocks, how != MISS);
+        took[r] = batch_find(ix, ns, how);
+        for (uint32_t i = 0; i < BATCH; i++)
+            if ((refs[i] == 0) != (how == MISS))
+                abort();
+    }
+    qsort(took, ROUNDS, sizeof(took[0]), by_value);
+    return took[ROUNDS / 2];
+}
+
+struct insert_time {
+    uint64_t total_ns, worst_ns, over_100us;
+};
+
+static struct insert_time fill(struct index *ix, struct ns *ns, uint64_t from, uint64_t to)
+{
+    struct insert_time t = {0};
+    uint8_t key[KEY_BYTES];
+
+    for (uint64_t i = from; i < to; i++) {
+        uint64_t start, took;
+
+        key_make(key, i);
+        start = now_ns();
+        if (index_insert(ix, ns, key) == 0)
+            abort();
+        took = now_ns() - start;
+        t.total_ns += took;
+        t.worst_ns = took > t.worst_ns ? took : t.worst_ns;
+        t.over_100us += took > 100000;
+    }
+    return t;
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t shards = 32;
+    struct ns_identity id = {"bench", "model", "", "bf16", "nhd/1", 16, KEY_BYTES, 1, &shards, 4096,
+                             NULL,    0};
+    uint64_t max = 10000000, blocks = 0;
+    double base_ns = 0;
+    struct index *ix;
+    struct ns *ns;
+
+    if (argc > 1 && strcmp(argv[1], "--small-pages") == 0) {
+        prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+        argc--, argv++;
+    }
+    if (argc > 1)
+        max = strtoull(argv[1], NULL, 10);
+    if (index_new(max, 1, &ix) != 0 || index_ns_open(ix, &id, &ns, NULL) != 0)
+        return 1;
+    printf("%10s %10s %8s %8s %10s %8s %8s %8s %10s %7s %8s\n", "blocks", "8192, us", "ns/key",
+           "to 10k", "and state", "missing", "singly", "insert", "worst, us", ">100us", "B/block");
+    for (uint64_t size = 10000; size <= max; size *= 10) {
+        struct insert_time t = fill(ix, ns, blocks, size);
+        double added = (double)(size - blocks), found;
+
+        found = (double)find_time(ix, ns, size, HIT);
+        base_ns = base_ns > 0 ? base_ns : found;
+        printf("%10lu %10.0f %8.1f %8.2f %10.1f %8.1f %8.1f %8.1f %10.0f %7lu %8.1f\n", size, found / 1000,
+               found / BATCH, found / base_ns, (double)find_time(ix, ns, size, HIT_AND_READ) / BATCH,
+               (double)find_time(ix, ns, size, MISS) / BATCH,
+               (double)find_time(ix, ns, size, ONE_BY_ONE) / BATCH, (double)t.total_ns / added,
+               (double)t.worst_ns / 1000, t.over_100us, (double)index_bytes(ix) / (double)size);
+        blocks = size;
+    }
+    index_free(ix);
+    return 0;
+}

@@ -1,0 +1,38 @@
+#!/bin/bash
+# run.sh BUILD: starts a private daemon on a temporary folder and measures against it, each figure
+# beside its baseline. `make bench` calls it.
+# BENCH_DIR names the folder's parent: put it on the disk that is to be measured.
+set -eu
+
+build=$1
+folder=$(mktemp -d "${BENCH_DIR:-/var/tmp}/ucm-bench.XXXXXX")
+daemon=
+
+cleanup() {
+    if [ -n "$daemon" ]; then
+        kill "$daemon" 2>/dev/null || true
+        wait "$daemon" 2>/dev/null || true
+    fi
+    rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM
+
+mkdir "$folder/nvme"
+export UCM_SOCKET=$folder/ucmd.sock
+"$build/ucmd" --set "socket=$UCM_SOCKET" --set "nvme.paths=$folder/nvme" --set nvme.size=2GiB \
+    --set arena.size=1GiB 2>"$folder/log" &
+daemon=$!
+for _ in $(seq 100); do
+    "$build/ucmctl" health >/dev/null 2>&1 && break
+    kill -0 "$daemon" 2>/dev/null || { cat "$folder/log" >&2; exit 1; }
+    sleep 0.1
+done
+
+"$build/ucm-bench" lookup
+for chunk in 4KiB 64KiB 1MiB; do
+    "$build/ucm-bench" load --chunk "$chunk"
+    "$build/ucm-bench" dump --chunk "$chunk"
+done
+"$build/ucm-bench" load --tier nvme --file-dir "$folder/nvme"
+"$build/ucm-bench" prefetch --file-dir "$folder/nvme"

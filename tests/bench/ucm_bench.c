@@ -1,0 +1,133 @@
+/* The table of commands. */
+#include "tests/bench/ucm_bench.h"
+
+#define COUNT(table) (sizeof(table) / sizeof((table)[0]))
+#define OPTIONS(table) .options = (table), .n_options = COUNT(table)
+
+static const struct arg_option common_options[] = {
+    {"socket", ARG_TEXT, "PATH", "the daemon's socket ($UCM_SOCKET, else " UCM_DEFAULT_SOCKET ")",
+     NULL, 0, 0},
+    {"json", ARG_FLAG, NULL, "print one JSON document for programs", NULL, 0, 0},
+    {"timeout", ARG_SECONDS, "SECONDS", "how long one call may take", "30s", 1, 3600000},
+    {"quiet", ARG_FLAG, NULL, "no progress on standard error", NULL, 0, 0},
+};
+
+static const struct arg_option replay_options[] = {
+    {"trace", ARG_TEXT, "FILE", "requests in Mooncake's format; else they are generated", NULL, 0,
+     0},
+    {"limit", ARG_NUMBER, "N", "stop after N requests; 0: at the trace's end", "0", 0, UINT32_MAX},
+    {"speed", ARG_NUMBER, "PERCENT", "pace of the trace's timestamps; 0: as fast as can be", "0", 0,
+     1000000},
+    {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "64KiB", 64, 1u << 26},
+    {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "16KiB", 8, 1u << 26},
+    {"verify", ARG_FLAG, NULL, "check every loaded byte; this is the default", NULL, 0, 0},
+    {"no-verify", ARG_FLAG, NULL, "do not", NULL, 0, 0},
+    {"model", ARG_TEXT, "NAME", "of the namespace: the same name finds the same blocks again",
+     "ucm-bench replay", 0, 0},
+    {"seed", ARG_NUMBER, "N", "of a generated workload", "1", 0, UINT64_MAX},
+    {"conversations", ARG_NUMBER, "N", "going on at once in a generated workload", "32", 1, 65536},
+    {"keep-going", ARG_FLAG, NULL, "when the daemon is lost: count it, connect again, go on", NULL,
+     0, 0},
+};
+
+static const struct arg_option lookup_options[] = {
+    {"blocks", ARG_NUMBER, "N", "blocks to store before measuring", "16384", 1, 100000000},
+    {"keys", ARG_NUMBER, "N", "keys of the long prefix", "8192", 2, 16384},
+    {"calls", ARG_NUMBER, "N", "one-key lookups a round", "1000", 20, 1000000},
+    {"rounds", ARG_NUMBER, "N", "rounds", "11", 1, 1000},
+    {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block; it takes 4 KiB of the arena at least",
+     "64", 64, 1u << 20},
+    {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64", 8, 1u << 20},
+};
+
+static const struct arg_option load_options[] = {
+    BENCH_COPY_OPTIONS,
+    {"tier", ARG_TEXT, "TIER", "where the blocks come from: dram or nvme", "dram", 0, 0},
+    {"threads", ARG_NUMBER, "N", "threads of the memcpy baseline; the daemon's device.cpu_threads",
+     "2", 1, 64},
+    {"file-dir", ARG_TEXT, "DIR", "nvme: a folder on the file system of nvme.paths, for raw reads",
+     NULL, 0, 0},
+    {"depth", ARG_NUMBER, "N", "raw reads under way at once", "32", 1, 1024},
+};
+
+static const struct arg_option dump_options[] = {
+    BENCH_COPY_OPTIONS,
+    {"threads", ARG_NUMBER, "N", "threads of the memcpy baseline; the daemon's device.cpu_threads",
+     "2", 1, 64},
+};
+
+static const struct arg_option prefetch_options[] = {
+    BENCH_COPY_OPTIONS,
+    {"file-dir", ARG_TEXT, "DIR", "a folder on the file system of nvme.paths, for raw reads", NULL,
+     0, 0},
+    {"depth", ARG_NUMBER, "N", "raw reads under way at once", "32", 1, 1024},
+};
+
+static const struct arg_option echo_options[] = {
+    BENCH_COPY_OPTIONS,
+    {"calls", ARG_NUMBER, "N", "round trips", "10000", 20, 10000000},
+    {"threads", ARG_NUMBER, "N", "threads of memcpy", "2", 1, 64},
+    {"file-dir", ARG_TEXT, "DIR", "read a file there too, with O_DIRECT", NULL, 0, 0},
+    {"depth", ARG_NUMBER, "N", "reads under way at once", "32", 1, 1024},
+};
+
+static const struct program_command commands[] = {
+    {"replay", "", "Play a workload, check every loaded byte, count hits",
+     "Each request looks its prefix up with a lease, loads the hits into the blocks of a region, "
+     "checks\n"
+     "them against the pattern that their keys name, and dumps the rest. Ends with one line of "
+     "counts;\n"
+     "the exit code is 4 when a loaded block differed.\n\n"
+     "Examples:\n"
+     "  ucm-bench replay --limit 500\n"
+     "  ucm-bench replay --trace conversation_trace.jsonl --block-bytes 16KiB --json\n",
+     OPTIONS(replay_options), 0, 0, bench_replay},
+    {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
+     "The baseline is an echo of frames of the same size between two processes over a Unix "
+     "socket.\n\n"
+     "Example:\n  ucm-bench lookup --blocks 100000\n",
+     OPTIONS(lookup_options), 0, 0, bench_lookup},
+    {"load", "", "GB/s of loads into scattered chunks, every byte checked",
+     "The baseline is memcpy of the same chunks; with --tier nvme, io_uring O_DIRECT reads of as "
+     "many\n"
+     "blocks of that size.\n\n"
+     "Examples:\n"
+     "  ucm-bench load --chunk 4KiB\n"
+     "  ucm-bench load --tier nvme --file-dir /var/cache/ucmd\n",
+     OPTIONS(load_options), 0, 0, bench_load},
+    {"dump", "", "GB/s of dumps out of scattered chunks",
+     "Example:\n  ucm-bench dump --total 128MiB\n", OPTIONS(dump_options), 0, 0, bench_dump},
+    {"prefetch", "", "GB/s from NVMe into the daemon's DRAM",
+     "Stores a set of blocks, waits until they are on NVMe, and reads them back each round. The "
+     "baseline\n"
+     "is io_uring O_DIRECT reads of as many blocks of that size in --file-dir.\n\n"
+     "Example:\n  ucm-bench prefetch --file-dir /var/cache/ucmd --block-bytes 256KiB\n",
+     OPTIONS(prefetch_options), 0, 0, bench_prefetch},
+    {"echo", "", "The baselines alone; needs no daemon",
+     "Example:\n  ucm-bench echo --file-dir /var/cache/ucmd\n", OPTIONS(echo_options), 0, 0,
+     bench_echo},
+};
+
+static const struct program ucm_bench = {
+    .name = "ucm-bench",
+    .version = UCM_VERSION,
+    .summary = "Measures ucmd, the KV cache daemon of this host, against what the machine can do",
+    OPTIONS(common_options),
+    .commands = commands,
+    .n_commands = COUNT(commands),
+    .help = "Every figure that depends on the machine stands next to a baseline measured in the "
+            "same run,\n"
+            "in turn with it, and their ratio. Figures are medians over rounds.\n"
+            "\n"
+            "Exit codes:\n"
+            "  0  measured\n"
+            "  1  something failed\n"
+            "  2  the command line is wrong\n"
+            "  3  no daemon is there\n"
+            "  4  a loaded block differed from what was stored\n",
+};
+
+int main(int argc, char **argv)
+{
+    return program_main(&ucm_bench, argc, argv);
+}

@@ -1,0 +1,87 @@
+/* One worker: a connection, a namespace and a registered cpu region whose blocks are scattered over
+ * planes of `chunk` bytes, as an engine's paged KV memory is (plane p is layer p, and holds chunk p
+ * of every block). Fills blocks with their pattern and checks them.
+ *
+ * Functions return 0 or a negative enum ucm_status, with a sentence in rig->error.
+ * Threads: a rig belongs to one thread. */
+#ifndef UCM_TESTS_BENCH_RIG_H
+#define UCM_TESTS_BENCH_RIG_H
+
+#include "client/include/ucmclient.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define RIG_KEY_BYTES 32
+#define RIG_MAX_PLANES 1024
+
+struct rig_options {
+    const char *socket; /* NULL: the library's default */
+    const char *name;   /* of the client */
+    const char *model;  /* of the namespace */
+    uint32_t parts, part;
+    uint64_t block_bytes; /* of one part; a multiple of chunk */
+    uint64_t chunk;       /* a multiple of 8, or the whole block */
+    uint32_t blocks;      /* of the region */
+    int timeout_ms;
+};
+
+struct rig {
+    struct ucm_client *client;
+    struct ucm_namespace *ns;
+    struct ucm_region *region;
+    struct ucm_server_info server;
+    uint8_t *memory;
+    size_t memory_bytes;
+    uint32_t blocks, planes, chunk, part;
+    uint64_t block_bytes;
+    int timeout_ms;
+    char error[320];
+};
+
+/* On failure nothing is held, and rig->error tells. */
+int rig_open(struct rig *rig, const struct rig_options *options);
+void rig_close(struct rig *rig);
+
+/* Where chunk `plane` of a block lies. */
+uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane);
+void rig_fill(struct rig *rig, uint32_t block, const uint8_t *key);
+size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key); /* bytes */
+void rig_poison(struct rig *rig); /* no byte is a pattern's any more */
+
+/* ---- moving blocks ---- */
+
+enum rig_op { RIG_LOAD, RIG_DUMP, RIG_PREFETCH };
+
+struct rig_move {
+    const uint8_t *keys;
+    uint32_t n;
+    uint32_t first_block; /* keys[i] goes to or comes from block first_block + i */
+    uint32_t batch;       /* blocks of one request */
+    uint32_t in_flight;   /* requests under way at once */
+    uint32_t lease;       /* given back with the last request */
+};
+
+/* Counts by enum ucm_block_result; bytes as the daemon tells them. */
+struct rig_moved {
+    uint32_t ok, miss, failed, no_room, exists, in_progress, other;
+    uint64_t bytes;
+};
+
+/* Moves all and waits. result may be NULL, else it receives n enum ucm_block_result. A request that
+ * fails as a whole ends it (after waiting for those under way). */
+int rig_move(struct rig *rig, enum rig_op op, const struct rig_move *move, uint8_t *result,
+             struct rig_moved *out);
+
+/* ---- what only operators' calls tell ---- */
+
+/* A counter or gauge of `stats`. */
+int rig_metric(struct rig *rig, const char *name, uint64_t *out);
+/* Waits until parts_before + parts have been written to NVMe, or dropped; -UCM_EDEADLINE after 60
+ * s. */
+int rig_written(struct rig *rig, uint64_t *out);
+int rig_wait_written(struct rig *rig, uint64_t target);
+/* Evicts every block of the namespace: from DRAM only, or from everywhere. */
+int rig_evict(struct rig *rig, int dram_only);
+
+#endif

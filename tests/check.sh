@@ -1,0 +1,179 @@
+#!/bin/bash
+# check.sh MAKE PHASE...: builds and runs every test of the phases plain, clang, asan, tsan and fuzz.
+# One line a program; what failed is shown with its output. The last line sums up, and the exit status
+# is 0 only when nothing failed. `make check` and its relatives call it, from the top folder.
+set -u
+read -ra make <<<"$1"
+shift
+
+results=$PWD/build/results
+passed=0 failed=0 skipped=0
+failures=()
+
+# ---- counting ----
+
+# report LABEL NAME SECONDS PASSED FAILED SKIPPED
+report() {
+    local note=
+    passed=$((passed + $4)) failed=$((failed + $5)) skipped=$((skipped + $6))
+    [ "$5" = 0 ] || { note="  $5 FAILED" failures+=("$1 $2"); }
+    [ "$6" = 0 ] || note="$note  $6 skipped"
+    printf '%-6s %-28s %4d passed  %4d s%s\n' "$1" "$2" "$4" "$3" "$note"
+}
+
+show() {
+    printf -- '---- %s, the last lines of it:\n' "$1"
+    tail -n 60 "$1"
+    printf -- '----\n'
+}
+
+count() {
+    grep -cE "$1" "$2" 2>/dev/null
+}
+
+# build LABEL MAKE-ARGUMENT...: a build that fails is one failure, and its phase is over.
+build() {
+    local label=$1 start=$SECONDS log=$results/$1/build.log
+    shift
+    mkdir -p "$(dirname "$log")"
+    if ! "${make[@]}" -k "$@" >"$log" 2>&1; then
+        report "$label" build $((SECONDS - start)) 0 1 0
+        printf -- '---- %s, its errors:\n' "$log"
+        grep -E 'error|warning|Error|undefined|multiple' "$log" | head -n 40
+        printf -- '----\n'
+        return 1
+    fi
+    printf '%-6s %-28s %4s         %4d s\n' "$label" build "done" $((SECONDS - start))
+}
+
+# What a sanitizer wrote about any process of the test, also those that the test started, fails it.
+sanitizer_reports() {
+    local found=0 file
+    for file in "$1".san.*; do
+        [ -e "$file" ] || continue
+        show "$file"
+        found=1
+    done
+    return $found
+}
+
+# ---- one program ----
+
+# criterion LABEL PROGRAM
+criterion() {
+    local label=$1 name=${2##*/} start=$SECONDS rc ok bad skip
+    local log=$results/$label/$name
+    timeout -k 10 "${TEST_SECONDS:-300}" "$2" "--tap=$log.tap" -j"$(nproc)" >"$log.log" 2>&1 </dev/null
+    rc=$?
+    skip=$(count '^ok .*# SKIP' "$log.tap")
+    ok=$(($(count '^ok ' "$log.tap") - skip))
+    bad=$(count '^not ok ' "$log.tap")
+    finish "$label" "$name" "$start" "$rc" "${ok:-0}" "${bad:-0}" "${skip:-0}"
+}
+
+# python LABEL FILE: unittest's closing lines tell.
+python() {
+    local label=$1 name=${2##*/} start=$SECONDS rc ran bad=0 skip n
+    local log=$results/$label/$name
+    timeout -k 10 "${TEST_SECONDS:-300}" python3 -B "$2" >"$log.log" 2>&1 </dev/null
+    rc=$?
+    ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
+    skip=$(sed -nE 's/^(OK|FAILED) \(.*skipped=([0-9]+).*/\2/p' "$log.log" | tail -n 1)
+    for n in $(tail -n 1 "$log.log" | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2); do
+        bad=$((bad + n))
+    done
+    finish "$label" "$name" "$start" "$rc" $((${ran:-0} - bad - ${skip:-0})) "$bad" "${skip:-0}"
+}
+
+# finish LABEL NAME START STATUS PASSED FAILED SKIPPED: a program that ended badly, or ran nothing,
+# failed, whatever it counted.
+finish() {
+    local label=$1 name=$2 log=$results/$1/$2 rc=$4 ok=$5 bad=$6 skip=$7
+    [ "$rc" = 0 ] && [ $((ok + skip)) = 0 ] && [ "$bad" = 0 ] && rc=no-test
+    sanitizer_reports "$log" || rc=sanitizer
+    [ "$rc" != 0 ] && [ "$bad" = 0 ] && bad=1
+    report "$label" "$name" $((SECONDS - $3)) "$ok" "$bad" "$skip"
+    [ "$bad" = 0 ] || { echo "       exit status $rc"; show "$log.log"; }
+}
+
+# ---- phases ----
+
+# programs FOLDER: sets what tests know of the build that they belong to.
+environment() {
+    local label=$1 o=$PWD/$2 log=$results/$1/$3.san
+    export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
+    export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
+    export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
+    export UBSAN_OPTIONS="print_stacktrace=1:log_path=$log"
+    export TSAN_OPTIONS="second_deadlock_stack=1:log_path=$log"
+    [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
+}
+
+# suite LABEL FOLDER MAKE-ARGUMENT...
+suite() {
+    local label=$1 o=$2 program file
+    shift 2
+    build "$label" "$@" all build-tests || return
+    for program in $("${make[@]}" -s "$@" list-tests); do
+        environment "$label" "$o" "${program##*/}"
+        criterion "$label" "$program"
+    done
+    for file in tests/integration/*.py tests/fault/*.py; do
+        grep -qs 'unittest\.main' "$file" || continue
+        environment "$label" "$o" "${file##*/}"
+        python "$label" "$file"
+    done
+}
+
+phase_plain() {
+    suite plain build build-bench build-demo
+}
+
+phase_clang() {
+    build clang BUILD=build/clang CC="${CLANG:-clang}" CFLAGS='-O0 -g0' \
+        all build-tests build-bench build-demo && report clang 'everything compiles' 0 1 0 0
+}
+
+phase_asan() {
+    suite asan build/san-address SAN=address,undefined
+}
+
+phase_tsan() {
+    suite tsan build/san-thread SAN=thread
+}
+
+phase_fuzz() {
+    local seconds=${FUZZ_SECONDS:-10} program name corpus seeds start log rc
+    # shellcheck disable=SC2054
+    local arguments=(BUILD=build/fuzz CC="${CLANG:-clang}" SAN=address,undefined
+        CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
+    build fuzz "${arguments[@]}" build-fuzz || return
+    for program in $("${make[@]}" -s "${arguments[@]}" list-fuzz); do
+        name=${program##*/} start=$SECONDS
+        corpus=build/fuzz/corpus/$name log=$results/fuzz/$name
+        seeds=tests/fuzz/corpus/${name#fuzz_}
+        [ -d "$seeds" ] || seeds=
+        mkdir -p "$corpus"
+        environment fuzz build/fuzz "$name"
+        unset ASAN_OPTIONS UBSAN_OPTIONS
+        timeout -k 10 $((seconds + 60)) "$program" -max_total_time="$seconds" -timeout=10 \
+            -rss_limit_mb=2048 -artifact_prefix="$results/fuzz/" "$corpus" \
+            ${seeds:+"$seeds"} >"$log.log" 2>&1 </dev/null
+        rc=$?
+        finish fuzz "$name" "$start" $rc $((rc == 0)) 0 0
+    done
+}
+
+rm -rf "$results"
+mkdir -p "$results"
+start=$SECONDS
+for phase in "$@"; do
+    mkdir -p "$results/$phase"
+    "phase_$phase"
+done
+printf '\n%d s in all; logs are in build/results\n' $((SECONDS - start))
+for failure in ${failures[@]+"${failures[@]}"}; do
+    echo "failed: $failure"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,81 @@
+/* The demo: a private ucmd on a temporary folder, two engines of two ranks each, and a multi-turn
+ * workload whose every loaded byte is checked.
+ *
+ * ucm_demo.c is the order of events, demo_daemon.c starts and stops the daemon, demo_engine.c
+ * plays, demo_summary.c tells. Processes: main -> engine -> two ranks; each rank has a connection,
+ * a region and one part of every block. An engine's rank 0 is its scheduler: it looks up with a
+ * lease, tells rank 1 how many blocks to load, and gives the lease back when both have loaded. What
+ * they share: struct demo_shared, in memory mapped before the forks; `stop` is main's to set, a
+ * rank's counts are its own to write. */
+#ifndef UCM_TESTS_DEMO_DEMO_H
+#define UCM_TESTS_DEMO_DEMO_H
+
+#include "tests/bench/ucm_bench_workload.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define DEMO_ENGINES 2
+#define DEMO_RANKS 2
+#define DEMO_MAX_LOOKUPS 65536
+#define DEMO_PATH 4096
+
+struct demo_options {
+    double seconds;
+    const char *trace; /* NULL: generated */
+    bool keep;         /* the temporary folder */
+    uint64_t arena_bytes, nvme_bytes;
+    uint64_t part_bytes, chunk_bytes; /* of one part of a block; of one layer in it */
+};
+
+struct demo_rank {
+    _Atomic uint64_t requests, looked_up, hit, hit_dram; /* rank 0 */
+    _Atomic uint64_t loaded, load_bytes, load_ns, lost; /* lost: promised by a lookup, not loaded */
+    _Atomic uint64_t dumped, dump_bytes, dump_ns, not_stored;
+    _Atomic uint64_t differing_bytes, checked_bytes;
+    char error[320]; /* written once, before the process exits */
+};
+
+struct demo_shared {
+    atomic_int stop;
+    struct demo_rank rank[DEMO_ENGINES][DEMO_RANKS];
+    _Atomic uint32_t n_lookups[DEMO_ENGINES];
+    float lookup_us[DEMO_ENGINES][DEMO_MAX_LOOKUPS];
+};
+
+struct demo {
+    struct demo_options options;
+    char folder[DEMO_PATH];   /* temporary */
+    char programs[DEMO_PATH]; /* where this program lies, and ucmd and ucmctl beside it */
+    char socket[DEMO_PATH + 16], log[DEMO_PATH + 16];
+    char device[256]; /* what the daemon copies with */
+    pid_t daemon, engine[DEMO_ENGINES];
+    struct demo_shared *shared;
+    double played_seconds;
+};
+
+/* ---- daemon ---- */
+
+/* Makes the folder, starts ucmd and waits until it answers. 0, or -1 with a sentence printed. */
+int demo_daemon_start(struct demo *d);
+/* Stops it and removes the folder. */
+void demo_daemon_stop(struct demo *d);
+/* True when it has exited though it should not have; says so. */
+bool demo_daemon_died(struct demo *d);
+/* Runs ucmctl with these words (the last NULL) against the daemon. 0 or -1. */
+int demo_run_ucmctl(const struct demo *d, const char *const *words);
+
+/* ---- engines ---- */
+
+/* Forks; returns in the parent only. 0 or -1. */
+int demo_engine_start(struct demo *d, unsigned engine);
+
+/* ---- telling ---- */
+
+void demo_show_progress(const struct demo *d, double seconds, bool terminal);
+/* Prints the summary. 0 when all is well: blocks were hit and no byte differed. */
+int demo_summary(const struct demo *d);
+
+#endif

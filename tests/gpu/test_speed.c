@@ -1,0 +1,157 @@
+/* How fast copies are, GPU otherwise idle, against one large DMA transfer. Prints a table; passes
+ * when 64 KiB chunks reach 0.85 of the DMA's speed in both directions. */
+#include "tests/gpu/harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOTAL (256 * MIB)
+#define MEMORY (1024 * MIB)
+#define SLOTS (512 * MIB)
+#define ROUNDS 7
+
+static struct test_device t;
+static struct test_worker w;
+static uint8_t ipc[64];
+
+/* Chunks 4 apart in GPU memory, in random order; a block of `layers` of them is contiguous in its
+ * slot. */
+static struct device_region *speed_region(uint64_t chunk, uint32_t layers, uint32_t *blocks)
+{
+    struct test_layout l = {.name = "speed",
+                            .shards = layers,
+                            .n_handles = 1,
+                            .n_planes = layers,
+                            .shard_bytes = chunk};
+    struct device_region *r = NULL;
+    struct ucm_error e = {0};
+
+    *blocks = l.blocks = (uint32_t)(TOTAL / layers / chunk);
+    for (uint32_t i = 0; i < layers; i++)
+        l.planes[i] = (struct test_plane){0, i * l.blocks * 4 * chunk, 4 * chunk, chunk, i};
+    if (region_open(&t, &l, w.pid, ipc, -1, 0, MEMORY, &r, &e) < 0)
+        CHECK(false, "region of %d byte chunks: %s", (int)chunk, e.text);
+    return r;
+}
+
+static struct ucm_copy_item *items_new(uint32_t blocks, uint64_t slot_bytes)
+{
+    struct ucm_copy_item *items = calloc(blocks, sizeof(*items));
+    uint64_t seed = 1;
+
+    for (uint32_t i = 0; i < blocks; i++)
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)t.slots + i * slot_bytes,
+                                          .block = i};
+    for (uint32_t i = blocks - 1; i > 0; i--) {
+        uint32_t j = (uint32_t)(random_next(&seed) % (i + 1)), block = items[i].block;
+
+        items[i].block = items[j].block;
+        items[j].block = block;
+    }
+    return items;
+}
+
+/* Bytes a second, the median of ROUNDS. */
+static double copy_rate(struct device_region *r, const struct ucm_copy_item *items, uint32_t n,
+                        uint64_t bytes, enum device_op op, double *latency_us)
+{
+    double rate[ROUNDS];
+    struct test_job j;
+
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        uint64_t begin;
+
+        job_init(&j, op, r, items, n);
+        begin = uv_hrtime();
+        if (job_run(&t, &j) != 0)
+            CHECK(false, "copy: %s", j.job.error.text);
+        rate[i] = (double)bytes / ((double)(j.done_ns - begin) * 1e-9);
+        for (unsigned k = i; k > 0 && rate[k] < rate[k - 1]; k--) {
+            double x = rate[k];
+
+            rate[k] = rate[k - 1];
+            rate[k - 1] = x;
+        }
+    }
+    if (latency_us)
+        *latency_us = (double)bytes / rate[ROUNDS / 2] * 1e6;
+    return rate[ROUNDS / 2];
+}
+
+/* Loads and dumps under way together. */
+static double both_rate(struct device_region *r, const struct ucm_copy_item *items, uint32_t n)
+{
+    struct test_job jobs[8];
+    uint64_t begin = uv_hrtime();
+
+    for (unsigned i = 0; i < 8; i++) {
+        job_init(&jobs[i], i % 2 ? DEVICE_DUMP : DEVICE_LOAD, r, items, n);
+        job_submit(&t, &jobs[i]);
+    }
+    for (unsigned i = 0; i < 8; i++)
+        (void)job_wait(&t, &jobs[i]);
+    return 8.0 * TOTAL / ((double)(uv_hrtime() - begin) * 1e-9);
+}
+
+static void small(void)
+{
+    static const uint32_t counts[] = {1, 16, 128};
+    uint32_t blocks;
+    struct device_region *r = speed_region(65536, 1, &blocks);
+    struct ucm_copy_item *items = items_new(blocks, 65536);
+
+    for (unsigned i = 0; r && i < 3; i++) {
+        double load_us, dump_us;
+
+        copy_rate(r, items, counts[i], counts[i] * 65536ull, DEVICE_LOAD, &load_us);
+        copy_rate(r, items, counts[i], counts[i] * 65536ull, DEVICE_DUMP, &dump_us);
+        printf("RATE  %3u chunks of 64 KiB, submit to done: load %.0f us, dump %.0f us\n",
+               counts[i], load_us, dump_us);
+    }
+    if (r)
+        region_shut(&t, r);
+    free(items);
+}
+
+int main(int argc, char **argv)
+{
+    static const uint64_t chunks[] = {4096, 16384, 65536, 524288, 2097152};
+    double to_gpu, from_gpu;
+
+    harness_main(argc, argv);
+    device_start(&t, SLOTS);
+    worker_start(&w);
+    CHECK(worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0), "worker allocates");
+    memcpy(ipc, w.reply.handle, 64);
+    worker_do(&w, WORKER_DMA, TOTAL, 0, 0);
+    to_gpu = (double)w.reply.value;
+    worker_do(&w, WORKER_DMA, TOTAL, 1, 0);
+    from_gpu = (double)w.reply.value;
+    printf("RATE  one DMA of 256 MiB: to the GPU %.1f GB/s, from it %.1f GB/s\n", to_gpu / 1e9,
+           from_gpu / 1e9);
+    for (unsigned i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        uint32_t layers = chunks[i] <= 65536 ? 32 : 4, blocks;
+        struct device_region *r = speed_region(chunks[i], layers, &blocks);
+        struct ucm_copy_item *items = items_new(blocks, layers * chunks[i]);
+        double load, dump;
+
+        if (!r)
+            continue;
+        load = copy_rate(r, items, blocks, TOTAL, DEVICE_LOAD, NULL);
+        dump = copy_rate(r, items, blocks, TOTAL, DEVICE_DUMP, NULL);
+        printf(
+            "RATE  256 MiB in chunks of %4d KiB: load %.1f GB/s (%.2f of DMA), dump %.1f (%.2f), "
+            "both at once %.1f\n",
+            (int)(chunks[i] >> 10), load / 1e9, load / to_gpu, dump / 1e9, dump / from_gpu,
+            both_rate(r, items, blocks) / 1e9);
+        if (chunks[i] == 65536)
+            CHECK(load > 0.85 * to_gpu && dump > 0.85 * from_gpu, "64 KiB chunks reach the bus");
+        region_shut(&t, r);
+        free(items);
+    }
+    small();
+    worker_kill(&w);
+    device_stop(&t);
+    return tally();
+}

@@ -1,0 +1,45 @@
+/* A worker process of the GPU tests: owns GPU memory and does what the test asks, one request at a
+ * time over a socket. Everything is of one machine and one build, so requests are plain structs. */
+#ifndef UCM_TESTS_GPU_WORKER_H
+#define UCM_TESTS_GPU_WORKER_H
+
+#include <stdint.h>
+
+#define WORKER_SHARED_BYTES (1ull << 30) /* of the memory that test and worker share */
+
+enum worker_op {
+    WORKER_HELLO,     /* handle: the GPU's UUID */
+    WORKER_ALLOC_IPC, /* bytes behind offset; handle */
+    WORKER_ALLOC_VMM, /* bytes; a descriptor follows */
+    WORKER_FREE,      /* the allocation */
+    WORKER_WRITE,     /* shared memory to the allocation */
+    WORKER_READ,      /* the allocation to shared memory */
+    WORKER_EVENT, /* after ms: a kernel that copies shared memory to the allocation, then an event;
+                     handle */
+    WORKER_EVENT_AGAIN,   /* records the same event anew, behind the same */
+    WORKER_EVENT_NEVER,   /* the same behind a kernel that ends with WORKER_RELEASE; handle */
+    WORKER_EVENT_FAULT,   /* after ms the kernel traps; handle */
+    WORKER_EVENT_DESTROY, /* the event */
+    WORKER_RELEASE,
+    WORKER_FREE_BYTES, /* value: free GPU memory */
+    WORKER_DMA,        /* value: bytes a second of one large copy; offset 0 to the GPU, 1 from it */
+};
+
+struct worker_request {
+    uint32_t op, ms;
+    uint64_t bytes, offset;
+};
+
+struct worker_reply {
+    int32_t error; /* cudaError_t */
+    uint64_t value;
+    uint8_t handle[64];
+};
+
+#ifdef __cplusplus
+extern "C"
+#endif
+    int
+    worker_main(int socket, void *shared);
+
+#endif

@@ -1,0 +1,454 @@
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <ftw.h>
+#include <msgpack.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define START_MS 20000
+
+uint64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+void sleep_ms(int ms)
+{
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
+
+    nanosleep(&t, NULL);
+}
+
+/* ---- the daemon ---- */
+
+static void host_exec(const struct host *h)
+{
+    const char *ucmd = getenv("UCMD");
+    const char *argv[64] = {ucmd ? ucmd : "build/ucmd"};
+    char socket[128], nvme[128];
+    int n = 1;
+
+    /* A test that failed must not leave its daemon behind. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    snprintf(socket, sizeof(socket), "socket=%s", h->socket);
+    snprintf(nvme, sizeof(nvme), "nvme.paths=%s", h->dir);
+    const char *fixed[] = {socket,
+                           "arena.size=64MiB",
+                           "arena.extent=1MiB",
+                           "device.cuda=off",
+                           "shutdown.drain=2s",
+                           h->nvme ? nvme : NULL,
+                           "nvme.size=256MiB",
+                           "nvme.segment=4MiB"};
+
+    for (size_t i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++) {
+        if (!fixed[i])
+            break;
+        argv[n++] = "--set";
+        argv[n++] = fixed[i];
+    }
+    for (size_t i = 0; h->sets[i]; i++) {
+        argv[n++] = "--set";
+        argv[n++] = h->sets[i];
+    }
+    argv[n] = NULL;
+    execv(argv[0], (char *const *)argv);
+    fprintf(stderr, "cannot run %s: %s\n", argv[0], strerror(errno));
+    _exit(127);
+}
+
+void host_restart(struct host *h)
+{
+    struct ucm_options options = {.socket = h->socket, .name = "harness"};
+    struct ucm_client *client = NULL;
+    uint64_t end = now_ms() + START_MS;
+
+    h->pid = fork();
+    cr_assert_geq(h->pid, 0);
+    if (h->pid == 0)
+        host_exec(h);
+    while (ucm_connect(&options, 200, &client) != 0) {
+        int status;
+
+        cr_assert_eq(waitpid(h->pid, &status, WNOHANG), 0, "the daemon ended at start, status %#x",
+                     status);
+        cr_assert_lt(now_ms(), end, "the daemon does not answer: %s", ucm_errmsg());
+        sleep_ms(20);
+    }
+    ucm_close(client);
+}
+
+void host_start(struct host *h)
+{
+    const char *tmp = getenv("TMPDIR");
+
+    snprintf(h->dir, sizeof(h->dir), "%s/ucm-test-XXXXXX", tmp && strlen(tmp) < 32 ? tmp : "/tmp");
+    cr_assert(mkdtemp(h->dir));
+    snprintf(h->socket, sizeof(h->socket), "%s/s", h->dir);
+    host_restart(h);
+}
+
+int host_stop(struct host *h)
+{
+    uint64_t end = now_ms() + START_MS;
+    int status = -1;
+
+    cr_assert_eq(kill(h->pid, SIGTERM), 0);
+    while (waitpid(h->pid, &status, WNOHANG) == 0) {
+        cr_assert_lt(now_ms(), end, "the daemon does not stop");
+        sleep_ms(5);
+    }
+    h->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void host_kill(struct host *h)
+{
+    cr_assert_eq(kill(h->pid, SIGKILL), 0);
+    cr_assert_eq(waitpid(h->pid, NULL, 0), h->pid);
+    h->pid = 0;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+void host_remove(struct host *h)
+{
+    if (h->pid > 0)
+        cr_expect_eq(host_stop(h), 0, "the daemon's exit status");
+    nftw(h->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* ---- a worker ---- */
+
+static void worker_region(struct worker *w)
+{
+    uint64_t half = w->shard_bytes / 2, plane_bytes = half * w->blocks;
+    struct ucm_plane planes[128];
+    struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD};
+    struct ucm_region_spec spec = {.part = w->part,
+                                   .blocks = w->blocks,
+                                   .device = "cpu",
+                                   .memory = &memory,
+                                   .n_memory = 1,
+                                   .planes = planes,
+                                   .n_planes = 2 * w->layers};
+
+    cr_assert_leq(spec.n_planes, 128u);
+    w->memory_bytes = plane_bytes * spec.n_planes;
+    cr_assert_eq(ucm_shared_memory(w->memory_bytes, &memory.fd, (void **)&w->memory), 0);
+    memory.bytes = w->memory_bytes;
+    for (uint32_t i = 0; i < spec.n_planes; i++)
+        planes[i] = (struct ucm_plane){.offset = i * plane_bytes,
+                                       .stride = half,
+                                       .chunk_bytes = (uint32_t)half,
+                                       .shard = i / 2};
+    cr_assert_eq(ucm_region_register(w->ns, &spec, -1, &w->region), 0, "%s", ucm_errmsg());
+    close(memory.fd);
+}
+
+void worker_open(struct worker *w, const struct host *h, const struct worker_options *o)
+{
+    struct ucm_options options = {.socket = h->socket, .name = "test"};
+    uint32_t layers = o->layers ? o->layers : 4;
+    struct ucm_identity id = {
+        .model = o->model ? o->model : "test",
+        .dtype = "bf16",
+        .layout = "test/1",
+        .block_tokens = 16,
+        .key_bytes = WORKER_KEY_BYTES,
+        .parts = o->parts ? o->parts : 1,
+        .shards = &layers,
+        .n_shards = 1,
+        .shard_bytes = o->shard_bytes ? o->shard_bytes : 8192,
+        .salt = o->salt,
+        .salt_bytes = o->salt ? strlen(o->salt) : 0,
+    };
+
+    *w = (struct worker){.layers = layers,
+                         .blocks = o->blocks ? o->blocks : 64,
+                         .part = o->part,
+                         .shard_bytes = id.shard_bytes};
+    cr_assert_eq(ucm_connect(&options, 5000, &w->client), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_namespace_open(w->client, &id, -1, &w->ns), 0, "%s", ucm_errmsg());
+    worker_region(w);
+}
+
+void worker_close(struct worker *w)
+{
+    if (w->region)
+        cr_expect_eq(ucm_region_unregister(w->region, -1), 0, "%s", ucm_errmsg());
+    ucm_namespace_close(w->ns);
+    ucm_close(w->client);
+    munmap(w->memory, w->memory_bytes);
+}
+
+/* ---- patterns ---- */
+
+void key_make(uint64_t number, uint8_t out[WORKER_KEY_BYTES])
+{
+    for (int i = 0; i < WORKER_KEY_BYTES / 8; i++) {
+        uint64_t v = (number + 1) * UINT64_C(0x9E3779B97F4A7C15) + (uint64_t)i * 77;
+
+        memcpy(out + 8 * i, &v, 8);
+    }
+}
+
+void keys_make(uint64_t first, uint32_t n, uint8_t *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        key_make(first + i, out + (size_t)i * WORKER_KEY_BYTES);
+}
+
+static uint8_t pattern(uint64_t seed, uint32_t part, uint32_t plane, uint64_t at)
+{
+    uint64_t x = (seed * 1000003 + part * 131 + plane) * UINT64_C(0xD1342543DE82EF95) + at / 8;
+
+    x ^= x >> 29;
+    return (uint8_t)((x * UINT64_C(0x9E3779B97F4A7C15)) >> (8 * (at % 8)));
+}
+
+static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
+{
+    uint64_t half = w->shard_bytes / 2;
+
+    return w->memory + plane * half * w->blocks + block * half;
+}
+
+void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
+{
+    for (uint32_t p = 0; p < 2 * w->layers; p++)
+        for (uint64_t i = 0; i < w->shard_bytes / 2; i++)
+            worker_chunk(w, p, block)[i] = pattern(seed, w->part, p, i);
+}
+
+void worker_clear(struct worker *w)
+{
+    memset(w->memory, 0xEE, w->memory_bytes);
+}
+
+size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
+{
+    size_t n = 0;
+
+    for (uint32_t p = 0; p < 2 * w->layers; p++)
+        for (uint64_t i = 0; i < w->shard_bytes / 2; i++)
+            n += worker_chunk(w, p, block)[i] != pattern(seed, w->part, p, i);
+    return n;
+}
+
+/* ---- requests ---- */
+
+static int task_end(struct ucm_task *task, uint32_t n, uint8_t *status)
+{
+    struct ucm_result r;
+    int rc = ucm_task_wait(task, 30000, &r);
+
+    if (rc == 0 && status)
+        memcpy(status, r.result, n);
+    ucm_task_free(task);
+    return rc;
+}
+
+int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint8_t *status)
+{
+    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = n};
+    struct ucm_task *task;
+    int rc = ucm_dump(w->region, &t, -1, &task);
+
+    return rc != 0 ? rc : task_end(task, n, status);
+}
+
+int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint8_t *status)
+{
+    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = n};
+    struct ucm_task *task;
+    int rc = ucm_load(w->region, &t, -1, &task);
+
+    return rc != 0 ? rc : task_end(task, n, status);
+}
+
+uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n)
+{
+    struct ucm_lookup l = {.keys = keys, .n_keys = n};
+    uint32_t hits = 0, lease;
+
+    cr_assert_eq(ucm_lookup_prefix(w->ns, &l, -1, &hits, NULL, &lease), 0, "%s", ucm_errmsg());
+    return hits;
+}
+
+void worker_store(struct worker *w, uint64_t first, uint32_t n)
+{
+    uint8_t *keys = malloc((size_t)n * WORKER_KEY_BYTES), *status = malloc(n);
+    uint32_t *blocks = malloc(n * sizeof(*blocks));
+
+    cr_assert(keys && blocks && status);
+    keys_make(first, n, keys);
+    for (uint32_t b = 0; b < n; b++) {
+        blocks[b] = b;
+        worker_fill(w, b, first + b);
+    }
+    cr_assert_eq(worker_dump(w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t b = 0; b < n; b++)
+        cr_assert_eq(status[b], UCM_BLOCK_IS_OK, "block %u: status %u", b, status[b]);
+    free(keys);
+    free(blocks);
+    free(status);
+}
+
+/* ---- stats ---- */
+
+static const msgpack_object *map_find(const msgpack_object *map, const char *name)
+{
+    cr_assert_eq(map->type, MSGPACK_OBJECT_MAP);
+    for (uint32_t i = 0; i < map->via.map.size; i++) {
+        const msgpack_object *k = &map->via.map.ptr[i].key;
+
+        if (k->type == MSGPACK_OBJECT_STR && k->via.str.size == strlen(name) &&
+            memcmp(k->via.str.ptr, name, k->via.str.size) == 0)
+            return &map->via.map.ptr[i].val;
+    }
+    cr_assert_fail("stats has no %s", name);
+    return NULL;
+}
+
+uint64_t metric(struct ucm_client *c, const char *name)
+{
+    msgpack_unpacked unpacked;
+    uint8_t *p;
+    size_t n, off = 0;
+    uint64_t value;
+
+    cr_assert_eq(ucm_call(c, "stats", NULL, 0, -1, &p, &n), 0, "%s", ucm_errmsg());
+    msgpack_unpacked_init(&unpacked);
+    cr_assert_eq(msgpack_unpack_next(&unpacked, (char *)p, n, &off), MSGPACK_UNPACK_SUCCESS);
+    value = map_find(map_find(&unpacked.data, "metrics"), name)->via.u64;
+    msgpack_unpacked_destroy(&unpacked);
+    free(p);
+    return value;
+}
+
+bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms)
+{
+    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+
+    while (metric(c, name) < least) {
+        if (now_ms() > end)
+            return false;
+        sleep_ms(5);
+    }
+    return true;
+}
+
+/* ---- raw sockets ---- */
+
+int raw_connect(const struct host *h)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", h->socket);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0, "%s", strerror(errno));
+    return fd;
+}
+
+bool raw_write(int fd, const void *p, size_t n)
+{
+    while (n > 0) {
+        ssize_t w = send(fd, p, n, MSG_NOSIGNAL);
+
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w < 0)
+            return false;
+        p = (const char *)p + w;
+        n -= (size_t)w;
+    }
+    return true;
+}
+
+/* False at the end or after the time. */
+static bool read_all(int fd, uint8_t *p, size_t n, uint64_t end, bool *timeout)
+{
+    while (n > 0) {
+        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        uint64_t now = now_ms();
+        ssize_t r;
+
+        if (now >= end || poll(&poll_fd, 1, (int)(end - now)) == 0) {
+            *timeout = true;
+            return false;
+        }
+        r = recv(fd, p, n, 0);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0)
+            return false;
+        p += r;
+        n -= (size_t)r;
+    }
+    return true;
+}
+
+ssize_t raw_frame(int fd, uint8_t *buf, size_t cap, int timeout_ms)
+{
+    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    bool timeout = false;
+    uint8_t h[4];
+    size_t n;
+
+    if (!read_all(fd, h, 4, end, &timeout))
+        return timeout ? -1 : 0;
+    n = (size_t)h[0] << 24 | (size_t)h[1] << 16 | (size_t)h[2] << 8 | h[3];
+    cr_assert_leq(n, cap);
+    if (!read_all(fd, buf, n, end, &timeout))
+        return timeout ? -1 : 0;
+    return (ssize_t)n;
+}
+
+bool raw_closed(int fd, int timeout_ms)
+{
+    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    uint8_t buf[4096];
+    bool timeout = false;
+
+    while (read_all(fd, buf, 1, end, &timeout))
+        continue;
+    return !timeout;
+}
+
+void raw_hello(int fd)
+{
+    /* [0, 1, "hello", {version_min: 1, version_max: 1, client: "raw"}] */
+    static const char frame[] = "\x00\x00\x00\x2f\x94\x00\x01\xa5hello\x83\xabversion_min\x01"
+                                "\xabversion_max\x01\xa6"
+                                "client\xa3raw";
+    uint8_t buf[4096];
+
+    cr_assert(raw_write(fd, frame, sizeof(frame) - 1));
+    cr_assert_gt(raw_frame(fd, buf, sizeof(buf), 5000), 0);
+}

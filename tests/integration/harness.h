@@ -1,0 +1,89 @@
+/* What integration and fault tests share: a private daemon in a temporary folder, a worker with
+ * shared memory, and a raw socket for what the client library would never send. Failures abort the
+ * test. */
+#ifndef UCM_TESTS_HARNESS_H
+#define UCM_TESTS_HARNESS_H
+
+#include "ucmclient.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct host {
+    char dir[64], socket[96];
+    pid_t pid;
+    bool nvme;
+    const char *sets[16]; /* more --set values, NULL-terminated; set before host_start */
+};
+
+/* Starts $UCMD (default build/ucmd) with a 64 MiB arena of 1 MiB extents, and with nvme a 256 MiB
+ * file tier, and waits until it answers. */
+void host_start(struct host *h);
+/* The same folder and options again, after host_stop or host_kill. */
+void host_restart(struct host *h);
+int host_stop(struct host *h); /* SIGTERM; its exit status */
+void host_kill(struct host *h);
+void host_remove(struct host *h); /* stops it if need be and removes the folder */
+
+#define WORKER_KEY_BYTES 32
+
+/* A connection with one namespace and one region: `layers` shards, in each two planes (K and V) of
+ * half of shard_bytes, all layers' planes one after the other. */
+struct worker {
+    struct ucm_client *client;
+    struct ucm_namespace *ns;
+    struct ucm_region *region;
+    uint32_t layers, blocks, part;
+    uint64_t shard_bytes;
+    uint8_t *memory;
+    size_t memory_bytes;
+};
+
+struct worker_options {
+    const char *model; /* "test" */
+    uint32_t parts, part, layers, blocks;
+    uint64_t shard_bytes;
+    const char *salt;
+};
+
+void worker_open(struct worker *w, const struct host *h, const struct worker_options *o);
+void worker_close(struct worker *w);
+
+/* Keys that are told apart by a number; block i of a worker's memory filled with a pattern of seed,
+ * or compared with it: the number of bytes that differ. */
+void key_make(uint64_t number, uint8_t out[WORKER_KEY_BYTES]);
+void keys_make(uint64_t first, uint32_t n, uint8_t *out);
+void worker_fill(struct worker *w, uint32_t block, uint64_t seed);
+void worker_clear(struct worker *w);
+size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed);
+
+/* Whole requests, waited for; statuses (may be NULL) one a key. Return what wait returned. */
+int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint8_t *status);
+int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                uint8_t *status);
+uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
+/* Blocks b = 0..n-1 filled with seed first + b and dumped as keys first + b. */
+void worker_store(struct worker *w, uint64_t first, uint32_t n);
+
+/* A metric of `stats`; waits up to timeout_ms until it is at least `least`. */
+uint64_t metric(struct ucm_client *c, const char *name);
+bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
+
+uint64_t now_ms(void);
+void sleep_ms(int ms);
+
+/* ---- raw sockets ---- */
+
+int raw_connect(const struct host *h);
+/* Writes all of it, or returns false when the peer is gone. */
+bool raw_write(int fd, const void *p, size_t n);
+/* One frame's body into buf; its length, 0 at the end, -1 after timeout_ms. */
+ssize_t raw_frame(int fd, uint8_t *buf, size_t cap, int timeout_ms);
+/* Whether the daemon closes the connection within timeout_ms, frames before it thrown away. */
+bool raw_closed(int fd, int timeout_ms);
+void raw_hello(int fd);
+
+#endif

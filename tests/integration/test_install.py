@@ -1,0 +1,121 @@
+"""make install and uninstall, and README's example built against what was installed."""
+
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+UCMD = os.environ.get("UCMD", str(TOP / "build" / "ucmd"))
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{command}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def make(*arguments):
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    return run("make", "-C", str(TOP), *arguments, env=environment)
+
+
+@unittest.skipIf(os.environ.get("UCM_PHASE", "plain") != "plain", "once, with the plain build")
+class Install(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name) / "root"
+        make("install", f"DESTDIR={self.root}", "PREFIX=/usr")
+
+    def files(self):
+        return {
+            str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_symlink() or p.is_file()
+        }
+
+    def test_files(self):
+        self.assertLessEqual(
+            {
+                "usr/bin/ucmd",
+                "usr/bin/ucmctl",
+                "usr/bin/ucm-bench",
+                "usr/lib/libucmclient.so",
+                "usr/lib/libucmclient.so.0",
+                "usr/lib/libucmclient.a",
+                "usr/lib/pkgconfig/libucmclient.pc",
+                "usr/include/ucmclient.h",
+                "usr/lib/systemd/system/ucmd.service",
+                "usr/lib/systemd/system/ucmd.socket",
+                "usr/lib/sysusers.d/ucmd.conf",
+                "usr/lib/tmpfiles.d/ucmd.conf",
+                "etc/ucmd/ucmd.yaml",
+            },
+            self.files(),
+        )
+        dynamic = run("readelf", "-d", str(self.root / "usr/lib/libucmclient.so"))
+        self.assertIn("[libucmclient.so.0]", dynamic)
+
+    def test_only_the_interface_is_exported(self):
+        header = (TOP / "client/include/ucmclient.h").read_text()
+        declared = set(re.findall(r"UCM_API\s[^;(]*?\b(ucm_\w+)\s*\(", header))
+        listing = run("nm", "-D", "--defined-only", str(self.root / "usr/lib/libucmclient.so"))
+        exported = {line.split()[2].split("@")[0] for line in listing.splitlines() if line.split()[1] in "TDBR"}
+        self.assertEqual(declared, exported)
+
+    def test_units_name_the_prefix(self):
+        make("install", f"DESTDIR={self.root}", "PREFIX=/opt/ucm", "SYSCONFDIR=/opt/etc")
+        unit = (self.root / "opt/ucm/lib/systemd/system/ucmd.service").read_text()
+        self.assertIn("ExecStart=/opt/ucm/bin/ucmd --config /opt/etc/ucmd/ucmd.yaml\n", unit)
+
+    def test_a_changed_configuration_is_kept(self):
+        config = self.root / "etc/ucmd/ucmd.yaml"
+        config.write_text("# mine\n")
+        make("install", f"DESTDIR={self.root}", "PREFIX=/usr")
+        self.assertEqual(config.read_text(), "# mine\n")
+        self.assertEqual(
+            (self.root / "etc/ucmd/ucmd.yaml.new").read_text(), (TOP / "config/ucmd.yaml").read_text()
+        )
+        make("uninstall", f"DESTDIR={self.root}", "PREFIX=/usr")
+        self.assertEqual(self.files(), {"etc/ucmd/ucmd.yaml", "etc/ucmd/ucmd.yaml.new"})
+
+    def start_daemon(self, socket):
+        daemon = subprocess.Popen(
+            [str(self.root / "usr/bin/ucmd"), "--set", f"socket={socket}", "--set", "arena.size=64MiB",
+             "--set", "device.cuda=off"],
+            stderr=subprocess.DEVNULL,
+        )
+        self.addCleanup(daemon.wait, 30)
+        self.addCleanup(daemon.terminate)
+        deadline = time.monotonic() + 20
+        while not os.path.exists(socket):
+            self.assertIsNone(daemon.poll(), "the daemon ended")
+            self.assertLess(time.monotonic(), deadline, "the daemon does not come up")
+            time.sleep(0.02)
+
+    def test_the_example_of_the_readme(self):
+        text = (TOP / "README.md").read_text()
+        (source,) = re.findall(r"```c\n(.*?)```", text, re.DOTALL)
+        work = pathlib.Path(self.folder.name)
+        (work / "example.c").write_text(source)
+        environment = dict(
+            os.environ,
+            PKG_CONFIG_SYSROOT_DIR=str(self.root),
+            PKG_CONFIG_LIBDIR=str(self.root / "usr/lib/pkgconfig"),
+        )
+        flags = run("pkg-config", "--cflags", "--libs", "libucmclient", env=environment).split()
+        run("cc", "-Wall", "-Wextra", "-Werror", str(work / "example.c"), *flags, "-o", str(work / "example"))
+        socket = str(work / "ucmd.sock")
+        self.start_daemon(socket)
+        environment = dict(os.environ, UCM_SOCKET=socket, LD_LIBRARY_PATH=str(self.root / "usr/lib"))
+        first = run(str(work / "example"), env=environment)
+        second = run(str(work / "example"), env=environment)
+        self.assertEqual(first, "0 of 4 blocks are cached\n4 blocks done, 32768 bytes moved\n")
+        self.assertEqual(second, "4 of 4 blocks are cached\n4 blocks done, 32768 bytes moved\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

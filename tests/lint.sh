@@ -1,0 +1,33 @@
+#!/bin/bash
+# lint.sh MAKE CLANG: formatting, a build with clang, and cppcheck and shellcheck where they are
+# installed. Exits non-zero at the first that has something to say.
+set -eu
+read -ra make <<<"$1"
+
+mapfile -t c_files < <(git ls-files -co --exclude-standard '*.c' '*.h')
+if command -v clang-format >/dev/null; then
+    clang-format --dry-run -Werror "${c_files[@]}"
+    echo "clang-format: ${#c_files[@]} files"
+else
+    echo "clang-format is not installed: formatting not looked at"
+fi
+
+"${make[@]}" BUILD=build/clang CC="$2" CFLAGS='-O0 -g0' all build-tests build-bench build-demo >/dev/null
+echo "clang: everything compiles"
+
+if command -v cppcheck >/dev/null; then
+    cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,performance,portability \
+        --inline-suppr --suppress=missingInclude --suppress=missingIncludeSystem \
+        --suppress=unknownMacro --suppress=uninitvar -j "$(nproc)" -D_GNU_SOURCE -DUCM_VERSION='"0"' -I. -Iclient/include \
+        proto client kernels daemon
+    echo "cppcheck: nothing"
+else
+    echo "cppcheck is not installed: skipped"
+fi
+
+if command -v shellcheck >/dev/null; then
+    git ls-files -co --exclude-standard '*.sh' .ci/run | xargs shellcheck
+    echo "shellcheck: nothing"
+else
+    echo "shellcheck is not installed: skipped"
+fi

@@ -1,0 +1,302 @@
+/* Runs a program's Criterion tests in sanitized builds, in place of Criterion's own main.
+ *
+ * Criterion starts each test through a memory map at an address that ThreadSanitizer does not
+ * allow, and takes a test that leaked for passed. Here every test is a plain fork whose exit status
+ * counts, so that what a sanitizer finds at exit fails the test. The functions below stand in for
+ * those of libcriterion that Test(), cr_assert and cr_skip call. Options: --tap=FILE, --timeout
+ * SECONDS, -jN, --filter SUBSTRING. */
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_JOBS 16
+#define STATUS_FAILED 101
+#define STATUS_SKIPPED 102
+#define POLL_NS 2000000
+
+extern struct criterion_test *__start_cr_tst[], *__stop_cr_tst[];
+extern struct criterion_suite *__start_cr_sts[], *__stop_cr_sts[];
+#pragma weak __start_cr_sts
+#pragma weak __stop_cr_sts
+
+/* ---- in the child: what a test calls ---- */
+
+static const struct criterion_test *present;
+static bool failed;
+
+static const struct criterion_suite *suite_of(const struct criterion_test *t)
+{
+    for (struct criterion_suite **s = __start_cr_sts; s && s < __stop_cr_sts; s++)
+        if (*s && strcmp((*s)->name, t->category) == 0)
+            return *s;
+    return NULL;
+}
+
+void criterion_internal_test_setup(void)
+{
+    const struct criterion_suite *s = suite_of(present);
+
+    if (s && s->data && s->data->init)
+        s->data->init();
+    if (present->data->init)
+        present->data->init();
+}
+
+void criterion_internal_test_main(void (*fn)(void))
+{
+    struct criterion_test_params p;
+
+    if (present->data->kind_ == CR_TEST_NORMAL) {
+        fn();
+        return;
+    }
+    p = present->data->param_();
+    for (size_t i = 0; i < p.length; i++)
+        ((void (*)(void *))fn)((char *)p.params + i * p.size);
+    if (p.cleanup)
+        p.cleanup(&p);
+}
+
+void criterion_internal_test_teardown(void)
+{
+    const struct criterion_suite *s = suite_of(present);
+
+    if (present->data->fini)
+        present->data->fini();
+    if (s && s->data && s->data->fini)
+        s->data->fini();
+}
+
+void criterion_send_assert(struct criterion_assert_stats *stats)
+{
+    if (stats->passed)
+        return;
+    failed = true;
+    fprintf(stderr, "%s:%u: assertion failed: %s\n", stats->file, stats->line, stats->message);
+}
+
+/* What an aborted test still holds is no leak of the program. */
+static _Noreturn void leave(int status)
+{
+    fflush(NULL);
+    _exit(status);
+}
+
+void criterion_abort_test(void)
+{
+    leave(STATUS_FAILED);
+}
+
+void criterion_continue_test(void)
+{
+}
+
+void criterion_test_die(const char *msg, ...)
+{
+    fprintf(stderr, "%s\n", msg);
+    leave(STATUS_FAILED);
+}
+
+void criterion_skip_test(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    leave(STATUS_SKIPPED);
+}
+
+/* ---- in the parent ---- */
+
+struct job {
+    pid_t pid; /* 0: free */
+    const struct criterion_test *test;
+    double deadline_s;
+    bool timed_out;
+    FILE *output;
+};
+
+static struct {
+    FILE *tap;
+    const char *filter;
+    double timeout_s;
+    unsigned jobs, passed, failed, skipped;
+} run = {.timeout_s = 60, .jobs = 2};
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static bool disabled(const struct criterion_test *t)
+{
+    const struct criterion_suite *s = suite_of(t);
+
+    return t->data->disabled || (s && s->data && s->data->disabled);
+}
+
+/* Sanitizers run slowly: a test's own timeout is taken three times. */
+static double timeout_of(const struct criterion_test *t)
+{
+    const struct criterion_suite *s = suite_of(t);
+    double own = t->data->timeout;
+
+    if (own <= 0 && s && s->data)
+        own = s->data->timeout;
+    return own > 0 ? own * 3 : run.timeout_s;
+}
+
+static _Noreturn void child(const struct criterion_test *t, FILE *output)
+{
+    setpgid(0, 0);
+    dup2(fileno(output), STDOUT_FILENO);
+    dup2(fileno(output), STDERR_FILENO);
+    present = t;
+    t->test();
+    if (failed)
+        leave(STATUS_FAILED);
+    exit(0); /* not _exit: leaks are looked for here */
+}
+
+static void start(struct job *j, const struct criterion_test *t)
+{
+    FILE *output = tmpfile();
+    pid_t pid;
+
+    fflush(NULL);
+    pid = output ? fork() : -1;
+    if (pid < 0) {
+        perror("runner: can't start a test");
+        exit(1);
+    }
+    if (pid == 0)
+        child(t, output);
+    setpgid(pid, pid);
+    *j = (struct job){.pid = pid, .test = t, .output = output};
+    j->deadline_s = now_s() + timeout_of(t);
+}
+
+static void show_output(FILE *output)
+{
+    char buf[4096];
+    size_t n;
+
+    rewind(output);
+    while ((n = fread(buf, 1, sizeof(buf), output)) > 0)
+        fwrite(buf, 1, n, stderr);
+}
+
+static bool as_expected(const struct criterion_test *t, int status)
+{
+    if (t->data->signal != 0)
+        return WIFSIGNALED(status) && WTERMSIG(status) == t->data->signal;
+    return WIFEXITED(status) && WEXITSTATUS(status) == t->data->exit_code;
+}
+
+static void finish(struct job *j, int status)
+{
+    const struct criterion_test *t = j->test;
+
+    kill(-j->pid, SIGKILL); /* whatever the test left running */
+    if (WIFEXITED(status) && WEXITSTATUS(status) == STATUS_SKIPPED) {
+        run.skipped++;
+        fprintf(run.tap, "ok - %s::%s # SKIP\n", t->category, t->name);
+    } else if (!j->timed_out && as_expected(t, status)) {
+        run.passed++;
+        fprintf(run.tap, "ok - %s::%s\n", t->category, t->name);
+    } else {
+        run.failed++;
+        fprintf(run.tap, "not ok - %s::%s\n", t->category, t->name);
+        show_output(j->output);
+        fprintf(stderr, "[FAIL] %s::%s: %s %d\n", t->category, t->name,
+                j->timed_out          ? "timed out, status"
+                : WIFSIGNALED(status) ? "signal"
+                                      : "exit status",
+                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    fclose(j->output);
+    j->pid = 0;
+}
+
+/* Waits until one of the jobs is free and returns it. */
+static struct job *free_job(struct job *jobs, bool all)
+{
+    for (;;) {
+        unsigned busy = 0;
+
+        for (unsigned i = 0; i < run.jobs; i++) {
+            struct job *j = &jobs[i];
+            int status;
+
+            if (j->pid != 0 && waitpid(j->pid, &status, WNOHANG) == j->pid)
+                finish(j, status);
+            if (j->pid == 0 && !all)
+                return j;
+            if (j->pid == 0)
+                continue;
+            busy++;
+            if (!j->timed_out && now_s() > j->deadline_s) {
+                j->timed_out = true;
+                kill(-j->pid, SIGKILL);
+            }
+        }
+        if (busy == 0)
+            return NULL;
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    }
+}
+
+static void options(int argc, char **argv)
+{
+    run.tap = stdout;
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--tap=", 6) == 0)
+            run.tap = fopen(argv[i] + 6, "w");
+        else if (strcmp(argv[i], "--timeout") == 0 && i + 1 < argc)
+            run.timeout_s = atof(argv[++i]);
+        else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc)
+            run.filter = argv[++i];
+        else if (strncmp(argv[i], "-j", 2) == 0)
+            run.jobs = (unsigned)atoi(argv[i] + 2);
+    }
+    if (!run.tap) {
+        perror("runner: --tap");
+        exit(1);
+    }
+    if (run.jobs < 1 || run.jobs > MAX_JOBS)
+        run.jobs = 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct job jobs[MAX_JOBS] = {0};
+
+    options(argc, argv);
+    for (struct criterion_test **t = __start_cr_tst; t < __stop_cr_tst; t++) {
+        if (!*t || (run.filter && !strstr((*t)->data->identifier_, run.filter)))
+            continue;
+        if (disabled(*t)) {
+            run.skipped++;
+            fprintf(run.tap, "ok - %s::%s # SKIP\n", (*t)->category, (*t)->name);
+            continue;
+        }
+        start(free_job(jobs, false), *t);
+    }
+    free_job(jobs, true);
+    fprintf(stderr, "[====] Synthesis: Tested: %u | Passing: %u | Failing: %u | Skipped: %u\n",
+            run.passed + run.failed, run.passed, run.failed, run.skipped);
+    return run.failed > 0;
+}

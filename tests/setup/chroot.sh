@@ -1,0 +1,96 @@
+#!/bin/bash
+# chroot.sh [--worktree]: proves that a bare Debian 12 with nothing but git and make is enough for
+# `make demo` and `make check`, in a chroot made by debootstrap from this host's apt sources. Clones
+# HEAD, or with --worktree copies the tree as it is. Needs root; exits 77 where it can't be tried.
+set -euo pipefail
+
+release=bookworm
+top=$(cd "$(dirname "$0")/../.." && pwd)
+root='' mounts=()
+
+not_here() {
+    echo "chroot.sh: $1; not tried" >&2
+    exit 77
+}
+
+cleanup() {
+    local i
+    for ((i = ${#mounts[@]} - 1; i >= 0; i--)); do
+        umount -l "${mounts[i]}" || true
+    done
+    [ -z "$root" ] || rm -rf --one-file-system "$root"
+}
+
+# The first archive in apt's sources that has the release, in either of the two formats.
+mirror() {
+    local file
+    for file in /etc/apt/sources.list.d/*.sources; do
+        [ -e "$file" ] || continue
+        awk -v release="$release" 'BEGIN { RS = ""; FS = "\n" } {
+            uri = suites = ""
+            for (i = 1; i <= NF; i++) {
+                if ($i ~ /^URIs:/) { split($i, word, /[ \t]+/); uri = word[2] }
+                if ($i ~ /^Suites:/) suites = $i " "
+            }
+            if (uri != "" && index(suites, " " release " ")) { print uri; exit }
+        }' "$file"
+    done
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+        [ -e "$file" ] || continue
+        sed -E 's/\[[^]]*\]//' "$file" | awk -v release="$release" '$1 == "deb" && $3 == release { print $2 }'
+    done
+}
+
+mount_at() {
+    local target=${!#}
+    mkdir -p "$target"
+    mount "$@"
+    mounts+=("$target")
+}
+
+# inside SECONDS COMMAND...: with a clean environment but for a proxy, and timed.
+inside() {
+    local limit=$1 start=$SECONDS variables=() name
+    shift
+    for name in http_proxy https_proxy no_proxy; do
+        [ -z "${!name:-}" ] || variables+=("$name=${!name}")
+    done
+    echo "== $*"
+    timeout -k 30 "$limit" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 CI="${CI:-}" \
+        ${variables[@]+"${variables[@]}"} chroot "$root" "$@" </dev/null
+    echo "== $*: $((SECONDS - start)) s"
+}
+
+[ "$(id -u)" = 0 ] || not_here "this needs root"
+command -v debootstrap >/dev/null || not_here "debootstrap is not installed"
+archive=$(mirror | head -n 1)
+[ -n "$archive" ] || not_here "apt's sources name no archive of Debian $release"
+
+trap cleanup EXIT
+trap 'exit 1' INT TERM
+root=$(mktemp -d /var/tmp/ucmd-chroot.XXXXXX)
+
+start=$SECONDS
+timeout 900 debootstrap --variant=minbase --include=git,make "$release" "$root" "$archive" >"$root.log" 2>&1 ||
+    { tail -n 20 "$root.log"; rm -f "$root.log"; exit 1; }
+rm -f "$root.log"
+echo "== debootstrap: $((SECONDS - start)) s"
+
+# How this host's apt reaches its archive.
+apt-config dump | grep -E '^Acquire::(https?|Check|Retries|ForceIPv)' >"$root/etc/apt/apt.conf.d/99host" || true
+cp -L /etc/hosts /etc/resolv.conf "$root/etc/"
+mount_at -t proc proc "$root/proc"
+mount_at -t sysfs -o ro sysfs "$root/sys"
+mount_at -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+
+if [ "${1:-}" = --worktree ]; then
+    mkdir "$root/ucmd"
+    git -C "$top" ls-files -co --exclude-standard -z |
+        (cd "$top" && xargs -0 ls -d 2>/dev/null | tar -cf - --no-recursion -T -) | tar -C "$root/ucmd" -xf -
+else
+    git clone --quiet --no-hardlinks "$top" "$root/ucmd"
+fi
+
+inside 1800 make -C /ucmd demo
+inside 3600 make -C /ucmd check
+echo "a bare Debian $release with git and make runs both"

@@ -1,0 +1,44 @@
+#!/bin/sh
+# packages.sh PACKAGE...: installs those of these Debian packages that are missing. Says nothing and
+# takes no time when none is.
+set -eu
+
+sentence() {
+    echo "ucmd: $1: install these packages, or what your system calls them, then run make again" \
+         "(make SETUP=no skips this step):" >&2
+    echo "  $2" >&2
+    exit 1
+}
+
+if ! command -v dpkg-query >/dev/null; then
+    sentence "this is no Debian-like system, so nothing can be installed here" "$*"
+fi
+missing=
+for package in "$@"; do
+    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) || status=none
+    [ "$status" = installed ] || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null; then
+    sentence "apt-get is missing" "$missing"
+elif [ "$(id -u)" = 0 ]; then
+    as_root=
+elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+    as_root="sudo"
+else
+    sentence "installing packages needs root or sudo, and neither is at hand" "$missing"
+fi
+
+echo "ucmd: installing$missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# A list of packages that is there may do; only when it doesn't, fetch a new one.
+install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
+# shellcheck disable=SC2086
+if ! $as_root $install $missing >"$log" 2>&1; then
+    if ! { $as_root apt-get update && $as_root $install $missing; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        sentence "apt-get failed" "$missing"
+    fi
+fi

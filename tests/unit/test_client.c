@@ -1,0 +1,456 @@
+/* The client library's calls: what each sends, and what becomes of the answer. */
+#include "tests/unit/client_rig.h"
+
+#include <sys/wait.h>
+
+static struct rig rig;
+
+static void setup(void)
+{
+    rig_up(&rig);
+}
+
+static void teardown(void)
+{
+    rig_down(&rig);
+}
+
+TestSuite(client, .init = setup, .fini = teardown, .timeout = 60);
+
+Test(client, hello_tells_about_the_daemon)
+{
+    struct ucm_server_info info;
+
+    cr_assert_eq(ucm_server_info(rig.client, &info), 0);
+    cr_expect_str_eq(info.server, "ucmd fake");
+    cr_expect_str_eq(info.tenant, "uid:7");
+    cr_expect_eq(info.instance[1], 2);
+    cr_expect_eq(info.admin, 0);
+    cr_expect_eq(info.max_requests, 256);
+    cr_expect_eq(ucm_generation(rig.client), 1);
+}
+
+Test(client, fingerprint)
+{
+    uint8_t fingerprint[32] = {0};
+
+    ucm_namespace_fingerprint(rig.ns, fingerprint);
+    cr_expect_eq(fingerprint[0], 9);
+}
+
+Test(client, lookup_prefix)
+{
+    struct ucm_lookup l = {.keys = rig.keys[2], .n_keys = 5};
+    uint32_t hits = 0, in_dram = 7, lease = 7;
+
+    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, &in_dram, &lease), 0);
+    cr_expect_eq(hits, 3);
+    cr_expect_eq(in_dram, 0);
+    cr_expect_eq(lease, 0, "none was asked for");
+}
+
+Test(client, lookup_each)
+{
+    struct ucm_lookup l = {.keys = rig.keys[1], .n_keys = 4};
+    uint8_t found[4] = {9, 9, 9, 9};
+    uint32_t hits = 0;
+
+    cr_assert_eq(ucm_lookup_each(rig.ns, &l, -1, found, &hits, NULL), 0);
+    cr_expect_eq(hits, 2);
+    cr_expect_eq(found[1], UCM_FOUND_DRAM);
+    cr_expect_eq(found[2], UCM_FOUND_NOT);
+}
+
+static uint32_t leased_lookup(void)
+{
+    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 1000};
+    uint32_t hits, lease = 0;
+
+    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &lease), 0);
+    cr_assert(lease != 0);
+    return lease;
+}
+
+Test(client, a_lease_is_released_once)
+{
+    uint32_t lease = leased_lookup(), other = leased_lookup();
+
+    cr_expect(lease != other);
+    cr_assert_eq(ucm_release(rig.client, lease, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
+    cr_assert_eq(ucm_release(rig.client, lease, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 1);
+    cr_assert_eq(ucm_release(rig.client, 0, -1), 0);
+}
+
+Test(client, a_load_takes_its_lease_along)
+{
+    uint32_t lease = leased_lookup();
+    struct ucm_task *task;
+    struct ucm_result result;
+
+    cr_assert_eq(rig_load(&rig, 1, lease, &task), 0);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
+    ucm_task_free(task);
+    cr_assert_eq(ucm_release(rig.client, lease, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 0, "the load ended it");
+}
+
+/* More leases than the table has slots: the numbers stay apart, and old ones are forgotten. */
+Test(client, many_leases)
+{
+    uint32_t lease[300];
+
+    for (unsigned i = 0; i < 300; i++)
+        lease[i] = leased_lookup();
+    cr_assert_eq(ucm_release(rig.client, lease[299], -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1299);
+}
+
+static bool refuse_lookups(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_LOOKUP)
+        return false;
+    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too much to do; come again");
+    return true;
+}
+
+Test(client, a_refusal_has_code_and_sentence)
+{
+    rig.fake.hook = refuse_lookups;
+    cr_expect_eq(rig_lookup(&rig, -1), -UCM_EBUSY);
+    cr_expect_str_eq(ucm_errmsg(), "too much to do; come again");
+    cr_expect_str_eq(ucm_strerror(-UCM_EBUSY), "UCM_EBUSY");
+    cr_expect_str_eq(ucm_strerror(77), "UCM_EUNKNOWN");
+    rig.fake.hook = NULL;
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+}
+
+Test(client, bad_arguments_are_refused_here)
+{
+    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 0};
+    struct ucm_transfer t = {.keys = rig.keys, .n_keys = 1};
+    struct ucm_task *task = NULL;
+    uint32_t hits;
+
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, NULL), -UCM_EINVALID);
+    l.n_keys = UCM_MAX_KEYS + 1;
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, NULL), -UCM_EINVALID);
+    l.n_keys = 1;
+    l.lease_ms = 5;
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, NULL), -UCM_EINVALID);
+    cr_expect_eq(ucm_load(rig.region, &t, -1, &task), -UCM_EINVALID, "no blocks");
+    t.blocks = rig.blocks;
+    t.priority = 8;
+    cr_expect_eq(ucm_load(rig.region, &t, -1, &task), -UCM_EINVALID);
+    cr_expect(strstr(ucm_errmsg(), "priority"), "%s", ucm_errmsg());
+    cr_expect_null(task);
+    cr_expect_eq(ucm_connect(NULL, 0, NULL), -UCM_EINVALID);
+    cr_expect_eq(rig_lookup(&rig, -1), 0, "and the client goes on");
+}
+
+Test(client, a_load_is_reported_once)
+{
+    struct ucm_task *task;
+    struct ucm_result result;
+
+    rig.fake.hook = rig_hold_loads;
+    cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_EPENDING);
+    cr_expect_eq(ucm_task_wait(task, 5, &result), -UCM_EDEADLINE);
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_expect_eq(result.n_keys, 4);
+    cr_expect_eq(result.n_ok, 4);
+    cr_expect_eq(result.bytes, 400);
+    cr_expect_eq(result.result[3], UCM_BLOCK_IS_OK);
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_EREPORTED);
+    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_EREPORTED);
+    ucm_task_free(task);
+}
+
+Test(client, dump_and_prefetch)
+{
+    struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 8};
+    struct ucm_task *dump, *prefetch;
+    struct ucm_result result;
+
+    cr_assert_eq(ucm_dump(rig.region, &t, -1, &dump), 0);
+    t.blocks = NULL;
+    cr_assert_eq(ucm_prefetch(rig.ns, &t, -1, &prefetch), 0);
+    cr_assert_eq(ucm_task_wait(prefetch, -1, &result), 0);
+    cr_expect_eq(result.n_ok, 0);
+    cr_expect_eq(result.result[7], UCM_BLOCK_IS_MISS);
+    cr_assert_eq(ucm_task_wait(dump, -1, &result), 0);
+    cr_expect_eq(result.n_ok, 8, "those that exist count");
+    ucm_task_free(dump);
+    ucm_task_free(prefetch);
+}
+
+Test(client, answers_come_in_any_order)
+{
+    struct ucm_task *task[20];
+    struct ucm_result result;
+
+    rig.fake.hook = rig_hold_loads;
+    for (unsigned i = 0; i < 20; i++)
+        cr_assert_eq(rig_load(&rig, 1 + i % RIG_KEYS, 0, &task[i]), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 20);
+    for (unsigned i = 20; i-- > 0;)
+        fake_answer_held(&rig.fake, i, (uint8_t)(i % 8));
+    cr_expect_eq(rig_lookup(&rig, -1), 0, "a call between them");
+    for (unsigned i = 0; i < 20; i++) {
+        cr_assert_eq(ucm_task_wait(task[i], -1, &result), 0);
+        cr_expect_eq(result.n_keys, 1 + i % RIG_KEYS);
+        cr_expect_eq(result.result[0], i % 8);
+        ucm_task_free(task[i]);
+    }
+}
+
+static bool answer_short(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method == UCM_METHOD_LOAD)
+        fake_reply_blocks(f, conn, env->msgid, 2, UCM_BLOCK_OK);
+    else if (method == UCM_METHOD_LOOKUP)
+        fake_reply(f, conn, env->msgid, &proto_lookup_r, &(struct msg_lookup_r){.hits = 5});
+    else
+        return false;
+    return true;
+}
+
+/* An answer that is sound but does not fit fails its call alone. */
+Test(client, an_answer_that_does_not_fit)
+{
+    struct ucm_task *task;
+    struct ucm_result result = {.n_keys = 77};
+
+    rig.fake.hook = answer_short;
+    cr_assert_eq(rig_load(&rig, 3, 0, &task), 0);
+    cr_expect_eq(ucm_task_wait(task, -1, &result), -UCM_EPROTOCOL);
+    cr_expect_eq(result.n_keys, 77, "untouched");
+    ucm_task_free(task);
+    cr_expect_eq(rig_lookup(&rig, -1), -UCM_EPROTOCOL);
+    rig.fake.hook = NULL;
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(ucm_generation(rig.client), 1);
+}
+
+Test(client, cancel)
+{
+    struct ucm_task *task;
+    struct ucm_result result;
+
+    rig.fake.hook = rig_hold_loads;
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
+    cr_assert_eq(ucm_task_cancel(task, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_cancelled), FAKE_GET(&rig.fake, held[0].msgid));
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_EPENDING, "until the daemon has answered");
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_CANCELLED);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_expect_eq(result.result[1], UCM_BLOCK_IS_CANCELLED);
+    cr_expect_eq(ucm_task_cancel(task, -1), 0, "nothing left to cancel");
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_CANCEL), 1);
+    ucm_task_free(task);
+}
+
+Test(client, free_of_a_task_under_way_cancels_it)
+{
+    struct ucm_task *task;
+
+    rig.fake.hook = rig_hold_loads;
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    ucm_task_free(task);
+    fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_CANCEL], 1);
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    cr_expect_eq(rig_lookup(&rig, -1), 0, "the answer to nobody is dropped");
+    ucm_task_free(NULL);
+}
+
+static bool hold_lookups(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method == UCM_METHOD_LOOKUP)
+        fake_hold(f, conn, env->msgid, 1);
+    return method == UCM_METHOD_LOOKUP;
+}
+
+/* Its answer brings a lease that nobody knows: it is given back. */
+Test(client, a_late_answer_is_dropped_and_undone)
+{
+    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 60000};
+    uint32_t hits = 5, lease = 6;
+
+    rig.fake.hook = hold_lookups;
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, 10, &hits, NULL, &lease), -UCM_EDEADLINE);
+    cr_expect_eq(ucm_lookup_prefix(rig.ns, &l, 0, &hits, NULL, &lease), -UCM_EDEADLINE);
+    cr_expect(hits == 5 && lease == 6, "untouched");
+    fake_await(&rig.fake, &rig.fake.n_held, 2);
+    for (unsigned i = 0; i < 2; i++)
+        fake_reply(&rig.fake, (int)FAKE_GET(&rig.fake, held[i].conn),
+                   (uint32_t)FAKE_GET(&rig.fake, held[i].msgid), &proto_lookup_r,
+                   &(struct msg_lookup_r){.hits = 1, .lease = 4242 + i});
+    rig.fake.hook = NULL;
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_RELEASE], 2);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 4243);
+}
+
+Test(client, operators_calls)
+{
+    static const uint8_t params[] = {0x81, 0xa2, 'n', 's', 1}, array[] = {0x90};
+    uint64_t changed = 0, busy = 0;
+    uint8_t *result = NULL;
+    size_t n = 0;
+
+    cr_assert_eq(ucm_pin(rig.ns, rig.keys, 8, -1, &changed), 0);
+    cr_expect_eq(changed, 8);
+    cr_assert_eq(ucm_unpin(rig.ns, rig.keys, 2, -1, NULL), 0);
+    cr_assert_eq(ucm_evict(rig.ns, NULL, 0, -1, &changed, &busy), 0);
+    cr_expect(changed == 3 && busy == 2);
+    cr_expect_eq(ucm_evict(rig.ns, NULL, 1, -1, NULL, NULL), -UCM_EINVALID);
+
+    cr_assert_eq(ucm_call(rig.client, "unpin", params, sizeof params, -1, &result, &n), 0);
+    cr_assert(n > 1 && result[0] == 0x81, "a map of one");
+    free(result);
+    result = NULL;
+    cr_expect_eq(ucm_call(rig.client, "dance", NULL, 0, -1, &result, &n), -UCM_EUNSUPPORTED);
+    cr_expect_eq(ucm_call(rig.client, "stats", "\xc1", 1, -1, &result, &n), -UCM_EINVALID);
+    cr_expect_eq(ucm_call(rig.client, "stats", array, 1, -1, &result, &n), -UCM_EINVALID);
+    cr_expect_null(result);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+}
+
+Test(client, a_region_lets_go)
+{
+    int fd = dup(rig.fd);
+    struct ucm_region *region;
+
+    close(fd);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1);
+    cr_assert_eq(ucm_region_unregister(rig.region, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
+    rig.fd = fd; /* closed */
+    cr_expect_eq(rig_register(&rig, -1, &region), -UCM_EINVALID);
+    rig.fd = -1;
+}
+
+/* The daemon may already have unregistered what a timed-out call asked for. */
+static bool forget_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_REGION_UNREGISTER)
+        return false;
+    if (fake_count(f, UCM_METHOD_REGION_UNREGISTER) > 1)
+        fake_error(f, conn, env->msgid, UCM_WIRE_NOT_FOUND, "no such region");
+    return true;
+}
+
+Test(client, unregister_can_be_asked_again)
+{
+    rig.fake.hook = forget_regions;
+    cr_expect_eq(ucm_region_unregister(rig.region, 10), -UCM_EDEADLINE);
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
+}
+
+static bool slow_register(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)conn;
+    (void)env;
+    if (method == UCM_METHOD_REGION_REGISTER && fake_count(f, UCM_METHOD_REGION_REGISTER) == 2)
+        fake_sleep_ms(50);
+    return false;
+}
+
+Test(client, a_late_registration_is_undone)
+{
+    struct ucm_region *region = NULL;
+
+    rig.fake.hook = slow_register;
+    cr_expect_eq(rig_register(&rig, 10, &region), -UCM_EDEADLINE);
+    cr_expect_null(region);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_REGION_UNREGISTER], 1);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1, "only the first is left");
+}
+
+Test(client, a_fork_is_told_so)
+{
+    pid_t pid = fork();
+    int status;
+
+    cr_assert(pid >= 0);
+    if (pid == 0) {
+        int r = rig_lookup(&rig, -1);
+
+        ucm_close(rig.client);
+        _exit(r == -UCM_EINVALID && strstr(ucm_errmsg(), "fork") ? 0 : 1);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+}
+
+/* ---- the descriptor to poll ---- */
+
+static int readable(int fd, int timeout_ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    return poll(&p, 1, timeout_ms);
+}
+
+Test(client, polling)
+{
+    struct ucm_task *task[2];
+    struct ucm_result result;
+    int fd = ucm_fd(rig.client);
+
+    cr_assert(fd >= 0);
+    rig.fake.hook = rig_hold_loads;
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert_eq(rig_load(&rig, 1, 0, &task[i]), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 2);
+    cr_expect_eq(readable(fd, 0), 0);
+    cr_expect_eq(ucm_process(rig.client), 0);
+    fake_answer_held(&rig.fake, 1, UCM_BLOCK_OK);
+    cr_assert_eq(readable(fd, 5000), 1);
+    cr_expect_eq(ucm_process(rig.client), 1);
+    cr_expect_eq(readable(fd, 0), 0);
+    cr_expect_eq(ucm_task_check(task[0], &result), -UCM_EPENDING);
+    cr_expect_eq(ucm_task_check(task[1], &result), 0);
+
+    /* Another call takes the answer in: the poller is told all the same. */
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_assert_eq(readable(fd, 0), 1);
+    cr_expect_eq(ucm_process(rig.client), 1);
+    cr_expect_eq(readable(fd, 0), 0);
+    cr_expect_eq(ucm_task_check(task[0], &result), 0);
+    ucm_task_free(task[0]);
+    ucm_task_free(task[1]);
+}
+
+Test(client, polling_sees_the_end)
+{
+    struct ucm_task *task;
+    struct ucm_result result;
+    int fd = ucm_fd(rig.client);
+
+    rig.fake.hook = rig_hold_loads;
+    cr_assert_eq(rig_load(&rig, 1, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    fake_hang_up(&rig.fake);
+    cr_assert_eq(readable(fd, 5000), 1);
+    cr_expect_eq(ucm_process(rig.client), 1);
+    cr_expect_eq(ucm_task_check(task, &result), -UCM_EDISCONNECTED);
+    ucm_task_free(task);
+    cr_expect_eq(ucm_process(rig.client), 0, "said once");
+    cr_expect_eq(readable(fd, 0), 0);
+    cr_expect_eq(rig_lookup(&rig, -1), 0, "connects again");
+    cr_expect_eq(ucm_fd(rig.client), fd);
+    fake_hang_up(&rig.fake);
+    cr_assert_eq(readable(fd, 5000), 1);
+    cr_expect_eq(ucm_process(rig.client), -UCM_EDISCONNECTED, "and no task to tell it by");
+}

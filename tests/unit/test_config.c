@@ -1,0 +1,611 @@
+#include "daemon/base/config.h"
+
+#include "daemon/base/config_table.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static struct config c;
+static struct config_error e;
+static char folder[] = "/tmp/ucmd-test-config-XXXXXX";
+static char file[64];
+
+static void setup(void)
+{
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(file, sizeof(file), "%s/ucmd.yaml", folder);
+    config_init(&c);
+    unsetenv("LISTEN_FDS");
+}
+
+static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+static void teardown(void)
+{
+    config_free(&c);
+    nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+TestSuite(config, .init = setup, .fini = teardown);
+
+static void write_bytes(const char *text, size_t n)
+{
+    FILE *f = fopen(file, "w");
+
+    cr_assert_not_null(f);
+    cr_assert_eq(fwrite(text, 1, n, f), n);
+    cr_assert_eq(fclose(f), 0);
+}
+
+static int read_text(const char *text)
+{
+    write_bytes(text, strlen(text));
+    return config_read(&c, file, &e);
+}
+
+/* The text is refused in this line, and what it says has `says` in it. */
+static void refused(const char *text, unsigned line, const char *says)
+{
+    char begin[80];
+
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(read_text(text), -EINVAL, "taken: %s", text);
+    snprintf(begin, sizeof(begin), line > 0 ? "%s:%u: " : "%s: ", file, line);
+    cr_assert_eq(strncmp(e.text, begin, strlen(begin)), 0, "\"%s\" does not begin with \"%s\"",
+                 e.text, begin);
+    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+}
+
+static void set(const char *assignment)
+{
+    cr_assert_eq(config_set(&c, assignment, &e), 0, "%s", e.text);
+}
+
+static void set_refused(const char *assignment, const char *says)
+{
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_set(&c, assignment, &e), -EINVAL, "taken: %s", assignment);
+    cr_assert_eq(strncmp(e.text, "--set: ", 7), 0, "%s", e.text);
+    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+}
+
+static void check_refused(const char *begins, const char *says)
+{
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    cr_assert_eq(strncmp(e.text, begins, strlen(begins)), 0, "\"%s\" does not begin with \"%s\"",
+                 e.text, begins);
+    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+}
+
+static void all_equal(const struct config *a, const struct config *b)
+{
+    for (size_t i = 0; i < config_key_count; i++)
+        cr_assert(config_value_equal(a, b, &config_keys[i]), "%s differs", config_keys[i].name);
+}
+
+/* A configuration that config_check has nothing against. */
+static void set_sound(void)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", folder);
+    set(text);
+    snprintf(text, sizeof(text), "nvme.paths=%s", folder);
+    set(text);
+    set("nvme.size=4MiB");
+    set("nvme.segment=1MiB");
+}
+
+/* ---- the table and the file that ships ---- */
+
+Test(config, defaults)
+{
+    cr_assert_str_eq(c.socket, "/run/ucmd/ucmd.sock");
+    cr_assert_eq(c.socket_mode, 0660);
+    cr_assert_str_eq(c.socket_group, "");
+    cr_assert_eq(c.log_level, LOG_INFO);
+    cr_assert_eq(c.arena_size, 4ull << 30);
+    cr_assert_eq(c.arena_extent, 64u << 20);
+    cr_assert(c.arena_hugepages && c.arena_prefault);
+    cr_assert_eq(c.index_max_blocks, 16777216);
+    cr_assert_eq(c.nvme_paths.n, 0);
+    cr_assert_eq(c.nvme_io, CONFIG_IO_AUTO);
+    cr_assert_eq(c.cuda, CONFIG_CUDA_AUTO);
+    cr_assert_eq(c.lease_max_ms, 600000);
+    cr_assert_eq(c.deadline_ms, 30000);
+    cr_assert_eq(c.max_connections, 1024);
+}
+
+Test(config, the_table_is_sound)
+{
+    for (size_t i = 0; i < config_key_count; i++) {
+        const struct config_key *k = &config_keys[i];
+
+        cr_assert_eq(config_key_find(k->name), k, "%s is there twice", k->name);
+        cr_assert_leq(strspn(k->name, "abcdefghijklmnopqrstuvwxyz_."), strlen(k->name));
+        cr_assert_gt(strlen(k->help), 0);
+        cr_assert(k->kind != CONFIG_ENUM || k->names);
+    }
+}
+
+Test(config, the_file_that_ships_holds_the_defaults_and_every_key)
+{
+    struct config fresh;
+
+    config_init(&fresh);
+    cr_assert_eq(config_read(&c, "config/ucmd.yaml", &e), 0, "%s", e.text);
+    all_equal(&c, &fresh);
+    for (size_t i = 0; i < config_key_count; i++)
+        cr_assert_gt(c.origin.line[i], 0, "%s is not in config/ucmd.yaml", config_keys[i].name);
+    config_free(&fresh);
+}
+
+/* Standard output of config_print; the caller frees it. */
+static char *printed(const struct config *which)
+{
+    int saved = dup(STDOUT_FILENO);
+    FILE *f = tmpfile();
+    char *text;
+    long n;
+
+    cr_assert_not_null(f);
+    fflush(stdout);
+    dup2(fileno(f), STDOUT_FILENO);
+    config_print(which);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    n = lseek(fileno(f), 0, SEEK_END);
+    text = calloc(1, (size_t)n + 1);
+    cr_assert_eq(pread(fileno(f), text, (size_t)n, 0), n);
+    fclose(f);
+    return text;
+}
+
+Test(config, the_file_that_ships_is_what_print_prints)
+{
+    char *text = printed(&c), *shipped = calloc(1, 65536);
+    FILE *f = fopen("config/ucmd.yaml", getenv("UCMD_UPDATE") ? "w+" : "r");
+
+    cr_assert_not_null(f);
+    if (getenv("UCMD_UPDATE"))
+        fputs(text, f);
+    rewind(f);
+    cr_assert_gt(fread(shipped, 1, 65535, f), 0);
+    fclose(f);
+    cr_assert_str_eq(text, shipped, "not so; UCMD_UPDATE=1 build/tests/unit/test_config mends it");
+    free(text);
+    free(shipped);
+}
+
+Test(config, what_is_printed_reads_back_the_same)
+{
+    struct config back;
+    char *text;
+
+    set("socket=/tmp/with \"quotes\" and \\ and #/a: b.sock");
+    set("socket_mode=0600");
+    set("socket_group=null");
+    set("tenants=a uid:1 gid:2,b uid:3");
+    set("admins=uid:0,gid:5");
+    set("log.level=debug");
+    set("arena.size=1048577");
+    set("nvme.paths=/a,/b c,/d'e");
+    set("nvme.io=threads");
+    set("lease.max=90s");
+    set("request.deadline=1001ms");
+    set("shutdown.drain=0");
+    set("arena.prefault=false");
+    text = printed(&c);
+    write_bytes(text, strlen(text));
+    free(text);
+    config_init(&back);
+    cr_assert_eq(config_read(&back, file, &e), 0, "%s", e.text);
+    all_equal(&back, &c);
+    cr_assert_eq(back.arena_size, 1048577);
+    cr_assert_str_eq(back.socket_group, "null");
+    config_free(&back);
+}
+
+/* ---- values ---- */
+
+Test(config, sizes)
+{
+    set("arena.size=4096KiB");
+    cr_assert_eq(c.arena_size, 4096u * 1024);
+    set("arena.size=2TiB");
+    cr_assert_eq(c.arena_size, 2ull << 40);
+    set("arena.size=1048576B");
+    cr_assert_eq(c.arena_size, 1u << 20);
+    set("arena.size=1048577");
+    cr_assert_eq(c.arena_size, 1048577);
+    set_refused("arena.size=4G", "write 4GiB");
+    set_refused("arena.size=4GB", "write 4GiB");
+    set_refused("arena.size=512m", "write 512MiB");
+    set_refused("arena.size=4gib", "write 4GiB");
+    set_refused("arena.size=1.5GiB", "whole number");
+    set_refused("arena.size=-1", "whole number");
+    set_refused("arena.size=4 GiB", "whole number");
+    set_refused("arena.size=", "whole number");
+    set_refused("arena.size=18446744073709551616", "whole number");
+    set_refused("arena.size=99999999999TiB", "too large");
+    set_refused("arena.size=65TiB", "from 1MiB to 64TiB");
+    set_refused("arena.extent=2GiB", "from 1MiB to 1GiB");
+    cr_assert_eq(c.arena_size, 1048577);
+}
+
+Test(config, durations)
+{
+    set("request.deadline=1500ms");
+    cr_assert_eq(c.deadline_ms, 1500);
+    set("request.deadline=2min");
+    cr_assert_eq(c.deadline_ms, 120000);
+    set("request.deadline=1h");
+    cr_assert_eq(c.deadline_ms, 3600000);
+    set_refused("request.deadline=30", "no unit");
+    set_refused("request.deadline=5m", "write 5min or 5ms");
+    set_refused("request.deadline=5 s", "whole number");
+    set_refused("request.deadline=2h", "from 1ms to 1h");
+    set_refused("request.deadline=0ms", "from 1ms");
+    cr_assert_eq(c.deadline_ms, 3600000);
+}
+
+Test(config, other_kinds)
+{
+    set("nvme.depth=4096");
+    cr_assert_eq(c.nvme_depth, 4096);
+    set_refused("nvme.depth=4097", "from 1 to 4096");
+    set_refused("nvme.depth=0x10", "whole number");
+    set("socket_mode=0600");
+    cr_assert_eq(c.socket_mode, 0600);
+    set_refused("socket_mode=660", "leading 0");
+    set_refused("socket_mode=0888", "octal");
+    set_refused("socket_mode=07777", "from 00 to 0777");
+    set("arena.hugepages=false");
+    cr_assert_not(c.arena_hugepages);
+    set_refused("arena.hugepages=yes", "neither true nor false");
+    set("nvme.io=uring");
+    cr_assert_eq(c.nvme_io, CONFIG_IO_URING);
+    set_refused("nvme.io=io_uring", "auto, uring, threads");
+    set("log.level=warn");
+    cr_assert_eq(c.log_level, LOG_WARN);
+    set_refused("socket=ucmd.sock", "absolute");
+    set_refused(
+        "socket=/a-path-of-more-than-one-hundred-and-seven-bytes/which-is-what-the-kernel-takes-"
+        "for-the-name-of-a-unix-socket",
+        "from 1 to 107");
+}
+
+Test(config, lists_by_set_replace)
+{
+    set("nvme.paths=/a,/b");
+    cr_assert_eq(c.nvme_paths.n, 2);
+    set("nvme.paths=/c");
+    cr_assert_eq(c.nvme_paths.n, 1);
+    cr_assert_str_eq(c.nvme_paths.item[0], "/c");
+    set_refused("nvme.paths=/c,d", "absolute");
+    set_refused("nvme.paths=/1,/2,/3,/4,/5,/6,/7,/8,/9,/10,/11,/12,/13,/14,/15,/16,/17",
+                "at most 16");
+    cr_assert_eq(c.nvme_paths.n, 1);
+    set("nvme.paths=");
+    cr_assert_eq(c.nvme_paths.n, 0);
+}
+
+Test(config, tenants_and_admins_syntax)
+{
+    set("tenants=team-a uid:1000 gid:200,b uid:4294967294");
+    set("admins=uid:0,gid:27");
+    set_refused("admins=root", "uid:NUMBER");
+    set_refused("admins=uid:", "uid:NUMBER");
+    set_refused("admins=uid:-1", "uid:NUMBER");
+    set_refused("admins=uid:4294967295", "uid:NUMBER");
+    set_refused("tenants=a", "say who");
+    set_refused("tenants=uid:1000", "begin with a name");
+    set_refused("tenants=a  uid:1", "one space");
+    set_refused("tenants=a uid:1 ", "one space");
+    set_refused("tenants=a alice", "uid:NUMBER");
+    set_refused("tenants=a/b uid:1", "begin with a name");
+}
+
+Test(config, set_wants_a_known_key_and_a_value)
+{
+    set_refused("arena.size", "write key=value");
+    set_refused("=4", "write key=value");
+    set_refused("arena.sise=4GiB", "did you mean \"arena.size\"?");
+    set_refused("cuda=off", "did you mean \"device.cuda\"?");
+    set_refused("completely.different=1", "lists all keys");
+    set_refused(
+        "a-name-that-is-longer-than-any-key-could-ever-be-and-still-goes-on-and-on-and-on=1",
+        "unknown key");
+}
+
+/* ---- files ---- */
+
+Test(config, a_file_changes_what_it_names_and_nothing_else)
+{
+    struct config fresh;
+
+    cr_assert_eq(read_text("# a comment\n"
+                           "arena:\n"
+                           "  size: 8GiB\n"
+                           "nvme:\n"
+                           "  paths:\n"
+                           "    - /a\n"
+                           "    - \"/b c\"\n"
+                           "socket_mode: 0600\n"
+                           "log:\n"
+                           "  # level: debug\n"),
+                 0, "%s", e.text);
+    cr_assert_eq(c.arena_size, 8ull << 30);
+    cr_assert_eq(c.socket_mode, 0600);
+    cr_assert_eq(c.nvme_paths.n, 2);
+    cr_assert_str_eq(c.nvme_paths.item[1], "/b c");
+    config_init(&fresh);
+    set("arena.size=4GiB");
+    set("socket_mode=0660");
+    set("nvme.paths=");
+    all_equal(&c, &fresh);
+    config_free(&fresh);
+}
+
+Test(config, empty_files_mean_the_defaults)
+{
+    cr_assert_eq(read_text(""), 0);
+    cr_assert_eq(read_text("# nothing\n"), 0);
+    cr_assert_eq(read_text("---\n"), 0);
+    cr_assert_eq(read_text("{}\n"), 0);
+}
+
+Test(config, unknown_keys)
+{
+    refused("log:\n  level: info\narena:\n  # c\n  sise: 4GiB\n", 5,
+            "unknown key \"arena.sise\"; did you mean \"arena.size\"?");
+    refused("arean:\n  size: 4GiB\n", 1, "did you mean \"arena\"?");
+    refused("size: 4GiB\n", 1, "did you mean \"arena.size\"?");
+    refused("arena.size: 4GiB\n", 1, "write \"arena:\", and below it, indented, \"size:\"");
+    refused("arena:\n  zzzzzzzz: 1\n", 2, "lists all keys");
+    refused("arena:\n  ? [a, b]\n  : 1\n", 2, "plain word");
+}
+
+Test(config, bad_values_name_their_line)
+{
+    refused("arena:\n  size: 4GB\n", 2, "write 4GiB");
+    refused("arena:\n  size:\n    - 4GiB\n", 3, "arena.size takes one value");
+    refused("arena:\n  size: {a: b}\n", 2, "arena.size takes one value");
+    refused("arena:\n  size:\n", 2, "arena.size has no value");
+    refused("arena:\n  size: ~\n", 2, "arena.size has no value");
+    refused("arena: 4GiB\n", 1, "arena is a section");
+    refused("arena: [4GiB]\n", 1, "arena is a section");
+    refused("socket:\n  path: /a\n", 2, "socket takes one value");
+    refused("nvme:\n  paths: /a\n", 2, "[/a]");
+    refused("nvme:\n  paths: {a: b}\n", 2, "takes a list");
+    refused("nvme:\n  paths: [[/a]]\n", 2, "one value an item");
+    refused("nvme:\n  paths: [/a, relative]\n", 2, "absolute path");
+    refused("nvme:\n  paths:\n    -\n", 3, "one value an item");
+}
+
+Test(config, keys_and_sections_set_twice)
+{
+    refused("arena:\n  size: 4GiB\n  size: 5GiB\n", 3, "arena.size is set twice, in line 2 too");
+    refused("arena:\n  size: 4GiB\nlog:\n  level: info\narena:\n  extent: 1MiB\n", 5,
+            "section arena is there twice, in line 1 too");
+}
+
+Test(config, what_is_not_yaml_or_too_much_of_it)
+{
+    refused("arena:\n\tsize: 4GiB\n", 2, "a tab; indent with spaces");
+    refused("arena:\n  size: 4GiB\n extent: 1MiB\n", 3, "indented");
+    refused("arena: {size: 4GiB\n", 2, "");
+    refused("- a\n", 1, "key: value");
+    refused("just text\n", 1, "key: value");
+    refused("arena: &x\n  size: 4GiB\n", 1, "anchors");
+    refused("arena:\n  size: &x 4GiB\n", 2, "anchors");
+    refused("arena:\n  size: *x\n", 2, "anchors");
+    refused("arena:\n  size: !!int 4\n", 2, "tags");
+    refused("arena:\n  size: 4GiB\n---\nlog:\n  level: info\n", 3, "a second document");
+    refused("socket: \"/a\\0b\"\n", 1, "control character");
+    refused("socket: \"/a\\nb\"\n", 1, "control character");
+    refused("log:\n  level: \xff\xfe\n", 2, "UTF-8");
+    refused("log:\n  level: \x01\n", 2, "UTF-8");
+}
+
+Test(config, a_huge_file_is_not_read)
+{
+    size_t n = (1u << 20) + 1;
+    char *text = malloc(n);
+
+    cr_assert_not_null(text);
+    memset(text, '#', n);
+    write_bytes(text, n);
+    cr_assert_eq(config_read(&c, file, &e), -EINVAL);
+    cr_assert_not_null(strstr(e.text, "larger than 1 MiB"));
+    memset(text, '\n', n - 1);
+    write_bytes(text, n - 1);
+    cr_assert_eq(config_read(&c, file, &e), 0, "%s", e.text);
+    memset(text, '[', n - 1); /* nor does nesting cost anything */
+    write_bytes(text, n - 1);
+    cr_assert_eq(config_read(&c, file, &e), -EINVAL);
+    free(text);
+}
+
+Test(config, files_that_can_not_be_read)
+{
+    cr_assert_eq(config_read(&c, "/nowhere/ucmd.yaml", &e), -ENOENT);
+    cr_assert_str_eq(e.text, "/nowhere/ucmd.yaml: can't be opened: No such file or directory");
+    cr_assert_eq(config_read(&c, folder, &e), -EISDIR);
+    cr_assert_not_null(strstr(e.text, "Is a directory"));
+}
+
+Test(config, a_refused_file_leaves_sound_strings)
+{
+    refused("socket: /a.sock\nnvme:\n  paths: [/a, /b]\n  size: x\n", 4, "nvme.size");
+    cr_assert_str_eq(c.socket, "/a.sock");
+    cr_assert_eq(c.nvme_paths.n, 2);
+}
+
+/* ---- what only the whole can tell ---- */
+
+Test(config, a_sound_configuration_passes)
+{
+    set_sound();
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+}
+
+Test(config, sizes_against_each_other)
+{
+    set_sound();
+    set("arena.extent=3MiB");
+    check_refused("--set: arena.extent is 3MiB", "write 2MiB or 4MiB");
+    set("arena.extent=64MiB");
+    set("arena.size=32MiB");
+    check_refused("--set: arena.size (32MiB) is smaller than arena.extent (64MiB)", "raise it");
+    set("arena.size=64MiB");
+    set("nvme.segment=2MiB");
+    check_refused("--set: nvme.size (4MiB) is smaller than 4 times nvme.segment (2MiB)",
+                  "raise it");
+    set("nvme.segment=1049000");
+    check_refused("--set: nvme.segment", "power of two");
+    set("nvme.segment=1MiB");
+    set("limits.requests=10");
+    check_refused("--set: limits.requests (10) is smaller", "limits.requests_per_connection");
+}
+
+Test(config, a_check_names_the_line_of_the_file)
+{
+    char begin[96];
+
+    cr_assert_eq(read_text("arena:\n\n  size: 1MiB\n"), 0);
+    snprintf(begin, sizeof(begin), "%s:3: arena.size", file);
+    check_refused(begin, "smaller than arena.extent");
+}
+
+Test(config, the_sockets_folder)
+{
+    char text[160];
+
+    set_sound();
+    set("socket=/nowhere/at/all/ucmd.sock");
+    check_refused("--set: socket: folder /nowhere/at/all does not exist", "make it");
+    setenv("LISTEN_FDS", "1", 1);
+    cr_assert_eq(config_check(&c, &e), 0, "systemd made the socket: %s", e.text);
+    unsetenv("LISTEN_FDS");
+    write_bytes("", 0);
+    snprintf(text, sizeof(text), "socket=%s", file);
+    set(text);
+    check_refused("--set: socket: ", "is no socket");
+    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", file);
+    set(text);
+    check_refused("--set: socket: ", "is not a folder");
+}
+
+Test(config, nvme_folders)
+{
+    char text[200], link[96];
+
+    set_sound();
+    set("nvme.paths=/nowhere");
+    check_refused("--set: nvme.paths: folder /nowhere does not exist", "make it");
+    write_bytes("", 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s", file);
+    set(text);
+    check_refused("--set: nvme.paths: ", "is not a folder");
+    snprintf(link, sizeof(link), "%s/link", folder);
+    cr_assert_eq(symlink(folder, link), 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, link);
+    set(text);
+    check_refused("--set: nvme.paths: ", "are one folder");
+}
+
+Test(config, nvme_folder_of_somebody_else)
+{
+    char text[96];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root");
+    set_sound();
+    cr_assert_eq(chmod(folder, 0755), 0);
+    snprintf(text, sizeof(text), "socket=/tmp/ucmd.sock");
+    set(text);
+    cr_assert_eq(seteuid(65534), 0);
+    check_refused("--set: nvme.paths: folder ", "give it to the daemon's user");
+    cr_assert_eq(seteuid(0), 0);
+}
+
+Test(config, room_for_the_nvme_files)
+{
+    char sub[96], text[256];
+
+    set_sound();
+    set("nvme.size=16TiB");
+    set("nvme.segment=1GiB");
+    check_refused("--set: nvme.size: the file system of ", "lower nvme.size");
+    /* Two folders on one file system share its room. */
+    snprintf(sub, sizeof(sub), "%s/sub", folder);
+    cr_assert_eq(mkdir(sub, 0700), 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, sub);
+    set(text);
+    set("nvme.size=4MiB");
+    set("nvme.segment=1MiB");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+}
+
+Test(config, tenants_against_each_other)
+{
+    set_sound();
+    set("tenants=a uid:1 gid:7,b uid:2 gid:1");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("tenants=a uid:1,b uid:2 uid:1");
+    check_refused("--set: tenants: uid:1 is in \"a\" and in \"b\"", "leave it in one");
+    set("tenants=a gid:1,a-b gid:3,a uid:2");
+    check_refused("--set: tenants: \"a\" is there twice", "behind one name");
+    set("tenants=a uid:5 uid:5");
+    check_refused("--set: tenants: uid:5 is in \"a\" and in \"a\"", "leave it in one");
+}
+
+/* ---- reload ---- */
+
+Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
+{
+    struct config fresh;
+
+    config_init(&fresh);
+    cr_assert_eq(config_set(&fresh, "log.level=debug", &e), 0);
+    cr_assert_eq(config_set(&fresh, "request.deadline=5s", &e), 0);
+    cr_assert_eq(config_reload(&c, &fresh, &e), 0);
+    cr_assert_eq(c.log_level, LOG_DEBUG);
+    cr_assert_eq(c.deadline_ms, 5000);
+    cr_assert_eq(config_set(&fresh, "arena.size=8GiB", &e), 0);
+    cr_assert_eq(config_set(&fresh, "nvme.paths=/a", &e), 0);
+    cr_assert_eq(config_set(&fresh, "log.level=error", &e), 0);
+    cr_assert_eq(config_reload(&c, &fresh, &e), 2);
+    cr_assert_str_eq(e.text, "arena.size differs; it takes effect at the next start");
+    cr_assert_eq(c.log_level, LOG_ERROR);
+    cr_assert_eq(c.arena_size, 4ull << 30);
+    cr_assert_eq(c.nvme_paths.n, 0);
+    config_free(&fresh);
+}
+
+Test(config, reload_leaves_what_the_command_line_set)
+{
+    struct config fresh;
+
+    config_init(&fresh);
+    set("log.level=debug");
+    set("arena.size=8GiB");
+    cr_assert_eq(config_reload(&c, &fresh, &e), 0);
+    cr_assert_eq(c.log_level, LOG_DEBUG);
+    cr_assert_eq(c.arena_size, 8ull << 30);
+    config_free(&fresh);
+}

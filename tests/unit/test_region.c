@@ -1,0 +1,408 @@
+#include "daemon/device/device.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 shards of 2 planes of 1 KiB
+ * in split K/V; each test spoils one thing. */
+#define BLOCKS 16u
+#define CHUNK 1024u
+
+static struct msg_handle handles[UCM_MAX_HANDLES + 1];
+static struct msg_plane planes[UCM_MAX_PLANES + 1];
+static struct msg_region_register m;
+static uint8_t ipc[2][64];
+static int fds[2];
+static uint32_t n_fds;
+static struct ucm_error e;
+
+static void setup(void)
+{
+    memset(handles, 0, sizeof(handles));
+    memset(planes, 0, sizeof(planes));
+    m = (struct msg_region_register){.ns = 1,
+                                     .part = 3,
+                                     .blocks = BLOCKS,
+                                     .device = {"cpu", 3},
+                                     .handles = {handles, 1},
+                                     .planes = {planes, 4}};
+    handles[0] = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = 1 << 20, .fd = 1};
+    for (uint32_t i = 0; i < 4; i++)
+        planes[i] = (struct msg_plane){
+            .offset = i * BLOCKS * CHUNK, .stride = CHUNK, .chunk = CHUNK, .shard = i / 2};
+    memset(ipc[0], 1, 64);
+    memset(ipc[1], 2, 64);
+    fds[0] = open("/dev/null", O_RDONLY);
+    fds[1] = open("/dev/null", O_RDONLY);
+    n_fds = 2;
+    e.code = 0;
+}
+
+static void teardown(void)
+{
+    for (int i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}
+
+static int ask(uint32_t shards, uint64_t shard_bytes, struct device_region **r)
+{
+    return region_check(&m, shards, shard_bytes, fds, n_fds, r, &e);
+}
+
+/* Refused, with a sentence that has `word` in it, and nothing taken. */
+static void refused_as(uint32_t shards, uint64_t shard_bytes, const char *word)
+{
+    struct device_region *r = (void *)&e;
+    int before = fds[1];
+
+    cr_assert_eq(ask(shards, shard_bytes, &r), -UCM_WIRE_INVALID, "expected a refusal about: %s",
+                 word);
+    cr_assert_eq(e.code, UCM_WIRE_INVALID);
+    cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
+    cr_assert_eq(r, (void *)&e);
+    cr_assert_eq(fds[1], before);
+}
+
+static void refused(const char *word)
+{
+    refused_as(2, 2 * CHUNK, word);
+}
+
+static void accepted_as(uint32_t shards, uint64_t shard_bytes)
+{
+    struct device_region *r = NULL;
+
+    cr_assert_eq(ask(shards, shard_bytes, &r), 0, "%s", e.text);
+    region_free(r);
+    fds[1] = open("/dev/null", O_RDONLY);
+}
+
+static void accepted(void)
+{
+    accepted_as(2, 2 * CHUNK);
+}
+
+static void use_cuda(uint32_t n)
+{
+    m.device = (struct proto_str){"cuda", 4};
+    m.handles.n = n;
+    for (uint32_t i = 0; i < n; i++)
+        handles[i] = (struct msg_handle){
+            .kind = UCM_HANDLE_CUDA_IPC, .bytes = 1 << 20, .ipc = {ipc[i % 2], 64}};
+}
+
+TestSuite(region, .init = setup, .fini = teardown);
+
+Test(region, takes_over_what_was_said)
+{
+    struct device_region *r;
+    int fd = fds[1];
+
+    cr_assert_eq(ask(2, 2 * CHUNK, &r), 0);
+    cr_assert_eq(r->part, 3);
+    cr_assert_eq(r->blocks, BLOCKS);
+    cr_assert_eq(r->shards, 2);
+    cr_assert_eq(r->n_handles, 1);
+    cr_assert_eq(r->n_planes, 4);
+    cr_assert_eq(r->fds[0], fd);
+    cr_assert_eq(fds[1], -1, "the descriptor was taken");
+    cr_assert_neq(fds[0], -1, "the other was not");
+    cr_assert_eq(r->shard_first[0], 0);
+    cr_assert_eq(r->shard_first[1], 2);
+    cr_assert_eq(r->shard_first[2], 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        cr_assert_eq(r->planes[i].slot_offset, i * CHUNK);
+        cr_assert_eq(r->planes[i].chunk, CHUNK);
+        cr_assert_eq(r->planes[i].stride, CHUNK);
+        cr_assert_eq(r->spec[i].offset, i * BLOCKS * CHUNK);
+    }
+    region_free(r);
+    cr_assert_eq(fcntl(fd, F_GETFD), -1, "region_free closes what it took");
+    region_free(NULL);
+}
+
+Test(region, keeps_its_own_copy_of_ipc_handles)
+{
+    struct device_region *r;
+
+    use_cuda(1);
+    cr_assert_eq(ask(2, 2 * CHUNK, &r), 0, "%s", e.text);
+    memset(ipc[0], 9, 64);
+    cr_assert_eq(r->ipc_bytes[0][5], 1);
+    cr_assert_eq(r->handles[0].ipc.p[63], 1);
+    cr_assert_eq(r->fds[0], -1);
+    region_free(r);
+}
+
+Test(region, device_and_kind_must_fit)
+{
+    m.device = (struct proto_str){"xpu", 3};
+    refused("\"cpu\" and \"cuda\"");
+    m.device = (struct proto_str){"cuda", 4};
+    refused("handle 0 is of kind 0");
+    m.device = (struct proto_str){"cpu", 3};
+    handles[0].kind = UCM_HANDLE_CUDA_IPC;
+    refused("device cpu takes memfds");
+    handles[0].kind = UCM_HANDLE_CUDA_FD;
+    refused("device cpu takes memfds");
+    handles[0].kind = 3;
+    refused("kind 3");
+}
+
+Test(region, counts_are_bounded)
+{
+    m.blocks = 0;
+    refused("blocks is 0");
+    m.blocks = 1ull << 32;
+    refused("blocks");
+    m.blocks = BLOCKS;
+    m.handles.n = 0;
+    refused("0 handles");
+    m.handles.n = UCM_MAX_HANDLES + 1;
+    refused("257 handles");
+    m.handles.n = 1;
+    m.planes.n = 0;
+    refused("0 planes");
+    m.planes.n = UCM_MAX_PLANES + 1;
+    refused("2049 planes");
+}
+
+Test(region, descriptors_must_be_there)
+{
+    handles[0].fd = 2;
+    refused("descriptor 2");
+    handles[0].fd = UINT64_MAX;
+    refused("2 came with");
+    handles[0].fd = 1;
+    n_fds = 0;
+    refused("0 came with");
+}
+
+Test(region, descriptor_that_is_gone_is_refused)
+{
+    close(fds[1]);
+    fds[1] = -1;
+    refused("descriptor 1");
+}
+
+Test(region, one_descriptor_has_one_handle)
+{
+    m.handles.n = 2;
+    handles[1] = handles[0];
+    refused("handles 0 and 1 name one descriptor");
+    handles[1].fd = 0;
+    accepted();
+}
+
+Test(region, handle_sizes_do_not_overflow)
+{
+    handles[0].bytes = 0;
+    refused("handle 0 has no bytes");
+    handles[0].bytes = UINT64_MAX;
+    handles[0].offset = 2;
+    refused("past any memory");
+    handles[0].bytes = INT64_MAX;
+    handles[0].offset = INT64_MAX;
+    refused("past any memory");
+    handles[0].bytes = (uint64_t)INT64_MAX;
+    handles[0].offset = 0;
+    accepted();
+}
+
+Test(region, ipc_handle_has_64_bytes)
+{
+    use_cuda(1);
+    handles[0].ipc.n = 63;
+    refused("63 bytes");
+    handles[0].ipc.n = 0;
+    refused("0 bytes");
+}
+
+Test(region, plane_names_a_handle)
+{
+    planes[2].handle = 1;
+    refused("plane 2 names handle 1");
+    planes[2].handle = UINT64_MAX;
+    refused("plane 2");
+}
+
+Test(region, last_block_ends_inside_the_handle)
+{
+    handles[0].bytes = 4 * BLOCKS * CHUNK;
+    accepted();
+}
+
+Test(region, one_byte_too_few_is_refused)
+{
+    handles[0].bytes = 4 * BLOCKS * CHUNK - 1;
+    refused("plane 3: block 15");
+}
+
+Test(region, plane_arithmetic_does_not_overflow)
+{
+    planes[1].offset = UINT64_MAX;
+    refused("plane 1: block 15");
+    planes[1].offset = UINT64_MAX - 15 * CHUNK;
+    refused("plane 1: block 15");
+    planes[1].offset = 0;
+    planes[1].stride = UINT64_MAX;
+    refused("plane 1: block 15");
+    planes[1].stride = UINT64_MAX / 15;
+    refused("plane 1: block 15");
+    planes[1].stride = UINT64_MAX / 15 + 1;
+    refused("plane 1: block 15");
+    /* Would come out as 0 in 64 bits. */
+    planes[1].stride = CHUNK;
+    planes[1].offset = (uint64_t)0 - 16 * CHUNK;
+    refused("plane 1: block 15");
+    m.blocks = UINT32_MAX;
+    planes[1].offset = 0;
+    planes[1].stride = 1ull << 33;
+    refused("block 4294967294");
+}
+
+Test(region, chunk_and_stride_bounds)
+{
+    planes[3].chunk = 0;
+    refused("plane 3: chunk is 0");
+    planes[3].chunk = 1ull << 32;
+    refused("plane 3: chunk");
+    planes[3].chunk = CHUNK;
+    planes[3].stride = CHUNK - 1;
+    refused("plane 3: stride 1023");
+    planes[3].stride = 0;
+    refused("plane 3: stride 0");
+}
+
+Test(region, shards_are_filled_in_order)
+{
+    planes[3].shard = 2;
+    refused("plane 3 is of shard 2; the namespace has 2");
+    planes[3].shard = UINT64_MAX;
+    refused("plane 3");
+    planes[3].shard = 0;
+    refused("plane 3 is of shard 0");
+    planes[3].shard = 1;
+    planes[0].shard = 1;
+    refused("plane 0 is of shard 1");
+    planes[0].shard = 0;
+    planes[1].shard = 1;
+    refused("plane 1 is of shard 1 where shard 0 has 1024");
+    planes[1].shard = 0;
+    refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of shard 0 add up");
+    refused_as(2, 2 * CHUNK + 1, "shard 0 has 2048 of its 2049");
+    refused_as(3, 2 * CHUNK, "plane 3 is the last");
+    refused_as(1, 2 * CHUNK, "plane 2 is of shard 1; the namespace has 1");
+    m.planes.n = 3;
+    refused("plane 2 is the last and shard 1 has 1024");
+}
+
+Test(region, same_bytes_in_two_planes_are_refused)
+{
+    planes[3].offset = planes[2].offset;
+    refused("planes 2 and 3 overlap");
+    planes[3].offset = planes[2].offset + CHUNK - 1;
+    refused("planes 2 and 3 overlap");
+    planes[3].offset = planes[0].offset + 15 * CHUNK + 1;
+    refused("overlap");
+    planes[3].offset = planes[2].offset + 16 * CHUNK;
+    accepted();
+}
+
+Test(region, interleaved_planes_share_no_byte)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        planes[i].offset = (3 - i) * CHUNK; /* any order within the stride */
+        planes[i].stride = 4 * CHUNK;
+    }
+    accepted();
+    planes[1].offset++;
+    refused("planes 0 and 1 overlap");
+    planes[1].offset--;
+    /* Wraps into the next block's first chunk. */
+    planes[0].offset++;
+    refused("planes 0 and 3 overlap");
+    planes[0].offset--;
+    planes[2].stride = 5 * CHUNK;
+    refused("overlap");
+}
+
+Test(region, one_block_has_no_stride_to_speak_of)
+{
+    m.blocks = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        planes[i].offset = i * CHUNK;
+        planes[i].stride = (i + 1) * (1ull << 40);
+    }
+    accepted();
+}
+
+Test(region, overlap_is_seen_through_handles_of_one_allocation)
+{
+    use_cuda(3); /* 0 and 2 are the same bytes */
+    planes[3].handle = 2;
+    planes[3].offset = 0;
+    refused("planes 0 and 3 overlap");
+    handles[2].offset = BLOCKS * CHUNK - 1;
+    refused("overlap");
+    handles[2].offset = 1 << 20;
+    accepted();
+    planes[3].handle = 1; /* another allocation */
+    accepted();
+}
+
+Test(region, many_interleaved_planes)
+{
+    m.planes.n = UCM_MAX_PLANES;
+    handles[0].bytes = 1ull << 30;
+    for (uint32_t i = 0; i < UCM_MAX_PLANES; i++)
+        planes[i] = (struct msg_plane){.offset = i * CHUNK,
+                                       .stride = (uint64_t)UCM_MAX_PLANES * CHUNK,
+                                       .chunk = CHUNK,
+                                       .shard = i / 2};
+    accepted_as(UCM_MAX_PLANES / 2, 2 * CHUNK);
+    planes[2047].offset--;
+    refused_as(UCM_MAX_PLANES / 2, 2 * CHUNK, "planes 2046 and 2047 overlap");
+}
+
+/* Layouts at random, small enough to try every byte: accepted exactly when no byte has two owners,
+ * interleaving planes of different strides aside, which are refused in any case. */
+Test(region, agrees_with_counting_bytes)
+{
+    uint8_t owner[256];
+    unsigned accepted_n = 0, wrong = 0;
+
+    srand(1);
+    m.blocks = 3;
+    m.planes.n = 3;
+    handles[0].bytes = sizeof(owner);
+    for (unsigned round = 0; round < 20000; round++) {
+        struct device_region *r;
+        bool overlap = false;
+        int rc;
+
+        memset(owner, 0, sizeof(owner));
+        for (uint32_t p = 0; p < 3; p++) {
+            planes[p] = (struct msg_plane){.offset = (uint64_t)(rand() % 60),
+                                           .stride = 12,
+                                           .chunk = (uint64_t)(1 + rand() % 4),
+                                           .shard = 0};
+            for (uint32_t b = 0; b < 3; b++)
+                for (uint32_t i = 0; i < planes[p].chunk; i++)
+                    overlap |= owner[planes[p].offset + b * 12 + i]++ > 0;
+        }
+        rc = ask(1, planes[0].chunk + planes[1].chunk + planes[2].chunk, &r);
+        if (rc == 0) {
+            accepted_n++;
+            wrong += overlap;
+            region_free(r);
+            fds[1] = open("/dev/null", O_RDONLY);
+        }
+    }
+    cr_assert_eq(wrong, 0, "%u layouts with a byte of two planes were accepted", wrong);
+    cr_assert_gt(accepted_n, 1000);
+}

@@ -1,0 +1,232 @@
+#include "daemon/tier/segment.h"
+
+#include "daemon/tier/nvme_format.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#define MIB (1ull << 20)
+#define STRIDE (MIB / 8) /* 7 slots in a segment of 1 MiB */
+#define SLOTS 7
+
+static struct segment_table table;
+static unsigned heat[4096]; /* by owner */
+static bool refuse[4096];
+static unsigned asked, lost;
+
+static bool drop_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct segment *s;
+    uint32_t slot;
+
+    (void)ctx;
+    asked++;
+    cr_assert_eq(segment_find(&table, loc, 1, &s, &slot), 0);
+    cr_assert_eq(s->owners[slot], owner);
+    lost += !refuse[owner];
+    return !refuse[owner];
+}
+
+static unsigned heat_cb(void *ctx, uint64_t owner)
+{
+    (void)ctx;
+    return heat[owner];
+}
+
+static const struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
+
+static void table_init(uint64_t a, uint64_t b)
+{
+    uint64_t counts[] = {a, b};
+
+    cr_assert_eq(segment_table_init(&table, MIB, 1000, counts, 2), 0);
+}
+
+/* Fills whole segments of file 0; owner: a running number. */
+static void fill(unsigned from, unsigned segments)
+{
+    struct segment *s;
+    uint32_t slot;
+
+    for (unsigned i = 0; i < segments * SLOTS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, from + i, &s, &slot), 0);
+        segment_written(&table, s, slot, true);
+    }
+}
+
+static bool holds(uint64_t owner)
+{
+    for (unsigned i = 0; i < table.file[0].count; i++) {
+        const struct segment *s = &table.file[0].segments[i];
+
+        for (unsigned k = 0; s->state != SEGMENT_FREE && k < s->next; k++)
+            if (s->owners[k] == owner && s->states[k] == SLOT_LIVE)
+                return true;
+    }
+    return false;
+}
+
+Test(segment, slots_follow_each_other_and_fill)
+{
+    struct segment *s, *first = NULL;
+    uint32_t slot;
+
+    table_init(2, 0);
+    for (unsigned i = 0; i < 2 * SLOTS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, i, &s, &slot), 0);
+        first = first ? first : s;
+        cr_assert_eq(slot, i % SLOTS);
+        cr_assert_eq(s == first, i < SLOTS);
+        cr_assert_eq(segment_has_next(s, slot, STRIDE), slot < SLOTS - 1);
+        cr_assert_leq(segment_slot_offset(&table, s, slot) + STRIDE, MIB + 2 * MIB);
+        segment_written(&table, s, slot, true);
+    }
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 0, &s, &slot), -ENOSPC);
+    cr_assert_eq(segment_reserve(&table, 1, STRIDE, 0, &s, &slot), -ENOSPC);
+    cr_assert_eq(table.used_bytes, 2 * SLOTS * STRIDE);
+    segment_table_close(&table);
+}
+
+Test(segment, the_coldest_of_the_old_goes_first)
+{
+    uint64_t dropped;
+
+    table_init(8, 0);
+    fill(0, 8);
+    for (unsigned i = 0; i < 8 * SLOTS; i++)
+        heat[i] = i / SLOTS == 2 ? 0 : 3;
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(dropped, SLOTS);
+    cr_assert_not(holds(2 * SLOTS));
+    memset(heat, 0, sizeof(heat)); /* all alike: the oldest */
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_not(holds(0));
+    cr_assert(holds(SLOTS));
+    segment_table_close(&table);
+}
+
+Test(segment, the_emptiest_goes_first)
+{
+    uint64_t dropped;
+
+    table_init(8, 0);
+    fill(0, 8);
+    for (unsigned k = 0; k < SLOTS - 1; k++) /* of the youngest but one */
+        segment_forget(&table, &table.file[0].segments[6], k);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(dropped, 1);
+    cr_assert(holds(0));
+    segment_table_close(&table);
+}
+
+Test(segment, the_last_forgotten_slot_frees_it)
+{
+    table_init(2, 0);
+    fill(0, 2);
+    for (unsigned k = 0; k < SLOTS; k++) {
+        cr_assert(list_empty(&table.file[0].free));
+        segment_forget(&table, &table.file[0].segments[0], k);
+    }
+    cr_assert_not(list_empty(&table.file[0].free));
+    cr_assert_null(table.file[0].segments[0].owners, "memory is for segments in use");
+    segment_table_close(&table);
+}
+
+Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
+{
+    uint64_t dropped;
+
+    table_init(64, 0);
+    fill(0, 64);
+    for (unsigned i = 0; i < 64; i++)
+        refuse[i * SLOTS] = true;
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_leq(asked, 16);
+    cr_assert_eq(lost, dropped);
+    refuse[63 * SLOTS] = false; /* those that refused are not asked for ever */
+    for (unsigned i = 0; i < 100; i++)
+        if (segment_reclaim(&table, &callbacks, &dropped) == 0)
+            break;
+    cr_assert_not(holds(63 * SLOTS));
+    segment_table_close(&table);
+}
+
+Test(segment, busy_neighbours_spare_the_others)
+{
+    uint64_t dropped;
+
+    table_init(2, 0);
+    fill(0, 2);
+    heat[3] = TIER_HEAT_BUSY;
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert(holds(0));
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(dropped, 0);
+    segment_table_close(&table);
+}
+
+Test(segment, what_is_under_way_is_not_reused)
+{
+    struct segment *s, *w;
+    uint64_t dropped;
+    uint32_t slot;
+
+    table_init(2, 0);
+    s = &table.file[0].segments[0];
+    fill(0, 1);
+    for (unsigned i = 0; i < SLOTS; i++)
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &w, &slot), 0);
+    segment_read_begin(s);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(asked, 0);
+    for (unsigned i = 0; i < SLOTS; i++)
+        segment_written(&table, w, i, i > 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(dropped, SLOTS - 1);
+    for (unsigned i = 0; i < SLOTS; i++)
+        segment_forget(&table, s, i);
+    cr_assert_eq(s->state, SEGMENT_SEALED, "a read is under way");
+    segment_read_end(&table, s);
+    cr_assert_eq(s->state, SEGMENT_FREE);
+    segment_table_close(&table);
+}
+
+/* More sizes than segments may be open: none is sealed after a slot or two. */
+Test(segment, many_strides_share)
+{
+    struct segment *s;
+    uint32_t slot;
+    unsigned stored = 0;
+
+    table_init(8, 0);
+    for (unsigned i = 0; i < 40; i++) {
+        uint64_t stride = STRIDE - i % 8 * NVME_PAGE;
+
+        if (segment_reserve(&table, 0, stride, i, &s, &slot) < 0)
+            break;
+        cr_assert_geq((uint64_t)s->stride_pages * NVME_PAGE, stride);
+        segment_written(&table, s, slot, true);
+        stored++;
+    }
+    cr_assert_eq(stored, 40);
+    segment_table_close(&table);
+}
+
+Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
+{
+    struct segment *s;
+    uint64_t dropped, loc;
+    uint32_t slot;
+
+    table_init(4, 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    segment_written(&table, s, slot, true);
+    loc = segment_loc(&table, s, slot);
+    segment_file_stop(&table, 0);
+    cr_assert_not(segment_has_room(&table, 0, STRIDE));
+    cr_assert_not(segment_writable(&table));
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(segment_find(&table, loc, 1000, &s, &slot), 0);
+    segment_table_close(&table);
+}
