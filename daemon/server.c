@@ -163,6 +163,7 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
     if (s->tier)
         tier_nvme.buffer_add(s->tier, extent, base, bytes);
     device_set_memory_add(s->devices, base, bytes);
+    cache_room_grew(s->cache);
 }
 
 static bool progress_cb(void *ctx)

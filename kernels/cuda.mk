@@ -26,8 +26,7 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 
 # Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
 GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c
-obj         = $(patsubst %.c,$O/obj/%.o,$(1))
-GPU_OBJ    := $(call obj,$(GPU_SRC)) $(CUDA_OBJ)
+GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $(CUDA_OBJ)
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h

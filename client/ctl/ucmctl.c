@@ -41,9 +41,8 @@ static const struct program_command commands[] = {
     {"status", "", "One screen: health, memory, tiers, devices, hit rate",
      "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
     {"stats", "", "Every counter and gauge",
-     "With --watch, a line an interval: counters as rates, gauges as they are. With --watch and "
-     "--json,\n"
-     "one JSON document a line.\n\n"
+     "With --watch, a line an interval: counters as rates, gauges as they are. With\n"
+     "--watch and --json, one JSON document a line.\n\n"
      "Examples:\n"
      "  ucmctl stats\n"
      "  ucmctl stats --watch 1 --count 10\n"
@@ -51,51 +50,53 @@ static const struct program_command commands[] = {
      "  ucmctl stats --json | jq .metrics.lookup_hits\n",
      OPTIONS(stats_options), 0, 0, cmd_stats},
     {"namespaces", "", "The namespaces and what each holds",
-     "Other commands take a namespace by its number or by the first digits of its fingerprint. "
-     "The\n"
-     "number changes when the daemon starts again, the fingerprint never does.\n\n"
-     "Example:\n  ucmctl namespaces\n",
+     "Other commands take a namespace by its number or by the first digits of its\n"
+     "fingerprint. The number changes when the daemon starts again, the fingerprint\n"
+     "never does.\n\n"
+     "Example:\n"
+     "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
     {"ls", "NS", "The blocks of a namespace, in no particular order",
      "Examples:\n  ucmctl ls 1\n  ucmctl ls 3fa94c --limit 1000 --json | jq -r '.blocks[].key'\n",
      OPTIONS(ls_options), 1, 1, cmd_ls},
     {"inspect", "NS KEY", "One block: its parts, where they lie, who holds it",
      "KEY is written in hexadecimal, as 'ls' shows it.\n\n"
-     "Example:\n  ucmctl inspect 1 "
-     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
+     "Example:\n"
+     "  ucmctl inspect 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
      NULL, 0, 2, 2, cmd_inspect},
     {"evict", "NS [KEY...]", "Drop blocks from the cache, but for those in use or pinned",
-     "Without keys every block of the namespace is dropped, and you are asked first; where nobody "
-     "can\n"
-     "be asked, --yes is needed.\n\n"
+     "Without keys every block of the namespace is dropped, and you are asked first;\n"
+     "where nobody can be asked, --yes is needed.\n\n"
      "Examples:\n"
      "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
      "  ucmctl evict 1 --tier dram --yes\n",
      OPTIONS(evict_options), 1, MAX_KEY_WORDS, cmd_evict},
     {"pin", "NS [KEY...]", "Keep blocks from ever being evicted",
-     "Without keys: every complete block of the namespace. Pinned blocks take room that others "
-     "can\n"
-     "not use: see 'pinned' in 'ucmctl status'.\n\n"
-     "Example:\n  ucmctl pin 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
+     "Without keys: every complete block of the namespace. Pinned blocks take room that\n"
+     "others can not use: see 'pinned' in 'ucmctl status'.\n\n"
+     "Example:\n"
+     "  ucmctl pin 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
      NULL, 0, 1, MAX_KEY_WORDS, cmd_pin},
     {"unpin", "NS [KEY...]", "Let pinned blocks be evicted again",
      "Without keys: every block of the namespace.\n\nExample:\n  ucmctl unpin 1\n", NULL, 0, 1,
      MAX_KEY_WORDS, cmd_unpin},
     {"purge", "NS [KEY...]", "Drop blocks from every tier, pinned ones too",
-     "Without keys: the whole namespace. You are asked first; where nobody can be asked, --yes is\n"
-     "needed. A block that a worker is using is no longer found, and goes when the worker lets "
-     "go.\n\n"
-     "Example:\n  ucmctl purge 3fa94c --yes\n",
+     "Without keys: the whole namespace. You are asked first; where nobody can be asked,\n"
+     "--yes is needed. A block that a worker is using is no longer found, and goes when\n"
+     "the worker lets go.\n\n"
+     "Example:\n"
+     "  ucmctl purge 3fa94c --yes\n",
      OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
     {"verify", "[NS]", "Read what lies on NVMe again and check it",
-     "Without a namespace: all of them. Corrupt parts are dropped by the daemon, never served. The "
-     "exit\n"
-     "code is 5 when any was corrupt or unreadable.\n\n"
-     "Example:\n  ucmctl verify && echo sound\n",
+     "Without a namespace: all of them. Corrupt parts are dropped by the daemon, never\n"
+     "served. The exit code is 5 when any was corrupt or unreadable.\n\n"
+     "Example:\n"
+     "  ucmctl verify && echo sound\n",
      OPTIONS(verify_options), 0, 1, cmd_verify},
     {"health", "", "ok, degraded or failing, and why; for probes",
      "The exit code is 0 for ok and 4 for degraded or failing.\n\n"
-     "Example:\n  ucmctl health --timeout 2 || systemctl restart ucmd\n",
+     "Example:\n"
+     "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
      NULL, 0, 0, 0, cmd_health},
     {"version", "", "Versions of ucmctl, its library and the daemon",
      "Example:\n  ucmctl version --json\n", NULL, 0, 0, 0, cmd_version},
@@ -115,8 +116,7 @@ static const struct program ucmctl = {
         "  2  the command line is wrong\n"
         "  3  no daemon is there, or it does not answer\n"
         "  4  health: the daemon is degraded or failing\n"
-        "  5  verify: corrupt or unreadable blocks were found\n"
-        "\n"
+        "  5  verify: corrupt or unreadable blocks were found\n\n"
         "Examples:\n"
         "  ucmctl status                     is it there, and is it well?\n"
         "  ucmctl stats --watch 1            what is it doing?\n"

@@ -1,7 +1,6 @@
 #include "client/lib/internal.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,22 +9,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static atomic_uint forks; /* how many forks lie between this process and the library's start */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_condattr_t monotonic;
 static int once_status;
 
-static void count_fork(void)
-{
-    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
-}
-
 static void init_once(void)
 {
-    /* Cheaper than asking for the process id in every call. */
-    if (pthread_atfork(NULL, NULL, count_fork) != 0 || pthread_condattr_init(&monotonic) != 0 ||
+    if (pthread_condattr_init(&monotonic) != 0 ||
         pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) != 0)
         once_status = client_fail(UCM_ENOMEMORY, "no memory for the library's set-up");
+    else
+        once_status = client_fork_init();
 }
 
 int64_t client_now_ns(void)
@@ -60,14 +54,9 @@ int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadlin
     return pthread_cond_timedwait(cond, &c->lock, &t);
 }
 
-bool client_forked(const struct ucm_client *c)
-{
-    return atomic_load_explicit(&forks, memory_order_relaxed) != c->forks;
-}
-
 int client_enter(struct ucm_client *c)
 {
-    if (client_forked(c))
+    if (c->forked)
         return client_fail(UCM_EINVALID, "this process is a fork of the one that made the client; "
                                          "connect again in the child");
     pthread_mutex_lock(&c->lock);
@@ -123,7 +112,7 @@ static int open_descriptors(struct ucm_client *c)
     return 0;
 }
 
-/* What client_new made; the descriptors may be missing. */
+/* The descriptors may be missing. */
 static void client_free(struct ucm_client *c)
 {
     struct client_handle *h;
@@ -154,7 +143,6 @@ static struct ucm_client *client_new(void)
     if (!c)
         goto err;
     c->fd = c->epoll_fd = c->event_fd = -1;
-    c->forks = atomic_load_explicit(&forks, memory_order_relaxed);
     c->next_msgid = 1;
     c->next_lease = 1;
     TAILQ_INIT(&c->waiting);
@@ -195,6 +183,7 @@ int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_cl
     c = client_new();
     if (!c)
         return -UCM_ENOMEMORY;
+    client_fork_watch(c);
     r = set_options(c, options);
     if (r == 0)
         r = open_descriptors(c);
@@ -203,8 +192,7 @@ int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_cl
     if (r == 0)
         r = client_leave(c, client_link_up(c, client_deadline(c, timeout_ms)));
     if (r != 0) {
-        client_link_break(c, UCM_EDISCONNECTED, "the client was not connected");
-        client_free(c);
+        ucm_close(c);
         return r;
     }
     *out = c;
@@ -213,11 +201,13 @@ int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_cl
 
 void ucm_close(struct ucm_client *c)
 {
-    if (!c || client_forked(c))
+    if (!c || c->forked)
         return;
+    client_fork_forget(c);
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
+    pthread_cond_broadcast(&c->idle); /* for those who wait while it is down already */
     /* No deadline: nothing blocks any more, those inside are on their way out. */
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);

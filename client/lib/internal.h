@@ -175,7 +175,8 @@ TAILQ_HEAD(client_tasks, ucm_task);
 
 struct ucm_client {
     pthread_mutex_t lock;
-    unsigned forks; /* client_forks when it was made */
+    TAILQ_ENTRY(ucm_client) node; /* of every client of the process, see fork.c */
+    bool forked;                  /* this is a child's copy: of no use */
     char *socket;
     char name[UCM_MAX_NAME_BYTES + 1];
     int default_timeout_ms;
@@ -236,8 +237,11 @@ int64_t client_now_ns(void);
 int client_cond_init(pthread_cond_t *cond); /* 0 or -UCM_ENOMEMORY */
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
-/* Whether this process is a fork of the one that made the client. */
-bool client_forked(const struct ucm_client *c);
+
+/* fork.c: what a fork() of the worker leaves to the child. */
+int client_fork_init(void); /* once in a process */
+void client_fork_watch(struct ucm_client *c);
+void client_fork_forget(struct ucm_client *c);
 
 /* link.c: connecting and breaking. */
 int client_link_up(struct ucm_client *c, int64_t deadline_ns);

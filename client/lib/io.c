@@ -65,7 +65,8 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
     }
     if (env->error.code) {
         call->error = env->error;
-        r = -env->error.code;
+        /* A later daemon may know codes that this library's callers do not. */
+        r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
         r = call->take_cb(call, env, &call->error);
     }
@@ -269,9 +270,8 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
                 return client_fail(UCM_EDEADLINE, "ucmd did not read the request in time");
             /* What follows would be taken for the rest of this frame. */
             client_link_break(c, UCM_EDISCONNECTED, "a deadline passed in the middle of a request");
-        } else if (errno == ETOOMANYREFS || errno == EBADF) {
-            return client_fail(UCM_EINVALID, "a descriptor of the region cannot be passed: %s",
-                               strerror(errno));
+        } else if (errno == ETOOMANYREFS) {
+            return client_fail(UCM_EBUSY, "too many descriptors of this user are on their way");
         } else if (errno != EINTR) {
             hung_up(c, errno, deadline_ns);
         }

@@ -452,10 +452,16 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
 
 bool cache_room_wait(struct cache *c, struct cache_room *r)
 {
-    if (c->copies == 0 && c->tier_busy == 0)
+    if (c->copies == 0 && c->tier_busy == 0 &&
+        arena_bytes_ready(c->arena) == arena_bytes_configured(c->arena))
         return false;
     list_push_back(&c->room, &r->link);
     return true;
+}
+
+void cache_room_grew(struct cache *c)
+{
+    cache_released(c);
 }
 
 void cache_room_cancel(struct cache_room *r)

@@ -156,7 +156,7 @@ void cache_write_pump(struct cache *c)
 {
     while (c->queue.n > 0 && c->writing_bytes < CACHE_WRITE_WINDOW && !c->no_writes) {
         block_ref ref = queue_pop(&c->queue);
-        struct block *b = index_block(c->config.index, ref);
+        struct block *b = index_peek(c->config.index, ref);
         struct ns *ns;
 
         if (!b || !(b->flags & BLOCK_QUEUED))

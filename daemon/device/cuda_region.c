@@ -139,7 +139,8 @@ static int ipc_get(struct gpu *g, struct device_job *job, uint32_t i, const stru
 
 /* ---- VMM memory ---- */
 
-/* Maps an imported allocation at map->address. map->handle stays the caller's. */
+/* Maps an imported allocation at map->address. map->handle stays the caller's. The driver tells
+ * nobody the allocation's size, and maps it as a whole or not at all. */
 static CUresult vmm_map(struct gpu *g, uint64_t bytes, struct gpu_map *map)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = g->ordinal},
@@ -191,8 +192,9 @@ static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
     r = vmm_map(g, h->offset + h->bytes, map);
     if (r != CUDA_SUCCESS) {
         (void)cuda.cuMemRelease(map->handle);
-        return gpu_refuse(g, job, -EINVAL, r,
-                          "a descriptor's memory can't be mapped with this offset and bytes");
+        return gpu_refuse(
+            g, job, -EINVAL, r,
+            "a descriptor's memory can't be mapped; offset + bytes must be its whole size");
     }
     r = cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, map->address);
     if (r == CUDA_SUCCESS && ordinal == g->ordinal)

@@ -65,8 +65,8 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
         return ucm_error_set(e, UCM_WIRE_INVALID, "a key has %u bytes; %d to %d are possible",
                              id->key_bytes, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES);
     if (id->parts < 1 || id->parts > UCM_MAX_PARTS)
-        return ucm_error_set(e, UCM_WIRE_INVALID, "a block has %u parts; 1 to %d are possible", id->parts,
-                             UCM_MAX_PARTS);
+        return ucm_error_set(e, UCM_WIRE_INVALID, "a block has %u parts; 1 to %d are possible",
+                             id->parts, UCM_MAX_PARTS);
     return 0;
 }
 
@@ -90,7 +90,8 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
     }
     if (ix->ns_count == ix->ns_max)
         return ucm_error_set(e, UCM_WIRE_BUSY,
-                             "there are %u namespaces, as many as limits.namespaces allows", ix->ns_max);
+                             "there are %u namespaces, as many as limits.namespaces allows",
+                             ix->ns_max);
     ns = ns_new(identity, ix->ns_count + 1, fingerprint, &size_bytes);
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
@@ -117,8 +118,8 @@ block_ref index_find(struct index *ix, struct ns *ns, const uint8_t *key)
     return ns_table_find(ix, ns->table, key);
 }
 
-void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n, bool stop_at_gap,
-                     block_ref *out)
+void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n,
+                     bool stop_at_gap, block_ref *out)
 {
     ns_table_find_many(ix, ns->table, keys, n, stop_at_gap, out);
 }
@@ -169,6 +170,16 @@ struct block *index_block(struct index *ix, block_ref ref)
     return b;
 }
 
+struct block *index_peek(struct index *ix, block_ref ref)
+{
+    struct block *b;
+
+    if (ref >> SLAB_SLOT_BITS >= ix->slab.chunks || !ix->slab.place[ref >> SLAB_SLOT_BITS].base)
+        return NULL;
+    b = slab_block(&ix->slab, ref);
+    return b->ns != 0 ? b : NULL;
+}
+
 uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
                     void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx)
 {
@@ -195,7 +206,8 @@ uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t l
 
 uint64_t index_bytes(const struct index *ix)
 {
-    uint64_t sum = sizeof(*ix) + ix->ns_max * sizeof(struct ns *) + ix->ns_bytes + ix->slab.size_bytes +
+    uint64_t sum = sizeof(*ix) + ix->ns_max * sizeof(struct ns *) + ix->ns_bytes +
+                   ix->slab.size_bytes +
                    ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 
     for (uint32_t i = 0; i < ix->ns_count; i++)

@@ -1,11 +1,11 @@
 /* The index: namespaces, and in each a table from key to block. What is cached where.
  *
- * A block is in the table from the first shard that is dumped for it until no tier holds it any more.
- * This room stores the state of blocks and parts; `cache` changes it (and nobody else).
+ * A block is in the table from the first shard that is dumped for it until no tier holds it any
+ * more. This room stores the state of blocks and parts; `cache` changes it (and nobody else).
  *
  * Promise: finding n keys costs about n cache misses, overlapped; no operation takes longer because
  * the table grows (linear hashing, one bucket split an insert; memory in chunks that never move).
- * Hashing is seeded for each process: a peer that chooses keys can't make chains long.
+ * Hashing is keyed anew in each process: a peer that chooses keys can't make chains long.
  * At most 128 bytes a block with one part, table included.
  * Thread: the loop only. Pointers to blocks and parts stay valid until index_remove. */
 #ifndef UCMD_INDEX_INDEX_H
@@ -21,8 +21,8 @@ struct ucm_error;
 
 /* ---- blocks ---- */
 
-/* A block's number, stable while it is in the index; 0 is none. Process-wide: it names the namespace
- * too, so that a tier can keep it as the owner of a slot. */
+/* A block's number, stable while it is in the index; 0 is none. Process-wide: it names the
+ * namespace too, so that a tier can keep it as the owner of a slot. */
 typedef uint32_t block_ref;
 
 enum part_dram {
@@ -48,20 +48,20 @@ struct part {
 };
 
 struct block {
-    uint8_t key[UCM_MAX_KEY_BYTES]; /* the namespace's key_bytes, the rest 0 */
-    uint32_t hash_next;             /* index's own */
+    uint8_t key[UCM_MAX_KEY_BYTES];    /* the namespace's key_bytes, the rest 0 */
+    uint32_t hash_next;                /* index's own */
     uint32_t policy_prev, policy_next; /* policy's own */
     uint32_t policy_data;              /* policy's own */
     uint32_t ns;                       /* id of its namespace */
-    uint32_t leases; /* leases and running requests: while > 0 the block stays in some tier */
+    uint32_t leases;     /* leases and running requests: while > 0 the block stays in some tier */
     uint16_t ready;      /* parts that are whole (in DRAM or on NVMe); complete when == ns->parts */
     uint16_t dram_parts; /* parts with PART_DRAM_READY */
     uint32_t flags;      /* BLOCK_* */
-    struct part part[]; /* ns->parts of them */
+    struct part part[];  /* ns->parts of them */
 };
 
 enum {
-    BLOCK_PINNED = 1,   /* by an operator: never evicted from the cache */
+    BLOCK_PINNED = 1,    /* by an operator: never evicted from the cache */
     BLOCK_IN_POLICY = 2, /* linked in the DRAM policy */
     BLOCK_DOOMED = 4,    /* evicted while in use: not found any more, gone with its last user */
     BLOCK_QUEUED = 8,    /* waits to be written to the tier */
@@ -95,7 +95,8 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
     return ns->identity.shards[part] * ns->identity.shard_bytes;
 }
 
-/* SHA-256 over the identity in the canonical form of docs/protocol.md, "Fingerprint". 0 or -ENOMEM. */
+/* SHA-256 over the identity in the canonical form of docs/protocol.md, "Fingerprint". 0 or -ENOMEM.
+ */
 int ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 struct index;
@@ -104,34 +105,39 @@ struct index;
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out);
 void index_free(struct index *ix); /* NULL-safe; everything in it */
 
-/* The namespace with this identity, new or old. 0, or -code with *e (BUSY at the bound). A namespace
- * lives as long as the index. */
+/* The namespace with this identity, new or old. 0, or -code with *e (BUSY at the bound). A
+ * namespace lives as long as the index. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e);
-struct ns *index_ns(struct index *ix, uint32_t id);      /* NULL when there is none */
-uint32_t index_ns_count(const struct index *ix);         /* ids run from 1 to this */
+struct ns *index_ns(struct index *ix, uint32_t id); /* NULL when there is none */
+uint32_t index_ns_count(const struct index *ix);    /* ids run from 1 to this */
 
 /* ---- blocks of a namespace ---- */
 
 block_ref index_find(struct index *ix, struct ns *ns, const uint8_t *key);
 /* out[i]: the block of keys + i * key_bytes, or 0. Memory latency overlapped over the batch. With
  * stop_at_gap the search may end (leaving 0) soon after a key that is not there. */
-void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n, bool stop_at_gap,
-                     block_ref *out);
-/* A new block, all zero but key and ns; the key must not be there. 0 at max_blocks or without memory. */
+void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n,
+                     bool stop_at_gap, block_ref *out);
+/* A new block, all zero but key and ns; the key must not be there. 0 at max_blocks or without
+ * memory. */
 block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key);
 /* The block must have no lease, no user, and be out of the policy. */
 void index_remove(struct index *ix, block_ref ref);
 
 struct block *index_block(struct index *ix, block_ref ref);
+/* The same for a number that was kept while its block may have been removed: NULL then, or whichever
+ * block has the number now. */
+struct block *index_peek(struct index *ix, block_ref ref);
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
     return b->ready == ns->identity.parts;
 }
 
-/* Walks a namespace in a stable but arbitrary order for ls and verify: calls visit for up to `limit`
- * blocks from cursor on (0: the start), returns the next cursor, 0 at the end. Blocks that come or go
- * in between may be missed or met once; none is met twice. visit may not insert or remove. */
+/* Walks a namespace in a stable but arbitrary order for ls and verify: calls visit for up to
+ * `limit` blocks from cursor on (0: the start), returns the next cursor, 0 at the end. Blocks that
+ * come or go in between may be missed or met once; none is met twice. visit may not insert or
+ * remove. */
 uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
                     void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx);
 

@@ -11,8 +11,8 @@
 
 #define PAGES_HUGE (2u << 20)
 
-/* Zeroed memory, found zero by the kernel at first touch and not by a loop here. Pieces of PAGES_HUGE
- * are aligned to it and ask for a huge page. NULL without memory. */
+/* Zeroed memory, found zero by the kernel at first touch and not by a loop here. Pieces of
+ * PAGES_HUGE are aligned to it and ask for a huge page. NULL without memory. */
 void *pages_new(size_t size_bytes);
 void pages_free(void *p, size_t size_bytes);
 
@@ -23,7 +23,8 @@ void pages_free(void *p, size_t size_bytes);
 #define SLAB_SLOTS (1u << SLAB_SLOT_BITS)
 #define SLAB_CHUNKS (1u << (32 - SLAB_SLOT_BITS))
 
-/* What finding a record needs; kept apart from the rest so that it stays in the first-level cache. */
+/* What finding a record needs; kept apart from the rest so that it stays in the first-level cache.
+ */
 struct slab_place {
     uint8_t *base;
     uint32_t record_bytes;
@@ -107,15 +108,15 @@ uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_byt
 
 void ns_table_close(struct ns_table *t);
 block_ref ns_table_find(const struct index *ix, const struct ns_table *t, const uint8_t *key);
-void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys, uint32_t n,
-                        bool stop_at_gap, block_ref *out);
+void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
+                        uint32_t n, bool stop_at_gap, block_ref *out);
 /* Links a record whose key is set. 0 or -ENOMEM. */
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref);
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
 
 /* Blocks in the order of their reversed hashes, which splitting and merging of buckets leave alone.
- * Up to SCAN_BATCH of those from position `from` on, all of one bucket; *next is where to go on, 0 at
- * the end. Returns how many. */
+ * Up to SCAN_BATCH of those from position `from` on, all of one bucket; *next is where to go on, 0
+ * at the end. Returns how many. */
 #define SCAN_BATCH 32
 uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_t from,
                        block_ref out[SCAN_BATCH], uint64_t position[SCAN_BATCH], uint64_t *next);

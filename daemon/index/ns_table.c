@@ -134,8 +134,8 @@ static uint32_t slots_used(const struct bucket *b)
     return n;
 }
 
-static block_ref bucket_find(const struct index *ix, const struct ns_table *t, const struct bucket *b,
-                             uint8_t tag, const uint8_t *key)
+static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
+                             const struct bucket *b, uint8_t tag, const uint8_t *key)
 {
     for (uint32_t m = slots_match(b, tag); m; m &= m - 1) {
         block_ref ref = b->ref[__builtin_ctz(m)];
@@ -174,7 +174,8 @@ static void bucket_prefetch(const struct index *ix, const struct bucket *b)
         __builtin_prefetch(slab_block(&ix->slab, b->ref[i]));
 }
 
-/* Puts all that `from` had into one of the two, by a bit of the hash, and leaves it without the rest. */
+/* Puts all that `from` had into one of the two, by a bit of the hash, and leaves it without the
+ * rest. */
 static void bucket_deal(const struct index *ix, const struct ns_table *t, struct bucket *from,
                         struct bucket *zero, struct bucket *one, uint32_t bit)
 {
@@ -314,7 +315,8 @@ int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
 }
 
 /* The last slot, or else the first of the overflow, fills the gap. */
-static void slot_clear(const struct index *ix, const struct ns_table *t, struct bucket *b, uint32_t slot)
+static void slot_clear(const struct index *ix, const struct ns_table *t, struct bucket *b,
+                       uint32_t slot)
 {
     uint32_t last = slots_used(b) - 1;
     block_ref ref = b->overflow;
@@ -358,8 +360,8 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 
 /* ---- many blocks ---- */
 
-/* A key goes through three stages, AHEAD keys apart: its bucket is asked for, its record is asked for,
- * it is compared. So 2 * AHEAD misses are under way at any time. */
+/* A key goes through three stages, AHEAD keys apart: its bucket is asked for, its record is asked
+ * for, it is compared. So 2 * AHEAD misses are under way at any time. */
 #define AHEAD 16u
 #define RING (2 * AHEAD)
 
@@ -406,8 +408,8 @@ static inline block_ref probe_compare(const struct index *ix, const struct ns_ta
     return 0;
 }
 
-void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys, uint32_t n,
-                        bool stop_at_gap, block_ref *out)
+void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
+                        uint32_t n, bool stop_at_gap, block_ref *out)
 {
     struct probe ring[RING];
     uint32_t done = 0;

@@ -4,10 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* LFU with dynamic aging, as a wheel of queues. A block's priority is floor + 1 + its uses when it was
- * used last; the floor is the priority of the block that left last. So each use buys the time in which
- * the floor rises by one, which is about what a block that is never used stays. Priorities are integers
- * close above the floor: a queue for each, LRU inside, and every operation touches a few links. */
+/* LFU with dynamic aging, as a wheel of queues. A block's priority is floor + 1 + its uses when it
+ * was used last; the floor is the priority of the block that left last. So each use buys the time
+ * in which the floor rises by one, which is about what a block that is never used stays. Priorities
+ * are integers close above the floor: a queue for each, LRU inside, and every operation touches a
+ * few links. */
 
 #define QUEUES 16u
 #define USES_MAX 7u /* priorities reach floor + 8: less than QUEUES above the floor */
@@ -20,16 +21,16 @@
 #define DATA_CLOCK_SHIFT 8   /* inserts, mod 2^24, when it was inserted or a use was counted */
 #define CLOCK_MASK 0xffffffu
 
-/* Lookup, load and what follows are one use: another counts only when this share of the capacity has
- * been inserted since. */
+/* Lookup, load and what follows are one use: another counts only when this share of the capacity
+ * has been inserted since. */
 #define WINDOW_SHARE 64
 #define WINDOW_MAX (CLOCK_MASK / 4)
 
 /* Inserts without anything else between them are taken for a chain, head first, up to this many. */
 #define RUN_MAX 1024
 
-/* Uses of blocks that left, four for each block that DRAM holds: sets of words, newest first, a word
- * being 29 bits of hash above 3 of uses. */
+/* Uses of blocks that left, four for each block that DRAM holds: sets of words, newest first, a
+ * word being 29 bits of hash above 3 of uses. */
 #define GHOST_WAYS 32u
 #define GHOST_SHARE 4
 #define GHOST_USES 0x7u
@@ -115,7 +116,8 @@ static uint32_t queue_now(const struct policy *p, const struct block *b)
 /* ---- queues ---- */
 
 /* Next to `behind`, on its colder side; 0: at the front. */
-static void link_behind(struct policy *p, block_ref ref, struct block *b, uint32_t queue, block_ref behind)
+static void link_behind(struct policy *p, block_ref ref, struct block *b, uint32_t queue,
+                        block_ref behind)
 {
     struct queue *q = &p->queue[queue];
     block_ref next = behind ? index_block(p->ix, behind)->policy_next : q->front;
@@ -152,7 +154,8 @@ static void unlink_block(struct policy *p, struct block *b)
 
 static uint32_t *ghost_set(const struct policy *p, const struct block *b, uint32_t *tag)
 {
-    uint64_t hash = index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t hash =
+        index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
 
     *tag = (uint32_t)hash & ~GHOST_USES;
     return p->ghost[(hash >> 32) * p->ghost_sets >> 32];
@@ -211,8 +214,11 @@ void policy_insert(struct policy *p, block_ref ref)
 
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
 {
+    uint32_t least = 0;
+
     p->run = 0;
-    /* From the tail: what is moved to the front last stays longest. */
+    /* From the tail: what is moved to the front last stays longest. Whoever uses a block uses all
+     * before it, so none has fewer uses than those behind it. */
     while (n-- > 0) {
         struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
 
@@ -222,6 +228,8 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
             set_uses(b, uses_of(b) + 1);
             set_clock(p, b);
         }
+        least = uses_of(b) > least ? uses_of(b) : least;
+        set_uses(b, least);
         unlink_block(p, b);
         link_behind(p, refs[n], b, queue_now(p, b), 0);
     }

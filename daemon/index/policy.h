@@ -1,8 +1,7 @@
 /* Which block leaves DRAM next. Chosen by replaying a production trace, see docs/eviction.md.
  *
- * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing of
- * slots or tiers. The server has one; `request` tells it what happens.
- * Thread: the loop only. */
+ * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
+ * of slots or tiers. The server has one; `request` tells it what happens. Thread: the loop only. */
 #ifndef UCMD_INDEX_POLICY_H
 #define UCMD_INDEX_POLICY_H
 
@@ -10,14 +9,16 @@
 
 struct policy;
 
-/* capacity_hint: how many blocks DRAM is likely to hold, for ghosts and small queues. */
+/* capacity_hint: how many blocks DRAM is likely to hold; 16 bytes of memory for each. */
 int policy_new(struct index *ix, uint64_t capacity_hint, struct policy **out);
 void policy_free(struct policy *p);
 
-/* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. */
+/* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. Blocks that come one right after
+ * the other are taken for a chain, head first. */
 void policy_insert(struct policy *p, block_ref ref);
-/* The blocks of one prefix were used, in the chain's order, head first. Numbers that are 0 or not in
- * the policy are passed over. A chain is worthless without its head: heads outlive tails. */
+/* The blocks of one prefix were used, in the chain's order, head first. Numbers that are 0 or not
+ * in the policy are passed over. A chain is worthless without its head: heads outlive tails.
+ * Touching again at once (a lookup, then its load) moves the blocks but is no further use. */
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
 /* The block left DRAM; evicted tells eviction from removal. Clears BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);

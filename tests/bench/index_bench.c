@@ -55,7 +55,8 @@ static void batch_draw(uint64_t blocks, bool present)
 {
     for (uint32_t i = 0; i < BATCH; i++) {
         random_state = mix(random_state);
-        key_make(keys + (size_t)i * KEY_BYTES, random_state % blocks + (present ? 0 : UINT64_C(1) << 40));
+        key_make(keys + (size_t)i * KEY_BYTES,
+                 random_state % blocks + (present ? 0 : UINT64_C(1) << 40));
     }
 }
 
@@ -121,8 +122,8 @@ static struct insert_time fill(struct index *ix, struct ns *ns, uint64_t from, u
 int main(int argc, char **argv)
 {
     uint32_t shards = 32;
-    struct ns_identity id = {"bench", "model", "", "bf16", "nhd/1", 16, KEY_BYTES, 1, &shards, 4096,
-                             NULL,    0};
+    struct ns_identity id = {"bench",   "model", "",      "bf16", "nhd/1", 16,
+                             KEY_BYTES, 1,       &shards, 4096,   NULL,    0};
     uint64_t max = 10000000, blocks = 0;
     double base_ns = 0;
     struct index *ix;
@@ -144,8 +145,9 @@ int main(int argc, char **argv)
 
         found = (double)find_time(ix, ns, size, HIT);
         base_ns = base_ns > 0 ? base_ns : found;
-        printf("%10lu %10.0f %8.1f %8.2f %10.1f %8.1f %8.1f %8.1f %10.0f %7lu %8.1f\n", size, found / 1000,
-               found / BATCH, found / base_ns, (double)find_time(ix, ns, size, HIT_AND_READ) / BATCH,
+        printf("%10lu %10.0f %8.1f %8.2f %10.1f %8.1f %8.1f %8.1f %10.0f %7lu %8.1f\n", size,
+               found / 1000, found / BATCH, found / base_ns,
+               (double)find_time(ix, ns, size, HIT_AND_READ) / BATCH,
                (double)find_time(ix, ns, size, MISS) / BATCH,
                (double)find_time(ix, ns, size, ONE_BY_ONE) / BATCH, (double)t.total_ns / added,
                (double)t.worst_ns / 1000, t.over_100us, (double)index_bytes(ix) / (double)size);

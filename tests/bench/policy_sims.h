@@ -1,5 +1,5 @@
-/* The policies that policy_study.c compares the daemon's own with, over blocks that are numbers below
- * n_ids. Part of that one program: plain state, anew for each run. */
+/* The policies that policy_study.c compares the daemon's own with, over blocks that are numbers
+ * below n_ids. Part of that one program: plain state, anew for each run. */
 #ifndef UCM_TESTS_POLICY_SIMS_H
 #define UCM_TESTS_POLICY_SIMS_H
 
@@ -382,9 +382,9 @@ static void lru2_add(uint32_t id)
     heap_add(id, lru2_value(id));
 }
 
-/* LFU with dynamic aging (GDSF where all sizes are one): level + uses, and LRU among equals. Uses are
- * remembered for ever, which no real cache can. The other form counts a use less, the deeper in the
- * chain the block lies. */
+/* LFU with dynamic aging (GDSF where all sizes are one): level + uses, and LRU among equals. Uses
+ * are remembered for ever, which no real cache can. The other form counts a use less, the deeper in
+ * the chain the block lies. */
 static double by_depth;
 
 static void lfu_open(void)
@@ -428,8 +428,8 @@ static uint32_t lfu_victim(void)
     return id;
 }
 
-/* Age against uses: an LRU list for each number of uses, 0 to 3; the victim is the one whose age, over
- * 1 + its uses, is largest. 4: ghosts. */
+/* Age against uses: an LRU list for each number of uses, 0 to 3; the victim is the one whose age,
+ * over 1 + its uses, is largest. 4: ghosts. */
 static void age_use(uint32_t id)
 {
     uses[id] = (uint8_t)(uses[id] < 3 ? uses[id] + 1 : 3);
@@ -475,16 +475,14 @@ static uint32_t age_victim(void)
     return victim;
 }
 
-/* Belady: knows the next request that has the block; may refuse to keep the new one. */
+/* Belady: knows the next reference to each block; may refuse to keep the new one. Each reference of
+ * a block comes here once, as a use or as an add. */
 static uint32_t **occurrence, *occurrences, *cursor;
 
 static double belady_value(uint32_t id)
 {
-    uint32_t c = cursor[id];
+    uint32_t c = ++cursor[id];
 
-    while (c < occurrences[id] && occurrence[id][c] <= now - 1)
-        c++;
-    cursor[id] = c;
     return c < occurrences[id] ? -(double)occurrence[id][c] : -1e12;
 }
 
@@ -494,6 +492,8 @@ static void belady_open(void)
     occurrences = zeroed(n_ids, sizeof(*occurrences));
     cursor = zeroed(n_ids, sizeof(*cursor));
     for (int pass = 0; pass < 2; pass++) {
+        uint32_t reference = 0;
+
         for (uint32_t i = 0; pass && i < n_ids; i++) {
             occurrence[i] = zeroed(occurrences[i], sizeof(**occurrence));
             occurrences[i] = 0;
@@ -503,7 +503,7 @@ static void belady_open(void)
                 uint32_t id = requests[r].id[i];
 
                 if (pass)
-                    occurrence[id][occurrences[id]] = r;
+                    occurrence[id][occurrences[id]] = reference++;
                 occurrences[id]++;
             }
     }

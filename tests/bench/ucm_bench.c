@@ -47,7 +47,8 @@ static const struct arg_option load_options[] = {
      "2", 1, 64},
     {"file-dir", ARG_TEXT, "DIR", "nvme: a folder on the file system of nvme.paths, for raw reads",
      NULL, 0, 0},
-    {"depth", ARG_NUMBER, "N", "raw reads under way at once", "32", 1, 1024},
+    {"depth", ARG_NUMBER, "N", "raw reads under way at once; 0: batch times in-flight, up to 128",
+     "0", 0, 1024},
 };
 
 static const struct arg_option dump_options[] = {
@@ -60,7 +61,8 @@ static const struct arg_option prefetch_options[] = {
     BENCH_COPY_OPTIONS,
     {"file-dir", ARG_TEXT, "DIR", "a folder on the file system of nvme.paths, for raw reads", NULL,
      0, 0},
-    {"depth", ARG_NUMBER, "N", "raw reads under way at once", "32", 1, 1024},
+    {"depth", ARG_NUMBER, "N", "raw reads under way at once; 0: batch times in-flight, up to 128",
+     "0", 0, 1024},
 };
 
 static const struct arg_option echo_options[] = {
@@ -73,24 +75,22 @@ static const struct arg_option echo_options[] = {
 
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
-     "Each request looks its prefix up with a lease, loads the hits into the blocks of a region, "
-     "checks\n"
-     "them against the pattern that their keys name, and dumps the rest. Ends with one line of "
-     "counts;\n"
-     "the exit code is 4 when a loaded block differed.\n\n"
+     "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
+     "region, checks them against the pattern that their keys name, and dumps the rest.\n"
+     "Ends with one line of counts; the exit code is 4 when a loaded block differed.\n\n"
      "Examples:\n"
      "  ucm-bench replay --limit 500\n"
      "  ucm-bench replay --trace conversation_trace.jsonl --block-bytes 16KiB --json\n",
      OPTIONS(replay_options), 0, 0, bench_replay},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
-     "The baseline is an echo of frames of the same size between two processes over a Unix "
-     "socket.\n\n"
-     "Example:\n  ucm-bench lookup --blocks 100000\n",
+     "The baseline is an echo of frames of the same size between two processes over a\n"
+     "Unix socket.\n\n"
+     "Example:\n"
+     "  ucm-bench lookup --blocks 100000\n",
      OPTIONS(lookup_options), 0, 0, bench_lookup},
     {"load", "", "GB/s of loads into scattered chunks, every byte checked",
-     "The baseline is memcpy of the same chunks; with --tier nvme, io_uring O_DIRECT reads of as "
-     "many\n"
-     "blocks of that size.\n\n"
+     "The baseline is memcpy of the same chunks; with --tier nvme, io_uring O_DIRECT\n"
+     "reads of as many blocks of that size.\n\n"
      "Examples:\n"
      "  ucm-bench load --chunk 4KiB\n"
      "  ucm-bench load --tier nvme --file-dir /var/cache/ucmd\n",
@@ -98,10 +98,11 @@ static const struct program_command commands[] = {
     {"dump", "", "GB/s of dumps out of scattered chunks",
      "Example:\n  ucm-bench dump --total 128MiB\n", OPTIONS(dump_options), 0, 0, bench_dump},
     {"prefetch", "", "GB/s from NVMe into the daemon's DRAM",
-     "Stores a set of blocks, waits until they are on NVMe, and reads them back each round. The "
-     "baseline\n"
-     "is io_uring O_DIRECT reads of as many blocks of that size in --file-dir.\n\n"
-     "Example:\n  ucm-bench prefetch --file-dir /var/cache/ucmd --block-bytes 256KiB\n",
+     "Stores a set of blocks, waits until they are on NVMe, and reads them back each\n"
+     "round. The baseline is io_uring O_DIRECT reads of as many blocks of that size in\n"
+     "--file-dir.\n\n"
+     "Example:\n"
+     "  ucm-bench prefetch --file-dir /var/cache/ucmd --block-bytes 256KiB\n",
      OPTIONS(prefetch_options), 0, 0, bench_prefetch},
     {"echo", "", "The baselines alone; needs no daemon",
      "Example:\n  ucm-bench echo --file-dir /var/cache/ucmd\n", OPTIONS(echo_options), 0, 0,
@@ -115,10 +116,8 @@ static const struct program ucm_bench = {
     OPTIONS(common_options),
     .commands = commands,
     .n_commands = COUNT(commands),
-    .help = "Every figure that depends on the machine stands next to a baseline measured in the "
-            "same run,\n"
-            "in turn with it, and their ratio. Figures are medians over rounds.\n"
-            "\n"
+    .help = "Every figure that depends on the machine stands next to a baseline measured in the\n"
+            "same run, in turn with it, and their ratio. Figures are medians over rounds.\n\n"
             "Exit codes:\n"
             "  0  measured\n"
             "  1  something failed\n"

@@ -48,7 +48,8 @@ struct reader {
     int fd;
     uint64_t block_bytes;
     uint32_t blocks, depth;
-    uint8_t *buf;
+    bool registered;
+    uint8_t *buf;  /* one block for each read under way, together under 1 GiB */
     char why[200]; /* of a failure */
 };
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DAEMON_DEPTH 128 /* nvme.depth */
+
 struct move {
     const struct args *args;
     const char *name;
@@ -16,6 +18,7 @@ struct move {
     uint8_t *keys, *result;
     uint64_t run, bytes; /* of a round */
     uint64_t differing, unmoved;
+    uint64_t nvme_reads;  /* parts that the daemon read meanwhile */
     struct copy copy;     /* baseline of what stays in memory */
     struct reader reader; /* baseline of what comes from NVMe */
     bool reading;
@@ -25,15 +28,20 @@ struct move {
 
 /* ---- steps of a round ---- */
 
+static void fill_all(struct move *m, uint32_t round)
+{
+    bench_keys(m->run, round, m->plan.n, m->keys);
+    for (uint32_t b = 0; b < m->plan.n; b++)
+        rig_fill(&m->rig, b, m->keys + (size_t)b * RIG_KEY_BYTES);
+}
+
 static int dump_all(struct move *m, uint32_t round, double *seconds)
 {
     struct rig_moved moved;
     uint64_t t;
     int rc;
 
-    bench_keys(m->run, round, m->plan.n, m->keys);
-    for (uint32_t b = 0; b < m->plan.n; b++)
-        rig_fill(&m->rig, b, m->keys + (size_t)b * RIG_KEY_BYTES);
+    fill_all(m, round);
     t = clock_ns();
     rc = rig_move(&m->rig, RIG_DUMP, &m->plan, NULL, &moved);
     if (rc < 0)
@@ -118,12 +126,18 @@ static int round_nvme(struct move *m)
     return rc != 0 ? rc : add(m, seconds, base);
 }
 
+/* Both find the region as it is just after it was written, so that caches favour neither. */
 static int round_memory(struct move *m, uint32_t round)
 {
     bool load = m->op == RIG_LOAD;
-    double base = copy_run(&m->copy, load), seconds = 0;
+    double base, seconds = 0;
     int rc;
 
+    if (load)
+        rig_poison(&m->rig);
+    else
+        fill_all(m, round + 1);
+    base = copy_run(&m->copy, load);
     if (load)
         rc = fetch_all(m, &seconds);
     else
@@ -155,15 +169,44 @@ static void report(struct move *m)
     report_number(&r, "total_bytes", (double)m->bytes);
     report_number(&r, "in_flight", m->plan.in_flight);
     report_number(&r, "unmoved", (double)m->unmoved);
+    if (m->from_nvme)
+        report_number(&r, "nvme_reads", (double)m->nvme_reads);
     if (m->op == RIG_LOAD)
         report_number(&r, "differing", (double)m->differing);
     report_figure(&r, &f);
     (void)report_end(&r);
 }
 
-static int measure(struct move *m)
+/* Measured rounds. What is called a read from NVMe must have been one. */
+static int measure_rounds(struct move *m)
 {
     uint32_t rounds = (uint32_t)args_number(m->args, "rounds");
+    uint64_t before = 0;
+    int rc = rig_metric(&m->rig, "nvme_reads", &before);
+
+    if (rc < 0)
+        return bench_rig_fail(&m->rig, rc);
+    for (uint32_t i = 0; rc == 0 && i < rounds; i++) {
+        rc = m->from_nvme ? round_nvme(m) : round_memory(m, i);
+        if (progress_due(&m->progress))
+            progress_show(&m->progress, "round %u of %u", i + 1, rounds);
+    }
+    progress_end(&m->progress);
+    if (rc != 0)
+        return rc;
+    rc = rig_metric(&m->rig, "nvme_reads", &m->nvme_reads);
+    if (rc < 0)
+        return bench_rig_fail(&m->rig, rc);
+    m->nvme_reads -= before;
+    if (m->from_nvme && m->nvme_reads + m->unmoved < (uint64_t)rounds * m->plan.n)
+        return bench_fail(BENCH_FAILED, "the daemon read %llu parts from NVMe; %llu were asked for",
+                          (unsigned long long)m->nvme_reads,
+                          (unsigned long long)rounds * m->plan.n);
+    return 0;
+}
+
+static int measure(struct move *m)
+{
     double seconds;
     int rc = 0;
 
@@ -171,12 +214,8 @@ static int measure(struct move *m)
         rc = store_on_nvme(m);
     else if (m->op == RIG_LOAD)
         rc = dump_all(m, 0, &seconds);
-    for (uint32_t i = 0; rc == 0 && i < rounds; i++) {
-        rc = m->from_nvme ? round_nvme(m) : round_memory(m, i);
-        if (progress_due(&m->progress))
-            progress_show(&m->progress, "round %u of %u", i + 1, rounds);
-    }
-    progress_end(&m->progress);
+    if (rc == 0)
+        rc = measure_rounds(m);
     if (rc == 0)
         report(m);
     if (rig_evict(&m->rig, 0) < 0 && rc == 0)
@@ -185,6 +224,16 @@ static int measure(struct move *m)
         rc = bench_fail(BENCH_DIFFERING, "%llu loaded blocks differ from what was stored",
                         (unsigned long long)m->differing);
     return rc;
+}
+
+/* As many reads at once as the daemon is asked for blocks at once, up to its own default. */
+static uint32_t reader_depth(const struct move *m)
+{
+    uint64_t depth = args_number(m->args, "depth");
+
+    if (depth == 0)
+        depth = (uint64_t)m->plan.batch * m->plan.in_flight;
+    return depth < DAEMON_DEPTH || args_given(m->args, "depth") ? (uint32_t)depth : DAEMON_DEPTH;
 }
 
 static int open_baseline(struct move *m)
@@ -201,8 +250,7 @@ static int open_baseline(struct move *m)
             0, "no baseline: name a folder of the same file system as nvme.paths with --file-dir");
         return 0;
     }
-    if (reader_open(&m->reader, folder, m->rig.block_bytes, m->plan.n,
-                    (uint32_t)args_number(m->args, "depth")) < 0)
+    if (reader_open(&m->reader, folder, m->rig.block_bytes, m->plan.n, reader_depth(m)) < 0)
         return bench_fail(BENCH_FAILED, "%s: %s", folder, m->reader.why);
     m->reading = true;
     return 0;

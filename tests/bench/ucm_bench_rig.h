@@ -77,11 +77,15 @@ int rig_move(struct rig *rig, enum rig_op op, const struct rig_move *move, uint8
 
 /* A counter or gauge of `stats`. */
 int rig_metric(struct rig *rig, const char *name, uint64_t *out);
-/* Waits until parts_before + parts have been written to NVMe, or dropped; -UCM_EDEADLINE after 60
- * s. */
+/* Waits until the daemon's arena has grown to what is configured, at most 30 s: a daemon serves
+ * before that, with less room. */
+int rig_wait_arena(struct rig *rig);
+/* How many parts have gone to NVMe since the daemon's start, or were given up on the way. */
 int rig_written(struct rig *rig, uint64_t *out);
+/* Waits until that is `target` or more; -UCM_EDEADLINE after 60 s. */
 int rig_wait_written(struct rig *rig, uint64_t target);
-/* Evicts every block of the namespace: from DRAM only, or from everywhere. */
+/* Evicts every block of the namespace, from DRAM only or from everywhere, waiting a while for those
+ * in use. */
 int rig_evict(struct rig *rig, int dram_only);
 
 #endif

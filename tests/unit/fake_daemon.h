@@ -35,6 +35,7 @@ struct fake_region {
 
 struct fake;
 typedef bool (*fake_hook)(struct fake *f, int conn, int method, struct proto_envelope *env);
+#define FAKE_NO_HOOK ((fake_hook)0)
 
 struct fake {
     char dir[64], path[96];

@@ -127,7 +127,7 @@ Test(client_faults, disconnect_in_the_middle)
     cr_assert_eq(pthread_create(&t, NULL, hang_up_soon, &rig.fake), 0);
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EDISCONNECTED);
     pthread_join(t, NULL);
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
     cr_expect_eq(rig_lookup(&rig, -1), 0);
 }
 
@@ -174,7 +174,7 @@ Test(client_faults, the_daemon_says_why_it_hangs_up)
     rig.fake.hook = farewell;
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EDISCONNECTED);
     cr_expect(strstr(ucm_errmsg(), "descriptors ran out"), "%s", ucm_errmsg());
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
 }
 
 /* ---- nonsense ---- */
@@ -219,7 +219,7 @@ Test(client_faults, garbage)
         cr_expect_eq(rig_lookup(&rig, 2000), -UCM_EPROTOCOL, "case %zu", i);
         cr_expect_eq(ucm_task_check(task, &result), -UCM_EPROTOCOL, "case %zu", i);
         ucm_task_free(task);
-        rig.fake.hook = NULL;
+        rig.fake.hook = FAKE_NO_HOOK;
         cr_expect_eq(rig_lookup(&rig, -1), 0, "case %zu: %s", i, ucm_errmsg());
     }
     cr_expect_eq(ucm_generation(rig.client), 1 + sizeof cases / sizeof *cases);
@@ -260,7 +260,7 @@ Test(client_faults, an_answer_byte_by_byte)
 {
     rig.fake.hook = drip;
     cr_expect_eq(rig_lookup(&rig, -1), 0);
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
 }
 
 /* ---- a full socket ---- */
@@ -342,7 +342,7 @@ Test(client_faults, a_cancel_waits_for_room)
     rig.fake.hook = rig_hold_loads;
     cr_assert_eq(rig_load(&rig, 1, 0, &task), 0);
     fake_await(&rig.fake, &rig.fake.n_held, 1);
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
     pause_daemon(true);
     while (rig_lookup(&rig, 0), !strstr(ucm_errmsg(), "read the request"))
         ;

@@ -112,6 +112,27 @@ Test(client_keys, sha256)
     cr_expect_str_eq(text, "a821f59fab9223cb0394d7a8926c2d719fba60e035f563170cb633be64fdf355");
 }
 
+/* The examples of docs/protocol.md, "Block keys". */
+Test(client_keys, the_documents_examples)
+{
+    uint32_t tokens[32];
+    uint8_t keys[64];
+    char text[65];
+
+    for (uint32_t i = 0; i < 32; i++)
+        tokens[i] = i + 1;
+    cr_assert_eq(ucm_keys_sha256(NULL, tokens, 16, 2, keys), 0);
+    hex(keys, 32, text);
+    cr_expect_str_eq(text, "45b94141c1e32c4e2cde21638b6d04594dd396f5c663b1bb8d7b5384cef995f1");
+    hex(keys + 32, 32, text);
+    cr_expect_str_eq(text, "52d3f3df1932ed7d6a32b96883039fcd361f2702304b677dc1db7c025878f133");
+    cr_assert_eq(ucm_keys_md5("demo:1:torch.bfloat16:0", NULL, tokens, 16, 2, keys), 0);
+    hex(keys, 16, text);
+    cr_expect_str_eq(text, "d9612e02b3bb842d3d99e101f7590a1d");
+    hex(keys + 16, 16, text);
+    cr_expect_str_eq(text, "611fa204a8b288ca4784543a7c03eaeb");
+}
+
 Test(client_keys, bad_arguments)
 {
     uint8_t key[32];

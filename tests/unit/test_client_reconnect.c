@@ -144,7 +144,7 @@ Test(client_reconnect, a_refused_region_fails_alone)
     cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDEVICE);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2, "asked once in all");
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
     restart();
     cr_assert_eq(rig_load(&rig, 1, 0, &task), 0, "the next reconnect tries again: %s",
                  ucm_errmsg());
@@ -158,7 +158,7 @@ Test(client_reconnect, a_busy_refusal_is_tried_again)
     rig.fake.hook = refuse_regions;
     restart();
     cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
-    rig.fake.hook = NULL;
+    rig.fake.hook = FAKE_NO_HOOK;
     cr_expect_eq(rig_load(&rig, 1, 0, &task), 0);
 }
 

@@ -479,17 +479,20 @@ Test(device_cpu, many_jobs_keep_their_bytes_apart)
 Test(device_cpu, queue_is_bounded)
 {
     static struct test_job jobs[DEVICE_QUEUE_MAX + 1];
-    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 0};
-    struct device_region *r = region_flat(memfd, 0, MEMORY);
+    static struct ucm_copy_item items[DEVICE_QUEUE_MAX + 1];
+    struct msg_plane plane = {.stride = 512, .chunk = 512};
+    struct device_region *r = region_of(&plane, 1, DEVICE_QUEUE_MAX + 1, 1, 512, memfd, 0, MEMORY);
     struct test_job last;
 
+    for (uint32_t i = 0; i <= DEVICE_QUEUE_MAX; i++)
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * 512, .block = i};
     open_ok(r);
     /* What is done counts until the loop has seen it, so the loop's absence fills the queue. */
     for (uint32_t i = 0; i < DEVICE_QUEUE_MAX; i++) {
-        job_init(&jobs[i], DEVICE_LOAD, r, &item, 1);
+        job_init(&jobs[i], DEVICE_LOAD, r, &items[i], 1);
         job_submit(&jobs[i]);
     }
-    job_init(&jobs[DEVICE_QUEUE_MAX], DEVICE_LOAD, r, &item, 1);
+    job_init(&jobs[DEVICE_QUEUE_MAX], DEVICE_LOAD, r, &items[DEVICE_QUEUE_MAX], 1);
     cr_assert_eq(cpu->ops->submit(cpu, &jobs[DEVICE_QUEUE_MAX].job), -EAGAIN);
     job_init(&last, DEVICE_CLOSE, r, NULL, 0);
     job_submit(&last); /* never refused */
@@ -514,7 +517,7 @@ Test(device_cpu, close_waits_for_the_regions_jobs)
         items[i] =
             (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * 65536, .block = i};
     for (uint32_t i = 0; i < 64; i++) {
-        job_init(&jobs[i], DEVICE_DUMP, r, items, 64);
+        job_init(&jobs[i], DEVICE_DUMP, r, &items[i], 1);
         job_submit(&jobs[i]);
     }
     job_init(&last, DEVICE_CLOSE, r, NULL, 0);

@@ -1,0 +1,74 @@
+/* A child that a worker forks would keep the connection and the regions' descriptors open, and with
+ * them the worker's memory in the daemon, after the worker has died. So it drops them at once. */
+#include "client/lib/internal.h"
+
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before any client's */
+static TAILQ_HEAD(, ucm_client) clients = TAILQ_HEAD_INITIALIZER(clients);
+
+static void prepare(void)
+{
+    struct ucm_client *c;
+
+    pthread_mutex_lock(&lock);
+    TAILQ_FOREACH(c, &clients, node)
+    pthread_mutex_lock(&c->lock);
+}
+
+static void unlock_all(void)
+{
+    struct ucm_client *c;
+
+    TAILQ_FOREACH(c, &clients, node)
+    pthread_mutex_unlock(&c->lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void drop(struct ucm_client *c)
+{
+    struct client_handle *h;
+
+    c->forked = true;
+    TAILQ_FOREACH(h, &c->handles, node)
+    {
+        struct ucm_region *region = (struct ucm_region *)h;
+
+        while (h->is_region && region->n_fds > 0)
+            close(region->fds[--region->n_fds]);
+    }
+    if (c->fd >= 0)
+        close(c->fd);
+    close(c->epoll_fd);
+    close(c->event_fd);
+}
+
+static void in_child(void)
+{
+    struct ucm_client *c;
+
+    TAILQ_FOREACH(c, &clients, node)
+    drop(c);
+    unlock_all();
+}
+
+int client_fork_init(void)
+{
+    if (pthread_atfork(prepare, unlock_all, in_child) != 0)
+        return client_fail(UCM_ENOMEMORY, "no memory for the library's set-up");
+    return 0;
+}
+
+void client_fork_watch(struct ucm_client *c)
+{
+    pthread_mutex_lock(&lock);
+    TAILQ_INSERT_TAIL(&clients, c, node);
+    pthread_mutex_unlock(&lock);
+}
+
+void client_fork_forget(struct ucm_client *c)
+{
+    pthread_mutex_lock(&lock);
+    TAILQ_REMOVE(&clients, c, node);
+    pthread_mutex_unlock(&lock);
+}

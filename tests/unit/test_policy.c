@@ -1,0 +1,323 @@
+/* The eviction policy: what goes first, and that everything goes in the end. */
+#include "daemon/index/policy.h"
+
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#define N 4096
+
+static struct index *ix;
+static struct ns *ns;
+static struct policy *p;
+static bool pinned[N];
+
+static void setup(void)
+{
+    static const uint32_t shards = 1;
+    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
+
+    cr_assert_eq(index_new(N, 1, &ix), 0);
+    cr_assert_eq(index_ns_open(ix, &id, &ns, NULL), 0);
+    cr_assert_eq(policy_new(ix, 256, &p), 0);
+}
+
+static void teardown(void)
+{
+    policy_free(p);
+    index_free(ix);
+}
+
+TestSuite(policy, .init = setup, .fini = teardown);
+
+static void key_make(uint8_t key[UCM_MAX_KEY_BYTES], uint32_t number)
+{
+    memset(key, 0, UCM_MAX_KEY_BYTES);
+    memcpy(key, &number, sizeof(number));
+}
+
+static uint32_t number_of(block_ref ref)
+{
+    uint32_t number;
+
+    memcpy(&number, index_block(ix, ref)->key, sizeof(number));
+    return number;
+}
+
+/* A block in the index and in DRAM. */
+static block_ref add(uint32_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    block_ref ref;
+
+    key_make(key, number);
+    ref = index_insert(ix, ns, key);
+    cr_assert_neq(ref, 0);
+    policy_insert(p, ref);
+    cr_assert(index_block(ix, ref)->flags & BLOCK_IN_POLICY);
+    return ref;
+}
+
+static bool any_cb(void *ctx, block_ref ref)
+{
+    (void)ctx;
+    (void)ref;
+    return true;
+}
+
+static bool unpinned_cb(void *ctx, block_ref ref)
+{
+    if (ctx)
+        ++*(uint32_t *)ctx;
+    return !pinned[number_of(ref)];
+}
+
+static void drop(block_ref ref, bool evicted)
+{
+    policy_remove(p, ref, evicted);
+    cr_assert(!(index_block(ix, ref)->flags & BLOCK_IN_POLICY));
+    index_remove(ix, ref);
+}
+
+/* Evicts one block and returns its number, N when there was none. */
+static uint32_t evict(void)
+{
+    block_ref ref = policy_victim(p, any_cb, NULL, 1);
+    uint32_t number = ref ? number_of(ref) : N;
+
+    if (ref)
+        drop(ref, true);
+    return number;
+}
+
+Test(policy, has_a_name_and_starts_empty)
+{
+    cr_assert_neq(policy_name()[0], '\0');
+    cr_assert_eq(policy_count(p), 0);
+    cr_assert_eq(policy_victim(p, any_cb, NULL, 10), 0);
+    policy_free(NULL);
+}
+
+Test(policy, an_inserted_chain_goes_tail_first)
+{
+    for (uint32_t i = 0; i < 10; i++)
+        add(i);
+    for (uint32_t i = 10; i-- > 0;)
+        cr_assert_eq(evict(), i);
+    cr_assert_eq(evict(), N);
+}
+
+Test(policy, a_touched_chain_goes_tail_first)
+{
+    block_ref refs[11];
+
+    for (uint32_t i = 10; i-- > 0;)
+        refs[i + (i > 4)] = add(i);
+    refs[5] = 0; /* a gap is passed over */
+    policy_touch(p, refs, 11);
+    for (uint32_t i = 10; i-- > 0;)
+        cr_assert_eq(evict(), i);
+}
+
+Test(policy, the_chain_that_was_used_last_stays_longest)
+{
+    block_ref a[4], b[4];
+
+    for (uint32_t i = 0; i < 4; i++)
+        a[i] = add(i);
+    policy_touch(p, a, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        b[i] = add(10 + i);
+    policy_touch(p, b, 4);
+    policy_touch(p, a, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_geq(evict(), 10);
+    for (uint32_t i = 4; i-- > 0;)
+        cr_assert_eq(evict(), i);
+}
+
+/* Blocks come in without end; the one that is used now and then survives, the others do not. */
+Test(policy, a_used_block_outlives_a_scan)
+{
+    block_ref used = add(0);
+
+    for (uint32_t i = 1; i < 3000; i++) {
+        add(i);
+        if (i % 20 == 0)
+            policy_touch(p, &used, 1);
+        if (policy_count(p) > 64)
+            cr_assert_neq(evict(), 0);
+    }
+    cr_assert_eq(policy_heat(p, used), 3);
+}
+
+Test(policy, a_block_that_is_used_no_more_goes_at_last)
+{
+    block_ref hot = add(0);
+    uint32_t i = 1;
+
+    for (; i < 500; i++) {
+        add(i);
+        policy_touch(p, &hot, 1);
+        if (policy_count(p) > 32)
+            cr_assert_neq(evict(), 0);
+    }
+    for (; i < 3000; i++) {
+        add(i);
+        if (evict() == 0)
+            return;
+    }
+    cr_assert_fail("still here");
+}
+
+Test(policy, a_block_that_comes_back_counts_as_used)
+{
+    for (uint32_t i = 0; i < 20; i++)
+        add(i);
+    for (uint32_t i = 0; i < 20; i++)
+        evict();
+    cr_assert_eq(policy_heat(p, add(7)), 1);
+    add(100);
+    cr_assert_eq(evict(), 100);
+}
+
+Test(policy, a_block_that_stays_on_a_slower_tier_keeps_its_heat)
+{
+    block_ref ref = add(0);
+
+    for (uint32_t i = 1; i < 100; i++) {
+        add(i);
+        policy_touch(p, &ref, 1);
+    }
+    cr_assert_eq(policy_heat(p, ref), 3);
+    policy_remove(p, ref, true);
+    cr_assert_eq(policy_heat(p, ref), 3);
+    policy_insert(p, ref);
+    cr_assert_eq(policy_heat(p, ref), 3);
+}
+
+Test(policy, lookup_and_load_are_one_use)
+{
+    block_ref ref = add(0);
+
+    cr_assert_eq(policy_heat(p, ref), 0);
+    for (int i = 0; i < 10; i++)
+        policy_touch(p, &ref, 1);
+    cr_assert_eq(policy_heat(p, ref), 0);
+    for (uint32_t i = 1; i <= 256; i++)
+        add(i);
+    for (int i = 0; i < 10; i++)
+        policy_touch(p, &ref, 1);
+    cr_assert_eq(policy_heat(p, ref), 1);
+}
+
+Test(policy, what_is_not_in_it_is_not_touched)
+{
+    block_ref ref = add(0);
+
+    policy_remove(p, ref, false);
+    policy_touch(p, &ref, 1);
+    cr_assert_eq(policy_count(p), 0);
+    cr_assert_eq(policy_victim(p, any_cb, NULL, 1), 0);
+}
+
+Test(policy, the_pinned_are_passed_by)
+{
+    uint32_t asked = 0;
+
+    memset(pinned, 0, sizeof(pinned));
+    for (uint32_t i = 0; i < 2000; i++) {
+        add(i);
+        pinned[i] = i % 10 != 3; /* nine in ten */
+    }
+    /* Few tries a call: calls make progress, and nothing is rescanned without end. */
+    for (uint32_t got = 0, calls = 0; got < 200; calls++) {
+        block_ref ref = policy_victim(p, unpinned_cb, &asked, 8);
+
+        cr_assert_lt(calls, 1000);
+        if (!ref)
+            continue;
+        cr_assert(!pinned[number_of(ref)]);
+        drop(ref, true);
+        got++;
+    }
+    cr_assert_lt(asked, 2500);
+    cr_assert_eq(policy_count(p), 1800);
+    asked = 0;
+    cr_assert_eq(policy_victim(p, unpinned_cb, &asked, 5000), 0);
+    cr_assert_eq(asked, 5000);
+    memset(pinned, 0, sizeof(pinned));
+    for (uint32_t i = 0; i < 1800; i++)
+        cr_assert_neq(evict(), N);
+    cr_assert_eq(policy_count(p), 0);
+}
+
+/* ---- anything in any order ---- */
+
+static block_ref in_dram[N];
+static uint32_t in_dram_n;
+
+static void random_step(uint64_t r)
+{
+    uint32_t number = (uint32_t)(r >> 8) % N;
+    block_ref refs[8], victim;
+
+    switch (r % 8) {
+    case 0:
+    case 1:
+    case 2:
+        if (in_dram[number])
+            return;
+        in_dram[number] = add(number);
+        in_dram_n++;
+        return;
+    case 3:
+    case 4:
+        for (uint32_t i = 0; i < 8; i++)
+            refs[i] = in_dram[(number + i) % N];
+        policy_touch(p, refs, 8);
+        return;
+    case 5:
+        if (!in_dram[number])
+            return;
+        drop(in_dram[number], r & 0x10000);
+        in_dram[number] = 0;
+        in_dram_n--;
+        return;
+    case 6:
+        pinned[number] = !pinned[number] && number % 5 == 0;
+        return;
+    default:
+        victim = policy_victim(p, unpinned_cb, NULL, 64);
+        if (!victim)
+            return;
+        number = number_of(victim);
+        cr_assert_eq(in_dram[number], victim);
+        cr_assert(!pinned[number]);
+        drop(victim, true);
+        in_dram[number] = 0;
+        in_dram_n--;
+    }
+}
+
+Test(policy, random_operations_lose_nothing)
+{
+    uint64_t r = 88172645463325252u;
+
+    for (uint32_t step = 0; step < 200000; step++) {
+        r ^= r << 13;
+        r ^= r >> 7;
+        r ^= r << 17;
+        random_step(r >> 11);
+        cr_assert_eq(policy_count(p), in_dram_n);
+    }
+    for (; in_dram_n > 0; in_dram_n--) {
+        uint32_t number = evict();
+
+        cr_assert_lt(number, N);
+        cr_assert_neq(in_dram[number], 0, "%u came out twice", number);
+        in_dram[number] = 0;
+    }
+    cr_assert_eq(evict(), N);
+    cr_assert_eq(index_blocks(ix), 0);
+}
