@@ -35,6 +35,14 @@ $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests/gpu/worker.o $(GPU_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ -luv -ldl -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -lrt -lstdc++ -o $@
+# The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
+$O/obj/tests/gpu/serve.o: tests/gpu/serve.cu client/include/ucmclient.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
+$O/gpu/test_serve: $O/obj/tests/gpu/serve.o $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++ -o $@
+GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.

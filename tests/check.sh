@@ -98,7 +98,7 @@ finish() {
 
 # ---- phases ----
 
-# programs FOLDER: sets what tests know of the build that they belong to.
+# environment LABEL FOLDER NAME: what a test knows of the build that it belongs to.
 environment() {
     local label=$1 o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label

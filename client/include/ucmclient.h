@@ -56,12 +56,11 @@ enum ucm_status {
     UCM_ENOMEMORY = 10,   /* memory ran out, here or in the daemon */
     UCM_ESHUTDOWN = 11,   /* the daemon is shutting down */
     UCM_EINTERNAL = 12,   /* a bug in the daemon */
-    UCM_EDISCONNECTED =
-        100, /* the connection broke; what was on its way may or may not have happened */
-    UCM_ENODAEMON = 101, /* nobody listens on the socket */
-    UCM_EPROTOCOL = 102, /* the daemon sent something that is not the protocol */
-    UCM_EREPORTED = 103, /* the task's result was already taken by an earlier check or wait */
-    UCM_EPENDING = 104,  /* ucm_task_check: the task is not done */
+    UCM_EDISCONNECTED = 100, /* the connection broke; what was on its way may have happened */
+    UCM_ENODAEMON = 101,     /* nobody listens on the socket */
+    UCM_EPROTOCOL = 102,     /* the daemon sent something that is not the protocol */
+    UCM_EREPORTED = 103,     /* the task's result was already taken by an earlier check or wait */
+    UCM_EPENDING = 104,      /* ucm_task_check: the task is not done */
 };
 
 /* "UCM_EBUSY" for UCM_EBUSY or -UCM_EBUSY. Static memory, never NULL. */
@@ -217,8 +216,8 @@ enum ucm_found {
  * in_dram, if not NULL, receives how many of the hits lie wholly in DRAM. */
 UCM_API int ucm_lookup_prefix(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
                               int timeout_ms, uint32_t *hits, uint32_t *in_dram, uint32_t *lease);
-/* Looks at each key by itself: found[i] is an enum ucm_found. A lease covers all that were found.
- */
+/* Looks at each key by itself: found[i] is an enum ucm_found. A lease covers all that were found;
+ * hits may be NULL. */
 UCM_API int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *lookup,
                             int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
 /* Ends a lease early. One that has run out, was used by a load or is of before a reconnect is no

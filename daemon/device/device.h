@@ -4,15 +4,16 @@
  * Promises: nothing is launched that is not inside a region's registered bounds (region_check has
  * seen every number, the device sees every block id). A dump reads only after its event, and one
  * with an event succeeds only if the worker was alive when the event was seen (a dying worker's
- * events read as signalled). A job that was accepted completes exactly once, on the loop. Closing a
- * region completes only after every job of it is done and its mappings are closed.
+ * events may read as signalled). A job that was accepted completes exactly once, on the loop.
+ * Closing a region completes only after every job of it is done and its mappings are closed.
  *
  * Order for one region: OPEN; when that is done with 0, any loads and dumps; CLOSE, after which
  * nothing is submitted. A region whose OPEN failed holds nothing and needs no CLOSE.
  *
- * Threads: functions below on the loop only, and none of them waits. Each device has threads of its
- * own; for CUDA exactly one a GPU makes all CUDA calls, and it makes its context (about 600 MiB of
- * GPU memory) when the first region is opened: a GPU that nobody uses costs nothing. */
+ * Threads: functions below on the loop only, and none of them waits (but see device_set_new). Each
+ * device has threads of its own; for CUDA exactly one a GPU makes all CUDA calls, and it makes its
+ * context (about 600 MiB of GPU memory) when the first region is opened: a GPU that nobody uses
+ * costs nothing. */
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 

@@ -285,7 +285,7 @@ static int report(struct replay *r)
                  (unsigned long long)c->hit, (unsigned long long)c->loaded,
                  (unsigned long long)c->differing);
         puts(line);
-        return 0;
+        return report_end(&out);
     }
     report_number(&out, "requests", (double)c->requests);
     report_number(&out, "looked_up", (double)c->looked_up);

@@ -63,14 +63,10 @@ static void dump_start(struct test_job *j, struct device_region *r, const uint8_
 
 /* ---- handles ---- */
 
-static void test_handles(void)
+static void test_forged(void)
 {
-    struct device_region *r, *other;
-    struct test_layout half = flat;
-    struct test_worker w;
-    uint8_t ipc[64], dead[64];
-    struct ucm_error e = {0};
-    int fd;
+    struct device_region *r;
+    uint8_t ipc[64];
 
     random_bytes(ipc, sizeof(ipc), 7);
     CHECK(flat_open(&good, ipc, &r) == -EINVAL, "random bytes are refused");
@@ -85,6 +81,13 @@ static void test_handles(void)
         }
     }
     still_sound("forged handles");
+}
+
+static void test_sizes(void)
+{
+    struct device_region *r;
+    struct ucm_error e = {0};
+    int fd;
 
     CHECK(region_open(&t, &flat, good.pid, good_ipc, -1, 0, 4096 * MIB, &r, &e) == -EINVAL,
           "more bytes than the allocation has are refused: %s", e.text);
@@ -96,6 +99,14 @@ static void test_handles(void)
           "a memfd is no CUDA memory: %s", e.text);
     close(fd);
     still_sound("wrong sizes and descriptors");
+}
+
+static void test_vmm(void)
+{
+    struct test_layout half = flat;
+    struct device_region *r;
+    struct ucm_error e = {0};
+    struct test_worker w;
 
     worker_start(&w);
     worker_do(&w, WORKER_ALLOC_VMM, MEMORY, 0, 0);
@@ -107,15 +118,20 @@ static void test_handles(void)
     else
         printf("INFO  %s\n", e.text);
     half.blocks = 16;
-    if (region_open(&t, &half, w.pid, NULL, w.fd, 0, MEMORY / 2, &r, &e) == 0)
-        region_shut(&t, r);
-    else
-        printf("INFO  a part of a VMM allocation: %s\n", e.text);
+    CHECK(region_open(&t, &half, w.pid, NULL, w.fd, 0, MEMORY / 2, &r, &e) == -EINVAL,
+          "a part of a VMM allocation is refused: %s", e.text);
     CHECK(region_open(&t, &flat, w.pid, NULL, w.fd, 0, 4 * MEMORY, &r, &e) == -EINVAL,
           "more bytes than the VMM allocation has are refused: %s", e.text);
     CHECK(region_open(&t, &flat, w.pid, NULL, w.fd, 0, 1ull << 46, &r, &e) == -EINVAL,
           "absurdly many bytes are refused: %s", e.text);
     worker_kill(&w);
+}
+
+static void test_stale(void)
+{
+    struct device_region *r;
+    struct test_worker w;
+    uint8_t dead[64];
 
     worker_start(&w);
     worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
@@ -123,6 +139,13 @@ static void test_handles(void)
     worker_kill(&w);
     CHECK(flat_open(&w, dead, &r) == -EINVAL, "a dead worker's handle is refused");
     still_sound("stale handles");
+}
+
+static void test_shared(void)
+{
+    struct device_region *r, *other;
+    struct test_worker w;
+    uint8_t ipc[64];
 
     CHECK(flat_open(&good, good_ipc, &r) == 0, "one handle opens");
     CHECK(flat_open(&good, good_ipc, &other) == 0, "and again for a second region");
@@ -354,9 +377,9 @@ static void test_lost(void)
     wild.shard_bytes = 4096;
     wild.planes[0] = (struct test_plane){0, 0, 4096, 4096, 0};
     wild.planes[1] = (struct test_plane){0, MIB, 4096, 4096, 1};
-    CHECK(flat_open(&good, good_ipc, &s) == 0 &&
-              region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) == 0,
-          "regions for the last test");
+    if (!CHECK(flat_open(&good, good_ipc, &s) == 0, "a region for the last test opens") ||
+        region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)
+        return;
     bad->spec[1].offset = 1ull << 45; /* as no check would let it be */
     job_init(&j, DEVICE_OPEN, bad, NULL, 0);
     CHECK(job_run(&t, &j) == 0, "a region with a wild plane opens");
@@ -392,7 +415,11 @@ int main(int argc, char **argv)
     CHECK(worker_do(&good, WORKER_ALLOC_IPC, MEMORY, 0, 0), "worker allocates");
     memcpy(good_ipc, good.reply.handle, 64);
     still_sound("the start");
-    test_handles();
+    test_forged();
+    test_sizes();
+    test_vmm();
+    test_stale();
+    test_shared();
     if (CHECK(flat_open(&good, good_ipc, &r) == 0, "a region opens")) {
         test_jobs(r);
         test_event_never(&good, r);

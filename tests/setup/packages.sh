@@ -21,13 +21,13 @@ done
 [ -n "$missing" ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-    sentence "apt-get is missing" "$missing"
+    sentence "apt-get is missing" "${missing# }"
 elif [ "$(id -u)" = 0 ]; then
     as_root=
 elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
     as_root="sudo"
 else
-    sentence "installing packages needs root or sudo, and neither is at hand" "$missing"
+    sentence "installing packages needs root or sudo, and neither is at hand" "${missing# }"
 fi
 
 echo "ucmd: installing$missing"
@@ -39,6 +39,6 @@ install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-reco
 if ! $as_root $install $missing >"$log" 2>&1; then
     if ! { $as_root apt-get update && $as_root $install $missing; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
-        sentence "apt-get failed" "$missing"
+        sentence "apt-get failed" "${missing# }"
     fi
 fi

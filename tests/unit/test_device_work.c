@@ -1,0 +1,105 @@
+#include "daemon/device/work.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ITEMS 40
+#define PLANES 24
+
+/* However a job is cut, every chunk is copied once, and no piece is larger than asked but for a
+ * single chunk. */
+Test(device_work, pieces_cover_each_chunk_once)
+{
+    struct ucm_copy_plane planes[PLANES] = {0};
+    struct device_region r = {.n_planes = PLANES, .planes = planes, .blocks = 1};
+
+    srand(2);
+    for (unsigned round = 0; round < 2000; round++) {
+        uint8_t seen[ITEMS][PLANES] = {{0}};
+        struct device_job job = {.op = DEVICE_LOAD, .region = &r};
+        uint64_t max_bytes = 1 + (uint64_t)(rand() % 20000), offset = 0;
+        uint32_t max_items = 1 + (uint32_t)(rand() % 10);
+        struct job_piece piece;
+        bool last = false;
+
+        for (uint32_t p = 0; p < PLANES; p++) {
+            planes[p].slot_offset = offset;
+            planes[p].chunk = 1 + (uint32_t)(rand() % 1000);
+            offset += planes[p].chunk;
+        }
+        job.n_items = 1 + (uint32_t)(rand() % ITEMS);
+        job.first_plane = (uint32_t)(rand() % PLANES);
+        job.n_planes = 1 + (uint32_t)(rand() % (int)(PLANES - job.first_plane));
+        while (!last) {
+            uint64_t bytes = 0;
+
+            last = job_next_piece(&job, max_bytes, max_items, &piece);
+            cr_assert_leq(piece.n_items, max_items);
+            for (uint32_t i = piece.first_item; i < piece.first_item + piece.n_items; i++)
+                for (uint32_t p = piece.first_plane; p < piece.first_plane + piece.n_planes; p++) {
+                    cr_assert_lt(i, job.n_items);
+                    cr_assert(p >= job.first_plane && p < job.first_plane + job.n_planes);
+                    seen[i][p]++;
+                    bytes += planes[p].chunk;
+                }
+            cr_assert_eq(bytes, piece.bytes);
+            cr_assert(bytes <= max_bytes || (piece.n_items == 1 && piece.n_planes == 1));
+        }
+        for (uint32_t i = 0; i < job.n_items; i++)
+            for (uint32_t p = 0; p < PLANES; p++)
+                cr_assert_eq(seen[i][p],
+                             p >= job.first_plane && p < job.first_plane + job.n_planes);
+    }
+}
+
+Test(device_work, queue_orders_by_priority_direction_and_age)
+{
+    struct device_job jobs[] = {
+        {.op = DEVICE_DUMP, .priority = 0}, {.op = DEVICE_LOAD, .priority = 0},
+        {.op = DEVICE_DUMP, .priority = 7}, {.op = DEVICE_LOAD, .priority = 7},
+        {.op = DEVICE_LOAD, .priority = 0}, {.op = DEVICE_CLOSE}};
+    static const unsigned order[] = {3, 2, 1, 4, 0};
+    struct job_queue q, other;
+    struct device_job *job;
+
+    job_queue_init(&q);
+    job_queue_init(&other);
+    cr_assert(job_queue_empty(&q));
+    for (unsigned i = 0; i < 6; i++)
+        job_queue_push(&other, &jobs[i]);
+    job_queue_move(&q, &other);
+    cr_assert(job_queue_empty(&other));
+    cr_assert_eq(job_queue_first_of(&q, DEVICE_DUMP), &jobs[2]);
+    cr_assert_eq(job_queue_first_of(&q, DEVICE_LOAD), &jobs[3]);
+    for (unsigned i = 0; i < 5; i++) {
+        job = job_queue_first(&q);
+        cr_assert_eq(job, &jobs[order[i]], "place %u", i);
+        list_remove(&job->link);
+    }
+    cr_assert_null(job_queue_first(&q));
+    cr_assert_not(job_queue_empty(&q));
+    cr_assert_eq(job_queue_pop_control(&q), &jobs[5]);
+    cr_assert(job_queue_empty(&q));
+}
+
+Test(device_work, only_what_has_not_begun_expires)
+{
+    struct device_job jobs[] = {{.op = DEVICE_LOAD, .deadline_ms = 100},
+                                {.op = DEVICE_LOAD, .deadline_ms = 101},
+                                {.op = DEVICE_DUMP, .deadline_ms = 0},
+                                {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true},
+                                {.op = DEVICE_DUMP, .deadline_ms = 50}};
+    struct list expired;
+    struct job_queue q;
+
+    job_queue_init(&q);
+    list_init(&expired);
+    for (unsigned i = 0; i < 5; i++)
+        job_queue_push(&q, &jobs[i]);
+    job_queue_expire(&q, 100, &expired);
+    cr_assert_eq(list_pop_front(&expired), &jobs[0].link);
+    cr_assert_eq(list_pop_front(&expired), &jobs[4].link);
+    cr_assert_null(list_pop_front(&expired));
+    cr_assert_eq(job_queue_first(&q), &jobs[1]);
+}
