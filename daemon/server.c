@@ -154,6 +154,12 @@ static void device_failed_cb(void *ctx, const char *why)
     server_stop(s, 1);
 }
 
+static void device_found_cb(void *ctx, uint32_t gpus, const char *note)
+{
+    (void)ctx;
+    log_info("server", "devices", "gpus=%u note=\"%s\"", gpus, note);
+}
+
 /* ---- starting ---- */
 
 static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -162,7 +168,8 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
 
     if (s->tier)
         tier_nvme.buffer_add(s->tier, extent, base, bytes);
-    device_set_memory_add(s->devices, base, bytes);
+    if (device_set_memory_add(s->devices, base, bytes) != 0)
+        log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
     cache_room_grew(s->cache);
 }
 
@@ -249,6 +256,7 @@ static int devices_init(struct server *s, char text[512])
     struct device_config dc = {.cpu_threads = s->config.cpu_threads,
                                .cuda = (int)s->config.cuda,
                                .failed = device_failed_cb,
+                               .found = device_found_cb,
                                .ctx = s};
     struct ucm_error e = {0};
     char note[200] = "";

@@ -126,8 +126,8 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key);
 void index_remove(struct index *ix, block_ref ref);
 
 struct block *index_block(struct index *ix, block_ref ref);
-/* The same for a number that was kept while its block may have been removed: NULL then, or whichever
- * block has the number now. */
+/* The same for a number that was kept while its block may have been removed: NULL then, or
+ * whichever block has the number now. */
 struct block *index_peek(struct index *ix, block_ref ref);
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {

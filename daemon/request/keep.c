@@ -150,14 +150,25 @@ static int keys_call(struct call *call)
     return rc != 0 ? rc : keep_call(call, m.ns, m.keys, 0);
 }
 
+/* Pinned blocks take room from every tenant. */
+static int pin_call(struct call *call)
+{
+    if (!call->s->peer.admin)
+        return ucm_error_set(
+            &call->error, UCM_WIRE_DENIED,
+            "%s is for operators: root, the daemon's own user, and whom `admins` names",
+            proto_method_name(call->method));
+    return keys_call(call);
+}
+
 int method_pin(struct call *call)
 {
-    return keys_call(call);
+    return pin_call(call);
 }
 
 int method_unpin(struct call *call)
 {
-    return keys_call(call);
+    return pin_call(call);
 }
 
 int method_purge(struct call *call)

@@ -3,10 +3,9 @@
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-
-static void close_send(struct session_region *r);
 
 static void region_delete(struct session_region *r)
 {
@@ -46,6 +45,16 @@ static void pending_stop_cb(struct request *q)
     (void)q;
 }
 
+/* The device promises to take every open and every close. */
+static void region_submit(struct session_region *r)
+{
+    struct device *device = r->region->device;
+    int rc = device->ops->submit(device, &r->job);
+
+    assert(rc == 0);
+    (void)rc;
+}
+
 /* ---- closing ---- */
 
 static void closed_cb(struct device_job *job, int status)
@@ -57,52 +66,17 @@ static void closed_cb(struct device_job *job, int status)
     region_delete(r);
 }
 
-static void close_retry_cb(struct deadline *d);
-
-struct close_retry {
-    struct deadline deadline;
-    struct session_region *r;
-};
-
-/* The device's queue is full: the mapping must be closed all the same, a little later. */
-static void close_later(struct session_region *r)
-{
-    struct close_retry *retry = calloc(1, sizeof(*retry));
-    struct requests *rq = r->s->rq;
-
-    if (!retry)
-        abort(); /* a mapping that is never closed keeps a dead worker's memory: better to restart
-                  */
-    retry->r = r;
-    if (deadline_arm(rq->rooms.deadlines, &retry->deadline, uv_now(rq->rooms.loop) + 1,
-                     close_retry_cb) != 0)
-        abort();
-}
-
-static void close_retry_cb(struct deadline *d)
-{
-    struct close_retry *retry = LIST_ENTRY(d, struct close_retry, deadline);
-    struct session_region *r = retry->r;
-
-    free(retry);
-    close_send(r);
-}
-
 static void close_send(struct session_region *r)
 {
-    struct device *device = r->region->device;
-
     r->close_sent = true;
     r->job = (struct device_job){.op = DEVICE_CLOSE, .region = r->region, .done = closed_cb};
-    if (device->ops->submit(device, &r->job) != 0)
-        close_later(r);
+    region_submit(r);
 }
 
 static void region_close(struct session_region *r)
 {
-    if (r->state == REGION_OPENING) {
+    if (r->state == REGION_OPENING)
         return; /* opened_cb sees that the session closes */
-    }
     r->state = REGION_CLOSING;
     if (r->transfers == 0 && !r->close_sent)
         close_send(r);
@@ -138,9 +112,9 @@ static void opened_cb(struct device_job *job, int status)
         session_settle(r->s);
 }
 
-static int region_open(struct call *call, struct session_region *r)
+/* The request that waits for a job of the region. 0, or -code with call->error. */
+static int pending_start(struct call *call, struct session_region *r)
 {
-    struct device *device = r->region->device;
     struct request *q = calloc(1, sizeof(*q));
     int rc;
 
@@ -153,14 +127,18 @@ static int region_open(struct call *call, struct session_region *r)
         return rc;
     }
     r->pending = q;
+    return 0;
+}
+
+static int region_open(struct call *call, struct session_region *r)
+{
+    int rc = pending_start(call, r);
+
+    if (rc != 0)
+        return rc;
     r->state = REGION_OPENING;
     r->job = (struct device_job){.op = DEVICE_OPEN, .region = r->region, .done = opened_cb};
-    if (device->ops->submit(device, &r->job) != 0) {
-        r->pending = NULL;
-        request_end(q);
-        free(q);
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY, "the device's queue is full; try again");
-    }
+    region_submit(r);
     return 0;
 }
 
@@ -235,7 +213,6 @@ int method_region_unregister(struct call *call)
 {
     struct msg_region m;
     struct session_region *r;
-    struct request *q;
     int rc = proto_decode(&proto_region, call->env, &m, &call->error);
 
     if (rc != 0)
@@ -243,16 +220,9 @@ int method_region_unregister(struct call *call)
     r = call_region(call, m.region);
     if (!r)
         return -call->error.code;
-    q = calloc(1, sizeof(*q));
-    if (!q)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    q->stop_cb = pending_stop_cb;
-    rc = request_start(call, q, sizeof(*q), 0);
-    if (rc != 0) {
-        free(q);
+    rc = pending_start(call, r);
+    if (rc != 0)
         return rc;
-    }
-    r->pending = q;
     transfers_stop_region(r);
     region_close(r);
     return 0;

@@ -59,15 +59,15 @@ static int open_namespace(struct rig *rig, const struct rig_options *o)
     return rc < 0 ? fail_call(rig, "opening the namespace", rc) : 0;
 }
 
-static int register_region(struct rig *rig, int fd)
+static int register_region(struct rig *rig, const struct ucm_memory *memory)
 {
-    struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = rig->memory_bytes, .fd = fd};
     struct ucm_plane *planes = calloc(rig->planes, sizeof *planes);
     struct ucm_region_spec spec = {
         .part = rig->part,
         .blocks = rig->blocks,
-        .device = "cpu",
-        .memory = &memory,
+        .device = rig->on_gpu ? "cuda" : "cpu",
+        .gpu = rig->on_gpu ? rig->gpu.uuid : NULL,
+        .memory = memory,
         .n_memory = 1,
         .planes = planes,
         .n_planes = rig->planes,
@@ -85,6 +85,47 @@ static int register_region(struct rig *rig, int fd)
     rc = ucm_region_register(rig->ns, &spec, rig->timeout_ms, &rig->region);
     free(planes);
     return rc < 0 ? fail_call(rig, "registering the region", rc) : 0;
+}
+
+static int open_shared(struct rig *rig)
+{
+    struct ucm_memory memory = {.kind = UCM_MEMORY_MEMFD, .bytes = rig->memory_bytes};
+    void *p = NULL;
+    int rc = ucm_shared_memory(rig->memory_bytes, &memory.fd, &p);
+
+    if (rc < 0)
+        return fail_call(rig, "making the region's memory", rc);
+    rig->memory = p;
+    rc = register_region(rig, &memory);
+    close(memory.fd);
+    if (rc < 0)
+        munmap(rig->memory, rig->memory_bytes);
+    return rc;
+}
+
+static int open_gpu(struct rig *rig)
+{
+    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = rig->memory_bytes, .fd = -1};
+    void *p =
+        mmap(NULL, rig->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int rc;
+
+    if (p == MAP_FAILED)
+        return fail(rig, -UCM_ENOMEMORY, "memory ran out");
+    rig->memory = p;
+    rig->on_gpu = 1;
+    if (gpu_open(&rig->gpu, rig->memory_bytes) < 0) {
+        rc = fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
+        goto err_after_memory;
+    }
+    memcpy(memory.ipc, rig->gpu.ipc, sizeof memory.ipc);
+    rc = register_region(rig, &memory);
+    if (rc == 0)
+        return 0;
+    gpu_close(&rig->gpu);
+err_after_memory:
+    munmap(rig->memory, rig->memory_bytes);
+    return rc;
 }
 
 static int check_options(struct rig *rig, const struct rig_options *o)
@@ -120,8 +161,7 @@ static int open_connection(struct rig *rig, const struct rig_options *o)
 
 int rig_open(struct rig *rig, const struct rig_options *o)
 {
-    void *memory = NULL;
-    int fd = -1, rc;
+    int rc;
 
     memset(rig, 0, sizeof *rig);
     rc = check_options(rig, o);
@@ -137,23 +177,12 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     rc = open_connection(rig, o);
     if (rc == 0)
         rc = open_namespace(rig, o);
-    if (rc < 0)
-        goto err_after_connect;
-    rc = ucm_shared_memory(rig->memory_bytes, &fd, &memory);
-    if (rc < 0) {
-        fail_call(rig, "making the region's memory", rc);
-        goto err_after_connect;
-    }
-    rig->memory = memory;
-    rc = register_region(rig, fd);
-    close(fd);
     if (rc == 0)
-        return 0;
-    munmap(rig->memory, rig->memory_bytes);
-    rig->memory = NULL;
-err_after_connect:
-    ucm_close(rig->client);
-    rig->client = NULL;
+        rc = o->gpu ? open_gpu(rig) : open_shared(rig);
+    if (rc < 0) {
+        ucm_close(rig->client);
+        rig->client = NULL;
+    }
     return rc;
 }
 
@@ -166,6 +195,7 @@ void rig_close(struct rig *rig)
     if (ucm_region_unregister(rig->region, rig->timeout_ms) == 0)
         ucm_namespace_close(rig->ns);
     ucm_close(rig->client);
+    gpu_close(&rig->gpu);
     munmap(rig->memory, rig->memory_bytes);
     rig->client = NULL;
 }
@@ -198,6 +228,20 @@ size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key)
 void rig_poison(struct rig *rig)
 {
     memset(rig->memory, POISON, rig->memory_bytes);
+}
+
+int rig_push(struct rig *rig)
+{
+    if (rig->on_gpu && gpu_write(&rig->gpu, rig->memory, rig->memory_bytes) < 0)
+        return fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
+    return 0;
+}
+
+int rig_pull(struct rig *rig)
+{
+    if (rig->on_gpu && gpu_read(&rig->gpu, rig->memory, rig->memory_bytes) < 0)
+        return fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
+    return 0;
 }
 
 /* ---- moving ---- */

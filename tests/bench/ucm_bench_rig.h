@@ -8,6 +8,7 @@
 #define UCM_TESTS_BENCH_RIG_H
 
 #include "client/include/ucmclient.h"
+#include "tests/bench/ucm_bench_gpu.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,7 @@ struct rig_options {
     uint64_t chunk;       /* a multiple of 8, or the whole block */
     uint32_t blocks;      /* of the region */
     int timeout_ms;
+    int gpu; /* 1: the region lies on the first GPU; `memory` is then a mirror of it */
 };
 
 struct rig {
@@ -31,6 +33,8 @@ struct rig {
     struct ucm_namespace *ns;
     struct ucm_region *region;
     struct ucm_server_info server;
+    struct gpu gpu;
+    int on_gpu;
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t blocks, planes, chunk, part;
@@ -48,6 +52,11 @@ uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane);
 void rig_fill(struct rig *rig, uint32_t block, const uint8_t *key);
 size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key); /* bytes */
 void rig_poison(struct rig *rig); /* no byte is a pattern's any more */
+
+/* With a region on a GPU: brings there what was filled, before a dump; and back what was loaded,
+ * before it is checked. Else nothing to do. */
+int rig_push(struct rig *rig);
+int rig_pull(struct rig *rig);
 
 /* ---- moving blocks ---- */
 

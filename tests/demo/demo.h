@@ -26,6 +26,7 @@ struct demo_options {
     double seconds;
     const char *trace; /* NULL: generated */
     bool keep;         /* the temporary folder */
+    bool gpu;          /* the engines keep their blocks on one; found out, not asked for */
     uint64_t arena_bytes, nvme_bytes;
     uint64_t part_bytes, chunk_bytes; /* of one part of a block; of one layer in it */
 };

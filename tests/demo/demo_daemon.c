@@ -1,6 +1,7 @@
 #include "tests/demo/demo.h"
 
 #include "client/ctl/answer.h"
+#include "tests/bench/ucm_bench_gpu.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -203,6 +204,7 @@ static int wait_until_there(struct demo *d, struct ucm_client **client)
     struct ucm_options options = {
         .socket = d->socket, .name = "ucm-demo", .default_timeout_ms = 5000};
 
+    snprintf(d->device, sizeof d->device, "cpu");
     for (long ms = 0; ms < START_MS; ms += POLL_MS) {
         if (answer_connect(&options, 5000, client) == 0)
             return 0;
@@ -218,27 +220,59 @@ static int wait_until_there(struct demo *d, struct ucm_client **client)
     return -1;
 }
 
+/* In a process of its own: one that has met CUDA must not fork. "" when the GPU can be used. */
+static void try_gpu(char *why, size_t n)
+{
+    int pair[2];
+    ssize_t got = 0;
+    pid_t pid;
+
+    snprintf(why, n, "it could not be tried");
+    if (pipe(pair) < 0)
+        return;
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0) {
+        struct gpu g;
+        int rc = gpu_open(&g, MIB);
+
+        if (rc == 0)
+            gpu_close(&g);
+        _exit(write(pair[1], g.why, rc < 0 ? strlen(g.why) : 0) < 0);
+    }
+    close(pair[1]);
+    if (pid > 0) {
+        got = read(pair[0], why, n - 1);
+        why[got > 0 ? got : 0] = '\0';
+        waitpid(pid, NULL, 0);
+    }
+    close(pair[0]);
+}
+
+/* The GPU is used when both the daemon and an engine can. */
 static void find_device(struct demo *d, struct ucm_client *client)
 {
-    const char *reason = "the daemon found none";
     struct answer stats;
-    char name[64];
+    char name[64] = "", why[200] = "";
 
-    if (access("/dev/nvidiactl", F_OK) < 0)
-        reason = "this host has no NVIDIA driver";
-    snprintf(d->device, sizeof d->device, "cpu (no GPU found: %s)", reason);
     if (answer_call(client, "stats", NULL, 5000, &stats) < 0)
         return;
-    for (uint32_t i = 0; i < answer_count(stats.root, "devices"); i++) {
+    for (uint32_t i = 0; i < answer_count(stats.root, "devices") && name[0] == '\0'; i++) {
         const msgpack_object *o = answer_at(stats.root, "devices", i);
 
         if (answer_flag(o, "cuda"))
-            snprintf(
-                d->device, sizeof d->device,
-                "cpu (the daemon sees a GPU, %s; the demo's engines keep their blocks in memory)",
-                answer_text(o, "name", name, sizeof name));
+            answer_text(o, "name", name, sizeof name);
     }
     answer_close(&stats);
+    try_gpu(why, sizeof why);
+    d->options.gpu = name[0] != '\0' && why[0] == '\0';
+    if (d->options.gpu)
+        snprintf(d->device, sizeof d->device, "cuda (%s)", name);
+    else if (name[0] != '\0')
+        snprintf(d->device, sizeof d->device, "cpu (%s cannot be used here: %s)", name, why);
+    else
+        snprintf(d->device, sizeof d->device, "cpu (no GPU found: %s)",
+                 why[0] != '\0' ? why : "the daemon was built without CUDA");
 }
 
 int demo_daemon_start(struct demo *d)

@@ -57,6 +57,8 @@ static int load_some(struct rank *r, const uint8_t *keys, uint32_t n)
     r->count->load_bytes += moved.ok * r->rig.block_bytes;
     r->count->loaded += moved.ok;
     r->count->lost += n - moved.ok;
+    if (rig_pull(&r->rig) < 0)
+        return fail(r, r->rig.error);
     for (uint32_t b = 0; b < n; b++) {
         if (r->result[b] != UCM_BLOCK_IS_OK)
             continue;
@@ -74,6 +76,8 @@ static int dump_some(struct rank *r, const uint8_t *keys, uint32_t n)
 
     for (uint32_t b = 0; b < n; b++)
         rig_fill(&r->rig, b, keys + (size_t)b * RIG_KEY_BYTES);
+    if (rig_push(&r->rig) < 0)
+        return fail(r, r->rig.error);
     t = clock_ns();
     if (rig_move(&r->rig, RIG_DUMP, &move, NULL, &moved) < 0)
         return fail(r, r->rig.error);
@@ -246,7 +250,8 @@ static int rank_open(struct rank *r)
                               .block_bytes = o->part_bytes,
                               .chunk = o->chunk_bytes,
                               .blocks = REGION_BLOCKS,
-                              .timeout_ms = TIMEOUT_MS};
+                              .timeout_ms = TIMEOUT_MS,
+                              .gpu = o->gpu};
     int rc = o->trace != NULL ? workload_trace(o->trace, &r->workload, &e)
                               : workload_generate(&shape, &r->workload, &e);
 

@@ -1,0 +1,27 @@
+/* GPU memory of a worker, by the CUDA driver found while the program runs: one allocation with an
+ * IPC handle that the daemon opens, and copies between it and ordinary memory. Needs no CUDA to
+ * build. Threads: a struct belongs to one thread. A process that opened one must not fork
+ * afterwards. */
+#ifndef UCM_TESTS_BENCH_GPU_H
+#define UCM_TESTS_BENCH_GPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct gpu {
+    void *library;
+    int device;
+    unsigned long long memory; /* device address */
+    uint8_t ipc[64];           /* cudaIpcMemHandle_t */
+    uint8_t uuid[16];
+    char why[200]; /* of a failure */
+};
+
+/* Takes `bytes` on the first GPU. 0, or -1 with g->why and nothing held. */
+int gpu_open(struct gpu *g, size_t bytes);
+void gpu_close(struct gpu *g); /* one that is not open is fine */
+/* Copies the whole allocation; done when it returns. 0, or -1 with g->why. */
+int gpu_write(struct gpu *g, const void *from, size_t bytes);
+int gpu_read(struct gpu *g, void *to, size_t bytes);
+
+#endif
