@@ -107,6 +107,16 @@ static void look(struct requests *rq, struct ns *ns, const struct msg_lookup *m,
         r->status = (struct proto_bin){rq->status, n};
 }
 
+/* The policy takes what it is told of at once for one chain; keys looked at each by itself are
+ * none. */
+static void touch(struct requests *rq, const struct msg_lookup *m, uint32_t n)
+{
+    uint32_t step = m->each ? 1 : n;
+
+    for (uint32_t i = 0; i < n; i += step)
+        cache_touch(rq->rooms.cache, rq->refs + i, step);
+}
+
 int method_lookup(struct call *call)
 {
     struct session *s = call->s;
@@ -130,7 +140,7 @@ int method_lookup(struct call *call)
         if (rc != 0)
             return rc;
     }
-    cache_touch(rq->rooms.cache, rq->refs, covered);
+    touch(rq, &m, covered);
     rq->rooms.metrics->lookups++;
     rq->rooms.metrics->lookup_keys += n;
     rq->rooms.metrics->lookup_hits += r.hits;

@@ -34,6 +34,7 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
     t->finished = true;
+    cache_room_cancel(&t->room);
     for (uint32_t i = 0; i < t->n_keys; i++)
         if (t->refs[i])
             cache_drop(cache_of(t), t->refs[i]);
@@ -49,8 +50,7 @@ static void transfer_finish(struct transfer *t)
 
 static bool transfer_done(const struct transfer *t)
 {
-    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0 &&
-           list_empty(&t->room.link);
+    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0;
 }
 
 /* ---- the pump ---- */
