@@ -13,7 +13,6 @@
 
 #define ROOM "tier"
 #define DEPTH_MAX 32768u /* of all files together: a ring's bound */
-#define EPOCH_BITS 24
 
 /* ---- files ---- */
 
@@ -69,7 +68,7 @@ static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
     for (unsigned i = 0; i < t->files; i++)
         if (t->devices[i].file.epoch > last)
             last = t->devices[i].file.epoch;
-    if (last + 1 >= 1u << EPOCH_BITS) {
+    if (last + 1 >= 1u << NVME_EPOCH_BITS) {
         ucm_error_set(e, UCM_WIRE_IO, "the files of nvme.paths are worn out: delete them");
         return -EOVERFLOW;
     }
@@ -90,7 +89,7 @@ static int segments_init(struct tier *t, uint64_t epoch)
 
     for (unsigned i = 0; i < t->files; i++)
         counts[i] = t->devices[i].file.segments;
-    t->slot_sequence = epoch << (64 - EPOCH_BITS);
+    t->slot_sequence = epoch << (64 - NVME_EPOCH_BITS);
     return segment_table_init(&t->segments, t->segment_bytes, t->slot_sequence, counts, t->files);
 }
 

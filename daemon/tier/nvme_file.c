@@ -280,8 +280,9 @@ static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *p
         if (rc < 0)
             return rc;
         if (nvme_segment_header_decode(page, &header) == 0 &&
-            memcmp(header.uuid, f->uuid, sizeof(f->uuid)) == 0 && header.sequence >> 40 > f->epoch)
-            f->epoch = header.sequence >> 40;
+            memcmp(header.uuid, f->uuid, sizeof(f->uuid)) == 0 &&
+            header.sequence >> (64 - NVME_EPOCH_BITS) > f->epoch)
+            f->epoch = header.sequence >> (64 - NVME_EPOCH_BITS);
     }
     log_warn("tier", "state-rebuilt", "path=%s epoch=%" PRIu64 " segments=%" PRIu64, f->path,
              f->epoch, f->state_segments);

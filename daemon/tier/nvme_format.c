@@ -107,7 +107,7 @@ int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out)
 
     if (rc < 0)
         return rc;
-    if (get64(page + 40) > NVME_LOC_PAGES)
+    if (get64(page + 32) >> NVME_EPOCH_BITS != 0 || get64(page + 40) > NVME_LOC_PAGES)
         return -EBADMSG;
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
     out->epoch = get64(page + 32);

@@ -13,6 +13,7 @@
 #define NVME_PAGE 4096u
 #define NVME_FORMAT_VERSION 1u
 #define NVME_UUID_BYTES 16
+#define NVME_EPOCH_BITS 24 /* of a sequence; the rest counts within the epoch */
 
 /* Places of a file's own pages; the first segment begins at data_offset of the superblock. */
 #define NVME_SUPER_OFFSET 0u
@@ -31,7 +32,7 @@ struct nvme_super {
 /* Written at each open, to the older of its two copies. */
 struct nvme_state {
     uint8_t uuid[NVME_UUID_BYTES];
-    uint64_t epoch;    /* how often the tier was opened; the upper bits of every sequence */
+    uint64_t epoch; /* how often the tier was opened; the upper NVME_EPOCH_BITS of every sequence */
     uint64_t segments; /* that the file has room for */
 };
 

@@ -100,8 +100,8 @@ struct tier_ops {
      * way. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
-    /* Pushes written data to stable storage before a clean stop; blocking, at most a few seconds.
-     */
+    /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices
+     * take: with transfers in a stuck device the process could not exit any sooner. */
     int (*sync)(struct tier *t);
 };
 
