@@ -16,7 +16,8 @@ comma      := ,
 
 V ?= 0
 Q := $(if $(filter 0,$(V)),@)
-say = $(if $(filter 0,$(V)),@printf '  %-5s %s\n' $(1) $@)
+silent = $(findstring s,$(filter-out --%,$(firstword $(MAKEFLAGS))))
+say = $(if $(filter 0,$(V)),$(if $(silent),,@printf '  %-5s %s\n' $(1) $@))
 
 SAN   ?=
 BUILD ?= build
@@ -221,8 +222,8 @@ $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 
-# Under sanitizers a runner of our own takes the place of Criterion's main: see its head.
-RUNNER := $(if $(SAN),$O/obj/tests/runner/runner.o)
+# A runner of our own takes the place of Criterion's main: see its head.
+RUNNER := $O/obj/tests/runner/runner.o
 
 # A unit test links both libraries as archives: only the rooms that it names are pulled in.
 $O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(TOOL_LIBS) $O/libucmdaemon.a

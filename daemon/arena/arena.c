@@ -120,8 +120,10 @@ static int grow_start(struct arena *a, uv_loop_t *loop)
     uv_unref((uv_handle_t *)&a->grown);
     rc = pthread_create(&a->thread, NULL, grow_thread, a);
     if (rc != 0) {
+        log_warn("arena", "no-prefault", "error=%s", strerror(rc));
         uv_close((uv_handle_t *)&a->grown, NULL);
-        return -rc;
+        extents_take(a, a->extents);
+        return 0;
     }
     a->threaded = true;
     return 0;

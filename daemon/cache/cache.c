@@ -378,16 +378,27 @@ static bool block_clean(const struct block *b, const struct ns *ns)
     return true;
 }
 
+/* Some part lies on the tier, or is on its way there. */
+static bool block_stored(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].nvme != PART_NVME_NONE)
+            return true;
+    return false;
+}
+
 enum cache_evicted cache_evict(struct cache *c, block_ref ref, bool dram, bool nvme)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool only_dram = dram && !nvme;
+    bool only_dram = dram && !nvme, only_nvme = nvme && !dram;
 
-    if (b->ready == 0 || (only_dram && b->dram_parts == 0))
+    if (b->ready == 0 || (only_dram && b->dram_parts == 0) || (only_nvme && !block_stored(b, ns)))
         return CACHE_EVICT_NONE;
     if (b->flags & BLOCK_PINNED || (only_dram && !block_clean(b, ns)))
         return CACHE_EVICT_LATER;
+    if (dram && nvme)
+        cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
         if (dram && nvme)
             b->flags |= BLOCK_DOOMED;

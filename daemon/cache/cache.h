@@ -115,8 +115,8 @@ struct cache_room {
     struct list link;
     void (*room_cb)(struct cache_room *r); /* something was released: try again */
 };
-/* False when nothing is under way that could make room (a copy, a read, a write, the arena's growth):
- * waiting would be for ever. */
+/* False when nothing is under way that could make room (a copy, a read, a write, the arena's
+ * growth): waiting would be for ever. */
 bool cache_room_wait(struct cache *c, struct cache_room *r);
 /* The arena has grown. */
 void cache_room_grew(struct cache *c);

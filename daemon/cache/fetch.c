@@ -43,18 +43,19 @@ static void log_read_failed(const struct tier_io *io, int status)
              io->name.part, (unsigned long long)io->place.loc);
 }
 
-/* The waiters come last: they may release the block and with it everything looked at here. */
+/* The fetch's own use and hold keep part and block until the last waiter was told: what one does
+ * may make room, or cancel another. */
 static void fetch_finish(struct cache_fetch *f, int status)
 {
     struct cache *c = f->cache;
     struct ns *ns;
     struct block *b = cache_block(c, f->ref, &ns);
     struct part *p = &b->part[f->part];
-    struct list waiters, *node;
+    struct list *node;
 
-    list_init(&waiters);
     if (status == 0) {
         part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
+        part_use(c, p);
     } else {
         log_read_failed(&f->io, status);
         part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
@@ -63,17 +64,16 @@ static void fetch_finish(struct cache_fetch *f, int status)
         cache_nvme_lost(c, f->ref, f->part, true);
     }
     while ((node = list_pop_front(&f->waiters)) != NULL) {
-        if (status == 0)
-            part_use(c, p);
-        list_push_back(&waiters, node);
-    }
-    cache_drop(c, f->ref);
-    free(f);
-    while ((node = list_pop_front(&waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
 
+        if (status == 0)
+            part_use(c, p);
         w->ready_cb(w, status);
     }
+    if (status == 0)
+        cache_put(c, f->ref, f->part);
+    cache_drop(c, f->ref);
+    free(f);
 }
 
 static void fetch_done_cb(struct tier_io *io, int status)

@@ -163,6 +163,26 @@ void cache_owner_gone(struct cache *c, struct cache_owner *o)
         fill_abort(c, LIST_ENTRY(node, struct cache_fill, link_owner));
 }
 
+/* No more shards are taken for a block that was evicted: its fills would never become whole. */
+void cache_fills_break(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    b->leases++; /* an aborted fill settles its block, which must outlive this loop */
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        struct cache_fill *f;
+
+        if (b->part[i].dram != PART_DRAM_FILLING)
+            continue;
+        f = table_get(&c->fills, b->part[i].slot);
+        f->broken = true;
+        if (f->copying == 0)
+            fill_abort(c, f);
+    }
+    b->leases--;
+}
+
 bool cache_fill_reclaim(struct cache *c)
 {
     for (struct list *n = c->fills_by_age.next; n != &c->fills_by_age; n = n->next) {

@@ -77,6 +77,8 @@ void cache_released(struct cache *c);
 void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
 
+/* Drops the block's fills, those that a copy is writing when it has ended. */
+void cache_fills_break(struct cache *c, block_ref ref);
 /* Drops the oldest fill that no copy is writing. False when there is none. */
 bool cache_fill_reclaim(struct cache *c);
 

@@ -152,26 +152,36 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
     return 0;
 }
 
+/* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
+#define PUMP_BLOCKS 32
+
+/* False: the tier's queue is full. */
+static bool queue_step(struct cache *c)
+{
+    block_ref ref = queue_pop(&c->queue);
+    struct block *b = index_peek(c->config.index, ref);
+    struct ns *ns;
+
+    if (!b || !(b->flags & BLOCK_QUEUED))
+        return true;
+    ns = index_ns(c->config.index, b->ns);
+    c->dirty_bytes -= block_dirty(b, ns);
+    b->flags &= ~(uint32_t)BLOCK_QUEUED;
+    if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns) != -EAGAIN)
+        return true;
+    b->flags |= BLOCK_QUEUED;
+    c->dirty_bytes += block_dirty(b, ns);
+    queue_unpop(&c->queue, ref);
+    return false;
+}
+
 void cache_write_pump(struct cache *c)
 {
-    while (c->queue.n > 0 && c->writing_bytes < CACHE_WRITE_WINDOW && !c->no_writes) {
-        block_ref ref = queue_pop(&c->queue);
-        struct block *b = index_peek(c->config.index, ref);
-        struct ns *ns;
-
-        if (!b || !(b->flags & BLOCK_QUEUED))
-            continue;
-        ns = index_ns(c->config.index, b->ns);
-        c->dirty_bytes -= block_dirty(b, ns);
-        b->flags &= ~(uint32_t)BLOCK_QUEUED;
-        if (b->flags & BLOCK_DOOMED)
-            continue;
-        if (block_write(c, ref, b, ns) == -EAGAIN) {
-            /* No cache_released here: the next completion tries again. */
-            b->flags |= BLOCK_QUEUED;
-            c->dirty_bytes += block_dirty(b, ns);
-            queue_unpop(&c->queue, ref);
+    for (int i = 0; i < PUMP_BLOCKS; i++) {
+        if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;
-        }
+        if (!queue_step(c))
+            return; /* the next completion tries again */
     }
+    cache_released(c);
 }

@@ -11,16 +11,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A peer that leaves so much unread is not read from until it has caught up. */
 #define OUT_HIGH_BYTES (1u << 20)
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
+
+bool conn_backed_up(const struct conn *c)
+{
+    return c->out_n - c->out_at >= OUT_HIGH_BYTES;
+}
 
 static void conn_interest(struct conn *c)
 {
     int events = UV_DISCONNECT, rc;
 
-    if (c->state == CONN_OPEN && c->out_n - c->out_at < OUT_HIGH_BYTES)
+    if (c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
         events |= UV_READABLE;
     if (c->out_n > c->out_at)
         events |= UV_WRITABLE;
@@ -119,27 +123,57 @@ int conn_new(struct front *f, int fd, const struct peer *peer)
         conn_free(c);
         return 0; /* the descriptor is closed with the poll handle */
     }
-    conn_interest(c);
+    conn_watch(c);
+    if (c->state == CONN_OPEN)
+        conn_interest(c);
     return 0;
 }
 
 /* ---- out ---- */
 
+static void flusher_cb(uv_idle_t *idle);
+
+/* In the next idle phase the connection is written to, and its stalled frames go on. */
+static void flush_later(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (!list_empty(&c->link_unflushed))
+        return;
+    list_push_back(&f->unflushed, &c->link_unflushed);
+    if (!f->flushing && uv_idle_start(&f->flusher, flusher_cb) == 0)
+        f->flushing = true;
+}
+
+/* One round for each: who has more to do waits for the next turn of the loop. */
 static void flusher_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
-    struct list *node;
+    struct list round, *node;
 
     uv_idle_stop(idle);
     f->flushing = false;
+    list_init(&round);
     while ((node = list_pop_front(&f->unflushed)) != NULL)
-        conn_flush(LIST_ENTRY(node, struct conn, link_unflushed));
+        list_push_back(&round, node);
+    while ((node = list_pop_front(&round)) != NULL) {
+        struct conn *c = LIST_ENTRY(node, struct conn, link_unflushed);
+
+        if (c->stalled && !conn_backed_up(c))
+            conn_frames(c);
+        conn_flush(c);
+    }
 }
 
 static int out_append(struct conn *c, const uint8_t *p, size_t n)
 {
-    if (c->out_at > 0 && c->out_at == c->out_n)
-        c->out_at = c->out_n = 0;
+    /* What was sent makes way before the buffer grows: a peer that is always a little behind never
+     * empties it. */
+    if (c->out_at > 0 && (c->out_at == c->out_n || c->out_n + n > c->out_cap)) {
+        c->out_n -= c->out_at;
+        memmove(c->out, c->out + c->out_at, c->out_n);
+        c->out_at = 0;
+    }
     if (c->out_n + n > c->out_cap) {
         size_t cap = c->out_cap ? c->out_cap : 4096;
         uint8_t *out;
@@ -159,17 +193,12 @@ static int out_append(struct conn *c, const uint8_t *p, size_t n)
 
 void conn_send(struct conn *c, struct proto_buf *b)
 {
-    struct front *f = c->front;
-
     if (c->state != CONN_CLOSED && b->n > 0) {
-        if (out_append(c, b->p, b->n) != 0) {
-            /* An answer that is lost without a word would leave the peer waiting. */
+        /* An answer that is lost without a word would leave the peer waiting. */
+        if (out_append(c, b->p, b->n) != 0)
             conn_close(c, "no memory for an answer", false);
-        } else if (list_empty(&c->link_unflushed)) {
-            list_push_back(&f->unflushed, &c->link_unflushed);
-            if (!f->flushing && uv_idle_start(&f->flusher, flusher_cb) == 0)
-                f->flushing = true;
-        }
+        else
+            flush_later(c);
     }
     b->n = 0;
 }
@@ -202,6 +231,8 @@ void conn_flush(struct conn *c)
         c->out = NULL;
         c->out_at = c->out_n = c->out_cap = 0;
     }
+    if (c->stalled && c->state == CONN_OPEN && !conn_backed_up(c))
+        flush_later(c);
     conn_interest(c);
 }
 

@@ -59,19 +59,21 @@ static void frame_expired_cb(struct deadline *d)
     struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
     struct front *f = c->front;
 
-    if (peer_stopped(c->peer.pid) &&
+    /* Neither is to blame: who is stopped, and who is not read from. */
+    if ((peer_stopped(c->peer.pid) || conn_backed_up(c)) &&
         deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms,
                      frame_expired_cb) == 0)
         return;
-    violate(c, UCM_WIRE_DEADLINE, "a frame was begun and not finished in time");
+    violate(c, UCM_WIRE_DEADLINE,
+            c->greeted ? "a frame was begun and not finished in time"
+                       : "hello did not come in time");
 }
 
-/* A frame is under way: it has so long from its first byte. */
-static void frame_watch(struct conn *c)
+void conn_watch(struct conn *c)
 {
     struct front *f = c->front;
 
-    if (c->in_n == 0)
+    if (c->stalled || (c->in_n == 0 && c->greeted))
         deadline_disarm(f->deadlines, &c->frame_deadline);
     else if (!deadline_armed(&c->frame_deadline) &&
              deadline_arm(f->deadlines, &c->frame_deadline,
@@ -143,6 +145,19 @@ static int fds_take(struct conn *c, struct msghdr *m)
     return m->msg_flags & MSG_CTRUNC ? -EMFILE : rc;
 }
 
+/* How much to read. A frame that descriptors belong to is read by itself, so that those of the next
+ * one cannot mix with them. */
+static size_t in_wanted(const struct conn *c)
+{
+    size_t room = c->in_cap - c->in_n, frame = PROTO_HEADER_BYTES;
+
+    if (c->n_fds == 0)
+        return room;
+    if (c->in_n >= PROTO_HEADER_BYTES)
+        frame += proto_frame_length(c->in);
+    return frame - c->in_n < room ? frame - c->in_n : room;
+}
+
 /* Bytes read, 0 at the end or nothing now, -errno. */
 static ssize_t in_receive(struct conn *c, bool *end)
 {
@@ -150,11 +165,12 @@ static ssize_t in_receive(struct conn *c, bool *end)
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * UCM_MAX_FRAME_FDS)];
     } control;
-    struct iovec iov = {c->in + c->in_n, c->in_cap - c->in_n};
+    struct iovec iov = {c->in + c->in_n, in_wanted(c)};
     struct msghdr m = {.msg_iov = &iov,
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof(control.bytes)};
+    uint32_t n_fds = c->n_fds;
     ssize_t n;
     int rc;
 
@@ -168,10 +184,12 @@ static ssize_t in_receive(struct conn *c, bool *end)
     if (rc != 0)
         return rc;
     c->in_n += (size_t)n;
+    if (c->n_fds > n_fds)
+        c->fds_end = c->in_n;
     return n;
 }
 
-static void frame_handle(struct conn *c, const uint8_t *body, size_t n)
+static void frame_handle(struct conn *c, const uint8_t *body, size_t n, bool with_fds)
 {
     struct front *f = c->front;
     struct proto_envelope env;
@@ -182,18 +200,28 @@ static void frame_handle(struct conn *c, const uint8_t *body, size_t n)
         conn_violation(c, env.msgid, answerable, &e);
         return;
     }
-    f->handler.frame_cb(c->session, &env, c->fds, c->n_fds);
+    f->handler.frame_cb(c->session, &env, c->fds, with_fds ? c->n_fds : 0);
     proto_envelope_close(&env);
-    fds_close(c);
+    if (with_fds)
+        fds_close(c);
 }
 
-/* Handles every whole frame of the buffer and moves the rest to its front. */
+/* The kernel gives descriptors with the end of a read, which may begin with frames that were sent
+ * before theirs. */
+static bool frame_has_fds(const struct conn *c, size_t begin, size_t end)
+{
+    return c->n_fds > 0 && begin < c->fds_end && c->fds_end <= end;
+}
+
+/* Handles the whole frames of the buffer, until the peer must read first, and moves the rest to its
+ * front. */
 static void frames_handle(struct conn *c)
 {
     size_t at = 0;
 
     while (c->state == CONN_OPEN && c->in_n - at >= PROTO_HEADER_BYTES) {
         uint32_t n = proto_frame_length(c->in + at);
+        size_t end = at + PROTO_HEADER_BYTES + n;
 
         if (n == 0 || n > UCM_MAX_FRAME_BYTES) {
             struct ucm_error e;
@@ -204,15 +232,30 @@ static void frames_handle(struct conn *c)
             conn_violation(c, 0, false, &e);
             return;
         }
-        if (c->in_n - at - PROTO_HEADER_BYTES < n)
+        if (c->in_n < end)
             break;
-        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n);
-        at += PROTO_HEADER_BYTES + n;
+        c->stalled = conn_backed_up(c);
+        if (c->stalled)
+            break;
+        c->greeted = true;
         deadline_disarm(c->front->deadlines, &c->frame_deadline);
+        frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n, frame_has_fds(c, at, end));
+        at = end;
     }
     if (c->state == CONN_OPEN && at > 0) {
         memmove(c->in, c->in + at, c->in_n - at);
         c->in_n -= at;
+        c->fds_end -= at < c->fds_end ? at : c->fds_end;
+    }
+}
+
+void conn_frames(struct conn *c)
+{
+    c->stalled = false;
+    frames_handle(c);
+    if (c->state == CONN_OPEN) {
+        conn_watch(c);
+        in_shrink(c);
     }
 }
 
@@ -224,7 +267,7 @@ static const char *receive_error(ssize_t n)
 
 void conn_read(struct conn *c)
 {
-    for (int i = 0; i < READS_PER_TURN && c->state == CONN_OPEN; i++) {
+    for (int i = 0; i < READS_PER_TURN && c->state == CONN_OPEN && !c->stalled; i++) {
         bool end = false;
         ssize_t n;
         int code = in_reserve(c);
@@ -249,7 +292,7 @@ void conn_read(struct conn *c)
             break; /* likely all there was: the next event tells otherwise */
     }
     if (c->state == CONN_OPEN) {
-        frame_watch(c);
+        conn_watch(c);
         in_shrink(c);
     }
 }

@@ -36,12 +36,15 @@ struct conn {
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
+    bool greeted; /* a whole frame has come */
+    bool stalled; /* whole frames wait in `in` until the peer has read its answers */
     int fd, events;
 
     uint8_t *in;
     size_t in_n, in_cap;
     int fds[UCM_MAX_FRAME_FDS];
     uint32_t n_fds;
+    size_t fds_end; /* bytes of `in` when they had come: the last of them is of their frame */
     struct deadline frame_deadline;
 
     uint8_t *out;
@@ -51,8 +54,14 @@ struct conn {
 int conn_new(struct front *f, int fd, const struct peer *peer);
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
+/* The peer has left so much unread that nothing more is done for it until it has caught up. */
+bool conn_backed_up(const struct conn *c);
 /* conn_input.c */
 void conn_read(struct conn *c);
+/* Handles the frames that have come, as many as the peer takes answers for. */
+void conn_frames(struct conn *c);
+/* Arms or disarms the time for a frame under way, and at first for any frame to come. */
+void conn_watch(struct conn *c);
 void conn_input_free(struct conn *c);
 void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e);
 

@@ -211,7 +211,7 @@ static void check_done_cb(struct cache_check *k, int status)
     struct verify *v = vc->v;
 
     v->in_flight--;
-    v->result.checked += status == 0 || status == -EBADMSG;
+    v->result.checked += status == 0;
     v->result.corrupt += status == -EBADMSG;
     v->result.failed += status != 0 && status != -EBADMSG;
     free(vc);

@@ -142,6 +142,16 @@ static int region_open(struct call *call, struct session_region *r)
     return 0;
 }
 
+static int fds_all_taken(struct call *call)
+{
+    for (uint32_t i = 0; i < call->n_fds; i++)
+        if (call->fds[i] >= 0)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "%u descriptors came and no handle names the one at place %u",
+                                 call->n_fds, i);
+    return 0;
+}
+
 int method_region_register(struct call *call)
 {
     struct session *s = call->s;
@@ -172,6 +182,9 @@ int method_region_register(struct call *call)
                       call->n_fds, &r->region, &call->error);
     if (rc != 0)
         goto err_after_alloc;
+    rc = fds_all_taken(call);
+    if (rc != 0)
+        goto err_after_check;
     r->region->device = device;
     r->region->pid = s->peer.pid;
     r->id = table_add(&s->regions, r);

@@ -138,6 +138,10 @@ int method_hello(struct call *call)
 
     if (rc != 0)
         return rc;
+    if (m.version_min > m.version_max)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "version_max: %llu; it is at least version_min, %llu",
+                             (unsigned long long)m.version_max, (unsigned long long)m.version_min);
     if (m.version_min > UCM_PROTOCOL_VERSION || m.version_max < UCM_PROTOCOL_VERSION)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "this daemon speaks version %d, the client %llu to %llu",
@@ -275,6 +279,16 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     return s;
 }
 
+/* A peer's bytes in our sentences: what is no plain character becomes a question mark. */
+static void method_quote(struct proto_str method, char out[65])
+{
+    uint32_t n = method.n < 64 ? method.n : 64;
+
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = method.p[i] >= ' ' && method.p[i] <= '~' ? method.p[i] : '?';
+    out[n] = '\0';
+}
+
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
 {
     struct session *s = session;
@@ -288,10 +302,12 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
     s->rq->rooms.metrics->requests_total++;
     method = proto_method_find(env->method);
     call.method = (enum ucm_method)method;
-    if (method < 0)
-        ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%.*s\"",
-                      (int)(env->method.n < 64 ? env->method.n : 64), env->method.p);
-    else if (!s->hello && method != UCM_METHOD_HELLO)
+    if (method < 0) {
+        char name[65];
+
+        method_quote(env->method, name);
+        ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%s\"", name);
+    } else if (!s->hello && method != UCM_METHOD_HELLO)
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");
     else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER)
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "only region.register takes descriptors");

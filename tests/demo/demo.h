@@ -51,7 +51,7 @@ struct demo {
     char folder[DEMO_PATH];   /* temporary */
     char programs[DEMO_PATH]; /* where this program lies, and ucmd and ucmctl beside it */
     char socket[DEMO_PATH + 16], log[DEMO_PATH + 16];
-    char device[256]; /* what the daemon copies with */
+    char device[DEMO_PATH + 256]; /* what the daemon copies with */
     pid_t daemon, engine[DEMO_ENGINES];
     struct demo_shared *shared;
     double played_seconds;

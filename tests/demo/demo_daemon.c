@@ -19,6 +19,7 @@
 #define MIB (UINT64_C(1) << 20)
 #define START_MS 15000
 #define STOP_MS 15000
+#define GPU_MS 15000
 #define POLL_MS 50
 #define MIN_NVME (256 * MIB)
 #define MIN_ARENA (64 * MIB)
@@ -249,30 +250,48 @@ static void try_gpu(char *why, size_t n)
     close(pair[0]);
 }
 
-/* The GPU is used when both the daemon and an engine can. */
-static void find_device(struct demo *d, struct ucm_client *client)
+/* The name of the first GPU that the daemon lists, "" when it lists none. */
+static int listed_gpu(struct ucm_client *client, char *name, size_t n)
 {
     struct answer stats;
-    char name[64] = "", why[200] = "";
 
+    name[0] = '\0';
     if (answer_call(client, "stats", NULL, 5000, &stats) < 0)
-        return;
+        return -1;
     for (uint32_t i = 0; i < answer_count(stats.root, "devices") && name[0] == '\0'; i++) {
         const msgpack_object *o = answer_at(stats.root, "devices", i);
 
         if (answer_flag(o, "cuda"))
-            answer_text(o, "name", name, sizeof name);
+            answer_text(o, "name", name, n);
     }
     answer_close(&stats);
+    return 0;
+}
+
+/* The GPU is used when both an engine and the daemon can. The daemon serves before its driver has
+ * started, so one that it does not list yet is waited for. */
+static void find_device(struct demo *d, struct ucm_client *client)
+{
+    char name[64] = "", why[200] = "";
+
     try_gpu(why, sizeof why);
-    d->options.gpu = name[0] != '\0' && why[0] == '\0';
+    if (why[0] != '\0') {
+        snprintf(d->device, sizeof d->device, "cpu (no GPU found: %s)", why);
+        return;
+    }
+    for (long ms = 0; ms < GPU_MS && atomic_load(&d->shared->stop) == 0; ms += POLL_MS) {
+        if (listed_gpu(client, name, sizeof name) < 0 || name[0] != '\0')
+            break;
+        pause_ms(POLL_MS);
+    }
+    d->options.gpu = name[0] != '\0';
     if (d->options.gpu)
         snprintf(d->device, sizeof d->device, "cuda (%s)", name);
-    else if (name[0] != '\0')
-        snprintf(d->device, sizeof d->device, "cpu (%s cannot be used here: %s)", name, why);
     else
-        snprintf(d->device, sizeof d->device, "cpu (no GPU found: %s)",
-                 why[0] != '\0' ? why : "the daemon was built without CUDA");
+        snprintf(
+            d->device, sizeof d->device,
+            "cpu (there is a GPU, but the daemon listed none in %d s; its log is %s with --keep)",
+            GPU_MS / 1000, d->log);
 }
 
 int demo_daemon_start(struct demo *d)

@@ -293,6 +293,7 @@ static int engine_main(const struct demo *d, unsigned engine)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGINT, SIG_IGN); /* main hears it, and sets `stop` */
     signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return 1;
     for (unsigned k = 0; k < DEMO_RANKS; k++) {

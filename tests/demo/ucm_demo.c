@@ -223,6 +223,8 @@ static int play(struct demo *d)
 
 int main(int argc, char **argv)
 {
+    /* SIGPIPE too: a reader that has seen enough must not leave a daemon and a folder behind. */
+    static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action = {.sa_handler = on_signal};
     static struct demo d;
     void *shared;
@@ -242,8 +244,8 @@ int main(int argc, char **argv)
         return 1;
     }
     d.shared = shared_ = shared;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (size_t i = 0; i < sizeof ending / sizeof ending[0]; i++)
+        sigaction(ending[i], &action, NULL);
     rc = demo_daemon_start(&d);
     if (rc == 0)
         rc = play(&d);

@@ -9,7 +9,6 @@ import time
 import unittest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-UCMD = os.environ.get("UCMD", str(TOP / "build" / "ucmd"))
 
 
 def run(*command, **options):
@@ -24,7 +23,6 @@ def make(*arguments):
     return run("make", "-C", str(TOP), *arguments, env=environment)
 
 
-@unittest.skipIf(os.environ.get("UCM_PHASE", "plain") != "plain", "once, with the plain build")
 class Install(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="ucmd-test-")

@@ -69,6 +69,7 @@ archive=$(mirror | head -n 1)
 trap cleanup EXIT
 trap 'exit 1' INT TERM
 root=$(mktemp -d /var/tmp/ucmd-chroot.XXXXXX)
+chmod 755 "$root"
 
 start=$SECONDS
 timeout 900 debootstrap --variant=minbase --include=git,make "$release" "$root" "$archive" >"$root.log" 2>&1 ||
@@ -82,6 +83,7 @@ cp -L /etc/hosts /etc/resolv.conf "$root/etc/"
 mount_at -t proc proc "$root/proc"
 mount_at -t sysfs -o ro sysfs "$root/sys"
 mount_at -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+mount_at -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
 
 if [ "${1:-}" = --worktree ]; then
     mkdir "$root/ucmd"

@@ -1,0 +1,278 @@
+/* faults.md 20, the connection itself: who says nothing, who asks and reads late or never, and
+ * descriptors that arrive together with frames sent before theirs. */
+#include "proto/proto.h"
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static const char stats_frame[] = "\x00\x00\x00\x0a\x94\x00\x02\xa5stats\x80";
+#define STATS_BYTES (sizeof(stats_frame) - 1)
+#define BEHIND 700 /* answers: more than a socket holds, less than the daemon keeps */
+
+static struct host host;
+static struct ucm_client *watcher;
+
+static void setup(void)
+{
+    struct ucm_options options = {.socket = host.socket, .name = "watcher"};
+
+    host = (struct host){.sets = {"request.handshake=1s", "arena.size=4MiB"}};
+    host_start(&host);
+    cr_assert_eq(ucm_connect(&options, 5000, &watcher), 0);
+}
+
+static void teardown(void)
+{
+    cr_expect_eq(ucm_generation(watcher), 1u, "the watcher was dropped");
+    ucm_close(watcher);
+    host_remove(&host);
+}
+
+TestSuite(front, .init = setup, .fini = teardown, .timeout = 60);
+
+static size_t daemon_rss_bytes(void)
+{
+    char path[64];
+    unsigned long pages = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)host.pid);
+    f = fopen(path, "r");
+    cr_assert(f);
+    cr_assert_eq(fscanf(f, "%*u %lu", &pages), 1);
+    fclose(f);
+    return pages * 4096;
+}
+
+static bool connections_fall_to(uint64_t n, int timeout_ms)
+{
+    for (uint64_t end = now_ms() + (uint64_t)timeout_ms; now_ms() < end; sleep_ms(10))
+        if (metric(watcher, "connections") <= n)
+            return true;
+    return false;
+}
+
+/* One answer; asserts that it is a result and no error. */
+static void expect_result(int fd)
+{
+    static uint8_t buf[UCM_MAX_FRAME_BYTES];
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+    ssize_t n = raw_frame(fd, buf, sizeof(buf), 10000);
+
+    cr_assert_gt(n, 0, "an answer was expected, not %zd", n);
+    cr_assert_eq(proto_envelope_open(&env, buf, (size_t)n, &answerable, &e), 0, "%s", e.text);
+    cr_assert_eq(env.error.code, 0, "%s", env.error.text);
+    proto_envelope_close(&env);
+}
+
+Test(front, who_never_says_hello_is_dropped)
+{
+    int fd = raw_connect(&host);
+    uint64_t start = now_ms();
+
+    cr_expect(raw_closed(fd, 5000));
+    cr_expect_geq(now_ms() - start, 700u);
+    cr_expect(connections_fall_to(1, 1000));
+    close(fd);
+}
+
+/* ---- answers that are not read ---- */
+
+/* Sends `n` requests, or as many as go out within the time. */
+static size_t ask(int fd, size_t n, int timeout_ms)
+{
+    static char frames[STATS_BYTES * 4096];
+    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    size_t sent = 0;
+
+    for (size_t i = 0; i < sizeof(frames); i++)
+        frames[i] = stats_frame[i % STATS_BYTES];
+    while (sent < n * STATS_BYTES && now_ms() < end) {
+        size_t at = sent % sizeof(frames), left = n * STATS_BYTES - sent;
+        ssize_t w = send(fd, frames + at, left < sizeof(frames) - at ? left : sizeof(frames) - at,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (w > 0)
+            sent += (size_t)w;
+        else
+            sleep_ms(2);
+    }
+    return sent;
+}
+
+/* A long request, refused: it makes the daemon's buffer for this connection a large one. */
+static void ask_long(int fd)
+{
+    static const uint8_t zeroes[60000];
+    static uint8_t answer[4096];
+    struct proto_builder pb;
+    struct proto_buf b;
+    struct ucm_error e = {0};
+
+    proto_buf_init(&b, UCM_MAX_FRAME_BYTES);
+    proto_request_begin(&pb, &b, 2, "stats");
+    msgpack_pack_map(&pb.pk, 1);
+    proto_pack_str(&pb.pk, "x");
+    msgpack_pack_bin(&pb.pk, sizeof(zeroes));
+    msgpack_pack_bin_body(&pb.pk, zeroes, sizeof(zeroes));
+    cr_assert_eq(proto_response_end(&pb, &e), 0, "%s", e.text);
+    cr_assert(raw_write(fd, b.p, b.n));
+    cr_assert_gt(raw_frame(fd, answer, sizeof(answer), 5000), 0);
+    proto_buf_free(&b);
+}
+
+/* Half a megabyte of requests has 40 megabytes of answers: they are made as they are read.
+ * Each is answered in the end. */
+Test(front, answers_are_made_as_they_are_read)
+{
+    size_t before, sent, n;
+    int fd = raw_connect(&host);
+
+    raw_hello(fd);
+    ask_long(fd);
+    before = daemon_rss_bytes();
+    sent = ask(fd, 40000, 1500);
+    cr_assert_gt(sent, 100000u);
+    sleep_ms(300);
+    cr_expect_lt(daemon_rss_bytes(), before + (32u << 20), "the daemon grew by %zu bytes",
+                 daemon_rss_bytes() - before);
+    n = sent / STATS_BYTES;
+    for (size_t i = 0; i < n; i++)
+        expect_result(fd);
+    close(fd);
+}
+
+/* The backlog is never empty, and no longer than it was at first. */
+Test(front, a_peer_that_is_always_behind)
+{
+    size_t before;
+    int fd = raw_connect(&host);
+
+    raw_hello(fd);
+    cr_assert_eq(ask(fd, BEHIND, 5000), BEHIND * STATS_BYTES);
+    sleep_ms(100);
+    before = daemon_rss_bytes();
+    for (int i = 0; i < 30000; i++) {
+        cr_assert_eq(ask(fd, 1, 5000), STATS_BYTES);
+        expect_result(fd);
+    }
+    cr_expect_lt(daemon_rss_bytes(), before + (16u << 20), "the daemon grew by %zu bytes",
+                 daemon_rss_bytes() - before);
+    for (int i = 0; i < BEHIND; i++)
+        expect_result(fd);
+    close(fd);
+}
+
+/* An offender that does not read why it is dropped goes all the same. */
+Test(front, an_offender_that_does_not_read_is_dropped)
+{
+    int fd = raw_connect(&host);
+
+    raw_hello(fd);
+    cr_assert_eq(ask(fd, BEHIND, 5000), BEHIND * STATS_BYTES);
+    cr_assert(raw_write(fd, "\x00\x00\x00\x05\x94\x01\x01\xc0\xc0", 9));
+    cr_expect(connections_fall_to(1, 5000));
+    close(fd);
+}
+
+/* ---- descriptors ---- */
+
+static int memory_fd(size_t bytes)
+{
+    void *p;
+    int fd;
+
+    cr_assert_eq(ucm_shared_memory(bytes, &fd, &p), 0);
+    munmap(p, bytes);
+    return fd;
+}
+
+static void send_with_fd(int fd, const struct proto_buf *b, size_t first, int passed)
+{
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec iov = {b->p, first};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control,
+                       .msg_controllen = sizeof(control)};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &passed, sizeof(int));
+    cr_assert_eq(sendmsg(fd, &m, MSG_NOSIGNAL), (ssize_t)first);
+    if (first < b->n)
+        cr_assert(raw_write(fd, b->p + first, b->n - first));
+}
+
+static void open_namespace(int fd)
+{
+    struct msg_ns_open m = {.model = {"m", 1},
+                            .dtype = {"b", 1},
+                            .layout = {"l", 1},
+                            .block_tokens = 16,
+                            .key_bytes = 32,
+                            .parts = 1,
+                            .shards = {(const uint32_t[]){1}, 1},
+                            .shard_bytes = 4096};
+    struct proto_buf b;
+    struct ucm_error e = {0};
+
+    proto_buf_init(&b, 4096);
+    cr_assert_eq(proto_request(&b, 3, UCM_METHOD_NS_OPEN, &proto_ns_open, &m, &e), 0, "%s", e.text);
+    cr_assert(raw_write(fd, b.p, b.n));
+    expect_result(fd); /* the first namespace of the daemon: number 1 */
+    proto_buf_free(&b);
+}
+
+static void register_frame(struct proto_buf *b)
+{
+    struct msg_handle handle = {.kind = UCM_HANDLE_MEMFD, .bytes = 8 * 4096};
+    struct msg_plane plane = {.stride = 4096, .chunk = 4096};
+    struct msg_region_register m = {
+        .ns = 1, .blocks = 8, .device = {"cpu", 3}, .handles = {&handle, 1}, .planes = {&plane, 1}};
+    struct ucm_error e = {0};
+
+    proto_buf_init(b, 4096);
+    cr_assert_eq(proto_request(b, 4, UCM_METHOD_REGION_REGISTER, &proto_region_register, &m, &e), 0,
+                 "%s", e.text);
+}
+
+/* What was sent one by one arrives in one read when the daemon was busy meanwhile. */
+Test(front, descriptors_belong_to_the_frame_that_they_were_sent_with)
+{
+    struct proto_buf b;
+    int fd = raw_connect(&host), memory = memory_fd(8 * 4096);
+
+    raw_hello(fd);
+    open_namespace(fd);
+    register_frame(&b);
+    for (size_t first = b.n; first > 0; first = first > 20 ? 20 : first > 2 ? 2 : 0) {
+        cr_assert_eq(kill(host.pid, SIGSTOP), 0);
+        cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
+        cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
+        send_with_fd(fd, &b, first, memory);
+        send_with_fd(fd, &b, first, memory);
+        cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
+        send_with_fd(fd, &b, first, memory);
+        cr_assert_eq(kill(host.pid, SIGCONT), 0);
+        for (int i = 0; i < 6; i++)
+            expect_result(fd);
+    }
+    cr_expect_eq(metric(watcher, "regions"), 9u);
+    proto_buf_free(&b);
+    close(memory);
+    close(fd);
+}

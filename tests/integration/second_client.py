@@ -1,0 +1,375 @@
+"""A client for ucmd that knows no more than docs/protocol.md says, and a daemon to talk to.
+
+The page itself is read too: its tables check every result, its hex is what test_protocol.py sends and compares.
+$UCMD names another daemon than build/ucmd. Needs python3-msgpack.
+"""
+
+import array
+import collections
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import msgpack
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
+TIMEOUT_S = 20
+DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,
+        "shards": [2], "shard_bytes": 4096}
+BIG = dict(DEMO, shard_bytes=262144)
+OTHER_UID = 1000
+INVALID, UNSUPPORTED, DENIED, NOT_FOUND, BUSY, DEADLINE, _, DEVICE, _, _, SHUTDOWN, _ = range(1, 13)
+OK, MISS, FAILED, NO_ROOM, EXISTS, IN_PROGRESS, CANCELLED = range(7)
+
+
+class Page:
+    """What the page promises: its hex, its tables by section and first heading, its error codes and limits."""
+
+    def __init__(self):
+        with open(os.path.join(TOP, "docs/protocol.md"), encoding="utf-8") as file:
+            text = file.read()
+        self.hex = {name: bytes.fromhex(digits) for name, digits in
+                    re.findall(r"<!-- (?:vector|frame): (.+?) -->\n```\n(.+?)```", text, re.S)}
+        self.tables = collections.defaultdict(dict)
+        section, table = "", {}
+        for line in text.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if line.startswith("#"):
+                section = line.strip("# `")
+            elif line.startswith("|") and "`" in cells[0]:
+                table.update((name, cells[1:]) for name in re.findall("`(.+?)`", cells[0]))
+            elif line.startswith("|") and "---" not in cells[0]:
+                table = self.tables[section, cells[0]]
+        errors = text[text.index("\n## Errors"):text.index("\n## Limits")]
+        self.errors = {int(code): name for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", errors, re.M)}
+        limits = text[text.index("\n## Limits"):text.index("\n## Descriptors")]
+        self.limits = {what: int(most) for what, most in re.findall(r"^\| (.+?) \| (\d+) \|", limits, re.M)}
+        self.methods = re.findall(r"^### `(.+?)`", text, re.M)
+
+    def check_map(self, method, heading, fields):
+        table = self.tables[method, heading]
+        strict = not table or len(next(iter(table.values()))) == 4
+        missing = [name for name, row in table.items() if strict and row[1] == "required" and name not in fields]
+        assert not missing, f"{method}: {missing} missing in {fields}"
+        for name, value in fields.items():
+            assert name in table or not strict, f"{method}: {name} is not on the page"
+            if name in table:
+                assert fits(value, table[name][0], table[name][2] if strict else ""), f"{method}: {name} is {value}"
+                if table[name][0] == "array of map":
+                    for entry in value:
+                        self.check_map(method, "in a " + name.rstrip("s"), entry)
+
+
+def bounds(words):
+    found = re.match(r"(\d+)(?: to (\d+))?", words)
+    return (int(found[1]), int(found[2] or found[1])) if found else None
+
+
+def fits(value, kind, words):
+    types = {"uint": int, "str": str, "bin": bytes, "bool": bool, "array": list, "map": dict}
+    if not isinstance(value, types[kind.split()[0]]) or (kind == "uint" and (isinstance(value, bool) or value < 0)):
+        return False
+    limit = bounds(words)
+    return limit is None or limit[0] <= (value if kind == "uint" else len(value)) <= limit[1]
+
+
+PAGE = Page()
+
+
+def pack(value):
+    return msgpack.packb(value, use_bin_type=True)
+
+
+def frame(body):
+    body = body if isinstance(body, bytes) else pack(body)
+    return struct.pack(">I", len(body)) + body
+
+
+def keys(*names, size=16):
+    return b"".join(hashlib.sha256(str(name).encode()).digest()[:size] for name in names)
+
+
+def u32(*numbers):
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def fingerprint_form(tenant, identity):
+    text = [tenant] + [identity.get(name, "") for name in ("model", "revision", "dtype", "layout")]
+    shards = identity["shards"] * (identity["parts"] if len(identity["shards"]) == 1 else 1)
+    salt = identity.get("salt", b"")
+    return (b"ucm-namespace-1\0" + b"".join(u32(len(word.encode())) + word.encode() for word in text)
+            + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *shards)
+            + struct.pack("<Q", identity["shard_bytes"]) + u32(len(salt)) + salt)
+
+
+def pickled(parent, tokens):
+    """The pickle of the MD5 chain, as the page writes it out."""
+    def token(number):
+        if number < 1 << 8:
+            return b"\x4b" + bytes([number])
+        if number < 1 << 16:
+            return b"\x4d" + number.to_bytes(2, "little")
+        return b"\x4a" + u32(number) if number < 1 << 31 else b"\x8a\x05" + number.to_bytes(5, "little")
+    few = len(tokens) <= 3
+    values = [b"\x43\x10" + parent + b"\x94", b"" if few else b"\x28"] + [token(number) for number in tokens]
+    values.append((bytes([0x84 + len(tokens)]) if few else b"\x74") + b"\x94\x86\x94\x2e")
+    frames = [b""]
+    for at, value in enumerate(values):
+        begins = at not in (1, len(values) - 1)
+        if begins and len(frames[-1]) >= 65536:
+            frames.append(b"")
+        frames[-1] += value
+    return b"\x80\x05" + b"".join(b"\x95" + struct.pack("<Q", len(part)) + part for part in frames)
+
+
+class Refused(Exception):
+    def __init__(self, code, name, sentence):
+        super().__init__(code, name, sentence)
+        assert PAGE.errors[code] == name and sentence, (code, name, sentence)
+        self.code = code
+
+
+class Closed(Exception):
+    pass
+
+
+class Client:
+    def __init__(self, daemon, uid=None, hello=True, timeout_s=TIMEOUT_S):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(timeout_s)
+        if uid is not None:
+            os.seteuid(uid)
+        try:
+            self.socket.connect(daemon.socket)
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            if uid is not None:
+                os.seteuid(0)
+        self.input, self.output, self.answers, self.methods, self.msgid = b"", b"", {}, {}, 0
+        daemon.clients.append(self)
+        if hello:
+            self.limits = self.call("hello", version_min=1, version_max=1, client="second")
+
+    def close(self):
+        self.socket.close()
+
+    def send(self, data, fds=()):
+        """Sends the descriptors with the first byte of data."""
+        try:
+            if fds:
+                data = data[self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]):]
+            if data:
+                self.socket.sendall(data)
+        except (ConnectionResetError, BrokenPipeError):
+            raise Closed from None
+
+    def receive(self):
+        """The next body, as bytes."""
+        need = 4
+        while len(self.input) < need or len(self.input) < (need := 4 + int.from_bytes(self.input[:4], "big")):
+            try:
+                data = self.socket.recv(1 << 20)
+            except (ConnectionResetError, BrokenPipeError):
+                data = b""
+            if not data:
+                raise Closed
+            self.input += data
+        body, self.input = self.input[4:need], self.input[need:]
+        return body
+
+    def next(self):
+        """The next answer's msgid; what it says is kept for wait()."""
+        message = msgpack.unpackb(self.receive(), raw=False)
+        if message[0] == 2:
+            assert message[1] == "error" and len(message) == 3, message
+            error = Refused(*message[2])
+            error.args += ("notification",)
+            raise error
+        kind, msgid, error, result = message
+        assert kind == 1 and (error is None) != (result is None), message
+        self.answers[msgid] = message
+        return msgid
+
+    def begin(self, method, fds=(), more=False, **params):
+        """Sends a request, together with those before it that had more behind them."""
+        self.msgid += 1
+        self.methods[self.msgid] = method
+        self.output += frame([0, self.msgid, method, params])
+        if not more:
+            data, self.output = self.output, b""
+            self.send(data, fds)
+        return self.msgid
+
+    def wait(self, msgid):
+        while msgid not in self.answers:
+            self.next()
+        _, _, error, result = self.answers.pop(msgid)
+        if error is not None:
+            raise Refused(*error)
+        PAGE.check_map(self.methods[msgid], "result", result)
+        return result
+
+    def call(self, method, fds=(), **params):
+        return self.wait(self.begin(method, fds, **params))
+
+    def open(self, identity):
+        return self.call("namespace.open", **identity)["ns"]
+
+    def hits(self, ns, *names):
+        return self.call("lookup", ns=ns, keys=keys(*names))["hits"]
+
+    def tiers(self, ns, *names):
+        return list(self.call("lookup", ns=ns, keys=keys(*names), each=True)["status"])
+
+
+class Region:
+    """Blocks of one part in a memfd, one behind the other."""
+
+    def __init__(self, client, ns, identity, blocks, part=0):
+        shards, self.client = identity["shards"][part], client
+        self.size = shards * identity["shard_bytes"]
+        fd = memfd(blocks * self.size)
+        self.memory = mmap.mmap(fd, blocks * self.size)
+        planes = [{"shard": shard, "offset": shard * identity["shard_bytes"], "stride": self.size,
+                   "chunk": identity["shard_bytes"]} for shard in range(shards)]
+        try:
+            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
+                                      handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes)["region"]
+        finally:
+            os.close(fd)
+
+    def fill(self, block):
+        self.memory[block * self.size:(block + 1) * self.size] = os.urandom(self.size)
+        return self.bytes(block)
+
+    def bytes(self, block):
+        return self.memory[block * self.size:(block + 1) * self.size]
+
+    def begin(self, method, names, blocks, size=16, **more):
+        return self.client.begin(method, region=self.number, keys=keys(*names, size=size), blocks=u32(*blocks), **more)
+
+    def call(self, method, names, blocks, **more):
+        return self.client.wait(self.begin(method, names, blocks, **more))
+
+    def dump(self, names, blocks, **more):
+        return list(self.call("dump", names, blocks, **more)["status"])
+
+    def load(self, names, blocks, **more):
+        return list(self.call("load", names, blocks, **more)["status"])
+
+
+def memfd(size, seals=fcntl.F_SEAL_SHRINK):
+    fd = os.memfd_create("blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+class Daemon:
+    def __init__(self, nvme=True, **more):
+        self.folder, self.clients = tempfile.mkdtemp(prefix="protocol."), []
+        os.chmod(self.folder, 0o755)
+        self.socket, self.store = os.path.join(self.folder, "s"), os.path.join(self.folder, "nvme")
+        os.mkdir(self.store)
+        options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
+                   "device.cuda": "off", "shutdown.drain": "2s"}
+        if nvme:
+            options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        options.update(more)
+        argv = [UCMD] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
+        libc = ctypes.CDLL(None)
+        with open(os.path.join(self.folder, "log"), "wb") as log:
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                Client(self).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    with open(os.path.join(self.folder, "log"), errors="replace") as log:
+                        words = log.read()
+                    self.stop()
+                    raise RuntimeError("the daemon did not start:\n" + words) from None
+                time.sleep(0.02)
+
+    def stop(self):
+        for client in self.clients:
+            client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+class Case(unittest.TestCase):
+    """One daemon for each class, which must outlive its tests and end in order."""
+    options = {}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(**cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop()
+        assert status == 0, f"the daemon ended with {status}"
+
+    def client(self, **how):
+        client = Client(self.daemon, **how)
+        self.addCleanup(client.close)
+        return client
+
+    def worker(self, identity=DEMO, blocks=16, **more):
+        """A client that has opened a namespace of this test's own, its number, and a region."""
+        client, identity = self.client(), dict(identity, model=self.id(), **more)
+        ns = client.open(identity)
+        return client, ns, Region(client, ns, identity, blocks)
+
+    def refused(self, code, call, *args, **named):
+        with self.assertRaises(Refused, msg=f"{args} {named}") as caught:
+            call(*args, **named)
+        self.assertEqual(caught.exception.code, code, (caught.exception, named))
+        return caught.exception
+
+    def until(self, true, what="it"):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not true():
+            self.assertLess(time.monotonic(), deadline, f"{what} did not come about")
+            time.sleep(0.02)
+
+    def pages(self, client, method, field, **params):
+        """What all pages hold together, or the pages themselves."""
+        entries, cursor = [], 0
+        while True:
+            answer = client.call(method, cursor=cursor, limit=3, **params)
+            entries += answer[field] if field else [answer]
+            self.assertLessEqual(len(answer[field]) if field else answer["checked"], 3)
+            cursor = answer.get("next", 0)
+            if not cursor:
+                return entries
+
+    def settled(self, client, ns):
+        def written():
+            blocks = client.call("ls", ns=ns, limit=4096)["blocks"]
+            return all(block["nvme"] == block["ready"] for block in blocks if block["complete"])
+        self.until(written, "every complete block on NVMe")

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""docs/protocol.md against a real daemon, through second_client.py: what the page says is what happens.
+
+Here: vectors, the session byte by byte, frames, and every parameter, bound and field of every method. What becomes of
+blocks is in test_protocol_blocks.py.
+"""
+
+import faulthandler
+import fcntl
+import hashlib
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
+import unittest
+
+try:
+    import msgpack
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+from second_client import (BIG, BUSY, DEADLINE, DEMO, DENIED, DEVICE, INVALID, NOT_FOUND, NO_ROOM, OK, OTHER_UID, PAGE,
+                           UCMD, UNSUPPORTED, Case, Client, Closed, Refused, bounds, fingerprint_form, fits, frame,
+                           keys, memfd, pack, pickled, u32)
+
+SUITE_TIMEOUT_S = 300
+
+
+class Vectors(unittest.TestCase):
+    def test_fingerprint(self):
+        self.assertEqual(fingerprint_form("uid:1000", DEMO), PAGE.hex["canonical form"])
+        self.assertEqual(hashlib.sha256(PAGE.hex["canonical form"]).digest(), PAGE.hex["fingerprint"])
+
+    def test_sha256_keys(self):
+        key = bytes(32)
+        for number, tokens in enumerate((range(1, 17), range(17, 33))):
+            key = hashlib.sha256(b"ucm-block-1\0" + key + u32(*tokens)).digest()
+            self.assertEqual(key, PAGE.hex[f"sha256 key {number}"])
+
+    def test_md5_keys(self):
+        meta = b"demo:1:torch.bfloat16:0"
+        key = hashlib.md5(meta + pickle.dumps("UCM_HASH_SEED", protocol=5)).digest()
+        self.assertEqual(key, PAGE.hex["md5 seed"])
+        for number, tokens in enumerate((range(1, 17), range(17, 33))):
+            key = hashlib.md5(meta + pickled(key, tokens)).digest()
+            self.assertEqual(key, PAGE.hex[f"md5 key {number}"])
+
+    def test_written_out_pickles_are_those_of_cpython(self):
+        for step, count in ((1, 1), (255, 2), (256, 3), (65535, 4), (1 << 30, 5), (1, 21845), (4, 60000), (59999, 9999)):
+            tokens = tuple(number * step % (1 << 32) for number in range(1, count + 1))
+            self.assertEqual(pickled(bytes(16), tokens), pickle.dumps((bytes(16), tokens), protocol=5), count)
+
+
+class Session(Case):
+    """The session of the page, byte by byte, on a daemon that has seen nothing else."""
+
+    @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
+    def test_session(self):
+        client = self.client(uid=OTHER_UID, hello=False)
+        fd = memfd(8192000)
+        self.addCleanup(os.close, fd)
+        for name in ("hello", "namespace.open", "region.register", "dump", "lookup", "load"):
+            client.send(PAGE.hex[name], [fd] if name == "region.register" else [])
+            got, want = client.receive(), PAGE.hex[name + ", answer"]
+            if name == "hello":  # these differ from start to start and from release to release
+                mine, pages = msgpack.unpackb(got, raw=False), msgpack.unpackb(want[4:], raw=False)
+                pages[3].update({field: mine[3][field] for field in ("instance", "server")})
+                want = frame(pages)
+            self.assertEqual(frame(got), want, name)
+        failing = {"error, answer": [0, 7, "lookup", {"ns": 9, "keys": bytes(16)}],
+                   "error, notification": b"\x93\x02\xa5err"}
+        for name, body in failing.items():
+            client.send(frame(body))
+            got, want = (msgpack.unpackb(answer, raw=False) for answer in (client.receive(), PAGE.hex[name][4:]))
+            for message in (got, want):  # but the sentence, which may change
+                self.assertTrue(message[2].pop())
+            self.assertEqual(got, want)
+        self.assertRaises(Closed, client.receive)
+
+
+class Frames(Case):
+    options = {"nvme": False, "request.handshake": "1s"}
+
+    def closes(self, data, msgid=None, code=INVALID, fds=()):
+        """Sends what breaks the protocol; expects the error as the page says, and the end."""
+        client = self.client()
+        client.send(data, fds)
+        with self.assertRaises(Refused, msg=data[:64]) as caught:
+            client.wait(client.next())
+        self.assertEqual(caught.exception.code, code)
+        self.assertEqual(len(caught.exception.args), 3 if msgid is not None else 4, (data[:64], caught.exception))
+        self.assertEqual([], list(client.answers))
+        self.assertRaises(Closed, client.receive)
+
+    def test_bad_frames(self):
+        most = PAGE.limits["bytes of a frame's body"]
+        for header in (b"\0\0\0\0", struct.pack(">I", most + 1), b"GET / HTTP/1.1\r\n\r\n"):
+            self.closes(header)
+        for body in ([], {}, None, 7, [3, 1, "health", {}], [0, 1, "health"], [0, 1, "health", {}, 1], b"\xc1", b"\x92\0",
+                     [0, -1, "health", {}], [0, 1 << 32, "health", {}], b"\xdd\xff\xff\xff\xff\0\1"):
+            self.closes(frame(body))
+        head = b"\x94\0\x05\xa6health"
+        for tail in (b"\x81\xa1a\xc1", b"\x80\xc0", b"\x81\xa1a\xc6\xff\xff\xff\xff", b"\x81\xa1a\xd4\0\0", b"\x81\xa1a",
+                     b"\x90", b"\xc0", b"\x81\xa1a\xd6\xff\0\0\0\0", b"\x81\xa1a" + b"\x91" * 7 + b"\1",
+                     b"\x81\xa1a\xdc\xff\xfa" + b"\1" * 65530):
+            self.closes(frame(head + tail), msgid=5)
+        self.closes(frame([0, 5, b"health", {}]), msgid=5)
+
+    def test_what_is_just_within_the_limits_is_a_bad_request_only(self):
+        client, most = self.client(), PAGE.limits["bytes of a frame's body"]
+        for params in ({"a": [[[[[[0]]]]]]}, {"a": [0] * 65529}, {"a": bytes(most - 18)}):
+            self.refused(INVALID, client.call, "health", **params)
+        self.assertEqual(len(pack([0, 1, "health", params])), most)
+        self.refused(UNSUPPORTED, client.call, "helth")
+        client.send(frame(b"\x94\0\1\xa6health\x81\xa2\xff\xfe\1"))
+        client.methods[1] = "health"
+        self.refused(INVALID, client.wait, 1)
+        client.send(frame(b"\x94\xcc\0\xd3" + struct.pack(">q", (1 << 32) - 1) + b"\xdb\0\0\0\6health\xdf\0\0\0\0"))
+        client.methods[(1 << 32) - 1] = "health"
+        self.assertEqual(client.wait((1 << 32) - 1)["status"], "ok")
+
+    def test_an_error_quotes_nothing_that_is_not_utf8(self):
+        client = self.client()
+        client.send(frame(b"\x94\0\1\xa4b\xff\xfed\x80"))
+        self.assertEqual(msgpack.unpackb(client.receive(), raw=False)[2][0], UNSUPPORTED)
+
+    def test_clocks(self):
+        started = time.monotonic()
+        self.closes(b"\0\0\0", code=DEADLINE)
+        self.closes(b"\0\0\0\x20\x94\0\5\xa6heal", msgid=None, code=DEADLINE)
+        self.assertGreater(time.monotonic() - started, 2)
+        silent = self.client(hello=False)
+        self.refused(DEADLINE, silent.next)
+        self.assertRaises(Closed, silent.receive)
+
+    def test_the_clock_stands_still_for_a_stopped_client(self):
+        child = os.fork()
+        if child == 0:  # hello, half a frame, stopped for longer than a frame may take, the other half
+            status = 1
+            try:
+                client, data = Client(self.daemon), frame([0, 9, "health", {}])
+                client.send(data[:5])
+                os.kill(os.getpid(), signal.SIGSTOP)
+                client.send(data[5:])
+                status = 0 if client.next() == 9 else 1
+            finally:
+                os._exit(status)
+        self.assertTrue(os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]))
+        time.sleep(2.5)
+        os.kill(child, signal.SIGCONT)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_hello(self):
+        client = self.client(hello=False)
+        hello = {"version_min": 1, "version_max": 1, "client": "second"}
+        self.refused(INVALID, client.call, "health")
+        self.refused(UNSUPPORTED, client.call, "hello", **dict(hello, version_min=2, version_max=7))
+        for wrong in ({"client": ""}, {"client": "a\x85"}, {"client": "a\n"}, {"client": b"a"}, {"version_min": 1.0}):
+            self.refused(INVALID, client.call, "hello", **dict(hello, **wrong))
+        answer = client.call("hello", **dict(hello, version_max=(1 << 32) - 1, client="\u00fc" * 128))
+        self.assertEqual(answer["version"], PAGE.limits["protocol version"])
+        self.assertLessEqual(answer["max_frame_bytes"], PAGE.limits["bytes of a frame's body"])
+        self.assertLessEqual(answer["max_keys"], PAGE.limits["keys of a request"])
+        self.assertLessEqual(answer["max_deadline_ms"], PAGE.limits["milliseconds of a deadline"])
+        self.assertEqual(answer["instance"], self.client().limits["instance"])
+        self.assertTrue(answer["admin"])  # as the daemon's own uid
+
+    def test_a_version_max_below_version_min_is_invalid(self):
+        self.refused(INVALID, self.client(hello=False).call, "hello", version_min=2, version_max=1, client="second")
+
+    def test_no_answers_are_read(self):
+        client = self.client(timeout_s=1)
+        try:
+            for client.msgid in range(1, 100000):
+                client.send(frame([0, client.msgid, "stats", {}]))
+            self.fail("a client that does not read is read from for ever")
+        except TimeoutError:
+            self.assertEqual(self.client().call("health")["status"], "ok")
+        self.assertIsInstance(client.next(), int)
+
+    def test_room(self):
+        client, ns, region = self.worker(BIG, 132)
+        self.assertEqual(set(region.dump(range(128), range(128))), {OK})
+        lease = client.call("lookup", ns=ns, keys=keys(*range(128)), lease_ms=60000)
+        self.assertEqual(lease["hits"], 128)
+        self.assertEqual(region.dump(["x", "y"], [0, 1]), [NO_ROOM] * 2)
+        client.call("release", lease=lease["lease"])
+        self.assertEqual(region.dump(["x", "y"], [0, 1]), [OK] * 2)
+        self.assertLess(client.call("lookup", ns=ns, keys=keys(*range(128)), each=True)["hits"], 128)
+        self.assertEqual(client.call("evict", ns=ns, tier=1), {"blocks": 0, "busy": 128})  # they lie nowhere else
+        self.assertEqual(client.call("evict", ns=ns, keys=keys("x", "gone")), {"blocks": 1, "missing": 1})
+
+    def test_evict_from_nvme_changes_nothing_where_there_is_none(self):
+        client, ns, region = self.worker()
+        region.dump(["x"], [0])
+        self.assertEqual(client.call("evict", ns=ns, tier=2)["blocks"], 0)
+
+
+class Few(Case):
+    options = {"nvme": False, "limits.connections": "3", "limits.namespaces": "2"}
+
+    def test_busy(self):
+        client = self.client()
+        opened = client.open(DEMO), client.open(BIG)
+        self.refused(BUSY, client.open, dict(DEMO, model="third"))
+        self.assertEqual((client.open(DEMO), client.open(BIG)), opened)
+        others = [self.client() for _ in range(2)]
+        one_more = self.client(hello=False)
+        self.refused(BUSY, one_more.next)
+        self.assertRaises(Closed, one_more.next)
+        others[0].close()
+        self.until(lambda: client.call("stats")["metrics"]["connections"] == 2, "the end of a connection")
+        self.client()
+
+
+class Requests(Case):
+    def good(self):
+        """Parameters with which each method of the page is answered by a result."""
+        client, ns, region = self.worker()
+        region.dump(range(2), range(2))
+        one, move = {"ns": ns, "keys": keys(0)}, {"region": region.number, "keys": keys(0), "blocks": u32(3)}
+        fd = memfd(8192)
+        self.addCleanup(os.close, fd)
+        handles = [{"kind": 0, "bytes": 8192}]
+        planes = [{"stride": 4096, "chunk": 4096}, {"offset": 4096, "stride": 4096, "chunk": 4096, "shard": 1}]
+        return client, fd, {
+            "hello": {"version_min": 1, "version_max": 1, "client": "x"}, "namespace.open": dict(DEMO, model=self.id()),
+            "region.register": {"ns": ns, "blocks": 1, "device": "cpu", "handles": handles, "planes": planes},
+            "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
+            "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
+            "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
+            "region.unregister": {"region": region.number}}
+
+    def wrong(self, params, table):
+        """Params with one field each that breaks its row of the page's table."""
+        for name, (kind, need, words, *_) in table.items():
+            limit = bounds(words)
+            values = [None, 1, -1, 1.5, True, "x" * 16, b"x" * 16, [1], {}]
+            values = [value for value in values if value == -1 or not fits(value, kind, "")]
+            if limit and kind == "uint":
+                values += [number for number in (limit[0] - 1, limit[1] + 1) if number < 1 << 64]
+            elif limit:
+                unit = {"str": "x", "bin": b"x"}.get(kind, [1])
+                values += [unit * count for count in (limit[0] - 1, limit[1] + 1) if count >= 0]
+            for value in values:
+                yield dict(params, **{name: value})
+            if need == "required":
+                yield {other: params[other] for other in params if other != name}
+        yield dict(params, unknown=0)
+
+    def test_every_parameter_of_the_page(self):
+        client, fd, good = self.good()
+        self.assertEqual(sorted(good), sorted(PAGE.methods))
+        for method, params in good.items():
+            fds = [fd] if method == "region.register" else []
+            wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
+            for field, nested in (("handles", "in a handle"), ("planes", "in a plane")) if fds else ():
+                wrongs += [dict(params, **{field: [entry] + params[field][1:]})
+                           for entry in self.wrong(params[field][0], PAGE.tables[method, nested])]
+            for bad in wrongs:
+                self.refused(INVALID, client.call, method, fds, **bad)
+            for name, value in params.items():
+                twice = bytes([0x80 + len(params) + 1]) + pack(params)[1:] + pack(name) + pack(value)
+                client.methods[0] = method
+                client.send(frame(b"\x94\0\0" + pack(method) + twice), fds)
+                self.refused(INVALID, client.wait, 0)
+            client.call(method, fds, **params)
+
+    def test_namespaces(self):
+        client, tenant = self.client(), self.client().limits["tenant"]
+        seen = set()
+        for change in ({}, {"revision": "r"}, {"dtype": "fp8"}, {"layout": "\u00e4/2"}, {"block_tokens": 1}, {"parts": 3},
+                       {"key_bytes": 32}, {"parts": 2, "shards": [2, 1]}, {"shards": [3]}, {"shard_bytes": 1},
+                       {"salt": b"\0" * 1024}, {"salt": b"s"}, {"model": "m" * 256}):
+            identity = dict(DEMO, **change)
+            answer = client.call("namespace.open", **identity)
+            self.assertEqual(answer["fingerprint"], hashlib.sha256(fingerprint_form(tenant, identity)).digest(), change)
+            self.assertEqual(answer, client.call("namespace.open", tenant=tenant, **identity))
+            written_out = dict({"revision": "", "salt": b"", "tenant": ""}, **identity)
+            written_out["shards"] = (identity["shards"] * identity["parts"])[:identity["parts"]]
+            self.assertEqual(answer, self.client().call("namespace.open", **written_out))
+            seen.add(answer["ns"])
+            want = dict(written_out, tenant=tenant)
+            want.pop("salt")
+            listed = [each for each in self.pages(client, "namespace.list", "namespaces") if each["ns"] == answer["ns"]]
+            self.assertEqual({name: listed[0].get(name) for name in want}, want)
+        self.assertEqual(len(seen), 13)
+        self.refused(DENIED, client.call, "namespace.open", tenant="uid:77", **DEMO)
+        for wrong in ({"parts": 3, "shards": [2, 2]}, {"shards": [0]}, {"shards": [1025]}, {"shard_bytes": 1 << 28}):
+            self.refused(INVALID, client.call, "namespace.open", **dict(DEMO, **wrong))
+        self.refused(NOT_FOUND, client.call, "lookup", ns=4000000, keys=keys(0))
+
+    def test_regions(self):
+        client, ns, region = self.worker()
+        size = 1 << 20
+        fd, both = memfd(size), {"stride": 8192, "chunk": 4096}
+        base = {"ns": ns, "blocks": 16, "device": "cpu", "handles": [{"kind": 0, "bytes": size}],
+                "planes": [both, dict(both, offset=4096, shard=1)]}
+        one, two = base["planes"]
+
+        def register(fds=(fd,), handle=None, planes=None, **change):
+            handles = [dict(base["handles"][0], **handle)] if handle else base["handles"]
+            params = dict(base, handles=handles, planes=planes or base["planes"])
+            return client.call("region.register", fds, **dict(params, **change))["region"]
+
+        number = register()
+        self.assertNotEqual(number, region.number)
+        for good in ({"blocks": 128}, {"handle": {"offset": 4096, "bytes": size - 4096}}, {"handle": {"bytes": 131072}},
+                     {"fds": [fd, fd], "handles": [{"kind": 0, "bytes": size, "fd": 1}, {"kind": 0, "bytes": size}],
+                      "planes": [one, dict(two, handle=1)]},
+                     {"planes": [dict(one, chunk=1), dict(one, offset=1, chunk=4095), two]}):
+            client.call("region.unregister", region=register(**good))
+        handle = {"kind": 0, "bytes": size}
+        for wrong in ({"part": 1}, {"blocks": 129}, {"fds": []}, {"handles": [handle, handle]}, {"handle": {"offset": 1}},
+                      {"handle": {"bytes": size + 1}}, {"handle": {"fd": 1}}, {"handle": {"kind": 2}}):
+            self.refused(INVALID, register, **wrong)
+        for planes in ([one], [two, one], [one, dict(one, offset=4095, shard=1)], [dict(one, chunk=4095), two],
+                       [dict(one, stride=4095), dict(two, offset=1 << 19)], [one, dict(two, handle=1)],
+                       [one, two, dict(two, shard=2, offset=1 << 19)], [one, dict(two, offset=size - 4095)]):
+            self.refused(INVALID, register, planes=planes)
+        self.refused(NOT_FOUND, register, ns=4000000)
+        handles = [{"kind": 1, "bytes": size, "ipc": bytes(64)}]
+        self.refused(DEVICE, register, fds=(), device="cuda", gpu=bytes(16), handles=handles)  # the daemon has no GPU
+        for other in (memfd(size, fcntl.F_SEAL_GROW), os.open(UCMD, os.O_RDONLY)):
+            self.refused(INVALID, register, fds=[other])
+            os.close(other)
+        client.call("region.unregister", region=number)
+        self.refused(NOT_FOUND, client.call, "region.unregister", region=number)
+        self.refused(NOT_FOUND, self.client().call, "region.unregister", region=region.number)
+        os.close(fd)
+
+    def test_descriptors(self):
+        client, fd, good = self.good()
+        params = good["region.register"]
+        self.refused(INVALID, client.call, "health", [fd])
+        client.methods[900] = client.methods[901] = "region.register"
+        data = frame([0, 900, "region.register", params])
+        client.send(data[:1], [fd])  # the descriptors come with the first byte, the rest in pieces
+        for at in range(1, len(data)):
+            client.send(data[at:at + 1])
+        first = client.wait(900)["region"]
+        client.send(data[:4] + data[4:], [fd])
+        client.send(frame([0, 901, "region.register", params]), [fd])
+        self.assertEqual(len({first, client.wait(900)["region"], client.wait(901)["region"]}), 3)
+        handles = [{"kind": 0, "bytes": 8192, "fd": number} for number in range(64)]
+        client.call("region.register", [fd] * 64, **dict(params, handles=handles))
+        broken = self.client()
+        broken.send(frame([0, 1, "health", {}]), [fd] * 65)
+        self.assertEqual(self.refused(INVALID, lambda: broken.wait(broken.next())).code, INVALID)
+        self.assertRaises(Closed, broken.receive)
+
+    def test_a_descriptor_that_no_handle_names_is_refused(self):
+        client, fd, good = self.good()
+        self.refused(INVALID, client.call, "region.register", [fd, fd], **good["region.register"])
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()

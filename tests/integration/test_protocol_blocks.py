@@ -1,0 +1,374 @@
+#!/usr/bin/env python3
+"""What docs/protocol.md says about blocks, against a real daemon, through second_client.py: dump, load, layers, parts,
+leases, tiers, cancelling, what operators may do, and the end.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import unittest
+
+try:
+    import second_client
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+from second_client import (BIG, BUSY, CANCELLED, DEMO, DENIED, EXISTS, FAILED, INVALID, IN_PROGRESS, MISS, NOT_FOUND,
+                           OK, OTHER_UID, SHUTDOWN, TIMEOUT_S, Case, Client, Closed, Daemon, Refused, Region, keys,
+                           u32)
+
+SUITE_TIMEOUT_S = 300
+IN_DRAM, ON_NVME = 1, 2
+
+
+class Blocks(Case):
+    def again(self, blocks=16, identity=DEMO, part=0):
+        """Another connection to the namespace of worker()."""
+        client, identity = self.client(), dict(identity, model=self.id())
+        return client, Region(client, client.open(identity), identity, blocks, part)
+
+    def stored(self, count, identity=BIG):
+        """A worker whose blocks, named 0 to count, lie on NVMe only."""
+        client, ns, region = self.worker(identity, count)
+        bytes_of = [region.fill(block) for block in range(count)]
+        self.assertEqual(set(region.dump(range(count), range(count))), {OK})
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        self.assertEqual(client.tiers(ns, *range(count)), [ON_NVME] * count)
+        return client, ns, region, bytes_of
+
+    def spoil(self, *blocks):
+        """Changes a byte of each on NVMe."""
+        for path in [os.path.join(folder, name) for folder, _, names in os.walk(self.daemon.store) for name in names]:
+            with open(path, "r+b") as file:
+                data = file.read()
+                for at in (data.find(block) for block in blocks):
+                    if at >= 0:
+                        file.seek(at + 5000)
+                        file.write(bytes([data[at + 5000] ^ 1]))
+
+    def test_dump_and_load(self):
+        client, ns, region = self.worker()
+        first, second = region.fill(7), region.fill(3)
+        self.assertEqual(region.call("dump", "ab", [7, 3]), {"status": bytes([OK, OK]), "bytes": 2 * region.size})
+        again = region.call("dump", "abc", [7, 3, 7])
+        self.assertEqual(again, {"status": bytes([EXISTS, EXISTS, OK]), "bytes": region.size})
+        _, target = self.again()
+        answer = target.call("load", "bxa", [0, 1, 15], priority=7, deadline_ms=3600000)
+        self.assertEqual(answer, {"status": bytes([OK, MISS, OK]), "bytes": 2 * region.size})
+        self.assertEqual((target.bytes(0), target.bytes(15), target.bytes(2)), (second, first, bytes(region.size)))
+
+    def test_sizes_that_are_no_power_of_two(self):
+        identity = dict(DEMO, shards=[3], shard_bytes=4097, key_bytes=23)
+        client, ns, region = self.worker(identity, 5)
+        before = region.fill(3)
+        for method, block in (("dump", 3), ("load", 1)):
+            msgid = region.begin(method, "a", [block], size=23)
+            self.assertEqual(client.wait(msgid), {"status": bytes([OK]), "bytes": 3 * 4097})
+        self.assertEqual(region.bytes(1), before)
+
+    def test_bad_moves(self):
+        client, ns, region = self.worker()
+        region.dump("a", [0])
+        for method in ("load", "dump"):
+            good = {"region": region.number, "keys": keys("a"), "blocks": u32(0)}
+            for wrong in ({"keys": bytes(17)}, {"keys": keys("a", "b")}, {"blocks": bytes(5)}, {"blocks": u32(16)},
+                          {"shard": 2}, {"shard": 1, "shards": 2}, {"shards": 3}):
+                self.refused(INVALID, client.call, method, **dict(good, **wrong))
+            self.refused(NOT_FOUND, client.call, method, **dict(good, region=4000000))
+        self.refused(INVALID, region.load, "ab", [1, 1])
+        for method in ("lookup", "prefetch", "evict", "pin", "unpin", "namespace.purge"):
+            self.refused(INVALID, client.call, method, ns=ns, keys=bytes(17))
+        self.refused(INVALID, client.call, "prefetch", ns=ns, keys=keys("a"), part=2)
+        self.refused(INVALID, client.call, "inspect", ns=ns, key=bytes(17))
+        self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("nobody"))
+        self.refused(INVALID, client.call, "lookup", ns=ns, keys=bytes(16) * 16385)
+        most = client.call("lookup", ns=ns, keys=bytes(16) * 16384, each=True)
+        self.assertEqual(most, {"hits": 0, "status": bytes(16384)})
+
+    def test_layers(self):
+        identity = dict(DEMO, shards=[4])
+        client, ns, region = self.worker(identity)
+        before = region.fill(0)
+        other, rival = self.again(identity=identity)
+        self.assertEqual(region.call("dump", "a", [0], shard=2), {"status": bytes([OK]), "bytes": 8192})
+        for again in (region.dump("a", [0]), region.dump("a", [0], shard=3), rival.dump("a", [0], shards=1)):
+            self.assertEqual(again, [IN_PROGRESS])
+        self.assertEqual((other.hits(ns, "a"), rival.load("a", [1])), (0, [MISS]))
+        self.assertEqual(client.call("prefetch", ns=ns, keys=keys("a")), {"status": bytes([MISS])})
+        self.assertEqual(client.call("inspect", ns=ns, key=keys("a"))["parts"][0]["dram"], "filling")
+        self.assertEqual(region.dump("a", [0], shard=1, shards=1), [OK])
+        self.assertEqual((other.hits(ns, "a"), region.dump("a", [0], shards=1), other.hits(ns, "a")), (0, [OK], 1))
+        pipeline = [rival.begin("load", "a", [1], shard=shard, shards=1) for shard in range(4)]
+        self.assertEqual([other.wait(msgid)["bytes"] for msgid in pipeline], [4096] * 4)
+        self.assertEqual(rival.bytes(1), before)
+        rival.memory[:] = bytes(len(rival.memory))
+        self.assertEqual(rival.load("a", [1], shard=1, shards=2), [OK])
+        self.assertEqual(rival.bytes(1), bytes(4096) + before[4096:12288] + bytes(4096))
+
+    def test_an_unfinished_dump_ends_with_its_connection(self):
+        client, ns, region = self.worker()
+        other, rival = self.again()
+        self.assertEqual((rival.dump("a", [0], shards=1), region.dump("a", [0], shard=1)), ([OK], [IN_PROGRESS]))
+        other.close()
+        self.until(lambda: not client.call("ls", ns=ns)["blocks"], "the end of the unfinished part")
+        self.assertEqual((region.dump("a", [0]), client.hits(ns, "a")), ([OK], 1))
+
+    def test_parts(self):
+        identity = dict(DEMO, parts=2, shards=[1, 2])
+        client, ns, region = self.worker(identity)
+        other, second = self.again(identity=identity, part=1)
+        before = region.fill(0), second.fill(5)
+        self.assertEqual((region.dump("ab", [0, 1]), region.dump("a", [0])), ([OK, OK], [EXISTS]))
+        self.assertEqual((client.hits(ns, "a"), region.load("a", [2]), second.load("a", [2])), (0, [MISS], [MISS]))
+        block = client.call("inspect", ns=ns, key=keys("a"))
+        self.assertEqual((block["complete"], block["ready"]), (False, 1))
+        self.assertEqual([part["dram"] for part in block["parts"]], ["ready", "none"])
+        self.assertEqual((second.dump("a", [5]), other.hits(ns, "a", "b")), ([OK], 1))
+        self.assertEqual((region.load("a", [2]), second.load("a", [2])), ([OK], [OK]))
+        self.assertEqual((region.bytes(2), second.bytes(2)), before)
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        answer = client.call("prefetch", ns=ns, keys=keys("a", "b"), part=2)
+        self.assertEqual(answer, {"status": bytes([OK, MISS]), "bytes": 8192})
+        block = client.call("inspect", ns=ns, key=keys("a"))
+        self.assertEqual((client.tiers(ns, "a"), block["parts"][0]["dram"]), ([ON_NVME], "none"))
+        self.assertEqual(second.load("a", [3]) + region.load("a", [3]), [OK, OK])
+        self.assertEqual(second.bytes(3), before[1])
+
+    def test_lookup(self):
+        client, ns, region = self.worker()
+        region.dump("abc", [0, 1, 2])
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"abxc")), {"hits": 2, "dram": 2})
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"xabc"), lease_ms=1000), {"hits": 0})
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"xcya"), each=True),
+                         {"hits": 2, "dram": 2, "status": bytes([0, IN_DRAM, 0, IN_DRAM])})
+        self.settled(client, ns)
+        self.assertEqual(client.call("evict", ns=ns, keys=keys(*"bx"), tier=1), {"blocks": 1, "missing": 1})
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*"abc")), {"hits": 3, "dram": 2})
+        self.assertEqual(client.tiers(ns, *"abc"), [IN_DRAM, ON_NVME, IN_DRAM])
+
+    def test_leases(self):
+        client, ns, region = self.worker()
+        region.dump("abcd", range(4))
+
+        def lease(*names, ms=(1 << 32) - 1, each=False):
+            return client.call("lookup", ns=ns, keys=keys(*names), lease_ms=ms, each=each)["lease"]
+
+        def held(name="a"):
+            return client.call("inspect", ns=ns, key=keys(name))["leases"]
+
+        first, second = lease("a", "b", "x"), lease("x", "a", each=True)
+        self.assertEqual((held("a"), held("b"), held("c")), (2, 1, 0))
+        other, rival = self.again()
+        other.call("release", lease=first)
+        self.assertEqual(rival.load("a", [0], lease=first), [OK])  # leases of others are none of one's own
+        self.refused(INVALID, region.load, "a", [0], lease=first, shard=9)
+        self.assertEqual(held(), 2)
+        for _ in range(2):
+            self.assertEqual(client.call("release", lease=second), {})
+        self.assertEqual((held(), region.load("x", [0], lease=first), held()), (1, [MISS], 0))
+        lease("a", ms=200)
+        self.assertEqual(held(), 1)
+        self.until(lambda: held() == 0, "the end of the lease's time")
+        third = lease("a", "b")
+        self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
+        self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["doomed"]), (0, True))
+        self.assertEqual(region.load("ab", [8, 9], lease=third), [OK, OK])
+        self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("a"))
+        other.call("lookup", ns=ns, keys=keys("d"), lease_ms=60000)
+        self.assertEqual(held("d"), 1)
+        other.close()
+        self.until(lambda: held("d") == 0, "the end of the connection's leases")
+        for _ in range(client.limits["max_leases"]):
+            lease("b")
+        self.refused(BUSY, lease, "b")
+        self.assertEqual((client.hits(ns, "b"), held("b")), (1, client.limits["max_leases"]))
+
+    def test_nvme(self):
+        client, ns, region, before = self.stored(8)
+        target = Region(client, ns, BIG, 8)
+        self.assertEqual(target.load([5, "x", 2], [0, 1, 2]), [OK, MISS, OK])
+        self.assertEqual((target.bytes(0), target.bytes(2)), (before[5], before[2]))
+        client.call("evict", ns=ns, tier=1)
+        wanted = {"ns": ns, "keys": keys(0, "x", 1)}
+        self.assertEqual(client.call("prefetch", **wanted), {"status": bytes([OK, MISS, OK]), "bytes": 2 * region.size})
+        self.assertEqual(client.call("prefetch", **wanted), {"status": bytes([OK, MISS, OK])})
+        self.assertEqual(client.tiers(ns, 0, 1, 2), [IN_DRAM, IN_DRAM, ON_NVME])
+        self.assertEqual(client.call("evict", ns=ns, keys=keys(0, 2), tier=2)["blocks"], 2)
+        self.assertEqual(client.tiers(ns, 0, 2), [IN_DRAM, 0])
+        pages = self.pages(client, "verify", None, ns=ns)
+        self.assertEqual(sum(page["checked"] for page in pages), 6)
+        self.assertEqual([page for page in pages if page.get("corrupt") or page.get("failed")], [])
+
+    def test_what_is_corrupt_is_never_delivered(self):
+        client, ns, region, before = self.stored(4, DEMO)
+        self.spoil(*before[:3])
+        marked = region.fill(2)
+        self.assertEqual(region.call("load", [0, 3], [2, 3]), {"status": bytes([FAILED, OK]), "bytes": region.size})
+        self.assertIn(region.bytes(2)[5000], (marked[5000], before[0][5000]))
+        self.assertEqual(client.call("prefetch", ns=ns, keys=keys(1)), {"status": bytes([FAILED])})
+        pages = self.pages(client, "verify", None, ns=ns)
+        self.assertEqual(sum(page.get("corrupt", 0) for page in pages), 1)
+        self.assertEqual(client.tiers(ns, *range(4)), [0, 0, 0, IN_DRAM])
+        self.assertEqual(region.dump([0], [0]), [OK])
+
+    def test_verify_counts_as_checked_what_agreed(self):
+        client, ns, _, before = self.stored(2, DEMO)
+        self.spoil(before[0])
+        self.assertEqual(client.call("verify", ns=ns), {"checked": 1, "corrupt": 1})
+
+    def test_order_cancel_deadline(self):
+        client, ns, region, before = self.stored(60)
+        many = region.begin("load", range(60), range(60), more=True)
+        last = client.begin("lookup", ns=ns, keys=keys(0))
+        self.assertEqual([client.next(), client.next()], [last, many])  # in the order in which they are done
+        self.assertEqual(client.wait(many)["bytes"], 60 * region.size)
+        for method, stop in [(method, stop) for method in ("load", "prefetch") for stop in ("cancel", "deadline")]:
+            client.call("evict", ns=ns, tier=1)
+            how = {"deadline_ms": 1} if stop == "deadline" else {"more": True}
+            region.memory[:] = bytes(len(region.memory))
+            if method == "load":
+                many = region.begin("load", range(60), range(60), **how)
+            else:
+                many = client.begin("prefetch", ns=ns, keys=keys(*range(60)), **how)
+            if stop == "cancel":
+                self.assertEqual(client.call("cancel", msgid=many), {"cancelled": True})
+            answer = client.wait(many)
+            self.assertLessEqual({CANCELLED}, set(answer["status"]), (method, stop))
+            self.assertLessEqual(set(answer["status"]), {OK, CANCELLED})
+            self.assertEqual(client.call("cancel", msgid=many).get("cancelled", False), False)
+            for block, status in enumerate(answer["status"] if method == "load" else b""):
+                self.assertTrue(status == CANCELLED or region.bytes(block) == before[block])
+        self.assertEqual(set(region.dump(range(60, 120), range(60), deadline_ms=1)) - {OK, CANCELLED}, set())
+        self.assertEqual(set(region.dump(range(60, 70), range(10))) - {OK, EXISTS}, set())
+
+    def test_unregister_ends_what_is_under_way(self):
+        client, ns, region, _ = self.stored(60)
+        loads = [region.begin("load", range(60), range(60)) for _ in range(2)]
+        last = client.begin("region.unregister", region=region.number)
+        self.assertEqual([client.next() for _ in range(3)][2], last)
+        for msgid in loads:
+            self.assertLessEqual(set(client.wait(msgid)["status"]), {OK, CANCELLED})
+        self.assertEqual(client.wait(last), {})
+
+    def test_busy(self):
+        client, ns, region, _ = self.stored(60)
+        many = [region.begin("load", range(60), range(60), more=left > 0)
+                for left in reversed(range(client.limits["max_requests"] + 40))]
+        codes = []
+        for msgid in many:
+            try:
+                codes.append(set(client.wait(msgid)["status"]) - {OK})
+            except Refused as refused:
+                codes.append(refused.code)
+        self.assertGreaterEqual(codes.count(set()), client.limits["max_requests"])
+        self.assertEqual([code for code in codes if code not in (set(), BUSY)], [])
+        self.assertIn(BUSY, codes)
+        self.assertEqual(set(region.load(range(60), range(60))), {OK})
+        for _ in range(client.limits["max_regions"] - 1):
+            kept = Region(client, ns, BIG, 1)
+        self.refused(BUSY, Region, client, ns, BIG, 1)
+        client.call("region.unregister", region=kept.number)
+        Region(client, ns, BIG, 1)
+
+    def test_pin_evict_purge(self):
+        client, ns, region = self.worker()
+        region.dump(range(8), range(8))
+        self.settled(client, ns)
+        self.assertEqual(client.call("pin", ns=ns, keys=keys(0, 1, "x")), {"blocks": 2, "missing": 1})
+        self.assertEqual(client.call("pin", ns=ns, keys=keys(0, 2)), {"blocks": 1})
+        self.assertTrue(client.call("inspect", ns=ns, key=keys(2))["pinned"])
+        self.assertEqual(client.call("evict", ns=ns)["blocks"], 5)
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*range(8)), each=True)["hits"], 3)
+        self.assertEqual(client.call("unpin", ns=ns, keys=keys(2, "x")), {"blocks": 1, "missing": 1})
+        self.assertEqual(client.call("evict", ns=ns, keys=keys(2)), {"blocks": 1})
+        self.assertEqual(client.call("unpin", ns=ns), {"blocks": 2})
+        self.assertEqual(client.call("pin", ns=ns), {"blocks": 2})
+        lease = client.call("lookup", ns=ns, keys=keys(0), lease_ms=60000)["lease"]
+        self.assertEqual(client.call("namespace.purge", ns=ns), {"blocks": 1, "busy": 1})
+        self.assertEqual((client.hits(ns, 0), region.load([0], [9], lease=lease)), (0, [OK]))
+        self.assertEqual((client.call("ls", ns=ns)["blocks"], region.dump([0], [0])), ([], [OK]))
+        self.settled(client, ns)
+        self.assertEqual(client.call("namespace.purge", ns=ns, keys=keys(0, "x")), {"blocks": 1, "missing": 1})
+
+    def test_what_operators_see(self):
+        client, ns, region = self.worker()
+        region.dump(range(10), range(10))
+        self.settled(client, ns)
+        blocks = self.pages(client, "ls", "blocks", ns=ns)
+        self.assertEqual(sorted(block["key"] for block in blocks), sorted(keys(name) for name in range(10)))
+        like = {"dram": 1, "nvme": 1, "ready": 1, "complete": True, "pinned": False, "leases": 0}
+        self.assertEqual([block for block in blocks if dict(block, **like) != block], [])
+        block = client.call("inspect", ns=ns, key=keys(3))
+        self.assertEqual([block["key"]] + [block["parts"][0][tier] for tier in ("dram", "nvme")], [keys(3), "ready", "ready"])
+        entry = [entry for entry in self.pages(client, "namespace.list", "namespaces") if entry["ns"] == ns][0]
+        self.assertEqual((entry["blocks"], entry["dram_bytes"], entry["nvme_bytes"]), (10, 81920, 81920))
+        stats = client.call("stats")
+        self.assertEqual((stats["pid"], stats["instance"]), (self.daemon.process.pid, client.limits["instance"]))
+        self.assertEqual(([tier["name"] for tier in stats["tiers"]], [device["name"] for device in stats["devices"]]),
+                         (["nvme"], ["cpu"]))
+        self.assertTrue(stats["metrics"] and all(type(value) is int for value in stats["metrics"].values()))
+        self.assertEqual(client.call("health"), {"status": "ok", "reasons": []})
+
+    @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
+    def test_others_than_operators(self):
+        client, ns, region = self.worker()
+        region.dump("a", [0])
+        other, identity = self.client(uid=OTHER_UID), dict(DEMO, model=self.id())
+        self.assertFalse(other.limits.get("admin", False))
+        self.refused(DENIED, other.call, "namespace.open", **dict(identity, tenant=client.limits["tenant"]))
+        for number in (ns, 4000000):
+            for method in ("lookup", "prefetch", "evict", "namespace.purge"):
+                self.refused(NOT_FOUND, other.call, method, ns=number, keys=keys("a"))
+            for method in ("ls", "verify"):
+                self.refused(NOT_FOUND, other.call, method, ns=number)
+            self.refused(NOT_FOUND, other.call, "inspect", ns=number, key=keys("a"))
+            self.refused(NOT_FOUND, Region, other, number, DEMO, 1)
+        mine = other.open(identity)
+        own = Region(other, mine, identity, 4)
+        self.assertEqual((other.hits(mine, "a"), own.load("a", [0]), own.dump("ab", [0, 1])), (0, [MISS], [OK, OK]))
+        for method in ("pin", "unpin"):
+            self.refused(DENIED, other.call, method, ns=mine, keys=keys("a"))
+        self.assertEqual(len(other.call("ls", ns=mine)["blocks"]), 2)
+        self.assertEqual(other.call("inspect", ns=mine, key=keys("a"))["complete"], True)
+        listed = other.call("namespace.list")["namespaces"]
+        self.assertEqual({entry["tenant"] for entry in listed}, {other.limits["tenant"]})
+        for method in ("stats", "health"):
+            other.call(method)
+        self.settled(other, mine)
+        self.assertEqual(other.call("verify", ns=mine)["checked"], 2)
+        self.assertEqual(other.call("evict", ns=mine, keys=keys("a"))["blocks"], 1)
+        self.assertEqual(other.call("namespace.purge", ns=mine)["blocks"], 1)
+        self.assertEqual(len(client.call("ls", ns=mine)["blocks"]), 0)  # an operator did not need to open it
+        self.assertEqual(client.hits(ns, "a"), 1)
+
+    def test_shutdown(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        client = Client(daemon)
+        ns = client.open(BIG)
+        region = Region(client, ns, BIG, 60)
+        self.assertEqual(set(region.dump(range(60), range(60))), {OK})
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        many = [region.begin("load", range(60), range(60)) for _ in range(30)]
+        client.call("health")  # they are read
+        daemon.process.send_signal(signal.SIGTERM)
+        late = []
+        for _ in range(10):
+            time.sleep(0.002)
+            late.append(region.begin("load", [0], [0]))
+        self.assertEqual([set(client.wait(msgid)["status"]) for msgid in many], [{OK}] * 30)
+        self.refused(SHUTDOWN, client.wait, late[-1])
+        self.assertRaises(Closed, lambda: [client.next() for _ in late])
+        self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()

@@ -1,0 +1,563 @@
+/* The cache over a tier that a test controls: the interleavings that a real disk and a network
+ * can't be made to time. */
+#include "tests/unit/cache_rig.h"
+
+TestSuite(cache, .init = rig_open, .fini = rig_close);
+
+/* ---- who waits for a read ---- */
+
+struct waiter {
+    struct cache_wait w;
+    int calls, status;
+    struct waiter *cancels;
+};
+
+static void waiter_cb(struct cache_wait *w, int status)
+{
+    struct waiter *me = (struct waiter *)w;
+
+    me->calls++;
+    me->status = status;
+    if (me->cancels)
+        cache_get_cancel(rig.cache, &me->cancels->w);
+}
+
+static int get(block_ref ref, uint32_t part, struct waiter *w)
+{
+    w->w.ready_cb = waiter_cb;
+    return cache_get(rig.cache, ref, part, 0, &w->w);
+}
+
+/* ---- reads ---- */
+
+Test(cache, one_read_serves_all_who_wait)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter w[3] = {0};
+    unsigned before = rig.tier.submits;
+
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(get(ref, 0, &w[i]), CACHE_PENDING);
+    cr_expect_eq(rig.tier.submits, before + 1);
+    cr_expect_eq(rig.metrics.single_flight, 2u);
+    cr_assert_not(cache_in_dram(rig.cache, ref));
+    fake_next(&rig.tier, 0);
+    for (int i = 0; i < 3; i++) {
+        cr_assert(w[i].calls == 1 && w[i].status == 0);
+        cr_expect(marks_right(ref, 0));
+        cache_put(rig.cache, ref, 0);
+    }
+    cr_expect_eq(block_of(ref)->part[0].users, 0u);
+    drop(ref);
+    cr_expect(cache_found(rig.cache, ref));
+}
+
+Test(cache, a_read_that_fails_is_a_miss_for_all_and_for_ever)
+{
+    static const int errors[] = {-EBADMSG, -EIO};
+
+    for (int e = 0; e < 2; e++) {
+        block_ref ref = store_below(rig.one, 1);
+        struct waiter w[3] = {0}, late = {0};
+
+        for (int i = 0; i < 3; i++)
+            cr_assert_eq(get(ref, 0, &w[i]), CACHE_PENDING);
+        cache_get_cancel(rig.cache, &w[1].w);
+        fake_next(&rig.tier, errors[e]);
+        cr_expect(w[0].calls == 1 && w[0].status == errors[e]);
+        cr_expect_eq(w[1].calls, 0);
+        cr_expect(w[2].calls == 1 && w[2].status == errors[e]);
+        cr_expect_not(cache_found(rig.cache, ref));
+        cr_expect_eq(get(ref, 0, &late), -ENOENT);
+        drop(ref);
+        expect_nothing_held();
+    }
+}
+
+Test(cache, all_who_waited_are_gone_when_the_read_ends)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter w = {0};
+
+    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    cache_get_cancel(rig.cache, &w.w);
+    drop(ref);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(w.calls, 0);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    expect_nothing_held();
+}
+
+/* What the first is told makes it end the second's wait: the second must not be left a use. */
+Test(cache, a_waiter_that_cancels_the_next)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter second = {0}, first = {.cancels = &second};
+
+    cr_assert_eq(get(ref, 0, &first), CACHE_PENDING);
+    cr_assert_eq(get(ref, 0, &second), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect(first.calls == 1 && second.calls == 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    expect_nothing_held();
+}
+
+Test(cache, evicted_while_it_is_read)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter w = {0};
+
+    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    cr_expect_not(cache_found(rig.cache, ref));
+    fake_next(&rig.tier, 0);
+    cr_assert(w.calls == 1 && w.status == 0);
+    cr_expect(marks_right(ref, 0), "who waited still gets its bytes");
+    drop(ref);
+    cr_expect_eq(index_blocks(rig.index), 1u);
+    cache_put(rig.cache, ref, 0);
+    expect_nothing_held();
+}
+
+Test(cache, a_full_queue_of_the_tier_is_busy_and_holds_nothing)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter w = {0};
+    uint64_t used = arena_bytes_used(rig.arena);
+    uint32_t leases = block_of(ref)->leases;
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1;
+    cr_expect_eq(get(ref, 0, &w), -EBUSY);
+    cr_expect_eq(arena_bytes_used(rig.arena), used);
+    cr_expect_eq(block_of(ref)->leases, leases);
+    cr_expect_eq(get(ref, 0, &w), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache, a_place_that_the_tier_knows_no_more)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct waiter w = {0};
+
+    rig.tier.refuse = -ESTALE;
+    rig.tier.refuse_n = 1;
+    cr_expect_eq(get(ref, 0, &w), -EIO);
+    cr_expect_eq(get(ref, 0, &w), -ENOENT);
+    drop(ref);
+    expect_nothing_held();
+}
+
+/* ---- writes ---- */
+
+Test(cache, evicted_while_it_is_written)
+{
+    static const int ends[] = {0, -ENOSPC};
+
+    for (int i = 0; i < 2; i++) {
+        block_ref ref = store(rig.one, 1);
+
+        drop(ref);
+        turn();
+        cr_assert_eq(rig.tier.n_pending, 1u);
+        cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+        cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+        cr_expect_not(cache_found(rig.cache, ref));
+        cr_expect_neq(arena_bytes_used(rig.arena), 0u, "the write still reads the slot");
+        fake_next(&rig.tier, ends[i]);
+        expect_nothing_held();
+    }
+}
+
+Test(cache, a_write_that_fails_leaves_the_block_in_dram)
+{
+    block_ref ref = store(rig.two, 1);
+
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 2u);
+    fake_next(&rig.tier, 0);
+    fake_next(&rig.tier, -EIO);
+    drop(ref);
+    cr_expect(cache_found(rig.cache, ref));
+    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_LATER, "half is not below");
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    expect_nothing_held();
+}
+
+Test(cache, a_full_queue_of_the_tier_delays_writes_and_loses_none)
+{
+    block_ref a = store(rig.two, 1), b = store(rig.two, 2);
+
+    rig.tier.refuse = -EAGAIN;
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 4u);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    drop(a);
+    drop(b);
+    a = store(rig.two, 3);
+    b = store(rig.two, 4);
+    rig.tier.refuse_n = 0;
+    turn(); /* 3 and 4 under way */
+    block_ref c = store(rig.two, 5);
+
+    rig.tier.refuse_n = 1;
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 4u, "the fifth was refused");
+    fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 5u, "and tried again when another had ended");
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(rig.tier.n_live, 10u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    drop(a);
+    drop(b);
+    drop(c);
+}
+
+/* Numbers of blocks that are gone, or that others have now, lie in the write queue. */
+Test(cache, stale_numbers_in_the_write_queue)
+{
+    struct cache_fill *f;
+    block_ref a = store(rig.one, 1), b, c;
+
+    drop(a);
+    cr_assert_eq(cache_evict(rig.cache, a, true, true), CACHE_EVICT_DONE);
+    b = store(rig.one, 2);
+    cr_expect_eq(a, b, "the number is used again");
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 1u, "written once, though queued under both");
+    fake_next(&rig.tier, 0);
+    drop(b);
+    c = store(rig.one, 3);
+    drop(c);
+    cr_assert_eq(cache_evict(rig.cache, c, true, true), CACHE_EVICT_DONE);
+    c = open_block(rig.one, 4);
+    cr_assert_eq(claim(c, 0, 0, 1, &f), 0);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 0u, "an unfinished block is not written");
+    cache_fill_done(rig.cache, f, 1, false);
+    drop(c);
+}
+
+Test(cache, no_writes_once_it_stops)
+{
+    block_ref ref = store(rig.one, 1);
+
+    cache_stop_writing(rig.cache);
+    turn();
+    cr_expect_eq(rig.tier.submits, 0u);
+    drop(ref);
+}
+
+/* ---- the tier takes a place back ---- */
+
+Test(cache, the_tier_may_not_drop_what_is_leased_pinned_or_read)
+{
+    block_ref ref = store_below(rig.one, 1);
+    uint64_t loc = block_of(ref)->part[0].loc;
+    struct waiter w = {0};
+
+    cr_expect_not(fake_reclaim(&rig.tier, loc), "leased");
+    cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
+    drop(ref);
+    cr_expect_not(fake_reclaim(&rig.tier, loc), "read");
+    fake_next(&rig.tier, 0);
+    cache_put(rig.cache, ref, 0);
+    cr_assert_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_DONE);
+    cr_assert(cache_pin(rig.cache, ref, true));
+    cr_expect_not(fake_reclaim(&rig.tier, loc), "pinned");
+    cr_assert(cache_pin(rig.cache, ref, false));
+    cr_expect(fake_reclaim(&rig.tier, loc));
+    expect_nothing_held();
+}
+
+Test(cache, what_lies_in_dram_as_well_survives_the_tier)
+{
+    block_ref ref = store(rig.one, 1);
+
+    turn();
+    fake_next(&rig.tier, 0);
+    cr_expect(fake_reclaim(&rig.tier, block_of(ref)->part[0].loc), "leased, but in DRAM");
+    cr_expect(cache_found(rig.cache, ref));
+    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_LATER, "the only copy");
+    drop(ref);
+}
+
+Test(cache, a_part_that_goes_takes_its_siblings_along)
+{
+    block_ref ref = store_below(rig.two, 1);
+    uint64_t loc = block_of(ref)->part[1].loc;
+    unsigned before = rig.tier.forgets;
+
+    drop(ref);
+    cr_expect(fake_reclaim(&rig.tier, loc));
+    cr_expect_eq(rig.tier.forgets, before + 1);
+    expect_nothing_held();
+}
+
+/* ---- fills ---- */
+
+Test(cache, a_part_is_whole_when_every_shard_was_copied_in_any_order)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *a, *b;
+
+    cr_assert_eq(claim(ref, 0, 1, 1, &a), 0);
+    cr_assert_eq(claim(ref, 0, 1, 1, &b), -EINPROGRESS, "claimed before");
+    cr_assert_eq(claim(ref, 0, 0, 1, &b), 0);
+    marks_write(ref, 0, cache_fill_memory(rig.cache, a), 0, 2);
+    cache_fill_done(rig.cache, a, 1, true);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cache_fill_done(rig.cache, b, 1, true);
+    cr_expect(cache_found(rig.cache, ref));
+    cr_expect_eq(dump(ref, 0, 0, 2), -EEXIST);
+    drop(ref);
+}
+
+Test(cache, a_copy_that_fails_takes_the_whole_fill_with_it)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *a, *b, *c;
+
+    cr_assert_eq(claim(ref, 0, 0, 1, &a), 0);
+    cr_assert_eq(claim(ref, 0, 1, 1, &b), 0);
+    cache_fill_done(rig.cache, a, 1, false);
+    cr_assert_eq(claim(ref, 0, 0, 1, &c), -EINPROGRESS, "broken");
+    cache_fill_done(rig.cache, b, 1, true);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
+    cr_expect_eq(dump(ref, 0, 0, 2), 0, "it may be tried again");
+    cr_expect(cache_found(rig.cache, ref));
+    drop(ref);
+}
+
+Test(cache, fills_belong_to_one_owner_and_vanish_with_it)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *f;
+
+    cr_assert_eq(dump(ref, 0, 0, 1), 0);
+    cr_expect_eq(cache_fill_claim(rig.cache, &rig.owner[1], ref, 0, 1, 1, &f), -EINPROGRESS);
+    drop(ref);
+    cr_expect_eq(index_blocks(rig.index), 1u);
+    cache_owner_gone(rig.cache, &rig.owner[0]);
+    expect_nothing_held();
+}
+
+Test(cache, the_fill_without_progress_for_longest_makes_room)
+{
+    block_ref ref[8], more = open_block(rig.one, 100);
+    struct cache_fill *f;
+
+    for (uint64_t i = 0; i < 8; i++) {
+        ref[i] = open_block(rig.one, i);
+        cr_assert_eq(dump(ref[i], 0, 0, 1), 0);
+    }
+    cr_assert_eq(claim(ref[0], 0, 1, 1, &f), 0, "the oldest is being copied");
+    cr_assert_eq(
+        cache_fill_claim(rig.cache, &rig.owner[1], more, 0, 0, 2, &(struct cache_fill *){NULL}), 0);
+    cr_expect_eq(block_of(ref[1])->part[0].dram, PART_DRAM_NONE, "so the next oldest goes");
+    cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
+    cache_fill_done(rig.cache, f, 1, true);
+    cr_expect(cache_found(rig.cache, ref[0]));
+    cr_expect_eq(dump(ref[1], 0, 1, 1), 0, "it begins anew, one more of the idle ones goes");
+    cr_expect_not(cache_found(rig.cache, ref[1]), "and lacks its first shard");
+    cr_expect_eq(dump(ref[1], 0, 0, 1), 0);
+    cr_expect(cache_found(rig.cache, ref[1]));
+    for (int i = 0; i < 8; i++)
+        drop(ref[i]);
+    f = table_get(&rig.cache->fills, block_of(more)->part[0].slot);
+    cache_fill_done(rig.cache, f, 2, false);
+    drop(more);
+    cache_owner_gone(rig.cache, &rig.owner[0]);
+}
+
+/* ---- evicted by name ---- */
+
+Test(cache, an_unfinished_part_goes_with_its_evicted_block)
+{
+    block_ref ref = open_block(rig.two, 1);
+
+    cr_assert_eq(dump(ref, 0, 0, 2), 0);
+    cr_assert_eq(dump(ref, 1, 0, 1), 0);
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    expect_nothing_held();
+    ref = store(rig.two, 1);
+    cr_expect(cache_found(rig.cache, ref), "and may be stored again");
+    drop(ref);
+}
+
+Test(cache, a_part_that_is_being_copied_goes_when_the_copy_has_ended)
+{
+    block_ref ref = open_block(rig.two, 1);
+    struct cache_fill *f;
+
+    cr_assert_eq(dump(ref, 0, 0, 2), 0);
+    cr_assert_eq(claim(ref, 1, 0, 1, &f), 0);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    cache_fill_done(rig.cache, f, 1, true);
+    drop(ref);
+    expect_nothing_held();
+}
+
+Test(cache, evicting_from_a_tier_that_holds_nothing_of_it)
+{
+    block_ref ref = store_below(rig.one, 1);
+
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_NONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, false, true), CACHE_EVICT_DONE);
+    cr_expect_eq(find(rig.one, 1), 0u);
+    cache_stop_writing(rig.cache);
+    ref = store(rig.one, 2);
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, false, true), CACHE_EVICT_NONE);
+    cr_expect(cache_found(rig.cache, ref));
+}
+
+Test(cache, pinned_blocks_stay)
+{
+    block_ref ref = store(rig.one, 1);
+
+    cr_assert(cache_pin(rig.cache, ref, true));
+    cr_expect_not(cache_pin(rig.cache, ref, true));
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    for (uint64_t i = 10; i < 30; i++)
+        drop(store(rig.one, i));
+    cr_expect(cache_found(rig.cache, ref));
+    cr_expect(cache_in_dram(rig.cache, ref));
+}
+
+/* ---- room ---- */
+
+Test(cache, nobody_waits_where_nothing_is_under_way)
+{
+    struct cache_fill *f;
+    block_ref ref[8], more;
+    struct asker a;
+
+    ask(&a);
+    for (uint64_t i = 0; i < 8; i++)
+        ref[i] = store(rig.one, i);
+    cache_stop_writing(rig.cache);
+    more = open_block(rig.one, 100);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
+    cr_expect_eq(rig.metrics.arena_full, 1u);
+    cr_expect_not(cache_room_wait(rig.cache, &a.r));
+    drop(ref[0]);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
+    cache_fill_done(rig.cache, f, 1, false);
+    for (int i = 1; i < 8; i++)
+        drop(ref[i]);
+    drop(more);
+}
+
+Test(cache, who_waits_is_woken_later_and_all_of_them)
+{
+    struct asker a[3];
+    struct cache_fill *f;
+    block_ref ref = open_block(rig.one, 1);
+
+    cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
+    for (int i = 0; i < 3; i++) {
+        ask(&a[i]);
+        cr_assert(cache_room_wait(rig.cache, &a[i].r));
+    }
+    cache_room_cancel(&a[1].r);
+    cache_room_cancel(&a[1].r);
+    cache_fill_done(rig.cache, f, 2, false);
+    cr_expect(a[0].calls == 0 && a[2].calls == 0, "not from inside the call that released");
+    turn();
+    cr_expect(a[0].calls == 1 && a[1].calls == 0 && a[2].calls == 1);
+    drop(ref);
+}
+
+/* The first still has too little: the second is not asked in vain, and not forgotten either. */
+Test(cache, who_still_has_too_little_lets_the_next_go_first)
+{
+    struct asker a[2];
+    struct cache_fill *f, *g;
+    block_ref ref = open_block(rig.one, 1), other = open_block(rig.one, 2);
+
+    cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
+    cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
+    for (int i = 0; i < 2; i++) {
+        ask(&a[i]);
+        cr_assert(cache_room_wait(rig.cache, &a[i].r));
+    }
+    a[0].again = true;
+    cache_fill_done(rig.cache, f, 1, false);
+    turn();
+    cr_expect(a[0].calls == 1 && a[1].calls == 0);
+    cr_expect(a[0].again);
+    a[0].again = false;
+    cache_fill_done(rig.cache, g, 1, false);
+    turn();
+    cr_expect(a[0].calls == 2 && a[1].calls == 1);
+    drop(ref);
+    drop(other);
+}
+
+Test(cache, clean_blocks_go_before_those_that_wait_to_be_written)
+{
+    block_ref clean, dirty;
+    unsigned gone = 0;
+
+    dirty = store(rig.one, 1); /* older, so the policy would rather have this one */
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = UINT32_MAX;
+    drop(dirty);
+    turn();
+    rig.cache->no_writes = true;
+    for (uint64_t i = 2; i < 9; i++) {
+        clean = store(rig.one, i);
+        drop(clean);
+    }
+    drop(store(rig.one, 100));
+    cr_expect(cache_found(rig.cache, dirty));
+    for (uint64_t i = 2; i < 9; i++)
+        gone += find(rig.one, i) == 0;
+    cr_expect_eq(gone, 1u, "never queued, so nothing speaks for them");
+    rig.tier.refuse_n = 0;
+}
+
+/* ---- verifying ---- */
+
+static int check_status;
+
+static void check_cb(struct cache_check *k, int status)
+{
+    (void)k;
+    check_status = status;
+}
+
+Test(cache, verify_drops_what_is_corrupt_and_only_that)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct cache_check k = {.done_cb = check_cb};
+
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(check_status, 0);
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, -EIO);
+    cr_expect(cache_found(rig.cache, ref));
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, -EBADMSG);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cr_expect_eq(cache_verify(rig.cache, &k, ref, 0), -ENOENT);
+    drop(ref);
+    expect_nothing_held();
+}

@@ -1,0 +1,342 @@
+/* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
+ * byte, no use or hold that is left over, nobody who waits for ever. UCM_SEED repeats a run. */
+#include "tests/unit/cache_rig.h"
+
+TestSuite(cache_random, .init = rig_open, .fini = rig_close);
+
+/* ---- everything at once, against a recount ---- */
+
+#define KEYS 12
+#define COPIES 5
+#define LOADS 8
+#define ASKERS 4
+
+struct copy {
+    struct cache_fill *fill; /* NULL: not in use */
+    block_ref ref;
+    uint32_t part, shard, n, owner;
+};
+
+struct load {
+    struct cache_wait w;
+    enum { LOAD_FREE, LOAD_WAITS, LOAD_HAS } state;
+    block_ref ref;
+    uint32_t part;
+};
+
+static struct {
+    uint64_t state;
+    struct copy copy[COPIES];
+    struct load load[LOADS];
+    struct asker asker[ASKERS];
+    unsigned reads, failures, waits;
+} chaos;
+
+static uint32_t below(uint32_t n)
+{
+    chaos.state ^= chaos.state << 13;
+    chaos.state ^= chaos.state >> 7;
+    chaos.state ^= chaos.state << 17;
+    return (uint32_t)(chaos.state >> 11) % n;
+}
+
+static struct ns *some_ns(void)
+{
+    return below(2) ? rig.one : rig.two;
+}
+
+struct recount {
+    uint64_t complete, dram_bytes, nvme_bytes, dirty, users, pinned, fetching;
+};
+
+static void recount_cb(void *ctx, block_ref ref, struct block *b)
+{
+    struct recount *r = ctx;
+    const struct ns *ns = cache_ns(rig.cache, ref);
+    uint32_t ready = 0, dram = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
+        bool in_dram = p->dram == PART_DRAM_READY;
+
+        ready += part_whole(p);
+        dram += in_dram;
+        r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
+        r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
+        r->dirty += b->flags & BLOCK_QUEUED && in_dram && p->nvme == PART_NVME_NONE
+                        ? ns_part_bytes(ns, i)
+                        : 0;
+        r->users += p->users;
+        r->fetching += p->dram == PART_DRAM_FETCHING;
+        cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[p->loc - 1].live);
+        cr_assert(p->users == 0 || in_dram, "a user of nothing");
+    }
+    cr_assert(b->ready == ready && b->dram_parts == dram);
+    cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
+    cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
+              "a block that nobody would ever find");
+    cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DOOMED));
+    r->complete += ready == ns->identity.parts;
+    r->pinned += !!(b->flags & BLOCK_PINNED);
+}
+
+static void invariants(void)
+{
+    struct recount r = {0};
+    uint64_t copying = 0, slots;
+
+    cr_assert_eq(index_scan(rig.index, rig.one, 0, 1000, recount_cb, &r), 0u);
+    cr_assert_eq(index_scan(rig.index, rig.two, 0, 1000, recount_cb, &r), 0u);
+    cr_assert_eq(r.complete, rig.cache->stats.complete);
+    cr_assert_eq(r.pinned, rig.cache->stats.pinned);
+    cr_assert_eq(r.dram_bytes, rig.one->dram_bytes + rig.two->dram_bytes);
+    cr_assert_eq(r.nvme_bytes, rig.one->nvme_bytes + rig.two->nvme_bytes);
+    cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
+    cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
+    cr_assert_eq(rig.tier.n_pending, rig.cache->tier_busy);
+    for (uint32_t i = table_next(&rig.cache->fills, 0); i; i = table_next(&rig.cache->fills, i)) {
+        uint32_t at = 0;
+
+        for (; at < COPIES; at++)
+            if (chaos.copy[at].fill == table_get(&rig.cache->fills, i))
+                break;
+        copying += at < COPIES;
+    }
+    cr_assert_eq(r.users + copying, rig.cache->copies);
+    slots = arena_bytes_used(rig.arena);
+    cr_assert_geq(slots, r.dram_bytes);
+    cr_assert_leq(slots, 2u * MIB);
+}
+
+static void chaos_wait_room(void)
+{
+    struct asker *a = &chaos.asker[below(ASKERS)];
+
+    if (!list_empty(&a->r.link))
+        return;
+    a->again = below(2);
+    chaos.waits += cache_room_wait(rig.cache, &a->r);
+}
+
+static void chaos_claim(void)
+{
+    struct copy *c = &chaos.copy[below(COPIES)];
+    struct ns *ns = some_ns();
+    uint64_t key = below(KEYS);
+    int rc;
+
+    if (c->fill)
+        return;
+    c->part = below(ns->identity.parts);
+    c->shard = below(SHARDS);
+    c->n = 1 + below(SHARDS - c->shard);
+    c->owner = below(8) ? (uint32_t)key % 3 : below(3);
+    c->ref = open_block(ns, key);
+    rc = cache_fill_claim(rig.cache, &rig.owner[c->owner], c->ref, c->part, c->shard, c->n,
+                          &c->fill);
+    if (rc == 0)
+        return; /* the block stays held until the copy has ended */
+    c->fill = NULL;
+    cr_assert(rc == -EEXIST || rc == -EINPROGRESS || rc == -EBUSY);
+    drop(c->ref);
+    if (rc == -EBUSY)
+        chaos_wait_room();
+}
+
+static void copy_end(struct copy *c, bool ok)
+{
+    struct cache_fill *f = c->fill;
+
+    marks_write(c->ref, c->part, cache_fill_memory(rig.cache, f), c->shard, c->n);
+    c->fill = NULL;
+    cache_fill_done(rig.cache, f, c->n, ok);
+    drop(c->ref);
+}
+
+static void load_has(struct load *l)
+{
+    cr_assert(marks_right(l->ref, l->part), "wrong bytes");
+    l->state = LOAD_HAS;
+    chaos.reads++;
+}
+
+static void load_ready_cb(struct cache_wait *w, int status)
+{
+    struct load *l = (struct load *)w;
+
+    cr_assert_eq(l->state, LOAD_WAITS);
+    if (status == 0) {
+        load_has(l);
+        return;
+    }
+    l->state = LOAD_FREE;
+    chaos.failures++;
+    drop(l->ref);
+}
+
+static void chaos_load(void)
+{
+    struct load *l = &chaos.load[below(LOADS)];
+    struct ns *ns = some_ns();
+    block_ref ref = find(ns, below(KEYS));
+    int rc;
+
+    if (l->state != LOAD_FREE || !cache_found(rig.cache, ref))
+        return;
+    *l = (struct load){.ref = ref, .part = below(ns->identity.parts), .state = LOAD_WAITS};
+    l->w.ready_cb = load_ready_cb;
+    cache_hold(rig.cache, ref);
+    rc = cache_get(rig.cache, ref, l->part, (uint8_t)below(8), &l->w);
+    if (rc == CACHE_READY)
+        load_has(l);
+    if (rc == CACHE_READY || rc == CACHE_PENDING)
+        return;
+    cr_assert_eq(rc, -EBUSY, "found, and then not there: %d", rc);
+    l->state = LOAD_FREE;
+    drop(ref);
+    chaos_wait_room();
+}
+
+static void load_end(struct load *l)
+{
+    if (l->state == LOAD_FREE)
+        return;
+    if (l->state == LOAD_WAITS)
+        cache_get_cancel(rig.cache, &l->w);
+    else
+        cache_put(rig.cache, l->ref, l->part);
+    l->state = LOAD_FREE;
+    drop(l->ref);
+}
+
+static void chaos_tier(void)
+{
+    static const int read_errors[] = {-EBADMSG, -EIO}, write_errors[] = {-ENOSPC, -EIO};
+    struct tier_io *io;
+    int status = 0;
+
+    if (rig.tier.n_pending == 0)
+        return;
+    io = fake_at(&rig.tier, below(rig.tier.n_pending));
+    if (below(8) == 0)
+        status = io->op == TIER_READ ? read_errors[below(2)] : write_errors[below(2)];
+    fake_finish(&rig.tier, io, status);
+}
+
+static void chaos_reclaim(void)
+{
+    uint64_t loc;
+
+    if (rig.tier.places == 0 || below(4) != 0)
+        return;
+    loc = 1 + below((uint32_t)rig.tier.places);
+    if (rig.tier.place[loc - 1].live)
+        fake_reclaim(&rig.tier, loc);
+}
+
+static void chaos_evict(void)
+{
+    block_ref ref = find(some_ns(), below(KEYS));
+    uint32_t tiers = 1 + below(3);
+
+    if (ref == 0 || below(4) != 0)
+        return;
+    if (below(3) == 0)
+        cache_pin(rig.cache, ref, below(4) == 0);
+    else
+        (void)cache_evict(rig.cache, ref, tiers & 1, tiers & 2);
+}
+
+static void chaos_owner_gone(void)
+{
+    uint32_t owner = below(3);
+
+    if (below(30) != 0)
+        return;
+    for (int i = 0; i < COPIES; i++)
+        if (chaos.copy[i].fill && chaos.copy[i].owner == owner)
+            copy_end(&chaos.copy[i], false);
+    cache_owner_gone(rig.cache, &rig.owner[owner]);
+    cr_assert(list_empty(&rig.owner[owner].fills));
+}
+
+static void chaos_copy_end(void)
+{
+    struct copy *c = &chaos.copy[below(COPIES)];
+
+    if (c->fill)
+        copy_end(c, below(12) != 0);
+}
+
+static void chaos_load_end(void)
+{
+    load_end(&chaos.load[below(LOADS)]);
+}
+
+static void chaos_refuse(void)
+{
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = below(3);
+}
+
+static void (*const chaos_acts[])(void) = {
+    chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,   chaos_copy_end,
+    chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,    chaos_evict,
+    chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone,
+};
+
+/* Everything ends: then nobody may still wait, and evicting everything leaves nothing. */
+static void chaos_end(void)
+{
+    for (int i = 0; i < COPIES; i++)
+        if (chaos.copy[i].fill)
+            copy_end(&chaos.copy[i], true);
+    for (int i = 0; i < LOADS; i++)
+        load_end(&chaos.load[i]);
+    for (int i = 0; i < ASKERS; i++)
+        chaos.asker[i].again = false;
+    for (int i = 0; i < 3; i++)
+        cache_owner_gone(rig.cache, &rig.owner[i]);
+    rig.tier.refuse_n = 0;
+    for (int i = 0; i < 100; i++) {
+        turn();
+        if (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+    invariants();
+    cr_assert(list_empty(&rig.cache->room), "somebody waits for ever");
+    for (uint64_t k = 0; k < KEYS; k++) {
+        for (int i = 0; i < 2; i++) {
+            block_ref ref = find(i ? rig.one : rig.two, k);
+
+            if (ref == 0)
+                continue;
+            cache_pin(rig.cache, ref, false);
+            (void)cache_evict(rig.cache, ref, true, true);
+        }
+    }
+    expect_nothing_held();
+}
+
+Test(cache_random, random_interleavings)
+{
+    const char *text = getenv("UCM_SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 0) : 0x5EED;
+
+    for (unsigned round = 0; round < 30; round++) {
+        memset(&chaos, 0, sizeof(chaos));
+        chaos.state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
+        for (int i = 0; i < ASKERS; i++)
+            ask(&chaos.asker[i]);
+        for (unsigned op = 0; op < 20000 && rig.tier.places < PLACES_MAX - 200; op++) {
+            chaos_acts[below(sizeof(chaos_acts) / sizeof(chaos_acts[0]))]();
+            if (op % 8 == 0)
+                invariants();
+        }
+        chaos_end();
+        cr_assert_gt(chaos.reads, 20u, "round %u", round);
+        for (uint64_t i = 0; i < rig.tier.places; i++)
+            cr_assert_not(rig.tier.place[i].live);
+        rig.tier.places = 0;
+    }
+}
