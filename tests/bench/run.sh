@@ -29,6 +29,7 @@ for _ in $(seq 100); do
     sleep 0.1
 done
 
+"$build/ucm-bench" start --ucmd "$build/ucmd"
 "$build/ucm-bench" lookup
 for chunk in 4KiB 64KiB 1MiB; do
     "$build/ucm-bench" load --chunk "$chunk"

@@ -73,6 +73,13 @@ static const struct arg_option echo_options[] = {
     {"depth", ARG_NUMBER, "N", "reads under way at once", "32", 1, 1024},
 };
 
+static const struct arg_option start_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"arena", ARG_TEXT, "SIZE", "arena.size of the daemon that is started", "16GiB", 0, 0},
+    {"rounds", ARG_NUMBER, "N", "starts", "7", 1, 1000},
+    {"idle", ARG_NUMBER, "MS", "how long to watch an idle daemon", "5000", 1, 600000},
+};
+
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
@@ -107,6 +114,11 @@ static const struct program_command commands[] = {
     {"echo", "", "The baselines alone; needs no daemon",
      "Example:\n  ucm-bench echo --file-dir /var/cache/ucmd\n", OPTIONS(echo_options), 0, 0,
      bench_echo},
+    {"start", "", "Start to first answer, and what an idle daemon costs; needs no daemon",
+     "Starts daemons of its own in a temporary folder. The baseline is the same program\n"
+     "printing its version.\n\n"
+     "Example:\n  ucm-bench start --arena 64GiB\n",
+     OPTIONS(start_options), 0, 0, bench_start},
 };
 
 static const struct program ucm_bench = {

@@ -171,7 +171,8 @@ class Client:
         """Sends the descriptors with the first byte of data."""
         try:
             if fds:
-                data = data[self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]):]
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                data = data[self.socket.sendmsg([data], [rights]):]
             if data:
                 self.socket.sendall(data)
         except (ConnectionResetError, BrokenPipeError):

@@ -1,0 +1,278 @@
+/* The arena against a model: no two slots overlap, owners stay with their slots, what is counted is
+ * what is held, and extents change their slot size when they are empty. */
+#include "daemon/arena/arena.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#define MIB (1ull << 20)
+
+static uv_loop_t loop;
+static struct arena *arena;
+static uint32_t ready_n;
+static uint8_t *ready_base[64];
+
+static uint64_t state = 0xA3E9A;
+
+static uint32_t below(uint32_t n)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 11) % n;
+}
+
+static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    cr_assert_eq(ctx, &loop);
+    cr_assert_eq(extent, ready_n, "one after the other");
+    cr_assert_eq(bytes, MIB);
+    ready_base[ready_n++] = base;
+}
+
+static void open_arena(uint64_t size, bool prefault)
+{
+    struct arena_config c = {.size = size,
+                             .extent = MIB,
+                             .hugepages = true,
+                             .prefault = prefault,
+                             .extent_ready = ready_cb,
+                             .ctx = &loop};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+}
+
+static void close_arena(void)
+{
+    arena_free(arena);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+Test(arena, sizes)
+{
+    open_arena(3 * MIB + 5000, false);
+    cr_expect_eq(arena_bytes_configured(arena), 3 * MIB, "whole extents");
+    cr_expect_eq(arena_bytes_ready(arena), 3 * MIB);
+    cr_expect_eq(arena_extent_bytes(arena), MIB);
+    cr_expect_eq(ready_n, 3u);
+    cr_expect_eq(arena_padded(1), 4096u);
+    cr_expect_eq(arena_padded(4096), 4096u);
+    cr_expect_eq(arena_padded(4097), 8192u);
+    close_arena();
+    arena_free(NULL);
+}
+
+Test(arena, refusals)
+{
+    struct arena_config c = {.size = MIB - 1, .extent = MIB, .extent_ready = ready_cb};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one extent");
+    cr_assert_eq(uv_loop_close(&loop), 0);
+    open_arena(2 * MIB, false);
+    cr_expect_eq(arena_alloc(arena, MIB + 1, 0), 0u, "longer than an extent");
+    cr_expect_neq(arena_alloc(arena, MIB, 0), 0u);
+    cr_expect_neq(arena_alloc(arena, MIB, 0), 0u);
+    cr_expect_eq(arena_alloc(arena, 1, 0), 0u, "full");
+    cr_expect_eq(arena_bytes_used(arena), 2 * MIB);
+    close_arena();
+}
+
+Test(arena, grows_behind)
+{
+    slot_ref slot;
+    uv_async_t keep; /* growing alone keeps no loop alive */
+
+    open_arena(16 * MIB, true);
+    cr_assert_eq(uv_async_init(&loop, &keep, NULL), 0);
+    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < 16 * MIB; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        slot = arena_alloc(arena, MIB, 1);
+        cr_assert_eq(slot != 0, arena_bytes_ready(arena) > 0, "only what is ready is handed out");
+        if (slot) {
+            memset(arena_memory(arena, slot), 1, MIB);
+            arena_slot_free(arena, slot);
+        }
+        uv_sleep(1);
+    }
+    cr_expect_eq(arena_bytes_ready(arena), 16 * MIB);
+    cr_expect_eq(ready_n, 16u);
+    uv_close((uv_handle_t *)&keep, NULL);
+    close_arena();
+}
+
+Test(arena, closed_while_it_grows)
+{
+    open_arena(256 * MIB, true);
+    close_arena();
+}
+
+Test(arena, an_empty_extent_takes_another_size)
+{
+    slot_ref small[256], big;
+
+    open_arena(MIB, false);
+    for (int i = 0; i < 256; i++)
+        cr_assert_neq(small[i] = arena_alloc(arena, 4096, 0), 0u);
+    cr_expect_eq(arena_alloc(arena, 8192, 0), 0u);
+    for (int i = 0; i < 255; i++)
+        arena_slot_free(arena, small[i]);
+    cr_expect_eq(arena_alloc(arena, 8192, 0), 0u, "one slot holds the extent");
+    arena_slot_free(arena, small[255]);
+    big = arena_alloc(arena, 8192, 0);
+    cr_assert_neq(big, 0u);
+    cr_expect_eq(arena_slot_bytes(arena, big), 8192u);
+    close_arena();
+}
+
+/* ---- owners ---- */
+
+struct visit {
+    slot_ref slot[256];
+    uint64_t seen[256];
+    uint32_t n;
+    bool frees, twins;
+};
+
+static void visit_cb(void *ctx, uint64_t owner)
+{
+    struct visit *v = ctx;
+
+    cr_assert(owner < 256 && !v->seen[owner], "owner %llu", (unsigned long long)owner);
+    v->seen[owner] = 1;
+    v->n++;
+    if (v->frees)
+        arena_slot_free(arena, v->slot[owner]);
+    if (v->twins && owner + 1 < 256 && v->slot[owner + 1]) {
+        arena_slot_free(arena, v->slot[owner + 1]);
+        v->slot[owner + 1] = 0;
+    }
+}
+
+Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
+{
+    struct visit v = {.frees = true};
+
+    open_arena(2 * MIB, false);
+    for (uint64_t i = 0; i < 4; i++)
+        v.slot[i] = arena_alloc(arena, MIB / 4, i);
+    cr_assert_neq(arena_alloc(arena, MIB / 4, 77), 0u, "in the other extent");
+    arena_extent_owners(arena, v.slot[0], visit_cb, &v);
+    cr_expect_eq(v.n, 4u);
+    cr_expect_eq(arena_bytes_used(arena), MIB / 4);
+    close_arena();
+}
+
+/* As with blocks of several parts: who visits one slot may free its neighbour with it. */
+Test(arena, a_slot_that_went_with_another_is_not_visited)
+{
+    struct visit v = {.frees = true, .twins = true};
+
+    open_arena(MIB, false);
+    for (uint64_t i = 0; i < 4; i++)
+        v.slot[i] = arena_alloc(arena, MIB / 4, i);
+    arena_extent_owners(arena, v.slot[0], visit_cb, &v);
+    cr_expect_eq(v.n, 2u);
+    cr_expect_eq(arena_bytes_used(arena), 0u);
+    close_arena();
+}
+
+/* ---- random ops ---- */
+
+#define SLOTS 400
+#define EXTENTS 8
+
+static struct held {
+    slot_ref slot;
+    uint64_t bytes, owner;
+} held[SLOTS];
+
+static void held_check(const struct held *h)
+{
+    uint8_t *p = arena_memory(arena, h->slot), *base = ready_base[arena_extent_of(arena, h->slot)];
+    uint64_t padded = arena_padded(h->bytes);
+
+    cr_assert_eq((uintptr_t)p % ARENA_ALIGN, 0u);
+    cr_assert(p >= base && p + padded <= base + MIB, "outside of its extent");
+    cr_assert_eq(arena_slot_bytes(arena, h->slot), padded);
+    cr_assert_eq(memcmp(p, &h->owner, 8), 0, "another slot lies over this one");
+    cr_assert_eq(memcmp(p + padded - 8, &h->owner, 8), 0, "another slot lies over this one");
+}
+
+static uint64_t present_extent;
+
+static void extent_owner_cb(void *ctx, uint64_t owner)
+{
+    uint64_t *n = ctx;
+
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (held[i].slot && held[i].owner == owner) {
+            cr_assert_eq(arena_extent_of(arena, held[i].slot), present_extent);
+            (*n)++;
+            return;
+        }
+    cr_assert_fail("an owner of no slot");
+}
+
+static void owners_check(slot_ref slot)
+{
+    uint64_t visited = 0, expected = 0;
+
+    present_extent = arena_extent_of(arena, slot);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        expected += held[i].slot && arena_extent_of(arena, held[i].slot) == present_extent;
+    arena_extent_owners(arena, slot, extent_owner_cb, &visited);
+    cr_assert_eq(visited, expected);
+}
+
+Test(arena, random_ops_against_a_model)
+{
+    static const uint32_t sizes[] = {1, 4096, 10000, 65536, 300000, 1u << 20};
+    uint64_t used = 0, owner = 0, allocs = 0, fulls = 0;
+
+    open_arena(EXTENTS * MIB, false);
+    for (int op = 0; op < 60000; op++) {
+        struct held *h = &held[below(SLOTS)];
+        /* it fills up and runs empty by turns, so that extents change their size */
+        bool add = below(100) < (op / 3000 % 2 ? 25u : 75u);
+
+        if (h->slot) {
+            held_check(h);
+            if (op % 32 == 0)
+                owners_check(h->slot);
+        }
+        if (add && !h->slot) {
+            h->bytes = sizes[below(6)];
+            h->owner = ++owner;
+            h->slot = arena_alloc(arena, h->bytes, h->owner);
+            fulls += !h->slot;
+            if (h->slot) {
+                uint8_t *p = arena_memory(arena, h->slot);
+
+                memcpy(p, &h->owner, 8);
+                memcpy(p + arena_padded(h->bytes) - 8, &h->owner, 8);
+                used += arena_padded(h->bytes);
+                allocs++;
+            }
+        } else if (!add && h->slot) {
+            arena_slot_free(arena, h->slot);
+            used -= arena_padded(h->bytes);
+            h->slot = 0;
+        }
+        cr_assert_eq(arena_bytes_used(arena), used);
+    }
+    cr_expect(allocs > 1000 && fulls > 100, "%llu allocated, %llu times full",
+              (unsigned long long)allocs, (unsigned long long)fulls);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (held[i].slot)
+            arena_slot_free(arena, held[i].slot);
+    cr_expect_eq(arena_bytes_used(arena), 0u);
+    for (uint32_t i = 0; i < EXTENTS; i++)
+        cr_expect_neq(arena_alloc(arena, MIB, i), 0u, "every extent is whole again");
+    close_arena();
+}

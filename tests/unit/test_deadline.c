@@ -1,0 +1,169 @@
+/* Many deadlines behind one timer: each expires once, in order, at its time, however they are armed
+ * again and disarmed. */
+#include "daemon/base/deadline.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#define N 500
+
+static uv_loop_t loop;
+static struct deadlines ds;
+
+static struct item {
+    struct deadline d;
+    uint64_t due_ms; /* 0: should not be armed */
+    int calls;
+} items[N];
+
+static uint64_t state = 0xDEAD;
+static uint64_t last_at_ms;
+
+static uint32_t below(uint32_t n)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 11) % n;
+}
+
+static void setup(void)
+{
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(deadlines_init(&ds, &loop), 0);
+}
+
+static void teardown(void)
+{
+    deadlines_close(&ds);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+TestSuite(deadline, .init = setup, .fini = teardown, .timeout = 20);
+
+static void expired_cb(struct deadline *d)
+{
+    struct item *it = (struct item *)d;
+
+    cr_assert_not(deadline_armed(d));
+    cr_assert_neq(it->due_ms, 0u, "disarmed, yet it expired");
+    cr_assert_eq(it->due_ms, d->at_ms);
+    cr_assert_leq(it->due_ms, uv_now(&loop), "too early");
+    cr_assert_geq(it->due_ms, last_at_ms, "out of order");
+    last_at_ms = it->due_ms;
+    it->due_ms = 0;
+    it->calls++;
+}
+
+static void arm(struct item *it, uint64_t at_ms)
+{
+    cr_assert_eq(deadline_arm(&ds, &it->d, at_ms, expired_cb), 0);
+    cr_assert(deadline_armed(&it->d));
+    it->due_ms = at_ms;
+}
+
+static void heap_check(void)
+{
+    uint32_t armed = 0;
+
+    for (uint32_t i = 0; i < ds.n; i++) {
+        cr_assert_eq(ds.heap[i]->place, i + 1);
+        cr_assert(i == 0 || ds.heap[(i - 1) / 2]->at_ms <= ds.heap[i]->at_ms);
+    }
+    for (int i = 0; i < N; i++)
+        armed += items[i].due_ms != 0;
+    cr_assert_eq(ds.n, armed);
+}
+
+Test(deadline, an_idle_loop_has_no_timer)
+{
+    arm(&items[0], uv_now(&loop) + 100000);
+    cr_expect(uv_loop_alive(&loop));
+    deadline_disarm(&ds, &items[0].d);
+    deadline_disarm(&ds, &items[0].d);
+    items[0].due_ms = 0;
+    cr_expect_not(uv_loop_alive(&loop));
+}
+
+Test(deadline, one_that_has_passed_expires_in_the_next_turn_and_not_at_once)
+{
+    arm(&items[0], 0);
+    items[0].due_ms = items[0].d.at_ms = 0;
+    cr_expect_eq(items[0].calls, 0);
+    deadline_disarm(&ds, &items[0].d);
+    arm(&items[1], 1);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    cr_expect_eq(items[1].calls, 1);
+}
+
+Test(deadline, random_ops_against_a_model)
+{
+    for (int op = 0; op < 50000; op++) {
+        struct item *it = &items[below(N)];
+
+        if (below(3) > 0) {
+            arm(it, uv_now(&loop) + 1000000 + below(1000));
+        } else {
+            deadline_disarm(&ds, &it->d);
+            it->due_ms = 0;
+        }
+        if (op % 64 == 0)
+            heap_check();
+    }
+    for (int i = 0; i < N; i++) {
+        deadline_disarm(&ds, &items[i].d);
+        items[i].due_ms = 0;
+    }
+    cr_expect_eq(ds.n, 0u);
+}
+
+Test(deadline, each_expires_once_and_in_order)
+{
+    uint64_t start;
+
+    uv_update_time(&loop);
+    start = uv_now(&loop);
+    for (int i = 0; i < N; i++)
+        arm(&items[i], start + below(150));
+    for (int i = 0; i < N; i += 3)
+        arm(&items[i], start + below(150)); /* again: only the last counts */
+    for (int i = 0; i < N; i += 7) {
+        deadline_disarm(&ds, &items[i].d);
+        items[i].due_ms = 0;
+    }
+    heap_check();
+    uv_run(&loop, UV_RUN_DEFAULT);
+    for (int i = 0; i < N; i++)
+        cr_expect_eq(items[i].calls, i % 7 != 0, "item %d", i);
+}
+
+/* What expires ends others and begins new ones, as requests do. */
+static void meddle_cb(struct deadline *d)
+{
+    uint32_t i = (uint32_t)((struct item *)d - items);
+
+    items[i].calls++;
+    items[i].due_ms = 0;
+    deadline_disarm(&ds, &items[i + 1].d);
+    items[i + 1].due_ms = 0;
+    if (items[i].calls < 3) {
+        cr_assert_eq(deadline_arm(&ds, d, uv_now(&loop) + 2, meddle_cb), 0);
+        items[i].due_ms = d->at_ms;
+    }
+}
+
+Test(deadline, callbacks_may_arm_and_disarm)
+{
+    uint64_t now = uv_now(&loop);
+
+    for (int i = 0; i < 100; i++) {
+        cr_assert_eq(deadline_arm(&ds, &items[i].d, now + 1 + (uint64_t)i % 2 * 1000000,
+                                  i % 2 ? expired_cb : meddle_cb),
+                     0);
+        items[i].due_ms = items[i].d.at_ms;
+    }
+    uv_run(&loop, UV_RUN_DEFAULT); /* ends only because every second one was disarmed */
+    for (int i = 0; i < 100; i++)
+        cr_expect_eq(items[i].calls, i % 2 ? 0 : 3);
+}
