@@ -11,11 +11,8 @@
 #include <sys/mman.h>
 #include <uv.h>
 
-/* slot_ref = 1 + (extent << SLOT_BITS | slot): 2^14 slots of 4 KiB fill 64 MiB, 2^18 those of 1 GiB
- */
-#define SLOT_BITS 18
-#define SLOT_MASK ((1u << SLOT_BITS) - 1)
-#define EXTENTS_MAX ((1u << (32 - SLOT_BITS)) - 1)
+/* slot_ref = 1 + (extent << slot_bits | slot), slot_bits as many as an extent of the smallest slots
+ * needs: so there are names for 16 TiB less one extent, whatever the extents' size. */
 
 struct extent {
     struct list link; /* in arena.free, in its class's partial list, or nowhere (full, not ready) */
@@ -36,7 +33,7 @@ struct arena_class {
 struct arena {
     struct arena_config config;
     char *base;
-    uint32_t extents, ready;
+    uint32_t extents, ready, slot_bits;
     struct extent *extent;
     struct list free;
     struct arena_class *classes;
@@ -131,19 +128,30 @@ static int grow_start(struct arena *a, uv_loop_t *loop)
 
 /* ---- life ---- */
 
+static int extents_count(struct arena *a)
+{
+    uint64_t n = a->config.size / a->config.extent;
+
+    while ((uint64_t)ARENA_ALIGN << a->slot_bits < a->config.extent)
+        a->slot_bits++;
+    if (n == 0 || n >= UINT64_C(1) << (32 - a->slot_bits))
+        return -EINVAL;
+    a->extents = (uint32_t)n;
+    return 0;
+}
+
 int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out)
 {
     struct arena *a = calloc(1, sizeof(*a));
-    int rc = -ENOMEM;
+    int rc;
 
     if (!a)
         return -ENOMEM;
     a->config = *config;
-    a->extents = (uint32_t)(config->size / config->extent);
-    if (a->extents == 0 || config->size / config->extent > EXTENTS_MAX) {
-        rc = -EINVAL;
+    rc = extents_count(a);
+    if (rc != 0)
         goto err_after_arena;
-    }
+    rc = -ENOMEM;
     list_init(&a->free);
     pthread_mutex_init(&a->lock, NULL);
     a->extent = calloc(a->extents, sizeof(*a->extent));
@@ -334,15 +342,16 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
     if (e->n_free == 0)
         list_remove(&e->link);
     a->used_bytes += slot_bytes;
-    return 1 + ((uint32_t)(e - a->extent) << SLOT_BITS | slot);
+    return 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot);
 }
 
 static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
 {
-    struct extent *e = &a->extent[(ref - 1) >> SLOT_BITS];
+    uint32_t extent = (ref - 1) >> a->slot_bits;
+    struct extent *e = &a->extent[extent];
 
-    *slot = (ref - 1) & SLOT_MASK;
-    assert(ref != 0 && (ref - 1) >> SLOT_BITS < a->extents && *slot < e->slots && e->used[*slot]);
+    *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
+    assert(ref != 0 && extent < a->extents && *slot < e->slots && e->used[*slot]);
     return e;
 }
 

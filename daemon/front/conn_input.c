@@ -44,6 +44,11 @@ void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struc
     conn_drop(c, e->text);
 }
 
+void conn_offend(struct conn *c, const struct ucm_error *e)
+{
+    conn_violation(c, 0, false, e);
+}
+
 static void violate(struct conn *c, int code, const char *text)
 {
     struct ucm_error e;

@@ -56,6 +56,8 @@ uint32_t front_connections(const struct front *f);
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
+/* The peer broke the protocol: the notification `error` with *e, then conn_drop. */
+void conn_offend(struct conn *c, const struct ucm_error *e);
 /* Ends the connection after what is queued was written. */
 void conn_drop(struct conn *c, const char *reason);
 /* The session's last word to a closed connection. */

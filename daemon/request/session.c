@@ -296,7 +296,8 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
     int method;
 
     if (env->type != PROTO_REQUEST) {
-        conn_drop(s->conn, "a client sends requests only");
+        ucm_error_set(&call.error, UCM_WIRE_INVALID, "a client sends requests [0, ...] only");
+        conn_offend(s->conn, &call.error);
         return;
     }
     s->rq->rooms.metrics->requests_total++;
@@ -307,12 +308,13 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
 
         method_quote(env->method, name);
         ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%s\"", name);
-    } else if (!s->hello && method != UCM_METHOD_HELLO)
+    } else if (!s->hello && method != UCM_METHOD_HELLO) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");
-    else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER)
+    } else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "only region.register takes descriptors");
-    else if (methods[method](&call) == 0)
+    } else if (methods[method](&call) == 0) {
         return;
+    }
     session_reply_error(s, env->msgid, &call.error);
 }
 

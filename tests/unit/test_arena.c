@@ -83,6 +83,36 @@ Test(arena, refusals)
     close_arena();
 }
 
+static void count_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)extent;
+    (void)base;
+    (void)bytes;
+    ++*(uint32_t *)ctx;
+}
+
+/* Address space only: a page is taken when it is touched. */
+Test(arena, large_ones_of_any_extent)
+{
+    uint32_t n = 0, slots = 0;
+    struct arena_config c = {
+        .size = 20480 * MIB, .extent = MIB, .extent_ready = count_cb, .ctx = &n};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    cr_expect_eq(n, 20480u);
+    for (slot_ref slot; (slot = arena_alloc(arena, MIB / 2, slots)) != 0; slots++)
+        if (slots % 1000 == 0)
+            memset(arena_memory(arena, slot), 1, 4096);
+    cr_expect_eq(slots, 2 * 20480u);
+    cr_expect_eq(arena_bytes_used(arena), 20480 * MIB);
+    arena_free(arena);
+    c.size = 16384 * 1024 * MIB;
+    cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "16 TiB: more than slots have names");
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
 Test(arena, grows_behind)
 {
     slot_ref slot;
