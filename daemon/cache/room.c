@@ -5,6 +5,8 @@
 /* Extents of another slot size that could not be emptied: not to be tried again for one slot. */
 #define REFUSED_MAX 8
 #define VICTIM_TRIES 256
+/* Before giving up: thousands that are pinned or leased may lie in front of one that may go. */
+#define LAST_TRIES 16384
 
 struct room_search {
     struct cache *cache;
@@ -120,9 +122,9 @@ static bool room_step(struct room_search *s, uint64_t slot_bytes)
     slot_ref slot;
 
     victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
-    if (victim == 0 && !s->lose) {
+    if (victim == 0) {
         s->lose = true;
-        victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
+        victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
     }
     if (victim == 0)
         return cache_fill_reclaim(c);

@@ -105,6 +105,26 @@ Test(room, pinned_blocks_stay)
     cr_expect_lt(worker_hits(&w, keys, 64), 64u);
 }
 
+/* Half of the arena is pinned, and coldest: the other half serves all that come. */
+Test(room, pinned_blocks_do_not_hide_those_that_may_go)
+{
+    struct worker small;
+    uint8_t keys[64 * WORKER_KEY_BYTES];
+    uint64_t changed;
+
+    open_host(false);
+    worker_open(&small, &host, &(struct worker_options){.model = "small", .shard_bytes = 4096});
+    for (uint64_t i = 0; i < 2048; i += 64) {
+        worker_store(&small, i, 64);
+        keys_make(i, 64, keys);
+        cr_assert_eq(ucm_pin(small.ns, keys, 64, -1, &changed), 0);
+        cr_assert_eq(changed, 64u);
+    }
+    for (uint64_t i = 100000; i < 110000; i += 64)
+        worker_store(&small, i, 64); /* asserts that none is skipped */
+    worker_close(&small);
+}
+
 /* A block that is evicted by name while leased: no new hit, but the lease's load still finds it. */
 Test(room, evicting_a_leased_block_waits_for_the_lease)
 {

@@ -287,7 +287,7 @@ class Daemon:
         self.socket, self.store = os.path.join(self.folder, "s"), os.path.join(self.folder, "nvme")
         os.mkdir(self.store)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
-                   "device.cuda": "off", "shutdown.drain": "2s"}
+                   "device.cuda": "off", "shutdown.drain": "10s"}
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         options.update(more)
