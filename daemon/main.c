@@ -27,11 +27,12 @@ static const char usage[] =
     "Exit status: 0 stopped as asked, 1 could not start or a device failed, 2 wrong usage.\n";
 
 struct options {
-    const char *config_path;
+    struct server_sources from;
+    char **sets; /* argc places */
     bool check;
 };
 
-/* --config first, wherever it stands: --set goes over the file. */
+/* --config first, wherever it stands: each --set goes over the file. */
 static int options_read(int argc, char **argv, struct options *o, struct config *c,
                         struct config_error *e)
 {
@@ -45,9 +46,10 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (option) {
         case 'c':
-            o->config_path = optarg;
+            o->from.path = optarg;
             break;
         case 's':
+            o->sets[o->from.n_sets++] = optarg;
             break;
         case 'k':
             o->check = true;
@@ -67,11 +69,11 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
         fprintf(stderr, "ucmd: \"%s\" is no option\n%s", argv[optind], usage);
         exit(EXIT_USAGE);
     }
-    if (o->config_path && config_read(c, o->config_path, e) != 0)
+    o->from.sets = o->sets;
+    if (o->from.path && config_read(c, o->from.path, e) != 0)
         return -1;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)
-        if (option == 's' && config_set(c, optarg, e) != 0)
+    for (int i = 0; i < o->from.n_sets; i++)
+        if (config_set(c, o->sets[i], e) != 0)
             return -1;
     return 0;
 }
@@ -107,25 +109,30 @@ int main(int argc, char **argv)
     int status;
 
     config_init(&config);
+    o.sets = calloc((size_t)argc, sizeof(*o.sets));
+    if (!o.sets)
+        return 1;
     if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
         config_free(&config);
+        free(o.sets);
         return 1;
     }
     if (o.check) {
         config_print(&config);
         config_free(&config);
+        free(o.sets);
         return 0;
     }
     log_set_level(config.log_level);
     signal(SIGPIPE, SIG_IGN);
     descriptors_raise();
-    if (threads_set(config.nvme_threads) != 0 ||
-        server_new(&config, o.config_path, &server, text) != 0) {
+    if (threads_set(config.nvme_threads) != 0 || server_new(&config, &o.from, &server, text) != 0) {
         fprintf(stderr, "ucmd: %s\n", text);
         return 1;
     }
     status = server_run(server);
     server_free(server);
+    free(o.sets);
     return status;
 }

@@ -29,7 +29,7 @@
 struct server {
     uv_loop_t loop;
     struct config config;
-    const char *config_path;
+    const struct server_sources *sources;
     struct metrics metrics;
     struct deadlines deadlines;
     struct index *index;
@@ -120,6 +120,16 @@ static void term_cb(uv_signal_t *signal, int number)
     server_stop(signal->data, 0);
 }
 
+/* The file and what went over it, as at the start. */
+static int sources_read(const struct server_sources *from, struct config *c, struct config_error *e)
+{
+    int rc = config_read(c, from->path, e);
+
+    for (int i = 0; rc == 0 && i < from->n_sets; i++)
+        rc = config_set(c, from->sets[i], e);
+    return rc == 0 ? config_check(c, e) : rc;
+}
+
 static void hup_cb(uv_signal_t *signal, int number)
 {
     struct server *s = signal->data;
@@ -127,13 +137,13 @@ static void hup_cb(uv_signal_t *signal, int number)
     struct config_error e;
 
     (void)number;
-    if (!s->config_path) {
+    if (!s->sources->path) {
         log_warn("server", "reload-skipped", "reason=\"%s\"", "started without --config");
         return;
     }
     notify_reloading();
     config_init(&fresh);
-    if (config_read(&fresh, s->config_path, &e) != 0 || config_check(&fresh, &e) != 0) {
+    if (sources_read(s->sources, &fresh, &e) != 0) {
         log_error("server", "reload-refused", "reason=\"%s\"", e.text);
     } else {
         int held = config_reload(&s->config, &fresh, &e);
@@ -304,7 +314,8 @@ static int front_init(struct server *s, char text[512])
     return rc;
 }
 
-int server_new(struct config *config, const char *config_path, struct server **out, char text[512])
+int server_new(struct config *config, const struct server_sources *sources, struct server **out,
+               char text[512])
 {
     struct server *s = calloc(1, sizeof(*s));
     int rc;
@@ -312,7 +323,7 @@ int server_new(struct config *config, const char *config_path, struct server **o
     if (!s)
         return -ENOMEM;
     s->config = *config;
-    s->config_path = config_path;
+    s->sources = sources;
     text[0] = '\0';
     rc = loop_init(s);
     if (rc == 0)

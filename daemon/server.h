@@ -11,9 +11,16 @@
 
 struct server;
 
-/* config is taken over on success and freed with the server. config_path (may be NULL) is read
- * again on SIGHUP. 0, or -errno with why in text. */
-int server_new(struct config *config, const char *config_path, struct server **out, char text[512]);
+/* Where the configuration came from, to be read again on SIGHUP. Borrowed for the server's life. */
+struct server_sources {
+    const char *path;  /* of the file; NULL: there is none */
+    char *const *sets; /* "key=value" of each --set, which go over the file */
+    int n_sets;
+};
+
+/* config is taken over on success and freed with the server. 0, or -errno with why in text. */
+int server_new(struct config *config, const struct server_sources *sources, struct server **out,
+               char text[512]);
 /* Serves until SIGTERM, SIGINT or a device that failed for good. The process's exit status. */
 int server_run(struct server *s);
 void server_free(struct server *s);

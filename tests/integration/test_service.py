@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""What a service manager and an operator's hand rely on: readiness, socket activation, watchdog, signals, exit codes,
+and that two daemons never share a socket or a cache file."""
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+UCMD = os.environ.get("UCMD", "build/ucmd")
+UCMCTL = os.environ.get("UCMCTL", "build/ucmctl")
+TIMEOUT_S = 30
+SMALL = ["--set", "arena.size=16MiB", "--set", "arena.extent=1MiB", "--set", "device.cuda=off",
+         "--set", "shutdown.drain=2s"]
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Service(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="ucm-service-")
+        self.addCleanup(shutil.rmtree, self.dir)
+        self.socket = self.dir + "/s"
+
+    def start(self, *arguments, before=None, **options):
+        def prepare():
+            die_with_parent()
+            if before:
+                before()
+        log = open(self.dir + "/log", "ab")
+        self.addCleanup(log.close)
+        daemon = subprocess.Popen([UCMD, "--set", "socket=" + self.socket, *SMALL, *arguments], preexec_fn=prepare,
+                                  stdin=subprocess.DEVNULL, stderr=log, **options)
+        self.addCleanup(self.stop, daemon)
+        return daemon
+
+    def stop(self, daemon):
+        if daemon.poll() is None:
+            daemon.kill()
+        daemon.wait(TIMEOUT_S)
+
+    def log(self):
+        with open(self.dir + "/log") as log:
+            return log.read()
+
+    def healthy(self):
+        end = time.monotonic() + TIMEOUT_S
+        while subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True,
+                             timeout=TIMEOUT_S).returncode != 0:
+            self.assertLess(time.monotonic(), end, self.log())
+            time.sleep(0.02)
+
+    def log_says(self, words):
+        end = time.monotonic() + TIMEOUT_S
+        while words not in self.log():
+            self.assertLess(time.monotonic(), end, self.log())
+            time.sleep(0.02)
+
+    def notifications(self):
+        inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        inbox.bind(self.dir + "/notify")
+        inbox.settimeout(TIMEOUT_S)
+        self.addCleanup(inbox.close)
+        return inbox
+
+    def test_ready_watchdog_reload_stopping(self):
+        inbox = self.notifications()
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("log:\n  level: info\n")
+        daemon = self.start("--config", self.dir + "/ucmd.yaml",
+                            env={**os.environ, "NOTIFY_SOCKET": self.dir + "/notify", "WATCHDOG_USEC": "200000"})
+        self.assertIn(b"READY=1", inbox.recv(4096))
+        self.assertEqual(inbox.recv(4096), b"WATCHDOG=1")
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("log:\n  level: debug\narena:\n  extent: 2MiB\n")
+        daemon.send_signal(signal.SIGHUP)
+        self.log_says("reloaded")
+        states = [b""]
+        while b"READY=1" not in states[-1]:
+            states.append(inbox.recv(4096))
+        self.assertTrue([state for state in states if state.startswith(b"RELOADING=1")], states)
+        daemon.send_signal(signal.SIGTERM)
+        while not states[-1].startswith(b"STOPPING=1"):
+            states.append(inbox.recv(4096))
+        self.assertEqual(daemon.wait(TIMEOUT_S), 0)
+        self.assertFalse(os.path.exists(self.socket), "the socket was left behind")
+
+    def test_a_bad_reload_changes_nothing(self):
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("log:\n  level: info\n")
+        daemon = self.start("--config", self.dir + "/ucmd.yaml")
+        self.healthy()
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("arena:\n  sise: 1GiB\n")
+        daemon.send_signal(signal.SIGHUP)
+        self.log_says("reload-refused")
+        self.assertIn("did you mean", self.log())
+        self.healthy()
+
+    def test_socket_activation(self):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.dir + "/activated")
+        listener.listen()
+        self.addCleanup(listener.close)
+
+        def pass_it():
+            os.dup2(listener.fileno(), 3)
+            os.set_inheritable(3, True)
+            os.environ["LISTEN_PID"] = str(os.getpid())
+
+        # LISTEN_PID must be the daemon's own: a shell sets it and becomes the daemon.
+        script = 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$@"'
+        daemon = subprocess.Popen(["/bin/sh", "-c", script, UCMD, "--set", "socket=" + self.socket, *SMALL],
+                                  preexec_fn=lambda: (die_with_parent(), pass_it()), pass_fds=(3,),
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(self.stop, daemon)
+        self.socket = self.dir + "/activated"
+        self.healthy()
+        daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(TIMEOUT_S), 0)
+        self.assertTrue(os.path.exists(self.socket), "the manager's socket is not the daemon's to remove")
+
+    def test_a_second_daemon_is_refused(self):
+        self.start("--set", "nvme.paths=" + self.dir, "--set", "nvme.size=64MiB", "--set", "nvme.segment=4MiB")
+        self.healthy()
+        for what, arguments in (("socket", ["--set", "socket=" + self.socket]),
+                                ("cache file", ["--set", "socket=" + self.socket + "2", "--set",
+                                                "nvme.paths=" + self.dir, "--set", "nvme.size=64MiB", "--set",
+                                                "nvme.segment=4MiB"])):
+            second = subprocess.run([UCMD, *SMALL, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+            self.assertEqual(second.returncode, 1, what)
+            self.assertIn("another ucmd", second.stderr, what)
+        self.healthy()
+
+    def test_a_stale_socket_is_replaced(self):
+        self.start().kill()
+        time.sleep(0.2)
+        self.start()
+        self.healthy()
+
+    def test_check_and_exit_codes(self):
+        def run(*arguments):
+            return subprocess.run([UCMD, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(run("--version").stdout.split()[0], "ucmd")
+        self.assertEqual(run("--check", "--set", "socket=" + self.socket).returncode, 0)
+        self.assertFalse(os.path.exists(self.socket))
+        bad = run("--check", "--set", "socket=" + self.socket, "--set", "arena.size=4GB")
+        self.assertEqual(bad.returncode, 1)
+        self.assertIn("GiB", bad.stderr)
+        self.assertEqual(run("--chekc").returncode, 2)
+        self.assertEqual(run("extra").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
