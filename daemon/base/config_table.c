@@ -118,7 +118,7 @@ const struct config_key config_keys[] = {
     {"log.level", CONFIG_ENUM, true, AT(log_level), "info", 0, 0, level_names, NULL,
      "Least level that is logged."},
 
-    {"arena.size", CONFIG_SIZE, false, AT(arena_size), "4GiB", MIB, 64 * TIB, NULL, NULL,
+    {"arena.size", CONFIG_SIZE, false, AT(arena_size), "4GiB", MIB, 15 * TIB, NULL, NULL,
      "DRAM that the daemon takes, rounded down to whole extents."},
     {"arena.extent", CONFIG_SIZE, false, AT(arena_extent), "64MiB", MIB, GIB, NULL, NULL,
      "Unit in which DRAM moves between slot sizes; a power of two, and no part of a block may be\n"

@@ -122,7 +122,9 @@ static bool room_step(struct room_search *s, uint64_t slot_bytes)
     slot_ref slot;
 
     victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
-    if (victim == 0) {
+    if (victim == 0)
+        victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
+    if (victim == 0 && !s->lose) {
         s->lose = true;
         victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
     }

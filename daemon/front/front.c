@@ -51,9 +51,11 @@ static int path_access(const struct config *config, struct ucm_error *e)
     const struct group *group;
 
     if (chmod(config->socket, config->socket_mode) != 0) {
+        int rc = -errno;
+
         ucm_error_set(e, UCM_WIRE_IO, "cannot set the mode of %s: %s", config->socket,
                       strerror(errno));
-        return -errno;
+        return rc;
     }
     if (config->socket_group[0] == '\0')
         return 0;
@@ -83,8 +85,9 @@ static int path_listen(struct front *f, struct ucm_error *e)
         return rc;
     f->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (f->fd < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "socket: %s", strerror(errno));
-        return -errno;
+        rc = -errno;
+        ucm_error_set(e, UCM_WIRE_IO, "socket: %s", strerror(-rc));
+        return rc;
     }
     if (unlink(f->config->socket) != 0 && errno != ENOENT)
         log_warn("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
@@ -100,9 +103,9 @@ static int path_listen(struct front *f, struct ucm_error *e)
     if (rc != 0)
         return rc;
     if (listen(f->fd, BACKLOG) != 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket,
-                      strerror(errno));
-        return -errno;
+        rc = -errno;
+        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket, strerror(-rc));
+        return rc;
     }
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 static void sweeper_closed_cb(uv_handle_t *handle)
 {
@@ -22,7 +23,9 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 
     if (!rq)
         return -ENOMEM;
-    rc = uv_idle_init(rooms->loop, &rq->sweeper);
+    rc = getrandom(rq->secret, sizeof(rq->secret), 0) == sizeof(rq->secret)
+             ? uv_idle_init(rooms->loop, &rq->sweeper)
+             : -EIO;
     if (rc != 0) {
         free(rq);
         return rc;
@@ -137,7 +140,9 @@ int method_cancel(struct call *call)
     for (struct list *n = s->requests.next; n != &s->requests; n = n->next) {
         struct request *r = LIST_ENTRY(n, struct request, link);
 
-        if (r->msgid != m.msgid)
+        /* Mapping and unmapping can't be stopped half way. */
+        if (r->msgid != m.msgid || r->method == UCM_METHOD_REGION_REGISTER ||
+            r->method == UCM_METHOD_REGION_UNREGISTER)
             continue;
         s->rq->rooms.metrics->requests_cancelled++;
         r->stop_cb(r);

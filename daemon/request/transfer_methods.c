@@ -56,8 +56,12 @@ static int range_check(struct call *call, const struct copy_params *p, uint32_t 
  * set with open addressing, twice as large as need be; zero is an empty place. */
 static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n)
 {
-    uint32_t bits = 2, *set;
+    /* A random odd factor: a peer can't choose blocks that fall together. */
+    uint32_t bits = 2, *set, factor;
     int rc = 0;
+
+    memcpy(&factor, call->s->rq->secret, sizeof(factor));
+    factor |= 1;
 
     while (1u << bits < 2 * n)
         bits++;
@@ -65,7 +69,7 @@ static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n
     if (!set)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     for (uint32_t i = 0; i < n && rc == 0; i++) {
-        uint32_t at = blocks[i] * 0x9E3779B1u >> (32 - bits);
+        uint32_t at = blocks[i] * factor >> (32 - bits);
 
         while (set[at] != 0 && set[at] != blocks[i] + 1)
             at = (at + 1) & ((1u << bits) - 1);
@@ -144,7 +148,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 
     index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        /* A doomed block is still good for who holds a lease on it, and gone for everybody else. */
+        /* A doomed block is still good for a load: its key may come from a lookup with a lease. */
         if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
             cache_hold(rq->rooms.cache, t->refs[i]);
             continue;

@@ -726,13 +726,13 @@ static void expect_nothing_left(struct ucm_client *c)
     static const char *const after[] = {"blocks", "blocks_partial", "blocks_pinned",
                                         "arena_bytes_used", "nvme_bytes_used"};
 
-    cr_expect(falls_to(c, "connections", 1), "connections");
+    cr_assert(falls_to(c, "connections", 1), "connections");
     for (size_t i = 0; i < sizeof(left) / sizeof(left[0]); i++)
-        cr_expect(falls_to(c, left[i], 0), "%s: %llu left", left[i],
+        cr_assert(falls_to(c, left[i], 0), "%s: %llu left", left[i],
                   (unsigned long long)metric(c, left[i]));
     evict_all(c);
     for (size_t i = 0; i < sizeof(after) / sizeof(after[0]); i++)
-        cr_expect(falls_to(c, after[i], 0), "%s: %llu left after everything was evicted", after[i],
+        cr_assert(falls_to(c, after[i], 0), "%s: %llu left after everything was evicted", after[i],
                   (unsigned long long)metric(c, after[i]));
     cr_expect_eq(metric(c, "nvme_corrupt"), 0u);
     cr_expect_eq(metric(c, "nvme_read_errors"), 0u);
