@@ -57,6 +57,9 @@
     X(nvme_corrupt, counter, "parts", "parts whose checksum did not agree")                        \
     X(nvme_reclaimed_segments, counter, "segments", "segments taken back for new writes")          \
     X(nvme_reclaimed_blocks, counter, "blocks", "blocks that such a segment still held")           \
+    X(nvme_recovering, gauge, "segments", "segments of an earlier run still to be looked through") \
+    X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found again")                 \
+    X(nvme_recovered_bytes, counter, "bytes", "of these")                                          \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

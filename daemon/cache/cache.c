@@ -137,6 +137,11 @@ uint32_t cache_tier_busy(const struct cache *c)
     return c->tier_busy;
 }
 
+bool cache_written(const struct cache *c)
+{
+    return c->queue.n == 0 && c->writing_bytes == 0;
+}
+
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
@@ -275,6 +280,8 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
         ref = index_insert(c->config.index, ns, key);
     if (ref != 0)
         cache_hold(c, ref);
+    if (ns->kept == NS_KEPT_NO && c->tier)
+        cache_ns_keep(c, ns);
     return ref;
 }
 
@@ -445,7 +452,8 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
-    return (struct tier_callbacks){.drop = tier_drop_cb, .heat = tier_heat_cb, .ctx = c};
+    return (struct tier_callbacks){
+        .drop = tier_drop_cb, .heat = tier_heat_cb, .restore = cache_restore_cb, .ctx = c};
 }
 
 /* ---- waiting for room ---- */

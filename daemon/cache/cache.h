@@ -45,6 +45,11 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 void cache_arena_attach(struct cache *c, struct arena *arena);
 /* Operations of the tier that are under way; a close must wait for 0. */
 uint32_t cache_tier_busy(const struct cache *c);
+/* All that was stored for the namespace until now is not to come back with a later start; what it
+ * holds now is the caller's to evict. */
+void cache_ns_forget(struct cache *c, struct ns *ns);
+/* Nothing waits to be written to the tier. */
+bool cache_written(const struct cache *c);
 /* No more writes to the tier from now on: the daemon is stopping. */
 void cache_stop_writing(struct cache *c);
 

@@ -31,7 +31,8 @@ struct cache {
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
-    uint32_t copies; /* users held by copies, reads and writes: what can make room */
+    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns; /* namespace of the part that the tier found last */
     struct cache_stats stats;
 };
 
@@ -76,6 +77,11 @@ void cache_released(struct cache *c);
 
 void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
+
+/* restore.c */
+uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
+/* Makes the namespace known to later starts; its blocks are written when that has ended. */
+void cache_ns_keep(struct cache *c, struct ns *ns);
 
 /* Drops the oldest fill that no copy is writing. False when there is none. */
 bool cache_fill_reclaim(struct cache *c);

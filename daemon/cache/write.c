@@ -162,6 +162,10 @@ void cache_write_pump(struct cache *c)
         if (!b || !(b->flags & BLOCK_QUEUED))
             continue;
         ns = index_ns(c->config.index, b->ns);
+        if (ns->kept == NS_KEPT_SOON) {
+            queue_unpop(&c->queue, ref); /* its end comes here again */
+            return;
+        }
         c->dirty_bytes -= block_dirty(b, ns);
         b->flags &= ~(uint32_t)BLOCK_QUEUED;
         if (b->flags & BLOCK_DOOMED)

@@ -16,7 +16,9 @@
 #define IOVECS_MAX (1 + 2 * NVME_MERGE_IOS)
 
 /* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_SLOT };
+enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE };
+
+static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
 static struct segment *io_segment(const struct tier_io *io)
 {
@@ -255,6 +257,8 @@ int nvme_write(struct tier *t, struct tier_io *io)
     }
     t->backlog_bytes += bytes;
     t->writes_queued++;
+    /* Now and not when it is written: what is forgotten now must be told from what comes later. */
+    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->slot_sequence++;
     checksum_push(&t->checksums, io, false);
     return 0;
 }
@@ -345,7 +349,7 @@ static int room_find(struct tier *t, uint64_t stride, bool *full, unsigned *file
     room_make(t, &rc);
     if (rc == 0)
         return device_choose(t, stride, file);
-    if (t->writes_in_flight > 0) {
+    if (t->writes_in_flight > 0 || nvme_recovering(t)) {
         t->stalled = true;
         return -EAGAIN;
     }
@@ -366,7 +370,7 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
         .slot = slot,
         .payload_bytes = io->bytes,
         .generation = op->segment->sequence,
-        .sequence = t->slot_sequence++,
+        .sequence = (uintptr_t)io->scratch[IO_SEQUENCE],
         .checksum = io->place.checksum,
     };
 
@@ -378,6 +382,7 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
     io_place(io, op->segment, slot);
+    op->segment->sequences[slot] = header.sequence;
     op->ios[op->n++] = io;
     t->writes_queued--;
 }
@@ -447,6 +452,8 @@ static void pump_writes(struct tier *t)
     struct tier_io *io;
     bool full = false;
 
+    if (t->recovery.state == RECOVERY_HEADERS)
+        return; /* which segments are free is not known yet */
     while (!t->stalled && (io = ready_first(t))) {
         uint64_t stride = nvme_stride(io->bytes);
         unsigned file;
@@ -459,6 +466,14 @@ static void pump_writes(struct tier *t)
         if (rc < 0)
             ready_fail(t, io, rc);
     }
+}
+
+void nvme_writes_go_on(struct tier *t)
+{
+    nvme_hold(t);
+    t->stalled = false;
+    pump_writes(t);
+    nvme_release(t);
 }
 
 /* No writes to this file any more. */

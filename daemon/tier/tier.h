@@ -64,6 +64,16 @@ struct tier_io {
     void *scratch[8];
 };
 
+/* A part that an earlier run has left, found by its header. Its bytes are checked when they are
+ * read. */
+struct tier_found {
+    const struct tier_name *name; /* without owner */
+    const uint8_t *identity;      /* of its namespace, as tier_naming had it */
+    uint32_t identity_bytes;
+    uint64_t bytes, sequence;
+    struct tier_place place;
+};
+
 struct tier_callbacks {
     /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is
      * dropped from the index now, and the place is the tier's. false: it is in use or pinned. */
@@ -72,14 +82,32 @@ struct tier_callbacks {
      * drop would say no now; said here, the neighbours are spared. Neither is called from inside
      * submit. */
     unsigned (*heat)(void *ctx, uint64_t owner);
+    /* From open on until stats says no more `recovering`, for each part of an earlier run: its
+     * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
+     */
+    uint64_t (*restore)(void *ctx, const struct tier_found *found);
     void *ctx;
 };
+
+/* Makes a namespace known to later starts. Allocated by the caller, like a tier_io; the bytes it
+ * points to stay until done. */
+struct tier_naming {
+    const uint8_t *fingerprint, *identity;
+    uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
+    bool forget;             /* whatever was stored for it before now is not to be found again */
+    void (*done)(struct tier_naming *n, int status); /* 0: on stable storage; or -errno */
+    struct list link;                                /* the tier's own */
+    uint64_t from_sequence;                          /* likewise */
+};
+#define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
     uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];
+    bool recovering; /* parts of an earlier run may still turn up */
+    uint32_t segments, segments_recovered;
     char engine[16]; /* "io_uring" or "threads" */
 };
 
@@ -100,6 +128,11 @@ struct tier_ops {
      * way. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
+    /* When the part that lies there was written: later ones have higher numbers. 0: nothing does.
+     */
+    uint64_t (*sequence)(struct tier *t, uint64_t loc);
+    /* Parts of a namespace should be written after it is done, or no later start finds them. */
+    void (*naming)(struct tier *t, struct tier_naming *n);
     /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices
      * take: with transfers in a stuck device the process could not exit any sooner. */
     int (*sync)(struct tier *t);

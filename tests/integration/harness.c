@@ -363,6 +363,24 @@ bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int 
     return true;
 }
 
+bool health_is(struct ucm_client *c, const char *status)
+{
+    msgpack_unpacked unpacked;
+    const msgpack_object *o;
+    uint8_t *p;
+    size_t n, off = 0;
+    bool is;
+
+    cr_assert_eq(ucm_call(c, "health", NULL, 0, -1, &p, &n), 0, "%s", ucm_errmsg());
+    msgpack_unpacked_init(&unpacked);
+    cr_assert_eq(msgpack_unpack_next(&unpacked, (char *)p, n, &off), MSGPACK_UNPACK_SUCCESS);
+    o = map_find(&unpacked.data, "status");
+    is = o->via.str.size == strlen(status) && memcmp(o->via.str.ptr, status, strlen(status)) == 0;
+    msgpack_unpacked_destroy(&unpacked);
+    free(p);
+    return is;
+}
+
 /* ---- raw sockets ---- */
 
 int raw_connect(const struct host *h)

@@ -72,6 +72,9 @@ void worker_store(struct worker *w, uint64_t first, uint32_t n);
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
 
+/* What `health` says of the daemon. */
+bool health_is(struct ucm_client *c, const char *status);
+
 uint64_t now_ms(void);
 void sleep_ms(int ms);
 
