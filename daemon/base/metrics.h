@@ -60,6 +60,7 @@
     X(nvme_recovering, gauge, "segments", "segments of an earlier run still to be looked through") \
     X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found again")                 \
     X(nvme_recovered_bytes, counter, "bytes", "of these")                                          \
+    X(nvme_checkpoints, counter, "checkpoints", "checkpoints of what lies on NVMe, written")       \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

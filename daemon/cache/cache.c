@@ -453,7 +453,8 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
     return (struct tier_callbacks){
-        .drop = tier_drop_cb, .heat = tier_heat_cb, .restore = cache_restore_cb, .ctx = c};
+        .drop = tier_drop_cb, .heat = tier_heat_cb, .restore = cache_restore_cb,
+        .describe = cache_describe_cb, .ctx = c};
 }
 
 /* ---- waiting for room ---- */

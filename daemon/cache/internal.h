@@ -80,6 +80,7 @@ void cache_write_pump(struct cache *c);
 
 /* restore.c */
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
+bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 /* Makes the namespace known to later starts; its blocks are written when that has ended. */
 void cache_ns_keep(struct cache *c, struct ns *ns);
 

@@ -73,6 +73,26 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     return part_owner(ref, f->name->part);
 }
 
+/* ---- what a checkpoint keeps ---- */
+
+bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
+{
+    struct cache *c = ctx;
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    const struct block *b = cache_block(c, (block_ref)(owner >> 16), &ns);
+
+    if (b->part[part].nvme != PART_NVME_READY || b->flags & BLOCK_DOOMED)
+        return false;
+    memcpy(out->name.fingerprint, ns->fingerprint, sizeof(out->name.fingerprint));
+    memcpy(out->name.key, b->key, sizeof(out->name.key));
+    out->name.key_bytes = ns->identity.key_bytes;
+    out->name.part = part;
+    out->bytes = ns_part_bytes(ns, part);
+    out->checksum = b->part[part].checksum;
+    return true;
+}
+
 /* ---- namespaces ---- */
 
 struct keeping {

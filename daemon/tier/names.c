@@ -2,6 +2,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
+#include "daemon/tier/nvme_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -132,19 +133,6 @@ void names_close(struct names *n)
 
 /* ---- writing ---- */
 
-static int folder_sync(const char *folder)
-{
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc = 0;
-
-    if (fd < 0)
-        return -errno;
-    if (fsync(fd) < 0)
-        rc = -errno;
-    close(fd);
-    return rc;
-}
-
 static int file_append(struct names_file *f, const uint8_t *page)
 {
     int fd = open(f->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -162,7 +150,7 @@ static int file_append(struct names_file *f, const uint8_t *page)
         rc = -errno;
     close(fd);
     if (rc == 0 && f->pages == 0)
-        rc = folder_sync(f->folder);
+        rc = nvme_folder_sync(f->folder);
     if (rc == 0)
         f->pages++;
     return rc;

@@ -211,12 +211,17 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         goto err_after_checksums;
     metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
     metrics->nvme_bytes_used = 0;
-    rc = nvme_recover_start(t);
+    rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_ops;
+    rc = nvme_recover_start(t);
+    if (rc < 0)
+        goto err_after_checkpoint;
     *out = t;
     return 0;
 
+err_after_checkpoint:
+    nvme_checkpoint_close(t);
 err_after_ops:
     nvme_ops_close(t);
 err_after_checksums:
@@ -241,6 +246,7 @@ static void tier_free(struct tier *t)
     checksum_pool_close(&t->checksums);
     nvme_ops_close(t);
     nvme_recover_close(t);
+    nvme_checkpoint_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
     devices_close(t);
@@ -331,6 +337,7 @@ static int nvme_sync(struct tier *t)
     for (unsigned i = 0; i < t->files; i++)
         if (t->devices[i].file.fd >= 0 && fdatasync(t->devices[i].file.fd) < 0 && rc == 0)
             rc = -errno;
+    nvme_checkpoint_last(t);
     return rc;
 }
 

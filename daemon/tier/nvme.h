@@ -56,7 +56,7 @@ struct nvme_op {
 struct scan_op;
 
 struct nvme_recovery {
-    enum { RECOVERY_DONE, RECOVERY_HEADERS, RECOVERY_SLOTS } state;
+    enum { RECOVERY_DONE, RECOVERY_HEADERS, RECOVERY_CHECKPOINT, RECOVERY_SLOTS } state;
     struct scan_op *ops;
     uint8_t *pages;
     struct list pool;
@@ -76,6 +76,9 @@ struct nvme_naming {
     uv_work_t work;
     struct nvme_name name;
 };
+
+struct nvme_checkpoint;
+struct nvme_restore;
 
 struct tier {
     uv_loop_t *loop;
@@ -106,7 +109,9 @@ struct tier {
     struct names names;
     struct nvme_naming naming;
     struct nvme_recovery recovery;
-    bool stalled;  /* no room until a write has ended */
+    struct nvme_checkpoint *checkpoint; /* NULL: none are written */
+    struct nvme_restore *restore;       /* while one is read */
+    bool stalled;                       /* no room until a write has ended */
     unsigned held; /* functions that are going to touch the tier after calling done */
     bool closing;
 };
@@ -137,8 +142,26 @@ void nvme_name(struct tier *t, struct tier_naming *asked);
 int nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
 bool nvme_recovering(const struct tier *t);
+/* The segment has slots of an earlier run that are not all known yet. */
+bool nvme_to_recover(const struct tier *t, const struct segment *s);
+/* The checkpoints have told what they know: on with the slots. */
+void nvme_recover_slots(struct tier *t);
 /* A slot of an adopted segment whose header is known. */
 void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
                        const struct nvme_slot_header *h);
+
+/* ---- nvme_restore.c ---- */
+
+/* Ends with nvme_recover_slots, on a later turn of the loop or at once. */
+void nvme_restore_start(struct tier *t);
+
+/* ---- nvme_checkpoint.c ---- */
+
+#define PATH_BYTES 4352u
+
+int nvme_checkpoint_open(struct tier *t);
+void nvme_checkpoint_close(struct tier *t);
+/* Blocks until it is on stable storage. */
+void nvme_checkpoint_last(struct tier *t);
 
 #endif

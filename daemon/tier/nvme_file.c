@@ -164,7 +164,7 @@ static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_
     return rc;
 }
 
-static int folder_sync(const char *folder)
+int nvme_folder_sync(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc;
@@ -208,7 +208,7 @@ static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
     if (rc == 0 && !named)
         rc = file_link(f);
     if (rc == 0)
-        rc = folder_sync(folder);
+        rc = nvme_folder_sync(folder);
     if (rc == 0)
         return 0;
     ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,

@@ -1,5 +1,6 @@
 #include "daemon/tier/nvme_format.h"
 
+#include "daemon/tier/bytes.h"
 #include "daemon/tier/checksum.h"
 
 #include <errno.h>
@@ -13,28 +14,6 @@
 
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)
-
-static void put32(uint8_t *p, uint32_t v)
-{
-    for (unsigned i = 0; i < 4; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
-}
-
-static void put64(uint8_t *p, uint64_t v)
-{
-    put32(p, (uint32_t)v);
-    put32(p + 4, (uint32_t)(v >> 32));
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t get64(const uint8_t *p)
-{
-    return get32(p) | (uint64_t)get32(p + 4) << 32;
-}
 
 /* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
 static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)

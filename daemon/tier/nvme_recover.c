@@ -1,8 +1,9 @@
-/* Finding again what an earlier run has stored, while the tier serves.
+/* Finding again what earlier runs have stored, while the tier serves.
  *
  * First the header of every segment is read; until they are all known nobody writes, because a
- * segment that seems free may not be. Then the headers of the slots of each segment that has some,
- * many at a time; a segment can be reclaimed as soon as its own slots are known. */
+ * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
+ * Then the headers of the slots that they do not cover are read, many at a time; a segment can be
+ * reclaimed as soon as its own slots are known. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -141,10 +142,8 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 
 /* ---- reading ---- */
 
-static void slot_done(struct tier *t, struct segment *s)
+static void segment_known(struct tier *t, struct segment *s)
 {
-    if (--s->scans > 0)
-        return;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
     segment_read_end(&t->segments, s);
@@ -167,10 +166,12 @@ static void scan_finish(struct scan_op *op, bool ok)
             if (ok)
                 segment_seen(t, s, op->page);
         } else {
+            s->scans--;
             if (ok && nvme_slot_header_decode(op->page, &h) == 0 &&
                 slot_is_ours(t, s, op->slot, &h))
                 nvme_recover_slot(t, s, op->slot, &h);
-            slot_done(t, s);
+            if (s->scans == 0)
+                segment_known(t, s);
         }
         recover_pump(t);
     }
@@ -243,7 +244,7 @@ static void cursor_reset(struct nvme_recovery *r)
 }
 
 /* Of the segments that were adopted, those that this run has not opened itself. */
-static bool segment_to_scan(const struct tier *t, const struct segment *s)
+bool nvme_to_recover(const struct tier *t, const struct segment *s)
 {
     return s->state == SEGMENT_SEALED && s->sequence < t->recovery.before;
 }
@@ -259,10 +260,10 @@ static void headers_pump(struct tier *t)
     }
     if (r->in_flight > 0 || cursor_segment(t))
         return;
-    r->state = RECOVERY_SLOTS;
-    cursor_reset(r);
+    r->state = RECOVERY_CHECKPOINT;
     t->metrics->nvme_recovering = r->segments;
     nvme_writes_go_on(t);
+    nvme_restore_start(t);
 }
 
 static void slots_pump(struct tier *t)
@@ -271,14 +272,19 @@ static void slots_pump(struct tier *t)
     struct segment *s;
 
     while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
-        if (!segment_to_scan(t, s) || r->slot == s->slots) {
+        if (!nvme_to_recover(t, s) || r->slot == s->slots) {
             r->file++;
             r->slot = 0;
             continue;
         }
-        if (r->slot == 0)
-            s->scans = s->slots;
-        scan_start(t, s, r->slot++);
+        if (r->slot == 0) {
+            s->scans = s->slots - s->covered;
+            r->slot = s->covered;
+        }
+        if (r->slot < s->slots)
+            scan_start(t, s, r->slot++);
+        else
+            segment_known(t, s);
     }
     if (r->in_flight == 0 && !cursor_segment(t))
         recover_end(t);
@@ -291,6 +297,15 @@ static void recover_pump(struct tier *t)
         headers_pump(t);
     if (t->recovery.state == RECOVERY_SLOTS)
         slots_pump(t);
+}
+
+void nvme_recover_slots(struct tier *t)
+{
+    t->recovery.state = RECOVERY_SLOTS;
+    cursor_reset(&t->recovery);
+    log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f", t->recovery.parts,
+              seconds(t));
+    recover_pump(t);
 }
 
 bool nvme_recovering(const struct tier *t)

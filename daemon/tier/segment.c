@@ -168,6 +168,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->stride_pages = (uint32_t)(stride / NVME_PAGE);
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
+    s->covered = s->scans = 0;
 }
 
 static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,

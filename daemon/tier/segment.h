@@ -22,6 +22,7 @@ struct segment {
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, slots, next, live;
     uint32_t reads, writes; /* under way */
+    uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
     uint8_t state, rank;    /* rank: which list of sealed ones */
 };

@@ -74,6 +74,12 @@ struct tier_found {
     struct tier_place place;
 };
 
+/* What a checkpoint keeps of a part. */
+struct tier_described {
+    struct tier_name name;
+    uint64_t bytes, checksum;
+};
+
 struct tier_callbacks {
     /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is
      * dropped from the index now, and the place is the tier's. false: it is in use or pinned. */
@@ -86,6 +92,9 @@ struct tier_callbacks {
      * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
      */
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
+    /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
+     * no checkpoints. */
+    bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
     void *ctx;
 };
 

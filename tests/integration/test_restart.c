@@ -171,6 +171,94 @@ Test(restart, what_was_purged_does_not_come_back)
     expect_all(500, BLOCKS);
 }
 
+/* ---- checkpoints ---- */
+
+static int open_file(const char *name, int flags)
+{
+    char path[128];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", host.dir, name);
+    fd = open(path, flags | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0, "%s", path);
+    return fd;
+}
+
+/* Kills every slot's header in the cache file, so that only a checkpoint knows of them. */
+static void headers_wipe(void)
+{
+    static char page[4096];
+    int fd = open_file("ucmd.cache", O_RDWR);
+
+    for (off_t at = 1 << 20; pread(fd, page, sizeof(page), at) == (ssize_t)sizeof(page); at += 4096)
+        if (memcmp(page, "UCMS", 4) == 0)
+            cr_assert_eq(pwrite(fd, "dead", 4, at), 4);
+    close(fd);
+}
+
+static void stop_clean_and_wipe(struct host *h)
+{
+    stop_clean(h);
+    headers_wipe();
+}
+
+Test(restart, a_checkpoint_needs_no_slot_header)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean_and_wipe, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
+    expect_all(0, BLOCKS);
+    /* the next one is written from what the last one told */
+    restart(stop_clean, NULL);
+    expect_all(0, BLOCKS);
+}
+
+static void stop_clean_and_damage(struct host *h)
+{
+    int fd;
+
+    stop_clean(h);
+    fd = open_file("ucmd.index", O_RDWR);
+    cr_assert_eq(pwrite(fd, "x", 1, 700), 1);
+    close(fd);
+}
+
+Test(restart, a_damaged_checkpoint_is_ignored)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean_and_damage, NULL);
+    expect_all(0, BLOCKS);
+}
+
+static void stop_kill_with_old_checkpoint(struct host *h)
+{
+    static char bytes[1 << 20];
+    int fd = open_file("ucmd.index", O_RDONLY);
+    ssize_t n = read(fd, bytes, sizeof(bytes));
+
+    close(fd);
+    cr_assert_gt(n, 0);
+    stop_kill(h);
+    fd = open_file("ucmd.index", O_WRONLY | O_TRUNC | O_CREAT);
+    cr_assert_eq(write(fd, bytes, (size_t)n), n);
+    close(fd);
+}
+
+Test(restart, the_tail_behind_a_checkpoint_is_scanned)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean, NULL);
+    worker_store(&w, 500, BLOCKS);
+    wait_written(BLOCKS);
+    restart(stop_kill_with_old_checkpoint, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
+    expect_all(0, BLOCKS);
+    expect_all(500, BLOCKS);
+}
+
 /* The file is full: recovered segments are reclaimed like others. */
 Test(restart, a_full_file_goes_on)
 {
