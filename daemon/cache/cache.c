@@ -96,6 +96,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     c->idle.data = c;
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
+    table_init(&c->writes, CACHE_MAX_WRITES);
+    list_init(&c->durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
     *out = c;
@@ -108,6 +110,7 @@ static void idle_closed_cb(uv_handle_t *handle)
 
     table_close(&c->fills);
     table_close(&c->fetches);
+    table_close(&c->writes);
     free(c->queue.ring);
     free(c);
 }
@@ -145,6 +148,7 @@ bool cache_written(const struct cache *c)
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
+    cache_durables_retry(c); /* they end now */
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -452,9 +456,11 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
-    return (struct tier_callbacks){
-        .drop = tier_drop_cb, .heat = tier_heat_cb, .restore = cache_restore_cb,
-        .describe = cache_describe_cb, .ctx = c};
+    return (struct tier_callbacks){.drop = tier_drop_cb,
+                                   .heat = tier_heat_cb,
+                                   .restore = cache_restore_cb,
+                                   .describe = cache_describe_cb,
+                                   .ctx = c};
 }
 
 /* ---- waiting for room ---- */

@@ -114,14 +114,29 @@ void *cache_fill_memory(struct cache *c, struct cache_fill *f);
  * part when all its shards are there: then the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
 
+/* ---- on stable storage ---- */
+
+struct cache_durable {
+    struct tier_io io;
+    struct cache *cache;
+    block_ref ref;
+    uint32_t part;
+    struct list link;
+    void (*done_cb)(struct cache_durable *d, int status);
+};
+/* Has a whole part of a held block made durable; done_cb tells, never from inside the call: 0 when
+ * a later start will find it, even after a power failure. Other returns, and done_cb will not run:
+ * -EINPROGRESS, the part is not whole yet; -EOPNOTSUPP, there is no tier; or the tier's. */
+int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part);
+
 /* ---- waiting for room ---- */
 
 struct cache_room {
     struct list link;
     void (*room_cb)(struct cache_room *r); /* something was released: try again */
 };
-/* False when nothing is under way that could make room (a copy, a read, a write, the arena's growth):
- * waiting would be for ever. */
+/* False when nothing is under way that could make room (a copy, a read, a write, the arena's
+ * growth): waiting would be for ever. */
 bool cache_room_wait(struct cache *c, struct cache_room *r);
 /* The arena has grown. */
 void cache_room_grew(struct cache *c);

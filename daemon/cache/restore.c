@@ -118,6 +118,7 @@ static void keep_done_cb(struct tier_naming *n, int status)
     c->tier_busy--;
     free(k);
     cache_released(c);
+    cache_durables_retry(c);
 }
 
 static int ns_name(struct cache *c, struct ns *ns, bool forget)

@@ -34,8 +34,8 @@ enum part_dram {
 
 enum part_nvme {
     PART_NVME_NONE = 0,
-    PART_NVME_WRITING,
-    PART_NVME_READY, /* loc and checksum are set */
+    PART_NVME_WRITING, /* loc is the write's number */
+    PART_NVME_READY,   /* loc and checksum are set */
 };
 
 struct part {

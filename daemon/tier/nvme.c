@@ -170,6 +170,9 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     list_init(&t->ready);
     for (unsigned i = 0; i < t->files; i++) {
         device_init(&t->devices[i]);
+        t->devices[i].tier = t;
+        list_init(&t->devices[i].unsynced);
+        list_init(&t->devices[i].syncing);
         t->devices[i].folder = c->nvme_paths.item[i];
     }
     return t;
@@ -285,6 +288,8 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     assert((uintptr_t)io->data % NVME_PAGE == 0);
     if (io->bytes == 0)
         return -EINVAL;
+    if (io->op == TIER_SYNC)
+        return nvme_sync_part(t, io);
     return io->op == TIER_READ ? nvme_read(t, io) : nvme_write(t, io);
 }
 

@@ -33,6 +33,12 @@ struct nvme_device {
     unsigned write_failures;                   /* in a row */
     bool degraded;
     char reason[96];
+    struct tier *tier;
+    struct list unsynced,
+        syncing; /* of tier_io.link: who waits for a sync, and for the one running */
+    bool sync_busy;
+    int sync_status;
+    uv_work_t sync_work;
 };
 
 /* One engine operation; in the pool of free ones otherwise. */
@@ -127,9 +133,17 @@ void nvme_ops_close(struct tier *t);
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
 int nvme_write(struct tier *t, struct tier_io *io);
+/* A write or a sync of the file failed. */
+void nvme_write_failed(struct tier *t, unsigned file, int status);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+/* ---- nvme_sync.c ---- */
+
+int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* A segment's header has been written, or could not be. */
+void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* ---- nvme_name.c ---- */
 

@@ -489,6 +489,15 @@ static void device_degrade(struct tier *t, unsigned file, int error)
     log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, strerror(-error));
 }
 
+void nvme_write_failed(struct tier *t, unsigned file, int status)
+{
+    struct nvme_device *d = &t->devices[file];
+
+    d->write_failures++;
+    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
+        device_degrade(t, file, status);
+}
+
 static void write_judge(struct tier *t, const struct nvme_op *op, int status)
 {
     struct nvme_device *d = &t->devices[op->e.file];
@@ -498,9 +507,7 @@ static void write_judge(struct tier *t, const struct nvme_op *op, int status)
         return;
     }
     op_log(op, "write-failed", status);
-    d->write_failures++;
-    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
-        device_degrade(t, op->e.file, status);
+    nvme_write_failed(t, op->e.file, status);
 }
 
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
@@ -529,8 +536,10 @@ static void write_finish(struct nvme_op *op, int status)
         ios[i] = op->ios[i];
         write_settle(t, op, ios[i], status == 0);
     }
-    if (op->slot == 0 && status == 0)
-        t->metrics->nvme_written_bytes += NVME_PAGE;
+    if (op->slot == 0) {
+        op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
+        t->metrics->nvme_written_bytes += status == 0 ? NVME_PAGE : 0;
+    }
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     d->in_flight--;
     d->writes--;
@@ -540,6 +549,7 @@ static void write_finish(struct nvme_op *op, int status)
     /* Before anything can be reclaimed: what is live must be known to its owner. */
     for (unsigned i = 0; i < n; i++)
         ios[i]->done(ios[i], status);
+    nvme_sync_pump(t, d);
     pump_reads(t, d);
     pump_writes(t);
     nvme_release(t);

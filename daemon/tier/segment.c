@@ -169,6 +169,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
+    s->header = SEGMENT_HEADER_NOT_YET;
 }
 
 static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
@@ -247,6 +248,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     segment_begin(s, owners, sequence, stride, (uint32_t)slots);
     s->next = s->slots;
     s->reads = 1;
+    s->header = SEGMENT_HEADER_WRITTEN;
     s->state = SEGMENT_SEALED;
     s->rank = 0;
     list_remove(&s->link);

@@ -11,6 +11,8 @@
 #include "daemon/tier/tier.h"
 
 enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
+/* On disk, the slots of a segment count with its header only. */
+enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HEADER_FAILED };
 enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
 
 struct segment {
@@ -24,6 +26,7 @@ struct segment {
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
+    uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
 };
 

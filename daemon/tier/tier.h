@@ -29,7 +29,9 @@ struct ucm_error;
 struct uv_loop_s;
 struct tier;
 
-enum tier_op { TIER_READ, TIER_WRITE };
+/* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
+ * start needs to find it; -errno when that can't be promised. Its `data` has no meaning. */
+enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to know that it is the right one. Kept in the index. */
 struct tier_place {

@@ -281,6 +281,17 @@ int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, u
     return rc != 0 ? rc : task_end(task, n, status);
 }
 
+int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                        uint8_t *status)
+{
+    struct ucm_transfer t = {
+        .keys = keys, .blocks = blocks, .n_keys = n, .durability = UCM_DURABLE_ON_NVME};
+    struct ucm_task *task;
+    int rc = ucm_dump(w->region, &t, -1, &task);
+
+    return rc != 0 ? rc : task_end(task, n, status);
+}
+
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status)
 {

@@ -62,6 +62,9 @@ size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed);
 /* Whole requests, waited for; statuses (may be NULL) one a key. Return what wait returned. */
 int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
+/* As worker_dump, answered when the blocks are on stable storage. */
+int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                        uint8_t *status);
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
 uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);

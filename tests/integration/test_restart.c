@@ -171,6 +171,50 @@ Test(restart, what_was_purged_does_not_come_back)
     expect_all(500, BLOCKS);
 }
 
+/* ---- durability ---- */
+
+static void dump_durable(uint64_t first, uint32_t n, uint8_t expected)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++)
+        cr_assert_eq(status[i], expected, "block %u: %u", i, status[i]);
+}
+
+Test(restart, what_was_acknowledged_as_durable_is_there_after_a_kill)
+{
+    open_host();
+    dump_durable(0, BLOCKS, UCM_BLOCK_IS_OK);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_syncs"), 0u);
+    /* what is there already is made durable as well */
+    dump_durable(0, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    cr_expect_geq(metric(w.client, "nvme_syncs"), 1u);
+    worker_store(&w, 100, BLOCKS);
+    dump_durable(100, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+    expect_all(100, BLOCKS);
+}
+
+Test(restart, without_a_tier_nothing_is_durable)
+{
+    host = (struct host){0};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    dump_durable(0, 8, UCM_BLOCK_IS_NOT_DURABLE);
+    expect_all(0, 8);
+}
+
 /* ---- checkpoints ---- */
 
 static int open_file(const char *name, int flags)
