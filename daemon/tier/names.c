@@ -1,6 +1,7 @@
 #include "daemon/tier/names.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/tier/nvme_file.h"
 
@@ -141,6 +142,9 @@ static int file_append(struct names_file *f, const uint8_t *page)
 
     if (fd < 0)
         return -errno;
+    KILL_POINT("name-begin");
+    KILL_POINT_WITH("name-torn",
+                    if (pwrite(fd, page, 512, (off_t)(f->pages * NVME_PAGE)) < 0) abort());
     do
         n = pwrite(fd, page, NVME_PAGE, (off_t)(f->pages * NVME_PAGE));
     while (n < 0 && errno == EINTR);
@@ -149,6 +153,7 @@ static int file_append(struct names_file *f, const uint8_t *page)
     if (rc == 0 && fdatasync(fd) < 0)
         rc = -errno;
     close(fd);
+    KILL_POINT("name-done");
     if (rc == 0 && f->pages == 0)
         rc = nvme_folder_sync(f->folder);
     if (rc == 0)

@@ -5,6 +5,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/tier/checkpoint_format.h"
 
@@ -141,8 +142,10 @@ static int file_publish(struct nvme_checkpoint *k)
 
     path_make(k, k->suffix, from);
     path_make(k, "", to);
+    KILL_POINT("checkpoint-written");
     if (fdatasync(d->file.fd) < 0 || fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
+    KILL_POINT("checkpoint-named");
     return nvme_folder_sync(d->folder);
 }
 
@@ -154,6 +157,7 @@ static void step_write(struct nvme_checkpoint *k)
         path_make(k, k->suffix, path);
         k->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     }
+    KILL_POINT("checkpoint-begin");
     k->status = k->fd < 0 ? -errno : buffer_write(k);
     if (k->status == 0 && k->last)
         k->status = file_publish(k);

@@ -1,6 +1,7 @@
 #include "daemon/tier/nvme_file.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "proto/errors.h"
 
@@ -430,7 +431,9 @@ int nvme_file_start(struct nvme_file *f, uint64_t epoch)
         return -ENOMEM;
     memcpy(state.uuid, f->uuid, sizeof(state.uuid));
     nvme_state_encode(&state, page);
+    KILL_POINT("start-begin");
     rc = page_write(f->fd, NVME_STATE_OFFSET(f->state_next), page);
+    KILL_POINT("start-written");
     free(page);
     if (rc == 0 && fdatasync(f->fd) < 0)
         rc = -errno;

@@ -1,5 +1,6 @@
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
 #include <assert.h>
@@ -139,6 +140,12 @@ static void op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
     op->attempts = 0;
     op->ring_failed = false;
     op->tier->devices[file].in_flight++;
+    if (op->e.write) {
+        KILL_POINT("write-begin");
+        /* a part of it reaches the disk: the header without its payload, or less */
+        KILL_POINT_WITH("write-torn", if (pwritev(op->tier->devices[file].file.fd, op->e.iov,
+                                                  (int)op->e.iovs / 2, (off_t)offset) < 0) abort());
+    }
     op_start(op);
 }
 
@@ -530,6 +537,7 @@ static void write_finish(struct nvme_op *op, int status)
     struct tier_io *ios[NVME_MERGE_IOS];
     unsigned n = op->n;
 
+    KILL_POINT("write-done");
     nvme_hold(t);
     write_judge(t, op, status);
     for (unsigned i = 0; i < n; i++) {
@@ -549,6 +557,7 @@ static void write_finish(struct nvme_op *op, int status)
     /* Before anything can be reclaimed: what is live must be known to its owner. */
     for (unsigned i = 0; i < n; i++)
         ios[i]->done(ios[i], status);
+    KILL_POINT("write-told");
     nvme_sync_pump(t, d);
     pump_reads(t, d);
     pump_writes(t);

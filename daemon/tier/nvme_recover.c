@@ -6,6 +6,7 @@
  * reclaimed as soon as its own slots are known. */
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
 #include <errno.h>
@@ -86,6 +87,7 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     struct nvme_segment_header h;
     int rc;
 
+    KILL_POINT("recover-segment");
     if (nvme_segment_header_decode(page, &h) < 0 || memcmp(h.uuid, f->uuid, sizeof(h.uuid)) != 0 ||
         h.segment != s->number || h.sequence >= t->recovery.before)
         return; /* nothing was ever stored here, or nothing that counts */
@@ -121,6 +123,7 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
     };
     uint64_t owner = 0;
 
+    KILL_POINT("recover-slot");
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);

@@ -4,6 +4,7 @@
  */
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
 #include <assert.h>
@@ -30,6 +31,7 @@ static void sync_work_cb(uv_work_t *work)
 {
     struct nvme_device *d = work->data;
 
+    KILL_POINT("sync-begin");
     d->sync_status = fdatasync(d->file.fd) < 0 ? -errno : 0;
 }
 
@@ -40,6 +42,7 @@ static void sync_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
+    KILL_POINT("sync-done");
     nvme_hold(t);
     d->sync_busy = false;
     t->metrics->nvme_syncs++;
