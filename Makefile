@@ -207,6 +207,16 @@ $O/$(SO): $O/$(SO).$(SO_VERSION)
 $O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
+KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC)))
+$O/obj/kill/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS_ALL) -DUCMD_KILL_POINTS -c $< -o $@
+$O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
+              $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
@@ -247,7 +257,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-build-tests: $(TESTS)
+build-tests: $(TESTS) $O/ucmd-kill
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

@@ -74,10 +74,13 @@ static void stop_tick_cb(uv_timer_t *timer)
     struct server *s = timer->data;
     bool late = uv_now(&s->loop) >= s->stop_at_ms;
 
-    if (s->state == DRAINING && (requests_active(s->requests) == 0 || late)) {
+    /* What is still to be written is worth the wait: the next start will find it. */
+    if (s->state == DRAINING &&
+        ((requests_active(s->requests) == 0 && cache_written(s->cache)) || late)) {
         if (requests_active(s->requests) > 0)
             log_warn("server", "drain-cut", "requests=%u", requests_active(s->requests));
         requests_stop_all(s->requests);
+        cache_stop_writing(s->cache);
         s->state = DROPPING;
         /* A copy that never ends must not keep the daemon: as long again, then out. */
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
@@ -108,7 +111,6 @@ static void server_stop(struct server *s, int exit_status)
     log_info("server", "stopping", "requests=%u", requests_active(s->requests));
     front_stop(s->front);
     requests_drain(s->requests);
-    cache_stop_writing(s->cache);
     s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
     if (uv_timer_start(&s->stop_timer, stop_tick_cb, 0, STOP_TICK_MS) != 0)
         abort(); /* libuv: only for a closing handle */

@@ -133,7 +133,14 @@ enum ucm_handle_kind {
     F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
     F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
+    F(u64, durability, OPT, 0, 1)
+
+enum ucm_durability {
+    UCM_DURABILITY_DRAM = 0, /* answered when the bytes are in DRAM */
+    UCM_DURABILITY_NVME = 1, /* answered when they are on stable storage */
+};
+
 /* part: 0 means all, else part - 1. */
 #define UCM_MSG_PREFETCH(F)                                                                        \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
@@ -234,6 +241,7 @@ enum ucm_block_status {
     UCM_BLOCK_IN_PROGRESS = 5, /* dump: another worker is storing this part; nothing was copied */
     UCM_BLOCK_CANCELLED = 6,   /* cancelled or past its deadline before it was moved */
     UCM_BLOCK_DEVICE = 7,      /* the copy failed on the device; a dumped block is not stored */
+    UCM_BLOCK_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
 };
 
 /* ---- the structs ---- */

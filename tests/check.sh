@@ -101,7 +101,7 @@ finish() {
 # environment LABEL FOLDER NAME: what a test knows of the build that it belongs to.
 environment() {
     local label=$1 o=$PWD/$2 log=$results/$1/$3.san
-    export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench
+    export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
     export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
     export UBSAN_OPTIONS="print_stacktrace=1:log_path=$log"

@@ -159,7 +159,9 @@ int cmd_health(const struct args *a)
         print_reasons(health.root);
     }
     answer_close(&health);
-    return rc == CTL_OK && strcmp(text, "ok") != 0 ? CTL_UNHEALTHY : rc;
+    return rc == CTL_OK && strcmp(text, "ok") != 0 && strcmp(text, "recovering") != 0
+               ? CTL_UNHEALTHY
+               : rc;
 }
 
 int cmd_version(const struct args *a)

@@ -93,8 +93,8 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl verify && echo sound\n",
      OPTIONS(verify_options), 0, 1, cmd_verify},
-    {"health", "", "ok, degraded or failing, and why; for probes",
-     "The exit code is 0 for ok and 4 for degraded or failing.\n\n"
+    {"health", "", "ok, recovering, degraded or failing, and why; for probes",
+     "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"
      "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
      NULL, 0, 0, 0, cmd_health},

@@ -235,7 +235,12 @@ enum ucm_block_result {
     UCM_BLOCK_IS_IN_PROGRESS = 5, /* dump: another worker is storing it */
     UCM_BLOCK_IS_CANCELLED = 6,   /* not moved before the cancel or the deadline */
     UCM_BLOCK_IS_DEVICE = 7,      /* the copy failed on the device */
+    UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
 };
+
+/* When a dump is answered: as soon as the bytes are in DRAM, or when they are on stable storage, to
+ * be found again even after a power failure. */
+enum ucm_durability_wish { UCM_DURABLE_IN_DRAM = 0, UCM_DURABLE_ON_NVME = 1 };
 
 struct ucm_task;
 
@@ -251,6 +256,7 @@ struct ucm_transfer {
     const uint8_t *event; /* dump from cuda: the 64 bytes of a cudaIpcEventHandle_t that the worker
                              recorded behind its last write; else NULL */
     uint32_t part;        /* prefetch: 0 all parts, else part + 1 */
+    uint32_t durability;  /* dump: enum ucm_durability_wish */
 };
 
 /* Each queues a request and returns at once; on success *out is owned by the caller until

@@ -126,6 +126,7 @@ static int request_dump(struct ucm_task *task, const struct transfer *t, struct 
         .event = {a->event, a->event ? UCM_MAX_HANDLE_BYTES : 0},
         .priority = a->priority,
         .deadline_ms = a->deadline_ms,
+        .durability = a->durability,
     };
 
     return client_request(&task->call, t->method, &proto_dump, &m, NULL, 0, deadline_ns);

@@ -24,6 +24,9 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 /* The file that the NVMe tier makes in each of nvme.paths. */
 #define CONFIG_NVME_FILE "ucmd.cache"
+/* What it keeps beside it: the namespaces of the parts in it. */
+#define CONFIG_NVME_NAMES "ucmd.namespaces"
+#define CONFIG_NVME_INDEX "ucmd.index" /* and its checkpoint */
 #define CONFIG_MAX_PATHS 16
 
 #define CONFIG_MAX_KEYS 64

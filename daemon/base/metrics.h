@@ -31,6 +31,7 @@
     X(dump_blocks_existing, counter, "blocks", "parts offered that were stored already")           \
     X(dump_blocks_skipped, counter, "blocks", "parts not stored, for want of room")                \
     X(dump_blocks_dropped, counter, "blocks", "parts begun and dropped: worker gone, copy failed") \
+    X(dump_blocks_durable, counter, "blocks", "parts that a dump waited for on stable storage")    \
     X(dump_bytes, counter, "bytes", "copied out of workers' memory")                               \
     X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
@@ -57,6 +58,12 @@
     X(nvme_corrupt, counter, "parts", "parts whose checksum did not agree")                        \
     X(nvme_reclaimed_segments, counter, "segments", "segments taken back for new writes")          \
     X(nvme_reclaimed_blocks, counter, "blocks", "blocks that such a segment still held")           \
+    X(nvme_recovering, gauge, "segments", "segments of an earlier run still to be looked through") \
+    X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found again")                 \
+    X(nvme_recovered_bytes, counter, "bytes", "of these")                                          \
+    X(nvme_syncs, counter, "syncs", "of the files, for dumps that asked for durability")           \
+    X(nvme_sync_errors, counter, "parts", "parts that a failed sync left in doubt")                \
+    X(nvme_checkpoints, counter, "checkpoints", "checkpoints of what lies on NVMe, written")       \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

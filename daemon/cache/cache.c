@@ -96,6 +96,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     c->idle.data = c;
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
+    table_init(&c->writes, CACHE_MAX_WRITES);
+    list_init(&c->durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
     *out = c;
@@ -108,6 +110,7 @@ static void idle_closed_cb(uv_handle_t *handle)
 
     table_close(&c->fills);
     table_close(&c->fetches);
+    table_close(&c->writes);
     free(c->queue.ring);
     free(c);
 }
@@ -137,9 +140,15 @@ uint32_t cache_tier_busy(const struct cache *c)
     return c->tier_busy;
 }
 
+bool cache_written(const struct cache *c)
+{
+    return c->queue.n == 0 && c->writing_bytes == 0;
+}
+
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
+    cache_durables_retry(c); /* they end now */
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -275,6 +284,8 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
         ref = index_insert(c->config.index, ns, key);
     if (ref != 0)
         cache_hold(c, ref);
+    if (ns->kept == NS_KEPT_NO && c->tier)
+        cache_ns_keep(c, ns);
     return ref;
 }
 
@@ -456,7 +467,11 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
-    return (struct tier_callbacks){.drop = tier_drop_cb, .heat = tier_heat_cb, .ctx = c};
+    return (struct tier_callbacks){.drop = tier_drop_cb,
+                                   .heat = tier_heat_cb,
+                                   .restore = cache_restore_cb,
+                                   .describe = cache_describe_cb,
+                                   .ctx = c};
 }
 
 /* ---- waiting for room ---- */

@@ -45,6 +45,11 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 void cache_arena_attach(struct cache *c, struct arena *arena);
 /* Operations of the tier that are under way; a close must wait for 0. */
 uint32_t cache_tier_busy(const struct cache *c);
+/* All that was stored for the namespace until now is not to come back with a later start; what it
+ * holds now is the caller's to evict. */
+void cache_ns_forget(struct cache *c, struct ns *ns);
+/* Nothing waits to be written to the tier. */
+bool cache_written(const struct cache *c);
 /* No more writes to the tier from now on: the daemon is stopping. */
 void cache_stop_writing(struct cache *c);
 
@@ -108,6 +113,21 @@ void *cache_fill_memory(struct cache *c, struct cache_fill *f);
 /* The copy of n claimed shards ended. ok false drops the fill and all that it had. Publishes the
  * part when all its shards are there: then the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
+
+/* ---- on stable storage ---- */
+
+struct cache_durable {
+    struct tier_io io;
+    struct cache *cache;
+    block_ref ref;
+    uint32_t part;
+    struct list link;
+    void (*done_cb)(struct cache_durable *d, int status);
+};
+/* Has a whole part of a held block made durable; done_cb tells, never from inside the call: 0 when
+ * a later start will find it, even after a power failure. Other returns, and done_cb will not run:
+ * -EINPROGRESS, the part is not whole yet; -EOPNOTSUPP, there is no tier; or the tier's. */
+int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part);
 
 /* ---- waiting for room ---- */
 

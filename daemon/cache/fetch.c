@@ -60,8 +60,10 @@ static void fetch_finish(struct cache_fetch *f, int status)
         log_read_failed(&f->io, status);
         part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
         arena_slot_free(c->arena, f->slot);
-        /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. */
-        cache_nvme_lost(c, f->ref, f->part, true);
+        /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. One
+         * that recovery has put in its place meanwhile may. */
+        if (p->nvme == PART_NVME_READY && p->loc == f->io.place.loc)
+            cache_nvme_lost(c, f->ref, f->part, true);
     }
     while ((node = list_pop_front(&f->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);

@@ -10,6 +10,7 @@
 /* Fills and reads under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
+#define CACHE_MAX_WRITES (1u << 16)
 /* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 
@@ -23,7 +24,8 @@ struct cache {
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct arena *arena;
-    struct table fills, fetches;
+    struct table fills, fetches, writes;
+    struct list durables;     /* of cache_durable.link: the tier takes nothing now */
     struct list fills_by_age; /* oldest progress first */
     struct list room;
     uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
@@ -31,7 +33,8 @@ struct cache {
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
-    uint32_t copies; /* users held by copies, reads and writes: what can make room */
+    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns; /* namespace of the part that the tier found last */
     struct cache_stats stats;
 };
 
@@ -74,8 +77,24 @@ slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner);
 /* Later in this turn of the loop: wake who waits for room, write what waits. */
 void cache_released(struct cache *c);
 
+/* Submits a part that lies in DRAM only. 0, -EAGAIN, or another -errno: it will not be written. */
+int cache_part_write(struct cache *c, block_ref ref, uint32_t part);
+/* Who waits for the part that is being written. */
+struct list *cache_write_waiters(struct cache *c, const struct part *p);
+
+/* durable.c: waiters (emptied) go on when their part was written; those that the tier had no room
+ * for try again. */
+void cache_durables_written(struct list *waiters, int status);
+void cache_durables_retry(struct cache *c);
+
 void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
+
+/* restore.c */
+uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
+bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
+/* Makes the namespace known to later starts; its blocks are written when that has ended. */
+void cache_ns_keep(struct cache *c, struct ns *ns);
 
 /* Drops the block's fills, those that a copy is writing when it has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);

@@ -11,7 +11,8 @@ struct cache_write {
     struct tier_io io;
     struct cache *cache;
     block_ref ref;
-    uint32_t part;
+    uint32_t part, number;
+    struct list waiters; /* of cache_durable.link */
 };
 
 /* Blocks removed while they waited leave their numbers behind, so the queue has a bound of its own.
@@ -89,27 +90,47 @@ static void write_done_cb(struct tier_io *io, int status)
     block_ref ref = w->ref;
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
+    struct list waiters, *node;
 
     c->tier_busy--;
+    table_remove(&c->writes, w->number);
     c->writing_bytes -= io->bytes;
     part_unuse(c, &b->part[w->part]);
     if (status == 0)
         part_set_nvme(c, ref, w->part, PART_NVME_READY, &io->place);
     else
         part_set_nvme(c, ref, w->part, PART_NVME_NONE, NULL);
+    list_init(&waiters);
+    while ((node = list_pop_front(&w->waiters)) != NULL)
+        list_push_back(&waiters, node);
     free(w);
     cache_settle(c, ref);
     cache_released(c);
+    cache_durables_written(&waiters, status);
+    cache_durables_retry(c);
 }
 
-static int part_write(struct cache *c, block_ref ref, struct block *b, struct ns *ns, uint32_t part)
+struct list *cache_write_waiters(struct cache *c, const struct part *p)
 {
+    return &((struct cache_write *)table_get(&c->writes, (uint32_t)p->loc))->waiters;
+}
+
+int cache_part_write(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
     struct cache_write *w = calloc(1, sizeof(*w));
     struct part *p = &b->part[part];
     int rc;
 
     if (!w)
         return -ENOMEM;
+    w->number = table_add(&c->writes, w);
+    if (w->number == 0) {
+        free(w);
+        return -EAGAIN;
+    }
+    list_init(&w->waiters);
     w->cache = c;
     w->ref = ref;
     w->part = part;
@@ -125,11 +146,13 @@ static int part_write(struct cache *c, block_ref ref, struct block *b, struct ns
     w->io.done = write_done_cb;
     rc = c->tier_ops->submit(c->tier, &w->io);
     if (rc != 0) {
+        table_remove(&c->writes, w->number);
         free(w);
         return rc;
     }
     part_use(c, p);
-    part_set_nvme(c, ref, part, PART_NVME_WRITING, NULL);
+    /* loc: where to find the write while it is under way */
+    part_set_nvme(c, ref, part, PART_NVME_WRITING, &(struct tier_place){.loc = w->number});
     c->tier_busy++;
     c->writing_bytes += ns_part_bytes(ns, part);
     return 0;
@@ -143,7 +166,7 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 
         if (b->part[i].dram != PART_DRAM_READY || b->part[i].nvme != PART_NVME_NONE)
             continue;
-        rc = part_write(c, ref, b, ns, i);
+        rc = cache_part_write(c, ref, i);
         if (rc == -EAGAIN)
             return rc;
         if (rc != 0)
@@ -155,7 +178,8 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 /* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
 #define PUMP_BLOCKS 32
 
-/* False: the tier's queue is full. */
+/* False: the tier's queue is full, or the block's namespace is not on storage yet; either's end
+ * comes here again. */
 static bool queue_step(struct cache *c)
 {
     block_ref ref = queue_pop(&c->queue);
@@ -165,6 +189,10 @@ static bool queue_step(struct cache *c)
     if (!b || !(b->flags & BLOCK_QUEUED))
         return true;
     ns = index_ns(c->config.index, b->ns);
+    if (ns->kept == NS_KEPT_SOON) {
+        queue_unpop(&c->queue, ref);
+        return false;
+    }
     c->dirty_bytes -= block_dirty(b, ns);
     b->flags &= ~(uint32_t)BLOCK_QUEUED;
     if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns) != -EAGAIN)
@@ -181,7 +209,7 @@ void cache_write_pump(struct cache *c)
         if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;
         if (!queue_step(c))
-            return; /* the next completion tries again */
+            return;
     }
     cache_released(c);
 }

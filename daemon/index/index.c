@@ -82,10 +82,9 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
         return rc;
     if (ns_fingerprint(identity, fingerprint) != 0)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
-    for (uint32_t i = 0; i < ix->ns_count; i++) {
-        if (memcmp(ix->ns[i]->fingerprint, fingerprint, sizeof(fingerprint)) != 0)
-            continue;
-        *out = ix->ns[i];
+    ns = index_ns_find(ix, fingerprint);
+    if (ns) {
+        *out = ns;
         return 0;
     }
     if (ix->ns_count == ix->ns_max)
@@ -99,6 +98,14 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
     ix->ns_bytes += size_bytes;
     *out = ns;
     return 0;
+}
+
+struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])
+{
+    for (uint32_t i = 0; i < ix->ns_count; i++)
+        if (memcmp(ix->ns[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0)
+            return ix->ns[i];
+    return NULL;
 }
 
 struct ns *index_ns(struct index *ix, uint32_t id)

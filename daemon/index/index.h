@@ -34,8 +34,8 @@ enum part_dram {
 
 enum part_nvme {
     PART_NVME_NONE = 0,
-    PART_NVME_WRITING,
-    PART_NVME_READY, /* loc and checksum are set */
+    PART_NVME_WRITING, /* loc is the write's number */
+    PART_NVME_READY,   /* loc and checksum are set */
 };
 
 struct part {
@@ -80,6 +80,9 @@ struct ns_identity {
     uint32_t salt_bytes;
 };
 
+/* Does the tier know the namespace, so that its blocks are found after a restart? */
+enum ns_kept { NS_KEPT_NO, NS_KEPT_SOON, NS_KEPT_YES, NS_KEPT_FAILED };
+
 struct ns {
     uint32_t id; /* from 1; never used again for another namespace while the process lives */
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
@@ -87,6 +90,7 @@ struct ns {
     uint64_t blocks; /* in the table, complete or not */
     /* For accounting by `cache`: bytes of this namespace in each tier. */
     uint64_t dram_bytes, nvme_bytes;
+    uint8_t kept;           /* enum ns_kept; cache's own */
     struct ns_table *table; /* index's own */
 };
 
@@ -99,6 +103,20 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
  */
 int ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
+/* That canonical form, by which a tier keeps a namespace over restarts. */
+#define NS_CANONICAL_MAX 4000u
+/* Its length, or -ENOSPC. */
+int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t cap);
+/* What decode's result points into. */
+struct ns_identity_memory {
+    char text[5][UCM_MAX_NAME_BYTES + 1];
+    uint32_t shards[UCM_MAX_PARTS];
+};
+/* Bytes of unknown origin: 0, or -EBADMSG when they are no identity that namespace.open would take.
+ * *out points into *memory and, for the salt, into `bytes`. */
+int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *memory,
+                       struct ns_identity *out);
+
 struct index;
 
 /* max_blocks, max_ns: hard bounds. 0 or -ENOMEMORY as -ENOMEM. */
@@ -109,6 +127,8 @@ void index_free(struct index *ix); /* NULL-safe; everything in it */
  * namespace lives as long as the index. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e);
+/* NULL when there is none. */
+struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
 struct ns *index_ns(struct index *ix, uint32_t id); /* NULL when there is none */
 uint32_t index_ns_count(const struct index *ix);    /* ids run from 1 to this */
 

@@ -139,6 +139,8 @@ static int keep_call(struct call *call, uint64_t ns_id, struct proto_bin keys, u
 
     if (!ns)
         return -call->error.code;
+    if (call->method == UCM_METHOD_NS_PURGE && keys.n == 0)
+        cache_ns_forget(call->s->rq->rooms.cache, ns);
     return keys.n > 0 ? keep_keys(call, ns, &k, keys) : keep_all(call, ns, &k);
 }
 

@@ -153,18 +153,28 @@ int method_cancel(struct call *call)
     return 0;
 }
 
-uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n, bool *failing)
+static enum requests_health tier_health(const struct request_rooms *rooms, char reason[160])
+{
+    struct tier_stats stats;
+
+    rooms->tier_ops->stats(rooms->tier, &stats);
+    if (stats.degraded)
+        snprintf(reason, 160, "tier %s: %s", rooms->tier_ops->name, stats.reason);
+    else if (stats.recovering)
+        snprintf(reason, 160, "tier %s: recovering, %u of %u segments", rooms->tier_ops->name,
+                 stats.segments_recovered, stats.segments);
+    return stats.degraded ? HEALTH_DEGRADED : stats.recovering ? HEALTH_RECOVERING : HEALTH_OK;
+}
+
+uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
+                         enum requests_health *health)
 {
     uint32_t found = 0;
 
-    *failing = false;
-    if (rq->rooms.tier) {
-        struct tier_stats stats;
-
-        rq->rooms.tier_ops->stats(rq->rooms.tier, &stats);
-        if (stats.degraded && found < n)
-            snprintf(reasons[found++], sizeof(*reasons), "tier %s: %s", rq->rooms.tier_ops->name,
-                     stats.reason);
+    *health = HEALTH_OK;
+    if (rq->rooms.tier && n > 0) {
+        *health = tier_health(&rq->rooms, reasons[0]);
+        found = *health != HEALTH_OK;
     }
     for (uint32_t i = 0; i < device_set_count(rq->rooms.devices); i++) {
         struct device *d = device_set_at(rq->rooms.devices, i);
@@ -173,7 +183,7 @@ uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n, 
         d->ops->stats(d, &stats);
         if (!stats.failed)
             continue;
-        *failing = true;
+        *health = HEALTH_FAILING;
         if (found < n)
             snprintf(reasons[found++], sizeof(*reasons), "device %s failed", stats.name);
     }

@@ -52,13 +52,14 @@ static void pack_tiers(msgpack_packer *pk, const struct request_rooms *r)
     if (!r->tier)
         return;
     r->tier_ops->stats(r->tier, &ts);
-    msgpack_pack_map(pk, 8);
+    msgpack_pack_map(pk, 9);
     pack_text(pk, "name", r->tier_ops->name);
     pack_text(pk, "engine", ts.engine);
     proto_pack_u64(pk, "capacity_bytes", ts.capacity_bytes);
     proto_pack_u64(pk, "used_bytes", ts.used_bytes);
     proto_pack_u64(pk, "queued", ts.queued);
     proto_pack_u64(pk, "in_flight", ts.in_flight);
+    pack_flag(pk, "recovering", ts.recovering);
     pack_flag(pk, "degraded", ts.degraded);
     pack_text(pk, "reason", ts.degraded ? ts.reason : "");
 }
@@ -115,19 +116,20 @@ int method_stats(struct call *call)
 
 int method_health(struct call *call)
 {
+    static const char *const names[] = {"ok", "recovering", "degraded", "failing"};
     struct session *s = call->s;
     char reasons[REASONS_MAX][160];
     struct proto_builder pb;
-    bool failing;
+    enum requests_health health;
     uint32_t n;
     int rc = proto_decode(&proto_none, call->env, NULL, &call->error);
 
     if (rc != 0)
         return rc;
-    n = requests_health(s->rq, reasons, REASONS_MAX, &failing);
+    n = requests_health(s->rq, reasons, REASONS_MAX, &health);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 2);
-    pack_text(&pb.pk, "status", failing ? "failing" : n > 0 ? "degraded" : "ok");
+    pack_text(&pb.pk, "status", names[health]);
     proto_pack_str(&pb.pk, "reasons");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)

@@ -132,6 +132,8 @@ void transfer_stop_cb(struct request *r)
         t->waits_n--;
         free(iw);
     }
+    while ((node = t->durables.next) != &t->durables)
+        durable_abandon(LIST_ENTRY(node, struct durable_wait, link));
     batch_abandon(t);
     give_up(t, UCM_BLOCK_CANCELLED);
     transfer_pump(t);

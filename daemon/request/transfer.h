@@ -17,11 +17,12 @@ struct transfer {
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
     bool stopping, pumping, finished;
-    bool has_event;
+    bool has_event, durable; /* durable: a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open; /* filling up */
     struct list waits;       /* items that wait for a read */
+    struct list durables;    /* items that wait for stable storage; counted in waits_n too */
     struct item_wait *spare;
     struct cache_room room;
     /* n_keys each, in one allocation behind the struct */
@@ -36,6 +37,15 @@ struct item_wait {
     struct transfer *t;
     uint32_t item;
     uint64_t bytes;
+};
+
+/* Outlives its transfer when that is stopped: t is NULL then. */
+struct durable_wait {
+    struct cache_durable d;
+    struct list link;
+    struct transfer *t;
+    uint32_t item;
+    enum ucm_block_status status; /* when all goes well */
 };
 
 struct copy_batch {
@@ -86,6 +96,10 @@ int item_begin(struct transfer *t, uint32_t item);
 /* Sends the open batch as a device job. False: the device's queue is full, the batch stays open. */
 bool batch_send(struct transfer *t);
 void batch_free(struct copy_batch *b);
+/* The item is stored: it ends with `status` when its part is on stable storage, too. */
+void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status status);
+/* Nobody waits for it any more. */
+void durable_abandon(struct durable_wait *dw);
 /* Gives up what is in the open batch. */
 void batch_abandon(struct transfer *t);
 

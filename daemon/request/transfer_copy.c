@@ -48,6 +48,53 @@ static uint64_t copied_bytes(const struct transfer *t)
     return (uint64_t)t->shards * t->ns->identity.shard_bytes;
 }
 
+static void durable_done_cb(struct cache_durable *d, int status)
+{
+    struct durable_wait *dw = LIST_ENTRY(d, struct durable_wait, d);
+    struct transfer *t = dw->t;
+
+    list_remove(&dw->link);
+    if (t) {
+        item_status(t, dw->item, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
+        t->waits_n--;
+    }
+    free(dw);
+    if (t)
+        transfer_pump(t);
+}
+
+void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status status)
+{
+    struct durable_wait *dw = t->stopping ? NULL : calloc(1, sizeof(*dw));
+    int rc = -ENOMEM;
+
+    if (dw) {
+        dw->d.done_cb = durable_done_cb;
+        rc = cache_durable(cache_of(t), &dw->d, t->refs[item_key(t, item)], t->part);
+    }
+    if (rc == 0) {
+        dw->t = t;
+        dw->item = item;
+        dw->status = status;
+        list_push_back(&t->durables, &dw->link);
+        t->waits_n++;
+        return;
+    }
+    free(dw);
+    /* Shards are still to come: the dump that brings the last of them waits for the part. */
+    item_status(t, item, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
+}
+
+void durable_abandon(struct durable_wait *dw)
+{
+    struct transfer *t = dw->t;
+
+    list_remove(&dw->link);
+    item_status(t, dw->item, UCM_BLOCK_NOT_DURABLE);
+    t->waits_n--;
+    dw->t = NULL;
+}
+
 static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_status status)
 {
     struct transfer *t = b->t;
@@ -58,6 +105,8 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     else
         /* A worker that is gone may have died before its bytes were final. */
         cache_fill_done(cache_of(t), b->fill[i], t->shards, ok && !t->r.s->closing);
+    if (ok && t->durable)
+        item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);
     t->in_window -= ns_part_bytes(t->ns, t->part);
     if (!ok)
@@ -256,7 +305,10 @@ static int item_fill(struct transfer *t, uint32_t item)
         batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
         t->in_window += ns_part_bytes(t->ns, t->part);
     } else if (rc == -EEXIST) {
-        item_status(t, item, UCM_BLOCK_EXISTS);
+        if (t->durable)
+            item_durable(t, item, UCM_BLOCK_EXISTS);
+        else
+            item_status(t, item, UCM_BLOCK_EXISTS);
         metrics_of(t)->dump_blocks_existing++;
     } else if (rc == -EINPROGRESS) {
         item_status(t, item, UCM_BLOCK_IN_PROGRESS);

@@ -108,7 +108,7 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
 
     for (unsigned i = 0; i < t->files; i++)
         fds[i] = t->devices[i].file.fd;
-    t->ring_depth = clamp(c->nvme_depth, 1, DEPTH_MAX / t->files - 1);
+    t->ring_depth = clamp(c->nvme_depth, 1, (DEPTH_MAX - NVME_SCANS) / t->files - 1);
     t->threads_depth = clamp(2 * pool / t->files, 1, t->ring_depth);
     t->writes_max = clamp(t->ring_depth / 4, 1, NVME_WRITES_MAX);
     rc = engine_threads.open(t->loop, fds, t->files, t->threads_depth, &t->threads);
@@ -118,7 +118,8 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
     }
     if (c->nvme_io == CONFIG_IO_THREADS)
         return 0;
-    rc = engine_uring.open(t->loop, fds, t->files, (t->ring_depth + 1) * t->files, &t->ring);
+    rc = engine_uring.open(t->loop, fds, t->files, (t->ring_depth + 1) * t->files + NVME_SCANS,
+                           &t->ring);
     if (rc == 0)
         return 0;
     if (c->nvme_io == CONFIG_IO_URING && rc != -ENODEV) {
@@ -167,8 +168,13 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
     list_init(&t->ready);
-    for (unsigned i = 0; i < t->files; i++)
+    for (unsigned i = 0; i < t->files; i++) {
         device_init(&t->devices[i]);
+        t->devices[i].tier = t;
+        list_init(&t->devices[i].unsynced);
+        list_init(&t->devices[i].syncing);
+        t->devices[i].folder = c->nvme_paths.item[i];
+    }
     return t;
 }
 
@@ -190,9 +196,12 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         rc = devices_start(t, &epoch, e);
     if (rc < 0)
         goto err_after_new;
-    rc = segments_init(t, epoch);
+    rc = nvme_names_open(t);
     if (rc < 0)
         goto err_after_new;
+    rc = segments_init(t, epoch);
+    if (rc < 0)
+        goto err_after_names;
     rc = engines_open(t, config, e);
     if (rc < 0)
         goto err_after_segments;
@@ -205,15 +214,27 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         goto err_after_checksums;
     metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
     metrics->nvme_bytes_used = 0;
+    rc = nvme_checkpoint_open(t);
+    if (rc < 0)
+        goto err_after_ops;
+    rc = nvme_recover_start(t);
+    if (rc < 0)
+        goto err_after_checkpoint;
     *out = t;
     return 0;
 
+err_after_checkpoint:
+    nvme_checkpoint_close(t);
+err_after_ops:
+    nvme_ops_close(t);
 err_after_checksums:
     checksum_pool_close(&t->checksums);
 err_after_engines:
     engines_close(t);
 err_after_segments:
     segment_table_close(&t->segments);
+err_after_names:
+    names_close(&t->names);
 err_after_new:
     devices_close(t);
     free(t);
@@ -227,7 +248,10 @@ static void tier_free(struct tier *t)
     engines_close(t);
     checksum_pool_close(&t->checksums);
     nvme_ops_close(t);
+    nvme_recover_close(t);
+    nvme_checkpoint_close(t);
     segment_table_close(&t->segments);
+    names_close(&t->names);
     devices_close(t);
     free(t);
 }
@@ -264,6 +288,8 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     assert((uintptr_t)io->data % NVME_PAGE == 0);
     if (io->bytes == 0)
         return -EINVAL;
+    if (io->op == TIER_SYNC)
+        return nvme_sync_part(t, io);
     return io->op == TIER_READ ? nvme_read(t, io) : nvme_write(t, io);
 }
 
@@ -284,6 +310,9 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
         .capacity_bytes = t->segments.capacity_bytes,
         .used_bytes = t->segments.used_bytes,
         .queued = t->reads_queued + t->writes_queued,
+        .recovering = nvme_recovering(t),
+        .segments = (uint32_t)t->recovery.segments,
+        .segments_recovered = (uint32_t)t->recovery.segments_done,
     };
     for (unsigned i = 0; i < t->files; i++) {
         const struct nvme_device *d = &t->devices[i];
@@ -298,6 +327,14 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
              nvme_ring_usable(t) ? engine_uring.name : engine_threads.name);
 }
 
+static uint64_t nvme_sequence(struct tier *t, uint64_t loc)
+{
+    struct segment *s;
+    uint32_t slot;
+
+    return segment_find(&t->segments, loc, 0, &s, &slot) < 0 ? 0 : s->sequences[slot];
+}
+
 static int nvme_sync(struct tier *t)
 {
     int rc = 0;
@@ -305,6 +342,7 @@ static int nvme_sync(struct tier *t)
     for (unsigned i = 0; i < t->files; i++)
         if (t->devices[i].file.fd >= 0 && fdatasync(t->devices[i].file.fd) < 0 && rc == 0)
             rc = -errno;
+    nvme_checkpoint_last(t);
     return rc;
 }
 
@@ -316,5 +354,7 @@ const struct tier_ops tier_nvme = {
     .submit = nvme_submit,
     .forget = nvme_forget,
     .stats = nvme_stats,
+    .sequence = nvme_sequence,
+    .naming = nvme_name,
     .sync = nvme_sync,
 };

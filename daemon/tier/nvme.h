@@ -12,6 +12,7 @@
 
 #include "daemon/tier/checksum.h"
 #include "daemon/tier/engine.h"
+#include "daemon/tier/names.h"
 #include "daemon/tier/nvme_file.h"
 #include "daemon/tier/segment.h"
 #include "daemon/tier/tier.h"
@@ -21,15 +22,23 @@
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
+#define NVME_SCANS 128u /* headers read at a time by recovery */
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
+    const char *folder;    /* the configuration's */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
     bool degraded;
     char reason[96];
+    struct tier *tier;
+    struct list unsynced,
+        syncing; /* of tier_io.link: who waits for a sync, and for the one running */
+    bool sync_busy;
+    int sync_status;
+    uv_work_t sync_work;
 };
 
 /* One engine operation; in the pool of free ones otherwise. */
@@ -49,6 +58,33 @@ struct nvme_op {
     struct tier_io *io;
     struct iovec iov;
 };
+
+struct scan_op;
+
+struct nvme_recovery {
+    enum { RECOVERY_DONE, RECOVERY_HEADERS, RECOVERY_CHECKPOINT, RECOVERY_SLOTS } state;
+    struct scan_op *ops;
+    uint8_t *pages;
+    struct list pool;
+    unsigned in_flight;
+    uint32_t file, number, slot; /* the cursor */
+    uint32_t numbers;            /* segments of the longest file */
+    uint64_t before;             /* sequences of earlier runs are below this */
+    uint64_t segments, segments_done, parts, bytes, refused;
+    uint64_t start_ms, progress_ms;
+};
+
+struct nvme_naming {
+    struct tier *tier;
+    struct list queue; /* of tier_naming; the first is being written while busy */
+    bool busy, forgetting;
+    int status;
+    uv_work_t work;
+    struct nvme_name name;
+};
+
+struct nvme_checkpoint;
+struct nvme_restore;
 
 struct tier {
     uv_loop_t *loop;
@@ -76,7 +112,12 @@ struct tier {
     unsigned reads_queued, writes_queued; /* not yet given to the engine */
     unsigned writes_in_flight, turn;      /* turn: file that the next write goes to */
     uint64_t slot_sequence;
-    bool stalled;  /* no room until a write has ended */
+    struct names names;
+    struct nvme_naming naming;
+    struct nvme_recovery recovery;
+    struct nvme_checkpoint *checkpoint; /* NULL: none are written */
+    struct nvme_restore *restore;       /* while one is read */
+    bool stalled;                       /* no room until a write has ended */
     unsigned held; /* functions that are going to touch the tier after calling done */
     bool closing;
 };
@@ -92,6 +133,49 @@ void nvme_ops_close(struct tier *t);
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
 int nvme_write(struct tier *t, struct tier_io *io);
+/* A write or a sync of the file failed. */
+void nvme_write_failed(struct tier *t, unsigned file, int status);
+/* There may be room for what was stalled. */
+void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+/* ---- nvme_sync.c ---- */
+
+int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* A segment's header has been written, or could not be. */
+void nvme_sync_pump(struct tier *t, struct nvme_device *d);
+
+/* ---- nvme_name.c ---- */
+
+int nvme_names_open(struct tier *t);
+void nvme_name(struct tier *t, struct tier_naming *asked);
+
+/* ---- nvme_recover.c ---- */
+
+/* Begins in the background. 0 or -ENOMEM. */
+int nvme_recover_start(struct tier *t);
+void nvme_recover_close(struct tier *t);
+bool nvme_recovering(const struct tier *t);
+/* The segment has slots of an earlier run that are not all known yet. */
+bool nvme_to_recover(const struct tier *t, const struct segment *s);
+/* The checkpoints have told what they know: on with the slots. */
+void nvme_recover_slots(struct tier *t);
+/* A slot of an adopted segment whose header is known. */
+void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h);
+
+/* ---- nvme_restore.c ---- */
+
+/* Ends with nvme_recover_slots, on a later turn of the loop or at once. */
+void nvme_restore_start(struct tier *t);
+
+/* ---- nvme_checkpoint.c ---- */
+
+#define PATH_BYTES 4352u
+
+int nvme_checkpoint_open(struct tier *t);
+void nvme_checkpoint_close(struct tier *t);
+/* Blocks until it is on stable storage. */
+void nvme_checkpoint_last(struct tier *t);
 
 #endif

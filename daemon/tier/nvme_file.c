@@ -1,6 +1,7 @@
 #include "daemon/tier/nvme_file.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "proto/errors.h"
 
@@ -164,7 +165,7 @@ static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_
     return rc;
 }
 
-static int folder_sync(const char *folder)
+int nvme_folder_sync(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc;
@@ -208,7 +209,7 @@ static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
     if (rc == 0 && !named)
         rc = file_link(f);
     if (rc == 0)
-        rc = folder_sync(folder);
+        rc = nvme_folder_sync(folder);
     if (rc == 0)
         return 0;
     ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
@@ -430,7 +431,9 @@ int nvme_file_start(struct nvme_file *f, uint64_t epoch)
         return -ENOMEM;
     memcpy(state.uuid, f->uuid, sizeof(state.uuid));
     nvme_state_encode(&state, page);
+    KILL_POINT("start-begin");
     rc = page_write(f->fd, NVME_STATE_OFFSET(f->state_next), page);
+    KILL_POINT("start-written");
     free(page);
     if (rc == 0 && fdatasync(f->fd) < 0)
         rc = -errno;

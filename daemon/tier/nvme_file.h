@@ -33,6 +33,8 @@ int nvme_file_open(const char *folder, uint64_t size_bytes, uint64_t segment_byt
                    struct nvme_file *out, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);
+/* Makes names in the folder durable. 0 or -errno. */
+int nvme_folder_sync(const char *folder);
 /* Unlocks and closes. */
 void nvme_file_close(struct nvme_file *f);
 

@@ -1,5 +1,6 @@
 #include "daemon/tier/nvme_format.h"
 
+#include "daemon/tier/bytes.h"
 #include "daemon/tier/checksum.h"
 
 #include <errno.h>
@@ -9,31 +10,10 @@
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
 #define MAGIC_SLOT "UCMS"
+#define MAGIC_NAME "UCMN"
 
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)
-
-static void put32(uint8_t *p, uint32_t v)
-{
-    for (unsigned i = 0; i < 4; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
-}
-
-static void put64(uint8_t *p, uint64_t v)
-{
-    put32(p, (uint32_t)v);
-    put32(p + 4, (uint32_t)(v >> 32));
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t get64(const uint8_t *p)
-{
-    return get32(p) | (uint64_t)get32(p + 4) << 32;
-}
 
 /* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
 static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)
@@ -178,5 +158,33 @@ int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_head
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
     out->checksum = get64(page + 128);
+    return 0;
+}
+
+void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE])
+{
+    static const uint8_t no_file[NVME_UUID_BYTES];
+
+    page_begin(page, MAGIC_NAME, no_file);
+    put32(page + 8, in->identity_bytes);
+    memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
+    put64(page + 64, in->from_sequence);
+    memcpy(page + 72, in->identity, in->identity_bytes);
+    page_end(page);
+}
+
+int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out)
+{
+    uint32_t bytes = get32(page + 8);
+    int rc = page_check(page, MAGIC_NAME);
+
+    if (rc < 0)
+        return rc;
+    if (bytes < 1 || bytes > NVME_NAME_BYTES)
+        return -EBADMSG;
+    memcpy(out->fingerprint, page + 32, UCM_FINGERPRINT_BYTES);
+    out->from_sequence = get64(page + 64);
+    out->identity_bytes = bytes;
+    memcpy(out->identity, page + 72, bytes);
     return 0;
 }

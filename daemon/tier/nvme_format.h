@@ -55,10 +55,20 @@ struct nvme_slot_header {
     uint64_t checksum;   /* XXH3-64 of the payload without padding */
 };
 
+/* One page of the file of names: a namespace's identity. */
+#define NVME_NAME_BYTES 4000u
+struct nvme_name {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint64_t from_sequence; /* slots with a lower sequence are forgotten */
+    uint32_t identity_bytes;
+    uint8_t identity[NVME_NAME_BYTES];
+};
+
 void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);
 void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE]);
 void nvme_segment_header_encode(const struct nvme_segment_header *in, uint8_t page[NVME_PAGE]);
 void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE]);
+void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE]);
 
 /* 0; -EILSEQ: not such a page; -EPROTONOSUPPORT: of another format version; -EBADMSG: torn or
  * damaged. *out is untouched on failure. */
@@ -66,6 +76,7 @@ int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
 int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
 int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out);
+int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out);
 
 /* The version that a page of the superblock's magic claims; for messages. */
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE]);

@@ -1,5 +1,6 @@
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
 #include <assert.h>
@@ -16,7 +17,9 @@
 #define IOVECS_MAX (1 + 2 * NVME_MERGE_IOS)
 
 /* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_SLOT };
+enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE };
+
+static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
 static struct segment *io_segment(const struct tier_io *io)
 {
@@ -137,6 +140,12 @@ static void op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
     op->attempts = 0;
     op->ring_failed = false;
     op->tier->devices[file].in_flight++;
+    if (op->e.write) {
+        KILL_POINT("write-begin");
+        /* a part of it reaches the disk: the header without its payload, or less */
+        KILL_POINT_WITH("write-torn", if (pwritev(op->tier->devices[file].file.fd, op->e.iov,
+                                                  (int)op->e.iovs / 2, (off_t)offset) < 0) abort());
+    }
     op_start(op);
 }
 
@@ -255,6 +264,8 @@ int nvme_write(struct tier *t, struct tier_io *io)
     }
     t->backlog_bytes += bytes;
     t->writes_queued++;
+    /* Now and not when it is written: what is forgotten now must be told from what comes later. */
+    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->slot_sequence++;
     checksum_push(&t->checksums, io, false);
     return 0;
 }
@@ -345,7 +356,7 @@ static int room_find(struct tier *t, uint64_t stride, bool *full, unsigned *file
     room_make(t, &rc);
     if (rc == 0)
         return device_choose(t, stride, file);
-    if (t->writes_in_flight > 0) {
+    if (t->writes_in_flight > 0 || nvme_recovering(t)) {
         t->stalled = true;
         return -EAGAIN;
     }
@@ -366,7 +377,7 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
         .slot = slot,
         .payload_bytes = io->bytes,
         .generation = op->segment->sequence,
-        .sequence = t->slot_sequence++,
+        .sequence = (uintptr_t)io->scratch[IO_SEQUENCE],
         .checksum = io->place.checksum,
     };
 
@@ -378,6 +389,7 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
     io_place(io, op->segment, slot);
+    op->segment->sequences[slot] = header.sequence;
     op->ios[op->n++] = io;
     t->writes_queued--;
 }
@@ -447,6 +459,8 @@ static void pump_writes(struct tier *t)
     struct tier_io *io;
     bool full = false;
 
+    if (t->recovery.state == RECOVERY_HEADERS)
+        return; /* which segments are free is not known yet */
     while (!t->stalled && (io = ready_first(t))) {
         uint64_t stride = nvme_stride(io->bytes);
         unsigned file;
@@ -459,6 +473,14 @@ static void pump_writes(struct tier *t)
         if (rc < 0)
             ready_fail(t, io, rc);
     }
+}
+
+void nvme_writes_go_on(struct tier *t)
+{
+    nvme_hold(t);
+    t->stalled = false;
+    pump_writes(t);
+    nvme_release(t);
 }
 
 /* No writes to this file any more. */
@@ -474,6 +496,15 @@ static void device_degrade(struct tier *t, unsigned file, int error)
     log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, strerror(-error));
 }
 
+void nvme_write_failed(struct tier *t, unsigned file, int status)
+{
+    struct nvme_device *d = &t->devices[file];
+
+    d->write_failures++;
+    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
+        device_degrade(t, file, status);
+}
+
 static void write_judge(struct tier *t, const struct nvme_op *op, int status)
 {
     struct nvme_device *d = &t->devices[op->e.file];
@@ -483,9 +514,7 @@ static void write_judge(struct tier *t, const struct nvme_op *op, int status)
         return;
     }
     op_log(op, "write-failed", status);
-    d->write_failures++;
-    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
-        device_degrade(t, op->e.file, status);
+    nvme_write_failed(t, op->e.file, status);
 }
 
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
@@ -508,14 +537,17 @@ static void write_finish(struct nvme_op *op, int status)
     struct tier_io *ios[NVME_MERGE_IOS];
     unsigned n = op->n;
 
+    KILL_POINT("write-done");
     nvme_hold(t);
     write_judge(t, op, status);
     for (unsigned i = 0; i < n; i++) {
         ios[i] = op->ios[i];
         write_settle(t, op, ios[i], status == 0);
     }
-    if (op->slot == 0 && status == 0)
-        t->metrics->nvme_written_bytes += NVME_PAGE;
+    if (op->slot == 0) {
+        op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
+        t->metrics->nvme_written_bytes += status == 0 ? NVME_PAGE : 0;
+    }
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     d->in_flight--;
     d->writes--;
@@ -525,6 +557,8 @@ static void write_finish(struct nvme_op *op, int status)
     /* Before anything can be reclaimed: what is live must be known to its owner. */
     for (unsigned i = 0; i < n; i++)
         ios[i]->done(ios[i], status);
+    KILL_POINT("write-told");
+    nvme_sync_pump(t, d);
     pump_reads(t, d);
     pump_writes(t);
     nvme_release(t);

@@ -111,7 +111,7 @@ static uint8_t segment_rank(const struct segment *s)
 static void segment_free(struct segment_table *t, struct segment *s)
 {
     free(s->owners);
-    s->owners = NULL;
+    s->owners = s->sequences = NULL;
     s->states = NULL;
     s->state = SEGMENT_FREE;
     list_remove(&s->link);
@@ -153,6 +153,25 @@ static uint32_t open_max(const struct segment_file *f)
     return n < 1 ? 1 : n > OPEN_MAX_STRIDES ? OPEN_MAX_STRIDES : n;
 }
 
+static uint64_t *slots_new(uint32_t slots)
+{
+    return calloc(slots, 2 * sizeof(uint64_t) + 1);
+}
+
+static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence, uint64_t stride,
+                          uint32_t slots)
+{
+    s->owners = owners;
+    s->sequences = owners + slots;
+    s->states = (uint8_t *)(owners + 2 * (size_t)slots);
+    s->sequence = sequence;
+    s->stride_pages = (uint32_t)(stride / NVME_PAGE);
+    s->slots = slots;
+    s->next = s->live = s->reads = s->writes = 0;
+    s->covered = s->scans = 0;
+    s->header = SEGMENT_HEADER_NOT_YET;
+}
+
 static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
                         struct segment **out)
 {
@@ -163,18 +182,13 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
 
     if (list_empty(&f->free))
         return -ENOSPC;
-    owners = calloc(slots, sizeof(*owners) + 1);
+    owners = slots_new(slots);
     if (!owners)
         return -ENOMEM;
     if (f->open_count >= open_max(f))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
     s = LIST_ENTRY(list_pop_front(&f->free), struct segment, link);
-    s->owners = owners;
-    s->states = (uint8_t *)(owners + slots);
-    s->sequence = t->sequence++;
-    s->stride_pages = (uint32_t)(stride / NVME_PAGE);
-    s->slots = slots;
-    s->next = s->live = s->reads = s->writes = 0;
+    segment_begin(s, owners, t->sequence++, stride, slots);
     s->state = SEGMENT_OPEN;
     f->open_count++;
     list_push_back(&f->open, &s->link);
@@ -215,6 +229,43 @@ bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t str
     const struct segment_file *f = &t->file[file];
 
     return f->writable && (!list_empty(&f->free) || segment_fit(f, stride));
+}
+
+/* ---- slots of an earlier run ---- */
+
+int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
+                  uint64_t stride, struct segment **out)
+{
+    struct segment *s = &t->file[file].segments[number];
+    uint64_t slots = nvme_slots(t->segment_bytes, stride);
+    uint64_t *owners;
+
+    if (s->state != SEGMENT_FREE || slots == 0)
+        return -EINVAL;
+    owners = slots_new((uint32_t)slots);
+    if (!owners)
+        return -ENOMEM;
+    segment_begin(s, owners, sequence, stride, (uint32_t)slots);
+    s->next = s->slots;
+    s->reads = 1;
+    s->header = SEGMENT_HEADER_WRITTEN;
+    s->state = SEGMENT_SEALED;
+    s->rank = 0;
+    list_remove(&s->link);
+    list_push_back(&t->sealed[0], &s->link);
+    *out = s;
+    return 0;
+}
+
+void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
+                     uint64_t sequence)
+{
+    assert(s->states[slot] == SLOT_EMPTY && s->reads > 0);
+    s->owners[slot] = owner;
+    s->sequences[slot] = sequence;
+    s->states[slot] = SLOT_LIVE;
+    s->live++;
+    t->used_bytes += segment_stride(s);
 }
 
 /* ---- slots ---- */

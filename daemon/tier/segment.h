@@ -11,16 +11,22 @@
 #include "daemon/tier/tier.h"
 
 enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
+/* On disk, the slots of a segment count with its header only. */
+enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HEADER_FAILED };
 enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
 
 struct segment {
-    struct list link;  /* in the file's free or open list, or in a list of sealed ones */
-    uint64_t sequence; /* of its present opening */
-    uint64_t *owners;  /* slots of them, then as many states; none while FREE */
+    struct list link;    /* in the file's free or open list, or in a list of sealed ones */
+    uint64_t sequence;   /* of its present opening */
+    uint64_t *owners;    /* slots of them, then as many sequences and states; none while FREE */
+    uint64_t *sequences; /* of the writes */
     uint8_t *states;
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, slots, next, live;
     uint32_t reads, writes; /* under way */
+    uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
+    uint32_t scans;         /* recovery: slots whose headers are still to be seen */
+    uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
 };
 
@@ -62,6 +68,14 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
 bool segment_has_next(const struct segment *s, uint32_t slot, uint64_t stride);
 /* The write has ended: the slot is LIVE or, if it failed, DEAD and the segment sealed. */
 void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, bool ok);
+
+/* The free segment has slots from an earlier run: sealed, with no live slot yet, and held as if
+ * read until segment_read_end, while segment_restore tells what lives in it. 0, -EINVAL when it is
+ * not free or the stride can't be, -ENOMEM. */
+int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
+                  uint64_t stride, struct segment **out);
+void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
+                     uint64_t sequence);
 
 /* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
  */

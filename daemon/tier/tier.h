@@ -29,7 +29,9 @@ struct ucm_error;
 struct uv_loop_s;
 struct tier;
 
-enum tier_op { TIER_READ, TIER_WRITE };
+/* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
+ * start needs to find it; -errno when that can't be promised. Its `data` has no meaning. */
+enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to know that it is the right one. Kept in the index. */
 struct tier_place {
@@ -64,6 +66,22 @@ struct tier_io {
     void *scratch[8];
 };
 
+/* A part that an earlier run has left, found by its header. Its bytes are checked when they are
+ * read. */
+struct tier_found {
+    const struct tier_name *name; /* without owner */
+    const uint8_t *identity;      /* of its namespace, as tier_naming had it */
+    uint32_t identity_bytes;
+    uint64_t bytes, sequence;
+    struct tier_place place;
+};
+
+/* What a checkpoint keeps of a part. */
+struct tier_described {
+    struct tier_name name;
+    uint64_t bytes, checksum;
+};
+
 struct tier_callbacks {
     /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is
      * dropped from the index now, and the place is the tier's. false: it is in use or pinned. */
@@ -72,14 +90,35 @@ struct tier_callbacks {
      * drop would say no now; said here, the neighbours are spared. Neither is called from inside
      * submit. */
     unsigned (*heat)(void *ctx, uint64_t owner);
+    /* From open on until stats says no more `recovering`, for each part of an earlier run: its
+     * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
+     */
+    uint64_t (*restore)(void *ctx, const struct tier_found *found);
+    /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
+     * no checkpoints. */
+    bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
     void *ctx;
 };
+
+/* Makes a namespace known to later starts. Allocated by the caller, like a tier_io; the bytes it
+ * points to stay until done. */
+struct tier_naming {
+    const uint8_t *fingerprint, *identity;
+    uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
+    bool forget;             /* whatever was stored for it before now is not to be found again */
+    void (*done)(struct tier_naming *n, int status); /* 0: on stable storage; or -errno */
+    struct list link;                                /* the tier's own */
+    uint64_t from_sequence;                          /* likewise */
+};
+#define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
     uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];
+    bool recovering; /* parts of an earlier run may still turn up */
+    uint32_t segments, segments_recovered;
     char engine[16]; /* "io_uring" or "threads" */
 };
 
@@ -100,6 +139,11 @@ struct tier_ops {
      * way. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
+    /* When the part that lies there was written: later ones have higher numbers. 0: nothing does.
+     */
+    uint64_t (*sequence)(struct tier *t, uint64_t loc);
+    /* Parts of a namespace should be written after it is done, or no later start finds them. */
+    void (*naming)(struct tier *t, struct tier_naming *n);
     /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices
      * take: with transfers in a stuck device the process could not exit any sooner. */
     int (*sync)(struct tier *t);

@@ -39,7 +39,7 @@ void sleep_ms(int ms)
 
 static void host_exec(const struct host *h)
 {
-    const char *ucmd = getenv("UCMD");
+    const char *ucmd = h->ucmd ? h->ucmd : getenv("UCMD");
     const char *argv[64] = {ucmd ? ucmd : "build/ucmd"};
     char socket[128], nvme[128];
     int n = 1;
@@ -73,7 +73,7 @@ static void host_exec(const struct host *h)
     _exit(127);
 }
 
-void host_restart(struct host *h)
+bool host_try_restart(struct host *h)
 {
     struct ucm_options options = {.socket = h->socket, .name = "harness"};
     struct ucm_client *client = NULL;
@@ -84,23 +84,34 @@ void host_restart(struct host *h)
     if (h->pid == 0)
         host_exec(h);
     while (ucm_connect(&options, 200, &client) != 0) {
-        int status;
-
-        cr_assert_eq(waitpid(h->pid, &status, WNOHANG), 0, "the daemon ended at start, status %#x",
-                     status);
+        if (waitpid(h->pid, &h->status, WNOHANG) != 0) {
+            h->pid = 0;
+            return false;
+        }
         cr_assert_lt(now_ms(), end, "the daemon does not answer: %s", ucm_errmsg());
-        sleep_ms(20);
+        sleep_ms(2);
     }
     ucm_close(client);
+    return true;
 }
 
-void host_start(struct host *h)
+void host_restart(struct host *h)
+{
+    cr_assert(host_try_restart(h), "the daemon ended at start, status %#x", h->status);
+}
+
+void host_prepare(struct host *h)
 {
     const char *tmp = getenv("TMPDIR");
 
     snprintf(h->dir, sizeof(h->dir), "%s/ucm-test-XXXXXX", tmp && strlen(tmp) < 32 ? tmp : "/tmp");
     cr_assert(mkdtemp(h->dir));
     snprintf(h->socket, sizeof(h->socket), "%s/s", h->dir);
+}
+
+void host_start(struct host *h)
+{
+    host_prepare(h);
     host_restart(h);
 }
 
@@ -142,7 +153,7 @@ void host_remove(struct host *h)
 
 /* ---- a worker ---- */
 
-static void worker_region(struct worker *w)
+int worker_region_try(struct worker *w)
 {
     uint64_t half = w->shard_bytes / 2, plane_bytes = half * w->blocks;
     struct ucm_plane planes[128];
@@ -154,6 +165,7 @@ static void worker_region(struct worker *w)
                                    .n_memory = 1,
                                    .planes = planes,
                                    .n_planes = 2 * w->layers};
+    int rc;
 
     cr_assert_leq(spec.n_planes, 128u);
     w->memory_bytes = plane_bytes * spec.n_planes;
@@ -164,8 +176,9 @@ static void worker_region(struct worker *w)
                                        .stride = half,
                                        .chunk_bytes = (uint32_t)half,
                                        .shard = i / 2};
-    cr_assert_eq(ucm_region_register(w->ns, &spec, -1, &w->region), 0, "%s", ucm_errmsg());
+    rc = ucm_region_register(w->ns, &spec, 5000, &w->region);
     close(memory.fd);
+    return rc;
 }
 
 void worker_open(struct worker *w, const struct host *h, const struct worker_options *o)
@@ -192,7 +205,7 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
                          .shard_bytes = id.shard_bytes};
     cr_assert_eq(ucm_connect(&options, 5000, &w->client), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_namespace_open(w->client, &id, -1, &w->ns), 0, "%s", ucm_errmsg());
-    worker_region(w);
+    cr_assert_eq(worker_region_try(w), 0, "%s", ucm_errmsg());
 }
 
 void worker_close(struct worker *w)
@@ -281,6 +294,17 @@ int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, u
     return rc != 0 ? rc : task_end(task, n, status);
 }
 
+int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                        uint8_t *status)
+{
+    struct ucm_transfer t = {
+        .keys = keys, .blocks = blocks, .n_keys = n, .durability = UCM_DURABLE_ON_NVME};
+    struct ucm_task *task;
+    int rc = ucm_dump(w->region, &t, -1, &task);
+
+    return rc != 0 ? rc : task_end(task, n, status);
+}
+
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status)
 {
@@ -361,6 +385,24 @@ bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int 
         sleep_ms(5);
     }
     return true;
+}
+
+bool health_is(struct ucm_client *c, const char *status)
+{
+    msgpack_unpacked unpacked;
+    const msgpack_object *o;
+    uint8_t *p;
+    size_t n, off = 0;
+    bool is;
+
+    cr_assert_eq(ucm_call(c, "health", NULL, 0, -1, &p, &n), 0, "%s", ucm_errmsg());
+    msgpack_unpacked_init(&unpacked);
+    cr_assert_eq(msgpack_unpack_next(&unpacked, (char *)p, n, &off), MSGPACK_UNPACK_SUCCESS);
+    o = map_find(&unpacked.data, "status");
+    is = o->via.str.size == strlen(status) && memcmp(o->via.str.ptr, status, strlen(status)) == 0;
+    msgpack_unpacked_destroy(&unpacked);
+    free(p);
+    return is;
 }
 
 /* ---- raw sockets ---- */

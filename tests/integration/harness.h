@@ -14,13 +14,19 @@
 struct host {
     char dir[64], socket[96];
     pid_t pid;
+    int status; /* of a daemon that ended at start, as waitpid gives it */
     bool nvme;
+    const char *ucmd;     /* another program than $UCMD */
     const char *sets[16]; /* more --set values, NULL-terminated; set before host_start */
 };
 
+/* The folder and the socket's name only. */
+void host_prepare(struct host *h);
 /* Starts $UCMD (default build/ucmd) with a 64 MiB arena of 1 MiB extents, and with nvme a 256 MiB
  * file tier, and waits until it answers. */
 void host_start(struct host *h);
+/* As host_restart; false when the daemon ended before it answered. */
+bool host_try_restart(struct host *h);
 /* The same folder and options again, after host_stop or host_kill. */
 void host_restart(struct host *h);
 int host_stop(struct host *h); /* SIGTERM; its exit status */
@@ -49,6 +55,8 @@ struct worker_options {
 };
 
 void worker_open(struct worker *w, const struct host *h, const struct worker_options *o);
+/* Memory and region of a worker whose other fields are set. Returns what register returned. */
+int worker_region_try(struct worker *w);
 void worker_close(struct worker *w);
 
 /* Keys that are told apart by a number; block i of a worker's memory filled with a pattern of seed,
@@ -62,6 +70,9 @@ size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed);
 /* Whole requests, waited for; statuses (may be NULL) one a key. Return what wait returned. */
 int worker_dump(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
+/* As worker_dump, answered when the blocks are on stable storage. */
+int worker_dump_durable(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
+                        uint8_t *status);
 int worker_load(struct worker *w, const uint8_t *keys, const uint32_t *blocks, uint32_t n,
                 uint8_t *status);
 uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
@@ -71,6 +82,9 @@ void worker_store(struct worker *w, uint64_t first, uint32_t n);
 /* A metric of `stats`; waits up to timeout_ms until it is at least `least`. */
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
+
+/* What `health` says of the daemon. */
+bool health_is(struct ucm_client *c, const char *status);
 
 uint64_t now_ms(void);
 void sleep_ms(int ms);

@@ -106,6 +106,7 @@ static const struct msg_dump sample_dump = {
     .event = SAMPLE_BIN(sample_ipc),
     .priority = 1,
     .deadline_ms = 5000,
+    .durability = 1,
 };
 static const struct msg_prefetch sample_prefetch = {
     .ns = 1, .keys = SAMPLE_BIN(sample_keys), .part = 2, .priority = 3, .deadline_ms = 5000};

@@ -1,0 +1,120 @@
+/* Parts that somebody wants on stable storage before going on: written at once and not in their
+ * turn, then synced together with others. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+static void durable_end(struct cache_durable *d, int status)
+{
+    struct cache *c = d->cache;
+    block_ref ref = d->ref;
+
+    c->config.metrics->dump_blocks_durable += status == 0;
+    d->done_cb(d, status);
+    cache_drop(c, ref);
+}
+
+static void sync_done_cb(struct tier_io *io, int status)
+{
+    struct cache_durable *d = (struct cache_durable *)io;
+
+    d->cache->tier_busy--;
+    durable_end(d, status);
+}
+
+static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p,
+                       const struct ns *ns)
+{
+    int rc;
+
+    d->io.op = TIER_SYNC;
+    d->io.bytes = ns_part_bytes(ns, d->part);
+    d->io.place = (struct tier_place){p->loc, p->checksum};
+    d->io.done = sync_done_cb;
+    rc = c->tier_ops->submit(c->tier, &d->io);
+    if (rc == 0)
+        c->tier_busy++;
+    return rc;
+}
+
+/* 0: under way. -EAGAIN: the tier takes nothing now. */
+static int durable_step(struct cache *c, struct cache_durable *d)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, d->ref, &ns);
+    struct part *p = &b->part[d->part];
+    int rc = 0;
+
+    if (ns->kept == NS_KEPT_SOON)
+        return -EAGAIN;
+    if (ns->kept == NS_KEPT_FAILED)
+        return -EIO; /* no later start would find it */
+    if (p->nvme == PART_NVME_READY)
+        return sync_submit(c, d, p, ns);
+    if (p->nvme == PART_NVME_NONE)
+        rc = p->dram != PART_DRAM_READY ? -ENOENT
+             : c->no_writes             ? -ESHUTDOWN
+                                        : cache_part_write(c, d->ref, d->part);
+    if (rc == 0)
+        list_push_back(cache_write_waiters(c, p), &d->link);
+    return rc;
+}
+
+int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    int rc;
+
+    if (!c->tier)
+        return -EOPNOTSUPP;
+    if (!part_whole(&b->part[part]))
+        return -EINPROGRESS;
+    memset(&d->io, 0, sizeof(d->io));
+    list_init(&d->link);
+    d->cache = c;
+    d->ref = ref;
+    d->part = part;
+    rc = durable_step(c, d);
+    if (rc == -EAGAIN) {
+        list_push_back(&c->durables, &d->link);
+        rc = 0;
+    }
+    if (rc == 0)
+        cache_hold(c, ref);
+    return rc;
+}
+
+void cache_durables_written(struct list *waiters, int status)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(waiters)) != NULL) {
+        struct cache_durable *d = LIST_ENTRY(node, struct cache_durable, link);
+        int rc = status < 0 ? status : durable_step(d->cache, d);
+
+        if (rc < 0)
+            durable_end(d, rc);
+    }
+}
+
+void cache_durables_retry(struct cache *c)
+{
+    uint32_t turns = CACHE_MAX_WRITES;
+
+    while (!list_empty(&c->durables) && turns-- > 0) {
+        struct cache_durable *d = LIST_ENTRY(c->durables.next, struct cache_durable, link);
+        int rc;
+
+        list_remove(&d->link);
+        rc = c->no_writes ? -ESHUTDOWN : durable_step(c, d);
+        if (rc == -EAGAIN) {
+            list_push_front(&c->durables, &d->link);
+            return;
+        }
+        if (rc < 0)
+            durable_end(d, rc);
+    }
+}

@@ -1,0 +1,157 @@
+/* Over a restart: parts that the tier finds again, and the namespaces that they need for it. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include "daemon/base/log.h"
+#include "proto/errors.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what the tier finds ---- */
+
+static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
+{
+    struct ns_identity_memory memory;
+    struct ns_identity id;
+    struct ucm_error e = {0};
+    struct ns *ns = index_ns(c->config.index, c->restored_ns);
+
+    if (ns && memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) == 0)
+        return ns;
+    ns = index_ns_find(c->config.index, f->name->fingerprint);
+    if (!ns) {
+        if (ns_identity_decode(f->identity, f->identity_bytes, &memory, &id) != 0)
+            return NULL;
+        if (index_ns_open(c->config.index, &id, &ns, &e) != 0) {
+            log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
+            return NULL;
+        }
+        ns->kept = NS_KEPT_YES;
+        /* An identity that is not this fingerprint's: nobody will find anything in it. */
+        if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
+            return NULL;
+    }
+    c->restored_ns = ns->id;
+    return ns;
+}
+
+static bool part_wanted(struct cache *c, const struct block *b, const struct part *p,
+                        uint64_t sequence)
+{
+    if (b->flags & BLOCK_DOOMED)
+        return false;
+    if (p->nvme == PART_NVME_READY)
+        return c->tier_ops->sequence(c->tier, p->loc) < sequence;
+    /* What is in DRAM has been dumped anew and will be written anew. */
+    return p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_NONE;
+}
+
+uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
+{
+    struct cache *c = ctx;
+    struct ns *ns = ns_restore(c, f);
+    const struct part *p;
+    block_ref ref;
+
+    if (!ns || f->name->key_bytes != ns->identity.key_bytes ||
+        f->name->part >= ns->identity.parts || f->bytes != ns_part_bytes(ns, f->name->part))
+        return 0;
+    ref = index_find(c->config.index, ns, f->name->key);
+    if (ref == 0)
+        ref = index_insert(c->config.index, ns, f->name->key);
+    if (ref == 0)
+        return 0;
+    p = &index_block(c->config.index, ref)->part[f->name->part];
+    if (!part_wanted(c, index_block(c->config.index, ref), p, f->sequence))
+        return 0;
+    if (p->nvme == PART_NVME_READY)
+        cache_nvme_lost(c, ref, f->name->part, true);
+    part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
+    return part_owner(ref, f->name->part);
+}
+
+/* ---- what a checkpoint keeps ---- */
+
+bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
+{
+    struct cache *c = ctx;
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    const struct block *b = cache_block(c, (block_ref)(owner >> 16), &ns);
+
+    if (b->part[part].nvme != PART_NVME_READY || b->flags & BLOCK_DOOMED)
+        return false;
+    memcpy(out->name.fingerprint, ns->fingerprint, sizeof(out->name.fingerprint));
+    memcpy(out->name.key, b->key, sizeof(out->name.key));
+    out->name.key_bytes = ns->identity.key_bytes;
+    out->name.part = part;
+    out->bytes = ns_part_bytes(ns, part);
+    out->checksum = b->part[part].checksum;
+    return true;
+}
+
+/* ---- namespaces ---- */
+
+struct keeping {
+    struct tier_naming naming;
+    struct cache *cache;
+    struct ns *ns;
+    uint8_t identity[NS_CANONICAL_MAX];
+};
+
+static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
+
+static void keep_done_cb(struct tier_naming *n, int status)
+{
+    struct keeping *k = (struct keeping *)n;
+    struct cache *c = k->cache;
+
+    if (status != 0 && n->forget)
+        log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
+                  strerror(-status));
+    /* Its blocks are written either way: they serve until the daemon ends. */
+    if (!n->forget)
+        k->ns->kept = status == 0 ? NS_KEPT_YES : NS_KEPT_FAILED;
+    c->tier_busy--;
+    free(k);
+    cache_released(c);
+    cache_durables_retry(c);
+}
+
+static int ns_name(struct cache *c, struct ns *ns, bool forget)
+{
+    struct keeping *k = calloc(1, sizeof(*k));
+    int n = k ? ns_identity_encode(&ns->identity, k->identity, sizeof(k->identity)) : -ENOMEM;
+
+    if (n < 0) {
+        free(k);
+        return n;
+    }
+    k->cache = c;
+    k->ns = ns;
+    k->naming.fingerprint = ns->fingerprint;
+    k->naming.identity = k->identity;
+    k->naming.identity_bytes = (uint32_t)n;
+    k->naming.forget = forget;
+    k->naming.done = keep_done_cb;
+    c->tier_busy++;
+    c->tier_ops->naming(c->tier, &k->naming);
+    return 0;
+}
+
+void cache_ns_keep(struct cache *c, struct ns *ns)
+{
+    ns->kept = ns_name(c, ns, false) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
+}
+
+void cache_ns_forget(struct cache *c, struct ns *ns)
+{
+    int rc = c->tier ? ns_name(c, ns, true) : 0;
+
+    if (rc != 0)
+        log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", ns->id,
+                  strerror(-rc));
+}

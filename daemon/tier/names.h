@@ -1,0 +1,40 @@
+/* The namespaces whose parts lie in the files of a tier: a slot's header has the fingerprint only.
+ * Each folder has a copy, ucmd.namespaces, of one page a record; docs/storage-format.md has it.
+ *
+ * Promise: what names_write has written is found by every later start, whatever dies in between;
+ * records are only appended, and one that is torn or damaged is passed over.
+ * Threads: names_write in one thread at a time, away from the loop; the rest on the loop. */
+#ifndef UCMD_TIER_NAMES_H
+#define UCMD_TIER_NAMES_H
+
+#include "daemon/tier/nvme_format.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct names_file {
+    char *folder, *path;
+    uint64_t pages; /* where the next record goes */
+};
+
+struct names {
+    struct names_file *files;
+    unsigned n_files;
+    struct nvme_name **name;
+    uint32_t count, cap;
+};
+
+/* folders[i] NULL: a device that is not there. A file that can't be read is told in the log and
+ * done without. 0 or -ENOMEM. */
+int names_open(struct names *n, const char *const *folders, unsigned count);
+void names_close(struct names *n);
+
+const struct nvme_name *names_find(const struct names *n, const uint8_t *fingerprint);
+/* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */
+int names_set(struct names *n, const struct nvme_name *name);
+/* In memory, of a record that is there: slots before this one are not to be found. */
+void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence);
+/* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */
+int names_write(struct names *n, const struct nvme_name *name);
+
+#endif

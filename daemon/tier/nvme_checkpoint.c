@@ -1,0 +1,319 @@
+/* Checkpoints: what lies in which slot, written beside each file so that the next start need not
+ * read the slots' headers. Segment by segment: the loop describes some slots, for about a
+ * millisecond, the pool writes them. No two segments need to agree in time, because the next start
+ * believes a record only if the segment has not been opened again since. */
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
+#include "daemon/base/log.h"
+#include "daemon/tier/checkpoint_format.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROOM "tier"
+#define BUFFER_BYTES (1u << 20)
+#define STEP_NS 500000u
+#define TICK_MS 5000
+#define DUE_BYTES (64ull << 20) /* written since the last one, and */
+#define DUE_SHARE 32            /* so many times the last one's size */
+
+struct nvme_checkpoint {
+    struct tier *tier;
+    uv_timer_t timer;
+    bool busy;
+    uint64_t written_mark, size; /* nvme_written_bytes at the last one's start; its size */
+    /* The one that is being written. */
+    const char *suffix;
+    int fd;
+    unsigned file;
+    uint32_t number, slot; /* the cursor */
+    uint64_t offset, mark;
+    uint8_t *buffer;
+    size_t n;
+    bool last; /* of this file */
+    int status;
+    uv_work_t work;
+};
+
+static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
+{
+    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].folder, CONFIG_NVME_INDEX,
+             suffix);
+}
+
+/* ---- describing: on the loop ---- */
+
+/* How far the slots' fates are settled: nothing that is being written lies before it. */
+static uint32_t slots_settled(const struct segment *s, uint32_t from, uint32_t max)
+{
+    uint32_t end = s->state == SEGMENT_OPEN ? s->next : s->slots;
+    uint32_t to = from;
+
+    while (to < end && to - from < max && (!s->states || s->states[to] != SLOT_WRITING))
+        to++;
+    return to;
+}
+
+/* One record at p; false when there is nothing to tell of this segment any more. */
+static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
+{
+    struct tier *t = k->tier;
+    struct checkpoint_record r = {.segment = s->number,
+                                  .from = k->slot,
+                                  .sequence = s->sequence,
+                                  .stride = (uint64_t)s->stride_pages * NVME_PAGE};
+    uint8_t *p = k->buffer + k->n;
+
+    if (s->slots == 0 || k->slot >= s->slots)
+        return false;
+    r.to = slots_settled(s, k->slot, CHECKPOINT_SLOTS);
+    if (r.to == r.from)
+        return false;
+    memcpy(r.uuid, t->devices[s->file].file.uuid, sizeof(r.uuid));
+    for (uint32_t i = r.from; s->states && i < r.to; i++) {
+        struct nvme_slot_header h = {.slot = i, .sequence = s->sequences[i]};
+        struct tier_described d = {0};
+
+        if (s->states[i] != SLOT_LIVE || !t->callbacks.describe(t->callbacks.ctx, s->owners[i], &d))
+            continue;
+        memcpy(h.fingerprint, d.name.fingerprint, sizeof(h.fingerprint));
+        memcpy(h.key, d.name.key, sizeof(h.key));
+        h.key_bytes = d.name.key_bytes;
+        h.part = d.name.part;
+        h.payload_bytes = d.bytes;
+        h.checksum = d.checksum;
+        checkpoint_entry_encode(p, r.entries++, &h);
+    }
+    checkpoint_record_seal(p, &r);
+    k->n += checkpoint_record_bytes(r.entries);
+    k->slot = r.to;
+    return true;
+}
+
+/* Fills the buffer as far as time and room allow. */
+static void step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
+{
+    struct segment_file *f = &k->tier->segments.file[k->file];
+    uint64_t end = uv_hrtime() + limit_ns;
+
+    k->n = 0;
+    while (k->number < f->count && uv_hrtime() < end &&
+           k->n + checkpoint_record_bytes(CHECKPOINT_SLOTS) <= BUFFER_BYTES) {
+        if (record_add(k, &f->segments[k->number]))
+            continue;
+        k->number++;
+        k->slot = 0;
+    }
+    k->last = k->number == f->count;
+}
+
+/* ---- writing: in the pool, or at the end on the loop ---- */
+
+static int buffer_write(struct nvme_checkpoint *k)
+{
+    size_t done = 0;
+
+    while (done < k->n) {
+        ssize_t n = pwrite(k->fd, k->buffer + done, k->n - done, (off_t)(k->offset + done));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        done += (size_t)n;
+    }
+    k->offset += done;
+    return 0;
+}
+
+/* The slots first: what a checkpoint tells of shall be there after a power failure. */
+static int file_publish(struct nvme_checkpoint *k)
+{
+    const struct nvme_device *d = &k->tier->devices[k->file];
+    char from[PATH_BYTES], to[PATH_BYTES];
+
+    path_make(k, k->suffix, from);
+    path_make(k, "", to);
+    KILL_POINT("checkpoint-written");
+    if (fdatasync(d->file.fd) < 0 || fsync(k->fd) < 0 || rename(from, to) < 0)
+        return -errno;
+    KILL_POINT("checkpoint-named");
+    return nvme_folder_sync(d->folder);
+}
+
+static void step_write(struct nvme_checkpoint *k)
+{
+    char path[PATH_BYTES];
+
+    if (k->fd < 0) {
+        path_make(k, k->suffix, path);
+        k->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    }
+    KILL_POINT("checkpoint-begin");
+    k->status = k->fd < 0 ? -errno : buffer_write(k);
+    if (k->status == 0 && k->last)
+        k->status = file_publish(k);
+    if (k->fd >= 0 && (k->last || k->status < 0)) {
+        close(k->fd);
+        k->fd = -1;
+    }
+}
+
+/* ---- one file after the other ---- */
+
+static bool file_next(struct nvme_checkpoint *k)
+{
+    while (k->file < k->tier->files && k->tier->devices[k->file].file.fd < 0)
+        k->file++;
+    k->number = k->slot = 0;
+    k->offset = 0;
+    return k->file < k->tier->files;
+}
+
+static bool file_ended(struct nvme_checkpoint *k)
+{
+    if (k->status < 0)
+        log_warn(ROOM, "checkpoint-failed", "path=%s error=%s", k->tier->devices[k->file].folder,
+                 strerror(-k->status));
+    else if (!k->last)
+        return false;
+    else
+        k->size += k->offset;
+    k->file++;
+    return true;
+}
+
+static void begin(struct nvme_checkpoint *k, const char *suffix)
+{
+    k->suffix = suffix;
+    k->fd = -1;
+    k->file = 0;
+    k->mark = k->tier->metrics->nvme_written_bytes;
+    k->size = 0;
+}
+
+static void step(struct nvme_checkpoint *k);
+
+static void work_cb(uv_work_t *work)
+{
+    step_write(work->data);
+}
+
+static void work_done_cb(uv_work_t *work, int status)
+{
+    struct nvme_checkpoint *k = work->data;
+    struct tier *t = k->tier;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    if (t->closing) {
+        if (k->fd >= 0)
+            close(k->fd);
+        k->busy = false;
+    } else if (!file_ended(k) || file_next(k)) {
+        step(k);
+    } else {
+        k->busy = false;
+        k->written_mark = k->mark;
+        t->metrics->nvme_checkpoints++;
+        log_debug(ROOM, "checkpoint", "bytes=%" PRIu64, k->size);
+    }
+    nvme_release(t);
+}
+
+static void step(struct nvme_checkpoint *k)
+{
+    int rc;
+
+    nvme_hold(k->tier);
+    step_describe(k, STEP_NS);
+    k->work.data = k;
+    rc = uv_queue_work(k->tier->loop, &k->work, work_cb, work_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
+static void timer_cb(uv_timer_t *timer)
+{
+    struct nvme_checkpoint *k = timer->data;
+    uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
+
+    if (k->busy || nvme_recovering(k->tier) || written < DUE_BYTES || written < DUE_SHARE * k->size)
+        return;
+    begin(k, ".tmp");
+    if (!file_next(k))
+        return;
+    k->busy = true;
+    step(k);
+}
+
+/* ---- life ---- */
+
+int nvme_checkpoint_open(struct tier *t)
+{
+    struct nvme_checkpoint *k;
+    int rc;
+
+    if (!t->callbacks.describe)
+        return 0;
+    k = calloc(1, sizeof(*k));
+    if (!k)
+        return -ENOMEM;
+    k->tier = t;
+    k->buffer = malloc(BUFFER_BYTES);
+    rc = k->buffer ? uv_timer_init(t->loop, &k->timer) : -ENOMEM;
+    if (rc < 0) {
+        free(k->buffer);
+        free(k);
+        return -ENOMEM;
+    }
+    k->timer.data = k;
+    uv_unref((uv_handle_t *)&k->timer);
+    (void)uv_timer_start(&k->timer, timer_cb, TICK_MS, TICK_MS); /* refuses a closing handle only */
+    t->checkpoint = k;
+    return 0;
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    struct nvme_checkpoint *k = handle->data;
+
+    free(k->buffer);
+    free(k);
+}
+
+void nvme_checkpoint_close(struct tier *t)
+{
+    if (t->checkpoint)
+        uv_close((uv_handle_t *)&t->checkpoint->timer, closed_cb);
+}
+
+/* Before a clean stop, all of it at once. One that is being written meanwhile has its own name. */
+void nvme_checkpoint_last(struct tier *t)
+{
+    struct nvme_checkpoint k = {.tier = t};
+
+    if (!t->checkpoint || nvme_recovering(t))
+        return; /* the one from before is still good for what it tells */
+    k.buffer = malloc(BUFFER_BYTES);
+    if (!k.buffer)
+        return;
+    begin(&k, ".last");
+    while (file_next(&k)) {
+        do {
+            step_describe(&k, UINT64_C(1) << 40);
+            step_write(&k);
+        } while (!file_ended(&k));
+    }
+    t->metrics->nvme_checkpoints++;
+    log_info(ROOM, "checkpoint", "bytes=%" PRIu64, k.size);
+    free(k.buffer);
+}

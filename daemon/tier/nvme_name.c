@@ -1,0 +1,92 @@
+/* Namespaces become known to later starts: one at a time, in the thread pool. */
+#include "daemon/tier/nvme.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void name_next(struct tier *t);
+
+static void name_work_cb(uv_work_t *work)
+{
+    struct nvme_naming *n = work->data;
+
+    n->status = names_write(&n->tier->names, &n->name);
+}
+
+static void name_end(struct tier *t, int status)
+{
+    struct tier_naming *asked =
+        LIST_ENTRY(list_pop_front(&t->naming.queue), struct tier_naming, link);
+
+    t->naming.busy = false;
+    if (status == 0)
+        status = names_set(&t->names, &t->naming.name);
+    asked->done(asked, status);
+    name_next(t);
+    nvme_release(t);
+}
+
+static void name_done_cb(uv_work_t *work, int status)
+{
+    struct nvme_naming *n = work->data;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    name_end(n->tier, n->status);
+}
+
+static void name_known_cb(uv_work_t *work)
+{
+    struct nvme_naming *n = work->data;
+
+    n->status = 0;
+}
+
+/* Through the pool also when nothing needs to be written: done never runs inside the call. */
+static void name_next(struct tier *t)
+{
+    struct nvme_naming *n = &t->naming;
+    const struct tier_naming *asked;
+    const struct nvme_name *known;
+    int rc;
+
+    if (n->busy || list_empty(&n->queue))
+        return;
+    asked = LIST_ENTRY(n->queue.next, struct tier_naming, link);
+    n->forgetting = asked->forget;
+    known = n->forgetting ? NULL : names_find(&t->names, asked->fingerprint);
+    memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
+    memcpy(n->name.identity, asked->identity, asked->identity_bytes);
+    n->name.identity_bytes = asked->identity_bytes;
+    n->name.from_sequence = asked->from_sequence;
+    n->busy = true;
+    n->work.data = n;
+    rc = uv_queue_work(t->loop, &n->work, known ? name_known_cb : name_work_cb, name_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
+void nvme_name(struct tier *t, struct tier_naming *asked)
+{
+    assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_NAME_BYTES);
+    asked->from_sequence = asked->forget ? t->slot_sequence : 0;
+    if (asked->forget)
+        names_forget(&t->names, asked->fingerprint,
+                     t->slot_sequence); /* recovery may be under way */
+    nvme_hold(t);
+    list_push_back(&t->naming.queue, &asked->link);
+    name_next(t);
+}
+
+int nvme_names_open(struct tier *t)
+{
+    const char *folders[NVME_LOC_FILES];
+
+    list_init(&t->naming.queue);
+    t->naming.tier = t;
+    for (unsigned i = 0; i < t->files; i++)
+        folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
+    return names_open(&t->names, folders, t->files);
+}

@@ -1,0 +1,355 @@
+/* Finding again what earlier runs have stored, while the tier serves.
+ *
+ * First the header of every segment is read; until they are all known nobody writes, because a
+ * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
+ * Then the headers of the slots that they do not cover are read, many at a time; a segment can be
+ * reclaimed as soon as its own slots are known. */
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/kill_point.h"
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM "tier"
+#define PROGRESS_MS 5000
+#define SEGMENT_HEADER UINT32_MAX /* scan_op.slot */
+
+struct scan_op {
+    struct engine_op e;
+    struct list link; /* in the pool */
+    struct tier *tier;
+    struct segment *segment;
+    uint32_t slot;
+    bool retried;
+    struct iovec iov;
+    uint8_t *page;
+};
+
+static void recover_pump(struct tier *t);
+
+/* ---- the end ---- */
+
+static void recover_free(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+
+    free(r->ops);
+    free(r->pages);
+    r->ops = NULL;
+    r->pages = NULL;
+}
+
+void nvme_recover_close(struct tier *t)
+{
+    recover_free(t);
+}
+
+static double seconds(const struct tier *t)
+{
+    return (double)(uv_now(t->loop) - t->recovery.start_ms) / 1000.0;
+}
+
+static void recover_end(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+
+    r->state = RECOVERY_DONE;
+    t->metrics->nvme_recovering = 0;
+    recover_free(t);
+    log_info(ROOM, "recovered",
+             "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
+             " seconds=%.3f",
+             r->parts, r->bytes, r->segments, r->refused, seconds(t));
+    nvme_writes_go_on(t);
+}
+
+static void recover_progress(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+
+    if (uv_now(t->loop) < r->progress_ms)
+        return;
+    r->progress_ms = uv_now(t->loop) + PROGRESS_MS;
+    log_info(ROOM, "recovering",
+             "parts=%" PRIu64 " segments=%" PRIu64 " of=%" PRIu64 " seconds=%.1f", r->parts,
+             r->segments_done, r->segments, seconds(t));
+}
+
+/* ---- what a header says ---- */
+
+static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
+{
+    const struct nvme_file *f = &t->devices[s->file].file;
+    struct nvme_segment_header h;
+    int rc;
+
+    KILL_POINT("recover-segment");
+    if (nvme_segment_header_decode(page, &h) < 0 || memcmp(h.uuid, f->uuid, sizeof(h.uuid)) != 0 ||
+        h.segment != s->number || h.sequence >= t->recovery.before)
+        return; /* nothing was ever stored here, or nothing that counts */
+    rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
+    if (rc == 0)
+        t->recovery.segments++;
+    else
+        log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
+                 strerror(-rc));
+}
+
+static bool slot_is_ours(const struct tier *t, const struct segment *s, uint32_t slot,
+                         const struct nvme_slot_header *h)
+{
+    const struct nvme_file *f = &t->devices[s->file].file;
+
+    return memcmp(h->uuid, f->uuid, sizeof(h->uuid)) == 0 && h->segment == s->number &&
+           h->slot == slot && h->generation == s->sequence && h->sequence < t->recovery.before &&
+           nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
+}
+
+void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h)
+{
+    struct nvme_recovery *r = &t->recovery;
+    const struct nvme_name *known = names_find(&t->names, h->fingerprint);
+    struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
+    struct tier_found found = {
+        .name = &name,
+        .bytes = h->payload_bytes,
+        .sequence = h->sequence,
+        .place = {.loc = segment_loc(&t->segments, s, slot), .checksum = h->checksum},
+    };
+    uint64_t owner = 0;
+
+    KILL_POINT("recover-slot");
+    if (known && h->sequence >= known->from_sequence) {
+        memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
+        memcpy(name.key, h->key, h->key_bytes);
+        found.identity = known->identity;
+        found.identity_bytes = known->identity_bytes;
+        owner = t->callbacks.restore(t->callbacks.ctx, &found);
+    }
+    if (owner == 0) {
+        r->refused++;
+        return;
+    }
+    segment_restore(&t->segments, s, slot, owner, h->sequence);
+    r->parts++;
+    r->bytes += h->payload_bytes;
+    t->metrics->nvme_recovered_parts++;
+    t->metrics->nvme_recovered_bytes += h->payload_bytes;
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+}
+
+/* ---- reading ---- */
+
+static void segment_known(struct tier *t, struct segment *s)
+{
+    t->recovery.segments_done++;
+    t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
+    segment_read_end(&t->segments, s);
+    nvme_writes_go_on(t);
+}
+
+static void scan_finish(struct scan_op *op, bool ok)
+{
+    struct tier *t = op->tier;
+    struct segment *s = op->segment;
+    struct nvme_slot_header h;
+
+    nvme_hold(t);
+    list_push_back(&t->recovery.pool, &op->link);
+    t->recovery.in_flight--;
+    if (!ok)
+        t->metrics->nvme_read_errors++;
+    if (!t->closing) {
+        if (op->slot == SEGMENT_HEADER) {
+            if (ok)
+                segment_seen(t, s, op->page);
+        } else {
+            s->scans--;
+            if (ok && nvme_slot_header_decode(op->page, &h) == 0 &&
+                slot_is_ours(t, s, op->slot, &h))
+                nvme_recover_slot(t, s, op->slot, &h);
+            if (s->scans == 0)
+                segment_known(t, s);
+        }
+        recover_pump(t);
+    }
+    nvme_release(t); /* this function's */
+    nvme_release(t); /* the operation's */
+}
+
+static void scan_done_cb(struct engine_op *e, ssize_t result)
+{
+    struct scan_op *op = LIST_ENTRY(e, struct scan_op, e);
+
+    if (result != (ssize_t)NVME_PAGE && !op->retried) {
+        op->retried = true;
+        engine_threads.start(op->tier->threads, &op->e);
+        return;
+    }
+    scan_finish(op, result == (ssize_t)NVME_PAGE);
+}
+
+static void scan_start(struct tier *t, struct segment *s, uint32_t slot)
+{
+    struct scan_op *op = LIST_ENTRY(list_pop_front(&t->recovery.pool), struct scan_op, link);
+
+    op->segment = s;
+    op->slot = slot;
+    op->retried = false;
+    op->iov = (struct iovec){.iov_base = op->page, .iov_len = NVME_PAGE};
+    op->e = (struct engine_op){
+        .file = s->file,
+        .buffer = UINT32_MAX,
+        .offset = slot == SEGMENT_HEADER ? segment_offset(&t->segments, s)
+                                         : segment_slot_offset(&t->segments, s, slot),
+        .iov = &op->iov,
+        .iovs = 1,
+        .done = scan_done_cb,
+    };
+    t->recovery.in_flight++;
+    nvme_hold(t);
+    if (nvme_ring_usable(t))
+        engine_uring.start(t->ring, &op->e);
+    else
+        engine_threads.start(t->threads, &op->e);
+}
+
+/* ---- in which order ---- */
+
+/* The segment at the cursor, the files taking turns; NULL at the end. */
+static struct segment *cursor_segment(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+
+    while (r->number < r->numbers) {
+        if (r->file == t->files) {
+            r->file = 0;
+            r->number++;
+        } else if (r->number < t->segments.file[r->file].count) {
+            return &t->segments.file[r->file].segments[r->number];
+        } else {
+            r->file++;
+        }
+    }
+    return NULL;
+}
+
+static void cursor_reset(struct nvme_recovery *r)
+{
+    r->file = 0;
+    r->number = 0;
+    r->slot = 0;
+}
+
+/* Of the segments that were adopted, those that this run has not opened itself. */
+bool nvme_to_recover(const struct tier *t, const struct segment *s)
+{
+    return s->state == SEGMENT_SEALED && s->sequence < t->recovery.before;
+}
+
+static void headers_pump(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+    struct segment *s;
+
+    while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
+        r->file++;
+        scan_start(t, s, SEGMENT_HEADER);
+    }
+    if (r->in_flight > 0 || cursor_segment(t))
+        return;
+    r->state = RECOVERY_CHECKPOINT;
+    t->metrics->nvme_recovering = r->segments;
+    nvme_writes_go_on(t);
+    nvme_restore_start(t);
+}
+
+static void slots_pump(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+    struct segment *s;
+
+    while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
+        if (!nvme_to_recover(t, s) || r->slot == s->slots) {
+            r->file++;
+            r->slot = 0;
+            continue;
+        }
+        if (r->slot == 0) {
+            s->scans = s->slots - s->covered;
+            r->slot = s->covered;
+        }
+        if (r->slot < s->slots)
+            scan_start(t, s, r->slot++);
+        else
+            segment_known(t, s);
+    }
+    if (r->in_flight == 0 && !cursor_segment(t))
+        recover_end(t);
+}
+
+static void recover_pump(struct tier *t)
+{
+    recover_progress(t);
+    if (t->recovery.state == RECOVERY_HEADERS)
+        headers_pump(t);
+    if (t->recovery.state == RECOVERY_SLOTS)
+        slots_pump(t);
+}
+
+void nvme_recover_slots(struct tier *t)
+{
+    t->recovery.state = RECOVERY_SLOTS;
+    cursor_reset(&t->recovery);
+    log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f", t->recovery.parts,
+              seconds(t));
+    recover_pump(t);
+}
+
+bool nvme_recovering(const struct tier *t)
+{
+    return t->recovery.state != RECOVERY_DONE;
+}
+
+/* ---- the start ---- */
+
+static void numbers_count(struct tier *t)
+{
+    for (unsigned i = 0; i < t->files; i++)
+        if (t->segments.file[i].count > t->recovery.numbers)
+            t->recovery.numbers = t->segments.file[i].count;
+}
+
+int nvme_recover_start(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+    unsigned depth = nvme_ring_usable(t) ? NVME_SCANS : t->threads_depth;
+
+    list_init(&r->pool);
+    r->state = RECOVERY_DONE;
+    if (!t->callbacks.restore)
+        return 0;
+    r->ops = calloc(depth, sizeof(r->ops[0]));
+    r->pages = aligned_alloc(NVME_PAGE, (size_t)depth * NVME_PAGE);
+    if (!r->ops || !r->pages) {
+        recover_free(t);
+        return -ENOMEM;
+    }
+    for (unsigned i = 0; i < depth; i++) {
+        r->ops[i].tier = t;
+        r->ops[i].page = r->pages + (size_t)i * NVME_PAGE;
+        list_push_back(&r->pool, &r->ops[i].link);
+    }
+    numbers_count(t);
+    r->before = t->segments.sequence;
+    r->state = RECOVERY_HEADERS;
+    r->start_ms = uv_now(t->loop);
+    r->progress_ms = r->start_ms + PROGRESS_MS;
+    recover_pump(t);
+    return 0;
+}

@@ -1,0 +1,36 @@
+/* What tests/fault/test_kill.c knows of the daemon's promises, and the damage that it does to the
+ * files between two runs. */
+#ifndef UCM_TESTS_KILL_ORACLE_H
+#define UCM_TESTS_KILL_ORACLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ORACLE_KEYS 4096u
+
+/* What may be found under a key. Right bytes always; and */
+enum oracle_state {
+    ORACLE_NOTHING, /* was never dumped: a miss */
+    ORACLE_MAYBE,   /* there or not */
+    ORACLE_DURABLE, /* there */
+};
+
+struct oracle {
+    uint8_t state[ORACLE_KEYS];
+    bool held[ORACLE_KEYS]; /* the present run said OK to it: it has it */
+    uint32_t keys;          /* from here on: nothing */
+    uint64_t seed;          /* of the random numbers */
+};
+
+uint64_t oracle_random(struct oracle *o);
+uint32_t oracle_below(struct oracle *o, uint32_t n);
+/* Nothing is certain any more. */
+void oracle_doubt(struct oracle *o);
+/* The run has ended; in order: what it held it has kept. */
+void oracle_run_ended(struct oracle *o, bool in_order);
+
+/* Damages one of the daemon's files in `folder`, while it does not run, and tells how. Returns
+ * whether parts may be lost by it. */
+bool damage(struct oracle *o, const char *folder, const char **what);
+
+#endif

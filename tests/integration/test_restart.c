@@ -1,0 +1,327 @@
+/* The cache over a restart of the daemon: after TERM and after SIGKILL it serves what lay on NVMe.
+ */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct host host;
+static struct worker w;
+
+#define BLOCKS 64u
+
+static void open_host(void)
+{
+    host = (struct host){.nvme = true};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+}
+
+TestSuite(restart, .fini = close_host, .timeout = 90);
+
+/* A restart with a new connection, when all that can be found has been. */
+static void restart(void (*stop)(struct host *h), const struct worker_options *o)
+{
+    worker_close(&w);
+    stop(&host);
+    host_restart(&host);
+    worker_open(&w, &host, o ? o : &(struct worker_options){0});
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static void stop_clean(struct host *h)
+{
+    cr_assert_eq(host_stop(h), 0);
+}
+
+static void stop_kill(struct host *h)
+{
+    host_kill(h);
+}
+
+static void expect_all(uint64_t first, uint32_t n)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = i;
+    cr_expect_eq(worker_hits(&w, keys, n), n);
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++) {
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
+    }
+}
+
+static void wait_written(uint64_t parts)
+{
+    cr_assert(metric_reaches(w.client, "nvme_writes", parts, 20000));
+}
+
+Test(restart, after_term_everything_is_there_again)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS); /* at once: the stop waits for the writes */
+    restart(stop_clean, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
+    cr_expect_eq(metric(w.client, "blocks"), BLOCKS);
+    expect_all(0, BLOCKS);
+}
+
+Test(restart, after_a_kill_what_was_written_is_there_again)
+{
+    open_host();
+    for (unsigned round = 0; round < 3; round++) {
+        worker_store(&w, round * BLOCKS, BLOCKS);
+        wait_written(BLOCKS);
+        restart(stop_kill, NULL);
+        cr_expect_eq(metric(w.client, "nvme_recovered_parts"), (round + 1) * BLOCKS);
+        for (unsigned i = 0; i <= round; i++)
+            expect_all(i * BLOCKS, BLOCKS);
+    }
+}
+
+Test(restart, another_namespace_finds_nothing)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    wait_written(BLOCKS);
+    restart(stop_kill, &(struct worker_options){.salt = "another"});
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
+    keys_make(0, BLOCKS, keys);
+    cr_expect_eq(worker_hits(&w, keys, BLOCKS), 0u);
+}
+
+Test(restart, without_its_names_the_cache_is_empty_and_works)
+{
+    char path[128];
+
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    wait_written(BLOCKS);
+    snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
+    cr_assert_eq(unlink(path), 0);
+    restart(stop_kill, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
+    worker_store(&w, 0, BLOCKS);
+    wait_written(BLOCKS);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+}
+
+/* A torn record in front: what comes later is appended behind the last whole one. */
+Test(restart, damaged_names_are_passed_over)
+{
+    char path[128], junk[4096];
+    int fd;
+
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    wait_written(BLOCKS);
+    snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
+    fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    memset(junk, 0x5a, sizeof(junk));
+    cr_assert_eq(write(fd, junk, 1000), 1000);
+    close(fd);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+    restart(stop_kill, &(struct worker_options){.model = "second"});
+    worker_store(&w, 500, BLOCKS);
+    wait_written(BLOCKS);
+    restart(stop_kill, &(struct worker_options){.model = "second"});
+    expect_all(500, BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
+}
+
+Test(restart, what_was_purged_does_not_come_back)
+{
+    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], *answer;
+    size_t n;
+
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    wait_written(BLOCKS);
+    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
+                 0, "%s", ucm_errmsg());
+    free(answer);
+    worker_store(&w, 500, BLOCKS);
+    wait_written(2 * BLOCKS);
+    restart(stop_kill, NULL);
+    keys_make(0, BLOCKS, keys);
+    cr_expect_eq(worker_hits(&w, keys, BLOCKS), 0u);
+    expect_all(500, BLOCKS);
+}
+
+/* ---- durability ---- */
+
+static void dump_durable(uint64_t first, uint32_t n, uint8_t expected)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++)
+        cr_assert_eq(status[i], expected, "block %u: %u", i, status[i]);
+}
+
+Test(restart, what_was_acknowledged_as_durable_is_there_after_a_kill)
+{
+    open_host();
+    dump_durable(0, BLOCKS, UCM_BLOCK_IS_OK);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_syncs"), 0u);
+    /* what is there already is made durable as well */
+    dump_durable(0, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    cr_expect_geq(metric(w.client, "nvme_syncs"), 1u);
+    worker_store(&w, 100, BLOCKS);
+    dump_durable(100, BLOCKS, UCM_BLOCK_IS_EXISTS);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
+    restart(stop_kill, NULL);
+    expect_all(0, BLOCKS);
+    expect_all(100, BLOCKS);
+}
+
+Test(restart, without_a_tier_nothing_is_durable)
+{
+    host = (struct host){0};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    dump_durable(0, 8, UCM_BLOCK_IS_NOT_DURABLE);
+    expect_all(0, 8);
+}
+
+/* ---- checkpoints ---- */
+
+static int open_file(const char *name, int flags)
+{
+    char path[128];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", host.dir, name);
+    fd = open(path, flags | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0, "%s", path);
+    return fd;
+}
+
+/* Kills every slot's header in the cache file, so that only a checkpoint knows of them. */
+static void headers_wipe(void)
+{
+    static char page[4096];
+    int fd = open_file("ucmd.cache", O_RDWR);
+
+    for (off_t at = 1 << 20; pread(fd, page, sizeof(page), at) == (ssize_t)sizeof(page); at += 4096)
+        if (memcmp(page, "UCMS", 4) == 0)
+            cr_assert_eq(pwrite(fd, "dead", 4, at), 4);
+    close(fd);
+}
+
+static void stop_clean_and_wipe(struct host *h)
+{
+    stop_clean(h);
+    headers_wipe();
+}
+
+Test(restart, a_checkpoint_needs_no_slot_header)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean_and_wipe, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
+    expect_all(0, BLOCKS);
+    /* the next one is written from what the last one told */
+    restart(stop_clean, NULL);
+    expect_all(0, BLOCKS);
+}
+
+static void stop_clean_and_damage(struct host *h)
+{
+    int fd;
+
+    stop_clean(h);
+    fd = open_file("ucmd.index", O_RDWR);
+    cr_assert_eq(pwrite(fd, "x", 1, 700), 1);
+    close(fd);
+}
+
+Test(restart, a_damaged_checkpoint_is_ignored)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean_and_damage, NULL);
+    expect_all(0, BLOCKS);
+}
+
+static void stop_kill_with_old_checkpoint(struct host *h)
+{
+    static char bytes[1 << 20];
+    int fd = open_file("ucmd.index", O_RDONLY);
+    ssize_t n = read(fd, bytes, sizeof(bytes));
+
+    close(fd);
+    cr_assert_gt(n, 0);
+    stop_kill(h);
+    fd = open_file("ucmd.index", O_WRONLY | O_TRUNC | O_CREAT);
+    cr_assert_eq(write(fd, bytes, (size_t)n), n);
+    close(fd);
+}
+
+Test(restart, the_tail_behind_a_checkpoint_is_scanned)
+{
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean, NULL);
+    worker_store(&w, 500, BLOCKS);
+    wait_written(BLOCKS);
+    restart(stop_kill_with_old_checkpoint, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
+    expect_all(0, BLOCKS);
+    expect_all(500, BLOCKS);
+}
+
+/* The file is full: recovered segments are reclaimed like others. */
+Test(restart, a_full_file_goes_on)
+{
+    uint32_t found = 0;
+
+    open_host();
+    for (unsigned round = 0; round < 3; round++) {
+        for (unsigned i = 0; i < 60; i++)
+            worker_store(&w, (round * 60 + i) * BLOCKS, BLOCKS);
+        restart(stop_clean, NULL);
+        cr_expect_gt(metric(w.client, "nvme_recovered_parts"), 2000u);
+        cr_expect_leq(metric(w.client, "nvme_bytes_used"), 256u << 20);
+    }
+    for (unsigned i = 0; i < 60; i++) {
+        uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+
+        keys_make((2 * 60 + i) * BLOCKS, BLOCKS, keys);
+        found += worker_hits(&w, keys, BLOCKS);
+    }
+    cr_expect_gt(found, 2000u);
+    expect_all((2 * 60 + 59) * BLOCKS, BLOCKS);
+}

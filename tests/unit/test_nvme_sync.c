@@ -1,0 +1,96 @@
+/* Durability in the NVMe tier: what a sync promises, and what it does when the device can't. */
+#include "tests/unit/nvme_rig.h"
+
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+static struct rig rig;
+static int sync_error, syncs;
+static bool first_write_fails;
+
+int fdatasync(int fd)
+{
+    __atomic_add_fetch(&syncs, 1, __ATOMIC_RELAXED);
+    if (sync_error) {
+        errno = sync_error;
+        return -1;
+    }
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+/* A write that begins with a segment's header. */
+ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
+{
+    if (first_write_fails && iov->iov_len == NVME_PAGE && memcmp(iov->iov_base, "UCMG", 4) == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pwritev, fd, iov, n, offset, 0);
+}
+
+static void open_rig(enum config_io io)
+{
+    rig_init(&rig, 1, 17 * MIB, 1 * MIB, io);
+    rig_open(&rig);
+    rig_memory(&rig, 60, 50000);
+    sync_error = 0;
+}
+
+static void sync_all(unsigned from, unsigned to)
+{
+    for (unsigned i = from; i < to; i++)
+        cr_assert_eq(part_submit(&rig, i, TIER_SYNC), 0);
+    rig_run(&rig);
+}
+
+Test(nvme_sync, many_share_one)
+{
+    open_rig(CONFIG_IO_AUTO);
+    cr_assert_eq(rig_write(&rig, 0, 60, 50000), 60);
+    syncs = 0;
+    sync_all(0, 60);
+    for (unsigned i = 0; i < 60; i++)
+        cr_assert_eq(rig.parts[i].status, 0);
+    cr_assert_leq(syncs, 2);
+    cr_assert_geq(syncs, 1);
+    cr_assert_eq(rig_verify(&rig), 60);
+    rig_close(&rig);
+}
+
+Test(nvme_sync, a_failed_one_promises_nothing)
+{
+    open_rig(CONFIG_IO_AUTO);
+    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
+    sync_error = EIO;
+    sync_all(0, 10);
+    for (unsigned i = 0; i < 10; i++)
+        cr_assert_eq(rig.parts[i].status, -EIO);
+    cr_assert_eq(rig.metrics.nvme_sync_errors, 10);
+    sync_error = 0;
+    cr_assert_eq(rig_verify(&rig), 10); /* readable all the same */
+    rig_close(&rig);
+}
+
+Test(nvme_sync, what_lies_no_more_can_not_be_synced)
+{
+    open_rig(CONFIG_IO_AUTO);
+    cr_assert_eq(rig_write(&rig, 0, 1, 50000), 1);
+    tier_nvme.forget(rig.tier, &rig.parts[0].place, 50000);
+    cr_assert_eq(part_submit(&rig, 0, TIER_SYNC), -ESTALE);
+    rig_close(&rig);
+}
+
+/* Slots behind a header that was never written are not found by a later start. */
+Test(nvme_sync, slots_without_their_segments_header_are_not_durable)
+{
+    open_rig(CONFIG_IO_THREADS);
+    first_write_fails = true;
+    for (unsigned i = 0; i < 60; i++)
+        cr_assert_eq(part_write(&rig, i, 50000), 0);
+    rig_run(&rig);
+    first_write_fails = false;
+    for (unsigned i = 0; i < 60; i++)
+        if (rig.parts[i].status == 0)
+            cr_assert_eq(part_submit(&rig, i, TIER_SYNC), -EIO, "part %u", i);
+    rig_close(&rig);
+}
