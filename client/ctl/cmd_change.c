@@ -204,8 +204,11 @@ int cmd_verify(const struct args *a)
     struct verified sum = {0};
     struct ctl_namespace ns;
     struct ctl c;
-    int rc = ctl_open(&c, a);
+    int rc;
 
+    if (args_given(a, "offline"))
+        return offline_verify(args_text(a, "offline"), args_flag(a, "json"));
+    rc = ctl_open(&c, a);
     if (rc != CTL_OK)
         return rc;
     if (a->n_words == 0) {

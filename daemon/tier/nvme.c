@@ -139,6 +139,48 @@ static void engines_close(struct tier *t)
     engine_threads.close(t->threads);
 }
 
+/* ---- operations ---- */
+
+static void ops_close(struct tier *t)
+{
+    free(t->read_ops);
+    free(t->write_ops);
+    free(t->merge_ios);
+    free(t->merge_iovs);
+    free(t->headers);
+}
+
+static int ops_init(struct tier *t)
+{
+    size_t reads = (size_t)t->ring_depth * t->files, writes = (size_t)t->writes_max * t->files;
+
+    list_init(&t->read_pool);
+    list_init(&t->write_pool);
+    t->read_ops = calloc(reads, sizeof(t->read_ops[0]));
+    t->write_ops = calloc(writes, sizeof(t->write_ops[0]));
+    t->merge_ios = calloc(writes * NVME_MERGE_IOS, sizeof(t->merge_ios[0]));
+    t->merge_iovs = calloc(writes * NVME_IOVECS, sizeof(t->merge_iovs[0]));
+    t->headers = aligned_alloc(NVME_PAGE, writes * NVME_HEADERS_BYTES);
+    if (!t->read_ops || !t->write_ops || !t->merge_ios || !t->merge_iovs || !t->headers) {
+        ops_close(t);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < reads; i++) {
+        t->read_ops[i].tier = t;
+        list_push_back(&t->read_pool, &t->read_ops[i].link);
+    }
+    for (size_t i = 0; i < writes; i++) {
+        struct nvme_op *op = &t->write_ops[i];
+
+        op->tier = t;
+        op->e.write = true;
+        op->ios = t->merge_ios + i * NVME_MERGE_IOS;
+        op->headers = t->headers + i * NVME_HEADERS_BYTES;
+        list_push_back(&t->write_pool, &op->link);
+    }
+    return 0;
+}
+
 /* ---- the door ---- */
 
 static int config_fits(const struct config *c, struct ucm_error *e)
@@ -209,7 +251,7 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
                             nvme_checksum_done, t);
     if (rc < 0)
         goto err_after_engines;
-    rc = nvme_ops_init(t);
+    rc = ops_init(t);
     if (rc < 0)
         goto err_after_checksums;
     metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
@@ -226,7 +268,7 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
 err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_ops:
-    nvme_ops_close(t);
+    ops_close(t);
 err_after_checksums:
     checksum_pool_close(&t->checksums);
 err_after_engines:
@@ -247,7 +289,7 @@ static void tier_free(struct tier *t)
 {
     engines_close(t);
     checksum_pool_close(&t->checksums);
-    nvme_ops_close(t);
+    ops_close(t);
     nvme_recover_close(t);
     nvme_checkpoint_close(t);
     segment_table_close(&t->segments);

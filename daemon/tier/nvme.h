@@ -23,6 +23,7 @@
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
 #define NVME_SCANS 128u /* headers read at a time by recovery */
+#define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
 struct nvme_device {
@@ -128,8 +129,6 @@ void nvme_release(struct tier *t);
 
 /* ---- nvme_io.c ---- */
 
-int nvme_ops_init(struct tier *t);
-void nvme_ops_close(struct tier *t);
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
 int nvme_write(struct tier *t, struct tier_io *io);

@@ -14,7 +14,6 @@
 #define ATTEMPTS 3u           /* of an operation; the last one by the threads */
 #define RING_FAULTS_MAX 3u    /* in a row, then the ring is not used any more */
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
-#define IOVECS_MAX (1 + 2 * NVME_MERGE_IOS)
 
 /* tier_io.scratch while the operation is ours */
 enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE };
@@ -422,7 +421,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
         return rc;
     list_remove(&op->link);
     op->n = 0;
-    op->e.iov = t->merge_iovs + index * IOVECS_MAX; /* a former round may have moved it */
+    op->e.iov = t->merge_iovs + index * NVME_IOVECS; /* a former round may have moved it */
     op->e.iovs = 0;
     slot = op->slot;
     offset = slot == 0 ? segment_offset(&t->segments, op->segment)
@@ -562,46 +561,4 @@ static void write_finish(struct nvme_op *op, int status)
     pump_reads(t, d);
     pump_writes(t);
     nvme_release(t);
-}
-
-/* ---- memory ---- */
-
-int nvme_ops_init(struct tier *t)
-{
-    size_t reads = (size_t)t->ring_depth * t->files, writes = (size_t)t->writes_max * t->files;
-
-    list_init(&t->read_pool);
-    list_init(&t->write_pool);
-    t->read_ops = calloc(reads, sizeof(t->read_ops[0]));
-    t->write_ops = calloc(writes, sizeof(t->write_ops[0]));
-    t->merge_ios = calloc(writes * NVME_MERGE_IOS, sizeof(t->merge_ios[0]));
-    t->merge_iovs = calloc(writes * IOVECS_MAX, sizeof(t->merge_iovs[0]));
-    t->headers = aligned_alloc(NVME_PAGE, writes * NVME_HEADERS_BYTES);
-    if (!t->read_ops || !t->write_ops || !t->merge_ios || !t->merge_iovs || !t->headers) {
-        nvme_ops_close(t);
-        return -ENOMEM;
-    }
-    for (size_t i = 0; i < reads; i++) {
-        t->read_ops[i].tier = t;
-        list_push_back(&t->read_pool, &t->read_ops[i].link);
-    }
-    for (size_t i = 0; i < writes; i++) {
-        struct nvme_op *op = &t->write_ops[i];
-
-        op->tier = t;
-        op->e.write = true;
-        op->ios = t->merge_ios + i * NVME_MERGE_IOS;
-        op->headers = t->headers + i * NVME_HEADERS_BYTES;
-        list_push_back(&t->write_pool, &op->link);
-    }
-    return 0;
-}
-
-void nvme_ops_close(struct tier *t)
-{
-    free(t->read_ops);
-    free(t->write_ops);
-    free(t->merge_ios);
-    free(t->merge_iovs);
-    free(t->headers);
 }

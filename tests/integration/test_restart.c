@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct host host;
@@ -301,6 +302,48 @@ Test(restart, the_tail_behind_a_checkpoint_is_scanned)
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
     expect_all(0, BLOCKS);
     expect_all(500, BLOCKS);
+}
+
+/* ---- the checker ---- */
+
+/* The exit status of ucmctl verify --offline; its output in `out`. */
+static int verify_offline(char *out, size_t cap)
+{
+    const char *ucmctl = getenv("UCMCTL");
+    char command[400];
+    FILE *f;
+    size_t n;
+    int status;
+
+    snprintf(command, sizeof(command), "%s verify --json --offline %s",
+             ucmctl ? ucmctl : "build/ucmctl", host.dir);
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    n = fread(out, 1, cap - 1, f);
+    out[n] = '\0';
+    status = pclose(f);
+    cr_assert(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+Test(restart, the_checker_reads_what_the_daemon_wrote)
+{
+    char out[4096];
+    int fd;
+
+    open_host();
+    worker_store(&w, 0, BLOCKS);
+    worker_close(&w);
+    stop_clean(&host);
+    cr_expect_eq(verify_offline(out, sizeof(out)), 0, "%s", out);
+    cr_expect(strstr(out, "\"slots\":\t64") || strstr(out, "\"slots\": 64"), "%s", out);
+    cr_expect_not_null(strstr(out, "test"), "%s", out);
+    fd = open_file("ucmd.cache", O_RDWR);
+    cr_assert_eq(pwrite(fd, "x", 1, (1 << 20) + 3 * 4096 + 5), 1);
+    close(fd);
+    cr_expect_eq(verify_offline(out, sizeof(out)), 5, "%s", out);
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
 }
 
 /* The file is full: recovered segments are reclaimed like others. */
