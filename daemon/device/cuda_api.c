@@ -36,6 +36,7 @@ int cuda_load(char why[200])
     PFN_cuGetProcAddress_v12000 get;
     struct cuda_api api;
     void *library, *address;
+    char missing[200];
 
     if (cuda.cuInit)
         return 0;
@@ -54,6 +55,11 @@ int cuda_load(char why[200])
     if (load_function(get, #name, version, &api.name, why) < 0)                                    \
         goto err_after_open;
     CUDA_API(X)
+#undef X
+#define X(name, version)                                                                           \
+    if (load_function(get, #name, version, &api.name, missing) < 0)                                \
+        api.name = NULL;
+    CUDA_API_OPTIONAL(X)
 #undef X
     cuda = api; /* the library stays for good */
     return 0;

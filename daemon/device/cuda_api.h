@@ -37,6 +37,7 @@
     X(cuMemAlloc, 3020)                                                                            \
     X(cuMemFree, 3020)                                                                             \
     X(cuMemcpyHtoD, 3020)                                                                          \
+    X(cuMemcpy2DAsync, 3020)                                                                       \
     X(cuMemHostAlloc, 2020)                                                                        \
     X(cuMemFreeHost, 2000)                                                                         \
     X(cuMemHostRegister, 6050)                                                                     \
@@ -57,9 +58,15 @@
     X(cuMemSetAccess, 10020)                                                                       \
     X(cuMemRelease, 10020)
 
+/* What newer drivers have; NULL in others. */
+#define CUDA_API_OPTIONAL(X)                                                                       \
+    X(cuMemcpyBatchAsync, 13000)                                                                   \
+    X(cuMemcpy3DBatchAsync, 13000)
+
 struct cuda_api {
 #define X(name, version) PFN_##name##_v##version name;
     CUDA_API(X)
+    CUDA_API_OPTIONAL(X)
 #undef X
 };
 

@@ -109,6 +109,7 @@ void gpu_context_close(struct gpu *g)
             (void)cuda.cuStreamDestroy(s->stream);
         *s = (struct gpu_stream){0};
     }
+    gpu_dma_close(g);
     if (g->items)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
@@ -140,6 +141,8 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         r = streams_create(g);
     if (r == CUDA_SUCCESS)
         r = launches_create(g);
+    if (r == CUDA_SUCCESS && gpu_dma_init(g) < 0)
+        r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r != CUDA_SUCCESS) {
         gpu_context_close(g);
         return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");

@@ -133,28 +133,57 @@ bool gpu_events_poll(struct gpu *g)
 
 /* ---- launches ---- */
 
+static CUresult launch_kernel(struct gpu *g, CUstream stream, const struct device_job *job,
+                              const struct job_piece *piece, struct ucm_copy_item *items,
+                              uint32_t direction)
+{
+    const struct gpu_region *mapping = job->region->mapping;
+    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, largest = 0, tiles;
+    CUdeviceptr planes = mapping->planes + piece->first_plane * sizeof(struct ucm_copy_plane);
+
+    for (uint32_t p = piece->first_plane; p < piece->first_plane + n_planes; p++)
+        if (job->region->planes[p].chunk > largest)
+            largest = job->region->planes[p].chunk;
+    tiles = ucm_copy_tiles(largest);
+
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
+    return cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,
+                               arguments, NULL);
+}
+
+/* The strategy that was asked for, or the kernel, which can do everything. */
+static CUresult launch_piece(struct gpu *g, CUstream stream, const struct device_job *job,
+                             const struct job_piece *piece, struct ucm_copy_item *items,
+                             enum ucm_copy_direction direction)
+{
+    enum copy_strategy strategy = COPY_SM;
+    uint32_t extents = 0;
+    CUresult r;
+
+    if (g->config.strategy == COPY_DMA)
+        extents = gpu_dma_plan(g, job, piece, items);
+    if (extents > 0)
+        strategy = COPY_DMA;
+    r = strategy == COPY_DMA ? gpu_dma_launch(g, stream, direction, extents)
+                             : launch_kernel(g, stream, job, piece, items, direction);
+    if (r == CUDA_SUCCESS) {
+        atomic_fetch_add(&g->strategy_bytes[strategy], piece->bytes);
+        atomic_fetch_add(&g->strategy_launches[strategy], 1);
+    }
+    return r;
+}
+
 static CUresult launch(struct gpu *g, struct gpu_stream *s, struct device_job *job)
 {
     struct gpu_launch *l = &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
-    const struct gpu_region *mapping = job->region->mapping;
-    uint32_t direction = s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP;
-    uint32_t largest = 0, tiles;
     struct job_piece piece;
-    CUdeviceptr planes;
     CUresult r;
 
     if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
         list_remove(&job->link);
-    for (uint32_t p = piece.first_plane; p < piece.first_plane + piece.n_planes; p++)
-        if (job->region->planes[p].chunk > largest)
-            largest = job->region->planes[p].chunk;
-    tiles = ucm_copy_tiles(largest);
-    planes = mapping->planes + piece.first_plane * sizeof(struct ucm_copy_plane);
     memcpy(l->items, &job->items[piece.first_item], piece.n_items * sizeof(*l->items));
-
-    void *arguments[] = {&planes, &piece.n_planes, &l->items, &piece.n_items, &tiles, &direction};
-    r = cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, s->stream,
-                            arguments, NULL);
+    r = launch_piece(g, s->stream, job, &piece, l->items,
+                     s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP);
     if (r != CUDA_SUCCESS)
         return r;
     r = cuda.cuEventRecord(l->done, s->stream);

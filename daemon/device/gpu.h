@@ -1,6 +1,6 @@
 /* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
- * of a copy, cuda_region.c what regions map, cuda_memory.c the pinning of slots, cuda_context.c the
- * context and its loss.
+ * of a copy, cuda_dma.c its form on the copy engines, cuda_region.c what regions map, cuda_memory.c
+ * the pinning of slots, cuda_context.c the context and its loss.
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
@@ -11,6 +11,7 @@
 
 #include "daemon/device/cuda.h"
 #include "daemon/device/cuda_api.h"
+#include "daemon/device/plan.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 
@@ -19,6 +20,7 @@
 #define GPU_LAUNCHES 16                /* under way in one direction */
 #define GPU_LAUNCH_BYTES (32ull << 20) /* of one launch; a chunk larger than that is not cut */
 #define GPU_LAUNCH_ITEMS 4096
+#define GPU_DMA_EXTENTS 4096u /* of one launch */
 #define GPU_AHEAD_BYTES                                                                            \
     (64ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
                    */
@@ -78,6 +80,7 @@ struct gpu {
     /* Written by the thread, read by the loop. `why` is set before `failed`. */
     atomic_bool failed;
     atomic_ullong context_bytes;
+    atomic_ullong strategy_bytes[COPY_STRATEGIES], strategy_launches[COPY_STRATEGIES];
     char why[240];
 
     /* The thread's. */
@@ -92,6 +95,7 @@ struct gpu {
     struct list waiting;
     struct list opened; /* IPC memory, struct gpu_ipc */
     struct gpu_memory memory;
+    struct gpu_dma *dma; /* scratch */
     uint64_t moved_ns;   /* when something last went on */
     uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
 };
@@ -118,6 +122,18 @@ bool gpu_events_poll(struct gpu *g);
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
+
+/* ---- cuda_dma.c ---- */
+
+int gpu_dma_init(struct gpu *g); /* 0 or -ENOMEM */
+void gpu_dma_close(struct gpu *g);
+/* The extents of a piece, kept for gpu_dma_launch; notes in the items which memory their slots lie
+ * in. 0: the piece is none for the copy engines, it has too many extents. */
+uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                      struct ucm_copy_item *items);
+/* Sends the n extents on their way. After an error nothing of them is under way. */
+CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
+                        uint32_t n);
 
 /* ---- cuda_region.c ---- */
 
@@ -150,6 +166,8 @@ void gpu_event_close(struct device_job *job); /* harmless when none is open */
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
 /* Sees that all slots of the job lie in memory that was added, and pins what is not pinned yet. */
 int gpu_memory_need(struct gpu *g, struct device_job *job);
+/* Names the pinned piece that holds all of the range; 0: no single one does. */
+uint32_t gpu_memory_pin_of(const struct gpu_memory *m, uint64_t begin, uint64_t bytes);
 /* Pins one more piece, when the thread has nothing else to do. */
 void gpu_memory_pin_one(struct gpu *g);
 void gpu_memory_close(struct gpu *g);

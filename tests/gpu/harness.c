@@ -137,6 +137,18 @@ static void failed_cb(void *ctx, const char *why)
     snprintf(t->why, sizeof(t->why), "%s", why);
 }
 
+/* Tests run once for each strategy: UCM_TEST_STRATEGY names it. */
+static enum copy_strategy strategy_wanted(void)
+{
+    const char *name = getenv("UCM_TEST_STRATEGY");
+
+    if (name && strcmp(name, "dma") == 0)
+        return COPY_DMA;
+    if (name && strcmp(name, "sm") == 0)
+        return COPY_SM;
+    return COPY_AUTO;
+}
+
 static void found_cb(void *ctx, uint32_t gpus, const char *note)
 {
     struct test_device *t = ctx;
@@ -149,6 +161,7 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
 {
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_AUTO,
+                                   .strategy = strategy_wanted(),
                                    .failed = failed_cb,
                                    .found = found_cb,
                                    .ctx = t};
