@@ -12,6 +12,7 @@
 /* X(name, version): the version of the function's interface, as in PFN_name_v<version>. */
 #define CUDA_API(X)                                                                                \
     X(cuInit, 2000)                                                                                \
+    X(cuDriverGetVersion, 2020)                                                                    \
     X(cuGetErrorName, 6000)                                                                        \
     X(cuGetErrorString, 6000)                                                                      \
     X(cuDeviceGetCount, 2000)                                                                      \
@@ -75,9 +76,5 @@ extern struct cuda_api cuda;
 
 /* "CUDA_ERROR_X (sentence)" into text. */
 void cuda_error_text(CUresult r, char *text, size_t size);
-
-/* GPU memory in use by all processes, by the driver's management library; 0 when that is not there.
- * Needs no context. */
-uint64_t cuda_used_bytes(const uint8_t uuid[16]);
 
 #endif

@@ -25,6 +25,11 @@ void gpu_dma_close(struct gpu *g)
     g->dma = NULL;
 }
 
+struct plan_extent *gpu_dma_extents(struct gpu *g)
+{
+    return g->dma->extents;
+}
+
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items)
 {

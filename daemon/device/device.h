@@ -124,6 +124,8 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
+    const char *calibration; /* folder where a GPU's costs are kept; NULL or "": nowhere; alive as
+                                long as the devices */
     /* Called on the loop when a device has failed for good (sticky CUDA error); once a device. */
     void (*failed)(void *ctx, const char *why);
     /* Called on the loop once the GPUs are known, where device_set_new did not wait for that; gpus

@@ -1,6 +1,6 @@
 /* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
- * of a copy, cuda_dma.c its form on the copy engines, cuda_region.c what regions map, cuda_memory.c
- * the pinning of slots, cuda_context.c the context and its loss.
+ * of a copy, cuda_dma.c its form on the copy engines, cuda_calibrate.c what it costs, cuda_region.c
+ * what regions map, cuda_memory.c the pinning of slots, cuda_context.c the context and its loss.
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
@@ -9,9 +9,10 @@
 #ifndef UCMD_DEVICE_GPU_H
 #define UCMD_DEVICE_GPU_H
 
+#include "daemon/device/costs.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/cuda_api.h"
-#include "daemon/device/plan.h"
+#include "daemon/device/nvml.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 
@@ -32,6 +33,8 @@ struct gpu_launch {
     struct device_job *job;
     struct ucm_copy_item *items;
     uint64_t bytes;
+    enum copy_strategy strategy;
+    uint64_t begun_ns;
 };
 
 /* One direction: its launches finish in the order in which they were made. */
@@ -40,6 +43,7 @@ struct gpu_stream {
     struct gpu_launch launches[GPU_LAUNCHES];
     uint32_t oldest, n;
     uint64_t bytes;
+    uint64_t done_ns; /* when the last one was seen done */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -96,8 +100,12 @@ struct gpu {
     struct list opened; /* IPC memory, struct gpu_ipc */
     struct gpu_memory memory;
     struct gpu_dma *dma; /* scratch */
-    uint64_t moved_ns;   /* when something last went on */
-    uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
+    struct nvml nvml;
+    struct costs_table costs;
+    bool busy;              /* other processes' kernels run, */
+    uint64_t busy_known_ns; /* as seen then */
+    uint64_t moved_ns;      /* when something last went on */
+    uint64_t expired_ms;    /* when deadlines of queued copies were last looked at */
 };
 
 /* ---- cuda_context.c ---- */
@@ -123,6 +131,16 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
 
+/* The copy kernel over planes in GPU memory and pinned items. */
+CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           uint32_t direction);
+
+/* ---- cuda_calibrate.c ---- */
+
+/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. */
+void gpu_calibrate(struct gpu *g);
+
 /* ---- cuda_dma.c ---- */
 
 int gpu_dma_init(struct gpu *g); /* 0 or -ENOMEM */
@@ -131,6 +149,7 @@ void gpu_dma_close(struct gpu *g);
  * in. 0: the piece is none for the copy engines, it has too many extents. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
+struct plan_extent *gpu_dma_extents(struct gpu *g); /* those that gpu_dma_plan keeps */
 /* Sends the n extents on their way. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
                         uint32_t n);

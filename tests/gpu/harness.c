@@ -162,6 +162,7 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_AUTO,
                                    .strategy = strategy_wanted(),
+                                   .calibration = getenv("UCM_TEST_CALIBRATION"),
                                    .failed = failed_cb,
                                    .found = found_cb,
                                    .ctx = t};
@@ -185,6 +186,7 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
     t->slots = mmap(NULL, slots_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (t->slots == MAP_FAILED)
         die("slots");
+    (void)madvise(t->slots, slots_bytes, MADV_HUGEPAGE); /* as the arena asks */
     memset(t->slots, 0, slots_bytes);
     if (device_set_memory_add(t->set, t->slots, slots_bytes) < 0)
         die("memory_add");

@@ -1,5 +1,6 @@
-/* How fast copies are, GPU otherwise idle, against one large DMA transfer. Prints a table; passes
- * when 64 KiB chunks reach 0.85 of the DMA's speed in both directions. */
+/* How fast copies are, GPU otherwise idle and beside a worker that computes, against one large DMA
+ * transfer, and how much of its speed the worker keeps. Prints a table; passes when 64 KiB chunks
+ * reach 0.85 of the DMA's speed in both directions. */
 #include "tests/gpu/harness.h"
 
 #include <stdio.h>
@@ -114,6 +115,100 @@ static void small(void)
     free(items);
 }
 
+/* ---- beside a worker that computes ---- */
+
+#define BUSY_SECONDS 0.5
+
+static double kernels_per_second(double seconds, void (*work)(void *), void *arg)
+{
+    uint64_t begin = uv_hrtime(), first;
+
+    worker_do(&w, WORKER_BUSY_COUNT, 0, 0, 0);
+    first = w.reply.value;
+    do {
+        work(arg);
+    } while ((double)(uv_hrtime() - begin) * 1e-9 < seconds);
+    worker_do(&w, WORKER_BUSY_COUNT, 0, 0, 0);
+    return (double)(w.reply.value - first) / ((double)(uv_hrtime() - begin) * 1e-9);
+}
+
+struct busy_copy {
+    struct device_region *region;
+    struct ucm_copy_item *items;
+    uint32_t blocks;
+    enum device_op op;
+    uint64_t bytes, ns;
+};
+
+static void pause_cb(void *arg)
+{
+    (void)arg;
+    loop_for(&t, 10);
+}
+
+/* Two jobs of half of the bytes each are under way, so that the bus has no gap between jobs. */
+static void busy_copy_cb(void *arg)
+{
+    struct busy_copy *c = arg;
+    uint64_t begin = uv_hrtime();
+    struct test_job j[4];
+
+    for (unsigned i = 0; i < 4; i++) {
+        job_init(&j[i], c->op, c->region, c->items + c->blocks / 4 * i, c->blocks / 4);
+        job_submit(&t, &j[i]);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        if (job_wait(&t, &j[i]) != 0)
+            CHECK(false, "copy: %s", j[i].job.error.text);
+    c->bytes += TOTAL;
+    c->ns += uv_hrtime() - begin;
+}
+
+static void busy_rates(double to_gpu, double from_gpu)
+{
+    static const uint64_t chunks[] = {4096, 16384, 32768, 65536, 524288, 2097152};
+    double alone;
+
+    if (!CHECK(worker_do(&w, WORKER_BUSY, 0, 0, 0), "the worker computes"))
+        return;
+    loop_for(&t, 500);
+    alone = kernels_per_second(1, pause_cb, NULL);
+    printf("RATE  alone the worker does %.0f multiplications a second (%.0f TFLOP/s)\n", alone,
+           alone * 2 * 2048.0 * 2048.0 * 2048.0 / 1e12);
+    for (unsigned i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        uint32_t layers = chunks[i] <= 65536 ? 32 : 4, blocks;
+        struct device_region *r = speed_region(chunks[i], layers, &blocks);
+        struct ucm_copy_item *items = items_new(blocks, layers * chunks[i]);
+        double rate[2], keeps[2];
+
+        for (unsigned d = 0; r && d < 2; d++) {
+            struct busy_copy c = {r, items, blocks, d ? DEVICE_DUMP : DEVICE_LOAD, 0, 0};
+
+            keeps[d] = kernels_per_second(BUSY_SECONDS, busy_copy_cb, &c) / alone;
+            rate[d] = (double)c.bytes / (double)c.ns;
+        }
+        if (r)
+            printf("RATE  busy, %4d KiB: load %.1f GB/s (%.2f), worker keeps %.2f; dump %.1f "
+                   "(%.2f), keeps %.2f\n",
+                   (int)(chunks[i] >> 10), rate[0], rate[0] * 1e9 / to_gpu, keeps[0], rate[1],
+                   rate[1] * 1e9 / from_gpu, keeps[1]);
+        if (r)
+            region_shut(&t, r);
+        free(items);
+    }
+    worker_do(&w, WORKER_BUSY_END, 0, 0, 0);
+}
+
+static void print_stats(void)
+{
+    struct device_stats stats;
+
+    t.gpu->ops->stats(t.gpu, &stats);
+    printf("RATE  by the engines %.1f GB in %llu launches, by kernels %.1f GB in %llu\n",
+           (double)stats.bytes[COPY_DMA] / 1e9, (unsigned long long)stats.launches[COPY_DMA],
+           (double)stats.bytes[COPY_SM] / 1e9, (unsigned long long)stats.launches[COPY_SM]);
+}
+
 int main(int argc, char **argv)
 {
     static const uint64_t chunks[] = {4096, 16384, 65536, 524288, 2097152};
@@ -145,12 +240,15 @@ int main(int argc, char **argv)
             "both at once %.1f\n",
             (int)(chunks[i] >> 10), load / 1e9, load / to_gpu, dump / 1e9, dump / from_gpu,
             both_rate(r, items, blocks) / 1e9);
-        if (chunks[i] == 65536)
+        if (chunks[i] == 65536) /* idle */
             CHECK(load > 0.85 * to_gpu && dump > 0.85 * from_gpu, "64 KiB chunks reach the bus");
         region_shut(&t, r);
         free(items);
     }
     small();
+    print_stats();
+    busy_rates(to_gpu, from_gpu);
+    print_stats();
     worker_kill(&w);
     device_stop(&t);
     return tally();
