@@ -39,6 +39,10 @@ bool costs_sound(const struct costs_table *t);
 
 double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n);
 
+/* Cuts extents of rows into runs where a batch of these costs less. Returns how many there are
+ * then; an extent is left whole when the pieces would be more than `max`. */
+uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t n, uint32_t max);
+
 /* COPY_DMA or COPY_SM for a piece of so many bytes; n extents, 0: it is none for the engines.
  * `busy`: other processes' kernels run. A kernel must save much to be worth their time. */
 enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,

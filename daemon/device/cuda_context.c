@@ -156,7 +156,7 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
     /* Roughly: others may have taken or freed memory meanwhile. */
     if (before != 0 && after > before)
         atomic_store(&g->context_bytes, after - before);
-    if (g->config.strategy == COPY_AUTO)
+    if (g->config.strategy != COPY_SM)
         gpu_calibrate(g);
     return 0;
 }

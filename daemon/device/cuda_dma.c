@@ -34,6 +34,8 @@ uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct 
                       struct ucm_copy_item *items)
 {
     const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
+    enum ucm_copy_direction direction = job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP;
+    uint32_t n;
     uint64_t offset = planes->slot_offset;
     uint64_t bytes = piece->bytes / piece->n_items;
 
@@ -42,8 +44,9 @@ uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct 
         if (items[i].memory == 0)
             return 0;
     }
-    return plan_extents(planes, piece->n_planes, items, piece->n_items, g->dma->extents,
-                        GPU_DMA_EXTENTS);
+    n = plan_extents(planes, piece->n_planes, items, piece->n_items, g->dma->extents,
+                     GPU_DMA_EXTENTS);
+    return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
 }
 
 static CUDA_MEMCPY2D rows_of(const struct plan_extent *e, bool load)

@@ -19,11 +19,11 @@
 #include <stdatomic.h>
 
 #define GPU_LAUNCHES 16                /* under way in one direction */
-#define GPU_LAUNCH_BYTES (32ull << 20) /* of one launch; a chunk larger than that is not cut */
+#define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a chunk larger than that is not cut */
 #define GPU_LAUNCH_ITEMS 4096
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 #define GPU_AHEAD_BYTES                                                                            \
-    (64ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
+    (32ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
                    */
 
 /* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs

@@ -106,13 +106,29 @@ static void receive(struct test_worker *w)
         memcpy(&w->fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(w->fd));
 }
 
-bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
-               unsigned ms)
+void worker_begin(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+                  unsigned ms)
 {
     struct worker_request q = {op, ms, bytes, offset};
 
     if (send(w->socket, &q, sizeof(q), MSG_NOSIGNAL) != (ssize_t)sizeof(q))
         die("the worker is gone");
+}
+
+bool worker_ended(struct test_worker *w)
+{
+    struct pollfd p = {w->socket, POLLIN, 0};
+
+    if (poll(&p, 1, 0) != 1)
+        return false;
+    receive(w);
+    return true;
+}
+
+bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+               unsigned ms)
+{
+    worker_begin(w, op, bytes, offset, ms);
     receive(w);
     return w->reply.error == 0;
 }

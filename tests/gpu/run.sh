@@ -8,6 +8,7 @@ status=0
 for test in "$here"/test_*; do
     case $test in
     */test_copy | */test_speed) strategies='sm dma auto' ;;
+    */test_faults) strategies='sm auto' ;;
     *) strategies=auto ;;
     esac
     for strategy in $strategies; do

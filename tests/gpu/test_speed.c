@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define TOTAL (256 * MIB)
 #define MEMORY (1024 * MIB)
@@ -199,6 +200,67 @@ static void busy_rates(double to_gpu, double from_gpu)
     worker_do(&w, WORKER_BUSY_END, 0, 0, 0);
 }
 
+/* ---- a chain of short kernels, alone and while loads run ---- */
+
+static double chain_us(struct busy_copy *c, double *median_us)
+{
+    uint64_t median;
+
+    worker_begin(&w, WORKER_CHAIN, 0, 0, 600);
+    while (!worker_ended(&w)) {
+        if (c)
+            busy_copy_cb(c);
+        else
+            usleep(1000);
+    }
+    memcpy(&median, w.reply.handle, sizeof(median));
+    *median_us = (double)median / 1e3;
+    return (double)w.reply.value / 1e3;
+}
+
+static void chains(void)
+{
+    static const uint64_t chunks[] = {4096, 32768, 524288};
+    double median, p99 = chain_us(NULL, &median);
+
+    printf("RATE  a chain of kernels alone: median %.0f us, p99 %.0f us\n", median, p99);
+    for (unsigned i = 0; i < 3; i++) {
+        uint32_t layers = chunks[i] <= 65536 ? 32 : 4, blocks;
+        struct device_region *r = speed_region(chunks[i], layers, &blocks);
+        struct ucm_copy_item *items = items_new(blocks, layers * chunks[i]);
+        struct busy_copy c = {r, items, blocks, DEVICE_LOAD, 0, 0};
+        double m, p;
+
+        if (!r)
+            continue;
+        p = chain_us(&c, &m);
+        printf("RATE  while loads of %3d KiB run at %.1f GB/s: median %.0f us (%.2f), p99 %.0f us "
+               "(%.2f)\n",
+               (int)(chunks[i] >> 10), (double)c.bytes / (double)c.ns, m, m / median, p, p / p99);
+        region_shut(&t, r);
+        free(items);
+    }
+}
+
+/* Loads of 16 MiB, each submitted when the one before is done. */
+static void one_after_another(double to_gpu, double from_gpu)
+{
+    uint32_t blocks;
+    struct device_region *r = speed_region(65536, 32, &blocks);
+    struct ucm_copy_item *items = items_new(blocks, 32 * 65536);
+    double load, dump;
+
+    if (!r)
+        return;
+    load = copy_rate(r, items, 8, 16 * MIB, DEVICE_LOAD, NULL);
+    dump = copy_rate(r, items, 8, 16 * MIB, DEVICE_DUMP, NULL);
+    printf("RATE  16 MiB of 64 KiB chunks, one after another: load %.1f GB/s (%.2f), dump %.1f "
+           "(%.2f)\n",
+           load / 1e9, load / to_gpu, dump / 1e9, dump / from_gpu);
+    region_shut(&t, r);
+    free(items);
+}
+
 static void print_stats(void)
 {
     struct device_stats stats;
@@ -246,6 +308,8 @@ int main(int argc, char **argv)
         free(items);
     }
     small();
+    one_after_another(to_gpu, from_gpu);
+    chains();
     print_stats();
     busy_rates(to_gpu, from_gpu);
     print_stats();

@@ -6,6 +6,7 @@
 #include <mma.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -236,6 +237,59 @@ static cudaError_t busy(struct worker *w, const struct worker_request *q, struct
     return cudaSuccess;
 }
 
+/* Like a decode step: reads memory at full speed for about 50 us. */
+__global__ void read_all(const uint4 *from, unsigned n, unsigned *odd)
+{
+    unsigned sum = 0;
+
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        sum += __ldcs(from + i).x;
+    if (sum == 0x12345678)
+        *odd = sum;
+}
+
+#define CHAIN_BYTES (160u << 20)
+#define CHAIN_MAX 100000
+
+static int compare_u64(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static cudaError_t chain(const struct worker_request *q, struct worker_reply *a)
+{
+    uint64_t *ns = (uint64_t *)malloc(CHAIN_MAX * sizeof(*ns)), median;
+    cudaStream_t stream;
+    unsigned *odd, n = 0;
+    uint4 *from;
+    double begin = seconds();
+    cudaError_t r = cudaMalloc(&from, CHAIN_BYTES + 4);
+
+    odd = (unsigned *)((char *)from + CHAIN_BYTES);
+    if (!r)
+        r = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (unsigned i = 0; !r && n < CHAIN_MAX && seconds() - begin < q->ms * 1e-3; i++) {
+        double t = seconds();
+
+        read_all<<<264, 512, 0, stream>>>(from, CHAIN_BYTES / 16, odd);
+        r = cudaStreamSynchronize(stream);
+        if (i >= 100)
+            ns[n++] = (uint64_t)((seconds() - t) * 1e9);
+    }
+    if (!r && n > 0) {
+        qsort(ns, n, sizeof(*ns), compare_u64);
+        a->value = ns[n * 99 / 100];
+        median = ns[n / 2];
+        memcpy(a->handle, &median, sizeof(median));
+    }
+    cudaStreamDestroy(stream);
+    cudaFree(from);
+    free(ns);
+    return r;
+}
+
 static cudaError_t serve(struct worker *w, const struct worker_request *q, struct worker_reply *a)
 {
     cudaDeviceProp prop;
@@ -279,6 +333,8 @@ static cudaError_t serve(struct worker *w, const struct worker_request *q, struc
     case WORKER_BUSY_COUNT:
     case WORKER_BUSY_END:
         return busy(w, q, a);
+    case WORKER_CHAIN:
+        return chain(q, a);
     case WORKER_DMA:
         return dma(w, q, a);
     }

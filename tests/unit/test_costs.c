@@ -83,3 +83,18 @@ Test(costs, what_is_wrong_is_not_believed)
     costs_format(&t, "GPU-1/580", text);
     cr_assert_lt(costs_parse(&back, "GPU-1/580", text), 0, "a figure that can't be");
 }
+
+Test(costs, wide_rows_are_cut_into_runs)
+{
+    struct plan_extent extents[8] = {{1000, 5000000, 600000, 1000000, 512 * 1024, 4},
+                                     {9, 7, 4096, 8192, 4096, 3}};
+
+    cr_assert_eq(costs_cut(&t.of[0], extents, 2, 4), 2, "no room");
+    cr_assert_eq(extents[0].rows, 4);
+    cr_assert_eq(costs_cut(&t.of[0], extents, 2, 8), 5);
+    cr_assert_eq(extents[0].rows, 1);
+    cr_assert_eq(extents[1].rows, 3, "narrow ones stay");
+    cr_assert_eq(extents[4].slot, 1000 + 3 * 600000);
+    cr_assert_eq(extents[4].page, 5000000 + 3 * 1000000);
+    cr_assert(extents[4].rows == 1 && extents[4].width == 512 * 1024);
+}
