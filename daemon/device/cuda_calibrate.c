@@ -183,6 +183,7 @@ static void file_write(const struct gpu *g, const char *of, const struct costs_t
 void gpu_calibrate(struct gpu *g)
 {
     bool kept = g->config.calibration && g->config.calibration[0] != '\0';
+    bool busy = nvml_busy(&g->nvml); /* beside others' kernels the figures are theirs too */
     char of[128], driver[80];
     int version = 0;
 
@@ -196,6 +197,6 @@ void gpu_calibrate(struct gpu *g)
         return;
     if (measure_all(g, &g->costs) < 0)
         costs_default(&g->costs);
-    else if (kept && !nvml_busy(&g->nvml)) /* beside others' kernels the figures are theirs too */
+    else if (kept && !busy)
         file_write(g, of, &g->costs);
 }

@@ -163,7 +163,8 @@ static CUresult launch_kernel(struct gpu *g, CUstream stream, const struct devic
 }
 
 /* Do other processes' kernels run? Our own kernels tell best: beside others they take much longer
- * than they should (kernel_seen). When none ran lately the driver is asked; it counts ours too. */
+ * than they should (kernel_seen). When none ran lately the driver is asked; its answer is up to a
+ * second old and counts ours too, which errs to the side that leaves the others alone. */
 static bool others_run(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();

@@ -261,6 +261,47 @@ static void one_after_another(double to_gpu, double from_gpu)
     free(items);
 }
 
+/* How long a load of 1 MiB takes, alone and behind 256 MiB of less urgent work. */
+static void urgent(void)
+{
+    static const char *const names[] = {"alone", "behind 256 MiB of dumps",
+                                        "behind 256 MiB of loads"};
+    uint32_t blocks;
+    struct device_region *r = speed_region(32768, 32, &blocks);
+    struct ucm_copy_item *items = items_new(blocks, 32 * 32768);
+    double worst[3] = {0};
+
+    for (unsigned round = 0; r && round < 3 * 20; round++) {
+        struct test_job large, small_job;
+        unsigned kind = round % 3;
+        uint64_t begin;
+        double us;
+
+        if (kind > 0) {
+            job_init(&large, kind == 1 ? DEVICE_DUMP : DEVICE_LOAD, r, items, blocks - 1);
+            job_submit(&t, &large);
+            loop_for(&t, 1);
+        }
+        job_init(&small_job, DEVICE_LOAD, r, items + blocks - 1, 1);
+        small_job.job.priority = 1;
+        begin = uv_hrtime();
+        job_submit(&t, &small_job);
+        (void)job_wait(&t, &small_job);
+        us = (double)(small_job.done_ns - begin) / 1e3;
+        if (us > worst[kind])
+            worst[kind] = us;
+        if (kind > 0)
+            (void)job_wait(&t, &large);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        printf("RATE  an urgent load of 1 MiB in 32 KiB chunks, %s: at worst %.0f us\n", names[i],
+               worst[i]);
+    CHECK(worst[1] < 2000 && worst[2] < 2000, "less urgent work holds up a load for under 2 ms");
+    if (r)
+        region_shut(&t, r);
+    free(items);
+}
+
 static void print_stats(void)
 {
     struct device_stats stats;
@@ -309,6 +350,7 @@ int main(int argc, char **argv)
     }
     small();
     one_after_another(to_gpu, from_gpu);
+    urgent();
     chains();
     print_stats();
     busy_rates(to_gpu, from_gpu);
