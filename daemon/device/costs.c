@@ -13,6 +13,8 @@
  * much from the other as it lasts. */
 #define KERNEL_SLOWER_BUSY 2.5
 #define KERNEL_GAIN_BUSY 3.0
+#define KERNEL_UNDISTURBED                                                                         \
+    1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
 
 /* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */
@@ -22,12 +24,14 @@ void costs_default(struct costs_table *t)
 {
     t->of[UCM_COPY_LOAD] = (struct costs){.byte_ns = 0.0180,
                                           .run_ns = {414, 1150, 1524, 5030},
-                                          .op_ns = 2450,
+                                          .op_ns = 1700,
+                                          .row_ns = 100,
                                           .kernel_ns = 9000,
                                           .kernel_byte_ns = 0.0195};
     t->of[UCM_COPY_DUMP] = (struct costs){.byte_ns = 0.0180,
                                           .run_ns = {277, 371, 1513, 5030},
-                                          .op_ns = 2180,
+                                          .op_ns = 1700,
+                                          .row_ns = 80,
                                           .kernel_ns = 9000,
                                           .kernel_byte_ns = 0.0191};
 }
@@ -42,8 +46,8 @@ void costs_format(const struct costs_table *t, const char *of, char text[COSTS_T
         const struct costs *c = &t->of[i];
 
         n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n),
-                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns, c->run_ns[0],
-                      c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns, c->kernel_ns,
+                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns, c->run_ns[0],
+                      c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns, c->row_ns, c->kernel_ns,
                       c->kernel_byte_ns);
     }
     if (n < COSTS_TEXT_BYTES - 1)
@@ -62,7 +66,8 @@ bool costs_sound(const struct costs_table *t)
         const struct costs *c = &t->of[i];
 
         if (!within(c->byte_ns, 1e-4, 10) || !within(c->kernel_byte_ns, 1e-4, 10) ||
-            !within(c->op_ns, 0, 1e8) || !within(c->kernel_ns, 0, 1e8))
+            !within(c->op_ns, 0, 1e8) || !within(c->row_ns, 0, 1e8) ||
+            !within(c->kernel_ns, 0, 1e8))
             return false;
         for (unsigned w = 0; w < COSTS_WIDTHS; w++)
             if (!within(c->run_ns[w], 1, 1e8))
@@ -84,9 +89,9 @@ int costs_parse(struct costs_table *t, const char *of, const char *text)
         struct costs *c = &read.of[i];
         int n = 0;
 
-        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
-                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->kernel_ns,
-                   &c->kernel_byte_ns, &n) != 8)
+        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
+                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->row_ns,
+                   &c->kernel_ns, &c->kernel_byte_ns, &n) != 9)
             return -EINVAL;
         text += n;
     }
@@ -94,6 +99,12 @@ int costs_parse(struct costs_table *t, const char *of, const char *text)
         return -EINVAL;
     *t = read;
     return 0;
+}
+
+bool costs_undisturbed(const struct costs_table *t)
+{
+    return t->of[0].kernel_byte_ns < KERNEL_UNDISTURBED * t->of[0].byte_ns &&
+           t->of[1].kernel_byte_ns < KERNEL_UNDISTURBED * t->of[1].byte_ns;
 }
 
 /* ---- estimates ---- */
@@ -117,7 +128,7 @@ static double run_ns(const struct costs *c, uint64_t width)
 static double extent_ns(const struct costs *c, const struct plan_extent *e)
 {
     return e->rows == 1 ? run_ns(c, e->width)
-                        : c->op_ns + (double)e->rows * (double)e->width * c->byte_ns;
+                        : c->op_ns + e->rows * (c->row_ns + (double)e->width * c->byte_ns);
 }
 
 uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t n, uint32_t max)

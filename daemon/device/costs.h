@@ -1,8 +1,8 @@
 /* What copies cost on one GPU: measured once, kept in a file, and asked before each launch.
  *
  * A table has one row a direction, all in nanoseconds. The model: a run costs what was measured for
- * runs of its width; an extent of rows costs op_ns to begin and byte_ns a byte, however short its
- * rows; the kernel costs kernel_ns to begin and kernel_byte_ns a byte. While other processes use
+ * runs of its width; an extent of rows costs op_ns to begin, row_ns a row and byte_ns a byte; the
+ * kernel costs kernel_ns to begin and kernel_byte_ns a byte. While other processes use
  * the GPU's SMs, kernels take turns with theirs, and the copy engines don't.
  * Pure computation. Any thread. */
 #ifndef UCMD_DEVICE_COSTS_H
@@ -20,7 +20,7 @@
 struct costs {
     double byte_ns;              /* of one large transfer */
     double run_ns[COSTS_WIDTHS]; /* a run of that width, one of many in a batch */
-    double op_ns;
+    double op_ns, row_ns;
     double kernel_ns, kernel_byte_ns;
 };
 
@@ -35,6 +35,8 @@ void costs_default(struct costs_table *t);
  * word), of another version of this format, or its figures are none that a GPU could have. */
 void costs_format(const struct costs_table *t, const char *of, char text[COSTS_TEXT_BYTES]);
 int costs_parse(struct costs_table *t, const char *of, const char *text);
+/* Were they measured on a GPU that nobody else used? Beside others the kernel falls far behind. */
+bool costs_undisturbed(const struct costs_table *t);
 bool costs_sound(const struct costs_table *t);
 
 double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n);

@@ -23,6 +23,7 @@ struct bench {
 
 /* ---- one measurement ---- */
 
+/* Rows lie as far apart as layers do: as far as the memory allows. */
 static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
 {
     uint32_t n = (uint32_t)(bytes / width / rows);
@@ -30,9 +31,9 @@ static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uin
 
     for (uint32_t i = 0; i < n; i++)
         extents[i] = (struct plan_extent){.slot = (uint64_t)(uintptr_t)b->slots + i * rows * width,
-                                          .page = b->pages + i * rows * 2 * width,
+                                          .page = b->pages + i * 2 * width,
                                           .slot_pitch = width,
-                                          .page_pitch = rows > 1 ? 2 * width : width,
+                                          .page_pitch = rows > 1 ? 2 * BYTES / rows : width,
                                           .width = width,
                                           .rows = rows};
     return gpu_dma_launch(b->g, b->g->streams[b->direction].stream, b->direction, n);
@@ -71,22 +72,27 @@ static double measure(struct bench *b, uint64_t width, uint32_t rows, uint64_t b
     return best;
 }
 
+static double at_least_0(double v)
+{
+    return v > 0 ? v : 0;
+}
+
 static void measure_direction(struct bench *b, struct costs *c)
 {
     const uint64_t small = BYTES / 4;
     double least = measure(b, 0, 1, KERNEL_CHUNK), one = measure(b, small, 1, small);
     uint64_t width = COSTS_WIDTH_FIRST;
+    double few, many;
 
     c->byte_ns = (measure(b, BYTES, 1, BYTES) - one) / (double)(BYTES - small);
     for (unsigned i = 0; i < COSTS_WIDTHS; i++, width *= 4)
         c->run_ns[i] = measure(b, width, 1, BYTES) / (double)(BYTES / width);
-    c->op_ns = measure(b, 4096, 8, small) / (double)(small / 32768) - 32768 * c->byte_ns;
-    if (c->op_ns < 0)
-        c->op_ns = 0;
+    few = measure(b, 4096, 8, small) / (double)(small / 32768);
+    many = measure(b, 4096, 32, small) / (double)(small / 131072);
+    c->row_ns = at_least_0((many - few) / 24 - 4096 * c->byte_ns);
+    c->op_ns = at_least_0(few - 8 * (c->row_ns + 4096 * c->byte_ns));
     c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);
-    c->kernel_ns = least - KERNEL_CHUNK * c->kernel_byte_ns;
-    if (c->kernel_ns < 0)
-        c->kernel_ns = 0;
+    c->kernel_ns = at_least_0(least - KERNEL_CHUNK * c->kernel_byte_ns);
 }
 
 /* Pages lie 2 x KERNEL_CHUNK apart for the kernel, as for the engines. */
@@ -183,7 +189,6 @@ static void file_write(const struct gpu *g, const char *of, const struct costs_t
 void gpu_calibrate(struct gpu *g)
 {
     bool kept = g->config.calibration && g->config.calibration[0] != '\0';
-    bool busy = nvml_busy(&g->nvml); /* beside others' kernels the figures are theirs too */
     char of[128], driver[80];
     int version = 0;
 
@@ -197,6 +202,6 @@ void gpu_calibrate(struct gpu *g)
         return;
     if (measure_all(g, &g->costs) < 0)
         costs_default(&g->costs);
-    else if (kept && !busy)
+    else if (kept && costs_undisturbed(&g->costs))
         file_write(g, of, &g->costs);
 }

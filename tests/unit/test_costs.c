@@ -46,6 +46,8 @@ Test(costs, crumbs_go_to_the_kernel)
 Test(costs, a_busy_gpu_is_left_alone_where_the_engines_are_not_hopeless)
 {
     cr_assert_eq(pick(16384, 32, 32 * MIB, true), COPY_DMA);
+    cr_assert_eq(pick(16384, 32, 32 * MIB, false), COPY_SM);
+    cr_assert_eq(pick(32768, 32, 32 * MIB, false), COPY_DMA);
     cr_assert_eq(pick(4096, 32, 32 * MIB, true), COPY_DMA);
     cr_assert_eq(pick(4096, 8, 32 * MIB, false), COPY_SM);
     cr_assert_eq(pick(4096, 8, 32 * MIB, true), COPY_DMA);
@@ -79,6 +81,9 @@ Test(costs, what_is_wrong_is_not_believed)
         snprintf(bad, sizeof(bad), "%.*s", (int)n, text);
         cr_assert_lt(costs_parse(&back, "GPU-1/580", bad), 0, "cut at %zu", n);
     }
+    cr_assert(costs_undisturbed(&t));
+    t.of[0].kernel_byte_ns *= 2;
+    cr_assert(!costs_undisturbed(&t));
     t.of[1].op_ns = -1;
     costs_format(&t, "GPU-1/580", text);
     cr_assert_lt(costs_parse(&back, "GPU-1/580", text), 0, "a figure that can't be");
