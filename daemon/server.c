@@ -267,6 +267,8 @@ static int devices_init(struct server *s, char text[512])
 {
     struct device_config dc = {.cpu_threads = s->config.cpu_threads,
                                .cuda = (int)s->config.cuda,
+                               .strategy = (enum copy_strategy)s->config.copy_strategy,
+                               .calibration = s->config.copy_calibration,
                                .failed = device_failed_cb,
                                .found = device_found_cb,
                                .ctx = s};

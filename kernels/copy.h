@@ -18,13 +18,13 @@ struct ucm_copy_plane {
     uint64_t stride;      /* bytes from a block to the next */
     uint64_t slot_offset; /* bytes from the slot's start */
     uint32_t chunk;       /* bytes */
-    uint32_t pad;
+    uint32_t memory;      /* which allocation base lies in; no transfer reaches over two of them */
 };
 
 struct ucm_copy_item {
-    uint64_t slot;  /* address of the slot, as the copier sees it */
-    uint32_t block; /* block id in the region */
-    uint32_t pad;
+    uint64_t slot;   /* address of the slot, as the copier sees it */
+    uint32_t block;  /* block id in the region */
+    uint32_t memory; /* which piece of pinned memory the slot lies in, as planes name theirs */
 };
 
 enum ucm_copy_direction {

@@ -141,6 +141,10 @@ static void print_prometheus(const msgpack_object *stats)
         {"regions", "device_regions", "gauge", "regions registered on a device"},
         {"context_bytes", "device_context_bytes", "gauge",
          "device memory that the daemon itself takes"},
+        {"dma_launches", "device_dma_launches", "counter", "copies given to the copy engines"},
+        {"dma_bytes", "device_dma_bytes", "counter", "bytes moved by the copy engines"},
+        {"sm_launches", "device_sm_launches", "counter", "launches of the copy kernel"},
+        {"sm_bytes", "device_sm_bytes", "counter", "bytes moved by the copy kernel"},
     };
     char version[96], instance[96], policy[96];
 

@@ -90,6 +90,10 @@ static void print_devices(const msgpack_object *stats)
                human_bytes(a, answer_u64(d, "load_bytes")),
                human_bytes(b, answer_u64(d, "dump_bytes")),
                answer_flag(d, "failed") ? ", FAILED" : "");
+        if (answer_flag(d, "cuda"))
+            printf("           %s by copy engines, %s by kernels\n",
+                   human_bytes(a, answer_u64(d, "dma_bytes")),
+                   human_bytes(b, answer_u64(d, "sm_bytes")));
     }
 }
 

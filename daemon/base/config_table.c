@@ -18,6 +18,7 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
+static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
 /* ---- what a list's item must be: NULL, or what would be right ---- */
@@ -90,6 +91,7 @@ const struct config_section config_sections[] = {
     {"index", "What is cached where."},
     {"nvme", "The tier on local disks. Without paths the cache is DRAM only."},
     {"device", "Where workers keep their KV memory."},
+    {"copy", "How bytes get into and out of GPUs."},
     {"limits", "Hard bounds; past one of them a peer is answered BUSY or turned away."},
     {"lease", "What a lookup may hold on to."},
     {"request", "How long things may take."},
@@ -151,6 +153,16 @@ const struct config_key config_keys[] = {
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},
     {"device.cpu_threads", CONFIG_INT, false, AT(cpu_threads), "2", 1, 256, NULL, NULL,
      "Threads that copy for regions in host memory."},
+
+    {"copy.strategy", CONFIG_ENUM, false, AT(copy_strategy), "auto", 0, 0, copy_names, NULL,
+     "dma: by the copy engines, which take nothing from the engine's kernels; sm: by a kernel, "
+     "which is\n"
+     "faster for small scattered chunks; auto takes for each copy what costs least."},
+    {"copy.calibration", CONFIG_STRING, false, AT(copy_calibration), "/var/lib/ucmd", 0, 160, NULL,
+     NULL,
+     "Folder that keeps what auto measured at a GPU's first use (a fraction of a second); \"\" "
+     "measures\n"
+     "at every start, as does a folder that can't be written."},
 
     {"limits.connections", CONFIG_INT, false, AT(max_connections), "1024", 1, 65536, NULL, NULL,
      "Clients connected at once."},

@@ -199,6 +199,10 @@ static void cuda_stats(struct device *d, struct device_stats *out)
     *out = g->outbox.stats;
     out->failed = atomic_load(&g->failed);
     out->context_bytes = atomic_load(&g->context_bytes);
+    for (unsigned i = 0; i < COPY_STRATEGIES; i++) {
+        out->launches[i] = atomic_load(&g->strategy_launches[i]);
+        out->bytes[i] = atomic_load(&g->strategy_bytes[i]);
+    }
 }
 
 static void woken_cb(struct job_outbox *b)

@@ -36,6 +36,7 @@ int cuda_load(char why[200])
     PFN_cuGetProcAddress_v12000 get;
     struct cuda_api api;
     void *library, *address;
+    char missing[200];
 
     if (cuda.cuInit)
         return 0;
@@ -54,6 +55,11 @@ int cuda_load(char why[200])
     if (load_function(get, #name, version, &api.name, why) < 0)                                    \
         goto err_after_open;
     CUDA_API(X)
+#undef X
+#define X(name, version)                                                                           \
+    if (load_function(get, #name, version, &api.name, missing) < 0)                                \
+        api.name = NULL;
+    CUDA_API_OPTIONAL(X)
 #undef X
     cuda = api; /* the library stays for good */
     return 0;
@@ -110,54 +116,4 @@ void cuda_enumerate(struct cuda_gpus *out)
     } else if (n == 0) {
         snprintf(out->why, sizeof(out->why), "the NVIDIA driver shows no GPU");
     }
-}
-
-/* ---- libnvidia-ml, whose headers are not always there ---- */
-
-struct nvml_memory {
-    unsigned long long total, free, used;
-};
-
-struct nvml {
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*by_uuid)(const char *uuid, void **device);
-    int (*memory)(void *device, struct nvml_memory *out);
-};
-
-static uint64_t nvml_used(const struct nvml *nvml, const char *uuid)
-{
-    struct nvml_memory memory;
-    uint64_t used = 0;
-    void *device;
-
-    if (nvml->init() != 0)
-        return 0;
-    if (nvml->by_uuid(uuid, &device) == 0 && nvml->memory(device, &memory) == 0)
-        used = memory.used;
-    nvml->shutdown();
-    return used;
-}
-
-uint64_t cuda_used_bytes(const uint8_t u[16])
-{
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    struct nvml nvml;
-    uint64_t used = 0;
-    char uuid[64];
-
-    if (!library)
-        return 0;
-    pointer_set(&nvml.init, dlsym(library, "nvmlInit_v2"));
-    pointer_set(&nvml.shutdown, dlsym(library, "nvmlShutdown"));
-    pointer_set(&nvml.by_uuid, dlsym(library, "nvmlDeviceGetHandleByUUID"));
-    pointer_set(&nvml.memory, dlsym(library, "nvmlDeviceGetMemoryInfo"));
-    snprintf(uuid, sizeof(uuid),
-             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
-             u[15]);
-    if (nvml.init && nvml.shutdown && nvml.by_uuid && nvml.memory)
-        used = nvml_used(&nvml, uuid);
-    dlclose(library);
-    return used;
 }

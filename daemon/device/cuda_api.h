@@ -12,6 +12,7 @@
 /* X(name, version): the version of the function's interface, as in PFN_name_v<version>. */
 #define CUDA_API(X)                                                                                \
     X(cuInit, 2000)                                                                                \
+    X(cuDriverGetVersion, 2020)                                                                    \
     X(cuGetErrorName, 6000)                                                                        \
     X(cuGetErrorString, 6000)                                                                      \
     X(cuDeviceGetCount, 2000)                                                                      \
@@ -37,6 +38,7 @@
     X(cuMemAlloc, 3020)                                                                            \
     X(cuMemFree, 3020)                                                                             \
     X(cuMemcpyHtoD, 3020)                                                                          \
+    X(cuMemcpy2DAsync, 3020)                                                                       \
     X(cuMemHostAlloc, 2020)                                                                        \
     X(cuMemFreeHost, 2000)                                                                         \
     X(cuMemHostRegister, 6050)                                                                     \
@@ -57,9 +59,15 @@
     X(cuMemSetAccess, 10020)                                                                       \
     X(cuMemRelease, 10020)
 
+/* What newer drivers have; NULL in others. */
+#define CUDA_API_OPTIONAL(X)                                                                       \
+    X(cuMemcpyBatchAsync, 13000)                                                                   \
+    X(cuMemcpy3DBatchAsync, 13000)
+
 struct cuda_api {
 #define X(name, version) PFN_##name##_v##version name;
     CUDA_API(X)
+    CUDA_API_OPTIONAL(X)
 #undef X
 };
 
@@ -68,9 +76,5 @@ extern struct cuda_api cuda;
 
 /* "CUDA_ERROR_X (sentence)" into text. */
 void cuda_error_text(CUresult r, char *text, size_t size);
-
-/* GPU memory in use by all processes, by the driver's management library; 0 when that is not there.
- * Needs no context. */
-uint64_t cuda_used_bytes(const uint8_t uuid[16]);
 
 #endif

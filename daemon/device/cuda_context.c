@@ -109,6 +109,8 @@ void gpu_context_close(struct gpu *g)
             (void)cuda.cuStreamDestroy(s->stream);
         *s = (struct gpu_stream){0};
     }
+    gpu_dma_close(g);
+    nvml_close(&g->nvml);
     if (g->items)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
@@ -122,13 +124,17 @@ void gpu_context_close(struct gpu *g)
 
 int gpu_context_open(struct gpu *g, struct device_job *job)
 {
-    uint64_t before = cuda_used_bytes(g->outbox.stats.uuid), after;
-    CUresult r = cuda.cuDeviceGet(&g->dev, g->ordinal);
+    uint64_t before, after;
+    CUresult r;
 
+    nvml_open(&g->nvml, g->outbox.stats.uuid);
+    before = nvml_used_bytes(&g->nvml);
+    r = cuda.cuDeviceGet(&g->dev, g->ordinal);
     if (r == CUDA_SUCCESS)
         r = cuda.cuDevicePrimaryCtxRetain(&g->context, g->dev);
     if (r != CUDA_SUCCESS) {
         g->context = NULL;
+        nvml_close(&g->nvml);
         return gpu_refuse(g, job, -EIO, r, "the GPU gives no context");
     }
     r = cuda.cuCtxSetCurrent(g->context);
@@ -140,13 +146,17 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         r = streams_create(g);
     if (r == CUDA_SUCCESS)
         r = launches_create(g);
+    if (r == CUDA_SUCCESS && gpu_dma_init(g) < 0)
+        r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r != CUDA_SUCCESS) {
         gpu_context_close(g);
         return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");
     }
-    after = cuda_used_bytes(g->outbox.stats.uuid);
+    after = nvml_used_bytes(&g->nvml);
     /* Roughly: others may have taken or freed memory meanwhile. */
     if (before != 0 && after > before)
         atomic_store(&g->context_bytes, after - before);
+    if (g->config.strategy != COPY_SM)
+        gpu_calibrate(g);
     return 0;
 }

@@ -4,8 +4,11 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
-#define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
+#define GPU_EVENTS_A_LOOK 64      /* asked in one go: each costs about a microsecond */
+#define GPU_BUSY_NS 200000000ull  /* how long what was seen of other kernels is believed */
+#define GPU_BUSY_RATIO 1.8        /* both directions at once, ours alone: 1.5 */
+#define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
+#define GPU_SEEN_MS 10            /* how long a worker that was seen alive is believed to be */
 
 /* ---- jobs that end ---- */
 
@@ -133,28 +136,102 @@ bool gpu_events_poll(struct gpu *g)
 
 /* ---- launches ---- */
 
+CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           uint32_t direction)
+{
+    uint32_t tiles = ucm_copy_tiles(largest_chunk);
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
+
+    return cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,
+                               arguments, NULL);
+}
+
+static CUresult launch_kernel(struct gpu *g, CUstream stream, const struct device_job *job,
+                              const struct job_piece *piece, struct ucm_copy_item *items,
+                              uint32_t direction)
+{
+    const struct gpu_region *mapping = job->region->mapping;
+    uint32_t largest = 0;
+
+    for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++)
+        if (job->region->planes[p].chunk > largest)
+            largest = job->region->planes[p].chunk;
+    return gpu_kernel_launch(g, stream,
+                             mapping->planes + piece->first_plane * sizeof(struct ucm_copy_plane),
+                             piece->n_planes, items, piece->n_items, largest, direction);
+}
+
+/* Do other processes' kernels run? Our own kernels tell best: beside others they take much longer
+ * than they should (kernel_seen). When none ran lately the driver is asked; its answer is up to a
+ * second old and counts ours too, which errs to the side that leaves the others alone. */
+static bool others_run(struct gpu *g)
+{
+    uint64_t now_ns = uv_hrtime();
+
+    if (now_ns >= g->busy_known_ns + GPU_BUSY_NS) {
+        g->busy = nvml_busy(&g->nvml);
+        g->busy_known_ns = now_ns;
+    }
+    return g->busy;
+}
+
+static void kernel_seen(struct gpu *g, enum ucm_copy_direction direction,
+                        const struct gpu_launch *l)
+{
+    const struct costs *c = &g->costs.of[direction];
+    uint64_t last_ns = g->streams[direction].done_ns;
+    uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
+
+    if (l->bytes < GPU_SEEN_BYTES)
+        return;
+    g->busy = (double)(now_ns - begun_ns) >
+              GPU_BUSY_RATIO * (c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+    g->busy_known_ns = now_ns;
+}
+
+static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *piece,
+                                        enum ucm_copy_direction direction, uint32_t extents)
+{
+    if (extents == 0)
+        return COPY_SM;
+    if (g->config.strategy != COPY_AUTO)
+        return g->config.strategy;
+    return costs_pick(&g->costs.of[direction], gpu_dma_extents(g), extents, piece->bytes,
+                      others_run(g));
+}
+
+static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, CUstream stream,
+                             const struct device_job *job, const struct job_piece *piece,
+                             enum ucm_copy_direction direction)
+{
+    uint32_t extents = 0;
+    CUresult r;
+
+    if (g->config.strategy != COPY_SM)
+        extents = gpu_dma_plan(g, job, piece, l->items);
+    l->strategy = strategy_pick(g, piece, direction, extents);
+    l->begun_ns = uv_hrtime();
+    r = l->strategy == COPY_DMA ? gpu_dma_launch(g, stream, direction, extents)
+                                : launch_kernel(g, stream, job, piece, l->items, direction);
+    if (r == CUDA_SUCCESS) {
+        atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);
+        atomic_fetch_add(&g->strategy_launches[l->strategy], 1);
+    }
+    return r;
+}
+
 static CUresult launch(struct gpu *g, struct gpu_stream *s, struct device_job *job)
 {
     struct gpu_launch *l = &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
-    const struct gpu_region *mapping = job->region->mapping;
-    uint32_t direction = s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP;
-    uint32_t largest = 0, tiles;
     struct job_piece piece;
-    CUdeviceptr planes;
     CUresult r;
 
     if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
         list_remove(&job->link);
-    for (uint32_t p = piece.first_plane; p < piece.first_plane + piece.n_planes; p++)
-        if (job->region->planes[p].chunk > largest)
-            largest = job->region->planes[p].chunk;
-    tiles = ucm_copy_tiles(largest);
-    planes = mapping->planes + piece.first_plane * sizeof(struct ucm_copy_plane);
     memcpy(l->items, &job->items[piece.first_item], piece.n_items * sizeof(*l->items));
-
-    void *arguments[] = {&planes, &piece.n_planes, &l->items, &piece.n_items, &tiles, &direction};
-    r = cuda.cuLaunchKernel(g->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, s->stream,
-                            arguments, NULL);
+    r = launch_piece(g, l, s->stream, job, &piece,
+                     s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP);
     if (r != CUDA_SUCCESS)
         return r;
     r = cuda.cuEventRecord(l->done, s->stream);
@@ -233,6 +310,9 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
             gpu_fail(g, r, "a copy failed");
             return true;
         }
+        if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO)
+            kernel_seen(g, direction, l);
+        s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;
         s->bytes -= l->bytes;

@@ -122,6 +122,16 @@ int gpu_memory_need(struct gpu *g, struct device_job *job)
     return rc;
 }
 
+uint32_t gpu_memory_pin_of(const struct gpu_memory *m, uint64_t begin, uint64_t bytes)
+{
+    size_t i = pin_after(m, begin);
+    const struct gpu_pin *p = &m->pins[i];
+
+    if (i == m->n || begin < p->base || begin + bytes > p->base + p->bytes)
+        return 0;
+    return (uint32_t)i + 1;
+}
+
 void gpu_memory_pin_one(struct gpu *g)
 {
     for (size_t i = 0; i < g->memory.n; i++) {

@@ -235,6 +235,16 @@ static void mapping_free(struct gpu_region *mapping)
     free(mapping);
 }
 
+/* Handles of one allocation share its first map. */
+static uint32_t memory_of(const struct gpu_region *mapping, uint32_t handle)
+{
+    uint32_t i = 0;
+
+    while (mapping->maps[i].address != mapping->maps[handle].address)
+        i++;
+    return i;
+}
+
 /* The kernel reads the planes from GPU memory: over the bus each look at them would cost as much as
  * the chunk's first bytes. */
 static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
@@ -248,6 +258,7 @@ static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_regio
 
         region->planes[p].base = mapping->maps[spec->handle].address +
                                  region->handles[spec->handle].offset + spec->offset;
+        region->planes[p].memory = memory_of(mapping, (uint32_t)spec->handle);
     }
     r = cuda.cuMemAlloc(&mapping->planes, size);
     if (r == CUDA_SUCCESS)

@@ -18,6 +18,7 @@
 #define UCMD_DEVICE_DEVICE_H
 
 #include "daemon/base/list.h"
+#include "daemon/device/plan.h"
 #include "kernels/copy.h"
 #include "proto/errors.h"
 #include "proto/messages.h"
@@ -96,6 +97,8 @@ struct device_stats {
     uint8_t uuid[UCM_UUID_BYTES];
     bool cuda, failed; /* failed: a sticky error; the daemon must restart */
     uint64_t jobs, load_bytes, dump_bytes, regions, context_bytes;
+    /* cuda: launches, and the bytes that they moved, by enum copy_strategy. */
+    uint64_t launches[COPY_STRATEGIES], bytes[COPY_STRATEGIES];
 };
 
 struct device_ops {
@@ -120,6 +123,9 @@ struct device {
 struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
+    enum copy_strategy strategy;
+    const char *calibration; /* folder where a GPU's costs are kept; NULL or "": nowhere; alive as
+                                long as the devices */
     /* Called on the loop when a device has failed for good (sticky CUDA error); once a device. */
     void (*failed)(void *ctx, const char *why);
     /* Called on the loop once the GPUs are known, where device_set_new did not wait for that; gpus

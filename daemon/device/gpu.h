@@ -1,6 +1,6 @@
 /* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
- * of a copy, cuda_region.c what regions map, cuda_memory.c the pinning of slots, cuda_context.c the
- * context and its loss.
+ * of a copy, cuda_dma.c its form on the copy engines, cuda_calibrate.c what it costs, cuda_region.c
+ * what regions map, cuda_memory.c the pinning of slots, cuda_context.c the context and its loss.
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
@@ -9,18 +9,21 @@
 #ifndef UCMD_DEVICE_GPU_H
 #define UCMD_DEVICE_GPU_H
 
+#include "daemon/device/costs.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/cuda_api.h"
+#include "daemon/device/nvml.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 
 #include <stdatomic.h>
 
 #define GPU_LAUNCHES 16                /* under way in one direction */
-#define GPU_LAUNCH_BYTES (32ull << 20) /* of one launch; a chunk larger than that is not cut */
+#define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a chunk larger than that is not cut */
 #define GPU_LAUNCH_ITEMS 4096
+#define GPU_DMA_EXTENTS 4096u /* of one launch */
 #define GPU_AHEAD_BYTES                                                                            \
-    (64ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
+    (32ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
                    */
 
 /* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs
@@ -30,6 +33,8 @@ struct gpu_launch {
     struct device_job *job;
     struct ucm_copy_item *items;
     uint64_t bytes;
+    enum copy_strategy strategy;
+    uint64_t begun_ns;
 };
 
 /* One direction: its launches finish in the order in which they were made. */
@@ -38,6 +43,7 @@ struct gpu_stream {
     struct gpu_launch launches[GPU_LAUNCHES];
     uint32_t oldest, n;
     uint64_t bytes;
+    uint64_t done_ns; /* when the last one was seen done */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -78,6 +84,7 @@ struct gpu {
     /* Written by the thread, read by the loop. `why` is set before `failed`. */
     atomic_bool failed;
     atomic_ullong context_bytes;
+    atomic_ullong strategy_bytes[COPY_STRATEGIES], strategy_launches[COPY_STRATEGIES];
     char why[240];
 
     /* The thread's. */
@@ -92,8 +99,13 @@ struct gpu {
     struct list waiting;
     struct list opened; /* IPC memory, struct gpu_ipc */
     struct gpu_memory memory;
-    uint64_t moved_ns;   /* when something last went on */
-    uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
+    struct gpu_dma *dma; /* scratch */
+    struct nvml nvml;
+    struct costs_table costs;
+    bool busy;              /* other processes' kernels run, */
+    uint64_t busy_known_ns; /* as seen then */
+    uint64_t moved_ns;      /* when something last went on */
+    uint64_t expired_ms;    /* when deadlines of queued copies were last looked at */
 };
 
 /* ---- cuda_context.c ---- */
@@ -118,6 +130,29 @@ bool gpu_events_poll(struct gpu *g);
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
+
+/* The copy kernel over planes in GPU memory and pinned items. */
+CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
+                           struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
+                           uint32_t direction);
+
+/* ---- cuda_calibrate.c ---- */
+
+/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. */
+void gpu_calibrate(struct gpu *g);
+
+/* ---- cuda_dma.c ---- */
+
+int gpu_dma_init(struct gpu *g); /* 0 or -ENOMEM */
+void gpu_dma_close(struct gpu *g);
+/* The extents of a piece, kept for gpu_dma_launch; notes in the items which memory their slots lie
+ * in. 0: the piece is none for the copy engines, it has too many extents. */
+uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                      struct ucm_copy_item *items);
+struct plan_extent *gpu_dma_extents(struct gpu *g); /* those that gpu_dma_plan keeps */
+/* Sends the n extents on their way. After an error nothing of them is under way. */
+CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
+                        uint32_t n);
 
 /* ---- cuda_region.c ---- */
 
@@ -150,6 +185,8 @@ void gpu_event_close(struct device_job *job); /* harmless when none is open */
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
 /* Sees that all slots of the job lie in memory that was added, and pins what is not pinned yet. */
 int gpu_memory_need(struct gpu *g, struct device_job *job);
+/* Names the pinned piece that holds all of the range; 0: no single one does. */
+uint32_t gpu_memory_pin_of(const struct gpu_memory *m, uint64_t begin, uint64_t bytes);
 /* Pins one more piece, when the thread has nothing else to do. */
 void gpu_memory_pin_one(struct gpu *g);
 void gpu_memory_close(struct gpu *g);

@@ -75,7 +75,7 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
         struct device_stats ds;
 
         d->ops->stats(d, &ds);
-        msgpack_pack_map(pk, 9);
+        msgpack_pack_map(pk, 13);
         pack_text(pk, "name", ds.name);
         pack_bin(pk, "uuid", ds.uuid, sizeof(ds.uuid));
         pack_flag(pk, "cuda", ds.cuda);
@@ -85,6 +85,10 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
         proto_pack_u64(pk, "dump_bytes", ds.dump_bytes);
         proto_pack_u64(pk, "regions", ds.regions);
         proto_pack_u64(pk, "context_bytes", ds.context_bytes);
+        proto_pack_u64(pk, "dma_launches", ds.launches[COPY_DMA]);
+        proto_pack_u64(pk, "dma_bytes", ds.bytes[COPY_DMA]);
+        proto_pack_u64(pk, "sm_launches", ds.launches[COPY_SM]);
+        proto_pack_u64(pk, "sm_bytes", ds.bytes[COPY_SM]);
     }
 }
 

@@ -106,13 +106,29 @@ static void receive(struct test_worker *w)
         memcpy(&w->fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(w->fd));
 }
 
-bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
-               unsigned ms)
+void worker_begin(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+                  unsigned ms)
 {
     struct worker_request q = {op, ms, bytes, offset};
 
     if (send(w->socket, &q, sizeof(q), MSG_NOSIGNAL) != (ssize_t)sizeof(q))
         die("the worker is gone");
+}
+
+bool worker_ended(struct test_worker *w)
+{
+    struct pollfd p = {w->socket, POLLIN, 0};
+
+    if (poll(&p, 1, 0) != 1)
+        return false;
+    receive(w);
+    return true;
+}
+
+bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+               unsigned ms)
+{
+    worker_begin(w, op, bytes, offset, ms);
     receive(w);
     return w->reply.error == 0;
 }
@@ -137,6 +153,18 @@ static void failed_cb(void *ctx, const char *why)
     snprintf(t->why, sizeof(t->why), "%s", why);
 }
 
+/* Tests run once for each strategy: UCM_TEST_STRATEGY names it. */
+static enum copy_strategy strategy_wanted(void)
+{
+    const char *name = getenv("UCM_TEST_STRATEGY");
+
+    if (name && strcmp(name, "dma") == 0)
+        return COPY_DMA;
+    if (name && strcmp(name, "sm") == 0)
+        return COPY_SM;
+    return COPY_AUTO;
+}
+
 static void found_cb(void *ctx, uint32_t gpus, const char *note)
 {
     struct test_device *t = ctx;
@@ -149,6 +177,8 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
 {
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_AUTO,
+                                   .strategy = strategy_wanted(),
+                                   .calibration = getenv("UCM_TEST_CALIBRATION"),
                                    .failed = failed_cb,
                                    .found = found_cb,
                                    .ctx = t};
@@ -172,6 +202,7 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
     t->slots = mmap(NULL, slots_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (t->slots == MAP_FAILED)
         die("slots");
+    (void)madvise(t->slots, slots_bytes, MADV_HUGEPAGE); /* as the arena asks */
     memset(t->slots, 0, slots_bytes);
     if (device_set_memory_add(t->set, t->slots, slots_bytes) < 0)
         die("memory_add");

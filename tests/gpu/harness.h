@@ -33,7 +33,11 @@ void worker_start(struct test_worker *w);
 /* Exits the test when the worker does not answer; returns whether CUDA was content there. */
 bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
                unsigned ms);
-void worker_kill(struct test_worker *w); /* SIGKILL, and reaps it */
+/* The two halves of worker_do, to do something meanwhile. */
+void worker_begin(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+                  unsigned ms);
+bool worker_ended(struct test_worker *w); /* without waiting: the reply has come */
+void worker_kill(struct test_worker *w);  /* SIGKILL, and reaps it */
 
 /* ---- the device ---- */
 

@@ -22,7 +22,12 @@ enum worker_op {
     WORKER_EVENT_DESTROY, /* the event */
     WORKER_RELEASE,
     WORKER_FREE_BYTES, /* value: free GPU memory */
-    WORKER_DMA,        /* value: bytes a second of one large copy; offset 0 to the GPU, 1 from it */
+    WORKER_BUSY,       /* begins to multiply matrices without pause, on a thread */
+    WORKER_BUSY_COUNT, /* value: how many it has multiplied; it goes on */
+    WORKER_BUSY_END,
+    WORKER_CHAIN, /* for ms: kernels of about 50 us, each waited for; value: the p99 of their time
+                     in ns, handle: the median (u64) */
+    WORKER_DMA,   /* value: bytes a second of one large copy; offset 0 to the GPU, 1 from it */
 };
 
 struct worker_request {

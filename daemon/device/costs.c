@@ -1,0 +1,177 @@
+#include "daemon/device/costs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define VERSION 1
+
+/* The engines leave the SMs and their path to memory alone: an idle GPU may be busy a moment later,
+ * so that the kernel must be faster by this. */
+#define KERNEL_GAIN_IDLE 1.15
+/* Beside another process: measured at 0.4 of its speed, in turns of about 2 ms, and it takes as
+ * much from the other as it lasts. */
+#define KERNEL_SLOWER_BUSY 2.5
+#define KERNEL_GAIN_BUSY 3.0
+#define KERNEL_UNDISTURBED                                                                         \
+    1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
+
+/* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
+ * process's speed, where rows took nothing. */
+#define RUN_LEAST 32768u
+
+void costs_default(struct costs_table *t)
+{
+    t->of[UCM_COPY_LOAD] = (struct costs){.byte_ns = 0.0180,
+                                          .run_ns = {414, 1150, 1524, 5030},
+                                          .op_ns = 1700,
+                                          .row_ns = 100,
+                                          .kernel_ns = 9000,
+                                          .kernel_byte_ns = 0.0195};
+    t->of[UCM_COPY_DUMP] = (struct costs){.byte_ns = 0.0180,
+                                          .run_ns = {277, 371, 1513, 5030},
+                                          .op_ns = 1700,
+                                          .row_ns = 80,
+                                          .kernel_ns = 9000,
+                                          .kernel_byte_ns = 0.0191};
+}
+
+/* ---- text ---- */
+
+void costs_format(const struct costs_table *t, const char *of, char text[COSTS_TEXT_BYTES])
+{
+    int n = snprintf(text, COSTS_TEXT_BYTES, "ucm-copy %d %s", VERSION, of);
+
+    for (unsigned i = 0; i < 2 && n < COSTS_TEXT_BYTES; i++) {
+        const struct costs *c = &t->of[i];
+
+        n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n),
+                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns, c->run_ns[0],
+                      c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns, c->row_ns, c->kernel_ns,
+                      c->kernel_byte_ns);
+    }
+    if (n < COSTS_TEXT_BYTES - 1)
+        memcpy(text + n, "\n", 2);
+}
+
+static bool within(double v, double low, double high)
+{
+    return v >= low && v <= high; /* false for NaN */
+}
+
+/* From 0.1 to 10,000 GB/s, and no step longer than 100 ms. */
+bool costs_sound(const struct costs_table *t)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        const struct costs *c = &t->of[i];
+
+        if (!within(c->byte_ns, 1e-4, 10) || !within(c->kernel_byte_ns, 1e-4, 10) ||
+            !within(c->op_ns, 0, 1e8) || !within(c->row_ns, 0, 1e8) ||
+            !within(c->kernel_ns, 0, 1e8))
+            return false;
+        for (unsigned w = 0; w < COSTS_WIDTHS; w++)
+            if (!within(c->run_ns[w], 1, 1e8))
+                return false;
+    }
+    return true;
+}
+
+int costs_parse(struct costs_table *t, const char *of, const char *text)
+{
+    struct costs_table read;
+    char head[256];
+    size_t length = (size_t)snprintf(head, sizeof(head), "ucm-copy %d %s ", VERSION, of);
+
+    if (length >= sizeof(head) || strncmp(text, head, length) != 0)
+        return -EINVAL;
+    text += length;
+    for (unsigned i = 0; i < 2; i++) {
+        struct costs *c = &read.of[i];
+        int n = 0;
+
+        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
+                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->row_ns,
+                   &c->kernel_ns, &c->kernel_byte_ns, &n) != 9)
+            return -EINVAL;
+        text += n;
+    }
+    if (*text != '\0' || !costs_sound(&read))
+        return -EINVAL;
+    *t = read;
+    return 0;
+}
+
+bool costs_undisturbed(const struct costs_table *t)
+{
+    return t->of[0].kernel_byte_ns < KERNEL_UNDISTURBED * t->of[0].byte_ns &&
+           t->of[1].kernel_byte_ns < KERNEL_UNDISTURBED * t->of[1].byte_ns;
+}
+
+/* ---- estimates ---- */
+
+/* Between the measured widths a straight line; beyond the last, the bus's speed. */
+static double run_ns(const struct costs *c, uint64_t width)
+{
+    uint64_t at = COSTS_WIDTH_FIRST;
+    unsigned i = 0;
+
+    if (width <= at)
+        return c->run_ns[0];
+    for (; i + 1 < COSTS_WIDTHS && width > 4 * at; i++)
+        at *= 4;
+    if (i + 1 == COSTS_WIDTHS)
+        return c->run_ns[i] + (double)(width - at) * c->byte_ns;
+    return c->run_ns[i] +
+           (c->run_ns[i + 1] - c->run_ns[i]) * (double)(width - at) / (double)(3 * at);
+}
+
+static double extent_ns(const struct costs *c, const struct plan_extent *e)
+{
+    return e->rows == 1 ? run_ns(c, e->width)
+                        : c->op_ns + e->rows * (c->row_ns + (double)e->width * c->byte_ns);
+}
+
+uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t n, uint32_t max)
+{
+    uint32_t total = n;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct plan_extent *e = &extents[i];
+        struct plan_extent run = {e->slot, e->page, e->width, e->width, e->width, 1};
+
+        if (e->rows == 1 || e->width < RUN_LEAST || e->rows - 1 > max - total ||
+            e->rows * run_ns(c, e->width) >= extent_ns(c, e))
+            continue;
+        for (uint32_t row = 1; row < e->rows; row++) {
+            extents[total] = run;
+            extents[total].slot += row * e->slot_pitch;
+            extents[total++].page += row * e->page_pitch;
+        }
+        *e = run;
+    }
+    return total;
+}
+
+double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n)
+{
+    double ns = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        ns += extent_ns(c, &extents[i]);
+    return ns;
+}
+
+enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,
+                              uint64_t bytes, bool busy)
+{
+    double kernel_ns = c->kernel_ns + (double)bytes * c->kernel_byte_ns;
+    double gain = KERNEL_GAIN_IDLE;
+
+    if (n == 0)
+        return COPY_SM;
+    if (busy) {
+        kernel_ns *= KERNEL_SLOWER_BUSY;
+        gain = KERNEL_GAIN_BUSY;
+    }
+    return costs_dma_ns(c, extents, n) <= gain * kernel_ns ? COPY_DMA : COPY_SM;
+}

@@ -1,0 +1,53 @@
+/* What copies cost on one GPU: measured once, kept in a file, and asked before each launch.
+ *
+ * A table has one row a direction, all in nanoseconds. The model: a run costs what was measured for
+ * runs of its width; an extent of rows costs op_ns to begin, row_ns a row and byte_ns a byte; the
+ * kernel costs kernel_ns to begin and kernel_byte_ns a byte. While other processes use
+ * the GPU's SMs, kernels take turns with theirs, and the copy engines don't.
+ * Pure computation. Any thread. */
+#ifndef UCMD_DEVICE_COSTS_H
+#define UCMD_DEVICE_COSTS_H
+
+#include "daemon/device/plan.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define COSTS_WIDTHS 4
+#define COSTS_WIDTH_FIRST 4096u /* and each next one four times that */
+#define COSTS_TEXT_BYTES 1024
+
+struct costs {
+    double byte_ns;              /* of one large transfer */
+    double run_ns[COSTS_WIDTHS]; /* a run of that width, one of many in a batch */
+    double op_ns, row_ns;
+    double kernel_ns, kernel_byte_ns;
+};
+
+struct costs_table {
+    struct costs of[2]; /* by enum ucm_copy_direction */
+};
+
+/* An H200's, for a GPU that could not be measured. */
+void costs_default(struct costs_table *t);
+
+/* As text, one line, and back: 0, or -EINVAL when it is of another GPU or driver (`of`: both in one
+ * word), of another version of this format, or its figures are none that a GPU could have. */
+void costs_format(const struct costs_table *t, const char *of, char text[COSTS_TEXT_BYTES]);
+int costs_parse(struct costs_table *t, const char *of, const char *text);
+/* Were they measured on a GPU that nobody else used? Beside others the kernel falls far behind. */
+bool costs_undisturbed(const struct costs_table *t);
+bool costs_sound(const struct costs_table *t);
+
+double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n);
+
+/* Cuts extents of rows into runs where a batch of these costs less. Returns how many there are
+ * then; an extent is left whole when the pieces would be more than `max`. */
+uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t n, uint32_t max);
+
+/* COPY_DMA or COPY_SM for a piece of so many bytes; n extents, 0: it is none for the engines.
+ * `busy`: other processes' kernels run. A kernel must save much to be worth their time. */
+enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,
+                              uint64_t bytes, bool busy);
+
+#endif

@@ -1,0 +1,207 @@
+/* What copies cost on this GPU: read from the file of an earlier start, or measured. */
+#include "daemon/device/gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BYTES (16ull << 20) /* moved by one measurement at most */
+#define ROUNDS 3
+#define LIMIT_NS 1000000000ull
+#define KERNEL_CHUNK 65536u
+
+struct bench {
+    struct gpu *g;
+    enum ucm_copy_direction direction;
+    CUdeviceptr pages, planes;
+    void *slots;
+    uint64_t end_ns; /* when to give up */
+    CUresult r;
+};
+
+/* ---- one measurement ---- */
+
+/* Rows lie as far apart as layers do: as far as the memory allows. */
+static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
+{
+    uint32_t n = (uint32_t)(bytes / width / rows);
+    struct plan_extent *extents = gpu_dma_extents(b->g);
+
+    for (uint32_t i = 0; i < n; i++)
+        extents[i] = (struct plan_extent){.slot = (uint64_t)(uintptr_t)b->slots + i * rows * width,
+                                          .page = b->pages + i * 2 * width,
+                                          .slot_pitch = width,
+                                          .page_pitch = rows > 1 ? 2 * BYTES / rows : width,
+                                          .width = width,
+                                          .rows = rows};
+    return gpu_dma_launch(b->g, b->g->streams[b->direction].stream, b->direction, n);
+}
+
+static CUresult copy_kernel(struct bench *b, uint64_t bytes)
+{
+    uint32_t n = (uint32_t)(bytes / KERNEL_CHUNK);
+    struct ucm_copy_item *items = b->g->items;
+
+    for (uint32_t i = 0; i < n; i++)
+        items[i] = (struct ucm_copy_item){
+            .slot = (uint64_t)(uintptr_t)b->slots + i * (uint64_t)KERNEL_CHUNK, .block = i};
+    return gpu_kernel_launch(b->g, b->g->streams[b->direction].stream, b->planes, 1, items, n,
+                             KERNEL_CHUNK, b->direction);
+}
+
+/* The best of some rounds, in ns. width 0: by the kernel. */
+static double measure(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
+{
+    double best = 1e12;
+
+    for (unsigned i = 0; i <= ROUNDS && b->r == CUDA_SUCCESS; i++) {
+        uint64_t begin = uv_hrtime();
+        double ns;
+
+        b->r = width == 0 ? copy_kernel(b, bytes) : copy_extents(b, width, rows, bytes);
+        if (b->r == CUDA_SUCCESS)
+            b->r = cuda.cuStreamSynchronize(b->g->streams[b->direction].stream);
+        ns = (double)(uv_hrtime() - begin);
+        if (i > 0 && ns < best) /* the first pays for what is made at first use */
+            best = ns;
+        if (uv_hrtime() > b->end_ns && b->r == CUDA_SUCCESS)
+            b->r = CUDA_ERROR_TIMEOUT;
+    }
+    return best;
+}
+
+static double at_least_0(double v)
+{
+    return v > 0 ? v : 0;
+}
+
+static void measure_direction(struct bench *b, struct costs *c)
+{
+    const uint64_t small = BYTES / 4;
+    double least = measure(b, 0, 1, KERNEL_CHUNK), one = measure(b, small, 1, small);
+    uint64_t width = COSTS_WIDTH_FIRST;
+    double few, many;
+
+    c->byte_ns = (measure(b, BYTES, 1, BYTES) - one) / (double)(BYTES - small);
+    for (unsigned i = 0; i < COSTS_WIDTHS; i++, width *= 4)
+        c->run_ns[i] = measure(b, width, 1, BYTES) / (double)(BYTES / width);
+    few = measure(b, 4096, 8, small) / (double)(small / 32768);
+    many = measure(b, 4096, 32, small) / (double)(small / 131072);
+    c->row_ns = at_least_0((many - few) / 24 - 4096 * c->byte_ns);
+    c->op_ns = at_least_0(few - 8 * (c->row_ns + 4096 * c->byte_ns));
+    c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);
+    c->kernel_ns = at_least_0(least - KERNEL_CHUNK * c->kernel_byte_ns);
+}
+
+/* Pages lie 2 x KERNEL_CHUNK apart for the kernel, as for the engines. */
+static CUresult bench_open(struct bench *b)
+{
+    struct ucm_copy_plane plane = {.stride = 2 * KERNEL_CHUNK, .chunk = KERNEL_CHUNK};
+    CUresult r = cuda.cuMemAlloc(&b->pages, 2 * BYTES);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemAlloc(&b->planes, sizeof(plane));
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemHostAlloc(&b->slots, BYTES, CU_MEMHOSTALLOC_PORTABLE);
+    plane.base = b->pages;
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemcpyHtoD(b->planes, &plane, sizeof(plane));
+    if (r == CUDA_SUCCESS)
+        memset(b->slots, 0, BYTES);
+    return r;
+}
+
+static void bench_close(struct bench *b)
+{
+    for (unsigned i = 0; i < 2; i++)
+        (void)cuda.cuStreamSynchronize(b->g->streams[i].stream);
+    if (b->slots)
+        (void)cuda.cuMemFreeHost(b->slots);
+    if (b->planes)
+        (void)cuda.cuMemFree(b->planes);
+    if (b->pages)
+        (void)cuda.cuMemFree(b->pages);
+}
+
+static int measure_all(struct gpu *g, struct costs_table *t)
+{
+    struct bench b = {.g = g, .end_ns = uv_hrtime() + LIMIT_NS};
+
+    b.r = bench_open(&b);
+    for (unsigned i = 0; i < 2 && b.r == CUDA_SUCCESS; i++) {
+        b.direction = i;
+        measure_direction(&b, &t->of[i]);
+    }
+    bench_close(&b);
+    return b.r == CUDA_SUCCESS && costs_sound(t) ? 0 : -EIO;
+}
+
+/* ---- the file ---- */
+
+static void file_name(const struct gpu *g, const char *end, char path[256])
+{
+    int n = snprintf(path, 256, "%.160s/copy-", g->config.calibration);
+
+    for (unsigned i = 0; i < UCM_UUID_BYTES && n < 230; i++)
+        n += snprintf(path + n, 256 - (size_t)n, "%02x", g->outbox.stats.uuid[i]);
+    snprintf(path + n, 256 - (size_t)n, "%s", end);
+}
+
+static int file_read(const struct gpu *g, const char *of, struct costs_table *t)
+{
+    char path[256], text[COSTS_TEXT_BYTES];
+    ssize_t n;
+    int fd;
+
+    file_name(g, "", path);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return -errno;
+    n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n < 0)
+        return -EIO;
+    text[n] = '\0';
+    return costs_parse(t, of, text);
+}
+
+/* Without the file the next start measures again. */
+static void file_write(const struct gpu *g, const char *of, const struct costs_table *t)
+{
+    char path[256], fresh[256], text[COSTS_TEXT_BYTES];
+    ssize_t n;
+    int fd;
+
+    file_name(g, "", path);
+    file_name(g, ".new", fresh);
+    costs_format(t, of, text);
+    (void)unlink(fresh);
+    fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0)
+        return;
+    n = write(fd, text, strlen(text));
+    if (close(fd) != 0 || n != (ssize_t)strlen(text) || rename(fresh, path) != 0)
+        (void)unlink(fresh);
+}
+
+void gpu_calibrate(struct gpu *g)
+{
+    bool kept = g->config.calibration && g->config.calibration[0] != '\0';
+    char of[128], driver[80];
+    int version = 0;
+
+    nvml_driver(&g->nvml, driver);
+    (void)cuda.cuDriverGetVersion(&version);
+    for (char *p = driver; *p; p++)
+        if (*p <= ' ')
+            *p = '_';
+    snprintf(of, sizeof(of), "%d/%s", version, driver);
+    if (kept && file_read(g, of, &g->costs) == 0)
+        return;
+    if (measure_all(g, &g->costs) < 0)
+        costs_default(&g->costs);
+    else if (kept && costs_undisturbed(&g->costs))
+        file_write(g, of, &g->costs);
+}
