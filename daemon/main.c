@@ -129,6 +129,7 @@ int main(int argc, char **argv)
     descriptors_raise();
     if (threads_set(config.nvme_threads) != 0 || server_new(&config, &o.from, &server, text) != 0) {
         fprintf(stderr, "ucmd: %s\n", text);
+        free(o.sets);
         return 1;
     }
     status = server_run(server);
