@@ -339,6 +339,7 @@ int server_new(struct config *config, const struct server_sources *sources, stru
     if (rc != 0) {
         if (text[0] == '\0')
             snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
+        arena_free(s->arena); /* joins its thread */
         return rc; /* the process ends: nothing is served yet, and the kernel takes back the rest */
     }
     *config = (struct config){0};

@@ -174,6 +174,8 @@ void nvme_restore_start(struct tier *t);
 
 int nvme_checkpoint_open(struct tier *t);
 void nvme_checkpoint_close(struct tier *t);
+/* Something was written: one may be due in a while. */
+void nvme_checkpoint_later(struct tier *t);
 /* Blocks until it is on stable storage. */
 void nvme_checkpoint_last(struct tier *t);
 

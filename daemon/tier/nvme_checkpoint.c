@@ -191,6 +191,17 @@ static bool file_ended(struct nvme_checkpoint *k)
     return true;
 }
 
+static void timer_cb(uv_timer_t *timer);
+
+/* No timer of its own runs while nothing is written: an idle daemon sleeps. */
+void nvme_checkpoint_later(struct tier *t)
+{
+    struct nvme_checkpoint *k = t->checkpoint;
+
+    if (k && !uv_is_active((uv_handle_t *)&k->timer))
+        (void)uv_timer_start(&k->timer, timer_cb, TICK_MS, 0); /* refuses a closing handle only */
+}
+
 static void begin(struct nvme_checkpoint *k, const char *suffix)
 {
     k->suffix = suffix;
@@ -246,8 +257,12 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_checkpoint *k = timer->data;
     uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
 
-    if (k->busy || nvme_recovering(k->tier) || written < DUE_BYTES || written < DUE_SHARE * k->size)
+    if (written < DUE_BYTES || written < DUE_SHARE * k->size)
+        return; /* the next write comes here again */
+    if (k->busy || nvme_recovering(k->tier)) {
+        nvme_checkpoint_later(k->tier);
         return;
+    }
     begin(k, ".tmp");
     if (!file_next(k))
         return;
@@ -277,7 +292,6 @@ int nvme_checkpoint_open(struct tier *t)
     }
     k->timer.data = k;
     uv_unref((uv_handle_t *)&k->timer);
-    (void)uv_timer_start(&k->timer, timer_cb, TICK_MS, TICK_MS); /* refuses a closing handle only */
     t->checkpoint = k;
     return 0;
 }

@@ -557,6 +557,7 @@ static void write_finish(struct nvme_op *op, int status)
     for (unsigned i = 0; i < n; i++)
         ios[i]->done(ios[i], status);
     KILL_POINT("write-told");
+    nvme_checkpoint_later(t);
     nvme_sync_pump(t, d);
     pump_reads(t, d);
     pump_writes(t);

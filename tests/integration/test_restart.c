@@ -304,6 +304,22 @@ Test(restart, the_tail_behind_a_checkpoint_is_scanned)
     expect_all(500, BLOCKS);
 }
 
+/* Written while the daemon serves, when enough has been stored. */
+Test(restart, a_running_daemon_writes_checkpoints)
+{
+    open_host();
+    for (unsigned i = 0; i < 40; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    wait_written(40 * BLOCKS);
+    cr_assert(metric_reaches(w.client, "nvme_checkpoints", 1, 20000));
+    worker_store(&w, 40 * BLOCKS, BLOCKS);
+    wait_written(41 * BLOCKS);
+    restart(stop_kill, NULL);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 41 * BLOCKS);
+    for (unsigned i = 0; i <= 40; i++)
+        expect_all(i * BLOCKS, BLOCKS);
+}
+
 /* ---- the checker ---- */
 
 /* The exit status of ucmctl verify --offline; its output in `out`. */

@@ -1,0 +1,134 @@
+/* The bytes that restarts depend on: checkpoint records, names and identities, whole and damaged.
+ */
+#include "daemon/index/index.h"
+#include "daemon/tier/checkpoint_format.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#define ENTRIES 5u
+
+static uint8_t record[2048];
+
+static size_t record_make(void)
+{
+    struct checkpoint_record r = {
+        .segment = 7, .from = 10, .to = 40, .entries = ENTRIES, .sequence = 99, .stride = 8192};
+
+    memset(r.uuid, 3, sizeof(r.uuid));
+    for (uint32_t i = 0; i < ENTRIES; i++) {
+        struct nvme_slot_header h = {.slot = 10 + i,
+                                     .payload_bytes = 4000 + i,
+                                     .key_bytes = 32,
+                                     .part = i,
+                                     .sequence = 1000 + i,
+                                     .checksum = i};
+
+        h.key[31] = (uint8_t)i;
+        h.fingerprint[0] = (uint8_t)(i + 1);
+        checkpoint_entry_encode(record, i, &h);
+    }
+    checkpoint_record_seal(record, &r);
+    return checkpoint_record_bytes(ENTRIES);
+}
+
+Test(checkpoint, records_come_back)
+{
+    struct checkpoint_record r;
+    struct nvme_slot_header h;
+    size_t n = record_make();
+
+    cr_assert_eq(checkpoint_record_decode(record, n, &r), 0);
+    cr_assert_eq(r.segment, 7u);
+    cr_assert_eq(r.from, 10u);
+    cr_assert_eq(r.to, 40u);
+    cr_assert_eq(r.sequence, 99u);
+    cr_assert_eq(r.stride, 8192u);
+    for (uint32_t i = 0; i < ENTRIES; i++) {
+        cr_assert(checkpoint_entry_decode(record, i, &h));
+        cr_assert_eq(h.slot, 10 + i);
+        cr_assert_eq(h.payload_bytes, 4000 + i);
+        cr_assert_eq(h.part, i);
+        cr_assert_eq(h.sequence, 1000 + i);
+        cr_assert_eq(h.key[31], i);
+        cr_assert_eq(h.fingerprint[0], i + 1);
+    }
+}
+
+Test(checkpoint, no_flipped_bit_passes)
+{
+    struct checkpoint_record r;
+    size_t n = record_make();
+
+    for (size_t bit = 0; bit < 8 * n; bit++) {
+        record[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        cr_assert_neq(checkpoint_record_decode(record, n, &r), 0, "bit %zu", bit);
+        record[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (size_t cut = 0; cut < n; cut++)
+        cr_assert_eq(checkpoint_record_decode(record, cut, &r), -EAGAIN);
+}
+
+Test(checkpoint, identities_come_back_or_are_refused)
+{
+    const uint32_t shards[] = {3, 5};
+    const uint8_t salt[] = {1, 2, 3};
+    struct ns_identity id = {.tenant = "uid:1",
+                             .model = "m",
+                             .revision = "",
+                             .dtype = "bf16",
+                             .layout = "l/1",
+                             .block_tokens = 16,
+                             .key_bytes = 20,
+                             .parts = 2,
+                             .shards = shards,
+                             .shard_bytes = 4096,
+                             .salt = salt,
+                             .salt_bytes = sizeof(salt)};
+    uint8_t bytes[NS_CANONICAL_MAX], one[UCM_FINGERPRINT_BYTES], two[UCM_FINGERPRINT_BYTES];
+    struct ns_identity_memory memory;
+    struct ns_identity back;
+    int n = ns_identity_encode(&id, bytes, sizeof(bytes));
+
+    cr_assert_gt(n, 0);
+    cr_assert_eq(ns_identity_decode(bytes, (size_t)n, &memory, &back), 0);
+    cr_assert_str_eq(back.tenant, "uid:1");
+    cr_assert_str_eq(back.revision, "");
+    cr_assert_eq(back.shards[1], 5u);
+    cr_assert_eq(ns_fingerprint(&id, one), 0);
+    cr_assert_eq(ns_fingerprint(&back, two), 0);
+    cr_assert_arr_eq(one, two, sizeof(one));
+    for (int cut = 0; cut < n; cut++)
+        cr_assert_eq(ns_identity_decode(bytes, (size_t)cut, &memory, &back), -EBADMSG);
+    cr_assert_eq(ns_identity_decode(bytes, (size_t)n + 1, &memory, &back), -EBADMSG);
+    cr_assert_eq(ns_identity_encode(&id, bytes, (size_t)n - 1), -ENOSPC);
+    /* any other bytes are refused or are an identity of their own; never a crash */
+    for (int i = 0; i < n; i++)
+        for (unsigned v = 0; v < 256; v += 51) {
+            uint8_t was = bytes[i];
+
+            bytes[i] = (uint8_t)v;
+            (void)ns_identity_decode(bytes, (size_t)n, &memory, &back);
+            bytes[i] = was;
+        }
+}
+
+Test(checkpoint, names_come_back)
+{
+    static struct nvme_name name, back;
+    static uint8_t page[NVME_PAGE];
+
+    name.identity_bytes = NVME_NAME_BYTES;
+    name.from_sequence = 77;
+    memset(name.fingerprint, 5, sizeof(name.fingerprint));
+    memset(name.identity, 6, sizeof(name.identity));
+    nvme_name_encode(&name, page);
+    cr_assert_eq(nvme_name_decode(page, &back), 0);
+    cr_assert_eq(memcmp(&name, &back, sizeof(name)), 0);
+    for (unsigned at = 0; at < NVME_PAGE; at++) {
+        page[at] ^= 1;
+        cr_assert_lt(nvme_name_decode(page, &back), 0, "byte %u", at);
+        page[at] ^= 1;
+    }
+}
