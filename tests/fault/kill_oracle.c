@@ -165,5 +165,6 @@ bool damage(struct oracle *o, const char *folder, const char **what)
              cache ? cache_damage(o, &f) : small_damage(o, &f, folder, name));
     close(f.fd);
     *what = text;
-    return strcmp(name, "ucmd.index") != 0;
+    o->cache_damaged |= cache;
+    return strcmp(name, "ucmd.index") != 0 || o->cache_damaged;
 }

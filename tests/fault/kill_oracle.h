@@ -18,6 +18,7 @@ enum oracle_state {
 struct oracle {
     uint8_t state[ORACLE_KEYS];
     bool held[ORACLE_KEYS]; /* the present run said OK to it: it has it */
+    bool cache_damaged;     /* a checkpoint may be all that still knows of some slots */
     uint32_t keys;          /* from here on: nothing */
     uint64_t seed;          /* of the random numbers */
 };
