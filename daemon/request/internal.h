@@ -14,7 +14,7 @@ struct requests {
     struct list sessions, active, sweeps;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
-    uint8_t secret[4]; /* keys hashes of what peers choose */
+    uint8_t secret[4];        /* keys hashes of what peers choose */
     uint64_t transfer_memory; /* bytes of request objects under way */
     bool draining;
     uv_idle_t sweeper;
