@@ -3,7 +3,6 @@
 #include "daemon/arena/arena.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
-#include "daemon/base/metrics.h"
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
 #include "daemon/front/front.h"
@@ -12,6 +11,7 @@
 #include "daemon/notify.h"
 #include "daemon/request/request.h"
 #include "daemon/tier/tier.h"
+#include "proto/metrics.h"
 
 #include <assert.h>
 #include <errno.h>

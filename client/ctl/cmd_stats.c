@@ -1,7 +1,7 @@
 /* stats: every counter, as a table, as deltas while watching, as JSON or for Prometheus. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/table.h"
-#include "daemon/base/metrics.h"
+#include "proto/metrics.h"
 
 #include <inttypes.h>
 #include <stdio.h>

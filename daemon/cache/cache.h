@@ -18,10 +18,10 @@
 
 #include "daemon/arena/arena.h"
 #include "daemon/base/list.h"
-#include "daemon/base/metrics.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "daemon/tier/tier.h"
+#include "proto/metrics.h"
 
 struct cache;
 struct uv_loop_s;

@@ -10,7 +10,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
-#include "daemon/base/metrics.h"
+#include "proto/metrics.h"
 #include "proto/proto.h"
 
 #include <sys/types.h>

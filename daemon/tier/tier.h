@@ -17,8 +17,8 @@
 #define UCMD_TIER_TIER_H
 
 #include "daemon/base/list.h"
-#include "daemon/base/metrics.h"
 #include "proto/limits.h"
+#include "proto/metrics.h"
 
 #include <stdbool.h>
 #include <stddef.h>

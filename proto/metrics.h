@@ -1,8 +1,8 @@
-/* Counters and gauges, declared once: the struct, `stats` and the docs come from this table.
- * One struct in the server, written by the loop thread only (other threads report through the
- * completion that the loop handles). */
-#ifndef UCMD_BASE_METRICS_H
-#define UCMD_BASE_METRICS_H
+/* Counters and gauges, declared once: the struct, `stats` and the docs come from this table. It
+ * stands with the wire because the names travel in `stats`. One struct in the server, written by
+ * the loop thread only (other threads report through the completion that the loop handles). */
+#ifndef UCM_PROTO_METRICS_H
+#define UCM_PROTO_METRICS_H
 
 #include <stdint.h>
 
