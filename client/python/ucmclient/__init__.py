@@ -25,7 +25,7 @@ from .client import (
     TaskResult,
 )
 from .errors import Status, UcmError
-from .memory import SharedMemory, cuda_memory, data_pointer, gpu_uuid
+from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
 
 __version__ = _lib.ucm_version().decode()
 
@@ -46,7 +46,7 @@ __all__ = [
     "Task",
     "TaskResult",
     "UcmError",
-    "cuda_memory",
+    "cuda_allocation",
     "data_pointer",
     "gpu_uuid",
 ]

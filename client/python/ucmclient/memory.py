@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any, Optional
@@ -15,6 +16,9 @@ from typing import Any, Optional
 from ._native import lib
 from .client import Memory, MemoryKind
 from .errors import Status, UcmError, check
+
+
+_shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
 class SharedMemory:
@@ -32,6 +36,8 @@ class SharedMemory:
         # Python's own mapping counts its views, so that it can't go while one is used.
         self._map = mmap.mmap(self.fd, size)
         self.buffer = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        _shared.add(self)
 
     def memory(self, offset: int = 0) -> Memory:
         return Memory(MemoryKind.MEMFD, self.size - offset, offset, self.fd, owner=self)
@@ -128,22 +134,30 @@ def _descriptor(pointer: int) -> Optional[int]:
     return fd.value
 
 
-def cuda_memory(pointer: int, size: int) -> tuple[Memory, bytes]:
-    """The allocation that `size` bytes at `pointer` lie in, to be shared by handle, and the UUID of its GPU. Offsets of
-    planes count from `pointer`. The calling thread needs a CUDA context (torch has made one)."""
+def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
+    """The whole allocation that `pointer` lies in, to be shared by handle; its first address; the UUID of its GPU. The
+    calling thread needs a CUDA context (torch has made one)."""
     base, whole, ordinal = c_uint64(), c_size_t(), c_int()
     _call("cuMemGetAddressRange_v2", byref(base), byref(whole), c_uint64(pointer))
     _call("cuPointerGetAttribute", byref(ordinal), _ORDINAL, c_uint64(pointer))
-    offset = pointer - base.value
-    if offset + size > whole.value:
-        raise ValueError(f"{size} bytes reach {offset + size - whole.value} bytes past the end of their allocation")
     uuid = gpu_uuid(ordinal.value)
     fd = _descriptor(base.value)
     if fd is not None:
-        return Memory(MemoryKind.CUDA_FD, size, offset, fd, owner=_Descriptor(fd)), uuid
+        return Memory(MemoryKind.CUDA_FD, whole.value, 0, fd, owner=_Descriptor(fd)), base.value, uuid
     ipc = (c_char * 64)()
     _call("cuIpcGetMemHandle", byref(ipc), c_uint64(base.value))
-    return Memory(MemoryKind.CUDA_IPC, size, offset, ipc=bytes(ipc)), uuid
+    return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc)), base.value, uuid
+
+
+def shared_memory_of(pointer: int) -> tuple[Memory, int]:
+    """The SharedMemory of this process that `pointer` lies in, and its first address."""
+    for shared in list(_shared):
+        if shared.address <= pointer < shared.address + shared.size:
+            return shared.memory(), shared.address
+    raise UcmError(
+        Status.INVALID,
+        "host memory that the daemon shall copy to must lie in a SharedMemory: allocate the KV tensors from one",
+    )
 
 
 class _Descriptor:

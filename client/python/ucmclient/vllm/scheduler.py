@@ -1,0 +1,186 @@
+"""The scheduler's half of the connector: what is looked up, promised, loaded and stored, request by request.
+
+Knows vLLM's objects by a few of their attributes (request_id, block_hashes, num_tokens, the fields of SchedulerOutput)
+and imports nothing of it.
+
+Promises: a hit is leased until it has been loaded, or its request is gone; a block is stored once its last token's KV
+is computed by the step that the store is told with; a request's blocks are not given back while a store reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from .link import Link
+from .plan import Copy, Plan
+from .settings import Settings
+
+
+@dataclass
+class _Promise:
+    """Blocks [start, start + n) of a request were found, and are kept for it by a lease until `until`."""
+
+    start: int
+    n: int
+    lease: int
+    until: float
+
+
+@dataclass
+class _Request:
+    vllm: Any
+    blocks: list[int] = field(default_factory=list)
+    #: Blocks that were stored, or need not be.
+    stored: int = 0
+    #: A store was told to the workers: they report when the blocks may be given back.
+    told: bool = False
+    promise: Optional[_Promise] = None
+    loading: bool = False
+
+
+class SchedulerHalf:
+    def __init__(self, settings: Settings, block_tokens: int):
+        self.settings = settings
+        self.block_tokens = block_tokens
+        self.link: Optional[Link] = None
+        self._requests: dict[str, _Request] = {}
+        self._plan = Plan()
+
+    def connect(self, link: Link) -> None:
+        self.link = link
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+
+    # ---- lookups ----
+
+    def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed."""
+        if self.link is None or not self.settings.load:
+            return 0, False
+        tracked = self._requests.setdefault(request.request_id, _Request(request))
+        promise = self._promise(tracked, computed // self.block_tokens)
+        if promise is None:
+            return 0, False
+        tokens = min(promise.n * self.block_tokens, request.num_tokens - 1 - computed)
+        if tokens < max(1, self.settings.min_load_tokens):
+            self._release(tracked)
+            return 0, False
+        return tokens, self.settings.async_load
+
+    def _promise(self, tracked: _Request, start: int) -> Optional[_Promise]:
+        """vLLM asks for a waiting request again in every step: a promise that still holds is kept."""
+        promise = tracked.promise
+        if promise and promise.start == start and time.monotonic() < promise.until:
+            return promise
+        self._release(tracked)
+        keys = b"".join(tracked.vllm.block_hashes[start:])
+        if not keys or self.link is None:
+            return None
+        hits = self.link.ask(
+            self.link.ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout
+        )
+        if hits is None or hits.blocks == 0:
+            return None
+        # Half of the lease is left for the load.
+        until = time.monotonic() + self.settings.lease / 2
+        tracked.promise = _Promise(start, hits.blocks, hits.lease, until)
+        return tracked.promise
+
+    def _release(self, tracked: _Request) -> None:
+        promise, tracked.promise = tracked.promise, None
+        if promise is not None and promise.lease and self.link is not None:
+            self.link.ask(self.link.client.release, promise.lease, timeout=self.settings.lookup_timeout)
+
+    # ---- a request's way ----
+
+    def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
+        """The request has blocks; `tokens` of what was promised are to be loaded into them."""
+        tracked = self._requests.setdefault(request.request_id, _Request(request))
+        tracked.blocks = list(blocks)
+        promise = tracked.promise
+        if tokens == 0 or promise is None:
+            if not tracked.loading:
+                self._release(tracked)
+            return
+        n = -(-tokens // self.block_tokens)
+        end = promise.start + n
+        keys = b"".join(request.block_hashes[promise.start : end])
+        self._plan.loads.append(Copy(request.request_id, keys, tracked.blocks[promise.start : end]))
+        tracked.stored = max(tracked.stored, end)
+        tracked.loading = True
+
+    def step(self, output: Any) -> Plan:
+        """What the workers are to do with this step."""
+        for new in output.scheduled_new_reqs:
+            tracked = self._requests.get(new.req_id)
+            if tracked is not None:
+                tracked.blocks = list(new.block_ids[0])
+                tracked.stored = max(tracked.stored, new.num_computed_tokens // self.block_tokens)
+                self._store_computed(tracked, new.num_computed_tokens, output)
+        cached = output.scheduled_cached_reqs
+        resumed = _resumed(cached)
+        for i, request_id in enumerate(cached.req_ids):
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            added = cached.new_block_ids[i]
+            if request_id in resumed:
+                tracked.blocks = list(added[0]) if added else []
+            elif added:
+                tracked.blocks.extend(added[0])
+            self._store_computed(tracked, cached.num_computed_tokens[i], output)
+        plan, self._plan = self._plan, Plan()
+        plan.preempted = set(getattr(output, "preempted_req_ids", None) or ())
+        return plan
+
+    def _store_computed(self, tracked: _Request, computed: int, output: Any) -> None:
+        request = tracked.vllm
+        after = computed + output.num_scheduled_tokens[request.request_id]
+        self._store(tracked, after // self.block_tokens)
+
+    def _store(self, tracked: _Request, end: int) -> None:
+        """Only what has a hash: tokens that were proposed, but may be rejected, have none."""
+        request = tracked.vllm
+        end = min(end, len(request.block_hashes), len(tracked.blocks))
+        if not self.settings.store or self.link is None or not self.link.usable or end <= tracked.stored:
+            return
+        keys = b"".join(request.block_hashes[tracked.stored : end])
+        self._plan.stores.append(Copy(request.request_id, keys, tracked.blocks[tracked.stored : end]))
+        tracked.stored = end
+        tracked.told = True
+
+    def received(self, finished: Any, invalid: Any) -> None:
+        """Loads that the workers have ended, and blocks that failed: those are computed, and stored anew."""
+        for request_id in finished or ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.loading = False
+                self._release(tracked)
+        if not invalid:
+            return
+        for tracked in self._requests.values():
+            bad = [i for i, block in enumerate(tracked.blocks[: tracked.stored]) if block in invalid]
+            if bad:
+                tracked.stored = bad[0]
+
+    def finished(self, request: Any, blocks: list[int]) -> bool:
+        """Must the request's blocks be kept until the workers have reported it?"""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return False
+        self._release(tracked)
+        if blocks and not tracked.loading:
+            tracked.blocks = list(blocks)
+            self._store(tracked, request.num_computed_tokens // self.block_tokens)
+        return tracked.told
+
+
+def _resumed(cached: Any) -> set[str]:
+    """vLLM before 0.11.1 had a list of flags."""
+    if hasattr(cached, "resumed_req_ids"):
+        return cached.resumed_req_ids
+    return {name for name, flag in zip(cached.req_ids, cached.resumed_from_preemption) if flag}
