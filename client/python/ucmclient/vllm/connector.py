@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ..client import Identity
+from ..memory import SharedMemory
 from .identity import Unsupported, block_tokens, check_engine, identity_of, ranks_of
 from .layout import layout_of
 from .link import Link
@@ -89,6 +90,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     # ---- worker ----
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if _on_cpu(kv_caches):
+            self._shared = _share(kv_caches)
         self._register(layout_of(kv_caches, self._kv_config.num_blocks), kv_caches)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
@@ -98,13 +101,18 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
         self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings)
-        link = Link(self._settings, self._identity, f"vllm-worker-{tp_rank}-{os.getpid()}")
-        on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
+        on_gpu = not _on_cpu(kv_caches)
         self._worker = WorkerHalf(
-            self._settings, link, part=ranks.part, writes=ranks.writes, event=_record_event if on_gpu else _no_event
+            self._settings,
+            self._identity,
+            layout,
+            name=f"vllm-worker-{tp_rank}-{os.getpid()}",
+            layers={name: i for i, name in enumerate(kv_caches)},
+            part=ranks.part,
+            writes=ranks.writes,
+            on_gpu=on_gpu,
+            event=_record_event if on_gpu else _no_event,
         )
-        numbers = {name: i for i, name in enumerate(kv_caches)}
-        self._worker.register(layout, numbers, on_gpu)
 
     def unregister_kv_caches(self) -> None:
         if self._worker is not None:
@@ -149,7 +157,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
         if self._worker is None:
             return None, None
-        sent, received = self._worker.finished(finished_req_ids)
+        sent, received = self._worker.finished()
         return sent or None, received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -196,6 +204,10 @@ def _tensor_parallel_rank() -> int:
     return get_tensor_model_parallel_rank()
 
 
+def _on_cpu(kv_caches: dict[str, Any]) -> bool:
+    return next(iter(kv_caches.values())).device.type == "cpu"
+
+
 def _no_event() -> None:
     return None
 
@@ -207,3 +219,18 @@ def _record_event() -> Any:
     event = torch.cuda.Event(interprocess=True)
     event.record()
     return event
+
+
+def _share(kv_caches: dict[str, Any]) -> list[SharedMemory]:
+    """The daemon can map host memory that was made for it and no other: moves an engine's KV tensors there, while
+    nothing is in them. Each keeps its object, shape and strides."""
+    import torch
+
+    shared: dict[int, SharedMemory] = {}
+    for tensor in kv_caches.values():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in shared:
+            shared[storage.data_ptr()] = SharedMemory(storage.nbytes())
+        to = torch.frombuffer(shared[storage.data_ptr()].buffer, dtype=torch.uint8).untyped_storage()
+        tensor.set_(to, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return list(shared.values())

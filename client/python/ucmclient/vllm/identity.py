@@ -19,6 +19,9 @@ from .settings import Settings
 #: Algorithms whose hashes several processes agree on, with the length of their keys.
 _HASHES = {"sha256": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "xxhash": 16, "xxhash_cbor": 16}
 
+#: A block of these is kept for as long as its request, and holds the KV of its tokens and nothing else.
+_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "UniformTypeKVCacheSpecs")
+
 
 class Unsupported(ValueError):
     """This engine's configuration can't share its cache; the message says what to change."""
@@ -45,6 +48,9 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
             "attention), which are not supported; models with sliding windows work with "
             "--disable-hybrid-kv-cache-manager"
         )
+    spec = type(groups[0].kv_cache_spec).__name__
+    if spec not in _SPECS:
+        raise Unsupported(f"KV cache of kind {spec} is not supported: only full attention and MLA are")
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("pipeline parallelism is not supported: use --pipeline-parallel-size 1")
     if getattr(parallel, "decode_context_parallel_size", 1) > 1:

@@ -20,3 +20,5 @@ class Plan:
     stores: list[Copy] = field(default_factory=list)
     #: Requests whose blocks are about to be used for others: nothing of theirs may be read any more.
     preempted: set[str] = field(default_factory=set)
+    #: Requests that are over, whose blocks are kept until every rank has said that no store reads them.
+    ended: set[str] = field(default_factory=set)

@@ -9,6 +9,8 @@ is computed by the step that the store is told with; a request's blocks are not 
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -20,24 +22,47 @@ from .settings import Settings
 
 @dataclass
 class _Promise:
-    """Blocks [start, start + n) of a request were found, and are kept for it by a lease until `until`."""
+    """The first blocks of a request were found, and are kept for it by a lease until `until`."""
 
-    start: int
-    n: int
+    blocks: int
     lease: int
     until: float
+    #: The engine has the blocks before this one itself.
+    start: int = 0
 
 
 @dataclass
 class _Request:
     vllm: Any
+    #: Of its LoRA adapter; empty for none.
+    adapter: bytes = b""
     blocks: list[int] = field(default_factory=list)
-    #: Blocks that were stored, or need not be.
+    #: Blocks that are stored, or told to be.
     stored: int = 0
     #: A store was told to the workers: they report when the blocks may be given back.
     told: bool = False
     promise: Optional[_Promise] = None
     loading: bool = False
+
+    def keys(self, first: int, end: int) -> bytes:
+        hashes = self.vllm.block_hashes[first:end]
+        if self.adapter:
+            hashes = [hashlib.sha256(self.adapter + key).digest()[: len(key)] for key in hashes]
+        return b"".join(hashes)
+
+
+def adapter_of(request: Any) -> bytes:
+    """The engine's hashes know a LoRA adapter by its name, which other engines may give to other weights: keys of such
+    requests are hashed again with the adapter's path and the sizes and times of its files."""
+    lora = getattr(request, "lora_request", None)
+    if lora is None:
+        return b""
+    path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
+    files = []
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
+    return hashlib.sha256(repr((path, files)).encode()).digest()
 
 
 class SchedulerHalf:
@@ -61,57 +86,63 @@ class SchedulerHalf:
         """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed."""
         if self.link is None or not self.settings.load:
             return 0, False
-        tracked = self._requests.setdefault(request.request_id, _Request(request))
-        promise = self._promise(tracked, computed // self.block_tokens)
+        tracked = self._tracked(request)
+        promise = self._promise(tracked)
         if promise is None:
             return 0, False
-        tokens = min(promise.n * self.block_tokens, request.num_tokens - 1 - computed)
+        promise.start = computed // self.block_tokens
+        tokens = min(promise.blocks * self.block_tokens, request.num_tokens - 1) - computed
         if tokens < max(1, self.settings.min_load_tokens):
             self._release(tracked)
             return 0, False
         return tokens, self.settings.async_load
 
-    def _promise(self, tracked: _Request, start: int) -> Optional[_Promise]:
-        """vLLM asks for a waiting request again in every step: a promise that still holds is kept."""
+    def _tracked(self, request: Any) -> _Request:
+        return self._requests.setdefault(request.request_id, _Request(request, adapter=adapter_of(request)))
+
+    def _promise(self, tracked: _Request) -> Optional[_Promise]:
+        """vLLM asks for a waiting request again in every step: a promise that still holds is kept. The engine's own
+        hits are asked for too: so the daemon knows that they are in use, and what it has lost of them is stored."""
         promise = tracked.promise
-        if promise and promise.start == start and time.monotonic() < promise.until:
+        if promise and time.monotonic() < promise.until:
             return promise
         self._release(tracked)
-        keys = b"".join(tracked.vllm.block_hashes[start:])
-        if not keys or self.link is None:
+        keys = tracked.keys(0, len(tracked.vllm.block_hashes))
+        ns = self.link.ns if self.link is not None else None
+        if not keys or ns is None:
             return None
         hits = self.link.ask(
-            self.link.ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout
+            ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout
         )
-        if hits is None or hits.blocks == 0:
+        if hits is None:
+            return None
+        tracked.stored = hits.blocks
+        if hits.blocks == 0:
             return None
         # Half of the lease is left for the load.
-        until = time.monotonic() + self.settings.lease / 2
-        tracked.promise = _Promise(start, hits.blocks, hits.lease, until)
+        tracked.promise = _Promise(hits.blocks, hits.lease, time.monotonic() + self.settings.lease / 2)
         return tracked.promise
 
     def _release(self, tracked: _Request) -> None:
         promise, tracked.promise = tracked.promise, None
-        if promise is not None and promise.lease and self.link is not None:
-            self.link.ask(self.link.client.release, promise.lease, timeout=self.settings.lookup_timeout)
+        if promise is not None and self.link is not None:
+            self.link.release(promise.lease)
 
     # ---- a request's way ----
 
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
         """The request has blocks; `tokens` of what was promised are to be loaded into them."""
-        tracked = self._requests.setdefault(request.request_id, _Request(request))
+        tracked = self._tracked(request)
         tracked.blocks = list(blocks)
         promise = tracked.promise
         if tokens == 0 or promise is None:
             if not tracked.loading:
                 self._release(tracked)
             return
-        n = -(-tokens // self.block_tokens)
-        end = promise.start + n
-        keys = b"".join(request.block_hashes[promise.start : end])
-        self._plan.loads.append(Copy(request.request_id, keys, tracked.blocks[promise.start : end]))
-        tracked.stored = max(tracked.stored, end)
-        tracked.loading = True
+        first, end = promise.start, promise.start + -(-tokens // self.block_tokens)
+        self._plan.loads.append(Copy(request.request_id, tracked.keys(first, end), tracked.blocks[first:end]))
+        # A load within a step is over when the request is: its lease lasts until then, or runs out.
+        tracked.loading = self.settings.async_load
 
     def step(self, output: Any) -> Plan:
         """What the workers are to do with this step."""
@@ -119,7 +150,6 @@ class SchedulerHalf:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
                 tracked.blocks = list(new.block_ids[0])
-                tracked.stored = max(tracked.stored, new.num_computed_tokens // self.block_tokens)
                 self._store_computed(tracked, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
         resumed = _resumed(cached)
@@ -135,6 +165,8 @@ class SchedulerHalf:
             self._store_computed(tracked, cached.num_computed_tokens[i], output)
         plan, self._plan = self._plan, Plan()
         plan.preempted = set(getattr(output, "preempted_req_ids", None) or ())
+        for request_id in plan.preempted & self._requests.keys():
+            self._requests[request_id].told = False
         return plan
 
     def _store_computed(self, tracked: _Request, computed: int, output: Any) -> None:
@@ -146,9 +178,9 @@ class SchedulerHalf:
         """Only what has a hash: tokens that were proposed, but may be rejected, have none."""
         request = tracked.vllm
         end = min(end, len(request.block_hashes), len(tracked.blocks))
-        if not self.settings.store or self.link is None or not self.link.usable or end <= tracked.stored:
+        if not self.settings.store or self.link is None or self.link.ns is None or end <= tracked.stored:
             return
-        keys = b"".join(request.block_hashes[tracked.stored : end])
+        keys = tracked.keys(tracked.stored, end)
         self._plan.stores.append(Copy(request.request_id, keys, tracked.blocks[tracked.stored : end]))
         tracked.stored = end
         tracked.told = True
@@ -176,7 +208,10 @@ class SchedulerHalf:
         if blocks and not tracked.loading:
             tracked.blocks = list(blocks)
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
-        return tracked.told
+        if tracked.loading or not tracked.told:
+            return False  # vLLM itself waits for a load
+        self._plan.ended.add(request.request_id)
+        return True
 
 
 def _resumed(cached: Any) -> set[str]:

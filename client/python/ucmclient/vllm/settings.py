@@ -25,8 +25,10 @@ class Settings:
     min_load_tokens: int = 0
     #: A lookup that takes longer is a miss.
     lookup_timeout: float = 0.02
-    #: For opening, registering: at the engine's start only.
+    #: For opening and registering: the engine's start waits so long for a daemon that is slow.
     connect_timeout: float = 30.0
+    #: Don't start without the daemon; False: start, and use it when it is there.
+    required: bool = False
     #: A daemon that was away is tried again after so long.
     retry_interval: float = 1.0
     #: How long the daemon keeps blocks that a lookup has promised.

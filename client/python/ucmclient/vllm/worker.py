@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ..client import BlockResult, Memory, Plane, Region, Task
+from ..client import BlockResult, Identity, Memory, Plane, Task
 from ..errors import UcmError
 from ..memory import cuda_allocation, shared_memory_of
 from .layout import Layout
@@ -59,59 +59,71 @@ class _Load:
 
 
 class WorkerHalf:
-    def __init__(self, settings: Settings, link: Link, *, part: int, writes: bool, event: Callable[[], Any]):
-        """event() makes and records a GPU event behind the step's work, None on a CPU; `writes`: this rank stores."""
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        layout: Layout,
+        *,
+        name: str,
+        layers: Mapping[str, int],
+        part: int,
+        writes: bool,
+        on_gpu: bool,
+        event: Callable[[], Any],
+    ):
+        """layers: number of each layer by its name; writes: this rank stores; event() makes and records a GPU event
+        behind the step's work, None on a CPU."""
         self.settings = settings
-        self.link = link
-        self.part = part
+        self.layers = dict(layers)
         self.writes = writes
         self.event = event
-        self.region: Optional[Region] = None
-        self.layers: dict[str, int] = {}
-        self._layout: Optional[Layout] = None
-        self._on_gpu = False
+        self._shards = len(layout.layers)
+        # Handles are made here, on a thread that has a CUDA context.
+        memory, planes, gpu = region_memory(layout, on_gpu)
+        self.link = Link(
+            settings,
+            identity,
+            name,
+            lambda ns, timeout: ns.register(
+                memory, planes, blocks=layout.blocks, part=part, gpu=gpu, timeout=timeout
+            ),
+        )
         self._loads: list[_Load] = []
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
         #: Tasks of each request's stores, with what must live as long.
         self._stores: dict[str, list[tuple[Task, Any]]] = {}
+        #: Requests that are over and not reported yet.
         self._ending: set[str] = set()
-
-    def register(self, layout: Layout, names: Mapping[str, int], on_gpu: bool) -> None:
-        self._layout, self.layers, self._on_gpu = layout, dict(names), on_gpu
-        memory, planes, gpu = region_memory(layout, on_gpu)
-        self.region = self.link.ns.register(
-            memory, planes, blocks=layout.blocks, part=self.part, gpu=gpu, timeout=self.settings.connect_timeout
-        )
 
     def unregister(self) -> None:
         """Idempotent; returns when the daemon has let go of the memory."""
         self._drain_stores(list(self._stores))
-        region, self.region = self.region, None
-        if region is not None:
-            region.unregister(timeout=self.settings.connect_timeout)
+        self.link.drop_region()
 
     def restore(self) -> None:
-        if self.region is None and self._layout is not None:
-            self.register(self._layout, self.layers, self._on_gpu)
+        self.link.restore_region()
 
     # ---- loads ----
 
     def start_loads(self, plan: Plan) -> None:
         for copy in plan.loads:
             load = _Load(copy.request, copy.blocks, [])
-            shards = len(self._layout.layers) if self._layout and self.settings.layerwise else 1
-            for shard in range(shards):
-                load.tasks.append(self._begin_load(copy, shard if shards > 1 else 0, 1 if shards > 1 else 0))
+            if self.settings.layerwise:
+                load.tasks = [self._begin_load(copy, shard, 1) for shard in range(self._shards)]
+            else:
+                load.tasks = [self._begin_load(copy, 0, 0)]
             self._loads.append(load)
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
 
     def _begin_load(self, copy: Copy, shard: int, shards: int) -> Optional[Task]:
-        if self.region is None:
+        region = self.link.region
+        if region is None:
             return None
         return self.link.ask(
-            self.region.load, copy.keys, copy.blocks, shard=shard, shards=shards, priority=6,
+            region.load, copy.keys, copy.blocks, shard=shard, shards=shards, priority=6,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout,
         )
 
@@ -171,20 +183,20 @@ class WorkerHalf:
     # ---- stores ----
 
     def start_stores(self, plan: Plan) -> None:
-        event = None
+        self._ending |= plan.ended
+        region, event = self.link.region, None
+        if not self.writes or region is None:
+            return
         for copy in plan.stores:
-            tasks = self._stores.setdefault(copy.request, [])
-            if not self.writes or self.region is None or not self.link.usable:
-                continue
             if event is None:
                 event = self.event()
             task = self.link.ask(
-                self.region.dump, copy.keys, copy.blocks, event=event.ipc_handle() if event is not None else None,
+                region.dump, copy.keys, copy.blocks, event=event.ipc_handle() if event is not None else None,
                 deadline=self.settings.transfer_deadline, durable=self.settings.durable,
                 timeout=self.settings.lookup_timeout,
             )
             if task is not None:
-                tasks.append((task, event))
+                self._stores.setdefault(copy.request, []).append((task, event))
 
     def preempted(self, plan: Plan) -> None:
         """Called before the blocks of these requests are overwritten."""
@@ -193,10 +205,7 @@ class WorkerHalf:
     def _drain_stores(self, requests: Any) -> None:
         """Returns when no store of theirs reads any more: ended, or cancelled, or cut off with the connection."""
         for request in requests:
-            tasks, self._stores[request] = self._stores.get(request, []), []
-            if not tasks and request not in self._ending:
-                self._stores.pop(request)
-            for task, _ in tasks:
+            for task, _ in self._stores.pop(request, []):
                 self._stop_store(task)
 
     def _stop_store(self, task: Task) -> None:
@@ -209,7 +218,6 @@ class WorkerHalf:
                 # What is stored through a connection that has ended is never published.
                 logger.error("a store can't be stopped (%s): the connection to ucmd is made anew", error)
                 self.link.cut()
-                self.region = None
         task.close()
 
     def _store_done(self, task: Task) -> bool:
@@ -223,14 +231,15 @@ class WorkerHalf:
 
     # ---- reports ----
 
-    def finished(self, ended: Any) -> tuple[set[str], set[str]]:
-        """Requests whose stores are over, of those that have ended; and requests whose loads are."""
-        self._ending.update(name for name in ended if name in self._stores)
-        for name, tasks in self._stores.items():
-            self._stores[name] = [(task, keep) for task, keep in tasks if not self._store_done(task)]
-        sent = {name for name in self._ending if not self._stores[name]}
-        for name in sent:
-            del self._stores[name]
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Requests that are over and whose stores are, too; and requests whose loads are."""
+        for name, tasks in list(self._stores.items()):
+            left = [(task, keep) for task, keep in tasks if not self._store_done(task)]
+            if left:
+                self._stores[name] = left
+            else:
+                del self._stores[name]
+        sent = {name for name in self._ending if name not in self._stores}
         self._ending -= sent
         if self.settings.async_load:
             done = [load for load in self._loads if self._poll(load)]
@@ -238,13 +247,7 @@ class WorkerHalf:
             for load in done:
                 self._report(load)
         received, self._finished_loads = self._finished_loads, set()
-        self._revive()
         return sent, received
-
-    def _revive(self) -> None:
-        """After the connection was cut: a new one, when the time has come."""
-        if self.region is None and self._layout is not None and self.link.cut_off and self.link.reopen():
-            self.link.ask(self.restore)
 
     def failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -252,4 +255,3 @@ class WorkerHalf:
 
     def close(self) -> None:
         self.link.close()
-        self.region = None
