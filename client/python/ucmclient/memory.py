@@ -149,6 +149,10 @@ def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
     return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc)), base.value, uuid
 
 
+def in_shared_memory(pointer: int) -> bool:
+    return any(shared.address <= pointer < shared.address + shared.size for shared in list(_shared))
+
+
 def shared_memory_of(pointer: int) -> tuple[Memory, int]:
     """The SharedMemory of this process that `pointer` lies in, and its first address."""
     for shared in list(_shared):

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ..client import Identity
-from ..memory import SharedMemory
+from ..memory import SharedMemory, in_shared_memory
 from .identity import Unsupported, block_tokens, check_engine, identity_of, ranks_of
 from .layout import layout_of
 from .link import Link
@@ -81,7 +81,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """All layers of a block side by side are one large copy."""
-        return True
+        return not self._settings.layerwise
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -90,29 +90,26 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     # ---- worker ----
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if _on_cpu(kv_caches):
+        on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
+        if not on_gpu:
             self._shared = _share(kv_caches)
-        self._register(layout_of(kv_caches, self._kv_config.num_blocks), kv_caches)
-
-    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
-        self._register(layout_of({"all": kv_cache}, self._kv_config.num_blocks), {"all": kv_cache})
-
-    def _register(self, layout: Any, kv_caches: dict[str, Any]) -> None:
+        layout = layout_of(kv_caches, self._kv_config.num_blocks)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
         self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings)
-        on_gpu = not _on_cpu(kv_caches)
         self._worker = WorkerHalf(
             self._settings,
             self._identity,
             layout,
             name=f"vllm-worker-{tp_rank}-{os.getpid()}",
-            layers={name: i for i, name in enumerate(kv_caches)},
             part=ranks.part,
             writes=ranks.writes,
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
         )
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
+        self.register_kv_caches({"all": kv_cache})
 
     def unregister_kv_caches(self) -> None:
         if self._worker is not None:
@@ -204,10 +201,6 @@ def _tensor_parallel_rank() -> int:
     return get_tensor_model_parallel_rank()
 
 
-def _on_cpu(kv_caches: dict[str, Any]) -> bool:
-    return next(iter(kv_caches.values())).device.type == "cpu"
-
-
 def _no_event() -> None:
     return None
 
@@ -224,10 +217,12 @@ def _record_event() -> Any:
 def _share(kv_caches: dict[str, Any]) -> list[SharedMemory]:
     """The daemon can map host memory that was made for it and no other: moves an engine's KV tensors there, while
     nothing is in them. Each keeps its object, shape and strides."""
-    import torch
-
     shared: dict[int, SharedMemory] = {}
     for tensor in kv_caches.values():
+        if in_shared_memory(tensor.data_ptr()):
+            continue
+        import torch
+
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in shared:
             shared[storage.data_ptr()] = SharedMemory(storage.nbytes())

@@ -28,13 +28,8 @@ class Layout:
     blocks: int
     layer_bytes: int
     name: str
-
-    @property
-    def spans(self) -> tuple[int, int]:
-        """First address, and the one behind the last byte."""
-        chunks = [chunk for layer in self.layers for chunk in layer]
-        first = min(chunk.address for chunk in chunks)
-        return first, max(chunk.address + (self.blocks - 1) * chunk.stride + chunk.size for chunk in chunks)
+    #: By the engine's name of a layer, its number here.
+    numbers: Mapping[str, int]
 
 
 def _outer(shape: Sequence[int], strides: Sequence[int], blocks: int) -> int:
@@ -84,12 +79,14 @@ def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
 
 def layout_of(kv_caches: Mapping[str, Any], blocks: int) -> Layout:
     """Layers in the mapping's order, which the engine builds in the model's. Layers that share one tensor are one."""
-    layers, seen, descriptions = [], set(), []
-    for tensor in kv_caches.values():
+    layers, descriptions = [], []
+    seen: dict[tuple[Chunk, ...], int] = {}
+    numbers = {}
+    for name, tensor in kv_caches.items():
         chunks = tuple(tensor_chunks(tensor, blocks))
-        if chunks in seen:
+        numbers[name] = seen.setdefault(chunks, len(layers))
+        if numbers[name] < len(layers):
             continue
-        seen.add(chunks)
         layers.append(chunks)
         d = _outer(tuple(tensor.shape), tuple(tensor.stride()), blocks)
         shape = [n for i, n in enumerate(tensor.shape) if i != d]
@@ -104,4 +101,4 @@ def layout_of(kv_caches: Mapping[str, Any], blocks: int) -> Layout:
             f"layers keep {sorted(sizes)} bytes of a block; layers of different sizes are not supported"
         )
     names = sorted(set(descriptions))
-    return Layout(tuple(layers), blocks, sizes.pop(), "vllm/1:" + ",".join(names))
+    return Layout(tuple(layers), blocks, sizes.pop(), "vllm/1:" + ",".join(names), numbers)

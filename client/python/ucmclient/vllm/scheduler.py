@@ -43,6 +43,8 @@ class _Request:
     told: bool = False
     promise: Optional[_Promise] = None
     loading: bool = False
+    #: A load of it failed: it is computed, lest it try for ever.
+    failed: bool = False
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
@@ -88,7 +90,7 @@ class SchedulerHalf:
             return 0, False
         tracked = self._tracked(request)
         promise = self._promise(tracked)
-        if promise is None:
+        if promise is None or tracked.failed:
             return 0, False
         promise.start = computed // self.block_tokens
         tokens = min(promise.blocks * self.block_tokens, request.num_tokens - 1) - computed
@@ -166,7 +168,7 @@ class SchedulerHalf:
         plan, self._plan = self._plan, Plan()
         plan.preempted = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in plan.preempted & self._requests.keys():
-            self._requests[request_id].told = False
+            self._requests[request_id].told, self._requests[request_id].blocks = False, []
         return plan
 
     def _store_computed(self, tracked: _Request, computed: int, output: Any) -> None:
@@ -197,7 +199,7 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             bad = [i for i, block in enumerate(tracked.blocks[: tracked.stored]) if block in invalid]
             if bad:
-                tracked.stored = bad[0]
+                tracked.stored, tracked.failed = bad[0], True
 
     def finished(self, request: Any, blocks: list[int]) -> bool:
         """Must the request's blocks be kept until the workers have reported it?"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -24,6 +24,8 @@ logger = logging.getLogger("ucmclient.vllm")
 
 #: Time that a daemon which went away in the middle of a load is given to end what it had begun.
 _GRACE = 0.5
+#: A store that was cancelled ends with the piece that is being copied.
+_STOP = 2.0
 
 
 def region_memory(layout: Layout, on_gpu: bool) -> tuple[list[Memory], list[Plane], Optional[bytes]]:
@@ -66,16 +68,14 @@ class WorkerHalf:
         layout: Layout,
         *,
         name: str,
-        layers: Mapping[str, int],
         part: int,
         writes: bool,
         on_gpu: bool,
         event: Callable[[], Any],
     ):
-        """layers: number of each layer by its name; writes: this rank stores; event() makes and records a GPU event
-        behind the step's work, None on a CPU."""
+        """writes: this rank stores; event() makes and records a GPU event behind the step's work, None on a CPU."""
         self.settings = settings
-        self.layers = dict(layers)
+        self._numbers = layout.numbers
         self.writes = writes
         self.event = event
         self._shards = len(layout.layers)
@@ -131,7 +131,7 @@ class WorkerHalf:
         """With layer-wise loads: the layer is there, or its blocks are known to have failed, when this returns."""
         if not self.settings.layerwise or not self._loads:
             return
-        shard = self.layers[name]
+        shard = self._numbers[name]
         for load in self._loads:
             self._end(load, shard, self.settings.transfer_deadline)
         if shard == len(load.tasks) - 1:
@@ -212,7 +212,7 @@ class WorkerHalf:
         try:
             if task.check() is None:
                 task.cancel(timeout=self.settings.lookup_timeout)
-                task.wait(self.settings.transfer_deadline)
+                task.wait(_STOP)
         except UcmError as error:
             if not error.away:
                 # What is stored through a connection that has ended is never published.
