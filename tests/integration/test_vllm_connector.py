@@ -245,11 +245,11 @@ class Trouble(Case):
 
     def test_the_daemon_evicts(self):
         self.daemon.stop()
-        self.daemon = Daemon(nvme=False, **{"arena.size": "2MiB", "arena.extent": "1MiB"})
+        self.daemon = Daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
         a, b = self.engine(blocks=128), self.engine(blocks=128)
         for e in (a, b, a, b):
             e.pool = engine.Pool(e.blocks)
-            self.check(e, *(Request(f"r{i}", prompt(40 + i, 150, shared=64), outputs=2) for i in range(18)))
+            self.check(e, *(Request(f"r{i}", prompt(40 + i, 112, shared=16), outputs=2) for i in range(8)))
         self.assertGreater(b.loaded_tokens, 0)
         self.assertGreater(self.stats()["arena_evicted_blocks"], 0)
 
@@ -298,7 +298,7 @@ class Trouble(Case):
         self.daemon = Daemon(socket=socket, nvme=False)
 
     def test_killed_in_mid_load_and_started_again(self):
-        a, b = self.engine(), self.engine()
+        a, b = self.engine(), self.engine(lookup_timeout=0.05)
         tokens = prompt(60, 200)
         self.check(a, Request("cold", tokens))
         killed = []
@@ -332,7 +332,7 @@ class Trouble(Case):
             time.sleep(0.02)
 
     def test_killed_again_and_again(self):
-        e, killed = self.engine(blocks=40), [time.monotonic()]
+        e, killed = self.engine(blocks=40, lookup_timeout=0.05), [time.monotonic()]
         requests = [Request(f"r{i}", prompt(70 + i % 4, 100 + i, shared=64), outputs=10) for i in range(24)]
         for r in requests:
             expected(r.tokens, r.outputs)
