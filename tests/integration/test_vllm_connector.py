@@ -218,6 +218,32 @@ class Sharing(Case):
             t.join()
         self.assertEqual(failures, [])
 
+    def test_prefill_hands_over_to_decode(self):
+        a, b = self.engine(), self.engine()
+        tokens = prompt(12, 150)
+        first = Request("prefill", tokens, outputs=1, transfer={"ucmd_prefill": True})
+        self.check(a, first)
+        self.assertEqual(first.answer, {"ucmd_blocks": 150 // BLOCK})
+        self.check(b, Request("decode", tokens, transfer=first.answer))
+        self.assertEqual(b.loaded_tokens, 150 // BLOCK * BLOCK)
+
+    def test_decode_waits_for_what_prefill_still_stores(self):
+        a, b = self.engine(), self.engine()
+        tokens = prompt(13, 150)
+        b.add(Request("early", tokens, transfer={"ucmd_blocks": 150 // BLOCK}))
+        for _ in range(3):
+            b.step()
+        self.assertEqual(b.requests["early"].num_computed_tokens, 0)
+        self.check(a, Request("prefill", tokens, outputs=1))
+        self.check(b)
+        self.assertEqual(b.loaded_tokens, 150 // BLOCK * BLOCK)
+
+    def test_decode_computes_what_never_comes(self):
+        e = self.engine(handover_wait=0.1)
+        self.check(e, Request("alone", prompt(14, 100), transfer={"ucmd_blocks": 6}),
+                   Request("odd", prompt(15, 40), transfer={"ucmd_blocks": "many"}))
+        self.assertEqual(e.loaded_tokens, 0)
+
     def test_settings_that_only_load_or_only_store(self):
         a, b, c = self.engine(store=False), self.engine(load=False), self.engine()
         tokens = prompt(11, 100)

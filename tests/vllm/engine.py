@@ -18,13 +18,15 @@ from vllm.distributed import set_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK = 16
+LATER = -1
 
 
 class Request:
-    def __init__(self, name, prompt, outputs=8, salt="", lora=None):
+    def __init__(self, name, prompt, outputs=8, salt="", lora=None, transfer=None):
         self.request_id, self.outputs, self.salt, self.lora_request = name, outputs, salt, lora
         self.tokens, self.prompt_tokens = list(prompt), len(prompt)
         self.num_computed_tokens, self.num_preemptions, self.status = 0, 0, "waiting"
+        self.kv_transfer_params, self.answer = transfer, None
         self.block_hashes, self.logits = [], []
         self._hash()
 
@@ -229,14 +231,19 @@ class Engine:
         for request in [r for r in self.loading if self._loaded(r)]:
             self.loading.remove(request)
             self.waiting.appendleft(request)
+        later = []
         while self.waiting and left > 0 and len(self.running) + len(self.loading) < self.batch:
             n = self._admit(out, self.waiting[0], left)
             if n is None:
                 break
             request = self.waiting.popleft()
-            if n == 0:
+            if n == LATER:
+                later.append(request)
+            elif n == 0:
                 self.loading.append(request)
-            left -= n
+            else:
+                left -= n
+        self.waiting.extend(later)
 
     def _loaded(self, request):
         """A load is over: what is valid of it is cached, and the last token left to be computed."""
@@ -256,13 +263,15 @@ class Engine:
         return True
 
     def _admit(self, out, request, left):
-        """Tokens scheduled; 0: it waits for a load; None: there is no room."""
+        """Tokens scheduled; 0: it waits for a load; LATER: the connector can't say yet; None: there is no room."""
         external, asynchronous, hits, computed = 0, False, [], request.num_computed_tokens
         if computed == 0:
             hits = self.pool.hits(request)
             computed = len(hits) * BLOCK
             if self.connector is not None:
                 external, asynchronous = self.connector.get_num_new_matched_tokens(request, computed)
+                if external is None:
+                    return LATER
             computed += external
         n = 0 if asynchronous else min(request.num_tokens - computed, left)
         if self.pool.allocate(request, computed + n, hits) is None:
@@ -400,7 +409,7 @@ class Engine:
         request.status = "finished"
         delayed = False
         if self.connector is not None:
-            delayed, _ = self.connector.request_finished(request, list(self.pool.requests.get(request.request_id, [])))
+            delayed, request.answer = self.connector.request_finished(request, list(self.pool.requests.get(request.request_id, [])))
         assert not (delayed and loading)
         self.finished.add(request.request_id)
         if not (delayed or loading):

@@ -187,7 +187,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._scheduler.received(connector_output.finished_recving, connector_output.invalid_block_ids)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
-        return self._scheduler.finished(request, block_ids), None
+        return self._scheduler.finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

@@ -19,6 +19,9 @@ from .link import Link
 from .plan import Copy, Plan
 from .settings import Settings
 
+#: In a request's kv_transfer_params: a prefill instance is asked for its answer's, which the decode instance is given.
+PREFILL, HANDOVER = "ucmd_prefill", "ucmd_blocks"
+
 
 @dataclass
 class _Promise:
@@ -45,6 +48,8 @@ class _Request:
     loading: bool = False
     #: A load of it failed: it is computed, lest it try for ever.
     failed: bool = False
+    #: Until then blocks that were handed over are waited for.
+    wait_until: float = 0.0
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
@@ -84,12 +89,16 @@ class SchedulerHalf:
 
     # ---- lookups ----
 
-    def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
-        """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed."""
+    def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
+        """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed. None: ask
+        again, a prefill instance is still storing them."""
         if self.link is None or not self.settings.load:
             return 0, False
         tracked = self._tracked(request)
         promise = self._promise(tracked)
+        if self._handed_over(tracked) > (promise.blocks if promise else 0) and time.monotonic() < tracked.wait_until:
+            self._release(tracked)
+            return None, False
         if promise is None or tracked.failed:
             return 0, False
         promise.start = computed // self.block_tokens
@@ -124,6 +133,16 @@ class SchedulerHalf:
         # Half of the lease is left for the load.
         tracked.promise = _Promise(hits.blocks, hits.lease, time.monotonic() + self.settings.lease / 2)
         return tracked.promise
+
+    def _handed_over(self, tracked: _Request) -> int:
+        """How many blocks a prefill instance has said that it stores; they are waited for, for a while."""
+        params = getattr(tracked.vllm, "kv_transfer_params", None) or {}
+        blocks = params.get(HANDOVER, 0)
+        if not isinstance(blocks, int) or tracked.failed or self.link is None or self.link.ns is None:
+            return 0
+        if tracked.wait_until == 0.0:
+            tracked.wait_until = time.monotonic() + self.settings.handover_wait
+        return min(blocks, len(tracked.vllm.block_hashes))
 
     def _release(self, tracked: _Request) -> None:
         promise, tracked.promise = tracked.promise, None
@@ -201,19 +220,22 @@ class SchedulerHalf:
             if bad:
                 tracked.stored, tracked.failed = bad[0], True
 
-    def finished(self, request: Any, blocks: list[int]) -> bool:
-        """Must the request's blocks be kept until the workers have reported it?"""
+    def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
+        """Must the request's blocks be kept until the workers have reported it; and what a decode instance has to know
+        of a request that asked for prefill only."""
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
-            return False
+            return False, None
         self._release(tracked)
         if blocks and not tracked.loading:
             tracked.blocks = list(blocks)
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
+        asked = (getattr(request, "kv_transfer_params", None) or {}).get(PREFILL)
+        handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
         if tracked.loading or not tracked.told:
-            return False  # vLLM itself waits for a load
+            return False, handover  # vLLM itself waits for a load
         self._plan.ended.add(request.request_id)
-        return True
+        return True, handover
 
 
 def _resumed(cached: Any) -> set[str]:

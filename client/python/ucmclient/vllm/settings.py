@@ -35,6 +35,8 @@ class Settings:
     lease: float = 60.0
     #: A load, or a store, that takes longer is given up.
     transfer_deadline: float = 30.0
+    #: Blocks that a prefill instance has handed over are waited for so long, then computed.
+    handover_wait: float = 2.0
     #: Store on NVMe before it counts as stored.
     durable: bool = False
     #: Separates this engine's cache from others' with the same model; for what the namespace can't know.
