@@ -23,7 +23,9 @@ except ImportError:  # another Python than Debian's is first in PATH
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm"), os.path.join(TOP, "tests/vllm/stub")]
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
+if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
+    sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
 import engine  # noqa: E402

@@ -14,7 +14,7 @@ import numpy as np
 
 import model as M
 from ucmclient import SharedMemory
-from vllm.distributed import set_tensor_model_parallel_rank
+from ucmclient.vllm import connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK = 16
@@ -139,7 +139,7 @@ class Rank:
         whole[:] = np.nan  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:
-            set_tensor_model_parallel_rank(number)
+            connector_module._tensor_parallel_rank = lambda: number  # vLLM has a process for each rank
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
             if o.layout == "cross":
                 self.connector.register_cross_layers_kv_cache(self.tensors["all"])
