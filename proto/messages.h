@@ -115,7 +115,7 @@ enum ucm_handle_kind {
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
- * little-endian). shards: 0 means all from `shard` on. */
+ * little-endian). shards: 0 means all from `shard` on. step: tell of every so many layers. */
 #define UCM_MSG_LOAD(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -124,7 +124,15 @@ enum ucm_handle_kind {
     F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
     F(u64, lease, OPT, 0, UCM_U32)                                                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
+    F(u64, step, OPT, 0, UCM_MAX_SHARDS)
+/* The notification of a load that asked for it: so many of its layers have landed. status: as the
+ * result's; left out when it has not changed since it was last told (all OK at first). */
+#define UCM_MSG_PROGRESS(F)                                                                        \
+    F(u64, msgid, REQ, 0, UCM_U32)                                                                 \
+    F(u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                         \
+    F(bin, status, OPT, 0, UCM_MAX_KEYS)
+#define UCM_PROGRESS "progress"
 #define UCM_MSG_DUMP(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -297,6 +305,7 @@ struct proto_planes {
     S(lookup_r, UCM_MSG_LOOKUP_R)                                                                  \
     S(release, UCM_MSG_RELEASE)                                                                    \
     S(load, UCM_MSG_LOAD)                                                                          \
+    S(progress, UCM_MSG_PROGRESS)                                                                  \
     S(dump, UCM_MSG_DUMP)                                                                          \
     S(prefetch, UCM_MSG_PREFETCH)                                                                  \
     S(blocks_r, UCM_MSG_BLOCKS_R)                                                                  \

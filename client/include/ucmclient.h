@@ -94,7 +94,8 @@ UCM_API void ucm_close(struct ucm_client *client);
  * after fork(). */
 UCM_API uint64_t ucm_generation(struct ucm_client *client);
 
-/* A descriptor that polls readable when ucm_process() has something to do. Owned by the client, and
+/* A descriptor that polls readable when ucm_process() has something to do, which includes layers of
+ * a load that have landed. Owned by the client, and
  * the same for the client's whole life, over reconnects too. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Takes in what has arrived, never blocks. Returns how many tasks became done since the last time,
@@ -257,6 +258,8 @@ struct ucm_transfer {
                              recorded behind its last write; else NULL */
     uint32_t part;        /* prefetch: 0 all parts, else part + 1 */
     uint32_t durability;  /* dump: enum ucm_durability_wish */
+    uint32_t step;        /* load: layer-wise, the daemon tells as every so many layers have landed
+                             (ucm_task_wait_layers); 0: it copies block by block and doesn't */
 };
 
 /* Each queues a request and returns at once; on success *out is owned by the caller until
@@ -285,6 +288,15 @@ UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, waiting. -UCM_EDEADLINE after timeout_ms leaves the task as it was. Several threads may
  * wait for one task: one gets the result, the others -UCM_EREPORTED. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
+/* Layer-wise load (`step`): waits until the first `layers` layers of those that it loads lie in all
+ * blocks, or the task is done, so that work on them can begin while the rest is on its way. 0, and
+ * result[i], unless NULL, is the enum ucm_block_result of key i as known by now: a block whose
+ * result is not OK must not be used, and one that is OK now fails later only with the device, a
+ * cancel or the deadline. The request's error when it failed as a whole; -UCM_EDEADLINE after
+ * timeout_ms, which leaves the task as it was. The task's own result is still to be taken by check
+ * or wait. A load without `step` lands as a whole. */
+UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
+                                 uint8_t *result);
 /* Asks the daemon to stop; the task still becomes done, with what was moved until then. */
 UCM_API int ucm_task_cancel(struct ucm_task *task, int timeout_ms);
 /* Frees the task, done or not, never blocks; one that is under way is cancelled and its answer

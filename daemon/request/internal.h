@@ -67,6 +67,8 @@ typedef int (*method_fn)(struct call *call);
 void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
                    const void *result);
 void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e);
+/* Tells how far a load has come. False: it was not sent, the peer does not read. */
+bool session_progress(struct session *s, const struct msg_progress *m);
 /* For free maps: begin, pack, end. */
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
 void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);

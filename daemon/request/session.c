@@ -60,6 +60,17 @@ void session_reply(struct session *s, uint32_t msgid, const struct proto_message
         conn_send(s->conn, &s->rq->out);
 }
 
+bool session_progress(struct session *s, const struct msg_progress *m)
+{
+    struct ucm_error e;
+
+    if (s->closing || conn_backed_up(s->conn) ||
+        proto_notification(&s->rq->out, UCM_PROGRESS, &proto_progress, m, &e) != 0)
+        return false;
+    conn_send(s->conn, &s->rq->out);
+    return true;
+}
+
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb)
 {
     proto_response_begin(pb, &s->rq->out, msgid);

@@ -41,6 +41,7 @@ static void transfer_finish(struct transfer *t)
     lease_end(s, t->lease);
     session_reply(s, t->r.msgid, &proto_blocks_r, &r);
     request_end(&t->r);
+    steps_free(t->steps);
     free(t->spare);
     free(t);
     if (region)
@@ -50,7 +51,8 @@ static void transfer_finish(struct transfer *t)
 
 static bool transfer_done(const struct transfer *t)
 {
-    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0;
+    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0 &&
+           (!t->steps || steps_sent(t));
 }
 
 /* ---- the pump ---- */
@@ -80,8 +82,17 @@ static void transfer_park(struct transfer *t)
 
 static void batch_flush(struct transfer *t)
 {
+    bool whole = t->cursor == items_of(t) && list_empty(&t->waits);
+
+    if (!t->open || t->open->n == 0)
+        return;
+    /* The last batch of a load in steps must not fall behind the others. */
+    if (t->steps && (whole || steps_sent(t))) {
+        steps_add(t);
+        return;
+    }
     /* While a job is under way the batch may grow: its end comes here again. */
-    if (!t->open || t->open->n == 0 || (t->jobs > 0 && t->open->n < t->open->cap))
+    if (t->steps || (t->jobs > 0 && t->open->n < t->open->cap))
         return;
     if (!batch_send(t))
         transfer_park(t);
@@ -107,6 +118,11 @@ void transfer_pump(struct transfer *t)
         t->open = NULL;
     }
     batch_flush(t);
+    if (t->steps) {
+        if (!steps_pump(t))
+            busy = true;
+        steps_tell(t);
+    }
     if (busy)
         transfer_park(t);
     t->pumping = false;
@@ -135,6 +151,8 @@ void transfer_stop_cb(struct request *r)
     while ((node = t->durables.next) != &t->durables)
         durable_abandon(LIST_ENTRY(node, struct durable_wait, link));
     batch_abandon(t);
+    if (t->steps)
+        steps_abandon(t);
     give_up(t, UCM_BLOCK_CANCELLED);
     transfer_pump(t);
 }
