@@ -190,7 +190,11 @@ $O/libucmdaemon.a: $(DAEMON_OBJ)
 $O/libucmclient.a: $(CLIENT_OBJ)
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$O/libucmtools.a: $(call obj,$(TOOL_SRC))
+$O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
+$O/libucmtools.a: $(call obj,$(TOOL_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
