@@ -1,0 +1,30 @@
+#include "daemon/device/busy.h"
+
+#define SLOW 1.8 /* both directions at once, ours alone: 1.5 */
+#define SLOW_LAUNCHES 2u
+
+bool busy_due(const struct busy *b, uint64_t now_ns)
+{
+    return now_ns >= b->until_ns;
+}
+
+void busy_judge(struct busy *b, uint64_t now_ns, bool others)
+{
+    if (!others || !b->others || b->keep_ns == 0)
+        b->keep_ns = BUSY_KEEP_NS;
+    else if (b->keep_ns < BUSY_KEEP_MOST_NS)
+        b->keep_ns *= 2;
+    b->others = others;
+    b->slow = 0;
+    b->until_ns = now_ns + b->keep_ns;
+}
+
+void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
+{
+    b->slow = took_ns > SLOW * due_ns ? b->slow + 1 : 0;
+    if (b->slow > 0 && b->slow < SLOW_LAUNCHES)
+        return;
+    b->others = b->slow > 0;
+    b->keep_ns = BUSY_KEEP_NS;
+    b->until_ns = now_ns + b->keep_ns;
+}
