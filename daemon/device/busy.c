@@ -10,13 +10,9 @@ bool busy_due(const struct busy *b, uint64_t now_ns)
 
 void busy_judge(struct busy *b, uint64_t now_ns, bool others)
 {
-    if (!others || !b->others || b->keep_ns == 0)
-        b->keep_ns = BUSY_KEEP_NS;
-    else if (b->keep_ns < BUSY_KEEP_MOST_NS)
-        b->keep_ns *= 2;
     b->others = others;
     b->slow = 0;
-    b->until_ns = now_ns + b->keep_ns;
+    b->until_ns = now_ns + BUSY_KEEP_NS;
 }
 
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
@@ -25,6 +21,5 @@ void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
     if (b->slow > 0 && b->slow < SLOW_LAUNCHES)
         return;
     b->others = b->slow > 0;
-    b->keep_ns = BUSY_KEEP_NS;
-    b->until_ns = now_ns + b->keep_ns;
+    b->until_ns = now_ns + BUSY_KEEP_NS;
 }

@@ -4,7 +4,7 @@
  * launch may be the host's doing, two in a row are not. The driver's utilisation: up to a second
  * old, and it counts our own kernels; its "idle" is believed, its "busy" is not. Then a probe
  * decides: empty kernels, which an idle GPU runs in microseconds and a shared one only in its turn.
- * A probe that found others is repeated ever less often: it costs them a turn.
+ * It costs the others a turn of microseconds, five times a second while copies could use the SMs.
  * Pure computation. Any thread. */
 #ifndef UCMD_DEVICE_BUSY_H
 #define UCMD_DEVICE_BUSY_H
@@ -12,16 +12,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define BUSY_KEEP_NS 200000000ull       /* how long a judgement holds */
-#define BUSY_KEEP_MOST_NS 1600000000ull /* as long as probes find others */
-#define BUSY_PROBES 4u                  /* kernels of a probe, one after another */
-#define BUSY_PROBE_NS 30000ull          /* and how long each may take on an idle GPU */
+#define BUSY_KEEP_NS 200000000ull /* how long a judgement holds */
+#define BUSY_PROBES 4u            /* kernels of a probe, one after another */
+#define BUSY_PROBE_NS 30000ull    /* and how long each may take on an idle GPU */
 
 struct busy {
     bool others;
     unsigned slow;     /* launches of ours in a row */
     uint64_t until_ns; /* others is believed until then */
-    uint64_t keep_ns;  /* how long the last probe's word was */
 };
 
 /* Is a new judgement due? */
