@@ -54,6 +54,7 @@ GPU_TESTS += $O/gpu/test_serve
 # they need beyond the C library, and run.sh.
 gpu-bundle: $(GPU_TESTS) $(BINS)
 	@mkdir -p $O/gpu/lib
+	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \

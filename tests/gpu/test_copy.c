@@ -65,6 +65,31 @@ static void layout_heads(struct test_layout *l, uint64_t chunk)
             plane_add(l, 0, layer * 40 * 8 * chunk + 2 * head * chunk, 8 * chunk, chunk, layer);
 }
 
+/* [blocks][tokens][all heads], of which this region names the first half: a chunk a token. */
+static void layout_tokens(struct test_layout *l, uint64_t chunk)
+{
+    *l = (struct test_layout){.name = "NHD, half of the heads",
+                              .shards = 2,
+                              .n_handles = 1,
+                              .blocks = 40,
+                              .shard_bytes = 16 * chunk};
+    for (uint32_t layer = 0; layer < 2; layer++)
+        for (uint32_t token = 0; token < 16; token++)
+            plane_add(l, 0, layer * 40 * 32 * chunk + 2 * token * chunk, 32 * chunk, chunk, layer);
+}
+
+/* [blocks][K, V][chunk] a layer: one chunk of both. */
+static void layout_fused(struct test_layout *l, uint32_t layers, uint64_t chunk)
+{
+    *l = (struct test_layout){.name = "fused K/V",
+                              .shards = layers,
+                              .n_handles = 1,
+                              .blocks = 48,
+                              .shard_bytes = 2 * chunk};
+    for (uint32_t i = 0; i < layers; i++)
+        plane_add(l, 0, i * l->blocks * 2 * chunk, 2 * chunk, (uint32_t)(2 * chunk), i);
+}
+
 /* All layers of a block together. */
 static void layout_cross(struct test_layout *l, uint32_t layers, uint64_t chunk)
 {
@@ -194,6 +219,10 @@ static void test_layouts(const uint8_t *ipc_a, uint64_t offset_a, const uint8_t 
         layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     }
     layout_split(&l, 6, 32768);
+    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
+    layout_fused(&l, 6, 32768);
+    layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
+    layout_tokens(&l, 1024);
     layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
     layout_heads(&l, 4096);
     layout_test(&l, ipc_a, offset_a, ipc_b, offset_b);
@@ -340,6 +369,39 @@ static void test_many(struct device_region *from, struct device_region *to,
     free(jobs);
 }
 
+/* How long a load of 1 MiB waits behind 24 MiB, many times over, of less urgent dumps or loads. */
+static void test_urgent(struct device_region *r)
+{
+    struct ucm_copy_item items[32];
+    double worst_us[2] = {0};
+
+    flat_items(items);
+    for (unsigned round = 0; round < 2 * 20; round++) {
+        struct test_job many[8], urgent;
+        uint64_t begin;
+        double us;
+
+        for (unsigned i = 0; i < 8; i++) {
+            job_init(&many[i], round % 2 ? DEVICE_DUMP : DEVICE_LOAD, r, items, 24);
+            job_submit(&t, &many[i]);
+        }
+        loop_for(&t, 1);
+        job_init(&urgent, DEVICE_LOAD, r, items + 31, 1);
+        urgent.job.priority = 1;
+        begin = uv_hrtime();
+        (void)job_run(&t, &urgent);
+        us = (double)(urgent.done_ns - begin) / 1e3;
+        if (us > worst_us[round % 2])
+            worst_us[round % 2] = us;
+        for (unsigned i = 0; i < 8; i++)
+            (void)job_wait(&t, &many[i]);
+    }
+    CHECK(worst_us[0] < 5000 && worst_us[1] < 5000,
+          "less urgent work holds up a load for little: at worst %.0f us behind loads, %.0f behind "
+          "dumps",
+          worst_us[0], worst_us[1]);
+}
+
 static void test_ordering(const uint8_t *ipc_a, const uint8_t *ipc_b)
 {
     struct test_layout l;
@@ -353,6 +415,7 @@ static void test_ordering(const uint8_t *ipc_a, const uint8_t *ipc_b)
     test_event_order(from);
     test_event_again(from);
     test_event_cost(from);
+    test_urgent(from);
     region_shut(&t, from);
 
     l = (struct test_layout){
