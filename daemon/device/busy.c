@@ -8,7 +8,12 @@ bool busy_due(const struct busy *b, uint64_t now_ns)
     return now_ns >= b->until_ns;
 }
 
-void busy_judge(struct busy *b, uint64_t now_ns, bool others)
+bool busy_quiet(const struct busy *b, uint64_t now_ns, unsigned under_way)
+{
+    return under_way == 0 && now_ns >= b->ended_ns + BUSY_QUIET_NS;
+}
+
+void busy_probed(struct busy *b, uint64_t now_ns, bool others)
 {
     b->others = others;
     b->slow = 0;
@@ -17,9 +22,12 @@ void busy_judge(struct busy *b, uint64_t now_ns, bool others)
 
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
 {
-    b->slow = took_ns > SLOW * due_ns ? b->slow + 1 : 0;
-    if (b->slow > 0 && b->slow < SLOW_LAUNCHES)
+    b->ended_ns = now_ns;
+    if (due_ns <= 0)
         return;
-    b->others = b->slow > 0;
+    b->slow = took_ns > SLOW * due_ns ? b->slow + 1 : 0;
+    if (b->slow < SLOW_LAUNCHES)
+        return;
+    b->others = true;
     b->until_ns = now_ns + BUSY_KEEP_NS;
 }

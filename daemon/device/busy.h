@@ -1,10 +1,11 @@
 /* Do other processes' kernels run on a GPU now? What is believed, and for how long.
  *
- * Three witnesses. Our own copy kernels: beside others' they take much longer than is due; one slow
- * launch may be the host's doing, two in a row are not. The driver's utilisation: up to a second
- * old, and it counts our own kernels; its "idle" is believed, its "busy" is not. Then a probe
- * decides: empty kernels, which an idle GPU runs in microseconds and a shared one only in its turn.
- * It costs the others a turn of microseconds, five times a second while copies could use the SMs.
+ * Two witnesses. A probe: empty kernels one after another, which an idle GPU runs in microseconds
+ * and a shared one only when the others' have had their turn; it tells something only when no
+ * kernel of ours has held the GPU just before. And our own copy kernels: two in a row that took
+ * much longer than is due were beside others' (one may be the host's doing). One in time shows
+ * nothing: short kernels wait for ours without holding them up. The driver's utilisation is no
+ * witness: it is up to a second old and counts our own kernels.
  * Pure computation. Any thread. */
 #ifndef UCMD_DEVICE_BUSY_H
 #define UCMD_DEVICE_BUSY_H
@@ -13,20 +14,24 @@
 #include <stdint.h>
 
 #define BUSY_KEEP_NS 200000000ull /* how long a judgement holds */
-#define BUSY_PROBES 4u            /* kernels of a probe, one after another */
+#define BUSY_QUIET_NS 100000ull   /* from our last kernel's end to a probe */
+#define BUSY_PROBES 3u            /* kernels of a probe */
 #define BUSY_PROBE_NS 30000ull    /* and how long each may take on an idle GPU */
 
 struct busy {
     bool others;
     unsigned slow;     /* launches of ours in a row */
     uint64_t until_ns; /* others is believed until then */
+    uint64_t ended_ns; /* our last kernel */
 };
 
-/* Is a new judgement due? */
+/* Is a probe due? */
 bool busy_due(const struct busy *b, uint64_t now_ns);
-/* The judgement: the driver told of kernels, and if so, the probe did not run as on an idle GPU. */
-void busy_judge(struct busy *b, uint64_t now_ns, bool others);
-/* A copy kernel of ours took so long, while so long was due. */
+/* May one be sent, while so many kernels of ours are under way? */
+bool busy_quiet(const struct busy *b, uint64_t now_ns, unsigned under_way);
+void busy_probed(struct busy *b, uint64_t now_ns, bool others);
+/* A copy kernel of ours ended, which took so long while so long was due; 0: it was too short to
+ * tell. */
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns);
 
 #endif

@@ -24,8 +24,9 @@ void gpu_probe_close(struct gpu *g)
     g->probe = (struct gpu_probe){0};
 }
 
-/* One kernel that copies nothing. False: it was not done in time, or could not be asked; it may
- * still run then, and the next one is not launched before it has ended. */
+/* One kernel that copies nothing, beside whatever DMA is under way. False: it was not done in time,
+ * or could not be asked; it may still run then, and the next one is not launched before it has
+ * ended. */
 static bool probe_is_quick(struct gpu *g)
 {
     uint64_t begin_ns;
@@ -44,23 +45,36 @@ static bool probe_is_quick(struct gpu *g)
     return r == CUDA_SUCCESS;
 }
 
-/* The first kernel after a while may take longer: it does not count. */
 static bool probe_finds_others(struct gpu *g)
 {
-    unsigned quick = 0;
-
-    (void)probe_is_quick(g);
-    while (quick < BUSY_PROBES && probe_is_quick(g))
-        quick++;
-    return quick < BUSY_PROBES;
+    for (unsigned i = 0; i < BUSY_PROBES; i++)
+        if (!probe_is_quick(g))
+            return true;
+    return false;
 }
 
+static unsigned kernels_under_way(const struct gpu *g)
+{
+    unsigned n = 0;
+
+    for (unsigned d = 0; d < 2; d++)
+        for (uint32_t i = 0; i < g->streams[d].n; i++)
+            n += g->streams[d].launches[(g->streams[d].oldest + i) % GPU_LAUNCHES].strategy ==
+                 COPY_SM;
+    return n;
+}
+
+/* When a probe is due and our own kernels are in its way, the engines take over until they have
+ * ended. */
 bool gpu_others_run(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();
 
-    if (busy_due(&g->busy, now_ns))
-        busy_judge(&g->busy, now_ns, nvml_busy(&g->nvml) && probe_finds_others(g));
+    if (!busy_due(&g->busy, now_ns))
+        return g->busy.others;
+    if (!busy_quiet(&g->busy, now_ns, kernels_under_way(g)))
+        return true;
+    busy_probed(&g->busy, now_ns, probe_finds_others(g));
     return g->busy.others;
 }
 
@@ -70,7 +84,7 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t last_ns = g->streams[direction].done_ns;
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
-    if (l->bytes >= GPU_SEEN_BYTES)
-        busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                    c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+    busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
+                l->bytes < GPU_SEEN_BYTES ? 0
+                                          : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
 }

@@ -149,7 +149,8 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 
 CUresult gpu_probe_open(struct gpu *g);
 void gpu_probe_close(struct gpu *g);
-/* Do other processes' kernels run? May take 0.2 ms, once in a while. */
+/* Shall the SMs be left alone: do other processes' kernels run? Takes up to 0.1 ms, five times a
+ * second. */
 bool gpu_others_run(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
