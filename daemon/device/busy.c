@@ -8,9 +8,9 @@ bool busy_due(const struct busy *b, uint64_t now_ns)
     return now_ns >= b->until_ns;
 }
 
-bool busy_quiet(const struct busy *b, uint64_t now_ns, unsigned under_way)
+uint64_t busy_quiet_ns(const struct busy *b)
 {
-    return under_way == 0 && now_ns >= b->ended_ns + BUSY_QUIET_NS;
+    return b->ended_ns + BUSY_QUIET_NS;
 }
 
 void busy_probed(struct busy *b, uint64_t now_ns, bool others)

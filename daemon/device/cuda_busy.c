@@ -24,58 +24,59 @@ void gpu_probe_close(struct gpu *g)
     g->probe = (struct gpu_probe){0};
 }
 
-/* One kernel that copies nothing, beside whatever DMA is under way. False: it was not done in time,
- * or could not be asked; it may still run then, and the next one is not launched before it has
- * ended. */
-static bool probe_is_quick(struct gpu *g)
+/* How long one kernel that copies nothing takes; BUSY_PROBE_END_NS: longer than that, or it could
+ * not be asked. It may still run then. */
+static uint64_t probe_ns(struct gpu *g)
 {
-    uint64_t begin_ns;
+    uint64_t begin_ns = uv_hrtime(), ns;
     CUresult r;
 
-    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS)
-        return false;
-    begin_ns = uv_hrtime();
     if (gpu_kernel_launch(g, g->probe.stream, 0, 0, NULL, 0, 0, UCM_COPY_LOAD) != CUDA_SUCCESS ||
         cuda.cuEventRecord(g->probe.done, g->probe.stream) != CUDA_SUCCESS)
-        return false;
+        return BUSY_PROBE_END_NS;
     g->probe.launched = true;
-    do
+    do {
         r = cuda.cuEventQuery(g->probe.done);
-    while (r == CUDA_ERROR_NOT_READY && uv_hrtime() - begin_ns < BUSY_PROBE_NS);
-    return r == CUDA_SUCCESS;
+        ns = uv_hrtime() - begin_ns;
+    } while (r == CUDA_ERROR_NOT_READY && ns < BUSY_PROBE_END_NS);
+    return r == CUDA_SUCCESS ? ns : BUSY_PROBE_END_NS;
 }
 
 static bool probe_finds_others(struct gpu *g)
 {
-    for (unsigned i = 0; i < BUSY_PROBES; i++)
-        if (!probe_is_quick(g))
+    unsigned slow = 0;
+
+    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS)
+        return true; /* the last one of 0.2 s ago still waits for its turn */
+    for (unsigned i = 0; i < BUSY_PROBES && slow < BUSY_PROBES_SLOW; i++) {
+        uint64_t ns = probe_ns(g);
+
+        if (ns >= BUSY_PROBE_END_NS)
             return true;
-    return false;
+        slow += ns > BUSY_PROBE_NS;
+    }
+    return slow >= BUSY_PROBES_SLOW;
 }
 
-static unsigned kernels_under_way(const struct gpu *g)
-{
-    unsigned n = 0;
-
-    for (unsigned d = 0; d < 2; d++)
-        for (uint32_t i = 0; i < g->streams[d].n; i++)
-            n += g->streams[d].launches[(g->streams[d].oldest + i) % GPU_LAUNCHES].strategy ==
-                 COPY_SM;
-    return n;
-}
-
-/* When a probe is due and our own kernels are in its way, the engines take over until they have
- * ended. */
 bool gpu_others_run(struct gpu *g)
 {
-    uint64_t now_ns = uv_hrtime();
-
-    if (!busy_due(&g->busy, now_ns))
+    if (!busy_due(&g->busy, uv_hrtime()))
         return g->busy.others;
-    if (!busy_quiet(&g->busy, now_ns, kernels_under_way(g)))
+    g->probe.wanted = true;
+    return true;
+}
+
+bool gpu_probe_ready(struct gpu *g)
+{
+    if (!g->probe.wanted)
         return true;
-    busy_probed(&g->busy, now_ns, probe_finds_others(g));
-    return g->busy.others;
+    if (g->streams[0].n + g->streams[1].n > 0)
+        return false;
+    while (uv_hrtime() < busy_quiet_ns(&g->busy))
+        ;
+    busy_probed(&g->busy, uv_hrtime(), probe_finds_others(g));
+    g->probe.wanted = false;
+    return true;
 }
 
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l)

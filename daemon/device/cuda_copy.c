@@ -254,7 +254,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 
     while (!atomic_load(&g->failed) && s->n < GPU_LAUNCHES && s->bytes < GPU_AHEAD_BYTES) {
         job = job_queue_first_of(&g->ready, direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD);
-        if (!job)
+        if (!job || !gpu_probe_ready(g))
             break;
         moved = true;
         rc = job->begun ? 0 : begin(g, job);

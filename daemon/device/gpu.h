@@ -53,6 +53,7 @@ struct gpu_probe {
     CUstream stream;
     CUevent done;
     bool launched; /* ever: `done` tells something */
+    bool wanted;   /* as soon as nothing is under way; until then nothing more is launched */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -149,9 +150,12 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 
 CUresult gpu_probe_open(struct gpu *g);
 void gpu_probe_close(struct gpu *g);
-/* Shall the SMs be left alone: do other processes' kernels run? Takes up to 0.1 ms, five times a
- * second. */
+/* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
+ * probe is wanted. */
 bool gpu_others_run(struct gpu *g);
+/* Makes the probe that is wanted, which takes up to 0.3 ms, five times a second at most. False: it
+ * must wait for what is under way, and so must new launches. */
+bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
 

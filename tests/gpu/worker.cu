@@ -118,7 +118,7 @@ static cudaError_t alloc_vmm(struct worker *w, const struct worker_request *q, s
     w->memory = (char *)address;
     w->bytes = q->bytes;
     a->value = w->vmm_bytes;
-    if (cudaMemset(w->memory, 0, w->vmm_bytes) || cudaDeviceSynchronize())
+    if (cudaMemcpy(w->memory, w->shared, w->bytes, cudaMemcpyHostToDevice) || cudaDeviceSynchronize())
         return cudaErrorUnknown;
     return cudaMalloc(&w->stage, q->bytes);
 }
