@@ -111,8 +111,8 @@ static double dma_of(const struct copy_bench *b, unsigned d)
 static int measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out)
 {
     struct stream s = copy_stream(b, rig, d == 0, 2, REQUEST_BYTES);
-    unsigned long before = gpu_busy_count(&b->work);
-    uint64_t begin = clock_ns();
+    unsigned long before;
+    uint64_t begin;
     int rc;
 
     if (s.load && stream_store(&s) < 0)
@@ -418,12 +418,8 @@ static int measure_strategies(struct copy_bench *b, char *names)
     int rc = 0;
 
     print_head(b);
-    for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;) {
-        static char last[32];
-
-        snprintf(last, sizeof last, "%s", name);
-        rc = measure_strategy(b, last);
-    }
+    for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
+        rc = measure_strategy(b, name);
     return rc;
 }
 
