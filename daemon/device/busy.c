@@ -17,7 +17,7 @@ void busy_probed(struct busy *b, uint64_t now_ns, bool others)
 {
     b->others = others;
     b->slow = 0;
-    b->until_ns = now_ns + BUSY_KEEP_NS;
+    b->until_ns = now_ns + (others ? BUSY_KEEP_NS : BUSY_KEEP_IDLE_NS);
 }
 
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)

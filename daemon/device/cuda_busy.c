@@ -53,7 +53,7 @@ static bool probe_finds_others(struct gpu *g)
 
         if (ns >= BUSY_PROBE_END_NS)
             return true;
-        slow += ns > BUSY_PROBE_NS;
+        slow += ns > BUSY_PROBE_SLOW_NS;
     }
     return slow >= BUSY_PROBES_SLOW;
 }

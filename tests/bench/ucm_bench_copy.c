@@ -157,14 +157,14 @@ static int measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *
 static int measure_chain(struct copy_bench *b, struct rig *rig, struct copy_row *row)
 {
     struct stream s = copy_stream(b, rig, true, 2, REQUEST_BYTES);
-    double rate;
     int rc;
 
     if (stream_store(&s) < 0)
         return bench_fail(BENCH_FAILED, "%s", s.error);
+    s.warm_ms = SETTLE_MS;
     if (gpu_chain_start(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "no thread");
-    rc = copy_stream_run(b, &s, 1, &rate);
+    rc = streams_run(&s, 1, b->error) < 0 ? bench_fail(BENCH_FAILED, "%s", b->error) : 0;
     if (gpu_chain_stop(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     row->chain_p50 = samples_at(&b->work.chain_us, 0.5) / b->chain_p50;

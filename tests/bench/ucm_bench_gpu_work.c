@@ -9,7 +9,7 @@
 #define BUSY_BATCH 4  /* multiplications behind one event */
 #define BUSY_AHEAD 4u /* batches under way: the GPU never waits for the host */
 #define CHAIN_CTAS 264
-#define CHAIN_WARM_UP 100
+#define CHAIN_SETTLE_NS 250000000u /* until the daemon has seen that it is not alone */
 #define DMA_ROUNDS 5
 
 extern const char ucm_bench_fatbin[];
@@ -200,15 +200,16 @@ static int chain_loop(struct gpu_work *w, cuda_address from, void *stream)
     unsigned n = UCM_BENCH_READ_BYTES / 16;
     cuda_address odd = from + UCM_BENCH_READ_BYTES;
     void *arguments[] = {&from, &n, &odd};
+    uint64_t settled = clock_ns() + CHAIN_SETTLE_NS, begin;
     int r = 0;
 
-    for (unsigned i = 0; r == 0 && atomic_load(&w->chain_runs); i++) {
-        uint64_t begin = clock_ns();
+    while (r == 0 && atomic_load(&w->chain_runs)) {
+        begin = clock_ns();
 
         r = bench_cuda.launch(w->read, CHAIN_CTAS, 1, 1, 512, 1, 1, 0, stream, arguments, NULL);
         if (r == 0)
             r = bench_cuda.stream_synchronize(stream);
-        if (i >= CHAIN_WARM_UP && r == 0 &&
+        if (begin >= settled && r == 0 &&
             samples_add(&w->chain_us, (double)(clock_ns() - begin) / 1e3) < 0)
             return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
     }

@@ -45,7 +45,7 @@ int gpu_busy_stop(struct gpu_work *w);
 unsigned long gpu_busy_count(struct gpu_work *w); /* multiplications done, of UCM_BENCH_MATRIX */
 
 int gpu_chain_start(struct gpu_work *w);
-/* Samples of one step in us are in w->chain_us then. */
+/* Samples of one step in us are in w->chain_us then, but for the first quarter of a second. */
 int gpu_chain_stop(struct gpu_work *w);
 
 /* The copy kernel, launched and waited for: `chunks` of `chunk` bytes into GPU memory that is 4

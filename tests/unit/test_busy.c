@@ -12,6 +12,10 @@ Test(busy, nothing_is_known_at_first)
     cr_assert_leq(busy_quiet_ns(&b), 1 * MS);
     busy_probed(&b, 5 * MS, false);
     cr_assert(!b.others);
+    cr_assert(!busy_due(&b, 5 * MS + BUSY_KEEP_IDLE_NS - 1));
+    cr_assert(busy_due(&b, 5 * MS + BUSY_KEEP_IDLE_NS));
+    busy_probed(&b, 5 * MS, true);
+    cr_assert(b.others);
     cr_assert(!busy_due(&b, 5 * MS + BUSY_KEEP_NS - 1));
     cr_assert(busy_due(&b, 5 * MS + BUSY_KEEP_NS));
 }
