@@ -17,7 +17,8 @@
 #define BUSY_KEEP_IDLE_NS 50000000ull /* and how long it is believed that there are none */
 #define BUSY_QUIET_NS 100000ull       /* from our last kernel's end to a probe */
 #define BUSY_PROBES 8u                /* kernels of a probe */
-#define BUSY_PROBE_SLOW_NS 60000ull /* 8 us on an idle GPU, seldom 40; beside others 190 and more  \
+#define BUSY_PROBE_SLOW_NS                                                                         \
+    60000ull                        /* 8 us on an idle GPU, seldom 40; beside others 190 and more  \
                                      */
 #define BUSY_PROBES_SLOW 2u         /* so many show others; one may be the host's doing */
 #define BUSY_PROBE_END_NS 150000ull /* one that is not done by then shows others by itself */

@@ -153,8 +153,8 @@ void gpu_probe_close(struct gpu *g);
 /* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
  * probe is wanted. */
 bool gpu_others_run(struct gpu *g);
-/* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False: it
- * must wait for what is under way, and so must new launches. */
+/* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False:
+ * it must wait for what is under way, and so must new launches. */
 bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
