@@ -50,7 +50,10 @@
     X(nvme_bytes_used, gauge, "bytes", "bytes of live slots on NVMe")                              \
     X(nvme_read_bytes, counter, "bytes", "read from NVMe")                                         \
     X(nvme_reads, counter, "parts", "parts read from NVMe")                                        \
-    X(nvme_written_bytes, counter, "bytes", "written to NVMe, headers included")                   \
+    X(nvme_stored_bytes, counter, "bytes", "of parts that the cache gave and NVMe has stored")     \
+    X(nvme_written_bytes, counter, "bytes", "written to NVMe: these, headers, padding, rewrites")  \
+    X(nvme_checkpoint_bytes, counter, "bytes", "written to NVMe besides: checkpoints")             \
+    X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
     X(nvme_write_dropped, counter, "parts", "parts not written, the backlog being full")           \
     X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \

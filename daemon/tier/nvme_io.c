@@ -523,6 +523,7 @@ static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_i
     t->backlog_bytes -= nvme_padded(io->bytes);
     if (ok) {
         t->metrics->nvme_writes++;
+        t->metrics->nvme_stored_bytes += io->bytes;
         t->metrics->nvme_written_bytes += nvme_stride(io->bytes);
     } else {
         t->metrics->nvme_write_errors++;
