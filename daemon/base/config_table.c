@@ -18,6 +18,7 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
+static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
@@ -147,7 +148,13 @@ const struct config_key config_keys[] = {
     {"nvme.threads", CONFIG_INT, false, AT(nvme_threads), "4", 1, 256, NULL, NULL,
      "Threads for checksums and blocking I/O."},
     {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
-     "Bytes that may wait in DRAM to be written; past it new blocks stay in DRAM only."},
+     "Bytes that may wait in DRAM to be written; past it DRAM is no longer kept for what waits."},
+    {"nvme.pressure", CONFIG_ENUM, false, AT(nvme_pressure), "drop", 0, 0, pressure_names, NULL,
+     "Past nvme.backlog, drop answers dumps at once, and what DRAM has no room for is not "
+     "written;\n"
+     "slow holds the answers of dumps back, so that engines dump no faster than the disks write."},
+    {"nvme.pressure_wait", CONFIG_DURATION, false, AT(nvme_pressure_ms), "200ms", 1, 60 * SECOND,
+     NULL, NULL, "How long slow holds one answer back at most."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},

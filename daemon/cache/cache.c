@@ -42,6 +42,17 @@ static void room_wake(struct cache *c)
     }
 }
 
+static void calm_wake(struct cache *c)
+{
+    struct list *node;
+
+    while (!cache_pressed(c) && (node = list_pop_front(&c->calm)) != NULL) {
+        struct cache_calm *w = LIST_ENTRY(node, struct cache_calm, link);
+
+        w->calm_cb(w);
+    }
+}
+
 static void idle_cb(uv_idle_t *idle)
 {
     struct cache *c = idle->data;
@@ -54,6 +65,7 @@ static void idle_cb(uv_idle_t *idle)
         c->pump = false;
         cache_write_pump(c);
     }
+    calm_wake(c);
 }
 
 static void idle_start(struct cache *c)
@@ -76,6 +88,8 @@ void cache_released(struct cache *c)
         c->pump = true;
         idle_start(c);
     }
+    if (!list_empty(&c->calm) && !cache_pressed(c))
+        idle_start(c);
 }
 
 /* ---- life ---- */
@@ -100,6 +114,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
+    list_init(&c->calm);
     *out = c;
     return 0;
 }
@@ -120,6 +135,7 @@ void cache_free(struct cache *c)
     if (!c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
+    assert(list_empty(&c->calm));
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }
@@ -149,6 +165,7 @@ void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
     cache_durables_retry(c); /* they end now */
+    cache_released(c);
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -493,4 +510,21 @@ void cache_room_grew(struct cache *c)
 void cache_room_cancel(struct cache_room *r)
 {
     list_remove(&r->link);
+}
+
+/* ---- waiting for the tier to keep up ---- */
+
+bool cache_pressed(const struct cache *c)
+{
+    return c->dirty_bytes > c->config.backlog_bytes && !c->no_writes;
+}
+
+void cache_calm_wait(struct cache *c, struct cache_calm *w)
+{
+    list_push_back(&c->calm, &w->link);
+}
+
+void cache_calm_cancel(struct cache_calm *w)
+{
+    list_remove(&w->link);
 }

@@ -142,6 +142,18 @@ bool cache_room_wait(struct cache *c, struct cache_room *r);
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */
 
+/* ---- waiting for the tier to keep up ---- */
+
+/* More waits to be written than backlog_bytes. */
+bool cache_pressed(const struct cache *c);
+
+struct cache_calm {
+    struct list link;
+    void (*calm_cb)(struct cache_calm *w); /* it does not any more */
+};
+void cache_calm_wait(struct cache *c, struct cache_calm *w);
+void cache_calm_cancel(struct cache_calm *w); /* w is initialised and may be waiting or not */
+
 /* ---- verifying ---- */
 
 struct cache_check {

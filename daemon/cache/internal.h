@@ -28,7 +28,8 @@ struct cache {
     struct list durables;     /* of cache_durable.link: the tier takes nothing now */
     struct list fills_by_age; /* oldest progress first */
     struct list room;
-    uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
+    struct list calm; /* of cache_calm.link */
+    uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
     bool idle_on, wake, pump, closing, no_writes;
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;

@@ -258,7 +258,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     if (io->bytes > NVME_SEGMENT_MAX || nvme_slots(t->segment_bytes, nvme_stride(io->bytes)) == 0)
         return -EFBIG;
     if (t->backlog_bytes > 0 && t->backlog_bytes + bytes > t->backlog_max) {
-        t->metrics->nvme_write_dropped++;
+        t->metrics->nvme_write_waits++;
         return -EAGAIN;
     }
     t->backlog_bytes += bytes;
