@@ -57,6 +57,7 @@
     X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
     X(nvme_write_dropped, counter, "parts", "parts not written: backlog or tier full, or failed")  \
+    X(nvme_write_refused, counter, "parts", "parts not admitted: written when used again")         \
     X(nvme_write_waits, counter, "times", "the tier's queue was full: written later")              \
     X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \
     X(nvme_write_errors, counter, "parts", "writes that failed after their retries")               \

@@ -22,6 +22,8 @@ struct config_list {
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
 /* What happens while more waits to be written than may. */
 enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
+/* Which dumped blocks are written to NVMe. */
+enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
@@ -65,7 +67,8 @@ struct config {
     unsigned nvme_threads;              /* nvme.threads: for checksums and blocking I/O; 4 */
     uint64_t nvme_backlog;              /* nvme.backlog: bytes waiting to be written; 1GiB */
     enum config_pressure nvme_pressure; /* nvme.pressure: drop, slow */
-    uint64_t nvme_pressure_ms;          /* nvme.pressure_wait: longest wait of a dump; 200ms */
+    enum config_admission nvme_admission; /* nvme.admission: all, reuse */
+    uint64_t nvme_pressure_ms;            /* nvme.pressure_wait: longest wait of a dump; 200ms */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */

@@ -19,6 +19,7 @@
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
+static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
@@ -155,6 +156,11 @@ const struct config_key config_keys[] = {
      "slow holds the answers of dumps back, so that engines dump no faster than the disks write."},
     {"nvme.pressure_wait", CONFIG_DURATION, false, AT(nvme_pressure_ms), "200ms", 1, 60 * SECOND,
      NULL, NULL, "How long slow holds one answer back at most."},
+    {"nvme.admission", CONFIG_ENUM, false, AT(nvme_admission), "all", 0, 0, admission_names, NULL,
+     "Which blocks are written: all that are dumped, or only those that were used or dumped again\n"
+     "(reuse): a third to a quarter of the writes, but what DRAM could not keep until its second "
+     "use is\n"
+     "lost. Dumps that ask for durability are always written."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},

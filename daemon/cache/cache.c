@@ -309,6 +309,9 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
+    for (uint32_t i = 0; i < n && c->config.write_reused; i++)
+        if (refs[i])
+            cache_write_used(c, refs[i]);
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)

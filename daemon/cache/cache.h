@@ -31,6 +31,7 @@ struct cache_config {
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
+    bool write_reused;      /* only blocks that were used or stored before are written behind */
     uint64_t backlog_bytes; /* DRAM that waits to be written and is spared for it */
 };
 

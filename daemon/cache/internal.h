@@ -89,6 +89,10 @@ void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
 
 void cache_write_later(struct cache *c, block_ref ref);
+/* The block has just become complete, or is used again: it is written in its turn if it is worth
+ * that. */
+void cache_write_stored(struct cache *c, block_ref ref);
+void cache_write_used(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
 
 /* restore.c */

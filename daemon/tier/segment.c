@@ -442,13 +442,14 @@ static bool segment_busy(const struct segment *s, const struct tier_callbacks *c
     return false;
 }
 
-/* Asks for every live slot until one is refused; true when the segment is free now. While it is
- * being emptied a read counts as under way, so that nothing frees it behind our back. */
-static bool segment_empty(struct segment_table *t, struct segment *s,
-                          const struct tier_callbacks *cb, uint64_t *dropped)
+/* Asks for every live slot until one is refused. While it is being emptied a read counts as under
+ * way, so that nothing frees it behind our back. */
+void segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
+                  uint64_t *dropped)
 {
     bool all = true;
 
+    *dropped = 0;
     segment_read_begin(s);
     for (uint32_t i = 0; i < s->next && all; i++) {
         if (s->states[i] != SLOT_LIVE)
@@ -461,7 +462,13 @@ static bool segment_empty(struct segment_table *t, struct segment *s,
         }
     }
     segment_read_end(t, s);
-    return s->state == SEGMENT_FREE;
+}
+
+/* Refused: others are asked first next time. */
+static void segment_defer(struct segment_table *t, struct segment *s)
+{
+    list_remove(&s->link);
+    list_push_back(&t->sealed[s->rank], &s->link);
 }
 
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
@@ -473,14 +480,32 @@ int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callba
     *dropped = 0;
     for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
         struct segment *s = candidates[i].segment;
+        uint64_t taken = 0;
 
         /* drop may have changed what was collected */
         if (s->state != SEGMENT_SEALED || !segment_reclaimable(t, s))
             continue;
-        if (!segment_busy(s, callbacks) && segment_empty(t, s, callbacks, dropped))
+        if (!segment_busy(s, callbacks))
+            segment_take(t, s, callbacks, &taken);
+        *dropped += taken;
+        if (s->state == SEGMENT_FREE)
             return 0;
-        list_remove(&s->link); /* refused: ask others first next time */
-        list_push_back(&t->sealed[s->rank], &s->link);
+        segment_defer(t, s);
     }
     return -ENOSPC;
+}
+
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
+{
+    struct candidate candidates[CANDIDATES];
+    unsigned n = candidates_collect(t, callbacks, candidates);
+
+    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
+        struct segment *s = candidates[i].segment;
+
+        if (!segment_busy(s, callbacks))
+            return s;
+        segment_defer(t, s);
+    }
+    return NULL;
 }

@@ -90,6 +90,13 @@ void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot);
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped);
 
+/* The segment that should be reclaimed next, of a writable file and with nothing in use; NULL when
+ * none is found. Still as it was: what shall stay of it can be moved before segment_take. */
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
+/* Drops what is left in it; it is free when its last read has ended, unless a drop was refused. */
+void segment_take(struct segment_table *t, struct segment *s,
+                  const struct tier_callbacks *callbacks, uint64_t *dropped);
+
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
 /* Offset of the slot's header in the file. */
 uint64_t segment_slot_offset(const struct segment_table *t, const struct segment *s, uint32_t slot);
