@@ -53,6 +53,9 @@
     X(nvme_reads, counter, "parts", "parts read from NVMe")                                        \
     X(nvme_stored_bytes, counter, "bytes", "of parts that the cache gave and NVMe has stored")     \
     X(nvme_written_bytes, counter, "bytes", "written to NVMe: these, headers, padding, rewrites")  \
+    X(nvme_rewritten_bytes, counter, "bytes",                                                      \
+      "of these, parts kept when their segment was reused")                                        \
+    X(nvme_rewritten, counter, "parts", "parts kept when their segment was reused")                \
     X(nvme_checkpoint_bytes, counter, "bytes", "written to NVMe besides: checkpoints")             \
     X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \

@@ -68,6 +68,7 @@ struct config {
     uint64_t nvme_backlog;              /* nvme.backlog: bytes waiting to be written; 1GiB */
     enum config_pressure nvme_pressure; /* nvme.pressure: drop, slow */
     enum config_admission nvme_admission; /* nvme.admission: all, reuse */
+    unsigned nvme_rewrite;                /* nvme.rewrite: percent of a reclaimed segment; 50 */
     uint64_t nvme_pressure_ms;            /* nvme.pressure_wait: longest wait of a dump; 200ms */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */

@@ -161,6 +161,10 @@ const struct config_key config_keys[] = {
      "(reuse): a third to a quarter of the writes, but what DRAM could not keep until its second "
      "use is\n"
      "lost. Dumps that ask for durability are always written."},
+    {"nvme.rewrite", CONFIG_INT, false, AT(nvme_rewrite), "50", 0, 75, NULL, NULL,
+     "How much of a segment, in percent, may be written again before it is reused: parts that were "
+     "read\n"
+     "since they were written; 0 drops them with the rest."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},

@@ -485,10 +485,26 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
     return policy_heat(c->config.policy, ref);
 }
 
+static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    const struct block *b = index_peek(c->config.index, ref);
+
+    /* The number may be another block's by now, but no other part was ever at `from`. */
+    if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
+        b->part[part].nvme != PART_NVME_READY || b->part[part].loc != from)
+        return false;
+    part_set_nvme(c, ref, part, PART_NVME_READY, to);
+    return true;
+}
+
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
     return (struct tier_callbacks){.drop = tier_drop_cb,
                                    .heat = tier_heat_cb,
+                                   .moved = tier_moved_cb,
                                    .restore = cache_restore_cb,
                                    .describe = cache_describe_cb,
                                    .ctx = c};

@@ -172,7 +172,7 @@ static void nvme_write(uint32_t id)
         return;
     if (rule->rewriting != REWRITE_NONE && one_is_left())
         reclaim_ahead();
-    if (!segment_has_room(&segments, 0, STRIDE))
+    if (!segment_has_room(&segments, 0, STRIDE, 0))
         (void)segment_reclaim(&segments, &callbacks, &dropped);
     written += place_write(id);
 }
