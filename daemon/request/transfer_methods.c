@@ -197,7 +197,7 @@ int method_dump(struct call *call)
     if (!t)
         return -call->error.code;
     t->has_event = m.event.n > 0;
-    t->durable = m.durability == UCM_DURABILITY_NVME;
+    t->durable = session_durable(call->s, t->ns, m.durability);
     if (t->has_event)
         memcpy(t->event, m.event.p, sizeof(t->event));
     for (uint32_t i = 0; i < t->n_keys; i++) {
