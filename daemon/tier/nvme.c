@@ -259,12 +259,17 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_ops;
-    rc = nvme_recover_start(t);
+    rc = nvme_move_open(t, config->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
+    rc = nvme_recover_start(t);
+    if (rc < 0)
+        goto err_after_mover;
     *out = t;
     return 0;
 
+err_after_mover:
+    nvme_move_close(t);
 err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_ops:
@@ -291,6 +296,7 @@ static void tier_free(struct tier *t)
     checksum_pool_close(&t->checksums);
     ops_close(t);
     nvme_recover_close(t);
+    nvme_move_close(t);
     nvme_checkpoint_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
@@ -313,7 +319,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert(t->backlog_bytes == 0 && t->reads_queued == 0);
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);
