@@ -62,6 +62,9 @@ struct config {
     enum config_io nvme_io; /* nvme.io: auto, uring, threads */
     unsigned nvme_threads;  /* nvme.threads: for checksums and blocking I/O; 4 */
     uint64_t nvme_backlog;  /* nvme.backlog: bytes waiting to be written; 1GiB */
+    uint64_t nvme_scrub;    /* nvme.scrub: bytes a second that are read to be verified; 0: none */
+    uint64_t nvme_scrub_interval_ms; /* nvme.scrub_interval: from pass to pass; 24h */
+    unsigned nvme_quarantine;        /* nvme.quarantine: percent of a file's segments at most; 5 */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */

@@ -45,6 +45,7 @@ static int file_init(struct segment_table *t, uint32_t file, uint64_t count)
 
     list_init(&f->free);
     list_init(&f->open);
+    list_init(&f->withheld);
     f->segments = calloc(count ? count : 1, sizeof(f->segments[0]));
     if (!f->segments)
         return -ENOMEM;
@@ -115,7 +116,7 @@ static void segment_free(struct segment_table *t, struct segment *s)
     s->states = NULL;
     s->state = SEGMENT_FREE;
     list_remove(&s->link);
-    list_push_back(&t->file[s->file].free, &s->link);
+    list_push_back(s->quarantined ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
 /* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
@@ -127,7 +128,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
         segment_free(t, s);
-    } else if (rank != s->rank) {
+    } else if (rank != s->rank && !s->quarantined) {
         list_remove(&s->link);
         s->rank = rank;
         list_push_back(&t->sealed[rank], &s->link);
@@ -169,6 +170,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
+    s->seen = s->seen_to = 0;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
 
@@ -224,6 +226,26 @@ void segment_file_stop(struct segment_table *t, uint32_t file)
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
 }
 
+void segment_file_start(struct segment_table *t, uint32_t file)
+{
+    t->file[file].writable = t->file[file].count > 0;
+}
+
+bool segment_quarantine(struct segment_table *t, struct segment *s)
+{
+    struct segment_file *f = &t->file[s->file];
+
+    if (s->quarantined)
+        return false;
+    s->quarantined = true;
+    f->quarantined++;
+    t->capacity_bytes -= t->segment_bytes;
+    segment_seal(t, s);
+    list_remove(&s->link);
+    list_push_back(&f->withheld, &s->link);
+    return true;
+}
+
 bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride)
 {
     const struct segment_file *f = &t->file[file];
@@ -252,7 +274,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->state = SEGMENT_SEALED;
     s->rank = 0;
     list_remove(&s->link);
-    list_push_back(&t->sealed[0], &s->link);
+    list_push_back(s->quarantined ? &t->file[file].withheld : &t->sealed[0], &s->link);
     *out = s;
     return 0;
 }

@@ -97,6 +97,10 @@ struct tier_callbacks {
     /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
+    /* What lies there can't be read, or its bytes are not those that were written: whoever uses the
+     * part, that copy of it is gone. Calls forget. NULL: the tier does not look for such by itself.
+     */
+    void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
     void *ctx;
 };
 
@@ -113,7 +117,8 @@ struct tier_naming {
 #define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
-    uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
+    uint64_t capacity_bytes, used_bytes; /* used: slots that are live; capacity: less quarantine */
+    uint64_t quarantined_bytes;
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];
