@@ -147,15 +147,20 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 /* ---- reading ---- */
 
 /* Slots are written front to back: between those of this opening there is no other. What lies there
- * instead is damaged, or a write that the disk has lost. */
+ * instead is damaged, or the disk has lost a write. */
 static void segment_known(struct tier *t, struct segment *s)
 {
-    if (s->seen_to > 0)
-        t->metrics->nvme_damaged_pages += s->seen_to - s->covered - s->seen;
+    for (uint32_t i = s->covered; i < s->seen_to; i++)
+        t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
     segment_read_end(&t->segments, s);
     nvme_writes_go_on(t);
+}
+
+static bool page_blank(const uint8_t *page)
+{
+    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
 }
 
 static void slot_seen(struct tier *t, struct segment *s, uint32_t slot, const uint8_t *page)
@@ -164,14 +169,13 @@ static void slot_seen(struct tier *t, struct segment *s, uint32_t slot, const ui
     int rc = nvme_slot_header_decode(page, &h);
     bool ours = rc == 0 && slot_is_ours(t, s, slot, &h);
 
-    if (ours || rc == -EBADMSG || (rc == 0 && h.generation == s->sequence)) {
-        s->seen++;
-        if (slot >= s->seen_to)
-            s->seen_to = slot + 1;
-        t->metrics->nvme_damaged_pages += !ours;
-    }
+    if ((ours || rc == -EBADMSG || (rc == 0 && h.generation == s->sequence)) && slot >= s->seen_to)
+        s->seen_to = slot + 1;
     if (ours)
         nvme_recover_slot(t, s, slot, &h);
+    /* not wanted, or emptied by whoever repaired the file */
+    if (s->states[slot] == SLOT_EMPTY && (ours || page_blank(page)))
+        s->states[slot] = SLOT_DEAD;
 }
 
 static void scan_finish(struct scan_op *op, bool ok)

@@ -170,7 +170,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
-    s->seen = s->seen_to = 0;
+    s->seen_to = 0;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
 

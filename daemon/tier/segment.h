@@ -27,7 +27,7 @@ struct segment {
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
-    uint32_t seen, seen_to; /* recovery: slots seen that this opening wrote; behind the last */
+    uint32_t seen_to;       /* recovery: behind the last slot that this opening wrote */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
     bool quarantined;       /* in the file's list of withheld ones from when it is sealed or free */
