@@ -57,6 +57,7 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
             *e = why;
             return rc;
         }
+        t->metrics->nvme_damaged_pages += t->devices[i].file.damaged;
     }
     return 0;
 }
