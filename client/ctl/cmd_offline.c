@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
@@ -22,6 +23,7 @@
 #define NAMESPACES_MAX 65536u
 #define NAME_PAGES_MAX 65536u
 
+#define LOCK_TRIES 60
 #define INDEX_ENTRIES_MAX 2048u
 #define INDEX_HEAD 56u
 #define INDEX_ENTRY 96u
@@ -325,7 +327,7 @@ static void segment_look(struct offline *o, uint32_t number)
     l.stride = offline_u64(page + 40);
     slots = (uint32_t)((o->segment_bytes - PAGE) / l.stride);
     l.end = slots_end(o, &l, slots);
-    if (o->state_segments == 0 && l.sequence >> 40 > o->epoch)
+    if (o->state_damaged && l.sequence >> 40 > o->epoch)
         o->epoch = l.sequence >> 40;
     o->segments++;
     for (uint32_t i = 0; i < slots; i++)
@@ -371,6 +373,7 @@ static void own_pages_read(struct offline *o)
     for (unsigned copy = 0; copy < 2; copy++) {
         if (!offline_read(o->fd, page, PAGE, STATE_AT(copy))) {
             o->unreadable++;
+            o->state_damaged = true;
         } else if (offline_page_kind(page, "UCMDSTAT") == PAGE_GOOD &&
                    memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0) {
             if (offline_u64(page + 32) >= o->epoch) {
@@ -379,6 +382,7 @@ static void own_pages_read(struct offline *o)
             }
         } else if (!page_blank(page)) { /* the second copy is written at the first start */
             o->corrupt_headers++;
+            o->state_damaged = true;
         }
         if (!offline_read(o->fd, page, PAGE, QUARANTINE_AT(copy)))
             o->unreadable++;
@@ -512,6 +516,21 @@ static int print_text(const struct offline *o)
     return table_end(&t, stdout) == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
 }
 
+/* A killed daemon's file stays locked until its last transfers have ended. */
+static bool file_lock(const struct offline *o, bool change)
+{
+    const struct timespec pause = {.tv_nsec = 50000000};
+
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(o->fd, (change ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0)
+            return true;
+        if (!change)
+            break;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
 static int file_open(struct offline *o, const char *path)
 {
     bool change = o->salvage || o->lift;
@@ -519,7 +538,7 @@ static int file_open(struct offline *o, const char *path)
     o->fd = open(path, (change ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (o->fd < 0)
         return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
-    if (flock(o->fd, (change ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0)
+    if (file_lock(o, change))
         return CTL_OK;
     if (change) {
         close(o->fd);

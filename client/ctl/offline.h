@@ -32,6 +32,7 @@ struct offline {
     uint32_t spaces;
     uint8_t *payload;
     uint64_t epoch, state_segments; /* of the state page that counts; 0: none does */
+    bool state_damaged; /* one of them, perhaps the newer: the segments tell the epoch */
     /* Found. */
     uint64_t segments, empty, live, bytes, corrupt_headers, corrupt_payloads, foreign, stale;
     uint64_t unreadable, cut, corrupt_records, corrupt_names, index_records, quarantined;
