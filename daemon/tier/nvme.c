@@ -363,7 +363,6 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
     *out = (struct tier_stats){
         .capacity_bytes = t->segments.capacity_bytes,
         .used_bytes = t->segments.used_bytes,
-        .quarantined_bytes = nvme_quarantined_bytes(t),
         .queued = t->reads_queued + t->writes_queued,
         .recovering = nvme_recovering(t),
         .segments = (uint32_t)t->recovery.segments,

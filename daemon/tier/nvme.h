@@ -180,7 +180,6 @@ void nvme_write_failed(struct tier *t, unsigned file, int status);
 void nvme_write_worked(struct tier *t, unsigned file);
 /* What the slot holds is not what was written to it. */
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot);
-uint64_t nvme_quarantined_bytes(const struct tier *t);
 
 /* ---- nvme_scrub.c ---- */
 

@@ -120,6 +120,16 @@ static void list_load(struct care_file *f)
 
 /* ---- degraded, and back ---- */
 
+static bool bound_passed(const struct tier *t, const struct nvme_device *d)
+{
+    const struct segment_file *s = &t->segments.file[d - t->devices];
+    uint64_t bound = (uint64_t)s->count * t->care->percent / 100;
+
+    if (bound > NVME_QUARANTINE_MAX - 1)
+        bound = NVME_QUARANTINE_MAX - 1; /* the page has room for one more */
+    return s->quarantined > (bound > 1 ? bound : 1);
+}
+
 static struct care_file *care_file(struct tier *t, const struct nvme_device *d)
 {
     return &t->care->file[d - t->devices];
@@ -137,6 +147,7 @@ static void device_degrade(struct tier *t, struct nvme_device *d, const char *wh
 }
 
 static void timer_cb(uv_timer_t *timer);
+static void bound_check(struct tier *t, struct nvme_device *d);
 
 /* No timer runs while all files are well. */
 static void timer_arm(struct nvme_care *k)
@@ -172,6 +183,9 @@ static void probe_ended(struct care_file *f)
     }
     f->probe_ms = 0;
     d->degraded = false;
+    bound_check(t, d);
+    if (d->degraded)
+        return;
     d->write_failures = WRITE_FAILURES_MAX - 1; /* on trial: one more and it is out again */
     segment_file_start(&t->segments, (uint32_t)(d - t->devices));
     t->metrics->nvme_returned++;
@@ -217,32 +231,19 @@ void nvme_write_worked(struct tier *t, unsigned file)
 
 static void figures_update(struct tier *t)
 {
-    t->metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
-    t->metrics->nvme_quarantined_bytes = nvme_quarantined_bytes(t);
-}
-
-uint64_t nvme_quarantined_bytes(const struct tier *t)
-{
     uint64_t n = 0;
 
     for (unsigned i = 0; i < t->files; i++)
         n += t->segments.file[i].quarantined;
-    return n * t->segment_bytes;
+    t->metrics->nvme_quarantined_bytes = n * t->segment_bytes;
+    t->metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
 }
 
-/* Past the bound there is no probing: an operator has to look at the disk. */
+/* No probing gives such a file back: an operator has to look at the disk. */
 static void bound_check(struct tier *t, struct nvme_device *d)
 {
-    const struct segment_file *s = &t->segments.file[d - t->devices];
-    uint64_t bound = (uint64_t)s->count * t->care->percent / 100;
-    struct care_file *f = care_file(t, d);
-
-    if (bound > NVME_QUARANTINE_MAX - 1)
-        bound = NVME_QUARANTINE_MAX - 1;
-    if (s->quarantined <= (bound > 1 ? bound : 1))
-        return;
-    f->probe_ms = 0;
-    device_degrade(t, d, "too many segments are in quarantine");
+    if (bound_passed(t, d))
+        device_degrade(t, d, "too many segments are in quarantine");
 }
 
 /* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says

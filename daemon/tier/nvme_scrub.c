@@ -17,6 +17,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <xxhash.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h> /* the widest vectors that this CPU has */
+#endif
 
 #define ROOM "tier"
 #define PIECE_BYTES (1u << 20)

@@ -118,7 +118,6 @@ struct tier_naming {
 
 struct tier_stats {
     uint64_t capacity_bytes, used_bytes; /* used: slots that are live; capacity: less quarantine */
-    uint64_t quarantined_bytes;
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];
