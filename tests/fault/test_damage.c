@@ -1,6 +1,7 @@
 /* The cache's files are damaged under a daemon, and between two: a bit flipped, slots swapped, an
  * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
  * counter tells of it. */
+#include "tests/fault/harm.h"
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
@@ -13,11 +14,6 @@
 #include <unistd.h>
 
 #define BLOCKS 64u
-#define PAGE 4096u
-#define DATA (1 << 20)
-#define SLOT_BYTES (9 * PAGE) /* header, and 4 shards of 8 KiB */
-#define VICTIM 7u             /* the key whose slot is damaged, and */
-#define OTHER 8u              /* with whose */
 
 static struct host host;
 static struct worker w;
@@ -87,7 +83,7 @@ static unsigned load_all(uint64_t first, bool *victim)
         if (status[i] == UCM_BLOCK_IS_OK)
             cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
     }
-    *victim = status[VICTIM] != UCM_BLOCK_IS_OK;
+    *victim = status[HARM_VICTIM] != UCM_BLOCK_IS_OK;
     return missing;
 }
 
@@ -111,220 +107,12 @@ static uint64_t told(void)
            metric(w.client, "nvme_read_errors") + metric(w.client, "nvme_scrub_bad");
 }
 
-/* ---- the files ---- */
-
-static int file_open(const char *name)
-{
-    char path[128];
-    int fd;
-
-    snprintf(path, sizeof(path), "%s/%s", host.dir, name);
-    fd = open(path, O_RDWR | O_CLOEXEC);
-    cr_assert_geq(fd, 0, "%s", path);
-    return fd;
-}
-
-static void get(int fd, void *p, size_t n, off_t at)
-{
-    cr_assert_eq(pread(fd, p, n, at), (ssize_t)n);
-}
-
-static void put(int fd, const void *p, size_t n, off_t at)
-{
-    cr_assert_eq(pwrite(fd, p, n, at), (ssize_t)n);
-}
-
-static void flip(int fd, off_t at)
-{
-    uint8_t byte;
-
-    get(fd, &byte, 1, at);
-    byte ^= 0x10;
-    put(fd, &byte, 1, at);
-}
-
-/* Where the slot of this key's header lies. */
-static off_t slot_of(int fd, uint64_t number)
-{
-    uint8_t page[PAGE], key[WORKER_KEY_BYTES];
-
-    key_make(number, key);
-    for (off_t at = DATA; pread(fd, page, PAGE, at) == (ssize_t)PAGE; at += PAGE)
-        if (memcmp(page, "UCMS", 4) == 0 && memcmp(page + 64, key, sizeof(key)) == 0)
-            return at;
-    cr_assert_fail("no slot of key %llu", (unsigned long long)number);
-    return 0;
-}
-
-static off_t segment_of(off_t at)
-{
-    return at / DATA * DATA;
-}
-
-struct harm {
-    const char *name, *file;
-    void (*do_it)(int fd, off_t victim, off_t other);
-    bool checkpoint_only, scan_only; /* needs one; or only where there is none */
-    bool harmless;                   /* nothing is lost */
-};
-
-static void harm_payload(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    flip(fd, victim + PAGE + 12345);
-}
-
-static void harm_header(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    flip(fd, victim + 104);
-}
-
-static void harm_magic(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    flip(fd, victim + 1);
-}
-
-static void swap(int fd, off_t a_at, off_t b_at, size_t skip)
-{
-    static uint8_t a[SLOT_BYTES], b[SLOT_BYTES];
-
-    get(fd, a, SLOT_BYTES - skip, a_at + (off_t)skip);
-    get(fd, b, SLOT_BYTES - skip, b_at + (off_t)skip);
-    put(fd, b, SLOT_BYTES - skip, a_at + (off_t)skip);
-    put(fd, a, SLOT_BYTES - skip, b_at + (off_t)skip);
-}
-
-static void harm_swap(int fd, off_t victim, off_t other)
-{
-    swap(fd, victim, other, 0);
-}
-
-static void harm_swap_payloads(int fd, off_t victim, off_t other)
-{
-    swap(fd, victim, other, PAGE);
-}
-
-static void harm_misdirected(int fd, off_t victim, off_t other)
-{
-    static uint8_t a[SLOT_BYTES];
-
-    get(fd, a, SLOT_BYTES, other);
-    put(fd, a, SLOT_BYTES, victim);
-}
-
-static void harm_cut(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    cr_assert_eq(ftruncate(fd, victim + PAGE + 5000), 0);
-}
-
-static void harm_segment(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    flip(fd, segment_of(victim) + 33);
-}
-
-static void harm_segment_magic(int fd, off_t victim, off_t other)
-{
-    (void)other;
-    flip(fd, segment_of(victim));
-}
-
-/* The newer copy: the older one knows only an earlier start. */
-static void harm_state(int fd, off_t victim, off_t other)
-{
-    uint64_t a, b;
-
-    (void)victim;
-    (void)other;
-    get(fd, &a, 8, PAGE + 32);
-    get(fd, &b, 8, 2 * PAGE + 32);
-    flip(fd, (a > b ? PAGE : 2 * PAGE) + 40);
-}
-
-static void harm_states(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    flip(fd, PAGE + 40);
-    flip(fd, 2 * PAGE + 3);
-}
-
-static void harm_index(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    flip(fd, 777);
-}
-
-static void harm_index_cut(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    cr_assert_eq(ftruncate(fd, 3000), 0);
-}
-
-static void harm_name(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    flip(fd, 90);
-}
-
-static void harm_name_cut(int fd, off_t victim, off_t other)
-{
-    (void)victim;
-    (void)other;
-    cr_assert_eq(ftruncate(fd, 1000), 0);
-}
-
-static const struct harm harms[] = {
-    {.name = "a bit of a payload flipped", .do_it = harm_payload},
-    {.name = "a bit of a slot's header flipped", .do_it = harm_header, .scan_only = true},
-    {.name = "a bit of a slot's magic flipped", .do_it = harm_magic, .scan_only = true},
-    {.name = "two slots swapped", .do_it = harm_swap},
-    {.name = "two payloads swapped", .do_it = harm_swap_payloads},
-    {.name = "a slot written over another", .do_it = harm_misdirected},
-    {.name = "the file cut in a slot", .do_it = harm_cut},
-    {.name = "a bit of a segment's header flipped", .do_it = harm_segment},
-    {.name = "a bit of a segment's magic flipped",
-     .do_it = harm_segment_magic,
-     .checkpoint_only = true},
-    {.name = "a bit of the newer state page flipped", .do_it = harm_state, .harmless = true},
-    {.name = "both state pages damaged", .do_it = harm_states, .harmless = true},
-    {.name = "a bit of the checkpoint flipped",
-     .file = "ucmd.index",
-     .do_it = harm_index,
-     .checkpoint_only = true,
-     .harmless = true},
-    {.name = "the checkpoint cut",
-     .file = "ucmd.index",
-     .do_it = harm_index_cut,
-     .checkpoint_only = true,
-     .harmless = true},
-    {.name = "a bit of the namespaces flipped", .file = "ucmd.namespaces", .do_it = harm_name},
-    {.name = "the namespaces cut", .file = "ucmd.namespaces", .do_it = harm_name_cut},
-};
-
-#define HARMS (sizeof(harms) / sizeof(harms[0]))
-
 /* A daemon with a sanitizer takes long to start: some of them will do. */
 static bool left_out(size_t i)
 {
     const char *phase = getenv("UCM_PHASE");
 
     return phase && strcmp(phase, "plain") != 0 && i % 5 != 0;
-}
-
-static void harm(const struct harm *h)
-{
-    int cache = file_open("ucmd.cache"), fd = file_open(h->file ? h->file : "ucmd.cache");
-
-    h->do_it(fd, h->file ? 0 : slot_of(cache, VICTIM), h->file ? 0 : slot_of(cache, OTHER));
-    close(fd);
-    close(cache);
 }
 
 /* ---- between two daemons ---- */
@@ -338,7 +126,7 @@ static void between(const struct harm *h, bool clean)
     store(0);
     store(1000);
     stop(clean);
-    harm(h);
+    harm_do(&host, h);
     start_again();
     missing = load_all(0, &victim) + load_all(1000, &(bool){false});
     if (h->harmless)
@@ -397,8 +185,8 @@ static void stale_prepare(uint8_t *old, bool scrub)
 
     open_host_of("nvme.size=5MiB", scrub);
     store(0);
-    fd = file_open("ucmd.cache");
-    get(fd, old, STALE_BYTES, 0);
+    fd = harm_file(&host, "ucmd.cache");
+    harm_get(fd, old, STALE_BYTES, 0);
     close(fd);
     for (unsigned i = 1; i < 3; i++) {
         purge();
@@ -408,11 +196,11 @@ static void stale_prepare(uint8_t *old, bool scrub)
 
 static void stale_put(const uint8_t *old, size_t skip)
 {
-    int fd = file_open("ucmd.cache");
-    off_t at = slot_of(fd, 2000 + VICTIM);
+    int fd = harm_file(&host, "ucmd.cache");
+    off_t at = harm_slot(fd, 2000 + HARM_VICTIM);
 
     cr_assert_eq(memcmp(old + at, "UCMS", 4), 0, "the place was not used before");
-    put(fd, old + at + skip, SLOT_BYTES - skip, at + (off_t)skip);
+    harm_put(fd, old + at + skip, HARM_SLOT_BYTES - skip, at + (off_t)skip);
     close(fd);
 }
 
@@ -442,7 +230,7 @@ Test(damage, an_old_slot_put_back_after_a_kill)
 
 Test(damage, an_old_payload_put_back)
 {
-    stale(false, PAGE);
+    stale(false, HARM_PAGE);
 }
 
 Test(damage, an_old_slot_put_back_under_a_daemon)
@@ -469,7 +257,7 @@ static bool victim_is_hit(void)
 {
     uint8_t key[WORKER_KEY_BYTES];
 
-    key_make(VICTIM, key);
+    key_make(HARM_VICTIM, key);
     return worker_hits(&w, key, 1) == 1;
 }
 
@@ -480,7 +268,7 @@ Test(damage, a_read_finds_it_and_its_segment_is_not_used_again)
 
     prepare_running(false);
     capacity = metric(w.client, "nvme_bytes_capacity");
-    harm(&harms[0]);
+    harm_do(&host, &harms[HARM_PAYLOAD]);
     cr_expect_eq(load_all(0, &victim), 1u);
     cr_expect(victim);
     cr_expect(!victim_is_hit(), "what failed is still a hit");
@@ -502,8 +290,8 @@ static void scrub_finds(const struct harm *h, bool lost)
     prepare_running(true);
     cr_assert(metric_reaches(w.client, "nvme_scrub_passes", 2, 20000));
     cr_assert_eq(metric(w.client, "nvme_scrub_bad"), 0u);
-    cr_assert_geq(metric(w.client, "nvme_scrub_bytes"), 2u * BLOCKS * SLOT_BYTES);
-    harm(h);
+    cr_assert_geq(metric(w.client, "nvme_scrub_bytes"), 2u * BLOCKS * HARM_SLOT_BYTES);
+    harm_do(&host, h);
     cr_assert(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000), "%s: not found", h->name);
     cr_assert(metric_reaches(w.client, "nvme_quarantined_bytes", 1, 20000), "%s", h->name);
     for (uint64_t end = now_ms() + 20000; lost && victim_is_hit(); sleep_ms(2))
@@ -514,8 +302,8 @@ static void scrub_finds(const struct harm *h, bool lost)
 
 Test(damage, the_scrub_finds_it_before_anybody_reads)
 {
-    scrub_finds(&harms[0], true);
-    for (unsigned i = 3; i < 7; i++) {
+    scrub_finds(&harms[HARM_PAYLOAD], true);
+    for (unsigned i = HARM_SWAP; i <= HARM_CUT; i++) {
         if (left_out(i))
             continue;
         close_host();
@@ -526,9 +314,9 @@ Test(damage, the_scrub_finds_it_before_anybody_reads)
 /* The payload is sound and served on; only a start would have missed it. */
 Test(damage, the_scrub_finds_a_bad_header)
 {
-    scrub_finds(&harms[1], false);
+    scrub_finds(&harms[HARM_HEADER], false);
     close_host();
-    scrub_finds(&harms[2], false);
+    scrub_finds(&harms[HARM_MAGIC], false);
 }
 
 /* ---- salvage ---- */
@@ -555,7 +343,6 @@ static int verify_offline(const char *more, char *out, size_t cap)
 
 static void salvaged(const struct harm *h, bool clean)
 {
-    bool segment = h->do_it == harm_segment || h->do_it == harm_segment_magic;
     static char out[8192];
     unsigned missing;
     bool victim;
@@ -565,7 +352,7 @@ static void salvaged(const struct harm *h, bool clean)
     store(1000);
     stop(clean);
     cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "before: %s", out);
-    harm(h);
+    harm_do(&host, h);
     cr_expect_eq(verify_offline("", out, sizeof(out)), 5, "%s: not found: %s", h->name, out);
     cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 5, "%s: %s", h->name, out);
     cr_expect_not_null(strstr(out, "\"salvaged\""), "%s", out);
@@ -573,7 +360,7 @@ static void salvaged(const struct harm *h, bool clean)
     start_again();
     cr_expect_eq(told(), 0u, "%s: the start finds damage", h->name);
     missing = load_all(0, &victim) + load_all(1000, &(bool){false});
-    if (h->harmless || segment)
+    if (h->harmless || h->rebuilt)
         cr_expect_eq(missing, 0u, "%s: %u missing", h->name, missing);
     else
         cr_expect(victim, "%s", h->name);
@@ -603,11 +390,11 @@ Test(damage, salvage_refuses_what_it_must_not_touch)
     cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
     cr_expect_not_null(strstr(out, "in use"), "%s", out);
     stop(true);
-    fd = file_open("ucmd.cache");
-    put(fd, "\x02", 1, 8);
+    fd = harm_file(&host, "ucmd.cache");
+    harm_put(fd, "\x02", 1, 8);
     cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
     cr_expect_not_null(strstr(out, "version 2"), "%s", out);
-    put(fd, "\x01", 1, 8);
+    harm_put(fd, "\x01", 1, 8);
     close(fd);
     cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 0, "%s", out);
     start_again();
@@ -626,9 +413,9 @@ Test(damage, too_many_bad_segments_stop_the_writes)
         store(i * 1000);
     stop(true);
     start_again();
-    fd = file_open("ucmd.cache");
+    fd = harm_file(&host, "ucmd.cache");
     for (unsigned i = 0; i < 4; i++)
-        flip(fd, slot_of(fd, i * 1000 + VICTIM) + PAGE);
+        harm_flip(fd, harm_slot(fd, i * 1000 + HARM_VICTIM) + HARM_PAGE);
     close(fd);
     for (unsigned i = 0; i < 4; i++)
         cr_expect_eq(load_all(i * 1000, &victim), 1u);
