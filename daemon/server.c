@@ -241,6 +241,7 @@ static int cache_init(struct server *s, char text[512])
     if (rc != 0)
         return rc;
     /* Half of the arena may wait for the disk, or loads would find no room beside it. */
+    cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
     cc.index = s->index;
     cc.policy = s->policy;

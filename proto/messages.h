@@ -73,7 +73,8 @@ enum ucm_handle_kind {
     F(u64, max_lease_ms, REQ, 1, UCM_U32)                                                          \
     F(u64, max_deadline_ms, REQ, 1, UCM_U32)
 
-/* shards: layers of each part; one number stands for every part. */
+/* shards: layers of each part; one number stands for every part. durability: of this connection's
+ * dumps that name none; no part of the identity. */
 #define UCM_MSG_NS_OPEN(F)                                                                         \
     F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
     F(str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
@@ -85,7 +86,8 @@ enum ucm_handle_kind {
     F(u64, parts, REQ, 1, UCM_MAX_PARTS)                                                           \
     F(u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                         \
     F(u64, shard_bytes, REQ, 1, 1u << 28)                                                          \
-    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)
+    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                       \
+    F(u64, durability, OPT, 0, 1)
 #define UCM_MSG_NS_OPEN_R(F)                                                                       \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
@@ -134,11 +136,12 @@ enum ucm_handle_kind {
     F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, durability, OPT, 0, 1)
+    F(u64, durability, OPT, 0, 2)
 
 enum ucm_durability {
-    UCM_DURABILITY_DRAM = 0, /* answered when the bytes are in DRAM */
-    UCM_DURABILITY_NVME = 1, /* answered when they are on stable storage */
+    UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
+    UCM_DURABILITY_NVME = 1,    /* answered when the bytes are on stable storage */
+    UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */
 };
 
 /* part: 0 means all, else part - 1. */

@@ -32,6 +32,7 @@
     X(dump_blocks_skipped, counter, "blocks", "parts not stored, for want of room")                \
     X(dump_blocks_dropped, counter, "blocks", "parts begun and dropped: worker gone, copy failed") \
     X(dump_blocks_durable, counter, "blocks", "parts that a dump waited for on stable storage")    \
+    X(dumps_slowed, counter, "requests", "dumps answered late, the backlog being full")            \
     X(dump_bytes, counter, "bytes", "copied out of workers' memory")                               \
     X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
@@ -50,9 +51,17 @@
     X(nvme_bytes_used, gauge, "bytes", "bytes of live slots on NVMe")                              \
     X(nvme_read_bytes, counter, "bytes", "read from NVMe")                                         \
     X(nvme_reads, counter, "parts", "parts read from NVMe")                                        \
-    X(nvme_written_bytes, counter, "bytes", "written to NVMe, headers included")                   \
+    X(nvme_stored_bytes, counter, "bytes", "of parts that the cache gave and NVMe has stored")     \
+    X(nvme_written_bytes, counter, "bytes", "written to NVMe: these, headers, padding, rewrites")  \
+    X(nvme_rewritten_bytes, counter, "bytes",                                                      \
+      "of these, parts kept when their segment was reused")                                        \
+    X(nvme_rewritten, counter, "parts", "parts kept when their segment was reused")                \
+    X(nvme_checkpoint_bytes, counter, "bytes", "written to NVMe besides: checkpoints")             \
+    X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
-    X(nvme_write_dropped, counter, "parts", "parts not written, the backlog being full")           \
+    X(nvme_write_dropped, counter, "parts", "parts not written: backlog or tier full, or failed")  \
+    X(nvme_write_refused, counter, "parts", "parts not admitted: written when used again")         \
+    X(nvme_write_waits, counter, "times", "the tier's queue was full: written later")              \
     X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \
     X(nvme_write_errors, counter, "parts", "writes that failed after their retries")               \
     X(nvme_corrupt, counter, "parts", "parts whose checksum did not agree")                        \

@@ -60,6 +60,10 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
+    {"tenants", "", "What each tenant's namespaces hold together",
+     "Example:\n"
+     "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
+     NULL, 0, 0, 0, cmd_tenants},
     {"ls", "NS", "The blocks of a namespace, in no particular order",
      "Examples:\n  ucmctl ls 1\n  ucmctl ls 3fa94c --limit 1000 --json | jq -r '.blocks[].key'\n",
      OPTIONS(ls_options), 1, 1, cmd_ls},

@@ -117,6 +117,14 @@ UCM_API int ucm_server_info(struct ucm_client *client, struct ucm_server_info *o
 
 struct ucm_namespace;
 
+/* When a dump is answered: as soon as the bytes are in DRAM, or when they are on stable storage, to
+ * be found again even after a power failure. */
+enum ucm_durability_wish {
+    UCM_DURABLE_DEFAULT = 0, /* a dump: as its namespace was opened; a namespace: in DRAM */
+    UCM_DURABLE_ON_NVME = 1,
+    UCM_DURABLE_IN_DRAM = 2, /* a dump, whatever its namespace was opened with */
+};
+
 /* One set of interchangeable bytes. Two workers that agree on every field (and belong to one
  * tenant) share blocks; two that differ in one never see each other's. Strings are UTF-8, at most
  * 256 bytes, and copied. */
@@ -134,6 +142,9 @@ struct ucm_identity {
     uint64_t shard_bytes;   /* KV bytes of one layer of one part of one block */
     const void *salt;       /* whatever else must separate; may be NULL */
     size_t salt_bytes;      /* at most 1024 */
+    /* No part of the identity: of this client's dumps that name none, enum ucm_durability_wish.
+     * What the client opened a namespace with last counts for all its handles on it. */
+    uint32_t durability;
 };
 
 /* On success *out lives until ucm_namespace_close or ucm_close. */
@@ -237,10 +248,6 @@ enum ucm_block_result {
     UCM_BLOCK_IS_DEVICE = 7,      /* the copy failed on the device */
     UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
 };
-
-/* When a dump is answered: as soon as the bytes are in DRAM, or when they are on stable storage, to
- * be found again even after a power failure. */
-enum ucm_durability_wish { UCM_DURABLE_IN_DRAM = 0, UCM_DURABLE_ON_NVME = 1 };
 
 struct ucm_task;
 

@@ -18,6 +18,8 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
+static const char *const pressure_names[] = {"drop", "slow", NULL};
+static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
@@ -147,7 +149,7 @@ const struct config_key config_keys[] = {
     {"nvme.threads", CONFIG_INT, false, AT(nvme_threads), "4", 1, 256, NULL, NULL,
      "Threads for checksums and blocking I/O."},
     {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
-     "Bytes that may wait in DRAM to be written; past it new blocks stay in DRAM only."},
+     "Bytes that may wait in DRAM to be written; past it DRAM is no longer kept for what waits."},
     {"nvme.scrub", CONFIG_SIZE, false, AT(nvme_scrub), "32MiB", 0, TIB, NULL, NULL,
      "Bytes a second that are read and verified in the background, behind all other work; 0: "
      "none."},
@@ -158,6 +160,21 @@ const struct config_key config_keys[] = {
      "Percent of a file's segments that may be in quarantine for bad blocks; past it (and past "
      "one)\n"
      "the file takes no more writes."},
+    {"nvme.pressure", CONFIG_ENUM, false, AT(nvme_pressure), "drop", 0, 0, pressure_names, NULL,
+     "Past nvme.backlog, drop answers dumps at once, and what DRAM has no room for is not "
+     "written;\n"
+     "slow holds the answers of dumps back, so that engines dump no faster than the disks write."},
+    {"nvme.pressure_wait", CONFIG_DURATION, false, AT(nvme_pressure_ms), "200ms", 1, 60 * SECOND,
+     NULL, NULL, "How long slow holds one answer back at most."},
+    {"nvme.admission", CONFIG_ENUM, false, AT(nvme_admission), "all", 0, 0, admission_names, NULL,
+     "Which blocks are written: all that are dumped, or only those that were used or dumped again\n"
+     "(reuse): a third to a quarter of the writes, but what DRAM could not keep until its second "
+     "use is\n"
+     "lost. Dumps that ask for durability are always written."},
+    {"nvme.rewrite", CONFIG_INT, false, AT(nvme_rewrite), "50", 0, 75, NULL, NULL,
+     "How much of a segment, in percent, may be written again before it is reused: parts that were "
+     "read\n"
+     "since they were written; 0 drops them with the rest."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},

@@ -31,6 +31,7 @@ struct cache_config {
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
+    bool write_reused;      /* only blocks that were used or stored before are written behind */
     uint64_t backlog_bytes; /* DRAM that waits to be written and is spared for it */
 };
 
@@ -141,6 +142,18 @@ bool cache_room_wait(struct cache *c, struct cache_room *r);
 /* The arena has grown. */
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */
+
+/* ---- waiting for the tier to keep up ---- */
+
+/* More waits to be written than backlog_bytes. */
+bool cache_pressed(const struct cache *c);
+
+struct cache_calm {
+    struct list link;
+    void (*calm_cb)(struct cache_calm *w); /* it does not any more */
+};
+void cache_calm_wait(struct cache *c, struct cache_calm *w);
+void cache_calm_cancel(struct cache_calm *w); /* w is initialised and may be waiting or not */
 
 /* ---- verifying ---- */
 

@@ -28,7 +28,8 @@ struct cache {
     struct list durables;     /* of cache_durable.link: the tier takes nothing now */
     struct list fills_by_age; /* oldest progress first */
     struct list room;
-    uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
+    struct list calm; /* of cache_calm.link */
+    uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
     bool idle_on, wake, pump, closing, no_writes;
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
@@ -88,6 +89,10 @@ void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
 
 void cache_write_later(struct cache *c, block_ref ref);
+/* The block has just become complete, or is used again: it is written in its turn if it is worth
+ * that. */
+void cache_write_stored(struct cache *c, block_ref ref);
+void cache_write_used(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
 
 /* restore.c */

@@ -26,6 +26,50 @@ void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status
 
 /* ---- the end ---- */
 
+static void transfer_release(struct transfer *t)
+{
+    if (t->released)
+        return;
+    t->released = true;
+    cache_room_cancel(&t->room);
+    for (uint32_t i = 0; i < t->n_keys; i++)
+        if (t->refs[i])
+            cache_drop(cache_of(t), t->refs[i]);
+    lease_end(t->r.s, t->lease);
+}
+
+static void calm_cb(struct cache_calm *w)
+{
+    transfer_pump(LIST_ENTRY(w, struct transfer, calm));
+}
+
+static void calm_end_cb(struct deadline *d)
+{
+    struct transfer *t = LIST_ENTRY(d, struct transfer, calm_end);
+
+    cache_calm_cancel(&t->calm);
+    transfer_pump(t);
+}
+
+/* The answer of a dump waits for the disks, if that is wished. It holds nothing meanwhile that
+ * others might need. */
+static bool transfer_slowed(struct transfer *t)
+{
+    struct request_rooms *rooms = &t->r.s->rq->rooms;
+    uint64_t at_ms = uv_now(rooms->loop) + rooms->config->nvme_pressure_ms;
+
+    if (t->calmed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_pressed(cache_of(t)) ||
+        deadline_arm(rooms->deadlines, &t->calm_end, at_ms, calm_end_cb) != 0)
+        return false;
+    t->calmed = true;
+    t->calm.calm_cb = calm_cb;
+    transfer_release(t);
+    cache_calm_wait(cache_of(t), &t->calm);
+    metrics_of(t)->dumps_slowed++;
+    return true;
+}
+
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
@@ -34,11 +78,9 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
     t->finished = true;
-    cache_room_cancel(&t->room);
-    for (uint32_t i = 0; i < t->n_keys; i++)
-        if (t->refs[i])
-            cache_drop(cache_of(t), t->refs[i]);
-    lease_end(s, t->lease);
+    cache_calm_cancel(&t->calm);
+    deadline_disarm(s->rq->rooms.deadlines, &t->calm_end);
+    transfer_release(t);
     session_reply(s, t->r.msgid, &proto_blocks_r, &r);
     request_end(&t->r);
     free(t->spare);
@@ -110,7 +152,7 @@ void transfer_pump(struct transfer *t)
     if (busy)
         transfer_park(t);
     t->pumping = false;
-    if (transfer_done(t))
+    if (transfer_done(t) && !transfer_slowed(t))
         transfer_finish(t);
 }
 

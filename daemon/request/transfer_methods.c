@@ -33,6 +33,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
     t->room.room_cb = transfer_room_cb;
     list_init(&t->room.link);
+    list_init(&t->calm.link);
     list_init(&t->waits);
     list_init(&t->durables);
     return t;
@@ -196,7 +197,7 @@ int method_dump(struct call *call)
     if (!t)
         return -call->error.code;
     t->has_event = m.event.n > 0;
-    t->durable = m.durability == UCM_DURABILITY_NVME;
+    t->durable = session_durable(call->s, t->ns, m.durability);
     if (t->has_event)
         memcpy(t->event, m.event.p, sizeof(t->event));
     for (uint32_t i = 0; i < t->n_keys; i++) {

@@ -262,9 +262,12 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_care;
-    rc = nvme_scrub_open(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
+    rc = nvme_move_open(t, config->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
+    rc = nvme_scrub_open(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
+    if (rc < 0)
+        goto err_after_mover;
     rc = nvme_recover_start(t);
     if (rc < 0)
         goto err_after_scrub;
@@ -273,6 +276,8 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
 
 err_after_scrub:
     nvme_scrub_close(t);
+err_after_mover:
+    nvme_move_close(t);
 err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_care:
@@ -301,6 +306,7 @@ static void tier_free(struct tier *t)
     checksum_pool_close(&t->checksums);
     ops_close(t);
     nvme_recover_close(t);
+    nvme_move_close(t);
     nvme_checkpoint_close(t);
     nvme_scrub_close(t);
     nvme_care_close(t);
@@ -325,7 +331,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert(t->backlog_bytes == 0 && t->reads_queued == 0);
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);

@@ -85,6 +85,7 @@ struct nvme_naming {
 };
 
 struct nvme_care;
+struct nvme_mover;
 struct nvme_checkpoint;
 struct nvme_restore;
 struct nvme_scrub;
@@ -122,6 +123,7 @@ struct tier {
     struct nvme_scrub *scrub;           /* NULL: there is none */
     struct nvme_checkpoint *checkpoint; /* NULL: none are written */
     struct nvme_restore *restore;       /* while one is read */
+    struct nvme_mover *mover;           /* NULL: nothing is moved */
     bool stalled;                       /* no room until a write has ended */
     unsigned held; /* functions that are going to touch the tier after calling done */
     bool closing;
@@ -136,6 +138,9 @@ void nvme_release(struct tier *t);
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
 int nvme_write(struct tier *t, struct tier_io *io);
+/* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
+ * Whoever calls sees to it that writes go on. */
+void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
@@ -145,6 +150,15 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
 int nvme_sync_part(struct tier *t, struct tier_io *io);
 /* A segment's header has been written, or could not be. */
 void nvme_sync_pump(struct tier *t, struct nvme_device *d);
+
+/* ---- nvme_move.c ---- */
+
+/* Share: percent of a segment. 0 or -ENOMEM. */
+int nvme_move_open(struct tier *t, unsigned share);
+void nvme_move_close(struct tier *t);
+bool nvme_moving(const struct tier *t);
+/* A segment may have been opened: others have to be emptied. */
+void nvme_move_check(struct tier *t);
 
 /* ---- nvme_name.c ---- */
 

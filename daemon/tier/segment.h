@@ -19,9 +19,10 @@ enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
 struct segment {
     struct list link;    /* in the file's free or open list, or in a list of sealed ones */
     uint64_t sequence;   /* of its present opening */
-    uint64_t *owners;    /* slots of them, then as many sequences and states; none while FREE */
+    uint64_t *owners;    /* slots of them, then as many of the next three; none while FREE */
     uint64_t *sequences; /* of the writes */
     uint8_t *states;
+    uint8_t *used;         /* 1: read by somebody who needed it, since it was written */
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, slots, next, live;
     uint32_t reads, writes; /* under way */
@@ -35,7 +36,7 @@ struct segment {
 
 struct segment_file {
     struct segment *segments;
-    uint32_t count, open_count;
+    uint32_t count, open_count, free_count;
     bool writable;
     struct list free, open; /* open: the least recently used first */
     struct list withheld;   /* in quarantine */
@@ -64,8 +65,12 @@ void segment_file_start(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
 bool segment_writable(const struct segment_table *t);
 
-/* Would segment_reserve find a slot without reclaim? */
-bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride);
+/* Few segments are free, for the files that take writes together: a share of all, so that some can
+ * be emptied before the last is needed. */
+bool segment_short(const struct segment_table *t);
+/* Would segment_reserve find a slot without reclaim? Only where `keep` segments are free, and go on
+ * to be. */
+bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep);
 /* A slot of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
  * when a segment must be reclaimed first; -ENOMEM. The slot is WRITING, counts in segment->writes.
  */
@@ -100,6 +105,14 @@ bool segment_quarantine(struct segment_table *t, struct segment *s);
  * when it failed. 0 or -ENOSPC. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped);
+
+/* The segment that should be reclaimed next, of a writable file and with nothing in use; NULL when
+ * none is found. Still as it was: what shall stay of it can be moved before segment_take. */
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
+/* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a
+ * drop was refused. */
+void segment_take(struct segment_table *t, struct segment *s,
+                  const struct tier_callbacks *callbacks, uint64_t *dropped);
 
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
 /* Offset of the slot's header in the file. */

@@ -58,6 +58,7 @@ struct tier_io {
     uint64_t bytes;   /* payload, without padding */
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
     uint8_t priority; /* 0 to 7, more is sooner among reads; reads go before writes */
+    bool check;       /* a read that only checks the part: no use of it */
     struct tier_name name;
     struct tier_place place;                      /* in for a read, out for a write */
     void (*done)(struct tier_io *io, int status); /* 0 or -errno */
@@ -101,6 +102,10 @@ struct tier_callbacks {
      * part, that copy of it is gone. Calls forget. NULL: the tier does not look for such by itself.
      */
     void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
+    /* The part that lay at `from` lies at `to` as well: true, and that is its place from now on; or
+     * false when it was forgotten meanwhile. NULL: what is reclaimed is dropped, however much it
+     * was read. */
+    bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
     void *ctx;
 };
 

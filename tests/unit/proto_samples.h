@@ -69,6 +69,7 @@ static const struct msg_ns_open sample_ns_open = {
     .shards = {sample_shards, 2},
     .shard_bytes = 65536,
     .salt = SAMPLE_BIN(sample_salt),
+    .durability = UCM_DURABILITY_NVME,
 };
 static const struct msg_ns_open_r sample_ns_open_r = {
     .ns = 1, .fingerprint = SAMPLE_BIN(sample_fingerprint)};

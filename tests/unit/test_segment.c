@@ -192,6 +192,57 @@ Test(segment, what_is_under_way_is_not_reused)
     segment_table_close(&table);
 }
 
+Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
+{
+    uint64_t dropped;
+    struct segment *s;
+
+    table_init(8, 0);
+    cr_expect_not(segment_short(&table));
+    fill(0, 6);
+    cr_expect_not(segment_short(&table), "two are free");
+    fill(6 * SLOTS, 2);
+    cr_expect(segment_short(&table));
+    for (unsigned i = 0; i < 8 * SLOTS; i++)
+        heat[i] = i / SLOTS == 3 ? 0 : 3;
+    s = segment_victim(&table, &callbacks);
+    cr_assert_eq(s, &table.file[0].segments[3]);
+    cr_expect_eq(s->live, SLOTS);
+    cr_expect_eq(asked, 0);
+    segment_read_begin(s);
+    cr_expect_neq(segment_victim(&table, &callbacks), s, "it is being emptied");
+    segment_forget(&table, s, 2);
+    segment_take(&table, s, &callbacks, &dropped);
+    cr_expect_eq(dropped, SLOTS - 1);
+    cr_expect_eq(s->state, SEGMENT_SEALED);
+    segment_read_end(&table, s);
+    cr_expect_eq(s->state, SEGMENT_FREE);
+    segment_table_close(&table);
+}
+
+Test(segment, a_use_counts_for_one_opening)
+{
+    struct segment *s = NULL;
+    uint32_t slot;
+
+    table_init(1, 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    segment_written(&table, s, slot, true);
+    cr_expect_eq(s->used[slot], 0);
+    s->used[slot] = 1;
+    for (unsigned i = 1; i < SLOTS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+        segment_written(&table, s, slot, true);
+    }
+    for (unsigned i = 0; i < SLOTS; i++)
+        segment_forget(&table, s, i);
+    cr_assert_eq(s->state, SEGMENT_FREE);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_expect_eq(s->used[slot], 0);
+    segment_written(&table, s, slot, true);
+    segment_table_close(&table);
+}
+
 /* More sizes than segments may be open: none is sealed after a slot or two. */
 Test(segment, many_strides_share)
 {
@@ -224,7 +275,7 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     segment_written(&table, s, slot, true);
     loc = segment_loc(&table, s, slot);
     segment_file_stop(&table, 0);
-    cr_assert_not(segment_has_room(&table, 0, STRIDE));
+    cr_assert_not(segment_has_room(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &slot), 0);
