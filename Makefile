@@ -221,6 +221,11 @@ $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
+$O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -ldl -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
@@ -261,7 +266,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-build-tests: $(TESTS) $O/ucmd-kill
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

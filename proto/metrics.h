@@ -73,6 +73,13 @@
     X(nvme_syncs, counter, "syncs", "of the files, for dumps that asked for durability")           \
     X(nvme_sync_errors, counter, "parts", "parts that a failed sync left in doubt")                \
     X(nvme_checkpoints, counter, "checkpoints", "checkpoints of what lies on NVMe, written")       \
+    X(nvme_damaged_pages, counter, "pages", "headers and records that did not pass at the start")  \
+    X(nvme_scrub_bytes, counter, "bytes", "read in the background to be verified")                 \
+    X(nvme_scrub_passes, counter, "passes", "over all that lies on NVMe, ended")                   \
+    X(nvme_scrub_segments, gauge, "segments", "that the present pass has done")                    \
+    X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
+    X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
+    X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

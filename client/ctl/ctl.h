@@ -82,7 +82,9 @@ int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 
-/* verify --offline: the files in a folder of nvme.paths, read without a daemon. An exit code. */
-int offline_verify(const char *folder, bool json);
+/* verify --offline: the files in a folder of nvme.paths, read without a daemon. salvage: and
+ * repaired; lift: and taken out of quarantine. An exit code: of what was found, also where it was
+ * repaired. */
+int offline_verify(const char *folder, bool json, bool salvage, bool lift);
 
 #endif

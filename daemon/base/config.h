@@ -70,6 +70,9 @@ struct config {
     enum config_admission nvme_admission; /* nvme.admission: all, reuse */
     unsigned nvme_rewrite;                /* nvme.rewrite: percent of a reclaimed segment; 50 */
     uint64_t nvme_pressure_ms;            /* nvme.pressure_wait: longest wait of a dump; 200ms */
+    uint64_t nvme_scrub; /* nvme.scrub: bytes a second that are read to be verified; 0: none */
+    uint64_t nvme_scrub_interval_ms; /* nvme.scrub_interval: from pass to pass; 24h */
+    unsigned nvme_quarantine;        /* nvme.quarantine: percent of a file's segments at most; 5 */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */

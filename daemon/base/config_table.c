@@ -150,6 +150,16 @@ const struct config_key config_keys[] = {
      "Threads for checksums and blocking I/O."},
     {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
      "Bytes that may wait in DRAM to be written; past it DRAM is no longer kept for what waits."},
+    {"nvme.scrub", CONFIG_SIZE, false, AT(nvme_scrub), "32MiB", 0, TIB, NULL, NULL,
+     "Bytes a second that are read and verified in the background, behind all other work; 0: "
+     "none."},
+    {"nvme.scrub_interval", CONFIG_DURATION, false, AT(nvme_scrub_interval_ms), "24h", 10,
+     365 * 24 * HOUR, NULL, NULL,
+     "From the beginning of one such pass over all that lies there to the beginning of the next."},
+    {"nvme.quarantine", CONFIG_INT, false, AT(nvme_quarantine), "5", 0, 100, NULL, NULL,
+     "Percent of a file's segments that may be in quarantine for bad blocks; past it (and past "
+     "one)\n"
+     "the file takes no more writes."},
     {"nvme.pressure", CONFIG_ENUM, false, AT(nvme_pressure), "drop", 0, 0, pressure_names, NULL,
      "Past nvme.backlog, drop answers dumps at once, and what DRAM has no room for is not "
      "written;\n"

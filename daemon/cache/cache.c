@@ -473,6 +473,20 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     return true;
 }
 
+static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
+        return;
+    cache_nvme_lost(c, ref, part, true);
+    cache_settle(c, ref);
+}
+
 static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 {
     struct cache *c = ctx;
@@ -507,6 +521,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
                                    .moved = tier_moved_cb,
                                    .restore = cache_restore_cb,
                                    .describe = cache_describe_cb,
+                                   .lost = tier_lost_cb,
                                    .ctx = c};
 }
 

@@ -57,6 +57,7 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
             *e = why;
             return rc;
         }
+        t->metrics->nvme_damaged_pages += t->devices[i].file.damaged;
     }
     return 0;
 }
@@ -254,24 +255,33 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     rc = ops_init(t);
     if (rc < 0)
         goto err_after_checksums;
-    metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
     metrics->nvme_bytes_used = 0;
-    rc = nvme_checkpoint_open(t);
+    rc = nvme_care_open(t, config->nvme_quarantine);
     if (rc < 0)
         goto err_after_ops;
+    rc = nvme_checkpoint_open(t);
+    if (rc < 0)
+        goto err_after_care;
     rc = nvme_move_open(t, config->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
-    rc = nvme_recover_start(t);
+    rc = nvme_scrub_open(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
     if (rc < 0)
         goto err_after_mover;
+    rc = nvme_recover_start(t);
+    if (rc < 0)
+        goto err_after_scrub;
     *out = t;
     return 0;
 
+err_after_scrub:
+    nvme_scrub_close(t);
 err_after_mover:
     nvme_move_close(t);
 err_after_checkpoint:
     nvme_checkpoint_close(t);
+err_after_care:
+    nvme_care_close(t);
 err_after_ops:
     ops_close(t);
 err_after_checksums:
@@ -298,6 +308,8 @@ static void tier_free(struct tier *t)
     nvme_recover_close(t);
     nvme_move_close(t);
     nvme_checkpoint_close(t);
+    nvme_scrub_close(t);
+    nvme_care_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
     devices_close(t);

@@ -11,9 +11,8 @@
 #include <string.h>
 
 #define ROOM "tier"
-#define ATTEMPTS 3u           /* of an operation; the last one by the threads */
-#define RING_FAULTS_MAX 3u    /* in a row, then the ring is not used any more */
-#define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
+#define ATTEMPTS 3u        /* of an operation; the last one by the threads */
+#define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
 /* tier_io.scratch while the operation is ours */
 enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE, IO_MOVED };
@@ -249,6 +248,7 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
     log_error(ROOM, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
               t->devices[s->file].file.path, segment_slot_offset(&t->segments, s, io_slot(io)),
               io->bytes, io->name.part);
+    nvme_quarantine_add(t, s, io_slot(io));
     return -EBADMSG;
 }
 
@@ -506,34 +506,10 @@ void nvme_writes_go_on(struct tier *t)
     nvme_release(t);
 }
 
-/* No writes to this file any more. */
-static void device_degrade(struct tier *t, unsigned file, int error)
-{
-    struct nvme_device *d = &t->devices[file];
-
-    if (d->degraded)
-        return;
-    d->degraded = true;
-    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s", file, strerror(-error));
-    segment_file_stop(&t->segments, file);
-    log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, strerror(-error));
-}
-
-void nvme_write_failed(struct tier *t, unsigned file, int status)
-{
-    struct nvme_device *d = &t->devices[file];
-
-    d->write_failures++;
-    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
-        device_degrade(t, file, status);
-}
-
 static void write_judge(struct tier *t, const struct nvme_op *op, int status)
 {
-    struct nvme_device *d = &t->devices[op->e.file];
-
     if (status == 0) {
-        d->write_failures = 0;
+        nvme_write_worked(t, op->e.file);
         return;
     }
     op_log(op, "write-failed", status);

@@ -100,6 +100,7 @@ static void restore_end(struct nvme_restore *r)
 
 static void file_end(struct nvme_restore *r)
 {
+    r->tier->metrics->nvme_damaged_pages += r->damaged;
     if (r->damaged)
         log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
                  r->tier->devices[r->file].folder, r->offset);
@@ -120,6 +121,8 @@ static struct segment *record_segment(struct nvme_restore *r)
         c->segment >= t->segments.file[r->file].count)
         return NULL;
     s = &t->segments.file[r->file].segments[c->segment];
+    /* it was in use, and its header is not there */
+    t->metrics->nvme_damaged_pages += s->state == SEGMENT_FREE && c->from == 0 && c->entries > 0;
     if (!nvme_to_recover(t, s) || s->sequence != c->sequence ||
         (uint64_t)s->stride_pages * NVME_PAGE != c->stride || s->covered != c->from ||
         c->to > s->slots)

@@ -1,10 +1,11 @@
 /* Which slot of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
  *
  * A segment is FREE, then OPEN for slots of one stride, then SEALED, and FREE again when its last
- * live slot is gone. Every file has its own open segment for each stride that is being written, so
- * that writes, and later the reads of what was written together, spread over the devices. Promise:
- * a slot is handed out once a generation; a segment with reads or writes under way is never reused;
- * finding a victim looks at a bounded number of candidates. Thread: the loop only. */
+ * live slot is gone. One that is in quarantine is not FREE for anybody. Every file has its own open
+ * segment for each stride that is being written, so that writes, and later the reads of what was
+ * written together, spread over the devices. Promise: a slot is handed out once a generation; a
+ * segment with reads or writes under way is never reused; finding a victim looks at a bounded
+ * number of candidates. Thread: the loop only. */
 #ifndef UCMD_TIER_SEGMENT_H
 #define UCMD_TIER_SEGMENT_H
 
@@ -27,8 +28,10 @@ struct segment {
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
+    uint32_t seen_to;       /* recovery: behind the last slot that this opening wrote */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
+    bool quarantined;       /* in the file's list of withheld ones from when it is sealed or free */
 };
 
 struct segment_file {
@@ -36,6 +39,8 @@ struct segment_file {
     uint32_t count, open_count, free_count;
     bool writable;
     struct list free, open; /* open: the least recently used first */
+    struct list withheld;   /* in quarantine */
+    uint32_t quarantined;   /* how many */
 };
 
 #define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
@@ -55,6 +60,8 @@ void segment_table_close(struct segment_table *t);
 
 /* No more writes to this file; what lies there stays readable. */
 void segment_file_stop(struct segment_table *t, uint32_t file);
+/* It takes writes again. */
+void segment_file_start(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
 bool segment_writable(const struct segment_table *t);
 
@@ -89,6 +96,10 @@ int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, st
 void segment_read_begin(struct segment *s);
 void segment_read_end(struct segment_table *t, struct segment *s);
 void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot);
+
+/* Never to be written to again: what is live in it may be read until it goes by itself. False: it
+ * is in quarantine already. */
+bool segment_quarantine(struct segment_table *t, struct segment *s);
 
 /* Makes one segment of a writable file free. *dropped: live slots that were given up for it, also
  * when it failed. 0 or -ENOSPC. */

@@ -304,6 +304,8 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
         host = (struct host){.nvme = true,
                              .ucmd = ucmd_kill,
                              .sets = {"nvme.size=128MiB", "nvme.segment=1MiB", "arena.size=16MiB",
+                                      "nvme.quarantine=100", /* damage shall not stop the writes */
+                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms",
                                       /* all there at once: while it grows, blocks that wait to be
                                        * written may have to leave it again */
                                       "arena.prefault=false", log_level()}};

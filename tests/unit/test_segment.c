@@ -281,3 +281,45 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &slot), 0);
     segment_table_close(&table);
 }
+
+/* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
+Test(segment, what_is_in_quarantine_is_not_reused)
+{
+    struct segment *free_one, *open_one, *sealed, *s;
+    uint64_t dropped, capacity;
+    uint32_t slot;
+
+    table_init(4, 0);
+    capacity = table.capacity_bytes;
+    fill(0, 1);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100, &open_one, &slot), 0);
+    segment_written(&table, open_one, slot, true);
+    sealed = &table.file[0].segments[0];
+    free_one = &table.file[0].segments[3];
+    cr_assert(segment_quarantine(&table, sealed));
+    cr_assert(segment_quarantine(&table, open_one));
+    cr_assert(segment_quarantine(&table, free_one));
+    cr_assert_not(segment_quarantine(&table, sealed), "it is there already");
+    cr_assert_eq(table.capacity_bytes, capacity - 3 * MIB);
+    cr_assert_eq(table.file[0].quarantined, 3);
+    cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &slot), 0);
+    fill(200, 1); /* the one that is left */
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    /* emptied: still not for anybody, and no victim */
+    for (unsigned k = 0; k < SLOTS; k++)
+        segment_forget(&table, sealed, k);
+    segment_forget(&table, open_one, 0);
+    cr_assert_eq(sealed->state, SEGMENT_FREE);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(s->number, 2);
+    /* an earlier run's slots are found again in it, and it stays where it is */
+    cr_assert_eq(segment_adopt(&table, 0, 3, 5, STRIDE, &s), 0);
+    segment_restore(&table, s, 0, 1, 5);
+    segment_read_end(&table, s);
+    segment_forget(&table, s, 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(s->number, 2);
+    segment_table_close(&table);
+}
