@@ -40,7 +40,8 @@ enum part_nvme {
 
 struct part {
     uint64_t loc;      /* tier location, opaque; valid when nvme == PART_NVME_READY */
-    uint64_t checksum; /* XXH3-64 of the payload; likewise */
+    uint64_t checksum; /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
+                        * restart and has no copy on the tier; 0 when it is not known */
     uint32_t slot;     /* arena slot, fill or fetch number, by `dram` */
     uint8_t dram;      /* enum part_dram */
     uint8_t nvme;      /* enum part_nvme */
