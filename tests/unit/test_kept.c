@@ -11,11 +11,11 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
+#include <sys/mount.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -243,6 +243,11 @@ static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
     cr_assert_eq(extent, ready_n++);
 }
 
+static void ready_any_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx, (void)extent, (void)base, (void)bytes;
+}
+
 static void arena_open(int fd, uint64_t size)
 {
     struct arena_config c = {
@@ -324,6 +329,62 @@ Test(kept, slots_are_where_they_were)
     cr_expect_eq(arena_bytes_used(arena), 5 * MIB / 8);
     arena_close();
     keep_close(k);
+    folder_remove();
+}
+
+static void ended_cb(void *ctx)
+{
+    ++*(unsigned *)ctx;
+}
+
+/* A small tmpfs of the test's own, where the kernel lets it. */
+Test(kept, where_the_room_ends_the_arena_ends)
+{
+    unsigned ended = 0;
+    struct arena_config c = {.size = 8 * MIB,
+                             .extent = MIB,
+                             .file = true,
+                             .extent_ready = ready_any_cb,
+                             .ended = ended_cb};
+    uv_async_t awake;
+    struct keep *k;
+    slot_ref slot;
+
+    folder_make();
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", folder, "tmpfs", 0, "size=3m") < 0) {
+        folder_remove();
+        cr_skip_test("no mounts of its own");
+    }
+    k = folder_open();
+    cr_assert_eq(keep_reset(k, 8 * MIB), 0);
+    c.fd = keep_fd(k);
+    c.ctx = &ended;
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    slot = arena_slot_keep(arena, 7, 0, MIB);
+    cr_assert_neq(slot, 0u);
+    cr_assert_eq(arena_grow(arena), 0);
+    for (int i = 0; i < 5000 && ended == 0; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_expect_eq(ended, 1u);
+    cr_expect_eq(arena_bytes_ready(arena), 3 * MIB);
+    cr_expect_eq(arena_bytes_configured(arena), 3 * MIB);
+    cr_expect_eq(arena_slot_ready(arena, slot), -ENOSPC);
+    arena_slot_free(arena, slot);
+    for (unsigned i = 0; i < 3; i++) {
+        slot = arena_alloc(arena, MIB, 1);
+        cr_assert_neq(slot, 0u);
+        memset(arena_memory(arena, slot), 1, MIB);
+    }
+    cr_expect_eq(arena_alloc(arena, MIB, 1), 0u);
+    uv_close((uv_handle_t *)&awake, NULL);
+    arena_close();
+    keep_close(k);
+    cr_expect_eq(umount(folder), 0);
     folder_remove();
 }
 
