@@ -6,8 +6,9 @@
  * Promise: finding n keys costs about n cache misses, overlapped; no operation takes longer because
  * the table grows (linear hashing, one bucket split an insert; memory in chunks that never move).
  * Hashing is keyed anew in each process: a peer that chooses keys can't make chains long.
- * At most 128 bytes a block with one part, table included.
- * Thread: the loop only. Pointers to blocks and parts stay valid until index_remove. */
+ * At most 128 bytes a block with one part, table included; and up to 8 MiB that a thread has made
+ * ready ahead, so that growing costs no turn of the loop. Thread: the loop only. Pointers to blocks
+ * and parts stay valid until index_remove. */
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
