@@ -17,8 +17,8 @@
  * it (*warm), else a new one. 0 or -errno. */
 int cache_kept_open(struct keep *k, uint64_t arena_bytes, uint64_t extent, bool *warm);
 /* After cache_arena_attach, before arena_grow, when it is warm: the slots are taken, and their
- * parts found as their extents become ready. keep_take must come before the loop runs. 0 or -ENOMEM, and
- * then nothing is taken over. */
+ * parts found as their extents become ready. keep_take must come before the loop runs. 0 or
+ * -ENOMEM, and then nothing is taken over. */
 int cache_adopt_start(struct cache *c, struct keep *k);
 /* Parts are still to be taken over: `done` of `of` so far. */
 bool cache_adopting(const struct cache *c, uint64_t *done, uint64_t *of);
