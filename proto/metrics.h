@@ -47,6 +47,9 @@
     X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
+    X(arena_kept_parts, counter, "parts", "parts in DRAM kept over a restart")                     \
+    X(arena_kept_bytes, counter, "bytes", "of these")                                              \
+    X(arena_kept_refused, counter, "parts", "kept parts not taken over: damaged, or not wanted")   \
     X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \
     X(nvme_bytes_used, gauge, "bytes", "bytes of live slots on NVMe")                              \
     X(nvme_read_bytes, counter, "bytes", "read from NVMe")                                         \

@@ -33,6 +33,9 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_NVME_NAMES "ucmd.namespaces"
 #define CONFIG_NVME_INDEX "ucmd.index" /* and its checkpoint */
 #define CONFIG_MAX_PATHS 16
+/* In arena.keep: the arena's memory, and what lies where in it. */
+#define CONFIG_KEEP_ARENA "ucmd.arena"
+#define CONFIG_KEEP_MANIFEST "ucmd.kept"
 
 #define CONFIG_MAX_KEYS 64
 
@@ -55,6 +58,7 @@ struct config {
     uint64_t arena_extent; /* arena.extent: 64MiB, a power of two, 1MiB to 1GiB */
     bool arena_hugepages;  /* arena.hugepages: true (madvise) */
     bool arena_prefault;   /* arena.prefault: true; false touches pages at first use */
+    char *arena_keep;      /* arena.keep: folder on a tmpfs or hugetlbfs; "" keeps nothing */
 
     uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 

@@ -131,6 +131,11 @@ const struct config_key config_keys[] = {
      "Ask the kernel for transparent huge pages."},
     {"arena.prefault", CONFIG_BOOL, false, AT(arena_prefault), "true", 0, 1, NULL, NULL,
      "Touch all DRAM at start, behind the open socket; false touches a page at its first use."},
+    {"arena.keep", CONFIG_STRING, false, AT(arena_keep), "", 0, 160, NULL, NULL,
+     "Folder on a tmpfs or hugetlbfs, best one of its own: DRAM lies in a file there and is found "
+     "again\n"
+     "after an orderly stop and start (docs/operations.md). All of it is taken at start, whatever\n"
+     "arena.prefault says. \"\" keeps nothing."},
 
     {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
      NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},

@@ -1,6 +1,7 @@
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
+#include "daemon/cache/keep.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -158,7 +159,7 @@ uint32_t cache_tier_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0;
+    return c->queue.n == 0 && c->writing_bytes == 0 && !c->adopt;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -166,6 +167,7 @@ void cache_stop_writing(struct cache *c)
     c->no_writes = true;
     cache_durables_retry(c); /* they end now */
     cache_released(c);
+    cache_adopt_stop(c);
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -220,6 +222,8 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
 
     b->part[part].dram = (uint8_t)dram;
     b->part[part].slot = slot;
+    if (dram == PART_DRAM_NONE && b->part[part].nvme == PART_NVME_NONE)
+        b->part[part].checksum = 0; /* of bytes that were kept */
     part_changed(c, b, ns, part, was);
     /* Leaving the policy is the evicting caller's: it alone knows why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
@@ -538,6 +542,7 @@ bool cache_room_wait(struct cache *c, struct cache_room *r)
 
 void cache_room_grew(struct cache *c)
 {
+    cache_adopt_grew(c);
     cache_released(c);
 }
 

@@ -49,9 +49,9 @@ uint32_t cache_tier_busy(const struct cache *c);
 /* All that was stored for the namespace until now is not to come back with a later start; what it
  * holds now is the caller's to evict. */
 void cache_ns_forget(struct cache *c, struct ns *ns);
-/* Nothing waits to be written to the tier. */
+/* Nothing waits to be written to the tier, or to be taken over from the run before. */
 bool cache_written(const struct cache *c);
-/* No more writes to the tier from now on: the daemon is stopping. */
+/* No more writes to the tier from now on, and nothing is taken over: the daemon is stopping. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- blocks ---- */
@@ -139,7 +139,7 @@ struct cache_room {
 /* False when nothing is under way that could make room (a copy, a read, a write, the arena's
  * growth): waiting would be for ever. */
 bool cache_room_wait(struct cache *c, struct cache_room *r);
-/* The arena has grown. */
+/* The arena has grown, or will not grow any more. */
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */
 

@@ -34,8 +34,10 @@ struct cache {
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
-    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns; /* namespace of the part that the tier found last */
+    uint32_t copies;           /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns;      /* namespace of the part that the tier found last */
+    struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
+    struct cache_keep *keep;   /* while they are listed for the next run */
     struct cache_stats stats;
 };
 
@@ -94,6 +96,12 @@ void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_stored(struct cache *c, block_ref ref);
 void cache_write_used(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
+
+/* adopt.c */
+/* An extent may have become ready. */
+void cache_adopt_grew(struct cache *c);
+/* What is still to be taken over of the namespace is not wanted. */
+void cache_adopt_forget(struct cache *c, const struct ns *ns);
 
 /* restore.c */
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);

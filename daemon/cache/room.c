@@ -94,8 +94,13 @@ static void owner_blocked_cb(void *ctx, uint64_t owner)
     struct room_search *s = ctx;
     block_ref ref = (block_ref)(owner >> 16);
     struct ns *ns;
-    struct block *b = cache_block(s->cache, ref, &ns);
+    struct block *b;
 
+    if (ref == 0) { /* kept over a restart, and not known to be good yet */
+        s->blocked = true;
+        return;
+    }
+    b = cache_block(s->cache, ref, &ns);
     if (b->part[owner & 0xffff].dram != PART_DRAM_READY || !block_may_go(s, ref))
         s->blocked = true;
 }

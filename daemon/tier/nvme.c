@@ -33,12 +33,13 @@ static void device_init(struct nvme_device *d)
 
 static void device_lose(struct nvme_device *d, const char *path, const char *text)
 {
+    /* first, as the path may be the file's own */
+    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
     d->file.segments = 0;
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "%s", text);
-    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
 }
 
 /* A mistake of the configuration is refused; a device that fails is done without. */

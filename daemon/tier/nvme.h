@@ -71,6 +71,8 @@ struct nvme_recovery {
     uint32_t file, number, slot; /* the cursor */
     uint32_t numbers;            /* segments of the longest file */
     uint64_t before;             /* sequences of earlier runs are below this */
+    bool again;                  /* `turn` brings the loop back here */
+    uv_work_t turn;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
 };

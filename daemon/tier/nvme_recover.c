@@ -9,6 +9,7 @@
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@
 #define ROOM "tier"
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.slot */
+#define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
 struct scan_op {
     struct engine_op e;
@@ -292,12 +294,48 @@ static void headers_pump(struct tier *t)
     nvme_restore_start(t);
 }
 
+static void turn_cb(uv_work_t *work)
+{
+    (void)work; /* for the turn of the loop that its end takes */
+}
+
+static void turn_done_cb(uv_work_t *work, int status)
+{
+    struct tier *t = work->data;
+
+    (void)status;
+    t->recovery.again = false;
+    if (!t->closing)
+        recover_pump(t);
+    nvme_release(t);
+}
+
+static void recover_again(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+    int rc;
+
+    if (r->again)
+        return;
+    r->again = true;
+    r->turn.data = t;
+    nvme_hold(t);
+    rc = uv_queue_work(t->loop, &r->turn, turn_cb, turn_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
 static void slots_pump(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
     struct segment *s;
+    unsigned passed = 0;
 
     while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
+        if (passed++ == SEGMENTS_TURN) {
+            recover_again(t);
+            return;
+        }
         if (!nvme_to_recover(t, s) || r->slot == s->slots) {
             r->file++;
             r->slot = 0;
@@ -318,6 +356,8 @@ static void slots_pump(struct tier *t)
 
 static void recover_pump(struct tier *t)
 {
+    if (t->recovery.state == RECOVERY_DONE)
+        return;
     recover_progress(t);
     if (t->recovery.state == RECOVERY_HEADERS)
         headers_pump(t);

@@ -1,5 +1,5 @@
-/* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, a
- * millisecond a turn. What a checkpoint does not cover is left to the scan of the slots. */
+/* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, half
+ * a millisecond a turn. What a checkpoint does not cover is left to the scan of the slots. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
@@ -17,8 +17,8 @@
 
 #define ROOM "tier"
 #define BUFFER_BYTES (4u << 20)
-#define SLICE_NS 1000000u
-#define ENTRIES_TURN 256u /* between two looks at the clock */
+#define SLICE_NS 500000u
+#define ENTRIES_TURN 64u /* between two looks at the clock */
 
 struct nvme_restore {
     struct tier *tier;
