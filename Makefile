@@ -45,7 +45,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy
 
 # ---- sources ----
 
@@ -82,6 +82,8 @@ DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
 
 # Recursive calls use all cores when the caller gave no -j.
 JOBS    ?= $(shell nproc)
+# Where `make check-vllm` keeps its virtual environment.
+VLLM_VENV ?= $O/vllm-venv
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
 # ---- for people ----
@@ -118,6 +120,24 @@ check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
 	+@$(SUBMAKE) all gpu-bundle
 	$O/gpu/run.sh
+
+check-vllm: setup-build ## the connector in a real vLLM, which is fetched from PyPI (some GB) into VLLM_VENV
+	+@$(SUBMAKE) all
+	tests/setup/vllm.sh $(VLLM_VENV)
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
+	    python3 -B tests/vllm/check_vllm.py
+
+wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
+	+@$(SUBMAKE) all
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
+	rm -rf $O/wheel
+	mkdir -p $O/wheel
+	cp -r client/python $O/wheel/src
+	$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $O/wheel/src/ucmclient/$(SO).$(SO_VERSION)
+	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
+	@ls $O/wheel/*.whl
 
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
@@ -278,7 +298,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-chroot \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-vllm wheel check-chroot \
         bench fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -288,7 +288,8 @@ class Daemon:
     def __init__(self, nvme=True, **more):
         self.folder, self.clients = tempfile.mkdtemp(prefix="protocol."), []
         os.chmod(self.folder, 0o755)
-        self.socket, self.store = os.path.join(self.folder, "s"), os.path.join(self.folder, "nvme")
+        self.socket = more.get("socket", os.path.join(self.folder, "s"))
+        self.store = os.path.join(self.folder, "nvme")
         os.mkdir(self.store)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
                    "device.cuda": "off", "shutdown.drain": "10s"}
