@@ -2,6 +2,7 @@
 """The Python binding, client/python, against a real daemon: every call, its errors, and who keeps which memory alive."""
 
 import array
+import ctypes
 import faulthandler
 import gc
 import hashlib
@@ -9,6 +10,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -28,7 +30,7 @@ import ucmclient  # noqa: E402
 from second_client import Daemon  # noqa: E402
 from ucmclient import (BlockResult, Client, Found, Identity, MemoryKind, Memory, Plane, SharedMemory, Status,  # noqa: E402
                        UcmError, data_pointer)
-from ucmclient import keys as chains  # noqa: E402
+from ucmclient import _native, keys as chains  # noqa: E402
 
 try:
     import numpy
@@ -291,6 +293,31 @@ class Restart(Case):
     @classmethod
     def tearDownClass(cls):
         cls.daemon.stop()
+
+
+class Structures(unittest.TestCase):
+    """What ctypes makes of the header is what a C compiler does."""
+
+    NAMES = {"ucm_options": "Options", "ucm_server_info": "ServerInfo", "ucm_identity": "Identity",
+             "ucm_memory": "Memory", "ucm_plane": "Plane", "ucm_region_spec": "RegionSpec", "ucm_lookup": "Lookup",
+             "ucm_transfer": "Transfer", "ucm_result": "Result"}
+
+    def test_sizes_and_offsets(self):
+        lines = []
+        for c, name in self.NAMES.items():
+            fields = [field[0] for field in getattr(_native, name)._fields_]
+            numbers = [f"sizeof(struct {c})"] + [f"offsetof(struct {c}, {field})" for field in fields]
+            lines += [f'printf("%zu ", {number});' for number in numbers] + ['puts("");']
+        source = ('#include "client/include/ucmclient.h"\n#include <stddef.h>\n#include <stdio.h>\n'
+                  "int main(void) {" + "\n".join(lines) + "}")
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "sizes")
+            subprocess.run(["cc", "-I", TOP, "-x", "c", "-", "-o", program], input=source.encode(), check=True)
+            told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+        for name, line in zip(self.NAMES.values(), told):
+            structure = getattr(_native, name)
+            fields = [getattr(structure, field[0]).offset for field in structure._fields_]
+            self.assertEqual([int(n) for n in line.split()], [ctypes.sizeof(structure), *fields], name)
 
 
 if __name__ == "__main__":

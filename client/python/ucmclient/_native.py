@@ -48,6 +48,7 @@ class Identity(Structure):
         ("shard_bytes", c_uint64),
         ("salt", c_char_p),
         ("salt_bytes", c_size_t),
+        ("durability", c_uint32),
     ]
 
 
@@ -101,6 +102,7 @@ class Transfer(Structure):
         ("event", c_char_p),
         ("part", c_uint32),
         ("durability", c_uint32),
+        ("step", c_uint32),
     ]
 
 
@@ -135,6 +137,7 @@ _PROTOTYPES = {
     "ucm_prefetch": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_task_check": (c_int, [c_void_p, POINTER(Result)]),
     "ucm_task_wait": (c_int, [c_void_p, c_int, POINTER(Result)]),
+    "ucm_task_wait_layers": (c_int, [c_void_p, c_uint32, c_int, c_void_p]),
     "ucm_task_cancel": (c_int, [c_void_p, c_int]),
     "ucm_task_free": (None, [c_void_p]),
     "ucm_pin": (c_int, [c_void_p, c_void_p, c_uint32, c_int, POINTER(c_uint64)]),

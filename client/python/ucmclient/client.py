@@ -212,8 +212,9 @@ class Client(_Handle):
             *(getattr(info, field) for field in list(ServerInfo.__dataclass_fields__)[4:]),
         )
 
-    def namespace(self, identity: Identity, timeout: Optional[float] = None) -> "Namespace":
-        return Namespace(self, identity, timeout)
+    def namespace(self, identity: Identity, timeout: Optional[float] = None, durable: bool = False) -> "Namespace":
+        """durable: this client's dumps that don't say it otherwise are stored when they are on NVMe."""
+        return Namespace(self, identity, timeout, durable)
 
     def release(self, lease: int, timeout: Optional[float] = None) -> None:
         """Ends a lease early; one that is gone already is no error, and neither is 0."""
@@ -223,7 +224,7 @@ class Client(_Handle):
 class Namespace(_Handle):
     """Opened for one Identity. Its regions must be unregistered before it is closed."""
 
-    def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None):
+    def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None, durable: bool = False):
         super().__init__()
         shards = (c_uint32 * len(identity.shards))(*identity.shards)
         out = c_void_p()
@@ -241,6 +242,7 @@ class Namespace(_Handle):
             identity.shard_bytes,
             identity.salt,
             len(identity.salt),
+            int(durable),
         )
         check(lib.ucm_namespace_open(client.handle, byref(native_identity), _timeout(timeout), byref(out)))
         self.client = client
@@ -396,11 +398,13 @@ class Region(_Handle):
         priority: int = 0,
         deadline: float = 0.0,
         lease: int = 0,
+        step: int = 0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies blocks into the region's pages. shards 0: every layer from `shard` on."""
+        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: layer-wise, for
+        Task.wait_layers, told of every so many layers."""
         transfer = native.Transfer(
-            shard=shard, n_shards=shards, priority=priority, deadline_ms=_timeout(deadline), lease=lease
+            shard=shard, n_shards=shards, priority=priority, deadline_ms=_timeout(deadline), lease=lease, step=step
         )
         ns = self.ns
         return Task(lib.ucm_load, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
@@ -415,10 +419,11 @@ class Region(_Handle):
         priority: int = 0,
         deadline: float = 0.0,
         event: Optional[bytes] = None,
-        durable: bool = False,
+        durable: Optional[bool] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Stores blocks of the region's pages. event: 64 bytes of a CUDA IPC event recorded behind the last write."""
+        """Stores blocks of the region's pages. event: 64 bytes of a CUDA IPC event recorded behind the last write.
+        durable: stored means on NVMe, or in DRAM (False); None: as the namespace was opened."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
         transfer = native.Transfer(
@@ -427,7 +432,7 @@ class Region(_Handle):
             priority=priority,
             deadline_ms=_timeout(deadline),
             event=event,
-            durability=int(durable),
+            durability=0 if durable is None else 1 if durable else 2,
         )
         ns = self.ns
         return Task(lib.ucm_dump, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
@@ -458,6 +463,7 @@ class Task(_Handle):
         out = c_void_p()
         check(function(owner, byref(transfer), _timeout(timeout), byref(out)))
         self.client = client
+        self._keys = n
         self._handle = out.value
 
     def close(self) -> None:
@@ -481,6 +487,13 @@ class Task(_Handle):
         result = native.Result()
         check(lib.ucm_task_wait(self.handle, _timeout(timeout), byref(result)))
         return self._result(result)
+
+    def wait_layers(self, layers: int, timeout: Optional[float] = None) -> bytes:
+        """Of a load with `step`: waits until that many layers lie in all blocks; for each key a BlockResult's number as
+        known by now. The result is still to be taken by check() or wait()."""
+        result = ctypes.create_string_buffer(max(self._keys, 1))
+        check(lib.ucm_task_wait_layers(self.handle, layers, _timeout(timeout), result))
+        return result.raw[: self._keys]
 
     def cancel(self, timeout: Optional[float] = None) -> None:
         """Asks the daemon to stop; the task still becomes done."""

@@ -53,8 +53,8 @@ def region_memory(layout: Layout, on_gpu: bool) -> tuple[list[Memory], list[Plan
 class _Load:
     request: str
     blocks: list[int]
-    #: One task, or one a layer.
-    tasks: list[Optional[Task]]
+    #: None: the daemon was not there.
+    task: Optional[Task]
     failed: set[int] = field(default_factory=set)
     #: Not to be reported before then.
     not_before: float = 0.0
@@ -108,51 +108,42 @@ class WorkerHalf:
     # ---- loads ----
 
     def start_loads(self, plan: Plan) -> None:
-        for copy in plan.loads:
-            load = _Load(copy.request, copy.blocks, [])
-            if self.settings.layerwise:
-                load.tasks = [self._begin_load(copy, shard, 1) for shard in range(self._shards)]
-            else:
-                load.tasks = [self._begin_load(copy, 0, 0)]
-            self._loads.append(load)
+        self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy)) for copy in plan.loads]
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
 
-    def _begin_load(self, copy: Copy, shard: int, shards: int) -> Optional[Task]:
+    def _begin_load(self, copy: Copy) -> Optional[Task]:
         region = self.link.region
         if region is None:
             return None
         return self.link.ask(
-            region.load, copy.keys, copy.blocks, shard=shard, shards=shards, priority=6,
+            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout,
         )
 
     def wait_layer(self, name: str) -> None:
-        """With layer-wise loads: the layer is there, or its blocks are known to have failed, when this returns."""
+        """With layer-wise loads: the layer is there, or its load will be reported as failed, when this returns."""
         if not self.settings.layerwise or not self._loads:
             return
-        shard = self._numbers[name]
-        for load in self._loads:
-            self._end(load, shard, self.settings.transfer_deadline)
-        if shard == len(load.tasks) - 1:
+        layers = self._numbers[name] + 1
+        if layers == self._shards:
             self._wait_loads()
+            return
+        for load in self._loads:
+            if load.task is not None and not load.task.closed:
+                try:
+                    load.task.wait_layers(layers, self.settings.transfer_deadline)
+                except UcmError:
+                    self._take(load, load.task.check)
 
     def _wait_loads(self) -> None:
         for load in self._loads:
-            for i in range(len(load.tasks)):
-                self._end(load, i, self.settings.transfer_deadline)
+            if load.task is not None and not load.task.closed:
+                self._take(load, lambda: load.task.wait(self.settings.transfer_deadline))
             self._report(load)
         self._loads = []
 
-    def _end(self, load: _Load, i: int, timeout: float) -> None:
-        """Takes in what became of task i."""
-        task = load.tasks[i]
-        if task is None:
-            load.failed.update(load.blocks)
-        elif not task.closed:
-            self._take(load, task, lambda: task.wait(timeout))
-
-    def _take(self, load: _Load, task: Task, result_of: Callable[[], Any]) -> bool:
+    def _take(self, load: _Load, result_of: Callable[[], Any]) -> bool:
         try:
             result = result_of()
         except UcmError as error:
@@ -164,19 +155,16 @@ class WorkerHalf:
                 return False
             if not result.all_ok:
                 load.failed.update(b for b, r in zip(load.blocks, result.blocks) if r != BlockResult.OK)
-        task.close()
+        load.task.close()
         return True
 
-    def _poll(self, load: _Load) -> bool:
-        for task in load.tasks:
-            if task is None:
-                load.failed.update(load.blocks)
-            elif not task.closed and not self._take(load, task, task.check):
-                return False
+    def _over(self, load: _Load) -> bool:
+        if load.task is not None and not load.task.closed and not self._take(load, load.task.check):
+            return False
         return time.monotonic() >= load.not_before
 
     def _report(self, load: _Load) -> None:
-        self._failed_blocks |= load.failed
+        self._failed_blocks.update(load.blocks if load.task is None else load.failed)
         if self.settings.async_load:
             self._finished_loads.add(load.request)
 
@@ -242,7 +230,7 @@ class WorkerHalf:
         sent = {name for name in self._ending if name not in self._stores}
         self._ending -= sent
         if self.settings.async_load:
-            done = [load for load in self._loads if self._poll(load)]
+            done = [load for load in self._loads if self._over(load)]
             self._loads = [load for load in self._loads if load not in done]
             for load in done:
                 self._report(load)
