@@ -221,9 +221,10 @@ TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS)
+# ucm-bench measures the NVMe tier by itself too.
+$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@

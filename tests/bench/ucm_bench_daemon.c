@@ -1,0 +1,69 @@
+#include "tests/bench/ucm_bench_daemon.h"
+
+#include "ucmclient.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ANSWER_MS 10000
+#define SETS_MAX 14
+
+pid_t daemon_spawn(const char *const *argv)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int null = open("/dev/null", O_RDWR);
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (null < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0)
+            _exit(127);
+        execv(argv[0], (char *const *)argv);
+        _exit(127);
+    }
+    return pid;
+}
+
+int daemon_start(struct daemon *d, const char *const *sets)
+{
+    char socket_set[192];
+    const char *argv[2 * SETS_MAX + 4] = {d->path, "--set", socket_set};
+    unsigned n = 3;
+
+    snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    snprintf(socket_set, sizeof(socket_set), "socket=%s", d->socket);
+    for (; *sets; sets++) {
+        if (n + 2 > 2 * SETS_MAX + 3)
+            return -E2BIG;
+        argv[n++] = "--set";
+        argv[n++] = *sets;
+    }
+    d->pid = daemon_spawn(argv);
+    return d->pid > 0 ? 0 : -errno;
+}
+
+/* The library tries again until somebody listens; hello is the first request. */
+int daemon_wait(const struct daemon *d)
+{
+    struct ucm_options o = {.socket = d->socket, .name = "ucm-bench"};
+    struct ucm_client *client;
+    int rc = ucm_connect(&o, ANSWER_MS, &client);
+
+    if (rc == 0)
+        ucm_close(client);
+    return rc;
+}
+
+int daemon_stop(struct daemon *d)
+{
+    int status;
+
+    if (kill(d->pid, SIGTERM) != 0 || waitpid(d->pid, &status, 0) != d->pid)
+        return -errno;
+    return status == 0 ? 0 : -EPROTO;
+}
