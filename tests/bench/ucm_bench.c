@@ -93,7 +93,7 @@ static const struct arg_option tier_options[] = {
     {"baseline", ARG_TEXT, "WHAT", "fio, loop (a plain io_uring loop), or auto: fio if it is there",
      "auto", 0, 0},
     {"io", ARG_TEXT, "IO", "nvme.io of the tier alone", "auto", 0, 0},
-    {"only", ARG_TEXT, "PART", "speed or hits", NULL, 0, 0},
+    {"only", ARG_TEXT, "PART", "alone, daemon or hits", NULL, 0, 0},
 };
 
 static const struct program_command commands[] = {

@@ -24,7 +24,7 @@ void pair_free(struct pair *p)
 }
 
 void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_t block_bytes,
-                 double target)
+                 bool fio, double target)
 {
     char name[96];
 
@@ -32,7 +32,7 @@ void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_
     report_figure(&b->report, &(struct figure){.name = name,
                                                .unit = "GB/s",
                                                .value = samples_at(&p->own, 0.5) / 1e9,
-                                               .baseline_name = b->fio ? "fio" : "plain io_uring",
+                                               .baseline_name = fio ? "fio" : LOOP_NAME,
                                                .baseline = samples_at(&p->base, 0.5) / 1e9,
                                                .ratio = samples_at(&p->ratio, 0.5),
                                                .target = target,
@@ -98,6 +98,11 @@ int tier_daemon_close(struct tier_bench *b, struct rig *rig)
 
 /* ---- the command ---- */
 
+static const struct {
+    const char *name;
+    int (*measure)(struct tier_bench *b);
+} things[] = {{"alone", tier_alone}, {"daemon", tier_through}, {"hits", tier_hits}};
+
 static int measure(struct tier_bench *b)
 {
     const char *only = args_text(b->args, "only");
@@ -109,10 +114,9 @@ static int measure(struct tier_bench *b)
     report_number(&b->report, "depth", b->depth);
     report_number(&b->report, "total_bytes", (double)b->total_bytes);
     report_number(&b->report, "rounds", b->rounds);
-    if (!only || strcmp(only, "speed") == 0)
-        rc = tier_speed(b);
-    if (rc == 0 && (!only || strcmp(only, "hits") == 0))
-        rc = tier_hits(b);
+    for (unsigned i = 0; rc == 0 && i < sizeof(things) / sizeof(things[0]); i++)
+        if (!only || strcmp(only, things[i].name) == 0)
+            rc = things[i].measure(b);
     return rc;
 }
 

@@ -25,9 +25,10 @@ struct pair {
 
 int pair_add(struct pair *p, double own, double base);
 void pair_free(struct pair *p);
-/* GB/s against the disk's. */
+/* GB/s against fio's, or against the loop's. target: 0 for none. */
 void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_t block_bytes,
-                 double target);
+                 bool fio, double target);
+#define LOOP_NAME "a plain io_uring loop"
 
 /* Starts a daemon on an empty folder, waits until it has its whole arena, and opens a rig on it. 0
  * or an exit code, everything stopped. */
@@ -38,8 +39,10 @@ int tier_daemon_close(struct tier_bench *b, struct rig *rig);
 /* Removes what lies in our folder. */
 void tier_folder_empty(struct tier_bench *b);
 
-/* Reads and writes at each block size, by the tier alone and through a daemon; what they cost. */
-int tier_speed(struct tier_bench *b);
+/* Reads and writes at each block size by the tier alone, and what CPU they cost. */
+int tier_alone(struct tier_bench *b);
+/* The same through a daemon. */
+int tier_through(struct tier_bench *b);
 /* Loads of blocks that lie in DRAM while the disk is busy with writes and while it is not. */
 int tier_hits(struct tier_bench *b);
 

@@ -18,70 +18,80 @@ static const uint64_t block_sizes[] = {512u << 10, 1u << 20, 4u << 20};
 
 /* ---- the tier alone ---- */
 
+/* One way: the tier against the disk, and against the plain loop where that is not the same. */
+struct way {
+    struct disk disk;
+    struct pair disk_pair, loop_pair;
+    struct samples cpu, loop_cpu, more_cpu; /* seconds a GB */
+};
+
 struct sides {
     struct tier_bench *bench;
     struct alone *alone;
-    struct disk read, write; /* the tier's own file; one like it */
     uint64_t block_bytes;
-    struct pair reads, writes;
-    struct samples cpu, cpu_loop, cpu_more;
+    struct way read, write; /* the tier's own file; one like it */
 };
 
-static int alone_slice(struct sides *s, bool write, struct pair *p, bool first)
+static int alone_slice(struct sides *s, bool write, unsigned first)
 {
-    struct disk *d = write ? &s->write : &s->read;
-    double own = 0, base = 0, cpu = 0;
+    struct way *w = write ? &s->write : &s->read;
+    double own = 0, base = 0, loop = 0, cpu = 0;
     int rc = 0;
 
-    for (int i = 0; rc == 0 && i < 2; i++) {
-        if ((i == 0) == first) {
-            if (disk_run(d, write, s->bench->seconds, &base) < 0)
-                rc = bench_fail(BENCH_FAILED, "%s", d->why);
-        } else if (alone_run(s->alone, write, s->bench->seconds, &own, &cpu) < 0) {
+    for (unsigned i = 0; rc == 0 && i < 3; i++) {
+        unsigned turn = (first + i) % 3;
+
+        if (turn == 0 && s->bench->fio && disk_run(&w->disk, write, s->bench->seconds, &base) < 0)
+            rc = bench_fail(BENCH_FAILED, "%s", w->disk.why);
+        else if (turn == 1 && disk_loop(&w->disk, write, s->bench->seconds, &loop) < 0)
+            rc = bench_fail(BENCH_FAILED, "%s", w->disk.why);
+        else if (turn == 2 && alone_run(s->alone, write, s->bench->seconds, &own, &cpu) < 0)
             rc = bench_fail(BENCH_FAILED, "the tier's operations failed");
-        }
     }
     if (rc == 0)
-        rc = pair_add(p, own, base);
+        rc = pair_add(&w->disk_pair, own, s->bench->fio ? base : loop);
+    if (rc == 0)
+        rc = pair_add(&w->loop_pair, own, loop);
+    if (rc == 0 &&
+        (samples_add(&w->cpu, cpu) < 0 || samples_add(&w->loop_cpu, w->disk.cpu_s_per_gb) < 0 ||
+         samples_add(&w->more_cpu, cpu - w->disk.cpu_s_per_gb) < 0))
+        return bench_fail(BENCH_FAILED, "memory ran out");
     return rc;
 }
 
-/* The same reads by the loop and by the tier: what more the tier takes is its checksums and the
- * ways around them. */
-static int cpu_slice(struct sides *s)
+/* What more CPU the tier takes than the loop for the same reads is its checksums and the ways
+ * around them. */
+static void cpu_report(struct sides *s, struct way *w, const char *what)
 {
-    double rate = 0, cpu = 0;
+    char name[96];
 
-    if (disk_loop(&s->read, false, s->bench->seconds, &rate) < 0)
-        return bench_fail(BENCH_FAILED, "%s", s->read.why);
-    if (alone_run(s->alone, false, s->bench->seconds, &rate, &cpu) < 0)
-        return bench_fail(BENCH_FAILED, "the tier's reads failed");
-    if (samples_add(&s->cpu, cpu) < 0 || samples_add(&s->cpu_loop, s->read.cpu_s_per_gb) < 0 ||
-        samples_add(&s->cpu_more, cpu - s->read.cpu_s_per_gb) < 0)
-        return bench_fail(BENCH_FAILED, "memory ran out");
-    return 0;
+    snprintf(name, sizeof(name), "CPU of %s, %llu KiB", what,
+             (unsigned long long)s->block_bytes >> 10);
+    report_figure(&s->bench->report, &(struct figure){.name = name,
+                                                      .unit = "s/GB",
+                                                      .value = samples_at(&w->cpu, 0.5),
+                                                      .baseline_name = LOOP_NAME,
+                                                      .baseline = samples_at(&w->loop_cpu, 0.5)});
+    snprintf(name, sizeof(name), "  that is more");
+    report_figure(&s->bench->report, &(struct figure){.name = name,
+                                                      .unit = "s/GB",
+                                                      .value = samples_at(&w->more_cpu, 0.5),
+                                                      .target = CPU_TARGET_S_PER_GB,
+                                                      .target_is_value = true});
 }
 
 static void alone_report(struct sides *s)
 {
-    char name[96];
+    struct tier_bench *b = s->bench;
 
-    pair_report(s->bench, &s->reads, "tier alone, read", s->block_bytes, READ_TARGET);
-    pair_report(s->bench, &s->writes, "tier alone, write", s->block_bytes, WRITE_TARGET);
-    snprintf(name, sizeof(name), "CPU of reads, %llu KiB",
-             (unsigned long long)s->block_bytes >> 10);
-    report_figure(&s->bench->report, &(struct figure){.name = name,
-                                                      .unit = "s/GB",
-                                                      .value = samples_at(&s->cpu, 0.5),
-                                                      .baseline_name = "plain io_uring",
-                                                      .baseline = samples_at(&s->cpu_loop, 0.5)});
-    snprintf(name, sizeof(name), "CPU of verifying, %llu KiB",
-             (unsigned long long)s->block_bytes >> 10);
-    report_figure(&s->bench->report, &(struct figure){.name = name,
-                                                      .unit = "s/GB",
-                                                      .value = samples_at(&s->cpu_more, 0.5),
-                                                      .target = CPU_TARGET_S_PER_GB,
-                                                      .target_is_value = true});
+    pair_report(b, &s->read.disk_pair, "tier alone, read", s->block_bytes, b->fio, READ_TARGET);
+    if (b->fio)
+        pair_report(b, &s->read.loop_pair, "  the same", s->block_bytes, false, 0);
+    pair_report(b, &s->write.disk_pair, "tier alone, write", s->block_bytes, b->fio, WRITE_TARGET);
+    if (b->fio)
+        pair_report(b, &s->write.loop_pair, "  the same", s->block_bytes, false, 0);
+    cpu_report(s, &s->read, "reads");
+    cpu_report(s, &s->write, "writes");
 }
 
 static int alone_rounds(struct sides *s)
@@ -92,13 +102,20 @@ static int alone_rounds(struct sides *s)
         if (progress_due(&s->bench->progress))
             progress_show(&s->bench->progress, "tier alone, %llu KiB, round %u",
                           (unsigned long long)s->block_bytes >> 10, i + 1);
-        rc = alone_slice(s, false, &s->reads, i % 2 == 0);
+        rc = alone_slice(s, false, i);
         if (rc == 0)
-            rc = cpu_slice(s);
-        if (rc == 0)
-            rc = alone_slice(s, true, &s->writes, i % 2 == 0);
+            rc = alone_slice(s, true, i);
     }
     return rc;
+}
+
+static void way_free(struct way *w)
+{
+    pair_free(&w->disk_pair);
+    pair_free(&w->loop_pair);
+    samples_free(&w->cpu);
+    samples_free(&w->loop_cpu);
+    samples_free(&w->more_cpu);
 }
 
 static int alone_measure(struct tier_bench *b, uint64_t block_bytes)
@@ -114,21 +131,19 @@ static int alone_measure(struct tier_bench *b, uint64_t block_bytes)
 
     if (alone_open(&o, &s.alone, why, sizeof(why)) < 0)
         return bench_fail(BENCH_FAILED, "%s", why);
-    s.read = s.write = (struct disk){
+    s.read.disk = s.write.disk = (struct disk){
         .bytes = b->total_bytes, .block_bytes = block_bytes, .depth = b->depth, .fio = b->fio};
-    snprintf(s.read.path, sizeof(s.read.path), "%s", alone_file(s.alone, &s.read.offset));
-    rc = disk_make(&s.write, b->folder, "baseline") < 0
-             ? bench_fail(BENCH_FAILED, "%s", s.write.why)
+    snprintf(s.read.disk.path, sizeof(s.read.disk.path), "%s",
+             alone_file(s.alone, &s.read.disk.offset));
+    rc = disk_make(&s.write.disk, b->folder, "baseline") < 0
+             ? bench_fail(BENCH_FAILED, "%s", s.write.disk.why)
              : alone_rounds(&s);
     if (rc == 0)
         alone_report(&s);
     alone_close(s.alone);
     tier_folder_empty(b);
-    pair_free(&s.reads);
-    pair_free(&s.writes);
-    samples_free(&s.cpu);
-    samples_free(&s.cpu_loop);
-    samples_free(&s.cpu_more);
+    way_free(&s.read);
+    way_free(&s.write);
     return rc;
 }
 
@@ -230,9 +245,9 @@ static int through_rounds(struct through *t)
     }
     if (rc != 0)
         return rc;
-    pair_report(b, &t->loads, "daemon, load", t->rig.block_bytes, READ_TARGET);
-    pair_report(b, &t->prefetches, "daemon, prefetch", t->rig.block_bytes, READ_TARGET);
-    pair_report(b, &t->writes, "daemon, write", t->rig.block_bytes, WRITE_TARGET);
+    pair_report(b, &t->loads, "daemon, load", t->rig.block_bytes, b->fio, READ_TARGET);
+    pair_report(b, &t->prefetches, "daemon, prefetch", t->rig.block_bytes, b->fio, READ_TARGET);
+    pair_report(b, &t->writes, "daemon, write", t->rig.block_bytes, b->fio, WRITE_TARGET);
     return 0;
 }
 
@@ -304,14 +319,22 @@ static int checksum_measure(struct tier_bench *b)
     return rc;
 }
 
-int tier_speed(struct tier_bench *b)
+#define N_SIZES (sizeof(block_sizes) / sizeof(block_sizes[0]))
+
+int tier_alone(struct tier_bench *b)
 {
     int rc = checksum_measure(b);
 
-    for (unsigned i = 0; rc == 0 && i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
+    for (unsigned i = 0; rc == 0 && i < N_SIZES; i++)
         rc = alone_measure(b, block_sizes[i]);
-        if (rc == 0)
-            rc = through_measure(b, block_sizes[i]);
-    }
+    return rc;
+}
+
+int tier_through(struct tier_bench *b)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < N_SIZES; i++)
+        rc = through_measure(b, block_sizes[i]);
     return rc;
 }
