@@ -73,6 +73,8 @@ static void sqe_fill(const struct engine *e, struct io_uring_sqe *sqe, struct en
     else
         io_uring_prep_read(sqe, (int)op->file, base, bytes, op->offset);
     sqe->flags |= IOSQE_FIXED_FILE;
+    if (op->write)
+        sqe->flags |= IOSQE_ASYNC;
     io_uring_sqe_set_data(sqe, op);
 }
 
