@@ -129,8 +129,8 @@ static int tier_start(struct alone *a, const struct alone_options *o, char *why,
     char set[4][DISK_PATH_BYTES];
     int rc = 0;
 
-    /* Spare segments for what is written while its old place is still being given up. */
-    a->config.nvme_size = NVME_DATA_OFFSET + (a->parts / slots + 6) * SEGMENT;
+    /* Room as well for what is under way: its old place is not free before the whole segment is. */
+    a->config.nvme_size = NVME_DATA_OFFSET + ((a->parts + a->jobs_n) / slots + 4) * SEGMENT;
     snprintf(set[0], sizeof(set[0]), "nvme.paths=%s", o->folder);
     snprintf(set[1], sizeof(set[1]), "nvme.size=%" PRIu64, a->config.nvme_size);
     snprintf(set[2], sizeof(set[2]), "nvme.depth=%u", o->depth);

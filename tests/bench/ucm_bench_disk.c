@@ -254,6 +254,7 @@ int disk_make(struct disk *d, const char *folder, const char *name)
             rc = -ENOSPC;
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* or each later write drops its pages */
 out:
     free(memory);
     if (fd >= 0)
