@@ -180,6 +180,8 @@ int alone_open(const struct alone_options *o, struct alone **out, char *why, siz
     a->part_bytes = o->part_bytes;
     a->parts = (unsigned)(o->total_bytes / o->part_bytes);
     a->jobs_n = 2 * o->depth;
+    if (a->jobs_n > a->parts / 2)
+        a->jobs_n = a->parts / 2; /* no part may be written twice at once */
     a->random = clock_ns();
     config_init(&a->config);
     snprintf(a->file, sizeof(a->file), "%s/%s", o->folder, CONFIG_NVME_FILE);
