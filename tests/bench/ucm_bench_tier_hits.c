@@ -186,7 +186,7 @@ static int hits_measure(struct tier_bench *b, uint64_t fill_bytes)
                               .timeout_ms = timeout_ms};
     struct rig_options fill = hit;
     struct hits h = {.bench = b, .run = bench_run_id()};
-    int rc = tier_daemon_open(b, 2 * bytes, 3 * bytes, &hit, &h.hit);
+    int rc = tier_daemon_open(b, 2 * bytes, 3 * bytes + (512u << 20), &hit, &h.hit);
 
     if (rc != 0)
         return rc;
