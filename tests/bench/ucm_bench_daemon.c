@@ -4,14 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define ANSWER_MS 10000
-#define SETS_MAX 14
 
 pid_t daemon_spawn(const char *const *argv)
 {
@@ -32,14 +30,12 @@ pid_t daemon_spawn(const char *const *argv)
 int daemon_start(struct daemon *d, const char *const *sets)
 {
     char socket_set[192];
-    const char *argv[2 * SETS_MAX + 4] = {d->path, "--set", socket_set};
+    const char *argv[2 * DAEMON_MAX_SETS + 4] = {d->path, "--set", socket_set};
     unsigned n = 3;
 
     snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
     snprintf(socket_set, sizeof(socket_set), "socket=%s", d->socket);
-    for (; *sets; sets++) {
-        if (n + 2 > 2 * SETS_MAX + 3)
-            return -E2BIG;
+    for (; *sets && n < 2 * DAEMON_MAX_SETS + 3; sets++) {
         argv[n++] = "--set";
         argv[n++] = *sets;
     }
@@ -48,11 +44,11 @@ int daemon_start(struct daemon *d, const char *const *sets)
 }
 
 /* The library tries again until somebody listens; hello is the first request. */
-int daemon_wait(const struct daemon *d)
+int daemon_wait(const struct daemon *d, int timeout_ms)
 {
     struct ucm_options o = {.socket = d->socket, .name = "ucm-bench"};
     struct ucm_client *client;
-    int rc = ucm_connect(&o, ANSWER_MS, &client);
+    int rc = ucm_connect(&o, timeout_ms, &client);
 
     if (rc == 0)
         ucm_close(client);
@@ -61,9 +57,25 @@ int daemon_wait(const struct daemon *d)
 
 int daemon_stop(struct daemon *d)
 {
+    char lock[192];
     int status;
 
     if (kill(d->pid, SIGTERM) != 0 || waitpid(d->pid, &status, 0) != d->pid)
         return -errno;
+    snprintf(lock, sizeof(lock), "%s.lock", d->socket);
+    unlink(lock);
     return status == 0 ? 0 : -EPROTO;
+}
+
+static int remove_cb(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+int daemon_folder_remove(const char *dir)
+{
+    return nftw(dir, remove_cb, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -errno;
 }

@@ -12,16 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define ANSWER_MS 10000
 #define SETTLE_MS 2000
-
-static int start_with(struct daemon *d, const char *arena)
-{
-    char set[64];
-    const char *sets[] = {set, NULL};
-
-    snprintf(set, sizeof(set), "arena.size=%s", arena);
-    return daemon_start(d, sets);
-}
 
 static int measure_version(const char *path, struct samples *ms)
 {
@@ -37,11 +29,14 @@ static int measure_version(const char *path, struct samples *ms)
 
 static int measure_start(struct daemon *d, const char *arena, struct samples *ms)
 {
+    char set[64];
     uint64_t begin = clock_ns();
-    int rc = start_with(d, arena);
+    int rc;
 
+    snprintf(set, sizeof(set), "arena.size=%s", arena);
+    rc = daemon_start(d, (const char *const[]){set, NULL});
     if (rc == 0)
-        rc = daemon_wait(d);
+        rc = daemon_wait(d, ANSWER_MS);
     if (rc == 0)
         rc = samples_add(ms, (double)(clock_ns() - begin) / 1e6);
     return daemon_stop(d) != 0 ? -EPROTO : rc;
@@ -86,10 +81,10 @@ static int measure_idle(struct daemon *d, uint64_t idle_ms, struct report *r)
 {
     char status[64];
     uint64_t before, woken, resident;
-    int rc = start_with(d, "64MiB");
+    int rc = daemon_start(d, (const char *const[]){"arena.size=64MiB", NULL});
 
     if (rc == 0)
-        rc = daemon_wait(d);
+        rc = daemon_wait(d, ANSWER_MS);
     if (rc != 0)
         return rc;
     usleep(SETTLE_MS * 1000);
@@ -135,7 +130,7 @@ static int measure_all(const struct args *a, struct daemon *d, struct report *r)
 
 int bench_start(const struct args *a)
 {
-    char dir[] = "/tmp/ucm-bench-XXXXXX", lock[192];
+    char dir[] = "/tmp/ucm-bench-XXXXXX";
     struct daemon d = {.path = args_text(a, "ucmd"), .dir = dir};
     struct report r;
     int rc;
@@ -149,8 +144,6 @@ int bench_start(const struct args *a)
     rc = measure_all(a, &d, &r);
     if (rc < 0)
         rc = bench_fail(BENCH_FAILED, "the daemon could not be measured: %s", ucm_errmsg());
-    snprintf(lock, sizeof(lock), "%s.lock", d.socket);
-    unlink(lock);
     rmdir(dir);
     return report_end(&r) < 0 ? BENCH_FAILED : rc;
 }

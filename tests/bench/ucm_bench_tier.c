@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define ANSWER_MS 30000
+
 int pair_add(struct pair *p, double own, double base)
 {
     if (samples_add(&p->own, own) < 0 || samples_add(&p->base, base) < 0 ||
@@ -71,7 +73,7 @@ int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_b
     rc = daemon_start(&b->daemon, sets);
     if (rc < 0)
         return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
-    if (daemon_wait(&b->daemon) < 0) {
+    if (daemon_wait(&b->daemon, ANSWER_MS) < 0) {
         (void)daemon_stop(&b->daemon);
         return bench_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
     }
