@@ -45,6 +45,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev
+PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy
 
 # ---- sources ----
@@ -142,7 +143,8 @@ wheel: setup-build ## the Python client with the library in it; of others it nee
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
-bench: setup-build ## build and run the benchmarks; figures to standard output
+bench: ## build and run the benchmarks; figures to standard output
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BENCH))
 	+@$(SUBMAKE) all build-bench
 	tests/bench/run.sh $O
 
@@ -250,9 +252,10 @@ TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS)
+# ucm-bench measures the NVMe tier by itself too.
+$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
@@ -286,6 +289,16 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
+# A folder that measures the NVMe tier on a host without Debian's packages: programs, the libraries
+# that they need beyond the C library, and run.sh.
+bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by its run.sh
+	@mkdir -p $O/bench-bundle/lib
+	cp tests/bench/bundle.sh $O/bench-bundle/run.sh
+	cp $(BINS) $O/bench-bundle
+	ldd $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
+	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
+	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
+
 build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
@@ -299,6 +312,6 @@ list-fuzz:
 
 .SECONDARY:
 .PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-vllm wheel check-chroot \
-        bench fuzz lint format clean install uninstall build-tests build-bench \
+        bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

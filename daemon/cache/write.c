@@ -194,7 +194,7 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 }
 
 /* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
-#define PUMP_BLOCKS 32
+#define PUMP_BLOCKS 16
 
 /* False: the tier's queue is full, or the block's namespace is not on storage yet; either's end
  * comes here again. */
