@@ -90,7 +90,8 @@ struct ns {
     uint64_t blocks; /* in the table, complete or not */
     /* For accounting by `cache`: bytes of this namespace in each tier. */
     uint64_t dram_bytes, nvme_bytes;
-    uint8_t kept;           /* enum ns_kept; cache's own */
+    uint32_t purges;        /* under way; cache's own */
+    uint8_t kept;           /* enum ns_kept; likewise */
     struct ns_table *table; /* index's own */
 };
 

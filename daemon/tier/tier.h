@@ -30,7 +30,8 @@ struct uv_loop_s;
 struct tier;
 
 /* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
- * start needs to find it; -errno when that can't be promised. Its `data` has no meaning. */
+ * start needs to find it; -errno when that can't be promised, -ESTALE when its namespace was purged
+ * after it was written. Of its name the fingerprint counts; its `data` has no meaning. */
 enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to know that it is the right one. Kept in the index. */
