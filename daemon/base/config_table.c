@@ -174,7 +174,7 @@ const struct config_key config_keys[] = {
      NULL, "Regions that one client may register."},
     {"limits.leases_per_connection", CONFIG_INT, false, AT(max_leases_conn), "4096", 1, 1048576,
      NULL, NULL, "Leases that one client may hold."},
-    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 1048576, NULL, NULL,
+    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 32768, NULL, NULL,
      "Namespaces known at once, over all tenants."},
     {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
      2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},

@@ -471,6 +471,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
                                    .heat = tier_heat_cb,
                                    .restore = cache_restore_cb,
                                    .describe = cache_describe_cb,
+                                   .named = cache_named_cb,
                                    .ctx = c};
 }
 

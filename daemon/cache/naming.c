@@ -83,6 +83,13 @@ void cache_ns_keep(struct cache *c, struct ns *ns)
     ns->kept = naming_start(c, ns, NULL) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
 }
 
+bool cache_named_cb(void *ctx, const uint8_t *fingerprint)
+{
+    struct cache *c = ctx;
+
+    return index_ns_find(c->config.index, fingerprint) != NULL;
+}
+
 bool cache_ns_writable(const struct ns *ns)
 {
     return ns->kept != NS_KEPT_SOON && ns->purges == 0;

@@ -78,7 +78,7 @@ struct nvme_recovery {
 struct nvme_naming {
     struct tier *tier;
     struct list queue; /* of tier_naming; the first is being written while busy */
-    bool busy, forgetting;
+    bool busy;
     int status;
     uv_work_t work;
     struct nvme_name name;

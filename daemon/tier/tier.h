@@ -98,6 +98,9 @@ struct tier_callbacks {
     /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
+    /* Is the namespace one of the caller's? Otherwise its name may be forgotten, once recovery is
+     * over. NULL: all are. */
+    bool (*named)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
