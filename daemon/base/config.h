@@ -69,13 +69,14 @@ struct config {
     enum config_copy copy_strategy; /* copy.strategy: auto, dma, sm */
     char *copy_calibration;         /* copy.calibration: folder; "" keeps nothing */
 
-    unsigned max_connections;   /* limits.connections: 1024 */
-    unsigned max_requests;      /* limits.requests: under way in all; 4096 */
-    unsigned max_requests_conn; /* limits.requests_per_connection: 256 */
-    unsigned max_regions_conn;  /* limits.regions_per_connection: 64 */
-    unsigned max_leases_conn;   /* limits.leases_per_connection: 4096 */
-    unsigned max_namespaces;    /* limits.namespaces: 4096 */
-    uint64_t max_frame_memory;  /* limits.frame_memory: of requests under way; 256MiB */
+    unsigned max_connections;       /* limits.connections: 1024 */
+    unsigned max_requests;          /* limits.requests: under way in all; 4096 */
+    unsigned max_requests_conn;     /* limits.requests_per_connection: 256 */
+    unsigned max_regions_conn;      /* limits.regions_per_connection: 64 */
+    unsigned max_leases_conn;       /* limits.leases_per_connection: 4096 */
+    unsigned max_namespaces;        /* limits.namespaces: 4096 */
+    unsigned max_namespaces_tenant; /* limits.namespaces_per_tenant: 1024 */
+    uint64_t max_frame_memory;      /* limits.frame_memory: of requests under way; 256MiB */
 
     uint64_t lease_max_ms; /* lease.max: 10min */
     uint64_t deadline_ms;  /* request.deadline: default of a request; 30s (reloadable) */

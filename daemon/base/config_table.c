@@ -176,6 +176,10 @@ const struct config_key config_keys[] = {
      NULL, NULL, "Leases that one client may hold."},
     {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 32768, NULL, NULL,
      "Namespaces known at once, over all tenants."},
+    {"limits.namespaces_per_tenant", CONFIG_INT, false, AT(max_namespaces_tenant), "1024", 1, 32768,
+     NULL, NULL,
+     "Of these, how many one tenant may have. At either bound the one that was used least recently "
+     "gives way, if it is not open and holds no blocks."},
     {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
      2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},
 

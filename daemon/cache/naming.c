@@ -45,6 +45,7 @@ static void naming_done_cb(struct tier_naming *n, int status)
         log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
                   strerror(-status));
     kept_set(k->ns, n->forget, status);
+    index_ns_unuse(c->config.index, k->ns);
     c->tier_busy--;
     free(k);
     if (p) {
@@ -73,6 +74,7 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
     k->naming.done = naming_done_cb;
     if (p)
         p->naming = k;
+    index_ns_use(c->config.index, ns);
     c->tier_busy++;
     c->tier_ops->naming(c->tier, &k->naming);
     return 0;

@@ -25,7 +25,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
     if (!ns) {
         if (ns_identity_decode(f->identity, f->identity_bytes, &memory, &id) != 0)
             return NULL;
-        if (index_ns_open(c->config.index, &id, &ns, &e) != 0) {
+        if (index_ns_restore(c->config.index, &id, &ns, &e) != 0) {
             log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
             return NULL;
         }
