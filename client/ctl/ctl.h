@@ -80,6 +80,7 @@ int cmd_pin(const struct args *a);
 int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
+int cmd_format(const struct args *a);
 
 /* verify --offline: the files in a folder of nvme.paths, read without a daemon. An exit code. */
 int offline_verify(const char *folder, bool json);

@@ -54,14 +54,14 @@ struct config {
 
     uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 
-    struct config_list
-        nvme_paths;     /* nvme.paths: list of folders, one file is made in each; empty: no tier */
-    uint64_t nvme_size; /* nvme.size: of each path's file; 64GiB */
-    uint64_t nvme_segment;  /* nvme.segment: 64MiB, 1MiB to 1GiB */
-    unsigned nvme_depth;    /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
-    enum config_io nvme_io; /* nvme.io: auto, uring, threads */
-    unsigned nvme_threads;  /* nvme.threads: for checksums and blocking I/O; 4 */
-    uint64_t nvme_backlog;  /* nvme.backlog: bytes waiting to be written; 1GiB */
+    struct config_list nvme_paths; /* nvme.paths: folders, files and devices; empty: no tier */
+    char *nvme_state;              /* nvme.state: folder of what belongs to files and devices; "" */
+    uint64_t nvme_size;            /* nvme.size: of each path's file; 64GiB */
+    uint64_t nvme_segment;         /* nvme.segment: 64MiB, 1MiB to 1GiB */
+    unsigned nvme_depth;           /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
+    enum config_io nvme_io;        /* nvme.io: auto, uring, threads */
+    unsigned nvme_threads;         /* nvme.threads: for checksums and blocking I/O; 4 */
+    uint64_t nvme_backlog;         /* nvme.backlog: bytes waiting to be written; 1GiB */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */
