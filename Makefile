@@ -190,7 +190,11 @@ $O/libucmdaemon.a: $(DAEMON_OBJ)
 $O/libucmclient.a: $(CLIENT_OBJ)
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$O/libucmtools.a: $(call obj,$(TOOL_SRC))
+$O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
+$O/libucmtools.a: $(call obj,$(TOOL_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
@@ -217,6 +221,11 @@ $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
+$O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -ldl -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
@@ -263,7 +272,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-build-tests: $(TESTS) $O/ucmd-kill
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

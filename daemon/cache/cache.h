@@ -31,6 +31,7 @@ struct cache_config {
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
+    bool write_reused;      /* only blocks that were used or stored before are written behind */
     uint64_t backlog_bytes; /* DRAM that waits to be written and is spared for it */
 };
 
@@ -59,9 +60,9 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
 bool cache_purge_kept(const struct cache_purge *p);
 /* done_cb runs no more. */
 void cache_purge_end(struct cache *c, struct cache_purge *p);
-/* Nothing waits to be written to the tier. */
+/* Nothing waits to be written to the tier, or to be taken over from the run before. */
 bool cache_written(const struct cache *c);
-/* No more writes to the tier from now on: the daemon is stopping. */
+/* No more writes to the tier from now on, and nothing is taken over: the daemon is stopping. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- blocks ---- */
@@ -149,9 +150,21 @@ struct cache_room {
 /* False when nothing is under way that could make room (a copy, a read, a write, the arena's
  * growth): waiting would be for ever. */
 bool cache_room_wait(struct cache *c, struct cache_room *r);
-/* The arena has grown. */
+/* The arena has grown, or will not grow any more. */
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */
+
+/* ---- waiting for the tier to keep up ---- */
+
+/* More waits to be written than backlog_bytes. */
+bool cache_pressed(const struct cache *c);
+
+struct cache_calm {
+    struct list link;
+    void (*calm_cb)(struct cache_calm *w); /* it does not any more */
+};
+void cache_calm_wait(struct cache *c, struct cache_calm *w);
+void cache_calm_cancel(struct cache_calm *w); /* w is initialised and may be waiting or not */
 
 /* ---- verifying ---- */
 

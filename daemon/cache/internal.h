@@ -28,13 +28,16 @@ struct cache {
     struct list durables;     /* of cache_durable.link: the tier takes nothing now */
     struct list fills_by_age; /* oldest progress first */
     struct list room;
-    uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
+    struct list calm; /* of cache_calm.link */
+    uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
     bool idle_on, wake, pump, closing, no_writes;
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
-    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns; /* namespace of the part that the tier found last */
+    uint32_t copies;           /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns;      /* namespace of the part that the tier found last */
+    struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
+    struct cache_keep *keep;   /* while they are listed for the next run */
     struct cache_stats stats;
 };
 
@@ -88,7 +91,17 @@ void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
 
 void cache_write_later(struct cache *c, block_ref ref);
+/* The block has just become complete, or is used again: it is written in its turn if it is worth
+ * that. */
+void cache_write_stored(struct cache *c, block_ref ref);
+void cache_write_used(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
+
+/* adopt.c */
+/* An extent may have become ready. */
+void cache_adopt_grew(struct cache *c);
+/* What is still to be taken over of the namespace is not wanted. */
+void cache_adopt_forget(struct cache *c, const struct ns *ns);
 
 /* restore.c */
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);

@@ -103,6 +103,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
 
     if (rc != 0)
         return rc;
+    cache_adopt_forget(c, ns);
     p->ns = ns;
     ns->purges++;
     return 0;

@@ -39,12 +39,14 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
 }
 
 static bool part_wanted(struct cache *c, const struct block *b, const struct part *p,
-                        uint64_t sequence)
+                        const struct tier_found *f)
 {
     if (b->flags & BLOCK_DOOMED)
         return false;
     if (p->nvme == PART_NVME_READY)
-        return c->tier_ops->sequence(c->tier, p->loc) < sequence;
+        return c->tier_ops->sequence(c->tier, p->loc) < f->sequence;
+    if (p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_READY && p->checksum != 0)
+        return p->checksum == f->place.checksum; /* its copy: DRAM was kept */
     /* What is in DRAM has been dumped anew and will be written anew. */
     return p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_NONE;
 }
@@ -65,7 +67,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     if (ref == 0)
         return 0;
     p = &index_block(c->config.index, ref)->part[f->name->part];
-    if (!part_wanted(c, index_block(c->config.index, ref), p, f->sequence))
+    if (!part_wanted(c, index_block(c->config.index, ref), p, f))
         return 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);

@@ -83,6 +83,24 @@ void cache_write_later(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
+void cache_write_stored(struct cache *c, block_ref ref)
+{
+    if (!c->config.write_reused || policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+    else if (c->tier)
+        c->config.metrics->nvme_write_refused += cache_ns(c, ref)->identity.parts;
+}
+
+void cache_write_used(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (c->config.write_reused && block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) &&
+        block_dirty(b, ns) > 0 && policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+}
+
 static void write_done_cb(struct tier_io *io, int status)
 {
     struct cache_write *w = (struct cache_write *)io;

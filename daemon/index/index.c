@@ -30,7 +30,8 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     rc = secret_fill(ix->secret, sizeof(ix->secret));
     if (rc != 0)
         goto err_after_ns;
-    slab_init(&ix->slab);
+    pages_init(&ix->pages);
+    slab_init(&ix->slab, &ix->pages);
     ix->blocks_max = max_blocks;
     *out = ix;
     return 0;
@@ -48,6 +49,7 @@ void index_free(struct index *ix)
         return;
     ns_set_close(&ix->ns);
     slab_close(&ix->slab);
+    pages_close(&ix->pages);
     free(ix);
 }
 

@@ -6,8 +6,9 @@
  * Promise: finding n keys costs about n cache misses, overlapped; no operation takes longer because
  * the table grows (linear hashing, one bucket split an insert; memory in chunks that never move).
  * Hashing is keyed anew in each process: a peer that chooses keys can't make chains long.
- * At most 128 bytes a block with one part, table included.
- * Thread: the loop only. Pointers to blocks and parts stay valid until index_remove. */
+ * At most 128 bytes a block with one part, table included; and up to 8 MiB that a thread has made
+ * ready ahead, so that growing costs no turn of the loop. Thread: the loop only. Pointers to blocks
+ * and parts stay valid until index_remove. */
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
@@ -40,7 +41,8 @@ enum part_nvme {
 
 struct part {
     uint64_t loc;      /* tier location, opaque; valid when nvme == PART_NVME_READY */
-    uint64_t checksum; /* XXH3-64 of the payload; likewise */
+    uint64_t checksum; /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
+                        * restart and has no copy on the tier; 0 when it is not known */
     uint32_t slot;     /* arena slot, fill or fetch number, by `dram` */
     uint8_t dram;      /* enum part_dram */
     uint8_t nvme;      /* enum part_nvme */

@@ -60,6 +60,17 @@ void session_reply(struct session *s, uint32_t msgid, const struct proto_message
         conn_send(s->conn, &s->rq->out);
 }
 
+bool session_progress(struct session *s, const struct msg_progress *m)
+{
+    struct ucm_error e;
+
+    if (s->closing || conn_backed_up(s->conn) ||
+        proto_notification(&s->rq->out, UCM_PROGRESS, &proto_progress, m, &e) != 0)
+        return false;
+    conn_send(s->conn, &s->rq->out);
+    return true;
+}
+
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb)
 {
     proto_response_begin(pb, &s->rq->out, msgid);
@@ -251,6 +262,22 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
     return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, out, &call->error);
 }
 
+static void bit_set(uint64_t *bits, uint32_t place, bool on)
+{
+    uint64_t bit = UINT64_C(1) << (place % 64);
+
+    bits[place / 64] = (bits[place / 64] & ~bit) | (on ? bit : 0);
+}
+
+bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability)
+{
+    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+
+    if (durability == UCM_DURABILITY_DEFAULT)
+        return s->ns_durable[place / 64] >> (place % 64) & 1;
+    return durability == UCM_DURABILITY_NVME;
+}
+
 int method_ns_open(struct call *call)
 {
     struct session *s = call->s;
@@ -271,6 +298,8 @@ int method_ns_open(struct call *call)
     if (rc != 0)
         return rc;
     ns_set_open(s, ns);
+    bit_set(s->ns_durable, index_ns_place(s->rq->rooms.index, ns),
+            m.durability == UCM_DURABILITY_NVME);
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     session_reply(s, call->msgid, &proto_ns_open_r, &r);
@@ -287,7 +316,10 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     if (!s)
         return NULL;
     s->ns_open = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_open));
-    if (!s->ns_open) {
+    s->ns_durable = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_durable));
+    if (!s->ns_open || !s->ns_durable) {
+        free(s->ns_open);
+        free(s->ns_durable);
         free(s);
         return NULL;
     }
@@ -360,6 +392,7 @@ void session_settle(struct session *s)
     table_close(&s->leases);
     conn_free(s->conn);
     free(s->ns_open);
+    free(s->ns_durable);
     free(s);
 }
 

@@ -137,6 +137,8 @@ static int file_read(struct names *n, struct names_file *f, int fd)
             return -ENOMEM;
         f->pages = i + 1;
     }
+    damaged += got > 0 && got != (ssize_t)sizeof(page);
+    n->damaged += damaged;
     if (got < 0)
         log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
     if (damaged > 0)

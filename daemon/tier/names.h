@@ -25,6 +25,7 @@ struct names_file {
 struct names {
     struct names_file *files;
     unsigned n_files;
+    uint64_t damaged;        /* records that were passed over */
     struct nvme_name **name; /* by fingerprint */
     uint32_t count, cap;
 };

@@ -180,6 +180,7 @@ static bool file_next(struct nvme_checkpoint *k)
 
 static bool file_ended(struct nvme_checkpoint *k)
 {
+    k->tier->metrics->nvme_checkpoint_bytes += k->status < 0 ? 0 : k->n;
     if (k->status < 0)
         log_warn(ROOM, "checkpoint-failed", "path=%s error=%s", k->tier->devices[k->file].folder,
                  strerror(-k->status));

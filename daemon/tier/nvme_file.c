@@ -276,16 +276,11 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
     return 0;
 }
 
-/* Both state pages gone: the sequences of the segments tell the epoch, the length the rest. */
-static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
+/* A state page is gone, perhaps the newer one: the sequences of the segments tell the epoch. */
+static int epoch_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
 {
     struct nvme_segment_header header;
-    uint64_t bytes;
-    int error = nvme_entry_bytes(f->fd, &bytes);
 
-    if (error < 0)
-        return error;
-    f->state_segments = file_segments(bytes, segment_bytes);
     for (uint64_t i = 0; i < f->state_segments; i++) {
         int rc = page_read(f->fd, file_bytes(i, segment_bytes), page);
 
@@ -296,30 +291,49 @@ static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *p
             header.sequence >> (64 - NVME_EPOCH_BITS) > f->epoch)
             f->epoch = header.sequence >> (64 - NVME_EPOCH_BITS);
     }
+    f->damaged++;
     log_warn("tier", "state-rebuilt", "path=%s epoch=%" PRIu64 " segments=%" PRIu64, f->path,
              f->epoch, f->state_segments);
     return 0;
 }
 
+/* Until the first start the second copy is blank. */
+static bool page_blank(const uint8_t *page)
+{
+    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
+}
+
 static int state_load(struct nvme_file *f, uint64_t segment_bytes)
 {
     struct nvme_state state;
+    uint64_t bytes;
     uint8_t *page = page_new();
-    bool found = false;
+    bool found = false, damaged = false;
     int rc = page ? 0 : -ENOMEM;
 
     for (unsigned copy = 0; copy < 2 && rc == 0; copy++) {
         rc = page_read(f->fd, NVME_STATE_OFFSET(copy), page);
-        if (rc < 0 || nvme_state_decode(page, &state) < 0 ||
-            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0 || (found && state.epoch <= f->epoch))
+        if (rc < 0)
+            break;
+        if (nvme_state_decode(page, &state) < 0 ||
+            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0) {
+            damaged |= !page_blank(page);
+            continue;
+        }
+        if (found && state.epoch <= f->epoch)
             continue;
         found = true;
         f->epoch = state.epoch;
         f->state_segments = state.segments;
         f->state_next = 1 - copy;
     }
-    if (rc == 0 && !found)
-        rc = state_rebuild(f, segment_bytes, page);
+    if (rc == 0 && !found) {
+        rc = nvme_entry_bytes(f->fd, &bytes);
+        if (rc == 0)
+            f->state_segments = file_segments(bytes, segment_bytes);
+    }
+    if (rc == 0 && (damaged || !found))
+        rc = epoch_rebuild(f, segment_bytes, page);
     free(page);
     return rc;
 }
@@ -332,6 +346,10 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
 
     if (rc < 0)
         return rc;
+    if (bytes < file_bytes(f->state_segments, segment_bytes)) {
+        f->damaged++;
+        log_warn("tier", "file-was-cut", "path=%s: what lay behind its end is gone", f->path);
+    }
     if (wanted <= f->state_segments && bytes >= file_bytes(wanted, segment_bytes)) {
         f->segments = wanted;
         if (wanted < f->state_segments)

@@ -27,6 +27,7 @@ struct nvme_file {
     /* What the state pages said. */
     uint64_t state_segments;
     unsigned state_next; /* copy to write next */
+    unsigned damaged;    /* of its own pages, and 1 for a cut file: found at the opening */
 };
 
 /* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes CONFIG_NVME_FILE

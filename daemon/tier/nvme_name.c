@@ -85,10 +85,13 @@ void nvme_name(struct tier *t, struct tier_naming *asked)
 int nvme_names_open(struct tier *t)
 {
     const char *folders[NVME_LOC_FILES];
+    int rc;
 
     list_init(&t->naming.queue);
     t->naming.tier = t;
     for (unsigned i = 0; i < t->files; i++)
         folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
-    return names_open(&t->names, folders, t->files);
+    rc = names_open(&t->names, folders, t->files);
+    t->metrics->nvme_damaged_pages += t->names.damaged;
+    return rc;
 }

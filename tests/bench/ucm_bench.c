@@ -80,6 +80,17 @@ static const struct arg_option start_options[] = {
     {"idle", ARG_NUMBER, "MS", "how long to watch an idle daemon", "5000", 1, 600000},
 };
 
+static const struct arg_option copy_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"strategies", ARG_TEXT, "LIST", "of copy.strategy; the last one is held against the aims",
+     "dma,sm,auto", 0, 0},
+    {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
+     "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
+    {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "300ms", 50, 60000},
+    {"nvme-dir", ARG_TEXT, "DIR", "measure loads from NVMe too, in a folder of this one", NULL, 0,
+     0},
+};
+
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
@@ -119,6 +130,15 @@ static const struct program_command commands[] = {
      "printing its version.\n\n"
      "Example:\n  ucm-bench start --arena 64GiB\n",
      OPTIONS(start_options), 0, 0, bench_start},
+    {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and beside a worker",
+     "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
+     "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
+     "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
+     "measured side by side where there are two. --json is what docs/plot_copy.py reads.\n\n"
+     "Examples:\n"
+     "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
+     "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
+     OPTIONS(copy_options), 0, 0, bench_copy},
 };
 
 static const struct program ucm_bench = {
