@@ -259,6 +259,12 @@ $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+# The wall clock that tests/fault/test_place.c gives a daemon.
+$O/clock.so: tests/fault/clock/clock.c
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
+build-tests: $O/clock.so
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)

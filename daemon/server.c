@@ -297,6 +297,8 @@ static int cache_init(struct server *s, char text[512])
     int rc = index_new(c->index_max_blocks, c->max_namespaces, &s->index);
 
     if (rc == 0)
+        index_ns_limit(s->index, c->max_namespaces_tenant);
+    if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
     if (rc != 0)
         return rc;

@@ -81,6 +81,7 @@ int cmd_pin(const struct args *a);
 int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
+int cmd_format(const struct args *a);
 
 /* verify --offline: the files in a folder of nvme.paths, read without a daemon. salvage: and
  * repaired; lift: and taken out of quarantine. An exit code: of what was found, also where it was

@@ -41,6 +41,11 @@ static const struct arg_option verify_options[] = {
      NULL, 0, 0},
 };
 
+static const struct arg_option format_options[] = {
+    {"force", ARG_FLAG, NULL, "also when something lies there, which is destroyed", NULL, 0, 0},
+    {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
+};
+
 static const struct program_command commands[] = {
     {"status", "", "One screen: health, memory, tiers, devices, hit rate",
      "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
@@ -110,6 +115,13 @@ static const struct program_command commands[] = {
      "  ucmctl verify --offline /var/lib/ucmd/nvme0\n"
      "  ucmctl verify --offline /var/lib/ucmd/nvme0 --salvage\n",
      OPTIONS(verify_options), 0, 1, cmd_verify},
+    {"format", "PATH", "Let ucmd use a block device, or a file, as it is",
+     "For an entry of nvme.paths that is no folder. A device that holds something is\n"
+     "refused; --force destroys that, and you are asked first. The daemon must not run\n"
+     "on it. Needs no daemon.\n\n"
+     "Example:\n"
+     "  ucmctl format /dev/nvme1n1\n",
+     OPTIONS(format_options), 1, 1, cmd_format},
     {"health", "", "ok, recovering, degraded or failing, and why; for probes",
      "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"

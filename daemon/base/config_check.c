@@ -308,6 +308,24 @@ static int check_keep(const struct config *c, struct config_error *e)
                 path, (unsigned long long)(room / MIB), (unsigned long long)(c->arena_size / MIB));
 }
 
+/* An entry that is used as it is. Whether it may be is found out when it is opened. */
+static int check_as_it_is(const struct config *c, struct config_error *e, const char *path)
+{
+    struct stat st;
+
+    if (c->nvme_state[0] == '\0')
+        return fail(c, e, "nvme.paths",
+                    "nvme.paths: %.160s is no folder; set nvme.state to a folder for what belongs "
+                    "to it",
+                    path);
+    return check_folder(c, e, "nvme.state", c->nvme_state, &st);
+}
+
+static bool is_as_it_is(const char *path, struct stat *st)
+{
+    return stat(path, st) == 0 && (S_ISREG(st->st_mode) || S_ISBLK(st->st_mode));
+}
+
 struct folder {
     dev_t device;
     ino_t inode;
@@ -348,18 +366,20 @@ static int check_nvme(const struct config *c, struct config_error *e)
 
     for (size_t i = 0; i < c->nvme_paths.n && i < CONFIG_MAX_PATHS; i++) {
         const char *path = c->nvme_paths.item[i];
-        int rc = check_folder(c, e, "nvme.paths", path, &st);
+        bool as_it_is = is_as_it_is(path, &st);
+        int rc =
+            as_it_is ? check_as_it_is(c, e, path) : check_folder(c, e, "nvme.paths", path, &st);
 
         if (rc < 0)
             return rc;
         for (size_t j = 0; j < i; j++)
             if (folders[j].device == st.st_dev && folders[j].inode == st.st_ino)
                 return fail(c, e, "nvme.paths",
-                            "nvme.paths: %.100s and %.100s are one folder; name each "
-                            "once",
+                            "nvme.paths: %.100s and %.100s are one; name each once",
                             c->nvme_paths.item[j], path);
         folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path)};
-        rc = check_room(c, e, folders, i);
+        if (!as_it_is)
+            rc = check_room(c, e, folders, i);
         if (rc < 0)
             return rc;
     }

@@ -141,9 +141,13 @@ const struct config_key config_keys[] = {
      NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},
 
     {"nvme.paths", CONFIG_LIST, false, AT(nvme_paths), "", 0, CONFIG_MAX_PATHS, NULL, item_folder,
-     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]."},
+     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]; or\n"
+     "block devices, and files, that are used as they are once 'ucmctl format' was run on them."},
+    {"nvme.state", CONFIG_STRING, false, AT(nvme_state), "", 0, 1024, NULL, NULL,
+     "Folder for the little that belongs to devices and files of nvme.paths and can't lie beside\n"
+     "them. Without it their blocks are lost."},
     {"nvme.size", CONFIG_SIZE, false, AT(nvme_size), "64GiB", 4 * MIB, 16 * TIB, NULL, NULL,
-     "Size of each of these files."},
+     "Size of each of these files; of a device at most so much is used."},
     {"nvme.segment", CONFIG_SIZE, false, AT(nvme_segment), "64MiB", MIB, GIB, NULL, NULL,
      "Unit in which the files are written and reclaimed; a power of two."},
     {"nvme.depth", CONFIG_INT, false, AT(nvme_depth), "128", 1, 4096, NULL, NULL,
@@ -206,8 +210,12 @@ const struct config_key config_keys[] = {
      NULL, "Regions that one client may register."},
     {"limits.leases_per_connection", CONFIG_INT, false, AT(max_leases_conn), "4096", 1, 1048576,
      NULL, NULL, "Leases that one client may hold."},
-    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 1048576, NULL, NULL,
+    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 32768, NULL, NULL,
      "Namespaces known at once, over all tenants."},
+    {"limits.namespaces_per_tenant", CONFIG_INT, false, AT(max_namespaces_tenant), "1024", 1, 32768,
+     NULL, NULL,
+     "Of these, how many one tenant may have. At either bound the one that was used least recently "
+     "gives way, if it is not open and holds no blocks."},
     {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
      2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},
 

@@ -88,6 +88,9 @@ static void adopt_end(struct cache_adopt *a)
              "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " corrupt=%" PRIu64 " seconds=%.3f",
              a->adopted, a->n, a->bytes, a->corrupt, (double)(uv_hrtime() - a->start_ns) / 1e9);
     keep_forget(a->keep);
+    for (uint32_t i = 0; i < a->namespaces; i++)
+        if (a->ns[i].ns)
+            index_ns_unuse(c->config.index, a->ns[i].ns);
     c->adopt = NULL;
     c->tier_busy--;
     free(a->ns);
@@ -255,11 +258,14 @@ static struct ns *ns_adopt(struct cache *c, const struct kept_ns *k)
 
     if (ns_identity_decode(k->identity, k->identity_bytes, &memory, &id) != 0)
         return NULL;
-    if (index_ns_open(c->config.index, &id, &ns, &e) != 0) {
+    if (index_ns_restore(c->config.index, &id, &ns, &e) != 0) {
         log_warn(ROOM, "namespace-not-kept", "reason=\"%s\"", e.text);
         return NULL;
     }
-    return memcmp(ns->fingerprint, k->fingerprint, UCM_FINGERPRINT_BYTES) == 0 ? ns : NULL;
+    if (memcmp(ns->fingerprint, k->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
+        return NULL;
+    index_ns_use(c->config.index, ns); /* until the end */
+    return ns;
 }
 
 /* Before anybody else gets a slot. */

@@ -525,6 +525,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
                                    .moved = tier_moved_cb,
                                    .restore = cache_restore_cb,
                                    .describe = cache_describe_cb,
+                                   .named = cache_named_cb,
                                    .lost = tier_lost_cb,
                                    .ctx = c};
 }

@@ -46,9 +46,20 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 void cache_arena_attach(struct cache *c, struct arena *arena);
 /* Operations of the tier that are under way; a close must wait for 0. */
 uint32_t cache_tier_busy(const struct cache *c);
-/* All that was stored for the namespace until now is not to come back with a later start; what it
- * holds now is the caller's to evict. */
-void cache_ns_forget(struct cache *c, struct ns *ns);
+/* A purge of a whole namespace. From begin on, all that was stored for it until then is not to come
+ * back with a later start, and nothing of it is written until cache_purge_end; what it holds is the
+ * caller's to evict in between. Zeroed by the caller, with done_cb set. */
+struct cache_purge {
+    void (*done_cb)(struct cache_purge *p, int status); /* 0: that is on stable storage */
+    struct ns *ns;
+    struct cache_naming *naming;
+};
+/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier); -ENOMEM.
+ */
+int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
+bool cache_purge_kept(const struct cache_purge *p);
+/* done_cb runs no more. */
+void cache_purge_end(struct cache *c, struct cache_purge *p);
 /* Nothing waits to be written to the tier, or to be taken over from the run before. */
 bool cache_written(const struct cache *c);
 /* No more writes to the tier from now on, and nothing is taken over: the daemon is stopping. */

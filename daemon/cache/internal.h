@@ -106,8 +106,13 @@ void cache_adopt_forget(struct cache *c, const struct ns *ns);
 /* restore.c */
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
+
+/* naming.c */
+bool cache_named_cb(void *ctx, const uint8_t *fingerprint);
 /* Makes the namespace known to later starts; its blocks are written when that has ended. */
 void cache_ns_keep(struct cache *c, struct ns *ns);
+/* False: its blocks have to wait; the end of what they wait for pumps the writes. */
+bool cache_ns_writable(const struct ns *ns);
 
 /* Drops the block's fills, those that a copy is writing when it has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);

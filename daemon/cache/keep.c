@@ -38,7 +38,8 @@ struct keep_part {
 struct cache_keep {
     struct cache *cache;
     struct keep *keep;
-    uint32_t *ns_places; /* by a namespace's id: 1 + its place in the manifest; 0: it has no part */
+    uint32_t *ns_places; /* by a namespace's place in the index: 1 + that in the manifest; 0: it has
+                            no part */
     uint32_t namespaces;
     size_t parts_at, cap; /* in the manifest; cap: parts that there is room for */
     uint8_t *manifest;
@@ -66,7 +67,7 @@ static void count_cb(void *ctx, block_ref ref, uint32_t uses)
         if (!part_kept(b, ns, i))
             continue;
         k->cap++;
-        k->ns_places[ns->id] = 1;
+        k->ns_places[index_ns_place(k->cache->config.index, ns)] = 1;
     }
 }
 
@@ -78,7 +79,7 @@ static void list_cb(void *ctx, block_ref ref, uint32_t uses)
     const struct block *b = cache_block(c, ref, &ns);
     struct kept_part kept = {.uses = uses};
 
-    kept.ns = k->ns_places[ns->id] - 1;
+    kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
     memcpy(kept.key, b->key, sizeof(kept.key));
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
@@ -103,15 +104,15 @@ static size_t namespaces_place(struct cache_keep *k)
     uint8_t identity[NS_CANONICAL_MAX];
     size_t bytes = 0;
 
-    for (uint32_t id = 1; id <= index_ns_count(ix); id++) {
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         int n;
 
-        if (k->ns_places[id] == 0)
+        if (k->ns_places[place] == 0)
             continue;
-        n = ns_identity_encode(&index_ns(ix, id)->identity, identity, sizeof(identity));
+        n = ns_identity_encode(&index_ns_at(ix, place)->identity, identity, sizeof(identity));
         assert(n > 0); /* namespace.open takes none that is longer */
         bytes += kept_ns_bytes((uint32_t)n);
-        k->ns_places[id] = ++k->namespaces;
+        k->ns_places[place] = ++k->namespaces;
     }
     return bytes;
 }
@@ -122,12 +123,13 @@ static void namespaces_write(struct cache_keep *k)
     uint8_t identity[NS_CANONICAL_MAX];
     size_t at = KEPT_HEAD_BYTES;
 
-    for (uint32_t id = 1; id <= index_ns_count(ix); id++) {
-        const struct ns *ns = index_ns(ix, id);
-        struct kept_ns kept = {.fingerprint = ns->fingerprint, .identity = identity};
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        const struct ns *ns = index_ns_at(ix, place);
+        struct kept_ns kept = {.identity = identity};
 
-        if (k->ns_places[id] == 0)
+        if (k->ns_places[place] == 0)
             continue;
+        kept.fingerprint = ns->fingerprint;
         kept.identity_bytes =
             (uint32_t)ns_identity_encode(&ns->identity, identity, sizeof(identity));
         at += kept_ns_encode(k->manifest + at, &kept);
@@ -208,7 +210,7 @@ int cache_keep_start(struct cache *c, struct keep *keep)
     k->cache = c;
     k->keep = keep;
     k->start_ns = uv_hrtime();
-    k->ns_places = calloc(index_ns_count(c->config.index) + (size_t)1, sizeof(*k->ns_places));
+    k->ns_places = calloc(index_ns_places(c->config.index), sizeof(*k->ns_places));
     if (!k->ns_places)
         goto err_after_keep;
     policy_walk(c->config.policy, count_cb, k);

@@ -196,7 +196,7 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 /* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
 #define PUMP_BLOCKS 16
 
-/* False: the tier's queue is full, or the block's namespace is not on storage yet; either's end
+/* False: the tier's queue is full, or the block's namespace may not be written yet; either's end
  * comes here again. */
 static bool queue_step(struct cache *c)
 {
@@ -207,7 +207,7 @@ static bool queue_step(struct cache *c)
     if (!b || !(b->flags & BLOCK_QUEUED))
         return true;
     ns = index_ns(c->config.index, b->ns);
-    if (ns->kept == NS_KEPT_SOON) {
+    if (!cache_ns_writable(ns)) {
         queue_unpop(&c->queue, ref);
         return false;
     }

@@ -112,13 +112,20 @@ struct ns_table {
 
 #define HASH_SECRET_BYTES 192
 
+struct ns_set {
+    struct ns **at;    /* by place: (id - 1) mod max */
+    uint32_t *round;   /* how often the place was used before */
+    struct ns **chain; /* by fingerprint, mask + 1 of them */
+    uint32_t mask, count, max, tenant_max;
+    uint64_t clock; /* of ns.used */
+    uint64_t bytes; /* of namespaces, without their tables */
+};
+
 struct index {
     struct pages pages;
     struct slab slab;
-    struct ns **ns; /* by id - 1 */
-    uint32_t ns_count, ns_max;
+    struct ns_set ns;
     uint64_t blocks, blocks_max;
-    uint64_t ns_bytes; /* of namespaces, without their tables */
     uint8_t secret[HASH_SECRET_BYTES];
 };
 
@@ -144,8 +151,8 @@ uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */
 
-struct ns *ns_new(const struct ns_identity *identity, uint32_t id, const uint8_t *fingerprint,
-                  uint64_t *size_bytes);
-void ns_free(struct ns *ns);
+int ns_set_init(struct ns_set *set, uint32_t max);
+void ns_set_close(struct ns_set *set);
+uint64_t ns_set_bytes(const struct ns_set *set);
 
 #endif

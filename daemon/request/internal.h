@@ -29,7 +29,7 @@ struct session {
     struct conn *conn;
     struct peer peer;
     bool hello, closing;
-    uint64_t *ns_open;    /* bitmap of namespace ids */
+    uint64_t *ns_open;    /* bitmap of namespaces' places */
     uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
     struct table regions, leases;
     uint32_t leased_keys;

@@ -37,6 +37,7 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
     log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
+    d->folder = path;
     d->file.segments = 0;
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "%s", text);
@@ -46,15 +47,18 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
 static int devices_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
     for (unsigned i = 0; i < t->files; i++) {
-        const char *folder = c->nvme_paths.item[i];
+        const char *path = c->nvme_paths.item[i];
         struct ucm_error why = {0};
-        int rc = nvme_file_open(folder, c->nvme_size, c->nvme_segment, &t->devices[i].file, &why);
+        int rc = nvme_file_open(path, c->nvme_state ? c->nvme_state : "", c->nvme_size,
+                                c->nvme_segment, &t->devices[i].file, &why);
 
+        if (rc == 0)
+            t->devices[i].folder = t->devices[i].file.folder;
         if (rc == -EROFS || rc == -EIO) {
-            device_lose(&t->devices[i], folder, why.text);
+            device_lose(&t->devices[i], path, why.text);
         } else if (rc < 0) {
             if (why.code == 0)
-                ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", folder, strerror(-rc));
+                ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", path, strerror(-rc));
             *e = why;
             return rc;
         }
@@ -189,7 +193,7 @@ static int config_fits(const struct config *c, struct ucm_error *e)
 {
     if (c->nvme_paths.n > 0 && c->nvme_paths.n <= NVME_LOC_FILES)
         return 0;
-    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u folders", NVME_LOC_FILES);
+    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u entries", NVME_LOC_FILES);
     return -EINVAL;
 }
 

@@ -28,7 +28,7 @@
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
-    const char *folder;    /* the configuration's */
+    const char *folder;    /* of what belongs to it; lost: the entry of nvme.paths */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
@@ -80,7 +80,7 @@ struct nvme_recovery {
 struct nvme_naming {
     struct tier *tier;
     struct list queue; /* of tier_naming; the first is being written while busy */
-    bool busy, forgetting;
+    bool busy;
     int status;
     uv_work_t work;
     struct nvme_name name;

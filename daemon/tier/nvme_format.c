@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#define MAGIC_MARK "UCMDBLNK"
 #define MAGIC_SUPER "UCMDNVME"
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
@@ -43,6 +44,19 @@ static int page_check(const uint8_t *page, const char *magic)
     if (get64(page + CHECKSUM_AT) != checksum_of(page, CHECKSUM_AT))
         return -EBADMSG;
     return 0;
+}
+
+void nvme_mark_encode(uint8_t page[NVME_PAGE])
+{
+    static const uint8_t nobody[NVME_UUID_BYTES];
+
+    page_begin(page, MAGIC_MARK, nobody);
+    page_end(page);
+}
+
+int nvme_mark_decode(const uint8_t page[NVME_PAGE])
+{
+    return page_check(page, MAGIC_MARK);
 }
 
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE])

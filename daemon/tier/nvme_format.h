@@ -90,6 +90,11 @@ int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_head
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out);
 
+/* What `ucmctl format` writes to the first page of a file or device that may be made ours. */
+void nvme_mark_encode(uint8_t page[NVME_PAGE]);
+/* 0: it is one. */
+int nvme_mark_decode(const uint8_t page[NVME_PAGE]);
+
 /* The version that a page of the superblock's magic claims; for messages. */
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE]);
 

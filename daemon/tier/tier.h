@@ -30,7 +30,8 @@ struct uv_loop_s;
 struct tier;
 
 /* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
- * start needs to find it; -errno when that can't be promised. Its `data` has no meaning. */
+ * start needs to find it; -errno when that can't be promised, -ESTALE when its namespace was purged
+ * after it was written. Of its name the fingerprint counts; its `data` has no meaning. */
 enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to know that it is the right one. Kept in the index. */
@@ -106,6 +107,9 @@ struct tier_callbacks {
      * false when it was forgotten meanwhile. NULL: what is reclaimed is dropped, however much it
      * was read. */
     bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
+    /* Is the namespace one of the caller's? Otherwise its name may be forgotten, once recovery is
+     * over. NULL: all are. */
+    bool (*named)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
