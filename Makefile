@@ -217,6 +217,11 @@ $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# The disk that tests/fault/test_power.c puts beneath it.
+DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
+$O/volatile_disk.so: $(DISK_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -ldl -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
@@ -257,7 +262,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-build-tests: $(TESTS) $O/ucmd-kill
+build-tests: $(TESTS) $O/ucmd-kill $(if $(SAN),,$O/volatile_disk.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

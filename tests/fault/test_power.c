@@ -1,0 +1,221 @@
+/* faults.md 10 to 13: the daemon is killed while its disk (volatile_disk.h) still has most of what
+ * was written in a volatile cache, then the power fails, or does not yet. The oracle knows what was
+ * acknowledged: what was durable is there with its bytes, everything else has its bytes or is
+ * absent.
+ *
+ * UCM_POWER_ROUNDS=N rounds (40), in groups of 20 on fresh files; every second group's disk also
+ * fails syncs and writes. The seed of a group that failed is printed: UCM_POWER_SEED=SEED
+ * UCM_POWER_ROUNDS=20 runs it again, with UCM_KILL_LOG=1 telling more. */
+#include "tests/fault/kill_worker.h"
+#include "tests/fault/power.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define GROUP 20u
+#define DUMP 16u
+
+static struct host host;
+static struct power power;
+static struct oracle oracle;
+static struct kill_worker w = {.oracle = &oracle};
+static char paths[600], ucmd_kill[256], disk[256];
+static bool small; /* segments are used again and again: nothing is certain to be there */
+static struct power_loss lost;
+static unsigned failures, at_start;
+
+/* ---- the power ---- */
+
+static void power_goes(void)
+{
+    struct oracle seed = {.seed = oracle_random(&oracle)};
+    struct power_loss loss = {0};
+
+    if (oracle_below(&oracle, 4) == 0)
+        return; /* killed only: what is in doubt stays so */
+    power_fail(&power, &seed, &loss);
+    failures++;
+    lost.writes += loss.writes;
+    lost.sectors += loss.sectors;
+    lost.kept += loss.kept;
+    lost.sizes += loss.sizes;
+    lost.names += loss.names;
+    if (getenv("UCM_KILL_LOG"))
+        fprintf(stderr, "power: %u writes in doubt, %u sectors lost, %u kept; %u sizes, %u names\n",
+                loss.writes, loss.sectors, loss.kept, loss.sizes, loss.names);
+}
+
+/* Dies at its Nth step from now on, in two of three runs. */
+static void death_plan(void)
+{
+    uint32_t range = oracle_below(&oracle, 3) == 0 ? 40 : 600;
+
+    power.journal->kill_at = 0;
+    if (oracle_below(&oracle, 3) > 0)
+        power.journal->kill_at = power.journal->steps + 1 + oracle_below(&oracle, range);
+}
+
+static void faults_plan(void)
+{
+    struct volatile_journal *j = power.journal;
+
+    j->sync_us = oracle_below(&oracle, 2) * 5000;
+    j->syncs_failing = j->writes_failing = j->writes_short = 0;
+    if (!w.disk_fails)
+        return;
+    j->write_error = oracle_below(&oracle, 3) == 0 ? ENOSPC : EIO;
+    switch (oracle_below(&oracle, 4)) {
+    case 0:
+        j->syncs_failing = 1 + oracle_below(&oracle, 2);
+        break;
+    case 1:
+        j->writes_failing = 1 + oracle_below(&oracle, 8);
+        break;
+    case 2:
+        j->writes_short = 1 + oracle_below(&oracle, 8);
+        break;
+    default:
+        break;
+    }
+}
+
+static void start(void)
+{
+    power.journal->syncs_failing = power.journal->writes_failing = power.journal->writes_short = 0;
+    death_plan();
+    while (!host_try_restart(&host)) {
+        cr_assert(WIFSIGNALED(host.status) && WTERMSIG(host.status) == SIGKILL,
+                  "the daemon refuses to start: status %#x", host.status);
+        at_start++;
+        power.journal->kill_at = 0;
+        power_goes();
+    }
+}
+
+/* ---- rounds ---- */
+
+/* Until the daemon is gone. */
+static void work(void)
+{
+    if (!kill_worker_connect(&w, &host))
+        return;
+    if (oracle_below(&oracle, 4) == 0) /* into a tier that is still recovering */
+        if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, DUMP)))
+            return;
+    if (!kill_worker_recovered(&w))
+        return;
+    if (oracle_below(&oracle, 3) == 0) /* what nobody has read yet */
+        if (!kill_worker_dump_again(&w, 1 + oracle_below(&oracle, DUMP)))
+            return;
+    if (!kill_worker_check(&w))
+        return;
+    faults_plan();
+    for (unsigned i = 0; i < 4; i++) {
+        if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, DUMP)) ||
+            (oracle_below(&oracle, 2) &&
+             !kill_worker_dump_again(&w, 1 + oracle_below(&oracle, DUMP))))
+            return;
+    }
+}
+
+static void one_round(void)
+{
+    struct killer k = {.signal = oracle_below(&oracle, 4) == 0 ? SIGTERM : SIGKILL};
+
+    start();
+    k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
+    killer_start(&k, &host);
+    work();
+    killer_reap(&k, &host, &oracle);
+    kill_worker_drop(&w);
+    if (small)
+        oracle_doubt(&oracle);
+    power_goes();
+}
+
+static void last_look(void)
+{
+    power.journal->kill_at = power.journal->syncs_failing = 0;
+    power.journal->writes_failing = power.journal->writes_short = 0;
+    host_restart(&host);
+    cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
+    if (!small)
+        cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "all keys must fit");
+    kill_worker_drop(&w);
+}
+
+static void group_begin(uint64_t seed)
+{
+    unsigned disks;
+    char size[32];
+
+    oracle = (struct oracle){.seed = seed};
+    w = (struct kill_worker){.oracle = &oracle};
+    disks = 1 + oracle_below(&oracle, POWER_FOLDERS);
+    small = oracle_below(&oracle, 4) == 0;
+    w.disk_fails = oracle_below(&oracle, 2) == 0;
+    host = (struct host){.ucmd = ucmd_kill, .sets = {NULL}};
+    host_prepare(&host);
+    power_open(&power, host.dir, disks, disk);
+    if (oracle_below(&oracle, 2))
+        setenv(VOLATILE_NO_TMPFILE, "1", 1);
+    else
+        unsetenv(VOLATILE_NO_TMPFILE);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
+    for (unsigned i = 1; i < disks; i++)
+        snprintf(paths + strlen(paths), sizeof(paths) - strlen(paths), ",%s", power.folders[i]);
+    snprintf(size, sizeof(size), "nvme.size=%s", small ? "5MiB" : "96MiB");
+    const char *sets[] = {paths,
+                          strdup(size),
+                          "nvme.io=threads",
+                          "nvme.segment=1MiB",
+                          "arena.size=16MiB",
+                          "arena.prefault=false",
+                          getenv("UCM_KILL_LOG") ? "log.level=debug" : "log.level=error"};
+
+    memcpy(host.sets, sets, sizeof(sets));
+}
+
+static void group_end(void)
+{
+    host_stop(&host);
+    power_close(&power);
+    host_remove(&host);
+}
+
+Test(power, what_was_durable_survives, .timeout = 7200)
+{
+    const char *seed_text = getenv("UCM_POWER_SEED"), *rounds_text = getenv("UCM_POWER_ROUNDS");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL) * 1000;
+    unsigned rounds = rounds_text ? (unsigned)strtoul(rounds_text, NULL, 10) : 40;
+    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
+    unsigned checked = 0, not_durable = 0, found = 0, absent = 0;
+
+    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd);
+    snprintf(disk, sizeof(disk), "%.*s/volatile_disk.so", (int)(strrchr(ucmd, '/') - ucmd), ucmd);
+    for (unsigned done = 0; done < rounds; seed++) {
+        fprintf(stderr, "power: UCM_POWER_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
+                done, rounds);
+        group_begin(seed);
+        for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
+            one_round();
+        last_look();
+        group_end();
+        checked += w.durable_checked;
+        not_durable += w.not_durable;
+        found += w.found;
+        absent += w.absent;
+    }
+    fprintf(stderr,
+            "power: %u rounds, the power failed %u times, %u deaths at start: %u writes, %u names "
+            "and %u sizes in doubt, %u sectors lost, %u kept; %u loads of durable keys, %u found, "
+            "%u absent; %u dumps not durable\n",
+            rounds, failures, at_start, lost.writes, lost.names, lost.sizes, lost.sectors,
+            lost.kept, checked, found, absent, not_durable);
+}
