@@ -16,11 +16,25 @@ static void durable_end(struct cache_durable *d, int status)
     cache_drop(c, ref);
 }
 
+static int durable_step(struct cache *c, struct cache_durable *d);
+
 static void sync_done_cb(struct tier_io *io, int status)
 {
     struct cache_durable *d = (struct cache_durable *)io;
+    struct cache *c = d->cache;
+    struct ns *ns;
+    const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
 
-    d->cache->tier_busy--;
+    c->tier_busy--;
+    if (status == -EBADMSG) { /* what the last run left of it; that copy is gone */
+        if (p->nvme == PART_NVME_READY && p->loc == io->place.loc)
+            cache_nvme_lost(c, d->ref, d->part, true);
+        status = durable_step(c, d);
+        if (status == -EAGAIN)
+            list_push_back(&c->durables, &d->link);
+        if (status == 0 || status == -EAGAIN)
+            return;
+    }
     durable_end(d, status);
 }
 

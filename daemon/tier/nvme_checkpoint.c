@@ -137,13 +137,17 @@ static int buffer_write(struct nvme_checkpoint *k)
 /* The slots first: what a checkpoint tells of shall be there after a power failure. */
 static int file_publish(struct nvme_checkpoint *k)
 {
-    const struct nvme_device *d = &k->tier->devices[k->file];
+    struct nvme_device *d = &k->tier->devices[k->file];
     char from[PATH_BYTES], to[PATH_BYTES];
+    int rc;
 
     path_make(k, k->suffix, from);
     path_make(k, "", to);
     KILL_POINT("checkpoint-written");
-    if (fdatasync(d->file.fd) < 0 || fsync(k->fd) < 0 || rename(from, to) < 0)
+    rc = nvme_device_sync(d);
+    if (rc < 0)
+        return rc;
+    if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
     return nvme_folder_sync(d->folder);
@@ -225,6 +229,7 @@ static void work_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
+    (void)nvme_sync_trusted(t, &t->devices[k->file]);
     if (t->closing) {
         if (k->fd >= 0)
             close(k->fd);

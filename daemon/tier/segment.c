@@ -224,6 +224,16 @@ void segment_file_stop(struct segment_table *t, uint32_t file)
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
 }
 
+void segment_file_distrust(struct segment_table *t, uint32_t file)
+{
+    struct segment_file *f = &t->file[file];
+
+    while (!list_empty(&f->open))
+        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+    for (uint32_t i = 0; i < f->count; i++)
+        f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one begins anew */
+}
+
 bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride)
 {
     const struct segment_file *f = &t->file[file];

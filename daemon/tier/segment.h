@@ -54,6 +54,9 @@ void segment_table_close(struct segment_table *t);
 
 /* No more writes to this file; what lies there stays readable. */
 void segment_file_stop(struct segment_table *t, uint32_t file);
+/* What lies there is not certain to survive: as if its segments' headers had failed. Later writes
+ * go to other segments. */
+void segment_file_distrust(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
 bool segment_writable(const struct segment_table *t);
 

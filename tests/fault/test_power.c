@@ -110,7 +110,7 @@ static void work(void)
             return;
     if (!kill_worker_recovered(&w))
         return;
-    if (oracle_below(&oracle, 3) == 0) /* what nobody has read yet */
+    if (oracle_below(&oracle, 3) == 0 && !getenv("NOAGAIN")) /* what nobody has read yet */
         if (!kill_worker_dump_again(&w, 1 + oracle_below(&oracle, DUMP)))
             return;
     if (!kill_worker_check(&w))
@@ -132,6 +132,8 @@ static void one_round(void)
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
     killer_start(&k, &host);
     work();
+    if (w.disk_fails) /* what a failed sync lost no clean stop keeps */
+        memset(oracle.held, 0, sizeof(oracle.held));
     killer_reap(&k, &host, &oracle);
     kill_worker_drop(&w);
     if (small)
@@ -159,7 +161,7 @@ static void group_begin(uint64_t seed)
     w = (struct kill_worker){.oracle = &oracle};
     disks = 1 + oracle_below(&oracle, POWER_FOLDERS);
     small = oracle_below(&oracle, 4) == 0;
-    w.disk_fails = oracle_below(&oracle, 2) == 0;
+    w.disk_fails = oracle_below(&oracle, 2) == 0 && !getenv("NOFAULT");
     host = (struct host){.ucmd = ucmd_kill, .sets = {NULL}};
     host_prepare(&host);
     power_open(&power, host.dir, disks, disk);
