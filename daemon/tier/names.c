@@ -99,6 +99,11 @@ static int file_init(struct names *n, struct names_file *f, const char *folder)
         return 0;
     }
     rc = file_read(n, f, fd);
+    /* The run that wrote the last of them may have ended before they were on the disk. */
+    if (rc == 0 && (fdatasync(fd) < 0 || nvme_folder_sync(folder) < 0)) {
+        log_error("tier", "names-not-synced", "path=%s error=%s", f->path, strerror(errno));
+        n->doubtful = true;
+    }
     close(fd);
     return rc;
 }

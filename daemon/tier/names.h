@@ -22,6 +22,7 @@ struct names {
     unsigned n_files;
     struct nvme_name **name;
     uint32_t count, cap;
+    bool doubtful; /* what was found is not known to be on the disk */
 };
 
 /* folders[i] NULL: a device that is not there. A file that can't be read is told in the log and

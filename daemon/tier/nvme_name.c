@@ -56,7 +56,7 @@ static void name_next(struct tier *t)
         return;
     asked = LIST_ENTRY(n->queue.next, struct tier_naming, link);
     n->forgetting = asked->forget;
-    known = n->forgetting ? NULL : names_find(&t->names, asked->fingerprint);
+    known = n->forgetting || t->names.doubtful ? NULL : names_find(&t->names, asked->fingerprint);
     memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
     memcpy(n->name.identity, asked->identity, asked->identity_bytes);
     n->name.identity_bytes = asked->identity_bytes;

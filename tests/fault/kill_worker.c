@@ -104,21 +104,22 @@ static void transfer_make(struct ucm_transfer *t, uint32_t first, uint32_t n, bo
     *t = (struct ucm_transfer){.keys = keys, .blocks = blocks, .n_keys = n, .durability = durable};
 }
 
-static void dump_told(struct kill_worker *k, uint32_t key, uint8_t status, bool durable, bool again)
+static void dump_told(struct kill_worker *k, uint32_t key, uint8_t status, bool durable, bool weak)
 {
-    bool weak = k->disk_fails && durable && status == UCM_BLOCK_IS_NOT_DURABLE;
+    bool stored = status == UCM_BLOCK_IS_OK || status == UCM_BLOCK_IS_EXISTS;
 
-    cr_assert(status == UCM_BLOCK_IS_OK || weak || (again && status == UCM_BLOCK_IS_EXISTS),
+    cr_assert(stored || (weak && durable && status == UCM_BLOCK_IS_NOT_DURABLE),
               "key %u: status %u", key, status);
-    k->not_durable += weak;
-    if (weak)
+    k->not_durable += !stored;
+    if (!stored)
         return;
     k->oracle->held[key] = true;
     if (durable)
         k->oracle->state[key] = ORACLE_DURABLE;
 }
 
-static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable, bool again)
+/* weak: it may be answered as not durable. */
+static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable, bool weak)
 {
     uint8_t status[KILL_BATCH];
     struct ucm_transfer t;
@@ -135,7 +136,7 @@ static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable
     if (task_run(rc, task, n, status) != 0)
         return false;
     for (uint32_t i = 0; i < n; i++)
-        dump_told(k, first + i, status[i], durable, again);
+        dump_told(k, first + i, status[i], durable, weak);
     return true;
 }
 
@@ -145,17 +146,19 @@ bool kill_worker_dump(struct kill_worker *k, uint32_t n)
 
     cr_assert_leq(first + n, ORACLE_KEYS);
     k->oracle->keys += n;
-    return dump(k, first, n, oracle_below(k->oracle, 2), false);
+    return dump(k, first, n, oracle_below(k->oracle, 2), k->disk_fails);
 }
 
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n)
 {
-    uint32_t most = k->oracle->keys;
+    uint32_t most = k->oracle->keys, first;
 
     if (most == 0)
         return true;
     n = n < most ? n : most;
-    return dump(k, oracle_below(k->oracle, most - n + 1), n, true, true);
+    first = oracle_below(k->oracle, most - n + 1);
+    /* what it finds damaged is gone, and stored the second time */
+    return dump(k, first, n, true, true) && dump(k, first, n, true, k->disk_fails);
 }
 
 static void key_check(struct kill_worker *k, uint32_t key, uint32_t block, uint8_t status)

@@ -98,7 +98,7 @@ static void names_fail(struct power *p, struct oracle *o, struct volatile_record
         cr_assert_eq(stat(p->folders[f], &st), 0);
         for (unsigned i = 0; i < n; i++)
             all += is_name(list[i]) && list[i]->ino == st.st_ino;
-        keep = oracle_below(o, all + 1);
+        keep = o ? oracle_below(o, all + 1) : 0;
         loss->names += all - keep;
         for (unsigned i = n; i > 0; i--) {
             const struct volatile_record *r = list[i - 1];
@@ -146,6 +146,8 @@ static struct mood mood_pick(struct oracle *o)
     static const unsigned lost[] = {0, 8, 64, 128, 192, 248, 256};
     static const unsigned grains[] = {SECTOR, SECTOR, PAGE, 0};
 
+    if (!o)
+        return (struct mood){.lost_of_256 = 256};
     return (struct mood){.lost_of_256 = lost[oracle_below(o, 7)],
                          .grain = grains[oracle_below(o, 4)],
                          .cut_of_256 = oracle_below(o, 2) ? 64 : 0};
@@ -155,9 +157,9 @@ static void write_undo(struct oracle *o, const struct mood *mood, int fd,
                        const struct volatile_record *r, uint8_t *settled, struct power_loss *loss)
 {
     uint64_t grain = mood->grain ? mood->grain : r->length + SECTOR;
-    bool torn = oracle_below(o, 256) < mood->cut_of_256, lost = false;
+    bool torn = o && oracle_below(o, 256) < mood->cut_of_256, lost = !o;
     uint64_t cut = torn ? oracle_random(o) % (r->length / SECTOR + 1) * SECTOR : 0;
-    bool first = oracle_below(o, 2); /* torn: which end was lost */
+    bool first = torn && oracle_below(o, 2); /* torn: which end was lost */
 
     for (uint64_t at = 0; at < r->length;) {
         uint64_t from = r->offset + at, n = SECTOR - from % SECTOR, s = from / SECTOR;
@@ -165,7 +167,7 @@ static void write_undo(struct oracle *o, const struct mood *mood, int fd,
         n = n < r->length - at ? n : r->length - at;
         if (torn)
             lost = at < cut ? first : !first;
-        else if (at == 0 || from % grain == 0)
+        else if (o && (at == 0 || from % grain == 0))
             lost = oracle_below(o, 256) < mood->lost_of_256;
         if (!settled[s] && lost) {
             cr_assert_eq(pwrite(fd, r->old + at, n, (off_t)from), (ssize_t)n);
@@ -185,7 +187,7 @@ static uint64_t size_pick(struct oracle *o, struct volatile_record **list, unsig
 
     for (unsigned i = 0; i < n; i++)
         all += !is_name(list[i]) && list[i]->ino == ino;
-    pick = oracle_below(o, 2) ? oracle_below(o, all + 1) : all;
+    pick = !o ? 0 : oracle_below(o, 2) ? oracle_below(o, all + 1) : all;
     for (unsigned i = 0; i < n; i++)
         if (!is_name(list[i]) && list[i]->ino == ino && pick-- == 0)
             return list[i]->old_size;

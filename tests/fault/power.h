@@ -27,7 +27,7 @@ void power_open(struct power *p, const char *dir, unsigned n, const char *librar
 void power_close(struct power *p);
 
 /* The daemon is dead and the power has failed: what was in doubt is lost or kept, by o's random
- * numbers. */
+ * numbers; o NULL: all of it is lost. */
 void power_fail(struct power *p, struct oracle *o, struct power_loss *loss);
 
 #endif

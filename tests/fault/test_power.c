@@ -141,40 +141,40 @@ static void one_round(void)
     power_goes();
 }
 
-static void last_look(void)
+static void run_and_check(void)
 {
-    power.journal->kill_at = power.journal->syncs_failing = 0;
-    power.journal->writes_failing = power.journal->writes_short = 0;
+    power.journal->kill_at = 0;
     host_restart(&host);
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
+}
+
+static void last_look(void)
+{
+    power.journal->syncs_failing = power.journal->writes_failing = power.journal->writes_short = 0;
+    run_and_check();
     if (!small)
         cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "all keys must fit");
     kill_worker_drop(&w);
 }
 
-static void group_begin(uint64_t seed)
+static void host_make(unsigned disks, bool tmpfile)
 {
-    unsigned disks;
-    char size[32];
+    static char size[32];
 
-    oracle = (struct oracle){.seed = seed};
     w = (struct kill_worker){.oracle = &oracle};
-    disks = 1 + oracle_below(&oracle, POWER_FOLDERS);
-    small = oracle_below(&oracle, 4) == 0;
-    w.disk_fails = oracle_below(&oracle, 2) == 0 && !getenv("NOFAULT");
-    host = (struct host){.ucmd = ucmd_kill, .sets = {NULL}};
+    host = (struct host){.ucmd = ucmd_kill};
     host_prepare(&host);
     power_open(&power, host.dir, disks, disk);
-    if (oracle_below(&oracle, 2))
-        setenv(VOLATILE_NO_TMPFILE, "1", 1);
-    else
+    if (tmpfile)
         unsetenv(VOLATILE_NO_TMPFILE);
+    else
+        setenv(VOLATILE_NO_TMPFILE, "1", 1);
     snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
     for (unsigned i = 1; i < disks; i++)
         snprintf(paths + strlen(paths), sizeof(paths) - strlen(paths), ",%s", power.folders[i]);
     snprintf(size, sizeof(size), "nvme.size=%s", small ? "5MiB" : "96MiB");
     const char *sets[] = {paths,
-                          strdup(size),
+                          size,
                           "nvme.io=threads",
                           "nvme.segment=1MiB",
                           "arena.size=16MiB",
@@ -184,23 +184,47 @@ static void group_begin(uint64_t seed)
     memcpy(host.sets, sets, sizeof(sets));
 }
 
-static void group_end(void)
+static void host_drop(void)
 {
-    host_stop(&host);
     power_close(&power);
     host_remove(&host);
 }
 
-Test(power, what_was_durable_survives, .timeout = 7200)
+static void programs_find(void)
 {
-    const char *seed_text = getenv("UCM_POWER_SEED"), *rounds_text = getenv("UCM_POWER_ROUNDS");
-    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL) * 1000;
-    unsigned rounds = rounds_text ? (unsigned)strtoul(rounds_text, NULL, 10) : 40;
     const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
-    unsigned checked = 0, not_durable = 0, found = 0, absent = 0;
 
     snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd);
     snprintf(disk, sizeof(disk), "%.*s/volatile_disk.so", (int)(strrchr(ucmd, '/') - ucmd), ucmd);
+}
+
+static unsigned rounds_wanted(void)
+{
+    const char *text = getenv("UCM_POWER_ROUNDS");
+
+    return text ? (unsigned)strtoul(text, NULL, 10) : 40;
+}
+
+static void group_begin(uint64_t seed)
+{
+    unsigned disks;
+    bool tmpfile;
+
+    oracle = (struct oracle){.seed = seed};
+    disks = 1 + oracle_below(&oracle, POWER_FOLDERS);
+    small = oracle_below(&oracle, 4) == 0;
+    tmpfile = oracle_below(&oracle, 2);
+    host_make(disks, tmpfile);
+    w.disk_fails = oracle_below(&oracle, 2) == 0;
+}
+
+Test(power, what_was_durable_survives, .timeout = 7200)
+{
+    const char *seed_text = getenv("UCM_POWER_SEED");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL) * 1000;
+    unsigned rounds = rounds_wanted(), checked = 0, not_durable = 0, found = 0, absent = 0;
+
+    programs_find();
     for (unsigned done = 0; done < rounds; seed++) {
         fprintf(stderr, "power: UCM_POWER_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);
@@ -208,7 +232,8 @@ Test(power, what_was_durable_survives, .timeout = 7200)
         for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
             one_round();
         last_look();
-        group_end();
+        host_stop(&host);
+        host_drop();
         checked += w.durable_checked;
         not_durable += w.not_durable;
         found += w.found;
@@ -220,4 +245,40 @@ Test(power, what_was_durable_survives, .timeout = 7200)
             "%u absent; %u dumps not durable\n",
             rounds, failures, at_start, lost.writes, lost.names, lost.sizes, lost.sectors,
             lost.kept, checked, found, absent, not_durable);
+}
+
+/* Killed at its Nth step; what it has left is found by a second run, which promises something on
+ * top of it; then the power fails. */
+static void killed_at_first_start(unsigned step, bool tmpfile)
+{
+    struct power_loss loss = {0};
+
+    fprintf(stderr, "power: killed at step %u, O_TMPFILE %d\n", step, tmpfile);
+    oracle = (struct oracle){.seed = step};
+    host_make(1, tmpfile);
+    power.journal->kill_at = step;
+    if (host_try_restart(&host)) {
+        if (kill_worker_connect(&w, &host))
+            (void)kill_worker_dump(&w, 4);
+        host_kill(&host);
+        kill_worker_drop(&w);
+    }
+    run_and_check();
+    cr_assert(kill_worker_dump(&w, 4) && kill_worker_dump_again(&w, 8));
+    host_kill(&host);
+    kill_worker_drop(&w);
+    power_fail(&power, NULL, &loss);
+    run_and_check();
+    kill_worker_drop(&w);
+    host_stop(&host);
+    host_drop();
+}
+
+Test(power, a_kill_at_every_step_of_the_first_start, .timeout = 3600)
+{
+    unsigned stride = rounds_wanted() > 100 ? 1 : 9;
+
+    programs_find();
+    for (unsigned step = 1 + (unsigned)time(NULL) % stride; step < 80; step += stride)
+        killed_at_first_start(step, step % 2);
 }
