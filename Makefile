@@ -114,6 +114,9 @@ check-asan: setup ## the tests under ASan+UBSan only
 check-tsan: setup ## the tests under TSan only
 	+@tests/check.sh '$(SUBMAKE)' tsan
 
+check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
+	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
+
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
 	+@$(SUBMAKE) all gpu-bundle
@@ -274,7 +277,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-chroot \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-chroot \
         bench fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

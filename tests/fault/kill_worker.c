@@ -2,6 +2,8 @@
 
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -213,4 +215,18 @@ bool kill_worker_recovered(struct kill_worker *k)
     }
     cr_assert(is, "recovery does not end");
     return true;
+}
+
+void kill_report(const char *format, ...)
+{
+    const char *path = getenv("UCM_KILL_REPORT");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    va_list args;
+
+    cr_assert(!path || file);
+    va_start(args, format);
+    vfprintf(file ? file : stderr, format, args);
+    va_end(args);
+    if (file)
+        cr_assert_eq(fclose(file), 0);
 }

@@ -41,4 +41,7 @@ bool kill_worker_check(struct kill_worker *k);
 /* Waits for the end of recovery. */
 bool kill_worker_recovered(struct kill_worker *k);
 
+/* Says what a whole test has counted, also to the file that UCM_KILL_REPORT names. */
+void kill_report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 #endif

@@ -136,8 +136,7 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
             one_round();
         last_look();
     }
-    fprintf(stderr,
-            "kill: %u rounds: %u times killed at start, %u times damaged; %u loads of durable "
-            "keys, %u found, %u absent\n",
-            rounds, points, damages, w.durable_checked, w.found, w.absent);
+    kill_report("%u rounds: %u times killed at start, %u times damaged; %u loads of durable "
+                "keys, %u found, %u absent\n",
+                rounds, points, damages, w.durable_checked, w.found, w.absent);
 }

@@ -239,12 +239,12 @@ Test(power, what_was_durable_survives, .timeout = 7200)
         found += w.found;
         absent += w.absent;
     }
-    fprintf(stderr,
-            "power: %u rounds, the power failed %u times, %u deaths at start: %u writes, %u names "
-            "and %u sizes in doubt, %u sectors lost, %u kept; %u loads of durable keys, %u found, "
-            "%u absent; %u dumps not durable\n",
-            rounds, failures, at_start, lost.writes, lost.names, lost.sizes, lost.sectors,
-            lost.kept, checked, found, absent, not_durable);
+    kill_report(
+        "%u rounds, the power failed %u times, %u deaths at start: %u writes, %u names "
+        "and %u sizes in doubt, %u sectors lost, %u kept; %u loads of durable keys, %u found, "
+        "%u absent; %u dumps not durable\n",
+        rounds, failures, at_start, lost.writes, lost.names, lost.sizes, lost.sectors, lost.kept,
+        checked, found, absent, not_durable);
 }
 
 /* Killed at its Nth step; what it has left is found by a second run, which promises something on
