@@ -470,6 +470,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
     return (struct tier_callbacks){.drop = tier_drop_cb,
                                    .heat = tier_heat_cb,
                                    .restore = cache_restore_cb,
+                                   .recovered = cache_recovered_cb,
                                    .describe = cache_describe_cb,
                                    .ctx = c};
 }

@@ -67,6 +67,8 @@ static int durable_step(struct cache *c, struct cache_durable *d)
         return -EIO; /* no later start would find it */
     if (p->nvme == PART_NVME_READY)
         return sync_submit(c, d, p, ns);
+    if (p->nvme == PART_NVME_NONE && !c->no_writes && cache_recovering(c))
+        return -EAGAIN;
     if (p->nvme == PART_NVME_NONE)
         rc = p->dram != PART_DRAM_READY ? -ENOENT
              : c->no_writes             ? -ESHUTDOWN

@@ -91,6 +91,10 @@ void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
 
 /* restore.c */
+/* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second
+ * copy, newer and not durable, of what is. */
+bool cache_recovering(struct cache *c);
+void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 /* Makes the namespace known to later starts; its blocks are written when that has ended. */

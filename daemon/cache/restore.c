@@ -45,8 +45,9 @@ static bool part_wanted(struct cache *c, const struct block *b, const struct par
         return false;
     if (p->nvme == PART_NVME_READY)
         return c->tier_ops->sequence(c->tier, p->loc) < sequence;
-    /* What is in DRAM has been dumped anew and will be written anew. */
-    return p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_NONE;
+    /* Also what has been dumped anew: this copy may have been promised, and the bytes are the same.
+     */
+    return p->nvme == PART_NVME_NONE;
 }
 
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
@@ -71,6 +72,22 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
         cache_nvme_lost(c, ref, f->name->part, true);
     part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
     return part_owner(ref, f->name->part);
+}
+
+bool cache_recovering(struct cache *c)
+{
+    struct tier_stats stats = {0};
+
+    c->tier_ops->stats(c->tier, &stats);
+    return stats.recovering;
+}
+
+void cache_recovered_cb(void *ctx)
+{
+    struct cache *c = ctx;
+
+    cache_released(c);
+    cache_durables_retry(c);
 }
 
 /* ---- what a checkpoint keeps ---- */

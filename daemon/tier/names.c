@@ -77,6 +77,7 @@ static int file_read(struct names *n, struct names_file *f, int fd)
     }
     if (got < 0)
         log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
+    n->unread |= got < 0;
     if (damaged > 0)
         log_warn("tier", "names-damaged", "path=%s records=%llu", f->path,
                  (unsigned long long)damaged);
@@ -94,6 +95,7 @@ static int file_init(struct names *n, struct names_file *f, const char *folder)
     }
     fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
+        n->unread |= errno != ENOENT;
         if (errno != ENOENT)
             log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;

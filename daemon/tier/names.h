@@ -23,6 +23,7 @@ struct names {
     struct nvme_name **name;
     uint32_t count, cap;
     bool doubtful; /* what was found is not known to be on the disk */
+    bool unread;   /* a file could not be read: there may be others */
 };
 
 /* folders[i] NULL: a device that is not there. A file that can't be read is told in the log and

@@ -64,6 +64,8 @@ static void recover_end(struct tier *t)
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",
              r->parts, r->bytes, r->segments, r->refused, seconds(t));
+    if (t->callbacks.recovered)
+        t->callbacks.recovered(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
 
@@ -94,7 +96,9 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
         t->recovery.segments++;
-    else
+    else if (rc == -ENOMEM)
+        segment_withhold(s);
+    if (rc < 0)
         log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
                  strerror(-rc));
 }
@@ -124,6 +128,7 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
     uint64_t owner = 0;
 
     KILL_POINT("recover-slot");
+    s->unknown |= !known && t->names.unread;
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
@@ -145,12 +150,24 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 
 /* ---- reading ---- */
 
+/* What could not be read today may be there tomorrow: the segment stays as if it were read. */
 static void segment_known(struct tier *t, struct segment *s)
 {
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
-    segment_read_end(&t->segments, s);
+    if (s->unknown)
+        log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+                 t->devices[s->file].file.path, s->number);
+    else
+        segment_read_end(&t->segments, s);
     nvme_writes_go_on(t);
+}
+
+static void header_failed(struct tier *t, struct segment *s)
+{
+    segment_withhold(s);
+    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+             t->devices[s->file].file.path, s->number);
 }
 
 static void scan_finish(struct scan_op *op, bool ok)
@@ -168,8 +185,11 @@ static void scan_finish(struct scan_op *op, bool ok)
         if (op->slot == SEGMENT_HEADER) {
             if (ok)
                 segment_seen(t, s, op->page);
+            else
+                header_failed(t, s);
         } else {
             s->scans--;
+            s->unknown |= !ok;
             if (ok && nvme_slot_header_decode(op->page, &h) == 0 &&
                 slot_is_ours(t, s, op->slot, &h))
                 nvme_recover_slot(t, s, op->slot, &h);

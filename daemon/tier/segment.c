@@ -169,6 +169,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
+    s->unknown = false;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
 
@@ -276,6 +277,12 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, 
     s->states[slot] = SLOT_LIVE;
     s->live++;
     t->used_bytes += segment_stride(s);
+}
+
+void segment_withhold(struct segment *s)
+{
+    assert(s->state == SEGMENT_FREE);
+    list_remove(&s->link);
 }
 
 /* ---- slots ---- */

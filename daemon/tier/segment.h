@@ -26,6 +26,7 @@ struct segment {
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
+    bool unknown;           /* recovery: a slot's header could not be read */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
 };
@@ -79,6 +80,9 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
                   uint64_t stride, struct segment **out);
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
                      uint64_t sequence);
+
+/* Nobody knows what lies in the free segment: it is not handed out until the next start. */
+void segment_withhold(struct segment *s);
 
 /* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
  */

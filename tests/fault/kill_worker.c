@@ -151,7 +151,7 @@ bool kill_worker_dump(struct kill_worker *k, uint32_t n)
     return dump(k, first, n, oracle_below(k->oracle, 2), k->disk_fails);
 }
 
-bool kill_worker_dump_again(struct kill_worker *k, uint32_t n)
+bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
 {
     uint32_t most = k->oracle->keys, first;
 
@@ -160,7 +160,7 @@ bool kill_worker_dump_again(struct kill_worker *k, uint32_t n)
     n = n < most ? n : most;
     first = oracle_below(k->oracle, most - n + 1);
     /* what it finds damaged is gone, and stored the second time */
-    return dump(k, first, n, true, true) && dump(k, first, n, true, k->disk_fails);
+    return dump(k, first, n, durable, true) && dump(k, first, n, durable, k->disk_fails);
 }
 
 static void key_check(struct kill_worker *k, uint32_t key, uint32_t block, uint8_t status)

@@ -34,8 +34,8 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h);
 void kill_worker_drop(struct kill_worker *k);
 /* New keys, durable or not by chance. */
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
-/* Keys that were dumped before, durable this time. */
-bool kill_worker_dump_again(struct kill_worker *k, uint32_t n);
+/* Keys that were dumped before. */
+bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable);
 /* Every key, and some that were never dumped. */
 bool kill_worker_check(struct kill_worker *k);
 /* Waits for the end of recovery. */

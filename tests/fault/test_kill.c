@@ -80,7 +80,7 @@ static void work(void)
     for (unsigned i = 0; i < 3; i++)
         if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, KILL_BATCH)))
             return;
-    (void)kill_worker_dump_again(&w, 1 + oracle_below(&oracle, KILL_BATCH));
+    (void)kill_worker_dump_again(&w, 1 + oracle_below(&oracle, KILL_BATCH), true);
 }
 
 static void one_round(void)

@@ -18,6 +18,7 @@
 /* Seen from outside, unlike all else of the project. */
 #define EXPORT __attribute__((visibility("default")))
 #define FDS 4096
+#define PAGE 4096
 #define FOLDERS 8
 
 static char folders[FOLDERS][VOLATILE_NAME];
@@ -30,6 +31,7 @@ static struct {
     int (*open)(const char *, int, ...);
     int (*close)(int);
     ssize_t (*pread)(int, void *, size_t, off_t);
+    ssize_t (*preadv)(int, const struct iovec *, int, off_t);
     ssize_t (*write)(int, const void *, size_t);
     ssize_t (*pwrite)(int, const void *, size_t, off_t);
     ssize_t (*pwritev)(int, const struct iovec *, int, off_t);
@@ -63,6 +65,7 @@ static void real_find_all(void)
     real_find(&real.open, "open");
     real_find(&real.close, "close");
     real_find(&real.pread, "pread");
+    real_find(&real.preadv, "preadv");
     real_find(&real.write, "write");
     real_find(&real.pwrite, "pwrite");
     real_find(&real.pwritev, "pwritev");
@@ -390,6 +393,19 @@ EXPORT ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
 {
     real_find_all();
     return fd_is_ours(fd) ? write_any(fd, iov, n, offset) : real.pwritev(fd, iov, n, offset);
+}
+
+EXPORT ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
+{
+    real_find_all();
+    if (fd_is_ours(fd) && n == 1 && iov->iov_len == PAGE) {
+        usleep((useconds_t)atomic_load(&journal->page_read_us));
+        if (take(&journal->page_reads_failing)) {
+            errno = EIO;
+            return -1;
+        }
+    }
+    return real.preadv(fd, iov, n, offset);
 }
 
 EXPORT ssize_t write(int fd, const void *p, size_t n)
