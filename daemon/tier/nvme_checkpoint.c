@@ -72,8 +72,8 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
                                   .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->slots == 0 || k->slot >= s->slots)
-        return false;
+    if (s->slots == 0 || k->slot >= s->slots || s->unknown)
+        return false; /* unknown: to be looked at again */
     r.to = slots_settled(s, k->slot, CHECKPOINT_SLOTS);
     if (r.to == r.from)
         return false;

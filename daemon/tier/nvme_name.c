@@ -80,13 +80,26 @@ void nvme_name(struct tier *t, struct tier_naming *asked)
     name_next(t);
 }
 
+/* Behind the records that may not be on the disk, the same once more. */
+static bool names_renew(struct tier *t)
+{
+    for (uint32_t i = 0; i < t->names.count; i++)
+        if (names_write(&t->names, t->names.name[i]) < 0)
+            return false;
+    return true;
+}
+
 int nvme_names_open(struct tier *t)
 {
     const char *folders[NVME_LOC_FILES];
+    int rc;
 
     list_init(&t->naming.queue);
     t->naming.tier = t;
     for (unsigned i = 0; i < t->files; i++)
         folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
-    return names_open(&t->names, folders, t->files);
+    rc = names_open(&t->names, folders, t->files);
+    if (rc == 0 && t->names.doubtful)
+        t->names.doubtful = !names_renew(t);
+    return rc;
 }

@@ -400,7 +400,7 @@ EXPORT ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
     real_find_all();
     if (fd_is_ours(fd) && n == 1 && iov->iov_len == PAGE) {
         usleep((useconds_t)atomic_load(&journal->page_read_us));
-        if (take(&journal->page_reads_failing)) {
+        if (!take(&journal->page_reads_spared) && take(&journal->page_reads_failing)) {
             errno = EIO;
             return -1;
         }
