@@ -1,6 +1,6 @@
 #include "tests/fault/disk/volatile_journal.h"
+#include "tests/fault/disk/volatile_real.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -26,62 +26,6 @@ static unsigned n_folders;
 static const char *saved_folder;
 static bool no_tmpfile;
 static _Atomic bool ours[FDS]; /* descriptors of files in the folders */
-
-static struct {
-    int (*open)(const char *, int, ...);
-    int (*close)(int);
-    ssize_t (*pread)(int, void *, size_t, off_t);
-    ssize_t (*preadv)(int, const struct iovec *, int, off_t);
-    ssize_t (*write)(int, const void *, size_t);
-    ssize_t (*pwrite)(int, const void *, size_t, off_t);
-    ssize_t (*pwritev)(int, const struct iovec *, int, off_t);
-    ssize_t (*writev)(int, const struct iovec *, int);
-    ssize_t (*pwritev2)(int, const struct iovec *, int, off_t, int);
-    int (*fsync)(int);
-    int (*fdatasync)(int);
-    int (*ftruncate)(int, off_t);
-    int (*fallocate)(int, int, off_t, off_t);
-    int (*rename)(const char *, const char *);
-    int (*renameat2)(int, const char *, int, const char *, unsigned);
-    int (*linkat)(int, const char *, int, const char *, int);
-    int (*link)(const char *, const char *);
-    int (*unlink)(const char *);
-    void *(*mmap)(void *, size_t, int, int, int, off_t);
-} real;
-
-static void real_find(void *slot, const char *name)
-{
-    void *f = dlsym(RTLD_NEXT, name);
-
-    if (!f)
-        volatile_refuse(name);
-    memcpy(slot, &f, sizeof(f));
-}
-
-static void real_find_all(void)
-{
-    if (real.mmap)
-        return;
-    real_find(&real.open, "open");
-    real_find(&real.close, "close");
-    real_find(&real.pread, "pread");
-    real_find(&real.preadv, "preadv");
-    real_find(&real.write, "write");
-    real_find(&real.pwrite, "pwrite");
-    real_find(&real.pwritev, "pwritev");
-    real_find(&real.writev, "writev");
-    real_find(&real.pwritev2, "pwritev2");
-    real_find(&real.fsync, "fsync");
-    real_find(&real.fdatasync, "fdatasync");
-    real_find(&real.ftruncate, "ftruncate");
-    real_find(&real.fallocate, "fallocate");
-    real_find(&real.rename, "rename");
-    real_find(&real.renameat2, "renameat2");
-    real_find(&real.linkat, "linkat");
-    real_find(&real.link, "link");
-    real_find(&real.unlink, "unlink");
-    real_find(&real.mmap, "mmap");
-}
 
 static void folders_read(const char *list)
 {
