@@ -142,7 +142,7 @@ uint32_t cache_tier_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0;
+    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0;
 }
 
 void cache_stop_writing(struct cache *c)

@@ -4,14 +4,23 @@
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+
+static void doubt_done_cb(struct cache_durable *d, int status)
+{
+    (void)status; /* nobody was promised anything */
+    d->cache->doubted--;
+    free(d);
+}
 
 static void durable_end(struct cache_durable *d, int status)
 {
     struct cache *c = d->cache;
     block_ref ref = d->ref;
 
-    c->config.metrics->dump_blocks_durable += status == 0;
+    if (d->done_cb != doubt_done_cb)
+        c->config.metrics->dump_blocks_durable += status == 0;
     d->done_cb(d, status);
     cache_drop(c, ref);
 }
@@ -36,6 +45,7 @@ static void sync_done_cb(struct tier_io *io, int status)
             return;
     }
     durable_end(d, status);
+    cache_durables_retry(c);
 }
 
 static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p,
@@ -101,6 +111,21 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     if (rc == 0)
         cache_hold(c, ref);
     return rc;
+}
+
+void cache_doubt(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct cache_durable *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return; /* the copy may turn out to be none, as any may */
+    d->cache = c;
+    d->ref = ref;
+    d->part = part;
+    d->done_cb = doubt_done_cb;
+    list_push_back(&c->durables, &d->link);
+    cache_hold(c, ref);
+    c->doubted++;
 }
 
 void cache_durables_written(struct list *waiters, int status)

@@ -33,6 +33,7 @@ struct cache {
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
+    uint32_t doubted; /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;      /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns; /* namespace of the part that the tier found last */
     struct cache_stats stats;
@@ -86,6 +87,9 @@ struct list *cache_write_waiters(struct cache *c, const struct part *p);
  * for try again. */
 void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
+/* The part was dumped while its copy of an earlier run had not turned up yet: once recovery is over
+ * that is read, and written anew if it is not whole. */
+void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
 
 void cache_write_later(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);

@@ -71,6 +71,8 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
     part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
+    if (p->dram != PART_DRAM_NONE)
+        cache_doubt(c, ref, f->name->part);
     return part_owner(ref, f->name->part);
 }
 

@@ -115,7 +115,8 @@ static void dump_told(struct kill_worker *k, uint32_t key, uint8_t status, bool 
     k->not_durable += !stored;
     if (!stored)
         return;
-    k->oracle->held[key] = true;
+    /* what exists already, of an earlier run, has not been read by anybody */
+    k->oracle->held[key] |= durable || status == UCM_BLOCK_IS_OK;
     if (durable)
         k->oracle->state[key] = ORACLE_DURABLE;
 }
