@@ -83,7 +83,7 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
         memcpy(p->data, io->data, io->bytes);
         io->place = (struct tier_place){t->places, io->bytes};
         t->n_live++;
-    } else if (status == 0) {
+    } else if (status == 0 && io->op == TIER_READ) {
         memcpy(io->data, t->place[io->place.loc - 1].data, io->bytes);
     } else if (io->op == TIER_READ) {
         memset(io->data, 0xDD, io->bytes);
