@@ -45,7 +45,8 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack
+PKG_BENCH := $(PKG_BUILD) fio
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy
 
 # ---- sources ----
 
@@ -82,6 +83,8 @@ DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
 
 # Recursive calls use all cores when the caller gave no -j.
 JOBS    ?= $(shell nproc)
+# Where `make check-vllm` keeps its virtual environment.
+VLLM_VENV ?= $O/vllm-venv
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
 # ---- for people ----
@@ -122,10 +125,29 @@ check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	+@$(SUBMAKE) all gpu-bundle
 	$O/gpu/run.sh
 
+check-vllm: setup-build ## the connector in a real vLLM, which is fetched from PyPI (some GB) into VLLM_VENV
+	+@$(SUBMAKE) all
+	tests/setup/vllm.sh $(VLLM_VENV)
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
+	    python3 -B tests/vllm/check_vllm.py
+
+wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
+	+@$(SUBMAKE) all
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
+	rm -rf $O/wheel
+	mkdir -p $O/wheel
+	cp -r client/python $O/wheel/src
+	$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $O/wheel/src/ucmclient/$(SO).$(SO_VERSION)
+	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
+	@ls $O/wheel/*.whl
+
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
-bench: setup-build ## build and run the benchmarks; figures to standard output
+bench: ## build and run the benchmarks; figures to standard output
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BENCH))
 	+@$(SUBMAKE) all build-bench
 	tests/bench/run.sh $O
 
@@ -193,7 +215,11 @@ $O/libucmdaemon.a: $(DAEMON_OBJ)
 $O/libucmclient.a: $(CLIENT_OBJ)
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$O/libucmtools.a: $(call obj,$(TOOL_SRC))
+$O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
+$O/libucmtools.a: $(call obj,$(TOOL_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
@@ -225,16 +251,28 @@ DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
 $O/volatile_disk.so: $(DISK_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -ldl -o $@
+# What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
+$O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -ldl -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS)
+# ucm-bench measures the NVMe tier by itself too.
+$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+# The wall clock that tests/fault/test_place.c gives a daemon.
+$O/clock.so: tests/fault/clock/clock.c
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
+build-tests: $O/clock.so
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -265,7 +303,17 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
 
-build-tests: $(TESTS) $O/ucmd-kill $(if $(SAN),,$O/volatile_disk.so)
+# A folder that measures the NVMe tier on a host without Debian's packages: programs, the libraries
+# that they need beyond the C library, and run.sh.
+bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by its run.sh
+	@mkdir -p $O/bench-bundle/lib
+	cp tests/bench/bundle.sh $O/bench-bundle/run.sh
+	cp $(BINS) $O/bench-bundle
+	ldd $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
+	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
+	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
+
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
@@ -277,7 +325,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-chroot \
-        bench fuzz lint format clean install uninstall build-tests build-bench \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-vllm wheel check-chroot \
+        bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -4,6 +4,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"
+#include "daemon/cache/keep.h"
 #include "daemon/device/device.h"
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
@@ -36,6 +37,7 @@ struct server {
     struct policy *policy;
     struct cache *cache;
     struct arena *arena;
+    struct keep *keep; /* NULL: DRAM ends with the daemon */
     struct tier *tier;
     struct device_set *devices;
     struct requests *requests;
@@ -44,7 +46,7 @@ struct server {
     uv_signal_t term, intr, hup;
     uv_timer_t stop_timer;
     uint64_t stop_at_ms, progress_seen;
-    enum { SERVING, DRAINING, DROPPING, STOPPED } state;
+    enum { SERVING, DRAINING, DROPPING, KEEPING, STOPPED } state;
     int exit_status;
 };
 
@@ -61,12 +63,36 @@ static void rooms_free(struct server *s)
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
+    keep_close(s->keep);
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
     uv_close((uv_handle_t *)&s->term, NULL);
     uv_close((uv_handle_t *)&s->intr, NULL);
     uv_close((uv_handle_t *)&s->hup, NULL);
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
+}
+
+/* Nobody uses anything any more. What a device that failed may have written is not kept. */
+static void stop_last(struct server *s)
+{
+    if (s->keep && s->exit_status == 0 && cache_keep_start(s->cache, s->keep) == 0) {
+        s->state = KEEPING;
+        s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
+        return;
+    }
+    uv_timer_stop(&s->stop_timer);
+    rooms_free(s);
+}
+
+static void keep_tick(struct server *s, bool late)
+{
+    if (late)
+        cache_keep_cut(s->cache);
+    if (!cache_keep_ready(s->cache))
+        return;
+    cache_keep_finish(s->cache);
+    uv_timer_stop(&s->stop_timer);
+    rooms_free(s);
 }
 
 static void stop_tick_cb(uv_timer_t *timer)
@@ -86,13 +112,14 @@ static void stop_tick_cb(uv_timer_t *timer)
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
         return;
     }
+    if (s->state == KEEPING)
+        keep_tick(s, late);
     if (s->state != DROPPING)
         return;
     if (requests_active(s->requests) == 0)
         front_drop_all(s->front);
     if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0) {
-        uv_timer_stop(timer);
-        rooms_free(s);
+        stop_last(s);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u",
                   requests_active(s->requests), requests_sessions(s->requests),
@@ -185,11 +212,19 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
     cache_room_grew(s->cache);
 }
 
+static void arena_ended_cb(void *ctx)
+{
+    struct server *s = ctx;
+
+    cache_room_grew(s->cache);
+}
+
 static bool progress_cb(void *ctx)
 {
     struct server *s = ctx;
     uint64_t done = s->metrics.nvme_reads + s->metrics.nvme_writes + s->metrics.nvme_read_errors +
-                    s->metrics.nvme_write_errors + s->metrics.nvme_corrupt;
+                    s->metrics.nvme_write_errors + s->metrics.nvme_corrupt +
+                    s->metrics.arena_kept_parts + s->metrics.arena_kept_refused;
     bool moved = done != s->progress_seen;
 
     s->progress_seen = done;
@@ -222,25 +257,53 @@ static int loop_init(struct server *s)
     return rc;
 }
 
-static int cache_init(struct server *s, char text[512])
+static int arena_init(struct server *s, char text[512])
 {
     struct config *c = &s->config;
-    struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
     struct arena_config ac = {
-        .size = c->arena_size,
+        .size = c->arena_size / c->arena_extent * c->arena_extent,
         .extent = c->arena_extent,
         .hugepages = c->arena_hugepages,
         .prefault = c->arena_prefault,
         .extent_ready = extent_ready_cb,
+        .ended = arena_ended_cb,
         .ctx = s,
     };
+    bool warm = false;
+    int rc = 0;
+
+    if (c->arena_keep[0] != '\0') {
+        rc = keep_open(c->arena_keep, &s->keep, text);
+        if (rc == 0)
+            rc = cache_kept_open(s->keep, ac.size, ac.extent, &warm);
+        if (rc != 0)
+            return rc;
+        ac.file = true;
+        ac.fd = keep_fd(s->keep);
+    }
+    rc = arena_new(&s->loop, &ac, &s->arena);
+    if (rc != 0)
+        return rc;
+    cache_arena_attach(s->cache, s->arena);
+    if (warm && cache_adopt_start(s->cache, s->keep) != 0)
+        log_warn("server", "kept-refused", "reason=\"%s\"", "no memory to take it over");
+    return s->keep ? arena_grow(s->arena) : 0;
+}
+
+static int cache_init(struct server *s, char text[512])
+{
+    struct config *c = &s->config;
+    struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
     int rc = index_new(c->index_max_blocks, c->max_namespaces, &s->index);
 
+    if (rc == 0)
+        index_ns_limit(s->index, c->max_namespaces_tenant);
     if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
     if (rc != 0)
         return rc;
     /* Half of the arena may wait for the disk, or loads would find no room beside it. */
+    cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
     cc.index = s->index;
     cc.policy = s->policy;
@@ -256,11 +319,7 @@ static int cache_init(struct server *s, char text[512])
         }
         cache_tier_attach(s->cache, &tier_nvme, s->tier);
     }
-    if (rc == 0)
-        rc = arena_new(&s->loop, &ac, &s->arena);
-    if (rc == 0)
-        cache_arena_attach(s->cache, s->arena);
-    return rc;
+    return rc == 0 ? arena_init(s, text) : rc;
 }
 
 static int devices_init(struct server *s, char text[512])
@@ -336,10 +395,13 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         rc = cache_init(s, text);
     if (rc == 0)
         rc = front_init(s, text);
+    if (rc == 0 && s->keep)
+        rc = keep_take(s->keep);
     if (rc != 0) {
         if (text[0] == '\0')
             snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
         arena_free(s->arena); /* joins its thread */
+        keep_close(s->keep);
         return rc; /* the process ends: nothing is served yet, and the kernel takes back the rest */
     }
     *config = (struct config){0};

@@ -24,6 +24,12 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
+# What ucm-bench runs on a GPU.
+BENCH_FATBIN := $O/bench.fatbin
+$(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
+
 # Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
 GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $(CUDA_OBJ)
@@ -48,6 +54,7 @@ GPU_TESTS += $O/gpu/test_serve
 # they need beyond the C library, and run.sh.
 gpu-bundle: $(GPU_TESTS) $(BINS)
 	@mkdir -p $O/gpu/lib
+	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \

@@ -192,6 +192,15 @@ int proto_response_error(struct proto_buf *b, uint32_t msgid, const struct ucm_e
     return frame_end(&pb, NULL);
 }
 
+int proto_notification(struct proto_buf *b, const char *method, const struct proto_message *m,
+                       const void *params, struct ucm_error *e)
+{
+    struct proto_builder pb;
+
+    proto_notification_begin(&pb, b, method);
+    return frame_end_message(&pb, m, params, e);
+}
+
 int proto_notification_error(struct proto_buf *b, const struct ucm_error *error)
 {
     struct proto_builder pb;

@@ -73,7 +73,8 @@ enum ucm_handle_kind {
     F(u64, max_lease_ms, REQ, 1, UCM_U32)                                                          \
     F(u64, max_deadline_ms, REQ, 1, UCM_U32)
 
-/* shards: layers of each part; one number stands for every part. */
+/* shards: layers of each part; one number stands for every part. durability: of this connection's
+ * dumps that name none; no part of the identity. */
 #define UCM_MSG_NS_OPEN(F)                                                                         \
     F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
     F(str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
@@ -85,7 +86,8 @@ enum ucm_handle_kind {
     F(u64, parts, REQ, 1, UCM_MAX_PARTS)                                                           \
     F(u32s, shards, REQ, 1, UCM_MAX_PARTS)                                                         \
     F(u64, shard_bytes, REQ, 1, 1u << 28)                                                          \
-    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)
+    F(bin, salt, OPT, 0, UCM_MAX_SALT_BYTES)                                                       \
+    F(u64, durability, OPT, 0, 1)
 #define UCM_MSG_NS_OPEN_R(F)                                                                       \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
@@ -115,7 +117,7 @@ enum ucm_handle_kind {
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
- * little-endian). shards: 0 means all from `shard` on. */
+ * little-endian). shards: 0 means all from `shard` on. step: tell of every so many layers. */
 #define UCM_MSG_LOAD(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -124,7 +126,15 @@ enum ucm_handle_kind {
     F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
     F(u64, lease, OPT, 0, UCM_U32)                                                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
+    F(u64, step, OPT, 0, UCM_MAX_SHARDS)
+/* The notification of a load that asked for it: so many of its layers have landed. status: as the
+ * result's; left out when it has not changed since it was last told (all OK at first). */
+#define UCM_MSG_PROGRESS(F)                                                                        \
+    F(u64, msgid, REQ, 0, UCM_U32)                                                                 \
+    F(u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                         \
+    F(bin, status, OPT, 0, UCM_MAX_KEYS)
+#define UCM_PROGRESS "progress"
 #define UCM_MSG_DUMP(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -134,11 +144,12 @@ enum ucm_handle_kind {
     F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, durability, OPT, 0, 1)
+    F(u64, durability, OPT, 0, 2)
 
 enum ucm_durability {
-    UCM_DURABILITY_DRAM = 0, /* answered when the bytes are in DRAM */
-    UCM_DURABILITY_NVME = 1, /* answered when they are on stable storage */
+    UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
+    UCM_DURABILITY_NVME = 1,    /* answered when the bytes are on stable storage */
+    UCM_DURABILITY_DRAM = 2,    /* answered when they are in DRAM */
 };
 
 /* part: 0 means all, else part - 1. */
@@ -297,6 +308,7 @@ struct proto_planes {
     S(lookup_r, UCM_MSG_LOOKUP_R)                                                                  \
     S(release, UCM_MSG_RELEASE)                                                                    \
     S(load, UCM_MSG_LOAD)                                                                          \
+    S(progress, UCM_MSG_PROGRESS)                                                                  \
     S(dump, UCM_MSG_DUMP)                                                                          \
     S(prefetch, UCM_MSG_PREFETCH)                                                                  \
     S(blocks_r, UCM_MSG_BLOCKS_R)                                                                  \

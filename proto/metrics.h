@@ -32,6 +32,7 @@
     X(dump_blocks_skipped, counter, "blocks", "parts not stored, for want of room")                \
     X(dump_blocks_dropped, counter, "blocks", "parts begun and dropped: worker gone, copy failed") \
     X(dump_blocks_durable, counter, "blocks", "parts that a dump waited for on stable storage")    \
+    X(dumps_slowed, counter, "requests", "dumps answered late, the backlog being full")            \
     X(dump_bytes, counter, "bytes", "copied out of workers' memory")                               \
     X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
@@ -46,13 +47,24 @@
     X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
+    X(arena_kept_parts, counter, "parts", "parts in DRAM kept over a restart")                     \
+    X(arena_kept_bytes, counter, "bytes", "of these")                                              \
+    X(arena_kept_refused, counter, "parts", "kept parts not taken over: damaged, or not wanted")   \
     X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \
     X(nvme_bytes_used, gauge, "bytes", "bytes of live slots on NVMe")                              \
     X(nvme_read_bytes, counter, "bytes", "read from NVMe")                                         \
     X(nvme_reads, counter, "parts", "parts read from NVMe")                                        \
-    X(nvme_written_bytes, counter, "bytes", "written to NVMe, headers included")                   \
+    X(nvme_stored_bytes, counter, "bytes", "of parts that the cache gave and NVMe has stored")     \
+    X(nvme_written_bytes, counter, "bytes", "written to NVMe: these, headers, padding, rewrites")  \
+    X(nvme_rewritten_bytes, counter, "bytes",                                                      \
+      "of these, parts kept when their segment was reused")                                        \
+    X(nvme_rewritten, counter, "parts", "parts kept when their segment was reused")                \
+    X(nvme_checkpoint_bytes, counter, "bytes", "written to NVMe besides: checkpoints")             \
+    X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
-    X(nvme_write_dropped, counter, "parts", "parts not written, the backlog being full")           \
+    X(nvme_write_dropped, counter, "parts", "parts not written: backlog or tier full, or failed")  \
+    X(nvme_write_refused, counter, "parts", "parts not admitted: written when used again")         \
+    X(nvme_write_waits, counter, "times", "the tier's queue was full: written later")              \
     X(nvme_read_errors, counter, "parts", "reads that failed after their retries")                 \
     X(nvme_write_errors, counter, "parts", "writes that failed after their retries")               \
     X(nvme_corrupt, counter, "parts", "parts whose checksum did not agree")                        \
@@ -64,6 +76,13 @@
     X(nvme_syncs, counter, "syncs", "of the files, for dumps that asked for durability")           \
     X(nvme_sync_errors, counter, "parts", "parts that a failed sync left in doubt")                \
     X(nvme_checkpoints, counter, "checkpoints", "checkpoints of what lies on NVMe, written")       \
+    X(nvme_damaged_pages, counter, "pages", "headers and records that did not pass at the start")  \
+    X(nvme_scrub_bytes, counter, "bytes", "read in the background to be verified")                 \
+    X(nvme_scrub_passes, counter, "passes", "over all that lies on NVMe, ended")                   \
+    X(nvme_scrub_segments, gauge, "segments", "that the present pass has done")                    \
+    X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
+    X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
+    X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

@@ -89,6 +89,8 @@ int proto_request(struct proto_buf *b, uint32_t msgid, enum ucm_method method,
 int proto_response(struct proto_buf *b, uint32_t msgid, const struct proto_message *m,
                    const void *result, struct ucm_error *e);
 int proto_response_error(struct proto_buf *b, uint32_t msgid, const struct ucm_error *error);
+int proto_notification(struct proto_buf *b, const char *method, const struct proto_message *m,
+                       const void *params, struct ucm_error *e);
 /* The notification "error", for a frame that can't be answered. */
 int proto_notification_error(struct proto_buf *b, const struct ucm_error *error);
 

@@ -1,10 +1,11 @@
-/* namespaces, ls, inspect: what is cached, and where. */
+/* namespaces, tenants, ls, inspect: what is cached, and where. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/table.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define LS_PAGE 1024 /* blocks asked for at once; the daemon may give fewer */
 
@@ -104,6 +105,126 @@ int cmd_namespaces(const struct args *a)
     if (c.json && rc == CTL_OK)
         return ctl_print_json(j, false);
     cJSON_Delete(j);
+    return rc;
+}
+
+/* ---- tenants ---- */
+
+struct tenant {
+    char name[257];
+    uint64_t namespaces, blocks, dram_bytes, nvme_bytes;
+};
+
+struct tenants {
+    struct tenant *item;
+    uint32_t n;
+};
+
+/* NULL when memory ran out. */
+static struct tenant *tenant_of(struct tenants *all, const char *name)
+{
+    struct tenant *item;
+
+    for (uint32_t i = 0; i < all->n; i++)
+        if (strcmp(all->item[i].name, name) == 0)
+            return &all->item[i];
+    item = realloc(all->item, (all->n + 1) * sizeof(*item));
+    if (!item)
+        return NULL;
+    all->item = item;
+    item = &all->item[all->n++];
+    memset(item, 0, sizeof(*item));
+    snprintf(item->name, sizeof(item->name), "%s", name);
+    return item;
+}
+
+static int tenants_add(struct tenants *all, const msgpack_object *page)
+{
+    for (uint32_t i = 0; i < answer_count(page, "namespaces"); i++) {
+        const msgpack_object *o = answer_at(page, "namespaces", i);
+        char name[257];
+        struct tenant *t = tenant_of(all, answer_text(o, "tenant", name, sizeof name));
+
+        if (!t)
+            return ctl_fail(CTL_ERROR, "memory ran out");
+        t->namespaces++;
+        t->blocks += answer_u64(o, "blocks");
+        t->dram_bytes += answer_u64(o, "dram_bytes");
+        t->nvme_bytes += answer_u64(o, "nvme_bytes");
+    }
+    return CTL_OK;
+}
+
+static int tenant_compare(const void *left, const void *right)
+{
+    const struct tenant *a = left, *b = right;
+
+    return strcmp(a->name, b->name);
+}
+
+static int tenants_print(const struct tenants *all)
+{
+    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS",
+                                         ">DRAM",  ">NVME",       NULL};
+    char human[HUMAN_BYTES];
+    struct table t;
+
+    if (all->n == 0) {
+        printf("no tenants\n");
+        return CTL_OK;
+    }
+    table_begin(&t, titles);
+    for (uint32_t i = 0; i < all->n; i++) {
+        table_cell(&t, "%s", all->item[i].name);
+        table_cell(&t, "%" PRIu64, all->item[i].namespaces);
+        table_cell(&t, "%" PRIu64, all->item[i].blocks);
+        table_cell(&t, "%s", human_bytes(human, all->item[i].dram_bytes));
+        table_cell(&t, "%s", human_bytes(human, all->item[i].nvme_bytes));
+    }
+    return table_end(&t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
+}
+
+static int tenants_print_json(const struct tenants *all)
+{
+    cJSON *j = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(j, "tenants");
+
+    for (uint32_t i = 0; i < all->n; i++) {
+        const struct tenant *t = &all->item[i];
+        cJSON *o = cJSON_CreateObject();
+
+        cJSON_AddStringToObject(o, "tenant", t->name);
+        cJSON_AddItemToObject(o, "namespaces", answer_json_u64(t->namespaces));
+        cJSON_AddItemToObject(o, "blocks", answer_json_u64(t->blocks));
+        cJSON_AddItemToObject(o, "dram_bytes", answer_json_u64(t->dram_bytes));
+        cJSON_AddItemToObject(o, "nvme_bytes", answer_json_u64(t->nvme_bytes));
+        cJSON_AddItemToArray(list, o);
+    }
+    return ctl_print_json(j, false);
+}
+
+int cmd_tenants(const struct args *a)
+{
+    struct tenants all = {.n = 0};
+    struct answer page;
+    struct ctl c;
+    uint64_t cursor = 0;
+    int rc = ctl_open(&c, a);
+
+    if (rc != CTL_OK)
+        return rc;
+    do {
+        rc = ctl_page(&c, "namespace.list", 0, 0, &cursor, &page);
+        if (rc == CTL_OK) {
+            rc = tenants_add(&all, page.root);
+            answer_close(&page);
+        }
+    } while (rc == CTL_OK && cursor != 0);
+    ctl_close(&c);
+    if (all.n > 0)
+        qsort(all.item, all.n, sizeof(all.item[0]), tenant_compare);
+    if (rc == CTL_OK)
+        rc = c.json ? tenants_print_json(&all) : tenants_print(&all);
+    free(all.item);
     return rc;
 }
 

@@ -1,8 +1,8 @@
-/* verify --offline: reads the files of the NVMe tier without a daemon. Made from
- * docs/storage-format.md alone, so that it checks the daemon and the text. Never writes. */
+/* verify --offline: walks the files of the NVMe tier and tells what it found; repairs are
+ * cmd_salvage.c's. */
 #include "client/ctl/ctl.h"
+#include "client/ctl/offline.h"
 #include "client/ctl/table.h"
-#include "proto/limits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,45 +12,33 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#define PAGE 4096u
 #define SEGMENT_MIN (1ull << 20)
 #define SEGMENT_MAX (1ull << 30)
 #define NAMESPACES_MAX 65536u
 #define NAME_PAGES_MAX 65536u
 
-struct space {
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    char model[UCM_MAX_NAME_BYTES + 1]; /* empty: not known */
-    bool named;
-    uint64_t from_sequence, parts, bytes, corrupt, purged;
-};
+#define LOCK_TRIES 60
+#define INDEX_ENTRIES_MAX 2048u
+#define INDEX_HEAD 56u
+#define INDEX_ENTRY 96u
 
-struct offline {
-    int fd;
-    uint64_t size, segment_bytes, data_offset;
-    uint8_t uuid[16];
-    struct space *space;
-    uint32_t spaces;
-    uint8_t *payload;
-    uint64_t segments, empty, live, bytes, corrupt_headers, corrupt_payloads, foreign, unreadable;
-};
-
-static uint32_t u32(const uint8_t *p)
+uint32_t offline_u32(const uint8_t *p)
 {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-static uint64_t u64(const uint8_t *p)
+uint64_t offline_u64(const uint8_t *p)
 {
-    return u32(p) | (uint64_t)u32(p + 4) << 32;
+    return offline_u32(p) | (uint64_t)offline_u32(p + 4) << 32;
 }
 
-static bool read_at(int fd, void *p, size_t n, uint64_t at)
+bool offline_read(int fd, void *p, size_t n, uint64_t at)
 {
     size_t done = 0;
 
@@ -66,17 +54,26 @@ static bool read_at(int fd, void *p, size_t n, uint64_t at)
     return true;
 }
 
-/* Magic and checksum of a header page; what else must hold is the caller's. */
-enum page_kind { PAGE_NONE, PAGE_DAMAGED, PAGE_GOOD };
-
-static enum page_kind page_kind(const uint8_t *page, const char *magic)
+enum page_kind offline_page_kind(const uint8_t *page, const char *magic)
 {
     size_t n = strlen(magic);
 
     if (memcmp(page, magic, n) != 0)
         return PAGE_NONE;
-    return u32(page + n) == 1 && u64(page + PAGE - 8) == XXH3_64bits(page, PAGE - 8) ? PAGE_GOOD
-                                                                                     : PAGE_DAMAGED;
+    return offline_u32(page + n) == FORMAT_VERSION &&
+                   offline_u64(page + PAGE - 8) == XXH3_64bits(page, PAGE - 8)
+               ? PAGE_GOOD
+               : PAGE_DAMAGED;
+}
+
+void offline_path(const struct offline *o, const char *name, char out[4096])
+{
+    snprintf(out, 4096, "%s/%s", o->folder, name);
+}
+
+static bool page_blank(const uint8_t *page)
+{
+    return page[0] == 0 && memcmp(page, page + 1, PAGE - 1) == 0;
 }
 
 /* ---- namespaces ---- */
@@ -103,118 +100,238 @@ static struct space *space_of(struct offline *o, const uint8_t *fingerprint)
 /* The identity is: 16 bytes of domain, then tenant and model, each with its length before it. */
 static void model_take(struct space *s, const uint8_t *identity, uint32_t n)
 {
-    uint32_t tenant = n >= 20 ? u32(identity + 16) : 0, model;
+    uint32_t tenant = n >= 20 ? offline_u32(identity + 16) : 0, model;
 
     if (n < 24 || tenant > n - 24)
         return;
-    model = u32(identity + 20 + tenant);
+    model = offline_u32(identity + 20 + tenant);
     if (model > UCM_MAX_NAME_BYTES || model > n - 24 - tenant)
         return;
     memcpy(s->model, identity + 24 + tenant, model);
 }
 
-static void names_read(struct offline *o, const char *folder)
+static void names_read(struct offline *o)
 {
     uint8_t page[PAGE];
+    struct stat st;
     char path[4096];
     int fd;
 
-    snprintf(path, sizeof(path), "%s/ucmd.namespaces", folder);
+    offline_path(o, "ucmd.namespaces", path);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return; /* the parts then show as of namespaces without a name */
-    for (uint64_t i = 0; i < NAME_PAGES_MAX && read_at(fd, page, PAGE, i * PAGE); i++) {
+    o->corrupt_names += fstat(fd, &st) == 0 && st.st_size % PAGE != 0;
+    for (uint64_t i = 0; i < NAME_PAGES_MAX && offline_read(fd, page, PAGE, i * PAGE); i++) {
         struct space *s;
 
-        if (page_kind(page, "UCMN") != PAGE_GOOD || u32(page + 8) > 4000) {
-            o->corrupt_headers++;
+        if (offline_page_kind(page, "UCMN") != PAGE_GOOD || offline_u32(page + 8) > 4000) {
+            o->corrupt_names++;
             continue;
         }
         s = space_of(o, page + 32);
         if (!s)
             continue;
         s->named = true;
-        if (u64(page + 64) > s->from_sequence)
-            s->from_sequence = u64(page + 64);
-        model_take(s, page + 72, u32(page + 8));
+        if (offline_u64(page + 64) > s->from_sequence)
+            s->from_sequence = offline_u64(page + 64);
+        model_take(s, page + 72, offline_u32(page + 8));
     }
     close(fd);
 }
 
+/* ---- the checkpoint ---- */
+
+/* One record at `at`, read into `buffer`; its length, 0 when it does not pass. */
+static size_t record_read(int fd, uint8_t *buffer, uint64_t at)
+{
+    uint32_t entries;
+    size_t n;
+
+    if (!offline_read(fd, buffer, INDEX_HEAD, at) || memcmp(buffer, "UCMI", 4) != 0 ||
+        offline_u32(buffer + 4) != FORMAT_VERSION)
+        return 0;
+    entries = offline_u32(buffer + 48);
+    n = INDEX_HEAD + (size_t)entries * INDEX_ENTRY;
+    if (entries > INDEX_ENTRIES_MAX ||
+        !offline_read(fd, buffer + INDEX_HEAD, n + 8 - INDEX_HEAD, at + INDEX_HEAD))
+        return 0;
+    return XXH3_64bits(buffer, n) == offline_u64(buffer + n) ? n + 8 : 0;
+}
+
+static void index_read(struct offline *o)
+{
+    uint8_t *buffer = malloc(INDEX_HEAD + (size_t)INDEX_ENTRIES_MAX * INDEX_ENTRY + 8);
+    uint64_t at = 0;
+    struct stat st;
+    char path[4096];
+    size_t n;
+    int fd;
+
+    offline_path(o, "ucmd.index", path);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    o->index_there = fd >= 0;
+    while (fd >= 0 && buffer && (n = record_read(fd, buffer, at)) > 0) {
+        o->index_records++;
+        at += n;
+    }
+    o->index_damaged = fd >= 0 && (fstat(fd, &st) < 0 || at != (uint64_t)st.st_size);
+    if (fd >= 0)
+        close(fd);
+    free(buffer);
+}
+
 /* ---- slots ---- */
 
-static void slot_check(struct offline *o, const uint8_t *page, uint64_t at, uint64_t stride)
+/* Whether the slot is to stay. */
+static bool slot_check(struct offline *o, const uint8_t *page, uint64_t at, uint64_t stride)
 {
     struct space *s = space_of(o, page + 32);
-    uint64_t bytes = u64(page + 104);
+    uint64_t bytes = offline_u64(page + 104);
 
     if (!s || bytes == 0 || bytes > stride - PAGE) {
         o->corrupt_headers++;
-    } else if (!read_at(o->fd, o->payload, bytes, at + PAGE)) {
+    } else if (at + PAGE + bytes > o->size) {
+        o->cut++;
+    } else if (!offline_read(o->fd, o->payload, bytes, at + PAGE)) {
         o->unreadable++;
-    } else if (XXH3_64bits(o->payload, bytes) != u64(page + 128)) {
+    } else if (XXH3_64bits(o->payload, bytes) != offline_u64(page + 128)) {
         o->corrupt_payloads++;
         s->corrupt++;
-    } else if (u64(page + 120) < s->from_sequence) {
+    } else if (offline_u64(page + 120) < s->from_sequence) {
         s->purged++;
+        return true;
     } else {
         o->live++;
         o->bytes += bytes;
         s->parts++;
         s->bytes += bytes;
+        return true;
     }
+    return false;
 }
 
-static void slot_look(struct offline *o, uint32_t number, uint32_t slot, uint64_t at,
-                      uint64_t sequence, uint64_t stride)
-{
-    uint8_t page[PAGE];
+/* A segment that passed, and where its slots of this opening end. */
+struct look {
+    uint32_t number, end;
+    uint64_t base, sequence, stride;
+};
 
-    if (!read_at(o->fd, page, PAGE, at)) {
+static bool slot_passes(const struct offline *o, const struct look *l, uint32_t slot,
+                        const uint8_t *page)
+{
+    return memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == l->number &&
+           offline_u32(page + 12) == slot && offline_u64(page + 112) == l->sequence;
+}
+
+static void slot_look(struct offline *o, const struct look *l, uint32_t slot)
+{
+    uint64_t at = l->base + PAGE + slot * l->stride;
+    uint8_t page[PAGE];
+    bool good = true;
+
+    if (at + PAGE > o->size)
+        return;
+    if (!offline_read(o->fd, page, PAGE, at)) {
         o->unreadable++;
+        salvage_slot(o, at);
         return;
     }
-    switch (page_kind(page, "UCMS")) {
-    case PAGE_NONE:
-        break; /* never written in this opening of the segment */
+    switch (offline_page_kind(page, "UCMS")) {
+    case PAGE_NONE: /* never written in this opening, unless others behind it were */
+        good = slot >= l->end || page_blank(page);
+        o->corrupt_headers += !good;
+        break;
     case PAGE_DAMAGED:
+        good = false;
         o->corrupt_headers++;
         break;
     case PAGE_GOOD:
-        if (u64(page + 112) != sequence)
-            break; /* of an earlier opening */
-        if (memcmp(page + 16, o->uuid, sizeof(o->uuid)) != 0 || u32(page + 8) != number ||
-            u32(page + 12) != slot)
+        if (slot_passes(o, l, slot, page)) {
+            good = slot_check(o, page, at, l->stride);
+        } else if (offline_u64(page + 112) == l->sequence) {
+            good = false;
             o->foreign++;
-        else
-            slot_check(o, page, at, stride);
+        } else { /* of an earlier opening: a lost write when later ones are there */
+            good = slot >= l->end;
+            o->stale += !good;
+        }
     }
+    if (!good)
+        salvage_slot(o, at);
+}
+
+/* Slots are written front to back: the last one of this opening. */
+static uint32_t slots_end(const struct offline *o, const struct look *l, uint32_t slots)
+{
+    uint8_t page[PAGE];
+
+    while (slots > 0 &&
+           !(offline_read(o->fd, page, PAGE, l->base + PAGE + (slots - 1) * l->stride) &&
+             offline_page_kind(page, "UCMS") == PAGE_GOOD && slot_passes(o, l, slots - 1, page)))
+        slots--;
+    return slots;
+}
+
+/* Without a header of the segment: does its first slot tell that there was one? */
+static bool header_missing(const struct offline *o, uint32_t number, uint64_t base)
+{
+    uint8_t page[PAGE];
+
+    return offline_read(o->fd, page, PAGE, base + PAGE) &&
+           offline_page_kind(page, "UCMS") == PAGE_GOOD &&
+           memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == number &&
+           offline_u32(page + 12) == 0;
+}
+
+/* Whether the header passes, or does so now. */
+static bool segment_header(struct offline *o, uint32_t number, uint64_t base, uint8_t page[PAGE])
+{
+    uint64_t stride;
+
+    if (!offline_read(o->fd, page, PAGE, base)) {
+        o->unreadable++;
+        return salvage_segment(o, number, page);
+    }
+    stride = offline_u64(page + 40);
+    switch (offline_page_kind(page, "UCMG")) {
+    case PAGE_NONE:
+        if (!header_missing(o, number, base)) {
+            o->empty++;
+            return false;
+        }
+        o->corrupt_headers++;
+        return salvage_segment(o, number, page);
+    case PAGE_DAMAGED:
+        o->corrupt_headers++;
+        return salvage_segment(o, number, page);
+    case PAGE_GOOD:
+        break;
+    }
+    if (memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == number &&
+        stride >= 2 * PAGE && stride <= o->segment_bytes && stride % PAGE == 0)
+        return true;
+    o->foreign++;
+    return salvage_segment(o, number, page);
 }
 
 static void segment_look(struct offline *o, uint32_t number)
 {
-    uint64_t base = o->data_offset + number * o->segment_bytes, sequence, stride;
+    struct look l = {.number = number, .base = o->data_offset + number * o->segment_bytes};
     uint8_t page[PAGE];
+    uint32_t slots;
 
-    if (!read_at(o->fd, page, PAGE, base)) {
-        o->unreadable++;
+    if (l.base + PAGE > o->size || !segment_header(o, number, l.base, page))
         return;
-    }
-    stride = u64(page + 40);
-    sequence = u64(page + 32);
-    if (page_kind(page, "UCMG") != PAGE_GOOD) {
-        o->corrupt_headers += page_kind(page, "UCMG") == PAGE_DAMAGED;
-        o->empty++;
-        return;
-    }
-    if (memcmp(page + 16, o->uuid, sizeof(o->uuid)) != 0 || u32(page + 8) != number ||
-        stride < 2 * PAGE || stride > o->segment_bytes || stride % PAGE != 0) {
-        o->foreign++;
-        return;
-    }
+    l.sequence = offline_u64(page + 32);
+    l.stride = offline_u64(page + 40);
+    slots = (uint32_t)((o->segment_bytes - PAGE) / l.stride);
+    l.end = slots_end(o, &l, slots);
+    if (o->state_damaged && l.sequence >> 40 > o->epoch)
+        o->epoch = l.sequence >> 40;
     o->segments++;
-    for (uint64_t i = 0; i < (o->segment_bytes - PAGE) / stride; i++)
-        slot_look(o, number, (uint32_t)i, base + PAGE + i * stride, sequence, stride);
+    for (uint32_t i = 0; i < slots; i++)
+        slot_look(o, &l, i);
 }
 
 /* ---- the file ---- */
@@ -227,26 +344,85 @@ static int super_read(struct offline *o, const char *path)
     if (fstat(o->fd, &st) < 0 || !S_ISREG(st.st_mode))
         return ctl_fail(CTL_ERROR, "%s is not a regular file", path);
     o->size = (uint64_t)st.st_size;
-    if (!read_at(o->fd, page, PAGE, 0) || page_kind(page, "UCMDNVME") == PAGE_NONE)
+    if (!offline_read(o->fd, page, PAGE, 0) || offline_page_kind(page, "UCMDNVME") == PAGE_NONE)
         return ctl_fail(CTL_ERROR, "%s is not a file of ucmd's NVMe tier", path);
-    if (page_kind(page, "UCMDNVME") == PAGE_DAMAGED)
-        return ctl_fail(CTL_CORRUPT,
-                        "%s: version %u, or a damaged superblock; this reads version 1", path,
-                        u32(page + 8));
-    o->segment_bytes = u64(page + 32);
-    o->data_offset = u64(page + 40);
+    if (offline_u32(page + 8) != FORMAT_VERSION)
+        return ctl_fail(CTL_ERROR,
+                        "%s has storage format version %u and this ucmctl reads %u: use the one "
+                        "that came with the ucmd that wrote it",
+                        path, offline_u32(page + 8), FORMAT_VERSION);
+    o->segment_bytes = offline_u64(page + 32);
+    o->data_offset = offline_u64(page + 40);
     memcpy(o->uuid, page + 16, sizeof(o->uuid));
-    if (o->segment_bytes < SEGMENT_MIN || o->segment_bytes > SEGMENT_MAX ||
-        o->data_offset > o->size)
-        return ctl_fail(CTL_CORRUPT, "%s: the superblock's sizes can't be", path);
+    if (offline_page_kind(page, "UCMDNVME") != PAGE_GOOD || o->segment_bytes < SEGMENT_MIN ||
+        o->segment_bytes > SEGMENT_MAX || o->segment_bytes % PAGE != 0 || o->data_offset > o->size)
+        return ctl_fail(CTL_CORRUPT,
+                        "%s: the superblock is damaged, and without it nothing can be told from "
+                        "anything: delete the folder's three files to start empty",
+                        path);
     o->payload = malloc(o->segment_bytes);
     return o->payload ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
+}
+
+/* The pages between the superblock and the segments. */
+static void own_pages_read(struct offline *o)
+{
+    uint64_t change = 0;
+    uint8_t page[PAGE];
+
+    for (unsigned copy = 0; copy < 2; copy++) {
+        if (!offline_read(o->fd, page, PAGE, STATE_AT(copy))) {
+            o->unreadable++;
+            o->state_damaged = true;
+        } else if (offline_page_kind(page, "UCMDSTAT") == PAGE_GOOD &&
+                   memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0) {
+            if (offline_u64(page + 32) >= o->epoch) {
+                o->epoch = offline_u64(page + 32);
+                o->state_segments = offline_u64(page + 40);
+            }
+        } else if (!page_blank(page)) { /* the second copy is written at the first start */
+            o->corrupt_headers++;
+            o->state_damaged = true;
+        }
+        if (!offline_read(o->fd, page, PAGE, QUARANTINE_AT(copy)))
+            o->unreadable++;
+        else if (offline_page_kind(page, "UCMQ") == PAGE_DAMAGED)
+            o->corrupt_headers++;
+        else if (offline_page_kind(page, "UCMQ") == PAGE_GOOD && offline_u64(page + 32) > change) {
+            change = offline_u64(page + 32);
+            o->quarantined = offline_u32(page + 8);
+        }
+    }
+    o->short_file = o->data_offset + o->state_segments * o->segment_bytes > o->size;
+}
+
+static bool anything_wrong(const struct offline *o)
+{
+    return o->corrupt_headers + o->corrupt_payloads + o->corrupt_names + o->foreign + o->stale +
+                   o->unreadable + o->cut >
+               0 ||
+           o->index_damaged || o->short_file;
 }
 
 static void fingerprint_hex(const struct space *s, char out[17])
 {
     for (unsigned i = 0; i < 8; i++)
         snprintf(out + 2 * i, 3, "%02x", s->fingerprint[i]);
+}
+
+static cJSON *salvaged_json(const struct offline *o)
+{
+    cJSON *j = cJSON_CreateObject();
+
+    cJSON_AddItemToObject(j, "slots_dropped", answer_json_u64(o->dropped));
+    cJSON_AddItemToObject(j, "segments_rebuilt", answer_json_u64(o->rebuilt));
+    cJSON_AddItemToObject(j, "segments_emptied", answer_json_u64(o->emptied));
+    cJSON_AddItemToObject(j, "pages_rewritten", answer_json_u64(o->pages_written));
+    cJSON_AddBoolToObject(j, "names_rewritten", o->names_rewritten);
+    cJSON_AddBoolToObject(j, "checkpoint_removed", o->index_removed);
+    cJSON_AddBoolToObject(j, "file_grown", o->grown);
+    cJSON_AddItemToObject(j, "quarantine_lifted", answer_json_u64(o->lifted));
+    return j;
 }
 
 static int print_json(const struct offline *o)
@@ -275,8 +451,32 @@ static int print_json(const struct offline *o)
     cJSON_AddItemToObject(j, "corrupt_headers", answer_json_u64(o->corrupt_headers));
     cJSON_AddItemToObject(j, "corrupt_payloads", answer_json_u64(o->corrupt_payloads));
     cJSON_AddItemToObject(j, "misplaced", answer_json_u64(o->foreign));
+    cJSON_AddItemToObject(j, "stale", answer_json_u64(o->stale));
+    cJSON_AddItemToObject(j, "cut", answer_json_u64(o->cut));
     cJSON_AddItemToObject(j, "unreadable", answer_json_u64(o->unreadable));
+    cJSON_AddItemToObject(j, "corrupt_names", answer_json_u64(o->corrupt_names));
+    cJSON_AddItemToObject(j, "checkpoint_records", answer_json_u64(o->index_records));
+    cJSON_AddBoolToObject(j, "checkpoint_damaged", o->index_damaged);
+    cJSON_AddBoolToObject(j, "file_cut", o->short_file);
+    cJSON_AddItemToObject(j, "segments_quarantined", answer_json_u64(o->quarantined));
+    if (o->salvage || o->lift)
+        cJSON_AddItemToObject(j, "salvaged", salvaged_json(o));
     return ctl_print_json(j, false);
+}
+
+static void print_salvaged(const struct offline *o)
+{
+    printf("salvaged: %" PRIu64 " slots dropped, %" PRIu64 " segment headers made again, %" PRIu64
+           " segments emptied, %" PRIu64 " other pages written\n",
+           o->dropped, o->rebuilt, o->emptied, o->pages_written);
+    if (o->names_rewritten)
+        printf("salvaged: ucmd.namespaces written anew with %" PRIu64 " records\n", o->names_kept);
+    if (o->index_removed)
+        printf("salvaged: ucmd.index removed; the next start reads the slots' headers instead\n");
+    if (o->grown)
+        printf("salvaged: ucmd.cache has its length again\n");
+    if (o->lifted > 0)
+        printf("salvaged: the quarantine of %" PRIu64 " segments is lifted\n", o->lifted);
 }
 
 static int print_text(const struct offline *o)
@@ -289,8 +489,18 @@ static int print_text(const struct offline *o)
     printf("%" PRIu64 " segments in use, %" PRIu64 " empty; %" PRIu64 " slots live, %s\n",
            o->segments, o->empty, o->live, human_bytes(a, o->bytes));
     printf("%" PRIu64 " headers corrupt, %" PRIu64 " payloads corrupt, %" PRIu64
-           " misplaced, %" PRIu64 " unreadable\n",
-           o->corrupt_headers, o->corrupt_payloads, o->foreign, o->unreadable);
+           " misplaced, %" PRIu64 " stale, %" PRIu64 " cut, %" PRIu64 " unreadable\n",
+           o->corrupt_headers, o->corrupt_payloads, o->foreign, o->stale, o->cut, o->unreadable);
+    printf("namespaces: %" PRIu64 " records corrupt; checkpoint: %" PRIu64 " records, %s%s\n",
+           o->corrupt_names, o->index_records,
+           !o->index_there    ? "not there"
+           : o->index_damaged ? "damaged behind them"
+                              : "sound",
+           o->short_file ? "; the cache file is shorter than it was" : "");
+    if (o->quarantined > 0)
+        printf("%" PRIu64 " segments in quarantine\n", o->quarantined);
+    if (o->salvage || o->lift)
+        print_salvaged(o);
     table_begin(&t, titles);
     for (uint32_t i = 0; i < o->spaces; i++) {
         const struct space *s = &o->space[i];
@@ -306,26 +516,71 @@ static int print_text(const struct offline *o)
     return table_end(&t, stdout) == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
 }
 
-int offline_verify(const char *folder, bool json)
+/* A killed daemon's file stays locked until its last transfers have ended. */
+static bool file_lock(const struct offline *o, bool change)
 {
-    struct offline o = {0};
+    const struct timespec pause = {.tv_nsec = 50000000};
+
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(o->fd, (change ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0)
+            return true;
+        if (!change)
+            break;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+static int file_open(struct offline *o, const char *path)
+{
+    bool change = o->salvage || o->lift;
+
+    o->fd = open(path, (change ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (o->fd < 0)
+        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+    if (file_lock(o, change))
+        return CTL_OK;
+    if (change) {
+        close(o->fd);
+        return ctl_fail(CTL_ERROR, "%s is in use: nothing was changed; stop ucmd first", path);
+    }
+    fprintf(stderr, "%s is in use: what is being written now may seem corrupt\n", path);
+    return CTL_OK;
+}
+
+static void walk(struct offline *o)
+{
+    own_pages_read(o);
+    names_read(o);
+    index_read(o);
+    for (uint64_t i = 0; o->data_offset + i * o->segment_bytes < o->size; i++)
+        segment_look(o, (uint32_t)i);
+    salvage_state(o);
+    salvage_quarantine(o);
+    salvage_size(o);
+    salvage_sync(o);
+    salvage_names(o);
+    salvage_index(o);
+}
+
+int offline_verify(const char *folder, bool json, bool salvage, bool lift)
+{
+    struct offline o = {.folder = folder, .salvage = salvage, .lift = lift};
     char path[4096];
     int rc;
 
-    snprintf(path, sizeof(path), "%s/ucmd.cache", folder);
-    o.fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (o.fd < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
-    if (flock(o.fd, LOCK_SH | LOCK_NB) < 0)
-        fprintf(stderr, "%s is in use: what is being written now may seem corrupt\n", path);
+    offline_path(&o, "ucmd.cache", path);
+    rc = file_open(&o, path);
+    if (rc != CTL_OK)
+        return rc;
     rc = super_read(&o, path);
     if (rc == CTL_OK) {
-        names_read(&o, folder);
-        for (uint64_t i = 0; i < (o.size - o.data_offset) / o.segment_bytes; i++)
-            segment_look(&o, (uint32_t)i);
+        walk(&o);
         rc = json ? print_json(&o) : print_text(&o);
     }
-    if (rc == CTL_OK && o.corrupt_headers + o.corrupt_payloads + o.foreign + o.unreadable > 0)
+    if (rc == CTL_OK && o.error != 0)
+        rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(o.error));
+    else if (rc == CTL_OK && anything_wrong(&o))
         rc = CTL_CORRUPT;
     close(o.fd);
     free(o.space);

@@ -73,6 +73,7 @@ int cmd_health(const struct args *a);
 int cmd_version(const struct args *a);
 int cmd_stats(const struct args *a);
 int cmd_namespaces(const struct args *a);
+int cmd_tenants(const struct args *a);
 int cmd_ls(const struct args *a);
 int cmd_inspect(const struct args *a);
 int cmd_evict(const struct args *a);
@@ -80,8 +81,11 @@ int cmd_pin(const struct args *a);
 int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
+int cmd_format(const struct args *a);
 
-/* verify --offline: the files in a folder of nvme.paths, read without a daemon. An exit code. */
-int offline_verify(const char *folder, bool json);
+/* verify --offline: the files in a folder of nvme.paths, read without a daemon. salvage: and
+ * repaired; lift: and taken out of quarantine. An exit code: of what was found, also where it was
+ * repaired. */
+int offline_verify(const char *folder, bool json, bool salvage, bool lift);
 
 #endif

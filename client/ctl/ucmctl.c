@@ -36,6 +36,14 @@ static const struct arg_option purge_options[] = {
 static const struct arg_option verify_options[] = {
     {"page", ARG_NUMBER, "N", "blocks that one call checks", "64", 1, 4096},
     {"offline", ARG_TEXT, "FOLDER", "read the files in FOLDER, without a daemon", NULL, 0, 0},
+    {"salvage", ARG_FLAG, NULL, "with --offline: repair what was found", NULL, 0, 0},
+    {"lift-quarantine", ARG_FLAG, NULL, "with --offline: let bad segments be written to again",
+     NULL, 0, 0},
+};
+
+static const struct arg_option format_options[] = {
+    {"force", ARG_FLAG, NULL, "also when something lies there, which is destroyed", NULL, 0, 0},
+    {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
 };
 
 static const struct program_command commands[] = {
@@ -57,6 +65,10 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
+    {"tenants", "", "What each tenant's namespaces hold together",
+     "Example:\n"
+     "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
+     NULL, 0, 0, 0, cmd_tenants},
     {"ls", "NS", "The blocks of a namespace, in no particular order",
      "Examples:\n  ucmctl ls 1\n  ucmctl ls 3fa94c --limit 1000 --json | jq -r '.blocks[].key'\n",
      OPTIONS(ls_options), 1, 1, cmd_ls},
@@ -91,14 +103,25 @@ static const struct program_command commands[] = {
     {"verify", "[NS]", "Read what lies on NVMe again and check it",
      "Without a namespace: all of them. Corrupt parts are dropped by the daemon, never\n"
      "served. The exit code is 5 when any was corrupt or unreadable.\n\n"
-     "With --offline the files of a daemon that does not run are walked, and never\n"
-     "written: live slots, corrupt headers and payloads, and whose they are. After a\n"
-     "kill a few that were being written then may be corrupt: they were acknowledged to\n"
-     "nobody as durable.\n\n"
+     "With --offline the files of a daemon that does not run are walked: live slots,\n"
+     "corrupt headers and payloads, and whose they are. After a kill a few that were\n"
+     "being written then may be corrupt: they were acknowledged to nobody as durable.\n"
+     "Nothing is written, but with --salvage: that drops what is corrupt, makes damaged\n"
+     "segment headers again where the slots tell how they were, writes the namespaces\n"
+     "anew without damaged records and removes a checkpoint that tells of any of it. The\n"
+     "exit code tells what was found; run it again to see that it is gone.\n\n"
      "Examples:\n"
      "  ucmctl verify && echo sound\n"
-     "  ucmctl verify --offline /var/lib/ucmd/nvme0\n",
+     "  ucmctl verify --offline /var/lib/ucmd/nvme0\n"
+     "  ucmctl verify --offline /var/lib/ucmd/nvme0 --salvage\n",
      OPTIONS(verify_options), 0, 1, cmd_verify},
+    {"format", "PATH", "Let ucmd use a block device, or a file, as it is",
+     "For an entry of nvme.paths that is no folder. A device that holds something is\n"
+     "refused; --force destroys that, and you are asked first. The daemon must not run\n"
+     "on it. Needs no daemon.\n\n"
+     "Example:\n"
+     "  ucmctl format /dev/nvme1n1\n",
+     OPTIONS(format_options), 1, 1, cmd_format},
     {"health", "", "ok, recovering, degraded or failing, and why; for probes",
      "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"

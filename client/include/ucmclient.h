@@ -94,7 +94,8 @@ UCM_API void ucm_close(struct ucm_client *client);
  * after fork(). */
 UCM_API uint64_t ucm_generation(struct ucm_client *client);
 
-/* A descriptor that polls readable when ucm_process() has something to do. Owned by the client, and
+/* A descriptor that polls readable when ucm_process() has something to do, which includes layers of
+ * a load that have landed. Owned by the client, and
  * the same for the client's whole life, over reconnects too. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Takes in what has arrived, never blocks. Returns how many tasks became done since the last time,
@@ -117,6 +118,14 @@ UCM_API int ucm_server_info(struct ucm_client *client, struct ucm_server_info *o
 
 struct ucm_namespace;
 
+/* When a dump is answered: as soon as the bytes are in DRAM, or when they are on stable storage, to
+ * be found again even after a power failure. */
+enum ucm_durability_wish {
+    UCM_DURABLE_DEFAULT = 0, /* a dump: as its namespace was opened; a namespace: in DRAM */
+    UCM_DURABLE_ON_NVME = 1,
+    UCM_DURABLE_IN_DRAM = 2, /* a dump, whatever its namespace was opened with */
+};
+
 /* One set of interchangeable bytes. Two workers that agree on every field (and belong to one
  * tenant) share blocks; two that differ in one never see each other's. Strings are UTF-8, at most
  * 256 bytes, and copied. */
@@ -134,6 +143,9 @@ struct ucm_identity {
     uint64_t shard_bytes;   /* KV bytes of one layer of one part of one block */
     const void *salt;       /* whatever else must separate; may be NULL */
     size_t salt_bytes;      /* at most 1024 */
+    /* No part of the identity: of this client's dumps that name none, enum ucm_durability_wish.
+     * What the client opened a namespace with last counts for all its handles on it. */
+    uint32_t durability;
 };
 
 /* On success *out lives until ucm_namespace_close or ucm_close. */
@@ -238,10 +250,6 @@ enum ucm_block_result {
     UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
 };
 
-/* When a dump is answered: as soon as the bytes are in DRAM, or when they are on stable storage, to
- * be found again even after a power failure. */
-enum ucm_durability_wish { UCM_DURABLE_IN_DRAM = 0, UCM_DURABLE_ON_NVME = 1 };
-
 struct ucm_task;
 
 struct ucm_transfer {
@@ -257,6 +265,8 @@ struct ucm_transfer {
                              recorded behind its last write; else NULL */
     uint32_t part;        /* prefetch: 0 all parts, else part + 1 */
     uint32_t durability;  /* dump: enum ucm_durability_wish */
+    uint32_t step;        /* load: layer-wise, the daemon tells as every so many layers have landed
+                             (ucm_task_wait_layers); 0: it copies block by block and doesn't */
 };
 
 /* Each queues a request and returns at once; on success *out is owned by the caller until
@@ -285,6 +295,15 @@ UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, waiting. -UCM_EDEADLINE after timeout_ms leaves the task as it was. Several threads may
  * wait for one task: one gets the result, the others -UCM_EREPORTED. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
+/* Layer-wise load (`step`): waits until the first `layers` layers of those that it loads lie in all
+ * blocks, or the task is done, so that work on them can begin while the rest is on its way. 0, and
+ * result[i], unless NULL, is the enum ucm_block_result of key i as known by now: a block whose
+ * result is not OK must not be used, and one that is OK now fails later only with the device, a
+ * cancel or the deadline. The request's error when it failed as a whole; -UCM_EDEADLINE after
+ * timeout_ms, which leaves the task as it was. The task's own result is still to be taken by check
+ * or wait. A load without `step` lands as a whole. */
+UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
+                                 uint8_t *result);
 /* Asks the daemon to stop; the task still becomes done, with what was moved until then. */
 UCM_API int ucm_task_cancel(struct ucm_task *task, int timeout_ms);
 /* Frees the task, done or not, never blocks; one that is under way is cancelled and its answer

@@ -20,6 +20,7 @@ void client_call_reset(struct client_call *call)
 {
     assert(!call->linked);
     call->done = false;
+    call->layers = 0;
     call->status = 0;
     call->error.code = 0;
     call->error.text[0] = '\0';
@@ -109,14 +110,34 @@ static int follow(struct client_call *call, int64_t deadline_ns)
     return r;
 }
 
-int client_call_wait(struct client_call *call, int64_t deadline_ns)
+int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t deadline_ns)
 {
     struct ucm_client *c = call->client;
     int r = 0;
 
-    while (!call->done && r == 0)
+    while (!call->done && call->layers < layers && r == 0)
         r = c->reading ? follow(call, deadline_ns) : client_read(c, 0, deadline_ns);
-    return call->done ? 0 : -UCM_EDEADLINE;
+    return call->done || call->layers >= layers ? 0 : -UCM_EDEADLINE;
+}
+
+int client_call_wait(struct client_call *call, int64_t deadline_ns)
+{
+    return client_call_wait_layers(call, UINT32_MAX, deadline_ns);
+}
+
+bool client_call_progress(struct ucm_client *c, const struct msg_progress *m)
+{
+    struct client_call *call = client_call_find(c, (uint32_t)m->msgid);
+
+    if (!call) /* of a task that was freed */
+        return true;
+    if (!call->progress_cb || m->shards <= call->layers || !call->progress_cb(call, m))
+        return false;
+    call->layers = (uint32_t)m->shards;
+    if (call->n_waiting > 0)
+        pthread_cond_broadcast(&call->cond);
+    client_signal(c);
+    return true;
 }
 
 int client_call_status(const struct client_call *call)

@@ -46,12 +46,16 @@ typedef int (*client_take_cb)(struct client_call *call, struct proto_envelope *e
                               struct ucm_error *e);
 /* Runs once, under the lock, when the call became done, whatever its status. May be NULL. */
 typedef void (*client_done_cb)(struct client_call *call);
+/* The daemon told how far a load has come, under the lock. False: it does not fit the load. */
+typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_progress *m);
 
 /* One request on its way. Lives on the waiter's stack or inside a task or a handle. */
 struct client_call {
     struct ucm_client *client;
     client_take_cb take_cb;
     client_done_cb done_cb;
+    client_progress_cb progress_cb; /* NULL: not a load that asked */
+    uint32_t layers;                /* that have landed, as told before the answer */
     uint32_t msgid;
     bool linked; /* in the table: an answer is awaited */
     bool done;
@@ -81,6 +85,10 @@ void client_call_finish(struct client_call *call, int status, const char *text);
 void client_call_finish_all(struct ucm_client *c, int status, const char *text);
 /* Waits until the call is done. 0, or -UCM_EDEADLINE, which leaves the call as it was. */
 int client_call_wait(struct client_call *call, int64_t deadline_ns);
+/* The same, until so many layers have landed, or the call is done. */
+int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t deadline_ns);
+/* Takes a notification of progress. False: it is not the protocol. */
+bool client_call_progress(struct ucm_client *c, const struct msg_progress *m);
 /* The outcome of a done call, as a return value of the API (its sentence becomes ucm_errmsg). */
 int client_call_status(const struct client_call *call);
 

@@ -81,6 +81,24 @@ static void garbage(struct ucm_client *c, const char *what)
     client_link_break(c, UCM_EPROTOCOL, text);
 }
 
+static void notification(struct ucm_client *c, struct proto_envelope *env)
+{
+    struct msg_progress m;
+    struct ucm_error e;
+
+    if (env->error.code) {
+        c->farewell = env->error; /* why it is about to hang up */
+        return;
+    }
+    if (env->method.n != sizeof UCM_PROGRESS - 1 ||
+        memcmp(env->method.p, UCM_PROGRESS, env->method.n) != 0)
+        return;
+    if (client_take(&proto_progress, env, &m, &e) != 0)
+        garbage(c, e.text);
+    else if (!client_call_progress(c, &m))
+        garbage(c, "progress that fits no load");
+}
+
 static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
 {
     struct proto_envelope env;
@@ -96,8 +114,8 @@ static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
     }
     if (env.type == PROTO_RESPONSE)
         deliver(c, &env);
-    else if (env.type == PROTO_NOTIFICATION && env.error.code)
-        c->farewell = env.error; /* why it is about to hang up */
+    else if (env.type == PROTO_NOTIFICATION)
+        notification(c, &env);
     else if (env.type == PROTO_REQUEST)
         garbage(c, "a request; it may only answer");
     proto_envelope_close(&env);

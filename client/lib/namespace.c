@@ -32,6 +32,9 @@ static int identity_check(const struct ucm_identity *id)
         return client_fail(UCM_EINVALID, "model, dtype and layout must be given");
     if (!id->shards || id->n_shards == 0)
         return client_fail(UCM_EINVALID, "shards must name the layers of a part");
+    if (id->durability > UCM_DURABLE_IN_DRAM)
+        return client_fail(UCM_EINVALID, "durability is %u; see enum ucm_durability_wish",
+                           id->durability);
     if (id->salt_bytes > 0 && !id->salt)
         return client_fail(UCM_EINVALID, "salt is NULL, but salt_bytes is %zu", id->salt_bytes);
     if (id->salt_bytes > UCM_MAX_SALT_BYTES || id->n_shards > UCM_MAX_PARTS)
@@ -76,6 +79,7 @@ static int identity_copy(struct ucm_namespace *ns, const struct ucm_identity *id
     ns->open.key_bytes = id->key_bytes;
     ns->open.parts = id->parts;
     ns->open.shard_bytes = id->shard_bytes;
+    ns->open.durability = id->durability == UCM_DURABLE_ON_NVME;
     return 0;
 }
 

@@ -46,6 +46,17 @@ static void task_done_cb(struct client_call *call)
     client_signal(call->client);
 }
 
+static bool task_progress_cb(struct client_call *call, const struct msg_progress *m)
+{
+    struct ucm_task *task = (struct ucm_task *)call;
+
+    if (m->status.n != 0 && m->status.n != task->n_keys)
+        return false;
+    if (m->status.n != 0)
+        memcpy(task->result, m->status.p, m->status.n);
+    return true;
+}
+
 static int task_new(struct ucm_client *c, uint32_t n_keys, struct ucm_task **out)
 {
     struct ucm_task *task;
@@ -105,8 +116,12 @@ static int request_load(struct ucm_task *task, const struct transfer *t, struct 
         .lease = client_lease_find(task->call.client, a->lease),
         .priority = a->priority,
         .deadline_ms = a->deadline_ms,
+        .step = a->step,
     };
-    int r = client_request(&task->call, t->method, &proto_load, &m, NULL, 0, deadline_ns);
+    int r;
+
+    task->call.progress_cb = a->step ? task_progress_cb : NULL;
+    r = client_request(&task->call, t->method, &proto_load, &m, NULL, 0, deadline_ns);
 
     if (r == 0)
         client_lease_end(task->call.client, a->lease);
@@ -268,6 +283,26 @@ int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out)
     if (task->call.done || client_call_wait(&task->call, client_deadline(c, timeout_ms)) == 0)
         return client_leave(c, task_report(task, out));
     return client_leave(c, client_fail(UCM_EDEADLINE, "the task was not done in time"));
+}
+
+int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms, uint8_t *result)
+{
+    struct ucm_client *c;
+    int r;
+
+    if (!task)
+        return client_fail(UCM_EINVALID, "task is NULL");
+    c = task->call.client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    if (client_call_wait_layers(&task->call, layers, client_deadline(c, timeout_ms)) != 0)
+        return client_leave(c, client_fail(UCM_EDEADLINE, "the layers had not landed in time"));
+    if (task->call.done && task->call.status)
+        return client_leave(c, client_call_status(&task->call));
+    if (result)
+        memcpy(result, task->result, task->n_keys);
+    return client_leave(c, 0);
 }
 
 static int cancel_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)

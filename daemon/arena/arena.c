@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +33,10 @@ struct arena_class {
 
 struct arena {
     struct arena_config config;
+    uv_loop_t *loop;
     char *base;
     uint32_t extents, ready, slot_bits;
+    uint32_t limit; /* extents that there will be */
     struct extent *extent;
     struct list free;
     struct arena_class *classes;
@@ -41,9 +44,9 @@ struct arena {
 
     uv_async_t grown; /* the thread made `touched` extents ready */
     pthread_t thread;
-    pthread_mutex_t lock; /* guards the two below */
+    pthread_mutex_t lock; /* guards the three below */
     uint32_t touched;
-    bool stop;
+    bool stop, ended; /* ended: there will be no more than `touched` */
     bool threaded;
 };
 
@@ -54,14 +57,34 @@ uint64_t arena_padded(uint64_t bytes)
 
 /* ---- growing ---- */
 
+static void extent_uncarve(struct arena *a, struct extent *e);
+
+/* Slots of it were kept: the others of their size are free now. */
+static void extent_kept(struct arena *a, struct extent *e)
+{
+    e->n_free = 0;
+    for (uint32_t i = e->slots; i-- > 0;)
+        if (!e->used[i])
+            e->free_slot[e->n_free++] = i;
+    if (e->n_free == e->slots)
+        extent_uncarve(a, e);
+    else if (e->n_free > 0)
+        list_push_back(&e->class->partial, &e->link);
+}
+
 static void extents_take(struct arena *a, uint32_t upto)
 {
-    for (; a->ready < upto; a->ready++) {
-        struct extent *e = &a->extent[a->ready];
+    while (a->ready < upto) {
+        uint32_t extent = a->ready++;
+        struct extent *e = &a->extent[extent];
 
-        a->config.extent_ready(a->config.ctx, a->ready,
-                               a->base + (uint64_t)a->ready * a->config.extent, a->config.extent);
-        list_push_back(&a->free, &e->link);
+        list_init(&e->link);
+        if (e->class)
+            extent_kept(a, e);
+        else
+            list_push_back(&a->free, &e->link);
+        a->config.extent_ready(a->config.ctx, extent, a->base + (uint64_t)extent * a->config.extent,
+                               a->config.extent);
     }
 }
 
@@ -69,48 +92,77 @@ static void grown_cb(uv_async_t *async)
 {
     struct arena *a = async->data;
     uint32_t touched;
+    bool ended;
 
     pthread_mutex_lock(&a->lock);
     touched = a->touched;
+    ended = a->ended;
     pthread_mutex_unlock(&a->lock);
+    if (ended)
+        a->limit = touched;
     extents_take(a, touched);
+    if (ended && a->config.ended)
+        a->config.ended(a->config.ctx);
 }
 
 /* One write a page: MADV_POPULATE_WRITE is newer than the kernels that are still about. */
-static void touch(char *p, uint64_t bytes)
+static int touch(char *p, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
         *(volatile char *)(p + i) = 0;
+    return 0;
+}
+
+/* Reads only, as there may be something in it. */
+static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
+{
+    int rc;
+
+    do
+        rc = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
+    while (rc < 0 && errno == EINTR);
+    if (rc < 0)
+        return -errno;
+    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
+        (void)*(const volatile char *)(p + i);
+    return 0;
 }
 
 static void *grow_thread(void *arg)
 {
     struct arena *a = arg;
+    bool stop = false;
+    int rc = 0;
 
-    for (uint32_t i = 0; i < a->extents; i++) {
-        bool stop;
+    for (uint32_t i = 0; i < a->extents && !stop && rc == 0; i++) {
+        uint64_t offset = (uint64_t)i * a->config.extent;
 
-        touch(a->base + (uint64_t)i * a->config.extent, a->config.extent);
+        rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
+                            : touch(a->base + offset, a->config.extent);
+        if (rc < 0)
+            log_error("arena", "no-room", "bytes=%llu of=%llu error=%s: serving with less",
+                      (unsigned long long)offset,
+                      (unsigned long long)(a->extents * a->config.extent), strerror(-rc));
         pthread_mutex_lock(&a->lock);
-        a->touched = i + 1;
+        a->touched = rc < 0 ? i : i + 1;
+        a->ended = rc < 0;
         stop = a->stop;
         pthread_mutex_unlock(&a->lock);
-        if (stop)
-            break;
-        uv_async_send(&a->grown);
+        if (!stop)
+            uv_async_send(&a->grown);
     }
     return NULL;
 }
 
-static int grow_start(struct arena *a, uv_loop_t *loop)
+int arena_grow(struct arena *a)
 {
     int rc;
 
-    if (!a->config.prefault) {
+    if (!a->config.prefault && !a->config.file) {
         extents_take(a, a->extents);
         return 0;
     }
-    rc = uv_async_init(loop, &a->grown, grown_cb);
+    rc = uv_async_init(a->loop, &a->grown, grown_cb);
     if (rc != 0)
         return rc;
     a->grown.data = a;
@@ -119,6 +171,8 @@ static int grow_start(struct arena *a, uv_loop_t *loop)
     if (rc != 0) {
         log_warn("arena", "no-prefault", "error=%s", strerror(rc));
         uv_close((uv_handle_t *)&a->grown, NULL);
+        if (a->config.file)
+            return -rc;
         extents_take(a, a->extents);
         return 0;
     }
@@ -136,7 +190,7 @@ static int extents_count(struct arena *a)
         a->slot_bits++;
     if (n == 0 || n >= UINT64_C(1) << (32 - a->slot_bits))
         return -EINVAL;
-    a->extents = (uint32_t)n;
+    a->extents = a->limit = (uint32_t)n;
     return 0;
 }
 
@@ -148,6 +202,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     if (!a)
         return -ENOMEM;
     a->config = *config;
+    a->loop = loop;
     rc = extents_count(a);
     if (rc != 0)
         goto err_after_arena;
@@ -158,7 +213,8 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     if (!a->extent)
         goto err_after_lock;
     a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                   config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   config->file ? config->fd : -1, 0);
     if (a->base == MAP_FAILED) {
         rc = -errno;
         goto err_after_extents;
@@ -168,7 +224,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     /* A core dump of the cache would be as large as the host and hold tenants' data. */
     if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);
-    rc = grow_start(a, loop);
+    rc = config->file ? 0 : arena_grow(a);
     if (rc != 0)
         goto err_after_map;
     *out = a;
@@ -279,8 +335,6 @@ static int extent_carve(struct arena *a, struct extent *e, struct arena_class *c
     e->slots = e->n_free = slots;
     e->class = c;
     c->extents++;
-    list_remove(&e->link);
-    list_push_front(&c->partial, &e->link);
     return 0;
 }
 
@@ -301,23 +355,41 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     list_push_front(&a->free, &e->link);
 }
 
-/* Takes a free extent for slots of this size. NULL when there is none. */
-static struct arena_class *extent_claim(struct arena *a, struct arena_class *c, uint64_t slot_bytes)
+/* The class that has the extent now, or NULL without memory. */
+static struct arena_class *extent_carve_for(struct arena *a, struct extent *e, uint64_t slot_bytes)
 {
-    struct arena_class *made = NULL;
+    struct arena_class *c = class_find(a, slot_bytes);
 
-    if (list_empty(&a->free))
-        return NULL;
     if (!c)
-        c = made = class_new(a, slot_bytes);
-    if (!c)
-        return NULL;
-    if (extent_carve(a, LIST_ENTRY(a->free.next, struct extent, link), c) != 0) {
-        if (made)
-            class_free(a, made);
+        c = class_new(a, slot_bytes);
+    if (c && extent_carve(a, e, c) != 0) {
+        if (c->extents == 0)
+            class_free(a, c);
         return NULL;
     }
     return c;
+}
+
+/* Takes a free extent for slots of this size. NULL when there is none. */
+static struct arena_class *extent_claim(struct arena *a, uint64_t slot_bytes)
+{
+    struct arena_class *c;
+    struct extent *e;
+
+    if (list_empty(&a->free))
+        return NULL;
+    e = LIST_ENTRY(a->free.next, struct extent, link);
+    c = extent_carve_for(a, e, slot_bytes);
+    if (!c)
+        return NULL;
+    list_remove(&e->link);
+    list_push_front(&c->partial, &e->link);
+    return c;
+}
+
+static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
+{
+    return 1 + (extent << a->slot_bits | slot);
 }
 
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
@@ -332,7 +404,7 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
         return 0;
     c = class_find(a, slot_bytes);
     if (!c || list_empty(&c->partial))
-        c = extent_claim(a, c, slot_bytes);
+        c = extent_claim(a, slot_bytes);
     if (!c)
         return 0;
     e = LIST_ENTRY(c->partial.next, struct extent, link);
@@ -342,7 +414,7 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
     if (e->n_free == 0)
         list_remove(&e->link);
     a->used_bytes += slot_bytes;
-    return 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot);
+    return ref_of(a, (uint32_t)(e - a->extent), slot);
 }
 
 static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
@@ -362,6 +434,8 @@ void arena_slot_free(struct arena *a, slot_ref ref)
 
     a->used_bytes -= e->class->slot_bytes;
     e->used[slot] = 0;
+    if (e - a->extent >= a->ready)
+        return; /* one that was kept; extent_kept will see */
     e->free_slot[e->n_free++] = slot;
     if (e->n_free == e->slots) {
         extent_uncarve(a, e);
@@ -404,6 +478,45 @@ void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx,
             visit(ctx, e->owner[i]);
 }
 
+/* ---- slots of an earlier run ---- */
+
+slot_ref arena_slot_keep(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes)
+{
+    uint64_t slot_bytes = arena_padded(bytes);
+    struct extent *e = &a->extent[extent];
+
+    if (extent < a->ready || extent >= a->extents || bytes == 0 || slot_bytes > a->config.extent ||
+        slot >= a->config.extent / slot_bytes)
+        return 0;
+    if (!e->class && !extent_carve_for(a, e, slot_bytes))
+        return 0;
+    if (e->class->slot_bytes != slot_bytes || e->used[slot])
+        return 0;
+    e->used[slot] = 1;
+    a->used_bytes += slot_bytes;
+    return ref_of(a, extent, slot);
+}
+
+void arena_slot_place(struct arena *a, slot_ref ref, uint32_t *extent, uint32_t *number)
+{
+    *extent = arena_extent_of(a, ref);
+    *number = (ref - 1) & ((1u << a->slot_bits) - 1);
+}
+
+void arena_slot_own(struct arena *a, slot_ref ref, uint64_t owner)
+{
+    uint32_t slot;
+
+    extent_of(a, ref, &slot)->owner[slot] = owner;
+}
+
+int arena_slot_ready(struct arena *a, slot_ref ref)
+{
+    uint32_t extent = arena_extent_of(a, ref);
+
+    return extent < a->ready ? 0 : extent < a->limit ? -EAGAIN : -ENOSPC;
+}
+
 uint64_t arena_bytes_used(const struct arena *a)
 {
     return a->used_bytes;
@@ -416,7 +529,7 @@ uint64_t arena_bytes_ready(const struct arena *a)
 
 uint64_t arena_bytes_configured(const struct arena *a)
 {
-    return a->extents * a->config.extent;
+    return a->limit * a->config.extent;
 }
 
 uint64_t arena_extent_bytes(const struct arena *a)

@@ -22,12 +22,20 @@ struct uv_loop_s;
 struct arena_config {
     uint64_t size, extent; /* bytes; size is rounded down to whole extents */
     bool hugepages, prefault;
-    /* Called on the loop when an extent has become ready, before any slot of it is handed out. */
+    bool file; /* map `fd`, borrowed (daemon/arena/keep.h). Its room is taken extent by extent as
+                * if prefault were set, so that it can't run out under a slot; where it ends the
+                * arena ends. */
+    int fd;
+    /* Called on the loop when an extent has become ready, before any slot of it was handed out. */
     void (*extent_ready)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
+    /* A file's room ended: there is less than configured from now on. May be NULL. */
+    void (*ended)(void *ctx);
     void *ctx;
 };
 
 int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out);
+/* Of a file: nothing is ready before this call, which comes once. 0 or -errno. */
+int arena_grow(struct arena *a);
 /* Stops the growing thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its
  * handles on the loop: run it once more afterwards. */
 void arena_free(struct arena *a);
@@ -42,13 +50,23 @@ uint32_t arena_extent_of(struct arena *a, slot_ref slot);  /* index of its regis
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 
-/* Calls visit for each slot in use of the slot's extent: to empty it for another size. */
+/* Calls visit for each slot in use of the slot's extent: to empty it for another size. One that was
+ * kept has the owner 0 until it gets another. */
 void arena_extent_owners(struct arena *a, slot_ref slot, void (*visit)(void *ctx, uint64_t owner),
                          void *ctx);
 
+/* Slots of an earlier run in a file's memory: taken before arena_grow, in use from then on, but
+ * not to be touched before their extent is ready. 0 when there is no such slot, or it is taken, or
+ * its extent has slots of another size. */
+slot_ref arena_slot_keep(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes);
+void arena_slot_place(struct arena *a, slot_ref slot, uint32_t *extent, uint32_t *number);
+void arena_slot_own(struct arena *a, slot_ref slot, uint64_t owner);
+/* -EAGAIN: not yet; -ENOSPC: it never will be. */
+int arena_slot_ready(struct arena *a, slot_ref slot);
+
 uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
-uint64_t arena_bytes_configured(const struct arena *a);
+uint64_t arena_bytes_configured(const struct arena *a); /* what there will be */
 uint64_t arena_extent_bytes(const struct arena *a);
 
 #endif

@@ -20,6 +20,10 @@ struct config_list {
 };
 
 enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
+/* What happens while more waits to be written than may. */
+enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
+/* Which dumped blocks are written to NVMe. */
+enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
@@ -29,6 +33,9 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_NVME_NAMES "ucmd.namespaces"
 #define CONFIG_NVME_INDEX "ucmd.index" /* and its checkpoint */
 #define CONFIG_MAX_PATHS 16
+/* In arena.keep: the arena's memory, and what lies where in it. */
+#define CONFIG_KEEP_ARENA "ucmd.arena"
+#define CONFIG_KEEP_MANIFEST "ucmd.kept"
 
 #define CONFIG_MAX_KEYS 64
 
@@ -51,17 +58,25 @@ struct config {
     uint64_t arena_extent; /* arena.extent: 64MiB, a power of two, 1MiB to 1GiB */
     bool arena_hugepages;  /* arena.hugepages: true (madvise) */
     bool arena_prefault;   /* arena.prefault: true; false touches pages at first use */
+    char *arena_keep;      /* arena.keep: folder on a tmpfs or hugetlbfs; "" keeps nothing */
 
     uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 
-    struct config_list
-        nvme_paths;     /* nvme.paths: list of folders, one file is made in each; empty: no tier */
-    uint64_t nvme_size; /* nvme.size: of each path's file; 64GiB */
-    uint64_t nvme_segment;  /* nvme.segment: 64MiB, 1MiB to 1GiB */
-    unsigned nvme_depth;    /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
-    enum config_io nvme_io; /* nvme.io: auto, uring, threads */
-    unsigned nvme_threads;  /* nvme.threads: for checksums and blocking I/O; 4 */
-    uint64_t nvme_backlog;  /* nvme.backlog: bytes waiting to be written; 1GiB */
+    struct config_list nvme_paths; /* nvme.paths: folders, files and devices; empty: no tier */
+    char *nvme_state;              /* nvme.state: folder of what belongs to files and devices; "" */
+    uint64_t nvme_size;            /* nvme.size: of each path's file; 64GiB */
+    uint64_t nvme_segment;         /* nvme.segment: 64MiB, 1MiB to 1GiB */
+    unsigned nvme_depth;           /* nvme.depth: requests in flight a path, 1 to 4096; 128 */
+    enum config_io nvme_io;        /* nvme.io: auto, uring, threads */
+    unsigned nvme_threads;         /* nvme.threads: for checksums and blocking I/O; 4 */
+    uint64_t nvme_backlog;         /* nvme.backlog: bytes waiting to be written; 1GiB */
+    enum config_pressure nvme_pressure;   /* nvme.pressure: drop, slow */
+    enum config_admission nvme_admission; /* nvme.admission: all, reuse */
+    unsigned nvme_rewrite;                /* nvme.rewrite: percent of a reclaimed segment; 50 */
+    uint64_t nvme_pressure_ms;            /* nvme.pressure_wait: longest wait of a dump; 200ms */
+    uint64_t nvme_scrub; /* nvme.scrub: bytes a second that are read to be verified; 0: none */
+    uint64_t nvme_scrub_interval_ms; /* nvme.scrub_interval: from pass to pass; 24h */
+    unsigned nvme_quarantine;        /* nvme.quarantine: percent of a file's segments at most; 5 */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */
@@ -69,13 +84,14 @@ struct config {
     enum config_copy copy_strategy; /* copy.strategy: auto, dma, sm */
     char *copy_calibration;         /* copy.calibration: folder; "" keeps nothing */
 
-    unsigned max_connections;   /* limits.connections: 1024 */
-    unsigned max_requests;      /* limits.requests: under way in all; 4096 */
-    unsigned max_requests_conn; /* limits.requests_per_connection: 256 */
-    unsigned max_regions_conn;  /* limits.regions_per_connection: 64 */
-    unsigned max_leases_conn;   /* limits.leases_per_connection: 4096 */
-    unsigned max_namespaces;    /* limits.namespaces: 4096 */
-    uint64_t max_frame_memory;  /* limits.frame_memory: of requests under way; 256MiB */
+    unsigned max_connections;       /* limits.connections: 1024 */
+    unsigned max_requests;          /* limits.requests: under way in all; 4096 */
+    unsigned max_requests_conn;     /* limits.requests_per_connection: 256 */
+    unsigned max_regions_conn;      /* limits.regions_per_connection: 64 */
+    unsigned max_leases_conn;       /* limits.leases_per_connection: 4096 */
+    unsigned max_namespaces;        /* limits.namespaces: 4096 */
+    unsigned max_namespaces_tenant; /* limits.namespaces_per_tenant: 1024 */
+    uint64_t max_frame_memory;      /* limits.frame_memory: of requests under way; 256MiB */
 
     uint64_t lease_max_ms; /* lease.max: 10min */
     uint64_t deadline_ms;  /* request.deadline: default of a request; 30s (reloadable) */

@@ -5,12 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
@@ -270,6 +272,60 @@ static uint64_t bytes_there(const char *folder)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
+/* Of memory, with pages that extents are whole numbers of, and large enough. */
+static int check_keep(const struct config *c, struct config_error *e)
+{
+    const char *path = c->arena_keep;
+    uint64_t room, there;
+    char file[CONFIG_ITEM_BYTES + 32];
+    struct statfs fs;
+    struct stat st;
+    int rc;
+
+    if (path[0] == '\0')
+        return 0;
+    rc = check_folder(c, e, "arena.keep", path, &st);
+    if (rc < 0)
+        return rc;
+    if (statfs(path, &fs) < 0 || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
+        return fail(c, e, "arena.keep",
+                    "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a folder that is, "
+                    "e.g. /dev/shm/ucmd",
+                    path);
+    if (c->arena_extent % (uint64_t)fs.f_bsize != 0)
+        return fail(c, e, "arena.extent",
+                    "arena.extent is smaller than a page of %.160s; write at least %lluMiB", path,
+                    (unsigned long long)((uint64_t)fs.f_bsize / MIB));
+    snprintf(file, sizeof(file), "%s/%s", path, CONFIG_KEEP_ARENA);
+    there = stat(file, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
+    room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
+    /* a tmpfs without a limit says that it has no blocks */
+    if (fs.f_blocks == 0 || room >= c->arena_size)
+        return 0;
+    return fail(c, e, "arena.size",
+                "arena.size: the file system of %.160s has room for %llu MiB and %llu MiB are "
+                "wanted; make it larger, or lower arena.size",
+                path, (unsigned long long)(room / MIB), (unsigned long long)(c->arena_size / MIB));
+}
+
+/* An entry that is used as it is. Whether it may be is found out when it is opened. */
+static int check_as_it_is(const struct config *c, struct config_error *e, const char *path)
+{
+    struct stat st;
+
+    if (c->nvme_state[0] == '\0')
+        return fail(c, e, "nvme.paths",
+                    "nvme.paths: %.160s is no folder; set nvme.state to a folder for what belongs "
+                    "to it",
+                    path);
+    return check_folder(c, e, "nvme.state", c->nvme_state, &st);
+}
+
+static bool is_as_it_is(const char *path, struct stat *st)
+{
+    return stat(path, st) == 0 && (S_ISREG(st->st_mode) || S_ISBLK(st->st_mode));
+}
+
 struct folder {
     dev_t device;
     ino_t inode;
@@ -310,18 +366,20 @@ static int check_nvme(const struct config *c, struct config_error *e)
 
     for (size_t i = 0; i < c->nvme_paths.n && i < CONFIG_MAX_PATHS; i++) {
         const char *path = c->nvme_paths.item[i];
-        int rc = check_folder(c, e, "nvme.paths", path, &st);
+        bool as_it_is = is_as_it_is(path, &st);
+        int rc =
+            as_it_is ? check_as_it_is(c, e, path) : check_folder(c, e, "nvme.paths", path, &st);
 
         if (rc < 0)
             return rc;
         for (size_t j = 0; j < i; j++)
             if (folders[j].device == st.st_dev && folders[j].inode == st.st_ino)
                 return fail(c, e, "nvme.paths",
-                            "nvme.paths: %.100s and %.100s are one folder; name each "
-                            "once",
+                            "nvme.paths: %.100s and %.100s are one; name each once",
                             c->nvme_paths.item[j], path);
         folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path)};
-        rc = check_room(c, e, folders, i);
+        if (!as_it_is)
+            rc = check_room(c, e, folders, i);
         if (rc < 0)
             return rc;
     }
@@ -336,6 +394,8 @@ int config_check(const struct config *c, struct config_error *e)
         rc = check_tenants(c, e);
     if (rc == 0)
         rc = check_socket(c, e);
+    if (rc == 0)
+        rc = check_keep(c, e);
     if (rc == 0)
         rc = check_nvme(c, e);
     return rc;

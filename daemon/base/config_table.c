@@ -18,6 +18,8 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
+static const char *const pressure_names[] = {"drop", "slow", NULL};
+static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
@@ -129,14 +131,23 @@ const struct config_key config_keys[] = {
      "Ask the kernel for transparent huge pages."},
     {"arena.prefault", CONFIG_BOOL, false, AT(arena_prefault), "true", 0, 1, NULL, NULL,
      "Touch all DRAM at start, behind the open socket; false touches a page at its first use."},
+    {"arena.keep", CONFIG_STRING, false, AT(arena_keep), "", 0, 160, NULL, NULL,
+     "Folder on a tmpfs or hugetlbfs, best one of its own: DRAM lies in a file there and is found "
+     "again\n"
+     "after an orderly stop and start (docs/operations.md). All of it is taken at start, whatever\n"
+     "arena.prefault says. \"\" keeps nothing."},
 
     {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
      NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},
 
     {"nvme.paths", CONFIG_LIST, false, AT(nvme_paths), "", 0, CONFIG_MAX_PATHS, NULL, item_folder,
-     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]."},
+     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]; or\n"
+     "block devices, and files, that are used as they are once 'ucmctl format' was run on them."},
+    {"nvme.state", CONFIG_STRING, false, AT(nvme_state), "", 0, 1024, NULL, NULL,
+     "Folder for the little that belongs to devices and files of nvme.paths and can't lie beside\n"
+     "them. Without it their blocks are lost."},
     {"nvme.size", CONFIG_SIZE, false, AT(nvme_size), "64GiB", 4 * MIB, 16 * TIB, NULL, NULL,
-     "Size of each of these files."},
+     "Size of each of these files; of a device at most so much is used."},
     {"nvme.segment", CONFIG_SIZE, false, AT(nvme_segment), "64MiB", MIB, GIB, NULL, NULL,
      "Unit in which the files are written and reclaimed; a power of two."},
     {"nvme.depth", CONFIG_INT, false, AT(nvme_depth), "128", 1, 4096, NULL, NULL,
@@ -147,7 +158,32 @@ const struct config_key config_keys[] = {
     {"nvme.threads", CONFIG_INT, false, AT(nvme_threads), "4", 1, 256, NULL, NULL,
      "Threads for checksums and blocking I/O."},
     {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
-     "Bytes that may wait in DRAM to be written; past it new blocks stay in DRAM only."},
+     "Bytes that may wait in DRAM to be written; past it DRAM is no longer kept for what waits."},
+    {"nvme.scrub", CONFIG_SIZE, false, AT(nvme_scrub), "32MiB", 0, TIB, NULL, NULL,
+     "Bytes a second that are read and verified in the background, behind all other work; 0: "
+     "none."},
+    {"nvme.scrub_interval", CONFIG_DURATION, false, AT(nvme_scrub_interval_ms), "24h", 10,
+     365 * 24 * HOUR, NULL, NULL,
+     "From the beginning of one such pass over all that lies there to the beginning of the next."},
+    {"nvme.quarantine", CONFIG_INT, false, AT(nvme_quarantine), "5", 0, 100, NULL, NULL,
+     "Percent of a file's segments that may be in quarantine for bad blocks; past it (and past "
+     "one)\n"
+     "the file takes no more writes."},
+    {"nvme.pressure", CONFIG_ENUM, false, AT(nvme_pressure), "drop", 0, 0, pressure_names, NULL,
+     "Past nvme.backlog, drop answers dumps at once, and what DRAM has no room for is not "
+     "written;\n"
+     "slow holds the answers of dumps back, so that engines dump no faster than the disks write."},
+    {"nvme.pressure_wait", CONFIG_DURATION, false, AT(nvme_pressure_ms), "200ms", 1, 60 * SECOND,
+     NULL, NULL, "How long slow holds one answer back at most."},
+    {"nvme.admission", CONFIG_ENUM, false, AT(nvme_admission), "all", 0, 0, admission_names, NULL,
+     "Which blocks are written: all that are dumped, or only those that were used or dumped again\n"
+     "(reuse): a third to a quarter of the writes, but what DRAM could not keep until its second "
+     "use is\n"
+     "lost. Dumps that ask for durability are always written."},
+    {"nvme.rewrite", CONFIG_INT, false, AT(nvme_rewrite), "50", 0, 75, NULL, NULL,
+     "How much of a segment, in percent, may be written again before it is reused: parts that were "
+     "read\n"
+     "since they were written; 0 drops them with the rest."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},
@@ -174,8 +210,12 @@ const struct config_key config_keys[] = {
      NULL, "Regions that one client may register."},
     {"limits.leases_per_connection", CONFIG_INT, false, AT(max_leases_conn), "4096", 1, 1048576,
      NULL, NULL, "Leases that one client may hold."},
-    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 1048576, NULL, NULL,
+    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 32768, NULL, NULL,
      "Namespaces known at once, over all tenants."},
+    {"limits.namespaces_per_tenant", CONFIG_INT, false, AT(max_namespaces_tenant), "1024", 1, 32768,
+     NULL, NULL,
+     "Of these, how many one tenant may have. At either bound the one that was used least recently "
+     "gives way, if it is not open and holds no blocks."},
     {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
      2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},
 

@@ -1,6 +1,7 @@
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
+#include "daemon/cache/keep.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -42,6 +43,17 @@ static void room_wake(struct cache *c)
     }
 }
 
+static void calm_wake(struct cache *c)
+{
+    struct list *node;
+
+    while (!cache_pressed(c) && (node = list_pop_front(&c->calm)) != NULL) {
+        struct cache_calm *w = LIST_ENTRY(node, struct cache_calm, link);
+
+        w->calm_cb(w);
+    }
+}
+
 static void idle_cb(uv_idle_t *idle)
 {
     struct cache *c = idle->data;
@@ -54,6 +66,7 @@ static void idle_cb(uv_idle_t *idle)
         c->pump = false;
         cache_write_pump(c);
     }
+    calm_wake(c);
 }
 
 static void idle_start(struct cache *c)
@@ -76,6 +89,8 @@ void cache_released(struct cache *c)
         c->pump = true;
         idle_start(c);
     }
+    if (!list_empty(&c->calm) && !cache_pressed(c))
+        idle_start(c);
 }
 
 /* ---- life ---- */
@@ -100,6 +115,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
+    list_init(&c->calm);
     *out = c;
     return 0;
 }
@@ -120,6 +136,7 @@ void cache_free(struct cache *c)
     if (!c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
+    assert(list_empty(&c->calm));
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }
@@ -142,13 +159,15 @@ uint32_t cache_tier_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0;
+    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 && !c->adopt;
 }
 
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
     cache_durables_retry(c); /* they end now */
+    cache_released(c);
+    cache_adopt_stop(c);
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -203,6 +222,8 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
 
     b->part[part].dram = (uint8_t)dram;
     b->part[part].slot = slot;
+    if (dram == PART_DRAM_NONE && b->part[part].nvme == PART_NVME_NONE)
+        b->part[part].checksum = 0; /* of bytes that were kept */
     part_changed(c, b, ns, part, was);
     /* Leaving the policy is the evicting caller's: it alone knows why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
@@ -292,6 +313,9 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
+    for (uint32_t i = 0; i < n && c->config.write_reused; i++)
+        if (refs[i])
+            cache_write_used(c, refs[i]);
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)
@@ -453,6 +477,20 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     return true;
 }
 
+static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
+        return;
+    cache_nvme_lost(c, ref, part, true);
+    cache_settle(c, ref);
+}
+
 static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 {
     struct cache *c = ctx;
@@ -465,13 +503,31 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
     return policy_heat(c->config.policy, ref);
 }
 
+static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    const struct block *b = index_peek(c->config.index, ref);
+
+    /* The number may be another block's by now, but no other part was ever at `from`. */
+    if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
+        b->part[part].nvme != PART_NVME_READY || b->part[part].loc != from)
+        return false;
+    part_set_nvme(c, ref, part, PART_NVME_READY, to);
+    return true;
+}
+
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
     return (struct tier_callbacks){.drop = tier_drop_cb,
                                    .heat = tier_heat_cb,
+                                   .moved = tier_moved_cb,
                                    .restore = cache_restore_cb,
                                    .recovered = cache_recovered_cb,
                                    .describe = cache_describe_cb,
+                                   .named = cache_named_cb,
+                                   .lost = tier_lost_cb,
                                    .ctx = c};
 }
 
@@ -488,10 +544,28 @@ bool cache_room_wait(struct cache *c, struct cache_room *r)
 
 void cache_room_grew(struct cache *c)
 {
+    cache_adopt_grew(c);
     cache_released(c);
 }
 
 void cache_room_cancel(struct cache_room *r)
 {
     list_remove(&r->link);
+}
+
+/* ---- waiting for the tier to keep up ---- */
+
+bool cache_pressed(const struct cache *c)
+{
+    return c->dirty_bytes > c->config.backlog_bytes && !c->no_writes;
+}
+
+void cache_calm_wait(struct cache *c, struct cache_calm *w)
+{
+    list_push_back(&c->calm, &w->link);
+}
+
+void cache_calm_cancel(struct cache_calm *w)
+{
+    list_remove(&w->link);
 }

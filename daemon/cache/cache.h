@@ -31,6 +31,7 @@ struct cache_config {
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
+    bool write_reused;      /* only blocks that were used or stored before are written behind */
     uint64_t backlog_bytes; /* DRAM that waits to be written and is spared for it */
 };
 
@@ -45,12 +46,23 @@ void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier 
 void cache_arena_attach(struct cache *c, struct arena *arena);
 /* Operations of the tier that are under way; a close must wait for 0. */
 uint32_t cache_tier_busy(const struct cache *c);
-/* All that was stored for the namespace until now is not to come back with a later start; what it
- * holds now is the caller's to evict. */
-void cache_ns_forget(struct cache *c, struct ns *ns);
-/* Nothing waits to be written to the tier. */
+/* A purge of a whole namespace. From begin on, all that was stored for it until then is not to come
+ * back with a later start, and nothing of it is written until cache_purge_end; what it holds is the
+ * caller's to evict in between. Zeroed by the caller, with done_cb set. */
+struct cache_purge {
+    void (*done_cb)(struct cache_purge *p, int status); /* 0: that is on stable storage */
+    struct ns *ns;
+    struct cache_naming *naming;
+};
+/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier); -ENOMEM.
+ */
+int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
+bool cache_purge_kept(const struct cache_purge *p);
+/* done_cb runs no more. */
+void cache_purge_end(struct cache *c, struct cache_purge *p);
+/* Nothing waits to be written to the tier, or to be taken over from the run before. */
 bool cache_written(const struct cache *c);
-/* No more writes to the tier from now on: the daemon is stopping. */
+/* No more writes to the tier from now on, and nothing is taken over: the daemon is stopping. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- blocks ---- */
@@ -138,9 +150,21 @@ struct cache_room {
 /* False when nothing is under way that could make room (a copy, a read, a write, the arena's
  * growth): waiting would be for ever. */
 bool cache_room_wait(struct cache *c, struct cache_room *r);
-/* The arena has grown. */
+/* The arena has grown, or will not grow any more. */
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */
+
+/* ---- waiting for the tier to keep up ---- */
+
+/* More waits to be written than backlog_bytes. */
+bool cache_pressed(const struct cache *c);
+
+struct cache_calm {
+    struct list link;
+    void (*calm_cb)(struct cache_calm *w); /* it does not any more */
+};
+void cache_calm_wait(struct cache *c, struct cache_calm *w);
+void cache_calm_cancel(struct cache_calm *w); /* w is initialised and may be waiting or not */
 
 /* ---- verifying ---- */
 

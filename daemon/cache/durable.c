@@ -56,6 +56,7 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
     d->io.op = TIER_SYNC;
     d->io.bytes = ns_part_bytes(ns, d->part);
     d->io.place = (struct tier_place){p->loc, p->checksum};
+    memcpy(d->io.name.fingerprint, ns->fingerprint, sizeof(d->io.name.fingerprint));
     d->io.done = sync_done_cb;
     rc = c->tier_ops->submit(c->tier, &d->io);
     if (rc == 0)
@@ -71,7 +72,7 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
-    if (ns->kept == NS_KEPT_SOON)
+    if (!cache_ns_writable(ns))
         return -EAGAIN;
     if (ns->kept == NS_KEPT_FAILED)
         return -EIO; /* no later start would find it */

@@ -25,6 +25,7 @@ static void tier_read_init(struct cache *c, struct tier_io *io, block_ref ref, u
     struct block *b = cache_block(c, ref, &ns);
 
     io->op = TIER_READ;
+    io->check = false;
     io->data = arena_memory(c->arena, slot);
     io->bytes = ns_part_bytes(ns, part);
     io->buffer = arena_extent_of(c->arena, slot);
@@ -222,6 +223,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->part = part;
     tier_read_init(c, &k->io, ref, part, k->slot);
     k->io.priority = 0;
+    k->io.check = true;
     k->io.done = check_done_cb;
     rc = c->tier_ops->submit(c->tier, &k->io);
     if (rc != 0) {

@@ -56,7 +56,7 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     free(f);
     c->config.metrics->dump_blocks++;
     if (block_complete(b, ns))
-        cache_write_later(c, ref);
+        cache_write_stored(c, ref);
     cache_settle(c, ref);
     cache_released(c);
 }

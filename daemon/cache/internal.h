@@ -28,14 +28,17 @@ struct cache {
     struct list durables;     /* of cache_durable.link: the tier takes nothing now */
     struct list fills_by_age; /* oldest progress first */
     struct list room;
-    uv_idle_t idle; /* runs while `room` is to be woken or writes are to be pumped */
+    struct list calm; /* of cache_calm.link */
+    uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
     bool idle_on, wake, pump, closing, no_writes;
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
-    uint32_t doubted; /* parts in DRAM whose copy of an earlier run is to be read first */
-    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns; /* namespace of the part that the tier found last */
+    uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
+    uint32_t copies;           /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns;      /* namespace of the part that the tier found last */
+    struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
+    struct cache_keep *keep;   /* while they are listed for the next run */
     struct cache_stats stats;
 };
 
@@ -92,7 +95,17 @@ void cache_durables_retry(struct cache *c);
 void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
 
 void cache_write_later(struct cache *c, block_ref ref);
+/* The block has just become complete, or is used again: it is written in its turn if it is worth
+ * that. */
+void cache_write_stored(struct cache *c, block_ref ref);
+void cache_write_used(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
+
+/* adopt.c */
+/* An extent may have become ready. */
+void cache_adopt_grew(struct cache *c);
+/* What is still to be taken over of the namespace is not wanted. */
+void cache_adopt_forget(struct cache *c, const struct ns *ns);
 
 /* restore.c */
 /* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second
@@ -101,8 +114,13 @@ bool cache_recovering(struct cache *c);
 void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
+
+/* naming.c */
+bool cache_named_cb(void *ctx, const uint8_t *fingerprint);
 /* Makes the namespace known to later starts; its blocks are written when that has ended. */
 void cache_ns_keep(struct cache *c, struct ns *ns);
+/* False: its blocks have to wait; the end of what they wait for pumps the writes. */
+bool cache_ns_writable(const struct ns *ns);
 
 /* Drops the block's fills, those that a copy is writing when it has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);

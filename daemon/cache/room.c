@@ -61,12 +61,23 @@ static bool may_go_cb(void *ctx, block_ref ref)
     return true;
 }
 
+/* Parts that were waiting for their turn to be written will not be. */
+static uint32_t parts_unwritten(const struct block *b, const struct ns *ns)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        n += b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE;
+    return b->flags & BLOCK_QUEUED ? n : 0;
+}
+
 static void block_evict(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     bool was_complete = block_complete(b, ns);
 
+    c->config.metrics->nvme_write_dropped += parts_unwritten(b, ns);
     block_leave_dram(c, ref, true);
     c->config.metrics->arena_evicted_blocks++;
     if (!block_complete(b, ns)) {
@@ -83,8 +94,13 @@ static void owner_blocked_cb(void *ctx, uint64_t owner)
     struct room_search *s = ctx;
     block_ref ref = (block_ref)(owner >> 16);
     struct ns *ns;
-    struct block *b = cache_block(s->cache, ref, &ns);
+    struct block *b;
 
+    if (ref == 0) { /* kept over a restart, and not known to be good yet */
+        s->blocked = true;
+        return;
+    }
+    b = cache_block(s->cache, ref, &ns);
     if (b->part[owner & 0xffff].dram != PART_DRAM_READY || !block_may_go(s, ref))
         s->blocked = true;
 }

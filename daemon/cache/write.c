@@ -83,6 +83,24 @@ void cache_write_later(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
+void cache_write_stored(struct cache *c, block_ref ref)
+{
+    if (!c->config.write_reused || policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+    else if (c->tier)
+        c->config.metrics->nvme_write_refused += cache_ns(c, ref)->identity.parts;
+}
+
+void cache_write_used(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (c->config.write_reused && block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) &&
+        block_dirty(b, ns) > 0 && policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+}
+
 static void write_done_cb(struct tier_io *io, int status)
 {
     struct cache_write *w = (struct cache_write *)io;
@@ -176,9 +194,9 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 }
 
 /* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
-#define PUMP_BLOCKS 32
+#define PUMP_BLOCKS 16
 
-/* False: the tier's queue is full, or the block's namespace is not on storage yet; either's end
+/* False: the tier's queue is full, or the block's namespace may not be written yet; either's end
  * comes here again. */
 static bool queue_step(struct cache *c)
 {
@@ -189,7 +207,7 @@ static bool queue_step(struct cache *c)
     if (!b || !(b->flags & BLOCK_QUEUED))
         return true;
     ns = index_ns(c->config.index, b->ns);
-    if (ns->kept == NS_KEPT_SOON) {
+    if (!cache_ns_writable(ns)) {
         queue_unpop(&c->queue, ref);
         return false;
     }

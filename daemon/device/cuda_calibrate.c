@@ -108,9 +108,11 @@ static CUresult bench_open(struct bench *b)
     plane.base = b->pages;
     if (r == CUDA_SUCCESS)
         r = cuda.cuMemcpyHtoD(b->planes, &plane, sizeof(plane));
-    if (r == CUDA_SUCCESS)
-        memset(b->slots, 0, BYTES);
-    return r;
+    if (r != CUDA_SUCCESS)
+        return r;
+    memset(b->slots, 0, BYTES);
+    r = cuda.cuMemcpyHtoD(b->pages, b->slots, BYTES);
+    return r == CUDA_SUCCESS ? cuda.cuMemcpyHtoD(b->pages + BYTES, b->slots, BYTES) : r;
 }
 
 static void bench_close(struct bench *b)

@@ -109,6 +109,7 @@ void gpu_context_close(struct gpu *g)
             (void)cuda.cuStreamDestroy(s->stream);
         *s = (struct gpu_stream){0};
     }
+    gpu_probe_close(g);
     gpu_dma_close(g);
     nvml_close(&g->nvml);
     if (g->items)
@@ -146,6 +147,8 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         r = streams_create(g);
     if (r == CUDA_SUCCESS)
         r = launches_create(g);
+    if (r == CUDA_SUCCESS)
+        r = gpu_probe_open(g);
     if (r == CUDA_SUCCESS && gpu_dma_init(g) < 0)
         r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r != CUDA_SUCCESS) {

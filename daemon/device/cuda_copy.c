@@ -4,11 +4,8 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_EVENTS_A_LOOK 64      /* asked in one go: each costs about a microsecond */
-#define GPU_BUSY_NS 200000000ull  /* how long what was seen of other kernels is believed */
-#define GPU_BUSY_RATIO 1.8        /* both directions at once, ours alone: 1.5 */
-#define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
-#define GPU_SEEN_MS 10            /* how long a worker that was seen alive is believed to be */
+#define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
+#define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
 
 /* ---- jobs that end ---- */
 
@@ -162,43 +159,22 @@ static CUresult launch_kernel(struct gpu *g, CUstream stream, const struct devic
                              piece->n_planes, items, piece->n_items, largest, direction);
 }
 
-/* Do other processes' kernels run? Our own kernels tell best: beside others they take much longer
- * than they should (kernel_seen). When none ran lately the driver is asked; its answer is up to a
- * second old and counts ours too, which errs to the side that leaves the others alone. */
-static bool others_run(struct gpu *g)
-{
-    uint64_t now_ns = uv_hrtime();
-
-    if (now_ns >= g->busy_known_ns + GPU_BUSY_NS) {
-        g->busy = nvml_busy(&g->nvml);
-        g->busy_known_ns = now_ns;
-    }
-    return g->busy;
-}
-
-static void kernel_seen(struct gpu *g, enum ucm_copy_direction direction,
-                        const struct gpu_launch *l)
-{
-    const struct costs *c = &g->costs.of[direction];
-    uint64_t last_ns = g->streams[direction].done_ns;
-    uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
-
-    if (l->bytes < GPU_SEEN_BYTES)
-        return;
-    g->busy = (double)(now_ns - begun_ns) >
-              GPU_BUSY_RATIO * (c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
-    g->busy_known_ns = now_ns;
-}
-
 static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *piece,
                                         enum ucm_copy_direction direction, uint32_t extents)
 {
+    const struct costs *c;
+    enum copy_strategy pick;
+
     if (extents == 0)
         return COPY_SM;
     if (g->config.strategy != COPY_AUTO)
         return g->config.strategy;
-    return costs_pick(&g->costs.of[direction], gpu_dma_extents(g), extents, piece->bytes,
-                      others_run(g));
+    c = &g->costs.of[direction];
+    pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, false);
+    /* What the engines do best needs no look at the others. */
+    if (pick == COPY_SM && gpu_others_run(g))
+        pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, true);
+    return pick;
 }
 
 static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, CUstream stream,
@@ -278,7 +254,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 
     while (!atomic_load(&g->failed) && s->n < GPU_LAUNCHES && s->bytes < GPU_AHEAD_BYTES) {
         job = job_queue_first_of(&g->ready, direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD);
-        if (!job)
+        if (!job || !gpu_probe_ready(g))
             break;
         moved = true;
         rc = job->begun ? 0 : begin(g, job);
@@ -311,7 +287,7 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
             return true;
         }
         if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO)
-            kernel_seen(g, direction, l);
+            gpu_kernel_seen(g, direction, l);
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;

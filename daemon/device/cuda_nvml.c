@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BUSY_PERCENT 5
-
 static void symbol_get(struct nvml *n, const char *name, void *function)
 {
     void *address = dlsym(n->library, name);
@@ -24,7 +22,6 @@ void nvml_open(struct nvml *n, const uint8_t u[16])
     symbol_get(n, "nvmlShutdown", &n->shutdown);
     symbol_get(n, "nvmlDeviceGetHandleByUUID", &n->by_uuid);
     symbol_get(n, "nvmlDeviceGetMemoryInfo", &n->memory);
-    symbol_get(n, "nvmlDeviceGetUtilizationRates", &n->utilization);
     symbol_get(n, "nvmlSystemGetDriverVersion", &n->driver);
     snprintf(uuid, sizeof(uuid),
              "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
@@ -54,14 +51,6 @@ uint64_t nvml_used_bytes(const struct nvml *n)
     struct nvml_memory memory;
 
     return n->library && n->memory && n->memory(n->device, &memory) == 0 ? memory.used : 0;
-}
-
-bool nvml_busy(const struct nvml *n)
-{
-    struct nvml_utilization u;
-
-    return n->library && n->utilization && n->utilization(n->device, &u) == 0 &&
-           u.gpu >= BUSY_PERCENT;
 }
 
 void nvml_driver(const struct nvml *n, char text[80])

@@ -1,6 +1,7 @@
 /* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
- * of a copy, cuda_dma.c its form on the copy engines, cuda_calibrate.c what it costs, cuda_region.c
- * what regions map, cuda_memory.c the pinning of slots, cuda_context.c the context and its loss.
+ * of a copy, cuda_busy.c who else is there, cuda_dma.c a copy's form on the copy engines,
+ * cuda_calibrate.c what it costs, cuda_region.c what regions map, cuda_memory.c the pinning of
+ * slots, cuda_context.c the context and its loss.
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
@@ -9,6 +10,7 @@
 #ifndef UCMD_DEVICE_GPU_H
 #define UCMD_DEVICE_GPU_H
 
+#include "daemon/device/busy.h"
 #include "daemon/device/costs.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/cuda_api.h"
@@ -44,6 +46,14 @@ struct gpu_stream {
     uint32_t oldest, n;
     uint64_t bytes;
     uint64_t done_ns; /* when the last one was seen done */
+};
+
+/* An empty kernel, to see whether others' run. */
+struct gpu_probe {
+    CUstream stream;
+    CUevent done;
+    bool launched; /* ever: `done` tells something */
+    bool wanted;   /* as soon as nothing is under way; until then nothing more is launched */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -102,10 +112,10 @@ struct gpu {
     struct gpu_dma *dma; /* scratch */
     struct nvml nvml;
     struct costs_table costs;
-    bool busy;              /* other processes' kernels run, */
-    uint64_t busy_known_ns; /* as seen then */
-    uint64_t moved_ns;      /* when something last went on */
-    uint64_t expired_ms;    /* when deadlines of queued copies were last looked at */
+    struct busy busy;
+    struct gpu_probe probe;
+    uint64_t moved_ns;   /* when something last went on */
+    uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
 };
 
 /* ---- cuda_context.c ---- */
@@ -135,6 +145,19 @@ void gpu_expire(struct gpu *g);
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
                            uint32_t direction);
+
+/* ---- cuda_busy.c ---- */
+
+CUresult gpu_probe_open(struct gpu *g);
+void gpu_probe_close(struct gpu *g);
+/* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
+ * probe is wanted. */
+bool gpu_others_run(struct gpu *g);
+/* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False:
+ * it must wait for what is under way, and so must new launches. */
+bool gpu_probe_ready(struct gpu *g);
+/* A launch of the copy kernel is done. */
+void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
 
 /* ---- cuda_calibrate.c ---- */
 

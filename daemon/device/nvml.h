@@ -3,12 +3,7 @@
 #ifndef UCMD_DEVICE_NVML_H
 #define UCMD_DEVICE_NVML_H
 
-#include <stdbool.h>
 #include <stdint.h>
-
-struct nvml_utilization {
-    unsigned gpu, memory; /* percent of the last period in which kernels ran, memory was used */
-};
 
 struct nvml_memory {
     unsigned long long total, free, used;
@@ -20,7 +15,6 @@ struct nvml {
     int (*shutdown)(void);
     int (*by_uuid)(const char *uuid, void **device);
     int (*memory)(void *device, struct nvml_memory *out);
-    int (*utilization)(void *device, struct nvml_utilization *out);
     int (*driver)(char *text, unsigned size);
 };
 
@@ -28,7 +22,6 @@ struct nvml {
 void nvml_open(struct nvml *n, const uint8_t uuid[16]);
 void nvml_close(struct nvml *n);
 uint64_t nvml_used_bytes(const struct nvml *n);        /* of all processes; 0: not known */
-bool nvml_busy(const struct nvml *n);                  /* kernels ran lately */
 void nvml_driver(const struct nvml *n, char text[80]); /* its version, "" when not known */
 
 #endif

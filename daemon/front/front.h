@@ -56,6 +56,9 @@ uint32_t front_connections(const struct front *f);
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
+/* Much waits to be written: the peer does not read, and what it can do without is better not sent.
+ */
+bool conn_backed_up(const struct conn *c);
 /* The peer broke the protocol: the notification `error` with *e, then conn_drop. */
 void conn_offend(struct conn *c, const struct ucm_error *e);
 /* Ends the connection after what is queued was written. */

@@ -55,7 +55,6 @@ int conn_new(struct front *f, int fd, const struct peer *peer);
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
 /* The peer has left so much unread that nothing more is done for it until it has caught up. */
-bool conn_backed_up(const struct conn *c);
 /* conn_input.c */
 void conn_read(struct conn *c);
 /* Handles the frames that have come, as many as the peer takes answers for. */

@@ -1,6 +1,5 @@
 #include "daemon/index/index.h"
 #include "daemon/index/internal.h"
-#include "proto/errors.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -25,22 +24,20 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 
     if (!ix)
         return -ENOMEM;
-    ix->ns = calloc(max_ns ? max_ns : 1, sizeof(struct ns *));
-    if (!ix->ns) {
-        rc = -ENOMEM;
+    rc = ns_set_init(&ix->ns, max_ns);
+    if (rc != 0)
         goto err_after_index;
-    }
     rc = secret_fill(ix->secret, sizeof(ix->secret));
     if (rc != 0)
         goto err_after_ns;
-    slab_init(&ix->slab);
+    pages_init(&ix->pages);
+    slab_init(&ix->slab, &ix->pages);
     ix->blocks_max = max_blocks;
-    ix->ns_max = max_ns;
     *out = ix;
     return 0;
 
 err_after_ns:
-    free(ix->ns);
+    ns_set_close(&ix->ns);
 err_after_index:
     free(ix);
     return rc;
@@ -50,72 +47,10 @@ void index_free(struct index *ix)
 {
     if (!ix)
         return;
-    for (uint32_t i = 0; i < ix->ns_count; i++)
-        ns_free(ix->ns[i]);
-    free(ix->ns);
+    ns_set_close(&ix->ns);
     slab_close(&ix->slab);
+    pages_close(&ix->pages);
     free(ix);
-}
-
-/* ---- namespaces ---- */
-
-static int identity_check(const struct ns_identity *id, struct ucm_error *e)
-{
-    if (id->key_bytes < UCM_MIN_KEY_BYTES || id->key_bytes > UCM_MAX_KEY_BYTES)
-        return ucm_error_set(e, UCM_WIRE_INVALID, "a key has %u bytes; %d to %d are possible",
-                             id->key_bytes, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES);
-    if (id->parts < 1 || id->parts > UCM_MAX_PARTS)
-        return ucm_error_set(e, UCM_WIRE_INVALID, "a block has %u parts; 1 to %d are possible",
-                             id->parts, UCM_MAX_PARTS);
-    return 0;
-}
-
-int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
-                  struct ucm_error *e)
-{
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    struct ns *ns;
-    uint64_t size_bytes;
-    int rc = identity_check(identity, e);
-
-    if (rc != 0)
-        return rc;
-    if (ns_fingerprint(identity, fingerprint) != 0)
-        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
-    ns = index_ns_find(ix, fingerprint);
-    if (ns) {
-        *out = ns;
-        return 0;
-    }
-    if (ix->ns_count == ix->ns_max)
-        return ucm_error_set(e, UCM_WIRE_BUSY,
-                             "there are %u namespaces, as many as limits.namespaces allows",
-                             ix->ns_max);
-    ns = ns_new(identity, ix->ns_count + 1, fingerprint, &size_bytes);
-    if (!ns)
-        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-    ix->ns[ix->ns_count++] = ns;
-    ix->ns_bytes += size_bytes;
-    *out = ns;
-    return 0;
-}
-
-struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])
-{
-    for (uint32_t i = 0; i < ix->ns_count; i++)
-        if (memcmp(ix->ns[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0)
-            return ix->ns[i];
-    return NULL;
-}
-
-struct ns *index_ns(struct index *ix, uint32_t id)
-{
-    return id >= 1 && id <= ix->ns_count ? ix->ns[id - 1] : NULL;
-}
-
-uint32_t index_ns_count(const struct index *ix)
-{
-    return ix->ns_count;
 }
 
 /* ---- blocks ---- */
@@ -156,7 +91,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
 void index_remove(struct index *ix, block_ref ref)
 {
     struct block *b = index_block(ix, ref);
-    struct ns *ns = ix->ns[b->ns - 1];
+    struct ns *ns = index_ns(ix, b->ns);
 
     assert(b->leases == 0 && !(b->flags & BLOCK_IN_POLICY));
     for (uint32_t i = 0; i < ns->identity.parts; i++)
@@ -213,13 +148,8 @@ uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t l
 
 uint64_t index_bytes(const struct index *ix)
 {
-    uint64_t sum = sizeof(*ix) + ix->ns_max * sizeof(struct ns *) + ix->ns_bytes +
-                   ix->slab.size_bytes +
-                   ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
-
-    for (uint32_t i = 0; i < ix->ns_count; i++)
-        sum += ix->ns[i]->table->size_bytes;
-    return sum;
+    return sizeof(*ix) + ns_set_bytes(&ix->ns) + ix->slab.size_bytes +
+           ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 }
 
 uint64_t index_blocks(const struct index *ix)

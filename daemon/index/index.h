@@ -6,8 +6,9 @@
  * Promise: finding n keys costs about n cache misses, overlapped; no operation takes longer because
  * the table grows (linear hashing, one bucket split an insert; memory in chunks that never move).
  * Hashing is keyed anew in each process: a peer that chooses keys can't make chains long.
- * At most 128 bytes a block with one part, table included.
- * Thread: the loop only. Pointers to blocks and parts stay valid until index_remove. */
+ * At most 128 bytes a block with one part, table included; and up to 8 MiB that a thread has made
+ * ready ahead, so that growing costs no turn of the loop. Thread: the loop only. Pointers to blocks
+ * and parts stay valid until index_remove. */
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
@@ -40,7 +41,8 @@ enum part_nvme {
 
 struct part {
     uint64_t loc;      /* tier location, opaque; valid when nvme == PART_NVME_READY */
-    uint64_t checksum; /* XXH3-64 of the payload; likewise */
+    uint64_t checksum; /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
+                        * restart and has no copy on the tier; 0 when it is not known */
     uint32_t slot;     /* arena slot, fill or fetch number, by `dram` */
     uint8_t dram;      /* enum part_dram */
     uint8_t nvme;      /* enum part_nvme */
@@ -84,13 +86,17 @@ struct ns_identity {
 enum ns_kept { NS_KEPT_NO, NS_KEPT_SOON, NS_KEPT_YES, NS_KEPT_FAILED };
 
 struct ns {
-    uint32_t id; /* from 1; never used again for another namespace while the process lives */
+    uint32_t id; /* from 1; not used again for another namespace for a long while */
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     struct ns_identity identity;
     uint64_t blocks; /* in the table, complete or not */
+    uint32_t uses;   /* index_ns_use: not freed before their end */
+    uint64_t used;   /* when last; index's own, as is the next */
+    struct ns *chain;
     /* For accounting by `cache`: bytes of this namespace in each tier. */
     uint64_t dram_bytes, nvme_bytes;
-    uint8_t kept;           /* enum ns_kept; cache's own */
+    uint32_t purges;        /* under way; cache's own */
+    uint8_t kept;           /* enum ns_kept; likewise */
     struct ns_table *table; /* index's own */
 };
 
@@ -123,14 +129,26 @@ struct index;
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out);
 void index_free(struct index *ix); /* NULL-safe; everything in it */
 
-/* The namespace with this identity, new or old. 0, or -code with *e (BUSY at the bound). A
- * namespace lives as long as the index. */
+/* The namespace with this identity, new or old. 0, or -code with *e (BUSY at a bound). At a bound a
+ * new one takes the place of the one that was used least recently among those that have no blocks
+ * and are not in use. So a namespace lives as long as it has blocks or uses, and perhaps longer. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e);
+/* As index_ns_open for what an earlier run has left: the tenant's bound does not count. */
+int index_ns_restore(struct index *ix, const struct ns_identity *identity, struct ns **out,
+                     struct ucm_error *e);
+/* How many namespaces a tenant may have; max_ns when never called. */
+void index_ns_limit(struct index *ix, uint32_t tenant_max);
+void index_ns_use(struct index *ix, struct ns *ns);
+void index_ns_unuse(struct index *ix, struct ns *ns);
 /* NULL when there is none. */
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
 struct ns *index_ns(struct index *ix, uint32_t id); /* NULL when there is none */
-uint32_t index_ns_count(const struct index *ix);    /* ids run from 1 to this */
+uint32_t index_ns_count(const struct index *ix);
+/* Every namespace has a place below index_ns_places for as long as it lives. NULL: it is empty. */
+uint32_t index_ns_place(const struct index *ix, const struct ns *ns);
+struct ns *index_ns_at(struct index *ix, uint32_t place);
+uint32_t index_ns_places(const struct index *ix);
 
 /* ---- blocks of a namespace ---- */
 

@@ -5,15 +5,31 @@
 #include "daemon/index/index.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <string.h>
 
 /* ---- pages ---- */
 
 #define PAGES_HUGE (2u << 20)
 
+#define PAGES_AHEAD 4u
+
+struct pages {
+    pthread_t thread; /* from the first piece of PAGES_HUGE on */
+    bool threaded;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t taken;
+    uint8_t *ahead[PAGES_AHEAD]; /* touched already */
+    unsigned n;
+    bool stop;
+};
+
+void pages_init(struct pages *s);
+void pages_close(struct pages *s);
 /* Zeroed memory, found zero by the kernel at first touch and not by a loop here. Pieces of
- * PAGES_HUGE are aligned to it and ask for a huge page. NULL without memory. */
-void *pages_new(size_t size_bytes);
+ * PAGES_HUGE are aligned to it and are a huge page where one has been made ready in time, else
+ * small ones. NULL without memory. */
+void *pages_new(struct pages *s, size_t size_bytes);
 void pages_free(void *p, size_t size_bytes);
 
 /* ---- slabs: records of one size in chunks that never move ---- */
@@ -46,6 +62,7 @@ struct slab_class {
 };
 
 struct slab {
+    struct pages *pages;      /* borrowed */
     struct slab_place *place; /* by chunk number */
     struct slab_chunk *chunk;
     uint32_t chunks, chunks_cap; /* numbers given out, 0 included */
@@ -54,7 +71,7 @@ struct slab {
     struct slab_class class[UCM_MAX_PARTS + 1];
 };
 
-void slab_init(struct slab *s);
+void slab_init(struct slab *s, struct pages *pages);
 void slab_close(struct slab *s);
 /* A record of this many parts, all zero; 0 without memory. */
 block_ref slab_take(struct slab *s, uint32_t parts);
@@ -95,12 +112,20 @@ struct ns_table {
 
 #define HASH_SECRET_BYTES 192
 
+struct ns_set {
+    struct ns **at;    /* by place: (id - 1) mod max */
+    uint32_t *round;   /* how often the place was used before */
+    struct ns **chain; /* by fingerprint, mask + 1 of them */
+    uint32_t mask, count, max, tenant_max;
+    uint64_t clock; /* of ns.used */
+    uint64_t bytes; /* of namespaces, without their tables */
+};
+
 struct index {
+    struct pages pages;
     struct slab slab;
-    struct ns **ns; /* by id - 1 */
-    uint32_t ns_count, ns_max;
+    struct ns_set ns;
     uint64_t blocks, blocks_max;
-    uint64_t ns_bytes; /* of namespaces, without their tables */
     uint8_t secret[HASH_SECRET_BYTES];
 };
 
@@ -126,8 +151,8 @@ uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */
 
-struct ns *ns_new(const struct ns_identity *identity, uint32_t id, const uint8_t *fingerprint,
-                  uint64_t *size_bytes);
-void ns_free(struct ns *ns);
+int ns_set_init(struct ns_set *set, uint32_t max);
+void ns_set_close(struct ns_set *set);
+uint64_t ns_set_bytes(const struct ns_set *set);
 
 #endif

@@ -1,5 +1,9 @@
-#include "daemon/index/internal.h"
+#include "daemon/index/index.h"
 
+#include "daemon/index/internal.h"
+#include "proto/errors.h"
+
+#include <errno.h>
 #include <stdlib.h>
 
 /* ---- one allocation a namespace: itself, its table, the numbers, the salt and the strings ---- */
@@ -7,6 +11,7 @@
 struct ns_memory {
     struct ns ns;
     struct ns_table table;
+    size_t size_bytes;
     uint32_t shards[];
 };
 
@@ -19,8 +24,7 @@ static const char *copy_text(uint8_t **at, const char *text)
     return copy;
 }
 
-struct ns *ns_new(const struct ns_identity *from, uint32_t id, const uint8_t *fingerprint,
-                  uint64_t *size_bytes)
+static struct ns *ns_new(const struct ns_identity *from, const uint8_t *fingerprint)
 {
     size_t text = strlen(from->tenant) + strlen(from->model) + strlen(from->revision) +
                   strlen(from->dtype) + strlen(from->layout) + 5;
@@ -32,7 +36,7 @@ struct ns *ns_new(const struct ns_identity *from, uint32_t id, const uint8_t *fi
     if (!m)
         return NULL;
     m->table.key_bytes = from->key_bytes;
-    m->ns.id = id;
+    m->size_bytes = n;
     m->ns.table = &m->table;
     memcpy(m->ns.fingerprint, fingerprint, sizeof(m->ns.fingerprint));
     to = &m->ns.identity;
@@ -49,12 +53,255 @@ struct ns *ns_new(const struct ns_identity *from, uint32_t id, const uint8_t *fi
     to->revision = copy_text(&at, from->revision);
     to->dtype = copy_text(&at, from->dtype);
     to->layout = copy_text(&at, from->layout);
-    *size_bytes = n;
     return &m->ns;
 }
 
-void ns_free(struct ns *ns)
+/* ns is the first member of its struct ns_memory. */
+static size_t ns_size_bytes(const struct ns *ns)
+{
+    return ((const struct ns_memory *)ns)->size_bytes;
+}
+
+static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
-    free(ns); /* the first member of its struct ns_memory */
+    free(ns);
+}
+
+/* ---- the set ---- */
+
+int ns_set_init(struct ns_set *set, uint32_t max)
+{
+    uint32_t chains = 1;
+
+    max = max ? max : 1;
+    while (chains < max)
+        chains *= 2;
+    *set = (struct ns_set){.mask = chains - 1, .max = max, .tenant_max = max};
+    set->at = calloc(max, sizeof(set->at[0]));
+    set->round = calloc(max, sizeof(set->round[0]));
+    set->chain = calloc(chains, sizeof(set->chain[0]));
+    if (set->at && set->round && set->chain)
+        return 0;
+    ns_set_close(set);
+    return -ENOMEM;
+}
+
+void ns_set_close(struct ns_set *set)
+{
+    for (uint32_t i = 0; set->at && i < set->max; i++)
+        if (set->at[i])
+            ns_free(set->at[i]);
+    free(set->at);
+    free(set->round);
+    free(set->chain);
+}
+
+uint64_t ns_set_bytes(const struct ns_set *set)
+{
+    uint64_t sum = set->bytes + set->max * (sizeof(set->at[0]) + sizeof(set->round[0])) +
+                   (set->mask + UINT64_C(1)) * sizeof(set->chain[0]);
+
+    for (uint32_t i = 0; i < set->max; i++)
+        if (set->at[i])
+            sum += set->at[i]->table->size_bytes;
+    return sum;
+}
+
+static struct ns **chain_of(const struct ns_set *set, const uint8_t *fingerprint)
+{
+    uint32_t hash;
+
+    memcpy(&hash, fingerprint, sizeof(hash));
+    return &set->chain[hash & set->mask];
+}
+
+static void set_add(struct ns_set *set, struct ns *ns, uint32_t place)
+{
+    struct ns **chain = chain_of(set, ns->fingerprint);
+
+    ns->id = place + 1 + set->round[place] * set->max;
+    ns->used = ++set->clock;
+    ns->chain = *chain;
+    *chain = ns;
+    set->at[place] = ns;
+    set->count++;
+    set->bytes += ns_size_bytes(ns);
+}
+
+static void set_remove(struct ns_set *set, struct ns *ns)
+{
+    uint32_t place = (ns->id - 1) % set->max;
+    struct ns **link = chain_of(set, ns->fingerprint);
+
+    while (*link != ns)
+        link = &(*link)->chain;
+    *link = ns->chain;
+    set->at[place] = NULL;
+    /* The next one at this place has another number, until they run out. */
+    if (++set->round[place] > (UINT32_MAX - set->max) / set->max)
+        set->round[place] = 0;
+    set->count--;
+    set->bytes -= ns_size_bytes(ns);
+    ns_free(ns);
+}
+
+/* The one that was used least recently among those that hold nothing and nobody uses; of this
+ * tenant, or of any (NULL). */
+static struct ns *set_idle(const struct ns_set *set, const char *tenant)
+{
+    struct ns *oldest = NULL;
+
+    for (uint32_t i = 0; i < set->max; i++) {
+        struct ns *ns = set->at[i];
+
+        if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
+            (!tenant || strcmp(ns->identity.tenant, tenant) == 0))
+            oldest = ns;
+    }
+    return oldest;
+}
+
+static uint32_t set_count_tenant(const struct ns_set *set, const char *tenant)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < set->max; i++)
+        n += set->at[i] && strcmp(set->at[i]->identity.tenant, tenant) == 0;
+    return n;
+}
+
+/* Below the bounds, or an idle one gives way. */
+static int set_make_room(struct ns_set *set, const char *tenant, bool bound_tenant,
+                         struct ucm_error *e)
+{
+    bool tenant_full = bound_tenant && set_count_tenant(set, tenant) >= set->tenant_max;
+    struct ns *idle;
+
+    if (!tenant_full && set->count < set->max)
+        return 0;
+    idle = set_idle(set, tenant_full ? tenant : NULL);
+    if (idle) {
+        set_remove(set, idle);
+        return 0;
+    }
+    if (tenant_full)
+        return ucm_error_set(e, UCM_WIRE_BUSY,
+                             "tenant \"%.64s\" has %u namespaces, as many as "
+                             "limits.namespaces_per_tenant allows, and all of them are open or "
+                             "hold blocks: purge one",
+                             tenant, set->tenant_max);
+    return ucm_error_set(e, UCM_WIRE_BUSY,
+                         "there are %u namespaces, as many as limits.namespaces allows, and all "
+                         "of them are open or hold blocks",
+                         set->max);
+}
+
+/* ---- the room's door ---- */
+
+static int identity_check(const struct ns_identity *id, struct ucm_error *e)
+{
+    if (id->key_bytes < UCM_MIN_KEY_BYTES || id->key_bytes > UCM_MAX_KEY_BYTES)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "a key has %u bytes; %d to %d are possible",
+                             id->key_bytes, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES);
+    if (id->parts < 1 || id->parts > UCM_MAX_PARTS)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "a block has %u parts; 1 to %d are possible",
+                             id->parts, UCM_MAX_PARTS);
+    return 0;
+}
+
+static int ns_open(struct index *ix, const struct ns_identity *identity, bool bound_tenant,
+                   struct ns **out, struct ucm_error *e)
+{
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint32_t place = 0;
+    struct ns *ns;
+    int rc = identity_check(identity, e);
+
+    if (rc != 0)
+        return rc;
+    if (ns_fingerprint(identity, fingerprint) != 0)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
+    ns = index_ns_find(ix, fingerprint);
+    if (ns) {
+        *out = ns;
+        return 0;
+    }
+    rc = set_make_room(&ix->ns, identity->tenant, bound_tenant, e);
+    if (rc != 0)
+        return rc;
+    ns = ns_new(identity, fingerprint);
+    if (!ns)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    while (ix->ns.at[place])
+        place++;
+    set_add(&ix->ns, ns, place);
+    *out = ns;
+    return 0;
+}
+
+int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
+                  struct ucm_error *e)
+{
+    return ns_open(ix, identity, true, out, e);
+}
+
+int index_ns_restore(struct index *ix, const struct ns_identity *identity, struct ns **out,
+                     struct ucm_error *e)
+{
+    return ns_open(ix, identity, false, out, e);
+}
+
+void index_ns_limit(struct index *ix, uint32_t tenant_max)
+{
+    ix->ns.tenant_max = tenant_max;
+}
+
+void index_ns_use(struct index *ix, struct ns *ns)
+{
+    ns->uses++;
+    ns->used = ++ix->ns.clock;
+}
+
+void index_ns_unuse(struct index *ix, struct ns *ns)
+{
+    assert(ns->uses > 0);
+    ns->uses--;
+    ns->used = ++ix->ns.clock;
+}
+
+struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])
+{
+    struct ns *ns = *chain_of(&ix->ns, fingerprint);
+
+    while (ns && memcmp(ns->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
+        ns = ns->chain;
+    return ns;
+}
+
+struct ns *index_ns(struct index *ix, uint32_t id)
+{
+    struct ns *ns = id == 0 ? NULL : ix->ns.at[(id - 1) % ix->ns.max];
+
+    return ns && ns->id == id ? ns : NULL;
+}
+
+uint32_t index_ns_place(const struct index *ix, const struct ns *ns)
+{
+    return (ns->id - 1) % ix->ns.max;
+}
+
+struct ns *index_ns_at(struct index *ix, uint32_t place)
+{
+    return place < ix->ns.max ? ix->ns.at[place] : NULL;
+}
+
+uint32_t index_ns_places(const struct index *ix)
+{
+    return ix->ns.max;
+}
+
+uint32_t index_ns_count(const struct index *ix)
+{
+    return ix->ns.count;
 }

@@ -200,7 +200,7 @@ static void bucket_deal(const struct index *ix, const struct ns_table *t, struct
 
 /* ---- growing and shrinking ---- */
 
-static int segment_add(struct ns_table *t)
+static int segment_add(struct pages *pages, struct ns_table *t)
 {
     uint32_t size_bytes = segment_bytes(t->segments);
     struct bucket *p;
@@ -216,7 +216,7 @@ static int segment_add(struct ns_table *t)
         t->segments_cap = cap;
     }
     if (size_bytes >= SEGMENT_PAGES_BYTES) {
-        p = pages_new(size_bytes);
+        p = pages_new(pages, size_bytes);
     } else {
         p = aligned_alloc(sizeof(*p), size_bytes);
         if (p)
@@ -240,9 +240,9 @@ static void segment_drop(struct ns_table *t)
     t->size_bytes -= size_bytes;
 }
 
-static int table_start(struct ns_table *t)
+static int table_start(struct pages *pages, struct ns_table *t)
 {
-    if (segment_add(t) != 0)
+    if (segment_add(pages, t) != 0)
         return -ENOMEM;
     t->buckets = SEGMENT_MIN;
     t->mask = SEGMENT_MIN - 1;
@@ -250,12 +250,12 @@ static int table_start(struct ns_table *t)
 }
 
 /* One more bucket takes its share of an old one. Without memory the buckets just become longer. */
-static void table_split(const struct index *ix, struct ns_table *t)
+static void table_split(struct index *ix, struct ns_table *t)
 {
     uint32_t fresh = t->buckets, bit = 1u << high_bit(fresh);
     struct bucket *old, *new;
 
-    if (segment_of(fresh) == t->segments && segment_add(t) != 0)
+    if (segment_of(fresh) == t->segments && segment_add(&ix->pages, t) != 0)
         return;
     old = bucket_at(t, fresh - bit);
     new = bucket_at(t, fresh);
@@ -303,7 +303,7 @@ int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
     uint64_t hash = hash_of(ix, key, t->key_bytes);
     struct bucket *b;
 
-    if (t->buckets == 0 && table_start(t) != 0)
+    if (t->buckets == 0 && table_start(&ix->pages, t) != 0)
         return -ENOMEM;
     b = bucket_at(t, bucket_of(t, hash));
     assert(bucket_find(ix, t, b, hash_tag(hash), key) == 0);

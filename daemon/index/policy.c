@@ -271,6 +271,31 @@ block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref),
     return 0;
 }
 
+void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
+                 void *ctx)
+{
+    for (uint32_t i = QUEUES; i-- > 0;) {
+        block_ref ref = p->queue[(p->floor + i) % QUEUES].front;
+
+        for (; ref; ref = index_block(p->ix, ref)->policy_next)
+            visit(ctx, ref, uses_of(index_block(p->ix, ref)));
+    }
+}
+
+void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
+{
+    struct block *b = index_block(p->ix, ref);
+
+    assert(!(b->flags & BLOCK_IN_POLICY));
+    p->run = 0;
+    set_uses(b, uses);
+    b->policy_data |= DATA_KNOWN;
+    set_clock(p, b);
+    link_behind(p, ref, b, queue_now(p, b), p->queue[queue_now(p, b)].back);
+    b->flags |= BLOCK_IN_POLICY;
+    p->count++;
+}
+
 uint64_t policy_count(const struct policy *p)
 {
     return p->count;

@@ -28,6 +28,11 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted);
 block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref), void *ctx,
                         uint32_t tries);
 uint64_t policy_count(const struct policy *p);
+/* Over a restart: visits the blocks, those first that should leave last, with what is to be kept of
+ * each; and puts a block that came into DRAM that way behind all that are there. */
+void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
+                 void *ctx);
+void policy_restore(struct policy *p, block_ref ref, uint32_t uses);
 /* How much the block is worth keeping on a slower tier, 0 (seen once) to 3. */
 unsigned policy_heat(const struct policy *p, block_ref ref);
 const char *policy_name(void);

@@ -1,45 +1,11 @@
 #include "daemon/index/internal.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define CHUNK_MIN (64u << 10)
 #define CHUNK_DOUBLINGS 5 /* 64 KiB to 2 MiB */
 /* A multiple of the record's alignment such that a key of 32 bytes lies in one cache line. */
 #define RECORD_ALIGN 32u
-
-/* ---- pages ---- */
-
-static void *map(size_t size_bytes)
-{
-    void *p = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
-
-void *pages_new(size_t size_bytes)
-{
-    uint8_t *p, *aligned;
-
-    if (size_bytes != PAGES_HUGE)
-        return map(size_bytes);
-    p = map(2 * (size_t)PAGES_HUGE);
-    if (!p)
-        return map(size_bytes);
-    aligned = (uint8_t *)(((uintptr_t)p + PAGES_HUGE - 1) & ~(uintptr_t)(PAGES_HUGE - 1));
-    if (aligned > p)
-        munmap(p, (size_t)(aligned - p));
-    munmap(aligned + PAGES_HUGE, (size_t)(p + PAGES_HUGE - aligned));
-    /* Refused where huge pages are off: small ones do, slower. */
-    (void)madvise(aligned, PAGES_HUGE, MADV_HUGEPAGE);
-    return aligned;
-}
-
-void pages_free(void *p, size_t size_bytes)
-{
-    if (p)
-        munmap(p, size_bytes);
-}
 
 /* ---- chunks ---- */
 
@@ -132,7 +98,7 @@ static uint32_t chunk_new(struct slab *s, uint32_t parts)
 
     if (!number)
         return 0;
-    base = pages_new(size_bytes);
+    base = pages_new(s->pages, size_bytes);
     if (!base) {
         number_give(s, number);
         return 0;
@@ -213,9 +179,10 @@ void slab_give(struct slab *s, block_ref ref)
         chunk_free(s, number);
 }
 
-void slab_init(struct slab *s)
+void slab_init(struct slab *s, struct pages *pages)
 {
     memset(s, 0, sizeof(*s));
+    s->pages = pages;
 }
 
 void slab_close(struct slab *s)

@@ -46,27 +46,29 @@ int method_ns_list(struct call *call)
     struct index *ix = s->rq->rooms.index;
     struct proto_builder pb;
     struct msg_page m;
-    uint32_t ids[NS_PAGE_MAX], n = 0, id, limit;
+    uint32_t places[NS_PAGE_MAX], n = 0, end = index_ns_places(ix), place, limit;
     int rc = proto_decode(&proto_page, call->env, &m, &call->error);
 
     if (rc != 0)
         return rc;
     limit = m.limit && m.limit < NS_PAGE_MAX ? (uint32_t)m.limit : NS_PAGE_MAX;
-    id = m.cursor < index_ns_count(ix) ? (uint32_t)m.cursor + 1 : index_ns_count(ix) + 1;
-    for (; id <= index_ns_count(ix); id++) {
-        if (!s->peer.admin && strcmp(index_ns(ix, id)->identity.tenant, s->peer.tenant) != 0)
+    place = m.cursor < end ? (uint32_t)m.cursor : end;
+    for (; place < end; place++) {
+        const struct ns *ns = index_ns_at(ix, place);
+
+        if (!ns || (!s->peer.admin && strcmp(ns->identity.tenant, s->peer.tenant) != 0))
             continue;
         if (n == limit)
             break;
-        ids[n++] = id;
+        places[n++] = place;
     }
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "namespaces");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
-        pack_ns(&pb.pk, index_ns(ix, ids[i]));
-    proto_pack_u64(&pb.pk, "next", id <= index_ns_count(ix) ? ids[n - 1] : 0);
+        pack_ns(&pb.pk, index_ns_at(ix, places[i]));
+    proto_pack_u64(&pb.pk, "next", place < end ? place : 0);
     session_reply_end(s, call->msgid, &pb);
     return 0;
 }

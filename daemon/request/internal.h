@@ -29,7 +29,8 @@ struct session {
     struct conn *conn;
     struct peer peer;
     bool hello, closing;
-    uint64_t *ns_open; /* bitmap of namespace ids */
+    uint64_t *ns_open;    /* bitmap of namespaces' places */
+    uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
     struct table regions, leases;
     uint32_t leased_keys;
     struct list requests;
@@ -67,6 +68,8 @@ typedef int (*method_fn)(struct call *call);
 void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
                    const void *result);
 void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e);
+/* Tells how far a load has come. False: it was not sent, the peer does not read. */
+bool session_progress(struct session *s, const struct msg_progress *m);
 /* For free maps: begin, pack, end. */
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
 void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);
@@ -75,6 +78,8 @@ void session_settle(struct session *s);
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
+/* Whether a dump that asks for `durability` waits for stable storage. */
+bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys are in the blob; 0 with call->error when it is no whole number of keys, or too
  * many. */
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);

@@ -4,6 +4,7 @@
 #include "daemon/request/request.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define SWEEP_PAGE 512
 
@@ -15,10 +16,13 @@ struct keep {
 
 struct sweep {
     struct request r;
-    struct list link;
+    struct list link; /* in the sweeps while there is something to walk */
     struct ns *ns;
     struct keep keep;
     uint64_t cursor;
+    bool walked;
+    struct cache_purge purge; /* namespace.purge */
+    int purge_status;
 };
 
 static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
@@ -70,12 +74,50 @@ static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct pr
 
 /* ---- a whole namespace ---- */
 
+static bool sweep_purges(const struct sweep *sw)
+{
+    return sw->keep.method == UCM_METHOD_NS_PURGE;
+}
+
+/* Why a request was stopped that has nothing to show for it. */
+static void stopped_error(const struct sweep *sw, struct ucm_error *e)
+{
+    const struct requests *rq = sw->r.s->rq;
+
+    if (rq->draining)
+        ucm_error_set(e, UCM_WIRE_SHUTDOWN,
+                      "the daemon is shutting down; the purge may be incomplete");
+    else if (uv_now(rq->rooms.loop) >= sw->r.deadline.at_ms)
+        ucm_error_set(e, UCM_WIRE_DEADLINE, "the purge was not done in time; try again");
+    else
+        ucm_error_set(e, UCM_WIRE_CANCELLED, "the purge may be incomplete");
+}
+
+static void sweep_answer(struct sweep *sw)
+{
+    struct ucm_error e = {0};
+
+    if (sweep_purges(sw) && (!sw->walked || !cache_purge_kept(&sw->purge)))
+        stopped_error(sw, &e);
+    else if (sw->purge_status != 0)
+        ucm_error_set(&e, UCM_WIRE_IO,
+                      "the blocks are gone, but storage failed to keep that (%s): they may come "
+                      "back when the daemon restarts; try again",
+                      strerror(-sw->purge_status));
+    if (e.code == 0)
+        session_reply(sw->r.s, sw->r.msgid, &proto_count_r, &sw->keep.result);
+    else if (!sw->r.s->closing)
+        session_reply_error(sw->r.s, sw->r.msgid, &e);
+}
+
 static void sweep_end(struct sweep *sw)
 {
     struct session *s = sw->r.s;
 
     list_remove(&sw->link);
-    session_reply(s, sw->r.msgid, &proto_count_r, &sw->keep.result);
+    sweep_answer(sw);
+    if (sweep_purges(sw))
+        cache_purge_end(s->rq->rooms.cache, &sw->purge);
     request_end(&sw->r);
     free(sw);
     session_settle(s);
@@ -86,6 +128,21 @@ static void sweep_stop_cb(struct request *r)
     sweep_end(LIST_ENTRY(r, struct sweep, r));
 }
 
+/* Its end is known when both are: the walk, and whether storage has it. */
+static void sweep_check(struct sweep *sw)
+{
+    if (sw->walked && (!sweep_purges(sw) || cache_purge_kept(&sw->purge)))
+        sweep_end(sw);
+}
+
+static void purge_done_cb(struct cache_purge *p, int status)
+{
+    struct sweep *sw = LIST_ENTRY(p, struct sweep, purge);
+
+    sw->purge_status = status;
+    sweep_check(sw);
+}
+
 static void sweep_step(struct requests *rq, struct sweep *sw)
 {
     uint32_t n;
@@ -93,8 +150,11 @@ static void sweep_step(struct requests *rq, struct sweep *sw)
     sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, &n);
     for (uint32_t i = 0; i < n; i++)
         keep_apply(rq->rooms.cache, &sw->keep, rq->refs[i]);
-    if (sw->cursor == 0)
-        sweep_end(sw);
+    if (sw->cursor != 0)
+        return;
+    sw->walked = true;
+    list_remove(&sw->link);
+    sweep_check(sw);
 }
 
 static void sweeper_cb(uv_idle_t *idle)
@@ -119,6 +179,7 @@ static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
     if (!sw)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     sw->r.stop_cb = sweep_stop_cb;
+    sw->purge.done_cb = purge_done_cb;
     rc = request_start(call, &sw->r, sizeof(*sw), UCM_DEADLINE_MS);
     if (rc != 0) {
         free(sw);
@@ -126,6 +187,11 @@ static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
     }
     sw->ns = ns;
     sw->keep = *k;
+    if (sweep_purges(sw) && cache_purge_begin(rq->rooms.cache, &sw->purge, ns) != 0) {
+        request_end(&sw->r);
+        free(sw);
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    }
     list_push_back(&rq->sweeps, &sw->link);
     if (uv_idle_start(&rq->sweeper, sweeper_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
@@ -139,8 +205,6 @@ static int keep_call(struct call *call, uint64_t ns_id, struct proto_bin keys, u
 
     if (!ns)
         return -call->error.code;
-    if (call->method == UCM_METHOD_NS_PURGE && keys.n == 0)
-        cache_ns_forget(call->s->rq->rooms.cache, ns);
     return keys.n > 0 ? keep_keys(call, ns, &k, keys) : keep_all(call, ns, &k);
 }
 

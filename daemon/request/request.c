@@ -1,5 +1,6 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
+#include "daemon/cache/keep.h"
 #include "daemon/request/internal.h"
 
 #include <assert.h>
@@ -170,11 +171,18 @@ uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
                          enum requests_health *health)
 {
     uint32_t found = 0;
+    uint64_t done, of;
 
     *health = HEALTH_OK;
     if (rq->rooms.tier && n > 0) {
         *health = tier_health(&rq->rooms, reasons[0]);
         found = *health != HEALTH_OK;
+    }
+    if (found < n && cache_adopting(rq->rooms.cache, &done, &of)) {
+        if (*health == HEALTH_OK)
+            *health = HEALTH_RECOVERING;
+        snprintf(reasons[found++], sizeof(*reasons), "DRAM: %llu of %llu kept parts looked at",
+                 (unsigned long long)done, (unsigned long long)of);
     }
     for (uint32_t i = 0; i < device_set_count(rq->rooms.devices); i++) {
         struct device *d = device_set_at(rq->rooms.devices, i);

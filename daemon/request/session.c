@@ -60,6 +60,17 @@ void session_reply(struct session *s, uint32_t msgid, const struct proto_message
         conn_send(s->conn, &s->rq->out);
 }
 
+bool session_progress(struct session *s, const struct msg_progress *m)
+{
+    struct ucm_error e;
+
+    if (s->closing || conn_backed_up(s->conn) ||
+        proto_notification(&s->rq->out, UCM_PROGRESS, &proto_progress, m, &e) != 0)
+        return false;
+    conn_send(s->conn, &s->rq->out);
+    return true;
+}
+
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb)
 {
     proto_response_begin(pb, &s->rq->out, msgid);
@@ -77,9 +88,31 @@ void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *
 
 /* ---- what a call names ---- */
 
-static bool ns_is_open(const struct session *s, uint32_t id)
+static bool ns_is_open(const struct session *s, const struct ns *ns)
 {
-    return s->ns_open[id / 64] >> (id % 64) & 1;
+    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+
+    return s->ns_open[place / 64] >> (place % 64) & 1;
+}
+
+/* It stays while the connection lives. */
+static void ns_set_open(struct session *s, struct ns *ns)
+{
+    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+
+    if (ns_is_open(s, ns))
+        return;
+    s->ns_open[place / 64] |= UINT64_C(1) << (place % 64);
+    index_ns_use(s->rq->rooms.index, ns);
+}
+
+static void ns_close_all(struct session *s)
+{
+    struct index *ix = s->rq->rooms.index;
+
+    for (uint32_t place = 0; place < index_ns_places(ix); place++)
+        if (s->ns_open[place / 64] >> (place % 64) & 1)
+            index_ns_unuse(ix, index_ns_at(ix, place));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
@@ -87,8 +120,10 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && (ns_is_open(s, ns->id) || s->peer.admin))
+    if (ns && (ns_is_open(s, ns) || s->peer.admin)) {
+        ns_set_open(s, ns);
         return ns;
+    }
     /* The same words whether it exists or not: who may not know is not told. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                   "namespace %llu is not open on this connection; call namespace.open first",
@@ -227,6 +262,22 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
     return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, out, &call->error);
 }
 
+static void bit_set(uint64_t *bits, uint32_t place, bool on)
+{
+    uint64_t bit = UINT64_C(1) << (place % 64);
+
+    bits[place / 64] = (bits[place / 64] & ~bit) | (on ? bit : 0);
+}
+
+bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability)
+{
+    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+
+    if (durability == UCM_DURABILITY_DEFAULT)
+        return s->ns_durable[place / 64] >> (place % 64) & 1;
+    return durability == UCM_DURABILITY_NVME;
+}
+
 int method_ns_open(struct call *call)
 {
     struct session *s = call->s;
@@ -246,7 +297,9 @@ int method_ns_open(struct call *call)
     rc = ns_open_checked(call, &m, &ns);
     if (rc != 0)
         return rc;
-    s->ns_open[ns->id / 64] |= UINT64_C(1) << (ns->id % 64);
+    ns_set_open(s, ns);
+    bit_set(s->ns_durable, index_ns_place(s->rq->rooms.index, ns),
+            m.durability == UCM_DURABILITY_NVME);
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     session_reply(s, call->msgid, &proto_ns_open_r, &r);
@@ -262,8 +315,11 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 
     if (!s)
         return NULL;
-    s->ns_open = calloc(rq->rooms.config->max_namespaces / 64 + 1, sizeof(*s->ns_open));
-    if (!s->ns_open) {
+    s->ns_open = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_open));
+    s->ns_durable = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_durable));
+    if (!s->ns_open || !s->ns_durable) {
+        free(s->ns_open);
+        free(s->ns_durable);
         free(s);
         return NULL;
     }
@@ -329,12 +385,14 @@ void session_settle(struct session *s)
         return;
     leases_end_all(s);
     cache_owner_gone(rq->rooms.cache, &s->owner);
+    ns_close_all(s);
     list_remove(&s->link);
     rq->n_sessions--;
     table_close(&s->regions);
     table_close(&s->leases);
     conn_free(s->conn);
     free(s->ns_open);
+    free(s->ns_durable);
     free(s);
 }
 

@@ -5,6 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
+static uint64_t write_amplification(const struct metrics *m)
+{
+    double written = (double)(m->nvme_written_bytes + m->nvme_checkpoint_bytes);
+
+    return m->nvme_stored_bytes > 0 ? (uint64_t)(1000 * written / (double)m->nvme_stored_bytes) : 0;
+}
+
 /* Gauges that other rooms know are read when they are asked for. */
 static void gauges_read(struct requests *rq)
 {
@@ -26,6 +33,7 @@ static void gauges_read(struct requests *rq)
         r->tier_ops->stats(r->tier, &ts);
         m->nvme_bytes_capacity = ts.capacity_bytes;
         m->nvme_bytes_used = ts.used_bytes;
+        m->nvme_write_amplification = write_amplification(m);
     }
 }
 

@@ -26,6 +26,50 @@ void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status
 
 /* ---- the end ---- */
 
+static void transfer_release(struct transfer *t)
+{
+    if (t->released)
+        return;
+    t->released = true;
+    cache_room_cancel(&t->room);
+    for (uint32_t i = 0; i < t->n_keys; i++)
+        if (t->refs[i])
+            cache_drop(cache_of(t), t->refs[i]);
+    lease_end(t->r.s, t->lease);
+}
+
+static void calm_cb(struct cache_calm *w)
+{
+    transfer_pump(LIST_ENTRY(w, struct transfer, calm));
+}
+
+static void calm_end_cb(struct deadline *d)
+{
+    struct transfer *t = LIST_ENTRY(d, struct transfer, calm_end);
+
+    cache_calm_cancel(&t->calm);
+    transfer_pump(t);
+}
+
+/* The answer of a dump waits for the disks, if that is wished. It holds nothing meanwhile that
+ * others might need. */
+static bool transfer_slowed(struct transfer *t)
+{
+    struct request_rooms *rooms = &t->r.s->rq->rooms;
+    uint64_t at_ms = uv_now(rooms->loop) + rooms->config->nvme_pressure_ms;
+
+    if (t->calmed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_pressed(cache_of(t)) ||
+        deadline_arm(rooms->deadlines, &t->calm_end, at_ms, calm_end_cb) != 0)
+        return false;
+    t->calmed = true;
+    t->calm.calm_cb = calm_cb;
+    transfer_release(t);
+    cache_calm_wait(cache_of(t), &t->calm);
+    metrics_of(t)->dumps_slowed++;
+    return true;
+}
+
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
@@ -34,13 +78,12 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
     t->finished = true;
-    cache_room_cancel(&t->room);
-    for (uint32_t i = 0; i < t->n_keys; i++)
-        if (t->refs[i])
-            cache_drop(cache_of(t), t->refs[i]);
-    lease_end(s, t->lease);
+    cache_calm_cancel(&t->calm);
+    deadline_disarm(s->rq->rooms.deadlines, &t->calm_end);
+    transfer_release(t);
     session_reply(s, t->r.msgid, &proto_blocks_r, &r);
     request_end(&t->r);
+    steps_free(t->steps);
     free(t->spare);
     free(t);
     if (region)
@@ -50,7 +93,8 @@ static void transfer_finish(struct transfer *t)
 
 static bool transfer_done(const struct transfer *t)
 {
-    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0;
+    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0 &&
+           (!t->steps || steps_sent(t));
 }
 
 /* ---- the pump ---- */
@@ -80,8 +124,17 @@ static void transfer_park(struct transfer *t)
 
 static void batch_flush(struct transfer *t)
 {
+    bool whole = t->cursor == items_of(t) && list_empty(&t->waits);
+
+    if (!t->open || t->open->n == 0)
+        return;
+    /* The last batch of a load in steps must not fall behind the others. */
+    if (t->steps && (whole || steps_sent(t))) {
+        steps_add(t);
+        return;
+    }
     /* While a job is under way the batch may grow: its end comes here again. */
-    if (!t->open || t->open->n == 0 || (t->jobs > 0 && t->open->n < t->open->cap))
+    if (t->steps || (t->jobs > 0 && t->open->n < t->open->cap))
         return;
     if (!batch_send(t))
         transfer_park(t);
@@ -107,10 +160,15 @@ void transfer_pump(struct transfer *t)
         t->open = NULL;
     }
     batch_flush(t);
+    if (t->steps) {
+        if (!steps_pump(t))
+            busy = true;
+        steps_tell(t);
+    }
     if (busy)
         transfer_park(t);
     t->pumping = false;
-    if (transfer_done(t))
+    if (transfer_done(t) && !transfer_slowed(t))
         transfer_finish(t);
 }
 
@@ -135,6 +193,8 @@ void transfer_stop_cb(struct request *r)
     while ((node = t->durables.next) != &t->durables)
         durable_abandon(LIST_ENTRY(node, struct durable_wait, link));
     batch_abandon(t);
+    if (t->steps)
+        steps_abandon(t);
     give_up(t, UCM_BLOCK_CANCELLED);
     transfer_pump(t);
 }

@@ -21,10 +21,14 @@ struct transfer {
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open; /* filling up */
+    struct steps *steps;     /* a load that goes layer by layer, else NULL */
     struct list waits;       /* items that wait for a read */
     struct list durables;    /* items that wait for stable storage; counted in waits_n too */
     struct item_wait *spare;
     struct cache_room room;
+    struct cache_calm calm;   /* a dump whose answer is held back */
+    struct deadline calm_end; /* for so long at most */
+    bool released, calmed;
     /* n_keys each, in one allocation behind the struct */
     block_ref *refs;
     uint32_t *blocks;
@@ -55,6 +59,10 @@ struct copy_batch {
     struct ucm_copy_item *items;
     uint32_t *item;           /* which item of the transfer */
     struct cache_fill **fill; /* dump */
+    /* Of a load in steps. */
+    struct list link;         /* in steps->batches while a step of it is to be sent */
+    uint32_t next_step, jobs; /* jobs: under way */
+    enum ucm_block_status status;
 };
 
 static inline struct cache *cache_of(const struct transfer *t)
@@ -102,5 +110,26 @@ void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status statu
 void durable_abandon(struct durable_wait *dw);
 /* Gives up what is in the open batch. */
 void batch_abandon(struct transfer *t);
+/* Ends all its items, and frees it. */
+void batch_end(struct copy_batch *b, enum ucm_block_status status);
+/* What a job's end means for its items; counts errors. */
+enum ucm_block_status batch_outcome(struct transfer *t, int status);
+
+/* transfer_steps.c: a load that goes layer by layer, and tells. */
+/* How much memory the steps of a load take; 0 or -ENOMEM to make them. */
+size_t steps_memory(uint32_t step, uint32_t shards);
+int steps_new(struct transfer *t, uint32_t step);
+void steps_free(struct steps *st);
+uint32_t steps_batch_items(const struct transfer *t);
+/* Closes the open batch: its steps are sent by steps_pump. */
+void steps_add(struct transfer *t);
+/* Sends what may go now. False: the device's queue is full, and nothing is under way. */
+bool steps_pump(struct transfer *t);
+/* Tells of what has landed since it was last told. */
+void steps_tell(struct transfer *t);
+/* Is nothing left to be sent? */
+bool steps_sent(const struct transfer *t);
+/* Gives up what was not sent. */
+void steps_abandon(struct transfer *t);
 
 #endif

@@ -23,15 +23,20 @@ static struct copy_batch *batch_new(struct transfer *t)
 {
     uint64_t part_bytes = ns_part_bytes(t->ns, t->part);
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t cap = items_of(t);
+    uint32_t cap = items_of(t), most;
 
     if (!b)
         return NULL;
+    if (t->steps)
+        most = steps_batch_items(t);
+    else
+        most = part_bytes >= JOB_BYTES ? 1 : (uint32_t)(JOB_BYTES / part_bytes);
     if (cap > JOB_ITEMS)
         cap = JOB_ITEMS;
-    if (cap > JOB_BYTES / part_bytes)
-        cap = part_bytes >= JOB_BYTES ? 1 : (uint32_t)(JOB_BYTES / part_bytes);
+    if (cap > most)
+        cap = most;
     b->t = t;
+    list_init(&b->link);
     b->cap = cap;
     b->items = calloc(cap, sizeof(*b->items));
     b->item = calloc(cap, sizeof(*b->item));
@@ -118,21 +123,31 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
         metrics_of(t)->dump_bytes += copied_bytes(t);
 }
 
+void batch_end(struct copy_batch *b, enum ucm_block_status status)
+{
+    for (uint32_t i = 0; i < b->n; i++)
+        batch_item_end(b, i, status);
+    batch_free(b);
+}
+
+enum ucm_block_status batch_outcome(struct transfer *t, int status)
+{
+    if (status == 0)
+        return UCM_BLOCK_OK;
+    if (status == -ETIMEDOUT) {
+        metrics_of(t)->device_event_timeouts += t->has_event;
+        return UCM_BLOCK_CANCELLED;
+    }
+    metrics_of(t)->device_errors++;
+    return UCM_BLOCK_DEVICE;
+}
+
 static void batch_done_cb(struct device_job *job, int status)
 {
     struct copy_batch *b = LIST_ENTRY(job, struct copy_batch, job);
     struct transfer *t = b->t;
-    enum ucm_block_status s = status == 0 ? UCM_BLOCK_OK : UCM_BLOCK_DEVICE;
 
-    if (status == -ETIMEDOUT) {
-        s = UCM_BLOCK_CANCELLED;
-        metrics_of(t)->device_event_timeouts += t->has_event;
-    } else if (status != 0) {
-        metrics_of(t)->device_errors++;
-    }
-    for (uint32_t i = 0; i < b->n; i++)
-        batch_item_end(b, i, s);
-    batch_free(b);
+    batch_end(b, batch_outcome(t, status));
     t->jobs--;
     transfer_pump(t);
 }
@@ -165,8 +180,12 @@ bool batch_send(struct transfer *t)
 /* Room for one more item in the open batch; 0, -EBUSY, -ENOMEM. */
 static int batch_reserve(struct transfer *t)
 {
-    if (t->open && t->open->n == t->open->cap && !batch_send(t))
-        return -EBUSY;
+    if (t->open && t->open->n == t->open->cap) {
+        if (t->steps)
+            steps_add(t);
+        else if (!batch_send(t))
+            return -EBUSY;
+    }
     if (!t->open)
         t->open = batch_new(t);
     return t->open ? 0 : -ENOMEM;
@@ -189,9 +208,7 @@ void batch_abandon(struct transfer *t)
     if (!b)
         return;
     t->open = NULL;
-    for (uint32_t i = 0; i < b->n; i++)
-        batch_item_end(b, i, UCM_BLOCK_CANCELLED);
-    batch_free(b);
+    batch_end(b, UCM_BLOCK_CANCELLED);
 }
 
 /* ---- items ---- */

@@ -6,8 +6,9 @@
 
 #define WINDOW_BYTES (256u << 20)
 
+/* `more`: bytes that it takes besides. */
 static struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
-                                     uint32_t n_keys, uint64_t deadline_ms)
+                                     uint32_t n_keys, uint64_t deadline_ms, size_t more)
 {
     size_t memory = sizeof(struct transfer) + n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1);
     struct transfer *t = calloc(1, memory);
@@ -18,7 +19,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
         return NULL;
     }
     t->r.stop_cb = transfer_stop_cb;
-    if (request_start(call, &t->r, memory, deadline_ms) != 0) {
+    if (request_start(call, &t->r, memory + more, deadline_ms) != 0) {
         free(t);
         return NULL;
     }
@@ -33,6 +34,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
     t->room.room_cb = transfer_room_cb;
     list_init(&t->room.link);
+    list_init(&t->calm.link);
     list_init(&t->waits);
     list_init(&t->durables);
     return t;
@@ -42,6 +44,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
 struct copy_params {
     uint64_t region, shard, shards, priority, deadline_ms;
     struct proto_bin keys, blocks;
+    uint64_t step; /* load */
 };
 
 static int range_check(struct call *call, const struct copy_params *p, uint32_t shards)
@@ -108,6 +111,18 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
     t->n_planes = r->shard_first[t->shard + t->shards] - t->first_plane;
 }
 
+/* The layers of all blocks can only go in order when all blocks are there at once: a large window.
+ */
+static int steps_begin(struct call *call, struct transfer *t, uint64_t step)
+{
+    if (step == 0)
+        return 0;
+    if (steps_new(t, (uint32_t)step) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    t->window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / 2;
+    return 0;
+}
+
 /* Everything that is checked before anything moves. NULL with call->error. */
 static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
@@ -126,10 +141,13 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                       "blocks: %u bytes for %u keys; give 4 for each", p->blocks.n, n);
         return NULL;
     }
-    t = transfer_new(call, kind, region->ns, n, p->deadline_ms);
+    t = transfer_new(call, kind, region->ns, n, p->deadline_ms,
+                     steps_memory((uint32_t)p->step, region->region->shards));
     if (!t)
         return NULL;
-    if (blocks_take(call, t, region->region, p->blocks) != 0) {
+    copy_range(t, p, region->region);
+    if (blocks_take(call, t, region->region, p->blocks) != 0 ||
+        steps_begin(call, t, p->step) != 0) {
         request_end(&t->r);
         free(t);
         return NULL;
@@ -138,7 +156,6 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     region->transfers++;
     t->part = region->region->part;
     t->priority = (uint8_t)p->priority;
-    copy_range(t, p, region->region);
     return t;
 }
 
@@ -171,7 +188,7 @@ int method_load(struct call *call)
     if (rc != 0)
         return rc;
     p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
-                             m.deadline_ms, m.keys,  m.blocks};
+                             m.deadline_ms, m.keys,  m.blocks, m.step};
     t = copy_new(call, TRANSFER_LOAD, &p);
     if (!t)
         return -call->error.code;
@@ -191,12 +208,12 @@ int method_dump(struct call *call)
     if (rc != 0)
         return rc;
     p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
-                             m.deadline_ms, m.keys,  m.blocks};
+                             m.deadline_ms, m.keys,  m.blocks, 0};
     t = copy_new(call, TRANSFER_DUMP, &p);
     if (!t)
         return -call->error.code;
     t->has_event = m.event.n > 0;
-    t->durable = m.durability == UCM_DURABILITY_NVME;
+    t->durable = session_durable(call->s, t->ns, m.durability);
     if (t->has_event)
         memcpy(t->event, m.event.p, sizeof(t->event));
     for (uint32_t i = 0; i < t->n_keys; i++) {
@@ -228,7 +245,7 @@ int method_prefetch(struct call *call)
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m.part, ns->identity.parts,
                              ns->identity.parts - 1);
-    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m.deadline_ms);
+    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m.deadline_ms, 0);
     if (!t)
         return -call->error.code;
     t->part = m.part ? (uint32_t)m.part - 1 : 0;

@@ -12,6 +12,7 @@ struct checksum_batch {
     struct list link;
     uv_work_t work;
     struct checksum_pool *pool;
+    bool urgent;
     unsigned n;
     struct tier_io *ios[CHECKSUM_BATCH];
     uint64_t sums[CHECKSUM_BATCH];
@@ -46,6 +47,7 @@ static void batch_done_cb(uv_work_t *work, int status)
         ios[i] = b->ios[i];
         sums[i] = b->sums[i];
     }
+    p->later_busy -= !b->urgent;
     list_push_back(&p->idle, &b->link);
     pool_dispatch(p);
     p->done(p->ctx, ios, sums, n);
@@ -64,14 +66,35 @@ static void batch_fill(struct checksum_batch *b, struct list *from)
     }
 }
 
+static bool later_due(const struct checksum_pool *p)
+{
+    return p->later_n > 0 && (p->later_busy == 0 || p->later_n >= CHECKSUM_BATCH ||
+                              p->later_bytes >= CHECKSUM_BATCH_BYTES);
+}
+
+static void batch_fill_later(struct checksum_batch *b)
+{
+    struct checksum_pool *p = b->pool;
+
+    batch_fill(b, &p->later);
+    p->later_busy++;
+    p->later_n -= b->n;
+    for (unsigned i = 0; i < b->n; i++)
+        p->later_bytes -= b->ios[i]->bytes;
+}
+
 static void pool_dispatch(struct checksum_pool *p)
 {
-    while (!list_empty(&p->idle) && (!list_empty(&p->urgent) || !list_empty(&p->later))) {
+    while (!list_empty(&p->idle) && (!list_empty(&p->urgent) || later_due(p))) {
         struct checksum_batch *b =
             LIST_ENTRY(list_pop_front(&p->idle), struct checksum_batch, link);
         int rc;
 
-        batch_fill(b, list_empty(&p->urgent) ? &p->later : &p->urgent);
+        b->urgent = !list_empty(&p->urgent);
+        if (b->urgent)
+            batch_fill(b, &p->urgent);
+        else
+            batch_fill_later(b);
         b->work.data = b;
         rc = uv_queue_work(p->loop, &b->work, batch_work_cb, batch_done_cb);
         assert(rc == 0); /* refuses a missing callback only */
@@ -107,5 +130,9 @@ void checksum_pool_close(struct checksum_pool *p)
 void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent)
 {
     list_push_back(urgent ? &p->urgent : &p->later, &io->link);
+    if (!urgent) {
+        p->later_n++;
+        p->later_bytes += io->bytes;
+    }
     pool_dispatch(p);
 }

@@ -2,7 +2,8 @@
  *
  * Promise: every operation that was pushed comes back once through `done`, on the loop; urgent ones
  * (reads) before others (writes) as far as they have not begun. Under load a piece of work takes
- * several operations, so that a wake-up is shared.
+ * several operations, so that a wake-up is shared; others wait for one that is whole, or until no
+ * piece of theirs is under way: nobody waits for them.
  * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
 #ifndef UCMD_TIER_CHECKSUM_H
 #define UCMD_TIER_CHECKSUM_H
@@ -25,7 +26,10 @@ struct checksum_pool {
     checksum_done_cb done;
     void *ctx;
     struct list urgent, later; /* of tier_io.link */
-    struct list idle;          /* batches that nobody works on */
+    unsigned later_n;          /* in `later`, and their bytes */
+    uint64_t later_bytes;
+    unsigned later_busy; /* batches of them under way */
+    struct list idle;    /* batches that nobody works on */
     struct checksum_batch *batches;
 };
 

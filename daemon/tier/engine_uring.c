@@ -14,7 +14,9 @@
 #define RING_BUFFER_BYTES (1ull << 30)
 #define PROBE_BYTES 4096u
 #define PROBE_S 2
-#define REAP_BATCH 64u
+/* Completions handled in one turn of the loop, by their iovecs: a write of many small parts is as
+ * much work as many reads, and requests wait while it is done. */
+#define TURN_IOVECS 32u
 #define SUBMIT_TRIES 3
 
 struct buffer {
@@ -73,6 +75,8 @@ static void sqe_fill(const struct engine *e, struct io_uring_sqe *sqe, struct en
     else
         io_uring_prep_read(sqe, (int)op->file, base, bytes, op->offset);
     sqe->flags |= IOSQE_FIXED_FILE;
+    if (op->write) /* finding its pages takes the kernel long: on a thread of its own */
+        sqe->flags |= IOSQE_ASYNC;
     io_uring_sqe_set_data(sqe, op);
 }
 
@@ -123,35 +127,25 @@ static void prepare_cb(uv_prepare_t *handle)
         uv_prepare_stop(&e->prepare);
 }
 
-/* Up to REAP_BATCH completions; how many there were. */
-static unsigned ring_reap(struct engine *e)
-{
-    struct io_uring_cqe *cqes[REAP_BATCH];
-    struct engine_op *ops[REAP_BATCH];
-    unsigned n = io_uring_peek_batch_cqe(&e->ring, cqes, REAP_BATCH);
-
-    for (unsigned i = 0; i < n; i++) {
-        ops[i] = io_uring_cqe_get_data(cqes[i]);
-        ops[i]->result = cqes[i]->res;
-    }
-    io_uring_cq_advance(&e->ring, n);
-    e->in_kernel -= n;
-    for (unsigned i = 0; i < n; i++)
-        op_finish(e, ops[i], ops[i]->result);
-    return n;
-}
-
+/* A turn's share of completions; the poll is level-triggered, so the rest comes with the next. */
 static void poll_cb(uv_poll_t *handle, int status, int events)
 {
     struct engine *e = handle->data;
-    unsigned rounds = e->in_kernel / REAP_BATCH + 1;
+    struct io_uring_cqe *cqe;
 
     (void)events;
     if (status < 0 && !e->failed)
         ring_give_up(e, status);
-    while (rounds-- > 0 && !e->closing)
-        if (ring_reap(e) < REAP_BATCH)
-            break;
+    for (unsigned work = 0;
+         work < TURN_IOVECS && !e->closing && io_uring_peek_batch_cqe(&e->ring, &cqe, 1) == 1;) {
+        struct engine_op *op = io_uring_cqe_get_data(cqe);
+
+        op->result = cqe->res;
+        io_uring_cqe_seen(&e->ring, cqe);
+        e->in_kernel--;
+        work += op->iovs;
+        op_finish(e, op, op->result);
+    }
 }
 
 /* A real read through the ring: a sandbox may allow the setup and refuse the rest. */

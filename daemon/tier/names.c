@@ -7,34 +7,63 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define PAGES_MAX 65536u /* that are looked at in one file */
+#define SPARE_PAGES 64u  /* beside two for each namespace: a file is allowed that many */
+#define REWRITE_SUFFIX ".tmp"
+
+/* ---- in memory ---- */
+
+/* The first record that is not before the fingerprint. */
+static uint32_t name_place(const struct names *n, const uint8_t *fingerprint)
+{
+    uint32_t low = 0, high = n->count;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (memcmp(n->name[mid]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static struct nvme_name *name_of(const struct names *n, const uint8_t *fingerprint)
+{
+    uint32_t i = name_place(n, fingerprint);
+
+    return i < n->count && memcmp(n->name[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
+               ? n->name[i]
+               : NULL;
+}
 
 const struct nvme_name *names_find(const struct names *n, const uint8_t *fingerprint)
 {
-    for (uint32_t i = 0; i < n->count; i++)
-        if (memcmp(n->name[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0)
-            return n->name[i];
-    return NULL;
+    return name_of(n, fingerprint);
 }
 
 void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence)
 {
-    for (uint32_t i = 0; i < n->count; i++)
-        if (memcmp(n->name[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0 &&
-            n->name[i]->from_sequence < from_sequence)
-            n->name[i]->from_sequence = from_sequence;
+    struct nvme_name *known = name_of(n, fingerprint);
+
+    /* A file may be being written anew: it gets the one number or the other. */
+    if (known && known->from_sequence < from_sequence)
+        __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
 }
 
 int names_set(struct names *n, const struct nvme_name *name)
 {
+    uint32_t i = name_place(n, name->fingerprint);
     struct nvme_name *known;
 
-    if (names_find(n, name->fingerprint)) {
+    if (name_of(n, name->fingerprint)) {
         names_forget(n, name->fingerprint, name->from_sequence);
         return 0;
     }
@@ -51,9 +80,42 @@ int names_set(struct names *n, const struct nvme_name *name)
     if (!known)
         return -ENOMEM;
     *known = *name;
-    n->name[n->count++] = known;
+    memmove(n->name + i + 1, n->name + i, (n->count - i) * sizeof(n->name[0]));
+    n->name[i] = known;
+    n->count++;
     return 0;
 }
+
+bool names_crowded(const struct names *n)
+{
+    for (unsigned i = 0; i < n->n_files && !n->unread; i++)
+        if (n->files[i].path && n->files[i].pages >= n->files[i].check_at)
+            return true;
+    return false;
+}
+
+void names_prune(struct names *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint), void *ctx)
+{
+    uint64_t enough;
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < n->count; i++) {
+        if (!wanted || wanted(ctx, n->name[i]->fingerprint))
+            n->name[left++] = n->name[i];
+        else
+            free(n->name[i]);
+    }
+    n->count = left;
+    enough = SPARE_PAGES + 2 * (uint64_t)left;
+    if (enough > PAGES_MAX)
+        enough = PAGES_MAX;
+    for (unsigned i = 0; i < n->n_files; i++) {
+        n->files[i].rewrite = n->files[i].path && n->files[i].pages >= enough;
+        n->files[i].check_at = enough;
+    }
+}
+
+/* ---- reading ---- */
 
 static int file_read(struct names *n, struct names_file *f, int fd)
 {
@@ -75,6 +137,8 @@ static int file_read(struct names *n, struct names_file *f, int fd)
             return -ENOMEM;
         f->pages = i + 1;
     }
+    damaged += got > 0 && got != (ssize_t)sizeof(page);
+    n->damaged += damaged;
     if (got < 0)
         log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
     n->unread |= got < 0;
@@ -84,15 +148,29 @@ static int file_read(struct names *n, struct names_file *f, int fd)
     return 0;
 }
 
+/* What a daemon that died while it wrote the file anew has left. */
+static void rewrite_remove(const struct names_file *f)
+{
+    char *path;
+
+    if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
+        return;
+    if (unlink(path) < 0 && errno != ENOENT)
+        log_warn("tier", "names-left", "path=%s error=%s", path, strerror(errno));
+    free(path);
+}
+
 static int file_init(struct names *n, struct names_file *f, const char *folder)
 {
     int fd, rc;
 
+    f->check_at = SPARE_PAGES;
     f->folder = strdup(folder);
     if (!f->folder || asprintf(&f->path, "%s/%s", folder, CONFIG_NVME_NAMES) < 0) {
         f->path = NULL;
         return -ENOMEM;
     }
+    rewrite_remove(f);
     fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         n->unread |= errno != ENOENT;
@@ -100,6 +178,7 @@ static int file_init(struct names *n, struct names_file *f, const char *folder)
             log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;
     }
+    f->named = true;
     rc = file_read(n, f, fd);
     /* The run that wrote the last of them may have ended before they were on the disk. */
     if (rc == 0 && (fdatasync(fd) < 0 || nvme_folder_sync(folder) < 0)) {
@@ -141,31 +220,130 @@ void names_close(struct names *n)
 
 /* ---- writing ---- */
 
+static int pages_write(int fd, const uint8_t *pages, uint64_t n, uint64_t at)
+{
+    size_t bytes = (size_t)n * NVME_PAGE, done = 0;
+
+    while (done < bytes) {
+        ssize_t wrote = pwrite(fd, pages + done, bytes - done, (off_t)(at * NVME_PAGE + done));
+
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return wrote < 0 ? -errno : -EIO;
+        done += (size_t)wrote;
+    }
+    return 0;
+}
+
+/* The file is under its name, also after a power failure. */
+static int file_named(struct names_file *f)
+{
+    int rc = f->named ? 0 : nvme_folder_sync(f->folder);
+
+    if (rc == 0)
+        f->named = true;
+    return rc;
+}
+
 static int file_append(struct names_file *f, const uint8_t *page)
 {
     int fd = open(f->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    ssize_t n;
-    int rc = 0;
+    int rc;
 
     if (fd < 0)
         return -errno;
     KILL_POINT("name-begin");
     KILL_POINT_WITH("name-torn",
                     if (pwrite(fd, page, 512, (off_t)(f->pages * NVME_PAGE)) < 0) abort());
-    do
-        n = pwrite(fd, page, NVME_PAGE, (off_t)(f->pages * NVME_PAGE));
-    while (n < 0 && errno == EINTR);
-    if (n != (ssize_t)NVME_PAGE)
-        rc = n < 0 ? -errno : -EIO;
+    rc = f->pages < PAGES_MAX ? pages_write(fd, page, 1, f->pages) : -ENOSPC;
     if (rc == 0 && fdatasync(fd) < 0)
         rc = -errno;
     close(fd);
     KILL_POINT("name-done");
-    if (rc == 0 && f->pages == 0)
-        rc = nvme_folder_sync(f->folder);
+    if (rc == 0)
+        rc = file_named(f);
     if (rc == 0)
         f->pages++;
     return rc;
+}
+
+/* All records, and the new one in its place or behind them. Returns how many, or -errno. */
+static int64_t all_write(const struct names *n, const struct nvme_name *name, int fd)
+{
+    const struct nvme_name *known = names_find(n, name->fingerprint);
+    uint8_t page[NVME_PAGE];
+    struct nvme_name one;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n->count && rc == 0; i++) {
+        uint64_t from = __atomic_load_n(&n->name[i]->from_sequence, __ATOMIC_RELAXED);
+
+        memcpy(one.fingerprint, n->name[i]->fingerprint, sizeof(one.fingerprint));
+        one.identity_bytes = n->name[i]->identity_bytes;
+        memcpy(one.identity, n->name[i]->identity, one.identity_bytes);
+        one.from_sequence =
+            n->name[i] == known && name->from_sequence > from ? name->from_sequence : from;
+        nvme_name_encode(&one, page);
+        KILL_POINT_WITH("names-torn", if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
+        rc = pages_write(fd, page, 1, i);
+    }
+    if (rc == 0 && !known) {
+        nvme_name_encode(name, page);
+        rc = pages_write(fd, page, 1, n->count);
+    }
+    return rc < 0 ? rc : (int64_t)n->count + (known == NULL);
+}
+
+/* Until the rename the old file is the file, from then on the new one; both are whole. */
+static int file_rewrite(const struct names *n, struct names_file *f, const struct nvme_name *name)
+{
+    uint64_t before = f->pages;
+    char *path = NULL;
+    int64_t pages;
+    int fd, rc;
+
+    if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
+        return -ENOMEM;
+    KILL_POINT("names-begin");
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    pages = fd < 0 ? -errno : all_write(n, name, fd);
+    rc = pages < 0 ? (int)pages : 0;
+    KILL_POINT("names-written");
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    if (fd >= 0)
+        close(fd);
+    if (rc == 0 && rename(path, f->path) < 0)
+        rc = -errno;
+    if (rc < 0)
+        unlink(path);
+    free(path);
+    if (rc < 0)
+        return rc;
+    KILL_POINT("names-renamed");
+    f->named = false;
+    f->pages = (uint64_t)pages;
+    log_info("tier", "names-written-anew", "path=%s records=%" PRIu64 " before=%" PRIu64, f->path,
+             f->pages, before);
+    return 0;
+}
+
+static int file_write(const struct names *n, struct names_file *f, const struct nvme_name *name,
+                      const uint8_t *page)
+{
+    int rc;
+
+    if (!f->rewrite)
+        return file_append(f, page);
+    f->rewrite = false;
+    rc = file_rewrite(n, f, name);
+    if (rc == 0)
+        return file_named(f);
+    /* The old one does as long as it has room; the next time that it is due comes later. */
+    log_warn("tier", "names-not-written-anew", "path=%s error=%s", f->path, strerror(-rc));
+    f->check_at = f->pages + SPARE_PAGES;
+    return file_append(f, page);
 }
 
 int names_write(struct names *n, const struct nvme_name *name)
@@ -175,7 +353,7 @@ int names_write(struct names *n, const struct nvme_name *name)
 
     nvme_name_encode(name, page);
     for (unsigned i = 0; i < n->n_files; i++) {
-        int one = n->files[i].path ? file_append(&n->files[i], page) : 0;
+        int one = n->files[i].path ? file_write(n, &n->files[i], name, page) : 0;
 
         if (one == 0)
             continue;

@@ -1,9 +1,11 @@
 /* The namespaces whose parts lie in the files of a tier: a slot's header has the fingerprint only.
  * Each folder has a copy, ucmd.namespaces, of one page a record; docs/storage-format.md has it.
  *
- * Promise: what names_write has written is found by every later start, whatever dies in between;
- * records are only appended, and one that is torn or damaged is passed over.
- * Threads: names_write in one thread at a time, away from the loop; the rest on the loop. */
+ * Promise: what names_write has written is found by every later start, whatever dies in between.
+ * Records are appended; one that is torn or damaged is passed over. When most of a file is of no
+ * use any more it is written anew beside and takes the old one's name when it is whole.
+ * Threads: names_write in one thread at a time, away from the loop; meanwhile the loop may call
+ * names_find and names_forget, and the rest only when it does not run. */
 #ifndef UCMD_TIER_NAMES_H
 #define UCMD_TIER_NAMES_H
 
@@ -14,13 +16,17 @@
 
 struct names_file {
     char *folder, *path;
-    uint64_t pages; /* where the next record goes */
+    uint64_t pages;    /* where the next record goes */
+    uint64_t check_at; /* from so many pages on it may be worth writing anew */
+    bool rewrite;      /* by the next names_write */
+    bool named;        /* a power failure leaves it under its name */
 };
 
 struct names {
     struct names_file *files;
     unsigned n_files;
-    struct nvme_name **name;
+    uint64_t damaged;        /* records that were passed over */
+    struct nvme_name **name; /* by fingerprint */
     uint32_t count, cap;
     bool doubtful; /* what was found is not known to be on the disk */
     bool unread;   /* a file could not be read: there may be others */
@@ -36,6 +42,12 @@ const struct nvme_name *names_find(const struct names *n, const uint8_t *fingerp
 int names_set(struct names *n, const struct nvme_name *name);
 /* In memory, of a record that is there: slots before this one are not to be found. */
 void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence);
+
+/* A file has grown so long that names_prune is due. */
+bool names_crowded(const struct names *n);
+/* Drops what is not wanted from memory (wanted NULL: nothing) and has the files that hold more than
+ * twice of what is left written anew. */
+void names_prune(struct names *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint), void *ctx);
 /* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */
 int names_write(struct names *n, const struct nvme_name *name);
 

@@ -44,30 +44,36 @@ static void device_init(struct tier *t, struct nvme_device *d, const char *folde
 
 static void device_lose(struct nvme_device *d, const char *path, const char *text)
 {
+    /* first, as the path may be the file's own */
+    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
+    d->folder = path;
     d->file.segments = 0;
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "%s", text);
-    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
 }
 
 /* A mistake of the configuration is refused; a device that fails is done without. */
 static int devices_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
     for (unsigned i = 0; i < t->files; i++) {
-        const char *folder = c->nvme_paths.item[i];
+        const char *path = c->nvme_paths.item[i];
         struct ucm_error why = {0};
-        int rc = nvme_file_open(folder, c->nvme_size, c->nvme_segment, &t->devices[i].file, &why);
+        int rc = nvme_file_open(path, c->nvme_state ? c->nvme_state : "", c->nvme_size,
+                                c->nvme_segment, &t->devices[i].file, &why);
 
+        if (rc == 0)
+            t->devices[i].folder = t->devices[i].file.folder;
         if (rc == -EROFS || rc == -EIO) {
-            device_lose(&t->devices[i], folder, why.text);
+            device_lose(&t->devices[i], path, why.text);
         } else if (rc < 0) {
             if (why.code == 0)
-                ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", folder, strerror(-rc));
+                ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", path, strerror(-rc));
             *e = why;
             return rc;
         }
+        t->metrics->nvme_damaged_pages += t->devices[i].file.damaged;
     }
     return 0;
 }
@@ -198,7 +204,7 @@ static int config_fits(const struct config *c, struct ucm_error *e)
 {
     if (c->nvme_paths.n > 0 && c->nvme_paths.n <= NVME_LOC_FILES)
         return 0;
-    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u folders", NVME_LOC_FILES);
+    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u entries", NVME_LOC_FILES);
     return -EINVAL;
 }
 
@@ -260,19 +266,33 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     rc = ops_init(t);
     if (rc < 0)
         goto err_after_checksums;
-    metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
     metrics->nvme_bytes_used = 0;
-    rc = nvme_checkpoint_open(t);
+    rc = nvme_care_open(t, config->nvme_quarantine);
     if (rc < 0)
         goto err_after_ops;
-    rc = nvme_recover_start(t);
+    rc = nvme_checkpoint_open(t);
+    if (rc < 0)
+        goto err_after_care;
+    rc = nvme_move_open(t, config->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
+    rc = nvme_scrub_open(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
+    if (rc < 0)
+        goto err_after_mover;
+    rc = nvme_recover_start(t);
+    if (rc < 0)
+        goto err_after_scrub;
     *out = t;
     return 0;
 
+err_after_scrub:
+    nvme_scrub_close(t);
+err_after_mover:
+    nvme_move_close(t);
 err_after_checkpoint:
     nvme_checkpoint_close(t);
+err_after_care:
+    nvme_care_close(t);
 err_after_ops:
     ops_close(t);
 err_after_checksums:
@@ -297,7 +317,10 @@ static void tier_free(struct tier *t)
     checksum_pool_close(&t->checksums);
     ops_close(t);
     nvme_recover_close(t);
+    nvme_move_close(t);
     nvme_checkpoint_close(t);
+    nvme_scrub_close(t);
+    nvme_care_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
     devices_close(t);
@@ -319,7 +342,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert(t->backlog_bytes == 0 && t->reads_queued == 0);
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);

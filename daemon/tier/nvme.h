@@ -23,13 +23,13 @@
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
 #define NVME_SYNC_READS 4u /* of parts of an earlier run, a file */
-#define NVME_SCANS 128u /* headers read at a time by recovery */
+#define NVME_SCANS 128u    /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
-    const char *folder;    /* the configuration's */
+    const char *folder;    /* of what belongs to it; lost: the entry of nvme.paths */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
@@ -78,6 +78,8 @@ struct nvme_recovery {
     uint32_t file, number, slot; /* the cursor */
     uint32_t numbers;            /* segments of the longest file */
     uint64_t before;             /* sequences of earlier runs are below this */
+    bool again;                  /* `turn` brings the loop back here */
+    uv_work_t turn;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
 };
@@ -85,14 +87,17 @@ struct nvme_recovery {
 struct nvme_naming {
     struct tier *tier;
     struct list queue; /* of tier_naming; the first is being written while busy */
-    bool busy, forgetting;
+    bool busy;
     int status;
     uv_work_t work;
     struct nvme_name name;
 };
 
+struct nvme_care;
+struct nvme_mover;
 struct nvme_checkpoint;
 struct nvme_restore;
+struct nvme_scrub;
 
 struct tier {
     uv_loop_t *loop;
@@ -123,8 +128,11 @@ struct tier {
     struct names names;
     struct nvme_naming naming;
     struct nvme_recovery recovery;
+    struct nvme_care *care;
+    struct nvme_scrub *scrub;           /* NULL: there is none */
     struct nvme_checkpoint *checkpoint; /* NULL: none are written */
     struct nvme_restore *restore;       /* while one is read */
+    struct nvme_mover *mover;           /* NULL: nothing is moved */
     bool stalled;                       /* no room until a write has ended */
     unsigned held; /* functions that are going to touch the tier after calling done */
     bool closing;
@@ -139,8 +147,9 @@ void nvme_release(struct tier *t);
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
 int nvme_write(struct tier *t, struct tier_io *io);
-/* A write or a sync of the file failed. */
-void nvme_write_failed(struct tier *t, unsigned file, int status);
+/* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
+ * Whoever calls sees to it that writes go on. */
+void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
@@ -156,6 +165,15 @@ int nvme_device_sync(struct nvme_device *d);
 bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
 /* A segment's header has been written, or could not be. */
 void nvme_sync_pump(struct tier *t, struct nvme_device *d);
+
+/* ---- nvme_move.c ---- */
+
+/* Share: percent of a segment. 0 or -ENOMEM. */
+int nvme_move_open(struct tier *t, unsigned share);
+void nvme_move_close(struct tier *t);
+bool nvme_moving(const struct tier *t);
+/* A segment may have been opened: others have to be emptied. */
+void nvme_move_check(struct tier *t);
 
 /* ---- nvme_name.c ---- */
 
@@ -180,6 +198,23 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 
 /* Ends with nvme_recover_slots, on a later turn of the loop or at once. */
 void nvme_restore_start(struct tier *t);
+
+/* ---- nvme_care.c ---- */
+
+/* percent: of a file's segments that may be in quarantine before it takes no more writes. */
+int nvme_care_open(struct tier *t, unsigned percent);
+void nvme_care_close(struct tier *t);
+/* A write or a sync of the file failed, or a write did not. */
+void nvme_write_failed(struct tier *t, unsigned file, int status);
+void nvme_write_worked(struct tier *t, unsigned file);
+/* What the slot holds is not what was written to it. */
+void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot);
+
+/* ---- nvme_scrub.c ---- */
+
+/* rate: bytes a second; 0: none. */
+int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms);
+void nvme_scrub_close(struct tier *t);
 
 /* ---- nvme_checkpoint.c ---- */
 

@@ -134,7 +134,8 @@ static int buffer_write(struct nvme_checkpoint *k)
     return 0;
 }
 
-/* The slots first: what a checkpoint tells of shall be there after a power failure. */
+/* The slots first: what a checkpoint tells of shall be there after a power failure. Where a sync
+ * failed that is not known any more, also of the copies of what was moved. */
 static int file_publish(struct nvme_checkpoint *k)
 {
     struct nvme_device *d = &k->tier->devices[k->file];
@@ -145,6 +146,8 @@ static int file_publish(struct nvme_checkpoint *k)
     path_make(k, "", to);
     KILL_POINT("checkpoint-written");
     rc = nvme_device_sync(d);
+    if (rc == 0 && d->syncs_failed > 0)
+        rc = -EIO;
     if (rc < 0)
         return rc;
     if (fsync(k->fd) < 0 || rename(from, to) < 0)
@@ -184,6 +187,7 @@ static bool file_next(struct nvme_checkpoint *k)
 
 static bool file_ended(struct nvme_checkpoint *k)
 {
+    k->tier->metrics->nvme_checkpoint_bytes += k->status < 0 ? 0 : k->n;
     if (k->status < 0)
         log_warn(ROOM, "checkpoint-failed", "path=%s error=%s", k->tier->devices[k->file].folder,
                  strerror(-k->status));

@@ -3,6 +3,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
+#include "daemon/tier/nvme_entry.h"
 #include "proto/errors.h"
 
 #include <errno.h>
@@ -102,6 +103,8 @@ static int file_reserve(const struct nvme_file *f, uint64_t bytes)
     struct stat st;
     int rc;
 
+    if (f->device)
+        return 0;
     do
         rc = fallocate(f->fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
     while (rc == -EINTR);
@@ -259,6 +262,11 @@ static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
 
 /* ---- reading what is there ---- */
 
+static const char *start_empty(const struct nvme_file *f)
+{
+    return f->as_it_is ? "run 'ucmctl format --force' on it" : "delete the file";
+}
+
 static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_error *e)
 {
     struct nvme_super super;
@@ -275,40 +283,38 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
     free(page);
     if (rc == -EILSEQ)
         ucm_error_set(e, UCM_WIRE_INVALID,
-                      "%s is not a file of ucmd: move it away or choose another nvme.paths",
+                      f->as_it_is
+                          ? "%s is not ucmd's: if nothing on it is wanted, make it so with "
+                            "'ucmctl format'; or choose another nvme.paths"
+                          : "%s is not a file of ucmd: move it away or choose another nvme.paths",
                       f->path);
     else if (rc == -EPROTONOSUPPORT)
         ucm_error_set(
             e, UCM_WIRE_INVALID,
             "%s has storage format version %u, this ucmd needs %u: run the ucmd that wrote "
-            "it, or delete the file to start empty",
-            f->path, version, NVME_FORMAT_VERSION);
+            "it, or %s to start empty",
+            f->path, version, NVME_FORMAT_VERSION, start_empty(f));
     else if (rc < 0)
-        ucm_error_set(e, UCM_WIRE_INVALID,
-                      "the superblock of %s is damaged: delete the file to start empty", f->path);
+        ucm_error_set(e, UCM_WIRE_INVALID, "the superblock of %s is damaged: %s to start empty",
+                      f->path, start_empty(f));
     if (rc < 0)
         return -EINVAL;
     if (super.segment_bytes != segment_bytes) {
         ucm_error_set(e, UCM_WIRE_INVALID,
                       "%s was made with segments of %" PRIu64
-                      " bytes: set nvme.segment to that, or "
-                      "delete the file to start empty",
-                      f->path, super.segment_bytes);
+                      " bytes: set nvme.segment to that, or %s to start empty",
+                      f->path, super.segment_bytes, start_empty(f));
         return -EINVAL;
     }
     memcpy(f->uuid, super.uuid, sizeof(f->uuid));
     return 0;
 }
 
-/* Both state pages gone: the sequences of the segments tell the epoch, the length the rest. */
-static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
+/* A state page is gone, perhaps the newer one: the sequences of the segments tell the epoch. */
+static int epoch_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
 {
     struct nvme_segment_header header;
-    struct stat st;
 
-    if (fstat(f->fd, &st) < 0)
-        return -errno;
-    f->state_segments = file_segments((uint64_t)st.st_size, segment_bytes);
     for (uint64_t i = 0; i < f->state_segments; i++) {
         int rc = page_read(f->fd, file_bytes(i, segment_bytes), page);
 
@@ -319,30 +325,49 @@ static int state_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *p
             header.sequence >> (64 - NVME_EPOCH_BITS) > f->epoch)
             f->epoch = header.sequence >> (64 - NVME_EPOCH_BITS);
     }
+    f->damaged++;
     log_warn("tier", "state-rebuilt", "path=%s epoch=%" PRIu64 " segments=%" PRIu64, f->path,
              f->epoch, f->state_segments);
     return 0;
 }
 
+/* Until the first start the second copy is blank. */
+static bool page_blank(const uint8_t *page)
+{
+    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
+}
+
 static int state_load(struct nvme_file *f, uint64_t segment_bytes)
 {
     struct nvme_state state;
+    uint64_t bytes;
     uint8_t *page = page_new();
-    bool found = false;
+    bool found = false, damaged = false;
     int rc = page ? 0 : -ENOMEM;
 
     for (unsigned copy = 0; copy < 2 && rc == 0; copy++) {
         rc = page_read(f->fd, NVME_STATE_OFFSET(copy), page);
-        if (rc < 0 || nvme_state_decode(page, &state) < 0 ||
-            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0 || (found && state.epoch <= f->epoch))
+        if (rc < 0)
+            break;
+        if (nvme_state_decode(page, &state) < 0 ||
+            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0) {
+            damaged |= !page_blank(page);
+            continue;
+        }
+        if (found && state.epoch <= f->epoch)
             continue;
         found = true;
         f->epoch = state.epoch;
         f->state_segments = state.segments;
         f->state_next = 1 - copy;
     }
-    if (rc == 0 && !found)
-        rc = state_rebuild(f, segment_bytes, page);
+    if (rc == 0 && !found) {
+        rc = nvme_entry_bytes(f->fd, &bytes);
+        if (rc == 0)
+            f->state_segments = file_segments(bytes, segment_bytes);
+    }
+    if (rc == 0 && (damaged || !found))
+        rc = epoch_rebuild(f, segment_bytes, page);
     free(page);
     return rc;
 }
@@ -350,12 +375,16 @@ static int state_load(struct nvme_file *f, uint64_t segment_bytes)
 /* Lets the file grow to `wanted` segments, or makes do with those that it has. */
 static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes)
 {
-    struct stat st;
-    int rc;
+    uint64_t bytes;
+    int rc = nvme_entry_bytes(f->fd, &bytes);
 
-    if (fstat(f->fd, &st) < 0)
-        return -errno;
-    if (wanted <= f->state_segments && (uint64_t)st.st_size >= file_bytes(wanted, segment_bytes)) {
+    if (rc < 0)
+        return rc;
+    if (bytes < file_bytes(f->state_segments, segment_bytes)) {
+        f->damaged++;
+        log_warn("tier", "file-was-cut", "path=%s: what lay behind its end is gone", f->path);
+    }
+    if (wanted <= f->state_segments && bytes >= file_bytes(wanted, segment_bytes)) {
         f->segments = wanted;
         if (wanted < f->state_segments)
             log_warn("tier", "file-larger-than-configured",
@@ -369,7 +398,7 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
             f->state_segments = wanted;
         return 0;
     }
-    f->segments = file_segments((uint64_t)st.st_size, segment_bytes);
+    f->segments = file_segments(bytes, segment_bytes);
     if (f->segments > f->state_segments)
         f->segments = f->state_segments;
     if (f->segments == 0)
@@ -379,13 +408,13 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
     return 0;
 }
 
-static int file_take(struct nvme_file *f, const char *folder, uint64_t wanted,
-                     uint64_t segment_bytes, struct ucm_error *e)
+static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes,
+                     struct ucm_error *e)
 {
     struct stat st;
     int rc;
 
-    if (fstat(f->fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+    if (fstat(f->fd, &st) < 0 || (!f->device && !S_ISREG(st.st_mode))) {
         ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
         return -EINVAL;
     }
@@ -395,7 +424,7 @@ static int file_take(struct nvme_file *f, const char *folder, uint64_t wanted,
     if (rc < 0)
         return rc;
     /* Whoever made the file may have died before its name was on the disk. */
-    rc = nvme_folder_sync(folder);
+    rc = f->as_it_is ? 0 : nvme_folder_sync(f->folder);
     if (rc == 0)
         rc = state_load(f, segment_bytes);
     if (rc == 0)
@@ -426,32 +455,104 @@ static int size_check(const char *path, uint64_t size_bytes, uint64_t segment_by
     return 0;
 }
 
-int nvme_file_open(const char *folder, uint64_t size_bytes, uint64_t segment_bytes,
-                   struct nvme_file *out, struct ucm_error *e)
+static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
+                       uint64_t segment_bytes, struct ucm_error *e)
+{
+    f->folder = strdup(folder);
+    if (!f->folder || asprintf(&f->path, "%s/%s", folder, CONFIG_NVME_FILE) < 0) {
+        f->path = NULL;
+        return -ENOMEM;
+    }
+    f->fd = file_open(f->path, 0);
+    if (f->fd == -ENOENT)
+        return file_make(f, folder, wanted, segment_bytes, e);
+    if (f->fd < 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be opened: %s", f->path, strerror(-f->fd));
+    return f->fd < 0 ? f->fd : 0;
+}
+
+/* Writes to it only if it is blank. The mark goes first, so that one that is interrupted here is
+ * blank still. */
+static int as_it_is_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
+                           struct ucm_error *e)
+{
+    uint8_t *page = page_new();
+    int rc = page ? page_read(f->fd, NVME_SUPER_OFFSET, page) : -ENOMEM;
+
+    if (rc == 0 && nvme_entry_blank(f->fd, page)) {
+        nvme_mark_encode(page);
+        rc = page_write(f->fd, NVME_SUPER_OFFSET, page);
+        if (rc == 0)
+            rc = file_format(f, segments, segment_bytes);
+        if (rc == 0)
+            log_info("tier", "formatted", "path=%s segments=%" PRIu64, f->path, segments);
+    }
+    free(page);
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be made a cache: %s", f->path, strerror(-rc));
+    return rc;
+}
+
+static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted,
+                         uint64_t segment_bytes, struct ucm_error *e)
+{
+    uint64_t bytes = 0;
+    int rc;
+
+    f->as_it_is = true;
+    f->path = strdup(path);
+    if (!f->path)
+        return -ENOMEM;
+    f->fd = f->device ? nvme_entry_open_device(path, e) : file_open(path, 0);
+    if (f->fd < 0)
+        return f->fd;
+    rc = file_lock(f, e);
+    if (rc == 0 && f->device)
+        rc = nvme_entry_bytes(f->fd, &bytes);
+    if (rc == 0 && f->device && file_segments(bytes, segment_bytes) < *wanted)
+        *wanted = file_segments(bytes, segment_bytes);
+    if (rc == 0 && *wanted < 2) {
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s is too small: it has no room for two segments",
+                      path);
+        return -EINVAL;
+    }
+    return rc == 0 ? as_it_is_format(f, *wanted, segment_bytes, e) : rc;
+}
+
+static void file_drop(struct nvme_file *f)
+{
+    if (f->fd >= 0) {
+        nvme_file_close(f);
+        return;
+    }
+    free(f->path);
+    free(f->folder);
+}
+
+int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
+                   uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e)
 {
     struct nvme_file f = {.fd = -1};
+    enum nvme_entry kind;
     uint64_t wanted;
-    int rc = size_check(folder, size_bytes, segment_bytes, e);
+    int rc = size_check(entry, size_bytes, segment_bytes, e);
 
+    if (rc == 0)
+        rc = nvme_entry_kind(entry, &kind, e);
     if (rc < 0)
         return rc;
     wanted = file_segments(size_bytes, segment_bytes);
-    if (asprintf(&f.path, "%s/%s", folder, CONFIG_NVME_FILE) < 0)
-        return -ENOMEM;
-    f.fd = file_open(f.path, 0);
-    if (f.fd == -ENOENT) {
-        rc = file_make(&f, folder, wanted, segment_bytes, e);
-    } else if (f.fd < 0) {
-        rc = f.fd;
-        ucm_error_set(e, UCM_WIRE_IO, "%s can't be opened: %s", f.path, strerror(-rc));
-    }
+    f.device = kind == NVME_ENTRY_DEVICE;
+    if (kind == NVME_ENTRY_FOLDER)
+        rc = folder_open(&f, entry, wanted, segment_bytes, e);
+    else
+        rc = as_it_is_open(&f, entry, &wanted, segment_bytes, e);
     if (rc == 0)
-        rc = file_take(&f, folder, wanted, segment_bytes, e);
+        rc = file_take(&f, wanted, segment_bytes, e);
+    if (rc == 0 && f.as_it_is)
+        rc = nvme_entry_folder(entry, state, f.uuid, &f.folder, e);
     if (rc < 0) {
-        if (f.fd >= 0)
-            nvme_file_close(&f);
-        else
-            free(f.path);
+        file_drop(&f);
         return rc;
     }
     *out = f;
@@ -487,6 +588,7 @@ void nvme_file_close(struct nvme_file *f)
         close(f->fd);
     }
     free(f->path);
+    free(f->folder);
     f->fd = -1;
-    f->path = NULL;
+    f->path = f->folder = NULL;
 }

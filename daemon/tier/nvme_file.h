@@ -18,19 +18,24 @@ struct ucm_error;
 struct nvme_file {
     int fd; /* O_DIRECT where the file system has it */
     char *path;
+    char *folder;  /* of what belongs to it: its names, its checkpoint */
+    bool as_it_is; /* a device, or a file that was named itself */
+    bool device;
     uint8_t uuid[NVME_UUID_BYTES];
     uint64_t segments; /* to be used now, by the configured size */
     uint64_t epoch;    /* of its last opening; 0: new */
     /* What the state pages said. */
     uint64_t state_segments;
     unsigned state_next; /* copy to write next */
+    unsigned damaged;    /* of its own pages, and 1 for a cut file: found at the opening */
 };
 
-/* Opens or makes folder/CONFIG_NVME_FILE for segments of segment_bytes in size_bytes. 0, or -errno
- * with *e saying what would be right. -EROFS and -EIO speak of a failing device, not of a mistake.
- */
-int nvme_file_open(const char *folder, uint64_t size_bytes, uint64_t segment_bytes,
-                   struct nvme_file *out, struct ucm_error *e);
+/* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes CONFIG_NVME_FILE
+ * in a folder, or takes a file or device as it is (nvme_entry.h; `state` is nvme.state, and a
+ * device may be smaller than size_bytes). 0, or -errno with *e saying what would be right. -EROFS
+ * and -EIO speak of a failing device, not of a mistake. */
+int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
+                   uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);
 /* Makes names in the folder durable. 0 or -errno. */

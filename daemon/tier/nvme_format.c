@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <string.h>
 
+#define MAGIC_MARK "UCMDBLNK"
 #define MAGIC_SUPER "UCMDNVME"
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
 #define MAGIC_SLOT "UCMS"
 #define MAGIC_NAME "UCMN"
+#define MAGIC_QUARANTINE "UCMQ"
 
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)
@@ -42,6 +44,19 @@ static int page_check(const uint8_t *page, const char *magic)
     if (get64(page + CHECKSUM_AT) != checksum_of(page, CHECKSUM_AT))
         return -EBADMSG;
     return 0;
+}
+
+void nvme_mark_encode(uint8_t page[NVME_PAGE])
+{
+    static const uint8_t nobody[NVME_UUID_BYTES];
+
+    page_begin(page, MAGIC_MARK, nobody);
+    page_end(page);
+}
+
+int nvme_mark_decode(const uint8_t page[NVME_PAGE])
+{
+    return page_check(page, MAGIC_MARK);
 }
 
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE])
@@ -158,6 +173,33 @@ int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_head
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
     out->checksum = get64(page + 128);
+    return 0;
+}
+
+void nvme_quarantine_encode(const struct nvme_quarantine *in, uint8_t page[NVME_PAGE])
+{
+    page_begin(page, MAGIC_QUARANTINE, in->uuid);
+    put32(page + 8, in->count);
+    put64(page + 32, in->change);
+    for (uint32_t i = 0; i < in->count; i++)
+        put32(page + 40 + (size_t)4 * i, in->segment[i]);
+    page_end(page);
+}
+
+int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out)
+{
+    uint32_t count = get32(page + 8);
+    int rc = page_check(page, MAGIC_QUARANTINE);
+
+    if (rc < 0)
+        return rc;
+    if (count > NVME_QUARANTINE_MAX)
+        return -EBADMSG;
+    memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
+    out->change = get64(page + 32);
+    out->count = count;
+    for (uint32_t i = 0; i < count; i++)
+        out->segment[i] = get32(page + 40 + (size_t)4 * i);
     return 0;
 }
 

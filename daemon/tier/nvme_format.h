@@ -18,6 +18,7 @@
 /* Places of a file's own pages; the first segment begins at data_offset of the superblock. */
 #define NVME_SUPER_OFFSET 0u
 #define NVME_STATE_OFFSET(copy) (NVME_PAGE * (1u + (copy))) /* copy: 0 or 1 */
+#define NVME_QUARANTINE_OFFSET(copy) (NVME_PAGE * (3u + (copy)))
 #define NVME_DATA_OFFSET (1u << 20)
 
 #define NVME_SEGMENT_MIN (1ull << 20)
@@ -55,6 +56,15 @@ struct nvme_slot_header {
     uint64_t checksum;   /* XXH3-64 of the payload without padding */
 };
 
+/* Segments that are not to be written to. Written to the older of its two copies. */
+#define NVME_QUARANTINE_MAX 1000u
+struct nvme_quarantine {
+    uint8_t uuid[NVME_UUID_BYTES];
+    uint64_t change; /* grows with each that is written */
+    uint32_t count;
+    uint32_t segment[NVME_QUARANTINE_MAX];
+};
+
 /* One page of the file of names: a namespace's identity. */
 #define NVME_NAME_BYTES 4000u
 struct nvme_name {
@@ -68,6 +78,7 @@ void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);
 void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE]);
 void nvme_segment_header_encode(const struct nvme_segment_header *in, uint8_t page[NVME_PAGE]);
 void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE]);
+void nvme_quarantine_encode(const struct nvme_quarantine *in, uint8_t page[NVME_PAGE]);
 void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE]);
 
 /* 0; -EILSEQ: not such a page; -EPROTONOSUPPORT: of another format version; -EBADMSG: torn or
@@ -76,7 +87,13 @@ int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
 int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
 int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out);
+int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out);
+
+/* What `ucmctl format` writes to the first page of a file or device that may be made ours. */
+void nvme_mark_encode(uint8_t page[NVME_PAGE]);
+/* 0: it is one. */
+int nvme_mark_decode(const uint8_t page[NVME_PAGE]);
 
 /* The version that a page of the superblock's magic claims; for messages. */
 uint32_t nvme_super_version(const uint8_t page[NVME_PAGE]);

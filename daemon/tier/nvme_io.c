@@ -11,12 +11,11 @@
 #include <string.h>
 
 #define ROOM "tier"
-#define ATTEMPTS 3u           /* of an operation; the last one by the threads */
-#define RING_FAULTS_MAX 3u    /* in a row, then the ring is not used any more */
-#define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
+#define ATTEMPTS 3u        /* of an operation; the last one by the threads */
+#define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
 /* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE };
+enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE, IO_MOVED };
 
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
@@ -34,6 +33,11 @@ static void io_place(struct tier_io *io, struct segment *s, uint32_t slot)
 {
     io->scratch[IO_SEGMENT] = s;
     io->scratch[IO_SLOT] = (void *)(uintptr_t)slot;
+}
+
+static bool io_moved(const struct tier_io *io)
+{
+    return io->scratch[IO_MOVED] != NULL;
 }
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
@@ -232,9 +236,10 @@ static void read_finish(struct nvme_op *op, int status)
 
 static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
 {
-    const struct segment *s = io_segment(io);
+    struct segment *s = io_segment(io);
 
     if (sum == io->place.checksum) {
+        s->used[io_slot(io)] |= !io->check;
         t->metrics->nvme_reads++;
         t->metrics->nvme_read_bytes += io->bytes;
         return 0;
@@ -243,6 +248,7 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
     log_error(ROOM, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
               t->devices[s->file].file.path, segment_slot_offset(&t->segments, s, io_slot(io)),
               io->bytes, io->name.part);
+    nvme_quarantine_add(t, s, io_slot(io));
     return -EBADMSG;
 }
 
@@ -258,15 +264,25 @@ int nvme_write(struct tier *t, struct tier_io *io)
     if (io->bytes > NVME_SEGMENT_MAX || nvme_slots(t->segment_bytes, nvme_stride(io->bytes)) == 0)
         return -EFBIG;
     if (t->backlog_bytes > 0 && t->backlog_bytes + bytes > t->backlog_max) {
-        t->metrics->nvme_write_dropped++;
+        t->metrics->nvme_write_waits++;
         return -EAGAIN;
     }
     t->backlog_bytes += bytes;
     t->writes_queued++;
     /* Now and not when it is written: what is forgotten now must be told from what comes later. */
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->slot_sequence++;
+    io->scratch[IO_MOVED] = NULL;
     checksum_push(&t->checksums, io, false);
     return 0;
+}
+
+void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
+{
+    t->backlog_bytes += nvme_padded(io->bytes);
+    t->writes_queued++;
+    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)sequence;
+    io->scratch[IO_MOVED] = io;
+    list_push_front(&t->ready, &io->link); /* who waits for its segment waits behind it */
 }
 
 static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
@@ -321,9 +337,9 @@ static void room_make(struct tier *t, int *rc)
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
 }
 
-/* The file that the next write goes to, by turns. -EAGAIN: wait for something to end; -ENOSPC,
- * -EROFS: there is none. */
-static int device_choose(struct tier *t, uint64_t stride, unsigned *out)
+/* The file that the next write goes to, by turns, leaving it `keep` free segments. -EAGAIN: wait
+ * for something to end; -ENOSPC, -EROFS: there is none. */
+static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigned *out)
 {
     bool wait = false;
 
@@ -332,7 +348,7 @@ static int device_choose(struct tier *t, uint64_t stride, unsigned *out)
     for (unsigned i = 0; i < t->files; i++) {
         unsigned file = (t->turn + i) % t->files;
 
-        if (!segment_has_room(&t->segments, file, stride))
+        if (!segment_has_room(&t->segments, file, stride, keep))
             continue;
         if (device_may_write(t, &t->devices[file])) {
             t->turn = (file + 1) % t->files;
@@ -345,16 +361,23 @@ static int device_choose(struct tier *t, uint64_t stride, unsigned *out)
 }
 
 /* As device_choose, reclaiming once if need be. What can't be had while writes are under way may be
- * there when one of them has ended. */
-static int room_find(struct tier *t, uint64_t stride, bool *full, unsigned *file)
+ * there when one of them has ended, or when a segment that is being emptied is free. What is moved
+ * from there makes no room for itself: others would go for it. */
+static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsigned *file)
 {
-    int rc = device_choose(t, stride, file);
+    uint64_t stride = nvme_stride(io->bytes);
+    bool moving = nvme_moving(t), moved = io_moved(io);
+    int rc = moved && t->closing ? -ECANCELED : device_choose(t, stride, moving && !moved, file);
 
-    if (rc != -ENOSPC || *full)
+    if (rc != -ENOSPC || *full || moved)
         return rc;
+    if (moving) {
+        t->stalled = true;
+        return -EAGAIN;
+    }
     room_make(t, &rc);
     if (rc == 0)
-        return device_choose(t, stride, file);
+        return device_choose(t, stride, 0, file);
     if (t->writes_in_flight > 0 || nvme_recovering(t)) {
         t->stalled = true;
         return -EAGAIN;
@@ -431,7 +454,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     merge_add(op, slot);
     while (op->n < NVME_MERGE_IOS && (next = ready_first(t)) &&
            bytes + stride <= NVME_MERGE_BYTES && nvme_stride(next->bytes) == stride &&
-           segment_has_next(op->segment, slot, stride)) {
+           io_moved(next) == io_moved(op->ios[0]) && segment_has_next(op->segment, slot, stride)) {
         /* can't fail: the segment is open and its next slot is this one */
         rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &slot);
         assert(rc == 0);
@@ -449,7 +472,7 @@ static void ready_fail(struct tier *t, struct tier_io *io, int status)
     list_remove(&io->link);
     t->writes_queued--;
     t->backlog_bytes -= nvme_padded(io->bytes);
-    t->metrics->nvme_write_dropped++;
+    t->metrics->nvme_write_dropped += !io_moved(io);
     io->done(io, status);
 }
 
@@ -460,13 +483,14 @@ static void pump_writes(struct tier *t)
 
     if (t->recovery.state == RECOVERY_HEADERS)
         return; /* which segments are free is not known yet */
-    while (!t->stalled && (io = ready_first(t))) {
-        uint64_t stride = nvme_stride(io->bytes);
+    while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = room_find(t, stride, &full, &file);
+        int rc = room_find(t, io, &full, &file);
 
         if (rc == 0)
-            rc = write_start(t, file, stride);
+            rc = write_start(t, file, nvme_stride(io->bytes));
+        if (rc == 0)
+            nvme_move_check(t);
         if (rc == -EAGAIN)
             return;
         if (rc < 0)
@@ -482,34 +506,10 @@ void nvme_writes_go_on(struct tier *t)
     nvme_release(t);
 }
 
-/* No writes to this file any more. */
-static void device_degrade(struct tier *t, unsigned file, int error)
-{
-    struct nvme_device *d = &t->devices[file];
-
-    if (d->degraded)
-        return;
-    d->degraded = true;
-    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s", file, strerror(-error));
-    segment_file_stop(&t->segments, file);
-    log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, strerror(-error));
-}
-
-void nvme_write_failed(struct tier *t, unsigned file, int status)
-{
-    struct nvme_device *d = &t->devices[file];
-
-    d->write_failures++;
-    if (status == -EROFS || status == -ENOSPC || d->write_failures >= WRITE_FAILURES_MAX)
-        device_degrade(t, file, status);
-}
-
 static void write_judge(struct tier *t, const struct nvme_op *op, int status)
 {
-    struct nvme_device *d = &t->devices[op->e.file];
-
     if (status == 0) {
-        d->write_failures = 0;
+        nvme_write_worked(t, op->e.file);
         return;
     }
     op_log(op, "write-failed", status);
@@ -521,11 +521,15 @@ static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_i
     io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_slot(io)) : io->place.loc;
     segment_written(&t->segments, op->segment, io_slot(io), ok);
     t->backlog_bytes -= nvme_padded(io->bytes);
-    if (ok) {
-        t->metrics->nvme_writes++;
-        t->metrics->nvme_written_bytes += nvme_stride(io->bytes);
+    t->metrics->nvme_write_errors += !ok;
+    if (!ok)
+        return;
+    t->metrics->nvme_written_bytes += nvme_stride(io->bytes);
+    if (io_moved(io)) {
+        t->metrics->nvme_rewritten_bytes += nvme_stride(io->bytes);
     } else {
-        t->metrics->nvme_write_errors++;
+        t->metrics->nvme_writes++;
+        t->metrics->nvme_stored_bytes += io->bytes;
     }
 }
 

@@ -50,20 +50,23 @@ static void name_next(struct tier *t)
     struct nvme_naming *n = &t->naming;
     const struct tier_naming *asked;
     const struct nvme_name *known;
+    bool kept;
     int rc;
 
     if (n->busy || list_empty(&n->queue))
         return;
     asked = LIST_ENTRY(n->queue.next, struct tier_naming, link);
-    n->forgetting = asked->forget;
-    known = n->forgetting || t->names.doubtful ? NULL : names_find(&t->names, asked->fingerprint);
+    if (names_crowded(&t->names) && !nvme_recovering(t))
+        names_prune(&t->names, t->callbacks.named, t->callbacks.ctx);
+    known = asked->forget ? NULL : names_find(&t->names, asked->fingerprint);
+    kept = known && !t->names.doubtful;
     memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
     memcpy(n->name.identity, asked->identity, asked->identity_bytes);
     n->name.identity_bytes = asked->identity_bytes;
-    n->name.from_sequence = asked->from_sequence;
+    n->name.from_sequence = known ? known->from_sequence : asked->from_sequence;
     n->busy = true;
     n->work.data = n;
-    rc = uv_queue_work(t->loop, &n->work, known ? name_known_cb : name_work_cb, name_done_cb);
+    rc = uv_queue_work(t->loop, &n->work, kept ? name_known_cb : name_work_cb, name_done_cb);
     assert(rc == 0); /* refuses a missing callback only */
     (void)rc;
 }
@@ -71,7 +74,8 @@ static void name_next(struct tier *t)
 void nvme_name(struct tier *t, struct tier_naming *asked)
 {
     assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_NAME_BYTES);
-    asked->from_sequence = asked->forget ? t->slot_sequence : 0;
+    /* Also of one that is new: a former record of it may have been dropped with a purge in it. */
+    asked->from_sequence = t->slot_sequence;
     if (asked->forget)
         names_forget(&t->names, asked->fingerprint,
                      t->slot_sequence); /* recovery may be under way */
@@ -101,5 +105,6 @@ int nvme_names_open(struct tier *t)
     rc = names_open(&t->names, folders, t->files);
     if (rc == 0 && t->names.doubtful)
         t->names.doubtful = !names_renew(t);
+    t->metrics->nvme_damaged_pages += t->names.damaged;
     return rc;
 }

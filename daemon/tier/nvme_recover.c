@@ -9,6 +9,7 @@
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@
 #define ROOM "tier"
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.slot */
+#define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
 struct scan_op {
     struct engine_op e;
@@ -87,17 +89,18 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
 {
     const struct nvme_file *f = &t->devices[s->file].file;
     struct nvme_segment_header h;
-    int rc;
+    int rc = nvme_segment_header_decode(page, &h);
 
     KILL_POINT("recover-segment");
-    if (nvme_segment_header_decode(page, &h) < 0 || memcmp(h.uuid, f->uuid, sizeof(h.uuid)) != 0 ||
-        h.segment != s->number || h.sequence >= t->recovery.before)
+    t->metrics->nvme_damaged_pages += rc == -EBADMSG || (rc == 0 && h.segment != s->number);
+    if (rc < 0 || memcmp(h.uuid, f->uuid, sizeof(h.uuid)) != 0 || h.segment != s->number ||
+        h.sequence >= t->recovery.before)
         return; /* nothing was ever stored here, or nothing that counts */
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
         t->recovery.segments++;
     else if (rc == -ENOMEM)
-        segment_withhold(s);
+        segment_withhold(&t->segments, s);
     if (rc < 0)
         log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
                  strerror(-rc));
@@ -150,31 +153,52 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 
 /* ---- reading ---- */
 
-/* What could not be read today may be there tomorrow: the segment stays as if it were read. */
+/* What could not be read today may be there tomorrow. */
+static void segment_not_read(struct tier *t, struct segment *s)
+{
+    segment_withhold(&t->segments, s);
+    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+             t->devices[s->file].file.path, s->number);
+}
+
+/* Slots are written front to back: between those of this opening there is no other. What lies there
+ * instead is damaged, or the disk has lost a write. */
 static void segment_known(struct tier *t, struct segment *s)
 {
+    for (uint32_t i = s->covered; i < s->seen_to; i++)
+        t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
     if (s->unknown)
-        log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
-                 t->devices[s->file].file.path, s->number);
-    else
-        segment_read_end(&t->segments, s);
+        segment_not_read(t, s);
+    segment_read_end(&t->segments, s);
     nvme_writes_go_on(t);
 }
 
-static void header_failed(struct tier *t, struct segment *s)
+static bool page_blank(const uint8_t *page)
 {
-    segment_withhold(s);
-    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
-             t->devices[s->file].file.path, s->number);
+    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
+}
+
+static void slot_seen(struct tier *t, struct segment *s, uint32_t slot, const uint8_t *page)
+{
+    struct nvme_slot_header h;
+    int rc = nvme_slot_header_decode(page, &h);
+    bool ours = rc == 0 && slot_is_ours(t, s, slot, &h);
+
+    if ((ours || rc == -EBADMSG || (rc == 0 && h.generation == s->sequence)) && slot >= s->seen_to)
+        s->seen_to = slot + 1;
+    if (ours)
+        nvme_recover_slot(t, s, slot, &h);
+    /* not wanted, or emptied by whoever repaired the file */
+    if (s->states[slot] == SLOT_EMPTY && (ours || page_blank(page)))
+        s->states[slot] = SLOT_DEAD;
 }
 
 static void scan_finish(struct scan_op *op, bool ok)
 {
     struct tier *t = op->tier;
     struct segment *s = op->segment;
-    struct nvme_slot_header h;
 
     nvme_hold(t);
     list_push_back(&t->recovery.pool, &op->link);
@@ -186,13 +210,12 @@ static void scan_finish(struct scan_op *op, bool ok)
             if (ok)
                 segment_seen(t, s, op->page);
             else
-                header_failed(t, s);
+                segment_not_read(t, s);
         } else {
             s->scans--;
             s->unknown |= !ok;
-            if (ok && nvme_slot_header_decode(op->page, &h) == 0 &&
-                slot_is_ours(t, s, op->slot, &h))
-                nvme_recover_slot(t, s, op->slot, &h);
+            if (ok)
+                slot_seen(t, s, op->slot, op->page);
             if (s->scans == 0)
                 segment_known(t, s);
         }
@@ -289,12 +312,48 @@ static void headers_pump(struct tier *t)
     nvme_restore_start(t);
 }
 
+static void turn_cb(uv_work_t *work)
+{
+    (void)work; /* for the turn of the loop that its end takes */
+}
+
+static void turn_done_cb(uv_work_t *work, int status)
+{
+    struct tier *t = work->data;
+
+    (void)status;
+    t->recovery.again = false;
+    if (!t->closing)
+        recover_pump(t);
+    nvme_release(t);
+}
+
+static void recover_again(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+    int rc;
+
+    if (r->again)
+        return;
+    r->again = true;
+    r->turn.data = t;
+    nvme_hold(t);
+    rc = uv_queue_work(t->loop, &r->turn, turn_cb, turn_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
 static void slots_pump(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
     struct segment *s;
+    unsigned passed = 0;
 
     while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
+        if (passed++ == SEGMENTS_TURN) {
+            recover_again(t);
+            return;
+        }
         if (!nvme_to_recover(t, s) || r->slot == s->slots) {
             r->file++;
             r->slot = 0;
@@ -315,6 +374,8 @@ static void slots_pump(struct tier *t)
 
 static void recover_pump(struct tier *t)
 {
+    if (t->recovery.state == RECOVERY_DONE)
+        return;
     recover_progress(t);
     if (t->recovery.state == RECOVERY_HEADERS)
         headers_pump(t);

@@ -1,5 +1,5 @@
-/* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, a
- * millisecond a turn. What a checkpoint does not cover is left to the scan of the slots. */
+/* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, half
+ * a millisecond a turn. What a checkpoint does not cover is left to the scan of the slots. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
@@ -17,8 +17,8 @@
 
 #define ROOM "tier"
 #define BUFFER_BYTES (4u << 20)
-#define SLICE_NS 1000000u
-#define ENTRIES_TURN 256u /* between two looks at the clock */
+#define SLICE_NS 500000u
+#define ENTRIES_TURN 64u /* between two looks at the clock */
 
 struct nvme_restore {
     struct tier *tier;
@@ -100,6 +100,7 @@ static void restore_end(struct nvme_restore *r)
 
 static void file_end(struct nvme_restore *r)
 {
+    r->tier->metrics->nvme_damaged_pages += r->damaged;
     if (r->damaged)
         log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
                  r->tier->devices[r->file].folder, r->offset);
@@ -120,6 +121,8 @@ static struct segment *record_segment(struct nvme_restore *r)
         c->segment >= t->segments.file[r->file].count)
         return NULL;
     s = &t->segments.file[r->file].segments[c->segment];
+    /* it was in use, and its header is not there */
+    t->metrics->nvme_damaged_pages += s->state == SEGMENT_FREE && c->from == 0 && c->entries > 0;
     if (!nvme_to_recover(t, s) || s->sequence != c->sequence ||
         (uint64_t)s->stride_pages * NVME_PAGE != c->stride || s->covered != c->from ||
         c->to > s->slots)

@@ -20,11 +20,24 @@ static struct segment *io_segment(const struct tier_io *io)
     return io->scratch[0];
 }
 
+/* A later start would pass it over. */
+static bool io_purged(const struct tier *t, const struct tier_io *io)
+{
+    const struct nvme_name *name = names_find(&t->names, io->name.fingerprint);
+    struct segment *s;
+    uint32_t slot;
+
+    return name && segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0 &&
+           s->sequences[slot] < name->from_sequence;
+}
+
 static void sync_end(struct tier *t, struct tier_io *io, int status)
 {
     list_remove(&io->link);
+    if (status == 0 && io_purged(t, io))
+        status = -ESTALE;
     segment_read_end(&t->segments, io_segment(io));
-    if (status < 0)
+    if (status < 0 && status != -ESTALE)
         t->metrics->nvme_sync_errors++;
     io->done(io, status);
     nvme_release(t);
@@ -165,6 +178,7 @@ static int read_start(struct tier *t, struct nvme_device *d, struct tier_io *ask
                                  .data = data,
                                  .bytes = asked->bytes,
                                  .buffer = UINT32_MAX,
+                                 .check = true,
                                  .name = asked->name,
                                  .place = asked->place,
                                  .done = read_done_cb};

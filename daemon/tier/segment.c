@@ -17,6 +17,13 @@
 #define HEAT_SAMPLES 16u
 #define VICTIM_TRIES 8u
 
+/* Free segments that a file should have: one of so many, so many at least and at most. A small file
+ * has one. */
+#define SHORT_SHARE 32u
+#define SHORT_MIN 2u
+#define SHORT_MAX 4u
+#define SHORT_SMALL 8u
+
 static uint64_t segment_stride(const struct segment *s)
 {
     return (uint64_t)s->stride_pages * NVME_PAGE;
@@ -45,10 +52,11 @@ static int file_init(struct segment_table *t, uint32_t file, uint64_t count)
 
     list_init(&f->free);
     list_init(&f->open);
+    list_init(&f->withheld);
     f->segments = calloc(count ? count : 1, sizeof(f->segments[0]));
     if (!f->segments)
         return -ENOMEM;
-    f->count = (uint32_t)count;
+    f->count = f->free_count = (uint32_t)count;
     f->writable = count > 0;
     for (uint32_t i = 0; i < f->count; i++) {
         f->segments[i].file = file;
@@ -112,10 +120,11 @@ static void segment_free(struct segment_table *t, struct segment *s)
 {
     free(s->owners);
     s->owners = s->sequences = NULL;
-    s->states = NULL;
+    s->states = s->used = NULL;
     s->state = SEGMENT_FREE;
+    t->file[s->file].free_count += !s->withheld;
     list_remove(&s->link);
-    list_push_back(&t->file[s->file].free, &s->link);
+    list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
 /* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
@@ -127,7 +136,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
         segment_free(t, s);
-    } else if (rank != s->rank) {
+    } else if (rank != s->rank && !s->withheld) {
         list_remove(&s->link);
         s->rank = rank;
         list_push_back(&t->sealed[rank], &s->link);
@@ -155,7 +164,7 @@ static uint32_t open_max(const struct segment_file *f)
 
 static uint64_t *slots_new(uint32_t slots)
 {
-    return calloc(slots, 2 * sizeof(uint64_t) + 1);
+    return calloc(slots, 2 * sizeof(uint64_t) + 2);
 }
 
 static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence, uint64_t stride,
@@ -164,11 +173,13 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->owners = owners;
     s->sequences = owners + slots;
     s->states = (uint8_t *)(owners + 2 * (size_t)slots);
+    s->used = s->states + slots;
     s->sequence = sequence;
     s->stride_pages = (uint32_t)(stride / NVME_PAGE);
     s->slots = slots;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
+    s->seen_to = 0;
     s->unknown = false;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
@@ -191,6 +202,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
     s = LIST_ENTRY(list_pop_front(&f->free), struct segment, link);
     segment_begin(s, owners, t->sequence++, stride, slots);
     s->state = SEGMENT_OPEN;
+    f->free_count--;
     f->open_count++;
     list_push_back(&f->open, &s->link);
     *out = s;
@@ -235,11 +247,68 @@ void segment_file_distrust(struct segment_table *t, uint32_t file)
         f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one begins anew */
 }
 
-bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride)
+void segment_file_start(struct segment_table *t, uint32_t file)
+{
+    t->file[file].writable = t->file[file].count > 0;
+}
+
+static void withhold(struct segment_table *t, struct segment *s)
+{
+    struct segment_file *f = &t->file[s->file];
+
+    if (s->withheld)
+        return;
+    s->withheld = true;
+    f->free_count -= s->state == SEGMENT_FREE;
+    segment_seal(t, s);
+    list_remove(&s->link);
+    list_push_back(&f->withheld, &s->link);
+}
+
+bool segment_quarantine(struct segment_table *t, struct segment *s)
+{
+    if (s->quarantined)
+        return false;
+    s->quarantined = true;
+    t->file[s->file].quarantined++;
+    t->capacity_bytes -= t->segment_bytes;
+    withhold(t, s);
+    return true;
+}
+
+void segment_withhold(struct segment_table *t, struct segment *s)
+{
+    s->unknown = true;
+    withhold(t, s);
+}
+
+static uint32_t free_wanted(const struct segment_file *f)
+{
+    uint32_t share = f->count / SHORT_SHARE;
+
+    if (f->count < SHORT_SMALL)
+        return 1;
+    return share < SHORT_MIN ? SHORT_MIN : share > SHORT_MAX ? SHORT_MAX : share;
+}
+
+bool segment_short(const struct segment_table *t)
+{
+    uint64_t free = 0, wanted = 0;
+
+    for (uint32_t i = 0; i < t->files; i++) {
+        const struct segment_file *f = &t->file[i];
+
+        free += f->writable ? f->free_count : 0;
+        wanted += f->writable ? free_wanted(f) : 0;
+    }
+    return free < wanted;
+}
+
+bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep)
 {
     const struct segment_file *f = &t->file[file];
 
-    return f->writable && (!list_empty(&f->free) || segment_fit(f, stride));
+    return f->writable && f->free_count >= keep && (f->free_count > keep || segment_fit(f, stride));
 }
 
 /* ---- slots of an earlier run ---- */
@@ -262,8 +331,9 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->header = SEGMENT_HEADER_WRITTEN;
     s->state = SEGMENT_SEALED;
     s->rank = 0;
+    t->file[file].free_count -= !s->withheld;
     list_remove(&s->link);
-    list_push_back(&t->sealed[0], &s->link);
+    list_push_back(s->withheld ? &t->file[file].withheld : &t->sealed[0], &s->link);
     *out = s;
     return 0;
 }
@@ -277,12 +347,6 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, 
     s->states[slot] = SLOT_LIVE;
     s->live++;
     t->used_bytes += segment_stride(s);
-}
-
-void segment_withhold(struct segment *s)
-{
-    assert(s->state == SEGMENT_FREE);
-    list_remove(&s->link);
 }
 
 /* ---- slots ---- */
@@ -459,13 +523,14 @@ static bool segment_busy(const struct segment *s, const struct tier_callbacks *c
     return false;
 }
 
-/* Asks for every live slot until one is refused; true when the segment is free now. While it is
- * being emptied a read counts as under way, so that nothing frees it behind our back. */
-static bool segment_empty(struct segment_table *t, struct segment *s,
-                          const struct tier_callbacks *cb, uint64_t *dropped)
+/* Asks for every live slot until one is refused. While it is being emptied a read counts as under
+ * way, so that nothing frees it behind our back. */
+void segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
+                  uint64_t *dropped)
 {
-    bool all = true;
+    bool all = !segment_busy(s, cb);
 
+    *dropped = 0;
     segment_read_begin(s);
     for (uint32_t i = 0; i < s->next && all; i++) {
         if (s->states[i] != SLOT_LIVE)
@@ -478,7 +543,13 @@ static bool segment_empty(struct segment_table *t, struct segment *s,
         }
     }
     segment_read_end(t, s);
-    return s->state == SEGMENT_FREE;
+}
+
+/* Refused: others are asked first next time. */
+static void segment_defer(struct segment_table *t, struct segment *s)
+{
+    list_remove(&s->link);
+    list_push_back(&t->sealed[s->rank], &s->link);
 }
 
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
@@ -490,14 +561,31 @@ int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callba
     *dropped = 0;
     for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
         struct segment *s = candidates[i].segment;
+        uint64_t taken;
 
         /* drop may have changed what was collected */
         if (s->state != SEGMENT_SEALED || !segment_reclaimable(t, s))
             continue;
-        if (!segment_busy(s, callbacks) && segment_empty(t, s, callbacks, dropped))
+        segment_take(t, s, callbacks, &taken);
+        *dropped += taken;
+        if (s->state == SEGMENT_FREE)
             return 0;
-        list_remove(&s->link); /* refused: ask others first next time */
-        list_push_back(&t->sealed[s->rank], &s->link);
+        segment_defer(t, s);
     }
     return -ENOSPC;
+}
+
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
+{
+    struct candidate candidates[CANDIDATES];
+    unsigned n = candidates_collect(t, callbacks, candidates);
+
+    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
+        struct segment *s = candidates[i].segment;
+
+        if (!segment_busy(s, callbacks))
+            return s;
+        segment_defer(t, s);
+    }
+    return NULL;
 }

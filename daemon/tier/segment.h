@@ -1,10 +1,11 @@
 /* Which slot of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
  *
  * A segment is FREE, then OPEN for slots of one stride, then SEALED, and FREE again when its last
- * live slot is gone. Every file has its own open segment for each stride that is being written, so
- * that writes, and later the reads of what was written together, spread over the devices. Promise:
- * a slot is handed out once a generation; a segment with reads or writes under way is never reused;
- * finding a victim looks at a bounded number of candidates. Thread: the loop only. */
+ * live slot is gone. One that is withheld is not FREE for anybody. Every file has its own open
+ * segment for each stride that is being written, so that writes, and later the reads of what was
+ * written together, spread over the devices. Promise: a slot is handed out once a generation; a
+ * segment with reads or writes under way is never reused; finding a victim looks at a bounded
+ * number of candidates. Thread: the loop only. */
 #ifndef UCMD_TIER_SEGMENT_H
 #define UCMD_TIER_SEGMENT_H
 
@@ -18,24 +19,30 @@ enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
 struct segment {
     struct list link;    /* in the file's free or open list, or in a list of sealed ones */
     uint64_t sequence;   /* of its present opening */
-    uint64_t *owners;    /* slots of them, then as many sequences and states; none while FREE */
+    uint64_t *owners;    /* slots of them, then as many of the next three; none while FREE */
     uint64_t *sequences; /* of the writes */
     uint8_t *states;
+    uint8_t *used;         /* 1: read by somebody who needed it, since it was written */
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, slots, next, live;
     uint32_t reads, writes; /* under way */
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
-    bool unknown;           /* recovery: a slot's header could not be read */
+    uint32_t seen_to;       /* recovery: behind the last slot that this opening wrote */
+    bool unknown;           /* there may be more in it than is known: no checkpoint tells of it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
+    bool withheld;          /* in the file's list of those from when it is sealed or free */
+    bool quarantined;       /* withheld, by this start and by later ones */
 };
 
 struct segment_file {
     struct segment *segments;
-    uint32_t count, open_count;
+    uint32_t count, open_count, free_count;
     bool writable;
     struct list free, open; /* open: the least recently used first */
+    struct list withheld;   /* not to be written to */
+    uint32_t quarantined;   /* how many of them are in quarantine */
 };
 
 #define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
@@ -58,11 +65,17 @@ void segment_file_stop(struct segment_table *t, uint32_t file);
 /* What lies there is not certain to survive: as if its segments' headers had failed. Later writes
  * go to other segments. */
 void segment_file_distrust(struct segment_table *t, uint32_t file);
+/* It takes writes again. */
+void segment_file_start(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
 bool segment_writable(const struct segment_table *t);
 
-/* Would segment_reserve find a slot without reclaim? */
-bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride);
+/* Few segments are free, for the files that take writes together: a share of all, so that some can
+ * be emptied before the last is needed. */
+bool segment_short(const struct segment_table *t);
+/* Would segment_reserve find a slot without reclaim? Only where `keep` segments are free, and go on
+ * to be. */
+bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep);
 /* A slot of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
  * when a segment must be reclaimed first; -ENOMEM. The slot is WRITING, counts in segment->writes.
  */
@@ -81,8 +94,9 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
                      uint64_t sequence);
 
-/* Nobody knows what lies in the free segment: it is not handed out until the next start. */
-void segment_withhold(struct segment *s);
+/* What lies in it may still be needed though nobody knows of it: it is not written to again until
+ * the next start, and no checkpoint tells of it. */
+void segment_withhold(struct segment_table *t, struct segment *s);
 
 /* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
  */
@@ -92,10 +106,22 @@ void segment_read_begin(struct segment *s);
 void segment_read_end(struct segment_table *t, struct segment *s);
 void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot);
 
+/* Never to be written to again: what is live in it may be read until it goes by itself. False: it
+ * is in quarantine already. */
+bool segment_quarantine(struct segment_table *t, struct segment *s);
+
 /* Makes one segment of a writable file free. *dropped: live slots that were given up for it, also
  * when it failed. 0 or -ENOSPC. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped);
+
+/* The segment that should be reclaimed next, of a writable file and with nothing in use; NULL when
+ * none is found. Still as it was: what shall stay of it can be moved before segment_take. */
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
+/* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a
+ * drop was refused. */
+void segment_take(struct segment_table *t, struct segment *s,
+                  const struct tier_callbacks *callbacks, uint64_t *dropped);
 
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
 /* Offset of the slot's header in the file. */

@@ -30,7 +30,8 @@ struct uv_loop_s;
 struct tier;
 
 /* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
- * start needs to find it; -errno when that can't be promised. Its `data` has no meaning. */
+ * start needs to find it; -errno when that can't be promised, -ESTALE when its namespace was purged
+ * after it was written. Of its name the fingerprint counts; its `data` has no meaning. */
 enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to know that it is the right one. Kept in the index. */
@@ -58,6 +59,7 @@ struct tier_io {
     uint64_t bytes;   /* payload, without padding */
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
     uint8_t priority; /* 0 to 7, more is sooner among reads; reads go before writes */
+    bool check;       /* a read that only checks the part: no use of it */
     struct tier_name name;
     struct tier_place place;                      /* in for a read, out for a write */
     void (*done)(struct tier_io *io, int status); /* 0 or -errno */
@@ -99,6 +101,17 @@ struct tier_callbacks {
     /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
+    /* What lies there can't be read, or its bytes are not those that were written: whoever uses the
+     * part, that copy of it is gone. Calls forget. NULL: the tier does not look for such by itself.
+     */
+    void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
+    /* The part that lay at `from` lies at `to` as well: true, and that is its place from now on; or
+     * false when it was forgotten meanwhile. NULL: what is reclaimed is dropped, however much it
+     * was read. */
+    bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
+    /* Is the namespace one of the caller's? Otherwise its name may be forgotten, once recovery is
+     * over. NULL: all are. */
+    bool (*named)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
@@ -115,7 +128,7 @@ struct tier_naming {
 #define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
-    uint64_t capacity_bytes, used_bytes; /* used: slots that are live */
+    uint64_t capacity_bytes, used_bytes; /* used: slots that are live; capacity: less quarantine */
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];

@@ -3,30 +3,14 @@
 #ifndef UCM_TESTS_POLICY_SIMS_H
 #define UCM_TESTS_POLICY_SIMS_H
 
+#include "tests/bench/policy_trace.h"
+
 #include <math.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define NONE UINT32_MAX
 #define LISTS 5
-
-struct request {
-    uint32_t *id;
-    uint32_t n;
-};
-
-static struct request *requests;
-static uint32_t n_requests, n_ids;
-static void *zeroed(size_t n, size_t size)
-{
-    void *p = calloc(n ? n : 1, size);
-
-    if (!p)
-        abort();
-    return p;
-}
 
 /* ---- what the simulated policies work with, anew for each run ---- */
 

@@ -2,71 +2,14 @@
  * docs/eviction.md has the question and the answer. The daemon's own policy runs as it is, through
  * daemon/index/policy.h; the others are simulated in policy_sims.h.
  * Usage: policy_study TRACE.jsonl [percent of the distinct blocks ...], default 5 10 25 50
- * A line of the trace has "hash_ids": the numbers of a request's blocks, head first. */
+ */
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "tests/bench/policy_sims.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 
 #define SIZES_MAX 16
-
-/* ---- the trace ---- */
-
-static uint64_t n_references;
-
-static void request_add(const cJSON *ids)
-{
-    static uint32_t cap;
-    struct request r = {.n = (uint32_t)cJSON_GetArraySize(ids)};
-    const cJSON *id;
-    uint32_t i = 0;
-
-    r.id = zeroed(r.n, sizeof(*r.id));
-    cJSON_ArrayForEach(id, ids)
-    {
-        r.id[i] = (uint32_t)id->valuedouble;
-        n_ids = r.id[i] >= n_ids ? r.id[i] + 1 : n_ids;
-        i++;
-    }
-    n_references += r.n;
-    if (n_requests == cap) {
-        cap = cap ? cap * 2 : 1024;
-        requests = realloc(requests, cap * sizeof(*requests));
-        if (!requests)
-            abort();
-    }
-    requests[n_requests++] = r;
-}
-
-static int trace_read(const char *path)
-{
-    FILE *f = fopen(path, "r");
-    char *line = NULL;
-    size_t cap = 0;
-    int rc = 0;
-
-    if (!f) {
-        perror(path);
-        return -1;
-    }
-    while (rc == 0 && getline(&line, &cap, f) > 0) {
-        cJSON *o = cJSON_Parse(line);
-        const cJSON *ids = cJSON_GetObjectItem(o, "hash_ids");
-
-        if (cJSON_IsArray(ids))
-            request_add(ids);
-        else
-            rc = -1;
-        cJSON_Delete(o);
-    }
-    free(line);
-    fclose(f);
-    if (rc != 0)
-        fprintf(stderr, "%s: request %u has no hash_ids\n", path, n_requests + 1);
-    return rc;
-}
 
 /* ---- the daemon's own ---- */
 
@@ -344,8 +287,6 @@ int main(int argc, char **argv)
         printf(" %6.2f", 100 * (hits + (double)behind_gap / (double)n_references));
     }
     printf("\n");
-    for (uint32_t i = 0; i < n_requests; i++)
-        free(requests[i].id);
-    free(requests);
+    trace_free();
     return 0;
 }

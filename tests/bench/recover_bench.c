@@ -1,10 +1,12 @@
-/* How fast the index comes back from a checkpoint: makes files as if a daemon had stored BLOCKS
- * parts of 4 KiB, then opens tier, cache and index on them.
+/* How fast the index comes back after a restart: makes files as if a daemon had stored BLOCKS parts
+ * of PART bytes, then opens tier, cache and index on them. From a checkpoint, or with "tail" from
+ * the slots' headers alone.
  *
- *   recover_bench FOLDER [BLOCKS]
+ *   recover_bench FOLDER [BLOCKS [PART [tail]]]
  *
- * Prints blocks a second, and the longest time that the loop was kept from other work. The folder
- * needs room for the parts; nothing but headers is written to it. */
+ * Prints blocks a second and how long the turns of the loop were, which is what a request may have
+ * to wait for recovery: by the clock, and by the time that the thread ran, which leaves out what
+ * others took of a shared processor. The file is sparse: nothing but headers is written to it. */
 #include "daemon/base/config.h"
 #include "daemon/cache/cache.h"
 #include "daemon/tier/checkpoint_format.h"
@@ -12,14 +14,22 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
 #define SEGMENT (64ull << 20)
-#define PART 4096u
+#define EPOCH (1ull << 40) /* sequences of the first start */
+
+/* Turns of the loop by their length: up to 125 us, and twice that in each next one. */
+#define TURNS 10u
+struct turns {
+    uint64_t last_ns, longest_ns, n[TURNS];
+};
 
 struct bench {
     uv_loop_t loop;
@@ -31,10 +41,12 @@ struct bench {
     struct policy *policy;
     struct cache *cache;
     struct tier *tier;
-    uint64_t blocks, segments, slots;
+    uint64_t blocks, segments, slots, part;
+    bool tail;
     uv_check_t check;
     uv_idle_t spin;
-    uint64_t last_ns, longest_ns, start_ns, end_ns;
+    struct turns clock, thread;
+    uint64_t start_ns, first_ns, end_ns;
 };
 
 static struct bench b;
@@ -79,6 +91,24 @@ static void names_make(void)
     close(fd);
 }
 
+static void slot_make(uint64_t segment, uint32_t slot, struct nvme_slot_header *h)
+{
+    uint64_t number = segment * b.slots + slot;
+
+    *h = (struct nvme_slot_header){.segment = (uint32_t)segment,
+                                   .slot = slot,
+                                   .payload_bytes = b.part,
+                                   .key_bytes = 32,
+                                   .generation = EPOCH + segment,
+                                   .sequence = EPOCH + number};
+    for (unsigned i = 0; i < 4; i++) {
+        uint64_t v = (number + 1) * (0x9e3779b97f4a7c15ull + 2 * i);
+
+        memcpy(h->key + 8 * i, &v, 8);
+    }
+    memcpy(h->fingerprint, b.fingerprint, sizeof(h->fingerprint));
+}
+
 static void record_make(int fd, const struct nvme_super *super, uint64_t segment, uint32_t from)
 {
     static uint8_t record[CHECKPOINT_HEAD_BYTES + CHECKPOINT_SLOTS * CHECKPOINT_ENTRY_BYTES +
@@ -86,27 +116,15 @@ static void record_make(int fd, const struct nvme_super *super, uint64_t segment
     struct checkpoint_record r = {.segment = (uint32_t)segment,
                                   .from = from,
                                   .to = from + CHECKPOINT_SLOTS,
-                                  .sequence = (1ull << 40) + segment,
-                                  .stride = nvme_stride(PART)};
+                                  .sequence = EPOCH + segment,
+                                  .stride = nvme_stride(b.part)};
+    struct nvme_slot_header h;
 
     if (r.to > b.slots)
         r.to = (uint32_t)b.slots;
     memcpy(r.uuid, super->uuid, sizeof(r.uuid));
-    for (uint32_t slot = from; slot < r.to; slot++) {
-        uint64_t number = segment * b.slots + slot;
-        struct nvme_slot_header h = {.slot = slot,
-                                     .payload_bytes = PART,
-                                     .key_bytes = 32,
-                                     .sequence = (1ull << 40) + number};
-
-        if (number >= b.blocks)
-            break;
-        for (unsigned i = 0; i < 4; i++) {
-            uint64_t v = (number + 1) * (0x9e3779b97f4a7c15ull + 2 * i);
-
-            memcpy(h.key + 8 * i, &v, 8);
-        }
-        memcpy(h.fingerprint, b.fingerprint, sizeof(h.fingerprint));
+    for (uint32_t slot = from; slot < r.to && segment * b.slots + slot < b.blocks; slot++) {
+        slot_make(segment, slot, &h);
         checkpoint_entry_encode(record, r.entries++, &h);
     }
     checkpoint_record_seal(record, &r);
@@ -114,25 +132,56 @@ static void record_make(int fd, const struct nvme_super *super, uint64_t segment
          "checkpoint");
 }
 
+static void slots_make(int fd, const struct nvme_super *super, uint64_t segment)
+{
+    static uint8_t page[NVME_PAGE];
+    struct nvme_slot_header h;
+
+    for (uint32_t slot = 0; slot < b.slots && segment * b.slots + slot < b.blocks; slot++) {
+        off_t at = (off_t)(NVME_DATA_OFFSET + segment * SEGMENT +
+                           nvme_slot_offset(nvme_stride(b.part), slot));
+
+        slot_make(segment, slot, &h);
+        memcpy(h.uuid, super->uuid, sizeof(h.uuid));
+        nvme_slot_header_encode(&h, page);
+        must(pwrite(fd, page, sizeof(page), at), sizeof(page), "slot");
+    }
+}
+
+static void cache_make(int fd, const struct nvme_super *super)
+{
+    static uint8_t page[NVME_PAGE];
+    struct nvme_state state = {.epoch = 1, .segments = b.segments + 2};
+
+    if (ftruncate(fd, (off_t)b.config.nvme_size) < 0)
+        die("cache", -errno);
+    nvme_super_encode(super, page);
+    must(pwrite(fd, page, sizeof(page), NVME_SUPER_OFFSET), sizeof(page), "superblock");
+    memcpy(state.uuid, super->uuid, sizeof(state.uuid));
+    nvme_state_encode(&state, page);
+    must(pwrite(fd, page, sizeof(page), NVME_STATE_OFFSET(0)), sizeof(page), "state");
+}
+
 static void files_make(void)
 {
     static uint8_t page[NVME_PAGE];
-    struct nvme_super super;
-    int cache = file_open(CONFIG_NVME_FILE, O_RDWR), index;
+    struct nvme_super super = {
+        .uuid = "recover_bench", .segment_bytes = SEGMENT, .data_offset = NVME_DATA_OFFSET};
+    int cache = file_open(CONFIG_NVME_FILE, O_RDWR | O_CREAT | O_TRUNC);
+    int index = file_open(CONFIG_NVME_INDEX, O_WRONLY | O_CREAT | O_TRUNC);
 
-    must(pread(cache, page, sizeof(page), 0), sizeof(page), "superblock");
-    if (nvme_super_decode(page, &super) < 0)
-        die("superblock", -EBADMSG);
-    index = file_open(CONFIG_NVME_INDEX, O_WRONLY | O_CREAT | O_TRUNC);
+    cache_make(cache, &super);
     for (uint64_t s = 0; s < b.segments; s++) {
         struct nvme_segment_header h = {
-            .segment = (uint32_t)s, .sequence = (1ull << 40) + s, .stride = nvme_stride(PART)};
+            .segment = (uint32_t)s, .sequence = EPOCH + s, .stride = nvme_stride(b.part)};
 
         memcpy(h.uuid, super.uuid, sizeof(h.uuid));
         nvme_segment_header_encode(&h, page);
         must(pwrite(cache, page, sizeof(page), (off_t)(NVME_DATA_OFFSET + s * SEGMENT)),
              sizeof(page), "segment");
-        for (uint32_t from = 0; from < b.slots; from += CHECKPOINT_SLOTS)
+        if (b.tail)
+            slots_make(cache, &super, s);
+        for (uint32_t from = 0; !b.tail && from < b.slots; from += CHECKPOINT_SLOTS)
             record_make(index, &super, s, from);
     }
     fsync(cache);
@@ -143,18 +192,6 @@ static void files_make(void)
 
 /* ---- opening ---- */
 
-static bool no_drop(void *ctx, uint64_t owner, uint64_t loc)
-{
-    (void)ctx, (void)owner, (void)loc;
-    return false;
-}
-
-static unsigned no_heat(void *ctx, uint64_t owner)
-{
-    (void)ctx, (void)owner;
-    return 0;
-}
-
 static void tier_open(const struct tier_callbacks *callbacks)
 {
     struct ucm_error e = {0};
@@ -164,14 +201,46 @@ static void tier_open(const struct tier_callbacks *callbacks)
         die(e.text, rc);
 }
 
+static uint64_t thread_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void turn_ended(struct turns *t, uint64_t now)
+{
+    uint64_t ns = now - t->last_ns;
+    unsigned i = 0;
+
+    while (i < TURNS - 1 && ns > 125000ull << i)
+        i++;
+    t->n[i]++;
+    if (ns > t->longest_ns)
+        t->longest_ns = ns;
+    t->last_ns = now;
+}
+
+static void turns_print(const char *by, const struct turns *t)
+{
+    printf("turns of the loop by %s, longest %.2f ms:", by, (double)t->longest_ns / 1e6);
+    for (unsigned i = 0; i < TURNS; i++)
+        if (i < TURNS - 1)
+            printf(" <%.3gms %" PRIu64, 0.125 * (1 << i), t->n[i]);
+        else
+            printf(" more %" PRIu64 "\n", t->n[i]);
+}
+
 static void check_cb(uv_check_t *check)
 {
     uint64_t now = uv_hrtime();
     struct tier_stats stats;
 
-    if (now - b.last_ns > b.longest_ns)
-        b.longest_ns = now - b.last_ns;
-    b.last_ns = now;
+    turn_ended(&b.clock, now);
+    turn_ended(&b.thread, thread_ns());
+    if (b.first_ns == 0)
+        b.first_ns = now;
     tier_nvme.stats(b.tier, &stats);
     if (stats.recovering)
         return;
@@ -200,10 +269,11 @@ static void recover(void)
     if (rc < 0)
         die("index", rc);
     callbacks = cache_tier_callbacks(b.cache);
-    b.start_ns = b.last_ns = uv_hrtime();
+    b.start_ns = uv_hrtime();
     tier_open(&callbacks);
     cache_tier_attach(b.cache, &tier_nvme, b.tier);
-    b.last_ns = uv_hrtime();
+    b.clock.last_ns = uv_hrtime();
+    b.thread.last_ns = thread_ns();
     uv_check_init(&b.loop, &b.check);
     uv_check_start(&b.check, check_cb);
     uv_idle_init(&b.loop, &b.spin);
@@ -213,16 +283,19 @@ static void recover(void)
 
 int main(int argc, char **argv)
 {
-    struct tier_callbacks none = {.drop = no_drop, .heat = no_heat};
     double seconds;
 
-    if (argc < 2) {
-        fprintf(stderr, "usage: recover_bench FOLDER [BLOCKS]\n");
+    if (argc < 2 || argc > 5 || (argc == 5 && strcmp(argv[4], "tail") != 0)) {
+        fprintf(stderr, "usage: recover_bench FOLDER [BLOCKS [PART [tail]]]\n");
         return 2;
     }
     config_init(&b.config);
     b.blocks = argc > 2 ? strtoull(argv[2], NULL, 10) : 2000000;
-    b.slots = nvme_slots(SEGMENT, nvme_stride(PART));
+    b.part = argc > 3 ? strtoull(argv[3], NULL, 10) : 4096;
+    b.tail = argc > 4;
+    b.slots = nvme_slots(SEGMENT, nvme_stride(b.part));
+    if (b.blocks == 0 || b.part == 0 || b.slots == 0)
+        die("BLOCKS, PART", -EINVAL);
     b.segments = (b.blocks + b.slots - 1) / b.slots;
     b.config.nvme_paths = (struct config_list){.item = argv + 1, .n = 1};
     b.config.nvme_size = NVME_DATA_OFFSET + (b.segments + 2) * SEGMENT;
@@ -236,21 +309,21 @@ int main(int argc, char **argv)
                                       .key_bytes = 32,
                                       .parts = 1,
                                       .shards = &one_shard,
-                                      .shard_bytes = PART};
+                                      .shard_bytes = b.part};
     if (ns_fingerprint(&b.identity, b.fingerprint) < 0 || uv_loop_init(&b.loop) < 0)
         die("start", -ENOMEM);
-    tier_open(&none);
-    tier_nvme.close(b.tier);
-    uv_run(&b.loop, UV_RUN_DEFAULT);
     names_make();
     files_make();
-    b.metrics = (struct metrics){0};
     recover();
     seconds = (double)(b.end_ns - b.start_ns) / 1e9;
-    printf("recovered %llu of %llu blocks in %.3f s: %.2f million a second; index %.0f bytes a "
-           "block; longest turn of the loop %.2f ms\n",
-           (unsigned long long)b.metrics.nvme_recovered_parts, (unsigned long long)b.blocks,
-           seconds, (double)b.metrics.nvme_recovered_parts / seconds / 1e6,
-           (double)index_bytes(b.index) / (double)b.blocks, (double)b.longest_ns / 1e6);
+    printf("recovered %" PRIu64 " of %" PRIu64 " blocks (%.1f GiB) in %.3f s: %.2f million a "
+           "second; index %.0f bytes a block; the loop ran after %.1f ms\n",
+           b.metrics.nvme_recovered_parts, b.blocks,
+           (double)(b.segments * SEGMENT) / (double)(1ull << 30), seconds,
+           (double)b.metrics.nvme_recovered_parts / seconds / 1e6,
+           (double)index_bytes(b.index) / (double)b.blocks,
+           (double)(b.first_ns - b.start_ns) / 1e6);
+    turns_print("the clock", &b.clock);
+    turns_print("the thread's time", &b.thread);
     return b.metrics.nvme_recovered_parts == b.blocks ? 0 : 1;
 }

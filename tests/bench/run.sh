@@ -37,3 +37,4 @@ for chunk in 4KiB 64KiB 1MiB; do
 done
 "$build/ucm-bench" load --tier nvme --file-dir "$folder/nvme"
 "$build/ucm-bench" prefetch --file-dir "$folder/nvme"
+"$build/ucm-bench" tier --ucmd "$build/ucmd" --dir "$folder"

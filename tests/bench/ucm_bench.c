@@ -80,6 +80,33 @@ static const struct arg_option start_options[] = {
     {"idle", ARG_NUMBER, "MS", "how long to watch an idle daemon", "5000", 1, 600000},
 };
 
+static const struct arg_option tier_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"dir", ARG_TEXT, "DIR", "a folder on the disk; takes --total about four times", "/var/tmp", 0,
+     0},
+    {"total", ARG_SIZE, "SIZE", "bytes that are written and read", "1GiB", 64u << 20,
+     BENCH_MAX_BYTES},
+    {"depth", ARG_NUMBER, "N", "operations at the disk at once", "32", 1, 1024},
+    {"rounds", ARG_NUMBER, "N", "rounds", "7", 1, 1000},
+    {"slice", ARG_SECONDS, "SECONDS", "how long each measures before it is the other's turn", "1s",
+     50, 60000},
+    {"baseline", ARG_TEXT, "WHAT", "fio, loop (a plain io_uring loop), or auto: fio if it is there",
+     "auto", 0, 0},
+    {"io", ARG_TEXT, "IO", "nvme.io of the tier alone", "auto", 0, 0},
+    {"only", ARG_TEXT, "PART", "alone, daemon or hits", NULL, 0, 0},
+};
+
+static const struct arg_option copy_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"strategies", ARG_TEXT, "LIST", "of copy.strategy; the last one is held against the aims",
+     "dma,sm,auto", 0, 0},
+    {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
+     "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
+    {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "300ms", 50, 60000},
+    {"nvme-dir", ARG_TEXT, "DIR", "measure loads from NVMe too, in a folder of this one", NULL, 0,
+     0},
+};
+
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
@@ -119,6 +146,24 @@ static const struct program_command commands[] = {
      "printing its version.\n\n"
      "Example:\n  ucm-bench start --arena 64GiB\n",
      OPTIONS(start_options), 0, 0, bench_start},
+    {"tier", "", "The NVMe tier against its disk: reads, writes, hits meanwhile; needs no daemon",
+     "Starts the tier, and daemons of its own, on a folder of the disk. Reads and writes\n"
+     "with checksums stand against fio on the same file at the same block size and depth,\n"
+     "in short slices by turns; loads of blocks in DRAM while the disk is being written\n"
+     "stand against the same loads while it is idle.\n\n"
+     "Examples:\n"
+     "  ucm-bench tier --dir /var/cache/ucmd\n"
+     "  ucm-bench tier --only hits --json\n",
+     OPTIONS(tier_options), 0, 0, bench_tier},
+    {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and beside a worker",
+     "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
+     "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
+     "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
+     "measured side by side where there are two. --json is what docs/plot_copy.py reads.\n\n"
+     "Examples:\n"
+     "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
+     "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
+     OPTIONS(copy_options), 0, 0, bench_copy},
 };
 
 static const struct program ucm_bench = {

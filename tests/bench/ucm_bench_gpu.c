@@ -1,27 +1,12 @@
 #include "tests/bench/ucm_bench_gpu.h"
 
+#include "tests/bench/ucm_bench_cuda.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The driver's stable binary interface, as cuda.h declares it. */
-struct cuda {
-    int (*init)(unsigned flags);
-    int (*device_get)(int *device, int ordinal);
-    int (*device_uuid)(uint8_t uuid[16], int device);
-    int (*context_retain)(void **context, int device);
-    int (*context_release)(int device);
-    int (*context_set)(void *context);
-    int (*context_synchronize)(void);
-    int (*allocate)(unsigned long long *memory, size_t bytes);
-    int (*release)(unsigned long long memory);
-    int (*ipc_handle)(uint8_t handle[64], unsigned long long memory);
-    int (*to_device)(unsigned long long to, const void *from, size_t bytes);
-    int (*to_host)(void *to, unsigned long long from, size_t bytes);
-    int (*error_name)(int error, const char **name);
-};
-
-static struct cuda cuda; /* filled once in a process, by the first gpu_open */
+struct bench_cuda bench_cuda;
 
 static int load_driver(struct gpu *g)
 {
@@ -29,19 +14,9 @@ static int load_driver(struct gpu *g)
         const char *name;
         void *to;
     } symbols[] = {
-        {"cuInit", &cuda.init},
-        {"cuDeviceGet", &cuda.device_get},
-        {"cuDeviceGetUuid_v2", &cuda.device_uuid},
-        {"cuDevicePrimaryCtxRetain", &cuda.context_retain},
-        {"cuDevicePrimaryCtxRelease_v2", &cuda.context_release},
-        {"cuCtxSetCurrent", &cuda.context_set},
-        {"cuCtxSynchronize", &cuda.context_synchronize},
-        {"cuMemAlloc_v2", &cuda.allocate},
-        {"cuMemFree_v2", &cuda.release},
-        {"cuIpcGetMemHandle", &cuda.ipc_handle},
-        {"cuMemcpyHtoD_v2", &cuda.to_device},
-        {"cuMemcpyDtoH_v2", &cuda.to_host},
-        {"cuGetErrorName", &cuda.error_name},
+#define X(member, symbol, parameters) {symbol, &bench_cuda.member},
+        BENCH_CUDA(X)
+#undef X
     };
 
     g->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -63,13 +38,13 @@ static int load_driver(struct gpu *g)
     return 0;
 }
 
-static int check(struct gpu *g, const char *what, int error)
+int gpu_check(struct gpu *g, const char *what, int error)
 {
     const char *name = NULL;
 
     if (error == 0)
         return 0;
-    if (cuda.error_name(error, &name) != 0 || name == NULL)
+    if (bench_cuda.error_name(error, &name) != 0 || name == NULL)
         name = "an unknown error";
     snprintf(g->why, sizeof g->why, "%s: %s", what, name);
     return -1;
@@ -77,24 +52,29 @@ static int check(struct gpu *g, const char *what, int error)
 
 int gpu_open(struct gpu *g, size_t bytes)
 {
-    void *context;
+    return gpu_open_at(g, 0, bytes);
+}
+
+int gpu_open_at(struct gpu *g, int ordinal, size_t bytes)
+{
 
     memset(g, 0, sizeof *g);
     if (load_driver(g) < 0)
         return -1;
-    if (check(g, "cuInit", cuda.init(0)) < 0 ||
-        check(g, "cuDeviceGet", cuda.device_get(&g->device, 0)) < 0 ||
-        check(g, "cuDeviceGetUuid", cuda.device_uuid(g->uuid, g->device)) < 0 ||
-        check(g, "cuDevicePrimaryCtxRetain", cuda.context_retain(&context, g->device)) < 0)
+    if (gpu_check(g, "cuInit", bench_cuda.init(0)) < 0 ||
+        gpu_check(g, "cuDeviceGet", bench_cuda.device_get(&g->device, ordinal)) < 0 ||
+        gpu_check(g, "cuDeviceGetUuid", bench_cuda.device_uuid(g->uuid, g->device)) < 0 ||
+        gpu_check(g, "cuDevicePrimaryCtxRetain",
+                  bench_cuda.context_retain(&g->context, g->device)) < 0)
         goto err_after_load;
-    if (check(g, "cuCtxSetCurrent", cuda.context_set(context)) < 0 ||
-        check(g, "cuMemAlloc", cuda.allocate(&g->memory, bytes)) < 0)
+    if (gpu_check(g, "cuCtxSetCurrent", bench_cuda.context_set(g->context)) < 0 ||
+        gpu_check(g, "cuMemAlloc", bench_cuda.allocate(&g->memory, bytes)) < 0)
         goto err_after_context;
-    if (check(g, "cuIpcGetMemHandle", cuda.ipc_handle(g->ipc, g->memory)) == 0)
+    if (gpu_check(g, "cuIpcGetMemHandle", bench_cuda.ipc_handle(g->ipc, g->memory)) == 0)
         return 0;
-    cuda.release(g->memory);
+    bench_cuda.release(g->memory);
 err_after_context:
-    cuda.context_release(g->device);
+    bench_cuda.context_release(g->device);
 err_after_load:
     dlclose(g->library);
     g->library = NULL;
@@ -105,8 +85,8 @@ void gpu_close(struct gpu *g)
 {
     if (g->library == NULL)
         return;
-    cuda.release(g->memory);
-    cuda.context_release(g->device);
+    bench_cuda.release(g->memory);
+    bench_cuda.context_release(g->device);
     dlclose(g->library);
     g->library = NULL;
 }
@@ -114,12 +94,24 @@ void gpu_close(struct gpu *g)
 /* The copy from pageable memory may return before its last bytes have arrived. */
 int gpu_write(struct gpu *g, const void *from, size_t bytes)
 {
-    if (check(g, "cuMemcpyHtoD", cuda.to_device(g->memory, from, bytes)) < 0)
+    if (gpu_check(g, "cuMemcpyHtoD", bench_cuda.to_device(g->memory, from, bytes)) < 0)
         return -1;
-    return check(g, "cuCtxSynchronize", cuda.context_synchronize());
+    return gpu_check(g, "cuCtxSynchronize", bench_cuda.context_synchronize());
 }
 
 int gpu_read(struct gpu *g, void *to, size_t bytes)
 {
-    return check(g, "cuMemcpyDtoH", cuda.to_host(to, g->memory, bytes));
+    return gpu_check(g, "cuMemcpyDtoH", bench_cuda.to_host(to, g->memory, bytes));
+}
+
+int gpu_current(struct gpu *g)
+{
+    return gpu_check(g, "cuCtxSetCurrent", bench_cuda.context_set(g->context));
+}
+
+int gpu_count(void)
+{
+    int n = 0;
+
+    return bench_cuda.device_count(&n) == 0 ? n : 0;
 }

@@ -11,17 +11,22 @@
 struct gpu {
     void *library;
     int device;
+    void *context;
     unsigned long long memory; /* device address */
     uint8_t ipc[64];           /* cudaIpcMemHandle_t */
     uint8_t uuid[16];
     char why[200]; /* of a failure */
 };
 
-/* Takes `bytes` on the first GPU. 0, or -1 with g->why and nothing held. */
+/* Takes `bytes` on the first GPU, or on that of a number. 0, or -1 with g->why and nothing held. */
 int gpu_open(struct gpu *g, size_t bytes);
+int gpu_open_at(struct gpu *g, int ordinal, size_t bytes);
 void gpu_close(struct gpu *g); /* one that is not open is fine */
 /* Copies the whole allocation; done when it returns. 0, or -1 with g->why. */
 int gpu_write(struct gpu *g, const void *from, size_t bytes);
 int gpu_read(struct gpu *g, void *to, size_t bytes);
+/* Makes it the calling thread's. */
+int gpu_current(struct gpu *g);
+int gpu_count(void); /* how many there are; while one is open */
 
 #endif

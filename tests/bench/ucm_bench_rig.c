@@ -77,8 +77,8 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
     if (planes == NULL)
         return fail(rig, -UCM_ENOMEMORY, "memory ran out");
     for (uint32_t p = 0; p < rig->planes; p++) {
-        planes[p].offset = (uint64_t)p * rig->blocks * rig->chunk;
-        planes[p].stride = rig->chunk;
+        planes[p].stride = (uint64_t)rig->chunk * rig->spread;
+        planes[p].offset = p * rig->blocks * planes[p].stride;
         planes[p].chunk_bytes = rig->chunk;
         planes[p].shard = p;
     }
@@ -103,9 +103,10 @@ static int open_shared(struct rig *rig)
     return rc;
 }
 
-static int open_gpu(struct rig *rig)
+static int open_gpu(struct rig *rig, int ordinal)
 {
-    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = rig->memory_bytes, .fd = -1};
+    size_t bytes = rig->memory_bytes * rig->spread;
+    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = bytes, .fd = -1};
     void *p =
         mmap(NULL, rig->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int rc;
@@ -114,7 +115,7 @@ static int open_gpu(struct rig *rig)
         return fail(rig, -UCM_ENOMEMORY, "memory ran out");
     rig->memory = p;
     rig->on_gpu = 1;
-    if (gpu_open(&rig->gpu, rig->memory_bytes) < 0) {
+    if (gpu_open_at(&rig->gpu, ordinal, bytes) < 0) {
         rc = fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
         goto err_after_memory;
     }
@@ -173,12 +174,13 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     rig->chunk = (uint32_t)o->chunk;
     rig->planes = (uint32_t)(o->block_bytes / o->chunk);
     rig->timeout_ms = o->timeout_ms;
+    rig->spread = o->gpu && o->spread > 1 ? o->spread : 1;
     rig->memory_bytes = (size_t)o->block_bytes * o->blocks;
     rc = open_connection(rig, o);
     if (rc == 0)
         rc = open_namespace(rig, o);
     if (rc == 0)
-        rc = o->gpu ? open_gpu(rig) : open_shared(rig);
+        rc = o->gpu ? open_gpu(rig, o->gpu - 1) : open_shared(rig);
     if (rc < 0) {
         ucm_close(rig->client);
         rig->client = NULL;

@@ -25,7 +25,9 @@ struct rig_options {
     uint64_t chunk;       /* a multiple of 8, or the whole block */
     uint32_t blocks;      /* of the region */
     int timeout_ms;
-    int gpu; /* 1: the region lies on the first GPU; `memory` is then a mirror of it */
+    int gpu; /* not 0: the region lies on GPU number gpu - 1; `memory` is then a mirror of it */
+    uint32_t spread; /* GPU: a block's chunks lie so many of them from those of the next; 0 and 1:
+                        densely, else rig_push and rig_pull are of no use */
 };
 
 struct rig {
@@ -37,7 +39,7 @@ struct rig {
     int on_gpu;
     uint8_t *memory;
     size_t memory_bytes;
-    uint32_t blocks, planes, chunk, part;
+    uint32_t blocks, planes, chunk, part, spread;
     uint64_t block_bytes;
     int timeout_ms;
     char error[320];

@@ -2,82 +2,25 @@
  * it has nothing to do. Starts daemons of its own; the baseline is the program's own `--version`.
  */
 #include "tests/bench/ucm_bench.h"
+#include "tests/bench/ucm_bench_daemon.h"
 #include "ucmclient.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define ANSWER_MS 10000
 #define SETTLE_MS 2000
 
-struct daemon {
-    const char *path, *dir;
-    char socket[160];
-    pid_t pid;
-};
-
-static pid_t spawn(const char *const *argv)
-{
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        int null = open("/dev/null", O_RDWR);
-
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (null < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0)
-            _exit(127);
-        execv(argv[0], (char *const *)argv);
-        _exit(127);
-    }
-    return pid;
-}
-
-static int daemon_start(struct daemon *d, const char *arena)
-{
-    char socket_set[192], arena_set[64];
-    const char *argv[] = {d->path, "--set", socket_set, "--set", arena_set, NULL};
-
-    snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
-    snprintf(socket_set, sizeof(socket_set), "socket=%s", d->socket);
-    snprintf(arena_set, sizeof(arena_set), "arena.size=%s", arena);
-    d->pid = spawn(argv);
-    return d->pid > 0 ? 0 : -errno;
-}
-
-static int daemon_stop(struct daemon *d)
-{
-    int status;
-
-    if (kill(d->pid, SIGTERM) != 0 || waitpid(d->pid, &status, 0) != d->pid)
-        return -errno;
-    return status == 0 ? 0 : -EPROTO;
-}
-
-/* The library tries again until somebody listens; hello is the first request. */
-static int answer_wait(const struct daemon *d)
-{
-    struct ucm_options o = {.socket = d->socket, .name = "ucm-bench start"};
-    struct ucm_client *client;
-    int rc = ucm_connect(&o, ANSWER_MS, &client);
-
-    if (rc == 0)
-        ucm_close(client);
-    return rc;
-}
-
 static int measure_version(const char *path, struct samples *ms)
 {
     const char *argv[] = {path, "--version", NULL};
     uint64_t begin = clock_ns();
     int status;
-    pid_t pid = spawn(argv);
+    pid_t pid = daemon_spawn(argv);
 
     if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0)
         return -ENOENT;
@@ -86,11 +29,14 @@ static int measure_version(const char *path, struct samples *ms)
 
 static int measure_start(struct daemon *d, const char *arena, struct samples *ms)
 {
+    char set[64];
     uint64_t begin = clock_ns();
-    int rc = daemon_start(d, arena);
+    int rc;
 
+    snprintf(set, sizeof(set), "arena.size=%s", arena);
+    rc = daemon_start(d, (const char *const[]){set, NULL});
     if (rc == 0)
-        rc = answer_wait(d);
+        rc = daemon_wait(d, ANSWER_MS);
     if (rc == 0)
         rc = samples_add(ms, (double)(clock_ns() - begin) / 1e6);
     return daemon_stop(d) != 0 ? -EPROTO : rc;
@@ -135,10 +81,10 @@ static int measure_idle(struct daemon *d, uint64_t idle_ms, struct report *r)
 {
     char status[64];
     uint64_t before, woken, resident;
-    int rc = daemon_start(d, "64MiB");
+    int rc = daemon_start(d, (const char *const[]){"arena.size=64MiB", NULL});
 
     if (rc == 0)
-        rc = answer_wait(d);
+        rc = daemon_wait(d, ANSWER_MS);
     if (rc != 0)
         return rc;
     usleep(SETTLE_MS * 1000);
@@ -184,7 +130,7 @@ static int measure_all(const struct args *a, struct daemon *d, struct report *r)
 
 int bench_start(const struct args *a)
 {
-    char dir[] = "/tmp/ucm-bench-XXXXXX", lock[192];
+    char dir[] = "/tmp/ucm-bench-XXXXXX";
     struct daemon d = {.path = args_text(a, "ucmd"), .dir = dir};
     struct report r;
     int rc;
@@ -198,8 +144,6 @@ int bench_start(const struct args *a)
     rc = measure_all(a, &d, &r);
     if (rc < 0)
         rc = bench_fail(BENCH_FAILED, "the daemon could not be measured: %s", ucm_errmsg());
-    snprintf(lock, sizeof(lock), "%s.lock", d.socket);
-    unlink(lock);
     rmdir(dir);
     return report_end(&r) < 0 ? BENCH_FAILED : rc;
 }

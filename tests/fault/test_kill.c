@@ -3,7 +3,8 @@
  * acknowledged looks at what is served afterwards: what was acknowledged as durable is there with
  * its bytes, everything else has its bytes or is absent.
  *
- * UCM_KILL_ROUNDS=N rounds (100; fewer under sanitizers), in groups of 20 on fresh files. The seed
+ * UCM_KILL_ROUNDS=N rounds (100; fewer under sanitizers), in groups of 20 on fresh files, those of
+ * odd seeds with DRAM that is kept over orderly stops (arena.keep). The seed
  * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=20 runs it again, with
  * UCM_KILL_LOG=1 telling more. */
 #include "tests/fault/kill_worker.h"
@@ -20,14 +21,14 @@
 static struct host host;
 static struct oracle oracle;
 static struct kill_worker w = {.oracle = &oracle};
-static char ucmd_kill[256];
+static char ucmd_kill[256], keep[64], keep_set[96];
 static unsigned points, damages;
 
 static const char *const kill_points[] = {
-    "write-begin",  "write-torn",       "write-done",         "write-told",
-    "sync-begin",   "sync-done",        "name-begin",         "name-torn",
-    "name-done",    "checkpoint-begin", "checkpoint-written", "checkpoint-named",
-    "recover-slot", "recover-segment",  "start-begin",        "start-written"};
+    "write-begin",        "write-torn",       "write-done",   "write-told",      "sync-begin",
+    "sync-done",          "name-begin",       "name-torn",    "name-done",       "checkpoint-begin",
+    "checkpoint-written", "checkpoint-named", "recover-slot", "recover-segment", "start-begin",
+    "start-written",      "keep-written",     "keep-named",   "keep-take",       "keep-taken"};
 #define POINTS (sizeof(kill_points) / sizeof(kill_points[0]))
 
 static unsigned rounds_wanted(void)
@@ -104,6 +105,33 @@ static void one_round(void)
         fprintf(stderr, "kill: %s\n", what);
 }
 
+static void keep_begin(void)
+{
+    size_t n = 0;
+
+    snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
+    cr_assert(mkdtemp(keep), "no /dev/shm?");
+    snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
+    while (host.sets[n])
+        n++;
+    host.sets[n] = keep_set;
+}
+
+static void keep_end(void)
+{
+    static const char *const names[] = {"ucmd.arena", "ucmd.kept"};
+    char path[96];
+
+    if (keep[0] == '\0')
+        return;
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof(path), "%s/%s", keep, names[i]);
+        (void)unlink(path); /* there or not */
+    }
+    cr_expect_eq(rmdir(keep), 0, "something is left in %s", keep);
+    keep[0] = '\0';
+}
+
 /* What is there at the end of a group must be good as well. */
 static void last_look(void)
 {
@@ -112,6 +140,7 @@ static void last_look(void)
     cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "the test's keys must all fit");
     kill_worker_drop(&w);
     host_remove(&host);
+    keep_end();
 }
 
 Test(kill, what_was_acknowledged_survives, .timeout = 3600)
@@ -125,10 +154,14 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
         host = (struct host){.nvme = true,
                              .ucmd = ucmd_kill,
                              .sets = {"nvme.size=128MiB", "nvme.segment=1MiB", "arena.size=16MiB",
+                                      "nvme.quarantine=100", /* damage shall not stop the writes */
+                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms",
                                       /* all there at once: while it grows, blocks that wait to be
                                        * written may have to leave it again */
                                       "arena.prefault=false", log_level()}};
         oracle = (struct oracle){.seed = seed};
+        if (seed % 2)
+            keep_begin();
         fprintf(stderr, "kill: UCM_KILL_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);
         host_prepare(&host);

@@ -176,7 +176,7 @@ static void host_make(unsigned disks, bool tmpfile)
     snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
     for (unsigned i = 1; i < disks; i++)
         snprintf(paths + strlen(paths), sizeof(paths) - strlen(paths), ",%s", power.folders[i]);
-    snprintf(size, sizeof(size), "nvme.size=%s", small ? "5MiB" : "96MiB");
+    snprintf(size, sizeof(size), "nvme.size=%s", small ? "6MiB" : "96MiB");
     const char *sets[] = {paths,
                           size,
                           "nvme.io=threads",
@@ -256,14 +256,14 @@ Test(power, what_was_durable_survives, .timeout = 7200)
 static void unreadable_once(unsigned spared)
 {
     oracle = (struct oracle){.seed = spared};
-    small = true; /* four segments, of 28 slots */
+    small = true; /* five segments, of 28 slots */
     host_make(1, true);
     run_and_check();
     cr_assert(kill_worker_dump(&w, KILL_BATCH) && kill_worker_dump_again(&w, KILL_BATCH, true));
     kill_worker_drop(&w);
     host_kill(&host);
     power.journal->page_reads_spared = spared;
-    power.journal->page_reads_failing = 8; /* each is tried twice */
+    power.journal->page_reads_failing = 10; /* each is tried twice */
     host_restart(&host);
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w));
     cr_assert_eq(power.journal->page_reads_failing, 0u);
@@ -283,7 +283,7 @@ Test(power, an_unreadable_header_costs_nothing, .timeout = 60)
 {
     programs_find();
     unreadable_once(0); /* of segments */
-    unreadable_once(4); /* of slots */
+    unreadable_once(5); /* of slots */
 }
 
 /* Killed at its Nth step; what it has left is found by a second run, which promises something on

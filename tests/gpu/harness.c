@@ -64,7 +64,7 @@ void harness_main(int argc, char **argv)
         exit(worker_main(atoi(argv[2]), shared_map(atoi(argv[3]))));
 }
 
-void worker_start(struct test_worker *w)
+static void worker_exec(struct test_worker *w, const char *visible)
 {
     int sockets[2], fd = memfd_create("shared", 0);
     char a[16], b[16];
@@ -77,6 +77,8 @@ void worker_start(struct test_worker *w)
     if (w->pid == 0) {
         snprintf(a, sizeof(a), "%d", sockets[1]);
         snprintf(b, sizeof(b), "%d", fd);
+        if (visible)
+            setenv("CUDA_VISIBLE_DEVICES", visible, 1);
         execl("/proc/self/exe", "test", "worker", a, b, (char *)NULL);
         _exit(127);
     }
@@ -85,6 +87,19 @@ void worker_start(struct test_worker *w)
     w->fd = -1;
     w->shared = shared_map(fd);
     close(fd);
+}
+
+void worker_start(struct test_worker *w)
+{
+    worker_exec(w, NULL);
+}
+
+void worker_start_on(struct test_worker *w, unsigned ordinal)
+{
+    char visible[16];
+
+    snprintf(visible, sizeof(visible), "%u", ordinal);
+    worker_exec(w, visible);
 }
 
 static void receive(struct test_worker *w)
@@ -106,29 +121,13 @@ static void receive(struct test_worker *w)
         memcpy(&w->fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof(w->fd));
 }
 
-void worker_begin(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
-                  unsigned ms)
+bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
+               unsigned ms)
 {
     struct worker_request q = {op, ms, bytes, offset};
 
     if (send(w->socket, &q, sizeof(q), MSG_NOSIGNAL) != (ssize_t)sizeof(q))
         die("the worker is gone");
-}
-
-bool worker_ended(struct test_worker *w)
-{
-    struct pollfd p = {w->socket, POLLIN, 0};
-
-    if (poll(&p, 1, 0) != 1)
-        return false;
-    receive(w);
-    return true;
-}
-
-bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
-               unsigned ms)
-{
-    worker_begin(w, op, bytes, offset, ms);
     receive(w);
     return w->reply.error == 0;
 }
@@ -170,6 +169,7 @@ static void found_cb(void *ctx, uint32_t gpus, const char *note)
     struct test_device *t = ctx;
 
     printf("INFO  %u GPUs found%s%s\n", gpus, *note ? ": " : "", note);
+    t->gpus = gpus;
     uv_stop(&t->loop);
 }
 
@@ -208,10 +208,20 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
         die("memory_add");
     uv_run(&t->loop, UV_RUN_DEFAULT);
     printf("INFO  GPUs were ready %.1f ms later\n", (double)(uv_hrtime() - begin) / 1e6);
+    if (!device_use(t, t->uuid))
+        die("the first GPU");
+}
+
+bool device_use(struct test_device *t, const uint8_t uuid[UCM_UUID_BYTES])
+{
+    struct ucm_error e = {0};
+
+    memmove(t->uuid, uuid, sizeof(t->uuid));
     t->gpu = device_set_find(t->set, (struct proto_str){"cuda", 4},
                              (struct proto_bin){t->uuid, sizeof(t->uuid)}, &e);
     if (!t->gpu)
-        die(e.text);
+        printf("INFO  %s\n", e.text);
+    return t->gpu != NULL;
 }
 
 void device_stop(struct test_device *t)

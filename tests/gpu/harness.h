@@ -30,21 +30,19 @@ struct test_worker {
 /* First thing in main: becomes a worker when the program was started as one. */
 void harness_main(int argc, char **argv);
 void worker_start(struct test_worker *w);
+void worker_start_on(struct test_worker *w, unsigned ordinal); /* of the driver's GPUs */
 /* Exits the test when the worker does not answer; returns whether CUDA was content there. */
 bool worker_do(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
                unsigned ms);
-/* The two halves of worker_do, to do something meanwhile. */
-void worker_begin(struct test_worker *w, enum worker_op op, uint64_t bytes, uint64_t offset,
-                  unsigned ms);
-bool worker_ended(struct test_worker *w); /* without waiting: the reply has come */
-void worker_kill(struct test_worker *w);  /* SIGKILL, and reaps it */
+void worker_kill(struct test_worker *w); /* SIGKILL, and reaps it */
 
 /* ---- the device ---- */
 
 struct test_device {
     uv_loop_t loop;
     struct device_set *set;
-    struct device *gpu;
+    struct device *gpu; /* of regions and jobs from now on: see device_use */
+    uint32_t gpus;
     uint8_t uuid[UCM_UUID_BYTES];
     uint8_t *slots; /* slots_bytes, given to the device */
     uint64_t slots_bytes;
@@ -54,6 +52,8 @@ struct test_device {
 
 void device_start(struct test_device *t, uint64_t slots_bytes);
 void device_stop(struct test_device *t);
+/* Regions and jobs are of this GPU from now on. */
+bool device_use(struct test_device *t, const uint8_t uuid[UCM_UUID_BYTES]);
 
 /* ---- regions and jobs ---- */
 

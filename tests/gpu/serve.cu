@@ -73,14 +73,14 @@ __global__ void delay_ms(long long ms)
     } while (now - begin < ms * 1000000);
 }
 
-/* Block b of the first n gets the pattern of seed first + b, at place b of every plane. */
-__global__ void fill(unsigned *kv, unsigned first, unsigned n)
+/* Block b of the first n gets the pattern of seed first + b, at place b of the planes from..from+planes. */
+__global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, unsigned planes)
 {
     const unsigned words = CHUNK / 4;
 
-    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n * 2 * LAYERS * words;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n * planes * words;
          i += gridDim.x * blockDim.x) {
-        unsigned word = i % words, plane = i / words % (2 * LAYERS), block = i / words / (2 * LAYERS);
+        unsigned word = i % words, plane = from + i / words % planes, block = i / words / planes;
 
         kv[((size_t)plane * BLOCKS + block) * words + word] = pattern(first + block, plane, word);
     }
@@ -201,7 +201,7 @@ static struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n,
 
     t.event = (const uint8_t *)&w->handle;
     delay_ms<<<1, 1, 0, w->stream>>>(ms);
-    fill<<<264, 256, 0, w->stream>>>(w->kv, first, n);
+    fill<<<264, 256, 0, w->stream>>>(w->kv, first, n, 0, 2 * LAYERS);
     need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");
     need(ucm_dump(w->region, &t, -1, &task) == 0, "dump");
     return task;
@@ -263,6 +263,81 @@ static int role_consume(void)
     differ = load_and_compare(&w, 1000, 64);
     if (differ)
         fprintf(stderr, "%zu words differ\n", differ);
+    worker_close(&w);
+    return differ ? 1 : 0;
+}
+
+/* A forward pass: each layer's kernel, an event of its own behind it, and its dump, one after another.
+ * No block may be found before the last layer is stored. */
+static int role_produce_layers(void)
+{
+    struct worker w;
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, 3000, 64, false);
+    struct ucm_task *task[LAYERS];
+    struct ucm_lookup l = {};
+    struct ucm_result r;
+    uint32_t hits;
+
+    worker_open(&w);
+    l.keys = keys.data();
+    l.n_keys = 64;
+    for (unsigned layer = 0; layer < LAYERS; layer++) {
+        cudaIpcEventHandle_t handle;
+        cudaEvent_t event;
+
+        need(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess) ==
+                 cudaSuccess, "event");
+        need(cudaIpcGetEventHandle(&handle, event) == cudaSuccess, "event handle");
+        delay_ms<<<1, 1, 0, w.stream>>>(20);
+        fill<<<264, 256, 0, w.stream>>>(w.kv, 3000, 64, 2 * layer, 2);
+        need(cudaEventRecord(event, w.stream) == cudaSuccess, "record");
+        t.event = (const uint8_t *)&handle;
+        t.shard = layer;
+        t.n_shards = 1;
+        need(ucm_dump(w.region, &t, -1, &task[layer]) == 0, "dump");
+        need(ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, NULL) == 0 && hits == 0,
+             "no block before its last layer");
+    }
+    for (unsigned layer = 0; layer < LAYERS; layer++) {
+        need(ucm_task_wait(task[layer], 30000, &r) == 0 && r.n_ok == 64, "a layer's dump");
+        ucm_task_free(task[layer]);
+    }
+    need(ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, NULL) == 0 && hits == 64, "all blocks");
+    worker_close(&w);
+    return 0;
+}
+
+/* Compares each layer on the GPU as soon as it is told of, while the others are on their way. */
+static int role_consume_layers(void)
+{
+    struct worker w;
+    std::vector<uint8_t> keys, result(64);
+    std::vector<uint32_t> blocks;
+    std::vector<unsigned> host(2 * BLOCKS * CHUNK / 4);
+    struct ucm_transfer t = transfer(keys, blocks, 3000, 64, true);
+    struct ucm_task *task;
+    struct ucm_result r;
+    const unsigned words = CHUNK / 4;
+    size_t differ = 0;
+
+    worker_open(&w);
+    t.step = 1;
+    need(ucm_load(w.region, &t, -1, &task) == 0, "load");
+    for (unsigned layer = 0; layer < LAYERS; layer++) {
+        need(ucm_task_wait_layers(task, layer + 1, 30000, result.data()) == 0, "a layer");
+        need(cudaMemcpy(host.data(), w.kv + (size_t)2 * layer * BLOCKS * words, host.size() * 4,
+                        cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
+        for (unsigned p = 0; p < 2; p++)
+            for (unsigned b = 0; b < 64; b++)
+                for (unsigned i = 0; i < words; i++)
+                    differ += result[b] != UCM_BLOCK_IS_OK ||
+                              host[((size_t)p * BLOCKS + BLOCKS - 1 - b) * words + i] !=
+                                  pattern(3000 + b, 2 * layer + p, i);
+    }
+    need(ucm_task_wait(task, 30000, &r) == 0 && r.n_ok == 64, "load's end");
+    ucm_task_free(task);
     worker_close(&w);
     return differ ? 1 : 0;
 }
@@ -421,6 +496,8 @@ static int test_main(void)
         return 1;
     check(role_ends(role_start("produce", NULL)), "a worker dumps behind its event and ends");
     check(role_ends(role_start("consume", NULL)), "another loads it, bit for bit");
+    check(role_ends(role_start("produce-layers", NULL)), "a worker dumps layer by layer, each behind its event");
+    check(role_ends(role_start("consume-layers", NULL)), "each layer of a load lies there when it is told of");
     before = free_bytes();
 
     victim = role_start("victim", &out);
@@ -461,6 +538,10 @@ int main(int argc, char **argv)
         return role_produce();
     if (argc > 1 && !strcmp(argv[1], "consume"))
         return role_consume();
+    if (argc > 1 && !strcmp(argv[1], "produce-layers"))
+        return role_produce_layers();
+    if (argc > 1 && !strcmp(argv[1], "consume-layers"))
+        return role_consume_layers();
     if (argc > 1 && !strcmp(argv[1], "victim"))
         return role_victim();
     if (argc > 1 && !strcmp(argv[1], "free"))

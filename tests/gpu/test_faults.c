@@ -141,6 +141,36 @@ static void test_stale(void)
     still_sound("stale handles");
 }
 
+/* A new worker whose memory lies where a dead one's lay, with the dead one's region still open. */
+static void test_restarted(void)
+{
+    struct device_region *old, *r;
+    struct test_worker w;
+    struct test_job j;
+
+    worker_start(&w);
+    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
+    if (!CHECK(flat_open(&w, w.reply.handle, &old) == 0, "a region opens"))
+        return;
+    random_bytes(w.shared, MEMORY, 20);
+    worker_do(&w, WORKER_WRITE, 0, 0, 0);
+    worker_kill(&w);
+    worker_start(&w);
+    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
+    if (CHECK(flat_open(&w, w.reply.handle, &r) == 0, "a restarted worker's region opens")) {
+        random_bytes(w.shared, MEMORY, 21);
+        worker_do(&w, WORKER_WRITE, 0, 0, 0);
+        memset(t.slots, 0, MEMORY);
+        job_init(&j, DEVICE_DUMP, r, items, 32);
+        CHECK(job_run(&t, &j) == 0 && memcmp(t.slots, w.shared, MEMORY) == 0,
+              "and its dump stores its own bytes, not those of before");
+        region_shut(&t, r);
+    }
+    region_shut(&t, old);
+    worker_kill(&w);
+    still_sound("a restarted worker");
+}
+
 static void test_shared(void)
 {
     struct device_region *r, *other;
@@ -365,45 +395,63 @@ static void test_memory_freed(void)
 
 /* ---- a lost context ---- */
 
-static void test_lost(void)
+/* A region of which a plane lies where nothing is, as no check would let it be. For the kernel
+ * only: the engines would take the address for host memory. */
+static struct device_region *wild_open(void)
 {
     struct test_layout wild = flat;
-    struct device_region *r, *s, *bad;
-    struct test_job jobs[20], j;
-    struct device_stats stats;
-    unsigned wrong = 0;
+    struct device_region *bad;
+    struct test_job j;
 
     wild.n_planes = wild.shards = 2;
     wild.shard_bytes = 4096;
     wild.planes[0] = (struct test_plane){0, 0, 4096, 4096, 0};
     wild.planes[1] = (struct test_plane){0, MIB, 4096, 4096, 1};
-    if (!CHECK(flat_open(&good, good_ipc, &s) == 0, "a region for the last test opens") ||
-        region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)
-        return;
-    bad->spec[1].offset = 1ull << 45; /* as no check would let it be */
+    if (region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)
+        return NULL;
+    bad->spec[1].offset = 1ull << 45;
     job_init(&j, DEVICE_OPEN, bad, NULL, 0);
     CHECK(job_run(&t, &j) == 0, "a region with a wild plane opens");
+    return bad;
+}
+
+/* Jobs are under way when the context goes: by a wild address of a copy of ours, or by a kernel of
+ * this process's that traps. All of them end. */
+static void test_lost(bool by_kernel)
+{
+    struct device_region *r, *s, *bad = by_kernel ? wild_open() : NULL;
+    struct test_job jobs[20], j;
+    struct device_stats stats;
+    unsigned wrong = 0;
+
+    if (!CHECK(flat_open(&good, good_ipc, &s) == 0, "a region for the last test opens") ||
+        (by_kernel && !bad))
+        return;
     for (unsigned i = 0; i < 20; i++) {
-        job_init(&jobs[i], i % 2 ? DEVICE_DUMP : DEVICE_LOAD, i == 10 ? bad : s, items, 32);
+        job_init(&jobs[i], i % 2 ? DEVICE_DUMP : DEVICE_LOAD, i == 10 && bad ? bad : s, items, 32);
         job_submit(&t, &jobs[i]);
+        if (i == 10 && !bad)
+            CHECK(worker_trap() == 0, "a kernel traps");
     }
     for (unsigned i = 0; i < 20; i++)
         wrong += job_wait(&t, &jobs[i]) != 0;
     loop_for(&t, 20);
-    CHECK(jobs[10].status == -EIO && t.failures == 1, "an illegal address loses the context: %s",
-          t.why);
-    printf("INFO  %u of 20 copies failed with it: %s\n", wrong, jobs[10].job.error.text);
     job_init(&j, DEVICE_LOAD, s, items, 32);
-    CHECK(job_run(&t, &j) == -EIO, "later copies fail");
+    CHECK(job_run(&t, &j) == -EIO, "later copies fail: %s", j.job.error.text);
+    CHECK(t.failures == 1 && wrong > 0, "the context is lost, and that is told once: %s", t.why);
+    CHECK(!bad || jobs[10].status == -EIO, "the wild copy failed");
+    printf("INFO  %u of 20 copies failed with it\n", wrong);
     CHECK(flat_open(&good, good_ipc, &r) == -EIO && t.failures == 1, "later regions are refused");
     t.gpu->ops->stats(t.gpu, &stats);
     CHECK(stats.failed, "stats say that the device failed");
     region_shut(&t, s);
-    region_shut(&t, bad);
+    if (bad)
+        region_shut(&t, bad);
 }
 
 int main(int argc, char **argv)
 {
+    const char *strategy = getenv("UCM_TEST_STRATEGY");
     struct device_region *r;
 
     harness_main(argc, argv);
@@ -419,6 +467,7 @@ int main(int argc, char **argv)
     test_sizes();
     test_vmm();
     test_stale();
+    test_restarted();
     test_shared();
     if (CHECK(flat_open(&good, good_ipc, &r) == 0, "a region opens")) {
         test_jobs(r);
@@ -430,9 +479,7 @@ int main(int argc, char **argv)
     test_killed_loading();
     test_faulting_worker();
     test_memory_freed();
-    /* The engines would take the wild address for host memory. */
-    if (getenv("UCM_TEST_STRATEGY") && strcmp(getenv("UCM_TEST_STRATEGY"), "sm") == 0)
-        test_lost();
+    test_lost(strategy && strcmp(strategy, "sm") == 0);
     worker_kill(&good);
     device_stop(&t);
     return tally();

@@ -22,12 +22,6 @@ enum worker_op {
     WORKER_EVENT_DESTROY, /* the event */
     WORKER_RELEASE,
     WORKER_FREE_BYTES, /* value: free GPU memory */
-    WORKER_BUSY,       /* begins to multiply matrices without pause, on a thread */
-    WORKER_BUSY_COUNT, /* value: how many it has multiplied; it goes on */
-    WORKER_BUSY_END,
-    WORKER_CHAIN, /* for ms: kernels of about 50 us, each waited for; value: the p99 of their time
-                     in ns, handle: the median (u64) */
-    WORKER_DMA,   /* value: bytes a second of one large copy; offset 0 to the GPU, 1 from it */
 };
 
 struct worker_request {
@@ -42,9 +36,13 @@ struct worker_reply {
 };
 
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    int
-    worker_main(int socket, void *shared);
+int worker_main(int socket, void *shared);
+/* A kernel of this very process traps: its context is lost. 0, or -1 when it did not. */
+int worker_trap(void);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

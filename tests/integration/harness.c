@@ -195,6 +195,7 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
         .shards = &layers,
         .n_shards = 1,
         .shard_bytes = o->shard_bytes ? o->shard_bytes : 8192,
+        .durability = o->durability,
         .salt = o->salt,
         .salt_bytes = o->salt ? strlen(o->salt) : 0,
     };

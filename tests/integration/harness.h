@@ -52,6 +52,7 @@ struct worker_options {
     uint32_t parts, part, layers, blocks;
     uint64_t shard_bytes;
     const char *salt;
+    uint32_t durability; /* of dumps that name none */
 };
 
 void worker_open(struct worker *w, const struct host *h, const struct worker_options *o);

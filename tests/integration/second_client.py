@@ -159,7 +159,7 @@ class Client:
         finally:
             if uid is not None:
                 os.seteuid(0)
-        self.input, self.output, self.answers, self.methods, self.msgid = b"", b"", {}, {}, 0
+        self.input, self.output, self.answers, self.methods, self.progress, self.msgid = b"", b"", {}, {}, {}, 0
         daemon.clients.append(self)
         if hello:
             self.limits = self.call("hello", version_min=1, version_max=1, client="second")
@@ -193,8 +193,12 @@ class Client:
         return body
 
     def next(self):
-        """The next answer's msgid; what it says is kept for wait()."""
+        """The next answer's msgid; what it says is kept for wait(). None: it was a load's progress, which is kept too."""
         message = msgpack.unpackb(self.receive(), raw=False)
+        if message[0] == 2 and message[1] == "progress":
+            PAGE.check_map("load", "in a progress", message[2])
+            self.progress.setdefault(message[2]["msgid"], []).append(message[2])
+            return None
         if message[0] == 2:
             assert message[1] == "error" and len(message) == 3, message
             error = Refused(*message[2])
@@ -284,7 +288,8 @@ class Daemon:
     def __init__(self, nvme=True, **more):
         self.folder, self.clients = tempfile.mkdtemp(prefix="protocol."), []
         os.chmod(self.folder, 0o755)
-        self.socket, self.store = os.path.join(self.folder, "s"), os.path.join(self.folder, "nvme")
+        self.socket = more.get("socket", os.path.join(self.folder, "s"))
+        self.store = os.path.join(self.folder, "nvme")
         os.mkdir(self.store)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
                    "device.cuda": "off", "shutdown.drain": "10s"}

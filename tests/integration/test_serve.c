@@ -304,3 +304,42 @@ Test(serve, a_restart_of_the_daemon_is_lived_through)
     worker_close(&w);
     host_remove(&h);
 }
+
+/* With MLA one part holds a block, and every rank loads it: at once, while it is only on NVMe. */
+Test(serve, reads_once_what_every_rank_loads)
+{
+    struct host h = {0};
+    struct worker rank[4];
+    uint8_t keys[64 * WORKER_KEY_BYTES], params[] = "\x82\xa2ns\x01\xa4tier\x01", *p;
+    uint32_t blocks[64];
+    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = 64};
+    struct ucm_task *task[4];
+    struct ucm_result r;
+    size_t n;
+
+    setup(&h, true);
+    for (uint32_t i = 0; i < 4; i++)
+        worker_open(&rank[i], &h, &(struct worker_options){.shard_bytes = 65536, .blocks = 64});
+    worker_store(&rank[0], 500, 64);
+    cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
+    cr_assert_eq(ucm_call(rank[0].client, "evict", params, sizeof(params) - 1, -1, &p, &n), 0);
+    free(p);
+    keys_make(500, 64, keys);
+    for (uint32_t i = 0; i < 64; i++)
+        blocks[i] = i;
+    for (uint32_t i = 0; i < 4; i++) {
+        worker_clear(&rank[i]);
+        cr_assert_eq(ucm_load(rank[i].region, &t, -1, &task[i]), 0, "%s", ucm_errmsg());
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        cr_assert_eq(ucm_task_wait(task[i], 10000, &r), 0, "%s", ucm_errmsg());
+        cr_assert_eq(r.n_ok, 64);
+        ucm_task_free(task[i]);
+        for (uint32_t b = 0; b < 64; b++)
+            cr_assert_eq(worker_differs(&rank[i], b, 500 + b), 0u, "rank %u, block %u", i, b);
+    }
+    cr_assert_eq(metric(rank[0].client, "nvme_reads"), 64u, "each block once");
+    for (uint32_t i = 0; i < 4; i++)
+        worker_close(&rank[i]);
+    host_remove(&h);
+}

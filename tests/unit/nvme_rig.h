@@ -48,8 +48,8 @@ struct rig {
     char *memory; /* one slot a part */
     uint64_t slot_bytes;
     struct rig_part parts[RIG_PARTS_MAX];
-    unsigned n, drops, done, under_way;
-    bool close_when_done;
+    unsigned n, drops, moves, done, under_way;
+    bool close_when_done, tells_moves; /* the latter: parts that were read may be moved */
 };
 
 static inline uint64_t rig_random(uint64_t *state)
@@ -106,6 +106,30 @@ static inline unsigned rig_heat_cb(void *ctx, uint64_t owner)
     return r->parts[owner - 1].heat;
 }
 
+static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
+{
+    struct rig *r = ctx;
+    const struct rig_part *p = &r->parts[owner - 1];
+
+    cr_assert(p->stored);
+    *out = (struct tier_described){p->io.name, p->io.bytes, p->place.checksum};
+    return true;
+}
+
+static inline bool rig_moved_cb(void *ctx, uint64_t owner, uint64_t from,
+                                const struct tier_place *to)
+{
+    struct rig *r = ctx;
+    struct rig_part *p = &r->parts[owner - 1];
+
+    if (!p->stored || p->place.loc != from)
+        return false;
+    cr_assert_eq(p->place.checksum, to->checksum);
+    p->place = *to;
+    r->moves++;
+    return true;
+}
+
 static inline const char *rig_base(void)
 {
     const char *base = getenv("TMPDIR");
@@ -141,6 +165,10 @@ static inline int rig_try_open(struct rig *r)
 {
     struct tier_callbacks callbacks = {.drop = rig_drop_cb, .heat = rig_heat_cb, .ctx = r};
 
+    if (r->tells_moves) {
+        callbacks.describe = rig_describe_cb;
+        callbacks.moved = rig_moved_cb;
+    }
     memset(&r->error, 0, sizeof(r->error));
     return tier_nvme.open(&r->loop, &r->config, &callbacks, &r->metrics, &r->tier, &r->error);
 }

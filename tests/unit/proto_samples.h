@@ -69,6 +69,7 @@ static const struct msg_ns_open sample_ns_open = {
     .shards = {sample_shards, 2},
     .shard_bytes = 65536,
     .salt = SAMPLE_BIN(sample_salt),
+    .durability = UCM_DURABILITY_NVME,
 };
 static const struct msg_ns_open_r sample_ns_open_r = {
     .ns = 1, .fingerprint = SAMPLE_BIN(sample_fingerprint)};
@@ -96,7 +97,10 @@ static const struct msg_load sample_load = {
     .lease = 9,
     .priority = 7,
     .deadline_ms = 5000,
+    .step = 1,
 };
+static const struct msg_progress sample_progress = {
+    .msgid = 3, .shards = 1, .status = SAMPLE_BIN(sample_status)};
 static const struct msg_dump sample_dump = {
     .region = 5,
     .keys = SAMPLE_BIN(sample_keys),
@@ -133,12 +137,12 @@ struct proto_sample {
         &proto_##suffix, &sample_##suffix                                                          \
     }
 static const struct proto_sample proto_samples[] = {
-    SAMPLE(hello),           SAMPLE(hello_r), SAMPLE(ns_open),     SAMPLE(ns_open_r),
-    SAMPLE(region_register), SAMPLE(region),  SAMPLE(lookup),      SAMPLE(lookup_r),
-    SAMPLE(release),         SAMPLE(load),    SAMPLE(dump),        SAMPLE(prefetch),
-    SAMPLE(blocks_r),        SAMPLE(cancel),  SAMPLE(cancel_r),    {&proto_keys, &sample_some_keys},
-    SAMPLE(evict),           SAMPLE(count_r), SAMPLE(ls),          SAMPLE(key),
-    SAMPLE(verify_r),        SAMPLE(page),    {&proto_none, NULL},
+    SAMPLE(hello),           SAMPLE(hello_r), SAMPLE(ns_open),  SAMPLE(ns_open_r),
+    SAMPLE(region_register), SAMPLE(region),  SAMPLE(lookup),   SAMPLE(lookup_r),
+    SAMPLE(release),         SAMPLE(load),    SAMPLE(dump),     SAMPLE(prefetch),
+    SAMPLE(blocks_r),        SAMPLE(cancel),  SAMPLE(cancel_r), {&proto_keys, &sample_some_keys},
+    SAMPLE(evict),           SAMPLE(count_r), SAMPLE(ls),       SAMPLE(key),
+    SAMPLE(verify_r),        SAMPLE(page),    SAMPLE(progress), {&proto_none, NULL},
 };
 #define N_PROTO_SAMPLES (sizeof(proto_samples) / sizeof(proto_samples[0]))
 

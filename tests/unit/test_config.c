@@ -520,12 +520,12 @@ Test(config, nvme_folders)
     write_bytes("", 0);
     snprintf(text, sizeof(text), "nvme.paths=%s", file);
     set(text);
-    check_refused("--set: nvme.paths: ", "is not a folder");
+    check_refused("--set: nvme.paths: ", "is no folder; set nvme.state");
     snprintf(link, sizeof(link), "%s/link", folder);
     cr_assert_eq(symlink(folder, link), 0);
     snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, link);
     set(text);
-    check_refused("--set: nvme.paths: ", "are one folder");
+    check_refused("--set: nvme.paths: ", "are one; name each once");
 }
 
 Test(config, nvme_folder_of_somebody_else)

@@ -455,6 +455,103 @@ Test(index, fingerprint_has_its_canonical_form)
     cr_assert_eq(memcmp(out, want, sizeof(out)), 0);
 }
 
+static struct ns *open_model(struct index *ix, const char *tenant, unsigned number)
+{
+    struct ns_identity id = identity();
+    struct ucm_error e = {0};
+    struct ns *ns = NULL;
+    char model[16];
+
+    snprintf(model, sizeof(model), "model %u", number);
+    id.tenant = tenant;
+    id.model = model;
+    return index_ns_open(ix, &id, &ns, &e) == 0 ? ns : NULL;
+}
+
+Test(index, at_the_bound_the_namespace_that_rested_longest_gives_way)
+{
+    struct index *ix = NULL;
+    struct ns *a, *b, *c;
+    uint32_t second;
+
+    cr_assert_eq(index_new(100, 3, &ix), 0);
+    a = open_model(ix, "t", 1);
+    b = open_model(ix, "t", 2);
+    c = open_model(ix, "t", 3);
+    add(ix, a, 1);
+    index_ns_use(ix, c);
+    second = b->id;
+    b = open_model(ix, "t", 4);
+    cr_assert_not_null(b);
+    cr_assert_null(index_ns(ix, second), "a number does not come to mean another namespace");
+    cr_assert_eq(index_ns(ix, b->id), b);
+    cr_assert_eq(index_ns_place(ix, b), 1u);
+    cr_assert_eq(index_ns_count(ix), 3u);
+    /* a has a block, c is in use */
+    index_ns_use(ix, b);
+    cr_assert_null(open_model(ix, "t", 5));
+    index_ns_unuse(ix, c);
+    index_ns_unuse(ix, b);
+    index_remove(ix, find(ix, a, 1));
+    /* a has rested longest, then c */
+    cr_assert_not_null(open_model(ix, "t", 5));
+    cr_assert_eq(open_model(ix, "t", 3), c);
+    cr_assert_not_null(open_model(ix, "t", 6));
+    cr_assert_not_null(open_model(ix, "t", 7));
+    cr_assert_neq(open_model(ix, "t", 3), NULL);
+    cr_assert_eq(index_ns_count(ix), 3u);
+    index_free(ix);
+}
+
+Test(index, a_tenant_has_a_bound_of_its_own)
+{
+    struct ns_identity id = identity();
+    struct index *ix = NULL;
+    struct ns *other, *ns = NULL;
+
+    cr_assert_eq(index_new(100, 8, &ix), 0);
+    index_ns_limit(ix, 2);
+    other = open_model(ix, "other", 1);
+    for (unsigned i = 0; i < 2; i++)
+        index_ns_use(ix, open_model(ix, "t", i));
+    cr_assert_null(open_model(ix, "t", 2));
+    cr_assert_not_null(open_model(ix, "other", 2));
+    /* what an earlier run has left is taken all the same */
+    id.tenant = "t";
+    cr_assert_eq(index_ns_restore(ix, &id, &ns, NULL), 0);
+    cr_assert_eq(index_ns_count(ix), 5u);
+    index_ns_use(ix, ns);
+    cr_assert_null(open_model(ix, "t", 3));
+    /* its own idle one goes, never another tenant's */
+    index_ns_unuse(ix, index_ns_at(ix, 1));
+    cr_assert_not_null(open_model(ix, "t", 3));
+    cr_assert_eq(open_model(ix, "other", 1), other);
+    index_free(ix);
+}
+
+/* Thousands come and go: numbers stay apart, everything that is there is found. */
+Test(index, namespaces_come_and_go)
+{
+    struct index *ix = NULL;
+    uint32_t last[16] = {0};
+
+    cr_assert_eq(index_new(100, 16, &ix), 0);
+    for (unsigned i = 0; i < 5000; i++) {
+        struct ns *ns = open_model(ix, "t", i);
+
+        cr_assert_not_null(ns);
+        for (unsigned k = 0; k < 16; k++)
+            cr_assert_neq(last[k], ns->id);
+        last[i % 16] = ns->id;
+        cr_assert_eq(index_ns_find(ix, ns->fingerprint), ns);
+        cr_assert_eq(index_ns(ix, ns->id), ns);
+    }
+    cr_assert_eq(index_ns_count(ix), 16u);
+    for (unsigned k = 0; k < 16; k++)
+        cr_assert_not_null(index_ns(ix, last[k]));
+    index_free(ix);
+}
+
 Test(index, refuses_what_is_out_of_bounds)
 {
     struct index *ix = NULL;
@@ -468,7 +565,7 @@ Test(index, refuses_what_is_out_of_bounds)
     bad = id;
     bad.key_bytes = 8;
     cr_assert_eq(index_ns_open(ix, &bad, &ns, &e), -UCM_WIRE_INVALID);
-    open_ns(ix, &id);
+    index_ns_use(ix, open_ns(ix, &id));
     bad = id;
     bad.model = "one too many";
     cr_assert_eq(index_ns_open(ix, &bad, &ns, &e), -UCM_WIRE_BUSY);

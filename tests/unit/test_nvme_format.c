@@ -87,6 +87,23 @@ Test(nvme_format, other_pages_round_trip)
     cr_assert_eq(memcmp(segment.uuid, segment_out.uuid, 16), 0);
 }
 
+Test(nvme_format, a_quarantine_round_trips)
+{
+    struct nvme_quarantine in = {.uuid = {4}, .change = 9, .count = NVME_QUARANTINE_MAX}, out;
+    uint8_t page[NVME_PAGE];
+
+    for (uint32_t i = 0; i < in.count; i++)
+        in.segment[i] = 7 * i;
+    nvme_quarantine_encode(&in, page);
+    cr_assert_eq(memcmp(page, "UCMQ\1\0\0\0", 8), 0);
+    cr_assert_eq(nvme_quarantine_decode(page, &out), 0);
+    cr_assert_eq(memcmp(&in, &out, sizeof(in)), 0);
+    page[4000] ^= 1;
+    cr_assert_eq(nvme_quarantine_decode(page, &out), -EBADMSG);
+    page[4] = 2;
+    cr_assert_eq(nvme_quarantine_decode(page, &out), -EPROTONOSUPPORT);
+}
+
 Test(nvme_format, every_flipped_bit_is_found)
 {
     uint8_t page[NVME_PAGE];

@@ -69,5 +69,7 @@ Test(proto_corpus, seeds_are_fresh)
     seed("error", "response", &b);
     cr_assert_eq(proto_notification_error(&b, &e), 0);
     seed("error", "notification", &b);
+    cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &sample_progress, &e), 0);
+    seed(UCM_PROGRESS, "notification", &b);
     proto_buf_free(&b);
 }

@@ -114,6 +114,8 @@ Test(proto_docs, every_method_and_field_is_told)
             assert_rows(text, name, &proto_handle);
             assert_rows(text, name, &proto_plane);
         }
+        if (i == UCM_METHOD_LOAD)
+            assert_rows(text, UCM_PROGRESS, &proto_progress);
         free(text);
     }
 }

@@ -192,6 +192,57 @@ Test(segment, what_is_under_way_is_not_reused)
     segment_table_close(&table);
 }
 
+Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
+{
+    uint64_t dropped;
+    struct segment *s;
+
+    table_init(8, 0);
+    cr_expect_not(segment_short(&table));
+    fill(0, 6);
+    cr_expect_not(segment_short(&table), "two are free");
+    fill(6 * SLOTS, 2);
+    cr_expect(segment_short(&table));
+    for (unsigned i = 0; i < 8 * SLOTS; i++)
+        heat[i] = i / SLOTS == 3 ? 0 : 3;
+    s = segment_victim(&table, &callbacks);
+    cr_assert_eq(s, &table.file[0].segments[3]);
+    cr_expect_eq(s->live, SLOTS);
+    cr_expect_eq(asked, 0);
+    segment_read_begin(s);
+    cr_expect_neq(segment_victim(&table, &callbacks), s, "it is being emptied");
+    segment_forget(&table, s, 2);
+    segment_take(&table, s, &callbacks, &dropped);
+    cr_expect_eq(dropped, SLOTS - 1);
+    cr_expect_eq(s->state, SEGMENT_SEALED);
+    segment_read_end(&table, s);
+    cr_expect_eq(s->state, SEGMENT_FREE);
+    segment_table_close(&table);
+}
+
+Test(segment, a_use_counts_for_one_opening)
+{
+    struct segment *s = NULL;
+    uint32_t slot;
+
+    table_init(1, 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    segment_written(&table, s, slot, true);
+    cr_expect_eq(s->used[slot], 0);
+    s->used[slot] = 1;
+    for (unsigned i = 1; i < SLOTS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+        segment_written(&table, s, slot, true);
+    }
+    for (unsigned i = 0; i < SLOTS; i++)
+        segment_forget(&table, s, i);
+    cr_assert_eq(s->state, SEGMENT_FREE);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_expect_eq(s->used[slot], 0);
+    segment_written(&table, s, slot, true);
+    segment_table_close(&table);
+}
+
 /* More sizes than segments may be open: none is sealed after a slot or two. */
 Test(segment, many_strides_share)
 {
@@ -224,9 +275,51 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     segment_written(&table, s, slot, true);
     loc = segment_loc(&table, s, slot);
     segment_file_stop(&table, 0);
-    cr_assert_not(segment_has_room(&table, 0, STRIDE));
+    cr_assert_not(segment_has_room(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &slot), 0);
+    segment_table_close(&table);
+}
+
+/* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
+Test(segment, what_is_in_quarantine_is_not_reused)
+{
+    struct segment *free_one, *open_one, *sealed, *s;
+    uint64_t dropped, capacity;
+    uint32_t slot;
+
+    table_init(4, 0);
+    capacity = table.capacity_bytes;
+    fill(0, 1);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100, &open_one, &slot), 0);
+    segment_written(&table, open_one, slot, true);
+    sealed = &table.file[0].segments[0];
+    free_one = &table.file[0].segments[3];
+    cr_assert(segment_quarantine(&table, sealed));
+    cr_assert(segment_quarantine(&table, open_one));
+    cr_assert(segment_quarantine(&table, free_one));
+    cr_assert_not(segment_quarantine(&table, sealed), "it is there already");
+    cr_assert_eq(table.capacity_bytes, capacity - 3 * MIB);
+    cr_assert_eq(table.file[0].quarantined, 3);
+    cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &slot), 0);
+    fill(200, 1); /* the one that is left */
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    /* emptied: still not for anybody, and no victim */
+    for (unsigned k = 0; k < SLOTS; k++)
+        segment_forget(&table, sealed, k);
+    segment_forget(&table, open_one, 0);
+    cr_assert_eq(sealed->state, SEGMENT_FREE);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(s->number, 2);
+    /* an earlier run's slots are found again in it, and it stays where it is */
+    cr_assert_eq(segment_adopt(&table, 0, 3, 5, STRIDE, &s), 0);
+    segment_restore(&table, s, 0, 1, 5);
+    segment_read_end(&table, s);
+    segment_forget(&table, s, 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(s->number, 2);
     segment_table_close(&table);
 }

@@ -1,0 +1,173 @@
+/* format: marks a block device, or a file, as one that ucmd may take as an entry of nvme.paths.
+ * What the mark looks like is in docs/storage-format.md, "Devices and files". */
+#include "client/ctl/ctl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define PAGE 4096u
+#define ENDS (1u << 20) /* looked at, and cleared, at the beginning and at the end */
+#define TAKE_TRIES 50
+#define MAGIC "UCMDBLNK"
+
+struct target {
+    int fd;
+    bool device;
+    uint64_t bytes;
+    uint8_t *first, *last; /* ENDS bytes each; what there is of them */
+    size_t ends;
+};
+
+static const struct {
+    uint32_t at;
+    const char *bytes;
+    uint32_t n;
+    const char *what;
+} signatures[] = {
+    {0, "UCMDNVME", 8, "a cache of ucmd"},          {0x438, "\x53\xef", 2, "an ext file system"},
+    {0, "XFSB", 4, "an XFS file system"},           {0x10040, "_BHRfS_M", 8, "a btrfs file system"},
+    {0, "LUKS\xba\xbe", 6, "a LUKS volume"},        {512, "LABELONE", 8, "an LVM volume"},
+    {512, "EFI PART", 8, "a GPT partition table"},  {4086, "SWAPSPACE2", 10, "swap space"},
+    {4096, "\xfc\x4e\x2b\xa9", 4, "a RAID member"}, {510, "\x55\xaa", 2, "a partition table"},
+};
+
+static bool all_zero(const uint8_t *p, size_t n)
+{
+    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
+}
+
+/* What lies there, or NULL. */
+static const char *found(const struct target *t)
+{
+    for (size_t i = 0; i < sizeof(signatures) / sizeof(signatures[0]); i++)
+        if (signatures[i].at + signatures[i].n <= t->ends &&
+            memcmp(t->first + signatures[i].at, signatures[i].bytes, signatures[i].n) == 0)
+            return signatures[i].what;
+    if (t->ends >= 8 && memcmp(t->first, MAGIC, 8) == 0)
+        return NULL;
+    return all_zero(t->first, t->ends) && all_zero(t->last, t->ends) ? NULL : "something";
+}
+
+static int ends_transfer(const struct target *t, bool write)
+{
+    const uint64_t at[] = {0, t->bytes - t->ends};
+    uint8_t *const p[] = {t->first, t->last};
+
+    for (unsigned i = 0; i < 2; i++) {
+        ssize_t n = write ? pwrite(t->fd, p[i], t->ends, (off_t)at[i])
+                          : pread(t->fd, p[i], t->ends, (off_t)at[i]);
+
+        if (n != (ssize_t)t->ends)
+            return n < 0 ? -errno : -EIO;
+    }
+    return 0;
+}
+
+static int mark_write(const struct target *t)
+{
+    uint8_t page[PAGE] = {0};
+    uint64_t sum;
+
+    memcpy(page, MAGIC, 8);
+    page[8] = 1;
+    sum = XXH3_64bits(page, PAGE - 8);
+    for (unsigned i = 0; i < 8; i++)
+        page[PAGE - 8 + i] = (uint8_t)(sum >> (8 * i));
+    if (pwrite(t->fd, page, PAGE, 0) != (ssize_t)PAGE || fsync(t->fd) < 0)
+        return -errno;
+    return 0;
+}
+
+/* A daemon that has just ended may hold it until its last transfers have. */
+static int take(struct target *t, const char *path)
+{
+    const struct timespec pause = {.tv_nsec = 100000000};
+
+    for (int i = 0; i < TAKE_TRIES; i++) {
+        if (i > 0)
+            nanosleep(&pause, NULL);
+        t->fd = open(path, O_RDWR | O_CLOEXEC | (t->device ? O_EXCL : 0));
+        if (t->fd >= 0 && flock(t->fd, LOCK_EX | LOCK_NB) == 0)
+            return CTL_OK;
+        if (errno != EBUSY && errno != EWOULDBLOCK)
+            return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+        if (t->fd >= 0)
+            close(t->fd);
+        t->fd = -1;
+    }
+    return ctl_fail(CTL_ERROR, "%s is in use: mounted, part of something else, or a daemon has it",
+                    path);
+}
+
+static int target_open(struct target *t, const char *path)
+{
+    struct stat st;
+    int rc;
+
+    if (stat(path, &st) < 0)
+        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
+        return ctl_fail(CTL_ERROR, "%s is neither a block device nor a file", path);
+    t->device = S_ISBLK(st.st_mode);
+    rc = take(t, path);
+    if (rc != CTL_OK)
+        return rc;
+    t->bytes = (uint64_t)st.st_size;
+    if (t->device && ioctl(t->fd, BLKGETSIZE64, &t->bytes) < 0)
+        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+    t->ends = t->bytes < ENDS ? (size_t)t->bytes : ENDS;
+    t->first = calloc(1, ENDS);
+    t->last = calloc(1, ENDS);
+    if (!t->first || !t->last)
+        return ctl_fail(CTL_ERROR, "no memory");
+    if (ends_transfer(t, false) < 0)
+        return ctl_fail(CTL_ERROR, "%s can't be read: %s", path, strerror(errno));
+    return CTL_OK;
+}
+
+static int target_format(struct target *t, const struct args *a, const char *path)
+{
+    const char *what = found(t);
+    int rc = CTL_OK;
+
+    if (what && !args_flag(a, "force"))
+        return ctl_fail(CTL_ERROR, "%s holds %s: nothing was done; --force destroys it", path,
+                        what);
+    if (what)
+        rc = ctl_confirm(a, "%s holds %s. Destroy it?", path, what);
+    if (rc != CTL_OK)
+        return rc;
+    memset(t->first, 0, ENDS);
+    memset(t->last, 0, ENDS);
+    /* No other's signature may outlive it: of a partition table there is a copy at the end. */
+    if ((what && ends_transfer(t, true) < 0) || mark_write(t) < 0)
+        return ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(errno));
+    return CTL_OK;
+}
+
+int cmd_format(const struct args *a)
+{
+    struct target t = {.fd = -1};
+    int rc = target_open(&t, a->word[0]);
+
+    if (rc == CTL_OK)
+        rc = target_format(&t, a, a->word[0]);
+    if (t.fd >= 0)
+        close(t.fd);
+    free(t.first);
+    free(t.last);
+    return rc;
+}

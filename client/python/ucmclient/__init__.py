@@ -1,0 +1,52 @@
+"""Client of ucmd, the KV cache daemon of a host: a thin binding over libucmclient.
+
+    with Client(name="worker-0") as client:
+        with client.namespace(identity) as ns, ns.register(memory, planes, blocks=1024) as region:
+            hits = ns.lookup_prefix(keys, lease=30.0)
+            region.load(keys[: hits.blocks], block_ids, lease=hits.lease).wait()
+
+Nothing but the standard library is imported; numpy and torch interoperate by address (ucmclient.memory).
+"""
+
+from ._native import lib as _lib
+from .client import (
+    BlockResult,
+    Client,
+    Found,
+    Identity,
+    Memory,
+    MemoryKind,
+    Namespace,
+    Plane,
+    PrefixHits,
+    Region,
+    ServerInfo,
+    Task,
+    TaskResult,
+)
+from .errors import Status, UcmError
+from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
+
+__version__ = _lib.ucm_version().decode()
+
+__all__ = [
+    "BlockResult",
+    "Client",
+    "Found",
+    "Identity",
+    "Memory",
+    "MemoryKind",
+    "Namespace",
+    "Plane",
+    "PrefixHits",
+    "Region",
+    "ServerInfo",
+    "SharedMemory",
+    "Status",
+    "Task",
+    "TaskResult",
+    "UcmError",
+    "cuda_allocation",
+    "data_pointer",
+    "gpu_uuid",
+]

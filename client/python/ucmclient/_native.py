@@ -1,0 +1,193 @@
+"""libucmclient as ctypes sees it: structures, prototypes, and where the library is found.
+
+Mirrors client/include/ucmclient.h and adds nothing. Functions are called through ctypes.CDLL, which releases the
+interpreter lock for as long as each call takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+SONAME = "libucmclient.so.0"
+
+
+class Options(Structure):
+    _fields_ = [("socket", c_char_p), ("name", c_char_p), ("default_timeout_ms", c_int)]
+
+
+class ServerInfo(Structure):
+    _fields_ = [
+        ("server", c_char * 64),
+        ("tenant", c_char * 257),
+        ("instance", c_uint8 * 16),
+        ("admin", c_int),
+        ("max_keys", c_uint32),
+        ("max_requests", c_uint32),
+        ("max_regions", c_uint32),
+        ("max_leases", c_uint32),
+        ("max_lease_ms", c_uint32),
+        ("max_deadline_ms", c_uint32),
+    ]
+
+
+class Identity(Structure):
+    _fields_ = [
+        ("tenant", c_char_p),
+        ("model", c_char_p),
+        ("revision", c_char_p),
+        ("dtype", c_char_p),
+        ("layout", c_char_p),
+        ("block_tokens", c_uint32),
+        ("key_bytes", c_uint32),
+        ("parts", c_uint32),
+        ("shards", POINTER(c_uint32)),
+        ("n_shards", c_uint32),
+        ("shard_bytes", c_uint64),
+        ("salt", c_char_p),
+        ("salt_bytes", c_size_t),
+        ("durability", c_uint32),
+    ]
+
+
+class Memory(Structure):
+    _fields_ = [
+        ("kind", c_int),
+        ("bytes", c_uint64),
+        ("offset", c_uint64),
+        ("fd", c_int),
+        ("ipc", c_uint8 * 64),
+    ]
+
+
+class Plane(Structure):
+    _fields_ = [
+        ("memory", c_uint32),
+        ("offset", c_uint64),
+        ("stride", c_uint64),
+        ("chunk_bytes", c_uint32),
+        ("shard", c_uint32),
+    ]
+
+
+class RegionSpec(Structure):
+    _fields_ = [
+        ("part", c_uint32),
+        ("blocks", c_uint32),
+        ("device", c_char_p),
+        ("gpu", c_char_p),
+        ("memory", POINTER(Memory)),
+        ("n_memory", c_uint32),
+        ("planes", POINTER(Plane)),
+        ("n_planes", c_uint32),
+    ]
+
+
+class Lookup(Structure):
+    _fields_ = [("keys", c_void_p), ("n_keys", c_uint32), ("lease_ms", c_uint32)]
+
+
+class Transfer(Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("blocks", c_void_p),
+        ("n_keys", c_uint32),
+        ("shard", c_uint32),
+        ("n_shards", c_uint32),
+        ("priority", c_uint32),
+        ("deadline_ms", c_uint32),
+        ("lease", c_uint32),
+        ("event", c_char_p),
+        ("part", c_uint32),
+        ("durability", c_uint32),
+        ("step", c_uint32),
+    ]
+
+
+class Result(Structure):
+    _fields_ = [("bytes", c_uint64), ("n_ok", c_uint32), ("n_keys", c_uint32), ("result", POINTER(c_uint8))]
+
+
+_PROTOTYPES = {
+    "ucm_strerror": (c_char_p, [c_int]),
+    "ucm_errmsg": (c_char_p, []),
+    "ucm_version": (c_char_p, []),
+    "ucm_connect": (c_int, [POINTER(Options), c_int, POINTER(c_void_p)]),
+    "ucm_close": (None, [c_void_p]),
+    "ucm_generation": (c_uint64, [c_void_p]),
+    "ucm_fd": (c_int, [c_void_p]),
+    "ucm_process": (c_int, [c_void_p]),
+    "ucm_server_info": (c_int, [c_void_p, POINTER(ServerInfo)]),
+    "ucm_namespace_open": (c_int, [c_void_p, POINTER(Identity), c_int, POINTER(c_void_p)]),
+    "ucm_namespace_close": (None, [c_void_p]),
+    "ucm_namespace_fingerprint": (None, [c_void_p, c_char_p]),
+    "ucm_region_register": (c_int, [c_void_p, POINTER(RegionSpec), c_int, POINTER(c_void_p)]),
+    "ucm_region_unregister": (c_int, [c_void_p, c_int]),
+    "ucm_shared_memory": (c_int, [c_size_t, POINTER(c_int), POINTER(c_void_p)]),
+    "ucm_lookup_prefix": (
+        c_int,
+        [c_void_p, POINTER(Lookup), c_int, POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32)],
+    ),
+    "ucm_lookup_each": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
+    "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
+    "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_dump": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_prefetch": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_task_check": (c_int, [c_void_p, POINTER(Result)]),
+    "ucm_task_wait": (c_int, [c_void_p, c_int, POINTER(Result)]),
+    "ucm_task_wait_layers": (c_int, [c_void_p, c_uint32, c_int, c_void_p]),
+    "ucm_task_cancel": (c_int, [c_void_p, c_int]),
+    "ucm_task_free": (None, [c_void_p]),
+    "ucm_pin": (c_int, [c_void_p, c_void_p, c_uint32, c_int, POINTER(c_uint64)]),
+    "ucm_unpin": (c_int, [c_void_p, c_void_p, c_uint32, c_int, POINTER(c_uint64)]),
+    "ucm_evict": (c_int, [c_void_p, c_void_p, c_uint32, c_int, POINTER(c_uint64), POINTER(c_uint64)]),
+    "ucm_keys_sha256": (c_int, [c_char_p, c_void_p, c_uint32, c_uint32, c_void_p]),
+    "ucm_keys_md5": (c_int, [c_char_p, c_char_p, c_void_p, c_uint32, c_uint32, c_void_p]),
+}
+
+
+def _candidates() -> list[str]:
+    named = os.environ.get("UCMCLIENT_LIB")
+    if named:
+        return [named]
+    inside = os.path.join(os.path.dirname(os.path.abspath(__file__)), SONAME)
+    return ([inside] if os.path.exists(inside) else []) + [SONAME]
+
+
+def _load() -> ctypes.CDLL:
+    tried = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f"{path}: {error}")
+            continue
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+        return library
+    raise ImportError(
+        "libucmclient was not found: install ucmd, or name the library in UCMCLIENT_LIB (tried "
+        + "; ".join(tried)
+        + ")"
+    )
+
+
+lib = _load()
+
+__all__ = [
+    "Identity",
+    "Lookup",
+    "Memory",
+    "Options",
+    "Plane",
+    "RegionSpec",
+    "Result",
+    "ServerInfo",
+    "Transfer",
+    "byref",
+    "lib",
+]

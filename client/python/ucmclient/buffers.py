@@ -1,0 +1,68 @@
+"""Keys and block ids as the library wants them: addresses of packed bytes, without a copy where there is a choice."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
+
+#: Packed keys (bytes, or anything with the buffer protocol, or numpy), or one object a key.
+Keys = Union[bytes, bytearray, memoryview, Sequence[bytes]]
+#: Packed uint32 (array('I'), numpy uint32, memoryview), or any iterable of ints.
+Blocks = Union[array.array, memoryview, Iterable[int]]
+
+
+class Borrowed:
+    """Bytes of a Python object by address; keeps the object alive, and unchanged in size, while it lives."""
+
+    __slots__ = ("address", "bytes", "_keep")
+
+    def __init__(self, source: Any):
+        view = memoryview(source)
+        if not view.c_contiguous:
+            raise ValueError("the buffer must be contiguous")
+        self.bytes = view.nbytes
+        if self.bytes == 0:
+            self.address, self._keep = None, (view,)
+        elif view.readonly:
+            # bytes have no writable export for ctypes: c_char_p points into the object itself
+            whole = source if isinstance(source, bytes) else view.tobytes()
+            pointer = ctypes.c_char_p(whole)
+            self.address = ctypes.cast(pointer, ctypes.c_void_p).value
+            self._keep = (whole, pointer)
+        else:
+            flat = view.cast("B")
+            exported = (ctypes.c_char * self.bytes).from_buffer(flat)
+            self.address = ctypes.addressof(exported)
+            self._keep = (flat, exported)
+
+
+def keys(value: Keys, key_bytes: int) -> tuple[Borrowed, int]:
+    """Packed keys and their number."""
+    if isinstance(value, (list, tuple)):
+        for i, key in enumerate(value):
+            if len(key) != key_bytes:
+                raise ValueError(f"key {i} has {len(key)} bytes, the namespace's keys have {key_bytes}")
+        value = b"".join(value)
+    borrowed = Borrowed(value)
+    if borrowed.bytes % key_bytes != 0:
+        raise ValueError(f"{borrowed.bytes} bytes are no whole number of keys of {key_bytes} bytes")
+    return borrowed, borrowed.bytes // key_bytes
+
+
+def uint32s(value: Blocks) -> tuple[Borrowed, int]:
+    """Packed uint32 and their number."""
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]
+    except TypeError:
+        view = None
+    if view is None or view.format in ("b", "h", "l", "q", "B", "H", "L", "Q"):
+        try:
+            value = array.array("I", value)  # type: ignore[arg-type]
+        except OverflowError:
+            raise ValueError("numbers must be at least 0 and below 2**32") from None
+    elif view.format not in ("I", "i"):
+        raise ValueError(f"numbers of format {view.format!r} given, uint32 wanted")
+    borrowed = Borrowed(value)
+    return borrowed, borrowed.bytes // 4

@@ -1,0 +1,500 @@
+"""Client, Namespace, Region and Task: libucmclient's objects with Python's manners.
+
+Everything that ucmclient.h says of threads, deadlines, restarts of the daemon and fork holds here. Timeouts are in
+seconds; None is the client's default. Objects may be closed twice, and are context managers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import threading
+from collections.abc import Sequence
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from . import _native as native
+from ._native import lib
+from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
+from .errors import Status, UcmError, check
+
+
+class BlockResult(enum.IntEnum):
+    """enum ucm_block_result: what became of one block of a task."""
+
+    OK = 0
+    MISS = 1
+    FAILED = 2
+    NO_ROOM = 3
+    EXISTS = 4
+    IN_PROGRESS = 5
+    CANCELLED = 6
+    DEVICE = 7
+    NOT_DURABLE = 8
+
+
+class Found(enum.IntEnum):
+    """enum ucm_found."""
+
+    NOT = 0
+    DRAM = 1
+    NVME = 2
+
+
+class MemoryKind(enum.IntEnum):
+    """enum ucm_memory_kind."""
+
+    MEMFD = 0
+    CUDA_IPC = 1
+    CUDA_FD = 2
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One set of interchangeable bytes: two workers that agree on every field share blocks. See ucm_identity."""
+
+    model: str
+    dtype: str
+    layout: str
+    block_tokens: int
+    shard_bytes: int
+    shards: tuple[int, ...]
+    parts: int = 1
+    key_bytes: int = 32
+    revision: str = ""
+    salt: bytes = b""
+    tenant: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One allocation of a worker: see ucm_memory. `fd` is duplicated by the call that takes it."""
+
+    kind: MemoryKind
+    bytes: int
+    offset: int = 0
+    fd: int = -1
+    ipc: bytes = b""
+    #: What must stay alive for as long as the region is registered.
+    owner: Any = None
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the chunks of one layer (or of its K, or its V) lie: block b at offset + b * stride of memory[memory]."""
+
+    memory: int
+    offset: int
+    stride: int
+    chunk_bytes: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    server: str
+    tenant: str
+    instance: bytes
+    admin: bool
+    max_keys: int
+    max_requests: int
+    max_regions: int
+    max_leases: int
+    max_lease_ms: int
+    max_deadline_ms: int
+
+
+@dataclass(frozen=True)
+class PrefixHits:
+    """`blocks` from the first key on are complete; `in_dram` of them lie wholly in DRAM; `lease` is 0 for none."""
+
+    blocks: int
+    in_dram: int
+    lease: int
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task did: bytes moved, blocks that are whole now, and for each key a BlockResult's number."""
+
+    bytes: int
+    ok: int
+    blocks: bytes
+
+    @property
+    def all_ok(self) -> bool:
+        return self.ok == len(self.blocks)
+
+
+def _text(value: Optional[str]) -> Optional[bytes]:
+    return None if value is None else value.encode()
+
+
+def _timeout(seconds: Optional[float]) -> int:
+    return -1 if seconds is None else max(0, min(int(seconds * 1000), 2**31 - 1))
+
+
+class _Handle:
+    """A handle of the library, closed once: by whoever is first of close(), the with statement, its parent."""
+
+    def __init__(self) -> None:
+        self._handle: Optional[int] = None
+        self._closing = threading.Lock()
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise UcmError(Status.INVALID, f"this {type(self).__name__} is closed")
+        return self._handle
+
+    def _take(self) -> Optional[int]:
+        with self._closing:
+            handle, self._handle = self._handle, None
+        return handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Client(_Handle):
+    """A connection to the daemon of this host. May be shared by threads."""
+
+    def __init__(
+        self,
+        socket: Optional[str] = None,
+        name: Optional[str] = None,
+        default_timeout: float = 10.0,
+        timeout: Optional[float] = None,
+    ):
+        super().__init__()
+        out = c_void_p()
+        options = native.Options(_text(socket), _text(name), max(1, _timeout(default_timeout)))
+        check(lib.ucm_connect(byref(options), _timeout(timeout), byref(out)))
+        self._handle = out.value
+
+    def close(self) -> None:
+        handle = self._take()
+        if handle is not None:
+            lib.ucm_close(handle)
+
+    @property
+    def generation(self) -> int:
+        """How often this client has connected; a change says that leases are gone."""
+        return lib.ucm_generation(self.handle)
+
+    def fileno(self) -> int:
+        """Polls readable when process() has something to do."""
+        return lib.ucm_fd(self.handle)
+
+    def process(self) -> int:
+        """Takes in what has arrived, never blocks; how many tasks became done."""
+        return check(lib.ucm_process(self.handle))
+
+    def server_info(self) -> ServerInfo:
+        info = native.ServerInfo()
+        check(lib.ucm_server_info(self.handle, byref(info)))
+        return ServerInfo(
+            info.server.decode(),
+            info.tenant.decode(),
+            bytes(info.instance),
+            bool(info.admin),
+            *(getattr(info, field) for field in list(ServerInfo.__dataclass_fields__)[4:]),
+        )
+
+    def namespace(self, identity: Identity, timeout: Optional[float] = None, durable: bool = False) -> "Namespace":
+        """durable: this client's dumps that don't say it otherwise are stored when they are on NVMe."""
+        return Namespace(self, identity, timeout, durable)
+
+    def release(self, lease: int, timeout: Optional[float] = None) -> None:
+        """Ends a lease early; one that is gone already is no error, and neither is 0."""
+        check(lib.ucm_release(self.handle, lease, _timeout(timeout)))
+
+
+class Namespace(_Handle):
+    """Opened for one Identity. Its regions must be unregistered before it is closed."""
+
+    def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None, durable: bool = False):
+        super().__init__()
+        shards = (c_uint32 * len(identity.shards))(*identity.shards)
+        out = c_void_p()
+        native_identity = native.Identity(
+            _text(identity.tenant),
+            _text(identity.model),
+            _text(identity.revision),
+            _text(identity.dtype),
+            _text(identity.layout),
+            identity.block_tokens,
+            identity.key_bytes,
+            identity.parts,
+            shards,
+            len(identity.shards),
+            identity.shard_bytes,
+            identity.salt,
+            len(identity.salt),
+            int(durable),
+        )
+        check(lib.ucm_namespace_open(client.handle, byref(native_identity), _timeout(timeout), byref(out)))
+        self.client = client
+        self.identity = identity
+        self._handle = out.value
+
+    def close(self) -> None:
+        handle = self._take()
+        if handle is not None and not self.client.closed:
+            lib.ucm_namespace_close(handle)
+
+    @property
+    def fingerprint(self) -> bytes:
+        out = ctypes.create_string_buffer(32)
+        lib.ucm_namespace_fingerprint(self.handle, out)
+        return out.raw
+
+    def _lookup(self, keys: Keys, lease: float) -> tuple[native.Lookup, int, object]:
+        borrowed, n = borrow_keys(keys, self.identity.key_bytes)
+        return native.Lookup(borrowed.address, n, _timeout(lease)), n, borrowed
+
+    def lookup_prefix(self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None) -> PrefixHits:
+        """How many blocks from the first key on are there without a gap. lease: seconds to keep them, 0 for none."""
+        lookup, _, keep = self._lookup(keys, lease)
+        hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
+        check(
+            lib.ucm_lookup_prefix(
+                self.handle, byref(lookup), _timeout(timeout), byref(hits), byref(in_dram), byref(number)
+            )
+        )
+        del keep
+        return PrefixHits(hits.value, in_dram.value, number.value)
+
+    def lookup_each(self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None) -> tuple[bytes, int]:
+        """For each key a Found's number, and the lease over those that were found."""
+        lookup, n, keep = self._lookup(keys, lease)
+        found, hits, number = ctypes.create_string_buffer(max(n, 1)), c_uint32(), c_uint32()
+        check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
+        del keep
+        return found.raw[:n], number.value
+
+    def prefetch(
+        self,
+        keys: Keys,
+        *,
+        part: Optional[int] = None,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Brings blocks into DRAM; part None: all parts."""
+        transfer = native.Transfer(priority=priority, deadline_ms=_timeout(deadline))
+        transfer.part = 0 if part is None else part + 1
+        return Task(lib.ucm_prefetch, self.handle, self.client, self.identity, transfer, keys, None, timeout)
+
+    def _change(self, function: Any, keys: Optional[Keys], timeout: Optional[float], *more: Any) -> int:
+        changed = c_uint64()
+        borrowed, n = (None, 0) if keys is None else borrow_keys(keys, self.identity.key_bytes)
+        address = borrowed.address if borrowed else None
+        check(function(self.handle, address, n, _timeout(timeout), byref(changed), *more))
+        return changed.value
+
+    def pin(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> int:
+        """Pinned blocks are never evicted. None: every block. How many changed."""
+        return self._change(lib.ucm_pin, keys, timeout)
+
+    def unpin(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> int:
+        return self._change(lib.ucm_unpin, keys, timeout)
+
+    def evict(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> tuple[int, int]:
+        """Drops blocks; those in use are left. How many went, and how many were in use."""
+        busy = c_uint64()
+        return self._change(lib.ucm_evict, keys, timeout, byref(busy)), busy.value
+
+    def register(
+        self,
+        memory: Sequence[Memory],
+        planes: Sequence[Plane],
+        *,
+        blocks: int,
+        part: int = 0,
+        gpu: Optional[bytes] = None,
+        timeout: Optional[float] = None,
+    ) -> "Region":
+        """Paged KV memory of this worker; gpu: the UUID of the GPU that it lies on, None for host memory."""
+        return Region(self, memory, planes, blocks, part, gpu, timeout)
+
+
+class Region(_Handle):
+    """Registered memory, which must stay allocated until close() or unregister() has returned."""
+
+    def __init__(
+        self,
+        ns: Namespace,
+        memory: Sequence[Memory],
+        planes: Sequence[Plane],
+        blocks: int,
+        part: int,
+        gpu: Optional[bytes],
+        timeout: Optional[float],
+    ):
+        super().__init__()
+        if gpu is not None and len(gpu) != 16:
+            raise ValueError(f"the UUID of a GPU has 16 bytes, {len(gpu)} were given")
+        native_memory = (native.Memory * len(memory))()
+        for to, of in zip(native_memory, memory):
+            to.kind, to.bytes, to.offset, to.fd = of.kind, of.bytes, of.offset, of.fd
+            if len(of.ipc) not in (0, 64):
+                raise ValueError(f"a CUDA IPC handle has 64 bytes, {len(of.ipc)} were given")
+            ctypes.memmove(to.ipc, of.ipc, len(of.ipc))
+        native_planes = (native.Plane * len(planes))(
+            *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
+        )
+        spec = native.RegionSpec(
+            part,
+            blocks,
+            b"cpu" if gpu is None else b"cuda",
+            gpu,
+            native_memory,
+            len(memory),
+            native_planes,
+            len(planes),
+        )
+        out = c_void_p()
+        check(lib.ucm_region_register(ns.handle, byref(spec), _timeout(timeout), byref(out)))
+        self.ns = ns
+        self.blocks = blocks
+        self._owners = [m.owner for m in memory]
+        self._handle = out.value
+
+    def unregister(self, timeout: Optional[float] = None) -> None:
+        """Returns when the daemon has closed its mapping; on failure the region stays."""
+        handle = self.handle
+        try:
+            check(lib.ucm_region_unregister(handle, _timeout(timeout)))
+        except UcmError as error:
+            if error.status != Status.DISCONNECTED:
+                raise
+        self._take()
+        self._owners = []
+
+    def close(self) -> None:
+        if not self.closed and not self.ns.client.closed:
+            self.unregister()
+
+    def load(
+        self,
+        keys: Keys,
+        blocks: Blocks,
+        *,
+        shard: int = 0,
+        shards: int = 0,
+        priority: int = 0,
+        deadline: float = 0.0,
+        lease: int = 0,
+        step: int = 0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: layer-wise, for
+        Task.wait_layers, told of every so many layers."""
+        transfer = native.Transfer(
+            shard=shard, n_shards=shards, priority=priority, deadline_ms=_timeout(deadline), lease=lease, step=step
+        )
+        ns = self.ns
+        return Task(lib.ucm_load, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
+
+    def dump(
+        self,
+        keys: Keys,
+        blocks: Blocks,
+        *,
+        shard: int = 0,
+        shards: int = 0,
+        priority: int = 0,
+        deadline: float = 0.0,
+        event: Optional[bytes] = None,
+        durable: Optional[bool] = None,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Stores blocks of the region's pages. event: 64 bytes of a CUDA IPC event recorded behind the last write.
+        durable: stored means on NVMe, or in DRAM (False); None: as the namespace was opened."""
+        if event is not None and len(event) != 64:
+            raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
+        transfer = native.Transfer(
+            shard=shard,
+            n_shards=shards,
+            priority=priority,
+            deadline_ms=_timeout(deadline),
+            event=event,
+            durability=0 if durable is None else 1 if durable else 2,
+        )
+        ns = self.ns
+        return Task(lib.ucm_dump, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
+
+
+class Task(_Handle):
+    """A load, dump or prefetch under way. Closing one that is not done cancels it."""
+
+    def __init__(
+        self,
+        function: Any,
+        owner: int,
+        client: Client,
+        identity: Identity,
+        transfer: native.Transfer,
+        keys: Keys,
+        blocks: Optional[Blocks],
+        timeout: Optional[float],
+    ):
+        super().__init__()
+        borrowed, n = borrow_keys(keys, identity.key_bytes)
+        transfer.keys, transfer.n_keys = borrowed.address, n
+        if blocks is not None:
+            ids, n_ids = uint32s(blocks)
+            if n_ids != n:
+                raise ValueError(f"{n} keys and {n_ids} block ids were given; each key needs one")
+            transfer.blocks = ids.address
+        out = c_void_p()
+        check(function(owner, byref(transfer), _timeout(timeout), byref(out)))
+        self.client = client
+        self._keys = n
+        self._handle = out.value
+
+    def close(self) -> None:
+        handle = self._take()
+        if handle is not None and not self.client.closed:
+            lib.ucm_task_free(handle)
+
+    def _result(self, result: native.Result) -> TaskResult:
+        return TaskResult(result.bytes, result.n_ok, ctypes.string_at(result.result, result.n_keys))
+
+    def check(self) -> Optional[TaskResult]:
+        """None while it is under way. The result is told once, to whoever is first of check() and wait()."""
+        result = native.Result()
+        rc = lib.ucm_task_check(self.handle, byref(result))
+        if rc == -Status.PENDING:
+            return None
+        check(rc)
+        return self._result(result)
+
+    def wait(self, timeout: Optional[float] = None) -> TaskResult:
+        result = native.Result()
+        check(lib.ucm_task_wait(self.handle, _timeout(timeout), byref(result)))
+        return self._result(result)
+
+    def wait_layers(self, layers: int, timeout: Optional[float] = None) -> bytes:
+        """Of a load with `step`: waits until that many layers lie in all blocks; for each key a BlockResult's number as
+        known by now. The result is still to be taken by check() or wait()."""
+        result = ctypes.create_string_buffer(max(self._keys, 1))
+        check(lib.ucm_task_wait_layers(self.handle, layers, _timeout(timeout), result))
+        return result.raw[: self._keys]
+
+    def cancel(self, timeout: Optional[float] = None) -> None:
+        """Asks the daemon to stop; the task still becomes done."""
+        check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))

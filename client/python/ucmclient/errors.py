@@ -1,0 +1,55 @@
+"""What can go wrong, by the numbers of ucmclient.h."""
+
+from __future__ import annotations
+
+import enum
+
+from ._native import lib
+
+
+class Status(enum.IntEnum):
+    """enum ucm_status."""
+
+    OK = 0
+    INVALID = 1
+    UNSUPPORTED = 2
+    DENIED = 3
+    NOT_FOUND = 4
+    BUSY = 5
+    DEADLINE = 6
+    CANCELLED = 7
+    DEVICE = 8
+    IO = 9
+    NO_MEMORY = 10
+    SHUTDOWN = 11
+    INTERNAL = 12
+    DISCONNECTED = 100
+    NO_DAEMON = 101
+    PROTOCOL = 102
+    REPORTED = 103
+    PENDING = 104
+
+
+class UcmError(Exception):
+    """A call failed. `status` says how (a Status, or a plain int from a newer library), str() has the sentence."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        try:
+            self.status: int = Status(code)
+        except ValueError:
+            self.status = code
+
+    @property
+    def away(self) -> bool:
+        """The daemon is not there, or went away in the middle: what was asked may be asked again later."""
+        return self.status in (Status.DISCONNECTED, Status.NO_DAEMON, Status.SHUTDOWN)
+
+
+def check(rc: int) -> int:
+    """rc of a call of the library; raises on failure."""
+    if rc >= 0:
+        return rc
+    text = lib.ucm_errmsg().decode("utf-8", "replace")
+    name = lib.ucm_strerror(rc).decode()
+    raise UcmError(-rc, f"{name}: {text}" if text else name)

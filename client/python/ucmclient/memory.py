@@ -1,0 +1,174 @@
+"""Memory that a region may name: shared host memory, and CUDA memory by its address.
+
+No bytes are copied here. A tensor is anything with data_ptr() or DLPack; torch itself is not imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
+from functools import lru_cache
+from typing import Any, Optional
+
+from ._native import lib
+from .client import Memory, MemoryKind
+from .errors import Status, UcmError, check
+
+
+_shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
+
+
+class SharedMemory:
+    """A sealed memfd, mapped: host memory that the daemon can map too. `buffer` is a writable memoryview, from which
+    numpy.frombuffer and torch.frombuffer make arrays without a copy. Unmapped when the last view of it is gone."""
+
+    def __init__(self, size: int):
+        fd, address = c_int(-1), c_void_p()
+        check(lib.ucm_shared_memory(size, byref(fd), byref(address)))
+        self.fd = fd.value
+        self.size = size
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.munmap.argtypes = [c_void_p, c_size_t]
+        libc.munmap(address, size)
+        # Python's own mapping counts its views, so that it can't go while one is used.
+        self._map = mmap.mmap(self.fd, size)
+        self.buffer = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        _shared.add(self)
+
+    def memory(self, offset: int = 0) -> Memory:
+        return Memory(MemoryKind.MEMFD, self.size - offset, offset, self.fd, owner=self)
+
+    def __del__(self) -> None:
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def data_pointer(tensor: Any) -> int:
+    """Address of a tensor's first element: torch by data_ptr(), numpy by its interface, others by DLPack."""
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr()
+    for interface in ("__cuda_array_interface__", "__array_interface__"):
+        if hasattr(tensor, interface):
+            return getattr(tensor, interface)["data"][0]
+    if hasattr(tensor, "__dlpack__"):
+        return _dlpack_pointer(tensor.__dlpack__())
+    raise TypeError(f"{type(tensor).__name__} tells no address: it needs data_ptr(), an array interface or DLPack")
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of DLTensor (dlpack.h, version 0.8): as much as an address needs."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int),
+        ("device_id", c_int),
+        ("ndim", c_int),
+        ("dtype", ctypes.c_uint32),
+        ("shape", c_void_p),
+        ("strides", c_void_p),
+        ("byte_offset", c_uint64),
+    ]
+
+
+def _dlpack_pointer(capsule: Any) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
+    return (tensor.data or 0) + tensor.byte_offset
+
+
+# ---- CUDA, by the driver's interface ----
+
+_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_POSIX_FD = 1  # CUmemAllocationHandleType
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = [("bytes", c_char * 16)]
+
+
+@lru_cache(maxsize=None)
+def _cuda() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UcmError(Status.DEVICE, f"no CUDA driver on this host: {error}") from None
+
+
+def _call(name: str, *arguments: Any) -> None:
+    rc = getattr(_cuda(), name)(*arguments)
+    if rc != 0:
+        text = ctypes.c_char_p()
+        _cuda().cuGetErrorString(rc, byref(text))
+        raise UcmError(Status.DEVICE, f"{name}: {(text.value or b'unknown error').decode()}")
+
+
+def gpu_uuid(ordinal: int) -> bytes:
+    """UUID of the process's CUDA device of this number; CUDA_VISIBLE_DEVICES does not matter to it."""
+    device, uuid = c_int(), _Uuid()
+    _call("cuInit", 0)
+    _call("cuDeviceGet", byref(device), ordinal)
+    _call("cuDeviceGetUuid_v2", byref(uuid), device)
+    return ctypes.string_at(byref(uuid), 16)
+
+
+def _descriptor(pointer: int) -> Optional[int]:
+    """Of VMM memory (expandable segments) that can be exported; None: the memory is not of that kind."""
+    handle, fd = c_uint64(), c_int(-1)
+    if _cuda().cuMemRetainAllocationHandle(byref(handle), c_void_p(pointer)) != 0:
+        return None
+    try:
+        if _cuda().cuMemExportToShareableHandle(byref(fd), handle, _POSIX_FD, c_uint64(0)) != 0:
+            raise UcmError(
+                Status.DEVICE,
+                "this GPU memory was made so that it can't be shared (expandable segments without handles): "
+                "unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF",
+            )
+    finally:
+        _cuda().cuMemRelease(handle)
+    return fd.value
+
+
+def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
+    """The whole allocation that `pointer` lies in, to be shared by handle; its first address; the UUID of its GPU. The
+    calling thread needs a CUDA context (torch has made one)."""
+    base, whole, ordinal = c_uint64(), c_size_t(), c_int()
+    _call("cuMemGetAddressRange_v2", byref(base), byref(whole), c_uint64(pointer))
+    _call("cuPointerGetAttribute", byref(ordinal), _ORDINAL, c_uint64(pointer))
+    uuid = gpu_uuid(ordinal.value)
+    fd = _descriptor(base.value)
+    if fd is not None:
+        return Memory(MemoryKind.CUDA_FD, whole.value, 0, fd, owner=_Descriptor(fd)), base.value, uuid
+    ipc = (c_char * 64)()
+    _call("cuIpcGetMemHandle", byref(ipc), c_uint64(base.value))
+    return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc)), base.value, uuid
+
+
+def in_shared_memory(pointer: int) -> bool:
+    return any(shared.address <= pointer < shared.address + shared.size for shared in list(_shared))
+
+
+def shared_memory_of(pointer: int) -> tuple[Memory, int]:
+    """The SharedMemory of this process that `pointer` lies in, and its first address."""
+    for shared in list(_shared):
+        if shared.address <= pointer < shared.address + shared.size:
+            return shared.memory(), shared.address
+    raise UcmError(
+        Status.INVALID,
+        "host memory that the daemon shall copy to must lie in a SharedMemory: allocate the KV tensors from one",
+    )
+
+
+class _Descriptor:
+    """Closes a descriptor with the Memory that names it."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)

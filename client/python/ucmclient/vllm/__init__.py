@@ -1,0 +1,1 @@
+"""The connector for vLLM: see connector.py, and docs/vllm.md."""

@@ -1,0 +1,231 @@
+"""UcmConnector: vLLM's door to ucmd, by KVConnectorBase_V1.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "UcmConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "ucmclient.vllm.connector", "kv_load_failure_policy": "recompute"}'
+
+Here is only what vLLM calls; scheduler.py and worker.py do the work. The worker's half knows the layout of the KV
+tensors, so it names the namespace, and the scheduler's half opens the same one when the engine hands over what the
+workers said (get_handshake_metadata).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base as _base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.logger import init_logger
+
+from ..client import Identity
+from ..memory import SharedMemory, in_shared_memory
+from .identity import Unsupported, block_tokens, check_engine, identity_of, ranks_of
+from .layout import layout_of
+from .link import Link
+from .plan import Plan
+from .scheduler import SchedulerHalf
+from .settings import Settings
+from .worker import WorkerHalf
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger("vllm.ucmclient")
+
+_NEEDED = ("get_handshake_metadata", "set_xfer_handshake_metadata", "get_block_ids_with_load_errors")
+_missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
+if _missing:
+    raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
+
+_HandshakeBase: Any = getattr(_base, "KVConnectorHandshakeMetadata", object)
+_GroupsBase: Any = getattr(_base, "SupportsHMA", object)
+
+
+@dataclass
+class UcmMetadata(KVConnectorMetadata):
+    plan: Plan
+
+
+@dataclass
+class UcmHandshake(_HandshakeBase):
+    identity: Identity
+
+
+class UcmConnector(KVConnectorBase_V1, _GroupsBase):
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None):
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = Settings.parse(transfer.kv_connector_extra_config or {})
+        self._config = vllm_config
+        self._kv_config = kv_cache_config
+        self._worker: Optional[WorkerHalf] = None
+        self._identity: Optional[Identity] = None
+        check_engine(vllm_config, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            if self._settings.load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+                logger.warning(
+                    'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
+                )
+            self._scheduler = SchedulerHalf(self._settings, block_tokens(kv_cache_config))
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A store that is dropped is a miss some day, no error."""
+        return False
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """All layers of a block side by side are one large copy."""
+        return not self._settings.layerwise
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return bool(extra_config.get("layerwise", False))
+
+    # ---- worker ----
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
+        if not on_gpu:
+            self._shared = _share(kv_caches)
+        layout = layout_of(kv_caches, self._kv_config.num_blocks)
+        tp_rank = _tensor_parallel_rank()
+        ranks = ranks_of(self._config, self._kv_config, tp_rank)
+        self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings)
+        self._worker = WorkerHalf(
+            self._settings,
+            self._identity,
+            layout,
+            name=f"vllm-worker-{tp_rank}-{os.getpid()}",
+            part=ranks.part,
+            writes=ranks.writes,
+            on_gpu=on_gpu,
+            event=_record_event if on_gpu else _no_event,
+        )
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
+        self.register_kv_caches({"all": kv_cache})
+
+    def unregister_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.restore()
+
+    def get_handshake_metadata(self) -> Optional[UcmHandshake]:
+        return UcmHandshake(self._identity) if self._identity is not None else None
+
+    def _plan(self) -> Plan:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, UcmMetadata)
+        return metadata.plan
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """vLLM before 0.14 gives the ids themselves."""
+        if self._worker is None:
+            return
+        if isinstance(kv_connector_metadata, UcmMetadata):
+            self._worker.preempted(kv_connector_metadata.plan)
+        elif kv_connector_metadata:
+            self._worker.preempted(Plan(preempted=set(kv_connector_metadata)))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads(self._plan())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        if self._worker is not None:
+            self._worker.wait_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Blocks are stored behind the step, all layers at once: nothing is held up in between."""
+
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.start_stores(self._plan())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
+        if self._worker is None:
+            return None, None
+        sent, received = self._worker.finished()
+        return sent or None, received or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.failed_blocks() if self._worker is not None else set()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if hasattr(self, "_scheduler"):
+            self._scheduler.close()
+
+    # ---- scheduler ----
+
+    def set_xfer_handshake_metadata(self, metadata: dict[Any, Any]) -> None:
+        identities = {handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)}
+        if len(identities) != 1:
+            raise Unsupported(f"the engine's {len(metadata)} ranks keep their KV in {len(identities)} different ways")
+        self._scheduler.connect(Link(self._settings, identities.pop(), f"vllm-scheduler-{os.getpid()}"))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[Optional[int], bool]:
+        return self._scheduler.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> UcmMetadata:
+        return UcmMetadata(self._scheduler.step(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._scheduler.received(connector_output.finished_recving, connector_output.invalid_block_ids)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
+        return self._scheduler.finished(request, block_ids)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, Optional[dict[str, Any]]]:
+        return self.request_finished(request, block_ids[0])
+
+
+def _tensor_parallel_rank() -> int:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return get_tensor_model_parallel_rank()
+
+
+def _no_event() -> None:
+    return None
+
+
+def _record_event() -> Any:
+    """Behind all that the step has enqueued; the daemon waits for it before it reads."""
+    import torch
+
+    event = torch.cuda.Event(interprocess=True)
+    event.record()
+    return event
+
+
+def _share(kv_caches: dict[str, Any]) -> list[SharedMemory]:
+    """The daemon can map host memory that was made for it and no other: moves an engine's KV tensors there, while
+    nothing is in them. Each keeps its object, shape and strides."""
+    shared: dict[int, SharedMemory] = {}
+    for tensor in kv_caches.values():
+        if in_shared_memory(tensor.data_ptr()):
+            continue
+        import torch
+
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in shared:
+            shared[storage.data_ptr()] = SharedMemory(storage.nbytes())
+        to = torch.frombuffer(shared[storage.data_ptr()].buffer, dtype=torch.uint8).untyped_storage()
+        tensor.set_(to, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return list(shared.values())

@@ -1,0 +1,147 @@
+"""The connection of an engine to its daemon, which may be away: then nothing is asked of it, and a thread looks for it.
+
+Threads: all but the search is the caller's. What the search finds is taken over as a whole, so that a caller sees a
+namespace with its region, or neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Optional, TypeVar
+
+from ..client import Client, Identity, Namespace, Region
+from ..errors import Status, UcmError
+from .settings import Settings
+
+logger = logging.getLogger("ucmclient.vllm")
+Result = TypeVar("Result")
+#: Registers the caller's memory; the argument behind the namespace is a timeout.
+Setup = Callable[[Namespace, float], Optional[Region]]
+
+
+class Link:
+    """One client, one namespace, and a worker's region. Calls made through it cost an engine a bounded time, whatever
+    the daemon does."""
+
+    def __init__(self, settings: Settings, identity: Identity, name: str, setup: Optional[Setup] = None):
+        self.settings = settings
+        self.identity = identity
+        self.name = name
+        self.setup = setup
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._search: Optional[threading.Thread] = None
+        self._client: Optional[Client] = None
+        self._ns: Optional[Namespace] = None
+        self._region: Optional[Region] = None
+        self._silent_until = 0.0
+        try:
+            self._open()
+        except UcmError as error:
+            if settings.required or not _may_pass(error):
+                raise
+            logger.warning("ucmd is not there (%s): going on without it", error)
+            self._look_for_it()
+
+    # ---- opening ----
+
+    def _open(self) -> None:
+        timeout = self.settings.connect_timeout
+        client = Client(self.settings.socket, self.name, timeout=timeout)
+        try:
+            ns = client.namespace(self.identity, timeout=timeout)
+            region = self.setup(ns, timeout) if self.setup is not None else None
+        except BaseException:
+            client.close()
+            raise
+        with self._lock:
+            if self._closed.is_set():
+                client.close()
+                return
+            self._client, self._ns, self._region = client, ns, region
+
+    def _look_for_it(self) -> None:
+        self._search = threading.Thread(target=self._searching, name=f"{self.name}-search", daemon=True)
+        self._search.start()
+
+    def _searching(self) -> None:
+        while not self._closed.wait(self.settings.retry_interval):
+            try:
+                self._open()
+            except UcmError as error:
+                logger.debug("ucmd is still away: %s", error)
+                if not _may_pass(error):
+                    logger.error("ucmd refused this engine, which goes on without it: %s", error)
+                    return
+            else:
+                logger.info("ucmd is there")
+                return
+
+    # ---- use ----
+
+    @property
+    def ns(self) -> Optional[Namespace]:
+        """None while the daemon is away."""
+        return self._ns if time.monotonic() >= self._silent_until else None
+
+    @property
+    def region(self) -> Optional[Region]:
+        return self._region if time.monotonic() >= self._silent_until else None
+
+    def ask(self, call: Callable[..., Result], *args: Any, **named: Any) -> Optional[Result]:
+        """What the call returns; None when the daemon did not answer in time, or refused."""
+        try:
+            result = call(*args, **named)
+        except UcmError as error:
+            self._failed(error)
+            return None
+        if self._silent_until:
+            logger.info("ucmd answers again")
+            self._silent_until = 0.0
+        return result
+
+    def _failed(self, error: UcmError) -> None:
+        if error.away or error.status in (Status.DEADLINE, Status.BUSY):
+            if not self._silent_until:
+                logger.warning("ucmd does not answer (%s): going on without it", error)
+            self._silent_until = time.monotonic() + self.settings.retry_interval
+        else:
+            logger.error("ucmd refused a call: %s", error)
+
+    def release(self, lease: int) -> None:
+        if lease and self._client is not None:
+            self.ask(self._client.release, lease, timeout=self.settings.lookup_timeout)
+
+    def drop_region(self) -> None:
+        """Returns when the daemon has let go of the memory."""
+        region, self._region = self._region, None
+        if region is not None:
+            region.unregister(timeout=self.settings.connect_timeout)
+
+    def restore_region(self) -> None:
+        if self._ns is not None and self._region is None and self.setup is not None:
+            self._region = self.ask(self.setup, self._ns, self.settings.connect_timeout)
+
+    def cut(self) -> None:
+        """Ends the connection, and with it all that the daemon does for it; another one is looked for."""
+        self._drop()
+        self._look_for_it()
+
+    def _drop(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+            self._ns = self._region = None
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._drop()
+
+
+def _may_pass(error: UcmError) -> bool:
+    """A daemon that is away, or busy, may be back; one that refuses will refuse again."""
+    return error.away or error.status in (Status.DEADLINE, Status.BUSY)

@@ -1,0 +1,263 @@
+#include "daemon/arena/keep.h"
+
+#include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ROOM "arena"
+#define NEW_MANIFEST CONFIG_KEEP_MANIFEST ".tmp"
+#define LOCK_TRIES 500
+#define LOCK_PAUSE_NS 10000000L
+
+struct map {
+    uint8_t *p;
+    size_t n, mapped; /* mapped: rounded up to the file system's pages */
+};
+
+struct keep {
+    int folder, fd; /* folder: holds the lock; fd: the arena's file, -1 for none */
+    uint8_t boot[16];
+    struct map manifest, fresh;
+    bool ours; /* not the run's before any more */
+    bool committed;
+};
+
+static void map_close(struct map *m)
+{
+    if (m->p)
+        munmap(m->p, m->mapped);
+    *m = (struct map){0};
+}
+
+/* ---- opening ---- */
+
+static int folder_lock(int fd)
+{
+    struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
+
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (i == LOCK_TRIES)
+            return -EWOULDBLOCK;
+        nanosleep(&pause, NULL);
+    }
+    return 0;
+}
+
+/* Its 36 characters are 16 bytes in hexadecimal, with hyphens. */
+static int boot_read(uint8_t out[16])
+{
+    char text[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    unsigned n = 0;
+
+    if (!f)
+        return -errno;
+    if (!fgets(text, sizeof(text), f))
+        text[0] = '\0';
+    fclose(f);
+    for (const char *p = text; n < 16 && *p; p += *p == '-' ? 1 : 2) {
+        unsigned byte;
+
+        if (*p != '-' && sscanf(p, "%2x", &byte) != 1)
+            break;
+        if (*p != '-')
+            out[n++] = (uint8_t)byte;
+    }
+    return n == 16 ? 0 : -EIO;
+}
+
+/* A file of this user in the folder, or -1. */
+static int own_open(const struct keep *k, const char *name, struct stat *st)
+{
+    int fd = openat(k->folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, st) == 0 && S_ISREG(st->st_mode) && st->st_uid == geteuid() && st->st_nlink == 1)
+        return fd;
+    log_warn(ROOM, "kept-refused", "file=%s: not a file of this user", name);
+    close(fd);
+    return -1;
+}
+
+static void manifest_map(struct keep *k)
+{
+    struct stat st;
+    int fd = own_open(k, CONFIG_KEEP_MANIFEST, &st);
+    void *p;
+
+    if (fd < 0)
+        return;
+    if (st.st_size > 0) {
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        if (p != MAP_FAILED)
+            k->manifest = (struct map){p, (size_t)st.st_size, (size_t)st.st_size};
+    }
+    close(fd);
+}
+
+int keep_open(const char *folder, struct keep **out, char why[KEEP_WHY_BYTES])
+{
+    struct keep *k = calloc(1, sizeof(*k));
+    struct stat st;
+    int rc = -ENOMEM;
+
+    why[0] = '\0';
+    if (!k)
+        return rc;
+    k->fd = -1;
+    k->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rc = k->folder < 0 ? -errno : folder_lock(k->folder);
+    if (rc == 0)
+        rc = boot_read(k->boot);
+    if (rc < 0) {
+        snprintf(why, KEEP_WHY_BYTES, "arena.keep: %.200s: %s", folder,
+                 rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another folder"
+                                    : strerror(-rc));
+        if (k->folder >= 0)
+            close(k->folder);
+        free(k);
+        return rc;
+    }
+    (void)unlinkat(k->folder, NEW_MANIFEST, 0); /* of a run that was killed while it wrote it */
+    k->fd = own_open(k, CONFIG_KEEP_ARENA, &st);
+    if (k->fd >= 0)
+        manifest_map(k);
+    *out = k;
+    return 0;
+}
+
+const uint8_t *keep_manifest(const struct keep *k, size_t *n)
+{
+    *n = k->manifest.n;
+    return k->manifest.p;
+}
+
+struct keep_identity keep_identity(const struct keep *k)
+{
+    struct keep_identity id = {.inode = 0};
+    struct stat st;
+
+    memcpy(id.boot, k->boot, sizeof(id.boot));
+    if (k->fd >= 0 && fstat(k->fd, &st) == 0) {
+        id.inode = st.st_ino;
+        id.bytes = (uint64_t)st.st_size;
+    }
+    return id;
+}
+
+/* ---- one of the two ---- */
+
+int keep_take(struct keep *k)
+{
+    KILL_POINT("keep-take");
+    if (unlinkat(k->folder, CONFIG_KEEP_MANIFEST, 0) < 0 && errno != ENOENT)
+        return -errno;
+    k->ours = true;
+    KILL_POINT("keep-taken");
+    return 0;
+}
+
+void keep_forget(struct keep *k)
+{
+    map_close(&k->manifest);
+}
+
+int keep_reset(struct keep *k, uint64_t bytes)
+{
+    int rc;
+
+    keep_forget(k);
+    rc = keep_take(k);
+    if (rc < 0)
+        return rc;
+    if (k->fd >= 0)
+        close(k->fd);
+    k->fd = -1;
+    if (unlinkat(k->folder, CONFIG_KEEP_ARENA, 0) < 0 && errno != ENOENT)
+        return -errno;
+    k->fd = openat(k->folder, CONFIG_KEEP_ARENA, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (k->fd < 0 || ftruncate(k->fd, (off_t)bytes) < 0)
+        return -errno;
+    return 0;
+}
+
+int keep_fd(const struct keep *k)
+{
+    return k->fd;
+}
+
+/* ---- at the end ---- */
+
+/* Filled through a mapping, as a hugetlbfs has no write; its room is taken first, or there would be
+ * a SIGBUS where the file system is full. */
+int keep_create(struct keep *k, size_t n, uint8_t **out)
+{
+    struct map m = {.n = n};
+    struct stat st;
+    int rc = 0;
+    int fd =
+        openat(k->folder, NEW_MANIFEST, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) < 0) {
+        rc = -errno;
+    } else {
+        m.mapped = (n + (size_t)st.st_blksize - 1) / (size_t)st.st_blksize * (size_t)st.st_blksize;
+        if (ftruncate(fd, (off_t)m.mapped) < 0 || fallocate(fd, 0, 0, (off_t)m.mapped) < 0)
+            rc = -errno;
+    }
+    if (rc == 0) {
+        m.p = mmap(NULL, m.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        rc = m.p == MAP_FAILED ? -errno : 0;
+    }
+    close(fd);
+    if (rc < 0) {
+        (void)unlinkat(k->folder, NEW_MANIFEST, 0);
+        return rc;
+    }
+    k->fresh = m;
+    *out = m.p;
+    return 0;
+}
+
+int keep_commit(struct keep *k)
+{
+    map_close(&k->fresh);
+    KILL_POINT("keep-written");
+    if (renameat(k->folder, NEW_MANIFEST, k->folder, CONFIG_KEEP_MANIFEST) < 0)
+        return -errno;
+    KILL_POINT("keep-named");
+    k->committed = true;
+    return 0;
+}
+
+void keep_close(struct keep *k)
+{
+    if (!k)
+        return;
+    map_close(&k->fresh);
+    map_close(&k->manifest);
+    if (k->ours && !k->committed) {
+        (void)unlinkat(k->folder, NEW_MANIFEST, 0);
+        (void)unlinkat(k->folder, CONFIG_KEEP_ARENA, 0); /* gives its memory back */
+    }
+    if (k->fd >= 0)
+        close(k->fd);
+    close(k->folder); /* and the lock with it */
+    free(k);
+}

@@ -1,0 +1,125 @@
+/* Namespaces that the tier has to know of: those whose parts are written, and those that were
+ * purged. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cache_naming {
+    struct tier_naming naming;
+    struct cache *cache;
+    struct ns *ns;
+    struct cache_purge *purge; /* NULL: nobody waits */
+    uint8_t identity[NS_CANONICAL_MAX];
+};
+
+static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
+
+static void writes_go_on(struct cache *c)
+{
+    cache_released(c);
+    cache_durables_retry(c);
+}
+
+static void kept_set(struct ns *ns, bool forget, int status)
+{
+    /* Its blocks are written either way: they serve until the daemon ends. */
+    if (!forget)
+        ns->kept = status == 0 ? NS_KEPT_YES : NS_KEPT_FAILED;
+    else if (status == 0 && ns->kept != NS_KEPT_SOON)
+        ns->kept = NS_KEPT_YES;
+}
+
+static void naming_done_cb(struct tier_naming *n, int status)
+{
+    struct cache_naming *k = (struct cache_naming *)n;
+    struct cache *c = k->cache;
+    struct cache_purge *p = k->purge;
+
+    if (status != 0 && n->forget)
+        log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
+                  strerror(-status));
+    kept_set(k->ns, n->forget, status);
+    index_ns_unuse(c->config.index, k->ns);
+    c->tier_busy--;
+    free(k);
+    if (p) {
+        p->naming = NULL;
+        p->done_cb(p, status);
+    }
+    writes_go_on(c);
+}
+
+static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
+{
+    struct cache_naming *k = calloc(1, sizeof(*k));
+    int n = k ? ns_identity_encode(&ns->identity, k->identity, sizeof(k->identity)) : -ENOMEM;
+
+    if (n < 0) {
+        free(k);
+        return n;
+    }
+    k->cache = c;
+    k->ns = ns;
+    k->purge = p;
+    k->naming.fingerprint = ns->fingerprint;
+    k->naming.identity = k->identity;
+    k->naming.identity_bytes = (uint32_t)n;
+    k->naming.forget = p != NULL;
+    k->naming.done = naming_done_cb;
+    if (p)
+        p->naming = k;
+    index_ns_use(c->config.index, ns);
+    c->tier_busy++;
+    c->tier_ops->naming(c->tier, &k->naming);
+    return 0;
+}
+
+void cache_ns_keep(struct cache *c, struct ns *ns)
+{
+    ns->kept = naming_start(c, ns, NULL) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
+}
+
+bool cache_named_cb(void *ctx, const uint8_t *fingerprint)
+{
+    struct cache *c = ctx;
+
+    return index_ns_find(c->config.index, fingerprint) != NULL;
+}
+
+bool cache_ns_writable(const struct ns *ns)
+{
+    return ns->kept != NS_KEPT_SOON && ns->purges == 0;
+}
+
+int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
+{
+    int rc = c->tier ? naming_start(c, ns, p) : 0;
+
+    if (rc != 0)
+        return rc;
+    cache_adopt_forget(c, ns);
+    p->ns = ns;
+    ns->purges++;
+    return 0;
+}
+
+bool cache_purge_kept(const struct cache_purge *p)
+{
+    return p->naming == NULL;
+}
+
+void cache_purge_end(struct cache *c, struct cache_purge *p)
+{
+    if (p->naming)
+        p->naming->purge = NULL;
+    p->naming = NULL;
+    p->ns->purges--;
+    if (c->tier)
+        writes_go_on(c);
+}

@@ -1,0 +1,33 @@
+#include "daemon/device/busy.h"
+
+#define SLOW 1.8 /* both directions at once, ours alone: 1.5 */
+#define SLOW_LAUNCHES 2u
+
+bool busy_due(const struct busy *b, uint64_t now_ns)
+{
+    return now_ns >= b->until_ns;
+}
+
+uint64_t busy_quiet_ns(const struct busy *b)
+{
+    return b->ended_ns + BUSY_QUIET_NS;
+}
+
+void busy_probed(struct busy *b, uint64_t now_ns, bool others)
+{
+    b->others = others;
+    b->slow = 0;
+    b->until_ns = now_ns + (others ? BUSY_KEEP_NS : BUSY_KEEP_IDLE_NS);
+}
+
+void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
+{
+    b->ended_ns = now_ns;
+    if (due_ns <= 0)
+        return;
+    b->slow = took_ns > SLOW * due_ns ? b->slow + 1 : 0;
+    if (b->slow < SLOW_LAUNCHES)
+        return;
+    b->others = true;
+    b->until_ns = now_ns + BUSY_KEEP_NS;
+}

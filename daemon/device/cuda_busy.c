@@ -1,0 +1,91 @@
+/* The witnesses of busy.h, on a GPU. */
+#include "daemon/device/gpu.h"
+
+#define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
+
+CUresult gpu_probe_open(struct gpu *g)
+{
+    int least, greatest;
+    CUresult r = cuda.cuCtxGetStreamPriorityRange(&least, &greatest);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamCreateWithPriority(&g->probe.stream, CU_STREAM_NON_BLOCKING, greatest);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuEventCreate(&g->probe.done, CU_EVENT_DISABLE_TIMING);
+    return r;
+}
+
+void gpu_probe_close(struct gpu *g)
+{
+    if (g->probe.done)
+        (void)cuda.cuEventDestroy(g->probe.done);
+    if (g->probe.stream)
+        (void)cuda.cuStreamDestroy(g->probe.stream);
+    g->probe = (struct gpu_probe){0};
+}
+
+/* How long one kernel that copies nothing takes; BUSY_PROBE_END_NS: longer than that, or it could
+ * not be asked. It may still run then. */
+static uint64_t probe_ns(struct gpu *g)
+{
+    uint64_t begin_ns = uv_hrtime(), ns;
+    CUresult r;
+
+    if (gpu_kernel_launch(g, g->probe.stream, 0, 0, NULL, 0, 0, UCM_COPY_LOAD) != CUDA_SUCCESS ||
+        cuda.cuEventRecord(g->probe.done, g->probe.stream) != CUDA_SUCCESS)
+        return BUSY_PROBE_END_NS;
+    g->probe.launched = true;
+    do {
+        r = cuda.cuEventQuery(g->probe.done);
+        ns = uv_hrtime() - begin_ns;
+    } while (r == CUDA_ERROR_NOT_READY && ns < BUSY_PROBE_END_NS);
+    return r == CUDA_SUCCESS ? ns : BUSY_PROBE_END_NS;
+}
+
+static bool probe_finds_others(struct gpu *g)
+{
+    unsigned slow = 0;
+
+    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS)
+        return true; /* the last one of 0.2 s ago still waits for its turn */
+    for (unsigned i = 0; i < BUSY_PROBES && slow < BUSY_PROBES_SLOW; i++) {
+        uint64_t ns = probe_ns(g);
+
+        if (ns >= BUSY_PROBE_END_NS)
+            return true;
+        slow += ns > BUSY_PROBE_SLOW_NS;
+    }
+    return slow >= BUSY_PROBES_SLOW;
+}
+
+bool gpu_others_run(struct gpu *g)
+{
+    if (!busy_due(&g->busy, uv_hrtime()))
+        return g->busy.others;
+    g->probe.wanted = true;
+    return true;
+}
+
+bool gpu_probe_ready(struct gpu *g)
+{
+    if (!g->probe.wanted)
+        return true;
+    if (g->streams[0].n + g->streams[1].n > 0)
+        return false;
+    while (uv_hrtime() < busy_quiet_ns(&g->busy))
+        ;
+    busy_probed(&g->busy, uv_hrtime(), probe_finds_others(g));
+    g->probe.wanted = false;
+    return true;
+}
+
+void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l)
+{
+    const struct costs *c = &g->costs.of[direction];
+    uint64_t last_ns = g->streams[direction].done_ns;
+    uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
+
+    busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
+                l->bytes < GPU_SEEN_BYTES ? 0
+                                          : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+}

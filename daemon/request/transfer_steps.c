@@ -1,0 +1,208 @@
+/* A load in steps: layer 0 of all blocks, then layer 1 of all, and the client is told of each.
+ *
+ * A batch is copied by one job a step. Among the batches that have steps to send, the one that is
+ * furthest behind goes first, and few jobs are under way at once: so a batch whose blocks had to be
+ * read from NVMe catches up before the others go on.
+ *
+ * A step has landed when every item has ended or is in a batch, and every batch has landed it. */
+#include "daemon/request/transfer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
+#define STEP_JOB_BYTES (32u << 20)
+#define STEP_JOB_ITEMS 512u
+
+struct step_job {
+    struct device_job job;
+    struct list link; /* in steps->idle */
+    struct copy_batch *batch;
+    uint32_t step;
+};
+
+struct steps {
+    uint32_t step, n;
+    uint32_t told, failed_told; /* steps; keys whose status is not OK */
+    uint32_t batches_n;
+    struct list batches; /* by next_step */
+    struct list idle;
+    struct step_job jobs[STEP_JOBS];
+    uint32_t landed[]; /* of each step: in how many batches */
+};
+
+size_t steps_memory(uint32_t step, uint32_t shards)
+{
+    return step == 0 ? 0 : sizeof(struct steps) + (size_t)shards * sizeof(uint32_t);
+}
+
+int steps_new(struct transfer *t, uint32_t step)
+{
+    struct steps *st = calloc(1, steps_memory(step, t->shards));
+
+    if (!st)
+        return -ENOMEM;
+    st->step = step < t->shards ? step : t->shards;
+    st->n = (t->shards - 1) / st->step + 1;
+    list_init(&st->batches);
+    list_init(&st->idle);
+    for (uint32_t i = 0; i < STEP_JOBS; i++)
+        list_push_back(&st->idle, &st->jobs[i].link);
+    t->steps = st;
+    return 0;
+}
+
+void steps_free(struct steps *st)
+{
+    assert(!st || list_empty(&st->batches));
+    free(st);
+}
+
+uint32_t steps_batch_items(const struct transfer *t)
+{
+    uint64_t bytes = t->steps->step * t->ns->identity.shard_bytes;
+    uint64_t items = STEP_JOB_BYTES / bytes;
+
+    return items == 0 ? 1 : items > STEP_JOB_ITEMS ? STEP_JOB_ITEMS : (uint32_t)items;
+}
+
+/* ---- batches ---- */
+
+/* By next_step, behind those that are as far. */
+static void batch_queue(struct steps *st, struct copy_batch *b)
+{
+    struct list *before = st->batches.prev;
+
+    while (before != &st->batches &&
+           LIST_ENTRY(before, struct copy_batch, link)->next_step > b->next_step)
+        before = before->prev;
+    list_push_front(before, &b->link);
+}
+
+void steps_add(struct transfer *t)
+{
+    struct copy_batch *b = t->open;
+
+    t->open = NULL;
+    t->steps->batches_n++;
+    batch_queue(t->steps, b);
+}
+
+/* No further step of it is sent. */
+static void batch_stop(struct steps *st, struct copy_batch *b, enum ucm_block_status status)
+{
+    if (b->status == UCM_BLOCK_OK)
+        b->status = status;
+    list_remove(&b->link);
+    for (; b->next_step < st->n; b->next_step++)
+        st->landed[b->next_step]++;
+    for (uint32_t i = 0; i < b->n; i++)
+        item_status(b->t, b->item[i], b->status);
+}
+
+static void step_done_cb(struct device_job *job, int status)
+{
+    struct step_job *sj = LIST_ENTRY(job, struct step_job, job);
+    struct copy_batch *b = sj->batch;
+    struct transfer *t = b->t;
+
+    t->steps->landed[sj->step]++;
+    list_push_back(&t->steps->idle, &sj->link);
+    t->jobs--;
+    b->jobs--;
+    if (status != 0)
+        batch_stop(t->steps, b, batch_outcome(t, status));
+    if (b->jobs == 0 && b->next_step == t->steps->n)
+        batch_end(b, b->status);
+    transfer_pump(t);
+}
+
+static int step_send(struct transfer *t, struct copy_batch *b, struct step_job *sj)
+{
+    const struct steps *st = t->steps;
+    struct device_region *region = t->region->region;
+    uint32_t shard = t->shard + b->next_step * st->step, end = shard + st->step;
+
+    if (end > t->shard + t->shards)
+        end = t->shard + t->shards;
+    sj->batch = b;
+    sj->step = b->next_step;
+    sj->job = (struct device_job){
+        .op = DEVICE_LOAD,
+        .region = region,
+        .items = b->items,
+        .n_items = b->n,
+        .first_plane = region->shard_first[shard],
+        .n_planes = region->shard_first[end] - region->shard_first[shard],
+        .deadline_ms = t->r.deadline.at_ms,
+        .priority = t->priority,
+        .done = step_done_cb,
+    };
+    return region->device->ops->submit(region->device, &sj->job);
+}
+
+bool steps_pump(struct transfer *t)
+{
+    struct steps *st = t->steps;
+
+    while (!list_empty(&st->batches) && !list_empty(&st->idle)) {
+        struct copy_batch *b = LIST_ENTRY(st->batches.next, struct copy_batch, link);
+        struct step_job *sj = LIST_ENTRY(st->idle.next, struct step_job, link);
+
+        if (step_send(t, b, sj) != 0)
+            return t->jobs > 0;
+        list_remove(&sj->link);
+        metrics_of(t)->device_jobs++;
+        t->jobs++;
+        b->jobs++;
+        list_remove(&b->link);
+        if (++b->next_step < st->n)
+            batch_queue(st, b);
+    }
+    return true;
+}
+
+bool steps_sent(const struct transfer *t)
+{
+    return list_empty(&t->steps->batches);
+}
+
+void steps_abandon(struct transfer *t)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&t->steps->batches)) != NULL) {
+        struct copy_batch *b = LIST_ENTRY(node, struct copy_batch, link);
+
+        batch_stop(t->steps, b, UCM_BLOCK_CANCELLED);
+        if (b->jobs == 0)
+            batch_end(b, b->status);
+    }
+}
+
+/* ---- telling ---- */
+
+void steps_tell(struct transfer *t)
+{
+    struct steps *st = t->steps;
+    struct msg_progress m = {.msgid = t->r.msgid};
+    uint32_t done = st->told, failed = 0;
+
+    if (t->stopping || t->cursor < items_of(t) || t->open || t->waits_n > 0)
+        return;
+    while (done < st->n && st->landed[done] == st->batches_n)
+        done++;
+    /* The answer tells of the last one. */
+    if (done == st->told || done == st->n)
+        return;
+    for (uint32_t i = 0; i < t->n_keys; i++)
+        failed += t->status[i] != UCM_BLOCK_OK;
+    m.shards = (uint64_t)done * st->step;
+    if (failed != st->failed_told)
+        m.status = (struct proto_bin){t->status, t->n_keys};
+    if (!session_progress(t->r.s, &m))
+        return;
+    st->told = done;
+    st->failed_told = failed;
+}

@@ -1,0 +1,334 @@
+/* Files that can't be relied upon: segments with bad blocks go into quarantine, which is kept in
+ * the file; a file that failed takes no writes until a probe, at growing intervals, finds it well.
+ * The probe is the writing of the quarantine's page, so that what could not be kept then is kept.
+ */
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROOM "tier"
+#define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
+#define PROBE_MIN_MS 1000u
+#define PROBE_MAX_MS 300000u
+
+struct care_file {
+    struct tier *tier;
+    struct nvme_device *device;
+    struct nvme_quarantine list;
+    uint8_t *page;
+    unsigned next; /* copy to write next */
+    bool busy, due, probing;
+    uint64_t probe_ms, pause_ms; /* when the next probe is due; 0: none is. The last pause */
+    int status;
+    uv_work_t work;
+};
+
+struct nvme_care {
+    struct tier *tier;
+    uv_timer_t timer;
+    unsigned percent;
+    uint8_t *pages;
+    struct care_file *file;
+};
+
+/* ---- keeping the list: a page is written by the pool ---- */
+
+static void store_work_cb(uv_work_t *work)
+{
+    struct care_file *f = work->data;
+    int fd = f->device->file.fd;
+    ssize_t n;
+
+    do
+        n = pwrite(fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
+    while (n < 0 && errno == EINTR);
+    f->status = n < 0 ? -errno : n < (ssize_t)NVME_PAGE ? -EIO : 0;
+    if (f->status == 0)
+        f->status = nvme_device_sync(f->device);
+}
+
+static void store(struct care_file *f);
+static void probe_ended(struct care_file *f);
+
+static void store_done_cb(uv_work_t *work, int status)
+{
+    struct care_file *f = work->data;
+    struct tier *t = f->tier;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    f->busy = false;
+    (void)nvme_sync_trusted(t, f->device);
+    if (f->status == 0)
+        f->next = 1 - f->next;
+    else if (!f->probing)
+        log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", f->device->file.path,
+                  strerror(-f->status));
+    if (!t->closing) {
+        if (f->probing)
+            probe_ended(f);
+        if (f->due)
+            store(f);
+    }
+    nvme_release(t);
+}
+
+static void store(struct care_file *f)
+{
+    int rc;
+
+    f->due = f->busy;
+    if (f->busy)
+        return;
+    f->busy = true;
+    f->list.change++;
+    nvme_quarantine_encode(&f->list, f->page);
+    f->work.data = f;
+    nvme_hold(f->tier);
+    rc = uv_queue_work(f->tier->loop, &f->work, store_work_cb, store_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
+static void list_load(struct care_file *f)
+{
+    const struct nvme_file *file = &f->device->file;
+    struct nvme_quarantine found;
+
+    memcpy(f->list.uuid, file->uuid, sizeof(f->list.uuid));
+    for (unsigned copy = 0; copy < 2 && file->fd >= 0; copy++) {
+        ssize_t n;
+
+        do
+            n = pread(file->fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(copy));
+        while (n < 0 && errno == EINTR);
+        if (n != (ssize_t)NVME_PAGE || nvme_quarantine_decode(f->page, &found) < 0 ||
+            memcmp(found.uuid, file->uuid, sizeof(found.uuid)) != 0 ||
+            found.change <= f->list.change)
+            continue;
+        f->list = found;
+        f->next = 1 - copy;
+    }
+}
+
+/* ---- degraded, and back ---- */
+
+static bool bound_passed(const struct tier *t, const struct nvme_device *d)
+{
+    const struct segment_file *s = &t->segments.file[d - t->devices];
+    uint64_t bound = (uint64_t)s->count * t->care->percent / 100;
+
+    if (bound > NVME_QUARANTINE_MAX - 1)
+        bound = NVME_QUARANTINE_MAX - 1; /* the page has room for one more */
+    return s->quarantined > (bound > 1 ? bound : 1);
+}
+
+static struct care_file *care_file(struct tier *t, const struct nvme_device *d)
+{
+    return &t->care->file[d - t->devices];
+}
+
+static void device_degrade(struct tier *t, struct nvme_device *d, const char *why)
+{
+    if (d->degraded)
+        return;
+    d->degraded = true;
+    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s",
+             (unsigned)(d - t->devices), why);
+    segment_file_stop(&t->segments, (uint32_t)(d - t->devices));
+    log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, why);
+}
+
+static void timer_cb(uv_timer_t *timer);
+static void bound_check(struct tier *t, struct nvme_device *d);
+
+/* No timer runs while all files are well. */
+static void timer_arm(struct nvme_care *k)
+{
+    uint64_t now = uv_now(k->tier->loop), next = UINT64_MAX;
+
+    for (unsigned i = 0; i < k->tier->files; i++)
+        if (k->file[i].probe_ms > 0 && !k->file[i].probing && k->file[i].probe_ms < next)
+            next = k->file[i].probe_ms;
+    if (next != UINT64_MAX) /* refuses a closing handle only */
+        (void)uv_timer_start(&k->timer, timer_cb, next > now ? next - now : 0, 0);
+}
+
+static void probe_later(struct care_file *f)
+{
+    uint64_t pause = 2 * f->pause_ms;
+
+    f->pause_ms = pause < PROBE_MIN_MS ? PROBE_MIN_MS : pause > PROBE_MAX_MS ? PROBE_MAX_MS : pause;
+    f->probe_ms = uv_now(f->tier->loop) + f->pause_ms;
+    timer_arm(f->tier->care);
+}
+
+static void probe_ended(struct care_file *f)
+{
+    struct tier *t = f->tier;
+    struct nvme_device *d = f->device;
+
+    f->probing = false;
+    if (f->status < 0) {
+        log_debug(ROOM, "probe-failed", "path=%s error=%s", d->file.path, strerror(-f->status));
+        probe_later(f);
+        return;
+    }
+    f->probe_ms = 0;
+    d->degraded = false;
+    bound_check(t, d);
+    if (d->degraded)
+        return;
+    d->write_failures = WRITE_FAILURES_MAX - 1; /* on trial: one more and it is out again */
+    segment_file_start(&t->segments, (uint32_t)(d - t->devices));
+    t->metrics->nvme_returned++;
+    log_warn(ROOM, "file-returned", "path=%s: takes writes again", d->file.path);
+    nvme_writes_go_on(t);
+}
+
+static void timer_cb(uv_timer_t *timer)
+{
+    struct nvme_care *k = timer->data;
+    uint64_t now = uv_now(k->tier->loop);
+
+    for (unsigned i = 0; i < k->tier->files; i++) {
+        struct care_file *f = &k->file[i];
+
+        if (f->probe_ms == 0 || f->probing || f->probe_ms > now)
+            continue;
+        f->probing = true;
+        store(f);
+    }
+    timer_arm(k);
+}
+
+void nvme_write_failed(struct tier *t, unsigned file, int status)
+{
+    struct nvme_device *d = &t->devices[file];
+
+    d->write_failures++;
+    if (d->degraded ||
+        (status != -EROFS && status != -ENOSPC && d->write_failures < WRITE_FAILURES_MAX))
+        return;
+    device_degrade(t, d, strerror(-status));
+    probe_later(care_file(t, d));
+}
+
+void nvme_write_worked(struct tier *t, unsigned file)
+{
+    t->devices[file].write_failures = 0;
+    t->care->file[file].pause_ms = 0;
+}
+
+/* ---- quarantine ---- */
+
+static void figures_update(struct tier *t)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < t->files; i++)
+        n += t->segments.file[i].quarantined;
+    t->metrics->nvme_quarantined_bytes = n * t->segment_bytes;
+    t->metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
+}
+
+/* No probing gives such a file back: an operator has to look at the disk. */
+static void bound_check(struct tier *t, struct nvme_device *d)
+{
+    if (bound_passed(t, d))
+        device_degrade(t, d, "too many segments are in quarantine");
+}
+
+/* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says
+ * nothing of the disk. */
+static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t slot)
+{
+    return s->sequence < t->recovery.before && slot >= s->covered;
+}
+
+void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot)
+{
+    struct nvme_device *d = &t->devices[s->file];
+    struct care_file *f = care_file(t, d);
+
+    if (perhaps_torn(t, s, slot) || !segment_quarantine(&t->segments, s))
+        return;
+    log_error(ROOM, "segment-quarantined", "path=%s segment=%" PRIu32 " slot=%" PRIu32,
+              d->file.path, s->number, slot);
+    if (f->list.count < NVME_QUARANTINE_MAX)
+        f->list.segment[f->list.count++] = s->number;
+    figures_update(t);
+    bound_check(t, d);
+    store(f);
+}
+
+static void list_apply(struct care_file *f)
+{
+    struct segment_file *s = &f->tier->segments.file[f->device - f->tier->devices];
+
+    for (uint32_t i = 0; i < f->list.count; i++)
+        if (f->list.segment[i] < s->count)
+            (void)segment_quarantine(&f->tier->segments, &s->segments[f->list.segment[i]]);
+    if (s->quarantined == 0)
+        return;
+    log_warn(ROOM, "quarantine", "path=%s segments=%" PRIu32, f->device->file.path, s->quarantined);
+    bound_check(f->tier, f->device);
+}
+
+/* ---- life ---- */
+
+static void care_free(struct nvme_care *k)
+{
+    free(k->pages);
+    free(k->file);
+    free(k);
+}
+
+int nvme_care_open(struct tier *t, unsigned percent)
+{
+    struct nvme_care *k = calloc(1, sizeof(*k));
+
+    if (!k)
+        return -ENOMEM;
+    k->tier = t;
+    k->percent = percent;
+    k->pages = aligned_alloc(NVME_PAGE, (size_t)t->files * NVME_PAGE);
+    k->file = calloc(t->files, sizeof(k->file[0]));
+    if (!k->pages || !k->file || uv_timer_init(t->loop, &k->timer) < 0) {
+        care_free(k);
+        return -ENOMEM;
+    }
+    k->timer.data = k;
+    uv_unref((uv_handle_t *)&k->timer);
+    t->care = k;
+    for (unsigned i = 0; i < t->files; i++) {
+        struct care_file *f = &k->file[i];
+
+        f->tier = t;
+        f->device = &t->devices[i];
+        f->page = k->pages + (size_t)i * NVME_PAGE;
+        list_load(f);
+        list_apply(f);
+    }
+    figures_update(t);
+    return 0;
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    care_free(handle->data);
+}
+
+void nvme_care_close(struct tier *t)
+{
+    if (t->care)
+        uv_close((uv_handle_t *)&t->care->timer, closed_cb);
+}

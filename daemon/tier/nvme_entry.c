@@ -1,0 +1,127 @@
+#include "daemon/tier/nvme_entry.h"
+
+#include "daemon/tier/nvme_file.h"
+#include "proto/errors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A killed daemon's device stays taken until its last transfers have ended. */
+#define OPEN_TRIES 500
+#define OPEN_PAUSE_NS 10000000
+
+int nvme_entry_kind(const char *path, enum nvme_entry *out, struct ucm_error *e)
+{
+    struct stat st;
+    int rc = stat(path, &st) < 0 ? -errno : 0;
+
+    if (rc == 0 && S_ISDIR(st.st_mode))
+        *out = NVME_ENTRY_FOLDER;
+    else if (rc == 0 && S_ISREG(st.st_mode))
+        *out = NVME_ENTRY_FILE;
+    else if (rc == 0 && S_ISBLK(st.st_mode))
+        *out = NVME_ENTRY_DEVICE;
+    else if (rc == 0)
+        rc = -EINVAL;
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be used (%s): name a folder, a file or a device",
+                      path, strerror(-rc));
+    return rc;
+}
+
+static int device_check(int fd, const char *path, struct ucm_error *e)
+{
+    int block_bytes = 0, rc = ioctl(fd, BLKSSZGET, &block_bytes) < 0 ? -errno : 0;
+
+    if (rc == 0 && (block_bytes <= 0 || (int)NVME_PAGE % block_bytes != 0))
+        rc = -EINVAL;
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO,
+                      "%s has logical blocks of %d bytes: ucmd needs blocks of 512 to %u bytes",
+                      path, block_bytes, NVME_PAGE);
+    return rc;
+}
+
+int nvme_entry_open_device(const char *path, struct ucm_error *e)
+{
+    const struct timespec pause = {.tv_nsec = OPEN_PAUSE_NS};
+    int fd = -1, rc = -EBUSY;
+
+    for (int i = 0; i < OPEN_TRIES && rc == -EBUSY; i++) {
+        if (i > 0)
+            nanosleep(&pause, NULL);
+        fd = open(path, O_RDWR | O_EXCL | O_DIRECT | O_CLOEXEC);
+        rc = fd < 0 ? -errno : 0;
+    }
+    if (rc < 0) {
+        ucm_error_set(e, UCM_WIRE_IO,
+                      rc == -EBUSY ? "%s is in use: it is mounted, part of something else, or "
+                                     "another ucmd has it"
+                                   : "%s can't be opened: %s",
+                      path, strerror(-rc));
+        return rc;
+    }
+    rc = device_check(fd, path, e);
+    if (rc == 0)
+        return fd;
+    close(fd);
+    return rc;
+}
+
+int nvme_entry_bytes(int fd, uint64_t *out)
+{
+    struct stat st;
+    uint64_t bytes;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    bytes = (uint64_t)st.st_size;
+    if (S_ISBLK(st.st_mode) && ioctl(fd, BLKGETSIZE64, &bytes) < 0)
+        return -errno;
+    *out = bytes;
+    return 0;
+}
+
+bool nvme_entry_blank(int fd, const uint8_t *page)
+{
+    uint64_t bytes;
+
+    return nvme_mark_decode(page) == 0 || (nvme_entry_bytes(fd, &bytes) == 0 && bytes == 0);
+}
+
+int nvme_entry_folder(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
+                      char **out, struct ucm_error *e)
+{
+    char name[2 * NVME_UUID_BYTES + 1], *folder;
+    int rc = 0;
+
+    if (state[0] == '\0') {
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "%s is no folder: set nvme.state to a folder for what belongs to it", path);
+        return -EINVAL;
+    }
+    for (unsigned i = 0; i < NVME_UUID_BYTES; i++)
+        snprintf(name + 2 * (size_t)i, 3, "%02x", uuid[i]);
+    if (asprintf(&folder, "%s/%s", state, name) < 0)
+        return -ENOMEM;
+    if (mkdir(folder, 0700) == 0)
+        rc = nvme_folder_sync(state);
+    else if (errno != EEXIST)
+        rc = -errno;
+    if (rc < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "nvme.state: %.100s can't be made: %s", folder,
+                      strerror(-rc));
+        free(folder);
+        return rc;
+    }
+    *out = folder;
+    return 0;
+}

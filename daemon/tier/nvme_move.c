@@ -1,0 +1,288 @@
+/* What was read since it was written is written again before its segment is reused, so that the log
+ * does not drop it with its neighbours.
+ *
+ * When few segments are free, the one with the least to lose is emptied ahead of need: of its parts
+ * that were read, a share of the segment is read, written to the head of the log, and synced; then
+ * the rest is dropped. Until then the segment counts as being read and is not reused, so at every
+ * moment a whole copy lies on storage; where the sync fails it is not reused at all. Writers that
+ * need its room sooner wait for that, which is bounded: a move that finds no room, or fails, is
+ * given up. */
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/kill_point.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define MOVES 8u               /* read and written at a time, */
+#define MOVE_BYTES (16u << 20) /* and of this many bytes, or one */
+#define MOVED_MAX 4096u        /* of one segment */
+#define SEGMENTS_TURN 4u       /* emptied in one go when nothing in them is to be moved */
+
+struct move {
+    struct tier_io io;
+    struct list link; /* in mover->moved */
+    struct nvme_mover *mover;
+    uint32_t slot;
+    uint64_t from;
+};
+
+struct nvme_mover {
+    struct tier *tier;
+    unsigned share;
+    struct segment *segment; /* that is being emptied; NULL: idle */
+    uint32_t slot, left;     /* the cursor; how many may still be moved */
+    unsigned active;         /* operations under way */
+    uint64_t bytes;          /* of their memory */
+    struct list moved;       /* to be synced */
+    bool unsynced;           /* some could not be */
+    bool checking;
+};
+
+static void pump(struct nvme_mover *m);
+
+static void move_free(struct move *v)
+{
+    if (v->io.data)
+        v->mover->bytes -= nvme_padded(v->io.bytes);
+    free(v->io.data);
+    free(v);
+}
+
+static void move_end(struct move *v)
+{
+    struct nvme_mover *m = v->mover;
+
+    move_free(v);
+    m->active--;
+    pump(m);
+}
+
+/* ---- one part ---- */
+
+static bool still_there(const struct move *v)
+{
+    return !v->mover->tier->closing && v->mover->segment->states[v->slot] == SLOT_LIVE;
+}
+
+static void copy_forget(struct tier *t, const struct tier_io *io)
+{
+    struct segment *s;
+    uint32_t slot;
+
+    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0)
+        segment_forget(&t->segments, s, slot);
+}
+
+static void written_cb(struct tier_io *io, int status)
+{
+    struct move *v = LIST_ENTRY(io, struct move, io);
+    struct nvme_mover *m = v->mover;
+    struct tier *t = m->tier;
+
+    if (status < 0) {
+        move_end(v);
+        return;
+    }
+    KILL_POINT("move-written");
+    if (!still_there(v) ||
+        !t->callbacks.moved(t->callbacks.ctx, io->name.owner, v->from, &io->place)) {
+        copy_forget(t, io);
+        move_end(v);
+        return;
+    }
+    segment_forget(&t->segments, m->segment, v->slot); /* held: it is not freed by this */
+    t->metrics->nvme_rewritten++;
+    m->bytes -= nvme_padded(io->bytes);
+    free(io->data);
+    io->data = NULL;
+    list_push_back(&m->moved, &v->link);
+    m->active--;
+    pump(m);
+}
+
+static void read_cb(struct tier_io *io, int status)
+{
+    struct move *v = LIST_ENTRY(io, struct move, io);
+
+    KILL_POINT("move-read");
+    if (status < 0 || !still_there(v)) {
+        move_end(v);
+        return;
+    }
+    v->from = io->place.loc;
+    io->op = TIER_WRITE;
+    io->done = written_cb;
+    /* Under the number that it was written with: a purge of its namespace is told from it. */
+    nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->slot]);
+}
+
+static int move_start(struct nvme_mover *m, uint32_t slot)
+{
+    struct tier *t = m->tier;
+    uint64_t owner = m->segment->owners[slot];
+    struct tier_described d = {0};
+    struct move *v;
+    int rc;
+
+    if (!t->callbacks.describe(t->callbacks.ctx, owner, &d))
+        return -ENOENT;
+    v = calloc(1, sizeof(*v));
+    if (!v)
+        return -ENOMEM;
+    v->mover = m;
+    v->slot = slot;
+    v->io = (struct tier_io){
+        .op = TIER_READ,
+        .data = aligned_alloc(NVME_PAGE, nvme_padded(d.bytes)),
+        .bytes = d.bytes,
+        .buffer = UINT32_MAX,
+        .check = true,
+        .name = d.name,
+        .place = {.loc = segment_loc(&t->segments, m->segment, slot), .checksum = d.checksum},
+        .done = read_cb,
+    };
+    v->io.name.owner = owner;
+    m->bytes += v->io.data ? nvme_padded(d.bytes) : 0;
+    rc = v->io.data ? nvme_read(t, &v->io) : -ENOMEM;
+    if (rc < 0)
+        move_free(v);
+    else
+        m->active++;
+    return rc;
+}
+
+/* ---- one segment ---- */
+
+static void synced_cb(struct tier_io *io, int status)
+{
+    struct move *v = LIST_ENTRY(io, struct move, io);
+
+    v->mover->unsynced |= status < 0;
+    KILL_POINT("move-synced");
+    move_end(v);
+}
+
+/* The copies are on stable storage before the originals can be written over. */
+static void sync_all(struct nvme_mover *m)
+{
+    struct list *node;
+    int rc;
+
+    m->active++; /* so that none that ends at once is taken for the last */
+    while ((node = list_pop_front(&m->moved)) != NULL) {
+        struct move *v = LIST_ENTRY(node, struct move, link);
+
+        v->io.op = TIER_SYNC;
+        v->io.done = synced_cb;
+        m->active++;
+        rc = m->tier->closing ? -ECANCELED : nvme_sync_part(m->tier, &v->io);
+        if (rc < 0) {
+            m->unsynced |= rc != -ESTALE; /* it was forgotten */
+            m->active--;
+            move_free(v);
+        }
+    }
+    m->active--;
+}
+
+static void segment_end(struct nvme_mover *m)
+{
+    struct tier *t = m->tier;
+    struct segment *s = m->segment;
+    uint64_t dropped;
+
+    m->segment = NULL;
+    if (m->unsynced)
+        segment_withhold(&t->segments, s);
+    if (!t->closing && !m->unsynced) {
+        segment_take(&t->segments, s, &t->callbacks, &dropped);
+        t->metrics->nvme_reclaimed_blocks += dropped;
+    }
+    segment_read_end(&t->segments, s);
+    t->metrics->nvme_reclaimed_segments += s->state == SEGMENT_FREE;
+    t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    t->stalled = false; /* whoever called here goes on with the writes */
+    nvme_move_check(t);
+    nvme_release(t);
+}
+
+static void parts_start(struct nvme_mover *m)
+{
+    const struct segment *s = m->segment;
+
+    while (!m->tier->closing && m->left > 0 && m->slot < s->slots && m->active < MOVES &&
+           (m->active == 0 || m->bytes < MOVE_BYTES)) {
+        uint32_t slot = m->slot++;
+        int rc;
+
+        if (s->states[slot] != SLOT_LIVE || !s->used[slot])
+            continue;
+        rc = move_start(m, slot);
+        if (rc == -ENOMEM || rc == -EAGAIN)
+            m->left = 0; /* the rest is dropped */
+        else if (rc == 0)
+            m->left--;
+    }
+}
+
+static void pump(struct nvme_mover *m)
+{
+    parts_start(m);
+    if (m->active == 0)
+        sync_all(m);
+    if (m->active == 0)
+        segment_end(m);
+}
+
+void nvme_move_check(struct tier *t)
+{
+    struct nvme_mover *m = t->mover;
+
+    if (!m || m->segment || m->checking || t->closing || nvme_recovering(t))
+        return;
+    m->checking = true;
+    for (unsigned i = 0; i < SEGMENTS_TURN && !m->segment && segment_short(&t->segments); i++) {
+        struct segment *s = segment_victim(&t->segments, &t->callbacks);
+
+        if (!s)
+            break;
+        nvme_hold(t);
+        segment_read_begin(s);
+        m->segment = s;
+        m->unsynced = false;
+        m->slot = 0;
+        m->left = (uint32_t)((uint64_t)s->slots * m->share / 100);
+        m->left = m->left < MOVED_MAX ? m->left : MOVED_MAX;
+        pump(m);
+    }
+    m->checking = false;
+}
+
+/* ---- life ---- */
+
+bool nvme_moving(const struct tier *t)
+{
+    return t->mover && t->mover->segment;
+}
+
+int nvme_move_open(struct tier *t, unsigned share)
+{
+    struct nvme_mover *m;
+
+    if (share == 0 || !t->callbacks.moved || !t->callbacks.describe)
+        return 0;
+    m = calloc(1, sizeof(*m));
+    if (!m)
+        return -ENOMEM;
+    m->tier = t;
+    m->share = share;
+    list_init(&m->moved);
+    t->mover = m;
+    return 0;
+}
+
+void nvme_move_close(struct tier *t)
+{
+    free(t->mover);
+}

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""plot_copy.py COPY.JSON: the figures of `ucm-bench copy --json` as an SVG on standard output."""
+
+import json
+import sys
+from xml.sax.saxutils import escape
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 470, 330, 55, 40, 15, 45
+COLOURS = {"dma": "#1f77b4", "sm": "#d62728", "staged": "#2ca02c", "auto": "#222222"}
+PANELS = [
+    ("Idle: load", "share of one large DMA", lambda row: row["idle_load"]["ratio"]),
+    ("Idle: dump", "share of one large DMA", lambda row: row["idle_dump"]["ratio"]),
+    ("Beside a worker that computes: load", "share of one large DMA", lambda row: row["busy_load"]["ratio"]),
+    ("Beside a worker that computes: dump", "share of one large DMA", lambda row: row["busy_dump"]["ratio"]),
+    ("What the worker keeps while loads run", "of its speed", lambda row: row["busy_load"]["worker_keeps"]),
+    ("What the worker keeps while dumps run", "of its speed", lambda row: row["busy_dump"]["worker_keeps"]),
+]
+
+
+def size(chunk):
+    return f"{chunk >> 20} MiB" if chunk >= 1 << 20 else f"{chunk >> 10} KiB"
+
+
+def text(x, y, words, anchor="middle", more=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(words)}</text>'
+
+
+def line(x1, y1, x2, y2, colour):
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+def panel(title, unit, curves, chunks):
+    """curves: {strategy: {chunk: value}}; the axes' ends are 0 and 1.05."""
+    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def at(chunk, value):
+        return LEFT + wide * (chunks.index(chunk) + 0.5) / len(chunks), TOP + high * (1 - min(value, 1.05) / 1.05)
+
+    out = [text(LEFT + wide / 2, 18, title, more='font-weight="bold"'),
+           text(14, TOP + high / 2, unit, more=f'transform="rotate(-90 14 {TOP + high / 2:.1f})"')]
+    for tenth in range(0, 11, 2):
+        y = at(chunks[0], tenth / 10)[1]
+        out += [line(LEFT, y, LEFT + wide, y, "#dddddd"), text(LEFT - 6, y + 4, f"{tenth / 10:.1f}", "end")]
+    out += [text(at(chunk, 0)[0], TOP + high + 16, size(chunk)) for chunk in chunks]
+    for strategy, curve in curves.items():
+        colour = COLOURS.get(strategy, "#9467bd")
+        points = [at(chunk, curve[chunk]) for chunk in chunks if chunk in curve]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashes = ' stroke-dasharray="5 3"' if strategy == "auto" else ""
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+    return out
+
+
+def legend(strategies):
+    out = []
+    for i, strategy in enumerate(strategies):
+        out += [line(LEFT + 90 * i, 14, LEFT + 90 * i + 24, 14, COLOURS.get(strategy, "#9467bd")),
+                text(LEFT + 90 * i + 30, 18, strategy, "start")]
+    return out
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: plot_copy.py COPY.JSON")
+    with open(sys.argv[1], encoding="utf-8") as file:
+        rows = json.load(file).get("rows", [])
+    if not rows:
+        sys.exit(f"{sys.argv[1]} has no rows: it is to come from 'ucm-bench copy --json'")
+    chunks = sorted({row["chunk"] for row in rows})
+    strategies = list(dict.fromkeys(row["strategy"] for row in rows))
+    panels = [one for one in PANELS if "idle" in one[0].lower() or "busy_load" in rows[0]]
+    high = 30 + (len(panels) + 1) // 2 * HEIGHT
+    print(f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{high}" '
+          f'viewBox="0 0 {2 * WIDTH} {high}" font-family="sans-serif" font-size="11">')
+    print('<rect width="100%" height="100%" fill="white"/>')
+    print("\n".join(legend(strategies)))
+    for i, (title, unit, value) in enumerate(panels):
+        curves = {one: {row["chunk"]: value(row) for row in rows if row["strategy"] == one} for one in strategies}
+        print(f'<g transform="translate({i % 2 * WIDTH} {30 + i // 2 * HEIGHT})">')
+        print("\n".join(panel(title, unit, curves, chunks)))
+        print("</g>")
+    print("</svg>")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+/* The trace that the studies replay: requests, each a chain of numbered blocks. Part of one program
+ * each: plain state. A line has "hash_ids": the numbers of a request's blocks, head first. */
+#ifndef UCM_TESTS_POLICY_TRACE_H
+#define UCM_TESTS_POLICY_TRACE_H
+
+#include <cjson/cJSON.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct request {
+    uint32_t *id;
+    uint32_t n;
+};
+
+static struct request *requests;
+static uint32_t n_requests, n_ids;
+static uint64_t n_references;
+
+static void *zeroed(size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+
+    if (!p)
+        abort();
+    return p;
+}
+
+static void request_add(const cJSON *ids)
+{
+    static uint32_t cap;
+    struct request r = {.n = (uint32_t)cJSON_GetArraySize(ids)};
+    const cJSON *id;
+    uint32_t i = 0;
+
+    r.id = zeroed(r.n, sizeof(*r.id));
+    cJSON_ArrayForEach(id, ids)
+    {
+        r.id[i] = (uint32_t)id->valuedouble;
+        n_ids = r.id[i] >= n_ids ? r.id[i] + 1 : n_ids;
+        i++;
+    }
+    n_references += r.n;
+    if (n_requests == cap) {
+        cap = cap ? cap * 2 : 1024;
+        requests = realloc(requests, cap * sizeof(*requests));
+        if (!requests)
+            abort();
+    }
+    requests[n_requests++] = r;
+}
+
+static int trace_read(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char *line = NULL;
+    size_t cap = 0;
+    int rc = 0;
+
+    if (!f) {
+        perror(path);
+        return -1;
+    }
+    while (rc == 0 && getline(&line, &cap, f) > 0) {
+        cJSON *o = cJSON_Parse(line);
+        const cJSON *ids = cJSON_GetObjectItem(o, "hash_ids");
+
+        if (cJSON_IsArray(ids))
+            request_add(ids);
+        else
+            rc = -1;
+        cJSON_Delete(o);
+    }
+    free(line);
+    fclose(f);
+    if (rc != 0)
+        fprintf(stderr, "%s: request %u has no hash_ids\n", path, n_requests + 1);
+    return rc;
+}
+
+static void trace_free(void)
+{
+    for (uint32_t i = 0; i < n_requests; i++)
+        free(requests[i].id);
+    free(requests);
+}
+
+#endif

@@ -1,0 +1,497 @@
+/* copy: loads and dumps of a GPU by each strategy and chunk size, idle and beside a worker that
+ * computes, as shares of one large DMA transfer of the same run. Starts daemons of its own; this
+ * process plays the worker. */
+#include "tests/bench/ucm_bench_copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define START_MS 30000
+#define REQUEST_BYTES (32ull << 20)
+#define WARM_MS 60
+#define SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
+
+/* ---- daemon, rig, streams ---- */
+
+int copy_daemon_start(struct copy_bench *b, const char *strategy, const char *const *more)
+{
+    char how[64], where[128];
+    const char *sets[DAEMON_MAX_SETS + 1] = {how, where, "arena.size=2GiB", "device.cuda=required"};
+    unsigned n = 4;
+    int rc;
+
+    snprintf(how, sizeof how, "copy.strategy=%s", strategy);
+    snprintf(where, sizeof where, "copy.calibration=%s", b->daemon.dir);
+    for (; more && *more && n < DAEMON_MAX_SETS; more++)
+        sets[n++] = *more;
+    b->strategy = strategy;
+    rc = daemon_start(&b->daemon, sets);
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
+    if (daemon_wait(&b->daemon, START_MS) == 0)
+        return 0;
+    daemon_stop(&b->daemon);
+    return bench_fail(BENCH_NO_DAEMON,
+                      "a daemon with copy.strategy %s does not answer; try %s with --set "
+                      "copy.strategy=%s --set device.cuda=required",
+                      strategy, b->daemon.path, strategy);
+}
+
+int copy_daemon_stop(struct copy_bench *b)
+{
+    return daemon_stop(&b->daemon) == 0
+               ? 0
+               : bench_fail(BENCH_FAILED, "the daemon did not end in order");
+}
+
+int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal)
+{
+    uint32_t layers = chunk <= 64u << 10 ? 32 : 4;
+    struct rig_options o = {.socket = b->daemon.socket,
+                            .name = program_name(),
+                            .model = "ucm-bench copy",
+                            .parts = 1,
+                            .block_bytes = layers * chunk,
+                            .chunk = chunk,
+                            .blocks = (uint32_t)(COPY_TOTAL / (layers * chunk)),
+                            .timeout_ms = (int)args_number(b->args, "timeout"),
+                            .gpu = ordinal + 1,
+                            .spread = COPY_SPREAD};
+    int rc = rig_open(rig, &o);
+
+    if (rc == 0) {
+        rc = rig_wait_arena(rig);
+        if (rc < 0)
+            rig_close(rig);
+    }
+    return rc < 0 ? bench_rig_fail(rig, rc) : 0;
+}
+
+struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,
+                          uint64_t request_bytes)
+{
+    struct stream s = {.rig = rig,
+                       .load = load,
+                       .run = b->run,
+                       .first = part == 1 ? rig->blocks / 2 : 0,
+                       .blocks = part < 2 ? rig->blocks / 2 : rig->blocks,
+                       .in_flight = 4,
+                       .warm_ms = WARM_MS,
+                       .run_ms = b->run_ms};
+
+    b->run += UINT64_C(0x9e3779b97f4a7c15);
+    s.batch = (uint32_t)(request_bytes / rig->block_bytes);
+    while (s.batch > 1 && s.batch * s.in_flight > s.blocks)
+        s.batch /= 2;
+    return s;
+}
+
+int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < n && rc == 0; i++)
+        if (s[i].load && stream_store(&s[i]) < 0)
+            rc = bench_fail(BENCH_FAILED, "%s", s[i].error);
+    if (rc == 0 && streams_run(s, n, b->error) < 0)
+        rc = bench_fail(BENCH_FAILED, "%s", b->error);
+    *rate = streams_rate(s, n);
+    return rc;
+}
+
+/* ---- one chunk size ---- */
+
+static double dma_of(const struct copy_bench *b, unsigned d)
+{
+    return d == 0 ? b->dma.to_gpu : b->dma.from_gpu;
+}
+
+static int measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out)
+{
+    struct stream s = copy_stream(b, rig, d == 0, 2, REQUEST_BYTES);
+    unsigned long before;
+    uint64_t begin;
+    int rc;
+
+    if (s.load && stream_store(&s) < 0)
+        return bench_fail(BENCH_FAILED, "%s", s.error);
+    before = gpu_busy_count(&b->work);
+    begin = clock_ns();
+    rc = streams_run(&s, 1, b->error);
+    if (b->alone > 0)
+        out->keeps = (double)(gpu_busy_count(&b->work) - before) /
+                     ((double)(clock_ns() - begin) * 1e-9) / b->alone;
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->error);
+    out->rate = streams_rate(&s, 1);
+    out->ratio = out->rate / dma_of(b, d);
+    return 0;
+}
+
+static int measure_both(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    struct stream s[2] = {copy_stream(b, rig, true, 0, REQUEST_BYTES),
+                          copy_stream(b, rig, false, 1, REQUEST_BYTES)};
+    int rc = copy_stream_run(b, s, 2, &row->both);
+
+    row->both_ratio = row->both / b->dma.both;
+    return rc;
+}
+
+static int measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    int rc = 0;
+
+    if (gpu_busy_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    usleep(SETTLE_MS * 1000);
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, rig, d, &row->busy[d]);
+    if (gpu_busy_stop(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    return rc;
+}
+
+static int measure_chain(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    struct stream s = copy_stream(b, rig, true, 2, REQUEST_BYTES);
+    int rc;
+
+    if (stream_store(&s) < 0)
+        return bench_fail(BENCH_FAILED, "%s", s.error);
+    s.warm_ms = SETTLE_MS;
+    if (gpu_chain_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    rc = streams_run(&s, 1, b->error) < 0 ? bench_fail(BENCH_FAILED, "%s", b->error) : 0;
+    if (gpu_chain_stop(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    row->chain_p50 = samples_at(&b->work.chain_us, 0.5) / b->chain_p50;
+    row->chain_p99 = samples_at(&b->work.chain_us, 0.99) / b->chain_p99;
+    return rc;
+}
+
+static int measure_chunk(struct copy_bench *b, struct copy_row *row)
+{
+    struct rig rig;
+    int rc = copy_rig_open(b, &rig, row->chunk, 0);
+
+    if (rc != 0)
+        return rc;
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, &rig, d, &row->idle[d]);
+    if (rc == 0)
+        rc = measure_both(b, &rig, row);
+    if (rc == 0 && gpu_work_kernels(&b->work)) {
+        rc = measure_chain(b, &rig, row);
+        if (rc == 0)
+            rc = measure_busy(b, &rig, row);
+    }
+    rig_close(&rig);
+    return rc;
+}
+
+/* ---- tables ---- */
+
+static void print_head(const struct copy_bench *b)
+{
+    if (b->report.json)
+        return;
+    printf("\nGB/s, and the share of one large DMA transfer; what the worker keeps of its speed; "
+           "short kernels' p99 to alone\n");
+    printf("%-8s %8s  %13s %13s %14s  %13s %6s %13s %6s %7s\n", "strategy", "chunk", "idle load",
+           "idle dump", "both at once", "busy load", "keeps", "busy dump", "keeps", "p99");
+}
+
+static void print_row(const struct copy_bench *b, const struct copy_row *r)
+{
+    if (b->report.json)
+        return;
+    printf("%-8s %4llu KiB  %6.1f (%.2f) %6.1f (%.2f) %7.1f (%.2f)", b->strategy,
+           (unsigned long long)r->chunk >> 10, r->idle[0].rate / 1e9, r->idle[0].ratio,
+           r->idle[1].rate / 1e9, r->idle[1].ratio, r->both / 1e9, r->both_ratio);
+    if (gpu_work_kernels(&b->work))
+        printf("  %6.1f (%.2f) %6.2f %6.1f (%.2f) %6.2f %7.2f", r->busy[0].rate / 1e9,
+               r->busy[0].ratio, r->busy[0].keeps, r->busy[1].rate / 1e9, r->busy[1].ratio,
+               r->busy[1].keeps, r->chain_p99);
+    printf("\n");
+    fflush(stdout);
+}
+
+static void json_rate(cJSON *row, const char *name, const struct copy_rate *rate, bool busy)
+{
+    cJSON *j = cJSON_AddObjectToObject(row, name);
+
+    cJSON_AddNumberToObject(j, "bytes_per_second", rate->rate);
+    cJSON_AddNumberToObject(j, "ratio", rate->ratio);
+    if (busy)
+        cJSON_AddNumberToObject(j, "worker_keeps", rate->keeps);
+}
+
+static void json_row(struct copy_bench *b, const struct copy_row *r)
+{
+    cJSON *rows = cJSON_GetObjectItem(b->report.document, "rows"), *row = cJSON_CreateObject();
+
+    if (!rows)
+        rows = cJSON_AddArrayToObject(b->report.document, "rows");
+    cJSON_AddStringToObject(row, "strategy", b->strategy);
+    cJSON_AddNumberToObject(row, "chunk", (double)r->chunk);
+    json_rate(row, "idle_load", &r->idle[0], false);
+    json_rate(row, "idle_dump", &r->idle[1], false);
+    cJSON_AddNumberToObject(row, "both_bytes_per_second", r->both);
+    cJSON_AddNumberToObject(row, "both_ratio", r->both_ratio);
+    if (gpu_work_kernels(&b->work)) {
+        json_rate(row, "busy_load", &r->busy[0], true);
+        json_rate(row, "busy_dump", &r->busy[1], true);
+        cJSON_AddNumberToObject(row, "chain_p50_ratio", r->chain_p50);
+        cJSON_AddNumberToObject(row, "chain_p99_ratio", r->chain_p99);
+    }
+    cJSON_AddItemToArray(rows, row);
+}
+
+/* ---- against the aims ---- */
+
+/* The worst over chunks from..to of what `pick` takes out of a row. */
+static void aim(struct copy_bench *b, const char *name, uint64_t from, uint64_t to, double target,
+                bool more, double (*pick)(const struct copy_row *))
+{
+    double worst = 0;
+    bool any = false;
+
+    for (unsigned i = 0; i < b->n_rows; i++) {
+        double v = pick(&b->rows[i]);
+
+        if (b->rows[i].chunk < from || b->rows[i].chunk > to)
+            continue;
+        if (!any || (more ? v < worst : v > worst))
+            worst = v;
+        any = true;
+    }
+    if (any)
+        report_figure(&b->report, &(struct figure){.name = name,
+                                                   .unit = "",
+                                                   .value = worst,
+                                                   .target = target,
+                                                   .target_is_value = true,
+                                                   .more_is_better = more});
+}
+
+static double least(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static double idle_load(const struct copy_row *r)
+{
+    return r->idle[0].ratio;
+}
+
+static double idle_dump(const struct copy_row *r)
+{
+    return r->idle[1].ratio;
+}
+
+static double busy_load(const struct copy_row *r)
+{
+    return r->busy[0].ratio;
+}
+
+static double busy_dump(const struct copy_row *r)
+{
+    return r->busy[1].ratio;
+}
+
+static double busy_keeps(const struct copy_row *r)
+{
+    return least(r->busy[0].keeps, r->busy[1].keeps);
+}
+
+static double both(const struct copy_row *r)
+{
+    return r->both_ratio;
+}
+
+static double chain(const struct copy_row *r)
+{
+    return r->chain_p99;
+}
+
+static void report_aims(struct copy_bench *b)
+{
+    const uint64_t kib = 1024, all = UINT64_MAX;
+
+    if (!b->report.json)
+        printf("\nThe worst of the chunks of each case, strategy %s\n", b->strategy);
+    aim(b, "idle load", 0, all, 0.97, true, idle_load);
+    aim(b, "idle dump", 0, all, 0.97, true, idle_dump);
+    aim(b, "both directions", 0, all, 0.90, true, both);
+    if (!gpu_work_kernels(&b->work))
+        return;
+    aim(b, "busy load", 0, all, 0.96, true, busy_load);
+    aim(b, "busy dump", 0, all, 0.96, true, busy_dump);
+    aim(b, "busy, worker keeps", 0, all, 0.95, true, busy_keeps);
+    aim(b, "busy load, 512 KiB up", 512 * kib, all, 0.93, true, busy_load);
+    aim(b, "busy dump, 512 KiB up", 512 * kib, all, 0.93, true, busy_dump);
+    aim(b, "busy keeps, 512 KiB up", 512 * kib, all, 0.98, true, busy_keeps);
+    aim(b, "busy load, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_load);
+    aim(b, "busy dump, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_dump);
+    aim(b, "busy keeps, 64 KiB", 64 * kib, 64 * kib, 0.93, true, busy_keeps);
+    aim(b, "chain's p99", 0, all, 1.10, false, chain);
+}
+
+/* ---- the command ---- */
+
+/* The worker by itself: its DMA, its matrices, its chain. */
+static int measure_alone(struct copy_bench *b)
+{
+    unsigned long before;
+
+    if (gpu_dma_measure(&b->work, COPY_TOTAL, &b->dma) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    report_number(&b->report, "one DMA to the GPU", b->dma.to_gpu);
+    report_number(&b->report, "one DMA from the GPU", b->dma.from_gpu);
+    report_number(&b->report, "DMA both ways", b->dma.both);
+    if (!gpu_work_kernels(&b->work)) {
+        report_text(&b->report, "beside a worker", "not measured: built without CUDA's compiler");
+        return 0;
+    }
+    if (gpu_busy_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    usleep(SETTLE_MS * 1000);
+    before = gpu_busy_count(&b->work);
+    usleep(1000000);
+    b->alone = (double)(gpu_busy_count(&b->work) - before);
+    if (gpu_busy_stop(&b->work) < 0 || gpu_chain_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    usleep(600000);
+    if (gpu_chain_stop(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    b->chain_p50 = samples_at(&b->work.chain_us, 0.5);
+    b->chain_p99 = samples_at(&b->work.chain_us, 0.99);
+    report_number(&b->report, "multiplications a second", b->alone);
+    report_number(&b->report, "chain's median, us", b->chain_p50);
+    report_number(&b->report, "chain's p99, us", b->chain_p99);
+    return 0;
+}
+
+/* A list of sizes in bytes, "4KiB,64KiB"; only whole KiB and MiB. */
+static unsigned chunks_parse(const char *text, struct copy_row *rows, unsigned max)
+{
+    unsigned n = 0;
+
+    while (*text && n < max) {
+        char *end;
+        uint64_t v = strtoull(text, &end, 10);
+
+        v <<= strncmp(end, "KiB", 3) == 0 ? 10 : strncmp(end, "MiB", 3) == 0 ? 20 : 0;
+        if (end == text || v < 4096 || v > 4u << 20 || (v & (v - 1)) != 0)
+            return 0;
+        rows[n++] = (struct copy_row){.chunk = v};
+        text = end + 3;
+        text += *text == ',';
+    }
+    return *text ? 0 : n;
+}
+
+static int measure_strategy(struct copy_bench *b, const char *strategy)
+{
+    int rc = copy_daemon_start(b, strategy, NULL), stopped;
+
+    if (rc != 0)
+        return rc;
+    b->n_rows = chunks_parse(args_text(b->args, "chunks"), b->rows, 16);
+    for (unsigned i = 0; i < b->n_rows && rc == 0; i++) {
+        rc = measure_chunk(b, &b->rows[i]);
+        if (rc != 0)
+            break;
+        print_row(b, &b->rows[i]);
+        if (b->report.json)
+            json_row(b, &b->rows[i]);
+    }
+    stopped = copy_daemon_stop(b);
+    return rc != 0 ? rc : stopped;
+}
+
+static int measure_strategies(struct copy_bench *b, char *names)
+{
+    int rc = 0;
+
+    print_head(b);
+    for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
+        rc = measure_strategy(b, name);
+    return rc;
+}
+
+static int measure_cases(struct copy_bench *b)
+{
+    const char *folder = args_text(b->args, "nvme-dir"), *strategy = b->strategy;
+    int rc, stopped;
+
+    report_aims(b);
+    rc = copy_daemon_start(b, strategy, NULL);
+    if (rc != 0)
+        return rc;
+    rc = copy_one_after_another(b);
+    if (rc == 0)
+        rc = copy_latency(b);
+    if (rc == 0)
+        rc = copy_two_gpus(b);
+    stopped = copy_daemon_stop(b);
+    if (rc == 0)
+        rc = stopped;
+    return rc == 0 && folder ? copy_from_nvme(b, folder) : rc;
+}
+
+static int run(struct copy_bench *b)
+{
+    char names[128];
+    int rc;
+
+    snprintf(names, sizeof names, "%s", args_text(b->args, "strategies"));
+    if (gpu_open(&b->gpu, COPY_GPU_BYTES) < 0)
+        return bench_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
+    if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
+        rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    } else {
+        rc = measure_alone(b);
+        if (rc == 0)
+            rc = measure_strategies(b, names);
+        if (rc == 0)
+            rc = measure_cases(b);
+        gpu_work_close(&b->work);
+    }
+    gpu_close(&b->gpu);
+    return rc;
+}
+
+int bench_copy(const struct args *a)
+{
+    char dir[] = "/tmp/ucm-bench-XXXXXX";
+    struct copy_bench b = {.args = a,
+                           .daemon = {.path = args_text(a, "ucmd"), .dir = dir},
+                           .run = bench_run_id(),
+                           .run_ms = (int)args_number(a, "time")};
+    int rc;
+
+    if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
+        return bench_fail(PROGRAM_EXIT_USAGE,
+                          "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
+                          "\"4KiB,64KiB\"");
+    if (access(b.daemon.path, X_OK) != 0)
+        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
+                          b.daemon.path, strerror(errno));
+    if (!mkdtemp(dir))
+        return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
+    /* Forks, which a process with a GPU open must not. */
+    if (echo_start(&b.echo, 128, 32) < 0) {
+        rmdir(dir);
+        return bench_fail(BENCH_FAILED, "no echo");
+    }
+    report_begin(&b.report, "copy", args_flag(a, "json"));
+    rc = run(&b);
+    echo_stop(&b.echo);
+    if (daemon_folder_remove(dir) < 0)
+        bench_fail(0, "%s is left behind", dir);
+    return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
+}

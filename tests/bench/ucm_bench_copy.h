@@ -1,0 +1,64 @@
+/* copy: shared by its files. ucm_bench_copy.c has the command and the tables by chunk,
+ * ucm_bench_copy_cases.c the single cases: latency, one load after another, NVMe, two GPUs. */
+#ifndef UCM_TESTS_BENCH_COPY_H
+#define UCM_TESTS_BENCH_COPY_H
+
+#include "tests/bench/ucm_bench.h"
+#include "tests/bench/ucm_bench_baseline.h"
+#include "tests/bench/ucm_bench_daemon.h"
+#include "tests/bench/ucm_bench_gpu_work.h"
+#include "tests/bench/ucm_bench_stream.h"
+
+#define COPY_TOTAL (256ull << 20) /* of a region, and what its loads come from */
+#define COPY_SPREAD 4             /* chunks of one block lie 4 apart from the next's */
+#define COPY_GPU_BYTES (1ull << 30)
+
+/* A figure in one direction, and what the worker kept of its speed meanwhile. */
+struct copy_rate {
+    double rate, ratio, keeps;
+};
+
+/* One strategy with one chunk. */
+struct copy_row {
+    uint64_t chunk;
+    struct copy_rate idle[2], busy[2]; /* load, dump */
+    double both, both_ratio;
+    double chain_p50, chain_p99; /* ratios to alone */
+};
+
+struct copy_bench {
+    const struct args *args;
+    struct report report;
+    struct daemon daemon;
+    struct echo echo;
+    struct gpu gpu; /* memory of the worker for the baselines */
+    struct gpu_work work;
+    struct gpu_dma dma;
+    const char *strategy;
+    uint64_t run;
+    double alone;                /* multiplications a second */
+    double chain_p50, chain_p99; /* us, alone */
+    struct copy_row rows[16];    /* of the last strategy */
+    unsigned n_rows;
+    int run_ms;
+    char error[320];
+};
+
+/* Starts the daemon with the strategy; `more` is a setting besides, or NULL. The bench functions
+ * return 0, or an exit code after a sentence. */
+int copy_daemon_start(struct copy_bench *b, const char *strategy, const char *const *more);
+int copy_daemon_stop(struct copy_bench *b);
+int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal);
+/* A stream over `part` of 2 halves of the region, or all of it (part 2), in requests of so many
+ * bytes. */
+struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,
+                          uint64_t request_bytes);
+int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate);
+
+/* ucm_bench_copy_cases.c */
+int copy_one_after_another(struct copy_bench *b);
+int copy_latency(struct copy_bench *b);
+int copy_two_gpus(struct copy_bench *b);
+int copy_from_nvme(struct copy_bench *b, const char *folder);
+
+#endif

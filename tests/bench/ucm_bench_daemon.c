@@ -1,0 +1,81 @@
+#include "tests/bench/ucm_bench_daemon.h"
+
+#include "ucmclient.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+pid_t daemon_spawn(const char *const *argv)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int null = open("/dev/null", O_RDWR);
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (null < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0)
+            _exit(127);
+        execv(argv[0], (char *const *)argv);
+        _exit(127);
+    }
+    return pid;
+}
+
+int daemon_start(struct daemon *d, const char *const *sets)
+{
+    char socket_set[192];
+    const char *argv[2 * DAEMON_MAX_SETS + 4] = {d->path, "--set", socket_set};
+    unsigned n = 3;
+
+    snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    snprintf(socket_set, sizeof(socket_set), "socket=%s", d->socket);
+    for (; *sets && n < 2 * DAEMON_MAX_SETS + 3; sets++) {
+        argv[n++] = "--set";
+        argv[n++] = *sets;
+    }
+    d->pid = daemon_spawn(argv);
+    return d->pid > 0 ? 0 : -errno;
+}
+
+/* The library tries again until somebody listens; hello is the first request. */
+int daemon_wait(const struct daemon *d, int timeout_ms)
+{
+    struct ucm_options o = {.socket = d->socket, .name = "ucm-bench"};
+    struct ucm_client *client;
+    int rc = ucm_connect(&o, timeout_ms, &client);
+
+    if (rc == 0)
+        ucm_close(client);
+    return rc;
+}
+
+int daemon_stop(struct daemon *d)
+{
+    char lock[192];
+    int status;
+
+    if (kill(d->pid, SIGTERM) != 0 || waitpid(d->pid, &status, 0) != d->pid)
+        return -errno;
+    snprintf(lock, sizeof(lock), "%s.lock", d->socket);
+    unlink(lock);
+    return status == 0 ? 0 : -EPROTO;
+}
+
+static int remove_cb(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+int daemon_folder_remove(const char *dir)
+{
+    return nftw(dir, remove_cb, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -errno;
+}

@@ -1,0 +1,37 @@
+/* What a disk does without us: one file of it read at random places, or written from its beginning
+ * to its end, with O_DIRECT at a given depth. By fio where it is installed, else by a bare io_uring
+ * loop with registered buffers and files. Both go on for a given time.
+ * Threads: one. */
+#ifndef UCM_TESTS_BENCH_DISK_H
+#define UCM_TESTS_BENCH_DISK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DISK_PATH_BYTES 512
+
+/* One that can't be run is none. */
+bool disk_has_fio(void);
+
+struct disk {
+    char path[DISK_PATH_BYTES];
+    uint64_t offset, bytes; /* the stretch of the file that is read or written */
+    uint64_t block_bytes;   /* a multiple of 4096 */
+    unsigned depth;
+    bool fio;
+    double cpu_s_per_gb;             /* of the last run; the loop's only */
+    char why[DISK_PATH_BYTES + 128]; /* of a failure */
+};
+
+/* Makes a file of `bytes` in `folder`, every byte of it written. 0 or -errno with d->why. */
+int disk_make(struct disk *d, const char *folder, const char *name);
+/* 0 and bytes a second, or -errno with d->why. */
+int disk_run(struct disk *d, bool write, double seconds, double *rate);
+/* The loop whatever d->fio says. */
+int disk_loop(struct disk *d, bool write, double seconds, double *rate);
+
+/* Of this process, user and system. */
+double disk_cpu_s(void);
+
+#endif

@@ -1,0 +1,435 @@
+/* The cache's files are damaged under a daemon, and between two: a bit flipped, slots swapped, an
+ * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
+ * counter tells of it. */
+#include "tests/fault/harm.h"
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 64u
+
+static struct host host;
+static struct worker w;
+
+static void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+}
+
+TestSuite(damage, .fini = close_host, .timeout = 120);
+
+static void open_host_of(const char *size, bool scrub)
+{
+    host = (struct host){.nvme = true,
+                         .sets = {"nvme.segment=1MiB", "log.level=error", size,
+                                  scrub ? "nvme.scrub=1GiB" : "nvme.scrub=0",
+                                  "nvme.scrub_interval=10ms"}};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static void open_host(bool scrub)
+{
+    open_host_of("nvme.size=64MiB", scrub);
+}
+
+static void start_again(void)
+{
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static void stop(bool clean)
+{
+    worker_close(&w);
+    if (clean)
+        cr_assert_eq(host_stop(&host), 0);
+    else
+        host_kill(&host);
+}
+
+static void store(uint64_t first)
+{
+    uint64_t before = metric(w.client, "nvme_writes");
+
+    worker_store(&w, first, BLOCKS);
+    cr_assert(metric_reaches(w.client, "nvme_writes", before + BLOCKS, 20000));
+}
+
+/* Loads all; every one that is there is right. How many are missing; *victim: is that one? */
+static unsigned load_all(uint64_t first, bool *victim)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+    unsigned missing = 0;
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        missing += status[i] != UCM_BLOCK_IS_OK;
+        if (status[i] == UCM_BLOCK_IS_OK)
+            cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
+    }
+    *victim = status[HARM_VICTIM] != UCM_BLOCK_IS_OK;
+    return missing;
+}
+
+/* What was lost is stored again. */
+static void store_again(void)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(0, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, i);
+    }
+    cr_assert_eq(worker_dump(&w, keys, blocks, BLOCKS, NULL), 0, "%s", ucm_errmsg());
+}
+
+static uint64_t told(void)
+{
+    return metric(w.client, "nvme_corrupt") + metric(w.client, "nvme_damaged_pages") +
+           metric(w.client, "nvme_read_errors") + metric(w.client, "nvme_scrub_bad");
+}
+
+/* A daemon with a sanitizer takes long to start: some of them will do. */
+static bool left_out(size_t i)
+{
+    const char *phase = getenv("UCM_PHASE");
+
+    return phase && strcmp(phase, "plain") != 0 && i % 5 != 0;
+}
+
+/* ---- between two daemons ---- */
+
+static void between(const struct harm *h, bool clean)
+{
+    unsigned missing;
+    bool victim;
+
+    open_host(false);
+    store(0);
+    store(1000);
+    stop(clean);
+    harm_do(&host, h);
+    start_again();
+    missing = load_all(0, &victim) + load_all(1000, &(bool){false});
+    if (h->harmless)
+        cr_expect_eq(missing, 0u, "%s, clean %d: %u missing", h->name, clean, missing);
+    else
+        cr_expect(victim, "%s, clean %d: the block is there", h->name, clean);
+    cr_expect_geq(told(), 1u, "%s, clean %d: nothing tells of it", h->name, clean);
+    store_again();
+    cr_expect_eq(load_all(0, &victim), 0u, "%s", h->name);
+}
+
+Test(damage, after_a_clean_stop)
+{
+    for (size_t i = 0; i < HARMS; i++) {
+        if (harms[i].scan_only || left_out(i))
+            continue;
+        if (i > 0)
+            close_host();
+        between(&harms[i], true);
+    }
+}
+
+Test(damage, after_a_kill)
+{
+    bool first = true;
+
+    for (size_t i = 0; i < HARMS; i++) {
+        if (harms[i].checkpoint_only || left_out(i))
+            continue;
+        if (!first)
+            close_host();
+        first = false;
+        between(&harms[i], false);
+    }
+}
+
+/* ---- an old slot in a new one's place ---- */
+
+static void purge(void)
+{
+    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
+    uint8_t *answer;
+    size_t n;
+
+    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
+                 0, "%s", ucm_errmsg());
+    free(answer);
+}
+
+#define STALE_BYTES (5 << 20)
+
+/* All segments are used twice; what lay in them before comes back in one slot. */
+static void stale_prepare(uint8_t *old, bool scrub)
+{
+    int fd;
+
+    open_host_of("nvme.size=5MiB", scrub);
+    store(0);
+    fd = harm_file(&host, "ucmd.cache");
+    harm_get(fd, old, STALE_BYTES, 0);
+    close(fd);
+    for (unsigned i = 1; i < 3; i++) {
+        purge();
+        store(i * 1000);
+    }
+}
+
+static void stale_put(const uint8_t *old, size_t skip)
+{
+    int fd = harm_file(&host, "ucmd.cache");
+    off_t at = harm_slot(fd, 2000 + HARM_VICTIM);
+
+    cr_assert_eq(memcmp(old + at, "UCMS", 4), 0, "the place was not used before");
+    harm_put(fd, old + at + skip, HARM_SLOT_BYTES - skip, at + (off_t)skip);
+    close(fd);
+}
+
+static void stale(bool clean, size_t skip)
+{
+    static uint8_t old[STALE_BYTES];
+    bool victim;
+
+    stale_prepare(old, false);
+    stop(clean);
+    stale_put(old, skip);
+    start_again();
+    cr_expect_eq(load_all(2000, &victim), 1u);
+    cr_expect(victim);
+    cr_expect_geq(told(), 1u);
+}
+
+Test(damage, an_old_slot_put_back_after_a_clean_stop)
+{
+    stale(true, 0);
+}
+
+Test(damage, an_old_slot_put_back_after_a_kill)
+{
+    stale(false, 0);
+}
+
+Test(damage, an_old_payload_put_back)
+{
+    stale(false, HARM_PAGE);
+}
+
+Test(damage, an_old_slot_put_back_under_a_daemon)
+{
+    static uint8_t old[STALE_BYTES];
+
+    stale_prepare(old, true);
+    stale_put(old, 0);
+    cr_expect(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000));
+}
+
+/* ---- under a daemon ---- */
+
+/* All lies in sealed segments, and nothing in DRAM. */
+static void prepare_running(bool scrub)
+{
+    open_host(scrub);
+    store(0);
+    stop(true);
+    start_again();
+}
+
+static bool victim_is_hit(void)
+{
+    uint8_t key[WORKER_KEY_BYTES];
+
+    key_make(HARM_VICTIM, key);
+    return worker_hits(&w, key, 1) == 1;
+}
+
+Test(damage, a_read_finds_it_and_its_segment_is_not_used_again)
+{
+    uint64_t capacity;
+    bool victim;
+
+    prepare_running(false);
+    capacity = metric(w.client, "nvme_bytes_capacity");
+    harm_do(&host, &harms[HARM_PAYLOAD]);
+    cr_expect_eq(load_all(0, &victim), 1u);
+    cr_expect(victim);
+    cr_expect(!victim_is_hit(), "what failed is still a hit");
+    cr_expect_eq(metric(w.client, "nvme_corrupt"), 1u);
+    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 1u << 20);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), capacity - (1u << 20));
+    cr_expect(health_is(w.client, "ok"));
+    /* the next daemon knows */
+    stop(false);
+    start_again();
+    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 1u << 20);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), capacity - (1u << 20));
+}
+
+static void scrub_finds(const struct harm *h, bool lost)
+{
+    bool victim;
+
+    prepare_running(true);
+    cr_assert(metric_reaches(w.client, "nvme_scrub_passes", 2, 20000));
+    cr_assert_eq(metric(w.client, "nvme_scrub_bad"), 0u);
+    cr_assert_geq(metric(w.client, "nvme_scrub_bytes"), 2u * BLOCKS * HARM_SLOT_BYTES);
+    harm_do(&host, h);
+    cr_assert(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000), "%s: not found", h->name);
+    cr_assert(metric_reaches(w.client, "nvme_quarantined_bytes", 1, 20000), "%s", h->name);
+    for (uint64_t end = now_ms() + 20000; lost && victim_is_hit(); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "%s: still a hit", h->name);
+    load_all(0, &victim);
+    cr_expect_eq(victim, lost, "%s", h->name);
+}
+
+Test(damage, the_scrub_finds_it_before_anybody_reads)
+{
+    scrub_finds(&harms[HARM_PAYLOAD], true);
+    for (unsigned i = HARM_SWAP; i <= HARM_CUT; i++) {
+        if (left_out(i))
+            continue;
+        close_host();
+        scrub_finds(&harms[i], true);
+    }
+}
+
+/* The payload is sound and served on; only a start would have missed it. */
+Test(damage, the_scrub_finds_a_bad_header)
+{
+    scrub_finds(&harms[HARM_HEADER], false);
+    close_host();
+    scrub_finds(&harms[HARM_MAGIC], false);
+}
+
+/* ---- salvage ---- */
+
+/* The exit status of ucmctl verify --offline; its output in `out`. */
+static int verify_offline(const char *more, char *out, size_t cap)
+{
+    const char *ucmctl = getenv("UCMCTL");
+    char command[400];
+    FILE *f;
+    size_t n;
+    int status;
+
+    snprintf(command, sizeof(command), "%s verify --json --offline %s %s 2>&1",
+             ucmctl ? ucmctl : "build/ucmctl", host.dir, more);
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    n = fread(out, 1, cap - 1, f);
+    out[n] = '\0';
+    status = pclose(f);
+    cr_assert(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void salvaged(const struct harm *h, bool clean)
+{
+    static char out[8192];
+    unsigned missing;
+    bool victim;
+
+    open_host(false);
+    store(0);
+    store(1000);
+    stop(clean);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "before: %s", out);
+    harm_do(&host, h);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 5, "%s: not found: %s", h->name, out);
+    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 5, "%s: %s", h->name, out);
+    cr_expect_not_null(strstr(out, "\"salvaged\""), "%s", out);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s: not repaired: %s", h->name, out);
+    start_again();
+    cr_expect_eq(told(), 0u, "%s: the start finds damage", h->name);
+    missing = load_all(0, &victim) + load_all(1000, &(bool){false});
+    if (h->harmless || h->rebuilt)
+        cr_expect_eq(missing, 0u, "%s: %u missing", h->name, missing);
+    else
+        cr_expect(victim, "%s", h->name);
+    cr_expect_eq(told(), 0u, "%s: a read finds damage", h->name);
+    store_again();
+    cr_expect_eq(load_all(0, &victim), 0u, "%s", h->name);
+}
+
+Test(damage, salvage_makes_the_next_start_clean)
+{
+    for (size_t i = 0; i < HARMS; i++) {
+        if (left_out(i))
+            continue;
+        if (i > 0)
+            close_host();
+        salvaged(&harms[i], !harms[i].scan_only);
+    }
+}
+
+Test(damage, salvage_refuses_what_it_must_not_touch)
+{
+    static char out[8192];
+    int fd;
+
+    open_host(false);
+    store(0);
+    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
+    cr_expect_not_null(strstr(out, "in use"), "%s", out);
+    stop(true);
+    fd = harm_file(&host, "ucmd.cache");
+    harm_put(fd, "\x02", 1, 8);
+    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
+    cr_expect_not_null(strstr(out, "version 2"), "%s", out);
+    harm_put(fd, "\x01", 1, 8);
+    close(fd);
+    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 0, "%s", out);
+    start_again();
+    cr_expect_eq(load_all(0, &(bool){false}), 0u);
+}
+
+/* Past nvme.quarantine the file is read only; an operator may say that the disk is well. */
+Test(damage, too_many_bad_segments_stop_the_writes)
+{
+    static char out[8192];
+    bool victim;
+    int fd;
+
+    open_host(false);
+    for (unsigned i = 0; i < 4; i++)
+        store(i * 1000);
+    stop(true);
+    start_again();
+    fd = harm_file(&host, "ucmd.cache");
+    for (unsigned i = 0; i < 4; i++)
+        harm_flip(fd, harm_slot(fd, i * 1000 + HARM_VICTIM) + HARM_PAGE);
+    close(fd);
+    for (unsigned i = 0; i < 4; i++)
+        cr_expect_eq(load_all(i * 1000, &victim), 1u);
+    cr_expect(health_is(w.client, "degraded"));
+    stop(true);
+    start_again();
+    cr_expect(health_is(w.client, "degraded"));
+    for (unsigned i = 0; i < 4; i++)
+        cr_expect_eq(load_all(i * 1000, &victim), 1u);
+    stop(true);
+    cr_expect_eq(verify_offline("--salvage --lift-quarantine", out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);
+    start_again();
+    cr_expect(health_is(w.client, "ok"));
+    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 0u);
+    store(9000);
+}

@@ -1,0 +1,267 @@
+/* A real daemon on a disk that fails: errors, short transfers, a full or read-only file system, a
+ * sync that fails, a ring that is refused or breaks. Nobody gets a wrong byte, nothing that is not
+ * on stable storage is called durable, and what failed comes back when the disk does. */
+#include "tests/inject/inject.h"
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define BLOCKS 64u
+
+static struct host host;
+static struct worker w;
+static struct inject *fault;
+static char fault_path[64];
+
+static void set(int *p, int value)
+{
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+}
+
+static void fault_map(void)
+{
+    const char *tmp = getenv("TMPDIR");
+    int fd;
+
+    snprintf(fault_path, sizeof(fault_path), "%.40s/ucm-inject-XXXXXX", tmp ? tmp : "/tmp");
+    fd = mkstemp(fault_path);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(ftruncate(fd, sizeof(*fault)), 0);
+    fault = mmap(NULL, sizeof(*fault), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq(fault, MAP_FAILED);
+    close(fd);
+}
+
+static void daemon_start(void)
+{
+    const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
+    char library[256], options[512];
+
+    snprintf(library, sizeof(library), "%s-inject.so", ucmd ? ucmd : "build/ucmd");
+    cr_assert_eq(access(library, R_OK), 0, "%s is not there", library);
+    snprintf(options, sizeof(options), "%s:verify_asan_link_order=0", asan ? asan : "");
+    setenv("ASAN_OPTIONS", options, 1);
+    setenv("UCM_INJECT", fault_path, 1);
+    setenv("LD_PRELOAD", library, 1);
+    if (host.dir[0])
+        host_restart(&host);
+    else
+        host_start(&host);
+    unsetenv("LD_PRELOAD");
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static void open_host(const char *io)
+{
+    host = (struct host){.nvme = true,
+                         .sets = {io, "nvme.size=64MiB", "nvme.segment=1MiB", "log.level=error"}};
+    fault_map();
+    daemon_start();
+}
+
+static void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+    unlink(fault_path);
+    munmap(fault, sizeof(*fault));
+}
+
+TestSuite(disk, .fini = close_host, .timeout = 90);
+
+/* Nothing is in DRAM afterwards. */
+static void start_again(void)
+{
+    worker_close(&w);
+    cr_assert_eq(host_stop(&host), 0);
+    daemon_start();
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static void store(uint64_t first)
+{
+    uint64_t before = metric(w.client, "nvme_writes");
+
+    worker_store(&w, first, BLOCKS);
+    cr_assert(metric_reaches(w.client, "nvme_writes", before + BLOCKS, 20000));
+}
+
+/* How many are there; those are right. */
+static unsigned load_all(uint64_t first)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+    unsigned there = 0;
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        if (status[i] != UCM_BLOCK_IS_OK)
+            continue;
+        there++;
+        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
+    }
+    return there;
+}
+
+static uint8_t dump_durable(uint64_t key)
+{
+    uint8_t bytes[WORKER_KEY_BYTES], status;
+    uint32_t block = 0;
+
+    key_make(key, bytes);
+    worker_fill(&w, 0, key);
+    cr_assert_eq(worker_dump_durable(&w, bytes, &block, 1, &status), 0, "%s", ucm_errmsg());
+    return status;
+}
+
+/* ---- reads ---- */
+
+Test(disk, errors_and_short_transfers_that_pass)
+{
+    open_host("nvme.io=threads");
+    set(&fault->short_by, 512);
+    store(0);
+    start_again();
+    cr_expect_eq(load_all(0), BLOCKS);
+    start_again();
+    set(&fault->short_by, 0);
+    set(&fault->read_error, EAGAIN);
+    set(&fault->reads, 2);
+    cr_expect_eq(load_all(0), BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_read_errors"), 0u);
+}
+
+Test(disk, reads_that_fail_are_misses)
+{
+    open_host("nvme.io=threads");
+    store(0);
+    store(1000);
+    start_again();
+    set(&fault->read_error, EIO);
+    set(&fault->reads, -1);
+    cr_expect_eq(load_all(0), 0u);
+    cr_expect_eq(metric(w.client, "nvme_read_errors"), BLOCKS);
+    set(&fault->reads, 0);
+    cr_expect_eq(load_all(1000), BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 0u, "no bytes were wrong");
+}
+
+/* ---- writes ---- */
+
+static void failing_writes(int error)
+{
+    uint64_t returned;
+
+    open_host("nvme.io=threads");
+    store(0);
+    set(&fault->write_error, error);
+    set(&fault->writes, -1);
+    for (unsigned i = 0; i < 8; i++)
+        cr_expect_eq(dump_durable(5000 + i), UCM_BLOCK_IS_NOT_DURABLE);
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "degraded"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "%s: not degraded", strerror(error));
+    cr_expect_eq(load_all(0), BLOCKS, "%s: what is there is served", strerror(error));
+    worker_store(&w, 2000, BLOCKS); /* DRAM takes it */
+    cr_expect_eq(load_all(2000), BLOCKS);
+    returned = metric(w.client, "nvme_returned");
+    set(&fault->writes, 0);
+    cr_assert(metric_reaches(w.client, "nvme_returned", returned + 1, 30000), "%s: stays off",
+              strerror(error));
+    cr_expect(health_is(w.client, "ok"));
+    cr_expect_eq(dump_durable(6000), UCM_BLOCK_IS_OK);
+    start_again();
+    cr_expect_eq(load_all(0), BLOCKS);
+}
+
+Test(disk, a_disk_that_failed_comes_back)
+{
+    failing_writes(EIO);
+}
+
+Test(disk, a_full_file_system_comes_back)
+{
+    failing_writes(ENOSPC);
+}
+
+Test(disk, a_read_only_file_system_comes_back)
+{
+    failing_writes(EROFS);
+}
+
+/* The first probes fail as well. */
+Test(disk, a_disk_is_probed_again)
+{
+    int failed;
+
+    open_host("nvme.io=threads");
+    set(&fault->write_error, EROFS);
+    set(&fault->writes, -1);
+    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_NOT_DURABLE);
+    failed = __atomic_load_n(&fault->failed, __ATOMIC_RELAXED);
+    for (uint64_t end = now_ms() + 20000;
+         __atomic_load_n(&fault->failed, __ATOMIC_RELAXED) < failed + 2; sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "nobody probes");
+    cr_expect(health_is(w.client, "degraded"));
+    set(&fault->writes, 0);
+    cr_assert(metric_reaches(w.client, "nvme_returned", 1, 30000));
+    store(1000);
+}
+
+/* ---- syncs ---- */
+
+Test(disk, a_failed_sync_is_not_durable)
+{
+    open_host("nvme.io=auto");
+    set(&fault->sync_error, EIO);
+    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_NOT_DURABLE);
+    cr_expect_eq(metric(w.client, "nvme_sync_errors"), 1u);
+    set(&fault->sync_error, 0);
+    cr_expect_eq(dump_durable(1), UCM_BLOCK_IS_OK);
+    worker_close(&w);
+    host_kill(&host);
+    daemon_start();
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+/* ---- the ring ---- */
+
+Test(disk, a_ring_refused_and_back_the_same_bytes)
+{
+    open_host("nvme.io=auto");
+    store(0);
+    set(&fault->setup_error, EPERM);
+    start_again();
+    cr_expect_eq(load_all(0), BLOCKS);
+    store(1000);
+    set(&fault->setup_error, 0);
+    start_again();
+    cr_expect_eq(load_all(0), BLOCKS);
+    cr_expect_eq(load_all(1000), BLOCKS);
+}
+
+Test(disk, a_ring_that_breaks_while_it_is_used)
+{
+    open_host("nvme.io=auto");
+    store(0);
+    start_again();
+    set(&fault->ring_error, EIO);
+    cr_expect_eq(load_all(0), BLOCKS);
+    store(1000);
+    set(&fault->ring_error, 0);
+    start_again();
+    cr_expect_eq(load_all(0), BLOCKS);
+    cr_expect_eq(load_all(1000), BLOCKS);
+}

@@ -1,0 +1,194 @@
+/* A daemon that is killed while it moves parts out of a segment that is to be reused: at every
+ * moment a whole copy of each lies on storage, and never anything but right bytes. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <msgpack.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define BATCH 32u            /* blocks: about a segment */
+#define HOT 3u               /* of each batch, its first, are read again and again, */
+#define BACK 14u             /* until so many batches later; the file holds 12 */
+#define FIRST (BACK * BATCH) /* number of the first block */
+#define BATCHES_MAX 200u
+#define CLIENT_MS 500 /* also what a call takes to give up a daemon that is gone */
+
+static struct host host;
+static struct worker w;
+static char ucmd_kill[256];
+static uint64_t base; /* the first block of this run: what was read before is not known any more */
+
+static void drop_worker(void)
+{
+    if (w.region)
+        (void)ucm_region_unregister(w.region, 1000); /* its daemon is gone */
+    ucm_namespace_close(w.ns);
+    ucm_close(w.client);
+    munmap(w.memory, w.memory_bytes);
+    w = (struct worker){0};
+}
+
+static void recovered(void)
+{
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static int finish(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
+{
+    struct ucm_result r;
+
+    if (rc != 0)
+        return rc;
+    rc = ucm_task_wait(task, 20000, &r);
+    if (rc == 0)
+        memcpy(status, r.result, n);
+    ucm_task_free(task);
+    return rc;
+}
+
+/* False: the daemon is gone. */
+static bool dump(uint64_t first)
+{
+    uint8_t keys[BATCH * WORKER_KEY_BYTES], status[BATCH];
+    uint32_t blocks[BATCH];
+    struct ucm_transfer t = {
+        .keys = keys, .blocks = blocks, .n_keys = BATCH, .durability = UCM_DURABLE_ON_NVME};
+    struct ucm_task *task = NULL;
+    int rc;
+
+    keys_make(first, BATCH, keys);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    rc = ucm_dump(w.region, &t, CLIENT_MS, &task);
+    if (finish(rc, task, BATCH, status) != 0)
+        return false;
+    for (uint32_t i = 0; i < BATCH; i++)
+        cr_assert(status[i] == UCM_BLOCK_IS_OK || status[i] == UCM_BLOCK_IS_EXISTS, "%u",
+                  status[i]); /* the latter: of a batch that a kill cut off */
+    return true;
+}
+
+static bool leave_dram(const uint8_t *keys, uint32_t n)
+{
+    msgpack_sbuffer b;
+    msgpack_packer pk;
+    uint8_t *answer;
+    size_t size;
+    int rc;
+
+    msgpack_sbuffer_init(&b);
+    msgpack_packer_init(&pk, &b, msgpack_sbuffer_write);
+    msgpack_pack_map(&pk, 3);
+    msgpack_pack_str_with_body(&pk, "ns", 2);
+    msgpack_pack_uint32(&pk, 1); /* the only one */
+    msgpack_pack_str_with_body(&pk, "keys", 4);
+    msgpack_pack_bin_with_body(&pk, keys, n * WORKER_KEY_BYTES);
+    msgpack_pack_str_with_body(&pk, "tier", 4);
+    msgpack_pack_uint32(&pk, 1); /* DRAM */
+    rc = ucm_call(w.client, "evict", b.data, b.size, CLIENT_MS, &answer, &size);
+    msgpack_sbuffer_destroy(&b);
+    if (rc == 0)
+        free(answer);
+    return rc == 0;
+}
+
+/* The hot blocks of the last batches before `next` are there, on NVMe, with their bytes. False: the
+ * daemon is gone. */
+static bool hot_are_right(uint64_t next)
+{
+    uint8_t keys[BACK * HOT * WORKER_KEY_BYTES], status[BACK * HOT];
+    uint64_t number[BACK * HOT];
+    uint32_t blocks[BACK * HOT], n = 0;
+    struct ucm_transfer t = {.keys = keys, .blocks = blocks};
+    struct ucm_task *task = NULL;
+    int rc;
+
+    for (uint64_t first = next - BACK * BATCH; first < next; first += BATCH)
+        for (uint64_t i = 0; i < HOT && first >= base; i++, n++) {
+            number[n] = first + i;
+            blocks[n] = n;
+            key_make(number[n], keys + n * WORKER_KEY_BYTES);
+        }
+    t.n_keys = n;
+    worker_clear(&w);
+    if (n == 0)
+        return true;
+    if (!leave_dram(keys, n))
+        return false;
+    rc = ucm_load(w.region, &t, CLIENT_MS, &task);
+    if (finish(rc, task, n, status) != 0)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %llu of %llu is lost: %u",
+                     (unsigned long long)number[i], (unsigned long long)next, status[i]);
+        cr_assert_eq(worker_differs(&w, i, number[i]), 0u, "WRONG BYTES");
+    }
+    return true;
+}
+
+/* Until the daemon is gone. */
+static bool work(uint64_t *next)
+{
+    for (unsigned i = 0; i < BATCHES_MAX; i++, *next += BATCH)
+        if (!hot_are_right(*next) || !dump(*next))
+            return false;
+    return true;
+}
+
+static void reap(void)
+{
+    int status;
+
+    cr_assert_eq(waitpid(host.pid, &status, 0), host.pid);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
+    host.pid = 0;
+}
+
+static void kill_at(const char *point, unsigned n, uint64_t *next)
+{
+    char at[64];
+
+    snprintf(at, sizeof(at), "%s:%u", point, n);
+    setenv("UCMD_KILL_AT", at, 1);
+    host_restart(&host);
+    unsetenv("UCMD_KILL_AT");
+    worker_open(&w, &host, &(struct worker_options){0});
+    recovered();
+    base = *next;
+    cr_assert_not(work(next), "%s: nothing is moved", at);
+    reap();
+    drop_worker();
+}
+
+Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
+{
+    static const char *const points[] = {"move-read", "move-written", "move-synced"};
+    const char *ucmd = getenv("UCMD");
+    uint64_t next = FIRST;
+
+    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
+    host = (struct host){
+        .nvme = true,
+        .ucmd = ucmd_kill,
+        .sets = {"nvme.size=16MiB", "nvme.segment=1MiB", "arena.size=8MiB", "log.level=error"}};
+    host_prepare(&host);
+    for (unsigned i = 0; i < 6; i++) {
+        kill_at(points[i % 3], 1 + 5 * i, &next);
+        host_restart(&host);
+        worker_open(&w, &host, &(struct worker_options){0});
+        recovered();
+        cr_assert(hot_are_right(next));
+        next += BATCH; /* some of the last may be there */
+        host_kill(&host);
+        drop_worker();
+    }
+    host_remove(&host);
+}

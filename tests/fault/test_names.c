@@ -1,0 +1,232 @@
+/* What the daemon keeps of its namespaces, killed at points compiled into ucmd-kill: a purge that
+ * was answered never comes back, one that was not leaves everything or nothing. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 32u
+#define CALL_MS 3000
+
+static struct host host;
+static struct worker w;
+static char ucmd_kill[256];
+
+static void open_host(bool nvme)
+{
+    const char *ucmd = getenv("UCMD");
+
+    snprintf(ucmd_kill, sizeof(ucmd_kill), "%s-kill", ucmd ? ucmd : "build/ucmd");
+    host = (struct host){.nvme = nvme, .ucmd = ucmd_kill, .sets = {"nvme.segment=1MiB"}};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static void close_host(void)
+{
+    unsetenv("UCMD_KILL_AT");
+    worker_close(&w);
+    host_remove(&host);
+}
+
+TestSuite(names, .fini = close_host, .timeout = 120);
+
+static void recovered(void)
+{
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+/* The daemon again, to die at `at` when that is given. */
+static void start_again(const char *at)
+{
+    if (at)
+        setenv("UCMD_KILL_AT", at, 1);
+    host_restart(&host);
+    unsetenv("UCMD_KILL_AT");
+    worker_open(&w, &host, &(struct worker_options){0});
+    recovered();
+}
+
+/* Its daemon is gone. */
+static void drop_worker(void)
+{
+    (void)ucm_region_unregister(w.region, 100);
+    ucm_namespace_close(w.ns);
+    ucm_close(w.client);
+    munmap(w.memory, w.memory_bytes);
+    w = (struct worker){0};
+}
+
+static void expect_killed(void)
+{
+    int status;
+
+    cr_assert_eq(waitpid(host.pid, &status, 0), host.pid);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
+    host.pid = 0;
+    drop_worker();
+}
+
+static void restart_killed(void)
+{
+    worker_close(&w);
+    host_kill(&host);
+    start_again(NULL);
+}
+
+static void store(void)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(0, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, i);
+    }
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        cr_assert(status[i] == UCM_BLOCK_IS_OK || status[i] == UCM_BLOCK_IS_EXISTS, "status %u",
+                  status[i]);
+}
+
+static uint32_t hits(void)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+
+    keys_make(0, BLOCKS, keys);
+    return worker_hits(&w, keys, BLOCKS);
+}
+
+/* What ucm_call returned. */
+static int purge(uint8_t ns)
+{
+    const uint8_t call[] = {0x81, 0xa2, 'n', 's', ns};
+    uint8_t *answer = NULL;
+    size_t n;
+    int rc = ucm_call(w.client, "namespace.purge", call, sizeof(call), CALL_MS, &answer, &n);
+
+    free(answer);
+    return rc;
+}
+
+static long long names_pages(void)
+{
+    struct stat st;
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
+    cr_assert_eq(stat(path, &st), 0);
+    return st.st_size / 4096;
+}
+
+Test(names, a_purge_is_answered_when_it_is_kept)
+{
+    static const struct {
+        const char *at;
+        uint32_t left;
+    } point[] = {{"name-begin:1", BLOCKS}, {"name-torn:1", BLOCKS}, {"name-done:1", 0}};
+
+    open_host(true);
+    for (unsigned i = 0; i < sizeof(point) / sizeof(point[0]); i++) {
+        store();
+        worker_close(&w);
+        host_kill(&host);
+        start_again(point[i].at);
+        cr_assert_eq(hits(), BLOCKS);
+        cr_assert_neq(purge(1), 0, "%s: answered before it was kept", point[i].at);
+        expect_killed();
+        start_again(NULL);
+        cr_expect_eq(hits(), point[i].left, "%s", point[i].at);
+    }
+}
+
+Test(names, what_was_purged_never_comes_back)
+{
+    open_host(true);
+    for (unsigned i = 0; i < 5; i++) {
+        store();
+        cr_assert_eq(purge(1), 0, "%s", ucm_errmsg());
+        cr_expect_eq(hits(), 0u);
+        if (i % 2 == 0)
+            restart_killed();
+        cr_expect_eq(hits(), 0u);
+    }
+    store();
+    restart_killed();
+    cr_expect_eq(hits(), BLOCKS, "dumped after the purge");
+}
+
+Test(names, a_purge_that_can_not_be_kept_says_so)
+{
+    char path[128], away[128];
+
+    open_host(true);
+    store();
+    snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
+    snprintf(away, sizeof(away), "%s/away", host.dir);
+    cr_assert_eq(rename(path, away), 0);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_expect_eq(purge(1), -UCM_EIO, "%s", ucm_errmsg());
+    cr_expect_eq(hits(), 0u);
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert_eq(rename(away, path), 0);
+    cr_expect_eq(purge(1), 0, "%s", ucm_errmsg());
+    restart_killed();
+    cr_expect_eq(hits(), 0u);
+}
+
+Test(names, without_a_tier_a_purge_waits_for_nothing)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+
+    open_host(false);
+    worker_store(&w, 0, BLOCKS);
+    keys_make(0, BLOCKS, keys);
+    cr_assert_eq(hits(), BLOCKS);
+    cr_expect_eq(purge(1), 0, "%s", ucm_errmsg());
+    cr_expect_eq(hits(), 0u);
+}
+
+/* Purges until the file of names is written anew; at each point where that can be interrupted all
+ * that was acknowledged stays: the other namespace's blocks are there, what was purged is not. */
+Test(names, a_file_that_is_written_anew_may_be_interrupted)
+{
+    static const char *const point[] = {"names-begin:1", "names-torn:1", "names-torn:2",
+                                        "names-written:1", "names-renamed:1"};
+    unsigned purges;
+
+    open_host(true);
+    store();
+    worker_close(&w);
+    worker_open(&w, &host, &(struct worker_options){.model = "purged"});
+    for (unsigned i = 0; i < sizeof(point) / sizeof(point[0]); i++) {
+        worker_close(&w);
+        host_kill(&host);
+        start_again(point[i]);
+        worker_close(&w);
+        worker_open(&w, &host, &(struct worker_options){.model = "purged"});
+        store();
+        for (purges = 0; purges < 80 && purge(2) == 0; purges++)
+            cr_assert_eq(hits(), 0u);
+        cr_assert_lt(purges, 80u, "%s: the file was not written anew", point[i]);
+        expect_killed();
+        start_again(NULL);
+        cr_expect_eq(hits(), BLOCKS, "%s", point[i]);
+        worker_close(&w);
+        worker_open(&w, &host, &(struct worker_options){.model = "purged"});
+        /* of the one that was not answered, all or nothing */
+        cr_expect(hits() == 0 || (purges == 0 && hits() == BLOCKS), "%s", point[i]);
+    }
+    for (purges = 0; purges < 200; purges++)
+        cr_assert_eq(purge(2), 0, "%s", ucm_errmsg());
+    cr_expect_lt(names_pages(), 80);
+}

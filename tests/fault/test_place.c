@@ -1,0 +1,247 @@
+/* faults.md 18 and 24: two daemons on one place, and a wall clock that is set while the daemon
+ * runs. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 32u
+#define YEARS (INT64_C(365) * 86400)
+
+static struct host host;
+static struct worker w;
+static bool connected;
+
+static void open_worker(void)
+{
+    worker_open(&w, &host, &(struct worker_options){0});
+    connected = true;
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static void drop_worker(void)
+{
+    if (connected)
+        worker_close(&w);
+    connected = false;
+}
+
+static void close_host(void)
+{
+    drop_worker();
+    host_remove(&host);
+}
+
+TestSuite(place, .fini = close_host, .timeout = 90);
+
+static void store_durable(uint64_t first)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+}
+
+static void expect_all(uint64_t first)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
+    }
+}
+
+/* ---- two daemons ---- */
+
+/* The first notices nothing, the second says why it ends; when the first is gone, by a kill,
+ * another one takes over what it left. */
+Test(place, of_two_daemons_on_one_folder_the_second_refuses)
+{
+    struct host second;
+
+    host = (struct host){.nvme = true};
+    host_start(&host);
+    open_worker();
+    store_durable(0);
+    second = host;
+    snprintf(second.socket, sizeof(second.socket), "%s/t", host.dir);
+    cr_assert_not(host_try_restart(&second), "both run on one folder");
+    cr_expect(WIFEXITED(second.status) && WEXITSTATUS(second.status) != 0, "status %#x",
+              second.status);
+    expect_all(0);
+    store_durable(100);
+    drop_worker();
+    host_kill(&host);
+    snprintf(host.socket, sizeof(host.socket), "%s/t", host.dir);
+    host_restart(&host);
+    open_worker();
+    expect_all(0);
+    expect_all(100);
+}
+
+/* A second one that comes while the first starts, again and again: one of them serves. */
+Test(place, of_two_that_start_together_one_serves)
+{
+    struct host other;
+    int status;
+
+    host = (struct host){.nvme = true};
+    host_prepare(&host);
+    for (unsigned round = 0; round < 3; round++) {
+        other = host;
+        snprintf(other.socket, sizeof(other.socket), "%s/t", host.dir);
+        other.pid = fork();
+        cr_assert_geq(other.pid, 0);
+        if (other.pid == 0) {
+            _exit(host_try_restart(&other) ? (host_kill(&other), 0) : 1);
+        }
+        if (host_try_restart(&host))
+            host_kill(&host);
+        cr_assert_eq(waitpid(other.pid, &status, 0), other.pid);
+    }
+    host_restart(&host);
+    open_worker();
+    store_durable(0);
+    expect_all(0);
+}
+
+/* ---- the clock ---- */
+
+static int64_t *offset_s;
+
+/* A daemon whose wall clock is *offset_s off. */
+static void start_with_clock(void)
+{
+    const char *phase = getenv("UCM_PHASE"), *ucmd = getenv("UCMD");
+    char library[256], file[128];
+    int fd;
+
+    if (phase && strcmp(phase, "plain") != 0)
+        cr_skip_test("nothing is preloaded beside a sanitizer");
+    host = (struct host){.nvme = true};
+    host_prepare(&host);
+    snprintf(library, sizeof(library), "%s", ucmd ? ucmd : "build/ucmd");
+    snprintf(strrchr(library, '/'), 16, "/clock.so");
+    cr_assert_eq(access(library, R_OK), 0, "%s", library);
+    snprintf(file, sizeof(file), "%s/clock", host.dir);
+    fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(ftruncate(fd, sizeof(*offset_s)), 0);
+    offset_s = mmap(NULL, sizeof(*offset_s), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq(offset_s, MAP_FAILED);
+    close(fd);
+    setenv("UCM_CLOCK", file, 1);
+    setenv("LD_PRELOAD", library, 1);
+}
+
+static void restart(bool kill)
+{
+    if (connected && kill) {
+        drop_worker();
+        host_kill(&host);
+    } else if (connected) {
+        drop_worker();
+        cr_assert_eq(host_stop(&host), 0);
+    }
+    host_restart(&host);
+    open_worker();
+}
+
+static uint32_t lease_take(uint32_t lease_ms)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+    struct ucm_lookup l = {.keys = keys, .n_keys = BLOCKS, .lease_ms = lease_ms};
+    uint32_t hits, lease;
+
+    keys_make(0, BLOCKS, keys);
+    cr_assert_eq(ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, &lease), 0, "%s", ucm_errmsg());
+    cr_assert_eq(hits, BLOCKS);
+    return lease;
+}
+
+/* A connection that has not said hello yet is not late because the clock jumped. */
+static void expect_patience(int64_t jump_s)
+{
+    int fd = raw_connect(&host);
+
+    *offset_s += jump_s;
+    sleep_ms(50);
+    raw_hello(fd);
+    close(fd);
+}
+
+Test(place, nothing_expires_when_the_clock_is_set)
+{
+    static const int64_t jump_s[] = {10 * YEARS, -20 * YEARS, 3600, -3600, 1, -1};
+
+    start_with_clock();
+    restart(false);
+    store_durable(0);
+    for (unsigned i = 0; i < sizeof(jump_s) / sizeof(jump_s[0]); i++) {
+        uint32_t lease = lease_take(60000);
+        uint64_t end;
+
+        expect_patience(jump_s[i]);
+        cr_expect_eq(metric(w.client, "leases"), 1u, "a jump of %lld s", (long long)jump_s[i]);
+        cr_assert_eq(ucm_release(w.client, lease, -1), 0);
+        cr_expect_eq(metric(w.client, "leases"), 0u);
+        /* and what is to expire does so */
+        (void)lease_take(100);
+        *offset_s -= jump_s[i];
+        for (end = now_ms() + 5000; metric(w.client, "leases") != 0; sleep_ms(5))
+            cr_assert_lt(now_ms(), end, "a lease outlives its time");
+        *offset_s += jump_s[i];
+        expect_all(0);
+    }
+    cr_expect_eq(metric(w.client, "requests_deadline"), 0u);
+    cr_expect_eq(ucm_generation(w.client), 1u, "the connection was dropped");
+}
+
+/* Which of two writes is the later one is not told by a clock. */
+Test(place, a_restart_with_the_clock_set_back_finds_everything)
+{
+    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], *answer;
+    size_t n;
+
+    start_with_clock();
+    *offset_s = 10 * YEARS;
+    restart(false);
+    store_durable(0);
+    *offset_s = -10 * YEARS;
+    restart(true);
+    expect_all(0);
+    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
+                 0, "%s", ucm_errmsg());
+    free(answer);
+    store_durable(100);
+    *offset_s = 5 * YEARS;
+    restart(false);
+    *offset_s = -30 * YEARS;
+    restart(true);
+    keys_make(0, BLOCKS, keys);
+    cr_expect_eq(worker_hits(&w, keys, BLOCKS), 0u, "purged");
+    expect_all(100);
+}

@@ -1,0 +1,94 @@
+/* The durability that a namespace is opened with holds for the dumps that name none. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+#define BLOCKS 32u
+
+static struct host host;
+static struct worker w;
+static const struct worker_options durable = {.durability = UCM_DURABLE_ON_NVME};
+
+static void open_host(bool nvme)
+{
+    host = (struct host){.nvme = nvme};
+    host_start(&host);
+    worker_open(&w, &host, &durable);
+}
+
+static void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+}
+
+TestSuite(durability, .fini = close_host, .timeout = 60);
+
+static void dump_as(uint64_t first, uint32_t durability, uint8_t expected)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+    struct ucm_transfer t = {
+        .keys = keys, .blocks = blocks, .n_keys = BLOCKS, .durability = durability};
+    struct ucm_task *task;
+    struct ucm_result r;
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    cr_assert_eq(ucm_dump(w.region, &t, -1, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
+    memcpy(status, r.result, BLOCKS);
+    ucm_task_free(task);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        cr_expect_eq(status[i], expected, "block %u: %u", i, status[i]);
+}
+
+Test(durability, what_the_namespace_says_holds_and_a_dump_may_say_otherwise)
+{
+    open_host(true);
+    dump_as(0, UCM_DURABLE_DEFAULT, UCM_BLOCK_IS_OK);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), BLOCKS);
+    dump_as(100, UCM_DURABLE_IN_DRAM, UCM_BLOCK_IS_OK);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), BLOCKS);
+    dump_as(200, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
+}
+
+/* It is a wish of the connection's, not of everybody's, and tells no two namespaces apart. */
+Test(durability, others_of_the_same_namespace_are_left_alone)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], mine[32], theirs[32];
+    struct worker other;
+
+    open_host(true);
+    worker_open(&other, &host, &(struct worker_options){0});
+    ucm_namespace_fingerprint(w.ns, mine);
+    ucm_namespace_fingerprint(other.ns, theirs);
+    cr_expect_arr_eq(mine, theirs, 32);
+    worker_store(&other, 0, BLOCKS);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), 0u);
+    keys_make(0, BLOCKS, keys);
+    cr_expect_eq(worker_hits(&w, keys, BLOCKS), BLOCKS);
+    worker_close(&other);
+}
+
+/* The client opens its namespaces again by itself, as they were. */
+Test(durability, it_outlives_the_daemon)
+{
+    open_host(true);
+    host_kill(&host);
+    host_restart(&host);
+    dump_as(0, UCM_DURABLE_DEFAULT, UCM_BLOCK_IS_OK);
+    cr_expect_eq(metric(w.client, "dump_blocks_durable"), BLOCKS);
+}
+
+Test(durability, without_a_tier_the_answer_says_so)
+{
+    open_host(false);
+    dump_as(0, UCM_DURABLE_DEFAULT, UCM_BLOCK_IS_NOT_DURABLE);
+    dump_as(100, UCM_DURABLE_IN_DRAM, UCM_BLOCK_IS_OK);
+}

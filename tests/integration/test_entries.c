@@ -1,0 +1,302 @@
+/* Entries of nvme.paths that are used as they are: a block device (a loop device here), a file. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 64u
+#define MIB (1u << 20)
+#define FILE_BYTES (96 * MIB)
+
+static struct host host;
+static struct worker w;
+static bool connected;
+static char image[128], device[64], paths[256], state[128];
+
+/* What a command printed first, and its exit status. */
+static int shell(char *out, size_t cap, const char *format, const char *a, const char *b)
+{
+    char command[512];
+    int status;
+    FILE *f;
+
+    snprintf(command, sizeof(command), format, a, b);
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    if (!fgets(out, (int)cap, f))
+        out[0] = '\0';
+    out[strcspn(out, "\n")] = '\0';
+    while (fgetc(f) != EOF)
+        ;
+    status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int ctl(const char *arguments, char *out, size_t cap)
+{
+    const char *ucmctl = getenv("UCMCTL");
+
+    return shell(out, cap, "%s %s 2>&1", ucmctl ? ucmctl : "build/ucmctl", arguments);
+}
+
+static int ctl_format(const char *path, const char *options, char *out, size_t cap)
+{
+    char arguments[256];
+
+    snprintf(arguments, sizeof(arguments), "format %s %s", options, path);
+    return ctl(arguments, out, cap);
+}
+
+static void image_make(off_t bytes)
+{
+    int fd;
+
+    host =
+        (struct host){.nvme = true, .sets = {paths, state, "nvme.segment=1MiB", "nvme.size=64MiB"}};
+    host_prepare(&host);
+    snprintf(image, sizeof(image), "%s/image", host.dir);
+    snprintf(state, sizeof(state), "nvme.state=%s", host.dir);
+    fd = open(image, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(ftruncate(fd, bytes), 0);
+    close(fd);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", image);
+}
+
+static void device_make(const char *options)
+{
+    image_make(FILE_BYTES);
+    if (shell(device, sizeof(device), "losetup -f --show %s %s 2>/dev/null", options, image) != 0 ||
+        strncmp(device, "/dev/", 5) != 0) {
+        device[0] = '\0';
+        cr_skip_test("no loop device is to be had here");
+    }
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", device);
+}
+
+static void close_host(void)
+{
+    char out[64];
+
+    if (connected)
+        worker_close(&w);
+    connected = false;
+    host_remove(&host);
+    if (device[0])
+        (void)shell(out, sizeof(out), "losetup -d %s %s", device, "2>&1");
+    device[0] = '\0';
+}
+
+TestSuite(entries, .fini = close_host, .timeout = 90);
+
+static void write_at(const char *path, off_t at, const void *p, size_t n)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(pwrite(fd, p, n, at), (ssize_t)n);
+    cr_assert_eq(fsync(fd), 0);
+    close(fd);
+}
+
+static void open_worker(void)
+{
+    worker_open(&w, &host, &(struct worker_options){0});
+    connected = true;
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static void restart(bool kill)
+{
+    worker_close(&w);
+    connected = false;
+    if (kill)
+        host_kill(&host);
+    else
+        cr_assert_eq(host_stop(&host), 0);
+    host_restart(&host);
+    open_worker();
+}
+
+static void dump_durable(uint64_t first)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, first + i);
+    }
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+}
+
+static void expect_all(uint64_t first)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+        cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has wrong bytes", i);
+    }
+}
+
+/* A cache like any other: over a kill, over a stop (with its checkpoint), filled to the brim. */
+static void expect_a_cache(uint64_t capacity_bytes)
+{
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), capacity_bytes);
+    dump_durable(0);
+    restart(true);
+    expect_all(0);
+    dump_durable(100);
+    restart(false);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 2 * BLOCKS);
+    expect_all(0);
+    expect_all(100);
+    for (unsigned i = 10; i < 60; i++)
+        dump_durable(i * 100);
+    restart(true);
+    expect_all(5900);
+    cr_expect_leq(metric(w.client, "nvme_bytes_used"), capacity_bytes);
+}
+
+/* The daemon refuses to start, and at once. */
+static void expect_refused(void)
+{
+    cr_assert_not(host_try_restart(&host), "it was taken");
+    cr_expect(WIFEXITED(host.status) && WEXITSTATUS(host.status) != 0, "status %#x", host.status);
+}
+
+Test(entries, a_block_device)
+{
+    char out[256];
+
+    device_make("");
+    expect_refused();
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    expect_a_cache(63 * MIB);
+}
+
+Test(entries, a_block_device_of_large_blocks_smaller_than_the_configured_size)
+{
+    char out[256];
+
+    device_make("-b 4096");
+    host.sets[3] = "nvme.size=1GiB";
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    expect_a_cache(95 * MIB);
+}
+
+Test(entries, an_empty_file)
+{
+    image_make(0);
+    expect_a_cache(63 * MIB);
+}
+
+Test(entries, what_is_somebody_elses_is_not_touched)
+{
+    char out[256], before[4096], after[4096];
+    int fd;
+
+    device_make("");
+    write_at(device, 0x438, "\x53\xef", 2);
+    expect_refused();
+    cr_expect_neq(ctl_format(device, "", out, sizeof(out)), 0);
+    cr_expect_not_null(strstr(out, "an ext file system"), "%s", out);
+    cr_expect_neq(ctl_format(device, "--force </dev/null", out, sizeof(out)), 0, "nobody said yes");
+    expect_refused();
+    fd = open(device, O_RDONLY | O_CLOEXEC);
+    memset(before, 0, sizeof(before));
+    memcpy(before + 0x438, "\x53\xef", 2);
+    cr_assert_eq(pread(fd, after, sizeof(after), 0), (ssize_t)sizeof(after));
+    cr_expect_eq(memcmp(before, after, sizeof(after)), 0);
+    close(fd);
+    cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    expect_all(0);
+}
+
+Test(entries, a_file_with_anything_in_it_is_not_touched)
+{
+    char out[256];
+    struct stat st;
+
+    image_make(FILE_BYTES);
+    write_at(image, 50000, "my thesis", 9);
+    expect_refused();
+    cr_assert_neq(ctl_format(image, "", out, sizeof(out)), 0);
+    cr_expect_not_null(strstr(out, "something"), "%s", out);
+    cr_assert_eq(stat(image, &st), 0);
+    cr_expect_eq(st.st_size, (off_t)FILE_BYTES);
+    cr_assert_eq(shell(out, sizeof(out), "grep -c 'my thesis' %s %s", image, ""), 0);
+}
+
+Test(entries, one_that_runs_is_not_formatted_nor_shared)
+{
+    struct host other;
+    char out[256];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    cr_expect_neq(ctl_format(device, "--force --yes", out, sizeof(out)), 0);
+    other = host;
+    snprintf(other.socket, sizeof(other.socket), "%s/t", host.dir);
+    cr_expect_not(host_try_restart(&other));
+    expect_all(0);
+    restart(true);
+    expect_all(0);
+    /* a new beginning, when it is wanted */
+    worker_close(&w);
+    connected = false;
+    cr_assert_eq(host_stop(&host), 0);
+    cr_expect_neq(ctl_format(device, "", out, sizeof(out)), 0);
+    cr_expect_not_null(strstr(out, "a cache of ucmd"), "%s", out);
+    cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
+    cr_expect_eq(metric(w.client, "blocks"), 0u);
+}
+
+/* Beside a folder; another name of the device is the same device. */
+Test(entries, with_a_folder_and_under_another_name)
+{
+    char out[256], link[96];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", host.dir, device);
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
+    dump_durable(0);
+    restart(true);
+    expect_all(0);
+    snprintf(link, sizeof(link), "%s/disk", host.dir);
+    cr_assert_eq(symlink(device, link), 0);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", link, host.dir);
+    restart(false);
+    expect_all(0);
+}

@@ -1,0 +1,478 @@
+/* DRAM over a planned restart (arena.keep): after TERM everything is there again, with its bytes
+ * and without NVMe; after anything else nothing is, or what is has its bytes. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct host host;
+static struct worker w;
+static char keep[64], keep_set[96], kill_ucmd[256];
+
+#define BLOCKS 64u
+
+static void close_keep(void)
+{
+    char path[96];
+
+    if (w.client)
+        worker_close(&w);
+    host_remove(&host);
+    snprintf(path, sizeof(path), "%s/ucmd.arena", keep);
+    (void)unlink(path); /* there or not */
+    snprintf(path, sizeof(path), "%s/ucmd.kept", keep);
+    (void)unlink(path);
+    snprintf(path, sizeof(path), "%s/ucmd.kept.tmp", keep);
+    (void)unlink(path);
+    cr_expect_eq(rmdir(keep), 0, "something is left in %s", keep);
+}
+
+TestSuite(keep, .fini = close_keep, .timeout = 120);
+
+static void open_keep(bool nvme)
+{
+    snprintf(keep, sizeof(keep), "/dev/shm/ucm-keep-XXXXXX");
+    cr_assert(mkdtemp(keep), "no /dev/shm?");
+    snprintf(keep_set, sizeof(keep_set), "arena.keep=%s", keep);
+    host = (struct host){.nvme = nvme, .sets = {keep_set}};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static void wait_ok(void)
+{
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "nothing is taken over any more, and it does not end");
+}
+
+static void worker_leave(void)
+{
+    worker_close(&w);
+    w = (struct worker){0};
+}
+
+static void start_again(void)
+{
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    wait_ok();
+}
+
+static void restart(void (*stop)(struct host *h))
+{
+    worker_leave();
+    stop(&host);
+    start_again();
+}
+
+static void stop_clean(struct host *h)
+{
+    cr_assert_eq(host_stop(h), 0);
+}
+
+static uint32_t loaded; /* blocks that the last check_all found */
+
+/* Each is there with its bytes, or absent. */
+static void check_all(uint64_t first, uint32_t n)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+
+    loaded = 0;
+    for (uint32_t from = 0; from < n; from += BLOCKS) {
+        uint32_t some = n - from < BLOCKS ? n - from : BLOCKS;
+
+        keys_make(first + from, some, keys);
+        for (uint32_t i = 0; i < some; i++)
+            blocks[i] = i;
+        worker_clear(&w);
+        cr_assert_eq(worker_load(&w, keys, blocks, some, status), 0, "%s", ucm_errmsg());
+        for (uint32_t i = 0; i < some; i++) {
+            if (status[i] != UCM_BLOCK_IS_OK)
+                continue;
+            cr_assert_eq(worker_differs(&w, i, first + from + i), 0u, "block %u has WRONG BYTES",
+                         from + i);
+            loaded++;
+        }
+    }
+}
+
+static void expect_all(uint64_t first, uint32_t n)
+{
+    check_all(first, n);
+    cr_assert_eq(loaded, n, "%u of %u", loaded, n);
+}
+
+static void expect_cold(uint64_t first, uint32_t n)
+{
+    cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u);
+    check_all(first, n);
+    cr_expect_eq(loaded, 0u);
+    /* and it works, and keeps */
+    worker_store(&w, first, n);
+    restart(stop_clean);
+    expect_all(first, n);
+}
+
+static int keep_file(const char *name, int flags)
+{
+    char path[96];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", keep, name);
+    fd = open(path, flags | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0, "%s", path);
+    return fd;
+}
+
+static bool keep_has(const char *name)
+{
+    char path[96];
+
+    snprintf(path, sizeof(path), "%s/%s", keep, name);
+    return access(path, F_OK) == 0;
+}
+
+/* ---- in order ---- */
+
+Test(keep, dram_is_there_again_after_term)
+{
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    for (unsigned round = 1; round <= 3; round++) {
+        restart(stop_clean);
+        cr_expect_not(keep_has("ucmd.kept"), "a manifest serves once");
+        cr_expect_eq(metric(w.client, "arena_kept_parts"), round * BLOCKS);
+        cr_expect_eq(metric(w.client, "blocks"), round * BLOCKS);
+        cr_expect_eq(metric(w.client, "arena_bytes_used"), round * BLOCKS * 32768u);
+        for (unsigned i = 0; i < round; i++)
+            expect_all(i * BLOCKS, BLOCKS);
+        worker_store(&w, round * BLOCKS, BLOCKS);
+    }
+    cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
+}
+
+/* Slots of two sizes, more than there is room for: what was in DRAM at the end is what is there. */
+Test(keep, a_full_arena_is_there_again)
+{
+    struct worker_options large = {.model = "large", .shard_bytes = 24576};
+    uint64_t blocks, used;
+
+    open_keep(false);
+    for (unsigned i = 0; i < 24; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    worker_leave();
+    worker_open(&w, &host, &large);
+    for (unsigned i = 0; i < 6; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    blocks = metric(w.client, "blocks");
+    used = metric(w.client, "arena_bytes_used");
+    restart(stop_clean);
+    cr_expect_eq(metric(w.client, "blocks"), blocks);
+    cr_expect_eq(metric(w.client, "arena_bytes_used"), used);
+    cr_expect_eq(metric(w.client, "arena_kept_refused"), 0u);
+    check_all(0, 24 * BLOCKS);
+    cr_expect_eq(loaded, blocks - 6 * BLOCKS);
+    worker_leave();
+    worker_open(&w, &host, &large);
+    expect_all(0, 6 * BLOCKS);
+    /* room is made in it as before */
+    for (unsigned i = 6; i < 20; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    expect_all(16 * BLOCKS, 4 * BLOCKS);
+}
+
+Test(keep, what_was_purged_does_not_come_back)
+{
+    static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
+    uint8_t *answer;
+    size_t n;
+
+    open_keep(false);
+    for (unsigned i = 0; i < 24; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    worker_leave();
+    stop_clean(&host);
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
+                 0, "%s", ucm_errmsg());
+    free(answer);
+    wait_ok();
+    check_all(0, 24 * BLOCKS);
+    cr_expect_eq(loaded, 0u);
+    cr_expect_eq(metric(w.client, "arena_bytes_used"), 0u);
+}
+
+Test(keep, with_a_tier_each_finds_its_own_and_nothing_is_written_again)
+{
+    static const char dram[] = "\x82\xa2ns\x01\xa4tier\x01"; /* {ns: 1, tier: DRAM} */
+    uint8_t *answer;
+    size_t n;
+
+    open_keep(true);
+    for (unsigned i = 0; i < 8; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    for (unsigned round = 0; round < 2; round++) {
+        restart(stop_clean);
+        cr_expect_eq(metric(w.client, "arena_kept_parts"), 8 * BLOCKS);
+        cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 8 * BLOCKS);
+        cr_expect_eq(metric(w.client, "blocks"), 8 * BLOCKS);
+        expect_all(0, 8 * BLOCKS);
+        cr_expect_eq(metric(w.client, "load_blocks_nvme"), 0u);
+        cr_expect_eq(metric(w.client, "nvme_writes"), 0u);
+    }
+    cr_assert_eq(ucm_call(w.client, "evict", dram, sizeof(dram) - 1, -1, &answer, &n), 0, "%s",
+                 ucm_errmsg());
+    free(answer);
+    expect_all(0, 8 * BLOCKS);
+    cr_expect_eq(metric(w.client, "load_blocks_nvme"), 8 * BLOCKS, "both copies were known");
+}
+
+/* ---- out of order ---- */
+
+Test(keep, after_a_kill_dram_is_empty_and_nvme_is_there)
+{
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    restart(host_kill);
+    expect_cold(0, BLOCKS);
+    restart(host_kill);
+    expect_cold(0, BLOCKS);
+    close_keep();
+    open_keep(true);
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_clean);
+    restart(host_kill);
+    cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u);
+    expect_all(0, BLOCKS);
+    cr_expect_eq(metric(w.client, "load_blocks_nvme"), BLOCKS);
+}
+
+static off_t damage_at;
+static unsigned damage_kind;
+
+static void stop_and_damage(struct host *h)
+{
+    int fd;
+    uint8_t byte;
+
+    stop_clean(h);
+    fd = keep_file("ucmd.kept", O_RDWR);
+    if (damage_kind == 0) {
+        cr_assert_eq(ftruncate(fd, damage_at), 0);
+    } else {
+        cr_assert_eq(pread(fd, &byte, 1, damage_at), 1);
+        byte ^= (uint8_t)(1u << damage_kind % 8);
+        cr_assert_eq(pwrite(fd, &byte, 1, damage_at), 1);
+    }
+    close(fd);
+}
+
+Test(keep, a_damaged_manifest_is_a_cold_start)
+{
+    static const struct {
+        unsigned kind;
+        off_t at;
+    } cases[] = {
+        {0, 0},  {0, 100}, {0, 4096}, {0, 4200}, {0, 6000},          /* cut */
+        {1, 0},  {1, 8},   {2, 9},    {3, 20},   {4, 33},            /* magic, version, boot */
+        {5, 41}, {6, 50},  {7, 57},   {1, 64},   {3, 72},   {2, 80}, /* sizes, counts */
+        {2, 90}, {1, 900}, {3, 4090}, {4, 4100}, {5, 4400}, {1, 4096 + 400},
+    };
+
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        damage_kind = cases[i].kind;
+        damage_at = cases[i].at;
+        restart(stop_and_damage);
+        cr_expect_eq(metric(w.client, "arena_kept_parts"), 0u, "case %zu", i);
+        check_all(0, BLOCKS);
+        cr_assert_eq(loaded, 0u, "case %zu", i);
+        worker_store(&w, 0, BLOCKS);
+    }
+    restart(stop_clean);
+    expect_all(0, BLOCKS);
+}
+
+static void stop_and_resize(struct host *h)
+{
+    stop_clean(h);
+    h->sets[1] = h->sets[1] ? NULL : "arena.size=65MiB";
+}
+
+static void stop_and_reextend(struct host *h)
+{
+    stop_clean(h);
+    h->sets[1] = h->sets[1] ? NULL : "arena.extent=2MiB";
+}
+
+Test(keep, another_arena_is_a_cold_start)
+{
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    for (unsigned i = 0; i < 4; i++) {
+        restart(i < 2 ? stop_and_resize : stop_and_reextend);
+        expect_cold(0, BLOCKS);
+    }
+}
+
+/* Bits of the memory itself: each part that has one is a miss, the others are there. */
+static void stop_and_flip(struct host *h)
+{
+    int fd;
+    uint8_t byte;
+
+    stop_clean(h);
+    fd = keep_file("ucmd.arena", O_RDWR);
+    for (off_t slot = 0; slot < 16; slot++) { /* the first 32 lie in the first extent */
+        off_t at = slot * 32768 + slot * 2047;
+
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        byte ^= 0x10;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    }
+    close(fd);
+}
+
+Test(keep, no_part_with_other_bytes_is_served)
+{
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_and_flip);
+    cr_expect_eq(metric(w.client, "arena_kept_parts"), BLOCKS - 16);
+    cr_expect_eq(metric(w.client, "arena_kept_refused"), 16u);
+    check_all(0, BLOCKS);
+    cr_expect_eq(loaded, BLOCKS - 16);
+    /* with a copy on NVMe nothing is lost by it */
+    close_keep();
+    open_keep(true);
+    worker_store(&w, 0, BLOCKS);
+    restart(stop_and_flip);
+    expect_all(0, BLOCKS);
+    cr_expect_eq(metric(w.client, "load_blocks_nvme"), 16u);
+}
+
+/* A manifest that somebody saved and puts back behind a run that was killed. */
+Test(keep, a_stale_manifest_brings_no_wrong_byte)
+{
+    static uint8_t bytes[1 << 20];
+    ssize_t n;
+    int fd;
+
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    worker_leave();
+    stop_clean(&host);
+    fd = keep_file("ucmd.kept", O_RDONLY);
+    n = read(fd, bytes, sizeof(bytes));
+    close(fd);
+    cr_assert_gt(n, 4096);
+    start_again();
+    for (unsigned i = 1; i < 40; i++) /* over most of it */
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    worker_leave();
+    host_kill(&host);
+    fd = keep_file("ucmd.kept", O_WRONLY | O_CREAT | O_TRUNC);
+    cr_assert_eq(write(fd, bytes, (size_t)n), n);
+    close(fd);
+    start_again();
+    check_all(0, 40 * BLOCKS);
+    cr_expect_eq(loaded, metric(w.client, "arena_kept_parts"));
+    cr_expect_lt(loaded, BLOCKS);
+}
+
+/* ---- killed while it stops or starts ---- */
+
+static void kill_at(const char *point, bool at_start)
+{
+    const char *ucmd = getenv("UCMD");
+
+    snprintf(kill_ucmd, sizeof(kill_ucmd), "%s-kill", ucmd ? ucmd : "build/ucmd");
+    worker_leave();
+    if (at_start)
+        stop_clean(&host);
+    else
+        host_kill(&host); /* loses what is in DRAM; the next one has it at the end */
+    host.ucmd = kill_ucmd;
+    setenv("UCMD_KILL_AT", point, 1);
+    if (at_start) {
+        cr_expect_not(host_try_restart(&host), "killed at %s", point);
+    } else {
+        host_restart(&host);
+        worker_open(&w, &host, &(struct worker_options){0});
+        worker_store(&w, 0, BLOCKS);
+        worker_leave();
+        cr_expect_eq(host_stop(&host), 128 + SIGKILL, "killed at %s", point);
+    }
+    unsetenv("UCMD_KILL_AT");
+    host.ucmd = NULL;
+    start_again();
+}
+
+Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
+{
+    open_keep(false);
+    kill_at("keep-written:1", false);
+    expect_cold(0, BLOCKS);
+    kill_at("keep-named:1", false);
+    expect_all(0, BLOCKS);
+    kill_at("keep-take:1", true);
+    expect_all(0, BLOCKS);
+    kill_at("keep-taken:1", true);
+    expect_cold(0, BLOCKS);
+}
+
+Test(keep, a_second_daemon_is_refused)
+{
+    struct host other;
+    char command[512], out[512] = "";
+    const char *ucmd = getenv("UCMD");
+    size_t n;
+    FILE *f;
+
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    other = host;
+    host_prepare(&other);
+    snprintf(command, sizeof(command),
+             "timeout 20 %s --set socket=%s --set arena.size=64MiB --set arena.extent=1MiB "
+             "--set device.cuda=off --set %s 2>&1",
+             ucmd ? ucmd : "build/ucmd", other.socket, keep_set);
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    n = fread(out, 1, sizeof(out) - 1, f);
+    out[n] = '\0';
+    cr_expect_eq(WEXITSTATUS(pclose(f)), 1, "%s", out);
+    cr_expect_not_null(strstr(out, "another daemon uses it"), "%s", out);
+    other.pid = 0;
+    host_remove(&other);
+    expect_all(0, BLOCKS);
+    restart(stop_clean);
+    expect_all(0, BLOCKS);
+}
+
+/* A start that is refused for another reason leaves what is kept for the next try. */
+Test(keep, a_start_that_fails_loses_nothing)
+{
+    char socket[96];
+
+    open_keep(false);
+    worker_store(&w, 0, BLOCKS);
+    worker_leave();
+    stop_clean(&host);
+    memcpy(socket, host.socket, sizeof(socket));
+    snprintf(host.socket, sizeof(host.socket), "%s/a/b", host.dir);
+    cr_expect_not(host_try_restart(&host));
+    memcpy(host.socket, socket, sizeof(socket));
+    start_again();
+    expect_all(0, BLOCKS);
+}

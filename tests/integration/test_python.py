@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""The Python binding, client/python, against a real daemon: every call, its errors, and who keeps which memory alive."""
+
+import array
+import ctypes
+import faulthandler
+import gc
+import hashlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+try:
+    import msgpack  # noqa: F401  second_client needs it
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "client/python"))
+os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+
+import ucmclient  # noqa: E402
+from second_client import Daemon  # noqa: E402
+from ucmclient import (BlockResult, Client, Found, Identity, MemoryKind, Memory, Plane, SharedMemory, Status,  # noqa: E402
+                       UcmError, data_pointer)
+from ucmclient import _native, keys as chains  # noqa: E402
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+SUITE_TIMEOUT_S = 120
+LAYERS, CHUNK, BLOCKS = 3, 8192, 32
+
+
+def key(*names):
+    return b"".join(hashlib.sha256(str(name).encode()).digest() for name in names)
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop()
+        assert status == 0, f"the daemon ended with {status}"
+
+    def client(self, **more):
+        client = Client(socket=self.daemon.socket, name="python", **more)
+        self.addCleanup(client.close)
+        return client
+
+    def identity(self, **more):
+        fields = dict(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=16, shards=(LAYERS,),
+                      shard_bytes=CHUNK)
+        return Identity(**dict(fields, **more))
+
+    def worker(self):
+        """A namespace and a region in shared memory: layer by layer, in each block by block."""
+        ns = self.client().namespace(self.identity())
+        shared = SharedMemory(LAYERS * CHUNK * BLOCKS)
+        planes = [Plane(0, layer * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        return ns, shared, ns.register([shared.memory()], planes, blocks=BLOCKS)
+
+    def chunk(self, shared, layer, block):
+        start = (layer * BLOCKS + block) * CHUNK
+        return shared.buffer[start:start + CHUNK]
+
+    def fill(self, shared, block):
+        for layer in range(LAYERS):
+            self.chunk(shared, layer, block)[:] = os.urandom(CHUNK)
+        return self.bytes(shared, block)
+
+    def bytes(self, shared, block):
+        return b"".join(bytes(self.chunk(shared, layer, block)) for layer in range(LAYERS))
+
+    def refused(self, status, call, *args, **named):
+        with self.assertRaises(UcmError) as caught:
+            call(*args, **named)
+        self.assertEqual(caught.exception.status, status, caught.exception)
+        self.assertGreater(len(str(caught.exception)), 10)
+        return caught.exception
+
+
+class Blocks(Case):
+    def test_dump_and_load_move_the_bytes(self):
+        ns, shared, region = self.worker()
+        stored = [self.fill(shared, block) for block in range(4)]
+        result = region.dump(key(0, 1, 2, 3), range(4)).wait()
+        self.assertEqual((result.ok, result.all_ok, result.bytes), (4, True, 4 * LAYERS * CHUNK))
+        hits = ns.lookup_prefix(key(0, 1, 2, 3, "none"), lease=10)
+        self.assertEqual((hits.blocks, hits.in_dram), (4, 4))
+        self.assertGreater(hits.lease, 0)
+        region.load(key(0, 1, 2, 3), array.array("I", [13, 12, 11, 10]), lease=hits.lease).wait()
+        self.assertEqual([self.bytes(shared, block) for block in (13, 12, 11, 10)], stored)
+
+    def test_results_name_each_block(self):
+        ns, shared, region = self.worker()
+        self.fill(shared, 0)
+        region.dump(key("a"), [0]).wait()
+        self.assertEqual(region.dump([key("a")], [0]).wait().blocks, bytes([BlockResult.EXISTS]))
+        result = region.load([key("a"), key("b")], [1, 2]).wait()
+        self.assertEqual((result.blocks, result.ok, result.all_ok), (bytes([BlockResult.OK, BlockResult.MISS]), 1, False))
+        found, lease = ns.lookup_each(key("b", "a"))
+        self.assertEqual((found, lease), (bytes([Found.NOT, Found.DRAM]), 0))
+
+    def test_layer_by_layer(self):
+        ns, shared, region = self.worker()
+        stored = self.fill(shared, 0)
+        for layer in (2, 0, 1):
+            self.assertEqual(ns.lookup_prefix(key("l")).blocks, 0)
+            region.dump(key("l"), [0], shard=layer, shards=1).wait()
+        self.assertEqual(ns.lookup_prefix(key("l")).blocks, 1)
+        for layer in range(LAYERS):
+            region.load(key("l"), [5], shard=layer, shards=1).wait()
+        self.assertEqual(self.bytes(shared, 5), stored)
+
+    def test_durable_evicted_prefetched_pinned(self):
+        ns, shared, region = self.worker()
+        stored = self.fill(shared, 0)
+        self.assertTrue(region.dump(key("d"), [0], durable=True).wait().all_ok)
+        self.assertEqual(ns.pin(key("d")), 1)
+        self.assertEqual(ns.evict(key("d")), (0, 1))
+        self.assertEqual(ns.unpin(), 1)
+        self.assertTrue(ns.prefetch(key("d"), part=0, priority=3).wait().all_ok)
+        region.load(key("d"), [9], priority=7, deadline=5.0).wait()
+        self.assertEqual(self.bytes(shared, 9), stored)
+        self.assertEqual(ns.evict(key("d")), (1, 0))
+        self.assertEqual(ns.lookup_prefix(key("d")).blocks, 0)
+
+    @unittest.skipUnless(numpy, "numpy is not installed")
+    def test_numpy_without_a_copy(self):
+        ns, shared, region = self.worker()
+        pages = numpy.frombuffer(shared.buffer, dtype=numpy.float32).reshape(LAYERS, BLOCKS, -1)
+        pages[:, 7] = numpy.arange(LAYERS * CHUNK // 4, dtype=numpy.float32).reshape(LAYERS, -1)
+        packed = numpy.frombuffer(key("n", "m"), dtype=numpy.uint8).reshape(2, 32)
+        region.dump(packed[:1], numpy.array([7], dtype=numpy.uint32)).wait()
+        region.load(packed[:1], numpy.array([8], dtype=numpy.int64)).wait()
+        self.assertTrue((pages[:, 7] == pages[:, 8]).all())
+        self.assertEqual(data_pointer(pages[1]), data_pointer(pages) + BLOCKS * CHUNK)
+
+
+class Manners(Case):
+    def test_server_info_and_generation(self):
+        client = self.client()
+        info = client.server_info()
+        self.assertTrue(info.server.startswith("ucmd "))
+        self.assertEqual((client.generation, len(info.instance)), (1, 16))
+        self.assertGreaterEqual(info.max_keys, 8192)
+        self.assertRegex(ucmclient.__version__, r"^\d+\.\d+\.\d+$")
+
+    def test_same_identity_same_fingerprint(self):
+        client = self.client()
+        prints = {client.namespace(self.identity(**more)).fingerprint
+                  for more in ({}, {}, {"salt": b"a\0b"}, {"salt": b"a\0c"}, {"dtype": "fp8"}, {"revision": "r"})}
+        self.assertEqual((len(prints), {len(p) for p in prints}), (5, {32}))
+
+    def test_errors_have_a_number_and_a_sentence(self):
+        self.refused(Status.NO_DAEMON, Client, socket="/nonexistent/socket", timeout=0.05)
+        ns, shared, region = self.worker()
+        self.refused(Status.INVALID, region.load(key(1), [BLOCKS]).wait)
+        self.refused(Status.INVALID, self.client().namespace, self.identity(block_tokens=0))
+        self.refused(Status.DENIED, self.client().namespace, self.identity(tenant="somebody else"))
+        for wrong in (lambda: region.load(key(1), [0, 1]), lambda: region.load(b"short", [0]),
+                      lambda: region.load([b"short"], [0]), lambda: region.load(key(1), [-1]),
+                      lambda: region.dump(key(1), [0], event=b"x"), lambda: chains.sha256_chain([1], 0),
+                      lambda: region.load(key(1), array.array("d", [0.0]))):
+            with self.assertRaises(ValueError):
+                wrong()
+
+    def test_closed_objects_say_so(self):
+        ns, shared, region = self.worker()
+        task = region.load(key("none"), [0])
+        task.wait()
+        self.refused(Status.REPORTED, task.wait)
+        task.close()
+        task.close()
+        self.refused(Status.INVALID, task.wait)
+        region.close()
+        region.close()
+        self.refused(Status.INVALID, region.load, key(1), [0])
+        ns.client.close()
+        ns.close()
+        self.refused(Status.INVALID, ns.lookup_prefix, key(1))
+
+    def test_a_client_that_goes_takes_its_objects_along(self):
+        ns, shared, region = self.worker()
+        task = region.load(key("none"), [0])
+        ns.client.close()
+        task.close()
+        region.close()
+        ns.close()
+
+    def test_shared_memory_outlives_its_object(self):
+        view = SharedMemory(1 << 20).buffer
+        gc.collect()
+        view[123] = 45
+        self.assertEqual(view[123], 45)
+
+    def test_descriptors_are_closed(self):
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+        ns, shared, region = self.worker()
+        region.close()
+        before = descriptors()
+        for _ in range(20):
+            one = SharedMemory(1 << 16)
+            planes = [Plane(0, 0, CHUNK, CHUNK, 0), Plane(0, 2 * CHUNK, CHUNK, CHUNK, 1), Plane(0, 4 * CHUNK, CHUNK, CHUNK, 2)]
+            with ns.register([one.memory()], planes, blocks=2):
+                pass
+            del one
+        gc.collect()
+        self.assertEqual(descriptors(), before)
+
+    def test_memory_checks_its_handles(self):
+        ns, shared, region = self.worker()
+        with self.assertRaises(ValueError):
+            ns.register([Memory(MemoryKind.CUDA_IPC, 4096, ipc=b"short")], [], blocks=1)
+        with self.assertRaises(ValueError):
+            ns.register([shared.memory()], [], blocks=1, gpu=b"short")
+
+    def test_polling(self):
+        ns, shared, region = self.worker()
+        task = region.load(key("none"), [0])
+        while task.check() is None:
+            self.assertTrue(select.select([ns.client], [], [], 10)[0])
+            ns.client.process()
+
+    def test_threads_run_while_a_call_waits(self):
+        ns, shared, region = self.worker()
+        stop, turns = threading.Event(), []
+
+        def spin():
+            while not stop.is_set():
+                turns.append(time.monotonic())
+                time.sleep(0.001)
+        thread = threading.Thread(target=spin)
+        thread.start()
+        started = time.monotonic()
+        with self.assertRaises(UcmError):
+            Client(socket="/nonexistent/socket", timeout=0.3)
+        ended = time.monotonic()
+        stop.set()
+        thread.join()
+        self.assertGreater(sum(started < at < ended for at in turns), 10)
+
+    def test_keys(self):
+        tokens = array.array("I", range(1, 33))
+        both = chains.sha256_chain(tokens, 16)
+        self.assertEqual(len(both), 64)
+        self.assertEqual(chains.sha256_chain(tokens[16:], 16, parent=both[:32]), both[32:])
+        self.assertEqual(chains.sha256_chain(range(1, 40), 16), both)
+        self.assertEqual(chains.sha256_chain([], 16), b"")
+        self.assertEqual(len(chains.md5_chain("demo:1:torch.bfloat16:0", tokens, 16)), 32)
+
+    def test_the_library_is_asked_for_by_name(self):
+        words = subprocess.run([sys.executable, "-c", "import ucmclient"], capture_output=True, text=True,
+                               env=dict(os.environ, UCMCLIENT_LIB="/nonexistent.so",
+                                        PYTHONPATH=os.path.join(TOP, "client/python")))
+        self.assertNotEqual(words.returncode, 0)
+        self.assertIn("UCMCLIENT_LIB", words.stderr)
+
+
+class Restart(Case):
+    def test_the_client_goes_on_with_the_next_daemon(self):
+        ns, shared, region = self.worker()
+        stored = self.fill(shared, 0)
+        self.assertTrue(region.dump(key("r"), [0], durable=True).wait().all_ok)
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        error = self.refused(Status.NO_DAEMON, ns.lookup_prefix, key("r"), timeout=0.1)
+        self.assertTrue(error.away)
+        restarted = Daemon(**{"socket": self.daemon.socket, "nvme.paths": self.daemon.store})
+        self.addCleanup(restarted.stop)
+        deadline = time.monotonic() + 20
+        while ns.lookup_prefix(key("r")).blocks == 0:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        self.assertEqual(ns.client.generation, 2)
+        self.assertTrue(region.load(key("r"), [4]).wait().all_ok)
+        self.assertEqual(self.bytes(shared, 4), stored)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemon.stop()
+
+
+class Structures(unittest.TestCase):
+    """What ctypes makes of the header is what a C compiler does."""
+
+    NAMES = {"ucm_options": "Options", "ucm_server_info": "ServerInfo", "ucm_identity": "Identity",
+             "ucm_memory": "Memory", "ucm_plane": "Plane", "ucm_region_spec": "RegionSpec", "ucm_lookup": "Lookup",
+             "ucm_transfer": "Transfer", "ucm_result": "Result"}
+
+    def test_sizes_and_offsets(self):
+        lines = []
+        for c, name in self.NAMES.items():
+            fields = [field[0] for field in getattr(_native, name)._fields_]
+            numbers = [f"sizeof(struct {c})"] + [f"offsetof(struct {c}, {field})" for field in fields]
+            lines += [f'printf("%zu ", {number});' for number in numbers] + ['puts("");']
+        source = ('#include "client/include/ucmclient.h"\n#include <stddef.h>\n#include <stdio.h>\n'
+                  "int main(void) {" + "\n".join(lines) + "}")
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "sizes")
+            subprocess.run(["cc", "-I", TOP, "-x", "c", "-", "-o", program], input=source.encode(), check=True)
+            told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+        for name, line in zip(self.NAMES.values(), told):
+            structure = getattr(_native, name)
+            fields = [getattr(structure, field[0]).offset for field in structure._fields_]
+            self.assertEqual([int(n) for n in line.split()], [ctypes.sizeof(structure), *fields], name)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=2)

@@ -1,0 +1,150 @@
+/* More waits to be written than may: what is dropped is counted, who waits for the disks is told,
+ * and reads find room. */
+#include "tests/unit/cache_rig.h"
+
+TestSuite(pressure, .init = rig_open, .fini = rig_close);
+
+struct calm {
+    struct cache_calm w;
+    unsigned calls;
+};
+
+static void calm_cb(struct cache_calm *w)
+{
+    ((struct calm *)w)->calls++;
+}
+
+static void calm_ask(struct calm *m)
+{
+    *m = (struct calm){.w.calm_cb = calm_cb};
+    list_init(&m->w.link);
+    cache_calm_wait(rig.cache, &m->w);
+}
+
+/* The tier takes nothing until rig.tier.refuse_n is 0 again. */
+static void fill_and_wait(uint64_t first, unsigned n)
+{
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = UINT32_MAX;
+    for (unsigned i = 0; i < n; i++)
+        drop(store(rig.one, first + i));
+    turn();
+}
+
+static void tier_drain(void)
+{
+    rig.tier.refuse_n = 0;
+    cache_released(rig.cache);
+    for (int i = 0; i < 20; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+}
+
+Test(pressure, who_waits_is_told_when_the_backlog_is_short_again)
+{
+    struct calm m, cancelled;
+
+    fill_and_wait(0, 4);
+    cr_expect_not(cache_pressed(rig.cache), "as much as may");
+    drop(store(rig.one, 4));
+    cr_expect(cache_pressed(rig.cache));
+    calm_ask(&m);
+    calm_ask(&cancelled);
+    cache_calm_cancel(&cancelled.w);
+    turn();
+    cr_expect_eq(m.calls, 0u);
+    tier_drain();
+    cr_expect_eq(m.calls, 1u);
+    cr_expect_eq(cancelled.calls, 0u);
+    cr_expect_not(cache_pressed(rig.cache));
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+}
+
+Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
+{
+    struct calm m;
+
+    fill_and_wait(0, 5);
+    calm_ask(&m);
+    cache_stop_writing(rig.cache);
+    turn();
+    cr_expect_eq(m.calls, 1u);
+    rig.tier.refuse_n = 0;
+}
+
+/* 8 slots: what is stored past them drives out what waits, and each such part counts. */
+Test(pressure, what_leaves_unwritten_is_counted)
+{
+    fill_and_wait(0, 8);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    for (unsigned i = 8; i < 11; i++)
+        drop(store(rig.one, i));
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 3u);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 3u);
+    tier_drain();
+    cr_expect_eq(rig.tier.n_live, 8u, "the rest was written");
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+}
+
+static void waited_cb(struct cache_wait *w, int status)
+{
+    (void)w;
+    (void)status;
+}
+
+/* All DRAM waits to be written to a tier that takes no writes: a read gets its slot all the same.
+ */
+Test(pressure, reads_find_room)
+{
+    struct cache_wait w = {.ready_cb = waited_cb};
+    block_ref below = store_below(rig.one, 100);
+
+    fill_and_wait(0, 8);
+    rig.tier.refuse_n = 0;
+    cr_expect_eq(cache_get(rig.cache, below, 0, 0, &w), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect(marks_right(below, 0));
+    cache_put(rig.cache, below, 0);
+    drop(below);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    tier_drain();
+}
+
+static int durable_status;
+
+static void durable_cb(struct cache_durable *d, int status)
+{
+    (void)d;
+    durable_status = status;
+}
+
+/* It waits, or fails; it is never told that what is not stored is. */
+Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
+{
+    static const int ends[] = {0, -ENOSPC};
+
+    for (int i = 0; i < 2; i++) {
+        block_ref ref;
+        struct cache_durable d = {.done_cb = durable_cb};
+
+        durable_status = 1;
+        fill_and_wait(10 * (uint64_t)i, 5);
+        ref = store(rig.one, 10 * (uint64_t)i + 9);
+        cr_assert_eq(cache_durable(rig.cache, &d, ref, 0), 0);
+        turn();
+        cr_expect_eq(durable_status, 1, "the tier takes nothing now");
+        rig.tier.refuse_n = 0;
+        cache_durables_retry(rig.cache);
+        cr_assert_eq(rig.tier.n_pending, 1u);
+        fake_next(&rig.tier, ends[i]);
+        if (ends[i] == 0) {
+            cr_expect_eq(durable_status, 1, "written, but not synced");
+            fake_next(&rig.tier, 0);
+        }
+        cr_expect_eq(durable_status, ends[i]);
+        drop(ref);
+        tier_drain();
+    }
+}

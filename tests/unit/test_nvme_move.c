@@ -1,0 +1,194 @@
+/* Parts that were read are written again before their segment is reused. */
+#include "tests/unit/nvme_rig.h"
+
+static struct rig rig;
+
+#define PART 100000u
+#define SLOTS 9u         /* in a segment of 1 MiB */
+#define FULL (6 * SLOTS) /* of 8 segments two are free: with one less some are emptied */
+
+static void open_moving(unsigned files, uint64_t size, unsigned share)
+{
+    rig_init(&rig, files, size, 1 * MIB, CONFIG_IO_AUTO);
+    rig.tells_moves = true;
+    rig.config.nvme_rewrite = share;
+    rig_open(&rig);
+    rig_memory(&rig, 400, PART);
+}
+
+static void read_part(unsigned number)
+{
+    cr_assert_eq(part_read(&rig, number, 0), 0);
+    rig_run(&rig);
+    cr_assert_eq(rig.parts[number].status, 0);
+}
+
+/* The parts that lie in the first segment: writes may overtake one another. */
+static void first_parts(unsigned out[SLOTS])
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < FULL; i++)
+        if (place_offset(&rig.parts[i].place) < (off_t)(2 * MIB))
+            out[n++ % SLOTS] = i;
+    cr_assert_eq(n, SLOTS);
+}
+
+/* Three parts of the first segment are read, and writing goes on until it must have been reused. */
+Test(nvme_move, what_was_read_stays)
+{
+    unsigned first[SLOTS];
+
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    first_parts(first);
+    for (unsigned i = 2; i < 5; i++)
+        read_part(first[i]);
+    cr_assert_eq(rig_write(&rig, FULL, 10 * SLOTS, PART), 4 * SLOTS);
+    for (unsigned i = 0; i < SLOTS; i++)
+        cr_expect_eq(rig.parts[first[i]].stored, i >= 2 && i < 5, "part %u", first[i]);
+    cr_expect_eq(rig.moves, 3u);
+    cr_expect_eq(rig.metrics.nvme_rewritten, 3u);
+    cr_expect_eq(rig.metrics.nvme_rewritten_bytes, 3 * nvme_stride(PART));
+    cr_expect_eq(rig.metrics.nvme_writes, 10 * SLOTS);
+    cr_expect_eq(rig.metrics.nvme_stored_bytes, 10 * SLOTS * PART);
+    cr_expect_geq(rig.metrics.nvme_syncs, 1u, "before their old places are written over");
+    cr_expect_gt(rig_verify(&rig), 5 * SLOTS);
+    rig_close(&rig);
+}
+
+/* Being kept once is no reason to be kept again. */
+Test(nvme_move, it_must_be_read_again_to_stay_again)
+{
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    read_part(3);
+    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    cr_assert(rig.parts[3].stored);
+    rig_write(&rig, 10 * SLOTS, 30 * SLOTS, PART);
+    cr_expect_not(rig.parts[3].stored);
+    cr_expect_eq(rig.moves, 1u);
+    rig_close(&rig);
+}
+
+Test(nvme_move, at_most_its_share_is_kept)
+{
+    unsigned kept = 0, first[SLOTS];
+
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    first_parts(first);
+    for (unsigned i = 0; i < FULL; i++)
+        read_part(i);
+    rig_write(&rig, FULL, 7 * SLOTS, PART);
+    for (unsigned i = 0; i < SLOTS; i++)
+        kept += rig.parts[first[i]].stored;
+    cr_expect_eq(kept, SLOTS / 2);
+    /* and the log goes on for ever */
+    cr_expect_eq(rig_write(&rig, 7 * SLOTS, 40 * SLOTS, PART), 33 * SLOTS);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
+Test(nvme_move, without_a_share_nothing_is_moved)
+{
+    open_moving(1, 9 * MIB, 0);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    for (unsigned i = 0; i < SLOTS; i++)
+        read_part(i);
+    rig_write(&rig, FULL, 20 * SLOTS, PART);
+    cr_expect_eq(rig.moves, 0u);
+    cr_expect_eq(rig.metrics.nvme_rewritten_bytes, 0u);
+    rig_close(&rig);
+}
+
+Test(nvme_move, checking_a_part_is_no_use_of_it)
+{
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    rig.parts[3].io.check = true;
+    read_part(3);
+    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    cr_expect_not(rig.parts[3].stored);
+    rig_close(&rig);
+}
+
+Test(nvme_move, several_files)
+{
+    open_moving(3, 9 * MIB, 50);
+    rig_write(&rig, 0, 20 * SLOTS, PART);
+    for (unsigned i = 0; i < 20 * SLOTS; i += 7)
+        if (rig.parts[i].stored)
+            read_part(i);
+    rig_write(&rig, 20 * SLOTS, 40 * SLOTS, PART);
+    cr_expect_gt(rig.moves, 0u);
+    cr_expect_gt(rig_verify(&rig), 12 * SLOTS);
+    rig_close(&rig);
+}
+
+/* A part whose bytes on disk have changed is not spread further. */
+Test(nvme_move, what_is_damaged_is_not_moved)
+{
+    int fd;
+
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    read_part(3);
+    read_part(4);
+    fd = rig_fd(&rig, 0);
+    cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[3].place) + NVME_PAGE + 77), 1);
+    close(fd);
+    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    cr_expect_not(rig.parts[3].stored);
+    cr_expect(rig.parts[4].stored);
+    cr_expect_eq(rig.metrics.nvme_corrupt, 1u);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
+/* Turns of the loop until parts are being moved. */
+static void run_until_moving(void)
+{
+    uint64_t reads = rig.metrics.nvme_reads;
+
+    for (unsigned i = FULL; i < 10 * SLOTS; i++)
+        cr_assert_eq(part_write(&rig, i, PART), 0);
+    for (int i = 0; i < 100000 && rig.metrics.nvme_reads == reads; i++)
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+    cr_assert_gt(rig.metrics.nvme_reads, reads);
+}
+
+Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
+{
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    for (unsigned i = 2; i < 5; i++)
+        read_part(i);
+    run_until_moving();
+    for (unsigned i = 2; i < 5; i++) {
+        if (!rig.parts[i].stored)
+            continue;
+        tier_nvme.forget(rig.tier, &rig.parts[i].place, PART);
+        rig.parts[i].stored = false;
+    }
+    rig_run(&rig);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
+/* The last operation's end closes the tier, whatever is being moved then. */
+Test(nvme_move, closed_while_it_moves)
+{
+    for (unsigned turns = 0; turns < 8; turns++) {
+        memset(&rig, 0, sizeof(rig));
+        open_moving(1, 9 * MIB, 50);
+        cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+        for (unsigned i = 0; i < FULL; i++)
+            read_part(i);
+        for (unsigned i = FULL; i < FULL + 1 + 3 * turns; i++)
+            cr_assert_eq(part_write(&rig, i, PART), 0);
+        rig.close_when_done = true;
+        rig_run(&rig);
+        rig_close(&rig);
+    }
+}

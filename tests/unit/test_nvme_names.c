@@ -1,0 +1,237 @@
+/* The file of namespaces: what it keeps, how long it grows, what damage does to it. */
+#include "daemon/tier/names.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[2][64];
+static const char *const folders[2] = {folder[0], folder[1]};
+static struct names names;
+
+static void path_make(unsigned i, char out[128])
+{
+    snprintf(out, 128, "%.64s/ucmd.namespaces", folder[i]);
+}
+
+static void open_names(void)
+{
+    cr_assert_eq(names_open(&names, folders, 2), 0);
+}
+
+static void open_all(void)
+{
+    const char *base = getenv("TMPDIR");
+
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(folder[i], sizeof(folder[i]), "%.40s/names-XXXXXX", base ? base : "/tmp");
+        cr_assert_not_null(mkdtemp(folder[i]));
+    }
+    open_names();
+}
+
+static void close_all(void)
+{
+    char path[128];
+
+    names_close(&names);
+    for (unsigned i = 0; i < 2; i++) {
+        path_make(i, path);
+        unlink(path);
+        rmdir(path); /* of the test that put a folder there */
+        cr_expect_eq(rmdir(folder[i]), 0, "something was left in %s", folder[i]);
+    }
+}
+
+TestSuite(nvme_names, .init = open_all, .fini = close_all);
+
+static void reopen(void)
+{
+    names_close(&names);
+    open_names();
+}
+
+static struct nvme_name name_make(unsigned number, uint64_t from_sequence)
+{
+    struct nvme_name name = {.from_sequence = from_sequence};
+
+    memset(name.fingerprint, 0x40, sizeof(name.fingerprint));
+    memcpy(name.fingerprint, &number, sizeof(number));
+    name.identity_bytes = (uint32_t)snprintf((char *)name.identity, 64, "namespace %u", number);
+    return name;
+}
+
+/* As the tier does it. */
+static int keep(unsigned number, uint64_t from_sequence)
+{
+    struct nvme_name name = name_make(number, from_sequence);
+    int rc = names_write(&names, &name);
+
+    return rc < 0 ? rc : names_set(&names, &name);
+}
+
+static void expect(unsigned number, uint64_t from_sequence)
+{
+    struct nvme_name name = name_make(number, 0);
+    const struct nvme_name *known = names_find(&names, name.fingerprint);
+
+    cr_assert_not_null(known, "namespace %u", number);
+    cr_expect_eq(known->from_sequence, from_sequence, "namespace %u: from %llu", number,
+                 (unsigned long long)known->from_sequence);
+    cr_assert_eq(known->identity_bytes, name.identity_bytes);
+    cr_expect_eq(memcmp(known->identity, name.identity, name.identity_bytes), 0);
+}
+
+static bool is_even(void *ctx, const uint8_t *fingerprint)
+{
+    (void)ctx;
+    return fingerprint[0] % 2 == 0;
+}
+
+static long long file_pages(unsigned i)
+{
+    struct stat st;
+    char path[128];
+
+    path_make(i, path);
+    cr_assert_eq(stat(path, &st), 0);
+    return st.st_size / NVME_PAGE;
+}
+
+static void damage(unsigned i, long long page, const void *with, size_t n)
+{
+    char path[128];
+    int fd;
+
+    path_make(i, path);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(pwrite(fd, with, n, (off_t)page * NVME_PAGE + 100), (ssize_t)n);
+    close(fd);
+}
+
+Test(nvme_names, a_start_finds_all_of_them)
+{
+    for (unsigned i = 0; i < 50; i++)
+        cr_assert_eq(keep(i * 7919 % 50, i), 0);
+    reopen();
+    for (unsigned i = 0; i < 50; i++)
+        expect(i * 7919 % 50, i);
+    cr_expect_eq(names.count, 50u);
+}
+
+Test(nvme_names, the_highest_sequence_counts)
+{
+    cr_assert_eq(keep(1, 10), 0);
+    cr_assert_eq(keep(1, 30), 0);
+    cr_assert_eq(keep(1, 20), 0);
+    expect(1, 30);
+    reopen();
+    expect(1, 30);
+}
+
+/* However often it is purged: 64 records and two for each namespace. */
+Test(nvme_names, a_file_does_not_grow_for_ever)
+{
+    for (unsigned i = 0; i < 500; i++) {
+        if (names_crowded(&names))
+            names_prune(&names, NULL, NULL);
+        cr_assert_eq(keep(i % 5, i), 0);
+        cr_assert_leq(file_pages(0), 64 + 2 * 5 + 1);
+        cr_assert_leq(file_pages(1), 64 + 2 * 5 + 1);
+    }
+    reopen();
+    cr_expect_eq(names.count, 5u);
+    for (unsigned i = 495; i < 500; i++)
+        expect(i % 5, i);
+}
+
+Test(nvme_names, what_nobody_wants_goes)
+{
+    for (unsigned i = 0; i < 100; i++)
+        cr_assert_eq(keep(i, i), 0);
+    cr_assert(names_crowded(&names));
+    names_prune(&names, is_even, NULL);
+    cr_expect_eq(names.count, 50u);
+    cr_expect_not(names_crowded(&names), "100 records for 50 namespaces are not too many");
+    for (unsigned i = 100; i < 164; i++)
+        cr_assert_eq(keep(i, i), 0);
+    cr_assert(names_crowded(&names));
+    names_prune(&names, is_even, NULL);
+    cr_expect_eq(names.count, 82u);
+    for (unsigned i = 0; i < 70; i++)
+        cr_assert_eq(keep(2, 2000 + i), 0);
+    names_prune(&names, is_even, NULL);
+    cr_assert_eq(keep(400, 1000), 0); /* with this one it is written anew */
+    cr_expect_eq(file_pages(0), 83);
+    cr_expect_eq(file_pages(1), 83);
+    reopen();
+    cr_expect_eq(names.count, 83u);
+    expect(400, 1000);
+    expect(2, 2069);
+    for (unsigned i = 4; i < 164; i += 2)
+        expect(i, i);
+}
+
+Test(nvme_names, a_damaged_record_is_passed_over_and_a_damaged_tail_written_over)
+{
+    for (unsigned i = 0; i < 6; i++)
+        cr_assert_eq(keep(i, i), 0);
+    for (unsigned f = 0; f < 2; f++) {
+        damage(f, 2, "damage", 6);
+        damage(f, 5, "damage", 6);
+    }
+    reopen();
+    cr_expect_eq(names.count, 4u);
+    cr_assert_eq(keep(7, 7), 0);
+    cr_expect_eq(file_pages(0), 6);
+    reopen();
+    cr_expect_eq(names.count, 5u);
+    expect(4, 4);
+    expect(7, 7);
+}
+
+Test(nvme_names, each_folder_is_enough)
+{
+    char path[128];
+
+    for (unsigned i = 0; i < 6; i++)
+        cr_assert_eq(keep(i, i), 0);
+    damage(0, 1, "damage", 6);
+    damage(1, 2, "damage", 6);
+    reopen();
+    cr_expect_eq(names.count, 6u);
+    path_make(0, path);
+    cr_assert_eq(unlink(path), 0);
+    reopen();
+    cr_expect_eq(names.count, 5u);
+}
+
+/* A start removes what was left; what can't be written anew goes on growing. */
+Test(nvme_names, a_rewrite_that_fails_loses_nothing)
+{
+    char path[128], left[160];
+    int fd;
+
+    path_make(0, path);
+    snprintf(left, sizeof(left), "%s.tmp", path);
+    for (unsigned i = 0; i < 70; i++)
+        cr_assert_eq(keep(1, i), 0);
+    cr_assert_eq(mkdir(left, 0700), 0);
+    names_prune(&names, NULL, NULL);
+    cr_assert_eq(keep(2, 5), 0);
+    cr_expect_eq(file_pages(0), 71);
+    cr_expect_eq(file_pages(1), 2);
+    cr_assert_eq(rmdir(left), 0);
+    fd = open(left, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(write(fd, "left", 4), 4);
+    close(fd);
+    reopen();
+    cr_expect_neq(access(left, F_OK), 0);
+    expect(1, 69);
+    expect(2, 5);
+}

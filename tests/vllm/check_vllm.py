@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""The connector in a real vLLM: `make check-vllm`. Its scheduler, workers and connector base class, a small model with
+random weights, and a real daemon; what an engine generates is the same with the cache and without."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
+
+from second_client import Daemon  # noqa: E402
+
+PYTHON = os.environ["VLLM_PYTHON"]
+ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
+BLOCK = 128  # vLLM's choice on a CPU
+WAIT_S = 300
+
+
+def prompt(seed, tokens, shared=0):
+    head, tail = random.Random(0), random.Random(seed + 1)
+    return [head.randrange(512) for _ in range(shared)] + [tail.randrange(512) for _ in range(tokens - shared)]
+
+
+class Refused(Exception):
+    pass
+
+
+class Engine:
+    def __init__(self, socket, model, connector=True, environment=(), settings=(), **options):
+        config = {"socket": socket, **dict(settings)} if connector else None
+        env = {**os.environ, "PYTHONPATH": os.path.join(TOP, "client/python"), **dict(environment)}
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [PYTHON, ENGINE, json.dumps({"model": model, "connector": config, **options})], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
+
+    def ready(self):
+        answer = self.answer()
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return self
+
+    def answer(self):
+        watchdog = threading.Timer(WAIT_S, self.process.kill)
+        watchdog.start()
+        line = self.process.stdout.readline()
+        watchdog.cancel()
+        if not line:
+            self.log.seek(0)
+            raise RuntimeError("the engine ended:\n" + self.log.read().decode(errors="replace")[-4000:])
+        return json.loads(line)
+
+    def ask(self, prompts, outputs=8, **more):
+        self.process.stdin.write(json.dumps({"prompts": prompts, "outputs": outputs, "more": more}) + "\n")
+        self.process.stdin.flush()
+
+    def generate(self, prompts, outputs=8, **more):
+        self.ask(prompts, outputs, **more)
+        answer = self.answer()
+        return answer["tokens"], answer["cached"]
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.log.close()
+
+
+class RealVllm(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.expected = {}
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.model = os.path.join(cls.folder.name, "model")
+        subprocess.run([PYTHON, ENGINE, "model", cls.model], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
+        cls.plain = Engine(None, cls.model, connector=False).ready()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.plain.close()
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.addCleanup(lambda: self.daemon.stop())
+
+    def engines(self, n=1, **more):
+        started = [Engine(self.daemon.socket, self.model, **more) for _ in range(n)]
+        for e in started:
+            self.addCleanup(e.close)
+        for e in started:
+            e.ready()
+        return started
+
+    def same(self, prompts, tokens, outputs=8):
+        """As the engine without a connector, which computes each prompt alone."""
+        for p, got in zip(prompts, tokens):
+            key = (tuple(p), outputs)
+            if key not in self.expected:
+                self.expected[key] = self.plain.generate([p], outputs)[0][0]
+            self.assertEqual(got, self.expected[key])
+
+    def share(self, prompts=None, cached=640, **more):
+        a, b = self.engines(2, **more)
+        prompts = prompts or [prompt(i, 700) for i in range(3)]
+        tokens, _ = a.generate(prompts)
+        self.same(prompts, tokens)
+        tokens, hits = b.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(hits, [cached] * len(prompts))
+        return a, b
+
+    def test_two_engines_share_a_prefix(self):
+        a, b = self.share()
+        later = [prompt(i, 1500, shared=512) for i in range(8)]
+        for e, seeds in ((a, later[:4]), (b, later[4:])):
+            e.ask(seeds)
+        for e, seeds in ((a, later[:4]), (b, later[4:])):
+            self.same(seeds, e.answer()["tokens"])
+        tokens, hits = b.generate(later[:4])
+        self.same(later[:4], tokens)
+        self.assertEqual(hits, [1500 // BLOCK * BLOCK] * 4)
+
+    def test_a_full_hit_computes_one_token(self):
+        self.share([prompt(20 + i, 5 * BLOCK) for i in range(2)], cached=5 * BLOCK - 1)
+
+    def test_loads_within_the_step(self):
+        self.share(settings={"async_load": False})
+
+    def test_layer_after_layer(self):
+        self.share(settings={"async_load": False, "layerwise": True})
+
+    def test_two_ranks(self):
+        self.share(tensor_parallel_size=2, distributed_executor_backend="mp",
+                   environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+    def test_a_salt_keeps_apart(self):
+        a, b = self.engines(2)
+        prompts = [prompt(30, 700)]
+        a.generate(prompts, cache_salt="one")
+        self.assertEqual(b.generate(prompts, cache_salt="other")[1], [0])
+        self.assertEqual(b.generate(prompts, cache_salt="one")[1], [640])
+
+    def test_prefill_hands_over_to_decode(self):
+        a, b = self.engines(2)
+        prompts = [prompt(90, 700)]
+        a.ask(prompts, 1, transfer={"ucmd_prefill": True})
+        (handover,) = a.answer()["transfer"]
+        self.assertEqual(handover, {"ucmd_blocks": 5})
+        tokens, hits = b.generate(prompts, transfer=handover)
+        self.same(prompts, tokens)
+        self.assertEqual(hits, [640])
+
+    def test_preemption(self):
+        (e,) = self.engines(num_gpu_blocks_override=26, max_model_len=2048)
+        prompts = [prompt(40 + i, 600) for i in range(6)]
+        tokens, _ = e.generate(prompts, 100)
+        self.same(prompts, tokens, 100)
+        (other,) = self.engines(num_gpu_blocks_override=26, max_model_len=2048)
+        tokens, hits = other.generate(prompts, 100)
+        self.same(prompts, tokens, 100)
+        self.assertGreaterEqual(min(hits), 512)
+
+    def test_blocks_vanish_while_they_are_used(self):
+        a, b = self.engines(2)
+        prompts = [prompt(50 + i, 900) for i in range(6)]
+        a.generate(prompts)
+        stop = threading.Event()
+
+        evicted = []
+
+        def evict():
+            ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, "--json"]
+            while not stop.is_set():
+                done = subprocess.run([*ucmctl, "evict", "1", "--yes"], capture_output=True, check=True)
+                evicted.append(json.loads(done.stdout))
+
+        thread = threading.Thread(target=evict)
+        thread.start()
+        try:
+            for _ in range(3):
+                tokens, _ = b.generate(prompts)
+                self.same(prompts, tokens)
+        finally:
+            stop.set()
+            thread.join()
+        self.assertGreater(sum(e["blocks"] for e in evicted), 0)
+
+    def test_the_daemon_dies_and_comes_back(self):
+        a, b = self.engines(2, settings={"retry_interval": 0.2})
+        prompts = [prompt(60 + i, 1000) for i in range(4)]
+        a.generate(prompts)
+        b.ask(prompts, 200)
+        time.sleep(0.1)
+        socket = self.daemon.socket
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.same(prompts, b.answer()["tokens"], 200)
+        more = [prompt(70, 500)]
+        self.same(more, b.generate(more)[0])
+        self.daemon = Daemon(nvme=False, socket=socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        time.sleep(1.0)
+        again = [prompt(80 + i, 700) for i in range(2)]
+        deadline = time.monotonic() + 60
+        while a.generate(again)[1] != [640, 640]:  # its own, at the latest
+            self.assertLess(time.monotonic(), deadline)
+        fresh, = self.engines()
+        while True:
+            tokens, hits = fresh.generate([prompt(80, 700)])
+            self.same([prompt(80, 700)], tokens)
+            if hits == [640]:
+                break
+            self.assertLess(time.monotonic(), deadline)
+
+    def test_refusals_name_the_remedy(self):
+        for words, more in (("prefix-caching", {"enable_prefix_caching": False}),
+                            ("PYTHONHASHSEED", {"prefix_caching_hash_algo": "xxhash"}),
+                            ("there are", {"settings": {"sockte": "x"}})):
+            with self.subTest(words), self.assertRaisesRegex(Refused, words):
+                self.engines(**more)
+
+
+if __name__ == "__main__":
+    version = subprocess.run([PYTHON, "-c", "import vllm; print(vllm.__version__)"], capture_output=True, text=True)
+    print("vLLM", version.stdout.strip() or version.stderr)
+    unittest.main(verbosity=2)

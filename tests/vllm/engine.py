@@ -1,0 +1,460 @@
+"""A paged engine around model.py that calls a KV connector's hooks as vLLM does: scheduler, block pool, workers.
+
+What is modelled on vLLM 0.33 (v1/core/sched/scheduler.py, v1/core/kv_cache_manager.py, v1/worker): the order of the hooks
+in a step, chained block hashes, the local prefix cache, blocks that are cached when they are scheduled, preemption of the
+request that came last, loads that a request waits for outside of the batch, blocks whose load failed, and blocks that a
+finished request leaves behind until the workers have reported it.
+"""
+
+import hashlib
+from collections import OrderedDict, deque
+from types import SimpleNamespace
+
+import numpy as np
+
+import model as M
+from ucmclient import SharedMemory
+from ucmclient.vllm import connector as connector_module
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+BLOCK = 16
+LATER = -1
+
+
+class Request:
+    def __init__(self, name, prompt, outputs=8, salt="", lora=None, transfer=None):
+        self.request_id, self.outputs, self.salt, self.lora_request = name, outputs, salt, lora
+        self.tokens, self.prompt_tokens = list(prompt), len(prompt)
+        self.num_computed_tokens, self.num_preemptions, self.status = 0, 0, "waiting"
+        self.kv_transfer_params, self.answer = transfer, None
+        self.block_hashes, self.logits = [], []
+        self._hash()
+
+    @property
+    def num_tokens(self):
+        return len(self.tokens)
+
+    def append(self, token):
+        self.tokens.append(token)
+        self._hash()
+
+    def _hash(self):
+        while (len(self.block_hashes) + 1) * BLOCK <= len(self.tokens):
+            first = len(self.block_hashes) * BLOCK
+            parent = self.block_hashes[-1] if first else self.salt.encode()
+            tokens = np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
+            self.block_hashes.append(hashlib.sha256(parent + b"/" + tokens).digest())
+
+
+class Pool:
+    """Blocks by reference counts; free ones keep what they hold until they are taken, the longest free first."""
+
+    def __init__(self, blocks):
+        self.references = [0] * blocks
+        self.free = OrderedDict((b, None) for b in range(1, blocks))  # block 0 is nobody's
+        self.of_hash, self.hash_of = {}, {}
+        self.requests = {}
+
+    def hits(self, request):
+        blocks = []
+        for key in request.block_hashes[: (request.num_tokens - 1) // BLOCK]:
+            if key not in self.of_hash:
+                break
+            blocks.append(self.of_hash[key])
+        return blocks
+
+    def allocate(self, request, tokens, hits=()):
+        """Room for the first `tokens` tokens; the new blocks, or None."""
+        own = self.requests.get(request.request_id, [])
+        wanted = -(-tokens // BLOCK) - len(own) - len(hits)
+        if wanted > len(self.free) - sum(1 for b in hits if b in self.free):
+            return None
+        for b in hits:
+            self.references[b] += 1
+            self.free.pop(b, None)
+        new = []
+        for _ in range(wanted):
+            b, _ = self.free.popitem(last=False)
+            self.of_hash.pop(self.hash_of.pop(b, None), None)
+            self.references[b] = 1
+            new.append(b)
+        self.requests[request.request_id] = own + list(hits) + new
+        return new
+
+    def cache(self, request, tokens):
+        blocks = self.requests[request.request_id]
+        for i in range(min(tokens // BLOCK, len(request.block_hashes))):
+            key = request.block_hashes[i]
+            if key not in self.of_hash and blocks[i] not in self.hash_of:
+                self.of_hash[key], self.hash_of[blocks[i]] = blocks[i], key
+
+    def release(self, request):
+        for b in reversed(self.requests.pop(request.request_id, [])):
+            self.references[b] -= 1
+            if self.references[b] == 0:
+                self.free[b] = None
+
+    def idle(self):
+        return len(self.free) == len(self.references) - 1 and not self.requests
+
+
+class Tensor:
+    """What a connector sees of a torch tensor."""
+
+    device = SimpleNamespace(type="cpu")
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+
+    def data_ptr(self):
+        return self.array.__array_interface__["data"][0]
+
+    def stride(self):
+        return tuple(s // self.array.itemsize for s in self.array.strides)
+
+    def element_size(self):
+        return self.array.itemsize
+
+
+class Rank:
+    """A worker: a share of the KV heads in its own pages, and its half of the connector."""
+
+    def __init__(self, engine, number, heads):
+        self.heads, o = heads, engine.options
+        n, shape = len(heads), (engine.blocks, BLOCK, len(heads), M.HEAD)
+        self.memory = SharedMemory(M.LAYERS * 2 * int(np.prod(shape)) * 4)
+        whole = np.frombuffer(self.memory.buffer, np.float32)
+        if o.layout == "split":  # K and V in front
+            self.pages = list(whole.reshape(M.LAYERS, 2, *shape))
+        elif o.layout == "fused":  # K and V of a block side by side
+            pages = whole.reshape(M.LAYERS, engine.blocks, 2, BLOCK, n, M.HEAD)
+            self.pages = [layer.swapaxes(0, 1) for layer in pages]
+            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(pages)}
+        else:  # "cross": all layers of a block side by side
+            pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
+            self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
+            self.tensors = {"all": Tensor(pages)}
+        if o.layout == "split":
+            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(self.pages)}
+        whole[:] = np.nan  # what was never written must never count
+        self.connector = None
+        if engine.connector_class is not None:
+            connector_module._tensor_parallel_rank = lambda: number  # vLLM has a process for each rank
+            self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
+            if o.layout == "cross":
+                self.connector.register_cross_layers_kv_cache(self.tensors["all"])
+            else:
+                self.connector.register_kv_caches(self.tensors)
+
+
+class Engine:
+    def __init__(self, model, connector=None, *, blocks=64, ranks=1, replicated=False, layout="split", budget=64,
+                 batch=4, **extra):
+        """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads."""
+        self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
+        self.options = SimpleNamespace(layout=layout)
+        self.connector_class = connector
+        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra)
+        heads = range(M.KV_HEADS)
+        share = M.KV_HEADS // (1 if replicated else ranks)
+        self.ranks = [Rank(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
+                      for r in range(ranks)]
+        self.connector = None
+        if connector is not None:
+            self.connector = connector(self.config, KVConnectorRole.SCHEDULER, self.kv_config)
+            self.connector.set_xfer_handshake_metadata(
+                {r: rank.connector.get_handshake_metadata() for r, rank in enumerate(self.ranks)})
+        self.pool = Pool(blocks)
+        self.requests, self.waiting, self.loading, self.running = {}, deque(), [], []
+        self.finished, self.received, self.failed = set(), set(), set()
+        self.reports = {"sent": {}, "received": {}}
+        self.steps = self.loaded_tokens = self.preemptions = self.recomputed = 0
+
+    # ---- scheduler ----
+
+    def add(self, request):
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def schedule(self):
+        out = SimpleNamespace(scheduled_new_reqs=[], num_scheduled_tokens={}, preempted_req_ids=set(),
+                              has_sync_kv_loads=False,
+                              scheduled_cached_reqs=SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[],
+                                                                    num_computed_tokens=[]))
+        left = self._schedule_running(out, self.budget)
+        if not out.preempted_req_ids:
+            self._schedule_waiting(out, left)
+        out.finished_req_ids, self.finished = self.finished, set()
+        out.meta = self.connector.build_connector_meta(out) if self.connector else None
+        for name, n in out.num_scheduled_tokens.items():
+            self.requests[name].num_computed_tokens += n
+        return out
+
+    def _schedule_running(self, out, left):
+        i = 0
+        while i < len(self.running) and left > 0:
+            request = self.running[i]
+            n = min(request.num_tokens - request.num_computed_tokens, left)
+            new = self.pool.allocate(request, request.num_computed_tokens + n)
+            if new is None:
+                victim = self.running.pop()
+                self._preempt(victim, out)
+                if victim is request:
+                    break
+                continue
+            self.pool.cache(request, request.num_computed_tokens + n)
+            self._scheduled(out, request, n, (new,), resumed=False)
+            left -= n
+            i += 1
+        return left
+
+    def _preempt(self, request, out):
+        assert request.request_id not in out.num_scheduled_tokens
+        self.pool.release(request)
+        request.num_computed_tokens, request.status = 0, "preempted"
+        request.num_preemptions += 1
+        self.preemptions += 1
+        out.preempted_req_ids.add(request.request_id)
+        self.waiting.appendleft(request)
+
+    def _scheduled(self, out, request, n, blocks, resumed):
+        out.num_scheduled_tokens[request.request_id] = n
+        cached = out.scheduled_cached_reqs
+        cached.req_ids.append(request.request_id)
+        cached.new_block_ids.append(blocks)
+        cached.num_computed_tokens.append(request.num_computed_tokens)
+        if resumed:
+            cached.resumed_req_ids.add(request.request_id)
+
+    def _schedule_waiting(self, out, left):
+        """Those that have waited for a load hold blocks, and go first."""
+        for request in [r for r in self.loading if self._loaded(r)]:
+            self.loading.remove(request)
+            self.waiting.appendleft(request)
+        later = []
+        while self.waiting and left > 0 and len(self.running) + len(self.loading) < self.batch:
+            n = self._admit(out, self.waiting[0], left)
+            if n is None:
+                break
+            request = self.waiting.popleft()
+            if n == LATER:
+                later.append(request)
+            elif n == 0:
+                self.loading.append(request)
+            else:
+                left -= n
+        self.waiting.extend(later)
+
+    def _loaded(self, request):
+        """A load is over: what is valid of it is cached, and the last token left to be computed."""
+        name = request.request_id
+        if name not in self.received:
+            return False
+        self.received.discard(name)
+        if name in self.failed:
+            self.failed.discard(name)
+            if request.num_computed_tokens == 0:
+                self.pool.release(request)
+        if request.num_computed_tokens:
+            self.pool.cache(request, request.num_computed_tokens)
+            if request.num_computed_tokens == request.num_tokens:
+                request.num_computed_tokens -= 1
+        request.status = "preempted" if request.num_preemptions else "waiting"
+        return True
+
+    def _admit(self, out, request, left):
+        """Tokens scheduled; 0: it waits for a load; LATER: the connector can't say yet; None: there is no room."""
+        external, asynchronous, hits, computed = 0, False, [], request.num_computed_tokens
+        if computed == 0:
+            hits = self.pool.hits(request)
+            computed = len(hits) * BLOCK
+            if self.connector is not None:
+                external, asynchronous = self.connector.get_num_new_matched_tokens(request, computed)
+                if external is None:
+                    return LATER
+            computed += external
+        n = 0 if asynchronous else min(request.num_tokens - computed, left)
+        if self.pool.allocate(request, computed + n, hits) is None:
+            return None
+        blocks = self.pool.requests[request.request_id]
+        if self.connector is not None:
+            self.connector.update_state_after_alloc(
+                request, SimpleNamespace(get_block_ids=lambda: (list(blocks),)), external)
+        self.loaded_tokens += external
+        request.num_computed_tokens = computed
+        if asynchronous:
+            request.status = "loading"
+            return 0
+        out.has_sync_kv_loads |= external > 0
+        self.pool.cache(request, computed + n)
+        self.running.append(request)
+        if request.status == "preempted":
+            self._scheduled(out, request, n, (list(blocks),), resumed=True)
+        else:
+            out.num_scheduled_tokens[request.request_id] = n
+            out.scheduled_new_reqs.append(SimpleNamespace(req_id=request.request_id, block_ids=(list(blocks),),
+                                                          num_computed_tokens=computed))
+        request.status = "running"
+        return n
+
+    # ---- workers ----
+
+    def execute(self, out):
+        """Finished loads and stores of every rank, failed blocks, and the logits of whoever's tokens are all there."""
+        connectors = [rank.connector for rank in self.ranks if rank.connector is not None]
+        for connector in connectors:
+            if out.preempted_req_ids:
+                connector.handle_preemptions(out.meta)
+            connector.bind_connector_metadata(out.meta)
+            if out.has_sync_kv_loads:
+                connector.start_load_kv(None)
+        logits = self._forward(out, connectors) if out.num_scheduled_tokens else {}
+        done = SimpleNamespace(finished_sending=set(), finished_recving=set(), invalid_block_ids=set())
+        for connector in connectors:
+            if not out.has_sync_kv_loads:
+                connector.start_load_kv(None)
+            connector.wait_for_save()
+            sent, received = connector.get_finished(out.finished_req_ids)
+            done.finished_sending |= self._all_ranks("sent", sent)
+            done.finished_recving |= self._all_ranks("received", received)
+            done.invalid_block_ids |= connector.get_block_ids_with_load_errors()
+            connector.clear_connector_metadata()
+        return done, logits
+
+    def _all_ranks(self, kind, names):
+        """What every rank has reported by now."""
+        counts, whole = self.reports[kind], set()
+        for name in names or ():
+            counts[name] = counts.get(name, 0) + 1
+            if counts[name] == len(self.ranks):
+                del counts[name]
+                whole.add(name)
+        return whole
+
+    def _forward(self, out, connectors):
+        work = []  # request, position, hidden state
+        for name, n in out.num_scheduled_tokens.items():
+            request = self.requests[name]
+            first = request.num_computed_tokens - n
+            work += [[request, p, self.model.embedding[request.tokens[p]]] for p in range(first, first + n)]
+        for layer in range(M.LAYERS):
+            for connector in connectors:
+                connector.wait_for_layer_load(f"layers.{layer}")
+            for request, position, hidden in work:
+                self._write(layer, request, position, *self.model.keys_values(layer, hidden, position))
+            for item in work:
+                request, position, hidden = item
+                item[2] = self.model.layer(layer, hidden, position, *self._read(layer, request, position + 1))
+            for rank in self.ranks:
+                if rank.connector is not None:
+                    rank.connector.save_kv_layer(f"layers.{layer}", None, None)
+        return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
+                if position == request.num_tokens - 1}
+
+    def _write(self, layer, request, position, k, v):
+        block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK
+        for rank in self.ranks:
+            rank.pages[layer][0, block, row] = k[rank.heads]
+            rank.pages[layer][1, block, row] = v[rank.heads]
+
+    def _read(self, layer, request, tokens):
+        """K and V of the first tokens, heads of all ranks side by side."""
+        blocks = self.pool.requests[request.request_id][: -(-tokens // BLOCK)]
+        both = np.empty((2, tokens, M.KV_HEADS, M.HEAD), np.float32)
+        for rank in self.ranks:
+            pages = rank.pages[layer][:, blocks].reshape(2, -1, len(rank.heads), M.HEAD)
+            both[:, :, rank.heads] = pages[:, :tokens]
+        return both
+
+    # ---- what came of a step ----
+
+    def update(self, out, done, logits):
+        skip = self._invalid(done.invalid_block_ids, out)
+        for name in out.num_scheduled_tokens:
+            request = self.requests.get(name)
+            if request is None or request.status != "running" or name in skip or name not in logits:
+                continue
+            request.logits.append(logits[name])
+            request.append(int(np.argmax(logits[name])))
+            if request.num_tokens - request.prompt_tokens == request.outputs:
+                self.running.remove(request)
+                self._finish(request)
+        if self.connector is not None:
+            self.connector.update_connector_output(done)
+        for name in done.finished_recving:
+            if self.requests[name].status == "loading":
+                self.received.add(name)
+            else:
+                self._forget(name)
+        for name in done.finished_sending:
+            self._forget(name)
+
+    def _invalid(self, bad, out):
+        """Requests go back to the block before their first bad one. Those of this step that are running have computed
+        with bytes that are not there."""
+        skip = set()
+        for request in self.loading + self.running:
+            name = request.request_id
+            before = request.num_computed_tokens - out.num_scheduled_tokens.get(name, 0)
+            blocks = self.pool.requests[name][: -(-before // BLOCK)]
+            first = next((i for i, b in enumerate(blocks) if b in bad), None)
+            if first is None:
+                continue
+            request.num_computed_tokens = first * BLOCK
+            self.recomputed += 1
+            (skip if request.status == "running" else self.failed).add(name)
+        return skip
+
+    def _finish(self, request, loading=False):
+        request.status = "finished"
+        delayed = False
+        if self.connector is not None:
+            delayed, request.answer = self.connector.request_finished(request, list(self.pool.requests.get(request.request_id, [])))
+        assert not (delayed and loading)
+        self.finished.add(request.request_id)
+        if not (delayed or loading):
+            self._forget(request.request_id)
+
+    def _forget(self, name):
+        request = self.requests.pop(name)
+        assert request.status == "finished"
+        self.pool.release(request)
+
+    def abort(self, name):
+        request = self.requests[name]
+        loading = request.status == "loading" and name not in self.received
+        next(queue for queue in (self.running, self.loading, self.waiting) if request in queue).remove(request)
+        self.received.discard(name)
+        self.failed.discard(name)
+        self._finish(request, loading)
+
+    # ---- outside ----
+
+    def step(self):
+        out = self.schedule()
+        done, logits = self.execute(out)
+        self.update(out, done, logits)
+        self.steps += 1
+
+    def close(self):
+        for rank in self.ranks:
+            if rank.connector is not None:
+                rank.connector.unregister_kv_caches()
+                rank.connector.shutdown()
+        if self.connector is not None:
+            self.connector.shutdown()
+
+
+def configuration(blocks, ranks, replicated, extra):
+    """As much of VllmConfig and KVCacheConfig as connectors read."""
+    spec = type("FullAttentionSpec", (), {"block_size": BLOCK})()
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model="mini", revision=None, dtype="float32", quantization=None, use_mla=replicated),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256",
+                                     cache_dtype="auto", calculate_kv_scales=False),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
+        speculative_config=None,
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute"),
+    )
+    kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], num_blocks=blocks)
+    return config, kv_config

@@ -1,0 +1,66 @@
+"""A vLLM that is told by lines of JSON what to generate: check_vllm.py starts one process for each engine.
+
+The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
+"outputs": n, "more": of each prompt}; a line out {"tokens": [[token]], "cached": [tokens found in a cache], "transfer":
+[kv_transfer_params]}, or {"error": text} for the start.
+"""
+
+import json
+import os
+import sys
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING",
+                  VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", KMP_BLOCKTIME="0")
+
+
+def tiny_model(folder):
+    """Llama with random weights, the same for all who ask."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=8192)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def start(options):
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    settings = options.pop("connector")
+    if settings is not None:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+            kv_load_failure_policy="recompute", kv_connector_extra_config=settings)
+    return LLM(skip_tokenizer_init=True, dtype="float32", enforce_eager=True, **{"max_model_len": 4096, **options})
+
+
+def main():
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    if sys.argv[1] == "model":
+        tiny_model(sys.argv[2])
+        return
+    try:
+        llm = start(json.loads(sys.argv[1]))
+    except Exception as error:
+        out.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        return
+    from vllm import SamplingParams
+
+    out.write("{}\n")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        transfer = asked["more"].pop("transfer", None)
+        sampling = SamplingParams(temperature=0, max_tokens=asked["outputs"], detokenize=False, ignore_eos=True,
+                                  extra_args={"kv_transfer_params": transfer} if transfer else None)
+        done = llm.generate([{"prompt_token_ids": p, **asked["more"]} for p in asked["prompts"]], sampling,
+                            use_tqdm=False)
+        out.write(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in done],
+                              "cached": [o.num_cached_tokens or 0 for o in done],
+                              "transfer": [o.kv_transfer_params for o in done]}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
