@@ -137,6 +137,7 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
+        found.name_doubtful = t->names.doubtful;
         owner = t->callbacks.restore(t->callbacks.ctx, &found);
     }
     if (owner == 0) {

@@ -74,6 +74,7 @@ struct tier_found {
     const struct tier_name *name; /* without owner */
     const uint8_t *identity;      /* of its namespace, as tier_naming had it */
     uint32_t identity_bytes;
+    bool name_doubtful; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
     struct tier_place place;
 };

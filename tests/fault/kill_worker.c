@@ -149,7 +149,7 @@ bool kill_worker_dump(struct kill_worker *k, uint32_t n)
 
     cr_assert_leq(first + n, ORACLE_KEYS);
     k->oracle->keys += n;
-    return dump(k, first, n, oracle_below(k->oracle, 2), k->disk_fails);
+    return dump(k, first, n, oracle_below(k->oracle, 2), k->disk_fails || k->full);
 }
 
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
@@ -161,7 +161,7 @@ bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
     n = n < most ? n : most;
     first = oracle_below(k->oracle, most - n + 1);
     /* what it finds damaged is gone, and stored the second time */
-    return dump(k, first, n, durable, true) && dump(k, first, n, durable, k->disk_fails);
+    return dump(k, first, n, durable, true) && dump(k, first, n, durable, k->disk_fails || k->full);
 }
 
 static void key_check(struct kill_worker *k, uint32_t key, uint32_t block, uint8_t status)

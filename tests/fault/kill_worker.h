@@ -15,6 +15,7 @@ struct kill_worker {
     struct worker w;
     struct oracle *oracle;
     bool disk_fails; /* so a dump may be answered as not durable */
+    bool full;       /* likewise: all segments may be in use */
     unsigned durable_checked, found, absent, not_durable;
 };
 
