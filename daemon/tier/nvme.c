@@ -342,7 +342,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) || nvme_recovering(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);
