@@ -37,6 +37,8 @@ void kill_worker_drop(struct kill_worker *k);
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
 /* Keys that were dumped before. */
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable);
+/* Purges a namespace without blocks, so often: each writes a record beside that of the keys. */
+void kill_worker_purges(struct kill_worker *k, unsigned n);
 /* Every key, and some that were never dumped. */
 bool kill_worker_check(struct kill_worker *k);
 /* Waits for the end of recovery. */

@@ -122,6 +122,8 @@ static void work(void)
     if (!kill_worker_check(&w))
         return;
     faults_plan();
+    if (oracle_below(&oracle, 2))
+        kill_worker_purges(&w, oracle_below(&oracle, 12));
     for (unsigned i = 0; i < 4; i++) {
         if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, DUMP)) ||
             (oracle_below(&oracle, 2) &&
