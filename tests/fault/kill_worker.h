@@ -22,6 +22,7 @@ struct kill_worker {
 struct killer {
     unsigned after_us;
     int signal;
+    bool may_fail; /* a stop may say that something was not synced */
     pthread_t thread;
     pid_t pid;
 };
