@@ -65,6 +65,9 @@ UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
 HELPER_SRC := $(filter-out $(SYSTEM_SRC),$(wildcard tests/integration/*.c tests/fault/*.c))
 
+SO   := libucmclient.so
+LIBS := $(if $(CLIENT_SRC),$O/libucmclient.a $O/$(SO).$(VERSION) $O/$(SO).$(SO_VERSION) $O/$(SO))
+
 # CUDA_OBJ (linked into the daemon), CUDA_CPPFLAGS, CUDA_LIBS, and the rules for them.
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 -include kernels/cuda.mk
@@ -73,8 +76,6 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(CUDA_OBJ)
 CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC))
 
-SO   := libucmclient.so
-LIBS := $(if $(CLIENT_SRC),$O/libucmclient.a $O/$(SO).$(VERSION) $O/$(SO).$(SO_VERSION) $O/$(SO))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
@@ -183,6 +184,7 @@ install: all ## into PREFIX (/usr/local), below DESTDIR; an existing configurati
 	install -m 644 client/include/ucmclient.h $(D)$(INCLUDEDIR)
 	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	    client/libucmclient.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient.pc
+	$(if $(HAVE_CUDA),+@$(SUBMAKE) install-cuda)
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -196,6 +198,8 @@ uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(D)$(INCLUDEDIR)/ucmclient.h \
+	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(D)$(INCLUDEDIR)/ucmclient_cuda.h \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
 
