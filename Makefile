@@ -130,14 +130,12 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	    python3 -B tests/vllm/check_vllm.py
 
 wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
-	+@$(SUBMAKE) all
+	+@$(SUBMAKE) $(PORTABLE)
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
 	rm -rf $O/wheel
 	mkdir -p $O/wheel
 	cp -r client/python $O/wheel/src
-	$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
-	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $O/wheel/src/ucmclient/$(SO).$(SO_VERSION)
+	cp $(PORTABLE) $O/wheel/src/ucmclient
 	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
 	@ls $O/wheel/*.whl
 
@@ -229,6 +227,14 @@ $O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
+# For hosts without Debian's libraries: the wheel's, and the tests' on a GPU.
+PORTABLE := $O/portable/$(SO).$(SO_VERSION)
+$(PORTABLE): $(CLIENT_OBJ) $(EXPORTS)
+	$(call say,LINK)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $@
 $O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
 	$(Q)ln -sf $(<F) $@
 $O/$(SO): $O/$(SO).$(SO_VERSION)

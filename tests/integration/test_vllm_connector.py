@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 try:
-    import msgpack  # noqa: F401  second_client needs it
     import numpy
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -26,12 +25,13 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
 if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
     sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+if os.path.isdir(os.path.join(TOP, "build")):
+    os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
 import engine  # noqa: E402
 import model  # noqa: E402
 from engine import BLOCK, Engine, Request  # noqa: E402
-from second_client import Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 from ucmclient.vllm import identity, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 
