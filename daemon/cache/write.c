@@ -230,6 +230,8 @@ void cache_write_pump(struct cache *c)
 {
     unsigned left = PUMP_PARTS;
 
+    if (c->queue.n == 0 || cache_recovering(c))
+        return;
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++) {
         if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;

@@ -15,7 +15,7 @@ import unittest
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 
-from second_client import Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
 ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
