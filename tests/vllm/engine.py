@@ -487,6 +487,7 @@ def configuration(blocks, ranks, replicated, extra, role="kv_both"):
                                      cache_dtype="auto", calculate_kv_scales=False),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={}),
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute",
                                            is_kv_producer=role != "kv_consumer",
                                            is_kv_consumer=role != "kv_producer"),

@@ -179,6 +179,7 @@ class SchedulerHalf:
         if tracked is None:
             tracked = _Request(request, self._prefix(request), getattr(request, "num_preemptions", 0))
             self._requests[request.request_id] = tracked
+        tracked.preempted()
         return tracked
 
     def _prefix(self, request: Any) -> bytes:
@@ -228,7 +229,6 @@ class SchedulerHalf:
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
         """The request has blocks; `tokens` of what was promised are to be loaded into them."""
         tracked = self._tracked(request)
-        tracked.preempted()
         tracked.blocks = list(blocks)
         promise = tracked.promise
         if tokens == 0 or promise is None:
