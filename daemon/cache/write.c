@@ -223,6 +223,8 @@ static bool queue_step(struct cache *c)
 
 void cache_write_pump(struct cache *c)
 {
+    if (c->queue.n == 0 || cache_recovering(c))
+        return;
     for (int i = 0; i < PUMP_BLOCKS; i++) {
         if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;

@@ -16,6 +16,10 @@
 #define KERNEL_UNDISTURBED                                                                         \
     1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
 
+/* It takes memory traffic and a few CTAs from the worker, and leaves the bus to others no sooner.
+ */
+#define STAGED_GAIN 0.97
+
 /* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */
 #define RUN_LEAST 32768u
@@ -161,17 +165,29 @@ double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, ui
     return ns;
 }
 
+static double kernel_ns(const struct costs *c, uint64_t bytes, bool busy)
+{
+    return (c->kernel_ns + (double)bytes * c->kernel_byte_ns) * (busy ? KERNEL_SLOWER_BUSY : 1);
+}
+
+double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
+                       uint64_t bytes, bool busy)
+{
+    return costs_pick(c, extents, n, bytes, busy) == COPY_DMA ? costs_dma_ns(c, extents, n)
+                                                              : kernel_ns(c, bytes, busy);
+}
+
+bool costs_staged_pays(double staged_ns, double direct_ns)
+{
+    return staged_ns < STAGED_GAIN * direct_ns;
+}
+
 enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,
                               uint64_t bytes, bool busy)
 {
-    double kernel_ns = c->kernel_ns + (double)bytes * c->kernel_byte_ns;
-    double gain = KERNEL_GAIN_IDLE;
+    double gain = busy ? KERNEL_GAIN_BUSY : KERNEL_GAIN_IDLE;
 
     if (n == 0)
         return COPY_SM;
-    if (busy) {
-        kernel_ns *= KERNEL_SLOWER_BUSY;
-        gain = KERNEL_GAIN_BUSY;
-    }
-    return costs_dma_ns(c, extents, n) <= gain * kernel_ns ? COPY_DMA : COPY_SM;
+    return costs_dma_ns(c, extents, n) <= gain * kernel_ns(c, bytes, busy) ? COPY_DMA : COPY_SM;
 }

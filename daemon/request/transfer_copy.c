@@ -160,6 +160,7 @@ bool batch_send(struct transfer *t)
     b->job = (struct device_job){
         .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
         .region = region,
+        .ring = session_ring_of(t->r.s, region->device),
         .items = b->items,
         .n_items = b->n,
         .first_plane = t->first_plane,

@@ -28,6 +28,8 @@ struct names {
     uint64_t damaged;        /* records that were passed over */
     struct nvme_name **name; /* by fingerprint */
     uint32_t count, cap;
+    bool doubtful; /* what was found is not known to be on the disk */
+    bool unread;   /* a file could not be read: there may be others */
 };
 
 /* folders[i] NULL: a device that is not there. A file that can't be read is told in the log and

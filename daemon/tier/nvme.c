@@ -18,17 +18,28 @@
 
 static void devices_close(struct tier *t)
 {
-    for (unsigned i = 0; i < t->files; i++)
+    for (unsigned i = 0; i < t->files; i++) {
         if (t->devices[i].file.path)
             nvme_file_close(&t->devices[i].file);
+        uv_mutex_destroy(&t->devices[i].sync_lock);
+    }
     free(t->devices);
 }
 
-static void device_init(struct nvme_device *d)
+static void device_init(struct tier *t, struct nvme_device *d, const char *folder)
 {
+    int rc = uv_mutex_init(&d->sync_lock);
+
+    assert(rc == 0); /* a plain one needs nothing that could fail */
+    (void)rc;
+    d->tier = t;
+    d->folder = folder;
     d->file.fd = -1;
     for (unsigned i = 0; i < NVME_PRIORITIES; i++)
         list_init(&d->reads[i]);
+    list_init(&d->unread);
+    list_init(&d->unsynced);
+    list_init(&d->syncing);
 }
 
 static void device_lose(struct nvme_device *d, const char *path, const char *text)
@@ -216,13 +227,8 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
     list_init(&t->ready);
-    for (unsigned i = 0; i < t->files; i++) {
-        device_init(&t->devices[i]);
-        t->devices[i].tier = t;
-        list_init(&t->devices[i].unsynced);
-        list_init(&t->devices[i].syncing);
-        t->devices[i].folder = c->nvme_paths.item[i];
-    }
+    for (unsigned i = 0; i < t->files; i++)
+        device_init(t, &t->devices[i], c->nvme_paths.item[i]);
     return t;
 }
 
@@ -404,9 +410,14 @@ static int nvme_sync(struct tier *t)
 {
     int rc = 0;
 
-    for (unsigned i = 0; i < t->files; i++)
-        if (t->devices[i].file.fd >= 0 && fdatasync(t->devices[i].file.fd) < 0 && rc == 0)
-            rc = -errno;
+    for (unsigned i = 0; i < t->files; i++) {
+        struct nvme_device *d = &t->devices[i];
+        int one = d->file.fd < 0 ? 0 : nvme_device_sync(d);
+
+        if (d->syncs_failed > 0) /* also earlier: what that lost is not found again */
+            one = -EIO;
+        rc = rc == 0 ? one : rc;
+    }
     nvme_checkpoint_last(t);
     return rc;
 }

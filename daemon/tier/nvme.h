@@ -22,7 +22,8 @@
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
-#define NVME_SCANS 128u /* headers read at a time by recovery */
+#define NVME_SYNC_READS 4u /* of parts of an earlier run, a file */
+#define NVME_SCANS 128u    /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
@@ -35,11 +36,17 @@ struct nvme_device {
     bool degraded;
     char reason[96];
     struct tier *tier;
-    struct list unsynced,
-        syncing; /* of tier_io.link: who waits for a sync, and for the one running */
+    /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
+     * that is running. */
+    struct list unread, unsynced, syncing;
+    unsigned sync_reads; /* under way */
     bool sync_busy;
     int sync_status;
     uv_work_t sync_work;
+    uv_mutex_t sync_lock;
+    _Atomic uint32_t syncs_failed;
+    _Atomic int sync_error; /* the last one's */
+    uint32_t syncs_failed_seen;
 };
 
 /* One engine operation; in the pool of free ones otherwise. */
@@ -150,6 +157,12 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
 /* ---- nvme_sync.c ---- */
 
 int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* The one way to sync a file, from any thread. The kernel tells of a failure once and then counts
+ * what it could not write as clean, so it must reach all who trust the file. */
+int nvme_device_sync(struct nvme_device *d);
+/* False after such a failure: all that lies in the file may not be there after a power failure,
+ * whatever the next sync says, and is never acknowledged as durable by this run. */
+bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
 /* A segment's header has been written, or could not be. */
 void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 

@@ -72,8 +72,8 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
                                   .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->slots == 0 || k->slot >= s->slots)
-        return false;
+    if (s->slots == 0 || k->slot >= s->slots || s->unknown)
+        return false; /* unknown: to be looked at again */
     r.to = slots_settled(s, k->slot, CHECKPOINT_SLOTS);
     if (r.to == r.from)
         return false;
@@ -134,16 +134,23 @@ static int buffer_write(struct nvme_checkpoint *k)
     return 0;
 }
 
-/* The slots first: what a checkpoint tells of shall be there after a power failure. */
+/* The slots first: what a checkpoint tells of shall be there after a power failure. Where a sync
+ * failed that is not known any more, also of the copies of what was moved. */
 static int file_publish(struct nvme_checkpoint *k)
 {
-    const struct nvme_device *d = &k->tier->devices[k->file];
+    struct nvme_device *d = &k->tier->devices[k->file];
     char from[PATH_BYTES], to[PATH_BYTES];
+    int rc;
 
     path_make(k, k->suffix, from);
     path_make(k, "", to);
     KILL_POINT("checkpoint-written");
-    if (fdatasync(d->file.fd) < 0 || fsync(k->fd) < 0 || rename(from, to) < 0)
+    rc = nvme_device_sync(d);
+    if (rc == 0 && d->syncs_failed > 0)
+        rc = -EIO;
+    if (rc < 0)
+        return rc;
+    if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
     return nvme_folder_sync(d->folder);
@@ -226,6 +233,7 @@ static void work_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
+    (void)nvme_sync_trusted(t, &t->devices[k->file]);
     if (t->closing) {
         if (k->fd >= 0)
             close(k->fd);

@@ -548,7 +548,8 @@ static void write_finish(struct nvme_op *op, int status)
         write_settle(t, op, ios[i], status == 0);
     }
     if (op->slot == 0) {
-        op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
+        if (op->segment->header == SEGMENT_HEADER_NOT_YET) /* else a sync failed meanwhile */
+            op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
         t->metrics->nvme_written_bytes += status == 0 ? NVME_PAGE : 0;
     }
     t->metrics->nvme_bytes_used = t->segments.used_bytes;

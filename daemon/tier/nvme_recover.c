@@ -66,6 +66,8 @@ static void recover_end(struct tier *t)
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",
              r->parts, r->bytes, r->segments, r->refused, seconds(t));
+    if (t->callbacks.recovered)
+        t->callbacks.recovered(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
 
@@ -97,7 +99,9 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
         t->recovery.segments++;
-    else
+    else if (rc == -ENOMEM)
+        segment_withhold(&t->segments, s);
+    if (rc < 0)
         log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
                  strerror(-rc));
 }
@@ -127,6 +131,7 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
     uint64_t owner = 0;
 
     KILL_POINT("recover-slot");
+    s->unknown |= !known && t->names.unread;
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
@@ -148,6 +153,14 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
 
 /* ---- reading ---- */
 
+/* What could not be read today may be there tomorrow. */
+static void segment_not_read(struct tier *t, struct segment *s)
+{
+    segment_withhold(&t->segments, s);
+    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+             t->devices[s->file].file.path, s->number);
+}
+
 /* Slots are written front to back: between those of this opening there is no other. What lies there
  * instead is damaged, or the disk has lost a write. */
 static void segment_known(struct tier *t, struct segment *s)
@@ -156,6 +169,8 @@ static void segment_known(struct tier *t, struct segment *s)
         t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
+    if (s->unknown)
+        segment_not_read(t, s);
     segment_read_end(&t->segments, s);
     nvme_writes_go_on(t);
 }
@@ -194,8 +209,11 @@ static void scan_finish(struct scan_op *op, bool ok)
         if (op->slot == SEGMENT_HEADER) {
             if (ok)
                 segment_seen(t, s, op->page);
+            else
+                segment_not_read(t, s);
         } else {
             s->scans--;
+            s->unknown |= !ok;
             if (ok)
                 slot_seen(t, s, op->slot, op->page);
             if (s->scans == 0)

@@ -96,6 +96,8 @@ struct tier_callbacks {
      * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
      */
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
+    /* No more of them will come. Not from inside open; NULL: nobody waits for it. */
+    void (*recovered)(void *ctx);
     /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);

@@ -3,7 +3,7 @@
  *
  * usage: test_serve (starts $UCMD, default ucmd beside it); the roles are processes of their own, since
  * a process can't open its own IPC handle. */
-#include "ucmclient.h"
+#include "ucmclient_cuda.h"
 
 #include <cuda_runtime.h>
 #include <errno.h>
@@ -98,12 +98,36 @@ struct worker {
     struct ucm_client *client;
     struct ucm_namespace *ns;
     struct ucm_region *region;
+    struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
     unsigned *kv;
     cudaStream_t stream;
     cudaEvent_t event;
     cudaIpcEventHandle_t handle;
     size_t bytes;
 };
+
+static bool staged(void)
+{
+    const char *strategy = getenv("UCM_TEST_STRATEGY");
+
+    return strategy && strcmp(strategy, "staged") == 0;
+}
+
+static int region_register(struct worker *w, const struct ucm_region_spec *spec)
+{
+    uint64_t address = (uint64_t)w->kv;
+    int rc = 0;
+
+    if (!staged())
+        return ucm_region_register(w->ns, spec, 30000, &w->region);
+    if (!w->cuda)
+        rc = ucm_cuda_open(w->client, spec->gpu, NULL, 30000, &w->cuda);
+    if (rc == 0)
+        rc = ucm_cuda_region_register(w->cuda, w->ns, spec, &address, 30000, &w->region);
+    if (rc != 0 && rc != -UCM_EBUSY)
+        printf("INFO  %s\n", ucm_cuda_errmsg());
+    return rc;
+}
 
 static void worker_open(struct worker *w)
 {
@@ -155,7 +179,7 @@ static void worker_open(struct worker *w)
     spec.planes = planes.data();
     spec.n_planes = (uint32_t)planes.size();
     for (double end = now_s() + 30;;) {
-        int rc = ucm_region_register(w->ns, &spec, 30000, &w->region);
+        int rc = region_register(w, &spec);
 
         /* The daemon starts its GPUs behind the open socket. */
         if (rc != -UCM_EBUSY || now_s() > end) {
@@ -168,7 +192,11 @@ static void worker_open(struct worker *w)
 
 static void worker_close(struct worker *w)
 {
-    need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    if (w->cuda)
+        need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
+    else
+        need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    need(ucm_cuda_close(w->cuda, -1) == 0, "companion closes");
     ucm_namespace_close(w->ns);
     ucm_close(w->client);
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
@@ -430,7 +458,7 @@ static void daemon_start(void)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         execl(ucmd ? ucmd : beside, "ucmd", "--set", socket_set, "--set", paths_set, "--set",
               "nvme.size=1GiB", "--set", "arena.size=1GiB", "--set", "device.cuda=required",
-              (char *)NULL);
+              "--set", staged() ? "copy.strategy=staged" : "copy.strategy=auto", (char *)NULL);
         _exit(127);
     }
 }
@@ -479,6 +507,26 @@ static void evict_from_dram(struct ucm_client *c)
     }
 }
 
+/* Do stats say that a device moved bytes through slices? */
+static bool staged_moved(struct ucm_client *c)
+{
+    static const char name[] = "staged_bytes";
+    const uint8_t *at;
+    uint8_t *p;
+    size_t n;
+    bool moved = false;
+
+    if (ucm_call(c, "stats", NULL, 0, -1, &p, &n) != 0)
+        return false;
+    at = p;
+    while ((at = (const uint8_t *)memmem(at, n - (size_t)(at - p), name, sizeof(name) - 1)) != NULL) {
+        at += sizeof(name) - 1;
+        moved |= *at != 0;
+    }
+    free(p);
+    return moved;
+}
+
 static int test_main(void)
 {
     struct ucm_client *c = NULL;
@@ -518,6 +566,7 @@ static int test_main(void)
     check(now_s() - start < 5 && after + (64u << 20) > before, "its GPU memory is free in 5 s");
     check(victim_hits(c) == 0, "nothing of its dump is found");
     check(role_ends(role_start("consume", NULL)), "the daemon serves on, bit for bit");
+    check(staged_moved(c) == staged(), staged() ? "through the workers' companions" : "and through no ring");
     evict_from_dram(c);
     check(role_ends(role_start("consume", NULL)), "the same from NVMe, bit for bit");
     ucm_close(c);

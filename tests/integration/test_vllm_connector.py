@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 try:
-    import msgpack  # noqa: F401  second_client needs it
     import numpy
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -27,12 +26,13 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
 if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
     sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+if os.path.isdir(os.path.join(TOP, "build")):
+    os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
 import engine  # noqa: E402
 import model  # noqa: E402
 from engine import BLOCK, Engine, Request  # noqa: E402
-from second_client import Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 from ucmclient import PrefixHits  # noqa: E402
 from ucmclient.vllm import identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
@@ -43,6 +43,7 @@ SUITE_TIMEOUT_S = 200
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 MODEL = model.Model()
 EXPECTED = {}
+GPU = "UCM_VLLM_GPU" in os.environ  # KV in a GPU's memory, through CUDA IPC
 
 
 def prompt(seed, tokens, shared=0):
@@ -76,11 +77,13 @@ def run(e, *requests, between=lambda e: None, limit=30.0):
     return everything
 
 
-class Case(unittest.TestCase):
-    options = {}
+def daemon(**more):
+    return Daemon(**{"arena.size": "64MiB", "device.cuda": "required" if GPU else "off", **more})
 
+
+class Case(unittest.TestCase):
     def setUp(self):
-        self.daemon = Daemon(**{"arena.size": "64MiB", **self.options})
+        self.daemon = daemon()
         self.addCleanup(self.stop)
 
     def stop(self):
@@ -88,7 +91,7 @@ class Case(unittest.TestCase):
             self.assertEqual(self.daemon.stop(), 0)
 
     def engine(self, **more):
-        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
+        more = {"gpu": GPU, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
         e = Engine(MODEL, UcmConnector, **more)
         self.addCleanup(e.close)
         return e
@@ -337,7 +340,7 @@ class Trouble(Case):
 
     def test_the_daemon_evicts(self):
         self.daemon.stop()
-        self.daemon = Daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
+        self.daemon = daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
         a, b = self.engine(blocks=128), self.engine(blocks=128)
         for e in (a, b, a, b):
             e.pool = engine.Pool(e.blocks)
@@ -387,7 +390,7 @@ class Trouble(Case):
         socket = self.daemon.socket
         self.daemon.process.kill()
         self.daemon.process.wait()
-        self.daemon = Daemon(socket=socket, nvme=False)
+        self.daemon = daemon(socket=socket, nvme=False)
 
     def test_killed_in_mid_load_and_started_again(self):
         a, b = self.engine(), self.engine(lookup_timeout=0.05)
@@ -443,7 +446,7 @@ class Trouble(Case):
         e = self.engine(socket=socket, connect_timeout=0.2)
         self.check(e, Request("alone", prompt(80, 60)))
         os.makedirs(os.path.dirname(socket), exist_ok=True)
-        self.daemon = Daemon(socket=socket, nvme=False)
+        self.daemon = daemon(socket=socket, nvme=False)
         tokens = prompt(81, 60)
         self.eventually(lambda: self.loads(e, tokens))
         with self.assertRaises(Exception):
@@ -453,14 +456,14 @@ class Trouble(Case):
         a = self.engine(ranks=ranks)
         tokens = prompt(90, 200)
         self.check(a, Request("cold", tokens))
-        payloads = [a.ranks[0].pages[0][0, b].tobytes()[:256] for b in sorted(a.pool.hash_of)]
+        payloads = [a.ranks[0].read(0, [b])[0].tobytes()[:256] for b in sorted(a.pool.hash_of)]
         a.close()
         self.eventually(lambda: self.stats()["nvme_writes"] >= 200 // BLOCK * ranks)
         store = self.daemon.store
         self.daemon.process.terminate()
         self.assertEqual(self.daemon.process.wait(), 0)
         self.corrupt(os.path.join(store, "ucmd.cache"), payloads[5:])
-        self.daemon = Daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         e, other = self.engine(async_load=asynchronous, ranks=ranks), self.engine(ranks=ranks)
         longer = tokens + prompt(91, 90)
         self.check(e, Request("warm", longer), Request("beside", tokens + prompt(92, 40)))
@@ -509,7 +512,7 @@ class Trouble(Case):
         store = self.daemon.store
         self.daemon.process.terminate()
         self.assertEqual(self.daemon.process.wait(), 0)
-        self.daemon = Daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         e = self.engine(prefill_rate=1e9)
         loaded = []
         for i in (0, 0, 1, 1):

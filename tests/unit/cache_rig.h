@@ -29,6 +29,7 @@ struct tier {
     unsigned n_pending, n_live, submits, forgets;
     int refuse;        /* what submit answers, 0: accepts */
     unsigned refuse_n; /* so often */
+    bool recovering;
 };
 
 static inline int fake_submit(struct tier *t, struct tier_io *io)
@@ -61,8 +62,13 @@ static inline void fake_forget(struct tier *t, const struct tier_place *place, u
     free(p->data);
 }
 
+static inline void fake_stats(struct tier *t, struct tier_stats *out)
+{
+    *out = (struct tier_stats){.recovering = t->recovering};
+}
+
 static const struct tier_ops fake_ops = {
-    .name = "fake", .submit = fake_submit, .forget = fake_forget};
+    .name = "fake", .submit = fake_submit, .forget = fake_forget, .stats = fake_stats};
 
 static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
 {

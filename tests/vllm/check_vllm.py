@@ -16,19 +16,12 @@ import time
 import unittest
 import urllib.request
 
-try:
-    import msgpack  # noqa: F401  the daemon's tests need it
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3", "-B"] + sys.argv)
-
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "client/python/examples"),
                 os.path.join(TOP, "tests/integration")]
 
 import prefill_decode_proxy  # noqa: E402
-from second_client import Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
 ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")

@@ -116,26 +116,60 @@ class Tensor:
         return self.array.itemsize
 
 
+class HostPages:
+    """A rank's memory on the host: numpy arrays in memory that can be shared."""
+
+    def __init__(self, size):
+        self.memory = SharedMemory(size)
+        self.whole = np.frombuffer(self.memory.buffer, np.float32)
+
+    tensor = Tensor
+
+    def put(self, page, row):
+        page[:] = row
+
+    def get(self, pages):
+        return pages
+
+
+class GpuPages:
+    """The same on a GPU, by torch; the model still computes on the host."""
+
+    def __init__(self, size):
+        import torch
+        self.torch = torch
+        self.whole = torch.empty(size // 4, dtype=torch.float32, device="cuda")
+
+    @staticmethod
+    def tensor(array):
+        return array
+
+    def put(self, page, row):
+        page[:] = self.torch.from_numpy(row).cuda()
+
+    def get(self, pages):
+        return pages.cpu().numpy()
+
+
 class Rank:
     """A worker: a share of the KV heads in its own pages, and its half of the connector."""
 
     def __init__(self, engine, number, heads):
         self.heads, o = heads, engine.options
         n, shape = len(heads), (engine.blocks, BLOCK, len(heads), M.HEAD)
-        self.memory = SharedMemory(M.LAYERS * 2 * int(np.prod(shape)) * 4)
-        whole = np.frombuffer(self.memory.buffer, np.float32)
+        self.memory = (GpuPages if o.gpu else HostPages)(M.LAYERS * 2 * int(np.prod(shape)) * 4)
+        whole, tensor = self.memory.whole, self.memory.tensor
         if o.layout == "split":  # K and V in front
             self.pages = list(whole.reshape(M.LAYERS, 2, *shape))
+            self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(self.pages)}
         elif o.layout == "fused":  # K and V of a block side by side
             pages = whole.reshape(M.LAYERS, engine.blocks, 2, BLOCK, n, M.HEAD)
             self.pages = [layer.swapaxes(0, 1) for layer in pages]
-            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(pages)}
+            self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(pages)}
         else:  # "cross": all layers of a block side by side
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
-            self.tensors = {"all": Tensor(pages)}
-        if o.layout == "split":
-            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(self.pages)}
+            self.tensors = {"all": tensor(pages)}
         whole[:] = np.nan  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:
@@ -146,14 +180,22 @@ class Rank:
             else:
                 self.connector.register_kv_caches(self.tensors)
 
+    def write(self, layer, block, row, k, v):
+        self.memory.put(self.pages[layer][0, block, row], k[self.heads])
+        self.memory.put(self.pages[layer][1, block, row], v[self.heads])
+
+    def read(self, layer, blocks):
+        """K and V of these blocks' tokens."""
+        return self.memory.get(self.pages[layer][:, blocks]).reshape(2, -1, len(self.heads), M.HEAD)
+
 
 class Engine:
     def __init__(self, model, connector=None, *, blocks=64, ranks=1, replicated=False, layout="split", budget=64,
-                 batch=4, role="kv_both", handshake=True, **extra):
+                 batch=4, gpu=False, role="kv_both", handshake=True, **extra):
         """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads. handshake
         false: another connector's reaches the scheduler in its place."""
         self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
-        self.options = SimpleNamespace(layout=layout)
+        self.options = SimpleNamespace(layout=layout, gpu=gpu)
         self.connector_class = connector
         self.config, self.kv_config = configuration(blocks, ranks, replicated, extra, role)
         heads = range(M.KV_HEADS)
@@ -363,16 +405,14 @@ class Engine:
     def _write(self, layer, request, position, k, v):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK
         for rank in self.ranks:
-            rank.pages[layer][0, block, row] = k[rank.heads]
-            rank.pages[layer][1, block, row] = v[rank.heads]
+            rank.write(layer, block, row, k, v)
 
     def _read(self, layer, request, tokens):
         """K and V of the first tokens, heads of all ranks side by side."""
         blocks = self.pool.requests[request.request_id][: -(-tokens // BLOCK)]
         both = np.empty((2, tokens, M.KV_HEADS, M.HEAD), np.float32)
         for rank in self.ranks:
-            pages = rank.pages[layer][:, blocks].reshape(2, -1, len(rank.heads), M.HEAD)
-            both[:, :, rank.heads] = pages[:, :tokens]
+            both[:, :, rank.heads] = rank.read(layer, blocks)[:, :tokens]
         return both
 
     # ---- what came of a step ----
@@ -461,7 +501,7 @@ class Engine:
         for rank in self.ranks:
             for _ in range(2):
                 rank.connector.unregister_kv_caches()
-            np.frombuffer(rank.memory.buffer, np.float32)[:] = np.nan
+            rank.memory.whole[:] = np.nan
 
     def wake(self):
         for rank in self.ranks:
