@@ -522,6 +522,11 @@ class Trouble(Case):
             loaded.append(e.loaded_tokens - before > 0)
             if i == 1:
                 self.eventually(lambda: self.stats()["prefetch_blocks"] >= 300 // BLOCK)
+        if "UCM_REAL_VLLM" in os.environ:
+            request = Request("shown", tokens[1], outputs=1)
+            e.connector._scheduler._tracked(request).slow = 96
+            shown = e.connector.get_external_cache_hit_sources(request, 288)
+            self.assertEqual({tier.name: n for tier, n in shown.items()}, {"HOST": 192, "DISK": 96})
         # Measured; in DRAM now; not worth it, and brought there behind; so that it is there.
         self.assertEqual(loaded, [True, True, False, True])
 

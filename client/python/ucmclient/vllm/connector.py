@@ -218,6 +218,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """For vLLM's statistics."""
+        slow = min(self._scheduler.from_nvme(request), num_external_tokens)
+        tiers = {_base.CacheHitSource.HOST: num_external_tokens - slow, _base.CacheHitSource.DISK: slow}
+        return {tier: tokens for tier, tokens in tiers.items() if tokens}
+
     def build_connector_meta(self, scheduler_output: Any) -> UcmMetadata:
         return UcmMetadata(self._scheduler.step(scheduler_output))
 

@@ -243,6 +243,11 @@ class SchedulerHalf:
         # A load within a step is over when the request is: its lease lasts until then, or runs out.
         tracked.loading = self.settings.async_load
 
+    def from_nvme(self, request: Any) -> int:
+        """Tokens of what is loaded for it."""
+        tracked = self._requests.get(request.request_id)
+        return tracked.slow if tracked is not None else 0
+
     def step(self, output: Any) -> Plan:
         """What the workers are to do with this step."""
         self._number += 1
