@@ -128,7 +128,7 @@ class Sharing(Case):
         self.share()
 
     def test_layouts(self):
-        for layout in ("fused", "cross"):
+        for layout in ("fused", "cross", "packed"):
             with self.subTest(layout):
                 self.share(layout=layout, salt=layout)
 
@@ -142,9 +142,9 @@ class Sharing(Case):
         self.share(async_load=False)
 
     def test_layer_after_layer(self):
-        for layout in ("split", "fused"):
+        for layout in ("split", "fused", "packed"):
             with self.subTest(layout):
-                self.share(async_load=False, layerwise=True, layout=layout)
+                self.share(async_load=False, layerwise=True, layout=layout, salt=layout)
 
     def test_two_ranks_keep_their_heads(self):
         self.share(ranks=2)

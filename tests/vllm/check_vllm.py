@@ -97,7 +97,7 @@ class Server:
                "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1", "--port", str(port),
+            [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(port),
              "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-model-len", "4096",
              "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)],
             env=env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
@@ -111,7 +111,8 @@ class Server:
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > end:
                     self.log.seek(0)
-                    raise RuntimeError("the server did not start:\n" + self.log.read().decode(errors="replace")[-4000:])
+                    text = self.log.read().decode(errors="replace")[-4000:]
+                    raise RuntimeError("the server did not start:\n" + text) from None
             time.sleep(0.5)
 
     def close(self):
@@ -201,6 +202,24 @@ class RealVllm(unittest.TestCase):
     def test_two_ranks(self):
         self.share(tensor_parallel_size=2, distributed_executor_backend="mp",
                    environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+    def test_beside_another_connector(self):
+        other = Daemon(nvme=False)
+        self.addCleanup(other.stop)
+        a, = self.engines(beside={"socket": other.socket})
+        prompts = [prompt(25 + i, 700) for i in range(2)]
+        self.same(prompts, a.generate(prompts)[0])
+        for socket in (self.daemon.socket, other.socket):
+            e = Engine(socket, self.model)
+            self.addCleanup(e.close)
+            tokens, hits = e.ready().generate(prompts)
+            self.same(prompts, tokens)
+            self.assertEqual(hits, [640] * 2)
+        self.daemon.process.kill()
+        b, = self.engines(beside={"socket": other.socket}, settings={"connect_timeout": 0.5})
+        tokens, hits = b.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(hits, [640] * 2)
 
     def test_a_salt_keeps_apart(self):
         a, b = self.engines(2)

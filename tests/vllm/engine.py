@@ -166,10 +166,12 @@ class Rank:
             pages = whole.reshape(M.LAYERS, engine.blocks, 2, BLOCK, n, M.HEAD)
             self.pages = [layer.swapaxes(0, 1) for layer in pages]
             self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(pages)}
-        else:  # "cross": all layers of a block side by side
+        else:  # "cross", "packed": all layers of a block side by side, in one tensor or in views of it
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
             self.tensors = {"all": tensor(pages)}
+            if o.layout == "packed":
+                self.tensors = {f"layers.{i}": tensor(pages[:, i]) for i in range(M.LAYERS)}
         whole[:] = np.nan  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:

@@ -78,6 +78,8 @@ class Link:
         return False
 
     def _look_for_it(self) -> None:
+        if self._search is not None and self._search.is_alive():
+            return
         self._search = threading.Thread(target=self._searching, name=f"{self.name}-search", daemon=True)
         self._search.start()
 
