@@ -781,6 +781,14 @@ class Refusals(unittest.TestCase):
             os.environ["PYTHONHASHSEED"] = "0"
             self.assertEqual(identity.check_hash("sha256"), 32)
 
+    def test_the_layout_that_is_asked_for(self):
+        for extra, wanted in (({}, "BLNHC"), ({"layerwise": True}, None), ({"block_layout": False}, None)):
+            config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=object()):
+                self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
+            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=None):
+                self.assertIsNone(UcmConnector.get_required_kvcache_layout(config))
+
     def test_settings_say_what_would_be_right(self):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),
                              ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),

@@ -100,7 +100,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """All layers of a block side by side are one large copy."""
-        return not self._settings.layerwise
+        return self._settings.block_layout and not self._settings.layerwise
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
@@ -108,7 +108,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if find_spec("vllm.v1.kv_cache_layout") is None:
             return None
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-        return None if extra.get("layerwise", False) else "BLNHC"
+        return "BLNHC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

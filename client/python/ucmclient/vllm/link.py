@@ -128,7 +128,8 @@ class Link:
             logger.error("ucmd refused a call: %s", error)
 
     def release(self, lease: int) -> None:
-        if lease and self._client is not None:
+        """One that can't be given back runs out."""
+        if lease and self._client is not None and time.monotonic() >= self._silent_until:
             self.ask(self._client.release, lease, timeout=self.settings.lookup_timeout)
 
     def drop_region(self) -> None:

@@ -17,6 +17,8 @@ class Settings:
     async_load: bool = True
     #: With async_load false: begin a layer's attention as soon as that layer is there.
     layerwise: bool = False
+    #: Ask the engine to keep all layers of a block side by side, where its backends can.
+    block_layout: bool = True
     #: Store what this engine computes.
     store: bool = True
     #: Load what is stored.
