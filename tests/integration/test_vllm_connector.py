@@ -701,6 +701,13 @@ class Decisions(unittest.TestCase):
             request.num_computed_tokens = 40
             self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
 
+    def test_a_request_with_nothing_to_store_keeps_no_blocks(self):
+        half, request = self.half(), Request("r", prompt(1, 10))
+        half.matched_tokens(request, 0)
+        half.allocated(request, [1], 0)
+        self.assertEqual(half.step(self.output(request, [1], 10)).stores, [])
+        self.assertFalse(half.finished(request, [1])[0])
+
     def test_chains_longer_than_a_request_to_the_daemon(self):
         half, request = self.half(), Request("r", [])
         request.block_hashes = [bytes(32)] * 40000

@@ -246,6 +246,7 @@ class RealVllm(unittest.TestCase):
             s.ready()
         door = prefill_decode_proxy.serve("127.0.0.1:0", [servers[0].url], [servers[1].url])
         threading.Thread(target=door.serve_forever, daemon=True).start()
+        self.addCleanup(door.server_close)
         self.addCleanup(door.shutdown)
         asked = prompt(95, 700)
         body = {"model": self.model, "prompt": asked, "max_tokens": 8, "temperature": 0, "ignore_eos": True,

@@ -299,6 +299,8 @@ class SchedulerHalf:
         end = min(end, len(request.block_hashes), len(tracked.blocks))
         if not self.settings.store or self.link is None or self.link.ns is None or tracked.tainted:
             return
+        if end <= tracked.stored:
+            return
         tracked.told = True
         while tracked.stored < end:
             first, tracked.stored = tracked.stored, min(end, tracked.stored + _MAX_KEYS)
