@@ -39,7 +39,7 @@ from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
 from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
 
-SUITE_TIMEOUT_S = 200
+SUITE_TIMEOUT_S = 300
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 MODEL = model.Model()
 EXPECTED = {}
