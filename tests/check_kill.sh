@@ -35,6 +35,6 @@ slices() {
 
 slices kill &
 kill_pid=$!
-slices power
+slices power && rounds=$((rounds / 5)) slices move_kill
 power_rc=$?
 wait "$kill_pid" && [ "$power_rc" = 0 ]

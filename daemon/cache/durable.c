@@ -27,6 +27,11 @@ static void durable_end(struct cache_durable *d, int status)
 
 static int durable_step(struct cache *c, struct cache_durable *d);
 
+static bool part_is_at(const struct part *p, const struct tier_io *io)
+{
+    return p->nvme == PART_NVME_READY && p->loc == io->place.loc;
+}
+
 static void sync_done_cb(struct tier_io *io, int status)
 {
     struct cache_durable *d = (struct cache_durable *)io;
@@ -35,9 +40,9 @@ static void sync_done_cb(struct tier_io *io, int status)
     const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
 
     c->tier_busy--;
-    if (status == -EBADMSG) { /* what the last run left of it; that copy is gone */
-        if (p->nvme == PART_NVME_READY && p->loc == io->place.loc)
-            cache_nvme_lost(c, d->ref, d->part, true);
+    if (status == -EBADMSG && part_is_at(p, io)) /* what the last run left of it */
+        cache_nvme_lost(c, d->ref, d->part, true);
+    if (!part_is_at(p, io)) { /* that copy is gone: what was learnt of it says nothing */
         status = durable_step(c, d);
         if (status == -EAGAIN)
             list_push_back(&c->durables, &d->link);
@@ -72,6 +77,8 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
+    if (ns->kept == NS_KEPT_NO)
+        cache_ns_keep(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
     if (ns->kept == NS_KEPT_FAILED)

@@ -86,6 +86,16 @@ int names_set(struct names *n, const struct nvme_name *name)
     return 0;
 }
 
+uint64_t names_last_sequence(const struct names *n)
+{
+    uint64_t last = 0;
+
+    for (uint32_t i = 0; i < n->count; i++)
+        if (n->name[i]->from_sequence > last)
+            last = n->name[i]->from_sequence;
+    return last;
+}
+
 bool names_crowded(const struct names *n)
 {
     for (unsigned i = 0; i < n->n_files && !n->unread; i++)

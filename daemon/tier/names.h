@@ -43,6 +43,9 @@ int names_set(struct names *n, const struct nvme_name *name);
 /* In memory, of a record that is there: slots before this one are not to be found. */
 void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence);
 
+/* The highest from_sequence of all. */
+uint64_t names_last_sequence(const struct names *n);
+
 /* A file has grown so long that names_prune is due. */
 bool names_crowded(const struct names *n);
 /* Drops what is not wanted from memory (wanted NULL: nothing) and has the files that hold more than

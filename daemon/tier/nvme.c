@@ -78,10 +78,9 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
     return 0;
 }
 
-static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
+/* Later than all epochs that the files know of, and than `last`. */
+static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct ucm_error *e)
 {
-    uint64_t last = 0;
-
     for (unsigned i = 0; i < t->files; i++)
         if (t->devices[i].file.epoch > last)
             last = t->devices[i].file.epoch;
@@ -98,6 +97,15 @@ static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
     }
     *epoch = last + 1;
     return 0;
+}
+
+/* Where both state pages of a file were lost its segments told the epoch; there may have been a
+ * later one, in which nothing was written but a namespace purged. */
+static int epoch_check(struct tier *t, uint64_t *epoch, struct ucm_error *e)
+{
+    uint64_t named = names_last_sequence(&t->names) >> (64 - NVME_EPOCH_BITS);
+
+    return named < *epoch ? 0 : devices_start(t, named, epoch, e);
 }
 
 static int segments_init(struct tier *t, uint64_t epoch)
@@ -247,12 +255,15 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         return -ENOMEM;
     rc = devices_open(t, config, e);
     if (rc == 0)
-        rc = devices_start(t, &epoch, e);
+        rc = devices_start(t, 0, &epoch, e);
     if (rc < 0)
         goto err_after_new;
     rc = nvme_names_open(t);
     if (rc < 0)
         goto err_after_new;
+    rc = epoch_check(t, &epoch, e);
+    if (rc < 0)
+        goto err_after_names;
     rc = segments_init(t, epoch);
     if (rc < 0)
         goto err_after_names;
@@ -348,7 +359,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) || nvme_recovering(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);

@@ -70,7 +70,13 @@ struct nvme_op {
 struct scan_op;
 
 struct nvme_recovery {
-    enum { RECOVERY_DONE, RECOVERY_HEADERS, RECOVERY_CHECKPOINT, RECOVERY_SLOTS } state;
+    enum {
+        RECOVERY_DONE,
+        RECOVERY_HEADERS,
+        RECOVERY_CHECKPOINT,
+        RECOVERY_SLOTS,
+        RECOVERY_TWINS
+    } state;
     struct scan_op *ops;
     uint8_t *pages;
     struct list pool;
@@ -80,6 +86,8 @@ struct nvme_recovery {
     uint64_t before;             /* sequences of earlier runs are below this */
     bool again;                  /* `turn` brings the loop back here */
     uv_work_t turn;
+    struct list twins; /* found twice, to be compared */
+    unsigned twins_n, twin_reads;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
 };
@@ -211,6 +219,20 @@ void nvme_recover_slots(struct tier *t);
 /* A slot of an adopted segment whose header is known. */
 void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
                        const struct nvme_slot_header *h);
+/* The same for one that was found twice: false where the other place still counts, `other`, or no
+ * place does (other->owner 0). */
+bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h, struct tier_twin *other);
+/* Something that the last step waited for has ended. */
+void nvme_recover_go_on(struct tier *t);
+
+/* ---- nvme_twins.c ---- */
+
+void nvme_twin_add(struct tier *t, struct segment *s, uint32_t slot,
+                   const struct nvme_slot_header *h);
+/* False: all have been compared. */
+bool nvme_twins_step(struct tier *t);
+void nvme_twins_drop(struct tier *t);
 
 /* ---- nvme_restore.c ---- */
 

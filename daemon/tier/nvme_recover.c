@@ -3,7 +3,8 @@
  * First the header of every segment is read; until they are all known nobody writes, because a
  * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
  * Then the headers of the slots that they do not cover are read, many at a time; a segment can be
- * reclaimed as soon as its own slots are known. */
+ * reclaimed as soon as its own slots are known. At the end what was found twice is compared
+ * (nvme_twins.c). */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -47,6 +48,7 @@ static void recover_free(struct tier *t)
 
 void nvme_recover_close(struct tier *t)
 {
+    nvme_twins_drop(t);
     recover_free(t);
 }
 
@@ -116,8 +118,8 @@ static bool slot_is_ours(const struct tier *t, const struct segment *s, uint32_t
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
 
-void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h)
+bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h, struct tier_twin *other)
 {
     struct nvme_recovery *r = &t->recovery;
     const struct nvme_name *known = names_find(&t->names, h->fingerprint);
@@ -127,9 +129,11 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
         .bytes = h->payload_bytes,
         .sequence = h->sequence,
         .place = {.loc = segment_loc(&t->segments, s, slot), .checksum = h->checksum},
+        .twin = other,
     };
     uint64_t owner = 0;
 
+    *other = (struct tier_twin){.owner = 0};
     KILL_POINT("recover-slot");
     s->unknown |= !known && t->names.unread;
     if (known && h->sequence >= known->from_sequence) {
@@ -137,18 +141,30 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
+        found.name_doubtful = t->names.doubtful;
         owner = t->callbacks.restore(t->callbacks.ctx, &found);
     }
-    if (owner == 0) {
-        r->refused++;
-        return;
-    }
+    if (owner == 0)
+        return false;
     segment_restore(&t->segments, s, slot, owner, h->sequence);
     r->parts++;
     r->bytes += h->payload_bytes;
     t->metrics->nvme_recovered_parts++;
     t->metrics->nvme_recovered_bytes += h->payload_bytes;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    return true;
+}
+
+void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h)
+{
+    struct tier_twin other;
+
+    if (nvme_recover_twin(t, s, slot, h, &other))
+        return;
+    t->recovery.refused++;
+    if (other.owner != 0)
+        nvme_twin_add(t, s, slot, h);
 }
 
 /* ---- reading ---- */
@@ -369,7 +385,7 @@ static void slots_pump(struct tier *t)
             segment_known(t, s);
     }
     if (r->in_flight == 0 && !cursor_segment(t))
-        recover_end(t);
+        r->state = RECOVERY_TWINS;
 }
 
 static void recover_pump(struct tier *t)
@@ -381,6 +397,14 @@ static void recover_pump(struct tier *t)
         headers_pump(t);
     if (t->recovery.state == RECOVERY_SLOTS)
         slots_pump(t);
+    if (t->recovery.state == RECOVERY_TWINS && !nvme_twins_step(t))
+        recover_end(t);
+}
+
+void nvme_recover_go_on(struct tier *t)
+{
+    if (!t->closing)
+        recover_pump(t);
 }
 
 void nvme_recover_slots(struct tier *t)
@@ -412,6 +436,7 @@ int nvme_recover_start(struct tier *t)
     unsigned depth = nvme_ring_usable(t) ? NVME_SCANS : t->threads_depth;
 
     list_init(&r->pool);
+    list_init(&r->twins);
     r->state = RECOVERY_DONE;
     if (!t->callbacks.restore)
         return 0;

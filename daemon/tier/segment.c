@@ -341,7 +341,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
                      uint64_t sequence)
 {
-    assert(s->states[slot] == SLOT_EMPTY && s->reads > 0);
+    assert((s->states[slot] == SLOT_EMPTY || s->states[slot] == SLOT_DEAD) && s->reads > 0);
     s->owners[slot] = owner;
     s->sequences[slot] = sequence;
     s->states[slot] = SLOT_LIVE;

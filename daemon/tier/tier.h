@@ -68,14 +68,22 @@ struct tier_io {
     void *scratch[8];
 };
 
+/* Where a part lies already that is found a second time. */
+struct tier_twin {
+    uint64_t owner; /* 0: nowhere */
+    struct tier_place place;
+};
+
 /* A part that an earlier run has left, found by its header. Its bytes are checked when they are
  * read. */
 struct tier_found {
     const struct tier_name *name; /* without owner */
     const uint8_t *identity;      /* of its namespace, as tier_naming had it */
     uint32_t identity_bytes;
+    bool name_doubtful; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
     struct tier_place place;
+    struct tier_twin *twin; /* out: of one that is refused because this sequence is known */
 };
 
 /* What a checkpoint keeps of a part. */

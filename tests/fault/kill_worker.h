@@ -15,12 +15,14 @@ struct kill_worker {
     struct worker w;
     struct oracle *oracle;
     bool disk_fails; /* so a dump may be answered as not durable */
+    bool full;       /* likewise: all segments may be in use */
     unsigned durable_checked, found, absent, not_durable;
 };
 
 struct killer {
     unsigned after_us;
     int signal;
+    bool may_fail; /* a stop may say that something was not synced */
     pthread_t thread;
     pid_t pid;
 };
@@ -36,6 +38,8 @@ void kill_worker_drop(struct kill_worker *k);
 bool kill_worker_dump(struct kill_worker *k, uint32_t n);
 /* Keys that were dumped before. */
 bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable);
+/* Purges a namespace without blocks, so often: each writes a record beside that of the keys. */
+void kill_worker_purges(struct kill_worker *k, unsigned n);
 /* Every key, and some that were never dumped. */
 bool kill_worker_check(struct kill_worker *k);
 /* Waits for the end of recovery. */

@@ -25,10 +25,12 @@ static char ucmd_kill[256], keep[64], keep_set[96];
 static unsigned points, damages;
 
 static const char *const kill_points[] = {
-    "write-begin",        "write-torn",       "write-done",   "write-told",      "sync-begin",
-    "sync-done",          "name-begin",       "name-torn",    "name-done",       "checkpoint-begin",
-    "checkpoint-written", "checkpoint-named", "recover-slot", "recover-segment", "start-begin",
-    "start-written",      "keep-written",     "keep-named",   "keep-take",       "keep-taken"};
+    "write-begin",  "write-torn",       "write-done",         "write-told",
+    "sync-begin",   "sync-done",        "name-begin",         "name-torn",
+    "name-done",    "checkpoint-begin", "checkpoint-written", "checkpoint-named",
+    "recover-slot", "recover-segment",  "start-begin",        "start-written",
+    "keep-written", "keep-named",       "keep-take",          "keep-taken",
+    "names-begin",  "names-torn",       "names-written",      "names-renamed"};
 #define POINTS (sizeof(kill_points) / sizeof(kill_points[0]))
 
 static unsigned rounds_wanted(void)
@@ -81,6 +83,7 @@ static void work(void)
     for (unsigned i = 0; i < 3; i++)
         if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, KILL_BATCH)))
             return;
+    kill_worker_purges(&w, oracle_below(&oracle, 3));
     (void)kill_worker_dump_again(&w, 1 + oracle_below(&oracle, KILL_BATCH), true);
 }
 
@@ -132,6 +135,16 @@ static void keep_end(void)
     keep[0] = '\0';
 }
 
+/* Soon the file of names has to be written anew. */
+static void names_fill(void)
+{
+    host_restart(&host);
+    cr_assert(kill_worker_connect(&w, &host));
+    kill_worker_purges(&w, 60);
+    kill_worker_drop(&w);
+    host_kill(&host);
+}
+
 /* What is there at the end of a group must be good as well. */
 static void last_look(void)
 {
@@ -165,6 +178,8 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
         fprintf(stderr, "kill: UCM_KILL_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);
         host_prepare(&host);
+        if (seed % 3 == 0)
+            names_fill();
         for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
             one_round();
         last_look();

@@ -114,12 +114,16 @@ static void work(void)
             return;
     if (!kill_worker_recovered(&w))
         return;
-    if (oracle_below(&oracle, 3) == 0 && !getenv("NOAGAIN")) /* what nobody has read yet */
+    if (oracle_below(&oracle, 3) == 0) /* what nobody has read yet */
         if (!kill_worker_dump_again(&w, 1 + oracle_below(&oracle, DUMP), true))
             return;
+    if (small) /* what was promised in this run may have had to make room since */
+        oracle_doubt(&oracle);
     if (!kill_worker_check(&w))
         return;
     faults_plan();
+    if (oracle_below(&oracle, 2))
+        kill_worker_purges(&w, oracle_below(&oracle, 12));
     for (unsigned i = 0; i < 4; i++) {
         if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, DUMP)) ||
             (oracle_below(&oracle, 2) &&
@@ -130,7 +134,8 @@ static void work(void)
 
 static void one_round(void)
 {
-    struct killer k = {.signal = oracle_below(&oracle, 4) == 0 ? SIGTERM : SIGKILL};
+    struct killer k = {.signal = oracle_below(&oracle, 4) == 0 ? SIGTERM : SIGKILL,
+                       .may_fail = w.disk_fails};
 
     start();
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
@@ -220,6 +225,7 @@ static void group_begin(uint64_t seed)
     tmpfile = oracle_below(&oracle, 2);
     host_make(disks, tmpfile);
     w.disk_fails = oracle_below(&oracle, 2) == 0;
+    w.full = small;
 }
 
 Test(power, what_was_durable_survives, .timeout = 7200)
@@ -284,6 +290,40 @@ Test(power, an_unreadable_header_costs_nothing, .timeout = 60)
     programs_find();
     unreadable_once(0); /* of segments */
     unreadable_once(5); /* of slots */
+}
+
+/* A namespace's record that an earlier run could not sync, and the start can't either, is written
+ * once more before anything of the namespace is promised. */
+Test(power, a_name_in_doubt_is_written_once_more, .timeout = 60)
+{
+    struct power_loss loss = {0};
+
+    programs_find();
+    oracle = (struct oracle){.seed = 1};
+    small = false;
+    host_make(1, true);
+    run_and_check();
+    w.disk_fails = true;
+    power.journal->syncs_failing = 1; /* of the name */
+    cr_assert(kill_worker_dump(&w, 4));
+    cr_assert_eq(power.journal->syncs_failing, 0u);
+    kill_worker_drop(&w);
+    host_kill(&host);
+    power.journal->syncs_spared = 2; /* of the folder and of the state page */
+    power.journal->syncs_failing = 2;
+    memset(oracle.held, 0, sizeof(oracle.held));
+    run_and_check();
+    cr_assert_eq(power.journal->syncs_failing, 0u);
+    w.disk_fails = false;
+    cr_assert(kill_worker_dump_again(&w, 4, true));
+    kill_worker_drop(&w);
+    host_kill(&host);
+    power_fail(&power, NULL, &loss);
+    run_and_check();
+    cr_assert_geq(w.durable_checked, 4u);
+    kill_worker_drop(&w);
+    host_stop(&host);
+    host_drop();
 }
 
 /* Killed at its Nth step; what it has left is found by a second run, which promises something on

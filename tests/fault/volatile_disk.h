@@ -61,11 +61,11 @@ struct volatile_journal {
     _Atomic uint64_t kill_at;      /* at this step the process dies; 0: at none */
     _Atomic uint64_t sync_us;      /* what a sync takes at most */
     _Atomic uint64_t page_read_us; /* what the read of one page takes */
-    /* So many from now on fail: syncs with EIO, after which what they should have made final is
-     * given up; writes with write_error; reads of one page, behind so many good ones, with EIO.
-     * And so many writes are short.
+    /* So many from now on fail: syncs, behind so many good ones, with EIO, after which what they
+     * should have made final is given up; writes with write_error; reads of one page, behind so
+     * many good ones, with EIO. And so many writes are short.
      */
-    _Atomic uint64_t syncs_failing, writes_failing, writes_short;
+    _Atomic uint64_t syncs_spared, syncs_failing, writes_failing, writes_short;
     _Atomic uint64_t page_reads_spared, page_reads_failing;
     _Atomic int write_error;
 };

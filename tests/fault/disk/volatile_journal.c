@@ -61,7 +61,7 @@ static void records_trim(void)
     atomic_store(&journal->used, end);
 }
 
-/* What is final now lies over what was given up before. */
+/* What is final now lies over what was given up before, and so is the file's length. */
 static void doomed_cover(const struct volatile_record *r)
 {
     uint64_t used = atomic_load(&journal->used);
@@ -69,8 +69,11 @@ static void doomed_cover(const struct volatile_record *r)
     for (uint64_t at = 0; at < used && record_at(at) != r; at += record_at(at)->bytes) {
         struct volatile_record *old = record_at(at);
 
-        if (old->doomed && old->ino == r->ino && old->dev == r->dev &&
-            old->offset < r->offset + r->length && r->offset < old->offset + old->length)
+        if (!old->doomed || old->ino != r->ino || old->dev != r->dev)
+            continue;
+        if (r->kind == VOLATILE_WRITE && old->old_size < r->offset + r->length)
+            old->old_size = r->offset + r->length;
+        if (old->offset < r->offset + r->length && r->offset < old->offset + old->length)
             atomic_store(&old->live, 0);
     }
 }
