@@ -79,10 +79,11 @@ GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(BINS)
+gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS)
 	@mkdir -p $O/gpu/lib
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
+	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib
