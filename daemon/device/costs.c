@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VERSION 1
+#define VERSION 2
 
 /* The engines leave the SMs and their path to memory alone: an idle GPU may be busy a moment later,
  * so that the kernel must be faster by this. */

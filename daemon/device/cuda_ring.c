@@ -9,7 +9,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define RING_FIRST_BYTES (1ull << 20) /* a job's first slice; each next one twice that */
+#define RING_FIRST_BYTES (1ull << 20) /* a dump's first slice; each next one twice that */
+#define RING_LAST_SHARE 4             /* of a slice: a load's last one, unless more loads follow */
 #define RING_FIXED_NS 30000.0         /* a slice's way besides the bus: posts, the kernel, looks */
 #define RING_CLAIM_MS 20              /* a companion that takes longer does not get its processor */
 #define RING_SLOW_MS 100  /* its kernels don't get to run: new copies take other ways meanwhile */
@@ -376,14 +377,27 @@ bool gpu_ring_pays(struct gpu *g, struct device_job *job)
     return wanted == COPY_STAGED || staged_is_faster(g, job, ring);
 }
 
-/* Small first, so that the companion begins soon; no longer when the bus is busy anyway. */
-static uint64_t piece_bytes(struct device_job *job, const struct gpu_ring *ring,
-                            enum ucm_copy_direction direction)
+/* A dump begins with a small slice, so that the bus has work soon; when it has, whole ones. */
+static uint64_t dump_piece(struct device_job *job, const struct gpu_ring *ring)
 {
     uint64_t bytes = job->slice_bytes;
 
     job->slice_bytes = bytes < ring->slice_bytes / 2 ? 2 * bytes : ring->slice_bytes;
-    return ring->under_way[direction] > 2 ? ring->slice_bytes : bytes;
+    return ring->under_way[UCM_COPY_DUMP] > 2 ? ring->slice_bytes : bytes;
+}
+
+/* The bus has work at once, but the job is done only when its last slice is scattered: that is a
+ * small one, and the bus fills it while those before are scattered. Where more loads follow, they
+ * keep the bus busy meanwhile. The halves are three, as many slices as one direction may have. */
+static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
+                           const struct gpu_ring *ring)
+{
+    uint64_t rest = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
+    uint64_t least = ring->slice_bytes / RING_LAST_SHARE;
+
+    if (rest > ring->slice_bytes || rest <= least || job_queue_next_of(&g->ready, job))
+        return ring->slice_bytes;
+    return rest / 2 > least ? rest / 2 : least;
 }
 
 enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job)
@@ -397,7 +411,10 @@ enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job)
     if (!turn)
         return GPU_RING_FULL;
     turn->job = job;
-    if (next_piece(job, ring, piece_bytes(job, ring, turn->direction), &turn->piece))
+    if (next_piece(job, ring,
+                   turn->direction == UCM_COPY_DUMP ? dump_piece(job, ring)
+                                                    : load_piece(g, job, ring),
+                   &turn->piece))
         list_remove(&job->link);
     job->pieces++;
     order_write(turn);

@@ -74,7 +74,7 @@ Test(costs, what_is_wrong_is_not_believed)
     cr_assert_lt(costs_parse(&back, "GPU-1/590", text), 0, "another driver");
     cr_assert_lt(costs_parse(&back, "GPU-2/580", text), 0, "another GPU");
     cr_assert_lt(costs_parse(&back, "GPU-1/580", ""), 0);
-    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 1 GPU-1/580 nan nan"), 0);
+    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 2 GPU-1/580 nan nan"), 0);
     snprintf(bad, sizeof(bad), "%.*s 7", (int)strlen(text) - 1, text);
     cr_assert_lt(costs_parse(&back, "GPU-1/580", bad), 0, "more than there is to say");
     for (size_t n = 0; n + 8 < strlen(text); n += 7) {
