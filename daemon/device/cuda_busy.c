@@ -68,7 +68,7 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
-    if (g->streams[0].n + g->streams[1].n > 0)
+    if (g->streams[0].n + g->streams[1].n + g->turns > 0)
         return false;
     while (uv_hrtime() < busy_quiet_ns(&g->busy))
         ;
@@ -84,6 +84,7 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->bytes < GPU_SEEN_BYTES ? 0
-                                          : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+                l->bytes < GPU_SEEN_BYTES || g->turns > 0
+                    ? 0
+                    : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
 }

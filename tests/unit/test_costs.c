@@ -103,3 +103,11 @@ Test(costs, wide_rows_are_cut_into_runs)
     cr_assert_eq(extents[4].page, 5000000 + 3 * 1000000);
     cr_assert(extents[4].rows == 1 && extents[4].width == 512 * 1024);
 }
+
+Test(costs, slices_pay_on_a_busy_gpu_when_they_save_more)
+{
+    cr_assert(costs_staged_pays(90, 100, true));
+    cr_assert(costs_staged_pays(95, 100, false));
+    cr_assert_not(costs_staged_pays(95, 100, true), "the engines take nothing from others");
+    cr_assert_not(costs_staged_pays(98, 100, false));
+}
