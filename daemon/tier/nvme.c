@@ -278,9 +278,12 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     if (rc < 0)
         goto err_after_checksums;
     metrics->nvme_bytes_used = 0;
-    rc = nvme_care_open(t, config->nvme_quarantine);
+    rc = nvme_turn_open(t);
     if (rc < 0)
         goto err_after_ops;
+    rc = nvme_care_open(t, config->nvme_quarantine);
+    if (rc < 0)
+        goto err_after_turn;
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_care;
@@ -304,6 +307,8 @@ err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_care:
     nvme_care_close(t);
+err_after_turn:
+    nvme_turn_close(t);
 err_after_ops:
     ops_close(t);
 err_after_checksums:
@@ -332,6 +337,7 @@ static void tier_free(struct tier *t)
     nvme_checkpoint_close(t);
     nvme_scrub_close(t);
     nvme_care_close(t);
+    nvme_turn_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
     devices_close(t);

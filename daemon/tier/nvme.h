@@ -102,6 +102,7 @@ struct nvme_naming {
 };
 
 struct nvme_care;
+struct nvme_turn;
 struct nvme_mover;
 struct nvme_checkpoint;
 struct nvme_restore;
@@ -137,6 +138,7 @@ struct tier {
     struct nvme_naming naming;
     struct nvme_recovery recovery;
     struct nvme_care *care;
+    struct nvme_turn *loop_turn;
     struct nvme_scrub *scrub;           /* NULL: there is none */
     struct nvme_checkpoint *checkpoint; /* NULL: none are written */
     struct nvme_restore *restore;       /* while one is read */
@@ -158,9 +160,25 @@ int nvme_write(struct tier *t, struct tier_io *io);
 /* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
  * Whoever calls sees to it that writes go on. */
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
+/* Begins what is ready, as far as the files and this turn of the loop allow. */
+void nvme_pump_writes(struct tier *t);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+/* ---- nvme_turn.c ---- */
+
+/* 0 or -ENOMEM. */
+int nvme_turn_open(struct tier *t);
+void nvme_turn_close(struct tier *t);
+/* Is something of this turn's share of writes left? Otherwise they are pumped in the next. */
+bool nvme_turn_may_write(struct tier *t);
+/* A write of so many parts was begun. */
+void nvme_turn_wrote(struct tier *t, unsigned parts);
+/* Writes are ready: they are pumped in the next turn. */
+void nvme_turn_ready(struct tier *t);
+/* A checksum of a write was asked for: it is flushed after a turn in which none was. */
+void nvme_turn_gathers(struct tier *t);
 
 /* ---- nvme_sync.c ---- */
 

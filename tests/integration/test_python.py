@@ -190,6 +190,9 @@ class Manners(Case):
         ns, shared, region = self.worker()
         task = region.load(key("none"), [0])
         ns.client.close()
+        for call in (task.check, task.wait, task.cancel, lambda: region.load(key(1), [0]), region.unregister,
+                     lambda: ns.lookup_prefix(key(1))):
+            self.refused(Status.DISCONNECTED, call)
         task.close()
         region.close()
         ns.close()
