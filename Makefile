@@ -118,6 +118,9 @@ check-asan: setup ## the tests under ASan+UBSan only
 check-tsan: setup ## the tests under TSan only
 	+@tests/check.sh '$(SUBMAKE)' tsan
 
+check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
+	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
+
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
 	+@$(SUBMAKE) all gpu-bundle
@@ -130,14 +133,12 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	    python3 -B tests/vllm/check_vllm.py
 
 wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
-	+@$(SUBMAKE) all
+	+@$(SUBMAKE) $(PORTABLE)
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
 	rm -rf $O/wheel
 	mkdir -p $O/wheel
 	cp -r client/python $O/wheel/src
-	$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
-	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $O/wheel/src/ucmclient/$(SO).$(SO_VERSION)
+	cp $(PORTABLE) $O/wheel/src/ucmclient
 	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
 	@ls $O/wheel/*.whl
 
@@ -229,6 +230,14 @@ $O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
+# For hosts without Debian's libraries: the wheel's, and the tests' on a GPU.
+PORTABLE := $O/portable/$(SO).$(SO_VERSION)
+$(PORTABLE): $(CLIENT_OBJ) $(EXPORTS)
+	$(call say,LINK)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $@
 $O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
 	$(Q)ln -sf $(<F) $@
 $O/$(SO): $O/$(SO).$(SO_VERSION)
@@ -247,6 +256,11 @@ $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# The disk that tests/fault/test_power.c puts beneath it.
+DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
+$O/volatile_disk.so: $(DISK_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -ldl -o $@
 # What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
 $O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
 	@mkdir -p $(@D)
@@ -309,7 +323,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
@@ -321,7 +335,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-vllm wheel check-chroot \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-vllm wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

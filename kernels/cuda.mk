@@ -79,8 +79,14 @@ GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS)
-	@mkdir -p $O/gpu/lib
+gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
+	rm -rf $O/gpu/python
+	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
+	cp -r client/python $O/gpu/python/client
+	cp $O/portable/libucmclient.so.0 $O/gpu/python/client/python/ucmclient
+	cp -r tests/vllm $O/gpu/python/tests
+	cp tests/integration/daemon.py tests/integration/test_vllm_connector.py $O/gpu/python/tests/integration
+	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
 	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib

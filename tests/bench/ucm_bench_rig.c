@@ -14,6 +14,7 @@
 
 #define MAX_IN_FLIGHT 64
 #define POLL_MS 20
+#define POLL_WRITTEN_MS 2 /* what waits for it is being measured */
 #define WRITTEN_TIMEOUT_MS 60000
 #define EVICT_TIMEOUT_MS 10000
 #define ARENA_TIMEOUT_MS 30000
@@ -447,13 +448,13 @@ int rig_wait_written(struct rig *rig, uint64_t target)
     uint64_t written = 0;
     int rc;
 
-    for (int ms = 0; ms < WRITTEN_TIMEOUT_MS; ms += POLL_MS) {
+    for (int ms = 0; ms < WRITTEN_TIMEOUT_MS; ms += POLL_WRITTEN_MS) {
         rc = rig_written(rig, &written);
         if (rc < 0)
             return rc;
         if (written >= target)
             return 0;
-        pause_ms(POLL_MS);
+        pause_ms(POLL_WRITTEN_MS);
     }
     return fail(rig, -UCM_EDEADLINE, "%llu of %llu parts were written to NVMe in %d s",
                 (unsigned long long)written, (unsigned long long)target, WRITTEN_TIMEOUT_MS / 1000);
