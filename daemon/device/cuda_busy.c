@@ -58,7 +58,7 @@ static bool probe_finds_others(struct gpu *g)
 
 bool gpu_others_run(struct gpu *g)
 {
-    if (!busy_due(&g->busy, uv_hrtime()))
+    if (!busy_due(&g->busy, uv_hrtime()) || g->turns > 0)
         return g->busy.others;
     g->probe.wanted = true;
     return true;
@@ -68,7 +68,11 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
-    if (g->streams[0].n + g->streams[1].n + g->turns > 0)
+    if (g->turns > 0) { /* it would find the companions, and one that hangs must hold up nobody */
+        g->probe.wanted = false;
+        return true;
+    }
+    if (g->streams[0].n + g->streams[1].n > 0)
         return false;
     while (uv_hrtime() < busy_quiet_ns(&g->busy))
         ;
