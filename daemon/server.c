@@ -52,13 +52,22 @@ struct server {
 
 /* ---- stopping ---- */
 
+/* Who stopped us shall not take what could not be synced for stored. */
+static void tier_sync(struct server *s)
+{
+    if (!s->tier || tier_nvme.sync(s->tier) == 0)
+        return;
+    log_error("server", "sync-failed", "%s", "what was written last may not be found again");
+    if (s->exit_status == 0)
+        s->exit_status = 1;
+}
+
 static void rooms_free(struct server *s)
 {
     s->state = STOPPED;
     front_free(s->front);
     requests_free(s->requests);
-    if (s->tier && tier_nvme.sync(s->tier) != 0)
-        log_warn("server", "sync-failed", "%s", "");
+    tier_sync(s);
     tier_nvme.close(s->tier);
     device_set_free(s->devices);
     cache_free(s->cache);

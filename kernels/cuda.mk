@@ -24,6 +24,32 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
+# The companion, for workers: libcuda is theirs already, libucmclient beside it.
+CUDA_SO     := libucmclient_cuda.so
+CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c))
+LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
+
+$O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ)
+	@rm -f $@ && ar rcs $@ $^
+$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
+	$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	    -Wl,--version-script=client/cuda/libucmclient_cuda.map $(LDFLAGS) $(filter %.o,$^) \
+	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+$O/$(CUDA_SO).$(SO_VERSION): $O/$(CUDA_SO).$(VERSION)
+	@ln -sf $(<F) $@
+$O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
+	@ln -sf $(<F) $@
+
+install-cuda: $(LIBS)
+	install -m 755 $O/$(CUDA_SO).$(VERSION) $(D)$(LIBDIR)
+	ln -sf $(CUDA_SO).$(VERSION) $(D)$(LIBDIR)/$(CUDA_SO).$(SO_VERSION)
+	ln -sf $(CUDA_SO).$(SO_VERSION) $(D)$(LIBDIR)/$(CUDA_SO)
+	install -m 644 $O/libucmclient_cuda.a $(D)$(LIBDIR)
+	install -m 644 client/include/ucmclient_cuda.h $(D)$(INCLUDEDIR)
+	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+	    client/libucmclient_cuda.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc
+.PHONY: install-cuda
+
 # What ucm-bench runs on a GPU.
 BENCH_FATBIN := $O/bench.fatbin
 $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.h
@@ -31,11 +57,12 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
 # Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
-GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c
+GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c proto/ring.c \
+              client/cuda/companion.c tests/gpu/worker_ring.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $(CUDA_OBJ)
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
-$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h
+$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_ring.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests/gpu/worker.o $(GPU_OBJ)
@@ -45,17 +72,24 @@ $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests
 $O/obj/tests/gpu/serve.o: tests/gpu/serve.cu client/include/ucmclient.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_serve: $O/obj/tests/gpu/serve.o $O/libucmclient.a
+$O/gpu/test_serve: $O/obj/tests/gpu/serve.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
-	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++ -o $@
+	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(BINS)
-	@mkdir -p $O/gpu/lib
+gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
+	rm -rf $O/gpu/python
+	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
+	cp -r client/python $O/gpu/python/client
+	cp $O/portable/libucmclient.so.0 $O/gpu/python/client/python/ucmclient
+	cp -r tests/vllm $O/gpu/python/tests
+	cp tests/integration/daemon.py tests/integration/test_vllm_connector.py $O/gpu/python/tests/integration
+	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
+	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib

@@ -99,8 +99,20 @@ enum ucm_handle_kind {
     F(str, device, REQ, 3, 16)                                                                     \
     F(bin, gpu, OPT, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
     F(handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                   \
-    F(planes, planes, REQ, 1, UCM_MAX_PLANES)
+    F(planes, planes, REQ, 1, UCM_MAX_PLANES)                                                      \
+    F(u64, ring_region, OPT, 0, UCM_U32)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
+
+/* GPU memory of the worker that copies may go through, see proto/ring.h. ipc and offset name the
+ * first slice, fd is the shared memory. */
+#define UCM_MSG_RING_REGISTER(F)                                                                   \
+    F(bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
+    F(bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                   \
+    F(u64, offset, OPT, 0, UINT64_MAX / 2)                                                         \
+    F(u64, slice_bytes, REQ, 1u << 16, 1u << 26)                                                   \
+    F(u64, slices, REQ, 2, UCM_MAX_SLICES)                                                         \
+    F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
+#define UCM_MSG_RING(F) F(u64, ring, REQ, 1, UCM_U32)
 
 /* keys: key_bytes each, one after the other, the chain's head first. */
 #define UCM_MSG_LOOKUP(F)                                                                          \
@@ -211,6 +223,8 @@ enum ucm_durability {
     M(NS_OPEN, "namespace.open", ns_open, ns_open_r)                                               \
     M(REGION_REGISTER, "region.register", region_register, region)                                 \
     M(REGION_UNREGISTER, "region.unregister", region, none)                                        \
+    M(RING_REGISTER, "ring.register", ring_register, ring)                                         \
+    M(RING_UNREGISTER, "ring.unregister", ring, none)                                              \
     M(LOOKUP, "lookup", lookup, lookup_r)                                                          \
     M(RELEASE, "release", release, none)                                                           \
     M(PREFETCH, "prefetch", prefetch, blocks_r)                                                    \
@@ -304,6 +318,8 @@ struct proto_planes {
     S(ns_open_r, UCM_MSG_NS_OPEN_R)                                                                \
     S(region_register, UCM_MSG_REGION_REGISTER)                                                    \
     S(region, UCM_MSG_REGION)                                                                      \
+    S(ring_register, UCM_MSG_RING_REGISTER)                                                        \
+    S(ring, UCM_MSG_RING)                                                                          \
     S(lookup, UCM_MSG_LOOKUP)                                                                      \
     S(lookup_r, UCM_MSG_LOOKUP_R)                                                                  \
     S(release, UCM_MSG_RELEASE)                                                                    \

@@ -115,6 +115,8 @@ suite() {
     shift 2
     build "$label" "$@" all build-tests || return
     for program in $("${make[@]}" -s "$@" list-tests); do
+        # Its library goes beneath the plain daemon only.
+        [ "${program##*/}" != test_power ] || [ "$label" = plain ] || continue
         environment "$label" "$o" "${program##*/}"
         criterion "$label" "$program"
     done

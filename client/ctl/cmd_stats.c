@@ -145,6 +145,10 @@ static void print_prometheus(const msgpack_object *stats)
         {"dma_bytes", "device_dma_bytes", "counter", "bytes moved by the copy engines"},
         {"sm_launches", "device_sm_launches", "counter", "launches of the copy kernel"},
         {"sm_bytes", "device_sm_bytes", "counter", "bytes moved by the copy kernel"},
+        {"staged_launches", "device_staged_launches", "counter",
+         "slices of workers' memory that copies went through"},
+        {"staged_bytes", "device_staged_bytes", "counter", "bytes moved through those"},
+        {"rings", "device_rings", "gauge", "rings of slices registered on a device"},
     };
     char version[96], instance[96], policy[96];
 

@@ -80,7 +80,7 @@ static void print_tiers(const msgpack_object *stats)
 
 static void print_devices(const msgpack_object *stats)
 {
-    char a[HUMAN_BYTES], b[HUMAN_BYTES], name[64];
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], staged[HUMAN_BYTES], name[64];
 
     for (uint32_t i = 0; i < answer_count(stats, "devices"); i++) {
         const msgpack_object *d = answer_at(stats, "devices", i);
@@ -91,9 +91,11 @@ static void print_devices(const msgpack_object *stats)
                human_bytes(b, answer_u64(d, "dump_bytes")),
                answer_flag(d, "failed") ? ", FAILED" : "");
         if (answer_flag(d, "cuda"))
-            printf("           %s by copy engines, %s by kernels\n",
+            printf("           %s by copy engines, %s by kernels, %s through %" PRIu64
+                   " rings of workers\n",
                    human_bytes(a, answer_u64(d, "dma_bytes")),
-                   human_bytes(b, answer_u64(d, "sm_bytes")));
+                   human_bytes(b, answer_u64(d, "sm_bytes")),
+                   human_bytes(staged, answer_u64(d, "staged_bytes")), answer_u64(d, "rings"));
     }
 }
 

@@ -193,7 +193,8 @@ struct ucm_region_spec {
     const struct ucm_memory *memory;
     uint32_t n_memory; /* at most 256, of them 64 by descriptor */
     const struct ucm_plane *planes;
-    uint32_t n_planes; /* at most 2048 */
+    uint32_t n_planes;    /* at most 2048 */
+    uint32_t ring_region; /* how orders on this connection's ring name it; 0: they never do */
 };
 
 /* Everything is copied. The memory must stay allocated until ucm_region_unregister returned. */
@@ -208,6 +209,38 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
 /* Creates a memfd of `bytes`, seals it against shrinking and maps it: memory that a cpu region may
  * name. On success *fd and *address are the caller's, to close and munmap. */
 UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);
+
+/* ---- rings: for companions ---- */
+
+/* Slices of a worker's GPU memory that the daemon may move copies through, where the worker's own
+ * kernels scatter and gather them. libucmclient_cuda (ucmclient_cuda.h) does all of this; what
+ * follows is for who writes another companion. docs/protocol.md, "Rings", has the memory's layout
+ * and its rules. */
+struct ucm_ring_registration;
+
+struct ucm_ring_spec {
+    const uint8_t *gpu;   /* the 16 bytes of the GPU's UUID */
+    const uint8_t *ipc;   /* the 64 bytes of a CUDA IPC handle */
+    uint64_t offset;      /* of the first slice from the base of the allocation */
+    uint64_t slice_bytes; /* a multiple of 4096 */
+    uint32_t slices;      /* 2 to 8 */
+};
+
+/* One ring a GPU. On success *memory is the shared memory of this registration, mapped until
+ * ucm_ring_free. It serves this connection only: when the connection breaks, the library marks
+ * it dead and waits (at most 0.2 s) for turns that were claimed before it reports anything failed.
+ * After a reconnect (ucm_generation) free it and register anew; -UCM_EBUSY as long as the daemon is
+ * not done with the slices. */
+UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,
+                              int timeout_ms, struct ucm_ring_registration **out, void **memory);
+/* 1: the daemon knows it, on the connection that it was made on; else 0. */
+UCM_API int ucm_ring_alive(struct ucm_ring_registration *ring);
+/* Returns when the daemon has closed its mapping; copies under way are awaited, so its orders must
+ * be served until then. Does not connect. */
+UCM_API int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms);
+/* Unmaps the memory. Of one that the daemon still knows, only when its slices stay allocated. NULL
+ * is fine. */
+UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
 
 /* ---- lookup ---- */
 

@@ -118,6 +118,7 @@ static void client_free(struct ucm_client *c)
     struct client_handle *h;
 
     client_task_free_all(c);
+    client_rings_free(c);
     while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
         client_handle_unlist(h);
         client_handle_unref(h);
@@ -148,6 +149,7 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->waiting);
     TAILQ_INIT(&c->handles);
     TAILQ_INIT(&c->tasks);
+    TAILQ_INIT(&c->rings);
     for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
         c->orphans[i].method = UCM_METHOD_COUNT;
     if (pthread_mutex_init(&c->lock, NULL) != 0)

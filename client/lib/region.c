@@ -122,6 +122,7 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
     region->ns = ns;
     region->msg.part = spec->part;
     region->msg.blocks = spec->blocks;
+    region->msg.ring_region = spec->ring_region;
     region->msg.device = (struct proto_str){region->device, (uint32_t)strlen(spec->device)};
     memcpy(region->device, spec->device, region->msg.device.n);
     if (spec->gpu) {

@@ -75,7 +75,8 @@ int client_call_orphan(struct client_call *call, enum ucm_method method)
     struct client_orphan *orphan = &c->orphans[c->next_orphan];
 
     client_call_unlink(call);
-    if (method == UCM_METHOD_REGION_REGISTER || method == UCM_METHOD_LOOKUP) {
+    if (method == UCM_METHOD_REGION_REGISTER || method == UCM_METHOD_RING_REGISTER ||
+        method == UCM_METHOD_LOOKUP) {
         *orphan = (struct client_orphan){call->msgid, method};
         c->next_orphan = (c->next_orphan + 1) % CLIENT_ORPHANS;
     }
@@ -86,12 +87,15 @@ static void undo(struct ucm_client *c, enum ucm_method method, struct proto_enve
 {
     struct ucm_error e;
     struct msg_region region;
+    struct msg_ring ring;
     struct msg_lookup_r lookup;
 
     if (env->error.code)
         return;
     if (method == UCM_METHOD_REGION_REGISTER && proto_decode(&proto_region, env, &region, &e) == 0)
         client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)region.region);
+    if (method == UCM_METHOD_RING_REGISTER && proto_decode(&proto_ring, env, &ring, &e) == 0)
+        client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)ring.ring);
     if (method == UCM_METHOD_LOOKUP && proto_decode(&proto_lookup_r, env, &lookup, &e) == 0 &&
         lookup.lease != 0)
         client_followup(c, UCM_METHOD_RELEASE, (uint32_t)lookup.lease);
@@ -116,7 +120,7 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
         return;
     if (c->n_followups < CLIENT_FOLLOWUPS)
         c->followups[c->n_followups++] = (struct client_followup){method, id};
-    else if (method == UCM_METHOD_REGION_UNREGISTER)
+    else if (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER)
         /* A cancel can be left out and a lease runs out; a mapping would stay. */
         client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
 }
@@ -133,6 +137,9 @@ static int followup_encode(struct ucm_client *c, const struct client_followup *f
     case UCM_METHOD_RELEASE:
         return proto_request(&c->out, msgid, f->method, &proto_release,
                              &(struct msg_release){.lease = f->id}, &e);
+    case UCM_METHOD_RING_UNREGISTER:
+        return proto_request(&c->out, msgid, f->method, &proto_ring,
+                             &(struct msg_ring){.ring = f->id}, &e);
     default:
         return proto_request(&c->out, msgid, UCM_METHOD_REGION_UNREGISTER, &proto_region,
                              &(struct msg_region){.region = f->id}, &e);

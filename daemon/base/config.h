@@ -24,7 +24,7 @@ enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
 enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
 /* Which dumped blocks are written to NVMe. */
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
-enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM };
+enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 /* The file that the NVMe tier makes in each of nvme.paths. */
@@ -81,7 +81,7 @@ struct config {
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */
 
-    enum config_copy copy_strategy; /* copy.strategy: auto, dma, sm */
+    enum config_copy copy_strategy; /* copy.strategy: auto, dma, sm, staged */
     char *copy_calibration;         /* copy.calibration: folder; "" keeps nothing */
 
     unsigned max_connections;       /* limits.connections: 1024 */

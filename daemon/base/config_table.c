@@ -20,7 +20,7 @@ static const char *const level_names[] = {"error", "warn", "info", "debug", NULL
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
-static const char *const copy_names[] = {"auto", "dma", "sm", NULL};
+static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
 /* ---- what a list's item must be: NULL, or what would be right ---- */
@@ -193,7 +193,10 @@ const struct config_key config_keys[] = {
     {"copy.strategy", CONFIG_ENUM, false, AT(copy_strategy), "auto", 0, 0, copy_names, NULL,
      "dma: by the copy engines, which take nothing from the engine's kernels; sm: by a kernel, "
      "which is\n"
-     "faster for small scattered chunks; auto takes for each copy what costs least."},
+     "faster for small scattered chunks; staged: through slices of the worker's memory, where it "
+     "has "
+     "a\n"
+     "companion; auto takes for each copy what costs least."},
     {"copy.calibration", CONFIG_STRING, false, AT(copy_calibration), "/var/lib/ucmd", 0, 160, NULL,
      NULL,
      "Folder that keeps what auto measured at a GPU's first use (a fraction of a second); \"\" "

@@ -159,7 +159,7 @@ uint32_t cache_tier_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0 && !c->adopt;
+    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 && !c->adopt;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -524,6 +524,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
                                    .heat = tier_heat_cb,
                                    .moved = tier_moved_cb,
                                    .restore = cache_restore_cb,
+                                   .recovered = cache_recovered_cb,
                                    .describe = cache_describe_cb,
                                    .named = cache_named_cb,
                                    .lost = tier_lost_cb,

@@ -4,24 +4,53 @@
 #include "daemon/cache/internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+
+static void doubt_done_cb(struct cache_durable *d, int status)
+{
+    (void)status; /* nobody was promised anything */
+    d->cache->doubted--;
+    free(d);
+}
 
 static void durable_end(struct cache_durable *d, int status)
 {
     struct cache *c = d->cache;
     block_ref ref = d->ref;
 
-    c->config.metrics->dump_blocks_durable += status == 0;
+    if (d->done_cb != doubt_done_cb)
+        c->config.metrics->dump_blocks_durable += status == 0;
     d->done_cb(d, status);
     cache_drop(c, ref);
+}
+
+static int durable_step(struct cache *c, struct cache_durable *d);
+
+static bool part_is_at(const struct part *p, const struct tier_io *io)
+{
+    return p->nvme == PART_NVME_READY && p->loc == io->place.loc;
 }
 
 static void sync_done_cb(struct tier_io *io, int status)
 {
     struct cache_durable *d = (struct cache_durable *)io;
+    struct cache *c = d->cache;
+    struct ns *ns;
+    const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
 
-    d->cache->tier_busy--;
+    c->tier_busy--;
+    if (status == -EBADMSG && part_is_at(p, io)) /* what the last run left of it */
+        cache_nvme_lost(c, d->ref, d->part, true);
+    if (!part_is_at(p, io)) { /* that copy is gone: what was learnt of it says nothing */
+        status = durable_step(c, d);
+        if (status == -EAGAIN)
+            list_push_back(&c->durables, &d->link);
+        if (status == 0 || status == -EAGAIN)
+            return;
+    }
     durable_end(d, status);
+    cache_durables_retry(c);
 }
 
 static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p,
@@ -48,12 +77,16 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
+    if (ns->kept == NS_KEPT_NO)
+        cache_ns_keep(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
     if (ns->kept == NS_KEPT_FAILED)
         return -EIO; /* no later start would find it */
     if (p->nvme == PART_NVME_READY)
         return sync_submit(c, d, p, ns);
+    if (p->nvme == PART_NVME_NONE && !c->no_writes && cache_recovering(c))
+        return -EAGAIN;
     if (p->nvme == PART_NVME_NONE)
         rc = p->dram != PART_DRAM_READY ? -ENOENT
              : c->no_writes             ? -ESHUTDOWN
@@ -86,6 +119,21 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     if (rc == 0)
         cache_hold(c, ref);
     return rc;
+}
+
+void cache_doubt(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct cache_durable *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return; /* the copy may turn out to be none, as any may */
+    d->cache = c;
+    d->ref = ref;
+    d->part = part;
+    d->done_cb = doubt_done_cb;
+    list_push_back(&c->durables, &d->link);
+    cache_hold(c, ref);
+    c->doubted++;
 }
 
 void cache_durables_written(struct list *waiters, int status)

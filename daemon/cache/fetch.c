@@ -155,7 +155,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, s
         c->config.metrics->single_flight++;
         return CACHE_PENDING;
     }
-    if (p->nvme != PART_NVME_READY)
+    if (p->nvme != PART_NVME_READY || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
     return fetch_start(c, ref, part, priority, w);
 }

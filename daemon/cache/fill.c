@@ -114,7 +114,8 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     assert(n > 0 && shard + n <= ns->identity.shards[part]);
     if (b->flags & BLOCK_DOOMED)
         return -EINPROGRESS;
-    if (part_whole(p) || p->dram == PART_DRAM_FETCHING)
+    /* A fill that was begun before the part turned up on the tier goes on. */
+    if (p->dram != PART_DRAM_FILLING && (part_whole(p) || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
         rc = fill_new(c, o, ref, part, &f);

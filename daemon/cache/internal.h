@@ -34,6 +34,7 @@ struct cache {
     struct write_queue queue;
     uint64_t writing_bytes, dirty_bytes;
     uint32_t tier_busy;
+    uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;      /* namespace of the part that the tier found last */
     struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
@@ -89,6 +90,9 @@ struct list *cache_write_waiters(struct cache *c, const struct part *p);
  * for try again. */
 void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
+/* The part was dumped while its copy of an earlier run had not turned up yet: once recovery is over
+ * that is read, and written anew if it is not whole. */
+void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
 
 void cache_write_later(struct cache *c, block_ref ref);
 /* The block has just become complete, or is used again: it is written in its turn if it is worth
@@ -104,6 +108,10 @@ void cache_adopt_grew(struct cache *c);
 void cache_adopt_forget(struct cache *c, const struct ns *ns);
 
 /* restore.c */
+/* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second
+ * copy, newer and not durable, of what is. */
+bool cache_recovering(struct cache *c);
+void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 

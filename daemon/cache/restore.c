@@ -29,7 +29,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
             log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
             return NULL;
         }
-        ns->kept = NS_KEPT_YES;
+        ns->kept = f->name_doubtful ? NS_KEPT_NO : NS_KEPT_YES;
         /* An identity that is not this fingerprint's: nobody will find anything in it. */
         if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
             return NULL;
@@ -38,17 +38,22 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
     return ns;
 }
 
-static bool part_wanted(struct cache *c, const struct block *b, const struct part *p,
-                        const struct tier_found *f)
+static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found *f)
 {
+    const struct block *b = index_block(c->config.index, ref);
+    const struct part *p = &b->part[f->name->part];
+    uint64_t known = 0;
+
     if (b->flags & BLOCK_DOOMED)
         return false;
-    if (p->nvme == PART_NVME_READY)
-        return c->tier_ops->sequence(c->tier, p->loc) < f->sequence;
-    if (p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_READY && p->checksum != 0)
-        return p->checksum == f->place.checksum; /* its copy: DRAM was kept */
-    /* What is in DRAM has been dumped anew and will be written anew. */
-    return p->nvme == PART_NVME_NONE && p->dram == PART_DRAM_NONE;
+    if (p->nvme == PART_NVME_READY) {
+        known = c->tier_ops->sequence(c->tier, p->loc);
+        if (known == f->sequence && f->twin)
+            *f->twin = (struct tier_twin){part_owner(ref, f->name->part), {p->loc, p->checksum}};
+        return known < f->sequence;
+    }
+    /* Also of what has been dumped anew: this copy may have been promised. */
+    return p->nvme == PART_NVME_NONE;
 }
 
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
@@ -57,6 +62,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     struct ns *ns = ns_restore(c, f);
     const struct part *p;
     block_ref ref;
+    bool same;
 
     if (!ns || f->name->key_bytes != ns->identity.key_bytes ||
         f->name->part >= ns->identity.parts || f->bytes != ns_part_bytes(ns, f->name->part))
@@ -67,12 +73,32 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     if (ref == 0)
         return 0;
     p = &index_block(c->config.index, ref)->part[f->name->part];
-    if (!part_wanted(c, index_block(c->config.index, ref), p, f))
+    if (!part_wanted(c, ref, f))
         return 0;
+    /* DRAM that was kept over the restart has been compared with its checksum. */
+    same = p->dram == PART_DRAM_READY && p->checksum == f->place.checksum && p->checksum != 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
     part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
+    if (p->dram != PART_DRAM_NONE && !same)
+        cache_doubt(c, ref, f->name->part);
     return part_owner(ref, f->name->part);
+}
+
+bool cache_recovering(struct cache *c)
+{
+    struct tier_stats stats = {0};
+
+    c->tier_ops->stats(c->tier, &stats);
+    return stats.recovering;
+}
+
+void cache_recovered_cb(void *ctx)
+{
+    struct cache *c = ctx;
+
+    cache_released(c);
+    cache_durables_retry(c);
 }
 
 /* ---- what a checkpoint keeps ---- */

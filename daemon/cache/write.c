@@ -176,29 +176,34 @@ int cache_part_write(struct cache *c, block_ref ref, uint32_t part)
     return 0;
 }
 
-/* -EAGAIN: the tier's queue is full, the rest of the block must wait. */
-static int block_write(struct cache *c, block_ref ref, struct block *b, struct ns *ns)
+/* At most *left parts, which counts down. -EAGAIN: that was all of them, or the tier's queue is
+ * full; the rest of the block must wait. */
+static int block_write(struct cache *c, block_ref ref, struct block *b, struct ns *ns,
+                       unsigned *left)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         int rc;
 
         if (b->part[i].dram != PART_DRAM_READY || b->part[i].nvme != PART_NVME_NONE)
             continue;
-        rc = cache_part_write(c, ref, i);
+        rc = *left > 0 ? cache_part_write(c, ref, i) : -EAGAIN;
         if (rc == -EAGAIN)
             return rc;
+        --*left;
         if (rc != 0)
             c->config.metrics->nvme_write_dropped++;
     }
     return 0;
 }
 
-/* Blocks begun in one turn of the loop: a queue of small ones must not hold up lookups. */
+/* Begun in one turn of the loop, and blocks looked at for them: a queue of small ones must not hold
+ * up lookups. */
+#define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
 
-/* False: the tier's queue is full, or the block's namespace may not be written yet; either's end
- * comes here again. */
-static bool queue_step(struct cache *c)
+/* False: the turn's share is used up, the tier's queue is full, or the block's namespace may not be
+ * written yet; the ends of the latter two come here again. */
+static bool queue_step(struct cache *c, unsigned *left)
 {
     block_ref ref = queue_pop(&c->queue);
     struct block *b = index_peek(c->config.index, ref);
@@ -213,7 +218,7 @@ static bool queue_step(struct cache *c)
     }
     c->dirty_bytes -= block_dirty(b, ns);
     b->flags &= ~(uint32_t)BLOCK_QUEUED;
-    if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns) != -EAGAIN)
+    if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns, left) != -EAGAIN)
         return true;
     b->flags |= BLOCK_QUEUED;
     c->dirty_bytes += block_dirty(b, ns);
@@ -223,10 +228,14 @@ static bool queue_step(struct cache *c)
 
 void cache_write_pump(struct cache *c)
 {
-    for (int i = 0; i < PUMP_BLOCKS; i++) {
+    unsigned left = PUMP_PARTS;
+
+    if (c->queue.n == 0 || cache_recovering(c))
+        return;
+    for (int i = 0; i < PUMP_BLOCKS && left > 0; i++) {
         if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;
-        if (!queue_step(c))
+        if (!queue_step(c, &left) && left > 0)
             return;
     }
     cache_released(c);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VERSION 1
+#define VERSION 2
 
 /* The engines leave the SMs and their path to memory alone: an idle GPU may be busy a moment later,
  * so that the kernel must be faster by this. */
@@ -15,6 +15,11 @@
 #define KERNEL_GAIN_BUSY 3.0
 #define KERNEL_UNDISTURBED                                                                         \
     1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
+
+/* It takes memory traffic and a few CTAs from the worker, and leaves the bus to others no sooner.
+ * Short kernels that live off memory pay for it with a third of their p99. */
+#define STAGED_GAIN_IDLE 0.97
+#define STAGED_GAIN_BUSY 0.92
 
 /* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */
@@ -161,17 +166,29 @@ double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, ui
     return ns;
 }
 
+static double kernel_ns(const struct costs *c, uint64_t bytes, bool busy)
+{
+    return (c->kernel_ns + (double)bytes * c->kernel_byte_ns) * (busy ? KERNEL_SLOWER_BUSY : 1);
+}
+
+double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
+                       uint64_t bytes, bool busy)
+{
+    return costs_pick(c, extents, n, bytes, busy) == COPY_DMA ? costs_dma_ns(c, extents, n)
+                                                              : kernel_ns(c, bytes, busy);
+}
+
+bool costs_staged_pays(double staged_ns, double direct_ns, bool busy)
+{
+    return staged_ns < (busy ? STAGED_GAIN_BUSY : STAGED_GAIN_IDLE) * direct_ns;
+}
+
 enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,
                               uint64_t bytes, bool busy)
 {
-    double kernel_ns = c->kernel_ns + (double)bytes * c->kernel_byte_ns;
-    double gain = KERNEL_GAIN_IDLE;
+    double gain = busy ? KERNEL_GAIN_BUSY : KERNEL_GAIN_IDLE;
 
     if (n == 0)
         return COPY_SM;
-    if (busy) {
-        kernel_ns *= KERNEL_SLOWER_BUSY;
-        gain = KERNEL_GAIN_BUSY;
-    }
-    return costs_dma_ns(c, extents, n) <= gain * kernel_ns ? COPY_DMA : COPY_SM;
+    return costs_dma_ns(c, extents, n) <= gain * kernel_ns(c, bytes, busy) ? COPY_DMA : COPY_SM;
 }

@@ -4,14 +4,10 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #define CPU_THREADS_MAX 64
@@ -45,30 +41,14 @@ struct cpu_region {
 /* ---- regions ---- */
 
 /* A peer may do with its memfd what it likes, at any time. What must not happen is that a page of
- * the mapping has nothing behind it, for then touching it kills the daemon. Hence: sealed against
- * shrinking, before the size is looked at; and of tmpfs, whose memfds fill holes on demand, where
- * hugetlbfs may have no page left to give. */
+ * the mapping has nothing behind it, for then touching it kills the daemon. */
 static int check_memfd(struct device_job *job, uint32_t i, int fd)
 {
     const struct msg_handle *h = &job->region->handles[i];
-    struct statfs fs;
-    struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS);
+    char what[32];
 
-    if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "handle %u is not a memfd sealed with F_SEAL_SHRINK", i);
-    if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "handle %u is not on tmpfs; a memfd without MFD_HUGETLB is right", i);
-    if (fstat(fd, &st) < 0)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "handle %u: %s", i, strerror(errno));
-    if (st.st_size < 0 || (uint64_t)st.st_size < h->offset + h->bytes)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "handle %u: offset %" PRIu64 " + bytes %" PRIu64
-                          " pass the memfd's %" PRIu64 " bytes",
-                          i, h->offset, h->bytes, (uint64_t)st.st_size);
-    return 0;
+    snprintf(what, sizeof(what), "handle %u", i);
+    return job_check_memfd(job, what, fd, h->offset + h->bytes);
 }
 
 static int map_handle(struct device_job *job, uint32_t i, struct cpu_map *map)

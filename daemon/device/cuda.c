@@ -36,8 +36,10 @@ static void take_copy(struct gpu *g, struct device_job *job)
 
 static void take_control(struct gpu *g, struct device_job *job)
 {
-    struct gpu_region *mapping = job->region->mapping;
+    struct gpu_region *mapping = job->region ? job->region->mapping : NULL;
 
+    if (job->op == DEVICE_RING_CLOSE && !gpu_ring_may_close(job))
+        return;
     if (job->op == DEVICE_CLOSE && mapping->jobs > 0)
         mapping->last = job;
     else
@@ -75,6 +77,8 @@ static bool take(struct gpu *g)
     take_memory(g, &added);
     for (job = job_queue_first(&jobs); job; job = job_queue_first(&jobs)) {
         ((struct gpu_region *)job->region->mapping)->jobs++;
+        if (job->ring)
+            gpu_ring_ref(job->ring);
         take_copy(g, job);
         moved = true;
     }
@@ -94,12 +98,16 @@ static bool run_control(struct gpu *g)
         return false;
     if (job->op == DEVICE_CLOSE)
         gpu_region_close(job->region);
+    else if (job->op == DEVICE_RING_CLOSE)
+        gpu_ring_close(job->ring);
     else if (atomic_load(&g->failed))
         rc = gpu_refuse_failed(g, job);
     else if (!g->context)
         rc = gpu_context_open(g, job);
     if (rc == 0 && job->op == DEVICE_OPEN)
         rc = gpu_region_open(g, job);
+    else if (rc == 0 && job->op == DEVICE_RING_OPEN)
+        rc = gpu_ring_open(g, job);
     job_outbox_put(&g->outbox, job, rc);
     return true;
 }
@@ -109,7 +117,7 @@ static bool run_control(struct gpu *g)
 /* Nothing moved. Returns false when the thread shall end. */
 static bool rest(struct gpu *g)
 {
-    bool copying = g->streams[0].n + g->streams[1].n > 0;
+    bool copying = g->streams[0].n + g->streams[1].n + g->turns > 0;
     uint64_t still_ns = uv_hrtime() - g->moved_ns;
     bool quit = false;
 
@@ -147,6 +155,7 @@ static void thread_cb(void *arg)
             gpu_abandon(g);
         moved |= run_control(g);
         moved |= gpu_events_poll(g);
+        moved |= gpu_rings_poll(g);
         for (unsigned i = 0; i < 2; i++) {
             moved |= gpu_reap(g, i);
             moved |= gpu_fill(g, i);
@@ -261,6 +270,7 @@ static struct gpu *gpu_alloc(const struct cuda_gpu_id *id, const struct device_c
     list_init(&g->added);
     list_init(&g->waiting);
     list_init(&g->opened);
+    list_init(&g->rings);
     return g;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
+#define GPU_PASSED_MAX 16    /* jobs that wait for slices, looked past in one go */
 #define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
 #define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
 
@@ -14,6 +15,12 @@ void gpu_finish(struct gpu *g, struct device_job *job, int status)
     struct gpu_region *mapping = job->region->mapping;
 
     gpu_event_close(job);
+    if (job->ring) {
+        struct device_job *close = gpu_ring_unref(job->ring);
+
+        if (close)
+            job_queue_push(&g->ready, close);
+    }
     if (--mapping->jobs == 0 && mapping->last)
         job_queue_push(&g->ready, mapping->last);
     job_outbox_put(&g->outbox, job, status);
@@ -35,6 +42,20 @@ static void copy_done(struct gpu *g, struct device_job *job)
     gpu_finish(g, job, job->status);
 }
 
+void gpu_piece_end(struct gpu *g, struct device_job *job)
+{
+    if (--job->pieces == 0 && job->next_item == job->n_items)
+        copy_done(g, job);
+}
+
+void gpu_piece_fail(struct gpu *g, struct device_job *job, int status)
+{
+    list_remove(&job->link);
+    job->next_item = job->n_items;
+    job->status = status;
+    gpu_piece_end(g, job);
+}
+
 /* The context is lost, and with it all that was launched. A stream of a lost context answers at
  * once; waiting for it makes sure that nothing writes to a slot which the loop gives to somebody
  * else. */
@@ -54,6 +75,7 @@ void gpu_abandon(struct gpu *g)
         if (job->pieces == 0)
             gpu_finish(g, job, job->status);
     }
+    gpu_rings_abandon(g);
     for (unsigned i = 0; i < 2; i++) {
         struct gpu_stream *s = &g->streams[i];
 
@@ -167,12 +189,12 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
 
     if (extents == 0)
         return COPY_SM;
-    if (g->config.strategy != COPY_AUTO)
+    if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
     c = &g->costs.of[direction];
     pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, false);
-    /* What the engines do best needs no look at the others. */
-    if (pick == COPY_SM && gpu_others_run(g))
+    /* What the engines do best needs no look at the others; a companion's kernels are others'. */
+    if (pick == COPY_SM && (g->turns > 0 || gpu_others_run(g)))
         pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, true);
     return pick;
 }
@@ -197,30 +219,55 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, CUstream strea
     return r;
 }
 
-static CUresult launch(struct gpu *g, struct gpu_stream *s, struct device_job *job)
+struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction)
 {
-    struct gpu_launch *l = &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
-    struct job_piece piece;
-    CUresult r;
+    struct gpu_stream *s = &g->streams[direction];
 
-    if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
-        list_remove(&job->link);
-    memcpy(l->items, &job->items[piece.first_item], piece.n_items * sizeof(*l->items));
-    r = launch_piece(g, l, s->stream, job, &piece,
-                     s == &g->streams[UCM_COPY_LOAD] ? UCM_COPY_LOAD : UCM_COPY_DUMP);
-    if (r != CUDA_SUCCESS)
-        return r;
-    r = cuda.cuEventRecord(l->done, s->stream);
+    if (s->n == GPU_LAUNCHES || s->bytes >= GPU_AHEAD_BYTES)
+        return NULL;
+    return &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
+}
+
+CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
+                           struct device_job *job, uint64_t bytes, struct gpu_turn *turn)
+{
+    struct gpu_stream *s = &g->streams[direction];
+    CUresult r = cuda.cuEventRecord(l->done, s->stream);
+
     if (r != CUDA_SUCCESS) {
         gpu_fail(g, r, "a copy can't be followed"); /* it runs, and nobody knows until when */
         return r;
     }
     l->job = job;
-    l->bytes = piece.bytes;
-    job->pieces++;
+    l->bytes = bytes;
+    l->turn = turn;
     s->n++;
-    s->bytes += piece.bytes;
+    s->bytes += bytes;
     return r;
+}
+
+CUresult gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
+                          const struct job_piece *piece)
+{
+    struct gpu_launch *l = gpu_launch_next(g, direction);
+    CUresult r;
+
+    memcpy(l->items, &job->items[piece->first_item], piece->n_items * sizeof(*l->items));
+    r = launch_piece(g, l, g->streams[direction].stream, job, piece, direction);
+    return r == CUDA_SUCCESS ? gpu_launch_follow(g, direction, l, job, piece->bytes, NULL) : r;
+}
+
+static void launch(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job)
+{
+    struct job_piece piece;
+    CUresult r;
+
+    if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
+        list_remove(&job->link);
+    job->pieces++;
+    r = gpu_launch_piece(g, direction, job, &piece);
+    if (r != CUDA_SUCCESS)
+        gpu_piece_fail(g, job, gpu_refuse(g, job, -EIO, r, "a copy can't be launched"));
 }
 
 /* Before the first piece: what must hold for all of them. */
@@ -231,41 +278,44 @@ static int begin(struct gpu *g, struct device_job *job)
     if (rc == 0)
         rc = gpu_memory_need(g, job);
     job->begun = rc == 0;
+    job->staged = rc == 0 && gpu_ring_pays(g, job);
     return rc;
 }
 
-/* What was launched of the job before still runs: it ends when that does. */
-static void launch_failed(struct gpu *g, struct device_job *job, CUresult r)
+/* A job that waits for a slice lets others pass: their way is free. */
+static struct device_job *next_to_try(struct gpu *g, const struct device_job *job, unsigned *passed)
 {
-    list_remove(&job->link);
-    job->next_item = job->n_items;
-    job->status = gpu_refuse(g, job, -EIO, r, "a copy can't be launched");
-    if (job->pieces == 0)
-        gpu_finish(g, job, job->status);
+    return ++*passed < GPU_PASSED_MAX ? job_queue_next_of(&g->ready, job) : NULL;
 }
 
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 {
-    struct gpu_stream *s = &g->streams[direction];
-    struct device_job *job;
-    bool moved = false;
-    CUresult r;
+    enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
+    bool moved = gpu_rings_fill(g, direction);
+    struct device_job *job = job_queue_first_of(&g->ready, op);
+    unsigned passed = 0;
     int rc;
 
-    while (!atomic_load(&g->failed) && s->n < GPU_LAUNCHES && s->bytes < GPU_AHEAD_BYTES) {
-        job = job_queue_first_of(&g->ready, direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD);
-        if (!job || !gpu_probe_ready(g))
-            break;
-        moved = true;
+    while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
+        enum gpu_ring_took took = GPU_RING_RESTS;
+
         rc = job->begun ? 0 : begin(g, job);
         if (rc < 0) {
             list_remove(&job->link);
             gpu_finish(g, job, rc);
-            continue;
+        } else if (job->staged) {
+            took = gpu_ring_take(g, job);
+            if (took == GPU_RING_FULL) {
+                job = next_to_try(g, job, &passed);
+                continue;
+            }
+            job->staged = took == GPU_RING_TOOK;
+        } else {
+            launch(g, direction, job);
         }
-        r = launch(g, s, job);
-        if (r != CUDA_SUCCESS)
-            launch_failed(g, job, r);
+        moved = true;
+        passed = 0;
+        job = job_queue_first_of(&g->ready, op);
     }
     return moved;
 }
@@ -292,8 +342,10 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;
         s->bytes -= l->bytes;
-        if (--job->pieces == 0 && job->next_item == job->n_items)
-            copy_done(g, job);
+        if (l->turn)
+            gpu_ring_launched(g, l->turn);
+        else
+            gpu_piece_end(g, job);
         moved = true;
     }
     return moved;

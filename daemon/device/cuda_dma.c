@@ -49,6 +49,31 @@ uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct 
     return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
 }
 
+uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
+                            const struct job_piece *piece, struct ucm_copy_item *items,
+                            uint64_t slice, uint64_t pitch)
+{
+    enum ucm_copy_direction direction = job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP;
+    uint64_t bytes = piece->bytes / piece->n_items;
+    struct ucm_copy_plane plane = {.base = slice,
+                                   .stride = pitch,
+                                   .slot_offset =
+                                       job->region->planes[piece->first_plane].slot_offset,
+                                   .chunk = (uint32_t)bytes};
+    uint32_t n;
+
+    for (uint32_t i = 0; i < piece->n_items; i++) {
+        uint64_t slot = job->items[piece->first_item + i].slot;
+        uint32_t memory = gpu_memory_pin_of(&g->memory, slot + plane.slot_offset, bytes);
+
+        if (memory == 0)
+            return 0;
+        items[i] = (struct ucm_copy_item){.slot = slot, .block = i, .memory = memory};
+    }
+    n = plan_extents(&plane, 1, items, piece->n_items, g->dma->extents, GPU_DMA_EXTENTS);
+    return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
+}
+
 static CUDA_MEMCPY2D rows_of(const struct plan_extent *e, bool load)
 {
     CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,

@@ -2,26 +2,16 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
- * same bytes with different offsets: opened once, counted. */
-struct gpu_ipc {
-    struct list link;
-    uint8_t bytes[UCM_MAX_HANDLE_BYTES];
-    pid_t pid;
-    uint64_t start; /* of the process: a worker may come back with its old pid and handles */
-    CUdeviceptr address;
-    uint64_t size; /* from address to the allocation's end */
-    uint32_t refs;
-};
-
 /* ---- IPC memory ---- */
 
 /* Fills size; the memory must be this GPU's own. */
-static int ipc_inspect(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_ipc *ipc)
+static int ipc_inspect(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
+                       struct gpu_ipc *ipc)
 {
     CUdeviceptr base;
     size_t size;
@@ -34,8 +24,8 @@ static int ipc_inspect(struct gpu *g, struct device_job *job, uint32_t i, struct
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "the memory of an IPC handle can't be inspected");
     if (ordinal != g->ordinal)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "handle %u is memory of another GPU than the region's", i);
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s is memory of another GPU",
+                          wish->name);
     ipc->size = base + size - ipc->address;
     return 0;
 }
@@ -48,8 +38,9 @@ static bool ipc_is_of(const struct gpu_ipc *ipc, const struct worker *worker)
 /* The driver gives an allocation that is open already once more, at the same address: for another
  * process, or a worker that came back with its old pid, that would be memory which it does not own.
  * Different bytes may name one allocation: the driver does not look at all of them. */
-static int ipc_refuse_foreign(struct gpu *g, struct device_job *job, uint32_t i,
-                              CUdeviceptr address, const struct worker *worker)
+static int ipc_refuse_foreign(struct gpu *g, struct device_job *job,
+                              const struct gpu_ipc_wish *wish, CUdeviceptr address,
+                              const struct worker *worker)
 {
     for (struct list *node = g->opened.next; node != &g->opened; node = node->next) {
         const struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
@@ -57,15 +48,14 @@ static int ipc_refuse_foreign(struct gpu *g, struct device_job *job, uint32_t i,
         if (other->address == address && !ipc_is_of(other, worker))
             return job_refuse(
                 job, -EBUSY, UCM_WIRE_BUSY,
-                "handle %u is still open for another process (%ld); try again when its "
-                "region is gone",
-                i, (long)other->pid);
+                "%s is still open for another process (%ld); try again when its region is gone",
+                wish->name, (long)other->pid);
     }
     return 0;
 }
 
-static int ipc_new(struct gpu *g, struct device_job *job, uint32_t i, const struct worker *worker,
-                   struct gpu_ipc **out)
+static int ipc_new(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
+                   const struct worker *worker, struct gpu_ipc **out)
 {
     struct gpu_ipc *ipc = calloc(1, sizeof(*ipc));
     CUipcMemHandle handle;
@@ -73,8 +63,8 @@ static int ipc_new(struct gpu *g, struct device_job *job, uint32_t i, const stru
     int rc;
 
     if (!ipc)
-        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for handle %u", i);
-    memcpy(ipc->bytes, job->region->ipc_bytes[i], sizeof(ipc->bytes));
+        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for %s", wish->name);
+    memcpy(ipc->bytes, wish->ipc, sizeof(ipc->bytes));
     memcpy(&handle, ipc->bytes, sizeof(handle));
     ipc->pid = worker->pid;
     ipc->start = worker->start;
@@ -83,9 +73,9 @@ static int ipc_new(struct gpu *g, struct device_job *job, uint32_t i, const stru
         free(ipc);
         return gpu_refuse(g, job, -EINVAL, r, "an IPC memory handle can't be opened");
     }
-    rc = ipc_refuse_foreign(g, job, i, ipc->address, worker);
+    rc = ipc_refuse_foreign(g, job, wish, ipc->address, worker);
     if (rc == 0)
-        rc = ipc_inspect(g, job, i, ipc);
+        rc = ipc_inspect(g, job, wish, ipc);
     if (rc < 0) {
         (void)cuda.cuIpcCloseMemHandle(ipc->address);
         free(ipc);
@@ -96,7 +86,7 @@ static int ipc_new(struct gpu *g, struct device_job *job, uint32_t i, const stru
     return 0;
 }
 
-static void ipc_put(struct gpu_ipc *ipc)
+void gpu_ipc_put(struct gpu_ipc *ipc)
 {
     if (--ipc->refs > 0)
         return;
@@ -105,32 +95,30 @@ static void ipc_put(struct gpu_ipc *ipc)
     free(ipc);
 }
 
-static int ipc_get(struct gpu *g, struct device_job *job, uint32_t i, const struct worker *worker,
-                   struct gpu_ipc **out)
+int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
+                const struct worker *worker, struct gpu_ipc **out)
 {
-    const struct msg_handle *h = &job->region->handles[i];
     struct gpu_ipc *ipc = NULL;
     int rc;
 
     for (struct list *node = g->opened.next; node != &g->opened && !ipc; node = node->next) {
         struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
 
-        if (ipc_is_of(other, worker) &&
-            memcmp(other->bytes, job->region->ipc_bytes[i], sizeof(other->bytes)) == 0)
+        if (ipc_is_of(other, worker) && memcmp(other->bytes, wish->ipc, sizeof(other->bytes)) == 0)
             ipc = other;
     }
     if (!ipc) {
-        rc = ipc_new(g, job, i, worker, &ipc);
+        rc = ipc_new(g, job, wish, worker, &ipc);
         if (rc < 0)
             return rc;
     }
     ipc->refs++;
-    if (h->offset > ipc->size || h->bytes > ipc->size - h->offset) {
+    if (wish->offset > ipc->size || wish->bytes > ipc->size - wish->offset) {
         rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                        "handle %u: offset %" PRIu64 " + bytes %" PRIu64 " pass the %" PRIu64
+                        "%s: offset %" PRIu64 " + bytes %" PRIu64 " pass the %" PRIu64
                         " bytes of its allocation",
-                        i, h->offset, h->bytes, ipc->size);
-        ipc_put(ipc);
+                        wish->name, wish->offset, wish->bytes, ipc->size);
+        gpu_ipc_put(ipc);
         return rc;
     }
     *out = ipc;
@@ -210,12 +198,16 @@ static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
 
 static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_region *mapping)
 {
+    const struct msg_handle *h = &job->region->handles[i];
+    struct gpu_ipc_wish wish = {
+        .ipc = job->region->ipc_bytes[i], .offset = h->offset, .bytes = h->bytes};
     struct gpu_map *map = &mapping->maps[i];
     int rc;
 
-    if (job->region->handles[i].kind != UCM_HANDLE_CUDA_IPC)
+    snprintf(wish.name, sizeof(wish.name), "handle %u", i);
+    if (h->kind != UCM_HANDLE_CUDA_IPC)
         return vmm_open(g, job, i, map);
-    rc = ipc_get(g, job, i, &mapping->worker, &map->ipc);
+    rc = gpu_ipc_get(g, job, &wish, &mapping->worker, &map->ipc);
     if (rc == 0)
         map->address = map->ipc->address;
     return rc;
@@ -227,7 +219,7 @@ static void mapping_free(struct gpu_region *mapping)
         (void)cuda.cuMemFree(mapping->planes);
     for (uint32_t i = 0; i < mapping->n; i++) {
         if (mapping->maps[i].ipc)
-            ipc_put(mapping->maps[i].ipc);
+            gpu_ipc_put(mapping->maps[i].ipc);
         else
             vmm_close(&mapping->maps[i]);
     }

@@ -46,7 +46,21 @@ struct device_region {
     uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
     struct ucm_copy_plane *planes; /* base filled by the device when it opens */
     pid_t pid;                     /* of the worker, as the kernel names it; 0: not visible here */
+    uint32_t ring_region;          /* how orders on its connection's ring name it; 0: none does */
     void *mapping;                 /* device's own */
+};
+
+/* Slices of a worker's GPU memory that copies may go through, and the memory that it shares for
+ * that (proto/ring.h). Filled by the caller; owned by the front's connection. Trusted with nothing:
+ * a worker that breaks the rules gets its copies late, or gets other bytes of its own. */
+struct device_ring {
+    struct device *device;
+    pid_t pid;
+    uint8_t ipc[UCM_MAX_HANDLE_BYTES];
+    uint64_t offset, slice_bytes;
+    uint32_t slices;
+    int fd;        /* the shared memory; owned; closed and -1 when the device has mapped it */
+    void *mapping; /* device's own */
 };
 
 /* Checks a registration against the namespace's geometry (shards of this part, shard_bytes) and the
@@ -61,8 +75,10 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
 void region_free(struct device_region *r); /* a region that is not open; NULL-safe */
 
 enum device_op {
-    DEVICE_OPEN,  /* map the region's handles */
-    DEVICE_CLOSE, /* unmap them; queued behind the region's jobs */
+    DEVICE_OPEN,       /* map the region's handles */
+    DEVICE_CLOSE,      /* unmap them; queued behind the region's jobs */
+    DEVICE_RING_OPEN,  /* map the ring; cuda only */
+    DEVICE_RING_CLOSE, /* unmap it; queued behind the copies that may go through it */
     DEVICE_LOAD,
     DEVICE_DUMP,
 };
@@ -71,7 +87,8 @@ enum device_op {
  * free it. */
 struct device_job {
     enum device_op op;
-    struct device_region *region;
+    struct device_region *region; /* but for RING_OPEN and RING_CLOSE */
+    struct device_ring *ring; /* theirs; of a copy: an open ring that it may go through, or NULL */
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */
@@ -86,7 +103,7 @@ struct device_job {
     /* The device's own, from submit to done. */
     struct list link;
     int status;
-    bool begun;
+    bool begun, staged;
     uint32_t next_item, next_plane; /* where the next piece begins */
     uint32_t pieces;                /* under way */
     void *scratch;
@@ -96,7 +113,7 @@ struct device_stats {
     char name[64]; /* "cpu", "NVIDIA H200" */
     uint8_t uuid[UCM_UUID_BYTES];
     bool cuda, failed; /* failed: a sticky error; the daemon must restart */
-    uint64_t jobs, load_bytes, dump_bytes, regions, context_bytes;
+    uint64_t jobs, load_bytes, dump_bytes, regions, context_bytes, rings;
     /* cuda: launches, and the bytes that they moved, by enum copy_strategy. */
     uint64_t launches[COPY_STRATEGIES], bytes[COPY_STRATEGIES];
 };

@@ -1,7 +1,8 @@
 /* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
  * of a copy, cuda_busy.c who else is there, cuda_dma.c a copy's form on the copy engines,
- * cuda_calibrate.c what it costs, cuda_region.c what regions map, cuda_memory.c the pinning of
- * slots, cuda_context.c the context and its loss.
+ * cuda_ring.c its form through slices of the worker's memory, cuda_calibrate.c what it costs,
+ * cuda_region.c what regions map, cuda_memory.c the pinning of slots, cuda_context.c the context
+ * and its loss.
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
@@ -37,6 +38,7 @@ struct gpu_launch {
     uint64_t bytes;
     enum copy_strategy strategy;
     uint64_t begun_ns;
+    struct gpu_turn *turn; /* of a ring that it serves, or NULL: then it is a piece by itself */
 };
 
 /* One direction: its launches finish in the order in which they were made. */
@@ -108,6 +110,8 @@ struct gpu {
     struct job_queue ready;
     struct list waiting;
     struct list opened; /* IPC memory, struct gpu_ipc */
+    struct list rings;  /* struct gpu_ring */
+    uint32_t turns;     /* of all rings, under way */
     struct gpu_memory memory;
     struct gpu_dma *dma; /* scratch */
     struct nvml nvml;
@@ -141,6 +145,20 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
 
+/* Room for one more launch; NULL: none now. */
+struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
+/* What was enqueued is followed by an event: `turn` is told of its end, or the job when that is
+ * NULL. */
+CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
+                           struct device_job *job, uint64_t bytes, struct gpu_turn *turn);
+/* A piece, straight between slots and pages. It counts in job->pieces already. */
+CUresult gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
+                          const struct job_piece *piece);
+/* A piece ends. */
+void gpu_piece_end(struct gpu *g, struct device_job *job);
+/* A piece ends badly, and with it the job: nothing more of it begins. */
+void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
+
 /* The copy kernel over planes in GPU memory and pinned items. */
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
@@ -151,7 +169,7 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 CUresult gpu_probe_open(struct gpu *g);
 void gpu_probe_close(struct gpu *g);
 /* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
- * probe is wanted. */
+ * probe is wanted; while companions move slices, what was known last. */
 bool gpu_others_run(struct gpu *g);
 /* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False:
  * it must wait for what is under way, and so must new launches. */
@@ -173,6 +191,10 @@ void gpu_dma_close(struct gpu *g);
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
 struct plan_extent *gpu_dma_extents(struct gpu *g); /* those that gpu_dma_plan keeps */
+/* The same, of a piece between its slots and a slice, where item i begins at slice + i * pitch. */
+uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
+                            const struct job_piece *piece, struct ucm_copy_item *items,
+                            uint64_t slice, uint64_t pitch);
 /* Sends the n extents on their way. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
                         uint32_t n);
@@ -195,6 +217,27 @@ struct gpu_region {
     } maps[];
 };
 
+/* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
+ * same bytes with different offsets: opened once, counted. */
+struct gpu_ipc {
+    struct list link;
+    uint8_t bytes[UCM_MAX_HANDLE_BYTES];
+    pid_t pid;
+    uint64_t start; /* of the process: a worker may come back with its old pid and handles */
+    CUdeviceptr address;
+    uint64_t size; /* from address to the allocation's end */
+    uint32_t refs;
+};
+struct gpu_ipc_wish {
+    const uint8_t *ipc;
+    uint64_t offset, bytes; /* must lie in the allocation */
+    char name[24];          /* in refusals */
+};
+/* 0 or -errno, job->error filled. */
+int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
+                const struct worker *worker, struct gpu_ipc **out);
+void gpu_ipc_put(struct gpu_ipc *ipc);
+
 /* The context is current. Fills the region's planes and mapping. 0 or -errno, job->error filled. */
 int gpu_region_open(struct gpu *g, struct device_job *job);
 void gpu_region_close(struct device_region *region);
@@ -202,6 +245,34 @@ void gpu_region_close(struct device_region *region);
 /* Opens the event of a dump: job->scratch. */
 int gpu_event_open(struct gpu *g, struct device_job *job);
 void gpu_event_close(struct device_job *job); /* harmless when none is open */
+
+/* ---- cuda_ring.c ---- */
+
+struct gpu_ring;
+struct gpu_turn;
+
+int gpu_ring_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
+void gpu_ring_close(struct device_ring *ring);
+/* Counts a copy in and out that may use the ring; out: the CLOSE that may go now, or NULL. */
+void gpu_ring_ref(struct device_ring *ring);
+struct device_job *gpu_ring_unref(struct device_ring *ring);
+/* false: it is kept, and comes back from the last unref. */
+bool gpu_ring_may_close(struct device_job *close);
+
+/* Does it pay to carry the job out through its ring? */
+bool gpu_ring_pays(struct gpu *g, struct device_job *job);
+enum gpu_ring_took { GPU_RING_TOOK, GPU_RING_FULL, GPU_RING_RESTS };
+/* Begins the job's next piece; the stream has room. FULL: no slice is free now. RESTS: the ring
+ * takes nothing for a while, or never again. */
+enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job);
+/* A launch for the turn is done. */
+void gpu_ring_launched(struct gpu *g, struct gpu_turn *turn);
+/* Looks what companions have done. */
+bool gpu_rings_poll(struct gpu *g);
+/* Launches what turns wait for. */
+bool gpu_rings_fill(struct gpu *g, enum ucm_copy_direction direction);
+/* After gpu_fail: turns that wait for no launch end. */
+void gpu_rings_abandon(struct gpu *g);
 
 /* ---- cuda_memory.c ---- */
 

@@ -15,9 +15,11 @@
 #include <stdint.h>
 
 enum copy_strategy {
-    COPY_AUTO, /* by the planner */
-    COPY_DMA,  /* the copy engines, straight between slots and pages */
-    COPY_SM,   /* a kernel, straight between slots and pages */
+    COPY_AUTO,   /* by the planner */
+    COPY_DMA,    /* the copy engines, straight between slots and pages */
+    COPY_SM,     /* a kernel, straight between slots and pages */
+    COPY_STAGED, /* the copy engines to and from slices of the worker's memory, and its own kernel
+                    between slices and pages */
     COPY_STRATEGIES
 };
 

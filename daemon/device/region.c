@@ -341,6 +341,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
                              m->planes.n);
     r->part = (uint32_t)m->part;
     r->blocks = (uint32_t)m->blocks;
+    r->ring_region = (uint32_t)m->ring_region;
     r->shard_bytes = shard_bytes;
     fill_handles(r, m, fds);
     fill_planes(r, m);

@@ -2,8 +2,14 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
 /* ---- queue ---- */
 
@@ -54,6 +60,15 @@ static struct device_job *first_from(const struct job_queue *q, unsigned begin, 
 bool job_queue_empty(const struct job_queue *q)
 {
     return list_empty(&q->control) && !job_queue_first(q);
+}
+
+struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job)
+{
+    unsigned class = job_class(job);
+
+    if (job->link.next != &q->copies[class])
+        return LIST_ENTRY(job->link.next, struct device_job, link);
+    return first_from(q, class + 2, 2);
 }
 
 struct device_job *job_queue_first(const struct job_queue *q)
@@ -173,7 +188,7 @@ bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_ite
 
     assert(job->next_item < job->n_items);
     out->first_item = job->next_item;
-    if (n == 0) {
+    if (n == 0 || job->next_plane != 0) { /* or an item that a smaller piece has begun */
         cut_planes(job, max_bytes, out);
         return job->next_item == job->n_items;
     }
@@ -187,6 +202,27 @@ bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_ite
     out->bytes = n * item_bytes;
     job->next_item += out->n_items;
     return job->next_item == job->n_items;
+}
+
+int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes)
+{
+    struct statfs fs;
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "%s is not a memfd sealed with F_SEAL_SHRINK", what);
+    if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "%s is not on tmpfs; a memfd without MFD_HUGETLB is right", what);
+    if (fstat(fd, &st) < 0)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "%s: %" PRIu64 " bytes pass the memfd's %" PRIu64 " bytes", what, bytes,
+                          (uint64_t)st.st_size);
+    return 0;
 }
 
 /* ---- outbox ---- */
@@ -205,6 +241,12 @@ static void outbox_count(struct job_outbox *b, const struct device_job *job, int
         break;
     case DEVICE_CLOSE:
         b->stats.regions--;
+        break;
+    case DEVICE_RING_OPEN:
+        b->stats.rings++;
+        break;
+    case DEVICE_RING_CLOSE:
+        b->stats.rings--;
         break;
     case DEVICE_LOAD:
         b->stats.load_bytes += job->n_items * job_item_bytes(job);
@@ -260,7 +302,7 @@ int job_outbox_accept(struct job_outbox *b, struct device_job *job)
     }
     list_init(&job->link);
     job->status = 0;
-    job->begun = false;
+    job->begun = job->staged = false;
     job->next_item = job->next_plane = job->pieces = 0;
     job->scratch = NULL;
     job->error.code = 0;

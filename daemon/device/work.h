@@ -31,6 +31,8 @@ struct device_job *job_queue_pop_control(struct job_queue *q); /* or NULL */
 struct device_job *job_queue_first(const struct job_queue *q);
 /* Of one direction only. */
 struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op op);
+/* The next one of its direction behind `job`, or NULL. */
+struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job);
 /* Takes out every copy that has not begun and whose deadline has passed, and appends it to
  * `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
@@ -56,6 +58,9 @@ int job_check(struct device_job *job, uint64_t now_ms);
 int job_refuse(struct device_job *job, int status, int code, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 uint64_t job_item_bytes(const struct device_job *job);
+/* Memory that a peer shares is safe to touch for good: a memfd that can't shrink, of tmpfs, whose
+ * holes are filled on demand. 0, or -EINVAL with job->error; `what` names it there. */
+int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);
 
 struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;

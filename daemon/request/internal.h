@@ -31,7 +31,7 @@ struct session {
     bool hello, closing;
     uint64_t *ns_open;    /* bitmap of namespaces' places */
     uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
-    struct table regions, leases;
+    struct table regions, rings, leases;
     uint32_t leased_keys;
     struct list requests;
     uint32_t n_requests;
@@ -119,6 +119,18 @@ struct session_region {
 struct session_region *call_region(struct call *call, uint64_t id);
 void region_transfer_ended(struct session_region *r);
 void regions_close_all(struct session *s);
+/* A request that waits for a job of the device. start: 0, or -code with call->error. answer: with
+ * the error, or else the result; harmless when nothing is pending. */
+int pending_start(struct call *call, struct request **pending);
+void pending_answer(struct session *s, struct request **pending, const struct ucm_error *e,
+                    const struct proto_message *m, const void *result);
+/* Each descriptor that came was named. 0, or -code with call->error. */
+int fds_all_taken(struct call *call);
+
+/* ring.c */
+/* The session's open ring on that device, or NULL. */
+struct device_ring *session_ring_of(const struct session *s, const struct device *device);
+void rings_close_all(struct session *s);
 
 /* transfer.c */
 /* Stops the transfers that use the region. */
@@ -129,6 +141,8 @@ int method_hello(struct call *call);
 int method_ns_open(struct call *call);
 int method_region_register(struct call *call);
 int method_region_unregister(struct call *call);
+int method_ring_register(struct call *call);
+int method_ring_unregister(struct call *call);
 int method_lookup(struct call *call);
 int method_release(struct call *call);
 int method_load(struct call *call);

@@ -18,22 +18,18 @@ static void region_delete(struct session_region *r)
     session_settle(s);
 }
 
-static void pending_answer(struct session_region *r, const struct ucm_error *e)
+void pending_answer(struct session *s, struct request **pending, const struct ucm_error *e,
+                    const struct proto_message *m, const void *result)
 {
-    struct request *q = r->pending;
-    struct msg_region result = {r->id};
+    struct request *q = *pending;
 
     if (!q)
         return;
-    r->pending = NULL;
-    if (!r->s->closing) {
-        if (e)
-            session_reply_error(r->s, q->msgid, e);
-        else if (q->method == UCM_METHOD_REGION_REGISTER)
-            session_reply(r->s, q->msgid, &proto_region, &result);
-        else
-            session_reply(r->s, q->msgid, &proto_none, NULL);
-    }
+    *pending = NULL;
+    if (e && !s->closing)
+        session_reply_error(s, q->msgid, e);
+    else
+        session_reply(s, q->msgid, m, result);
     request_end(q);
     free(q);
 }
@@ -62,7 +58,7 @@ static void closed_cb(struct device_job *job, int status)
     struct session_region *r = LIST_ENTRY(job, struct session_region, job);
 
     /* A device that failed for good has nothing mapped any more. */
-    pending_answer(r, status == 0 ? NULL : &job->error);
+    pending_answer(r->s, &r->pending, status == 0 ? NULL : &job->error, &proto_none, NULL);
     region_delete(r);
 }
 
@@ -102,18 +98,17 @@ static void opened_cb(struct device_job *job, int status)
     struct session_region *r = LIST_ENTRY(job, struct session_region, job);
 
     if (status != 0) {
-        pending_answer(r, &job->error);
+        pending_answer(r->s, &r->pending, &job->error, NULL, NULL);
         region_delete(r);
         return;
     }
     r->state = REGION_OPEN;
-    pending_answer(r, NULL);
+    pending_answer(r->s, &r->pending, NULL, &proto_region, &(struct msg_region){r->id});
     if (r->s->closing)
         session_settle(r->s);
 }
 
-/* The request that waits for a job of the region. 0, or -code with call->error. */
-static int pending_start(struct call *call, struct session_region *r)
+int pending_start(struct call *call, struct request **pending)
 {
     struct request *q = calloc(1, sizeof(*q));
     int rc;
@@ -126,13 +121,13 @@ static int pending_start(struct call *call, struct session_region *r)
         free(q);
         return rc;
     }
-    r->pending = q;
+    *pending = q;
     return 0;
 }
 
 static int region_open(struct call *call, struct session_region *r)
 {
-    int rc = pending_start(call, r);
+    int rc = pending_start(call, &r->pending);
 
     if (rc != 0)
         return rc;
@@ -142,12 +137,12 @@ static int region_open(struct call *call, struct session_region *r)
     return 0;
 }
 
-static int fds_all_taken(struct call *call)
+int fds_all_taken(struct call *call)
 {
     for (uint32_t i = 0; i < call->n_fds; i++)
         if (call->fds[i] >= 0)
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "%u descriptors came and no handle names the one at place %u",
+                                 "%u descriptors came and nothing names the one at place %u",
                                  call->n_fds, i);
     return 0;
 }
@@ -233,7 +228,7 @@ int method_region_unregister(struct call *call)
     r = call_region(call, m.region);
     if (!r)
         return -call->error.code;
-    rc = pending_start(call, r);
+    rc = pending_start(call, &r->pending);
     if (rc != 0)
         return rc;
     transfers_stop_region(r);

@@ -14,6 +14,8 @@ static const method_fn methods[UCM_METHOD_COUNT] = {
     [UCM_METHOD_NS_OPEN] = method_ns_open,
     [UCM_METHOD_REGION_REGISTER] = method_region_register,
     [UCM_METHOD_REGION_UNREGISTER] = method_region_unregister,
+    [UCM_METHOD_RING_REGISTER] = method_ring_register,
+    [UCM_METHOD_RING_UNREGISTER] = method_ring_unregister,
     [UCM_METHOD_LOOKUP] = method_lookup,
     [UCM_METHOD_RELEASE] = method_release,
     [UCM_METHOD_PREFETCH] = method_prefetch,
@@ -327,6 +329,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     s->conn = conn;
     s->peer = *peer;
     table_init(&s->regions, rq->rooms.config->max_regions_conn);
+    table_init(&s->rings, DEVICE_GPUS_MAX);
     table_init(&s->leases, rq->rooms.config->max_leases_conn);
     list_init(&s->requests);
     cache_owner_init(&s->owner);
@@ -366,8 +369,10 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
         ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%s\"", name);
     } else if (!s->hello && method != UCM_METHOD_HELLO) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");
-    } else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER) {
-        ucm_error_set(&call.error, UCM_WIRE_INVALID, "only region.register takes descriptors");
+    } else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER &&
+               method != UCM_METHOD_RING_REGISTER) {
+        ucm_error_set(&call.error, UCM_WIRE_INVALID,
+                      "only region.register and ring.register take descriptors");
     } else if (methods[method](&call) == 0) {
         return;
     }
@@ -381,7 +386,8 @@ void session_settle(struct session *s)
     if (!s->closing || s->n_requests > 0)
         return;
     regions_close_all(s);
-    if (table_count(&s->regions) > 0)
+    rings_close_all(s);
+    if (table_count(&s->regions) > 0 || table_count(&s->rings) > 0)
         return;
     leases_end_all(s);
     cache_owner_gone(rq->rooms.cache, &s->owner);
@@ -389,6 +395,7 @@ void session_settle(struct session *s)
     list_remove(&s->link);
     rq->n_sessions--;
     table_close(&s->regions);
+    table_close(&s->rings);
     table_close(&s->leases);
     conn_free(s->conn);
     free(s->ns_open);

@@ -83,7 +83,7 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
         struct device_stats ds;
 
         d->ops->stats(d, &ds);
-        msgpack_pack_map(pk, 13);
+        msgpack_pack_map(pk, 16);
         pack_text(pk, "name", ds.name);
         pack_bin(pk, "uuid", ds.uuid, sizeof(ds.uuid));
         pack_flag(pk, "cuda", ds.cuda);
@@ -97,6 +97,9 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
         proto_pack_u64(pk, "dma_bytes", ds.bytes[COPY_DMA]);
         proto_pack_u64(pk, "sm_launches", ds.launches[COPY_SM]);
         proto_pack_u64(pk, "sm_bytes", ds.bytes[COPY_SM]);
+        proto_pack_u64(pk, "staged_launches", ds.launches[COPY_STAGED]);
+        proto_pack_u64(pk, "staged_bytes", ds.bytes[COPY_STAGED]);
+        proto_pack_u64(pk, "rings", ds.rings);
     }
 }
 

@@ -47,7 +47,6 @@ static void batch_done_cb(uv_work_t *work, int status)
         ios[i] = b->ios[i];
         sums[i] = b->sums[i];
     }
-    p->later_busy -= !b->urgent;
     list_push_back(&p->idle, &b->link);
     pool_dispatch(p);
     p->done(p->ctx, ios, sums, n);
@@ -68,8 +67,8 @@ static void batch_fill(struct checksum_batch *b, struct list *from)
 
 static bool later_due(const struct checksum_pool *p)
 {
-    return p->later_n > 0 && (p->later_busy == 0 || p->later_n >= CHECKSUM_BATCH ||
-                              p->later_bytes >= CHECKSUM_BATCH_BYTES);
+    return p->later_n > 0 &&
+           (p->flush || p->later_n >= CHECKSUM_BATCH || p->later_bytes >= CHECKSUM_BATCH_BYTES);
 }
 
 static void batch_fill_later(struct checksum_batch *b)
@@ -77,8 +76,8 @@ static void batch_fill_later(struct checksum_batch *b)
     struct checksum_pool *p = b->pool;
 
     batch_fill(b, &p->later);
-    p->later_busy++;
     p->later_n -= b->n;
+    p->flush = p->flush && p->later_n > 0;
     for (unsigned i = 0; i < b->n; i++)
         p->later_bytes -= b->ios[i]->bytes;
 }
@@ -134,5 +133,11 @@ void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent)
         p->later_n++;
         p->later_bytes += io->bytes;
     }
+    pool_dispatch(p);
+}
+
+void checksum_flush(struct checksum_pool *p)
+{
+    p->flush = p->later_n > 0;
     pool_dispatch(p);
 }

@@ -1,9 +1,10 @@
-/* XXH3-64 of parts, in libuv's thread pool and never on the loop.
+/* XXH3-64 of parts, in libuv's thread pool. Of small ones the sum takes less time than the way to
+ * a thread and back: whoever has them asks checksum_of on the loop.
  *
  * Promise: every operation that was pushed comes back once through `done`, on the loop; urgent ones
  * (reads) before others (writes) as far as they have not begun. Under load a piece of work takes
- * several operations, so that a wake-up is shared; others wait for one that is whole, or until no
- * piece of theirs is under way: nobody waits for them.
+ * several operations, so that a wake-up is shared; others wait for one that is whole, or for
+ * checksum_flush, which must follow.
  * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
 #ifndef UCMD_TIER_CHECKSUM_H
 #define UCMD_TIER_CHECKSUM_H
@@ -12,6 +13,7 @@
 
 #include <uv.h>
 
+#define CHECKSUM_SMALL (16u << 10)
 #define CHECKSUM_BATCH 32
 #define CHECKSUM_BATCH_BYTES (2u << 20)
 
@@ -28,8 +30,8 @@ struct checksum_pool {
     struct list urgent, later; /* of tier_io.link */
     unsigned later_n;          /* in `later`, and their bytes */
     uint64_t later_bytes;
-    unsigned later_busy; /* batches of them under way */
-    struct list idle;    /* batches that nobody works on */
+    bool flush;       /* what is in `later` now does not wait for more */
+    struct list idle; /* batches that nobody works on */
     struct checksum_batch *batches;
 };
 
@@ -41,5 +43,7 @@ int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned thread
 /* Nothing may be under way. */
 void checksum_pool_close(struct checksum_pool *p);
 void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent);
+/* No more of those that are not urgent come soon. */
+void checksum_flush(struct checksum_pool *p);
 
 #endif

@@ -16,7 +16,7 @@
 #define PROBE_S 2
 /* Completions handled in one turn of the loop, by their iovecs: a write of many small parts is as
  * much work as many reads, and requests wait while it is done. */
-#define TURN_IOVECS 32u
+#define TURN_IOVECS 16u
 #define SUBMIT_TRIES 3
 
 struct buffer {

@@ -86,9 +86,19 @@ int names_set(struct names *n, const struct nvme_name *name)
     return 0;
 }
 
+uint64_t names_last_sequence(const struct names *n)
+{
+    uint64_t last = 0;
+
+    for (uint32_t i = 0; i < n->count; i++)
+        if (n->name[i]->from_sequence > last)
+            last = n->name[i]->from_sequence;
+    return last;
+}
+
 bool names_crowded(const struct names *n)
 {
-    for (unsigned i = 0; i < n->n_files; i++)
+    for (unsigned i = 0; i < n->n_files && !n->unread; i++)
         if (n->files[i].path && n->files[i].pages >= n->files[i].check_at)
             return true;
     return false;
@@ -141,6 +151,7 @@ static int file_read(struct names *n, struct names_file *f, int fd)
     n->damaged += damaged;
     if (got < 0)
         log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
+    n->unread |= got < 0;
     if (damaged > 0)
         log_warn("tier", "names-damaged", "path=%s records=%llu", f->path,
                  (unsigned long long)damaged);
@@ -172,12 +183,18 @@ static int file_init(struct names *n, struct names_file *f, const char *folder)
     rewrite_remove(f);
     fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
+        n->unread |= errno != ENOENT;
         if (errno != ENOENT)
             log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;
     }
     f->named = true;
     rc = file_read(n, f, fd);
+    /* The run that wrote the last of them may have ended before they were on the disk. */
+    if (rc == 0 && (fdatasync(fd) < 0 || nvme_folder_sync(folder) < 0)) {
+        log_error("tier", "names-not-synced", "path=%s error=%s", f->path, strerror(errno));
+        n->doubtful = true;
+    }
     close(fd);
     return rc;
 }

@@ -28,6 +28,8 @@ struct names {
     uint64_t damaged;        /* records that were passed over */
     struct nvme_name **name; /* by fingerprint */
     uint32_t count, cap;
+    bool doubtful; /* what was found is not known to be on the disk */
+    bool unread;   /* a file could not be read: there may be others */
 };
 
 /* folders[i] NULL: a device that is not there. A file that can't be read is told in the log and
@@ -40,6 +42,9 @@ const struct nvme_name *names_find(const struct names *n, const uint8_t *fingerp
 int names_set(struct names *n, const struct nvme_name *name);
 /* In memory, of a record that is there: slots before this one are not to be found. */
 void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence);
+
+/* The highest from_sequence of all. */
+uint64_t names_last_sequence(const struct names *n);
 
 /* A file has grown so long that names_prune is due. */
 bool names_crowded(const struct names *n);

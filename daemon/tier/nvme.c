@@ -18,17 +18,28 @@
 
 static void devices_close(struct tier *t)
 {
-    for (unsigned i = 0; i < t->files; i++)
+    for (unsigned i = 0; i < t->files; i++) {
         if (t->devices[i].file.path)
             nvme_file_close(&t->devices[i].file);
+        uv_mutex_destroy(&t->devices[i].sync_lock);
+    }
     free(t->devices);
 }
 
-static void device_init(struct nvme_device *d)
+static void device_init(struct tier *t, struct nvme_device *d, const char *folder)
 {
+    int rc = uv_mutex_init(&d->sync_lock);
+
+    assert(rc == 0); /* a plain one needs nothing that could fail */
+    (void)rc;
+    d->tier = t;
+    d->folder = folder;
     d->file.fd = -1;
     for (unsigned i = 0; i < NVME_PRIORITIES; i++)
         list_init(&d->reads[i]);
+    list_init(&d->unread);
+    list_init(&d->unsynced);
+    list_init(&d->syncing);
 }
 
 static void device_lose(struct nvme_device *d, const char *path, const char *text)
@@ -67,10 +78,9 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
     return 0;
 }
 
-static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
+/* Later than all epochs that the files know of, and than `last`. */
+static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct ucm_error *e)
 {
-    uint64_t last = 0;
-
     for (unsigned i = 0; i < t->files; i++)
         if (t->devices[i].file.epoch > last)
             last = t->devices[i].file.epoch;
@@ -87,6 +97,15 @@ static int devices_start(struct tier *t, uint64_t *epoch, struct ucm_error *e)
     }
     *epoch = last + 1;
     return 0;
+}
+
+/* Where both state pages of a file were lost its segments told the epoch; there may have been a
+ * later one, in which nothing was written but a namespace purged. */
+static int epoch_check(struct tier *t, uint64_t *epoch, struct ucm_error *e)
+{
+    uint64_t named = names_last_sequence(&t->names) >> (64 - NVME_EPOCH_BITS);
+
+    return named < *epoch ? 0 : devices_start(t, named, epoch, e);
 }
 
 static int segments_init(struct tier *t, uint64_t epoch)
@@ -216,13 +235,8 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
     list_init(&t->ready);
-    for (unsigned i = 0; i < t->files; i++) {
-        device_init(&t->devices[i]);
-        t->devices[i].tier = t;
-        list_init(&t->devices[i].unsynced);
-        list_init(&t->devices[i].syncing);
-        t->devices[i].folder = c->nvme_paths.item[i];
-    }
+    for (unsigned i = 0; i < t->files; i++)
+        device_init(t, &t->devices[i], c->nvme_paths.item[i]);
     return t;
 }
 
@@ -241,12 +255,15 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         return -ENOMEM;
     rc = devices_open(t, config, e);
     if (rc == 0)
-        rc = devices_start(t, &epoch, e);
+        rc = devices_start(t, 0, &epoch, e);
     if (rc < 0)
         goto err_after_new;
     rc = nvme_names_open(t);
     if (rc < 0)
         goto err_after_new;
+    rc = epoch_check(t, &epoch, e);
+    if (rc < 0)
+        goto err_after_names;
     rc = segments_init(t, epoch);
     if (rc < 0)
         goto err_after_names;
@@ -261,9 +278,12 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     if (rc < 0)
         goto err_after_checksums;
     metrics->nvme_bytes_used = 0;
-    rc = nvme_care_open(t, config->nvme_quarantine);
+    rc = nvme_turn_open(t);
     if (rc < 0)
         goto err_after_ops;
+    rc = nvme_care_open(t, config->nvme_quarantine);
+    if (rc < 0)
+        goto err_after_turn;
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_care;
@@ -287,6 +307,8 @@ err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_care:
     nvme_care_close(t);
+err_after_turn:
+    nvme_turn_close(t);
 err_after_ops:
     ops_close(t);
 err_after_checksums:
@@ -315,6 +337,7 @@ static void tier_free(struct tier *t)
     nvme_checkpoint_close(t);
     nvme_scrub_close(t);
     nvme_care_close(t);
+    nvme_turn_close(t);
     segment_table_close(&t->segments);
     names_close(&t->names);
     devices_close(t);
@@ -336,7 +359,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t));
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) || nvme_recovering(t));
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);
@@ -404,9 +427,14 @@ static int nvme_sync(struct tier *t)
 {
     int rc = 0;
 
-    for (unsigned i = 0; i < t->files; i++)
-        if (t->devices[i].file.fd >= 0 && fdatasync(t->devices[i].file.fd) < 0 && rc == 0)
-            rc = -errno;
+    for (unsigned i = 0; i < t->files; i++) {
+        struct nvme_device *d = &t->devices[i];
+        int one = d->file.fd < 0 ? 0 : nvme_device_sync(d);
+
+        if (d->syncs_failed > 0) /* also earlier: what that lost is not found again */
+            one = -EIO;
+        rc = rc == 0 ? one : rc;
+    }
     nvme_checkpoint_last(t);
     return rc;
 }

@@ -22,7 +22,8 @@
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
-#define NVME_SCANS 128u /* headers read at a time by recovery */
+#define NVME_SYNC_READS 4u /* of parts of an earlier run, a file */
+#define NVME_SCANS 128u    /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
@@ -35,11 +36,17 @@ struct nvme_device {
     bool degraded;
     char reason[96];
     struct tier *tier;
-    struct list unsynced,
-        syncing; /* of tier_io.link: who waits for a sync, and for the one running */
+    /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
+     * that is running. */
+    struct list unread, unsynced, syncing;
+    unsigned sync_reads; /* under way */
     bool sync_busy;
     int sync_status;
     uv_work_t sync_work;
+    uv_mutex_t sync_lock;
+    _Atomic uint32_t syncs_failed;
+    _Atomic int sync_error; /* the last one's */
+    uint32_t syncs_failed_seen;
 };
 
 /* One engine operation; in the pool of free ones otherwise. */
@@ -63,7 +70,13 @@ struct nvme_op {
 struct scan_op;
 
 struct nvme_recovery {
-    enum { RECOVERY_DONE, RECOVERY_HEADERS, RECOVERY_CHECKPOINT, RECOVERY_SLOTS } state;
+    enum {
+        RECOVERY_DONE,
+        RECOVERY_HEADERS,
+        RECOVERY_CHECKPOINT,
+        RECOVERY_SLOTS,
+        RECOVERY_TWINS
+    } state;
     struct scan_op *ops;
     uint8_t *pages;
     struct list pool;
@@ -73,6 +86,8 @@ struct nvme_recovery {
     uint64_t before;             /* sequences of earlier runs are below this */
     bool again;                  /* `turn` brings the loop back here */
     uv_work_t turn;
+    struct list twins; /* found twice, to be compared */
+    unsigned twins_n, twin_reads;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
 };
@@ -87,6 +102,7 @@ struct nvme_naming {
 };
 
 struct nvme_care;
+struct nvme_turn;
 struct nvme_mover;
 struct nvme_checkpoint;
 struct nvme_restore;
@@ -122,6 +138,7 @@ struct tier {
     struct nvme_naming naming;
     struct nvme_recovery recovery;
     struct nvme_care *care;
+    struct nvme_turn *loop_turn;
     struct nvme_scrub *scrub;           /* NULL: there is none */
     struct nvme_checkpoint *checkpoint; /* NULL: none are written */
     struct nvme_restore *restore;       /* while one is read */
@@ -143,13 +160,35 @@ int nvme_write(struct tier *t, struct tier_io *io);
 /* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
  * Whoever calls sees to it that writes go on. */
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
+/* Begins what is ready, as far as the files and this turn of the loop allow. */
+void nvme_pump_writes(struct tier *t);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
+/* ---- nvme_turn.c ---- */
+
+/* 0 or -ENOMEM. */
+int nvme_turn_open(struct tier *t);
+void nvme_turn_close(struct tier *t);
+/* Is something of this turn's share of writes left? Otherwise they are pumped in the next. */
+bool nvme_turn_may_write(struct tier *t);
+/* A write of so many parts was begun. */
+void nvme_turn_wrote(struct tier *t, unsigned parts);
+/* Writes are ready: they are pumped in the next turn. */
+void nvme_turn_ready(struct tier *t);
+/* A checksum of a write was asked for: it is flushed after a turn in which none was. */
+void nvme_turn_gathers(struct tier *t);
+
 /* ---- nvme_sync.c ---- */
 
 int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* The one way to sync a file, from any thread. The kernel tells of a failure once and then counts
+ * what it could not write as clean, so it must reach all who trust the file. */
+int nvme_device_sync(struct nvme_device *d);
+/* False after such a failure: all that lies in the file may not be there after a power failure,
+ * whatever the next sync says, and is never acknowledged as durable by this run. */
+bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
 /* A segment's header has been written, or could not be. */
 void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
@@ -180,6 +219,20 @@ void nvme_recover_slots(struct tier *t);
 /* A slot of an adopted segment whose header is known. */
 void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
                        const struct nvme_slot_header *h);
+/* The same for one that was found twice: false where the other place still counts, `other`, or no
+ * place does (other->owner 0). */
+bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h, struct tier_twin *other);
+/* Something that the last step waited for has ended. */
+void nvme_recover_go_on(struct tier *t);
+
+/* ---- nvme_twins.c ---- */
+
+void nvme_twin_add(struct tier *t, struct segment *s, uint32_t slot,
+                   const struct nvme_slot_header *h);
+/* False: all have been compared. */
+bool nvme_twins_step(struct tier *t);
+void nvme_twins_drop(struct tier *t);
 
 /* ---- nvme_restore.c ---- */
 

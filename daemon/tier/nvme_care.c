@@ -51,8 +51,8 @@ static void store_work_cb(uv_work_t *work)
         n = pwrite(fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
     while (n < 0 && errno == EINTR);
     f->status = n < 0 ? -errno : n < (ssize_t)NVME_PAGE ? -EIO : 0;
-    if (f->status == 0 && fdatasync(fd) < 0)
-        f->status = -errno;
+    if (f->status == 0)
+        f->status = nvme_device_sync(f->device);
 }
 
 static void store(struct care_file *f);
@@ -66,6 +66,7 @@ static void store_done_cb(uv_work_t *work, int status)
     assert(status == 0); /* nobody cancels */
     (void)status;
     f->busy = false;
+    (void)nvme_sync_trusted(t, f->device);
     if (f->status == 0)
         f->next = 1 - f->next;
     else if (!f->probing)

@@ -1,7 +1,7 @@
 /* Checkpoints: what lies in which slot, written beside each file so that the next start need not
- * read the slots' headers. Segment by segment: the loop describes some slots, for about a
- * millisecond, the pool writes them. No two segments need to agree in time, because the next start
- * believes a record only if the segment has not been opened again since. */
+ * read the slots' headers. Segment by segment: the loop describes some slots a turn until the
+ * buffer is full, the pool writes them. No two segments need to agree in time, because the next
+ * start believes a record only if the segment has not been opened again since. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
@@ -20,7 +20,9 @@
 
 #define ROOM "tier"
 #define BUFFER_BYTES (1u << 20)
-#define STEP_NS 500000u
+/* Of one turn of the loop; a record is described as a whole. */
+#define TURN_NS 20000u
+#define RECORD_SLOTS 64u
 #define TICK_MS 5000
 #define DUE_BYTES (64ull << 20) /* written since the last one, and */
 #define DUE_SHARE 32            /* so many times the last one's size */
@@ -28,6 +30,8 @@
 struct nvme_checkpoint {
     struct tier *tier;
     uv_timer_t timer;
+    uv_idle_t idle;   /* runs while slots are described */
+    unsigned handles; /* still open */
     bool busy;
     uint64_t written_mark, size; /* nvme_written_bytes at the last one's start; its size */
     /* The one that is being written. */
@@ -72,9 +76,9 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
                                   .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->slots == 0 || k->slot >= s->slots)
-        return false;
-    r.to = slots_settled(s, k->slot, CHECKPOINT_SLOTS);
+    if (s->slots == 0 || k->slot >= s->slots || s->unknown)
+        return false; /* unknown: to be looked at again */
+    r.to = slots_settled(s, k->slot, RECORD_SLOTS);
     if (r.to == r.from)
         return false;
     memcpy(r.uuid, t->devices[s->file].file.uuid, sizeof(r.uuid));
@@ -98,21 +102,22 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
     return true;
 }
 
-/* Fills the buffer as far as time and room allow. */
-static void step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
+/* Fills the buffer as far as time and room allow. False: there is room for more. */
+static bool step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
 {
     struct segment_file *f = &k->tier->segments.file[k->file];
     uint64_t end = uv_hrtime() + limit_ns;
+    bool room = true;
 
-    k->n = 0;
-    while (k->number < f->count && uv_hrtime() < end &&
-           k->n + checkpoint_record_bytes(CHECKPOINT_SLOTS) <= BUFFER_BYTES) {
-        if (record_add(k, &f->segments[k->number]))
-            continue;
-        k->number++;
-        k->slot = 0;
+    while (room && k->number < f->count && uv_hrtime() < end) {
+        if (!record_add(k, &f->segments[k->number])) {
+            k->number++;
+            k->slot = 0;
+        }
+        room = k->n + checkpoint_record_bytes(RECORD_SLOTS) <= BUFFER_BYTES;
     }
     k->last = k->number == f->count;
+    return k->last || !room;
 }
 
 /* ---- writing: in the pool, or at the end on the loop ---- */
@@ -134,16 +139,23 @@ static int buffer_write(struct nvme_checkpoint *k)
     return 0;
 }
 
-/* The slots first: what a checkpoint tells of shall be there after a power failure. */
+/* The slots first: what a checkpoint tells of shall be there after a power failure. Where a sync
+ * failed that is not known any more, also of the copies of what was moved. */
 static int file_publish(struct nvme_checkpoint *k)
 {
-    const struct nvme_device *d = &k->tier->devices[k->file];
+    struct nvme_device *d = &k->tier->devices[k->file];
     char from[PATH_BYTES], to[PATH_BYTES];
+    int rc;
 
     path_make(k, k->suffix, from);
     path_make(k, "", to);
     KILL_POINT("checkpoint-written");
-    if (fdatasync(d->file.fd) < 0 || fsync(k->fd) < 0 || rename(from, to) < 0)
+    rc = nvme_device_sync(d);
+    if (rc == 0 && d->syncs_failed > 0)
+        rc = -EIO;
+    if (rc < 0)
+        return rc;
+    if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
     return nvme_folder_sync(d->folder);
@@ -226,6 +238,7 @@ static void work_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
+    (void)nvme_sync_trusted(t, &t->devices[k->file]);
     if (t->closing) {
         if (k->fd >= 0)
             close(k->fd);
@@ -241,16 +254,26 @@ static void work_done_cb(uv_work_t *work, int status)
     nvme_release(t);
 }
 
-static void step(struct nvme_checkpoint *k)
+static void idle_cb(uv_idle_t *idle)
 {
+    struct nvme_checkpoint *k = idle->data;
     int rc;
 
-    nvme_hold(k->tier);
-    step_describe(k, STEP_NS);
+    if (!k->tier->closing && !step_describe(k, TURN_NS))
+        return;
+    uv_idle_stop(idle);
     k->work.data = k;
     rc = uv_queue_work(k->tier->loop, &k->work, work_cb, work_done_cb);
     assert(rc == 0); /* refuses a missing callback only */
     (void)rc;
+}
+
+static void step(struct nvme_checkpoint *k)
+{
+    nvme_hold(k->tier);
+    k->n = 0;
+    k->last = false;
+    (void)uv_idle_start(&k->idle, idle_cb); /* refuses a missing callback only */
 }
 
 static void timer_cb(uv_timer_t *timer)
@@ -291,7 +314,9 @@ int nvme_checkpoint_open(struct tier *t)
         free(k);
         return -ENOMEM;
     }
-    k->timer.data = k;
+    (void)uv_idle_init(t->loop, &k->idle); /* can't fail */
+    k->handles = 2;
+    k->timer.data = k->idle.data = k;
     uv_unref((uv_handle_t *)&k->timer);
     t->checkpoint = k;
     return 0;
@@ -301,14 +326,18 @@ static void closed_cb(uv_handle_t *handle)
 {
     struct nvme_checkpoint *k = handle->data;
 
+    if (--k->handles > 0)
+        return;
     free(k->buffer);
     free(k);
 }
 
 void nvme_checkpoint_close(struct tier *t)
 {
-    if (t->checkpoint)
-        uv_close((uv_handle_t *)&t->checkpoint->timer, closed_cb);
+    if (!t->checkpoint)
+        return;
+    uv_close((uv_handle_t *)&t->checkpoint->timer, closed_cb);
+    uv_close((uv_handle_t *)&t->checkpoint->idle, closed_cb);
 }
 
 /* Before a clean stop, all of it at once. One that is being written meanwhile has its own name. */
@@ -324,7 +353,8 @@ void nvme_checkpoint_last(struct tier *t)
     begin(&k, ".last");
     while (file_next(&k)) {
         do {
-            step_describe(&k, UINT64_C(1) << 40);
+            k.n = 0;
+            (void)step_describe(&k, UINT64_C(1) << 40);
             step_write(&k);
         } while (!file_ended(&k));
     }

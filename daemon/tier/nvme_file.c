@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include <unistd.h>
 
 /* A killed daemon's file stays locked until its last transfers have ended. */
-#define LOCK_TRIES 500
+#define LOCK_TRIES 1000
 #define LOCK_PAUSE_NS 10000000
 
 /* ---- pages ---- */
@@ -189,39 +190,72 @@ static int file_link(const struct nvme_file *f)
     return linkat(AT_FDCWD, self, AT_FDCWD, f->path, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
 }
 
-/* The file is made without a name, so that a daemon killed here leaves nothing behind. Where that
- * is not to be had it is made under its name and removed on failure. */
+/* Is the file that was opened and locked still the one that is being made? */
+static bool file_is(const struct nvme_file *f, const char *path)
+{
+    struct stat one, other;
+
+    return fstat(f->fd, &one) == 0 && stat(path, &other) == 0 && one.st_ino == other.st_ino &&
+           one.st_dev == other.st_dev;
+}
+
+/* Under another name where none can't be had. What a daemon that was killed here has left is taken
+ * up: it is nobody's, once it can be locked. */
+static int file_make_named(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
+                           struct ucm_error *e)
+{
+    char path[PATH_MAX];
+    int rc =
+        snprintf(path, sizeof(path), "%s.new", f->path) < (int)sizeof(path) ? 0 : -ENAMETOOLONG;
+
+    if (rc == 0)
+        rc = f->fd = file_open(path, O_CREAT);
+    if (rc < 0)
+        return rc;
+    rc = file_lock(f, e);
+    if (rc == 0 && !file_is(f, path))
+        rc = -EWOULDBLOCK; /* another daemon has finished it meanwhile */
+    if (rc < 0)
+        return rc;
+    rc = file_format(f, segments, segment_bytes);
+    if (rc == 0 && rename(path, f->path) < 0)
+        rc = -errno;
+    if (rc < 0)
+        unlink(path);
+    return rc;
+}
+
+static int file_make_nameless(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
+                              struct ucm_error *e)
+{
+    int rc = file_lock(f, e);
+
+    if (rc == 0)
+        rc = file_format(f, segments, segment_bytes);
+    return rc == 0 ? file_link(f) : rc;
+}
+
+/* The file gets its name when it is whole: a daemon that is killed before has left none. */
 static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
                      uint64_t segment_bytes, struct ucm_error *e)
 {
-    int fd = file_open(folder, O_TMPFILE);
-    bool named = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT;
-    int rc;
+    int rc = file_open(folder, O_TMPFILE);
 
-    if (named)
-        fd = file_open(f->path, O_CREAT | O_EXCL);
-    if (fd < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "%s can't be made: %s", f->path, strerror(-fd));
-        return fd;
-    }
-    f->fd = fd;
-    rc = file_lock(f, e);
-    if (rc < 0)
-        goto err_after_open;
-    rc = file_format(f, segments, segment_bytes);
-    if (rc == 0 && !named)
-        rc = file_link(f);
+    f->fd = rc < 0 ? -1 : rc;
+    if (rc == -EOPNOTSUPP || rc == -EISDIR || rc == -ENOENT)
+        rc = file_make_named(f, segments, segment_bytes, e);
+    else if (rc >= 0)
+        rc = file_make_nameless(f, segments, segment_bytes, e);
     if (rc == 0)
         rc = nvme_folder_sync(folder);
     if (rc == 0)
         return 0;
-    ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
-                  file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
-                  rc == -ENOSPC || rc == -EFBIG ? "; make room or lower nvme.size" : "");
-err_after_open:
-    if (named)
-        unlink(f->path);
-    close(fd);
+    if (e->code == 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
+                      file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
+                      rc == -ENOSPC || rc == -EFBIG ? "; make room or lower nvme.size" : "");
+    if (f->fd >= 0)
+        close(f->fd);
     f->fd = -1;
     return rc;
 }
@@ -389,7 +423,10 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
         rc = super_check(f, segment_bytes, e);
     if (rc < 0)
         return rc;
-    rc = state_load(f, segment_bytes);
+    /* Whoever made the file may have died before its name was on the disk. */
+    rc = f->as_it_is ? 0 : nvme_folder_sync(f->folder);
+    if (rc == 0)
+        rc = state_load(f, segment_bytes);
     if (rc == 0)
         rc = file_fit(f, wanted, segment_bytes);
     if (rc < 0)

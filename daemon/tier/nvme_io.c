@@ -46,7 +46,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
 }
 
 static void pump_reads(struct tier *t, struct nvme_device *d);
-static void pump_writes(struct tier *t);
+static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
 /* ---- one engine operation, with its retries ---- */
 
@@ -221,7 +221,11 @@ static void read_finish(struct nvme_op *op, int status)
     nvme_hold(t);
     d->in_flight--;
     list_push_front(&t->read_pool, &op->link);
-    if (status == 0) {
+    if (status == 0 && io->bytes <= CHECKSUM_SMALL) {
+        uint64_t sum = checksum_of(io->data, io->bytes);
+
+        reads_end(t, &io, &sum, 1);
+    } else if (status == 0) {
         checksum_push(&t->checksums, io, true);
     } else {
         op_log(op, "read-failed", status);
@@ -230,7 +234,7 @@ static void read_finish(struct nvme_op *op, int status)
         io->done(io, status);
     }
     pump_reads(t, d);
-    pump_writes(t);
+    nvme_pump_writes(t);
     nvme_release(t);
 }
 
@@ -272,7 +276,14 @@ int nvme_write(struct tier *t, struct tier_io *io)
     /* Now and not when it is written: what is forgotten now must be told from what comes later. */
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->slot_sequence++;
     io->scratch[IO_MOVED] = NULL;
-    checksum_push(&t->checksums, io, false);
+    if (io->bytes <= CHECKSUM_SMALL) {
+        io->place.checksum = checksum_of(io->data, io->bytes);
+        list_push_back(&t->ready, &io->link);
+        nvme_turn_ready(t);
+    } else {
+        checksum_push(&t->checksums, io, false);
+        nvme_turn_gathers(t);
+    }
     return 0;
 }
 
@@ -312,7 +323,7 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
         writes_take(t, ios, sums, n);
     else
         reads_end(t, ios, sums, n);
-    pump_writes(t);
+    nvme_pump_writes(t);
     nvme_release(t);
 }
 
@@ -463,6 +474,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     }
     t->devices[file].writes++;
     t->writes_in_flight++;
+    nvme_turn_wrote(t, op->n);
     op_begin(op, file, offset);
     return 0;
 }
@@ -476,7 +488,7 @@ static void ready_fail(struct tier *t, struct tier_io *io, int status)
     io->done(io, status);
 }
 
-static void pump_writes(struct tier *t)
+void nvme_pump_writes(struct tier *t)
 {
     struct tier_io *io;
     bool full = false;
@@ -485,7 +497,7 @@ static void pump_writes(struct tier *t)
         return; /* which segments are free is not known yet */
     while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = room_find(t, io, &full, &file);
+        int rc = nvme_turn_may_write(t) ? room_find(t, io, &full, &file) : -EAGAIN;
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));
@@ -502,7 +514,7 @@ void nvme_writes_go_on(struct tier *t)
 {
     nvme_hold(t);
     t->stalled = false;
-    pump_writes(t);
+    nvme_pump_writes(t);
     nvme_release(t);
 }
 
@@ -548,7 +560,8 @@ static void write_finish(struct nvme_op *op, int status)
         write_settle(t, op, ios[i], status == 0);
     }
     if (op->slot == 0) {
-        op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
+        if (op->segment->header == SEGMENT_HEADER_NOT_YET) /* else a sync failed meanwhile */
+            op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
         t->metrics->nvme_written_bytes += status == 0 ? NVME_PAGE : 0;
     }
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
@@ -564,6 +577,6 @@ static void write_finish(struct nvme_op *op, int status)
     nvme_checkpoint_later(t);
     nvme_sync_pump(t, d);
     pump_reads(t, d);
-    pump_writes(t);
+    nvme_pump_writes(t);
     nvme_release(t);
 }

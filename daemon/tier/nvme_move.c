@@ -4,8 +4,9 @@
  * When few segments are free, the one with the least to lose is emptied ahead of need: of its parts
  * that were read, a share of the segment is read, written to the head of the log, and synced; then
  * the rest is dropped. Until then the segment counts as being read and is not reused, so at every
- * moment a whole copy lies on storage. Writers that need its room sooner wait for that, which is
- * bounded: a move that finds no room, or fails, is given up. */
+ * moment a whole copy lies on storage; where the sync fails it is not reused at all. Writers that
+ * need its room sooner wait for that, which is bounded: a move that finds no room, or fails, is
+ * given up. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -34,6 +35,7 @@ struct nvme_mover {
     unsigned active;         /* operations under way */
     uint64_t bytes;          /* of their memory */
     struct list moved;       /* to be synced */
+    bool unsynced;           /* some could not be */
     bool checking;
 };
 
@@ -156,7 +158,7 @@ static void synced_cb(struct tier_io *io, int status)
 {
     struct move *v = LIST_ENTRY(io, struct move, io);
 
-    (void)status; /* the file's failure is counted and judged where it syncs */
+    v->mover->unsynced |= status < 0;
     KILL_POINT("move-synced");
     move_end(v);
 }
@@ -165,6 +167,7 @@ static void synced_cb(struct tier_io *io, int status)
 static void sync_all(struct nvme_mover *m)
 {
     struct list *node;
+    int rc;
 
     m->active++; /* so that none that ends at once is taken for the last */
     while ((node = list_pop_front(&m->moved)) != NULL) {
@@ -173,7 +176,9 @@ static void sync_all(struct nvme_mover *m)
         v->io.op = TIER_SYNC;
         v->io.done = synced_cb;
         m->active++;
-        if (m->tier->closing || nvme_sync_part(m->tier, &v->io) < 0) {
+        rc = m->tier->closing ? -ECANCELED : nvme_sync_part(m->tier, &v->io);
+        if (rc < 0) {
+            m->unsynced |= rc != -ESTALE; /* it was forgotten */
             m->active--;
             move_free(v);
         }
@@ -188,7 +193,9 @@ static void segment_end(struct nvme_mover *m)
     uint64_t dropped;
 
     m->segment = NULL;
-    if (!t->closing) {
+    if (m->unsynced)
+        segment_withhold(&t->segments, s);
+    if (!t->closing && !m->unsynced) {
         segment_take(&t->segments, s, &t->callbacks, &dropped);
         t->metrics->nvme_reclaimed_blocks += dropped;
     }
@@ -243,6 +250,7 @@ void nvme_move_check(struct tier *t)
         nvme_hold(t);
         segment_read_begin(s);
         m->segment = s;
+        m->unsynced = false;
         m->slot = 0;
         m->left = (uint32_t)((uint64_t)s->slots * m->share / 100);
         m->left = m->left < MOVED_MAX ? m->left : MOVED_MAX;

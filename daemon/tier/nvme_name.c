@@ -50,6 +50,7 @@ static void name_next(struct tier *t)
     struct nvme_naming *n = &t->naming;
     const struct tier_naming *asked;
     const struct nvme_name *known;
+    bool kept;
     int rc;
 
     if (n->busy || list_empty(&n->queue))
@@ -58,13 +59,14 @@ static void name_next(struct tier *t)
     if (names_crowded(&t->names) && !nvme_recovering(t))
         names_prune(&t->names, t->callbacks.named, t->callbacks.ctx);
     known = asked->forget ? NULL : names_find(&t->names, asked->fingerprint);
+    kept = known && !t->names.doubtful;
     memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
     memcpy(n->name.identity, asked->identity, asked->identity_bytes);
     n->name.identity_bytes = asked->identity_bytes;
     n->name.from_sequence = known ? known->from_sequence : asked->from_sequence;
     n->busy = true;
     n->work.data = n;
-    rc = uv_queue_work(t->loop, &n->work, known ? name_known_cb : name_work_cb, name_done_cb);
+    rc = uv_queue_work(t->loop, &n->work, kept ? name_known_cb : name_work_cb, name_done_cb);
     assert(rc == 0); /* refuses a missing callback only */
     (void)rc;
 }
@@ -82,6 +84,15 @@ void nvme_name(struct tier *t, struct tier_naming *asked)
     name_next(t);
 }
 
+/* Behind the records that may not be on the disk, the same once more. */
+static bool names_renew(struct tier *t)
+{
+    for (uint32_t i = 0; i < t->names.count; i++)
+        if (names_write(&t->names, t->names.name[i]) < 0)
+            return false;
+    return true;
+}
+
 int nvme_names_open(struct tier *t)
 {
     const char *folders[NVME_LOC_FILES];
@@ -92,6 +103,8 @@ int nvme_names_open(struct tier *t)
     for (unsigned i = 0; i < t->files; i++)
         folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
     rc = names_open(&t->names, folders, t->files);
+    if (rc == 0 && t->names.doubtful)
+        t->names.doubtful = !names_renew(t);
     t->metrics->nvme_damaged_pages += t->names.damaged;
     return rc;
 }

@@ -3,7 +3,8 @@
  * First the header of every segment is read; until they are all known nobody writes, because a
  * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
  * Then the headers of the slots that they do not cover are read, many at a time; a segment can be
- * reclaimed as soon as its own slots are known. */
+ * reclaimed as soon as its own slots are known. At the end what was found twice is compared
+ * (nvme_twins.c). */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -47,6 +48,7 @@ static void recover_free(struct tier *t)
 
 void nvme_recover_close(struct tier *t)
 {
+    nvme_twins_drop(t);
     recover_free(t);
 }
 
@@ -66,6 +68,8 @@ static void recover_end(struct tier *t)
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",
              r->parts, r->bytes, r->segments, r->refused, seconds(t));
+    if (t->callbacks.recovered)
+        t->callbacks.recovered(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
 
@@ -97,7 +101,9 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
         t->recovery.segments++;
-    else
+    else if (rc == -ENOMEM)
+        segment_withhold(&t->segments, s);
+    if (rc < 0)
         log_warn(ROOM, "segment-not-recovered", "path=%s segment=%u error=%s", f->path, s->number,
                  strerror(-rc));
 }
@@ -112,8 +118,8 @@ static bool slot_is_ours(const struct tier *t, const struct segment *s, uint32_t
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
 
-void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h)
+bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h, struct tier_twin *other)
 {
     struct nvme_recovery *r = &t->recovery;
     const struct nvme_name *known = names_find(&t->names, h->fingerprint);
@@ -123,30 +129,53 @@ void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
         .bytes = h->payload_bytes,
         .sequence = h->sequence,
         .place = {.loc = segment_loc(&t->segments, s, slot), .checksum = h->checksum},
+        .twin = other,
     };
     uint64_t owner = 0;
 
+    *other = (struct tier_twin){.owner = 0};
     KILL_POINT("recover-slot");
+    s->unknown |= !known && t->names.unread;
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
+        found.name_doubtful = t->names.doubtful;
         owner = t->callbacks.restore(t->callbacks.ctx, &found);
     }
-    if (owner == 0) {
-        r->refused++;
-        return;
-    }
+    if (owner == 0)
+        return false;
     segment_restore(&t->segments, s, slot, owner, h->sequence);
     r->parts++;
     r->bytes += h->payload_bytes;
     t->metrics->nvme_recovered_parts++;
     t->metrics->nvme_recovered_bytes += h->payload_bytes;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    return true;
+}
+
+void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
+                       const struct nvme_slot_header *h)
+{
+    struct tier_twin other;
+
+    if (nvme_recover_twin(t, s, slot, h, &other))
+        return;
+    t->recovery.refused++;
+    if (other.owner != 0)
+        nvme_twin_add(t, s, slot, h);
 }
 
 /* ---- reading ---- */
+
+/* What could not be read today may be there tomorrow. */
+static void segment_not_read(struct tier *t, struct segment *s)
+{
+    segment_withhold(&t->segments, s);
+    log_warn(ROOM, "segment-not-read", "path=%s segment=%u: left as it is until the next start",
+             t->devices[s->file].file.path, s->number);
+}
 
 /* Slots are written front to back: between those of this opening there is no other. What lies there
  * instead is damaged, or the disk has lost a write. */
@@ -156,6 +185,8 @@ static void segment_known(struct tier *t, struct segment *s)
         t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
+    if (s->unknown)
+        segment_not_read(t, s);
     segment_read_end(&t->segments, s);
     nvme_writes_go_on(t);
 }
@@ -194,8 +225,11 @@ static void scan_finish(struct scan_op *op, bool ok)
         if (op->slot == SEGMENT_HEADER) {
             if (ok)
                 segment_seen(t, s, op->page);
+            else
+                segment_not_read(t, s);
         } else {
             s->scans--;
+            s->unknown |= !ok;
             if (ok)
                 slot_seen(t, s, op->slot, op->page);
             if (s->scans == 0)
@@ -351,7 +385,7 @@ static void slots_pump(struct tier *t)
             segment_known(t, s);
     }
     if (r->in_flight == 0 && !cursor_segment(t))
-        recover_end(t);
+        r->state = RECOVERY_TWINS;
 }
 
 static void recover_pump(struct tier *t)
@@ -363,6 +397,14 @@ static void recover_pump(struct tier *t)
         headers_pump(t);
     if (t->recovery.state == RECOVERY_SLOTS)
         slots_pump(t);
+    if (t->recovery.state == RECOVERY_TWINS && !nvme_twins_step(t))
+        recover_end(t);
+}
+
+void nvme_recover_go_on(struct tier *t)
+{
+    if (!t->closing)
+        recover_pump(t);
 }
 
 void nvme_recover_slots(struct tier *t)
@@ -394,6 +436,7 @@ int nvme_recover_start(struct tier *t)
     unsigned depth = nvme_ring_usable(t) ? NVME_SCANS : t->threads_depth;
 
     list_init(&r->pool);
+    list_init(&r->twins);
     r->state = RECOVERY_DONE;
     if (!t->callbacks.restore)
         return 0;

@@ -1,7 +1,8 @@
 /* Making what was written durable: fdatasync of a file for all who wait for it, one at a time in
  * the pool. Who comes while one runs waits for the next, because its write may have ended too late
  * for this one. A slot counts only with its segment's header, so it waits for that write as well.
- */
+ * Of what an earlier run wrote, the end of that run may have left a header without its payload: it
+ * is read first. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -9,6 +10,8 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -40,12 +43,43 @@ static void sync_end(struct tier *t, struct tier_io *io, int status)
     nvme_release(t);
 }
 
+/* ---- the file ---- */
+
+int nvme_device_sync(struct nvme_device *d)
+{
+    int rc;
+
+    /* One at a time: of two, only one would be told. */
+    uv_mutex_lock(&d->sync_lock);
+    rc = fdatasync(d->file.fd) < 0 ? -errno : 0;
+    if (rc < 0) {
+        atomic_store(&d->sync_error, rc);
+        atomic_fetch_add(&d->syncs_failed, 1);
+    }
+    uv_mutex_unlock(&d->sync_lock);
+    return rc;
+}
+
+bool nvme_sync_trusted(struct tier *t, struct nvme_device *d)
+{
+    uint32_t failed = atomic_load(&d->syncs_failed);
+
+    if (failed == d->syncs_failed_seen)
+        return true;
+    d->syncs_failed_seen = failed;
+    log_error("tier", "sync-failed", "path=%s error=%s: what it holds may not survive",
+              d->file.path, strerror(-d->sync_error));
+    segment_file_distrust(&t->segments, (uint32_t)(d - t->devices));
+    nvme_write_failed(t, (unsigned)(d - t->devices), d->sync_error);
+    return false;
+}
+
 static void sync_work_cb(uv_work_t *work)
 {
     struct nvme_device *d = work->data;
 
     KILL_POINT("sync-begin");
-    d->sync_status = fdatasync(d->file.fd) < 0 ? -errno : 0;
+    d->sync_status = nvme_device_sync(d);
 }
 
 static void sync_done_cb(uv_work_t *work, int status)
@@ -59,11 +93,9 @@ static void sync_done_cb(uv_work_t *work, int status)
     nvme_hold(t);
     d->sync_busy = false;
     t->metrics->nvme_syncs++;
-    if (d->sync_status < 0) {
-        log_error("tier", "sync-failed", "path=%s error=%s", d->file.path,
-                  strerror(-d->sync_status));
-        nvme_write_failed(t, (unsigned)(d - t->devices), d->sync_status);
-    }
+    /* Another's failure may be about what these wait for. */
+    if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
+        d->sync_status = -EIO;
     while (!list_empty(&d->syncing))
         sync_end(t, LIST_ENTRY(d->syncing.next, struct tier_io, link), d->sync_status);
     nvme_sync_pump(t, d);
@@ -100,11 +132,90 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d)
     nvme_release(t);
 }
 
+/* ---- what an earlier run wrote ---- */
+
+struct sync_read {
+    struct tier_io io;
+    struct tier_io *asked;
+    struct nvme_device *device;
+};
+
+static void reads_pump(struct tier *t, struct nvme_device *d);
+
+static void read_end(struct tier *t, struct nvme_device *d, struct tier_io *asked, int status)
+{
+    if (status < 0) {
+        sync_end(t, asked, status);
+    } else {
+        list_push_back(&d->unsynced, &asked->link);
+        nvme_sync_pump(t, d);
+    }
+}
+
+static void read_done_cb(struct tier_io *io, int status)
+{
+    struct sync_read *r = (struct sync_read *)io;
+    struct nvme_device *d = r->device;
+    struct tier *t = d->tier;
+
+    nvme_hold(t);
+    d->sync_reads--;
+    read_end(t, d, r->asked, status);
+    free(r->io.data);
+    free(r);
+    reads_pump(t, d);
+    nvme_release(t);
+}
+
+static int read_start(struct tier *t, struct nvme_device *d, struct tier_io *asked)
+{
+    struct sync_read *r = calloc(1, sizeof(*r));
+    void *data = r ? aligned_alloc(NVME_PAGE, nvme_padded(asked->bytes)) : NULL;
+    int rc = -ENOMEM;
+
+    if (data) {
+        r->io = (struct tier_io){.op = TIER_READ,
+                                 .data = data,
+                                 .bytes = asked->bytes,
+                                 .buffer = UINT32_MAX,
+                                 .check = true,
+                                 .name = asked->name,
+                                 .place = asked->place,
+                                 .done = read_done_cb};
+        r->asked = asked;
+        r->device = d;
+        rc = nvme_read(t, &r->io);
+    }
+    if (rc < 0) {
+        free(data);
+        free(r);
+        return rc;
+    }
+    d->sync_reads++;
+    return 0;
+}
+
+static void reads_pump(struct tier *t, struct nvme_device *d)
+{
+    struct list *node;
+
+    while (d->sync_reads < NVME_SYNC_READS && (node = list_pop_front(&d->unread)) != NULL) {
+        struct tier_io *asked = LIST_ENTRY(node, struct tier_io, link);
+        int rc = read_start(t, d, asked);
+
+        if (rc < 0)
+            sync_end(t, asked, rc);
+    }
+}
+
+/* ---- a part ---- */
+
 int nvme_sync_part(struct tier *t, struct tier_io *io)
 {
     struct nvme_device *d;
     struct segment *s;
     uint32_t slot;
+    int rc = 0;
 
     if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) < 0)
         return -ESTALE;
@@ -113,8 +224,20 @@ int nvme_sync_part(struct tier *t, struct tier_io *io)
     d = &t->devices[s->file];
     segment_read_begin(s); /* its place stays until we know */
     io->scratch[0] = s;
+    list_init(&io->link);
     nvme_hold(t);
-    list_push_back(&d->unsynced, &io->link);
-    nvme_sync_pump(t, d);
-    return 0;
+    if (s->sequence >= t->recovery.before) {
+        list_push_back(&d->unsynced, &io->link);
+        nvme_sync_pump(t, d);
+    } else if (d->sync_reads == NVME_SYNC_READS) {
+        list_push_back(&d->unread, &io->link);
+    } else {
+        rc = read_start(t, d, io);
+        rc = rc == -EAGAIN ? -EBUSY : rc; /* nothing of the caller's would end the wait */
+    }
+    if (rc < 0) {
+        segment_read_end(&t->segments, s);
+        nvme_release(t);
+    }
+    return rc;
 }

@@ -122,9 +122,9 @@ static void segment_free(struct segment_table *t, struct segment *s)
     s->owners = s->sequences = NULL;
     s->states = s->used = NULL;
     s->state = SEGMENT_FREE;
-    t->file[s->file].free_count += !s->quarantined;
+    t->file[s->file].free_count += !s->withheld;
     list_remove(&s->link);
-    list_push_back(s->quarantined ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
+    list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
 /* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
@@ -136,7 +136,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
         segment_free(t, s);
-    } else if (rank != s->rank && !s->quarantined) {
+    } else if (rank != s->rank && !s->withheld) {
         list_remove(&s->link);
         s->rank = rank;
         list_push_back(&t->sealed[rank], &s->link);
@@ -180,6 +180,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
     s->seen_to = 0;
+    s->unknown = false;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
 
@@ -236,25 +237,49 @@ void segment_file_stop(struct segment_table *t, uint32_t file)
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
 }
 
+void segment_file_distrust(struct segment_table *t, uint32_t file)
+{
+    struct segment_file *f = &t->file[file];
+
+    while (!list_empty(&f->open))
+        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+    for (uint32_t i = 0; i < f->count; i++)
+        f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one begins anew */
+}
+
 void segment_file_start(struct segment_table *t, uint32_t file)
 {
     t->file[file].writable = t->file[file].count > 0;
 }
 
-bool segment_quarantine(struct segment_table *t, struct segment *s)
+static void withhold(struct segment_table *t, struct segment *s)
 {
     struct segment_file *f = &t->file[s->file];
 
-    if (s->quarantined)
-        return false;
-    s->quarantined = true;
-    f->quarantined++;
-    t->capacity_bytes -= t->segment_bytes;
+    if (s->withheld)
+        return;
+    s->withheld = true;
     f->free_count -= s->state == SEGMENT_FREE;
     segment_seal(t, s);
     list_remove(&s->link);
     list_push_back(&f->withheld, &s->link);
+}
+
+bool segment_quarantine(struct segment_table *t, struct segment *s)
+{
+    if (s->quarantined)
+        return false;
+    s->quarantined = true;
+    t->file[s->file].quarantined++;
+    t->capacity_bytes -= t->segment_bytes;
+    withhold(t, s);
     return true;
+}
+
+void segment_withhold(struct segment_table *t, struct segment *s)
+{
+    s->unknown = true;
+    withhold(t, s);
 }
 
 static uint32_t free_wanted(const struct segment_file *f)
@@ -306,9 +331,9 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->header = SEGMENT_HEADER_WRITTEN;
     s->state = SEGMENT_SEALED;
     s->rank = 0;
-    t->file[file].free_count -= !s->quarantined;
+    t->file[file].free_count -= !s->withheld;
     list_remove(&s->link);
-    list_push_back(s->quarantined ? &t->file[file].withheld : &t->sealed[0], &s->link);
+    list_push_back(s->withheld ? &t->file[file].withheld : &t->sealed[0], &s->link);
     *out = s;
     return 0;
 }
@@ -316,7 +341,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
                      uint64_t sequence)
 {
-    assert(s->states[slot] == SLOT_EMPTY && s->reads > 0);
+    assert((s->states[slot] == SLOT_EMPTY || s->states[slot] == SLOT_DEAD) && s->reads > 0);
     s->owners[slot] = owner;
     s->sequences[slot] = sequence;
     s->states[slot] = SLOT_LIVE;

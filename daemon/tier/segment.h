@@ -1,7 +1,7 @@
 /* Which slot of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
  *
  * A segment is FREE, then OPEN for slots of one stride, then SEALED, and FREE again when its last
- * live slot is gone. One that is in quarantine is not FREE for anybody. Every file has its own open
+ * live slot is gone. One that is withheld is not FREE for anybody. Every file has its own open
  * segment for each stride that is being written, so that writes, and later the reads of what was
  * written together, spread over the devices. Promise: a slot is handed out once a generation; a
  * segment with reads or writes under way is never reused; finding a victim looks at a bounded
@@ -29,9 +29,11 @@ struct segment {
     uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
     uint32_t scans;         /* recovery: slots whose headers are still to be seen */
     uint32_t seen_to;       /* recovery: behind the last slot that this opening wrote */
+    bool unknown;           /* there may be more in it than is known: no checkpoint tells of it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
-    bool quarantined;       /* in the file's list of withheld ones from when it is sealed or free */
+    bool withheld;          /* in the file's list of those from when it is sealed or free */
+    bool quarantined;       /* withheld, by this start and by later ones */
 };
 
 struct segment_file {
@@ -39,8 +41,8 @@ struct segment_file {
     uint32_t count, open_count, free_count;
     bool writable;
     struct list free, open; /* open: the least recently used first */
-    struct list withheld;   /* in quarantine */
-    uint32_t quarantined;   /* how many */
+    struct list withheld;   /* not to be written to */
+    uint32_t quarantined;   /* how many of them are in quarantine */
 };
 
 #define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
@@ -60,6 +62,9 @@ void segment_table_close(struct segment_table *t);
 
 /* No more writes to this file; what lies there stays readable. */
 void segment_file_stop(struct segment_table *t, uint32_t file);
+/* What lies there is not certain to survive: as if its segments' headers had failed. Later writes
+ * go to other segments. */
+void segment_file_distrust(struct segment_table *t, uint32_t file);
 /* It takes writes again. */
 void segment_file_start(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
@@ -88,6 +93,10 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
                   uint64_t stride, struct segment **out);
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
                      uint64_t sequence);
+
+/* What lies in it may still be needed though nobody knows of it: it is not written to again until
+ * the next start, and no checkpoint tells of it. */
+void segment_withhold(struct segment_table *t, struct segment *s);
 
 /* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
  */

@@ -68,14 +68,22 @@ struct tier_io {
     void *scratch[8];
 };
 
+/* Where a part lies already that is found a second time. */
+struct tier_twin {
+    uint64_t owner; /* 0: nowhere */
+    struct tier_place place;
+};
+
 /* A part that an earlier run has left, found by its header. Its bytes are checked when they are
  * read. */
 struct tier_found {
     const struct tier_name *name; /* without owner */
     const uint8_t *identity;      /* of its namespace, as tier_naming had it */
     uint32_t identity_bytes;
+    bool name_doubtful; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
     struct tier_place place;
+    struct tier_twin *twin; /* out: of one that is refused because this sequence is known */
 };
 
 /* What a checkpoint keeps of a part. */
@@ -96,6 +104,8 @@ struct tier_callbacks {
      * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
      */
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
+    /* No more of them will come. Not from inside open; NULL: nobody waits for it. */
+    void (*recovered)(void *ctx);
     /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);

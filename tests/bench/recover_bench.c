@@ -23,6 +23,7 @@
 #include <uv.h>
 
 #define SEGMENT (64ull << 20)
+#define RECORD_SLOTS 64u   /* as the daemon writes them */
 #define EPOCH (1ull << 40) /* sequences of the first start */
 
 /* Turns of the loop by their length: up to 125 us, and twice that in each next one. */
@@ -111,11 +112,11 @@ static void slot_make(uint64_t segment, uint32_t slot, struct nvme_slot_header *
 
 static void record_make(int fd, const struct nvme_super *super, uint64_t segment, uint32_t from)
 {
-    static uint8_t record[CHECKPOINT_HEAD_BYTES + CHECKPOINT_SLOTS * CHECKPOINT_ENTRY_BYTES +
+    static uint8_t record[CHECKPOINT_HEAD_BYTES + RECORD_SLOTS * CHECKPOINT_ENTRY_BYTES +
                           CHECKPOINT_TAIL_BYTES];
     struct checkpoint_record r = {.segment = (uint32_t)segment,
                                   .from = from,
-                                  .to = from + CHECKPOINT_SLOTS,
+                                  .to = from + RECORD_SLOTS,
                                   .sequence = EPOCH + segment,
                                   .stride = nvme_stride(b.part)};
     struct nvme_slot_header h;
@@ -181,7 +182,7 @@ static void files_make(void)
              sizeof(page), "segment");
         if (b.tail)
             slots_make(cache, &super, s);
-        for (uint32_t from = 0; !b.tail && from < b.slots; from += CHECKPOINT_SLOTS)
+        for (uint32_t from = 0; !b.tail && from < b.slots; from += RECORD_SLOTS)
             record_make(index, &super, s, from);
     }
     fsync(cache);

@@ -125,6 +125,9 @@ static int fio_run(struct disk *d, bool write, double seconds, double *rate)
 
 /* ---- the loop ---- */
 
+#define BUFFER_BYTES ((size_t)1 << 30)
+#define BUFFERS_MAX 64u
+
 struct loop {
     struct io_uring ring;
     struct disk *disk;
@@ -132,23 +135,56 @@ struct loop {
     int fd;
     bool write;
     uint64_t blocks, next, random;
+    unsigned *free, n_slots, head, n_free; /* a ring of places in memory, the oldest first */
 };
 
-static void loop_begin(struct loop *l, unsigned slot)
+static unsigned loop_slots(const struct disk *d)
+{
+    uint64_t n = d->memory_bytes / d->block_bytes;
+    uint64_t most = BUFFER_BYTES / d->block_bytes * BUFFERS_MAX;
+
+    n = n < most ? n : most;
+    return n > d->depth ? (unsigned)n : d->depth;
+}
+
+static void slot_put(struct loop *l, unsigned slot)
+{
+    l->free[(l->head + l->n_free++) % l->n_slots] = slot;
+}
+
+static unsigned slot_take(struct loop *l)
+{
+    unsigned slot = l->free[l->head];
+
+    l->head = (l->head + 1) % l->n_slots;
+    l->n_free--;
+    return slot;
+}
+
+/* The registered buffer that the place lies in: whole blocks, at most a GiB, the kernel's bound. */
+static unsigned slot_buffer(const struct loop *l, unsigned slot)
+{
+    return slot / (unsigned)(BUFFER_BYTES / l->disk->block_bytes);
+}
+
+static void loop_begin(struct loop *l)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&l->ring);
+    unsigned slot = slot_take(l);
     char *p = l->memory + slot * l->disk->block_bytes;
     uint64_t n = l->next++ % l->blocks;
 
-    if (!l->write) {
+    if (!l->write && !l->disk->in_order) {
         l->random = l->random * 6364136223846793005u + 1442695040888963407u;
         n = (l->random >> 33) % l->blocks;
     }
     n = l->disk->offset + n * l->disk->block_bytes;
     if (l->write)
-        io_uring_prep_write_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n, 0);
+        io_uring_prep_write_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n,
+                                  (int)slot_buffer(l, slot));
     else
-        io_uring_prep_read_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n, 0);
+        io_uring_prep_read_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n,
+                                 (int)slot_buffer(l, slot));
     sqe->flags |= IOSQE_FIXED_FILE;
     sqe->user_data = slot;
 }
@@ -159,7 +195,7 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
     unsigned under_way = 0;
 
     for (; under_way < l->disk->depth; under_way++)
-        loop_begin(l, under_way);
+        loop_begin(l);
     while (under_way > 0) {
         struct io_uring_cqe *cqe;
         int rc = io_uring_submit_and_wait(&l->ring, 1);
@@ -174,8 +210,9 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
             if (res != (int)l->disk->block_bytes)
                 return res < 0 ? res : -EIO;
             ++*done;
+            slot_put(l, slot);
             if (clock_ns() < end_ns)
-                loop_begin(l, slot);
+                loop_begin(l);
             else
                 under_way--;
         }
@@ -183,30 +220,57 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
     return 0;
 }
 
+static int memory_register(struct loop *l, size_t bytes)
+{
+    struct iovec iov[BUFFERS_MAX];
+    size_t each = BUFFER_BYTES / l->disk->block_bytes * l->disk->block_bytes;
+    unsigned n = 0;
+
+    for (size_t at = 0; at < bytes && n < BUFFERS_MAX; at += each, n++)
+        iov[n] = (struct iovec){.iov_base = l->memory + at,
+                                .iov_len = bytes - at < each ? bytes - at : each};
+    return io_uring_register_buffers(&l->ring, iov, n);
+}
+
+static size_t loop_bytes(const struct loop *l)
+{
+    return l->n_slots * l->disk->block_bytes;
+}
+
+static void loop_close(struct loop *l)
+{
+    if (l->memory != MAP_FAILED)
+        munmap(l->memory, loop_bytes(l));
+    free(l->free);
+    close(l->fd);
+}
+
 static int loop_open(struct loop *l)
 {
     struct disk *d = l->disk;
-    struct iovec iov = {.iov_len = d->depth * d->block_bytes};
     int rc;
 
+    l->n_slots = loop_slots(d);
     l->fd = open(d->path, (l->write ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
     if (l->fd < 0)
         return disk_fail(d, -errno, d->path);
-    iov.iov_base = l->memory =
-        mmap(NULL, iov.iov_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (l->memory == MAP_FAILED) {
-        close(l->fd);
+    l->memory =
+        mmap(NULL, loop_bytes(l), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    l->free = calloc(l->n_slots, sizeof(l->free[0]));
+    if (l->memory == MAP_FAILED || !l->free) {
+        loop_close(l);
         return disk_fail(d, -ENOMEM, "memory of the disk's baseline");
     }
-    (void)madvise(l->memory, iov.iov_len, MADV_HUGEPAGE);
-    memset(l->memory, 7, iov.iov_len);
+    for (unsigned i = 0; i < l->n_slots; i++)
+        slot_put(l, i);
+    (void)madvise(l->memory, loop_bytes(l), MADV_HUGEPAGE);
+    memset(l->memory, 7, loop_bytes(l));
     rc = io_uring_queue_init(d->depth, &l->ring, 0);
     if (rc == 0 && (rc = io_uring_register_files(&l->ring, &l->fd, 1)) == 0)
-        rc = io_uring_register_buffers(&l->ring, &iov, 1);
+        rc = memory_register(l, loop_bytes(l));
     if (rc == 0)
         return 0;
-    munmap(l->memory, iov.iov_len);
-    close(l->fd);
+    loop_close(l);
     return disk_fail(d, rc, "io_uring of the disk's baseline");
 }
 
@@ -226,8 +290,7 @@ int disk_loop(struct disk *d, bool write, double seconds, double *rate)
     *rate = (double)(done * d->block_bytes) * 1e9 / (double)(clock_ns() - start);
     d->cpu_s_per_gb = (disk_cpu_s() - cpu) * 1e9 / (double)(done * d->block_bytes);
     io_uring_queue_exit(&l.ring);
-    munmap(l.memory, d->depth * d->block_bytes);
-    close(l.fd);
+    loop_close(&l);
     return rc < 0 ? disk_fail(d, rc, d->path) : 0;
 }
 

@@ -19,6 +19,8 @@ struct disk {
     uint64_t offset, bytes; /* the stretch of the file that is read or written */
     uint64_t block_bytes;   /* a multiple of 4096 */
     unsigned depth;
+    uint64_t memory_bytes; /* the loop's: it goes round in so much; 0: a block for each of depth */
+    bool in_order;         /* the loop's reads */
     bool fio;
     double cpu_s_per_gb;             /* of the last run; the loop's only */
     char why[DISK_PATH_BYTES + 128]; /* of a failure */

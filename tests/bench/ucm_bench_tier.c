@@ -25,8 +25,13 @@ void pair_free(struct pair *p)
     samples_free(&p->ratio);
 }
 
+const char *disk_name(const struct tier_bench *b)
+{
+    return b->fio ? "fio" : LOOP_NAME;
+}
+
 void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_t block_bytes,
-                 bool fio, double target)
+                 const char *against, double target)
 {
     char name[96];
 
@@ -34,7 +39,7 @@ void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_
     report_figure(&b->report, &(struct figure){.name = name,
                                                .unit = "GB/s",
                                                .value = samples_at(&p->own, 0.5) / 1e9,
-                                               .baseline_name = fio ? "fio" : LOOP_NAME,
+                                               .baseline_name = against,
                                                .baseline = samples_at(&p->base, 0.5) / 1e9,
                                                .ratio = samples_at(&p->ratio, 0.5),
                                                .target = target,

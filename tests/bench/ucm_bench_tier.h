@@ -25,10 +25,12 @@ struct pair {
 
 int pair_add(struct pair *p, double own, double base);
 void pair_free(struct pair *p);
-/* GB/s against fio's, or against the loop's. target: 0 for none. */
+/* GB/s against those of what is named. target: 0 for none. */
 void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_t block_bytes,
-                 bool fio, double target);
+                 const char *against, double target);
 #define LOOP_NAME "a plain io_uring loop"
+/* Of disk_run. */
+const char *disk_name(const struct tier_bench *b);
 
 /* Starts a daemon on an empty folder, waits until it has its whole arena, and opens a rig on it. 0
  * or an exit code, everything stopped. */

@@ -84,12 +84,14 @@ static void alone_report(struct sides *s)
 {
     struct tier_bench *b = s->bench;
 
-    pair_report(b, &s->read.disk_pair, "tier alone, read", s->block_bytes, b->fio, READ_TARGET);
+    pair_report(b, &s->read.disk_pair, "tier alone, read", s->block_bytes, disk_name(b),
+                READ_TARGET);
     if (b->fio)
-        pair_report(b, &s->read.loop_pair, "  the same", s->block_bytes, false, 0);
-    pair_report(b, &s->write.disk_pair, "tier alone, write", s->block_bytes, b->fio, WRITE_TARGET);
+        pair_report(b, &s->read.loop_pair, "  the same", s->block_bytes, LOOP_NAME, 0);
+    pair_report(b, &s->write.disk_pair, "tier alone, write", s->block_bytes, disk_name(b),
+                WRITE_TARGET);
     if (b->fio)
-        pair_report(b, &s->write.loop_pair, "  the same", s->block_bytes, false, 0);
+        pair_report(b, &s->write.loop_pair, "  the same", s->block_bytes, LOOP_NAME, 0);
     cpu_report(s, &s->read, "reads");
     cpu_report(s, &s->write, "writes");
 }
@@ -158,7 +160,11 @@ struct through {
     uint64_t run;
     uint32_t sets; /* of blocks, dumped so far */
     struct pair writes, loads, prefetches;
+    struct pair cold_loads, cold_prefetches; /* against reads into as much memory, in order */
 };
+
+#define COLD_NAME LOOP_NAME " into as much memory, in order"
+#define PASSES_MAX 64u
 
 static double bytes_of(const struct through *t)
 {
@@ -172,8 +178,20 @@ static int disk_slice(struct through *t, bool write, double *rate)
                : 0;
 }
 
+/* What a loop reads that finds no place of its memory in a cache, as the daemon does. */
+static int cold_slice(struct through *t, double *rate)
+{
+    struct disk cold = t->disk;
+
+    cold.memory_bytes = cold.bytes;
+    cold.in_order = true;
+    return disk_loop(&cold, false, t->bench->seconds, rate) < 0
+               ? bench_fail(BENCH_FAILED, "%s", cold.why)
+               : 0;
+}
+
 /* From the first dump to the last block on NVMe; the set before is gone. */
-static int write_set(struct through *t, double *rate)
+static int write_set(struct through *t, uint64_t *ns)
 {
     struct rig_moved moved;
     uint64_t before = 0, start;
@@ -189,11 +207,11 @@ static int write_set(struct through *t, double *rate)
         return bench_fail(BENCH_FAILED, "%u of %u blocks were stored", moved.ok, t->plan.n);
     if (rc == 0)
         rc = rig_wait_written(&t->rig, before + t->plan.n);
-    *rate = bytes_of(t) * 1e9 / (double)(clock_ns() - start);
+    *ns = clock_ns() - start;
     return rc < 0 ? bench_rig_fail(&t->rig, rc) : 0;
 }
 
-static int read_set(struct through *t, enum rig_op op, double *rate)
+static int read_set(struct through *t, enum rig_op op, uint64_t *ns)
 {
     struct rig_moved moved;
     uint64_t start;
@@ -202,41 +220,62 @@ static int read_set(struct through *t, enum rig_op op, double *rate)
     start = clock_ns();
     if (rc == 0)
         rc = rig_move(&t->rig, op, &t->plan, NULL, &moved);
-    *rate = bytes_of(t) * 1e9 / (double)(clock_ns() - start);
+    *ns = clock_ns() - start;
     if (rc == 0 && moved.ok < t->plan.n)
         return bench_fail(BENCH_FAILED, "%u of %u blocks were read", moved.ok, t->plan.n);
     return rc < 0 ? bench_rig_fail(&t->rig, rc) : 0;
 }
 
+/* Sets one after the other, until they have taken as long as the disk's slice. */
+static int daemon_slice(struct through *t, enum rig_op op, double *rate)
+{
+    uint64_t all_ns = 0, ns = 0;
+    unsigned n = 0;
+    int rc = 0;
+
+    for (; rc == 0 && n < PASSES_MAX && (double)all_ns < t->bench->seconds * 1e9; n++) {
+        rc = op == RIG_DUMP ? write_set(t, &ns) : read_set(t, op, &ns);
+        all_ns += ns;
+    }
+    *rate = n * bytes_of(t) * 1e9 / (double)all_ns;
+    return rc;
+}
+
 static int through_round(struct through *t)
 {
-    double own = 0, base = 0;
+    double own = 0, base = 0, cold = 0;
     int rc = disk_slice(t, true, &base);
 
     if (rc == 0)
-        rc = write_set(t, &own);
+        rc = daemon_slice(t, RIG_DUMP, &own);
     if (rc == 0)
         rc = pair_add(&t->writes, own, base);
     if (rc == 0)
-        rc = read_set(t, RIG_LOAD, &own);
+        rc = cold_slice(t, &cold);
+    if (rc == 0)
+        rc = daemon_slice(t, RIG_LOAD, &own);
     if (rc == 0)
         rc = disk_slice(t, false, &base);
     if (rc == 0)
         rc = pair_add(&t->loads, own, base);
     if (rc == 0)
-        rc = read_set(t, RIG_PREFETCH, &own);
-    return rc == 0 ? pair_add(&t->prefetches, own, base) : rc;
+        rc = pair_add(&t->cold_loads, own, cold);
+    if (rc == 0)
+        rc = daemon_slice(t, RIG_PREFETCH, &own);
+    if (rc == 0)
+        rc = pair_add(&t->prefetches, own, base);
+    return rc == 0 ? pair_add(&t->cold_prefetches, own, cold) : rc;
 }
 
 static int through_rounds(struct through *t)
 {
     struct tier_bench *b = t->bench;
-    double rate;
+    uint64_t ns;
     /* Twice unmeasured, until every place of the file has been written. */
-    int rc = write_set(t, &rate);
+    int rc = write_set(t, &ns);
 
     if (rc == 0)
-        rc = write_set(t, &rate);
+        rc = write_set(t, &ns);
     for (unsigned i = 0; rc == 0 && i < b->rounds; i++) {
         if (progress_due(&b->progress))
             progress_show(&b->progress, "through a daemon, %llu KiB, round %u",
@@ -245,9 +284,12 @@ static int through_rounds(struct through *t)
     }
     if (rc != 0)
         return rc;
-    pair_report(b, &t->loads, "daemon, load", t->rig.block_bytes, b->fio, READ_TARGET);
-    pair_report(b, &t->prefetches, "daemon, prefetch", t->rig.block_bytes, b->fio, READ_TARGET);
-    pair_report(b, &t->writes, "daemon, write", t->rig.block_bytes, b->fio, WRITE_TARGET);
+    pair_report(b, &t->loads, "daemon, load", t->rig.block_bytes, disk_name(b), READ_TARGET);
+    pair_report(b, &t->cold_loads, "  the same", t->rig.block_bytes, COLD_NAME, 0);
+    pair_report(b, &t->prefetches, "daemon, prefetch", t->rig.block_bytes, disk_name(b),
+                READ_TARGET);
+    pair_report(b, &t->cold_prefetches, "  the same", t->rig.block_bytes, COLD_NAME, 0);
+    pair_report(b, &t->writes, "daemon, write", t->rig.block_bytes, disk_name(b), WRITE_TARGET);
     return 0;
 }
 
@@ -284,6 +326,8 @@ static int through_measure(struct tier_bench *b, uint64_t block_bytes)
     pair_free(&t.writes);
     pair_free(&t.loads);
     pair_free(&t.prefetches);
+    pair_free(&t.cold_loads);
+    pair_free(&t.cold_prefetches);
     return rc;
 }
 

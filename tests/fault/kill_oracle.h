@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ORACLE_KEYS 4096u
+#define ORACLE_KEYS 4096u /* and some more that nobody dumps */
 
 /* What may be found under a key. Right bytes always; and */
 enum oracle_state {
@@ -16,11 +16,11 @@ enum oracle_state {
 };
 
 struct oracle {
-    uint8_t state[ORACLE_KEYS];
-    bool held[ORACLE_KEYS]; /* the present run said OK to it: it has it */
-    bool cache_damaged;     /* a checkpoint may be all that still knows of some slots */
-    uint32_t keys;          /* from here on: nothing */
-    uint64_t seed;          /* of the random numbers */
+    uint8_t state[ORACLE_KEYS + 8];
+    bool held[ORACLE_KEYS + 8]; /* the present run said OK to it: it has it */
+    bool cache_damaged;         /* a checkpoint may be all that still knows of some slots */
+    uint32_t keys;              /* from here on: nothing */
+    uint64_t seed;              /* of the random numbers */
 };
 
 uint64_t oracle_random(struct oracle *o);

@@ -215,7 +215,9 @@ static void stale(bool clean, size_t skip)
     start_again();
     cr_expect_eq(load_all(2000, &victim), 1u);
     cr_expect(victim);
-    cr_expect_geq(told(), 1u);
+    /* Behind the last checkpoint an old header is where the log ended, for all that one can see. */
+    if (clean || skip > 0)
+        cr_expect_geq(told(), 1u);
 }
 
 Test(damage, an_old_slot_put_back_after_a_clean_stop)

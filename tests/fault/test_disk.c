@@ -236,6 +236,17 @@ Test(disk, a_failed_sync_is_not_durable)
         cr_assert_lt(now_ms(), end, "recovery does not end");
 }
 
+Test(disk, a_stop_whose_sync_fails_says_so)
+{
+    open_host("nvme.io=auto");
+    store(0);
+    worker_close(&w);
+    set(&fault->sync_error, EIO);
+    cr_expect_eq(host_stop(&host), 1);
+    set(&fault->sync_error, 0);
+    daemon_start();
+}
+
 /* ---- the ring ---- */
 
 Test(disk, a_ring_refused_and_back_the_same_bytes)

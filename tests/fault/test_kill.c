@@ -7,35 +7,30 @@
  * odd seeds with DRAM that is kept over orderly stops (arena.keep). The seed
  * of a group that failed is printed: UCM_KILL_SEED=SEED UCM_KILL_ROUNDS=20 runs it again, with
  * UCM_KILL_LOG=1 telling more. */
-#include "tests/fault/kill_oracle.h"
-#include "tests/integration/harness.h"
+#include "tests/fault/kill_worker.h"
 
 #include <criterion/criterion.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #define GROUP 20u
-#define BATCH 32u
-#define CLIENT_MS 500 /* also what a call takes to give up a daemon that is gone */
 
 static struct host host;
-static struct worker w;
 static struct oracle oracle;
+static struct kill_worker w = {.oracle = &oracle};
 static char ucmd_kill[256], keep[64], keep_set[96];
-static unsigned durable_checked, found, absent, points, damages;
+static unsigned points, damages;
 
 static const char *const kill_points[] = {
-    "write-begin",        "write-torn",       "write-done",   "write-told",      "sync-begin",
-    "sync-done",          "name-begin",       "name-torn",    "name-done",       "checkpoint-begin",
-    "checkpoint-written", "checkpoint-named", "recover-slot", "recover-segment", "start-begin",
-    "start-written",      "keep-written",     "keep-named",   "keep-take",       "keep-taken"};
+    "write-begin",  "write-torn",       "write-done",         "write-told",
+    "sync-begin",   "sync-done",        "name-begin",         "name-torn",
+    "name-done",    "checkpoint-begin", "checkpoint-written", "checkpoint-named",
+    "recover-slot", "recover-segment",  "start-begin",        "start-written",
+    "keep-written", "keep-named",       "keep-take",          "keep-taken",
+    "names-begin",  "names-torn",       "names-written",      "names-renamed"};
 #define POINTS (sizeof(kill_points) / sizeof(kill_points[0]))
 
 static unsigned rounds_wanted(void)
@@ -73,193 +68,23 @@ static void start(void)
     unsetenv("UCMD_KILL_AT");
 }
 
-struct killer {
-    pthread_t thread;
-    unsigned after_us;
-    int signal;
-};
-
-static void *killer_main(void *arg)
-{
-    const struct killer *k = arg;
-
-    usleep(k->after_us);
-    kill(host.pid, k->signal);
-    return NULL;
-}
-
-static void reap(void)
-{
-    uint64_t end = now_ms() + 20000;
-    int status = 0;
-    pid_t rc;
-
-    while ((rc = waitpid(host.pid, &status, WNOHANG)) == 0) {
-        cr_assert_lt(now_ms(), end, "the daemon does not stop");
-        usleep(500);
-    }
-    cr_assert_eq(rc, host.pid);
-    host.pid = 0;
-    oracle_run_ended(&oracle, WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-        cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
-}
-
-/* ---- the worker; false: the daemon is gone ---- */
-
-static bool connect_worker(void)
-{
-    static const uint32_t layers = 4;
-    struct ucm_options options = {.socket = host.socket, .name = "oracle"};
-    struct ucm_identity id = {.model = "kill",
-                              .dtype = "bf16",
-                              .layout = "test/1",
-                              .block_tokens = 16,
-                              .key_bytes = WORKER_KEY_BYTES,
-                              .parts = 1,
-                              .shards = &layers,
-                              .n_shards = 1,
-                              .shard_bytes = 8192};
-
-    w = (struct worker){.layers = 4, .blocks = BATCH, .shard_bytes = 8192};
-    if (ucm_connect(&options, CLIENT_MS, &w.client) != 0)
-        return false;
-    if (ucm_namespace_open(w.client, &id, CLIENT_MS, &w.ns) != 0)
-        return false;
-    return worker_region_try(&w) == 0;
-}
-
-static void drop_worker(void)
-{
-    if (w.region)
-        (void)ucm_region_unregister(w.region, 1000); /* its daemon is gone */
-    if (w.ns)
-        ucm_namespace_close(w.ns);
-    if (w.client)
-        ucm_close(w.client);
-    if (w.memory)
-        munmap(w.memory, w.memory_bytes);
-    w = (struct worker){0};
-}
-
-static int task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
-{
-    struct ucm_result r;
-
-    if (rc != 0)
-        return rc;
-    rc = ucm_task_wait(task, 20000, &r);
-    if (rc == 0)
-        memcpy(status, r.result, n);
-    ucm_task_free(task);
-    return rc;
-}
-
-static void transfer_make(struct ucm_transfer *t, uint32_t first, uint32_t n, bool durable)
-{
-    static uint8_t keys[BATCH * WORKER_KEY_BYTES];
-    static uint32_t blocks[BATCH];
-
-    keys_make(first, n, keys);
-    for (uint32_t i = 0; i < n; i++)
-        blocks[i] = i;
-    *t = (struct ucm_transfer){.keys = keys, .blocks = blocks, .n_keys = n, .durability = durable};
-}
-
-static bool dump(uint32_t n)
-{
-    bool durable = oracle_below(&oracle, 2);
-    uint32_t first = oracle.keys;
-    uint8_t status[BATCH];
-    struct ucm_transfer t;
-    struct ucm_task *task = NULL;
-    int rc;
-
-    for (uint32_t i = 0; i < n; i++) {
-        worker_fill(&w, i, first + i);
-        oracle.state[oracle.keys++] = ORACLE_MAYBE;
-    }
-    transfer_make(&t, first, n, durable);
-    rc = ucm_dump(w.region, &t, CLIENT_MS, &task);
-    if (task_run(rc, task, n, status) != 0)
-        return false;
-    for (uint32_t i = 0; i < n; i++) {
-        cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "key %u: status %u", first + i, status[i]);
-        oracle.held[first + i] = true;
-        if (durable)
-            oracle.state[first + i] = ORACLE_DURABLE;
-    }
-    return true;
-}
-
-static void check_key(uint32_t key, uint32_t block, uint8_t status)
-{
-    if (status == UCM_BLOCK_IS_OK) {
-        cr_assert_eq(worker_differs(&w, block, key), 0u, "key %u has WRONG BYTES", key);
-        cr_assert_neq(oracle.state[key], ORACLE_NOTHING, "key %u was never dumped", key);
-        oracle.held[key] = true;
-        found++;
-    } else {
-        cr_assert_neq(oracle.state[key], ORACLE_DURABLE, "key %u is LOST: status %u", key, status);
-        absent++;
-    }
-    durable_checked += oracle.state[key] == ORACLE_DURABLE;
-}
-
-/* Every key, and some that were never dumped. */
-static bool check_all(void)
-{
-    uint32_t end = oracle.keys + 8;
-
-    for (uint32_t first = 0; first < end; first += BATCH) {
-        uint32_t n = end - first < BATCH ? end - first : BATCH;
-        uint8_t status[BATCH];
-        struct ucm_transfer t;
-        struct ucm_task *task = NULL;
-        int rc;
-
-        worker_clear(&w);
-        transfer_make(&t, first, n, false);
-        rc = ucm_load(w.region, &t, CLIENT_MS, &task);
-        if (task_run(rc, task, n, status) != 0)
-            return false;
-        for (uint32_t i = 0; i < n; i++)
-            check_key(first + i, i, status[i]);
-    }
-    return true;
-}
-
-static bool recovered(void)
-{
-    uint8_t *p;
-    size_t n;
-    bool is = false;
-
-    for (uint64_t end = now_ms() + 20000; !is && now_ms() < end;) {
-        if (ucm_call(w.client, "health", NULL, 0, CLIENT_MS, &p, &n) != 0)
-            return false;
-        is = memmem(p, n, "recovering", 10) == NULL;
-        free(p);
-    }
-    cr_assert(is, "recovery does not end");
-    return true;
-}
-
 /* ---- rounds ---- */
 
 /* Until the daemon is gone. */
 static void work(void)
 {
-    if (!connect_worker())
+    if (!kill_worker_connect(&w, &host))
         return;
     if (oracle_below(&oracle, 4) == 0) /* into a tier that is still recovering */
-        if (!dump(1 + oracle_below(&oracle, BATCH)))
+        if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, KILL_BATCH)))
             return;
-    if (!recovered() || !check_all())
+    if (!kill_worker_recovered(&w) || !kill_worker_check(&w))
         return;
     for (unsigned i = 0; i < 3; i++)
-        if (!dump(1 + oracle_below(&oracle, BATCH)))
+        if (!kill_worker_dump(&w, 1 + oracle_below(&oracle, KILL_BATCH)))
             return;
+    kill_worker_purges(&w, oracle_below(&oracle, 3));
+    (void)kill_worker_dump_again(&w, 1 + oracle_below(&oracle, KILL_BATCH), true);
 }
 
 static void one_round(void)
@@ -270,11 +95,10 @@ static void one_round(void)
     start();
     /* Every third time it gets to do all of its work first. */
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
-    cr_assert_eq(pthread_create(&k.thread, NULL, killer_main, &k), 0);
+    killer_start(&k, &host);
     work();
-    cr_assert_eq(pthread_join(k.thread, NULL), 0);
-    reap();
-    drop_worker();
+    killer_reap(&k, &host, &oracle);
+    kill_worker_drop(&w);
     if (oracle_below(&oracle, 4) > 0)
         return;
     damages++;
@@ -311,13 +135,23 @@ static void keep_end(void)
     keep[0] = '\0';
 }
 
+/* Soon the file of names has to be written anew. */
+static void names_fill(void)
+{
+    host_restart(&host);
+    cr_assert(kill_worker_connect(&w, &host));
+    kill_worker_purges(&w, 60);
+    kill_worker_drop(&w);
+    host_kill(&host);
+}
+
 /* What is there at the end of a group must be good as well. */
 static void last_look(void)
 {
     host_restart(&host);
-    cr_assert(connect_worker() && recovered() && check_all());
-    cr_assert_eq(metric(w.client, "nvme_reclaimed_blocks"), 0u, "the test's keys must all fit");
-    drop_worker();
+    cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
+    cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "the test's keys must all fit");
+    kill_worker_drop(&w);
     host_remove(&host);
     keep_end();
 }
@@ -344,12 +178,13 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
         fprintf(stderr, "kill: UCM_KILL_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);
         host_prepare(&host);
+        if (seed % 3 == 0)
+            names_fill();
         for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
             one_round();
         last_look();
     }
-    fprintf(stderr,
-            "kill: %u rounds: %u times killed at start, %u times damaged; %u loads of durable "
-            "keys, %u found, %u absent\n",
-            rounds, points, damages, durable_checked, found, absent);
+    kill_report("%u rounds: %u times killed at start, %u times damaged; %u loads of durable "
+                "keys, %u found, %u absent\n",
+                rounds, points, damages, w.durable_checked, w.found, w.absent);
 }

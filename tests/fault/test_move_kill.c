@@ -1,6 +1,9 @@
 /* A daemon that is killed while it moves parts out of a segment that is to be reused: at every
- * moment a whole copy of each lies on storage, and never anything but right bytes. */
-#include "tests/integration/harness.h"
+ * moment a whole copy of each lies on storage, and never anything but right bytes. Also where the
+ * disk has a volatile cache and the power fails (volatile_disk.h), UCM_MOVE_KILL_ROUNDS=N times
+ * (8); UCM_MOVE_KILL_SEED=SEED UCM_MOVE_KILL_ROUNDS=20 runs one that failed again. */
+#include "tests/fault/kill_worker.h"
+#include "tests/fault/power.h"
 
 #include <criterion/criterion.h>
 #include <msgpack.h>
@@ -10,12 +13,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #define BATCH 32u            /* blocks: about a segment */
 #define HOT 3u               /* of each batch, its first, are read again and again, */
 #define BACK 14u             /* until so many batches later; the file holds 12 */
 #define FIRST (BACK * BATCH) /* number of the first block */
 #define BATCHES_MAX 200u
+#define GROUP 20u     /* power failures on fresh files */
 #define CLIENT_MS 500 /* also what a call takes to give up a daemon that is gone */
 
 static struct host host;
@@ -191,4 +197,67 @@ Test(move_kill, what_is_moved_is_there_before_and_after, .timeout = 120)
         drop_worker();
     }
     host_remove(&host);
+}
+
+/* ---- and the power fails ---- */
+
+static struct power power;
+static char paths[192];
+
+static bool disk_begin(void)
+{
+    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
+    char disk[256];
+
+    snprintf(disk, sizeof(disk), "%.*s/volatile_disk.so", (int)(strrchr(ucmd, '/') - ucmd), ucmd);
+    if (access(disk, R_OK) < 0)
+        return false;
+    host = (struct host){.sets = {"nvme.size=16MiB", "nvme.segment=1MiB", "arena.size=8MiB",
+                                  "nvme.io=threads", "log.level=error", paths}};
+    host_prepare(&host);
+    power_open(&power, host.dir, 1, disk);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", power.folders[0]);
+    return true;
+}
+
+static void power_round(struct oracle *o, uint64_t *next)
+{
+    struct power_loss loss = {0};
+
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    recovered();
+    cr_assert(hot_are_right(*next));
+    base = *next += BATCH; /* some of the last may be there */
+    power.journal->sync_us = oracle_below(o, 2) * 3000;
+    /* full after some 400 steps; then each batch moves some parts */
+    power.journal->kill_at = power.journal->steps + 400 + oracle_below(o, 600);
+    cr_assert_not(work(next));
+    power.journal->kill_at = 0;
+    reap();
+    drop_worker();
+    if (oracle_below(o, 8) > 0)
+        power_fail(&power, o, &loss);
+}
+
+Test(move_kill, what_is_moved_survives, .timeout = 3600)
+{
+    const char *text = getenv("UCM_MOVE_KILL_SEED"), *n = getenv("UCM_MOVE_KILL_ROUNDS");
+    uint64_t seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL) * 1000;
+    unsigned rounds = n ? (unsigned)strtoul(n, NULL, 10) : 8, blocks = 0;
+
+    for (unsigned done = 0; done < rounds; seed++) {
+        struct oracle o = {.seed = seed};
+        uint64_t next = base = FIRST;
+
+        fprintf(stderr, "move_kill: UCM_MOVE_KILL_SEED=%llu\n", (unsigned long long)seed);
+        if (!disk_begin())
+            cr_skip("the disk is not built with sanitizers");
+        for (unsigned i = 0; i < GROUP && done < rounds; i++, done++)
+            power_round(&o, &next);
+        blocks += (unsigned)(next - FIRST);
+        power_close(&power);
+        host_remove(&host);
+    }
+    kill_report("%u rounds, %u blocks\n", rounds, blocks);
 }

@@ -230,3 +230,35 @@ Test(names, a_file_that_is_written_anew_may_be_interrupted)
         cr_assert_eq(purge(2), 0, "%s", ucm_errmsg());
     cr_expect_lt(names_pages(), 80);
 }
+
+static void states_lose(void)
+{
+    uint8_t bad[2 * 4096];
+    char path[128];
+    FILE *f;
+
+    memset(bad, 0x5a, sizeof(bad));
+    snprintf(path, sizeof(path), "%s/ucmd.cache", host.dir);
+    f = fopen(path, "r+");
+    cr_assert(f && fseek(f, 4096, SEEK_SET) == 0);
+    cr_assert_eq(fwrite(bad, 1, sizeof(bad), f), sizeof(bad));
+    cr_assert_eq(fclose(f), 0);
+}
+
+/* Sequences may not begin below that of a purge: what is stored then would count as purged. */
+Test(names, what_is_stored_after_a_purge_stays_when_the_state_is_lost)
+{
+    open_host(true);
+    store();
+    for (unsigned i = 0; i < 3; i++) /* of which no segment tells */
+        restart_killed();
+    cr_assert_eq(purge(1), 0, "%s", ucm_errmsg());
+    worker_close(&w);
+    host_kill(&host);
+    states_lose();
+    start_again(NULL);
+    cr_assert_eq(hits(), 0u);
+    store();
+    restart_killed();
+    cr_expect_eq(hits(), BLOCKS);
+}

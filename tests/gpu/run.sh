@@ -7,7 +7,8 @@ export LD_LIBRARY_PATH
 status=0
 for test in "$here"/test_*; do
     case $test in
-    */test_copy | */test_faults) strategies='sm dma auto' ;;
+    */test_copy | */test_faults) strategies='sm dma staged auto auto+ring' ;;
+    */test_serve) strategies='auto staged auto+ring' ;;
     *) strategies=auto ;;
     esac
     for strategy in $strategies; do
@@ -15,6 +16,24 @@ for test in "$here"/test_*; do
         UCM_TEST_STRATEGY=$strategy timeout "${TEST_SECONDS:-100}" "$test" || status=1
     done
 done
+
+# Python has libraries of its own: only the daemon is to find those beside this script.
+mkdir -p "$here/bin"
+for program in ucmd ucmctl; do
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "'$LD_LIBRARY_PATH'" "'$here/$program'" >"$here/bin/$program"
+    chmod +x "$here/bin/$program"
+done
+python() {
+    env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
+        python3 -B "$@"
+}
+if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    echo '== the vLLM connector'
+    python "$here/python/tests/integration/test_vllm_connector.py" || status=1
+else
+    echo '== the vLLM connector: skipped, python3 has no torch with CUDA, or no numpy'
+fi
+
 if [ "${UCM_TEST_BENCH:-yes}" != no ]; then
     echo '== ucm-bench copy'
     "$here/ucm-bench" copy --ucmd "$here/ucmd" --nvme-dir "${BENCH_DIR:-/var/tmp}" || status=1

@@ -3,7 +3,7 @@
  *
  * usage: test_serve (starts $UCMD, default ucmd beside it); the roles are processes of their own, since
  * a process can't open its own IPC handle. */
-#include "ucmclient.h"
+#include "ucmclient_cuda.h"
 
 #include <cuda_runtime.h>
 #include <errno.h>
@@ -98,12 +98,37 @@ struct worker {
     struct ucm_client *client;
     struct ucm_namespace *ns;
     struct ucm_region *region;
+    struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
     unsigned *kv;
     cudaStream_t stream;
     cudaEvent_t event;
     cudaIpcEventHandle_t handle;
     size_t bytes;
 };
+
+/* staged always has companions, and auto+ring; there the planner has to find that they pay. */
+static bool staged(void)
+{
+    const char *strategy = getenv("UCM_TEST_STRATEGY");
+
+    return strategy && (strcmp(strategy, "staged") == 0 || strcmp(strategy, "auto+ring") == 0);
+}
+
+static int region_register(struct worker *w, const struct ucm_region_spec *spec)
+{
+    uint64_t address = (uint64_t)w->kv;
+    int rc = 0;
+
+    if (!staged())
+        return ucm_region_register(w->ns, spec, 30000, &w->region);
+    if (!w->cuda)
+        rc = ucm_cuda_open(w->client, spec->gpu, NULL, 30000, &w->cuda);
+    if (rc == 0)
+        rc = ucm_cuda_region_register(w->cuda, w->ns, spec, &address, 30000, &w->region);
+    if (rc != 0 && rc != -UCM_EBUSY)
+        printf("INFO  %s\n", ucm_cuda_errmsg());
+    return rc;
+}
 
 static void worker_open(struct worker *w)
 {
@@ -155,7 +180,7 @@ static void worker_open(struct worker *w)
     spec.planes = planes.data();
     spec.n_planes = (uint32_t)planes.size();
     for (double end = now_s() + 30;;) {
-        int rc = ucm_region_register(w->ns, &spec, 30000, &w->region);
+        int rc = region_register(w, &spec);
 
         /* The daemon starts its GPUs behind the open socket. */
         if (rc != -UCM_EBUSY || now_s() > end) {
@@ -168,7 +193,11 @@ static void worker_open(struct worker *w)
 
 static void worker_close(struct worker *w)
 {
-    need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    if (w->cuda)
+        need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
+    else
+        need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    need(ucm_cuda_close(w->cuda, -1) == 0, "companion closes");
     ucm_namespace_close(w->ns);
     ucm_close(w->client);
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
@@ -207,24 +236,19 @@ static struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n,
     return task;
 }
 
-static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
+static void poison(struct worker *w)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
+    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+}
+
+/* Words that are not what a load of n blocks leaves; n 0: that are no poison. */
+static size_t compare(struct worker *w, unsigned first, unsigned n)
+{
     std::vector<unsigned> host(w->bytes / 4);
-    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
-    struct ucm_task *task;
-    struct ucm_result r;
     size_t differ = 0;
     const unsigned words = CHUNK / 4;
 
-    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
-    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
-    need(ucm_load(w->region, &t, -1, &task) == 0, "load");
-    need(ucm_task_wait(task, 30000, &r) == 0, "load's end");
-    for (unsigned i = 0; i < n; i++)
-        need(r.result[i] == UCM_BLOCK_IS_OK, "a loaded block's status");
-    ucm_task_free(task);
     need(cudaMemcpy(host.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
     for (unsigned p = 0; p < 2 * LAYERS; p++)
         for (unsigned b = 0; b < BLOCKS; b++)
@@ -235,6 +259,23 @@ static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
                 differ += host[((size_t)p * BLOCKS + b) * words + i] != want;
             }
     return differ;
+}
+
+static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
+    struct ucm_task *task;
+    struct ucm_result r;
+
+    poison(w);
+    need(ucm_load(w->region, &t, -1, &task) == 0, "load");
+    need(ucm_task_wait(task, 30000, &r) == 0, "load's end");
+    for (unsigned i = 0; i < n; i++)
+        need(r.result[i] == UCM_BLOCK_IS_OK, "a loaded block's status");
+    ucm_task_free(task);
+    return compare(w, first, n);
 }
 
 /* ---- roles ---- */
@@ -356,6 +397,69 @@ static int role_victim(void)
     return 1;
 }
 
+static bool load_all(struct worker *w, const struct ucm_transfer *t)
+{
+    struct ucm_task *task;
+    struct ucm_result r;
+    bool all;
+
+    if (ucm_load(w->region, t, -1, &task) != 0)
+        return false;
+    all = ucm_task_wait(task, 30000, &r) == 0 && r.n_ok == t->n_keys;
+    ucm_task_free(task);
+    return all;
+}
+
+/* Loads without a pause until the daemon is gone. A load that was told to have failed writes nothing
+ * any more. Then it goes on with the next daemon, through a new ring. */
+static int role_survivor(void)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct worker w;
+    struct ucm_task *tasks[4];
+    struct ucm_result r;
+    struct ucm_transfer t;
+    unsigned loads = 0;
+    double end;
+    bool lost = false;
+
+    worker_open(&w);
+    t = transfer(keys, blocks, 1000, 64, true);
+    for (unsigned i = 0; i < 4; i++)
+        need(ucm_load(w.region, &t, -1, &tasks[i]) == 0, "load");
+    while (!lost) {
+        for (unsigned i = 0; i < 4 && !lost; i++) {
+            lost = ucm_task_wait(tasks[i], 30000, &r) != 0;
+            ucm_task_free(tasks[i]);
+            tasks[i] = NULL;
+            /* Too short for the next daemon to be there. */
+            lost = lost || ucm_load(w.region, &t, 2, &tasks[i]) != 0;
+        }
+        if (++loads == 20) {
+            puts("loading");
+            fflush(stdout);
+        }
+    }
+    for (unsigned i = 0; i < 4; i++)
+        if (tasks[i]) {
+            need(ucm_task_wait(tasks[i], 30000, &r) != 0, "a load under way when the daemon died fails");
+            ucm_task_free(tasks[i]);
+        }
+    if (!staged()) /* what the engines were given may go on for a moment, without anybody's help */
+        usleep(100000);
+    poison(&w);
+    usleep(100000);
+    need(compare(&w, 1000, 0) == 0, "nothing is written after that");
+    for (end = now_s() + 20; !load_all(&w, &t) && now_s() < end;)
+        usleep(20000);
+    need(load_all(&w, &t), "the next daemon serves it");
+    usleep(300000); /* the ring follows the connection */
+    need(load_and_compare(&w, 1000, 64) == 0, "bit for bit");
+    worker_close(&w);
+    return 0;
+}
+
 static int role_free_bytes(void)
 {
     size_t free_bytes, total;
@@ -412,6 +516,7 @@ static size_t free_bytes(void)
     return role_ends(pid) && n > 0 ? strtoull(text, NULL, 10) : 0;
 }
 
+/* The socket's folder stays the same from one daemon to the next. */
 static void daemon_start(void)
 {
     const char *ucmd = getenv("UCMD");
@@ -419,9 +524,11 @@ static void daemon_start(void)
 
     snprintf(beside, sizeof(beside), "%.500s", self);
     strcpy(strrchr(beside, '/'), "/ucmd");
-    snprintf(dir, sizeof(dir), "/tmp/ucm-gpu-XXXXXX");
-    if (!mkdtemp(dir))
-        exit(1);
+    if (!*dir) {
+        snprintf(dir, sizeof(dir), "/tmp/ucm-gpu-XXXXXX");
+        if (!mkdtemp(dir))
+            exit(1);
+    }
     snprintf(socket_set, sizeof(socket_set), "socket=%s/s", dir);
     snprintf(paths_set, sizeof(paths_set), "nvme.paths=%s", dir);
     setenv("UCM_SOCKET", socket_set + strlen("socket="), 1);
@@ -430,7 +537,7 @@ static void daemon_start(void)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         execl(ucmd ? ucmd : beside, "ucmd", "--set", socket_set, "--set", paths_set, "--set",
               "nvme.size=1GiB", "--set", "arena.size=1GiB", "--set", "device.cuda=required",
-              (char *)NULL);
+              "--set", staged() ? "copy.strategy=staged" : "copy.strategy=auto", (char *)NULL);
         _exit(127);
     }
 }
@@ -479,6 +586,46 @@ static void evict_from_dram(struct ucm_client *c)
     }
 }
 
+/* Do stats say that a device moved bytes through slices? */
+static bool staged_moved(struct ucm_client *c)
+{
+    static const char name[] = "staged_bytes";
+    const uint8_t *at;
+    uint8_t *p;
+    size_t n;
+    bool moved = false;
+
+    if (ucm_call(c, "stats", NULL, 0, -1, &p, &n) != 0)
+        return false;
+    at = p;
+    while ((at = (const uint8_t *)memmem(at, n - (size_t)(at - p), name, sizeof(name) - 1)) != NULL) {
+        at += sizeof(name) - 1;
+        moved |= *at != 0;
+    }
+    free(p);
+    return moved;
+}
+
+/* The daemon is killed in the middle of a worker's loads. */
+static void test_daemon_killed(struct ucm_client *c)
+{
+    char said[16] = "";
+    int out, status;
+    pid_t survivor = role_start("survivor", &out);
+    double start;
+
+    check(read(out, said, sizeof(said)) > 0, "a worker loads without a pause");
+    usleep(3000);
+    kill(daemon_pid, SIGKILL);
+    waitpid(daemon_pid, &status, 0);
+    daemon_start();
+    check(role_ends(survivor), "it survives the daemon: nothing is written late, and loads go on");
+    for (start = now_s(); !staged_moved(c) && now_s() < start + 1;)
+        usleep(20000);
+    check(staged_moved(c) == staged(), staged() ? "through a new ring" : "through none");
+    close(out);
+}
+
 static int test_main(void)
 {
     struct ucm_client *c = NULL;
@@ -518,8 +665,10 @@ static int test_main(void)
     check(now_s() - start < 5 && after + (64u << 20) > before, "its GPU memory is free in 5 s");
     check(victim_hits(c) == 0, "nothing of its dump is found");
     check(role_ends(role_start("consume", NULL)), "the daemon serves on, bit for bit");
+    check(staged_moved(c) == staged(), staged() ? "through the workers' companions" : "and through no ring");
     evict_from_dram(c);
     check(role_ends(role_start("consume", NULL)), "the same from NVMe, bit for bit");
+    test_daemon_killed(c);
     ucm_close(c);
     kill(daemon_pid, SIGTERM);
     check(role_ends(daemon_pid), "the daemon stops cleanly");
@@ -544,6 +693,8 @@ int main(int argc, char **argv)
         return role_consume_layers();
     if (argc > 1 && !strcmp(argv[1], "victim"))
         return role_victim();
+    if (argc > 1 && !strcmp(argv[1], "survivor"))
+        return role_survivor();
     if (argc > 1 && !strcmp(argv[1], "free"))
         return role_free_bytes();
     rc = test_main();

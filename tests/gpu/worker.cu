@@ -1,4 +1,5 @@
 #include "tests/gpu/worker.h"
+#include "tests/gpu/worker_ring.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -141,6 +142,27 @@ static cudaError_t release(struct worker *w)
     return r;
 }
 
+static cudaError_t ring(struct worker *w, const struct worker_request *q, struct worker_reply *a)
+{
+    const struct worker_region *region =
+        (const struct worker_region *)((char *)w->shared + WORKER_SHARED_BYTES - sizeof(*region));
+    cudaDeviceProp prop;
+    uint32_t number = 0;
+    int r = 0;
+
+    if (q->op == WORKER_RING) {
+        if (cudaGetDeviceProperties(&prop, 0))
+            return cudaErrorUnknown;
+        r = worker_ring_make((const uint8_t *)prop.uuid.bytes, a->handle, &a->value, &w->fd);
+    } else if (q->op == WORKER_RING_SERVE) {
+        worker_ring_serve();
+    } else {
+        r = w->memory ? worker_ring_region(region, (uint64_t)w->memory, &number) : 1;
+        a->value = number;
+    }
+    return (cudaError_t)r;
+}
+
 static cudaError_t serve(struct worker *w, const struct worker_request *q, struct worker_reply *a)
 {
     cudaDeviceProp prop;
@@ -180,6 +202,10 @@ static cudaError_t serve(struct worker *w, const struct worker_request *q, struc
         r = cudaMemGetInfo(&free_bytes, &total);
         a->value = free_bytes;
         return r;
+    case WORKER_RING:
+    case WORKER_RING_SERVE:
+    case WORKER_RING_REGION:
+        return ring(w, q, a);
     }
     return cudaErrorInvalidValue;
 }
@@ -221,6 +247,9 @@ int worker_main(int socket, void *shared)
 
     memset(&w, 0, sizeof(w));
     w.shared = shared;
+    /* A kernel that is loaded at its first launch holds up all later launches until the kernels before
+     * it have ended; some here never do. */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     if (cudaFree(NULL) || cudaStreamCreateWithFlags(&w.stream, cudaStreamNonBlocking) ||
         cudaHostAlloc((void **)&flag, sizeof(*flag), cudaHostAllocMapped))
         return 1;

@@ -21,7 +21,10 @@ enum worker_op {
     WORKER_EVENT_FAULT,   /* after ms the kernel traps; handle */
     WORKER_EVENT_DESTROY, /* the event */
     WORKER_RELEASE,
-    WORKER_FREE_BYTES, /* value: free GPU memory */
+    WORKER_FREE_BYTES,  /* value: free GPU memory */
+    WORKER_RING,        /* makes a ring; handle, value: its offset; a descriptor follows */
+    WORKER_RING_SERVE,  /* the ring is open */
+    WORKER_RING_REGION, /* the planes at the end of shared memory; value: their number in orders */
 };
 
 struct worker_request {

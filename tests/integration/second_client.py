@@ -1,31 +1,26 @@
-"""A client for ucmd that knows no more than docs/protocol.md says, and a daemon to talk to.
+"""A client for ucmd that knows no more than docs/protocol.md says.
 
 The page itself is read too: its tables check every result, its hex is what test_protocol.py sends and compares.
-$UCMD names another daemon than build/ucmd. Needs python3-msgpack.
+Needs python3-msgpack.
 """
 
 import array
 import collections
-import ctypes
 import fcntl
 import hashlib
 import mmap
 import os
 import re
-import shutil
-import signal
 import socket
 import struct
-import subprocess
-import tempfile
 import time
 import unittest
 
 import msgpack
 
+from daemon import TIMEOUT_S, UCMD, Daemon  # noqa: F401  for those who import both
+
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
-TIMEOUT_S = 20
 DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,
         "shards": [2], "shard_bytes": 4096}
 BIG = dict(DEMO, shard_bytes=262144)
@@ -283,49 +278,6 @@ def memfd(size, seals=fcntl.F_SEAL_SHRINK):
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
-
-class Daemon:
-    def __init__(self, nvme=True, **more):
-        self.folder, self.clients = tempfile.mkdtemp(prefix="protocol."), []
-        os.chmod(self.folder, 0o755)
-        self.socket = more.get("socket", os.path.join(self.folder, "s"))
-        self.store = os.path.join(self.folder, "nvme")
-        os.mkdir(self.store)
-        options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
-                   "device.cuda": "off", "shutdown.drain": "10s"}
-        if nvme:
-            options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
-        options.update(more)
-        argv = [UCMD] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-        libc = ctypes.CDLL(None)
-        with open(os.path.join(self.folder, "log"), "wb") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            try:
-                Client(self).close()
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    with open(os.path.join(self.folder, "log"), errors="replace") as log:
-                        words = log.read()
-                    self.stop()
-                    raise RuntimeError("the daemon did not start:\n" + words) from None
-                time.sleep(0.02)
-
-    def stop(self):
-        for client in self.clients:
-            client.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 class Case(unittest.TestCase):
     """One daemon for each class, which must outlive its tests and end in order."""

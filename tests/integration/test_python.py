@@ -15,19 +15,12 @@ import threading
 import time
 import unittest
 
-try:
-    import msgpack  # noqa: F401  second_client needs it
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
-
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "client/python"))
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
 import ucmclient  # noqa: E402
-from second_client import Daemon  # noqa: E402
+from daemon import Daemon  # noqa: E402
 from ucmclient import (BlockResult, Client, Found, Identity, MemoryKind, Memory, Plane, SharedMemory, Status,  # noqa: E402
                        UcmError, data_pointer)
 from ucmclient import _native, keys as chains  # noqa: E402
@@ -197,6 +190,9 @@ class Manners(Case):
         ns, shared, region = self.worker()
         task = region.load(key("none"), [0])
         ns.client.close()
+        for call in (task.check, task.wait, task.cancel, lambda: region.load(key(1), [0]), region.unregister,
+                     lambda: ns.lookup_prefix(key(1))):
+            self.refused(Status.DISCONNECTED, call)
         task.close()
         region.close()
         ns.close()

@@ -29,6 +29,8 @@ struct tier {
     unsigned n_pending, n_live, submits, forgets;
     int refuse;        /* what submit answers, 0: accepts */
     unsigned refuse_n; /* so often */
+    bool recovering;
+    struct tier_naming *naming; /* the last one that was asked for */
 };
 
 static inline int fake_submit(struct tier *t, struct tier_io *io)
@@ -61,8 +63,21 @@ static inline void fake_forget(struct tier *t, const struct tier_place *place, u
     free(p->data);
 }
 
-static const struct tier_ops fake_ops = {
-    .name = "fake", .submit = fake_submit, .forget = fake_forget};
+static inline void fake_stats(struct tier *t, struct tier_stats *out)
+{
+    *out = (struct tier_stats){.recovering = t->recovering};
+}
+
+static inline void fake_naming(struct tier *t, struct tier_naming *n)
+{
+    t->naming = n;
+}
+
+static const struct tier_ops fake_ops = {.name = "fake",
+                                         .submit = fake_submit,
+                                         .forget = fake_forget,
+                                         .stats = fake_stats,
+                                         .naming = fake_naming};
 
 static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
 {

@@ -81,8 +81,18 @@ static const struct msg_region_register sample_region_register = {
     .gpu = SAMPLE_BIN(sample_uuid),
     .handles = {sample_handles, 2},
     .planes = {sample_planes, 2},
+    .ring_region = 3,
 };
 static const struct msg_region sample_region = {.region = 5};
+static const struct msg_ring_register sample_ring_register = {
+    .gpu = SAMPLE_BIN(sample_uuid),
+    .ipc = SAMPLE_BIN(sample_ipc),
+    .offset = 512,
+    .slice_bytes = 1u << 24,
+    .slices = 4,
+    .fd = 1,
+};
+static const struct msg_ring sample_ring = {.ring = 2};
 static const struct msg_lookup sample_lookup = {
     .ns = 1, .keys = SAMPLE_BIN(sample_keys), .each = true, .lease_ms = 30000};
 static const struct msg_lookup_r sample_lookup_r = {
@@ -137,12 +147,32 @@ struct proto_sample {
         &proto_##suffix, &sample_##suffix                                                          \
     }
 static const struct proto_sample proto_samples[] = {
-    SAMPLE(hello),           SAMPLE(hello_r), SAMPLE(ns_open),  SAMPLE(ns_open_r),
-    SAMPLE(region_register), SAMPLE(region),  SAMPLE(lookup),   SAMPLE(lookup_r),
-    SAMPLE(release),         SAMPLE(load),    SAMPLE(dump),     SAMPLE(prefetch),
-    SAMPLE(blocks_r),        SAMPLE(cancel),  SAMPLE(cancel_r), {&proto_keys, &sample_some_keys},
-    SAMPLE(evict),           SAMPLE(count_r), SAMPLE(ls),       SAMPLE(key),
-    SAMPLE(verify_r),        SAMPLE(page),    SAMPLE(progress), {&proto_none, NULL},
+    SAMPLE(hello),
+    SAMPLE(hello_r),
+    SAMPLE(ns_open),
+    SAMPLE(ns_open_r),
+    SAMPLE(region_register),
+    SAMPLE(region),
+    SAMPLE(lookup),
+    SAMPLE(lookup_r),
+    SAMPLE(release),
+    SAMPLE(load),
+    SAMPLE(dump),
+    SAMPLE(prefetch),
+    SAMPLE(blocks_r),
+    SAMPLE(cancel),
+    SAMPLE(cancel_r),
+    {&proto_keys, &sample_some_keys},
+    SAMPLE(evict),
+    SAMPLE(count_r),
+    SAMPLE(ls),
+    SAMPLE(key),
+    SAMPLE(verify_r),
+    SAMPLE(page),
+    SAMPLE(progress),
+    SAMPLE(ring_register),
+    SAMPLE(ring),
+    {&proto_none, NULL},
 };
 #define N_PROTO_SAMPLES (sizeof(proto_samples) / sizeof(proto_samples[0]))
 

@@ -148,3 +148,45 @@ Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
         tier_drain();
     }
 }
+
+/* ---- a turn of the loop ---- */
+
+/* More turns than parts: what one begins is bounded, and all are begun. */
+static void expect_small_turns(unsigned parts)
+{
+    for (unsigned begun = 0, i = 0; begun < parts; i++) {
+        unsigned before = rig.tier.submits;
+
+        cr_assert_lt(i, parts, "writes don't go on");
+        turn();
+        cr_expect_leq(rig.tier.submits - before, 4u);
+        begun += rig.tier.submits - before;
+    }
+}
+
+Test(pressure, a_turn_begins_few_of_many_blocks)
+{
+    for (uint64_t i = 0; i < 8; i++)
+        drop(store(rig.one, i));
+    expect_small_turns(8);
+}
+
+Test(pressure, a_turn_begins_few_of_many_parts)
+{
+    static const uint32_t shards[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 16, shards, MIB / 32, NULL, 0};
+    struct ucm_error e;
+    struct ns *ns;
+    block_ref ref;
+
+    cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
+    ns->kept = NS_KEPT_YES;
+    ref = open_block(ns, 1);
+    for (uint32_t p = 0; p < 16; p++)
+        cr_assert_eq(dump(ref, p, 0, 1), 0);
+    drop(ref);
+    cr_expect_eq(rig.cache->dirty_bytes, 16 * (MIB / 32));
+    expect_small_turns(16);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+}

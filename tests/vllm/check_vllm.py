@@ -2,20 +2,26 @@
 """The connector in a real vLLM: `make check-vllm`. Its scheduler, workers and connector base class, a small model with
 random weights, and a real daemon; what an engine generates is the same with the cache and without."""
 
+import contextlib
 import json
 import os
 import random
+import signal
+import socket as socket_module
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "client/python/examples"),
+                os.path.join(TOP, "tests/integration")]
 
-from second_client import Daemon  # noqa: E402
+import prefill_decode_proxy  # noqa: E402
+from daemon import Daemon  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
 ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
@@ -75,6 +81,59 @@ class Engine:
             self.process.wait()
         self.process.stdout.close()
         self.log.close()
+
+
+class Server:
+    """The same, behind HTTP."""
+
+    def __init__(self, socket, model):
+        with contextlib.closing(socket_module.create_server(("127.0.0.1", 0))) as probe:
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        transfer = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector",
+                    "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                    "kv_connector_extra_config": {"socket": socket}}
+        env = {**os.environ, "PYTHONPATH": os.path.join(TOP, "client/python"), "VLLM_CPU_KVCACHE_SPACE": "1",
+               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(port),
+             "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-model-len", "4096",
+             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)],
+            env=env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
+
+    def ready(self):
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                urllib.request.urlopen(self.url + "/health", timeout=5).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    self.log.seek(0)
+                    text = self.log.read().decode(errors="replace")[-4000:]
+                    raise RuntimeError("the server did not start:\n" + text) from None
+            time.sleep(0.5)
+
+    def close(self):
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what it started, too
+        self.process.wait()
+        self.log.close()
+
+
+class MiniEngine(unittest.TestCase):
+    def test_all_of_it_on_the_real_base_class(self):
+        env = {**os.environ, "UCM_REAL_VLLM": "1", "PYTHONHASHSEED": "0"}
+        for name in ("test_vllm_parts.py", "test_vllm_connector.py"):
+            done = subprocess.run([PYTHON, "-B", os.path.join(TOP, "tests/integration", name)], env=env, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WAIT_S)
+            self.assertEqual(done.returncode, 0, done.stdout[-4000:])
 
 
 class RealVllm(unittest.TestCase):
@@ -145,6 +204,24 @@ class RealVllm(unittest.TestCase):
         self.share(tensor_parallel_size=2, distributed_executor_backend="mp",
                    environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
 
+    def test_beside_another_connector(self):
+        other = Daemon(nvme=False)
+        self.addCleanup(other.stop)
+        a, = self.engines(beside={"socket": other.socket})
+        prompts = [prompt(25 + i, 700) for i in range(2)]
+        self.same(prompts, a.generate(prompts)[0])
+        for socket in (self.daemon.socket, other.socket):
+            e = Engine(socket, self.model)
+            self.addCleanup(e.close)
+            tokens, hits = e.ready().generate(prompts)
+            self.same(prompts, tokens)
+            self.assertEqual(hits, [640] * 2)
+        self.daemon.process.kill()
+        b, = self.engines(beside={"socket": other.socket}, settings={"connect_timeout": 0.5})
+        tokens, hits = b.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(hits, [640] * 2)
+
     def test_a_salt_keeps_apart(self):
         a, b = self.engines(2)
         prompts = [prompt(30, 700)]
@@ -161,6 +238,26 @@ class RealVllm(unittest.TestCase):
         tokens, hits = b.generate(prompts, transfer=handover)
         self.same(prompts, tokens)
         self.assertEqual(hits, [640])
+
+    def test_prefill_and_decode_by_http(self):
+        servers = [Server(self.daemon.socket, self.model) for _ in range(2)]
+        for s in servers:
+            self.addCleanup(s.close)
+        for s in servers:
+            s.ready()
+        door = prefill_decode_proxy.serve("127.0.0.1:0", [servers[0].url], [servers[1].url])
+        threading.Thread(target=door.serve_forever, daemon=True).start()
+        self.addCleanup(door.server_close)
+        self.addCleanup(door.shutdown)
+        asked = prompt(95, 700)
+        body = {"model": self.model, "prompt": asked, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True}
+        request = urllib.request.Request(f"http://127.0.0.1:{door.server_port}/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            answer = json.load(response)
+        self.same([asked], [answer["choices"][0]["token_ids"]])
+        self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 640)
 
     def test_preemption(self):
         (e,) = self.engines(num_gpu_blocks_override=26, max_model_len=2048)

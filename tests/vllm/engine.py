@@ -116,26 +116,62 @@ class Tensor:
         return self.array.itemsize
 
 
+class HostPages:
+    """A rank's memory on the host: numpy arrays in memory that can be shared."""
+
+    def __init__(self, size):
+        self.memory = SharedMemory(size)
+        self.whole = np.frombuffer(self.memory.buffer, np.float32)
+
+    tensor = Tensor
+
+    def put(self, page, row):
+        page[:] = row
+
+    def get(self, pages):
+        return pages
+
+
+class GpuPages:
+    """The same on a GPU, by torch; the model still computes on the host."""
+
+    def __init__(self, size):
+        import torch
+        self.torch = torch
+        self.whole = torch.empty(size // 4, dtype=torch.float32, device="cuda")
+
+    @staticmethod
+    def tensor(array):
+        return array
+
+    def put(self, page, row):
+        page[:] = self.torch.from_numpy(row).cuda()
+
+    def get(self, pages):
+        return pages.cpu().numpy()
+
+
 class Rank:
     """A worker: a share of the KV heads in its own pages, and its half of the connector."""
 
     def __init__(self, engine, number, heads):
         self.heads, o = heads, engine.options
         n, shape = len(heads), (engine.blocks, BLOCK, len(heads), M.HEAD)
-        self.memory = SharedMemory(M.LAYERS * 2 * int(np.prod(shape)) * 4)
-        whole = np.frombuffer(self.memory.buffer, np.float32)
+        self.memory = (GpuPages if o.gpu else HostPages)(M.LAYERS * 2 * int(np.prod(shape)) * 4)
+        whole, tensor = self.memory.whole, self.memory.tensor
         if o.layout == "split":  # K and V in front
             self.pages = list(whole.reshape(M.LAYERS, 2, *shape))
+            self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(self.pages)}
         elif o.layout == "fused":  # K and V of a block side by side
             pages = whole.reshape(M.LAYERS, engine.blocks, 2, BLOCK, n, M.HEAD)
             self.pages = [layer.swapaxes(0, 1) for layer in pages]
-            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(pages)}
-        else:  # "cross": all layers of a block side by side
+            self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(pages)}
+        else:  # "cross", "packed": all layers of a block side by side, in one tensor or in views of it
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
-            self.tensors = {"all": Tensor(pages)}
-        if o.layout == "split":
-            self.tensors = {f"layers.{i}": Tensor(layer) for i, layer in enumerate(self.pages)}
+            self.tensors = {"all": tensor(pages)}
+            if o.layout == "packed":
+                self.tensors = {f"layers.{i}": tensor(pages[:, i]) for i in range(M.LAYERS)}
         whole[:] = np.nan  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:
@@ -146,15 +182,24 @@ class Rank:
             else:
                 self.connector.register_kv_caches(self.tensors)
 
+    def write(self, layer, block, row, k, v):
+        self.memory.put(self.pages[layer][0, block, row], k[self.heads])
+        self.memory.put(self.pages[layer][1, block, row], v[self.heads])
+
+    def read(self, layer, blocks):
+        """K and V of these blocks' tokens."""
+        return self.memory.get(self.pages[layer][:, blocks]).reshape(2, -1, len(self.heads), M.HEAD)
+
 
 class Engine:
     def __init__(self, model, connector=None, *, blocks=64, ranks=1, replicated=False, layout="split", budget=64,
-                 batch=4, **extra):
-        """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads."""
+                 batch=4, gpu=False, role="kv_both", handshake=True, **extra):
+        """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads. handshake
+        false: another connector's reaches the scheduler in its place."""
         self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
-        self.options = SimpleNamespace(layout=layout)
+        self.options = SimpleNamespace(layout=layout, gpu=gpu)
         self.connector_class = connector
-        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra)
+        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra, role)
         heads = range(M.KV_HEADS)
         share = M.KV_HEADS // (1 if replicated else ranks)
         self.ranks = [Rank(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
@@ -162,13 +207,17 @@ class Engine:
         self.connector = None
         if connector is not None:
             self.connector = connector(self.config, KVConnectorRole.SCHEDULER, self.kv_config)
-            self.connector.set_xfer_handshake_metadata(
-                {r: rank.connector.get_handshake_metadata() for r, rank in enumerate(self.ranks)})
+            self.shake_hands(handshake)
         self.pool = Pool(blocks)
         self.requests, self.waiting, self.loading, self.running = {}, deque(), [], []
         self.finished, self.received, self.failed = set(), set(), set()
+        self.lost, self.reset_lost = set(), set()  # preempted since the last step; by reset_prefix_cache
         self.reports = {"sent": {}, "received": {}}
         self.steps = self.loaded_tokens = self.preemptions = self.recomputed = 0
+
+    def shake_hands(self, ours=True):
+        self.connector.set_xfer_handshake_metadata(
+            {r: rank.connector.get_handshake_metadata() if ours else object() for r, rank in enumerate(self.ranks)})
 
     # ---- scheduler ----
 
@@ -182,8 +231,9 @@ class Engine:
                               scheduled_cached_reqs=SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[],
                                                                     num_computed_tokens=[]))
         left = self._schedule_running(out, self.budget)
-        if not out.preempted_req_ids:
+        if not self.lost - self.reset_lost:
             self._schedule_waiting(out, left)
+        out.preempted_req_ids, self.lost, self.reset_lost = self.lost, set(), set()
         out.finished_req_ids, self.finished = self.finished, set()
         out.meta = self.connector.build_connector_meta(out) if self.connector else None
         for name, n in out.num_scheduled_tokens.items():
@@ -198,7 +248,8 @@ class Engine:
             new = self.pool.allocate(request, request.num_computed_tokens + n)
             if new is None:
                 victim = self.running.pop()
-                self._preempt(victim, out)
+                assert victim.request_id not in out.num_scheduled_tokens
+                self._preempt(victim)
                 if victim is request:
                     break
                 continue
@@ -208,13 +259,12 @@ class Engine:
             i += 1
         return left
 
-    def _preempt(self, request, out):
-        assert request.request_id not in out.num_scheduled_tokens
+    def _preempt(self, request):
         self.pool.release(request)
         request.num_computed_tokens, request.status = 0, "preempted"
         request.num_preemptions += 1
         self.preemptions += 1
-        out.preempted_req_ids.add(request.request_id)
+        self.lost.add(request.request_id)
         self.waiting.appendleft(request)
 
     def _scheduled(self, out, request, n, blocks, resumed):
@@ -303,13 +353,13 @@ class Engine:
         """Finished loads and stores of every rank, failed blocks, and the logits of whoever's tokens are all there."""
         connectors = [rank.connector for rank in self.ranks if rank.connector is not None]
         for connector in connectors:
-            if out.preempted_req_ids:
-                connector.handle_preemptions(out.meta)
+            connector.handle_preemptions(out.meta)
             connector.bind_connector_metadata(out.meta)
             if out.has_sync_kv_loads:
                 connector.start_load_kv(None)
         logits = self._forward(out, connectors) if out.num_scheduled_tokens else {}
-        done = SimpleNamespace(finished_sending=set(), finished_recving=set(), invalid_block_ids=set())
+        done = SimpleNamespace(finished_sending=set(), finished_recving=set(), invalid_block_ids=set(),
+                               kv_connector_worker_meta=None)
         for connector in connectors:
             if not out.has_sync_kv_loads:
                 connector.start_load_kv(None)
@@ -318,6 +368,9 @@ class Engine:
             done.finished_sending |= self._all_ranks("sent", sent)
             done.finished_recving |= self._all_ranks("received", received)
             done.invalid_block_ids |= connector.get_block_ids_with_load_errors()
+            meta = connector.build_connector_worker_meta()
+            before = done.kv_connector_worker_meta
+            done.kv_connector_worker_meta = before.aggregate(meta) if before and meta else before or meta
             connector.clear_connector_metadata()
         return done, logits
 
@@ -354,16 +407,14 @@ class Engine:
     def _write(self, layer, request, position, k, v):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK
         for rank in self.ranks:
-            rank.pages[layer][0, block, row] = k[rank.heads]
-            rank.pages[layer][1, block, row] = v[rank.heads]
+            rank.write(layer, block, row, k, v)
 
     def _read(self, layer, request, tokens):
         """K and V of the first tokens, heads of all ranks side by side."""
         blocks = self.pool.requests[request.request_id][: -(-tokens // BLOCK)]
         both = np.empty((2, tokens, M.KV_HEADS, M.HEAD), np.float32)
         for rank in self.ranks:
-            pages = rank.pages[layer][:, blocks].reshape(2, -1, len(rank.heads), M.HEAD)
-            both[:, :, rank.heads] = pages[:, :tokens]
+            both[:, :, rank.heads] = rank.read(layer, blocks)[:, :tokens]
         return both
 
     # ---- what came of a step ----
@@ -436,6 +487,30 @@ class Engine:
         self.update(out, done, logits)
         self.steps += 1
 
+    def reset_prefix_cache(self, external=False):
+        """Between steps: all that run lose their blocks, and may be scheduled again in the next step."""
+        while self.running:
+            self.reset_lost.add(self.running[-1].request_id)
+            self._preempt(self.running.pop())
+        assert len(self.pool.free) == self.blocks - 1
+        self.pool.of_hash.clear()
+        self.pool.hash_of.clear()
+        return not external or self.connector.reset_cache() is not False
+
+    def sleep(self):
+        """Pages lose what was in them."""
+        self.reset_prefix_cache()
+        for rank in self.ranks:
+            for _ in range(2):
+                rank.connector.unregister_kv_caches()
+            rank.memory.whole[:] = np.nan
+
+    def wake(self):
+        for rank in self.ranks:
+            for _ in range(2):
+                rank.connector.restore_kv_caches()
+        self.shake_hands()
+
     def close(self):
         for rank in self.ranks:
             if rank.connector is not None:
@@ -445,7 +520,7 @@ class Engine:
             self.connector.shutdown()
 
 
-def configuration(blocks, ranks, replicated, extra):
+def configuration(blocks, ranks, replicated, extra, role="kv_both"):
     """As much of VllmConfig and KVCacheConfig as connectors read."""
     spec = type("FullAttentionSpec", (), {"block_size": BLOCK})()
     config = SimpleNamespace(
@@ -454,7 +529,10 @@ def configuration(blocks, ranks, replicated, extra):
                                      cache_dtype="auto", calculate_kv_scales=False),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         speculative_config=None,
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute"),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute",
+                                           is_kv_producer=role != "kv_consumer",
+                                           is_kv_consumer=role != "kv_producer"),
     )
     kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], num_blocks=blocks)
     return config, kv_config

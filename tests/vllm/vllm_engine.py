@@ -28,11 +28,15 @@ def start(options):
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    settings = options.pop("connector")
+    settings, beside = options.pop("connector"), options.pop("beside", None)
+    ours = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector", "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": settings}
+    if beside is not None:
+        both = [ours, {**ours, "kv_connector_extra_config": beside}]
+        ours = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"connectors": both}}
     if settings is not None:
-        options["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
-            kv_load_failure_policy="recompute", kv_connector_extra_config=settings)
+        options["kv_transfer_config"] = KVTransferConfig(**ours)
     return LLM(skip_tokenizer_init=True, dtype="float32", enforce_eager=True, **{"max_model_len": 4096, **options})
 
 

@@ -82,6 +82,7 @@ class RegionSpec(Structure):
         ("n_memory", c_uint32),
         ("planes", POINTER(Plane)),
         ("n_planes", c_uint32),
+        ("ring_region", c_uint32),
     ]
 
 

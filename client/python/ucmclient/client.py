@@ -146,7 +146,13 @@ class _Handle:
     def handle(self) -> int:
         if self._handle is None:
             raise UcmError(Status.INVALID, f"this {type(self).__name__} is closed")
+        if self._gone():
+            raise UcmError(Status.DISCONNECTED, f"this {type(self).__name__}'s client is closed")
         return self._handle
+
+    def _gone(self) -> bool:
+        """The library has freed it, with its client."""
+        return False
 
     def _take(self) -> Optional[int]:
         with self._closing:
@@ -248,6 +254,9 @@ class Namespace(_Handle):
         self.client = client
         self.identity = identity
         self._handle = out.value
+
+    def _gone(self) -> bool:
+        return self.client.closed
 
     def close(self) -> None:
         handle = self._take()
@@ -373,6 +382,9 @@ class Region(_Handle):
         self._owners = [m.owner for m in memory]
         self._handle = out.value
 
+    def _gone(self) -> bool:
+        return self.ns.client.closed
+
     def unregister(self, timeout: Optional[float] = None) -> None:
         """Returns when the daemon has closed its mapping; on failure the region stays."""
         handle = self.handle
@@ -465,6 +477,9 @@ class Task(_Handle):
         self.client = client
         self._keys = n
         self._handle = out.value
+
+    def _gone(self) -> bool:
+        return self.client.closed
 
     def close(self) -> None:
         handle = self._take()

@@ -126,8 +126,9 @@ def _descriptor(pointer: int) -> Optional[int]:
         if _cuda().cuMemExportToShareableHandle(byref(fd), handle, _POSIX_FD, c_uint64(0)) != 0:
             raise UcmError(
                 Status.DEVICE,
-                "this GPU memory was made so that it can't be shared (expandable segments without handles): "
-                "unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF",
+                "this GPU memory was made so that it can't be shared (expandable segments without handles, or an "
+                "engine's sleep mode): unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, or start vLLM without "
+                "--enable-sleep-mode",
             )
     finally:
         _cuda().cuMemRelease(handle)

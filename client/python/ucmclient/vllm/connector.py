@@ -11,7 +11,9 @@ workers said (get_handshake_metadata).
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Optional
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as _base
@@ -26,7 +28,6 @@ from ..client import Identity
 from ..memory import SharedMemory, in_shared_memory
 from .identity import Unsupported, block_tokens, check_engine, identity_of, ranks_of
 from .layout import layout_of
-from .link import Link
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
@@ -42,6 +43,8 @@ _missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
 if _missing:
     raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
 
+#: How workers answer with a step's output; only asynchronous loads do without.
+_ProgressBase: Any = getattr(_base, "KVConnectorWorkerMetadata", None)
 _HandshakeBase: Any = getattr(_base, "KVConnectorHandshakeMetadata", object)
 _GroupsBase: Any = getattr(_base, "SupportsHMA", object)
 
@@ -56,11 +59,27 @@ class UcmHandshake(_HandshakeBase):
     identity: Identity
 
 
+@dataclass
+class UcmProgress(_ProgressBase or object):
+    """The plan that a worker has carried out, 0 for none that was asked for; and what it would have told in the handshake,
+    where that did not reach the scheduler's half (MultiConnector passes one connector's on)."""
+
+    number: int
+    identities: frozenset[Identity] = frozenset()
+
+    def aggregate(self, other: "UcmProgress") -> "UcmProgress":
+        return UcmProgress(min(self.number, other.number), self.identities | other.identities)
+
+
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._settings = Settings.parse(transfer.kv_connector_extra_config or {})
+        self._settings = Settings.parse(transfer.kv_connector_extra_config or {}).for_role(
+            getattr(transfer, "is_kv_producer", True), getattr(transfer, "is_kv_consumer", True)
+        )
+        if not self._settings.async_load and _ProgressBase is None:
+            raise Unsupported("this vLLM can't tell what came of a load within a step: async_load has to be true")
         self._config = vllm_config
         self._kv_config = kv_cache_config
         self._worker: Optional[WorkerHalf] = None
@@ -81,7 +100,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """All layers of a block side by side are one large copy."""
-        return not self._settings.layerwise
+        return self._settings.block_layout and not self._settings.layerwise
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
+        """The same, as vLLM from 0.31 on has it; backends that can't do it keep theirs."""
+        if find_spec("vllm.v1.kv_cache_layout") is None:
+            return None
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        return "BLNHC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -93,10 +120,10 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
         if not on_gpu:
             self._shared = _share(kv_caches)
-        layout = layout_of(kv_caches, self._kv_config.num_blocks)
+        layout = layout_of(kv_caches, self._kv_config.num_blocks, self._settings.layerwise)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
-        self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings)
+        self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings, _engine(self._config))
         self._worker = WorkerHalf(
             self._settings,
             self._identity,
@@ -160,6 +187,14 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.failed_blocks() if self._worker is not None else set()
 
+    def build_connector_worker_meta(self) -> Optional[UcmProgress]:
+        if self._worker is None or _ProgressBase is None or self._identity is None:
+            return None
+        plan = self._plan()
+        if not plan.number and plan.connected:
+            return None
+        return UcmProgress(plan.number, frozenset() if plan.connected else frozenset((self._identity,)))
+
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -169,10 +204,13 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     # ---- scheduler ----
 
     def set_xfer_handshake_metadata(self, metadata: dict[Any, Any]) -> None:
-        identities = {handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)}
-        if len(identities) != 1:
-            raise Unsupported(f"the engine's {len(metadata)} ranks keep their KV in {len(identities)} different ways")
-        self._scheduler.connect(Link(self._settings, identities.pop(), f"vllm-scheduler-{os.getpid()}"))
+        self._connect({handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)})
+
+    def _connect(self, identities: Collection[Identity]) -> None:
+        if len(identities) > 1:
+            raise Unsupported(f"the engine's ranks keep their KV in {len(identities)} different ways")
+        for identity in identities:
+            self._scheduler.connect(identity, f"vllm-scheduler-{os.getpid()}")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[Optional[int], bool]:
         return self._scheduler.matched_tokens(request, num_computed_tokens)
@@ -180,11 +218,29 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """For vLLM's statistics."""
+        slow = min(self._scheduler.from_nvme(request), num_external_tokens)
+        tiers = {_base.CacheHitSource.HOST: num_external_tokens - slow, _base.CacheHitSource.DISK: slow}
+        return {tier: tokens for tier, tokens in tiers.items() if tokens}
+
     def build_connector_meta(self, scheduler_output: Any) -> UcmMetadata:
         return UcmMetadata(self._scheduler.step(scheduler_output))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._scheduler.received(connector_output.finished_recving, connector_output.invalid_block_ids)
+        progress = getattr(connector_output, "kv_connector_worker_meta", None)
+        if not isinstance(progress, UcmProgress):
+            progress = UcmProgress(0)
+        self._connect(progress.identities)
+        self._scheduler.received(
+            connector_output.finished_recving, connector_output.invalid_block_ids, progress.number
+        )
+
+    def reset_cache(self) -> bool:
+        if not self._settings.keep_on_reset:
+            logger.warning("the cache was reset: this engine shares with no other until it is started again")
+            self._scheduler.reset()
+        return True
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
         return self._scheduler.finished(request, block_ids)
@@ -193,6 +249,21 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, Optional[dict[str, Any]]]:
         return self.request_finished(request, block_ids[0])
+
+
+def _engine(config: Any) -> dict[str, Any]:
+    """Who arranges a block's bytes, in ways that shapes don't tell."""
+    import vllm
+
+    known: dict[str, Any] = {"vllm": ".".join(str(getattr(vllm, "__version__", "")).split(".")[:2])}
+    try:
+        from vllm.config import get_layers_from_vllm_config
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    except ImportError:
+        return known
+    layers = get_layers_from_vllm_config(config, AttentionLayerBase).values()
+    known["backends"] = sorted({layer.get_attn_backend().get_name() for layer in layers})
+    return known
 
 
 def _tensor_parallel_rank() -> int:

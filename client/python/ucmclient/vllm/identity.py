@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from ..client import Identity
 from .layout import Layout
@@ -48,9 +48,15 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
             "attention), which are not supported; models with sliding windows work with "
             "--disable-hybrid-kv-cache-manager"
         )
-    spec = type(groups[0].kv_cache_spec).__name__
-    if spec not in _SPECS:
-        raise Unsupported(f"KV cache of kind {spec} is not supported: only full attention and MLA are")
+    spec = groups[0].kv_cache_spec
+    for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
+        if type(one).__name__ not in _SPECS:
+            raise Unsupported(
+                f"KV cache of kind {type(one).__name__} is not supported: only full attention and MLA are"
+            )
+    hashed = getattr(kv_cache_config, "hash_block_size", None)
+    if hashed not in (None, spec.block_size):
+        raise Unsupported(f"the engine hashes {hashed} tokens and keeps {spec.block_size} in a block: they must agree")
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("pipeline parallelism is not supported: use --pipeline-parallel-size 1")
     if getattr(parallel, "decode_context_parallel_size", 1) > 1:
@@ -113,22 +119,50 @@ def _weights(config: Any, settings: Settings) -> str:
     model = config.model_config
     hf_config = getattr(model, "hf_config", None)
     known = {
+        "model": str(model.model),
         "revision": settings.revision if settings.revision is not None else getattr(model, "revision", None),
+        "commit": getattr(hf_config, "_commit_hash", None),
+        "files": _files(str(model.model)) if settings.revision is None else None,
+        "load_format": str(getattr(getattr(config, "load_config", None), "load_format", None)),
         "quantization": str(getattr(model, "quantization", None)),
         "dtype": str(getattr(model, "dtype", None)),
         "config": hf_config.to_dict() if hf_config is not None else None,
+        "long": _long_rope(model),
+        "windows": not getattr(model, "disable_sliding_window", False),
     }
-    name = known["revision"] or ""
-    return f"{name}#{_digest(known)}"
+    name = str(known["revision"] or known["commit"] or "")
+    return f"{name[:128]}#{_digest(known)}"
 
 
-def identity_of(config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings) -> Identity:
+def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
+    """Of a model that is a folder: weights written over are others."""
+    if not os.path.isdir(folder):
+        return None
+    with os.scandir(folder) as entries:
+        files = [e for e in entries if e.is_file() and e.name.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
+        return sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in files)
+
+
+def _long_rope(model: Any) -> bool:
+    """Models with two sets of rotary factors use the long one for all requests of an engine that takes long ones."""
+    text = getattr(model, "hf_text_config", None) or getattr(model, "hf_config", None)
+    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    short = getattr(text, "original_max_position_embeddings", None)
+    if not short and isinstance(scaling, dict):
+        short = scaling.get("original_max_position_embeddings")
+    return bool(short) and (getattr(model, "max_model_len", None) or 0) > short
+
+
+def identity_of(
+    config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any]
+) -> Identity:
+    """engine: what else arranges the bytes."""
     cache = config.cache_config
     algorithm = cache.prefix_caching_hash_algo
     seed = os.environ.get("PYTHONHASHSEED", "default")
-    salt = json.dumps({"hash": algorithm, "seed": seed, "salt": settings.salt}, sort_keys=True)
+    salt = _digest({"hash": algorithm, "seed": seed, "salt": settings.salt, "engine": engine})
     return Identity(
-        model=str(config.model_config.model)[:256],
+        model=str(config.model_config.model).encode()[:256].decode(errors="ignore"),
         revision=_weights(config, settings),
         dtype=str(cache.cache_dtype),
         layout=layout.name,

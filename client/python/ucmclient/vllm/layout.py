@@ -1,14 +1,19 @@
 """Where an engine's KV tensors keep each block: planes for the daemon, from shapes and strides alone.
 
-A tensor needs data_ptr(), shape, stride(), element_size(); torch is not imported.
+A tensor needs data_ptr(), shape, stride(), element_size(), and may have dtype; torch is not imported.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
+
+#: Planes of one region (proto/limits.h).
+_MAX_PLANES = 2048
 
 
 @dataclass(frozen=True)
@@ -22,64 +27,86 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """Chunks of each layer, layers in the engine's order; `name` tells layouts apart that differ in their bytes."""
+    """Chunks of each shard, in the engine's order of layers; `name` tells layouts apart that differ in their bytes."""
 
     layers: tuple[tuple[Chunk, ...], ...]
     blocks: int
     layer_bytes: int
     name: str
-    #: By the engine's name of a layer, its number here.
+    #: By the engine's name of a layer, the shard that it is, or is in.
     numbers: Mapping[str, int]
 
 
-def _outer(shape: Sequence[int], strides: Sequence[int], blocks: int) -> int:
-    """Which dimension counts blocks: the first one of that size, or of a multiple (kernel blocks), with a dimension of
-    K and V at most before it."""
-    for d in range(min(2, len(shape))):
-        if shape[d] % blocks == 0 and shape[d] >= blocks and (d == 0 or shape[0] == 2):
-            if d == 0 and shape[0] == 2 and blocks in (1, 2) and len(shape) > 1 and shape[1] == blocks:
-                continue  # [K and V, blocks, ...] with as few blocks as that
-            return d
+def _block_dimension(shape: Sequence[int], blocks: int) -> int:
+    """Which dimension counts blocks: the first one that is `blocks`, or a multiple (kernel blocks), with one of K and V
+    at most before it."""
+    if len(shape) > 1:
+        first, second = (n % blocks == 0 and n >= blocks for n in shape[:2])
+        # As few blocks as K and V are: [2, blocks, ...] and [blocks, 2, ...] look alike for 2 of them.
+        if first and not (shape[0] == 2 and blocks < 2 and second):
+            return 0
+        if second and shape[0] == 2:
+            return 1
     raise ValueError(
         f"a KV tensor of shape {tuple(shape)} is not understood: neither its first dimension, nor the one behind K and "
         f"V, counts {blocks} blocks"
     )
 
 
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do these dimensions, in whatever order, fill one piece of memory without a gap?"""
-    expected = 1
-    for stride, size in sorted((t, s) for s, t in zip(shape, strides) if s > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
-    """One chunk, or one for K and one for V."""
+    """The pieces of memory that a block is made of: one, or one for K and one for V, or one a head."""
     shape, strides, element = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
-    d = _outer(shape, strides, blocks)
+    d = _block_dimension(shape, blocks)
+    if d == 0 and shape[0] == 2 == blocks and shape[1] == 2:
+        raise ValueError(f"a KV tensor of shape {shape} is not understood: 2 blocks, or K and V; give it more blocks")
     per_block = shape[d] // blocks  # kernel blocks in a block of the engine's
-    inner_shape, inner_strides = shape[d + 1:], strides[d + 1:]
-    address = tensor.data_ptr()
-    if per_block > 1:
-        inner_shape, inner_strides = (per_block, *inner_shape), (strides[d], *inner_strides)
-    stride = strides[d] * per_block
-    outer = [0] if d == 0 else [i * strides[0] for i in range(shape[0])]
-    if d == 1 and _dense((shape[0], *inner_shape), (strides[0], *inner_strides)):
-        outer, inner_shape, inner_strides = [0], (shape[0], *inner_shape), (strides[0], *inner_strides)
-    elif not _dense(inner_shape, inner_strides):
+    inside = [(strides[d], per_block)] + [(strides[i], shape[i]) for i in range(len(shape)) if i != d]
+    inside = sorted(pair for pair in inside if pair[1] > 1)
+    dense, size = 0, 1
+    for stride, n in inside:
+        if stride != size:
+            break
+        dense, size = dense + 1, size * n
+    stride, apart = strides[d] * per_block, inside[dense:]
+    if any(step < size for step, _ in apart) or stride < size or prod(n for _, n in apart) > _MAX_PLANES:
         raise ValueError(
             f"a KV tensor of shape {shape} and strides {strides} is not understood: a block's bytes do not lie together"
         )
-    size = prod(inner_shape) * element
-    return [Chunk(address + offset * element, stride * element, size) for offset in outer]
+    offsets = [sum(i * step for i, (step, _) in zip(at, apart[::-1])) for at in product(*(range(n) for _, n in apart[::-1]))]
+    return [Chunk(tensor.data_ptr() + offset * element, stride * element, size * element) for offset in offsets]
 
 
-def layout_of(kv_caches: Mapping[str, Any], blocks: int) -> Layout:
-    """Layers in the mapping's order, which the engine builds in the model's. Layers that share one tensor are one."""
-    layers, descriptions = [], []
+def _description(tensor: Any, chunks: Sequence[Chunk], blocks: int) -> str:
+    """Of the bytes' order within a block: shape without the blocks, dimensions from the outermost, type."""
+    d = _block_dimension(tuple(tensor.shape), blocks)
+    inner = [i for i in range(len(tensor.shape)) if i != d]
+    order = sorted(inner, key=lambda i: (-tensor.stride()[i], i))
+    shape = "x".join(str(tensor.shape[i]) for i in inner)
+    split = f"/{tensor.shape[d] // blocks}" if tensor.shape[d] != blocks else ""
+    kind = str(getattr(tensor, "dtype", tensor.element_size())).rpartition(".")[2]
+    return f"{len(chunks)}:{shape}{split}:{''.join(map(str, order))}:{kind}"
+
+
+def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Neighbours made one, in the order given."""
+    out: list[Chunk] = []
+    for chunk in chunks:
+        last = out[-1] if out else None
+        if last and last.stride == chunk.stride and last.address + last.size == chunk.address and (
+            last.size + chunk.size <= last.stride
+        ):
+            out[-1] = Chunk(last.address, last.stride, last.size + chunk.size)
+        else:
+            out.append(chunk)
+    return out
+
+
+def layout_of(kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False) -> Layout:
+    """Layers in the mapping's order, which the engine builds in the model's. Layers that share one tensor are one. Where
+    all layers of a block lie side by side, or layers differ in size, they are one shard, unless they are loaded one by
+    one."""
+    layers: list[tuple[Chunk, ...]] = []
+    descriptions: list[str] = []
     seen: dict[tuple[Chunk, ...], int] = {}
     numbers = {}
     for name, tensor in kv_caches.items():
@@ -88,17 +115,21 @@ def layout_of(kv_caches: Mapping[str, Any], blocks: int) -> Layout:
         if numbers[name] < len(layers):
             continue
         layers.append(chunks)
-        d = _outer(tuple(tensor.shape), tuple(tensor.stride()), blocks)
-        shape = [n for i, n in enumerate(tensor.shape) if i != d]
-        order = sorted(range(len(tensor.shape)), key=lambda i: (-tensor.stride()[i], i))
-        order = [i for i in order if i != d]
-        descriptions.append(f"{len(chunks)}:{'x'.join(map(str, shape))}:{''.join(map(str, order))}")
+        descriptions.append(_description(tensor, chunks, blocks))
     if not layers:
         raise ValueError("the engine has no KV tensors to register")
     sizes = {sum(chunk.size for chunk in layer) for layer in layers}
+    whole = _joined([chunk for layer in layers for chunk in layer])
+    if not layerwise and len(layers) > 1 and (len(whole) == 1 or len(sizes) > 1):
+        layers, numbers = [tuple(whole)], dict.fromkeys(numbers, 0)
+        sizes = {sum(chunk.size for chunk in whole)}
     if len(sizes) > 1:
         raise ValueError(
-            f"layers keep {sorted(sizes)} bytes of a block; layers of different sizes are not supported"
+            f"layers keep {sorted(sizes)} bytes of a block; loading layer by layer needs layers of one size: set "
+            "layerwise to false"
         )
-    names = sorted(set(descriptions))
-    return Layout(tuple(layers), blocks, sizes.pop(), "vllm/1:" + ",".join(names), numbers)
+    if sum(map(len, layers)) > _MAX_PLANES:
+        raise ValueError(f"the KV tensors keep a block in {sum(map(len, layers))} pieces, more than {_MAX_PLANES}")
+    order = hashlib.sha256("\n".join(descriptions).encode()).hexdigest()[:16]
+    name = f"vllm/2:{len(layers)}of{len(descriptions)}:{order}:{descriptions[0]}"
+    return Layout(tuple(layers), blocks, sizes.pop(), name[:256], numbers)

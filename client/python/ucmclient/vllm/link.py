@@ -38,6 +38,8 @@ class Link:
         self._ns: Optional[Namespace] = None
         self._region: Optional[Region] = None
         self._silent_until = 0.0
+        #: The engine's memory is not there.
+        self._asleep = False
         try:
             self._open()
         except UcmError as error:
@@ -53,17 +55,31 @@ class Link:
         client = Client(self.settings.socket, self.name, timeout=timeout)
         try:
             ns = client.namespace(self.identity, timeout=timeout)
-            region = self.setup(ns, timeout) if self.setup is not None else None
+            while not self._publish(client, ns, timeout):
+                pass
         except BaseException:
             client.close()
             raise
+
+    def _publish(self, client: Client, ns: Namespace, timeout: float) -> bool:
+        """False: the engine has fallen asleep, or woken up, meanwhile."""
+        asleep, region = self._asleep, None
+        if self.setup is not None and not asleep:
+            region = self.setup(ns, timeout)
         with self._lock:
             if self._closed.is_set():
                 client.close()
-                return
-            self._client, self._ns, self._region = client, ns, region
+                return True
+            if asleep == self._asleep:
+                self._client, self._ns, self._region = client, ns, region
+                return True
+        if region is not None:
+            region.unregister(timeout=timeout)
+        return False
 
     def _look_for_it(self) -> None:
+        if self._search is not None and self._search.is_alive():
+            return
         self._search = threading.Thread(target=self._searching, name=f"{self.name}-search", daemon=True)
         self._search.start()
 
@@ -112,18 +128,29 @@ class Link:
             logger.error("ucmd refused a call: %s", error)
 
     def release(self, lease: int) -> None:
-        if lease and self._client is not None:
+        """One that can't be given back runs out."""
+        if lease and self._client is not None and time.monotonic() >= self._silent_until:
             self.ask(self._client.release, lease, timeout=self.settings.lookup_timeout)
 
     def drop_region(self) -> None:
-        """Returns when the daemon has let go of the memory."""
-        region, self._region = self._region, None
-        if region is not None:
+        """Returns when the daemon has let go of the memory; one that does not answer lets go with the connection."""
+        with self._lock:
+            self._asleep = True
+            region, self._region = self._region, None
+        if region is None:
+            return
+        try:
             region.unregister(timeout=self.settings.connect_timeout)
+        except UcmError as error:
+            logger.error("ucmd does not let go of the memory (%s): the connection is made anew", error)
+            self.cut()
 
     def restore_region(self) -> None:
-        if self._ns is not None and self._region is None and self.setup is not None:
-            self._region = self.ask(self.setup, self._ns, self.settings.connect_timeout)
+        with self._lock:
+            self._asleep = False
+            ns = self._ns if self._region is None else None
+        if ns is not None and self.setup is not None:
+            self._region = self.ask(self.setup, ns, self.settings.connect_timeout)
 
     def cut(self) -> None:
         """Ends the connection, and with it all that the daemon does for it; another one is looked for."""

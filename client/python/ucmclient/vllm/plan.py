@@ -22,3 +22,7 @@ class Plan:
     preempted: set[str] = field(default_factory=set)
     #: Requests that are over, whose blocks are kept until every rank has said that no store reads them.
     ended: set[str] = field(default_factory=set)
+    #: Which plan this is; not 0: the workers say when they have carried it out.
+    number: int = 0
+    #: The scheduler's half knows the namespace; if not, the workers name it.
+    connected: bool = True

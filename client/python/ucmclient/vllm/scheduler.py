@@ -4,7 +4,11 @@ Knows vLLM's objects by a few of their attributes (request_id, block_hashes, num
 and imports nothing of it.
 
 Promises: a hit is leased until it has been loaded, or its request is gone; a block is stored once its last token's KV
-is computed by the step that the store is told with; a request's blocks are not given back while a store reads them.
+is computed by the step that the store is told with, from valid blocks; a request's blocks are not given back while a
+store reads them.
+
+A load within a step may fail when every rank has computed with what it should have brought. Stores of such a step, and
+of those that were scheduled before its outcome was known, are held until all ranks have told the outcome.
 """
 
 from __future__ import annotations
@@ -15,9 +19,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ..client import Identity
 from .link import Link
+from .nvme import NvmeRate
 from .plan import Copy, Plan
 from .settings import Settings
+
+#: Keys of one request to the daemon (proto/limits.h).
+_MAX_KEYS = 16384
 
 #: In a request's kv_transfer_params: a prefill instance is asked for its answer's, which the decode instance is given.
 PREFILL, HANDOVER = "ucmd_prefill", "ucmd_blocks"
@@ -30,6 +39,8 @@ class _Promise:
     blocks: int
     lease: int
     until: float
+    #: How many of them are not in DRAM.
+    on_nvme: int = 0
     #: The engine has the blocks before this one itself.
     start: int = 0
 
@@ -37,8 +48,10 @@ class _Promise:
 @dataclass
 class _Request:
     vllm: Any
-    #: Of its LoRA adapter; empty for none.
-    adapter: bytes = b""
+    #: Hashed into its keys; empty: they are the engine's own.
+    prefix: bytes = b""
+    #: How often it had been preempted when its blocks were given to it.
+    preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
     #: Blocks that are stored, or told to be.
     stored: int = 0
@@ -46,6 +59,13 @@ class _Request:
     told: bool = False
     promise: Optional[_Promise] = None
     loading: bool = False
+    began: float = 0.0
+    #: Tokens of the load that come from NVMe.
+    slow: int = 0
+    #: The engine's block ids that its latest load is to fill.
+    loads: frozenset[int] = frozenset()
+    #: It was computed from blocks whose load, for another request, failed: it is not stored.
+    tainted: bool = False
     #: A load of it failed: it is computed, lest it try for ever.
     failed: bool = False
     #: Until then blocks that were handed over are waited for.
@@ -53,9 +73,28 @@ class _Request:
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
-        if self.adapter:
-            hashes = [hashlib.sha256(self.adapter + key).digest()[: len(key)] for key in hashes]
+        if self.prefix:
+            hashes = [hashlib.sha256(self.prefix + key).digest()[: len(key)] for key in hashes]
         return b"".join(hashes)
+
+    def preempted(self) -> bool:
+        """Since this was last asked: then it has lost its blocks, and stores of them may have been cancelled."""
+        times = getattr(self.vllm, "num_preemptions", 0)
+        if times == self.preemptions:
+            return False
+        self.preemptions = times
+        self.blocks, self.stored, self.told, self.loads = [], 0, False, frozenset()
+        return True
+
+
+@dataclass
+class _Held:
+    """A store that waits for the outcome of the plans up to this one."""
+
+    plan: int
+    request: _Request
+    first: int
+    copy: Copy
 
 
 def adapter_of(request: Any) -> bytes:
@@ -79,20 +118,44 @@ class SchedulerHalf:
         self.link: Optional[Link] = None
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
+        self._nvme = NvmeRate(settings)
+        #: Drawn when the engine says that all KV of before is void; in the keys from then on.
+        self._epoch = b""
+        #: Numbers: of the latest plan, of the latest with loads within its step, of the latest whose outcome is known.
+        self._number = self._risky = self._known = 0
+        self._held: list[_Held] = []
+        #: The engine's block ids that a failed load within a step has left invalid: the request that computes them again.
+        self._invalid: dict[int, str] = {}
+        #: Requests that are over, and have stores that are held.
+        self._ending: set[str] = set()
 
-    def connect(self, link: Link) -> None:
-        self.link = link
+    def connect(self, identity: Identity, name: str) -> None:
+        """An engine that has slept hands over the same identity again: the connection stays."""
+        if self.link is not None and self.link.identity == identity:
+            return
+        for tracked in self._requests.values():
+            self._release(tracked)
+        self.close()
+        self.link = Link(self.settings, identity, name)
 
     def close(self) -> None:
         if self.link is not None:
             self.link.close()
+
+    def reset(self) -> None:
+        """Nothing that was stored before is loaded by this engine again. Its weights may be others now, which no other
+        engine can know: from here on it shares with itself alone."""
+        self._epoch = os.urandom(16)
+        for tracked in self._requests.values():
+            self._release(tracked)
+            tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
 
     # ---- lookups ----
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed. None: ask
         again, a prefill instance is still storing them."""
-        if self.link is None or not self.settings.load:
+        if self.link is None or not self.settings.load or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._tracked(request)
         promise = self._promise(tracked)
@@ -103,13 +166,24 @@ class SchedulerHalf:
             return 0, False
         promise.start = computed // self.block_tokens
         tokens = min(promise.blocks * self.block_tokens, request.num_tokens - 1) - computed
-        if tokens < max(1, self.settings.min_load_tokens):
-            self._release(tracked)
-            return 0, False
-        return tokens, self.settings.async_load
+        slow = min(promise.on_nvme, promise.blocks - promise.start) * self.block_tokens
+        if tokens >= max(1, self.settings.min_load_tokens):
+            if self._nvme.worth(tokens, slow):
+                return tokens, self.settings.async_load
+            self._nvme.bring_in(self.link, tracked.keys(promise.start, promise.blocks), slow)
+        self._release(tracked)
+        return 0, False
 
     def _tracked(self, request: Any) -> _Request:
-        return self._requests.setdefault(request.request_id, _Request(request, adapter=adapter_of(request)))
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            tracked = _Request(request, self._prefix(request), getattr(request, "num_preemptions", 0))
+            self._requests[request.request_id] = tracked
+        tracked.preempted()
+        return tracked
+
+    def _prefix(self, request: Any) -> bytes:
+        return self._epoch + adapter_of(request)
 
     def _promise(self, tracked: _Request) -> Optional[_Promise]:
         """vLLM asks for a waiting request again in every step: a promise that still holds is kept. The engine's own
@@ -118,7 +192,7 @@ class SchedulerHalf:
         if promise and time.monotonic() < promise.until:
             return promise
         self._release(tracked)
-        keys = tracked.keys(0, len(tracked.vllm.block_hashes))
+        keys = tracked.keys(0, min(len(tracked.vllm.block_hashes), _MAX_KEYS))
         ns = self.link.ns if self.link is not None else None
         if not keys or ns is None:
             return None
@@ -131,7 +205,8 @@ class SchedulerHalf:
         if hits.blocks == 0:
             return None
         # Half of the lease is left for the load.
-        tracked.promise = _Promise(hits.blocks, hits.lease, time.monotonic() + self.settings.lease / 2)
+        until = time.monotonic() + self.settings.lease / 2
+        tracked.promise = _Promise(hits.blocks, hits.lease, until, hits.blocks - hits.in_dram)
         return tracked.promise
 
     def _handed_over(self, tracked: _Request) -> int:
@@ -142,7 +217,7 @@ class SchedulerHalf:
             return 0
         if tracked.wait_until == 0.0:
             tracked.wait_until = time.monotonic() + self.settings.handover_wait
-        return min(blocks, len(tracked.vllm.block_hashes))
+        return min(blocks, len(tracked.vllm.block_hashes), _MAX_KEYS)
 
     def _release(self, tracked: _Request) -> None:
         promise, tracked.promise = tracked.promise, None
@@ -161,12 +236,30 @@ class SchedulerHalf:
                 self._release(tracked)
             return
         first, end = promise.start, promise.start + -(-tokens // self.block_tokens)
-        self._plan.loads.append(Copy(request.request_id, tracked.keys(first, end), tracked.blocks[first:end]))
+        copy = Copy(request.request_id, tracked.keys(first, end), tracked.blocks[first:end])
+        self._plan.loads.append(copy)
+        tracked.loads, tracked.began = frozenset(copy.blocks), time.monotonic()
+        tracked.slow = min(promise.on_nvme, end - first) * self.block_tokens
         # A load within a step is over when the request is: its lease lasts until then, or runs out.
         tracked.loading = self.settings.async_load
 
+    def from_nvme(self, request: Any) -> int:
+        """Tokens of what is loaded for it."""
+        tracked = self._requests.get(request.request_id)
+        return tracked.slow if tracked is not None else 0
+
     def step(self, output: Any) -> Plan:
         """What the workers are to do with this step."""
+        self._number += 1
+        if getattr(output, "has_sync_kv_loads", False) or (self._plan.loads and not self.settings.async_load):
+            self._risky = self._number
+        lost = set(getattr(output, "preempted_req_ids", None) or ())
+        for request_id in lost & self._requests.keys():
+            self._requests[request_id].preempted()
+        self._held = [held for held in self._held if held.copy.request not in lost]
+        self._plan.stores = [copy for copy in self._plan.stores if copy.request not in lost]
+        self._forget_invalid(lost)
+        self._end()
         for new in output.scheduled_new_reqs:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
@@ -185,9 +278,9 @@ class SchedulerHalf:
                 tracked.blocks.extend(added[0])
             self._store_computed(tracked, cached.num_computed_tokens[i], output)
         plan, self._plan = self._plan, Plan()
-        plan.preempted = set(getattr(output, "preempted_req_ids", None) or ())
-        for request_id in plan.preempted & self._requests.keys():
-            self._requests[request_id].told, self._requests[request_id].blocks = False, []
+        plan.preempted = lost
+        plan.number = self._number if self._risky > self._known else 0
+        plan.connected = self.link is not None
         return plan
 
     def _store_computed(self, tracked: _Request, computed: int, output: Any) -> None:
@@ -198,27 +291,70 @@ class SchedulerHalf:
     def _store(self, tracked: _Request, end: int) -> None:
         """Only what has a hash: tokens that were proposed, but may be rejected, have none."""
         request = tracked.vllm
+        for block in tracked.blocks[:end] if self._invalid else ():
+            if self._invalid.get(block, request.request_id) != request.request_id:
+                tracked.tainted = True
+            else:
+                self._invalid.pop(block, None)
         end = min(end, len(request.block_hashes), len(tracked.blocks))
-        if not self.settings.store or self.link is None or self.link.ns is None or end <= tracked.stored:
+        if not self.settings.store or self.link is None or self.link.ns is None or tracked.tainted:
             return
-        keys = tracked.keys(tracked.stored, end)
-        self._plan.stores.append(Copy(request.request_id, keys, tracked.blocks[tracked.stored : end]))
-        tracked.stored = end
+        if end <= tracked.stored:
+            return
         tracked.told = True
+        while tracked.stored < end:
+            first, tracked.stored = tracked.stored, min(end, tracked.stored + _MAX_KEYS)
+            copy = Copy(request.request_id, tracked.keys(first, tracked.stored), tracked.blocks[first : tracked.stored])
+            if self._risky > self._known:
+                self._held.append(_Held(self._number, tracked, first, copy))
+            else:
+                self._plan.stores.append(copy)
 
-    def received(self, finished: Any, invalid: Any) -> None:
-        """Loads that the workers have ended, and blocks that failed: those are computed, and stored anew."""
+    def received(self, finished: Any, invalid: Any, number: int) -> None:
+        """Loads that the workers have ended; blocks that failed: those are computed, and stored anew; and the plan that
+        all ranks have carried out by now, 0: not told."""
         for request_id in finished or ():
             tracked = self._requests.get(request_id)
             if tracked is not None:
+                if tracked.loading and not invalid:
+                    self._nvme.measured(tracked.slow, time.monotonic() - tracked.began)
                 tracked.loading = False
                 self._release(tracked)
-        if not invalid:
-            return
+        if invalid:
+            self._failed(invalid)
+        self._known = max(self._known, number)
+        ready = [held for held in self._held if held.plan <= self._known]
+        self._held = [held for held in self._held if held.plan > self._known]
+        self._plan.stores += [held.copy for held in ready]
+        self._end()
+
+    def _failed(self, invalid: Any) -> None:
+        """Whatever is held was computed by steps that may have used them."""
+        for held in self._held:
+            held.request.stored = min(held.request.stored, held.first)
+        self._held = []
         for tracked in self._requests.values():
-            bad = [i for i, block in enumerate(tracked.blocks[: tracked.stored]) if block in invalid]
-            if bad:
-                tracked.stored, tracked.failed = bad[0], True
+            bad = [i for i, block in enumerate(tracked.blocks) if block in invalid]
+            if not bad:
+                continue
+            tracked.failed = True
+            if tracked.blocks[bad[0]] in tracked.loads:
+                tracked.stored = min(tracked.stored, bad[0])
+                if not self.settings.async_load:
+                    self._invalid.update(dict.fromkeys(tracked.blocks[bad[0] :], tracked.vllm.request_id))
+            else:
+                # The other request computes that block again, and perhaps after this one has used it.
+                tracked.tainted = True
+
+    def _forget_invalid(self, requests: set[str]) -> None:
+        if self._invalid:
+            self._invalid = {block: owner for block, owner in self._invalid.items() if owner not in requests}
+
+    def _end(self) -> None:
+        """Requests that are over, once no store of theirs is held."""
+        held = {held.copy.request for held in self._held}
+        self._plan.ended |= self._ending - held
+        self._ending &= held
 
     def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
         """Must the request's blocks be kept until the workers have reported it; and what a decode instance has to know
@@ -227,6 +363,7 @@ class SchedulerHalf:
         if tracked is None:
             return False, None
         self._release(tracked)
+        self._forget_invalid({request.request_id})
         if blocks and not tracked.loading:
             tracked.blocks = list(blocks)
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
@@ -234,7 +371,8 @@ class SchedulerHalf:
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
         if tracked.loading or not tracked.told:
             return False, handover  # vLLM itself waits for a load
-        self._plan.ended.add(request.request_id)
+        self._ending.add(request.request_id)
+        self._end()
         return True, handover
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Optional
 
 
@@ -17,12 +17,17 @@ class Settings:
     async_load: bool = True
     #: With async_load false: begin a layer's attention as soon as that layer is there.
     layerwise: bool = False
+    #: Ask the engine to keep all layers of a block side by side, where its backends can.
+    block_layout: bool = True
     #: Store what this engine computes.
     store: bool = True
     #: Load what is stored.
     load: bool = True
     #: Hits of fewer tokens than this are recomputed: a load costs a round trip.
     min_load_tokens: int = 0
+    #: Tokens that this engine computes in a second. Given, hits on NVMe which would take longer than that are computed,
+    #: and read into DRAM for the next request. 0: they are loaded.
+    prefill_rate: float = 0.0
     #: A lookup that takes longer is a miss.
     lookup_timeout: float = 0.02
     #: For opening and registering: the engine's start waits so long for a daemon that is slow.
@@ -39,10 +44,18 @@ class Settings:
     handover_wait: float = 2.0
     #: Store on NVMe before it counts as stored.
     durable: bool = False
+    #: When the engine resets external caches, too (sleeping does), it may have other weights from then on: loads nothing of
+    #: before, and shares with nobody any more. True: the weights never change, go on.
+    keep_on_reset: bool = False
     #: Separates this engine's cache from others' with the same model; for what the namespace can't know.
     salt: str = ""
     #: Names the weights where model and revision do not.
     revision: Optional[str] = None
+
+    def for_role(self, producer: bool, consumer: bool) -> "Settings":
+        """kv_role: a producer that is no consumer does not load, and the other way round. vLLM gives a producer's blocks
+        away while steps that write to them are under way, which a load must not meet."""
+        return replace(self, store=self.store and producer, load=self.load and consumer)
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "Settings":

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ..client import BlockResult, Identity, Memory, Plane, Task
-from ..errors import UcmError
+from ..client import BlockResult, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
+from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
 from .layout import Layout
 from .link import Link
@@ -79,17 +79,12 @@ class WorkerHalf:
         self.writes = writes
         self.event = event
         self._shards = len(layout.layers)
-        # Handles are made here, on a thread that has a CUDA context.
-        memory, planes, gpu = region_memory(layout, on_gpu)
-        self.link = Link(
-            settings,
-            identity,
-            name,
-            lambda ns, timeout: ns.register(
-                memory, planes, blocks=layout.blocks, part=part, gpu=gpu, timeout=timeout
-            ),
-        )
+        self._layout, self._on_gpu, self._part = layout, on_gpu, part
+        self._memory = region_memory(layout, on_gpu)
+        self.link = Link(settings, identity, name, self._register)
         self._loads: list[_Load] = []
+        #: Loads within the step are given up then.
+        self._until = 0.0
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
         #: Tasks of each request's stores, with what must live as long.
@@ -97,18 +92,28 @@ class WorkerHalf:
         #: Requests that are over and not reported yet.
         self._ending: set[str] = set()
 
+    def _register(self, ns: Namespace, timeout: float) -> Region:
+        """On any thread: handles are made on one that has a CUDA context."""
+        memory, planes, gpu = self._memory
+        return ns.register(memory, planes, blocks=self._layout.blocks, part=self._part, gpu=gpu, timeout=timeout)
+
     def unregister(self) -> None:
-        """Idempotent; returns when the daemon has let go of the memory."""
+        """Idempotent; returns when the daemon has let go of the memory. So does this process: a handle keeps memory."""
         self._drain_stores(list(self._stores))
         self.link.drop_region()
+        self._memory = ([], [], None)
 
     def restore(self) -> None:
-        self.link.restore_region()
+        """The tensors have their addresses again, and other memory behind them."""
+        if not self._memory[0]:
+            self._memory = region_memory(self._layout, self._on_gpu)
+            self.link.restore_region()
 
     # ---- loads ----
 
     def start_loads(self, plan: Plan) -> None:
         self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy)) for copy in plan.loads]
+        self._until = time.monotonic() + self.settings.transfer_deadline
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
 
@@ -125,42 +130,57 @@ class WorkerHalf:
         """With layer-wise loads: the layer is there, or its load will be reported as failed, when this returns."""
         if not self.settings.layerwise or not self._loads:
             return
-        layers = self._numbers[name] + 1
-        if layers == self._shards:
+        layers = self._numbers.get(name, self._shards) + 1
+        if layers >= self._shards:
             self._wait_loads()
             return
         for load in self._loads:
             if load.task is not None and not load.task.closed:
                 try:
-                    load.task.wait_layers(layers, self.settings.transfer_deadline)
-                except UcmError:
-                    self._take(load, load.task.check)
+                    load.task.wait_layers(layers, self._left())
+                except UcmError as error:
+                    self._give_up(load, error)
+
+    def _left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
 
     def _wait_loads(self) -> None:
         for load in self._loads:
             if load.task is not None and not load.task.closed:
-                self._take(load, lambda: load.task.wait(self.settings.transfer_deadline))
+                try:
+                    self._judge(load, load.task.wait(self._left()))
+                except UcmError as error:
+                    self._give_up(load, error)
             self._report(load)
         self._loads = []
 
-    def _take(self, load: _Load, result_of: Callable[[], Any]) -> bool:
-        try:
-            result = result_of()
-        except UcmError as error:
+    def _give_up(self, load: _Load, error: UcmError) -> None:
+        """The step goes on, and may use these blocks for anything: nobody must write to them any more."""
+        self._judge(load, None, error)
+        if error.status == Status.DEADLINE:
+            logger.error("a load does not end: the connection to ucmd is made anew")
+            self.link.cut()
+
+    def _judge(self, load: _Load, result: Optional[TaskResult], error: Optional[UcmError] = None) -> None:
+        if result is None:
             logger.warning("a load of %d blocks failed: %s", len(load.blocks), error)
             load.failed.update(load.blocks)
             load.not_before = time.monotonic() + _GRACE
-        else:
-            if result is None:
-                return False
-            if not result.all_ok:
-                load.failed.update(b for b, r in zip(load.blocks, result.blocks) if r != BlockResult.OK)
-        load.task.close()
-        return True
+        elif not result.all_ok:
+            load.failed.update(b for b, r in zip(load.blocks, result.blocks) if r != BlockResult.OK)
+        if load.task is not None:
+            load.task.close()
 
     def _over(self, load: _Load) -> bool:
-        if load.task is not None and not load.task.closed and not self._take(load, load.task.check):
-            return False
+        if load.task is not None and not load.task.closed:
+            try:
+                result = load.task.check()
+            except UcmError as error:
+                self._judge(load, None, error)
+            else:
+                if result is None:
+                    return False
+                self._judge(load, result)
         return time.monotonic() >= load.not_before
 
     def _report(self, load: _Load) -> None:

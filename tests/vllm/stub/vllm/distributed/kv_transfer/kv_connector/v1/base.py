@@ -1,5 +1,5 @@
 import enum
-from abc import ABC
+from abc import ABC, abstractmethod
 
 
 class KVConnectorRole(enum.Enum):
@@ -13,6 +13,12 @@ class KVConnectorMetadata(ABC):
 
 class KVConnectorHandshakeMetadata(ABC):
     pass
+
+
+class KVConnectorWorkerMetadata(ABC):
+    @abstractmethod
+    def aggregate(self, other):
+        pass
 
 
 class SupportsHMA(ABC):
@@ -38,6 +44,9 @@ class KVConnectorBase_V1(ABC):
         return None
 
     def set_xfer_handshake_metadata(self, metadata):
+        return None
+
+    def build_connector_worker_meta(self):
         return None
 
     def get_block_ids_with_load_errors(self):

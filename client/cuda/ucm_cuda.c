@@ -1,0 +1,318 @@
+#include "client/include/ucmclient_cuda.h"
+
+#include "client/cuda/companion.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SLICE_BYTES (16u << 20)
+#define SLICES 4
+#define KEEP_MS 50           /* how often the ring is looked after */
+#define KEEP_TIMEOUT_MS 1000 /* of what is asked of the daemon then */
+
+struct ucm_cuda {
+    struct companion companion;
+    struct ucm_client *client;
+    uint8_t gpu[UCM_UUID_BYTES];
+    pthread_t keeper;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    /* Under the mutex. */
+    bool quit;
+    struct ucm_region *regions[COMPANION_REGIONS]; /* by the number that orders have */
+    /* The keeper's, and before and after it the opener's and closer's. */
+    struct ucm_ring_registration *ring;
+    uint64_t generation; /* of the connection that the ring was last asked for on */
+};
+
+/* ---- errors ---- */
+
+static _Thread_local char message[256];
+static _Thread_local bool ours; /* else the client library's is the last */
+
+const char *ucm_cuda_errmsg(void)
+{
+    return ours ? message : ucm_errmsg();
+}
+
+static int fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int fail(int status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    ours = true;
+    return -status;
+}
+
+static int fail_cuda(CUresult r, const char *what)
+{
+    const char *name = "?", *sentence = "?";
+
+    (void)cuGetErrorName(r, &name);
+    (void)cuGetErrorString(r, &sentence);
+    return fail(r == CUDA_ERROR_OUT_OF_MEMORY ? UCM_ENOMEMORY : UCM_EDEVICE, "%s: %s (%s)", what,
+                name, sentence);
+}
+
+static int pass(int r)
+{
+    ours = false;
+    return r;
+}
+
+/* ---- the ring ---- */
+
+static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
+{
+    struct ucm_ring_spec spec = {.gpu = cuda->gpu,
+                                 .ipc = cuda->companion.ipc,
+                                 .offset = cuda->companion.offset,
+                                 .slice_bytes = cuda->companion.slice_bytes,
+                                 .slices = cuda->companion.slices};
+    void *memory;
+    int r = ucm_ring_register(cuda->client, &spec, timeout_ms, &cuda->ring, &memory);
+
+    cuda->generation = ucm_generation(cuda->client);
+    if (r == 0)
+        companion_serve(&cuda->companion, memory);
+    return r;
+}
+
+/* 0 or -UCM_EDEADLINE. Its orders are served until the daemon has let go of it, and its memory is
+ * there until the companion has. */
+static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
+{
+    int r = ucm_ring_alive(cuda->ring) == 1 ? ucm_ring_unregister(cuda->ring, timeout_ms) : 0;
+
+    if (r == -UCM_EDEADLINE)
+        return r;
+    companion_serve(&cuda->companion, NULL);
+    ucm_ring_free(cuda->ring);
+    cuda->ring = NULL;
+    return 0;
+}
+
+/* Never connects by itself: a new generation says that somebody did. */
+static void keep(struct ucm_cuda *cuda, bool *again)
+{
+    int r;
+
+    if (cuda->ring && ucm_ring_alive(cuda->ring) == 1)
+        return;
+    if (cuda->ring)
+        (void)ring_drop(cuda, 0);
+    if (ucm_generation(cuda->client) == cuda->generation && !*again)
+        return;
+    r = ring_register(cuda, KEEP_TIMEOUT_MS);
+    *again = r == -UCM_EBUSY || r == -UCM_EDEADLINE || r == -UCM_EDISCONNECTED;
+}
+
+static void *keeper_run(void *arg)
+{
+    struct ucm_cuda *cuda = arg;
+    bool again = false;
+
+    pthread_mutex_lock(&cuda->mutex);
+    while (!cuda->quit) {
+        struct timespec until;
+
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += KEEP_MS * 1000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&cuda->changed, &cuda->mutex, &until);
+        if (cuda->quit)
+            break;
+        pthread_mutex_unlock(&cuda->mutex);
+        keep(cuda, &again);
+        pthread_mutex_lock(&cuda->mutex);
+    }
+    pthread_mutex_unlock(&cuda->mutex);
+    return NULL;
+}
+
+static int keeper_start(struct ucm_cuda *cuda)
+{
+    pthread_condattr_t monotonic;
+    int rc = pthread_condattr_init(&monotonic);
+
+    if (rc != 0)
+        return rc;
+    rc = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    if (rc == 0)
+        rc = pthread_cond_init(&cuda->changed, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    if (rc != 0)
+        return rc;
+    cuda->quit = false;
+    rc = pthread_create(&cuda->keeper, NULL, keeper_run, cuda);
+    if (rc != 0)
+        (void)pthread_cond_destroy(&cuda->changed);
+    return rc;
+}
+
+static void keeper_stop(struct ucm_cuda *cuda)
+{
+    pthread_mutex_lock(&cuda->mutex);
+    cuda->quit = true;
+    pthread_cond_signal(&cuda->changed);
+    pthread_mutex_unlock(&cuda->mutex);
+    (void)pthread_join(cuda->keeper, NULL);
+    (void)pthread_cond_destroy(&cuda->changed);
+}
+
+static void cuda_free(struct ucm_cuda *cuda)
+{
+    companion_close(&cuda->companion);
+    (void)pthread_mutex_destroy(&cuda->mutex);
+    free(cuda);
+}
+
+static int options_check(const struct ucm_cuda_options *o)
+{
+    if (o->slice_bytes < 65536 || o->slice_bytes > 64u << 20 || o->slice_bytes % 4096 != 0)
+        return fail(UCM_EINVALID, "slice_bytes is %llu; 64 KiB to 64 MiB in whole pages are right",
+                    (unsigned long long)o->slice_bytes);
+    if (o->slices < 2 || o->slices > UCM_MAX_SLICES)
+        return fail(UCM_EINVALID, "slices is %u; 2 to %d are right", o->slices, UCM_MAX_SLICES);
+    return 0;
+}
+
+int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
+                  const struct ucm_cuda_options *options, int timeout_ms, struct ucm_cuda **out)
+{
+    struct ucm_cuda_options o = options ? *options : (struct ucm_cuda_options){0};
+    struct ucm_cuda *cuda;
+    CUresult rc;
+    int r;
+
+    if (!client || !gpu || !out)
+        return fail(UCM_EINVALID, "client, gpu or out is NULL");
+    o.slice_bytes = o.slice_bytes ? o.slice_bytes : SLICE_BYTES;
+    o.slices = o.slices ? o.slices : SLICES;
+    r = options_check(&o);
+    if (r != 0)
+        return r;
+    cuda = calloc(1, sizeof *cuda);
+    if (!cuda)
+        return fail(UCM_ENOMEMORY, "no memory for the companion");
+    cuda->client = client;
+    memcpy(cuda->gpu, gpu, sizeof cuda->gpu);
+    rc = companion_init(&cuda->companion, gpu, o.slice_bytes, o.slices);
+    if (rc != CUDA_SUCCESS) {
+        free(cuda);
+        return fail_cuda(rc, "the companion can't be made");
+    }
+    (void)pthread_mutex_init(&cuda->mutex, NULL);
+    r = pass(ring_register(cuda, timeout_ms));
+    if (r == 0 && keeper_start(cuda) != 0) {
+        (void)ring_drop(cuda, timeout_ms);
+        r = fail(UCM_ENOMEMORY, "no thread for the companion");
+    }
+    if (r == 0)
+        *out = cuda;
+    else
+        cuda_free(cuda);
+    return r;
+}
+
+int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
+{
+    int r = 0;
+
+    if (!cuda)
+        return 0;
+    keeper_stop(cuda);
+    if (cuda->ring)
+        r = pass(ring_drop(cuda, timeout_ms));
+    if (r == -UCM_EDEADLINE && keeper_start(cuda) == 0)
+        return r;
+    cuda_free(cuda);
+    return 0;
+}
+
+/* ---- regions ---- */
+
+static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
+                      const uint64_t *addresses, uint32_t *number)
+{
+    struct ucm_copy_plane *planes;
+    CUresult rc;
+
+    if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
+        return fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
+                    spec->planes ? spec->n_planes : 0);
+    planes = calloc(spec->n_planes, sizeof *planes);
+    if (!planes)
+        return fail(UCM_ENOMEMORY, "no memory for the region");
+    for (uint32_t i = 0; i < spec->n_planes; i++) {
+        const struct ucm_plane *p = &spec->planes[i];
+
+        if (p->memory >= spec->n_memory) {
+            free(planes);
+            return fail(UCM_EINVALID, "plane %u names memory %u of %u", i, p->memory,
+                        spec->n_memory);
+        }
+        planes[i] = (struct ucm_copy_plane){
+            .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
+    }
+    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, number);
+    free(planes);
+    return rc == CUDA_SUCCESS ? 0 : fail_cuda(rc, "the companion can't take the region");
+}
+
+int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
+                             const struct ucm_region_spec *spec, const uint64_t *addresses,
+                             int timeout_ms, struct ucm_region **out)
+{
+    struct ucm_region_spec with;
+    uint32_t number;
+    int r;
+
+    if (!cuda || !ns || !spec || !addresses || !out)
+        return fail(UCM_EINVALID, "cuda, namespace, spec, addresses or out is NULL");
+    r = planes_add(cuda, spec, addresses, &number);
+    if (r != 0)
+        return r;
+    with = *spec;
+    with.ring_region = number;
+    r = pass(ucm_region_register(ns, &with, timeout_ms, out));
+    if (r != 0) {
+        companion_region_remove(&cuda->companion, number);
+        return r;
+    }
+    pthread_mutex_lock(&cuda->mutex);
+    cuda->regions[number - 1] = *out;
+    pthread_mutex_unlock(&cuda->mutex);
+    return 0;
+}
+
+int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region, int timeout_ms)
+{
+    uint32_t i = 0;
+    int r;
+
+    if (!cuda || !region)
+        return fail(UCM_EINVALID, "cuda or region is NULL");
+    pthread_mutex_lock(&cuda->mutex);
+    while (i < COMPANION_REGIONS && cuda->regions[i] != region)
+        i++;
+    pthread_mutex_unlock(&cuda->mutex);
+    if (i == COMPANION_REGIONS)
+        return fail(UCM_EINVALID, "the region was not registered with this companion");
+    r = pass(ucm_region_unregister(region, timeout_ms));
+    if (r != 0 && r != -UCM_EDISCONNECTED)
+        return r;
+    pthread_mutex_lock(&cuda->mutex);
+    cuda->regions[i] = NULL;
+    pthread_mutex_unlock(&cuda->mutex);
+    companion_region_remove(&cuda->companion, i + 1);
+    return r;
+}

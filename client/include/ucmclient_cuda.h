@@ -1,0 +1,67 @@
+/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd. Optional: everything
+ * works without it, and the daemon uses it only where it pays, which is for chunks below 512 KiB.
+ *
+ * The companion keeps a ring of slices in the worker's GPU memory (64 MiB unless asked otherwise).
+ * The daemon's copy engines move whole slices over the bus, and a kernel of the companion, on a
+ * stream of high priority of its own, scatters them to the worker's pages or gathers them. So small
+ * chunks reach the bus's speed, and the worker's kernels don't have to take turns with another
+ * process's.
+ *
+ * What ucm_load and ucm_dump promise stays: a load is done only when its bytes are visible to any
+ * kernel launched after; a dump reads only after its event. A companion that gets no processor for
+ * 20 ms is passed by; one whose daemon is gone moves nothing any more. Its kernels run beside the
+ * worker's, but CUDA holds up every launch in a process while it loads another kernel lazily behind
+ * one that runs: a worker with kernels that run for seconds sets CUDA_MODULE_LOADING=EAGER.
+ *
+ * Threads: every function may be called from any thread, but none of a handle during or after its
+ * ucm_cuda_close. The library has two threads of its own a handle: one launches kernels (it sleeps
+ * while there is nothing to move), one sees to it that a new connection gets a new ring. It uses
+ * the GPU's primary context, which is the CUDA runtime's, and leaves each caller's current one
+ * alone. Fork: as ucmclient.h says; close nothing in the child.
+ *
+ * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. Outputs are untouched
+ * on failure. Timeouts as in ucmclient.h. */
+#ifndef UCMCLIENT_CUDA_H
+#define UCMCLIENT_CUDA_H
+
+#include <ucmclient.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ucm_cuda;
+
+struct ucm_cuda_options {
+    uint64_t slice_bytes; /* 64 KiB to 64 MiB, a multiple of 4096; 0: 16 MiB */
+    uint32_t slices;      /* 2 to 8; 0: 4 */
+};
+
+/* The sentence of the calling thread's last failed call into this library, "" when there was none.
+ * Valid until the thread's next call into it. */
+UCM_API const char *ucm_cuda_errmsg(void);
+
+/* Makes the ring on the GPU with that UUID (16 bytes) and registers it; one a client and GPU.
+ * options may be NULL. On success *out is the caller's, to close before the client. */
+UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
+                          const struct ucm_cuda_options *options, int timeout_ms,
+                          struct ucm_cuda **out);
+/* Waits for what moves through the ring, and frees it; its regions must have been unregistered. On
+ * -UCM_EDEADLINE the handle stays, and the call can be made again; else it is gone. NULL is fine.
+ */
+UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
+
+/* ucm_region_register for a region on that GPU whose copies may go through the ring. addresses[i]:
+ * where spec->memory[i] begins (its offset counted in) in this process. At most 256 a ring. */
+UCM_API int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
+                                     const struct ucm_region_spec *spec, const uint64_t *addresses,
+                                     int timeout_ms, struct ucm_region **out);
+/* ucm_region_unregister, which says when the memory may be freed, for a region of the call above.
+ */
+UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
+                                       int timeout_ms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,218 @@
+/* Rings. A registration lives and dies with one connection: its shared memory is never used for
+ * another, so nothing that an old daemon, or an old connection's end of this one, still writes
+ * there can be taken for an order of now. */
+#include "proto/ring.h"
+#include "client/lib/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ABANDON_MS 200
+
+/* The answer's id, out of the call that waits for it. */
+struct ring_call {
+    struct client_call call;
+    uint32_t id;
+};
+
+static int register_take_cb(struct client_call *call, struct proto_envelope *env,
+                            struct ucm_error *e)
+{
+    struct msg_ring m;
+    int r = client_take(&proto_ring, env, &m, e);
+
+    if (r == 0)
+        ((struct ring_call *)call)->id = (uint32_t)m.ring;
+    return r;
+}
+
+static int unregister_take_cb(struct client_call *call, struct proto_envelope *env,
+                              struct ucm_error *e)
+{
+    (void)call;
+    return client_take(&proto_none, env, NULL, e);
+}
+
+void client_rings_abandon(struct ucm_client *c)
+{
+    struct ucm_ring_registration *ring;
+
+    TAILQ_FOREACH(ring, &c->rings, node)
+    {
+        if (ring->id != 0)
+            (void)ucm_ring_abandon(ring->memory, ABANDON_MS);
+        ring->id = 0;
+    }
+}
+
+static void ring_free(struct ucm_ring_registration *ring)
+{
+    TAILQ_REMOVE(&ring->client->rings, ring, node);
+    munmap(ring->memory, sizeof *ring->memory);
+    free(ring);
+}
+
+void client_rings_free(struct ucm_client *c)
+{
+    while (!TAILQ_EMPTY(&c->rings))
+        ring_free(TAILQ_FIRST(&c->rings));
+}
+
+/* The daemon's copy of the descriptor is the one that lives on. */
+static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, int *fd)
+{
+    struct ucm_ring_registration *ring = calloc(1, sizeof *ring);
+    void *memory;
+    int r;
+
+    if (!ring)
+        return client_fail(UCM_ENOMEMORY, "no memory for a ring");
+    r = ucm_shared_memory(sizeof *ring->memory, fd, &memory);
+    if (r) {
+        free(ring);
+        return r;
+    }
+    /* A child must not keep it, nor find what its parent does there. */
+    (void)madvise(memory, sizeof *ring->memory, MADV_DONTFORK);
+    ring->client = c;
+    ring->memory = memory;
+    TAILQ_INSERT_TAIL(&c->rings, ring, node);
+    *out = ring;
+    return 0;
+}
+
+static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_spec *spec, int fd,
+                     int64_t deadline_ns)
+{
+    struct ucm_client *c = ring->client;
+    struct msg_ring_register m = {.gpu = {spec->gpu, UCM_UUID_BYTES},
+                                  .ipc = {spec->ipc, UCM_MAX_HANDLE_BYTES},
+                                  .offset = spec->offset,
+                                  .slice_bytes = spec->slice_bytes,
+                                  .slices = spec->slices};
+    struct ring_call call = {.id = 0};
+    int r = client_call_init(&call.call, c, register_take_cb, NULL);
+
+    if (r)
+        return r;
+    do {
+        r = client_begin(c, NULL, deadline_ns);
+        if (r == 0) {
+            ring->attempt = c->attempts;
+            r = client_request(&call.call, UCM_METHOD_RING_REGISTER, &proto_ring_register, &m, &fd,
+                               1, deadline_ns);
+        }
+    } while (r == CLIENT_AGAIN);
+    if (r == 0 && client_call_wait(&call.call, deadline_ns) != 0)
+        r = client_call_orphan(&call.call, UCM_METHOD_RING_REGISTER);
+    if (r == 0)
+        r = client_call_status(&call.call);
+    /* The answer came; whether the connection is still there, the next look will tell. */
+    if (r == 0 && (c->link != LINK_UP || c->attempts != ring->attempt))
+        r = client_fail(UCM_EDISCONNECTED, "the connection broke behind the ring's registration");
+    if (r == 0)
+        ring->id = call.id;
+    client_call_close(&call.call);
+    return r;
+}
+
+int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, int timeout_ms,
+                      struct ucm_ring_registration **out, void **memory)
+{
+    struct ucm_ring_registration *ring = NULL;
+    int fd = -1, r;
+
+    if (!c || !spec || !out || !memory || !spec->gpu || !spec->ipc)
+        return client_fail(UCM_EINVALID, "client, spec, out, memory, gpu or ipc is NULL");
+    if (spec->slices < 2 || spec->slices > UCM_MAX_SLICES)
+        return client_fail(UCM_EINVALID, "a ring has 2 to %d slices, not %u", UCM_MAX_SLICES,
+                           spec->slices);
+    r = client_enter(c);
+    if (r)
+        return r;
+    r = ring_new(c, &ring, &fd);
+    if (r)
+        return client_leave(c, r);
+    r = ring_send(ring, spec, fd, client_deadline(c, timeout_ms));
+    close(fd);
+    if (r == 0) {
+        *out = ring;
+        *memory = ring->memory;
+    } else {
+        ring_free(ring);
+    }
+    return client_leave(c, r);
+}
+
+int ucm_ring_alive(struct ucm_ring_registration *ring)
+{
+    struct ucm_client *c;
+    int r;
+
+    if (!ring)
+        return client_fail(UCM_EINVALID, "ring is NULL");
+    c = ring->client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    return client_leave(c, ring->id != 0);
+}
+
+static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
+{
+    struct ucm_client *c = ring->client;
+    struct client_call call;
+    int r = 0;
+
+    while (r == 0 && c->writing && ring->id != 0)
+        r = client_writer_wait(c, deadline_ns);
+    if (r)
+        return r;
+    if (ring->id == 0)
+        return client_fail(UCM_EDISCONNECTED,
+                           "the connection broke: ucmd closes its mapping of the ring by itself");
+    r = client_call_init(&call, c, unregister_take_cb, NULL);
+    if (r)
+        return r;
+    c->writing = true;
+    r = client_request_wait(&call, UCM_METHOD_RING_UNREGISTER, &proto_ring,
+                            &(struct msg_ring){.ring = ring->id}, deadline_ns);
+    client_call_close(&call);
+    return r == CLIENT_AGAIN ? client_fail_as(c->why, c->why_text) : r;
+}
+
+int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)
+{
+    struct ucm_client *c;
+    int r;
+
+    if (!ring)
+        return client_fail(UCM_EINVALID, "ring is NULL");
+    c = ring->client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    r = unregister(ring, client_deadline(c, timeout_ms));
+    /* An earlier call whose deadline passed did it after all. */
+    if (r == -UCM_ENOTFOUND)
+        r = 0;
+    if (r == 0)
+        ring->id = 0;
+    return client_leave(c, r);
+}
+
+void ucm_ring_free(struct ucm_ring_registration *ring)
+{
+    struct ucm_client *c;
+
+    if (!ring)
+        return;
+    c = ring->client;
+    if (client_enter(c) != 0)
+        return; /* it goes with the client */
+    ring_free(ring);
+    (void)client_leave(c, 0);
+}

@@ -1,0 +1,95 @@
+/* What write-behind may take of one turn of the loop. Requests wait while a turn lasts, and a load
+ * of a block in DRAM waits twice: until it is read, and until its copy is told. */
+#include "daemon/tier/nvme.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+/* Of writes begun in one turn: as many as one write has at most, and more writes only if each has
+ * few. A header is a page to be filled and hashed. */
+#define TURN_PARTS NVME_MERGE_IOS
+
+struct nvme_turn {
+    uv_idle_t idle; /* runs for a turn in which something is to be done or counted anew */
+    struct tier *tier;
+    unsigned parts; /* of the writes begun in this turn */
+    bool pump, gathered;
+};
+
+static void idle_cb(uv_idle_t *idle);
+
+static void idle_start(struct nvme_turn *n)
+{
+    int rc = uv_idle_start(&n->idle, idle_cb); /* nothing is done if it runs already */
+
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
+static void idle_cb(uv_idle_t *idle)
+{
+    struct nvme_turn *n = idle->data;
+    struct tier *t = n->tier;
+    bool gathered = n->gathered, pump = n->pump;
+
+    uv_idle_stop(idle);
+    n->parts = 0;
+    n->gathered = n->pump = false;
+    nvme_hold(t);
+    if (gathered)
+        idle_start(n);
+    else
+        checksum_flush(&t->checksums);
+    if (pump)
+        nvme_pump_writes(t);
+    nvme_release(t);
+}
+
+bool nvme_turn_may_write(struct tier *t)
+{
+    if (t->loop_turn->parts >= TURN_PARTS)
+        nvme_turn_ready(t);
+    return t->loop_turn->parts < TURN_PARTS;
+}
+
+void nvme_turn_wrote(struct tier *t, unsigned parts)
+{
+    t->loop_turn->parts += parts;
+    idle_start(t->loop_turn);
+}
+
+void nvme_turn_ready(struct tier *t)
+{
+    t->loop_turn->pump = true;
+    idle_start(t->loop_turn);
+}
+
+void nvme_turn_gathers(struct tier *t)
+{
+    t->loop_turn->gathered = true;
+    idle_start(t->loop_turn);
+}
+
+int nvme_turn_open(struct tier *t)
+{
+    struct nvme_turn *n = calloc(1, sizeof(*n));
+
+    if (!n)
+        return -ENOMEM;
+    (void)uv_idle_init(t->loop, &n->idle); /* can't fail */
+    n->idle.data = n;
+    n->tier = t;
+    t->loop_turn = n;
+    return 0;
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void nvme_turn_close(struct tier *t)
+{
+    uv_close((uv_handle_t *)&t->loop_turn->idle, closed_cb);
+}

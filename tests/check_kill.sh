@@ -1,0 +1,40 @@
+#!/bin/bash
+# check_kill.sh FOLDER: 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N: that many of
+# each) with the programs of FOLDER, in slices, both kinds side by side. One line a slice: its seed,
+# which runs it again, its seconds, and what the test counted. `make check-kill` calls it. The exit
+# status is 0 only when nothing was lost.
+set -u
+folder=$1
+rounds=${ROUNDS:-2000} slice=${SLICE:-100}
+results=$folder/results/kill
+export UCMD=$folder/ucmd
+rm -rf "$results"
+mkdir -p "$results"
+
+# slices NAME: tests/fault/test_NAME, which takes UCM_NAME_SEED and UCM_NAME_ROUNDS.
+slices() {
+    local name=$1 upper=${1^^} done=0 failed=0 start log n seed
+    seed=${SEED:-$(($(date +%s) * 1000))}
+    while [ "$done" -lt "$rounds" ]; do
+        n=$((rounds - done < slice ? rounds - done : slice)) start=$SECONDS log=$results/$name-$seed
+        if env "UCM_${upper}_SEED=$seed" "UCM_${upper}_ROUNDS=$n" "UCM_KILL_REPORT=$log.txt" \
+            timeout -k 10 "${SLICE_SECONDS:-1200}" "$folder/tests/fault/test_$name" \
+            --filter '*survives' >"$log.log" 2>&1 </dev/null; then
+            printf '%-5s seed %s, %d s: %s\n' "$name" "$seed" $((SECONDS - start)) "$(cat "$log.txt")"
+        else
+            failed=$((failed + 1))
+            printf '%-5s FAILED, %d s; again with UCM_%s_SEED=SEED UCM_%s_ROUNDS=20, SEED the last one here:\n' \
+                "$name" $((SECONDS - start)) "$upper" "$upper"
+            tail -n 20 "$log.log"
+        fi
+        done=$((done + n)) seed=$((seed + slice))
+    done
+    printf '%s: %d rounds, %d slices failed, %d s\n' "$name" "$done" "$failed" $SECONDS
+    [ "$failed" = 0 ]
+}
+
+slices kill &
+kill_pid=$!
+slices power && rounds=$((rounds / 5)) slices move_kill
+power_rc=$?
+wait "$kill_pid" && [ "$power_rc" = 0 ]

@@ -1,0 +1,258 @@
+#include "tests/fault/kill_worker.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- the daemon's end ---- */
+
+static void *killer_main(void *arg)
+{
+    const struct killer *k = arg;
+
+    usleep(k->after_us);
+    kill(k->pid, k->signal);
+    return NULL;
+}
+
+void killer_start(struct killer *k, const struct host *h)
+{
+    k->pid = h->pid;
+    cr_assert_eq(pthread_create(&k->thread, NULL, killer_main, k), 0);
+}
+
+void killer_reap(struct killer *k, struct host *h, struct oracle *o)
+{
+    uint64_t end = now_ms() + 20000;
+    int status = 0;
+    pid_t rc;
+
+    cr_assert_eq(pthread_join(k->thread, NULL), 0);
+    while ((rc = waitpid(h->pid, &status, WNOHANG)) == 0) {
+        cr_assert_lt(now_ms(), end, "the daemon does not stop");
+        usleep(500);
+    }
+    cr_assert_eq(rc, h->pid);
+    h->pid = 0;
+    oracle_run_ended(o, WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > k->may_fail)
+        cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %#x", status);
+}
+
+/* ---- the worker ---- */
+
+static int space_open(struct kill_worker *k, const char *model, struct ucm_namespace **out)
+{
+    static const uint32_t layers = 4;
+    struct ucm_identity id = {.model = model,
+                              .dtype = "bf16",
+                              .layout = "test/1",
+                              .block_tokens = 16,
+                              .key_bytes = WORKER_KEY_BYTES,
+                              .parts = 1,
+                              .shards = &layers,
+                              .n_shards = 1,
+                              .shard_bytes = 8192};
+
+    return ucm_namespace_open(k->w.client, &id, KILL_CLIENT_MS, out);
+}
+
+bool kill_worker_connect(struct kill_worker *k, const struct host *h)
+{
+    struct ucm_options options = {.socket = h->socket, .name = "oracle"};
+
+    k->w = (struct worker){.layers = 4, .blocks = KILL_BATCH, .shard_bytes = 8192};
+    if (ucm_connect(&options, KILL_CLIENT_MS, &k->w.client) != 0)
+        return false;
+    if (space_open(k, "kill", &k->w.ns) != 0)
+        return false;
+    return worker_region_try(&k->w) == 0;
+}
+
+void kill_worker_drop(struct kill_worker *k)
+{
+    if (k->w.region)
+        (void)ucm_region_unregister(k->w.region, 1000); /* its daemon is gone */
+    if (k->w.ns)
+        ucm_namespace_close(k->w.ns);
+    if (k->w.client)
+        ucm_close(k->w.client);
+    if (k->w.memory)
+        munmap(k->w.memory, k->w.memory_bytes);
+    k->w = (struct worker){0};
+}
+
+static int task_run(int rc, struct ucm_task *task, uint32_t n, uint8_t *status)
+{
+    struct ucm_result r;
+
+    if (rc != 0)
+        return rc;
+    rc = ucm_task_wait(task, 20000, &r);
+    if (rc == 0)
+        memcpy(status, r.result, n);
+    ucm_task_free(task);
+    return rc;
+}
+
+static void transfer_make(struct ucm_transfer *t, uint32_t first, uint32_t n, bool durable)
+{
+    static uint8_t keys[KILL_BATCH * WORKER_KEY_BYTES];
+    static uint32_t blocks[KILL_BATCH];
+
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = i;
+    *t = (struct ucm_transfer){.keys = keys, .blocks = blocks, .n_keys = n, .durability = durable};
+}
+
+static void dump_told(struct kill_worker *k, uint32_t key, uint8_t status, bool durable, bool weak)
+{
+    bool stored = status == UCM_BLOCK_IS_OK || status == UCM_BLOCK_IS_EXISTS;
+
+    cr_assert(stored || (weak && durable && status == UCM_BLOCK_IS_NOT_DURABLE),
+              "key %u: status %u", key, status);
+    k->not_durable += !stored;
+    if (!stored)
+        return;
+    /* what exists already, of an earlier run, has not been read by anybody */
+    k->oracle->held[key] |= durable || status == UCM_BLOCK_IS_OK;
+    if (durable)
+        k->oracle->state[key] = ORACLE_DURABLE;
+}
+
+/* weak: it may be answered as not durable. */
+static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable, bool weak)
+{
+    uint8_t status[KILL_BATCH];
+    struct ucm_transfer t;
+    struct ucm_task *task = NULL;
+    int rc;
+
+    for (uint32_t i = 0; i < n; i++) {
+        worker_fill(&k->w, i, first + i);
+        if (k->oracle->state[first + i] == ORACLE_NOTHING)
+            k->oracle->state[first + i] = ORACLE_MAYBE;
+    }
+    transfer_make(&t, first, n, durable);
+    rc = ucm_dump(k->w.region, &t, KILL_CLIENT_MS, &task);
+    if (task_run(rc, task, n, status) != 0)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        dump_told(k, first + i, status[i], durable, weak);
+    return true;
+}
+
+bool kill_worker_dump(struct kill_worker *k, uint32_t n)
+{
+    uint32_t first = k->oracle->keys;
+
+    cr_assert_leq(first + n, ORACLE_KEYS);
+    k->oracle->keys += n;
+    return dump(k, first, n, oracle_below(k->oracle, 2), k->disk_fails || k->full);
+}
+
+bool kill_worker_dump_again(struct kill_worker *k, uint32_t n, bool durable)
+{
+    uint32_t most = k->oracle->keys, first;
+
+    if (most == 0)
+        return true;
+    n = n < most ? n : most;
+    first = oracle_below(k->oracle, most - n + 1);
+    /* what it finds damaged is gone, and stored the second time */
+    return dump(k, first, n, durable, true) && dump(k, first, n, durable, k->disk_fails || k->full);
+}
+
+void kill_worker_purges(struct kill_worker *k, unsigned n)
+{
+    static const uint8_t call[] = {0x81, 0xa2, 'n', 's', 2}; /* the keys' one is the first */
+    struct ucm_namespace *scratch;
+
+    if (space_open(k, "scratch", &scratch) != 0)
+        return;
+    for (bool there = true; there && n > 0; n--) {
+        uint8_t *answer = NULL;
+        size_t bytes;
+
+        /* a disk that fails may refuse it */
+        there = ucm_call(k->w.client, "namespace.purge", call, sizeof(call), KILL_CLIENT_MS,
+                         &answer, &bytes) == 0;
+        free(answer);
+    }
+    ucm_namespace_close(scratch);
+}
+
+static void key_check(struct kill_worker *k, uint32_t key, uint32_t block, uint8_t status)
+{
+    struct oracle *o = k->oracle;
+
+    if (status == UCM_BLOCK_IS_OK) {
+        cr_assert_eq(worker_differs(&k->w, block, key), 0u, "key %u has WRONG BYTES", key);
+        cr_assert_neq(o->state[key], ORACLE_NOTHING, "key %u was never dumped", key);
+        o->held[key] = true;
+        k->found++;
+    } else {
+        cr_assert_neq(o->state[key], ORACLE_DURABLE, "key %u is LOST: status %u", key, status);
+        k->absent++;
+    }
+    k->durable_checked += o->state[key] == ORACLE_DURABLE;
+}
+
+bool kill_worker_check(struct kill_worker *k)
+{
+    uint32_t end = k->oracle->keys + 8;
+
+    for (uint32_t first = 0; first < end; first += KILL_BATCH) {
+        uint32_t n = end - first < KILL_BATCH ? end - first : KILL_BATCH;
+        uint8_t status[KILL_BATCH];
+        struct ucm_transfer t;
+        struct ucm_task *task = NULL;
+        int rc;
+
+        worker_clear(&k->w);
+        transfer_make(&t, first, n, false);
+        rc = ucm_load(k->w.region, &t, KILL_CLIENT_MS, &task);
+        if (task_run(rc, task, n, status) != 0)
+            return false;
+        for (uint32_t i = 0; i < n; i++)
+            key_check(k, first + i, i, status[i]);
+    }
+    return true;
+}
+
+bool kill_worker_recovered(struct kill_worker *k)
+{
+    uint8_t *p;
+    size_t n;
+    bool is = false;
+
+    for (uint64_t end = now_ms() + 20000; !is && now_ms() < end;) {
+        if (ucm_call(k->w.client, "health", NULL, 0, KILL_CLIENT_MS, &p, &n) != 0)
+            return false;
+        is = memmem(p, n, "recovering", 10) == NULL;
+        free(p);
+    }
+    cr_assert(is, "recovery does not end");
+    return true;
+}
+
+void kill_report(const char *format, ...)
+{
+    const char *path = getenv("UCM_KILL_REPORT");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    va_list args;
+
+    cr_assert(!path || file);
+    va_start(args, format);
+    vfprintf(file ? file : stderr, format, args);
+    va_end(args);
+    if (file)
+        cr_assert_eq(fclose(file), 0);
+}

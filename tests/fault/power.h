@@ -1,0 +1,33 @@
+/* The test's side of a volatile disk (volatile_disk.h): the journal, and the power's failing. */
+#ifndef UCM_TESTS_POWER_H
+#define UCM_TESTS_POWER_H
+
+#include "tests/fault/kill_oracle.h"
+#include "tests/fault/volatile_disk.h"
+
+#include <stdbool.h>
+
+#define POWER_FOLDERS 3u
+
+struct power {
+    struct volatile_journal *journal;
+    int fd; /* of the journal; daemons inherit it */
+    char folders[POWER_FOLDERS][VOLATILE_NAME];
+    char saved[VOLATILE_NAME];
+    unsigned n;
+};
+
+struct power_loss {
+    unsigned writes, sectors, kept, sizes, names; /* in doubt; sectors: and lost; kept: and kept */
+};
+
+/* Makes n folders below `dir` and has every daemon that is started from now on use them. The
+ * library lies beside the tests' build. */
+void power_open(struct power *p, const char *dir, unsigned n, const char *library);
+void power_close(struct power *p);
+
+/* The daemon is dead and the power has failed: what was in doubt is lost or kept, by o's random
+ * numbers; o NULL: all of it is lost. */
+void power_fail(struct power *p, struct oracle *o, struct power_loss *loss);
+
+#endif

@@ -1,0 +1,73 @@
+/* A disk with a volatile cache beneath a real daemon, and its power failing.
+ *
+ * volatile_disk.so is preloaded into the daemon. It sees what the daemon does to the files of some
+ * folders and keeps in a journal, which lives in memory that the test holds and so outlives the
+ * daemon, how to take back everything that no fsync has made final: the bytes that a write
+ * replaced, sizes, names. The files themselves always have the newest contents, as the page cache
+ * has them. power_fail decides, by a seed, what of it the disk had: every sector by itself, so
+ * writes are lost, torn and reordered; sizes and the names of a folder are lost from some moment
+ * on, since file systems keep those in a journal.
+ *
+ * What it is strict about: fsync of a file says nothing of its name; only what was complete when a
+ * sync began is final; what a killed daemon wrote and did not sync stays in doubt while the next
+ * one runs; what a sync failed for is made final by no later sync of the same run. What it does not
+ * do: io_uring (run with nvme.io=threads) and mappings. O_DIRECT is dropped, and nothing is really
+ * synced, so that thousands of rounds take minutes. */
+#ifndef UCM_TESTS_VOLATILE_DISK_H
+#define UCM_TESTS_VOLATILE_DISK_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* In the daemon's environment: the journal's descriptor, the folders with ':' between them, a
+ * folder on the same file system for names that may have to come back, and whether O_TMPFILE is to
+ * be refused. */
+#define VOLATILE_JOURNAL "UCM_VOLATILE_JOURNAL"
+#define VOLATILE_FOLDERS "UCM_VOLATILE_FOLDERS"
+#define VOLATILE_SAVED "UCM_VOLATILE_SAVED"
+#define VOLATILE_NO_TMPFILE "UCM_VOLATILE_NO_TMPFILE"
+
+#define VOLATILE_BYTES (512ull << 20)
+#define VOLATILE_HEAD 4096u
+#define VOLATILE_NAME 160u
+
+enum volatile_kind {
+    VOLATILE_WRITE,   /* `length` bytes at `offset`: `old` are those from before */
+    VOLATILE_SIZE,    /* only old_size */
+    VOLATILE_MADE,    /* `to` was given to file `other` */
+    VOLATILE_RENAMED, /* file `other`, from `from` to `to`; `saved`: what was called `to` before */
+    VOLATILE_REMOVED  /* `from` was removed, and is `saved` */
+};
+
+struct volatile_record {
+    uint64_t bytes; /* of the record, `old` included; a multiple of 64 */
+    uint32_t kind;
+    _Atomic uint32_t live; /* not final yet */
+    uint32_t doomed;       /* a sync of it failed: no later one makes it final */
+    _Atomic uint64_t done; /* when it was complete; 0: it is not */
+    uint64_t dev, ino;     /* the file, or of a name the folder */
+    uint64_t offset, length, old_size, other;
+    char from[VOLATILE_NAME], to[VOLATILE_NAME], saved[VOLATILE_NAME];
+    uint8_t old[];
+};
+
+struct volatile_journal {
+    _Atomic uint64_t used; /* bytes of records, behind the head */
+    _Atomic uint64_t clock;
+    _Atomic uint64_t steps; /* beginnings and ends of what was seen */
+    _Atomic uint64_t writes, syncs, names;
+    _Atomic uint64_t doomed;
+    /* The test's wishes. */
+    _Atomic uint64_t kill_at;      /* at this step the process dies; 0: at none */
+    _Atomic uint64_t sync_us;      /* what a sync takes at most */
+    _Atomic uint64_t page_read_us; /* what the read of one page takes */
+    /* So many from now on fail: syncs, behind so many good ones, with EIO, after which what they
+     * should have made final is given up; writes with write_error; reads of one page, behind so
+     * many good ones, with EIO. And so many writes are short.
+     */
+    _Atomic uint64_t syncs_spared, syncs_failing, writes_failing, writes_short;
+    _Atomic uint64_t page_reads_spared, page_reads_failing;
+    _Atomic int write_error;
+};
+
+#endif

@@ -1,0 +1,44 @@
+#include "tests/gpu/worker_ring.h"
+
+#include "client/cuda/companion.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct companion companion;
+static struct ucm_ring *ring;
+
+int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, int *fd)
+{
+    CUresult r = companion_init(&companion, uuid, RING_SLICE_BYTES, RING_SLICES);
+
+    if (r != CUDA_SUCCESS)
+        return (int)r;
+    *fd = memfd_create("ring", MFD_ALLOW_SEALING);
+    if (*fd < 0 || ftruncate(*fd, sizeof(*ring)) < 0 || fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    ring = mmap(NULL, sizeof(*ring), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (ring == MAP_FAILED)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    for (unsigned i = 0; i < 64; i++)
+        ipc[i] = companion.ipc[i];
+    *offset = companion.offset;
+    return 0;
+}
+
+void worker_ring_serve(void)
+{
+    companion_serve(&companion, ring);
+}
+
+int worker_ring_region(const struct worker_region *region, uint64_t memory, uint32_t *number)
+{
+    struct ucm_copy_plane planes[128];
+
+    for (uint32_t i = 0; i < region->n_planes; i++) {
+        planes[i] = region->planes[i];
+        planes[i].base += memory;
+    }
+    return (int)companion_region_add(&companion, planes, region->n_planes, region->blocks, number);
+}

@@ -1,0 +1,33 @@
+/* A worker's side of a ring: the companion as libucmclient_cuda has it, on shared memory that the
+ * worker makes. */
+#ifndef UCM_TESTS_GPU_WORKER_RING_H
+#define UCM_TESTS_GPU_WORKER_RING_H
+
+#include "kernels/copy.h"
+
+#include <stdint.h>
+
+#define RING_SLICE_BYTES (16u << 20)
+#define RING_SLICES 4
+
+/* Planes of a region, at the end of the memory that test and worker share; bases count from the
+ * worker's memory. */
+struct worker_region {
+    uint32_t n_planes, blocks;
+    struct ucm_copy_plane planes[128];
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes ring and companion. 0 or a CUDA error; *fd is the shared memory. */
+int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, int *fd);
+/* Orders are served from now on: the test has opened the ring. */
+void worker_ring_serve(void);
+int worker_ring_region(const struct worker_region *region, uint64_t memory, uint32_t *number);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

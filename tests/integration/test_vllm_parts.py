@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""The vLLM connector's parts by themselves: where tensors keep blocks, what the scheduler's half decides, what tells
+engines apart, what is refused. No daemon."""
+
+import os
+import sys
+import tempfile
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+try:
+    import numpy
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
+if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
+    sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
+os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+
+import engine  # noqa: E402
+from engine import BLOCK, Request  # noqa: E402
+from ucmclient import PrefixHits  # noqa: E402
+from ucmclient.vllm import identity, layout, settings  # noqa: E402
+from ucmclient.vllm.connector import UcmConnector  # noqa: E402
+from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
+from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
+
+
+class Layouts(unittest.TestCase):
+    """Tensors as vLLM's attention backends shape them: every block's bytes are found, and no others."""
+
+    BLOCKS = 6
+
+    def tensor(self, physical, order, logical=None, dtype=numpy.uint8, gap=0, offset=0):
+        """A view of fresh memory: axes `physical`, outermost first, seen in `order`; `gap` bytes behind each block."""
+        size = int(numpy.prod(physical)) * numpy.dtype(dtype).itemsize
+        memory = numpy.random.default_rng(1).integers(0, 256, size + gap * self.BLOCKS + offset, numpy.uint8)
+        if gap:
+            row = size // self.BLOCKS + gap
+            whole = numpy.lib.stride_tricks.as_strided(
+                memory[offset:].view(dtype), physical,
+                (row, *(numpy.cumprod((1, *physical[:0:-1]))[-2::-1] * numpy.dtype(dtype).itemsize)))
+        else:
+            whole = memory[offset:].view(dtype).reshape(physical)
+        view = whole.transpose(order)
+        return engine.Tensor(view if logical is None else view.reshape(logical)), memory
+
+    def block(self, chunks, memory, b):
+        base = memory.__array_interface__["data"][0]
+        return b"".join(memory[at: at + c.size].tobytes()
+                        for c in chunks for at in (c.address - base + b * c.stride,))
+
+    def right(self, tensor, memory, dimension=0, chunks=1, kernel=1):
+        got = layout.tensor_chunks(tensor, self.BLOCKS)
+        self.assertEqual(len(got), chunks)
+        seen = set()
+        for b in range(self.BLOCKS):
+            mine = numpy.take(tensor.array, range(b * kernel, (b + 1) * kernel), dimension)
+            bytes_ = self.block(got, memory, b)
+            self.assertEqual(sorted(bytes_), sorted(mine.tobytes()))
+            for c in got:
+                piece = range(c.address + b * c.stride, c.address + b * c.stride + c.size)
+                self.assertTrue(seen.isdisjoint(piece))
+                seen.update(piece)
+
+    def test_keys_in_front_of_values(self):  # FlashAttention before 0.31: [2, blocks, tokens, heads, width]
+        self.right(*self.tensor((2, 6, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16), dimension=1, chunks=2)
+        self.right(*self.tensor((2, 6, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16), dimension=1, chunks=2)
+
+    def test_keys_beside_values(self):  # FlashInfer, Triton: [blocks, 2, tokens, heads, width], HND below it
+        self.right(*self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.float16))
+        self.right(*self.tensor((6, 2, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.float16))
+        self.right(*self.tensor((6, 2, 16, 4, 8), (1, 0, 2, 3, 4), dtype=numpy.float16), dimension=1)
+
+    def test_latent(self):  # MLA: [blocks, tokens, 576], and DeepSeek's indexer: [blocks, tokens, 132]
+        self.right(*self.tensor((6, 64, 576), (0, 1, 2), dtype=numpy.float16))
+        self.right(*self.tensor((6, 64, 132), (0, 1, 2)))
+
+    def test_one_view_a_layer(self):  # vLLM 0.32 and 0.33: [blocks, heads, tokens, content] of one allocation
+        heads, tokens, content, layers = 4, 16, 8, 3
+        for name, physical, order, chunks in (
+                ("LBHNC", (layers, 6, heads, tokens, content), (0, 1, 2, 3, 4), 1),
+                ("LBNHC", (layers, 6, tokens, heads, content), (0, 1, 3, 2, 4), 1),
+                ("LHBNC", (layers, heads, 6, tokens, content), (0, 2, 1, 3, 4), heads),
+                ("BLHNC", (6, layers, heads, tokens, content), (1, 0, 2, 3, 4), 1),
+                ("BLNHC", (6, layers, tokens, heads, content), (1, 0, 3, 2, 4), 1),
+                ("BHLNC", (6, heads, layers, tokens, content), (2, 0, 1, 3, 4), heads)):
+            whole, memory = self.tensor(physical, order, dtype=numpy.float16)
+            views = {f"layers.{i}": engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+            for view in views.values():
+                with self.subTest(name):
+                    self.right(view, memory, chunks=chunks)
+            for layerwise in (False, True):
+                with self.subTest(name, layerwise=layerwise):
+                    got = layout.layout_of(views, 6, layerwise)
+                    together = name in ("BLHNC", "BLNHC") and not layerwise
+                    self.assertEqual(len(got.layers), 1 if together else layers)
+                    self.assertEqual(got.layer_bytes * len(got.layers), whole.array[:, 0].nbytes)
+                    for b in range(6):
+                        pieces = [self.block(shard, memory, b) for shard in got.layers]
+                        self.assertEqual(sorted(b"".join(pieces)), sorted(whole.array[:, b].tobytes()))
+
+    def test_names_tell_orders_apart(self):
+        names = set()
+        for physical, order in (((6, 4, 16, 8), (0, 1, 2, 3)), ((6, 16, 4, 8), (0, 2, 1, 3)), ((6, 4, 8, 16), (0, 1, 2, 3)),
+                                ((4, 6, 16, 8), (1, 0, 2, 3))):
+            view, _ = self.tensor(physical, order)
+            names.add(layout.layout_of({"0": view}, 6).name)
+        view, _ = self.tensor((6, 4, 16, 8), (0, 1, 2, 3), dtype=numpy.float16)
+        names.add(layout.layout_of({"0": view}, 6).name)
+        self.assertEqual(len(names), 5)
+
+    def test_kernels_with_smaller_blocks(self):
+        self.right(*self.tensor((24, 4, 16, 8), (0, 1, 2, 3)), kernel=4)
+        self.right(*self.tensor((2, 12, 16, 4, 8), (0, 1, 2, 3, 4)), dimension=1, chunks=2, kernel=2)
+
+    def test_padding_is_left_alone(self):  # quantized pages with scales, aligned pages, hybrids' raw tensors
+        self.right(*self.tensor((6, 4, 16, 9), (0, 1, 2, 3), gap=64))
+        self.right(*self.tensor((6, 4, 16, 9), (0, 1, 2, 3), gap=64, offset=128))
+
+    def test_layers_of_different_sizes_are_one(self):  # DeepSeek-V3.2
+        one, memory = self.tensor((6, 64, 576), (0, 1, 2), dtype=numpy.float16)
+        other, more = self.tensor((6, 64, 132), (0, 1, 2))
+        got = layout.layout_of({"mla": one, "indexer": other, "shares": one}, 6)
+        self.assertEqual((len(got.layers), got.layer_bytes), (1, 64 * (1152 + 132)))
+        self.assertEqual(self.block(got.layers[0][:1], memory, 3), one.array[3].tobytes())
+        self.assertEqual(self.block(got.layers[0][1:], more, 3), other.array[3].tobytes())
+        with self.assertRaisesRegex(ValueError, "layerwise"):
+            layout.layout_of({"mla": one, "indexer": other}, 6, True)
+
+    def test_what_is_not_understood(self):
+        for view, _ in (self.tensor((7, 16, 8), (0, 1, 2)), self.tensor((3, 6, 16), (0, 1, 2)), self.tensor((768,), (0,))):
+            with self.assertRaisesRegex(ValueError, "not understood"):
+                layout.tensor_chunks(view, 6)
+        overlapping = engine.Tensor(numpy.lib.stride_tricks.as_strided(numpy.zeros(64, numpy.uint8), (6, 16), (8, 1)))
+        with self.assertRaisesRegex(ValueError, "not understood"):
+            layout.tensor_chunks(overlapping, 6)
+        view, _ = self.tensor((2, 2, 16, 8), (0, 1, 2, 3))
+        with self.assertRaisesRegex(ValueError, "more blocks"):
+            layout.tensor_chunks(view, 2)
+
+
+class Decisions(unittest.TestCase):
+    """The scheduler's half, step by step, with a daemon that has nothing."""
+
+    def half(self, **more):
+        ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0))
+        half = SchedulerHalf(settings.Settings(**more), BLOCK)
+        half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), release=lambda lease: None)
+        return half
+
+    def output(self, request, blocks, tokens, preempted=(), resumed=False):
+        cached = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
+        new = []
+        if resumed:
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens = ["r"], [(blocks,)], [0]
+            cached.resumed_req_ids = {"r"}
+        else:
+            new = [SimpleNamespace(req_id="r", block_ids=(blocks,), num_computed_tokens=0)]
+        return SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=cached, preempted_req_ids=set(preempted),
+                               num_scheduled_tokens={"r": tokens})
+
+    def test_preempted_and_resumed_in_one_step(self):
+        for resumed in (True, False):  # the older and the newer model runner
+            half, request = self.half(), Request("r", range(40))
+            half.matched_tokens(request, 0)
+            half.allocated(request, [1, 2, 3], 0)
+            self.assertEqual([c.blocks for c in half.step(self.output(request, [1, 2, 3], 40)).stores], [[1, 2]])
+            request.num_preemptions = 1
+            half.matched_tokens(request, 0)
+            half.allocated(request, [4, 5, 6], 0)
+            plan = half.step(self.output(request, [4, 5, 6], 40, preempted="r", resumed=resumed))
+            self.assertEqual((plan.preempted, [c.blocks for c in plan.stores]), ({"r"}, [[4, 5]]))
+            request.num_computed_tokens = 40
+            self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
+
+    def test_a_request_with_nothing_to_store_keeps_no_blocks(self):
+        half, request = self.half(), Request("r", range(10))
+        half.matched_tokens(request, 0)
+        half.allocated(request, [1], 0)
+        self.assertEqual(half.step(self.output(request, [1], 10)).stores, [])
+        self.assertFalse(half.finished(request, [1])[0])
+
+    def test_chains_longer_than_a_request_to_the_daemon(self):
+        half, request = self.half(), Request("r", [])
+        request.block_hashes = [bytes(32)] * 40000
+        request.tokens = [0] * (40000 * BLOCK)
+        half.matched_tokens(request, 0)
+        half.allocated(request, list(range(40000)), 0)
+        plan = half.step(self.output(request, list(range(40000)), 40000 * BLOCK))
+        self.assertEqual([len(c.blocks) for c in plan.stores], [16384, 16384, 7232])
+
+    def test_nvme_is_measured(self):
+        rate = NvmeRate(settings.Settings(prefill_rate=1000.0))
+        self.assertTrue(rate.worth(1000, 1000))
+        rate.measured(1000, 2.0)
+        self.assertFalse(rate.worth(1000, 1000))
+        self.assertTrue(rate.worth(1000, 400))  # most of it is in DRAM
+        for _ in range(10):
+            rate.measured(4000, 1.0)
+        self.assertTrue(rate.worth(1000, 1000))
+        self.assertTrue(NvmeRate(settings.Settings()).worth(1, 1))
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, words, change):
+        config, kv_config = engine.configuration(8, 1, False, {})
+        change(config, kv_config)
+        with self.assertRaises(identity.Unsupported) as caught:
+            identity.check_engine(config, kv_config)
+        self.assertIn(words, str(caught.exception))
+
+    def test_engines_that_can_not_share(self):
+        self.refused("hybrid", lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]))
+        self.refused("prefix-caching", lambda c, k: setattr(c.cache_config, "enable_prefix_caching", False))
+        self.refused("pipeline", lambda c, k: setattr(c.parallel_config, "pipeline_parallel_size", 2))
+        self.refused("scales", lambda c, k: setattr(c.cache_config, "calculate_kv_scales", True))
+        self.refused("sha256", lambda c, k: setattr(c.cache_config, "prefix_caching_hash_algo", "builtin"))
+        sliding = type("SlidingWindowSpec", (), {"block_size": BLOCK})()
+        self.refused("SlidingWindowSpec", lambda c, k: setattr(k.kv_cache_groups[0], "kv_cache_spec", sliding))
+        several = type("UniformTypeKVCacheSpecs", (), {"block_size": BLOCK, "kv_cache_specs": {"0": sliding}})()
+        self.refused("SlidingWindowSpec", lambda c, k: setattr(k.kv_cache_groups[0], "kv_cache_spec", several))
+        self.refused("must agree", lambda c, k: setattr(k, "hash_block_size", BLOCK // 2))
+
+    def test_what_tells_engines_apart(self):
+        def name(change=lambda c: None, backend="FLASH_ATTN"):
+            config, kv_config = engine.configuration(8, 1, False, {})
+            config.model_config.hf_config = SimpleNamespace(
+                to_dict=lambda: {"rope_theta": 1e4}, rope_scaling={"original_max_position_embeddings": 4096})
+            config.model_config.max_model_len = 4096
+            change(config)
+            view = engine.Tensor(numpy.zeros((8, 2, BLOCK, 4), numpy.float16))
+            return identity.identity_of(config, kv_config, layout.layout_of({"0": view}, 8), identity.Ranks(0, 1, True),
+                                        settings.Settings(), {"backends": [backend]})
+
+        def hf(config, **more):
+            for key, value in more.items():
+                setattr(config.model_config.hf_config, key, value)
+        with tempfile.TemporaryDirectory() as folder:
+            weights = os.path.join(folder, "model.safetensors")
+            open(weights, "w").close()
+            local = [name(lambda c: setattr(c.model_config, "model", folder))]
+            os.utime(weights, (1, 1))
+            local.append(name(lambda c: setattr(c.model_config, "model", folder)))
+        others = [*local, name(backend="FLASHINFER"), name(lambda c: setattr(c.model_config, "max_model_len", 8192)),
+                  name(lambda c: hf(c, _commit_hash="abc")), name(lambda c: hf(c, to_dict=lambda: {"rope_theta": 1e6})),
+                  name(lambda c: setattr(c.cache_config, "cache_dtype", "fp8")),
+                  name(lambda c: setattr(c.model_config, "quantization", "awq")),
+                  name(lambda c: setattr(c, "load_config", SimpleNamespace(load_format="dummy")))]
+        self.assertEqual(len({name(), *others}), 1 + len(others))
+        self.assertEqual(name(), name())
+
+    def test_seeds_that_differ_between_processes(self):
+        with mock.patch.dict(os.environ):
+            os.environ.pop("PYTHONHASHSEED", None)
+            with self.assertRaisesRegex(identity.Unsupported, "PYTHONHASHSEED=0"):
+                identity.check_hash("xxhash")
+            os.environ["PYTHONHASHSEED"] = "random"
+            with self.assertRaises(identity.Unsupported):
+                identity.check_hash("sha256")
+            os.environ["PYTHONHASHSEED"] = "0"
+            self.assertEqual(identity.check_hash("sha256"), 32)
+
+    def test_the_layout_that_is_asked_for(self):
+        for extra, wanted in (({}, "BLNHC"), ({"layerwise": True}, None), ({"block_layout": False}, None)):
+            config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=object()):
+                self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
+            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=None):
+                self.assertIsNone(UcmConnector.get_required_kvcache_layout(config))
+
+    def test_settings_say_what_would_be_right(self):
+        for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),
+                             ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),
+                             ({"load": 1}, "must be a bool")):
+            with self.subTest(extra), self.assertRaisesRegex(ValueError, words):
+                settings.Settings.parse(extra)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    unittest.main(verbosity=2)

@@ -1,0 +1,94 @@
+/* What is dumped while the tier still looks for what earlier runs have left. */
+#include "tests/unit/cache_rig.h"
+
+TestSuite(cache_restore, .init = rig_open, .fini = rig_close);
+
+/* The tier has found part 0 of that block at a place of its own. */
+static uint64_t turns_up(struct ns *ns, uint64_t number)
+{
+    struct tier *t = &rig.tier;
+    struct tier_name name = {.key_bytes = 16};
+    struct tier_found f = {.name = &name, .bytes = ns_part_bytes(ns, 0), .sequence = 1};
+    uint64_t owner;
+
+    memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
+    key_of(number, name.key);
+    f.place.loc = t->places + 1;
+    owner = t->callbacks.restore(t->callbacks.ctx, &f);
+    if (owner == 0)
+        return 0;
+    t->place[t->places++] = (struct place){true, owner, f.bytes, calloc(1, f.bytes)};
+    t->n_live++;
+    return f.place.loc;
+}
+
+static void recovered(void)
+{
+    rig.tier.recovering = false;
+    rig.tier.callbacks.recovered(rig.tier.callbacks.ctx);
+    turn();
+}
+
+static void dump_while_recovering(block_ref *ref)
+{
+    rig.tier.recovering = true;
+    *ref = store(rig.one, 1);
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 0u, "it waits");
+}
+
+Test(cache_restore, nothing_turned_up)
+{
+    block_ref ref;
+
+    dump_while_recovering(&ref);
+    recovered();
+    cr_assert_eq(rig.tier.n_pending, 1u);
+    cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_WRITE);
+    drop(ref);
+}
+
+Test(cache_restore, the_copy_from_before_stays_the_only_one)
+{
+    block_ref ref;
+
+    dump_while_recovering(&ref);
+    cr_assert_neq(turns_up(rig.one, 1), 0u);
+    cr_expect_not(cache_written(rig.cache), "nobody has read that copy yet");
+    recovered();
+    cr_assert_eq(rig.tier.n_pending, 1u);
+    cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_SYNC);
+    fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 0u);
+    cr_expect(cache_written(rig.cache));
+    drop(ref);
+}
+
+Test(cache_restore, a_copy_from_before_that_is_not_whole_is_written_anew)
+{
+    block_ref ref;
+
+    dump_while_recovering(&ref);
+    cr_assert_neq(turns_up(rig.one, 1), 0u);
+    recovered();
+    fake_next(&rig.tier, -EBADMSG);
+    cr_expect_eq(rig.tier.forgets, 1u);
+    cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_WRITE);
+    drop(ref);
+}
+
+Test(cache_restore, a_fill_goes_on_when_its_part_turns_up)
+{
+    block_ref ref;
+
+    rig.tier.recovering = true;
+    ref = open_block(rig.one, 1);
+    cr_assert_eq(dump(ref, 0, 0, 1), 0);
+    cr_assert_neq(turns_up(rig.one, 1), 0u);
+    cr_assert_eq(dump(ref, 0, 1, 1), 0);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    recovered();
+    cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_SYNC);
+    drop(ref);
+}
