@@ -22,7 +22,7 @@ GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbin
 CONFIG = """
 NFS_CORE_PARAM {{
     NFS_Protocols = 3; NFS_Port = {nfs}; MNT_Port = {mount};
-    Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;
+    Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;
 }}
 NFS_KRB5 {{ Active_krb5 = false; }}
 EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }}
@@ -96,11 +96,13 @@ class Server:
         self.export = os.path.join(folder, "export")
         self.config, self.log = os.path.join(folder, "ganesha.conf"), os.path.join(folder, "ganesha.log")
         os.mkdir(self.export)
+        open(self.log, "w").close()
         with open(self.config, "w") as file:
             file.write(CONFIG.format(nfs=NFS_PORT, mount=MOUNT_PORT, folder=self.export))
         # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
         words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w"
         self.names = self.begin(["unshare", "-m", "sh", "-c", words])
+        self.await_port(self.names, 111)
         self.start()
 
     def begin(self, argv):
@@ -108,17 +110,20 @@ class Server:
                                 stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
 
     def url(self):
-        return f"nfs://{SERVER_IP}{self.export}?version=3&nfsport={NFS_PORT}&mountport={MOUNT_PORT}"
+        return f"nfs://{SERVER_IP}/kv?version=3&nfsport={NFS_PORT}&mountport={MOUNT_PORT}"
 
     def start(self):
         argv = [GANESHA, "-F", "-f", self.config, "-L", self.log, "-p", os.path.join(self.folder, "ganesha.pid")]
         self.process = self.begin(argv)
-        probe = f"import socket; socket.create_connection(('{SERVER_IP}', {NFS_PORT}), 1).close()"
+        self.await_port(self.process, NFS_PORT)
+
+    def await_port(self, process, port):
+        probe = f"import socket; socket.create_connection(('{SERVER_IP}', {port}), 1).close()"
         deadline = time.monotonic() + TIMEOUT_S
         while run(*self.network.inside(0), "python3", "-c", probe, check=False).returncode != 0:
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 with open(self.log, errors="replace") as file:
-                    raise RuntimeError("nfs-ganesha does not answer:\n" + file.read()[-2000:])
+                    raise RuntimeError(f"nothing answers at port {port}:\n" + file.read()[-2000:])
             time.sleep(0.1)
 
     def signal(self, number):
