@@ -80,7 +80,11 @@ static int file_read(struct share_op *op, int folder)
     else
         err = file_fits(op, &st) ? file_move(fd, op, false) : -EBADMSG;
     close(fd); /* nothing was written: it can't lose anything */
-    return err < 0 ? err : share_op_verify(op);
+    if (err == 0)
+        err = share_op_verify(op);
+    if (err == 0)
+        op->mtime_ns = mtime_ns(&st);
+    return err;
 }
 
 /* Not all file systems sync folders. */
