@@ -281,19 +281,19 @@ static void write_among_reads(struct contract *c)
     enum { FINDS = 100, HELD = FINDS, HANGING = FINDS + 2, OPS = FINDS + 4 };
     struct contract_op *ops = calloc(OPS, sizeof(*ops)), w;
     uint8_t *data = contract_data(BYTES, 1);
-    struct stuck held, hanging, written;
+    struct stuck read[4], written; /* two that are held, two that hang */
 
     cr_assert(ops);
-    stuck_open(&held, 0);
-    stuck_open(&hanging, 0);
-    stuck_open(&written, 0);
     cr_assert_eq(contract_do(c, SHARE_WRITE, 1, data, BYTES), 0);
     c->done = 0;
+    stuck_open(&written, 0);
     w.op = contract_of(SHARE_WRITE, 2, written.memory, BYTES);
-    for (unsigned i = 0; i < OPS; i++)
-        ops[i].op = i < FINDS     ? contract_of(SHARE_FIND, 1, NULL, BYTES)
-                    : i < HANGING ? contract_of(SHARE_READ, 1, held.memory, BYTES)
-                                  : contract_of(SHARE_READ, 1, hanging.memory, BYTES);
+    for (unsigned i = 0; i < FINDS; i++)
+        ops[i].op = contract_of(SHARE_FIND, 1, NULL, BYTES);
+    for (unsigned i = 0; i < 4; i++) {
+        stuck_open(&read[i], 0);
+        ops[HELD + i].op = contract_of(SHARE_READ, 1, read[i].memory, BYTES);
+    }
     start_for_good(c, &ops[HELD]);
     start_for_good(c, &ops[HELD + 1]);
     contract_start(c, &w);
@@ -301,18 +301,20 @@ static void write_among_reads(struct contract *c)
         contract_start(c, &ops[i]);
     contract_start(c, &ops[HANGING]);
     contract_start(c, &ops[HANGING + 1]);
-    stuck_let_go(&held, data);
+    stuck_let_go(&read[0], data);
+    stuck_let_go(&read[1], data);
     contract_wait(c, FINDS + 2);
     cr_assert_not(c->ops->cancel(c->b, &w.op), "a thread is in it");
 
     stuck_let_go(&written, data);
-    stuck_let_go(&hanging, data);
+    stuck_let_go(&read[2], data);
+    stuck_let_go(&read[3], data);
     contract_wait(c, OPS + 1);
     cr_assert_eq(w.status, 0);
     for (unsigned i = 0; i < OPS; i++)
         cr_assert_eq(ops[i].status, 0);
-    stuck_close(&held);
-    stuck_close(&hanging);
+    for (unsigned i = 0; i < 4; i++)
+        stuck_close(&read[i]);
     stuck_close(&written);
     free(data);
     free(ops);
