@@ -83,6 +83,16 @@
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
+    X(blocks_shared, gauge, "blocks", "of the complete ones, known to lie on a share only")        \
+    X(lookup_hits_shared, counter, "blocks", "keys found with a part on a share only")             \
+    X(lookups_waited, counter, "requests", "lookups that waited for an answer of a share")         \
+    X(load_blocks_shared, counter, "blocks", "parts loaded that were read from a share")           \
+    X(share_forgotten, counter, "blocks",                                                          \
+      "thought to lie on a share, and a read did not get them")                                    \
+    X(share_write_dropped, counter, "parts", "parts not written to a share: evicted, or failed")   \
+    X(share_write_refused, counter, "parts", "parts not admitted: written when used again")        \
+    X(share_write_waits, counter, "times", "a share took no write then: later")                    \
+    X(share_remove_dropped, counter, "parts", "evicted by name, and a share took no removal then") \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

@@ -27,9 +27,11 @@ struct sweep {
 
 static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
 {
+    static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
+
     if (k->method == UCM_METHOD_NS_PURGE)
         cache_pin(c, ref, false);
-    switch (cache_evict(c, ref, k->tier != 2, k->tier != 1)) {
+    switch (cache_evict(c, ref, tiers[k->tier])) {
     case CACHE_EVICT_DONE:
         k->result.blocks++;
         break;

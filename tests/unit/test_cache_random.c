@@ -237,14 +237,14 @@ static void chaos_reclaim(void)
 static void chaos_evict(void)
 {
     block_ref ref = find(some_ns(), below(KEYS));
-    uint32_t tiers = 1 + below(3);
+    static const unsigned tiers[] = {CACHE_DRAM, CACHE_NVME, CACHE_ALL};
 
     if (ref == 0 || below(4) != 0)
         return;
     if (below(3) == 0)
         cache_pin(rig.cache, ref, below(4) == 0);
     else
-        (void)cache_evict(rig.cache, ref, tiers & 1, tiers & 2);
+        (void)cache_evict(rig.cache, ref, tiers[below(3)]);
 }
 
 static void chaos_owner_gone(void)
@@ -312,7 +312,7 @@ static void chaos_end(void)
             if (ref == 0)
                 continue;
             cache_pin(rig.cache, ref, false);
-            (void)cache_evict(rig.cache, ref, true, true);
+            (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     }
     expect_nothing_held();
