@@ -55,15 +55,21 @@ uint32_t cache_tier_busy(const struct cache *c);
  * share_busy. */
 uint32_t cache_share_busy(const struct cache *c);
 /* A purge of a whole namespace. From begin on, all that was stored for it until then is not to come
- * back with a later start, and nothing of it is written until cache_purge_end; what it holds is the
- * caller's to evict in between. Zeroed by the caller, with done_cb set. */
+ * back with a later start, its files go from every share, and nothing of it is written until
+ * cache_purge_end; what it holds is the caller's to evict in between. Zeroed by the caller, with
+ * done_cb set. */
 struct cache_purge {
     void (*done_cb)(struct cache_purge *p, int status); /* 0: that is on stable storage */
+    bool only_shared; /* what lies on NVMe is only evicted, and may come back */
+    int share_status; /* out: 0, or why some files may be left on a share */
     struct ns *ns;
     struct cache_naming *naming;
+    bool sharing;
+    int status;
+    struct share_purge share;
 };
-/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier); -ENOMEM.
- */
+/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier and no
+ * share); -ENOMEM. */
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
 bool cache_purge_kept(const struct cache_purge *p);
 /* done_cb runs no more. */

@@ -130,6 +130,8 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     }
     if (f->owner != o || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
+    if (p->share == PART_SHARE_PRESUMED)
+        part_set_share(c, ref, part, PART_SHARE_NONE, 0);
     list_remove(&f->link_age);
     list_push_back(&c->fills_by_age, &f->link_age);
     if (f->copying == 0)
