@@ -69,11 +69,6 @@ static inline bool part_whole_here(const struct part *p)
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
 }
 
-static inline bool part_on_share(const struct part *p)
-{
-    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
-}
-
 /* What a dump is writing anew does not lie on a share for as long. */
 static inline bool part_whole(const struct part *p)
 {

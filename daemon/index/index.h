@@ -55,7 +55,7 @@ struct part {
     uint16_t dram : 2;  /* enum part_dram */
     uint16_t nvme : 2;  /* enum part_nvme */
     uint16_t share : 2; /* enum part_share */
-    uint16_t root : 4;  /* which, from 1, when share is PRESUMED or KNOWN */
+    uint16_t root : 4;  /* which, from 1, when share is PRESUMED or KNOWN; 0: not known */
     uint16_t users;     /* copies, reads and writes under way that need the DRAM slot to stay */
 };
 
@@ -183,6 +183,11 @@ struct block *index_peek(struct index *ix, block_ref ref);
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
     return b->ready == ns->identity.parts;
+}
+
+static inline bool part_on_share(const struct part *p)
+{
+    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
 }
 
 /* Walks a namespace in a stable but arbitrary order for ls and verify: calls visit for up to
