@@ -314,6 +314,8 @@ static int cache_init(struct server *s, char text[512])
     /* Half of the arena may wait for the disk, or loads would find no room beside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
+    cc.share_reused = c->share_admission == CONFIG_ADMIT_REUSE;
+    cc.shared_blocks = c->index_max_blocks / 4;
     cc.index = s->index;
     cc.policy = s->policy;
     rc = cache_new(&cc, &s->cache);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define FAKE_FILES_MAX 8192
+#define FAKE_FAILED 0xff /* in `promote` of a read that was told as failed */
 
 struct fake_file {
     struct block_file_id id;
@@ -179,6 +180,7 @@ static inline int fake_share_do(struct share *s, struct share_io *io, int status
         status = -ENOENT;
     if (!io->write && status != 0) {
         memset(io->data, 0xEE, io->bytes);
+        io->promote = FAKE_FAILED;
     } else if (!io->write) {
         cr_assert_eq(f->bytes, io->bytes);
         memcpy(io->data, f->data, io->bytes);
