@@ -68,4 +68,11 @@ static inline block_ref note(struct ns *ns, uint64_t number, share_root root, bo
     return find(ns, number);
 }
 
+static inline bool has_file(const struct ns *ns, uint64_t number, uint32_t part, share_root root)
+{
+    struct block_file_id id = id_of(ns, number, part);
+
+    return fake_file_find(&share, &id, root) != NULL;
+}
+
 #endif

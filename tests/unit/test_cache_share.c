@@ -17,13 +17,6 @@ static block_ref shared_block(struct ns *ns, uint64_t number)
     return ref;
 }
 
-static bool has_file(const struct ns *ns, uint64_t number, uint32_t part, share_root root)
-{
-    struct block_file_id id = id_of(ns, number, part);
-
-    return fake_file_find(&share, &id, root) != NULL;
-}
-
 struct waiter {
     struct cache_wait w;
     int calls, status;
