@@ -248,7 +248,8 @@ struct ucm_lookup {
     const void *keys;  /* n_keys * key_bytes, the chain's head first */
     uint32_t n_keys;   /* 1 to ucm_server_info's max_keys */
     uint32_t lease_ms; /* keep what was found from being evicted for so long, 0: no lease */
-    uint32_t wait_ms;  /* for the shared tier, at most; 0: as long as ucmd is configured to */
+    uint32_t wait_ms;  /* for the shared tier, at most; 0: as long as ucmd is configured to. Never
+                          longer than half of the call's timeout. */
     uint32_t *shared;  /* not NULL: receives how many hits must be read from the shared tier, and
                           each is told as UCM_FOUND_SHARED, not UCM_FOUND_NVME */
 };

@@ -67,13 +67,25 @@ int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns
     return 0;
 }
 
+/* Half of the caller's time at most: an answer that comes too late tells not even what is here. */
+static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_ns)
+{
+    int64_t half_ms = (deadline_ns - client_now_ns()) / 2000000;
+
+    if (half_ms < 1)
+        return 1;
+    if (asked->wait_ms > 0 && asked->wait_ms < half_ms)
+        return asked->wait_ms;
+    return half_ms < UCM_DEADLINE_MS ? (uint64_t)half_ms : UCM_DEADLINE_MS;
+}
+
 static int lookup_send(struct ucm_namespace *ns, struct lookup *l, int64_t deadline_ns)
 {
     struct ucm_client *c = ns->handle.client;
     struct msg_lookup m = {.each = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
                            .shared = l->asked->shared != NULL,
-                           .wait_ms = l->asked->wait_ms};
+                           .wait_ms = lookup_wait_ms(l->asked, deadline_ns)};
     int r = client_begin(c, &ns->handle, deadline_ns);
 
     if (r)

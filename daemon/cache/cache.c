@@ -428,13 +428,15 @@ static void block_leave_nvme(struct cache *c, block_ref ref)
             cache_nvme_lost(c, ref, i, true);
 }
 
-/* Also where this host knows of no file: other hosts may have written it. */
+/* Also where this host knows of no file: other hosts may have written it. While its namespace is
+ * purged all files go, but for one that is being written meanwhile. */
 static void block_leave_share(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    cache_shared_remove(c, ns, b->key);
+    if (ns->purges == 0 || b->flags & BLOCK_DOOMED)
+        cache_shared_remove(c, ns, b->key);
     cache_shared_forget(c, ref);
 }
 

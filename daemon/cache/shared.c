@@ -147,10 +147,8 @@ struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t pa
 
 void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key)
 {
-    if (!c->share || ns->purges > 0) /* then all of its files go */
-        return;
     /* The last part first: without it nobody looks for the others. */
-    for (uint32_t i = ns->identity.parts; i-- > 0;) {
+    for (uint32_t i = ns->identity.parts; c->share && i-- > 0;) {
         struct block_file_id id = id_of(ns, key, i);
 
         if (c->share_ops->remove(c->share, &id) != 0)
