@@ -34,14 +34,21 @@ static void retry_cb(struct deadline *retry)
     copy_write(LIST_ENTRY(retry, struct gc_copy, retry));
 }
 
-/* 0 when the operation is under way. Bucket, name, header and data are the copy's own all along. */
+/* 0 when the operation is under way. What the read found in the header is written again. */
 static int copy_start(struct gc_copy *c, struct gc_root *root, enum share_verb verb,
                       void (*done)(struct share_op *op, int status))
 {
+    struct share_op op = {.verb = verb,
+                          .by_name = true,
+                          .bucket = (uint8_t)c->demote->sweep->bucket,
+                          .file = c->op.file,
+                          .data = c->data,
+                          .bytes = c->bytes - BLOCK_FILE_HEADER_BYTES,
+                          .done = done};
     int err;
 
-    c->op.verb = verb;
-    c->op.done = done;
+    memcpy(op.name, c->op.name, sizeof(op.name));
+    c->op = op;
     c->under_way = true;
     err = root->start(root, &c->op);
     if (err < 0)
@@ -116,11 +123,7 @@ int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file 
     c->data = malloc(file->bytes - BLOCK_FILE_HEADER_BYTES);
     if (!c->data)
         return -ENOMEM;
-    c->op.by_name = true;
-    c->op.bucket = (uint8_t)d->sweep->bucket;
     snprintf(c->op.name, sizeof(c->op.name), "%s", name);
-    c->op.bytes = file->bytes - BLOCK_FILE_HEADER_BYTES;
-    c->op.data = c->data;
     err = copy_start(c, d->to, SHARE_FIND, found_cb);
     if (err < 0) {
         free(c->data);

@@ -11,8 +11,9 @@
 
 #define GC_COPY_BYTES (64u << 20)
 #define GC_COPY_BYTES_PER_MS (256u << 10)
-#define GC_COPY_TRIES 50u /* of a write that the next root has no time for, GC_PAUSE_MS / 5 apart  \
-                           */
+#define GC_COPY_TRIES                                                                              \
+    50u /* of a write that the next root has no time for, GC_PAUSE_MS / 5 apart                    \
+         */
 
 struct gc_demote;
 struct gc_copy {
