@@ -55,6 +55,7 @@ struct share_op {
     uint8_t bucket;               /* LIST, and with by_name */
     struct share_listing listing; /* out: LIST with 0, the caller's */
     uint64_t now_ns;              /* out: CHECK with sync and 0: the server's time */
+    uint64_t mtime_ns;            /* out: READ with 0: the file's, by its clock; 0: not learned */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
     bool sync;                    /* WRITE: on stable storage before done. CHECK: see above */

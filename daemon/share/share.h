@@ -129,4 +129,19 @@ struct share_root_stats {
 uint32_t share_roots(const struct share *s);
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
+/* The functions above that `cache` and `request` call, as a table: share_door in the daemon,
+ * another in their tests. */
+struct share_ops {
+    int (*submit)(struct share *s, struct share_io *io);
+    void (*on_ready)(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
+    int (*probe)(struct share *s, struct share_probe *p);
+    void (*probe_cancel)(struct share *s, struct share_probe *p);
+    int (*remove)(struct share *s, const struct block_file_id *id);
+    int (*purge)(struct share *s, struct share_purge *p);
+    void (*purge_cancel)(struct share *s, struct share_purge *p);
+    uint32_t (*roots)(const struct share *s);
+    void (*stats)(const struct share *s, uint32_t root, struct share_root_stats *out);
+};
+extern const struct share_ops share_door;
+
 #endif
