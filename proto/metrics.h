@@ -83,6 +83,12 @@
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
+    X(share_gc_passes, counter, "passes", "of the shared roots' garbage collection, ended")        \
+    X(share_gc_failed, counter, "passes", "of these, given up: the root failed")                   \
+    X(share_gc_removed, counter, "files", "that they removed from a root, copied or not")          \
+    X(share_gc_bytes, counter, "bytes", "of these")                                                \
+    X(share_gc_demoted, counter, "files", "that they copied to the next root first")               \
+    X(share_gc_temps, counter, "files", "temporary ones that dead writers left and they removed")  \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

@@ -42,12 +42,11 @@ static void next_cb(struct deadline *d)
     step_start(gc, gc->step == GC_STEP_IDLE ? GC_STEP_READ : gc->step);
 }
 
-static void next_arm(struct gc *gc, uint64_t in_ms)
+static int next_arm(struct gc *gc, uint64_t in_ms)
 {
-    if (gc->stopped)
-        return;
-    if (deadline_arm(gc->config.deadlines, &gc->next, uv_now(gc->config.loop) + in_ms, next_cb) < 0)
-        log_error("share", "gc-no-memory", "root=%s passes=none", gc->target);
+    const struct share_root_config *root = &gc->config.root->config;
+
+    return deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
 }
 
 /* Nothing is under way any more until the next pass. */
@@ -55,15 +54,16 @@ static void idle(struct gc *gc, uint64_t next_ms)
 {
     gc->step = GC_STEP_IDLE;
     gc->forced = false;
-    next_arm(gc, next_ms);
+    if (!gc->stopped && next_arm(gc, next_ms) < 0)
+        log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
 }
 
 static void failed(struct gc *gc, int status)
 {
     if (!gc->stopped) {
-        gc->config.metrics->share_gc_failed++;
-        log_warn("share", "gc-failed", "root=%s step=%d error=%s", gc->target, (int)gc->step,
-                 strerror(-status));
+        gc->config.root->config.metrics->share_gc_failed++;
+        log_warn("share", "gc-failed", "root=%u step=%d error=%s", gc->config.root->number,
+                 (int)gc->step, strerror(-status));
     }
     idle(gc, jittered(gc->config.collect_ms < AGAIN_MS ? gc->config.collect_ms : AGAIN_MS));
 }
@@ -105,12 +105,12 @@ static uint64_t marker_age_ms(const struct gc *gc)
 /* The server was full, and nobody has begun or ended a pass since. */
 static bool due_full(const struct gc *gc)
 {
-    return gc->full && marker_age_ms(gc) > uv_now(gc->config.loop) - gc->full_ms;
+    return gc->full && marker_age_ms(gc) > uv_now(gc->config.root->config.loop) - gc->full_ms;
 }
 
 static bool due(const struct gc *gc)
 {
-    uint64_t capacity = gc->config.capacity_bytes;
+    uint64_t capacity = gc->config.root->config.capacity_bytes;
 
     return gc->forced || due_full(gc) || marker_age_ms(gc) >= gc->config.collect_ms ||
            (capacity && gc->usage.known && gc->usage.bytes > capacity);
@@ -145,19 +145,19 @@ void gc_pass_ended(struct gc *gc, int status)
         return;
     }
     gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
-    gc->config.metrics->share_gc_passes++;
+    gc->config.root->config.metrics->share_gc_passes++;
     log_info("share", "gc",
-             "root=%s removed=%" PRIu64 " bytes=%" PRIu64 " used=%" PRIu64 " files=%" PRIu64
+             "root=%u removed=%" PRIu64 " bytes=%" PRIu64 " used=%" PRIu64 " files=%" PRIu64
              " ms=%" PRIu64,
-             gc->target, pass->removed, pass->removed_bytes, pass->used_bytes, pass->used_files,
-             uv_now(gc->config.loop) - pass->began_ms);
+             gc->config.root->number, pass->removed, pass->removed_bytes, pass->used_bytes,
+             pass->used_files, uv_now(gc->config.root->config.loop) - pass->began_ms);
     step_start(gc, GC_STEP_UNMARK);
 }
 
 /* The marker is written, or not: it only saves work. */
 static void ended(struct gc *gc)
 {
-    uint64_t capacity = gc->config.capacity_bytes, in_ms = gc->config.collect_ms;
+    uint64_t capacity = gc->config.root->config.capacity_bytes, in_ms = gc->config.collect_ms;
 
     if (capacity && gc->usage.bytes > capacity && gc->pass.removed > 0)
         in_ms = SOON_MS; /* ages of parts were not all known, or it grew meanwhile */
@@ -170,27 +170,37 @@ static void ended(struct gc *gc)
 
 /* ---- steps ---- */
 
+/* A server that is full takes no check's file; its time as of the last one that it took will do. */
+static void clock_taken(struct gc *gc, int status)
+{
+    int err = status;
+
+    gc->pass.now_ns = gc->task.op.now_ns;
+    if (status == -ENOSPC || status == -EDQUOT)
+        err = share_root_time(gc->config.root, &gc->pass.now_ns);
+    if (err < 0)
+        failed(gc, status);
+    else
+        step_start(gc, GC_STEP_LAST);
+}
+
 static void step_ended(struct gc *gc, int status)
 {
     switch (gc->step) {
     case GC_STEP_READ:
         if (status == 0)
             marker_take(gc);
-        if (gc->config.read_only)
+        if (gc->config.root->config.read_only)
             idle(gc, jittered(gc->config.collect_ms));
         else
             step_start(gc, GC_STEP_CLOCK);
         return;
     case GC_STEP_CLOCK:
-        gc->pass.now_ns = gc->op.now_ns;
-        if (gc->op.now_ns == 0) /* a server that is full may know its time all the same */
-            failed(gc, status < 0 ? status : -EPROTO);
-        else
-            step_start(gc, GC_STEP_LAST);
+        clock_taken(gc, status);
         return;
     case GC_STEP_LAST:
-        gc->last_ns = marker_time(&gc->op.listing);
-        share_listing_free(&gc->op.listing);
+        gc->last_ns = marker_time(&gc->task.op.listing);
+        share_listing_free(&gc->task.op.listing);
         if (status < 0 && status != -ENOENT)
             failed(gc, status);
         else if (due(gc))
@@ -209,17 +219,17 @@ static void step_ended(struct gc *gc, int status)
     }
 }
 
-static void step_cb(struct share_op *op, int status)
+static void step_cb(struct share_task *t)
 {
-    struct gc *gc = LIST_ENTRY(op, struct gc, op);
+    struct gc *gc = LIST_ENTRY(t, struct gc, task);
 
-    gc->op_under_way = false;
+    gc->under_way = false;
     if (gc->stopped) {
-        share_listing_free(&op->listing);
+        share_listing_free(&t->op.listing);
         idle(gc, 0);
         return;
     }
-    step_ended(gc, status);
+    step_ended(gc, t->status);
 }
 
 static enum share_verb step_verb(enum gc_step step)
@@ -242,27 +252,28 @@ static enum share_verb step_verb(enum gc_step step)
 
 static void step_start(struct gc *gc, enum gc_step step)
 {
-    struct share_op *op = &gc->op;
+    struct share_op *op = &gc->task.op;
     char name[BLOCK_FILE_NAME_CAP];
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     int err = block_file_place(&marker_id, identity, name);
 
     gc->step = step;
-    memset(op, 0, sizeof(*op));
+    memset(&gc->task, 0, sizeof(gc->task));
     op->verb = step_verb(step);
     op->id = marker_id;
     op->bucket = identity[0];
     op->data = gc->marker;
     op->bytes = GC_MARKER_BYTES;
     op->sync = step == GC_STEP_CLOCK;
-    op->done = step_cb;
     if (step == GC_STEP_MARK)
         marker_make(gc);
     if (err == 0)
-        err = gc->config.root->start(gc->config.root, op);
-    gc->op_under_way = err == 0;
+        err = gc_submit(gc->config.root, &gc->task, step_cb);
+    gc->under_way = err == 0;
     if (err == -EAGAIN && ++gc->tries < STEP_TRIES)
-        next_arm(gc, GC_PAUSE_MS);
+        err = next_arm(gc, GC_PAUSE_MS);
+    if (err < 0 && step >= GC_STEP_UNMARK)
+        ended(gc); /* it only saves work */
     else if (err < 0)
         failed(gc, err);
 }
@@ -272,26 +283,17 @@ static void step_start(struct gc *gc, enum gc_step step)
 int gc_new(const struct gc_config *config, struct gc **out)
 {
     struct gc *gc = calloc(1, sizeof(*gc));
+    int err;
 
     if (!gc)
         return -ENOMEM;
     gc->config = *config;
-    gc->target = strdup(config->target);
-    if (!gc->target)
-        goto err_after_new;
-    if (deadline_arm(config->deadlines, &gc->next,
-                     uv_now(config->loop) +
-                         jittered(config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS),
-                     next_cb) < 0)
-        goto err_after_target;
-    *out = gc;
-    return 0;
-
-err_after_target:
-    free(gc->target);
-err_after_new:
-    free(gc);
-    return -ENOMEM;
+    err = next_arm(gc, jittered(config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS));
+    if (err < 0)
+        free(gc);
+    else
+        *out = gc;
+    return err;
 }
 
 void gc_stop(struct gc *gc)
@@ -299,9 +301,9 @@ void gc_stop(struct gc *gc)
     if (gc->stopped)
         return;
     gc->stopped = true;
-    deadline_disarm(gc->config.deadlines, &gc->next);
-    if (gc->op_under_way && gc->config.root->cancel(gc->config.root, &gc->op)) {
-        gc->op_under_way = false;
+    deadline_disarm(gc->config.root->config.deadlines, &gc->next);
+    if (gc->under_way && share_root_cancel(gc->config.root, &gc->task)) {
+        gc->under_way = false;
         gc->step = GC_STEP_IDLE;
     }
     if (gc->step == GC_STEP_SWEEP)
@@ -310,43 +312,44 @@ void gc_stop(struct gc *gc)
 
 bool gc_busy(const struct gc *gc)
 {
-    return gc->op_under_way || gc->sweep.active;
+    return gc->under_way || gc->sweep.active;
 }
 
 void gc_free(struct gc *gc)
 {
     if (!gc)
         return;
-    deadline_disarm(gc->config.deadlines, &gc->next);
-    free(gc->target);
+    deadline_disarm(gc->config.root->config.deadlines, &gc->next);
     free(gc);
 }
 
 void gc_full(struct gc *gc)
 {
-    uint64_t now_ms = uv_now(gc->config.loop);
+    uint64_t now_ms = uv_now(gc->config.root->config.loop);
     uint64_t at_ms = gc->pass.for_full ? gc->pass.began_ms + GC_FULL_PAUSE_MS : 0;
 
-    if (gc->stopped || gc->full || gc->config.read_only ||
+    if (gc->stopped || gc->full || gc->config.root->config.read_only ||
         (gc->step != GC_STEP_IDLE && gc->pass.for_full))
         return;
     gc->full = true;
     gc->full_ms = now_ms;
     if (gc->step == GC_STEP_IDLE)
-        next_arm(gc, at_ms > now_ms ? at_ms - now_ms : 0);
+        idle(gc, at_ms > now_ms ? at_ms - now_ms : 0);
 }
 
 int gc_run(struct gc *gc)
 {
+    int err;
+
     if (gc->stopped)
         return -ECANCELED;
-    if (gc->config.read_only)
+    if (gc->config.root->config.read_only)
         return -EROFS;
     if (gc->step != GC_STEP_IDLE)
         return -EALREADY;
-    gc->forced = true;
-    next_arm(gc, 0);
-    return 0;
+    err = next_arm(gc, 0);
+    gc->forced = err == 0;
+    return err;
 }
 
 struct gc_usage gc_usage(const struct gc *gc)

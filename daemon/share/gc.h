@@ -21,7 +21,6 @@
 #define UCMD_SHARE_GC_H
 
 #include "daemon/share/gc_sweep.h"
-#include "proto/metrics.h"
 
 struct gc;
 
@@ -29,20 +28,13 @@ struct gc;
 #define GC_FULL_PAUSE_MS 60000u                /* between passes because the server was full */
 
 struct gc_config {
-    uv_loop_t *loop;
-    struct deadlines *deadlines;
-    struct metrics *metrics;
-    struct gc_root *root;
-    struct gc_root *next;    /* cold files are copied there before they go; NULL: they just go */
-    const char *target;      /* for the log: without what may be secret in it */
-    uint64_t capacity_bytes; /* 0: no bound but the server's own */
-    unsigned low;            /* percent */
+    struct share_root *root; /* of one that is read-only nothing but the marker is read */
+    struct share_root *next; /* cold files are copied there before they go; NULL: they just go */
+    unsigned low;            /* percent of the root's capacity, or of what is used */
     uint64_t collect_ms;     /* from pass to pass */
-    bool read_only;          /* nothing is removed; what it held is read off the marker */
 };
 
-/* Passes begin by themselves, the first within seconds. 0 or -ENOMEM; config is copied, not what it
- * points to. */
+/* Passes begin by themselves, the first within seconds. 0 or -ENOMEM. */
 int gc_new(const struct gc_config *config, struct gc **out);
 /* No pass begins any more; that under way ends. */
 void gc_stop(struct gc *gc);

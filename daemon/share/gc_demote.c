@@ -11,7 +11,7 @@ static void copy_end(struct gc_copy *c)
 {
     struct gc_demote *d = c->demote;
 
-    deadline_disarm(d->sweep->deadlines, &c->retry);
+    deadline_disarm(d->sweep->root->config.deadlines, &c->retry);
     free(c->data);
     c->data = NULL;
     d->memory_bytes -= c->bytes;
@@ -19,12 +19,12 @@ static void copy_end(struct gc_copy *c)
     gc_sweep_resume(d->sweep, (unsigned)(c - d->copies));
 }
 
-static void written_cb(struct share_op *op, int status)
+static void written_cb(struct share_task *t)
 {
-    struct gc_copy *c = LIST_ENTRY(op, struct gc_copy, op);
+    struct gc_copy *c = LIST_ENTRY(t, struct gc_copy, task);
 
     c->under_way = false;
-    if (status == 0)
+    if (t->status == 0)
         c->demote->files++;
     copy_end(c);
 }
@@ -34,23 +34,22 @@ static void retry_cb(struct deadline *retry)
     copy_write(LIST_ENTRY(retry, struct gc_copy, retry));
 }
 
-/* 0 when the operation is under way. What the read found in the header is written again. */
-static int copy_start(struct gc_copy *c, struct gc_root *root, enum share_verb verb,
-                      void (*done)(struct share_op *op, int status))
+/* 0 when the operation is under way. Whose file the read found it to be is written again. */
+static int copy_start(struct gc_copy *c, struct share_root *root, enum share_verb verb,
+                      void (*released_cb)(struct share_task *t))
 {
-    struct share_op op = {.verb = verb,
-                          .by_name = true,
-                          .bucket = (uint8_t)c->demote->sweep->bucket,
-                          .file = c->op.file,
-                          .data = c->data,
-                          .bytes = c->bytes - BLOCK_FILE_HEADER_BYTES,
-                          .done = done};
+    struct share_task t = {.op = {.verb = verb,
+                                  .by_name = true,
+                                  .bucket = (uint8_t)c->demote->sweep->bucket,
+                                  .data = c->data,
+                                  .bytes = c->bytes - BLOCK_FILE_HEADER_BYTES}};
     int err;
 
-    memcpy(op.name, c->op.name, sizeof(op.name));
-    c->op = op;
+    memcpy(t.op.identity, c->task.op.identity, sizeof(t.op.identity));
+    memcpy(t.op.name, c->task.op.name, sizeof(t.op.name));
+    c->task = t;
     c->under_way = true;
-    err = root->start(root, &c->op);
+    err = gc_submit(root, &c->task, released_cb);
     if (err < 0)
         c->under_way = false;
     return err;
@@ -62,27 +61,28 @@ static void copy_write(struct gc_copy *c)
     int err = copy_start(c, c->demote->to, SHARE_WRITE, written_cb);
 
     if (err == -EAGAIN && ++c->tries < GC_COPY_TRIES)
-        err = deadline_arm(s->deadlines, &c->retry, uv_now(s->loop) + GC_PAUSE_MS / 5, retry_cb);
+        err = deadline_arm(s->root->config.deadlines, &c->retry,
+                           uv_now(s->root->config.loop) + GC_PAUSE_MS / 5, retry_cb);
     if (err < 0)
         copy_end(c);
 }
 
-static void read_cb(struct share_op *op, int status)
+static void read_cb(struct share_task *t)
 {
-    struct gc_copy *c = LIST_ENTRY(op, struct gc_copy, op);
+    struct gc_copy *c = LIST_ENTRY(t, struct gc_copy, task);
 
     c->under_way = false;
-    if (status < 0 || c->demote->stopped)
+    if (t->status < 0 || c->demote->stopped)
         copy_end(c);
     else
         copy_write(c);
 }
 
 /* Only what is not there is worth the reading. */
-static void found_cb(struct share_op *op, int status)
+static void found_cb(struct share_task *t)
 {
-    struct gc_copy *c = LIST_ENTRY(op, struct gc_copy, op);
-    bool missing = status == -ENOENT || status == -ESTALE || status == -EBADMSG;
+    struct gc_copy *c = LIST_ENTRY(t, struct gc_copy, task);
+    bool missing = t->status == -ENOENT || t->status == -ESTALE || t->status == -EBADMSG;
 
     c->under_way = false;
     if (!missing || c->demote->stopped ||
@@ -94,12 +94,12 @@ static void found_cb(struct share_op *op, int status)
 static bool room_for(const struct gc_demote *d, uint64_t bytes)
 {
     return d->memory_bytes + bytes <= GC_COPY_BYTES &&
-           d->free_at_ms <= uv_now(d->sweep->loop) + GC_PAUSE_MS / 5;
+           d->free_at_ms <= uv_now(d->sweep->root->config.loop) + GC_PAUSE_MS / 5;
 }
 
 static void room_take(struct gc_demote *d, uint64_t bytes)
 {
-    uint64_t now_ms = uv_now(d->sweep->loop);
+    uint64_t now_ms = uv_now(d->sweep->root->config.loop);
 
     d->memory_bytes += bytes;
     if (d->free_at_ms < now_ms)
@@ -117,13 +117,13 @@ int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file 
         return -EFBIG;
     if (!room_for(d, file->bytes))
         return -EAGAIN;
-    memset(&c->op, 0, sizeof(c->op));
+    memset(&c->task, 0, sizeof(c->task));
     c->bytes = file->bytes;
     c->tries = 0;
     c->data = malloc(file->bytes - BLOCK_FILE_HEADER_BYTES);
     if (!c->data)
         return -ENOMEM;
-    snprintf(c->op.name, sizeof(c->op.name), "%s", name);
+    snprintf(c->task.op.name, sizeof(c->task.op.name), "%s", name);
     err = copy_start(c, d->to, SHARE_FIND, found_cb);
     if (err < 0) {
         free(c->data);
@@ -135,7 +135,7 @@ int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file 
     return 0;
 }
 
-void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct gc_root *to)
+void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to)
 {
     memset(d, 0, sizeof(*d));
     d->sweep = sweep;
@@ -144,9 +144,9 @@ void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct gc_root 
         d->copies[i].demote = d;
 }
 
-static struct gc_root *copy_root(const struct gc_copy *c)
+static struct share_root *copy_root(const struct gc_copy *c)
 {
-    return c->op.verb == SHARE_READ ? c->demote->sweep->root : c->demote->to;
+    return c->task.op.verb == SHARE_READ ? c->demote->sweep->root : c->demote->to;
 }
 
 void gc_demote_stop(struct gc_demote *d)
@@ -157,7 +157,7 @@ void gc_demote_stop(struct gc_demote *d)
 
         if (!c->active)
             continue;
-        if (c->under_way && !copy_root(c)->cancel(copy_root(c), &c->op))
+        if (c->under_way && !share_root_cancel(copy_root(c), &c->task))
             continue;
         c->under_way = false;
         copy_end(c);

@@ -17,7 +17,7 @@
 
 struct gc_demote;
 struct gc_copy {
-    struct share_op op;
+    struct share_task task;
     struct gc_demote *demote;
     void *data;
     uint64_t bytes;
@@ -28,13 +28,13 @@ struct gc_copy {
 
 struct gc_demote {
     struct gc_sweep *sweep;
-    struct gc_root *to;
+    struct share_root *to;
     uint64_t memory_bytes, free_at_ms, files;
     bool stopped;
     struct gc_copy copies[GC_REMOVALS]; /* one a slot of the sweep */
 };
 
-void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct gc_root *to);
+void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to);
 /* For gc_sweep_ops.before_cb. */
 int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file *file,
                     const char *name);

@@ -44,14 +44,13 @@ enum gc_step {
 
 struct gc {
     struct gc_config config;
-    char *target;
     struct gc_usage usage;
     bool stopped, forced, full;
     uint64_t full_ms, last_ns; /* by uv_now: since when; the marker's time, 0: there is none */
     struct deadline next;      /* pass, or the present step's next try */
     enum gc_step step;
-    struct share_op op;
-    bool op_under_way;
+    struct share_task task;
+    bool under_way;
     unsigned tries;
     uint8_t marker[GC_MARKER_BYTES];
     struct gc_parts parts; /* outlives passes: it is only more complete for it */

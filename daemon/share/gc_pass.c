@@ -92,13 +92,13 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, const 
     pass->buckets[s->bucket].bytes -= file->bytes;
     pass->buckets[s->bucket].files--;
     if (block_file_temp_valid(name)) {
-        gc->config.metrics->share_gc_temps++;
+        gc->config.root->config.metrics->share_gc_temps++;
         return;
     }
     pass->removed++;
     pass->removed_bytes += file->bytes;
-    gc->config.metrics->share_gc_removed++;
-    gc->config.metrics->share_gc_bytes += file->bytes;
+    gc->config.root->config.metrics->share_gc_removed++;
+    gc->config.root->config.metrics->share_gc_bytes += file->bytes;
 }
 
 static int before_cb(struct gc_sweep *s, unsigned slot, const struct share_file *file,
@@ -114,13 +114,13 @@ static int before_cb(struct gc_sweep *s, unsigned slot, const struct share_file 
 /* What the root is to be brought to, given what is on it: UINT64_MAX when it may stay as it is. */
 static uint64_t target_of(const struct gc *gc)
 {
-    const struct gc_config *c = &gc->config;
+    uint64_t capacity = gc->config.root->config.capacity_bytes, low = gc->config.low;
     uint64_t target = UINT64_MAX, used = gc->pass.used_bytes;
 
-    if (c->capacity_bytes && used > c->capacity_bytes)
-        target = c->capacity_bytes / 100 * c->low + c->capacity_bytes % 100 * c->low / 100;
-    if (gc->pass.for_full && used / 100 * c->low < target)
-        target = used / 100 * c->low;
+    if (capacity && used > capacity)
+        target = capacity / 100 * low + capacity % 100 * low / 100;
+    if (gc->pass.for_full && used / 100 * low < target)
+        target = used / 100 * low;
     return target;
 }
 
@@ -135,8 +135,9 @@ static bool cut_find(struct gc *gc, bool *closer)
         return false;
     cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target);
     if (cut.age_ns == GC_AGE_NEVER) {
-        log_warn("share", "gc-none-old-enough", "root=%s used=%llu target=%llu", gc->target,
-                 (unsigned long long)pass->used_bytes, (unsigned long long)pass->target);
+        log_warn("share", "gc-none-old-enough", "root=%u used=%llu target=%llu",
+                 gc->config.root->number, (unsigned long long)pass->used_bytes,
+                 (unsigned long long)pass->target);
         return false;
     }
     pass->cut_ns = cut.age_ns;
@@ -184,7 +185,7 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
 {
     struct gc *gc = gc_of(s);
 
-    gc->config.metrics->share_gc_demoted += gc->demote.files;
+    gc->config.root->config.metrics->share_gc_demoted += gc->demote.files;
     gc->demote.files = 0;
     if (status == 0 && phase_next(gc)) {
         status = gc_sweep_start(&gc->sweep);
@@ -205,9 +206,9 @@ int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
     memset(&gc->pass, 0, sizeof(gc->pass));
     gc->pass.now_ns = now_ns;
     gc->pass.for_full = for_full;
-    gc->pass.began_ms = uv_now(gc->config.loop);
+    gc->pass.began_ms = uv_now(gc->config.root->config.loop);
     gc_ages_init(&gc->pass.ages);
-    gc_sweep_init(&gc->sweep, gc->config.loop, gc->config.deadlines, gc->config.root, &sweep_ops);
+    gc_sweep_init(&gc->sweep, gc->config.root, &sweep_ops);
     gc_demote_init(&gc->demote, &gc->sweep, gc->config.next);
     return gc_sweep_start(&gc->sweep);
 }

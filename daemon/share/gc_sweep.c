@@ -4,6 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
+int gc_submit(struct share_root *r, struct share_task *t, void (*released_cb)(struct share_task *t))
+{
+    t->class = SHARE_BACKGROUND;
+    t->deadline_ms = uv_now(r->config.loop) + GC_DEADLINE_MS;
+    t->done_cb = NULL;
+    t->released_cb = released_cb;
+    return share_root_submit(r, t);
+}
+
 static void sweep_go(struct gc_sweep *s);
 static void sweep_list(struct gc_sweep *s);
 
@@ -19,7 +28,7 @@ static const char *file_name(const struct gc_sweep *s, uint32_t file)
 
 static void sweep_end(struct gc_sweep *s)
 {
-    deadline_disarm(s->deadlines, &s->pause);
+    deadline_disarm(s->root->config.deadlines, &s->pause);
     share_listing_free(&s->listing);
     s->active = false;
     s->ops->done_cb(s, s->stopped ? -ECANCELED : s->status);
@@ -45,7 +54,8 @@ static void sweep_pause(struct gc_sweep *s, uint64_t ms)
 {
     if (deadline_armed(&s->pause))
         return;
-    if (deadline_arm(s->deadlines, &s->pause, uv_now(s->loop) + ms, pause_cb) < 0) {
+    if (deadline_arm(s->root->config.deadlines, &s->pause, uv_now(s->root->config.loop) + ms,
+                     pause_cb) < 0) {
         s->status = -ENOMEM;
         s->given_up = true;
     }
@@ -63,13 +73,13 @@ static void list_failed(struct gc_sweep *s, int status)
         sweep_end(s);
 }
 
-static void listed_cb(struct share_op *op, int status)
+static void listed_cb(struct share_task *t)
 {
-    struct gc_sweep *s = LIST_ENTRY(op, struct gc_sweep, list);
+    struct gc_sweep *s = LIST_ENTRY(t, struct gc_sweep, list);
+    int status = t->status;
 
     s->listing_under_way = false;
-    if (status == 0)
-        s->listing = op->listing;
+    s->listing = t->op.listing; /* of one that was too late, too: it is freed with the others */
     if (s->stopped)
         sweep_end(s);
     else if (status < 0 && status != -ENOENT)
@@ -95,11 +105,10 @@ static void sweep_list(struct gc_sweep *s)
         return;
     }
     memset(&s->list, 0, sizeof(s->list));
-    s->list.verb = SHARE_LIST;
-    s->list.bucket = (uint8_t)s->bucket;
-    s->list.done = listed_cb;
+    s->list.op.verb = SHARE_LIST;
+    s->list.op.bucket = (uint8_t)s->bucket;
     s->listing_under_way = true;
-    err = s->root->start(s->root, &s->list);
+    err = gc_submit(s->root, &s->list, listed_cb);
     if (err < 0) {
         s->listing_under_way = false;
         list_failed(s, err);
@@ -124,12 +133,12 @@ static void slot_end(struct gc_removal *slot, int status)
     s->ops->removed_cb(s, &s->listing.files[file], file_name(s, file), status);
 }
 
-static void removed_cb(struct share_op *op, int status)
+static void removed_cb(struct share_task *t)
 {
-    struct gc_removal *slot = LIST_ENTRY(op, struct gc_removal, op);
+    struct gc_removal *slot = LIST_ENTRY(t, struct gc_removal, task);
     struct gc_sweep *s = slot->sweep;
 
-    slot_end(slot, status);
+    slot_end(slot, t->status);
     sweep_go(s);
 }
 
@@ -152,14 +161,13 @@ static void slot_remove(struct gc_removal *slot)
     struct gc_sweep *s = slot->sweep;
     int err;
 
-    memset(&slot->op, 0, sizeof(slot->op));
-    slot->op.verb = SHARE_REMOVE;
-    slot->op.by_name = true;
-    slot->op.bucket = (uint8_t)s->bucket;
-    snprintf(slot->op.name, sizeof(slot->op.name), "%s", file_name(s, slot->file));
-    slot->op.done = removed_cb;
+    memset(&slot->task, 0, sizeof(slot->task));
+    slot->task.op.verb = SHARE_REMOVE;
+    slot->task.op.by_name = true;
+    slot->task.op.bucket = (uint8_t)s->bucket;
+    snprintf(slot->task.op.name, sizeof(slot->task.op.name), "%s", file_name(s, slot->file));
     slot->state = GC_SLOT_BUSY;
-    err = s->root->start(s->root, &slot->op);
+    err = gc_submit(s->root, &slot->task, removed_cb);
     if (err < 0)
         slot_refused(slot, err);
 }
@@ -242,7 +250,7 @@ static void files_go(struct gc_sweep *s)
 static void sweep_go(struct gc_sweep *s)
 {
     if (sweep_ending(s))
-        deadline_disarm(s->deadlines, &s->pause);
+        deadline_disarm(s->root->config.deadlines, &s->pause);
     if (!deadline_armed(&s->pause))
         slots_again(s);
     files_go(s);
@@ -256,12 +264,9 @@ static void sweep_go(struct gc_sweep *s)
     sweep_list(s);
 }
 
-void gc_sweep_init(struct gc_sweep *s, uv_loop_t *loop, struct deadlines *deadlines,
-                   struct gc_root *root, const struct gc_sweep_ops *ops)
+void gc_sweep_init(struct gc_sweep *s, struct share_root *root, const struct gc_sweep_ops *ops)
 {
     memset(s, 0, sizeof(*s));
-    s->loop = loop;
-    s->deadlines = deadlines;
     s->root = root;
     s->ops = ops;
     for (unsigned i = 0; i < GC_REMOVALS; i++)
@@ -270,7 +275,8 @@ void gc_sweep_init(struct gc_sweep *s, uv_loop_t *loop, struct deadlines *deadli
 
 int gc_sweep_start(struct gc_sweep *s)
 {
-    int err = deadline_arm(s->deadlines, &s->pause, uv_now(s->loop), pause_cb);
+    int err =
+        deadline_arm(s->root->config.deadlines, &s->pause, uv_now(s->root->config.loop), pause_cb);
 
     if (err < 0)
         return err;
@@ -286,13 +292,13 @@ void gc_sweep_stop(struct gc_sweep *s)
     if (!s->active || s->stopped)
         return;
     s->stopped = true;
-    if (s->listing_under_way && !s->root->cancel(s->root, &s->list))
+    if (s->listing_under_way && !share_root_cancel(s->root, &s->list))
         return;
     s->listing_under_way = false;
     for (unsigned i = 0; i < GC_REMOVALS; i++) {
         struct gc_removal *slot = &s->slots[i];
 
-        if (slot->state == GC_SLOT_BUSY && s->root->cancel(s->root, &slot->op))
+        if (slot->state == GC_SLOT_BUSY && share_root_cancel(s->root, &slot->task))
             slot_end(slot, -ECANCELED);
     }
     sweep_go(s);

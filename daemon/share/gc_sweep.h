@@ -8,8 +8,7 @@
 #ifndef UCMD_SHARE_GC_SWEEP_H
 #define UCMD_SHARE_GC_SWEEP_H
 
-#include "daemon/base/deadline.h"
-#include "daemon/share/backend.h"
+#include "daemon/share/root.h"
 
 #define GC_REMOVALS 16u
 #define GC_STEP 4096u
@@ -17,14 +16,12 @@
 #define GC_PAUSE_MS 500u
 #define GC_FAILURES 16u /* removals that fail one after the other until a sweep gives up */
 
-/* How collectors reach a root: behind everything else that wants it. */
-struct gc_root {
-    /* 0: op->done will run, when nobody touches op any more. -EAGAIN: not now, ask again later.
-     * Else the root takes none: it is down, or read-only. */
-    int (*start)(struct gc_root *r, struct share_op *op);
-    /* As the backend's. */
-    bool (*cancel)(struct gc_root *r, struct share_op *op);
-};
+/* Of one operation: a bucket may be large, and nobody waits for it. */
+#define GC_DEADLINE_MS 60000u
+
+/* Submits what t->op says behind everything else that wants the root. As share_root_submit. */
+int gc_submit(struct share_root *r, struct share_task *t,
+              void (*released_cb)(struct share_task *t));
 
 struct gc_sweep;
 struct gc_sweep_ops {
@@ -44,7 +41,7 @@ struct gc_sweep_ops {
 };
 
 struct gc_removal {
-    struct share_op op;
+    struct share_task task;
     struct gc_sweep *sweep;
     uint32_t file;
     enum { GC_SLOT_FREE, GC_SLOT_BEFORE, GC_SLOT_WAITS, GC_SLOT_BUSY } state;
@@ -53,10 +50,8 @@ struct gc_removal {
 /* Embedded in its owner; zeroes before the first start. */
 struct gc_sweep {
     const struct gc_sweep_ops *ops;
-    struct gc_root *root;
-    struct deadlines *deadlines;
-    uv_loop_t *loop;
-    struct share_op list;
+    struct share_root *root;
+    struct share_task list;
     struct share_listing listing;
     bool listing_under_way, listed, active, stopped, given_up;
     unsigned bucket, tries, failures, busy;
@@ -66,8 +61,7 @@ struct gc_sweep {
     struct gc_removal slots[GC_REMOVALS];
 };
 
-void gc_sweep_init(struct gc_sweep *s, uv_loop_t *loop, struct deadlines *deadlines,
-                   struct gc_root *root, const struct gc_sweep_ops *ops);
+void gc_sweep_init(struct gc_sweep *s, struct share_root *root, const struct gc_sweep_ops *ops);
 /* 0: done_cb will run; -ENOMEM. */
 int gc_sweep_start(struct gc_sweep *s);
 /* Takes back what it can; done_cb runs with -ECANCELED when the rest has ended, from inside when
