@@ -94,6 +94,12 @@
     X(share_roots_down, gauge, "roots", "shared roots that are left alone now")                    \
     X(share_probes, counter, "requests", "searches for keys on shared roots")                      \
     X(share_probe_finds, counter, "keys", "that these asked a root for")                           \
+    X(share_gc_passes, counter, "passes", "of the shared roots' garbage collection, ended")        \
+    X(share_gc_failed, counter, "passes", "of these, given up: the root failed")                   \
+    X(share_gc_removed, counter, "files", "that they removed from a root, copied or not")          \
+    X(share_gc_bytes, counter, "bytes", "of these")                                                \
+    X(share_gc_demoted, counter, "files", "that they copied to the next root first")               \
+    X(share_gc_temps, counter, "files", "temporary ones that dead writers left and they removed")  \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \
