@@ -3,7 +3,6 @@
 #include "daemon/tier/bytes.h"
 #include "daemon/tier/checksum.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
@@ -88,10 +87,39 @@ bool block_file_name_valid(const char *name)
     return hex_span(name) == 2 && name[2] == '\0';
 }
 
+static uint32_t digit(char c)
+{
+    return (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+}
+
+bool block_file_name_part(const char *name, uint32_t *part)
+{
+    size_t n;
+
+    if (!block_file_name_valid(name))
+        return false;
+    n = strlen(name);
+    *part = digit(name[n - 2]) << 4 | digit(name[n - 1]);
+    return true;
+}
+
+/* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */
+static bool host_byte(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+           c == '_';
+}
+
 bool block_file_temp_valid(const char *name)
 {
-    return strncmp(name, BLOCK_FILE_TEMP_PREFIX, strlen(BLOCK_FILE_TEMP_PREFIX)) == 0 &&
-           strlen(name) < BLOCK_FILE_TEMP_CAP;
+    size_t n = strlen(BLOCK_FILE_TEMP_PREFIX);
+
+    if (strncmp(name, BLOCK_FILE_TEMP_PREFIX, n) != 0)
+        return false;
+    for (; name[n]; n++)
+        if (!host_byte(name[n]) && name[n] != '-')
+            return false;
+    return n < BLOCK_FILE_TEMP_CAP;
 }
 
 void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
@@ -107,7 +135,7 @@ void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP])
     size_t n = strnlen(name, BLOCK_FILE_HOST_CAP - 1);
 
     for (size_t i = 0; i < n; i++)
-        out[i] = isalnum((unsigned char)name[i]) || name[i] == '.' ? name[i] : '_';
+        out[i] = host_byte(name[i]) ? name[i] : '_';
     out[n] = '\0';
 }
 
@@ -121,6 +149,12 @@ void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FIL
     put32(out + AT_PART, in->part);
     memcpy(out + AT_IDENTITY, in->identity, BLOCK_FILE_IDENTITY_BYTES);
     put64(out + AT_SUM, checksum_of(out, AT_SUM));
+}
+
+void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES])
+{
+    memcpy(identity, in + AT_IDENTITY, BLOCK_FILE_IDENTITY_BYTES);
 }
 
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
