@@ -36,7 +36,6 @@ static void setup(void)
     rig_setup();
     server = &rig.servers[0];
     readies = 0;
-    config.loop = &rig.loop;
     cr_assert_eq(share_root_open(&config, &root), 0);
 }
 
