@@ -67,7 +67,7 @@ Test(share_gc, classes_have_no_gaps)
 Test(share_gc, a_class_is_looked_at_closer)
 {
     static struct gc_ages a;
-    uint64_t day = 86400ull * 1000000000u;
+    uint64_t day = 1ull << 46; /* 19.5 hours, where a class begins */
     struct gc_cut cut;
 
     gc_ages_init(&a);
