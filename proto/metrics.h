@@ -83,6 +83,17 @@
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
+    X(share_reads, counter, "parts", "parts read from shared roots")                               \
+    X(share_read_bytes, counter, "bytes", "of these")                                              \
+    X(share_writes, counter, "parts", "parts written to shared roots")                             \
+    X(share_write_bytes, counter, "bytes", "of these")                                             \
+    X(share_damaged, counter, "parts", "files of shared roots that were not what they should be")  \
+    X(share_failures, counter, "operations", "that a shared root failed")                          \
+    X(share_timeouts, counter, "operations", "that a shared root did not end in time")             \
+    X(share_breaks, counter, "times", "a shared root was left alone after failures in a row")      \
+    X(share_roots_down, gauge, "roots", "shared roots that are left alone now")                    \
+    X(share_probes, counter, "requests", "searches for keys on shared roots")                      \
+    X(share_probe_finds, counter, "keys", "that these asked a root for")                           \
     X(share_gc_passes, counter, "passes", "of the shared roots' garbage collection, ended")        \
     X(share_gc_failed, counter, "passes", "of these, given up: the root failed")                   \
     X(share_gc_removed, counter, "files", "that they removed from a root, copied or not")          \

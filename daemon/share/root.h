@@ -41,14 +41,16 @@ struct share_task {
     enum { SHARE_TASK_NONE, SHARE_TASK_QUEUED, SHARE_TASK_BEGUN, SHARE_TASK_LATE } state;
 };
 
+#define SHARE_TARGET_SHOWN 256
+
 struct share_root_config {
     uv_loop_t *loop;
     struct deadlines *deadlines;
     struct metrics *metrics;
     const struct share_backend_ops *ops;
-    const char *target, *host;
-    unsigned depth;          /* tasks that the backend is given at a time */
-    uint64_t capacity_bytes; /* 0: no bound */
+    const char *target, *host; /* not kept */
+    unsigned depth;            /* tasks that the backend is given at a time */
+    uint64_t capacity_bytes;   /* 0: no bound */
     bool read_only;
     uint64_t deadline_ms; /* of the root's own CHECKs: a duration */
     /* A task that was refused with -EAGAIN may be accepted now. */
@@ -57,7 +59,7 @@ struct share_root_config {
 };
 
 struct share_root {
-    struct share_root_config config; /* target and host are the root's own copies */
+    struct share_root_config config;
     struct share_backend *backend;
     uint32_t number; /* 1 and up: what share.h calls a share_root */
     void *gc;        /* garbage collection's, NULL without */
@@ -69,17 +71,19 @@ struct share_root {
     struct list queue[SHARE_CLASSES];                     /* of share_task.link */
     uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES]; /* begun: LATE ones too */
     uint64_t store_bytes;                                 /* of writes that are queued or begun */
-    uint64_t heard_ms; /* when it last answered, or was given something while it had nothing */
-    bool refused, stopped;
-    bool pumping;
+    uint64_t heard_ms; /* when it last answered, or was given a lookup while it had none */
+    bool refused[SHARE_CLASSES], stopped;
 
     struct share_task check; /* the breaker's */
     struct share_task clock; /* the server's time */
     struct deadline check_at;
     int64_t clock_ahead_ns;  /* the server's clock minus uv_hrtime */
     uint64_t clock_known_ms; /* when that was learned; 0: never */
+    uint64_t clock_again_ms; /* it is not asked for before that */
 
-    struct share_root_stats stats; /* what is counted as it happens */
+    uint64_t hash;                  /* of its target */
+    char shown[SHARE_TARGET_SHOWN]; /* the target, without what may be secret in it */
+    struct share_root_stats stats;  /* what is counted as it happens */
 };
 
 /* 0 or -errno, as the backend's open. *out by malloc. */
@@ -105,8 +109,10 @@ bool share_root_cancel(struct share_root *r, struct share_task *t);
  * silent for a while: true lets one through now and then to find out. */
 bool share_root_asked(const struct share_root *r);
 bool share_root_lookups_asked(struct share_root *r);
-/* How a lookup fared that waited for this root: it had an answer in time, or none at all. */
-void share_root_lookup_ended(struct share_root *r, bool answered);
+/* How a lookup fared that was let through: it had an answer of this root, it had none by its
+ * deadline, or it ended before either. Must follow. */
+enum share_lookup_end { SHARE_LOOKUP_ANSWERED, SHARE_LOOKUP_LATE, SHARE_LOOKUP_LEFT };
+void share_root_lookup_ended(struct share_root *r, enum share_lookup_end how);
 bool share_root_takes_writes(const struct share_root *r); /* at present */
 enum share_health share_root_health(const struct share_root *r);
 
