@@ -187,6 +187,11 @@ static inline void rig_host_config(struct rig *g, unsigned host, uint64_t collec
     cr_assert_eq(gc_new(&h->config, &h->gc), 0);
 }
 
+static inline void rig_ready_cb(void *ctx)
+{
+    (void)ctx;
+}
+
 static inline void rig_host(struct rig *g, unsigned host)
 {
     struct share_root_config config = {.loop = g->loop,
@@ -196,7 +201,8 @@ static inline void rig_host(struct rig *g, unsigned host)
                                        .target = g->folder,
                                        .host = host ? "b" : "a",
                                        .depth = 4,
-                                       .deadline_ms = 5000};
+                                       .deadline_ms = 5000,
+                                       .ready_cb = rig_ready_cb};
 
     cr_assert_eq(share_root_open(&config, &g->hosts[host].root), 0);
     rig_host_config(g, host, 3600000);
