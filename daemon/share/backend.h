@@ -7,7 +7,10 @@
  * ends with 0 left a whole file under its name, or nothing under it, whatever dies in between; one
  * that is there already, with the right length, is not written again (-EEXIST).
  * Answers, which say nothing against the root: 0; -ENOENT and -ESTALE: not there; -EEXIST;
- * -EBADMSG: there is something that is not this part. All else is the root's failure. Threads:
+ * -EBADMSG: there is something that is not this part, and a WRITE could not take its place;
+ * -EINVAL: no part can be called that. All else is the root's failure, -ENODEV: the root itself is
+ * not there. A file of the right length that is damaged stands in the way of every WRITE: who reads
+ * -EBADMSG removes it. Threads:
  * every function on the loop; a backend may have threads of its own. While operations are under way
  * the loop stays alive. open does no I/O on the root: a server that hangs at the daemon's start
  * holds nobody up. */
@@ -32,8 +35,8 @@ enum share_verb {
     SHARE_CHECK
 };
 
-/* Of one bucket: files whose names are a block file's or a temporary file's, nothing else. Freed by
- * share_listing_free. A bucket that is not there has none. */
+/* Of one bucket: files whose names are a block file's or a temporary file's, nothing else: no
+ * folders, no links. Freed by share_listing_free. A bucket that is not there has none. */
 #define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` says so */
 struct share_file {
     uint64_t bytes;    /* of the file, header included */
@@ -52,9 +55,10 @@ struct share_op {
     enum share_verb verb;
     struct block_file_id id;      /* not for LIST and CHECK, nor with by_name */
     bool by_name;                 /* REMOVE, TOUCH: bucket and name are given, of a listing */
-    uint8_t bucket;               /* LIST, and with by_name */
+    uint8_t bucket;               /* LIST, and with by_name; else share_op_place sets it */
     struct share_listing listing; /* out: LIST with 0, the caller's */
     uint64_t now_ns;              /* out: CHECK with sync and 0: the server's time */
+    uint64_t mtime_ns;            /* out: READ with 0: the file's, by its clock; 0: not learned */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
     bool sync;                    /* WRITE: on stable storage before done. CHECK: see above */
@@ -76,7 +80,7 @@ struct share_backend_config {
     uv_loop_t *loop;
     const char *target; /* a folder, or nfs://server/export?options */
     const char *host;   /* for temporary names */
-    unsigned depth;     /* threads, or requests under way */
+    unsigned depth;     /* threads (at least 2), or requests under way */
 };
 
 struct share_backend_ops {
@@ -97,7 +101,8 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 
 /* ---- for backends ---- */
 
-/* Its names and what its header must say. 0 or -errno. */
+/* Bucket, name and what the header must say, whatever the verb needs of them; a name that is given
+ * is looked at. 0 or -errno. */
 int share_op_place(struct share_op *op);
 /* The header of a write, with the payload's checksum. Takes as long as the payload is. */
 void share_op_seal(struct share_op *op);
@@ -108,6 +113,16 @@ static inline uint64_t share_op_file_bytes(const struct share_op *op)
 {
     return BLOCK_FILE_HEADER_BYTES + op->bytes;
 }
+
+/* A listing as it grows; one of zeroes is empty. Its `out` is the caller's at any time. */
+struct share_lister {
+    struct share_listing out;
+    uint32_t files_cap;
+    size_t names_bytes, names_cap;
+};
+bool share_lister_wants(const char *name);
+/* 0, also when the listing is cut; -ENOMEM. */
+int share_lister_add(struct share_lister *l, const char *name, uint64_t bytes, uint64_t mtime_ns);
 
 /* What makes temporary names unique in this process; one a backend. */
 struct share_temp {

@@ -3,7 +3,6 @@
 #include "daemon/tier/bytes.h"
 #include "daemon/tier/checksum.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
@@ -88,10 +87,23 @@ bool block_file_name_valid(const char *name)
     return hex_span(name) == 2 && name[2] == '\0';
 }
 
+/* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */
+static bool host_byte(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+           c == '_';
+}
+
 bool block_file_temp_valid(const char *name)
 {
-    return strncmp(name, BLOCK_FILE_TEMP_PREFIX, strlen(BLOCK_FILE_TEMP_PREFIX)) == 0 &&
-           strlen(name) < BLOCK_FILE_TEMP_CAP;
+    size_t n = strlen(BLOCK_FILE_TEMP_PREFIX);
+
+    if (strncmp(name, BLOCK_FILE_TEMP_PREFIX, n) != 0)
+        return false;
+    for (; name[n]; n++)
+        if (!host_byte(name[n]) && name[n] != '-')
+            return false;
+    return n < BLOCK_FILE_TEMP_CAP;
 }
 
 void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
@@ -107,7 +119,7 @@ void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP])
     size_t n = strnlen(name, BLOCK_FILE_HOST_CAP - 1);
 
     for (size_t i = 0; i < n; i++)
-        out[i] = isalnum((unsigned char)name[i]) || name[i] == '.' ? name[i] : '_';
+        out[i] = host_byte(name[i]) ? name[i] : '_';
     out[n] = '\0';
 }
 

@@ -44,7 +44,8 @@ struct block_file_header {
  * 0, or -EINVAL for an id that no namespace has. */
 int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
                      char name[BLOCK_FILE_NAME_CAP]);
-/* Could this be a block file's name? Nothing else in a bucket is looked at, or removed. */
+/* Could this be a block file's name, a temporary file's? Nothing else in a bucket is looked at, or
+ * removed. Neither leads out of the bucket. */
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
 /* Of this host, this process (its number and when it began) and nobody's before: counter. */

@@ -1,7 +1,8 @@
 /* Block files below a folder of a mounted file system: threads of its own, as many as `depth`,
  * which run one operation at a time. They are not libuv's: a mount that hangs holds its thread for
- * as long as it likes, and checksums must go on meanwhile. Looking for files and reading go before
- * writing, and one thread in four, at least one, is never writing. */
+ * as long as it likes, and checksums must go on meanwhile. Finding and reading go before all else,
+ * and one thread in four, at least one, does nothing else. What yields is not starved: one turn in
+ * TURNS is its own, or a deadline would be the root's fault that is not. */
 #include "daemon/share/posix_file.h"
 
 #include <assert.h>
@@ -10,56 +11,78 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TURNS 16
+
 struct share_backend {
     uv_loop_t *loop;
     uv_async_t ended_async;
-    char *root;
+    struct posix_folders folders;
     struct share_temp temp;
     unsigned under_way; /* the loop's: started and not ended */
     pthread_t *threads;
-    unsigned n_threads, writers_max;
+    unsigned n_threads, others_max;
 
     pthread_mutex_t lock; /* guards what follows, and op->state */
     pthread_cond_t work;
-    struct list reads, writes, ended; /* of share_op.link */
-    unsigned writers;
+    struct list reads, others, ended; /* of share_op.link */
+    unsigned others_busy;
+    unsigned turns; /* that reads had while others waited */
     bool stop;
 };
 
-static bool op_writes(const struct share_op *op)
+static bool op_urgent(const struct share_op *op)
 {
-    return op->verb == SHARE_WRITE || op->verb == SHARE_REMOVE;
+    return op->verb == SHARE_FIND || op->verb == SHARE_READ || op->verb == SHARE_CHECK;
 }
 
 /* Locked. */
 static struct share_op *op_next(struct share_backend *b)
 {
-    struct list *node = list_pop_front(&b->reads);
+    bool other = !list_empty(&b->others) && b->others_busy < b->others_max;
     struct share_op *op;
+    struct list *node;
 
-    if (!node && b->writers < b->writers_max)
-        node = list_pop_front(&b->writes);
+    if (other && !list_empty(&b->reads) && ++b->turns < TURNS)
+        other = false;
+    node = list_pop_front(other ? &b->others : &b->reads);
     if (!node)
         return NULL;
+    if (other) {
+        b->others_busy++;
+        b->turns = 0;
+    }
     op = LIST_ENTRY(node, struct share_op, link);
     op->state = SHARE_OP_BUSY;
-    b->writers += op_writes(op);
     return op;
+}
+
+/* Locked, so that nobody can close the async before this has returned. */
+static void op_ended(struct share_backend *b, struct share_op *op, int status)
+{
+    bool first = list_empty(&b->ended);
+
+    op->status = status;
+    op->state = SHARE_OP_ENDED;
+    list_push_back(&b->ended, &op->link);
+    if (first)
+        uv_async_send(&b->ended_async);
 }
 
 /* Locked, but for the operation itself. */
 static void op_run(struct share_backend *b, struct share_op *op)
 {
+    bool urgent = op_urgent(op);
+    int status;
+
     pthread_mutex_unlock(&b->lock);
-    op->status = posix_file_run(b->root, &b->temp, op);
+    status = posix_file_run(&b->folders, &b->temp, op);
     pthread_mutex_lock(&b->lock);
-    op->state = SHARE_OP_ENDED;
-    list_push_back(&b->ended, &op->link);
-    uv_async_send(&b->ended_async); /* locked: nobody can close it before this has returned */
-    if (op_writes(op)) {
-        b->writers--;
+    op_ended(b, op, status);
+    if (urgent)
+        return;
+    b->others_busy--;
+    if (!list_empty(&b->others)) /* this thread may take something else */
         pthread_cond_signal(&b->work);
-    }
 }
 
 static void *thread_main(void *arg)
@@ -93,8 +116,8 @@ static void backend_free(struct share_backend *b)
 {
     pthread_cond_destroy(&b->work);
     pthread_mutex_destroy(&b->lock);
+    posix_folders_close(&b->folders);
     free(b->threads);
-    free(b->root);
     free(b);
 }
 
@@ -133,9 +156,32 @@ static int threads_begin(struct share_backend *b, unsigned depth)
     if (!b->threads)
         return -ENOMEM;
     for (; b->n_threads < depth; b->n_threads++)
-        if (pthread_create(&b->threads[b->n_threads], NULL, thread_main, b) != 0)
-            break;
-    return b->n_threads ? 0 : -EAGAIN;
+        if (pthread_create(&b->threads[b->n_threads], NULL, thread_main, b) != 0) {
+            threads_end(b);
+            return -ENOMEM;
+        }
+    return 0;
+}
+
+static struct share_backend *backend_new(const struct share_backend_config *config)
+{
+    struct share_backend *b = calloc(1, sizeof(*b));
+
+    if (!b)
+        return NULL;
+    if (posix_folders_init(&b->folders, config->target) < 0) {
+        free(b);
+        return NULL;
+    }
+    b->loop = config->loop;
+    b->others_max = config->depth - (config->depth + 3) / 4;
+    share_temp_init(&b->temp, config->host);
+    list_init(&b->reads);
+    list_init(&b->others);
+    list_init(&b->ended);
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->work, NULL);
+    return b;
 }
 
 static int posix_open(const struct share_backend_config *config, struct share_backend **out)
@@ -143,41 +189,25 @@ static int posix_open(const struct share_backend_config *config, struct share_ba
     struct share_backend *b;
     int err;
 
-    if (config->target[0] != '/' || config->depth == 0)
+    if (config->target[0] != '/' || config->depth < 2)
         return -EINVAL;
-    b = calloc(1, sizeof(*b));
+    b = backend_new(config);
     if (!b)
         return -ENOMEM;
-    b->loop = config->loop;
-    share_temp_init(&b->temp, config->host);
-    list_init(&b->reads);
-    list_init(&b->writes);
-    list_init(&b->ended);
-    pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->work, NULL);
-    b->writers_max = config->depth > 1 ? config->depth - (config->depth + 3) / 4 : 1;
-    b->root = strdup(config->target);
-    if (!b->root) {
-        err = -ENOMEM;
-        goto err_after_new;
-    }
     err = uv_async_init(b->loop, &b->ended_async, ended_cb);
-    if (err < 0)
-        goto err_after_new;
+    if (err < 0) {
+        backend_free(b);
+        return -ENOMEM;
+    }
     b->ended_async.data = b;
     uv_unref((uv_handle_t *)&b->ended_async);
     err = threads_begin(b, config->depth);
-    if (err < 0)
-        goto err_after_async;
+    if (err < 0) {
+        uv_close((uv_handle_t *)&b->ended_async, closed_cb);
+        return err;
+    }
     *out = b;
     return 0;
-
-err_after_async:
-    uv_close((uv_handle_t *)&b->ended_async, closed_cb);
-    return err;
-err_after_new:
-    backend_free(b);
-    return err;
 }
 
 static void posix_close(struct share_backend *b)
@@ -191,19 +221,19 @@ static void posix_close(struct share_backend *b)
 
 static void posix_start(struct share_backend *b, struct share_op *op)
 {
-    int err = op->verb == SHARE_CHECK ? 0 : share_op_place(op);
+    int err = share_op_place(op);
 
     if (b->under_way++ == 0)
         uv_ref((uv_handle_t *)&b->ended_async);
-    op->backend = b;
-    op->status = err;
     pthread_mutex_lock(&b->lock);
-    op->state = err < 0 ? SHARE_OP_ENDED : SHARE_OP_QUEUED;
-    list_push_back(err < 0 ? &b->ended : op_writes(op) ? &b->writes : &b->reads, &op->link);
-    pthread_cond_signal(&b->work);
+    if (err < 0) {
+        op_ended(b, op, err);
+    } else {
+        op->state = SHARE_OP_QUEUED;
+        list_push_back(op_urgent(op) ? &b->reads : &b->others, &op->link);
+        pthread_cond_signal(&b->work);
+    }
     pthread_mutex_unlock(&b->lock);
-    if (err < 0)
-        uv_async_send(&b->ended_async);
 }
 
 static bool posix_cancel(struct share_backend *b, struct share_op *op)

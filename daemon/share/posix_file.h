@@ -4,8 +4,10 @@
 #define UCMD_SHARE_POSIX_FILE_H
 
 #include "daemon/share/backend.h"
+#include "daemon/share/posix_folder.h"
 
 /* op was placed. What op->done is to be told. */
-int posix_file_run(const char *root, const struct share_temp *temp, struct share_op *op);
+int posix_file_run(struct posix_folders *folders, const struct share_temp *temp,
+                   struct share_op *op);
 
 #endif
