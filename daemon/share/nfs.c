@@ -60,7 +60,7 @@ static void timers_close(struct share_backend *b)
         uv_close((uv_handle_t *)&b->again, timer_closed_cb);
 }
 
-static int nfs_open(const struct share_backend_config *config, struct share_backend **out)
+static int backend_open(const struct share_backend_config *config, struct share_backend **out)
 {
     struct share_backend *b;
     struct nfs_target target;
@@ -106,7 +106,7 @@ static void list_free_tasks(struct list *tasks)
         nfs_task_free(LIST_ENTRY(node, struct nfs_task, link));
 }
 
-static void nfs_close(struct share_backend *b)
+static void backend_close(struct share_backend *b)
 {
     if (!b)
         return;
@@ -133,7 +133,7 @@ static struct nfs_task *task_new(struct share_backend *b, struct share_op *op)
     return t;
 }
 
-static void nfs_start(struct share_backend *b, struct share_op *op)
+static void backend_start(struct share_backend *b, struct share_op *op)
 {
     int err = share_op_place(op);
     struct nfs_task *t = NULL;
@@ -153,7 +153,7 @@ static void nfs_start(struct share_backend *b, struct share_op *op)
     nfs_pump(b);
 }
 
-static bool nfs_cancel(struct share_backend *b, struct share_op *op)
+static bool backend_cancel(struct share_backend *b, struct share_op *op)
 {
     struct nfs_task *t = op->backend;
 
@@ -172,8 +172,8 @@ static bool nfs_cancel(struct share_backend *b, struct share_op *op)
 
 const struct share_backend_ops share_nfs = {
     .name = "nfs",
-    .open = nfs_open,
-    .close = nfs_close,
-    .start = nfs_start,
-    .cancel = nfs_cancel,
+    .open = backend_open,
+    .close = backend_close,
+    .start = backend_start,
+    .cancel = backend_cancel,
 };

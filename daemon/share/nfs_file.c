@@ -5,16 +5,17 @@
 
 #define CHUNK_ALIGN 4096u
 
+uint64_t nfs_time_ns(const struct nfstime3 *time)
+{
+    return time->seconds * (uint64_t)1000000000u + time->nseconds % 1000000000u;
+}
+
 static int file_fits(const struct nfs_task *t, const struct fattr3 *attributes)
 {
     bool fits = attributes->type == NF3REG && attributes->size == share_op_file_bytes(t->op);
 
+    t->op->mtime_ns = nfs_time_ns(&attributes->mtime);
     return fits ? 0 : -EBADMSG;
-}
-
-uint64_t nfs_time_ns(const struct nfstime3 *time)
-{
-    return time->seconds * (uint64_t)1000000000u + time->nseconds % 1000000000u;
 }
 
 uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max)

@@ -84,6 +84,7 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const v
     const LOOKUP3res *found = res;
     const LOOKUP3resok *ok = &found->LOOKUP3res_u.resok;
     struct nfs_handle *parent, *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
+    const post_op_attr *a = &ok->obj_attributes;
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
     char name[sizeof("blocks")];
 
@@ -93,6 +94,8 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const v
         nfs_task_end(t, 0);
     } else if (found->status != NFS3_OK) {
         nfs_task_end(t, nfs_status_errno(found->status));
+    } else if (a->attributes_follow && a->post_op_attr_u.attributes.type != NF3DIR) {
+        nfs_task_end(t, t->op->verb == SHARE_LIST ? 0 : -EBADMSG); /* a link leads elsewhere */
     } else if (!nfs_handle_set(folder, ok->object.data.data_val, ok->object.data.data_len)) {
         nfs_task_end(t, -EPROTO);
     } else {

@@ -20,6 +20,7 @@ void nfs_task_begin(struct nfs_task *t)
 {
     t->over = false;
     t->status = 0;
+    t->op->mtime_ns = 0;
     t->folder.n = t->file.n = 0;
     t->temp_made = t->verifier_known = t->verifier_changed = false;
     t->at = t->moved = t->cookie = 0;

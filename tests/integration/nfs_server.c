@@ -29,8 +29,10 @@ static const char config[] =
     "    NFS_Protocols = 3; NFS_Port = %d; MNT_Port = %d;\n"
     "    Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;\n"
     "}\n"
+    "MDCACHE { Dir_Chunk = 0; }\n" /* tests change files beneath it */
     "NFS_KRB5 { Active_krb5 = false; }\n"
-    "EXPORT_DEFAULTS { Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }\n"
+    "EXPORT_DEFAULTS { Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3;\n"
+    "    Attr_Expiration_Time = 0; }\n"
     "EXPORT { Export_Id = 1; Path = %s; Pseudo = /kv; FSAL { Name = VFS; } }\n"
     "LOG { Default_Log_Level = WARN; }\n";
 
