@@ -149,6 +149,8 @@ static void backend_start(struct share_backend *b, struct share_op *op)
         nfs_op_ended(b, op, err);
         return;
     }
+    if (op->verb == SHARE_CHECK) /* somebody paces these: no pause of ours */
+        b->conn.refused_until = 0;
     nfs_task_begin(t);
     nfs_pump(b);
 }

@@ -103,7 +103,9 @@ static void read_data_step(struct nfs_task *t)
 
 static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
 {
-    int err = nfs_status_errno(((const REMOVE3res *)res)->status);
+    const REMOVE3res *removed = res;
+    int err = nfs_missing_errno(nfs_status_errno(removed->status),
+                                &removed->REMOVE3res_u.resfail.dir_wcc.after);
 
     (void)call;
     nfs_task_end(t, err == -EISDIR ? -EBADMSG : err);
@@ -199,7 +201,8 @@ static void look_reply(struct nfs_task *t, const struct nfs_call *call, const vo
 
     (void)call;
     if (found->status != NFS3_OK)
-        looked(t, nfs_status_errno(found->status));
+        looked(t, nfs_missing_errno(nfs_status_errno(found->status),
+                                    &found->LOOKUP3res_u.resfail.dir_attributes));
     else if (!nfs_handle_set(&t->file, ok->object.data.data_val, ok->object.data.data_len))
         looked(t, -EPROTO);
     else if (ok->obj_attributes.attributes_follow)

@@ -29,6 +29,13 @@ void nfs_folders_forget(struct share_backend *b)
         b->buckets[i].n = 0;
 }
 
+int nfs_missing_errno(int err, const struct post_op_attr *folder)
+{
+    bool gone = folder->attributes_follow && folder->post_op_attr_u.attributes.nlink == 0;
+
+    return err == -ENOENT && gone ? -ESTALE : err;
+}
+
 void nfs_folder_stale(struct nfs_task *t)
 {
     struct nfs_handle *bucket = &t->b->buckets[t->bucket];
@@ -85,15 +92,17 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const v
     const LOOKUP3resok *ok = &found->LOOKUP3res_u.resok;
     struct nfs_handle *parent, *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
     const post_op_attr *a = &ok->obj_attributes;
+    int err = nfs_missing_errno(nfs_status_errno(found->status),
+                                &found->LOOKUP3res_u.resfail.dir_attributes);
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
     char name[sizeof("blocks")];
 
-    if (found->status == NFS3ERR_NOENT && makes && folder == folder_wanted(t, name, &parent)) {
+    if (err == -ENOENT && makes && folder == folder_wanted(t, name, &parent)) {
         nfs_task_next(t, make_step);
-    } else if (found->status == NFS3ERR_NOENT && t->op->verb == SHARE_LIST) {
+    } else if (err == -ENOENT && t->op->verb == SHARE_LIST) {
         nfs_task_end(t, 0);
-    } else if (found->status != NFS3_OK) {
-        nfs_task_end(t, nfs_status_errno(found->status));
+    } else if (err < 0) {
+        nfs_task_end(t, err);
     } else if (a->attributes_follow && a->post_op_attr_u.attributes.type != NF3DIR) {
         nfs_task_end(t, t->op->verb == SHARE_LIST ? 0 : -EBADMSG); /* a link leads elsewhere */
     } else if (!nfs_handle_set(folder, ok->object.data.data_val, ok->object.data.data_len)) {

@@ -77,6 +77,8 @@ static void page_reply(struct nfs_task *t, const struct nfs_call *call, const vo
     int err = nfs_status_errno(page->status);
 
     (void)call;
+    if (err == 0 && nfs_missing_errno(-ENOENT, &ok->dir_attributes) != -ENOENT)
+        err = -ESTALE;
     if (err < 0) {
         nfs_task_end(t, err);
         return;

@@ -103,6 +103,9 @@ void nfs_folder_step(struct nfs_task *t);
 void nfs_folders_forget(struct share_backend *b);
 /* A handle that the task used is no good. */
 void nfs_folder_stale(struct nfs_task *t);
+/* What a folder that was removed says of what was in it is no answer: -ESTALE for such a -ENOENT.
+ */
+int nfs_missing_errno(int err, const struct post_op_attr *folder);
 struct nfs_fh3 nfs_fh(struct nfs_handle *h);
 struct diropargs3 nfs_in_bucket(struct nfs_task *t, const char *name);
 

@@ -11,7 +11,7 @@
 #define NFS_SERVER_MOUNT_PORT 20491
 
 struct nfs_server {
-    char folder[96]; /* of the test; the server's own */
+    char folder[96];  /* of the test; the server's own */
     char export[128]; /* what lies on the share, seen from the server */
     char url[160];    /* of the share, with both ports */
     pid_t names, pid; /* rpcbind; ganesha, or 0 */

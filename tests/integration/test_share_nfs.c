@@ -16,12 +16,26 @@ static void server_begin(void)
     nfs_server_open(&server);
 }
 
+static void server_away(struct contract *c)
+{
+    (void)c;
+    nfs_server_kill(&server);
+}
+
+static void server_back(struct contract *c)
+{
+    (void)c;
+    nfs_server_start(&server);
+}
+
 static void begin(struct contract *c)
 {
     server_begin();
     c->ops = &share_nfs;
     strcpy(c->folder, server.export);
     strcpy(c->target, server.url);
+    c->root_away = server_away;
+    c->root_back = server_back;
 }
 
 static void end(struct contract *c)
