@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define WATCH_MS 1000u
 #define PORTMAP_PORT 111
 #define MIN_TRANSFER_BYTES 4096u
 
@@ -158,7 +157,7 @@ err_after_new:
 static void conn_set(struct nfs_conn *c, enum nfs_conn_state state)
 {
     c->state = state;
-    c->replied = uv_now(c->loop);
+    c->silent = 0;
 }
 
 /* What the callbacks of a step ask first: is it still meant? */
@@ -366,7 +365,7 @@ static void watch_cb(uv_timer_t *timer)
         conn_over(c);
         return;
     }
-    if (c->state == NFS_DOWN || uv_now(c->loop) - c->replied < bound)
+    if (c->state == NFS_DOWN || ++c->silent <= bound / NFS_WATCH_MS)
         return;
     if (c->naming) { /* the resolver has a thread, which can't be stopped */
         c->naming->data = NULL;
@@ -412,7 +411,7 @@ void nfs_conn_close(struct nfs_conn *c, void (*closed_cb)(void *ctx))
 static void watch_begin(struct nfs_conn *c)
 {
     if (!uv_is_active((uv_handle_t *)&c->watch))
-        uv_timer_start(&c->watch, watch_cb, WATCH_MS, WATCH_MS);
+        uv_timer_start(&c->watch, watch_cb, NFS_WATCH_MS, NFS_WATCH_MS);
 }
 
 int nfs_conn_want(struct nfs_conn *c)
@@ -458,7 +457,7 @@ void nfs_conn_send(struct nfs_conn *c)
 void nfs_conn_await(struct nfs_conn *c, bool waiting)
 {
     if (waiting && !c->waiting)
-        c->replied = uv_now(c->loop);
+        c->silent = 0;
     c->waiting = waiting;
     if (waiting)
         watch_begin(c);
@@ -468,7 +467,7 @@ void nfs_conn_await(struct nfs_conn *c, bool waiting)
 
 void nfs_conn_heard(struct nfs_conn *c)
 {
-    c->replied = uv_now(c->loop);
+    c->silent = 0;
 }
 
 void nfs_conn_drop(struct nfs_conn *c, int error)
@@ -476,5 +475,5 @@ void nfs_conn_drop(struct nfs_conn *c, int error)
     if (c->state != NFS_UP || c->link->over)
         return;
     link_over(c->link, error);
-    uv_timer_start(&c->watch, watch_cb, 0, WATCH_MS);
+    uv_timer_start(&c->watch, watch_cb, 0, NFS_WATCH_MS);
 }

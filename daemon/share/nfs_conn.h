@@ -24,6 +24,7 @@
 #include <nfsc/libnfs-raw.h>
 #include <uv.h>
 
+#define NFS_WATCH_MS 1000u
 #define NFS_CONNECT_MS 5000u              /* for each step of it */
 #define NFS_STALL_MS 15000u               /* without any reply while replies are awaited */
 #define NFS_PAUSE_MS 250u                 /* after one that could not be made */
@@ -50,7 +51,8 @@ struct nfs_conn {
     int error;                        /* why it is down */
     uint64_t refused_until;           /* by uv_now */
     uv_timer_t watch;                 /* runs while somebody waits */
-    uint64_t replied;                 /* when it was last heard of */
+    unsigned silent;                  /* ticks of it since the server was heard of: a loop that was
+                                       * held up has not waited for anybody */
     bool waiting;                     /* requests are under way, its user says */
     /* Up (0), or down: requests that were under way have ended, or this attempt has. */
     void (*changed_cb)(void *ctx, int status);
