@@ -24,6 +24,7 @@ struct nfs_link {
     struct nfs_conn *conn;
     struct rpc_context *rpc;
     int fd, events;
+    bool connected;
     bool over; /* what it was for is done, or failed: `error` */
     int error;
 };
@@ -74,7 +75,7 @@ static void link_poll_cb(uv_poll_t *poll, int status, int events)
     int revents = (events & UV_READABLE ? POLLIN : 0) | (events & UV_WRITABLE ? POLLOUT : 0);
 
     if (status < 0 || rpc_service(l->rpc, revents) < 0)
-        link_over(l, -ECONNRESET);
+        link_over(l, l->connected ? -ECONNRESET : -ECONNREFUSED);
     if (l->over)
         conn_over(l->conn);
     else
@@ -160,15 +161,19 @@ static void conn_set(struct nfs_conn *c, enum nfs_conn_state state)
     c->silent = 0;
 }
 
-/* What the callbacks of a step ask first: is it still meant? */
-static bool step_ok(struct nfs_link *l, int status, const void *data)
+static bool step_connected(struct nfs_link *l, int status)
 {
-    if (l->over)
-        return false;
-    if (status == RPC_STATUS_SUCCESS && data)
-        return true;
-    link_over(l, l->conn->state == NFS_SERVER ? -EPROTO : -ECONNREFUSED);
-    return false;
+    l->connected = status == RPC_STATUS_SUCCESS && !l->over;
+    if (!l->connected)
+        link_over(l, -ECONNREFUSED);
+    return l->connected;
+}
+
+static bool step_replied(struct nfs_link *l, int status, const void *data)
+{
+    if (status != RPC_STATUS_SUCCESS || !data)
+        link_over(l, -EPROTO);
+    return !l->over;
 }
 
 static void server_info_cb(struct rpc_context *rpc, int status, void *data, void *arg)
@@ -179,7 +184,7 @@ static void server_info_cb(struct rpc_context *rpc, int status, void *data, void
     const FSINFO3resok *ok = &res->FSINFO3res_u.resok;
 
     (void)rpc;
-    if (!step_ok(l, status, data))
+    if (!step_replied(l, status, data))
         return;
     if (res->status != NFS3_OK) {
         link_over(l, nfs_status_errno(res->status));
@@ -203,7 +208,7 @@ static void server_cb(struct rpc_context *rpc, int status, void *data, void *arg
     FSINFO3args args = {.fsroot.data = {root->n, root->bytes}};
 
     (void)data;
-    if (step_ok(l, status, l) && rpc_nfs3_fsinfo_async(rpc, server_info_cb, &args, l) < 0)
+    if (step_connected(l, status) && rpc_nfs3_fsinfo_async(rpc, server_info_cb, &args, l) < 0)
         link_over(l, -ENOMEM);
 }
 
@@ -214,7 +219,7 @@ static void mount_reply_cb(struct rpc_context *rpc, int status, void *data, void
     const fhandle3 *root;
 
     (void)rpc;
-    if (!step_ok(l, status, data))
+    if (!step_replied(l, status, data))
         return;
     if (res->fhs_status != MNT3_OK) {
         link_over(l, nfs_mount_errno(res->fhs_status));
@@ -230,7 +235,7 @@ static void mount_cb(struct rpc_context *rpc, int status, void *data, void *arg)
     struct nfs_link *l = arg;
 
     (void)data;
-    if (step_ok(l, status, l) &&
+    if (step_connected(l, status) &&
         rpc_mount3_mnt_async(rpc, mount_reply_cb, l->conn->target.export, l) < 0)
         link_over(l, -ENOMEM);
 }
@@ -241,7 +246,7 @@ static void port_reply_cb(struct rpc_context *rpc, int status, void *data, void 
     uint32_t port;
 
     (void)rpc;
-    if (!step_ok(l, status, data))
+    if (!step_replied(l, status, data))
         return;
     port = *(uint32_t *)data;
     l->conn->mount_port = (uint16_t)port;
@@ -253,7 +258,7 @@ static void port_cb(struct rpc_context *rpc, int status, void *data, void *arg)
     struct nfs_link *l = arg;
 
     (void)data;
-    if (step_ok(l, status, l) &&
+    if (step_connected(l, status) &&
         rpc_pmap2_getport_async(rpc, MOUNT_PROGRAM, MOUNT_V3, IPPROTO_TCP, port_reply_cb, l) < 0)
         link_over(l, -ENOMEM);
 }
