@@ -49,13 +49,18 @@ static int next_arm(struct gc *gc, uint64_t in_ms)
     return deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
 }
 
+static void next_in(struct gc *gc, uint64_t in_ms)
+{
+    if (!gc->stopped && next_arm(gc, in_ms) < 0)
+        log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
+}
+
 /* Nothing is under way any more until the next pass. */
 static void idle(struct gc *gc, uint64_t next_ms)
 {
     gc->step = GC_STEP_IDLE;
     gc->forced = false;
-    if (!gc->stopped && next_arm(gc, next_ms) < 0)
-        log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
+    next_in(gc, next_ms);
 }
 
 static void failed(struct gc *gc, int status)
@@ -334,7 +339,7 @@ void gc_full(struct gc *gc)
     gc->full = true;
     gc->full_ms = now_ms;
     if (gc->step == GC_STEP_IDLE)
-        idle(gc, at_ms > now_ms ? at_ms - now_ms : 0);
+        next_in(gc, at_ms > now_ms ? at_ms - now_ms : 0);
 }
 
 int gc_run(struct gc *gc)

@@ -115,6 +115,8 @@ int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file 
 
     if (file->bytes <= BLOCK_FILE_HEADER_BYTES || file->bytes > GC_COPY_BYTES)
         return -EFBIG;
+    if (!share_root_takes_writes(d->to))
+        return -EROFS; /* known before it is read */
     if (!room_for(d, file->bytes))
         return -EAGAIN;
     memset(&c->task, 0, sizeof(c->task));

@@ -82,7 +82,11 @@ static int file_read(struct share_op *op, int folder)
     if (err == 0)
         op->mtime_ns = mtime_ns(&st);
     close(fd); /* nothing was written: it can't lose anything */
-    return err < 0 ? err : share_op_verify(op);
+    if (err == 0)
+        err = share_op_verify(op);
+    if (err == 0)
+        op->mtime_ns = mtime_ns(&st);
+    return err;
 }
 
 /* Not all file systems sync folders. */

@@ -144,3 +144,20 @@ Test(block_file, temporary_names_differ_by_all_that_makes_them_unique)
     block_file_temp_name(host, UINT32_MAX, 1, UINT64_MAX, b);
     cr_assert_str_neq(a, b);
 }
+
+Test(block_file, temporary_names_lead_nowhere)
+{
+    char longest[BLOCK_FILE_TEMP_CAP + 1];
+
+    cr_assert(block_file_temp_valid(BLOCK_FILE_TEMP_PREFIX "host_1.x-0-1"));
+    cr_assert_not(block_file_temp_valid(".tmp"));
+    cr_assert_not(block_file_temp_valid(BLOCK_FILE_TEMP_PREFIX "/../x"));
+    cr_assert_not(block_file_temp_valid(BLOCK_FILE_TEMP_PREFIX "a\nb"));
+    cr_assert_not(block_file_temp_valid(BLOCK_FILE_TEMP_PREFIX "\xe4"));
+    memset(longest, 'a', sizeof(longest));
+    memcpy(longest, BLOCK_FILE_TEMP_PREFIX, strlen(BLOCK_FILE_TEMP_PREFIX));
+    longest[BLOCK_FILE_TEMP_CAP] = '\0';
+    cr_assert_not(block_file_temp_valid(longest));
+    longest[BLOCK_FILE_TEMP_CAP - 1] = '\0';
+    cr_assert(block_file_temp_valid(longest));
+}
