@@ -15,9 +15,13 @@ int share_op_place(struct share_op *op)
 
     if (op->verb == SHARE_CHECK || op->verb == SHARE_LIST)
         return 0;
-    if (op->by_name)
-        return share_lister_wants(op->name) ? 0 : -EINVAL;
     op->file.payload_bytes = op->bytes;
+    if (op->by_name) {
+        memcpy(op->file.identity, op->identity, sizeof(op->identity));
+        return block_file_name_part(op->name, &op->file.part) || block_file_temp_valid(op->name)
+                   ? 0
+                   : -EINVAL;
+    }
     op->file.part = op->id.part;
     err = block_file_place(&op->id, op->file.identity, op->name);
     if (err == 0)
@@ -31,10 +35,16 @@ void share_op_seal(struct share_op *op)
     block_file_encode(&op->file, op->header);
 }
 
-int share_op_verify(const struct share_op *op)
+int share_op_verify(struct share_op *op)
 {
     uint64_t checksum;
 
+    if (op->by_name) {
+        block_file_identity(op->header, op->file.identity);
+        memcpy(op->identity, op->file.identity, sizeof(op->identity));
+        if (op->identity[0] != op->bucket)
+            return -EBADMSG;
+    }
     if (block_file_decode(op->header, &op->file, &checksum) < 0 ||
         checksum_of(op->data, op->bytes) != checksum)
         return -EBADMSG;

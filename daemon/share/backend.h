@@ -53,9 +53,12 @@ struct share_listing {
 /* Memory of the caller, untouched by it from start to done. */
 struct share_op {
     enum share_verb verb;
-    struct block_file_id id;      /* not for LIST and CHECK, nor with by_name */
-    bool by_name;                 /* REMOVE, TOUCH: bucket and name are given, of a listing */
-    uint8_t bucket;               /* LIST, and with by_name; else share_op_place sets it */
+    struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
+    bool by_name;            /* not LIST, CHECK: bucket and name are given, of a listing */
+    uint8_t bucket;          /* LIST, and with by_name; else share_op_place sets it */
+    /* With by_name. READ with 0: whose file the header says it is; all else in it was compared.
+     * WRITE: what the header is to say. */
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     struct share_listing listing; /* out: LIST with 0, the caller's */
     uint64_t now_ns;              /* out: CHECK with sync and 0: the server's time */
     uint64_t mtime_ns;            /* out: READ with 0: the file's, by its clock; 0: not learned */
@@ -107,7 +110,7 @@ int share_op_place(struct share_op *op);
 /* The header of a write, with the payload's checksum. Takes as long as the payload is. */
 void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
-int share_op_verify(const struct share_op *op);
+int share_op_verify(struct share_op *op);
 
 static inline uint64_t share_op_file_bytes(const struct share_op *op)
 {

@@ -87,6 +87,22 @@ bool block_file_name_valid(const char *name)
     return hex_span(name) == 2 && name[2] == '\0';
 }
 
+static uint32_t digit(char c)
+{
+    return (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+}
+
+bool block_file_name_part(const char *name, uint32_t *part)
+{
+    size_t n;
+
+    if (!block_file_name_valid(name))
+        return false;
+    n = strlen(name);
+    *part = digit(name[n - 2]) << 4 | digit(name[n - 1]);
+    return true;
+}
+
 /* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */
 static bool host_byte(char c)
 {
@@ -133,6 +149,12 @@ void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FIL
     put32(out + AT_PART, in->part);
     memcpy(out + AT_IDENTITY, in->identity, BLOCK_FILE_IDENTITY_BYTES);
     put64(out + AT_SUM, checksum_of(out, AT_SUM));
+}
+
+void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES])
+{
+    memcpy(identity, in + AT_IDENTITY, BLOCK_FILE_IDENTITY_BYTES);
 }
 
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],

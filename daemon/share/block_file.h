@@ -48,6 +48,8 @@ int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE
  * removed. Neither leads out of the bucket. */
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
+/* Which part a block file's name says it is; false for another name. */
+bool block_file_name_part(const char *name, uint32_t *part);
 /* Of this host, this process (its number and when it began) and nobody's before: counter. */
 void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
                           char out[BLOCK_FILE_TEMP_CAP]);
@@ -55,6 +57,9 @@ void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint
 void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP]);
 
 void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES]);
+/* Whose file it says it is, which is not looked at. */
+void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES]);
 /* What was asked for is `wanted`, without its checksum. 0 and *checksum of the payload; -EILSEQ: no
  * block file; -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],

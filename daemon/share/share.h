@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 struct config;
+struct deadlines;
 struct share;
 struct ucm_error;
 struct uv_loop_s;
@@ -32,8 +33,8 @@ typedef uint8_t share_root;
 
 /* Opens the roots of config->share_roots; does no I/O on them, so no server holds up the start. 0,
  * or -errno with *e saying what would be right. With no roots *out is NULL. */
-int share_open(struct uv_loop_s *loop, const struct config *config, struct metrics *metrics,
-               struct share **out, struct ucm_error *e);
+int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
+               struct metrics *metrics, struct share **out, struct ucm_error *e);
 /* Nothing of the caller's may be under way (share_busy). Closes its handles on the loop. NULL-safe.
  */
 void share_close(struct share *s);
@@ -114,6 +115,10 @@ struct share_purge {
 int share_purge(struct share *s, struct share_purge *p);
 void share_purge_cancel(struct share *s, struct share_purge *p);
 
+/* A pass of the garbage collection over this root (1 and up) begins now; what it did is in the
+ * metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: no such root. */
+int share_collect(struct share *s, share_root root);
+
 enum share_health { SHARE_UP, SHARE_READ_ONLY, SHARE_FULL, SHARE_DOWN };
 struct share_root_stats {
     const char *target; /* without what may be secret in it */
@@ -127,6 +132,22 @@ struct share_root_stats {
     uint64_t latency_us; /* of a small operation, smoothed */
 };
 uint32_t share_roots(const struct share *s);
+/* root: 0 and up */
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
+
+/* The functions above that `cache` and `request` call, as a table: share_door in the daemon,
+ * another in their tests. */
+struct share_ops {
+    int (*submit)(struct share *s, struct share_io *io);
+    void (*on_ready)(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
+    int (*probe)(struct share *s, struct share_probe *p);
+    void (*probe_cancel)(struct share *s, struct share_probe *p);
+    int (*remove)(struct share *s, const struct block_file_id *id);
+    int (*purge)(struct share *s, struct share_purge *p);
+    void (*purge_cancel)(struct share *s, struct share_purge *p);
+    uint32_t (*roots)(const struct share *s);
+    void (*stats)(const struct share *s, uint32_t root, struct share_root_stats *out);
+};
+extern const struct share_ops share_door;
 
 #endif
