@@ -37,16 +37,17 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(S
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
-DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
+DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lnfs -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev
+             libyaml-dev libcjson-dev libsystemd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
+             nfs-ganesha nfs-ganesha-vfs rpcbind
 
 # ---- sources ----
 
@@ -302,6 +303,11 @@ $O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(T
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -lcriterion -o $@
+# A root of the shared tier, by itself, on a real server.
+$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 $O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
 	@mkdir -p $(@D)
 	$(call say,LINK)

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 struct config;
+struct deadlines;
 struct share;
 struct ucm_error;
 struct uv_loop_s;
@@ -32,8 +33,8 @@ typedef uint8_t share_root;
 
 /* Opens the roots of config->share_roots; does no I/O on them, so no server holds up the start. 0,
  * or -errno with *e saying what would be right. With no roots *out is NULL. */
-int share_open(struct uv_loop_s *loop, const struct config *config, struct metrics *metrics,
-               struct share **out, struct ucm_error *e);
+int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
+               struct metrics *metrics, struct share **out, struct ucm_error *e);
 /* Nothing of the caller's may be under way (share_busy). Closes its handles on the loop. NULL-safe.
  */
 void share_close(struct share *s);
@@ -131,6 +132,7 @@ struct share_root_stats {
     uint64_t latency_us; /* of a small operation, smoothed */
 };
 uint32_t share_roots(const struct share *s);
+/* root: 0 and up */
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
 /* The functions above that `cache` and `request` call, as a table: share_door in the daemon,
