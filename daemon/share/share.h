@@ -116,7 +116,8 @@ int share_purge(struct share *s, struct share_purge *p);
 void share_purge_cancel(struct share *s, struct share_purge *p);
 
 /* A pass of the garbage collection over this root (1 and up) begins now; what it did is in the
- * metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: no such root. */
+ * metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: no such root.
+ */
 int share_collect(struct share *s, share_root root);
 
 enum share_health { SHARE_UP, SHARE_READ_ONLY, SHARE_FULL, SHARE_DOWN };
