@@ -181,7 +181,7 @@ static void server_info_cb(struct rpc_context *rpc, int status, void *data, void
     struct nfs_link *l = arg;
     struct nfs_conn *c = l->conn;
     const FSINFO3res *res = data;
-    const FSINFO3resok *ok = &res->FSINFO3res_u.resok;
+    const FSINFO3resok *ok;
 
     (void)rpc;
     if (!step_replied(l, status, data))
@@ -190,6 +190,7 @@ static void server_info_cb(struct rpc_context *rpc, int status, void *data, void
         link_over(l, nfs_status_errno(res->status));
         return;
     }
+    ok = &res->FSINFO3res_u.resok;
     if (ok->rtmax < MIN_TRANSFER_BYTES || ok->wtmax < MIN_TRANSFER_BYTES) {
         link_over(l, -EPROTO);
         return;

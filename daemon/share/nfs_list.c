@@ -73,7 +73,7 @@ static void page_reply(struct nfs_task *t, const struct nfs_call *call, const vo
 {
     const READDIRPLUS3res *page = res;
     const READDIRPLUS3resok *ok = &page->READDIRPLUS3res_u.resok;
-    const entryplus3 *e;
+    const void *at;
     int err = nfs_status_errno(page->status);
 
     (void)call;
@@ -83,9 +83,13 @@ static void page_reply(struct nfs_task *t, const struct nfs_call *call, const vo
         nfs_task_end(t, err);
         return;
     }
-    for (e = ok->reply.entries; e && err == 0; e = e->nextentry) {
-        err = entry_add(t, e);
-        t->cookie = e->cookie;
+    for (at = ok->reply.entries; at && err == 0;) {
+        entryplus3 e;
+
+        memcpy(&e, at, sizeof(e)); /* libnfs does not align them */
+        err = entry_add(t, &e);
+        t->cookie = e.cookie;
+        at = e.nextentry;
     }
     memcpy(t->cookie_verifier, ok->cookieverf, sizeof(t->cookie_verifier));
     if (err < 0)
