@@ -1,6 +1,5 @@
 #include "proto/ring.h"
 
-#include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -15,11 +14,12 @@ static uint64_t turn_of(uint32_t tag, enum ucm_ring_phase phase)
     return (uint64_t)tag << 8 | (uint64_t)phase;
 }
 
+/* One: whoever shares the memory could have thousands sleep here. */
 void ucm_ring_wake(struct ucm_ring *ring)
 {
     atomic_fetch_add(&ring->words.bell, 1);
     if (atomic_load(&ring->words.asleep))
-        (void)syscall(SYS_futex, &ring->words.bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        (void)syscall(SYS_futex, &ring->words.bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 void ucm_ring_post(struct ucm_ring *ring, uint32_t slice, uint32_t tag)

@@ -259,6 +259,20 @@ static void context_leave(void)
     (void)cuCtxPopCurrent(&old);
 }
 
+CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
+{
+    int ordinal = -1;
+    CUresult r = context_enter(c);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    context_leave();
+    if (r == CUDA_SUCCESS)
+        *owns = ordinal == c->dev;
+    return r;
+}
+
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks, uint32_t *number)
 {
