@@ -56,6 +56,15 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
+# Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
+UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
+FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda_driver.o
+$O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) $O/obj/client/cuda/companion.o \
+                      $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+
 # Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
 GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c proto/ring.c \
               client/cuda/companion.c tests/gpu/worker_ring.c
