@@ -24,13 +24,14 @@
 #include <uv.h>
 
 #define BLOCKS 64u
-#define SLOTS (40u << 20)
+#define MIB ((size_t)1 << 20)
 #define JOBS_MAX 64
 
 static uv_loop_t loop;
 static struct device_set *set;
 static struct device *gpu;
 static uint8_t *slots;
+static size_t slots_bytes;
 static char folder[64];
 static unsigned failures;
 
@@ -64,7 +65,7 @@ static inline void calibration_write(void)
     }
 }
 
-static inline void daemon_begin(enum copy_strategy strategy)
+static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
 {
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_REQUIRED,
@@ -74,6 +75,7 @@ static inline void daemon_begin(enum copy_strategy strategy)
     struct ucm_error e = {0};
     char note[200];
 
+    slots_bytes = bytes;
     snprintf(folder, sizeof(folder), "/tmp/ucm-test-cuda-XXXXXX");
     cr_assert(mkdtemp(folder));
     calibration_write();
@@ -82,9 +84,9 @@ static inline void daemon_begin(enum copy_strategy strategy)
     cr_assert_eq(device_set_new(&loop, &config, &set, note, &e), 0, "%s", e.text);
     cr_assert_eq(device_set_count(set), 1 + FAKE_GPUS);
     gpu = device_set_at(set, 1);
-    cr_assert_eq(posix_memalign((void **)&slots, 4096, SLOTS), 0);
-    memset(slots, 0, SLOTS);
-    cr_assert_eq(device_set_memory_add(set, slots, SLOTS), 0);
+    cr_assert_eq(posix_memalign((void **)&slots, 4096, slots_bytes), 0);
+    memset(slots, 0, slots_bytes);
+    cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
 }
 
 static inline void daemon_end(void)
@@ -203,7 +205,7 @@ static inline void worker_memory(struct worker_side *w, int ordinal, uint32_t n_
     w->slot_bytes = ((uint64_t)n_planes * chunk + 63) / 64 * 64;
     w->bytes = (uint64_t)n_planes * BLOCKS * (chunk + gap);
     w->memory = fake_cuda_alloc(ordinal, w->bytes);
-    cr_assert_leq(BLOCKS * w->slot_bytes, SLOTS);
+    cr_assert_leq(BLOCKS * w->slot_bytes, slots_bytes);
     memset((void *)(uintptr_t)w->memory, 0, w->bytes);
     cr_assert_eq(cuIpcGetMemHandle(&handle, w->memory), CUDA_SUCCESS);
     memcpy(w->ipc, &handle, sizeof(w->ipc));
@@ -351,11 +353,17 @@ static inline void copy_add(struct test_job *j, const struct worker_side *w, uin
         .slot = (uint64_t)(uintptr_t)slots + slot * w->slot_bytes, .block = block};
 }
 
-/* All blocks, each to the slot of its number. */
-static inline void copy_all(struct test_job *j, struct worker_side *w, enum device_op op)
+/* Every second block, each to the slot of its number: those of loads and of dumps are not the same,
+ * so that both may be under way at once. */
+static inline uint32_t half_first(enum device_op op)
+{
+    return op == DEVICE_LOAD;
+}
+
+static inline void copy_half(struct test_job *j, struct worker_side *w, enum device_op op)
 {
     copy_init(j, w, op);
-    for (uint32_t i = 0; i < BLOCKS; i++)
+    for (uint32_t i = half_first(op); i < BLOCKS; i += 2)
         copy_add(j, w, i, i);
 }
 

@@ -81,7 +81,7 @@ static void strategy_test(enum copy_strategy strategy, bool companion)
         uint32_t planes, chunk, gap;
     } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
 
-    daemon_begin(strategy);
+    daemon_begin(strategy, 6 * MIB);
     fake_cuda_delay(companion ? 200 : 50);
     for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
         worker_begin(&a, getpid(), shapes[s].planes, shapes[s].chunk, shapes[s].gap);
@@ -124,7 +124,7 @@ Test(cuda_copy, as_the_planner_likes, .timeout = 60)
 
 Test(cuda_copy, staged_without_a_ring_goes_straight, .timeout = 60)
 {
-    daemon_begin(COPY_STAGED);
+    daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
     want_slots = malloc(BLOCKS * a.slot_bytes);
     want_memory = malloc(a.bytes);
@@ -142,7 +142,7 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
 {
     static struct test_job jobs[2][4];
 
-    daemon_begin(COPY_STAGED);
+    daemon_begin(COPY_STAGED, 6 * MIB);
     fake_cuda_delay(100);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_begin(&b, getpid(), 2, 8192, 64);
@@ -156,7 +156,7 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
             for (uint32_t n = 0; n < BLOCKS; n++)
                 copy_add(&jobs[k][i], w, n, n);
             if (i == 0)
-                fill(slots, SLOTS / 8, 77);
+                fill(slots, BLOCKS * b.slot_bytes, 77);
             job_submit(&jobs[k][i], gpu);
         }
     for (unsigned i = 0; i < 4; i++)
@@ -181,11 +181,11 @@ Test(cuda_copy, one_turn_moves_16_mib_at_most, .timeout = 60)
     static struct test_job j[2];
     uint64_t most = 0;
 
-    daemon_begin(COPY_STAGED);
+    daemon_begin(COPY_STAGED, 40 * MIB);
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     worker_companion(&a, 48u << 20, 2);
     for (unsigned i = 0; i < 2; i++) {
-        copy_all(&j[i], &a, i ? DEVICE_LOAD : DEVICE_DUMP);
+        copy_half(&j[i], &a, i ? DEVICE_LOAD : DEVICE_DUMP);
         job_submit(&j[i], gpu);
     }
     for (unsigned i = 0; i < 2; i++)
@@ -208,24 +208,24 @@ Test(cuda_copy, a_dump_waits_for_its_event, .timeout = 60)
     uint8_t handle[64];
     CUevent event;
 
-    daemon_begin(COPY_STAGED);
+    daemon_begin(COPY_STAGED, 6 * MIB);
     worker_begin(&a, getpid(), 4, 4096, 0);
     worker_companion(&a, 65536, 4);
     cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
     fake_cuda_event_signal(event, false);
     fake_cuda_event_handle(event, handle);
-    copy_all(&j, &a, DEVICE_DUMP);
+    copy_half(&j, &a, DEVICE_DUMP);
     j.job.event = handle;
     j.job.deadline_ms = uv_hrtime() / 1000000 + 20000;
     job_submit(&j, gpu);
-    copy_all(&other, &a, DEVICE_LOAD);
+    copy_half(&other, &a, DEVICE_LOAD);
     job_submit(&other, gpu);
     cr_assert_eq(job_wait(&other), 0, "others go on");
     cr_assert_not(j.done);
     fill((void *)(uintptr_t)a.memory, a.bytes, 5);
     fake_cuda_event_signal(event, true);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
-    for (uint32_t n = 0; n < BLOCKS; n++)
+    for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
         cr_assert_eq(memcmp(slots + n * a.slot_bytes + 4096,
                             (uint8_t *)(uintptr_t)a.memory + (BLOCKS + n) * 4096, 4096),
                      0);
