@@ -123,6 +123,7 @@ static inline void done_cb(struct device_job *job, int status)
 static inline void job_submit(struct test_job *j, struct device *device)
 {
     j->job.done = done_cb;
+    fake_cuda_fence();
     cr_assert_eq(device->ops->submit(device, &j->job), 0);
 }
 
@@ -130,6 +131,7 @@ static inline int job_wait(struct test_job *j)
 {
     while (!j->done)
         uv_run(&loop, UV_RUN_ONCE);
+    fake_cuda_fence();
     return j->status;
 }
 

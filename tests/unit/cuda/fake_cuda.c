@@ -53,6 +53,12 @@ void fake_cuda_lose(CUresult r)
     atomic_store(&lost, r);
 }
 
+void fake_cuda_fence(void)
+{
+    pthread_mutex_lock(&mutex);
+    pthread_mutex_unlock(&mutex);
+}
+
 unsigned fake_cuda_objects(void)
 {
     unsigned n;

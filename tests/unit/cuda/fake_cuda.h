@@ -27,6 +27,10 @@ void fake_cuda_event_signal(CUevent event, bool signalled);
 /* cuMemAlloc on that GPU. */
 CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes);
 void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
+/* Everything that happened on a stream happened before, everything that will happens after. Daemon
+ * and companion order themselves by words that each has mapped for itself: ThreadSanitizer takes
+ * these for different ones. */
+void fake_cuda_fence(void);
 /* What is there: all of it must go. */
 unsigned fake_cuda_left(void);
 

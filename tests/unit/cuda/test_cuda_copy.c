@@ -148,6 +148,7 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
     worker_begin(&b, getpid(), 2, 8192, 64);
     worker_companion(&a, 65536, 3);
     worker_companion(&b, 131072, 2);
+    fill(slots, BLOCKS * b.slot_bytes, 77);
     for (unsigned i = 0; i < 4; i++)
         for (unsigned k = 0; k < 2; k++) {
             struct worker_side *w = k ? &b : &a;
@@ -155,8 +156,6 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
             copy_init(&jobs[k][i], w, DEVICE_LOAD);
             for (uint32_t n = 0; n < BLOCKS; n++)
                 copy_add(&jobs[k][i], w, n, n);
-            if (i == 0)
-                fill(slots, BLOCKS * b.slot_bytes, 77);
             job_submit(&jobs[k][i], gpu);
         }
     for (unsigned i = 0; i < 4; i++)
