@@ -69,7 +69,7 @@ static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
  * before that was seen: then the ring rests for a second, and once more. */
 static void copies_begin(struct test_job j[2], enum ucm_ring_phase to)
 {
-    for (unsigned attempt = 0; attempt < 5; attempt++) {
+    for (unsigned attempt = 0; attempt < 12; attempt++) {
         for (unsigned i = 0; i < 2; i++) {
             copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
             job_submit(&j[i], gpu);
@@ -84,7 +84,7 @@ static void copies_begin(struct test_job j[2], enum ucm_ring_phase to)
     cr_assert_fail("no turns were posted");
 }
 
-Test(cuda_faults, nobody_serves_the_ring, .timeout = 30)
+Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
 {
     static struct test_job j;
     uint64_t begin_ns;
@@ -128,17 +128,17 @@ static void died_in(enum ucm_ring_phase phase)
     end();
 }
 
-Test(cuda_faults, died_with_claimed_turns, .timeout = 30)
+Test(cuda_faults, died_with_claimed_turns, .timeout = 60)
 {
     died_in(RING_CLAIMED);
 }
 
-Test(cuda_faults, died_with_refused_turns, .timeout = 30)
+Test(cuda_faults, died_with_refused_turns, .timeout = 60)
 {
     died_in(RING_REFUSED);
 }
 
-Test(cuda_faults, claims_and_does_nothing, .timeout = 30)
+Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
 {
     static struct test_job j[2], k;
     uint64_t begin_ns = uv_hrtime();
@@ -162,7 +162,7 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 30)
     end();
 }
 
-Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 30)
+Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
 {
     static struct test_job j[2];
 
@@ -234,7 +234,7 @@ Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
 
 /* ---- registrations ---- */
 
-Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 30)
+Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
 {
     static struct test_job j[2];
     struct device_ring old;
@@ -273,7 +273,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 30)
     end();
 }
 
-Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 30)
+Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 60)
 {
     int fd = memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -290,7 +290,7 @@ Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 30)
 }
 
 /* A worker that the daemon can't see has no ring, and no part in another one's memory. */
-Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 30)
+Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
 {
     struct device_region *again, *other;
 
@@ -318,7 +318,7 @@ Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 30)
     end();
 }
 
-Test(cuda_faults, memory_of_another_gpu_is_refused, .timeout = 30)
+Test(cuda_faults, memory_of_another_gpu_is_refused, .timeout = 60)
 {
     bool owns = true;
 
@@ -341,7 +341,7 @@ Test(cuda_faults, memory_of_another_gpu_is_refused, .timeout = 30)
 
 /* ---- events ---- */
 
-Test(cuda_faults, an_event_that_never_comes, .timeout = 30)
+Test(cuda_faults, an_event_that_never_comes, .timeout = 60)
 {
     static struct test_job j;
     uint8_t handle[64];
@@ -362,7 +362,7 @@ Test(cuda_faults, an_event_that_never_comes, .timeout = 30)
 }
 
 /* A dying worker's events may read as signalled. */
-Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 30)
+Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 60)
 {
     static struct test_job j;
     uint8_t handle[64];
@@ -391,7 +391,7 @@ Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 30)
 
 /* ---- a lost context ---- */
 
-Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 30)
+Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 60)
 {
     static struct test_job j[16], later;
     unsigned failed = 0;
