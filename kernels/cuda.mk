@@ -97,7 +97,7 @@ gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
 	cp tests/integration/daemon.py tests/integration/test_vllm_connector.py $O/gpu/python/tests/integration
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
-	cp tests/gpu/run.sh $(BINS) $O/gpu
+	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu
 	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
