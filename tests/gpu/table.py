@@ -53,7 +53,8 @@ def main(paths):
             with open(path, encoding="utf-8") as file:
                 document = json.load(file)
         except (OSError, ValueError) as error:
-            sys.exit(f"{path}: {error}")
+            print(f"{path}: {error}")
+            continue
         rows += document.get("rows", [])
         last = rows[-1]["strategy"] if rows else "?"
         figures += [(last, f) for f in document.get("figures", []) if "target" in f and "baseline" in f]
