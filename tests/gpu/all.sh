@@ -3,6 +3,7 @@
 # of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
 # ucm-bench copy. Logs and figures go to FOLDER (.); what was measured beside the aims is printed last.
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
+# SANITIZER_TOOLS="memcheck racecheck initcheck" runs more of it, a minute each.
 # Exit status: 0 when every test passed and every part came to its end.
 here=$(cd "$(dirname "$0")" && pwd)
 begin=$(date +%s)
@@ -36,9 +37,11 @@ else
     set --
 fi
 if [ -n "$sanitizer" ]; then
-    part memcheck 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged "$sanitizer" --tool memcheck \
-        --report-api-errors no --error-exitcode 9 "$@" "$here/test_copy"
-    grep -E 'ERROR SUMMARY|Invalid|^FAIL|passed' memcheck.log | sort | uniq -c
+    for tool in ${SANITIZER_TOOLS:-memcheck}; do
+        part "$tool" 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged UCM_TEST_NO_VMM=1 "$sanitizer" \
+            --tool "$tool" --report-api-errors no --error-exitcode 9 "$@" "$here/test_copy"
+        grep -E 'ERROR SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$tool.log" | sort | uniq -c
+    done
 else
     echo '== memcheck: skipped, there is no compute-sanitizer'
 fi
