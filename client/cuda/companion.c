@@ -51,7 +51,11 @@ static CUresult turn_launch(struct companion *c, uint32_t slice, uint64_t item_b
     tiles = ucm_copy_tiles(largest);
     r = cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0,
                        c->streams[direction], arguments, NULL);
-    return r == CUDA_SUCCESS ? cuEventRecord(t->moved, c->streams[direction]) : r;
+    if (r == CUDA_SUCCESS)
+        r = cuEventRecord(t->moved, c->streams[direction]);
+    if (r != CUDA_SUCCESS) /* what is refused must not run: the slice will be another's */
+        (void)cuStreamSynchronize(c->streams[direction]);
+    return r;
 }
 
 /* Claimed already. false: refused. `dead` is looked at behind the claim: see ucm_ring_abandon. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- state, under the mutex ---- */
 
@@ -26,7 +27,7 @@ struct op {
     CUevent event; /* done is set to `value`, and nothing else */
     uint64_t value;
     uint64_t planes, items; /* a kernel, when n_items is not 0 */
-    uint32_t n_planes, n_items, direction;
+    uint32_t n_planes, n_items, direction, slow_us;
     size_t n; /* or copies */
     struct rows rows[];
 };
@@ -41,11 +42,21 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned objects; /* streams and events */
 static uint64_t seed = 88172645463325252u;
-static atomic_uint delay_us, lost;
+static atomic_uint delay_us, slow_us, lost, bad_records;
 
 void fake_cuda_delay(unsigned max_us)
 {
     atomic_store(&delay_us, max_us);
+}
+
+void fake_cuda_slow(unsigned us)
+{
+    atomic_store(&slow_us, us);
+}
+
+void fake_cuda_fail_records(unsigned n)
+{
+    atomic_store(&bad_records, n);
 }
 
 void fake_cuda_lose(CUresult r)
@@ -127,6 +138,7 @@ static void *stream_run(void *arg)
         pthread_mutex_unlock(&mutex);
         if (!o->event) {
             wait_a_little();
+            usleep(o->slow_us);
             op_run(o);
         }
         pthread_mutex_lock(&mutex);
@@ -205,19 +217,34 @@ CUresult cuStreamDestroy(CUstream s)
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                        unsigned by, unsigned bz, unsigned shared, CUstream s, void **arguments,
-                        void **extra)
+static CUresult launch(CUstream s, void **arguments, unsigned slow_us)
 {
     struct op *o = op_new(0);
 
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
     o->planes = *(uint64_t *)arguments[0];
     o->n_planes = *(uint32_t *)arguments[1];
     o->items = *(uint64_t *)arguments[2];
     o->n_items = *(uint32_t *)arguments[3];
     o->direction = *(uint32_t *)arguments[5];
+    o->slow_us = slow_us;
     return op_send(s, o);
+}
+
+/* The companion's. */
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, CUstream s, void **arguments,
+                        void **extra)
+{
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    return launch(s, arguments, atomic_load(&slow_us));
+}
+
+CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                 unsigned by, unsigned bz, unsigned shared, CUstream s,
+                                 void **arguments, void **extra)
+{
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    return launch(s, arguments, 0);
 }
 
 static struct rows rows_of(const CUDA_MEMCPY2D *c)
@@ -295,7 +322,7 @@ CUresult cuEventDestroy(CUevent e)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent e, CUstream s)
+CUresult fake_cuda_daemon_record(CUevent e, CUstream s)
 {
     struct op *o = op_new(0);
 
@@ -306,6 +333,16 @@ CUresult cuEventRecord(CUevent e, CUstream s)
     op_put(s, o);
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
+}
+
+/* The companion's. */
+CUresult cuEventRecord(CUevent e, CUstream s)
+{
+    unsigned left = atomic_load(&bad_records);
+
+    while (left > 0 && !atomic_compare_exchange_weak(&bad_records, &left, left - 1))
+        ;
+    return left > 0 ? CUDA_ERROR_UNKNOWN : fake_cuda_daemon_record(e, s);
 }
 
 CUresult cuEventQuery(CUevent e)

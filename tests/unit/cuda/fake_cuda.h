@@ -21,6 +21,10 @@ void fake_cuda_install(void);
 void fake_cuda_delay(unsigned max_us);
 /* From now on every question of the daemon's for an event is answered with this error. */
 void fake_cuda_lose(CUresult r);
+/* The companion's kernels take so long. */
+void fake_cuda_slow(unsigned us);
+/* The companion's next n events can't be recorded. */
+void fake_cuda_fail_records(unsigned n);
 /* The handle of an event; the daemon may open it. */
 void fake_cuda_event_handle(CUevent event, uint8_t handle[64]);
 void fake_cuda_event_signal(CUevent event, bool signalled);

@@ -367,13 +367,11 @@ void fake_cuda_install(void)
     USE(cuModuleLoadData)
     USE(cuModuleUnload)
     USE(cuModuleGetFunction)
-    USE(cuLaunchKernel)
     USE(cuStreamCreateWithPriority)
     USE(cuStreamDestroy)
     USE(cuStreamSynchronize)
     USE(cuEventCreate)
     USE(cuEventDestroy)
-    USE(cuEventRecord)
     USE(cuMemAlloc)
     USE(cuMemGetInfo)
     USE(cuMemsetD8)
@@ -395,4 +393,6 @@ void fake_cuda_install(void)
     USE(cuMemcpy3DBatchAsync)
 #undef USE
     cuda.cuEventQuery = fake_cuda_daemon_query;
+    cuda.cuLaunchKernel = fake_cuda_daemon_launch;
+    cuda.cuEventRecord = fake_cuda_daemon_record;
 }

@@ -11,6 +11,10 @@
 
 unsigned fake_cuda_objects(void); /* streams and events that are there */
 CUresult fake_cuda_daemon_query(CUevent e);
+CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                 unsigned by, unsigned bz, unsigned shared, CUstream s,
+                                 void **arguments, void **extra);
+CUresult fake_cuda_daemon_record(CUevent e, CUstream s);
 void fake_cuda_handle_fill(uint8_t handle[64], uint32_t kind, void *what);
 /* NULL: it is none of that kind. */
 void *fake_cuda_handle_of(const void *handle, uint32_t kind);

@@ -177,6 +177,35 @@ Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
     end();
 }
 
+/* The companion's kernel runs, and it does not get to know until when: what it refuses then must
+ * not be written behind the answer. */
+Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t *page;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_companion(&bad, 65536, 4);
+    page = (uint8_t *)(uintptr_t)bad.memory;
+    fill(slots, BLOCKS * bad.slot_bytes, 9);
+    fake_cuda_slow(200000);
+    fake_cuda_fail_records(8);
+    copy_half(&j, &bad, DEVICE_LOAD);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    for (uint32_t n = half_first(DEVICE_LOAD); n < BLOCKS; n += 2)
+        cr_assert_eq(memcmp(page + n * 4096, slots + n * bad.slot_bytes, 4096), 0);
+    memset(page, 0x5A, bad.bytes);
+    loop_for(800);
+    fake_cuda_fence();
+    for (uint64_t i = 0; i < bad.bytes; i++)
+        cr_assert_eq(page[i], 0x5A, "written behind the answer");
+    fake_cuda_fail_records(0);
+    worker_end(&bad);
+    end();
+}
+
 /* A process that writes anything anywhere in the shared memory, while copies go through it. */
 static void scribble(struct ucm_ring *ring)
 {
