@@ -217,7 +217,7 @@ CUresult cuStreamDestroy(CUstream s)
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUstream s, void **arguments, unsigned slow_us)
+static CUresult launch(CUstream s, void **arguments, unsigned takes_us)
 {
     struct op *o = op_new(0);
 
@@ -226,7 +226,7 @@ static CUresult launch(CUstream s, void **arguments, unsigned slow_us)
     o->items = *(uint64_t *)arguments[2];
     o->n_items = *(uint32_t *)arguments[3];
     o->direction = *(uint32_t *)arguments[5];
-    o->slow_us = slow_us;
+    o->slow_us = takes_us;
     return op_send(s, o);
 }
 
