@@ -65,9 +65,9 @@ static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
     return directions;
 }
 
-/* A load and a dump, of which turns are posted and moved. On a busy host they may have been revoked
- * before that was seen: then the ring rests for a second, and once more. */
-static void copies_begin(struct test_job j[2], enum ucm_ring_phase to)
+/* A load and a dump, of which turns are posted and moved; which, as bits. On a busy host they may
+ * have been revoked before that was seen: then the ring rests for a second, and once more. */
+static unsigned copies_begin(struct test_job j[2], enum ucm_ring_phase to)
 {
     for (unsigned attempt = 0; attempt < 12; attempt++) {
         for (unsigned i = 0; i < 2; i++) {
@@ -75,13 +75,16 @@ static void copies_begin(struct test_job j[2], enum ucm_ring_phase to)
             job_submit(&j[i], gpu);
         }
         while (!j[0].done || !j[1].done) {
-            if (posted(bad.shared) == 3 && turns_move(bad.shared, to) == 3)
-                return;
+            unsigned moved = posted(bad.shared) == 3 ? turns_move(bad.shared, to) : 0;
+
+            if (moved != 0)
+                return moved;
             uv_run(&loop, UV_RUN_NOWAIT);
         }
         loop_for(1100);
     }
     cr_assert_fail("no turns were posted");
+    return 0;
 }
 
 Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
@@ -108,13 +111,14 @@ static void died_in(enum ucm_ring_phase phase)
 {
     static struct test_job j[2];
     uint64_t begin_ns;
+    unsigned moved;
     pid_t pid;
 
     begin();
     pid = child_begin(NULL, NULL);
     worker_begin(&bad, pid, 2, 4096, 0);
     worker_ring(&bad, pid, 65536, 4);
-    copies_begin(j, phase);
+    moved = copies_begin(j, phase);
     child_end(pid);
     begin_ns = uv_hrtime();
     for (unsigned i = 0; i < 2; i++)
@@ -122,8 +126,9 @@ static void died_in(enum ucm_ring_phase phase)
     cr_assert_lt(uv_hrtime() - begin_ns, 2000000000u);
     if (phase == RING_CLAIMED)
         for (unsigned i = 0; i < 2; i++)
-            cr_assert(j[i].status == -EIO && strstr(j[i].job.error.text, "died"), "%s",
-                      j[i].job.error.text);
+            cr_assert(!(moved & 1u << i) ||
+                          (j[i].status == -EIO && strstr(j[i].job.error.text, "died")),
+                      "%s", j[i].job.error.text);
     worker_end(&bad);
     end();
 }
@@ -142,21 +147,25 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
 {
     static struct test_job j[2], k;
     uint64_t begin_ns = uv_hrtime();
+    unsigned moved;
 
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_ring(&bad, getpid(), 65536, 4);
-    copies_begin(j, RING_CLAIMED);
+    moved = copies_begin(j, RING_CLAIMED);
     loop_for(150);
     copy_half(&k, &bad, DEVICE_LOAD);
     job_submit(&k, gpu);
     cr_assert_eq(job_wait(&k), 0, "new copies go straight");
     still_sound();
-    cr_assert_not(j[0].done);
     for (unsigned i = 0; i < 2; i++)
-        cr_assert_eq(job_wait(&j[i]), -EIO);
-    cr_assert(strstr(j[0].job.error.text, "claimed"), "%s", j[0].job.error.text);
-    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(9000000000));
+        cr_assert(!j[i].done || !(moved & 1u << i));
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert(job_wait(&j[i]) == 0
+                      ? !(moved & 1u << i)
+                      : j[i].status == -EIO && strstr(j[i].job.error.text, "claimed"),
+                  "%s", j[i].job.error.text);
+    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(25000000000));
     cr_assert_eq(atomic_load(&bad.shared->words.dead), 1, "the ring has ended");
     worker_end(&bad);
     end();
@@ -165,14 +174,17 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
 Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
 {
     static struct test_job j[2];
+    unsigned moved;
 
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_ring(&bad, getpid(), 65536, 4);
-    copies_begin(j, RING_REVOKED);
+    moved = copies_begin(j, RING_REVOKED);
     for (unsigned i = 0; i < 2; i++)
-        cr_assert(job_wait(&j[i]) == -EIO && strstr(j[i].job.error.text, "abandoned"), "%s",
-                  j[i].job.error.text);
+        cr_assert(job_wait(&j[i]) == 0
+                      ? !(moved & 1u << i)
+                      : j[i].status == -EIO && strstr(j[i].job.error.text, "abandoned"),
+                  "%s", j[i].job.error.text);
     worker_end(&bad);
     end();
 }
