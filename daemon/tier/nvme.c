@@ -48,7 +48,7 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
     log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
-    d->folder = path;
+    d->folder = NULL; /* it may have been the file's own */
     d->file.segments = 0;
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "%s", text);

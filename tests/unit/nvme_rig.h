@@ -48,7 +48,7 @@ struct rig {
     char *memory; /* one slot a part */
     uint64_t slot_bytes;
     struct rig_part parts[RIG_PARTS_MAX];
-    unsigned n, drops, moves, done, under_way;
+    unsigned n, drops, moves, losses, done, under_way;
     bool close_when_done, tells_moves; /* the latter: parts that were read may be moved */
 };
 
@@ -130,6 +130,17 @@ static inline bool rig_moved_cb(void *ctx, uint64_t owner, uint64_t from,
     return true;
 }
 
+static inline void rig_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct rig *r = ctx;
+    struct rig_part *p = &r->parts[owner - 1];
+
+    cr_assert(p->stored && p->place.loc == loc);
+    p->stored = false;
+    r->losses++;
+    tier_nvme.forget(r->tier, &p->place, p->io.bytes);
+}
+
 static inline const char *rig_base(void)
 {
     const char *base = getenv("TMPDIR");
@@ -168,6 +179,7 @@ static inline int rig_try_open(struct rig *r)
     if (r->tells_moves) {
         callbacks.describe = rig_describe_cb;
         callbacks.moved = rig_moved_cb;
+        callbacks.lost = rig_lost_cb;
     }
     memset(&r->error, 0, sizeof(r->error));
     return tier_nvme.open(&r->loop, &r->config, &callbacks, &r->metrics, &r->tier, &r->error);

@@ -28,7 +28,7 @@ static void first_parts(unsigned out[SLOTS])
 {
     unsigned n = 0;
 
-    for (unsigned i = 0; i < FULL; i++)
+    for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++)
         if (place_offset(&rig.parts[i].place) < (off_t)(2 * MIB))
             out[n++ % SLOTS] = i;
     cr_assert_eq(n, SLOTS);
@@ -142,6 +142,30 @@ Test(nvme_move, what_is_damaged_is_not_moved)
     cr_expect_not(rig.parts[3].stored);
     cr_expect(rig.parts[4].stored);
     cr_expect_eq(rig.metrics.nvme_corrupt, 1u);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
+/* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
+Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
+{
+    unsigned first[SLOTS];
+    int fd;
+
+    open_moving(1, 17 * MIB, 50);
+    rig.config.nvme_quarantine = 100;
+    cr_assert_eq(rig_write(&rig, 0, 13 * SLOTS, PART), 13 * SLOTS);
+    first_parts(first);
+    read_part(first[0]);
+    fd = rig_fd(&rig, 0);
+    cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[0]].place) + NVME_PAGE + 77), 1);
+    close(fd);
+    rig_write(&rig, 13 * SLOTS, 40 * SLOTS, PART);
+    cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
+    cr_expect_not(rig.parts[first[0]].stored);
+    cr_expect_eq(rig.losses, 1u, "whoever uses the part is told");
+    for (unsigned i = 1; i < SLOTS; i++)
+        cr_expect(rig.parts[first[i]].stored, "part %u", first[i]);
     rig_verify(&rig);
     rig_close(&rig);
 }
