@@ -227,6 +227,8 @@ static inline void rig_close(struct rig *r)
     for (unsigned i = 0; i < r->config.nvme_paths.n; i++) {
         rig_path(r, i, path);
         unlink(path);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_INDEX);
+        unlink(path);
         rmdir(r->folders[i]);
     }
     free(r->memory);

@@ -1,6 +1,8 @@
 /* Parts that were read are written again before their segment is reused. */
 #include "tests/unit/nvme_rig.h"
 
+#include "daemon/tier/checkpoint_format.h"
+
 static struct rig rig;
 
 #define PART 100000u
@@ -197,6 +199,60 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
     }
     rig_run(&rig);
     rig_verify(&rig);
+    rig_close(&rig);
+}
+
+/* Slots of the segment `number` that a file's checkpoint tells of. */
+static uint32_t checkpoint_tells(unsigned file, uint32_t number)
+{
+    static uint8_t bytes[MIB];
+    struct checkpoint_record r;
+    uint32_t told = 0;
+    char path[128];
+    ssize_t n;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", rig.folders[file], CONFIG_NVME_INDEX);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    n = read(fd, bytes, sizeof(bytes));
+    close(fd);
+    unlink(path);
+    cr_assert_gt(n, 0);
+    for (size_t at = 0; at < (size_t)n; at += checkpoint_record_bytes(r.entries)) {
+        cr_assert_eq(checkpoint_record_decode(bytes + at, (size_t)n - at, &r), 0);
+        told += r.segment == number ? r.to - r.from : 0;
+    }
+    return told;
+}
+
+/* What was moved may lie in another file, and not synced: a checkpoint that says that it is not
+ * here any more would lose it with the power. */
+Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
+{
+    struct tier_place before[3 * FULL];
+    uint32_t number = UINT32_MAX;
+    unsigned file = 0;
+
+    open_moving(2, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, 2 * FULL, PART), 2 * FULL);
+    for (unsigned i = 0; i < 2 * FULL; i++) {
+        read_part(i);
+        before[i] = rig.parts[i].place;
+    }
+    for (unsigned i = 2 * FULL; i < 3 * FULL; i++)
+        cr_assert_eq(part_write(&rig, i, PART), 0);
+    while (rig.moves == 0)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < 2 * FULL; i++) {
+        if (!rig.parts[i].stored || rig.parts[i].place.loc == before[i].loc)
+            continue;
+        file = nvme_loc_file(before[i].loc);
+        number = (uint32_t)((place_offset(&before[i]) - NVME_DATA_OFFSET) / (off_t)MIB);
+    }
+    cr_assert_eq(tier_nvme.sync(rig.tier), 0);
+    cr_expect_eq(checkpoint_tells(file, number), 0u);
+    rig_run(&rig);
     rig_close(&rig);
 }
 
