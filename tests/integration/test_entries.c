@@ -125,19 +125,24 @@ static void restart(bool kill)
     open_worker();
 }
 
-static void dump_durable(uint64_t first)
+static void dump_some(uint64_t first, uint32_t n)
 {
     uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
     uint32_t blocks[BLOCKS];
 
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++) {
         blocks[i] = i;
         worker_fill(&w, i, first + i);
     }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++)
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++)
         cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+}
+
+static void dump_durable(uint64_t first)
+{
+    dump_some(first, BLOCKS);
 }
 
 static void expect_all(uint64_t first)
@@ -278,6 +283,28 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     open_worker();
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
     cr_expect_eq(metric(w.client, "blocks"), 0u);
+}
+
+/* What the former cache has left in segments of the new one is no damage. */
+Test(entries, a_device_that_was_a_cache_before)
+{
+    char out[256];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    worker_close(&w);
+    connected = false;
+    host_kill(&host);
+    cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_some(0, 3);
+    restart(true);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 3u);
+    cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
 }
 
 /* Beside a folder; another name of the device is the same device. */
