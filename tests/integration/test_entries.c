@@ -19,19 +19,21 @@ static struct worker w;
 static bool connected;
 static char image[128], device[64], paths[256], state[128];
 
-/* What a command printed first, and its exit status. */
+/* What a command printed, as much as there is room for, and its exit status. */
 static int shell(char *out, size_t cap, const char *format, const char *a, const char *b)
 {
     char command[512];
+    size_t n;
     int status;
     FILE *f;
 
     snprintf(command, sizeof(command), format, a, b);
     f = popen(command, "r");
     cr_assert_not_null(f);
-    if (!fgets(out, (int)cap, f))
-        out[0] = '\0';
-    out[strcspn(out, "\n")] = '\0';
+    n = fread(out, 1, cap - 1, f);
+    out[n] = '\0';
+    if (n > 0 && out[n - 1] == '\n')
+        out[n - 1] = '\0';
     while (fgetc(f) != EOF)
         ;
     status = pclose(f);
@@ -51,6 +53,16 @@ static int ctl_format(const char *path, const char *options, char *out, size_t c
 
     snprintf(arguments, sizeof(arguments), "format %s %s", options, path);
     return ctl(arguments, out, cap);
+}
+
+/* Without what it says of a lock: a killed daemon's is held for a while. */
+static int ctl_offline(const char *path, const char *options, char *out, size_t cap)
+{
+    char arguments[400];
+    const char *ucmctl = getenv("UCMCTL");
+
+    snprintf(arguments, sizeof(arguments), "verify --json --offline %s %s", path, options);
+    return shell(out, cap, "%s %s 2>/dev/null", ucmctl ? ucmctl : "build/ucmctl", arguments);
 }
 
 static void image_make(off_t bytes)
@@ -305,6 +317,60 @@ Test(entries, a_device_that_was_a_cache_before)
     restart(true);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 3u);
     cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
+    worker_close(&w);
+    connected = false;
+    cr_assert_eq(host_stop(&host), 0);
+    cr_expect_eq(ctl_offline(device, "", out, sizeof(out)), 0, "%s", out);
+}
+
+/* ---- without a daemon ---- */
+
+/* Where the first slot of the first segment has its payload. */
+#define FIRST_PAYLOAD (MIB + 3 * 4096)
+
+static void offline_is_as_good_as_in_a_folder(const char *path)
+{
+    char out[512], with_state[192], salvage[224];
+
+    snprintf(salvage, sizeof(salvage), "--state %s --salvage", host.dir);
+    snprintf(with_state, sizeof(with_state), "--state %s", host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_some(0, 8);
+    cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 1, "it runs");
+    worker_close(&w);
+    connected = false;
+    host_kill(&host);
+    cr_expect_eq(ctl_offline(path, "", out, sizeof(out)), 0, "%s", out);
+    cr_expect_null(strstr(out, "\"named\":\ttrue"), "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 0, "%s", out);
+    cr_expect_not_null(strstr(out, "\"named\":\ttrue"), "%s", out);
+    write_at(path, FIRST_PAYLOAD, "bad", 3);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(ctl_offline(path, "--salvage", out, sizeof(out)), 2, "%s", out);
+    cr_expect_eq(ctl_offline(path, "--salvage --state /nowhere", out, sizeof(out)), 1, "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 5, "nothing was changed");
+    cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 7u);
+    cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
+}
+
+Test(entries, a_device_is_verified_and_salvaged_without_a_daemon)
+{
+    char out[256];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    offline_is_as_good_as_in_a_folder(device);
+}
+
+Test(entries, a_file_is_verified_and_salvaged_without_a_daemon)
+{
+    image_make(0);
+    offline_is_as_good_as_in_a_folder(image);
 }
 
 /* Beside a folder; another name of the device is the same device. */
