@@ -6,7 +6,7 @@ import sys
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 470, 330, 55, 40, 15, 45
-COLOURS = {"dma": "#1f77b4", "sm": "#d62728", "staged": "#2ca02c", "auto": "#222222"}
+COLOURS = {"dma": "#1f77b4", "sm": "#d62728", "staged": "#2ca02c", "auto": "#222222", "auto+ring": "#ff7f0e"}
 PANELS = [
     ("Idle: load", "share of one large DMA", lambda row: row["idle_load"]["ratio"]),
     ("Idle: dump", "share of one large DMA", lambda row: row["idle_dump"]["ratio"]),
@@ -14,6 +14,8 @@ PANELS = [
     ("Beside a worker that computes: dump", "share of one large DMA", lambda row: row["busy_dump"]["ratio"]),
     ("What the worker keeps while loads run", "of its speed", lambda row: row["busy_load"]["worker_keeps"]),
     ("What the worker keeps while dumps run", "of its speed", lambda row: row["busy_dump"]["worker_keeps"]),
+    ("Both directions at once, idle", "share of the two-way bus", lambda row: row["both_ratio"]),
+    ("Short kernels while loads run", "their p99 alone, of that beside", lambda row: 1 / row["chain_p99_ratio"]),
 ]
 
 
@@ -46,7 +48,7 @@ def panel(title, unit, curves, chunks):
         colour = COLOURS.get(strategy, "#9467bd")
         points = [at(chunk, curve[chunk]) for chunk in chunks if chunk in curve]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        dashes = ' stroke-dasharray="5 3"' if strategy == "auto" else ""
+        dashes = ' stroke-dasharray="5 3"' if strategy.startswith("auto") else ""
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
     return out

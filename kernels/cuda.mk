@@ -79,7 +79,7 @@ GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(BINS) $O/portable/libucmclient.so.0
+gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
 	cp -r client/python $O/gpu/python/client
@@ -89,6 +89,7 @@ gpu-bundle: $(GPU_TESTS) $(BINS) $O/portable/libucmclient.so.0
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh $(BINS) $O/gpu
+	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib

@@ -13,11 +13,33 @@ uint64_t busy_quiet_ns(const struct busy *b)
     return b->ended_ns + BUSY_QUIET_NS;
 }
 
+bool busy_probes_show(const uint64_t *took_ns, unsigned n)
+{
+    unsigned slow = 0, late = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        if (took_ns[i] >= BUSY_PROBE_END_NS)
+            return true;
+        slow += took_ns[i] > BUSY_PROBE_SLOW_NS;
+        late += took_ns[i] > BUSY_PROBE_LATE_NS;
+    }
+    return slow >= BUSY_PROBES_SLOW || late >= BUSY_PROBES_LATE;
+}
+
 void busy_probed(struct busy *b, uint64_t now_ns, bool others)
 {
-    b->others = others;
     b->slow = 0;
-    b->until_ns = now_ns + (others ? BUSY_KEEP_NS : BUSY_KEEP_IDLE_NS);
+    if (others) {
+        b->others = true;
+        b->clear = 0;
+        b->until_ns = now_ns + BUSY_KEEP_NS;
+    } else if (b->others && ++b->clear < BUSY_CLEAR) {
+        b->until_ns = now_ns + BUSY_KEEP_DOUBT_NS;
+    } else {
+        b->others = false;
+        b->clear = 0;
+        b->until_ns = now_ns + BUSY_KEEP_IDLE_NS;
+    }
 }
 
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
@@ -29,5 +51,6 @@ void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)
     if (b->slow < SLOW_LAUNCHES)
         return;
     b->others = true;
+    b->clear = 0;
     b->until_ns = now_ns + BUSY_KEEP_NS;
 }

@@ -45,7 +45,7 @@ double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, ui
 double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
                        uint64_t bytes, bool busy);
 /* Does it pay to go through the worker's slices? staged_ns: to or from them, and what follows. */
-bool costs_staged_pays(double staged_ns, double direct_ns);
+bool costs_staged_pays(double staged_ns, double direct_ns, bool busy);
 
 /* Cuts extents of rows into runs where a batch of these costs less. Returns how many there are
  * then; an extent is left whole when the pieces would be more than `max`. */

@@ -44,23 +44,21 @@ static uint64_t probe_ns(struct gpu *g)
 
 static bool probe_finds_others(struct gpu *g)
 {
-    unsigned slow = 0;
+    uint64_t took_ns[BUSY_PROBES];
+    bool others = false;
 
     if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS)
         return true; /* the last one of 0.2 s ago still waits for its turn */
-    for (unsigned i = 0; i < BUSY_PROBES && slow < BUSY_PROBES_SLOW; i++) {
-        uint64_t ns = probe_ns(g);
-
-        if (ns >= BUSY_PROBE_END_NS)
-            return true;
-        slow += ns > BUSY_PROBE_SLOW_NS;
+    for (unsigned i = 0; i < BUSY_PROBES && !others; i++) {
+        took_ns[i] = probe_ns(g);
+        others = busy_probes_show(took_ns, i + 1);
     }
-    return slow >= BUSY_PROBES_SLOW;
+    return others;
 }
 
 bool gpu_others_run(struct gpu *g)
 {
-    if (!busy_due(&g->busy, uv_hrtime()))
+    if (!busy_due(&g->busy, uv_hrtime()) || g->turns > 0)
         return g->busy.others;
     g->probe.wanted = true;
     return true;
@@ -70,6 +68,10 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
+    if (g->turns > 0) { /* it would find the companions, and one that hangs must hold up nobody */
+        g->probe.wanted = false;
+        return true;
+    }
     if (g->streams[0].n + g->streams[1].n > 0)
         return false;
     while (uv_hrtime() < busy_quiet_ns(&g->busy))
@@ -86,6 +88,7 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->bytes < GPU_SEEN_BYTES ? 0
-                                          : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+                l->bytes < GPU_SEEN_BYTES || g->turns > 0
+                    ? 0
+                    : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
 }

@@ -7,15 +7,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BYTES (16ull << 20) /* moved by one measurement at most */
+#define BYTES (16ull << 20)   /* moved by one measurement at most */
+#define SPREAD (512ull << 20) /* of rows, where the GPU has four times that to spare */
+#define BLOCK_STEP 1237       /* from a block to the next of rows: odd */
 #define ROUNDS 3
 #define LIMIT_NS 1000000000ull
 #define KERNEL_CHUNK 65536u
+#define ROW_LEAST_NS 40.0 /* what is measured for less is too good for a region of some GiB */
 
 struct bench {
     struct gpu *g;
     enum ucm_copy_direction direction;
     CUdeviceptr pages, planes;
+    size_t pages_bytes;
     void *slots;
     uint64_t end_ns; /* when to give up */
     CUresult r;
@@ -23,19 +27,22 @@ struct bench {
 
 /* ---- one measurement ---- */
 
-/* Rows lie as far apart as layers do: as far as the memory allows. */
+/* Rows lie as far apart as layers do, as far as the memory allows, and their blocks in no order:
+ * close together they are cheaper than any real ones. */
 static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
 {
     uint32_t n = (uint32_t)(bytes / width / rows);
     struct plan_extent *extents = gpu_dma_extents(b->g);
+    uint64_t pitch = b->pages_bytes / rows;
 
     for (uint32_t i = 0; i < n; i++)
-        extents[i] = (struct plan_extent){.slot = (uint64_t)(uintptr_t)b->slots + i * rows * width,
-                                          .page = b->pages + i * 2 * width,
-                                          .slot_pitch = width,
-                                          .page_pitch = rows > 1 ? 2 * BYTES / rows : width,
-                                          .width = width,
-                                          .rows = rows};
+        extents[i] = (struct plan_extent){
+            .slot = (uint64_t)(uintptr_t)b->slots + i * rows * width,
+            .page = b->pages + (rows > 1 ? i * 2 * width * BLOCK_STEP % pitch : i * 2 * width),
+            .slot_pitch = width,
+            .page_pitch = rows > 1 ? pitch : width,
+            .width = width,
+            .rows = rows};
     return gpu_dma_launch(b->g, b->g->streams[b->direction].stream, b->direction, n);
 }
 
@@ -89,7 +96,9 @@ static void measure_direction(struct bench *b, struct costs *c)
         c->run_ns[i] = measure(b, width, 1, BYTES) / (double)(BYTES / width);
     few = measure(b, 4096, 8, small) / (double)(small / 32768);
     many = measure(b, 4096, 32, small) / (double)(small / 131072);
-    c->row_ns = at_least_0((many - few) / 24 - 4096 * c->byte_ns);
+    c->row_ns = (many - few) / 24 - 4096 * c->byte_ns;
+    if (c->row_ns < ROW_LEAST_NS)
+        c->row_ns = ROW_LEAST_NS;
     c->op_ns = at_least_0(few - 8 * (c->row_ns + 4096 * c->byte_ns));
     c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);
     c->kernel_ns = at_least_0(least - KERNEL_CHUNK * c->kernel_byte_ns);
@@ -99,8 +108,12 @@ static void measure_direction(struct bench *b, struct costs *c)
 static CUresult bench_open(struct bench *b)
 {
     struct ucm_copy_plane plane = {.stride = 2 * KERNEL_CHUNK, .chunk = KERNEL_CHUNK};
-    CUresult r = cuda.cuMemAlloc(&b->pages, 2 * BYTES);
+    size_t left, total;
+    CUresult r = cuda.cuMemGetInfo(&left, &total);
 
+    b->pages_bytes = r == CUDA_SUCCESS && left >= 4 * SPREAD ? SPREAD : 2 * BYTES;
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuMemAlloc(&b->pages, b->pages_bytes);
     if (r == CUDA_SUCCESS)
         r = cuda.cuMemAlloc(&b->planes, sizeof(plane));
     if (r == CUDA_SUCCESS)
@@ -111,8 +124,7 @@ static CUresult bench_open(struct bench *b)
     if (r != CUDA_SUCCESS)
         return r;
     memset(b->slots, 0, BYTES);
-    r = cuda.cuMemcpyHtoD(b->pages, b->slots, BYTES);
-    return r == CUDA_SUCCESS ? cuda.cuMemcpyHtoD(b->pages + BYTES, b->slots, BYTES) : r;
+    return cuda.cuMemsetD8(b->pages, 0, b->pages_bytes);
 }
 
 static void bench_close(struct bench *b)

@@ -193,8 +193,8 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
         return g->config.strategy;
     c = &g->costs.of[direction];
     pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, false);
-    /* What the engines do best needs no look at the others. */
-    if (pick == COPY_SM && gpu_others_run(g))
+    /* What the engines do best needs no look at the others; a companion's kernels are others'. */
+    if (pick == COPY_SM && (g->turns > 0 || gpu_others_run(g)))
         pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, true);
     return pick;
 }

@@ -9,7 +9,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define RING_FIRST_BYTES (1ull << 20) /* a job's first slice; each next one twice that */
+#define RING_FIRST_BYTES (1ull << 20) /* a dump's first slice, while the bus has nothing */
+#define RING_LAST_SHARE 4             /* of a slice: a load's last one, unless more loads follow */
 #define RING_FIXED_NS 30000.0         /* a slice's way besides the bus: posts, the kernel, looks */
 #define RING_CLAIM_MS 20              /* a companion that takes longer does not get its processor */
 #define RING_SLOW_MS 100  /* its kernels don't get to run: new copies take other ways meanwhile */
@@ -339,7 +340,8 @@ static bool next_piece(struct device_job *job, const struct gpu_ring *ring, uint
     return job_next_piece(job, bytes, most < UCM_RING_ITEMS ? (uint32_t)most : UCM_RING_ITEMS, out);
 }
 
-/* Both ways of the first full slice, and what its share of the whole job costs besides. */
+/* Both ways of the first full slice, and what its share of the whole job costs besides. Kernels of
+ * ours would take turns with the companion's as with any other process's. */
 static bool staged_is_faster(struct gpu *g, const struct device_job *job,
                              const struct gpu_ring *ring)
 {
@@ -348,20 +350,24 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     struct ucm_copy_item *items = gpu_launch_next(g, direction)->items;
     struct device_job first = *job;
     struct job_piece piece;
-    double times, direct_ns, staged_ns;
+    double times, idle_ns, busy_ns, staged_ns;
+    bool if_idle, if_busy;
     uint32_t n;
 
     (void)next_piece(&first, ring, ring->slice_bytes, &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
-    direct_ns = costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, false);
+    idle_ns = times * costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, g->turns > 0);
+    busy_ns = times * costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, ring->base,
                            ucm_ring_pitch(piece.bytes / piece.n_items));
-    staged_ns = costs_dma_ns(costs, gpu_dma_extents(g), n);
-    if (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < RING_RUN_LEAST)
+    staged_ns = times * costs_dma_ns(costs, gpu_dma_extents(g), n) + RING_FIXED_NS;
+    if (n == 0 || (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < RING_RUN_LEAST))
         return false;
-    return n > 0 && costs_staged_pays(times * staged_ns + RING_FIXED_NS, times * direct_ns);
+    if_idle = costs_staged_pays(staged_ns, idle_ns, false);
+    if_busy = costs_staged_pays(staged_ns, busy_ns, true);
+    return if_idle == if_busy ? if_idle : gpu_others_run(g) == if_busy;
 }
 
 bool gpu_ring_pays(struct gpu *g, struct device_job *job)
@@ -372,18 +378,33 @@ bool gpu_ring_pays(struct gpu *g, struct device_job *job)
     if (!ring || job->region->ring_region == 0 || wanted == COPY_DMA || wanted == COPY_SM ||
         ring_rests(ring) || largest_chunk(job) > ring->slice_bytes)
         return false;
-    job->slice_bytes = RING_FIRST_BYTES < ring->slice_bytes ? RING_FIRST_BYTES : ring->slice_bytes;
     return wanted == COPY_STAGED || staged_is_faster(g, job, ring);
 }
 
-/* Small first, so that the companion begins soon; no longer when the bus is busy anyway. */
-static uint64_t piece_bytes(struct device_job *job, const struct gpu_ring *ring,
-                            enum ucm_copy_direction direction)
+/* Dumps begin with a small slice, so that the bus has work soon; the next is gathered while it
+ * moves those before. */
+static uint64_t dump_piece(const struct gpu_ring *ring)
 {
-    uint64_t bytes = job->slice_bytes;
+    uint64_t bytes = RING_FIRST_BYTES;
 
-    job->slice_bytes = bytes < ring->slice_bytes / 2 ? 2 * bytes : ring->slice_bytes;
-    return ring->under_way[direction] > 2 ? ring->slice_bytes : bytes;
+    for (uint32_t i = 0; i < ring->slices; i++)
+        if (ring->turns[i].state != TURN_FREE && ring->turns[i].direction == UCM_COPY_DUMP)
+            bytes += 2 * ring->turns[i].piece.bytes;
+    return bytes < ring->slice_bytes ? bytes : ring->slice_bytes;
+}
+
+/* The bus has work at once, but the job is done only when its last slice is scattered: that is a
+ * small one, and the bus fills it while those before are scattered. Where more loads follow, they
+ * keep the bus busy meanwhile. The halves are three, as many slices as one direction may have. */
+static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
+                           const struct gpu_ring *ring)
+{
+    uint64_t rest = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
+    uint64_t least = ring->slice_bytes / RING_LAST_SHARE;
+
+    if (rest > ring->slice_bytes || rest <= least || job_queue_next_of(&g->ready, job))
+        return ring->slice_bytes;
+    return rest / 2 > least ? rest / 2 : least;
 }
 
 enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job)
@@ -397,7 +418,9 @@ enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job)
     if (!turn)
         return GPU_RING_FULL;
     turn->job = job;
-    if (next_piece(job, ring, piece_bytes(job, ring, turn->direction), &turn->piece))
+    if (next_piece(job, ring,
+                   turn->direction == UCM_COPY_DUMP ? dump_piece(ring) : load_piece(g, job, ring),
+                   &turn->piece))
         list_remove(&job->link);
     job->pieces++;
     order_write(turn);

@@ -104,7 +104,6 @@ struct device_job {
     struct list link;
     int status;
     bool begun, staged;
-    uint64_t slice_bytes;           /* of the next slice */
     uint32_t next_item, next_plane; /* where the next piece begins */
     uint32_t pieces;                /* under way */
     void *scratch;

@@ -169,7 +169,7 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 CUresult gpu_probe_open(struct gpu *g);
 void gpu_probe_close(struct gpu *g);
 /* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
- * probe is wanted. */
+ * probe is wanted; while companions move slices, what was known last. */
 bool gpu_others_run(struct gpu *g);
 /* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False:
  * it must wait for what is under way, and so must new launches. */

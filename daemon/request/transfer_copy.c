@@ -152,15 +152,37 @@ static void batch_done_cb(struct device_job *job, int status)
     transfer_pump(t);
 }
 
+static int slot_order(const void *a, const void *b)
+{
+    const struct ucm_copy_item *x = a, *y = b;
+
+    return (x->slot > y->slot) - (x->slot < y->slot);
+}
+
+/* Freed slots are handed out in the reverse order; in theirs, neighbours are one run between them
+ * and the worker's slices, where the order of blocks is free. */
+static void batch_sort(struct copy_batch *b)
+{
+    uint32_t i = 1;
+
+    while (i < b->n && b->items[i - 1].slot <= b->items[i].slot)
+        i++;
+    if (i < b->n)
+        qsort(b->items, b->n, sizeof(*b->items), slot_order);
+}
+
 bool batch_send(struct transfer *t)
 {
     struct copy_batch *b = t->open;
     struct device_region *region = t->region->region;
+    struct device_ring *ring = session_ring_of(t->r.s, region->device);
 
+    if (ring)
+        batch_sort(b);
     b->job = (struct device_job){
         .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
         .region = region,
-        .ring = session_ring_of(t->r.s, region->device),
+        .ring = ring,
         .items = b->items,
         .n_items = b->n,
         .first_plane = t->first_plane,

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 /* A killed daemon's file stays locked until its last transfers have ended. */
-#define LOCK_TRIES 500
+#define LOCK_TRIES 1000
 #define LOCK_PAUSE_NS 10000000
 
 /* ---- pages ---- */

@@ -98,8 +98,9 @@ static const struct arg_option tier_options[] = {
 
 static const struct arg_option copy_options[] = {
     {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
-    {"strategies", ARG_TEXT, "LIST", "of copy.strategy; the last one is held against the aims",
-     "dma,sm,auto", 0, 0},
+    {"strategies", ARG_TEXT, "LIST",
+     "of copy.strategy, +ring: with a companion; the last is held against the aims",
+     "dma,sm,staged,auto,auto+ring", 0, 0},
     {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
      "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "300ms", 50, 60000},
@@ -159,7 +160,8 @@ static const struct program_command commands[] = {
      "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"
      "kernels. Baselines are one large DMA transfer, and the worker alone. Two GPUs are\n"
-     "measured side by side where there are two. --json is what docs/plot_copy.py reads.\n\n"
+     "measured side by side where there are two. --json is what docs/plot_copy.py reads.\n"
+     "The companion is libucmclient_cuda's; staged always has one.\n\n"
      "Examples:\n"
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
      "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",

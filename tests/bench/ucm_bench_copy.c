@@ -15,18 +15,26 @@
 
 /* ---- daemon, rig, streams ---- */
 
-int copy_daemon_start(struct copy_bench *b, const char *strategy, const char *const *more)
+#define WITH_RING "+ring"
+
+/* "auto+ring": the strategy auto, and a companion; staged is nothing without one. */
+static void strategy_set(struct copy_bench *b, const char *name)
+{
+    b->strategy = name;
+    b->ring = strstr(name, WITH_RING) != NULL || strcmp(name, "staged") == 0;
+}
+
+int copy_daemon_start(struct copy_bench *b, const char *const *more)
 {
     char how[64], where[128];
     const char *sets[DAEMON_MAX_SETS + 1] = {how, where, "arena.size=2GiB", "device.cuda=required"};
     unsigned n = 4;
     int rc;
 
-    snprintf(how, sizeof how, "copy.strategy=%s", strategy);
+    snprintf(how, sizeof how, "copy.strategy=%.*s", (int)strcspn(b->strategy, "+"), b->strategy);
     snprintf(where, sizeof where, "copy.calibration=%s", b->daemon.dir);
     for (; more && *more && n < DAEMON_MAX_SETS; more++)
         sets[n++] = *more;
-    b->strategy = strategy;
     rc = daemon_start(&b->daemon, sets);
     if (rc < 0)
         return bench_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
@@ -34,9 +42,9 @@ int copy_daemon_start(struct copy_bench *b, const char *strategy, const char *co
         return 0;
     daemon_stop(&b->daemon);
     return bench_fail(BENCH_NO_DAEMON,
-                      "a daemon with copy.strategy %s does not answer; try %s with --set "
-                      "copy.strategy=%s --set device.cuda=required",
-                      strategy, b->daemon.path, strategy);
+                      "a daemon with %s does not answer; try %s with --set %s --set "
+                      "device.cuda=required",
+                      how, b->daemon.path, how);
 }
 
 int copy_daemon_stop(struct copy_bench *b)
@@ -58,6 +66,7 @@ int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ord
                             .blocks = (uint32_t)(COPY_TOTAL / (layers * chunk)),
                             .timeout_ms = (int)args_number(b->args, "timeout"),
                             .gpu = ordinal + 1,
+                            .companion = b->ring,
                             .spread = COPY_SPREAD};
     int rc = rig_open(rig, &o);
 
@@ -120,9 +129,9 @@ static int measure(struct copy_bench *b, struct rig *rig, unsigned d, struct cop
     before = gpu_busy_count(&b->work);
     begin = clock_ns();
     rc = streams_run(&s, 1, b->error);
-    if (b->alone > 0)
+    if (b->multiplied > 0)
         out->keeps = (double)(gpu_busy_count(&b->work) - before) /
-                     ((double)(clock_ns() - begin) * 1e-9) / b->alone;
+                     ((double)(clock_ns() - begin) * 1e-9) / b->multiplied;
     if (rc < 0)
         return bench_fail(BENCH_FAILED, "%s", b->error);
     out->rate = streams_rate(&s, 1);
@@ -200,7 +209,7 @@ static void print_head(const struct copy_bench *b)
         return;
     printf("\nGB/s, and the share of one large DMA transfer; what the worker keeps of its speed; "
            "short kernels' p99 to alone\n");
-    printf("%-8s %8s  %13s %13s %14s  %13s %6s %13s %6s %7s\n", "strategy", "chunk", "idle load",
+    printf("%-9s %8s  %13s %13s %14s  %13s %6s %13s %6s %7s\n", "strategy", "chunk", "idle load",
            "idle dump", "both at once", "busy load", "keeps", "busy dump", "keeps", "p99");
 }
 
@@ -208,7 +217,7 @@ static void print_row(const struct copy_bench *b, const struct copy_row *r)
 {
     if (b->report.json)
         return;
-    printf("%-8s %4llu KiB  %6.1f (%.2f) %6.1f (%.2f) %7.1f (%.2f)", b->strategy,
+    printf("%-9s %4llu KiB  %6.1f (%.2f) %6.1f (%.2f) %7.1f (%.2f)", b->strategy,
            (unsigned long long)r->chunk >> 10, r->idle[0].rate / 1e9, r->idle[0].ratio,
            r->idle[1].rate / 1e9, r->idle[1].ratio, r->both / 1e9, r->both_ratio);
     if (gpu_work_kernels(&b->work))
@@ -252,17 +261,17 @@ static void json_row(struct copy_bench *b, const struct copy_row *r)
 
 /* ---- against the aims ---- */
 
-/* The worst over chunks from..to of what `pick` takes out of a row. */
-static void aim(struct copy_bench *b, const char *name, uint64_t from, uint64_t to, double target,
-                bool more, double (*pick)(const struct copy_row *))
+/* The worst over the chunks from..to of what `pick` takes out of a row. */
+static void aim(struct copy_bench *b, const struct copy_row *rows, const char *name, uint64_t from,
+                uint64_t to, double target, bool more, double (*pick)(const struct copy_row *))
 {
     double worst = 0;
     bool any = false;
 
     for (unsigned i = 0; i < b->n_rows; i++) {
-        double v = pick(&b->rows[i]);
+        double v = pick(&rows[i]);
 
-        if (b->rows[i].chunk < from || b->rows[i].chunk > to)
+        if (rows[i].chunk < from || rows[i].chunk > to)
             continue;
         if (!any || (more ? v < worst : v > worst))
             worst = v;
@@ -317,27 +326,40 @@ static double chain(const struct copy_row *r)
     return r->chain_p99;
 }
 
-static void report_aims(struct copy_bench *b)
+static void report_aims_alone(struct copy_bench *b)
 {
     const uint64_t kib = 1024, all = UINT64_MAX;
+    const struct copy_row *r = b->alone;
+
+    if (r->chunk == 0 || !gpu_work_kernels(&b->work))
+        return;
+    aim(b, r, "busy load, 512 KiB up", 512 * kib, all, 0.93, true, busy_load);
+    aim(b, r, "busy dump, 512 KiB up", 512 * kib, all, 0.93, true, busy_dump);
+    aim(b, r, "busy keeps, 512 KiB up", 512 * kib, all, 0.98, true, busy_keeps);
+    aim(b, r, "busy load, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_load);
+    aim(b, r, "busy dump, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_dump);
+    aim(b, r, "busy keeps, 64 KiB", 64 * kib, 64 * kib, 0.93, true, busy_keeps);
+}
+
+static void report_aims(struct copy_bench *b)
+{
+    const uint64_t all = UINT64_MAX;
+    const struct copy_row *r = b->rows;
 
     if (!b->report.json)
-        printf("\nThe worst of the chunks of each case, strategy %s\n", b->strategy);
-    aim(b, "idle load", 0, all, 0.97, true, idle_load);
-    aim(b, "idle dump", 0, all, 0.97, true, idle_dump);
-    aim(b, "both directions", 0, all, 0.90, true, both);
-    if (!gpu_work_kernels(&b->work))
-        return;
-    aim(b, "busy load", 0, all, 0.96, true, busy_load);
-    aim(b, "busy dump", 0, all, 0.96, true, busy_dump);
-    aim(b, "busy, worker keeps", 0, all, 0.95, true, busy_keeps);
-    aim(b, "busy load, 512 KiB up", 512 * kib, all, 0.93, true, busy_load);
-    aim(b, "busy dump, 512 KiB up", 512 * kib, all, 0.93, true, busy_dump);
-    aim(b, "busy keeps, 512 KiB up", 512 * kib, all, 0.98, true, busy_keeps);
-    aim(b, "busy load, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_load);
-    aim(b, "busy dump, 64 KiB", 64 * kib, 64 * kib, 0.80, true, busy_dump);
-    aim(b, "busy keeps, 64 KiB", 64 * kib, 64 * kib, 0.93, true, busy_keeps);
-    aim(b, "chain's p99", 0, all, 1.10, false, chain);
+        printf("\nThe worst of the chunks of each case, strategy %s; what is aimed at for some "
+               "chunks, without a companion\n",
+               b->strategy);
+    aim(b, r, "idle load", 0, all, 0.97, true, idle_load);
+    aim(b, r, "idle dump", 0, all, 0.97, true, idle_dump);
+    aim(b, r, "both directions", 0, all, 0.90, true, both);
+    if (gpu_work_kernels(&b->work)) {
+        aim(b, r, "busy load", 0, all, 0.96, true, busy_load);
+        aim(b, r, "busy dump", 0, all, 0.96, true, busy_dump);
+        aim(b, r, "busy, worker keeps", 0, all, 0.95, true, busy_keeps);
+        aim(b, r, "chain's p99", 0, all, 1.10, false, chain);
+    }
+    report_aims_alone(b);
 }
 
 /* ---- the command ---- */
@@ -361,7 +383,7 @@ static int measure_alone(struct copy_bench *b)
     usleep(SETTLE_MS * 1000);
     before = gpu_busy_count(&b->work);
     usleep(1000000);
-    b->alone = (double)(gpu_busy_count(&b->work) - before);
+    b->multiplied = (double)(gpu_busy_count(&b->work) - before);
     if (gpu_busy_stop(&b->work) < 0 || gpu_chain_start(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     usleep(600000);
@@ -369,7 +391,7 @@ static int measure_alone(struct copy_bench *b)
         return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     b->chain_p50 = samples_at(&b->work.chain_us, 0.5);
     b->chain_p99 = samples_at(&b->work.chain_us, 0.99);
-    report_number(&b->report, "multiplications a second", b->alone);
+    report_number(&b->report, "multiplications a second", b->multiplied);
     report_number(&b->report, "chain's median, us", b->chain_p50);
     report_number(&b->report, "chain's p99, us", b->chain_p99);
     return 0;
@@ -396,8 +418,10 @@ static unsigned chunks_parse(const char *text, struct copy_row *rows, unsigned m
 
 static int measure_strategy(struct copy_bench *b, const char *strategy)
 {
-    int rc = copy_daemon_start(b, strategy, NULL), stopped;
+    int rc, stopped;
 
+    strategy_set(b, strategy);
+    rc = copy_daemon_start(b, NULL);
     if (rc != 0)
         return rc;
     b->n_rows = chunks_parse(args_text(b->args, "chunks"), b->rows, 16);
@@ -409,6 +433,8 @@ static int measure_strategy(struct copy_bench *b, const char *strategy)
         if (b->report.json)
             json_row(b, &b->rows[i]);
     }
+    if (!b->ring)
+        memcpy(b->alone, b->rows, sizeof b->alone);
     stopped = copy_daemon_stop(b);
     return rc != 0 ? rc : stopped;
 }
@@ -425,11 +451,11 @@ static int measure_strategies(struct copy_bench *b, char *names)
 
 static int measure_cases(struct copy_bench *b)
 {
-    const char *folder = args_text(b->args, "nvme-dir"), *strategy = b->strategy;
+    const char *folder = args_text(b->args, "nvme-dir");
     int rc, stopped;
 
     report_aims(b);
-    rc = copy_daemon_start(b, strategy, NULL);
+    rc = copy_daemon_start(b, NULL);
     if (rc != 0)
         return rc;
     rc = copy_one_after_another(b);

@@ -34,19 +34,21 @@ struct copy_bench {
     struct gpu gpu; /* memory of the worker for the baselines */
     struct gpu_work work;
     struct gpu_dma dma;
-    const char *strategy;
+    const char *strategy; /* as --strategies names it: copy.strategy, or that and "+ring" */
+    bool ring;            /* this process has a companion */
     uint64_t run;
-    double alone;                /* multiplications a second */
+    double multiplied;           /* a second, by the worker alone */
     double chain_p50, chain_p99; /* us, alone */
     struct copy_row rows[16];    /* of the last strategy */
+    struct copy_row alone[16];   /* of the last one without a companion; chunk 0: there was none */
     unsigned n_rows;
     int run_ms;
     char error[320];
 };
 
-/* Starts the daemon with the strategy; `more` is a setting besides, or NULL. The bench functions
+/* Starts the daemon with b->strategy; `more` is a setting besides, or NULL. The bench functions
  * return 0, or an exit code after a sentence. */
-int copy_daemon_start(struct copy_bench *b, const char *strategy, const char *const *more);
+int copy_daemon_start(struct copy_bench *b, const char *const *more);
 int copy_daemon_stop(struct copy_bench *b);
 int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal);
 /* A stream over `part` of 2 halves of the region, or all of it (part 2), in requests of so many

@@ -272,7 +272,7 @@ int copy_from_nvme(struct copy_bench *b, const char *folder)
     if (!mkdtemp(dir))
         return bench_fail(BENCH_FAILED, "no folder in %s", folder);
     snprintf(paths, sizeof paths, "nvme.paths=%s", dir);
-    rc = copy_daemon_start(b, b->strategy, (const char *const[]){paths, "nvme.size=2GiB", NULL});
+    rc = copy_daemon_start(b, (const char *const[]){paths, "nvme.size=2GiB", NULL});
     if (rc == 0) {
         rc = nvme_measure(b, folder);
         stopped = copy_daemon_stop(b);

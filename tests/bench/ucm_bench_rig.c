@@ -1,6 +1,7 @@
 #include "tests/bench/ucm_bench_rig.h"
 
 #include "client/ctl/answer.h"
+#include "tests/bench/ucm_bench_companion.h"
 #include "tests/bench/ucm_bench_pattern.h"
 
 #include <stdarg.h>
@@ -83,7 +84,11 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].chunk_bytes = rig->chunk;
         planes[p].shard = p;
     }
-    rc = ucm_region_register(rig->ns, &spec, rig->timeout_ms, &rig->region);
+    if (rig->cuda)
+        rc = rig->companion->region_register(
+            rig->cuda, rig->ns, &spec, &(uint64_t){rig->gpu.memory}, rig->timeout_ms, &rig->region);
+    else
+        rc = ucm_region_register(rig->ns, &spec, rig->timeout_ms, &rig->region);
     free(planes);
     return rc < 0 ? fail_call(rig, "registering the region", rc) : 0;
 }
@@ -104,7 +109,26 @@ static int open_shared(struct rig *rig)
     return rc;
 }
 
-static int open_gpu(struct rig *rig, int ordinal)
+static int open_companion(struct rig *rig)
+{
+    char why[200];
+    int rc;
+
+    rig->companion = bench_companion(why, sizeof why);
+    if (!rig->companion)
+        return fail(rig, -UCM_EDEVICE, "%s", why);
+    rc = rig->companion->open(rig->client, rig->gpu.uuid, NULL, rig->timeout_ms, &rig->cuda);
+    return rc < 0 ? fail(rig, rc, "the companion: %s", rig->companion->errmsg()) : 0;
+}
+
+static void close_companion(struct rig *rig)
+{
+    if (rig->cuda)
+        (void)rig->companion->close(rig->cuda, rig->timeout_ms);
+    rig->cuda = NULL;
+}
+
+static int open_gpu(struct rig *rig, int ordinal, bool companion)
 {
     size_t bytes = rig->memory_bytes * rig->spread;
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = bytes, .fd = -1};
@@ -121,9 +145,12 @@ static int open_gpu(struct rig *rig, int ordinal)
         goto err_after_memory;
     }
     memcpy(memory.ipc, rig->gpu.ipc, sizeof memory.ipc);
-    rc = register_region(rig, &memory);
+    rc = companion ? open_companion(rig) : 0;
+    if (rc == 0)
+        rc = register_region(rig, &memory);
     if (rc == 0)
         return 0;
+    close_companion(rig);
     gpu_close(&rig->gpu);
 err_after_memory:
     munmap(rig->memory, rig->memory_bytes);
@@ -181,7 +208,7 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     if (rc == 0)
         rc = open_namespace(rig, o);
     if (rc == 0)
-        rc = o->gpu ? open_gpu(rig, o->gpu - 1) : open_shared(rig);
+        rc = o->gpu ? open_gpu(rig, o->gpu - 1, o->companion) : open_shared(rig);
     if (rc < 0) {
         ucm_close(rig->client);
         rig->client = NULL;
@@ -191,12 +218,17 @@ int rig_open(struct rig *rig, const struct rig_options *o)
 
 void rig_close(struct rig *rig)
 {
+    int rc;
+
     if (rig->client == NULL)
         return;
     /* A failure leaves the handle to ucm_close, which ends the connection and the mapping with it.
      */
-    if (ucm_region_unregister(rig->region, rig->timeout_ms) == 0)
+    rc = rig->cuda ? rig->companion->region_unregister(rig->cuda, rig->region, rig->timeout_ms)
+                   : ucm_region_unregister(rig->region, rig->timeout_ms);
+    if (rc == 0)
         ucm_namespace_close(rig->ns);
+    close_companion(rig);
     ucm_close(rig->client);
     gpu_close(&rig->gpu);
     munmap(rig->memory, rig->memory_bytes);

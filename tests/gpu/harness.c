@@ -1,6 +1,7 @@
 #include "tests/gpu/harness.h"
 
 #include "daemon/base/config.h"
+#include "proto/ring.h"
 #include "tests/gpu/worker_ring.h"
 
 #include <errno.h>
@@ -61,6 +62,13 @@ static enum copy_strategy strategy_wanted(void)
     if (name && strcmp(name, "staged") == 0)
         return COPY_STAGED;
     return COPY_AUTO;
+}
+
+static bool rings_wanted(void)
+{
+    const char *name = getenv("UCM_TEST_STRATEGY");
+
+    return name && (strcmp(name, "staged") == 0 || strcmp(name, "auto+ring") == 0);
 }
 
 static void rings_watch(struct test_worker *w);
@@ -259,6 +267,7 @@ static struct ring_of {
     struct test_worker *worker;
     pid_t pid;
     struct device_ring ring;
+    struct ucm_ring *words;
 } rings[RINGS];
 static unsigned n_rings;
 
@@ -288,6 +297,9 @@ static void ring_open(struct test_device *t, struct ring_of *of)
 
     if (!CHECK(worker_do(w, WORKER_RING, 0, 0, 0) && w->fd >= 0, "worker makes a ring"))
         return;
+    of->words = mmap(NULL, sizeof(*of->words), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
+    if (of->words == MAP_FAILED)
+        die("a ring's words");
     of->ring = (struct device_ring){.device = t->gpu,
                                     .pid = w->pid,
                                     .offset = w->reply.value,
@@ -302,16 +314,39 @@ static void ring_open(struct test_device *t, struct ring_of *of)
 
 static void rings_watch(struct test_worker *w)
 {
-    if (strategy_wanted() == COPY_STAGED && n_rings < RINGS)
+    if (rings_wanted() && n_rings < RINGS)
         rings[n_rings++] = (struct ring_of){.worker = w, .pid = w->pid};
+}
+
+static void ring_close(struct test_device *t, struct ring_of *of)
+{
+    if (!of->ring.mapping)
+        return;
+    (void)ring_job(t, DEVICE_RING_CLOSE, &of->ring);
+    munmap(of->words, sizeof(*of->words));
+    of->words = NULL;
 }
 
 static void rings_close(struct test_device *t)
 {
     for (unsigned i = 0; i < n_rings; i++)
-        if (rings[i].ring.mapping)
-            (void)ring_job(t, DEVICE_RING_CLOSE, &rings[i].ring);
+        ring_close(t, &rings[i]);
     n_rings = 0;
+}
+
+struct ucm_ring *ring_words(const struct test_worker *w)
+{
+    const struct ring_of *of = ring_find(w->pid);
+
+    return of ? of->words : NULL;
+}
+
+void ring_shut(struct test_device *t, const struct test_worker *w)
+{
+    struct ring_of *of = ring_find(w->pid);
+
+    if (of)
+        ring_close(t, of);
 }
 
 /* The worker's companion gets to know the region. */

@@ -55,6 +55,15 @@ void device_stop(struct test_device *t);
 /* Regions and jobs are of this GPU from now on. */
 bool device_use(struct test_device *t, const uint8_t uuid[UCM_UUID_BYTES]);
 
+/* ---- rings ---- */
+
+struct ucm_ring;
+
+/* What the device shares with the worker's companion; NULL: it has none. UCM_TEST_STRATEGY=staged
+ * and auto+ring give every worker one, with its first region. */
+struct ucm_ring *ring_words(const struct test_worker *w);
+void ring_shut(struct test_device *t, const struct test_worker *w);
+
 /* ---- regions and jobs ---- */
 
 struct test_plane {

@@ -7,7 +7,8 @@ export LD_LIBRARY_PATH
 status=0
 for test in "$here"/test_*; do
     case $test in
-    */test_copy | */test_faults) strategies='sm dma staged auto' ;;
+    */test_copy | */test_faults) strategies='sm dma staged auto auto+ring' ;;
+    */test_serve) strategies='auto staged auto+ring' ;;
     *) strategies=auto ;;
     esac
     for strategy in $strategies; do

@@ -106,11 +106,12 @@ struct worker {
     size_t bytes;
 };
 
+/* staged always has companions, and auto+ring; there the planner has to find that they pay. */
 static bool staged(void)
 {
     const char *strategy = getenv("UCM_TEST_STRATEGY");
 
-    return strategy && strcmp(strategy, "staged") == 0;
+    return strategy && (strcmp(strategy, "staged") == 0 || strcmp(strategy, "auto+ring") == 0);
 }
 
 static int region_register(struct worker *w, const struct ucm_region_spec *spec)
@@ -235,24 +236,19 @@ static struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n,
     return task;
 }
 
-static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
+static void poison(struct worker *w)
 {
-    std::vector<uint8_t> keys;
-    std::vector<uint32_t> blocks;
+    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+}
+
+/* Words that are not what a load of n blocks leaves; n 0: that are no poison. */
+static size_t compare(struct worker *w, unsigned first, unsigned n)
+{
     std::vector<unsigned> host(w->bytes / 4);
-    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
-    struct ucm_task *task;
-    struct ucm_result r;
     size_t differ = 0;
     const unsigned words = CHUNK / 4;
 
-    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
-    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
-    need(ucm_load(w->region, &t, -1, &task) == 0, "load");
-    need(ucm_task_wait(task, 30000, &r) == 0, "load's end");
-    for (unsigned i = 0; i < n; i++)
-        need(r.result[i] == UCM_BLOCK_IS_OK, "a loaded block's status");
-    ucm_task_free(task);
     need(cudaMemcpy(host.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
     for (unsigned p = 0; p < 2 * LAYERS; p++)
         for (unsigned b = 0; b < BLOCKS; b++)
@@ -263,6 +259,23 @@ static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
                 differ += host[((size_t)p * BLOCKS + b) * words + i] != want;
             }
     return differ;
+}
+
+static size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
+    struct ucm_task *task;
+    struct ucm_result r;
+
+    poison(w);
+    need(ucm_load(w->region, &t, -1, &task) == 0, "load");
+    need(ucm_task_wait(task, 30000, &r) == 0, "load's end");
+    for (unsigned i = 0; i < n; i++)
+        need(r.result[i] == UCM_BLOCK_IS_OK, "a loaded block's status");
+    ucm_task_free(task);
+    return compare(w, first, n);
 }
 
 /* ---- roles ---- */
@@ -384,6 +397,69 @@ static int role_victim(void)
     return 1;
 }
 
+static bool load_all(struct worker *w, const struct ucm_transfer *t)
+{
+    struct ucm_task *task;
+    struct ucm_result r;
+    bool all;
+
+    if (ucm_load(w->region, t, -1, &task) != 0)
+        return false;
+    all = ucm_task_wait(task, 30000, &r) == 0 && r.n_ok == t->n_keys;
+    ucm_task_free(task);
+    return all;
+}
+
+/* Loads without a pause until the daemon is gone. A load that was told to have failed writes nothing
+ * any more. Then it goes on with the next daemon, through a new ring. */
+static int role_survivor(void)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct worker w;
+    struct ucm_task *tasks[4];
+    struct ucm_result r;
+    struct ucm_transfer t;
+    unsigned loads = 0;
+    double end;
+    bool lost = false;
+
+    worker_open(&w);
+    t = transfer(keys, blocks, 1000, 64, true);
+    for (unsigned i = 0; i < 4; i++)
+        need(ucm_load(w.region, &t, -1, &tasks[i]) == 0, "load");
+    while (!lost) {
+        for (unsigned i = 0; i < 4 && !lost; i++) {
+            lost = ucm_task_wait(tasks[i], 30000, &r) != 0;
+            ucm_task_free(tasks[i]);
+            tasks[i] = NULL;
+            /* Too short for the next daemon to be there. */
+            lost = lost || ucm_load(w.region, &t, 2, &tasks[i]) != 0;
+        }
+        if (++loads == 20) {
+            puts("loading");
+            fflush(stdout);
+        }
+    }
+    for (unsigned i = 0; i < 4; i++)
+        if (tasks[i]) {
+            need(ucm_task_wait(tasks[i], 30000, &r) != 0, "a load under way when the daemon died fails");
+            ucm_task_free(tasks[i]);
+        }
+    if (!staged()) /* what the engines were given may go on for a moment, without anybody's help */
+        usleep(100000);
+    poison(&w);
+    usleep(100000);
+    need(compare(&w, 1000, 0) == 0, "nothing is written after that");
+    for (end = now_s() + 20; !load_all(&w, &t) && now_s() < end;)
+        usleep(20000);
+    need(load_all(&w, &t), "the next daemon serves it");
+    usleep(300000); /* the ring follows the connection */
+    need(load_and_compare(&w, 1000, 64) == 0, "bit for bit");
+    worker_close(&w);
+    return 0;
+}
+
 static int role_free_bytes(void)
 {
     size_t free_bytes, total;
@@ -440,6 +516,7 @@ static size_t free_bytes(void)
     return role_ends(pid) && n > 0 ? strtoull(text, NULL, 10) : 0;
 }
 
+/* The socket's folder stays the same from one daemon to the next. */
 static void daemon_start(void)
 {
     const char *ucmd = getenv("UCMD");
@@ -447,9 +524,11 @@ static void daemon_start(void)
 
     snprintf(beside, sizeof(beside), "%.500s", self);
     strcpy(strrchr(beside, '/'), "/ucmd");
-    snprintf(dir, sizeof(dir), "/tmp/ucm-gpu-XXXXXX");
-    if (!mkdtemp(dir))
-        exit(1);
+    if (!*dir) {
+        snprintf(dir, sizeof(dir), "/tmp/ucm-gpu-XXXXXX");
+        if (!mkdtemp(dir))
+            exit(1);
+    }
     snprintf(socket_set, sizeof(socket_set), "socket=%s/s", dir);
     snprintf(paths_set, sizeof(paths_set), "nvme.paths=%s", dir);
     setenv("UCM_SOCKET", socket_set + strlen("socket="), 1);
@@ -527,6 +606,26 @@ static bool staged_moved(struct ucm_client *c)
     return moved;
 }
 
+/* The daemon is killed in the middle of a worker's loads. */
+static void test_daemon_killed(struct ucm_client *c)
+{
+    char said[16] = "";
+    int out, status;
+    pid_t survivor = role_start("survivor", &out);
+    double start;
+
+    check(read(out, said, sizeof(said)) > 0, "a worker loads without a pause");
+    usleep(3000);
+    kill(daemon_pid, SIGKILL);
+    waitpid(daemon_pid, &status, 0);
+    daemon_start();
+    check(role_ends(survivor), "it survives the daemon: nothing is written late, and loads go on");
+    for (start = now_s(); !staged_moved(c) && now_s() < start + 1;)
+        usleep(20000);
+    check(staged_moved(c) == staged(), staged() ? "through a new ring" : "through none");
+    close(out);
+}
+
 static int test_main(void)
 {
     struct ucm_client *c = NULL;
@@ -569,6 +668,7 @@ static int test_main(void)
     check(staged_moved(c) == staged(), staged() ? "through the workers' companions" : "and through no ring");
     evict_from_dram(c);
     check(role_ends(role_start("consume", NULL)), "the same from NVMe, bit for bit");
+    test_daemon_killed(c);
     ucm_close(c);
     kill(daemon_pid, SIGTERM);
     check(role_ends(daemon_pid), "the daemon stops cleanly");
@@ -593,6 +693,8 @@ int main(int argc, char **argv)
         return role_consume_layers();
     if (argc > 1 && !strcmp(argv[1], "victim"))
         return role_victim();
+    if (argc > 1 && !strcmp(argv[1], "survivor"))
+        return role_survivor();
     if (argc > 1 && !strcmp(argv[1], "free"))
         return role_free_bytes();
     rc = test_main();

@@ -3,6 +3,8 @@
  * the context on purpose. */
 #include "tests/gpu/harness.h"
 
+#include "proto/ring.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -339,6 +341,71 @@ static void test_killed_loading(void)
     still_sound("a worker killed during loads");
 }
 
+/* ---- slices ---- */
+
+/* What the stopped worker's companion would have said of the turns that are posted now. */
+static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
+{
+    unsigned posted = 0;
+
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
+        uint64_t turn = atomic_load(&ring->words.slices[i].turn);
+        uint32_t tag = ucm_ring_turn_tag(turn);
+
+        if (ucm_ring_turn_phase(turn) != RING_POSTED)
+            continue;
+        posted++;
+        if (to == RING_POSTED || !ucm_ring_move(ring, i, tag, RING_POSTED, RING_CLAIMED))
+            continue;
+        if (to == RING_DONE)
+            (void)ucm_ring_move(ring, i, tag, RING_CLAIMED, RING_DONE);
+    }
+    return posted;
+}
+
+/* The worker is killed when its turns of a load and a dump are in that phase. What it claimed and
+ * can't have done fails; what nobody claimed goes another way. */
+static void killed_in(enum ucm_ring_phase phase, const char *name)
+{
+    struct device_region *r;
+    struct test_worker w;
+    struct test_job j[2];
+    unsigned turns;
+    uint64_t begin;
+
+    worker_start(&w);
+    worker_do(&w, WORKER_ALLOC_IPC, MEMORY, 0, 0);
+    if (!CHECK(flat_open(&w, w.reply.handle, &r) == 0 && ring_words(&w), "a ring is there"))
+        return;
+    kill(w.pid, SIGSTOP);
+    for (unsigned i = 0; i < 2; i++) {
+        job_init(&j[i], i ? DEVICE_DUMP : DEVICE_LOAD, r, items, 32);
+        job_submit(&t, &j[i]);
+    }
+    loop_for(&t, 5); /* none is revoked before 20 ms */
+    turns = turns_move(ring_words(&w), phase);
+    begin = uv_hrtime();
+    worker_kill(&w);
+    for (unsigned i = 0; i < 2; i++)
+        (void)job_wait(&t, &j[i]);
+    region_shut(&t, r);
+    ring_shut(&t, &w);
+    CHECK(turns >= 2 && uv_hrtime() - begin < 1000000000,
+          "a worker killed when its turns were %s: its copies end within %.0f ms (%d, %d: %s)",
+          name, (double)(uv_hrtime() - begin) / 1e6, j[0].status, j[1].status, j[0].job.error.text);
+    CHECK(phase != RING_CLAIMED || (j[0].status == -EIO && j[1].status == -EIO),
+          "what was claimed fails");
+    CHECK(t.failures == 0, "and the context goes on");
+}
+
+static void test_killed_in_slices(void)
+{
+    killed_in(RING_POSTED, "posted");
+    killed_in(RING_CLAIMED, "claimed");
+    killed_in(RING_DONE, "done");
+    still_sound("workers killed in their slices");
+}
+
 static void test_faulting_worker(void)
 {
     struct device_region *r;
@@ -479,6 +546,8 @@ int main(int argc, char **argv)
     }
     test_killed();
     test_killed_loading();
+    if (strategy && strcmp(strategy, "staged") == 0)
+        test_killed_in_slices();
     test_faulting_worker();
     test_memory_freed();
     test_lost(strategy && strcmp(strategy, "sm") == 0);

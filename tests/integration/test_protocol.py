@@ -233,7 +233,9 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "region.unregister": {"region": region.number}}
+            "region.unregister": {"region": region.number},
+            "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
+            "ring.unregister": {"ring": 1}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""
@@ -255,10 +257,11 @@ class Requests(Case):
     def test_every_parameter_of_the_page(self):
         client, fd, good = self.good()
         self.assertEqual(sorted(good), sorted(PAGE.methods))
+        no_gpu = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND}
         for method, params in good.items():
-            fds = [fd] if method == "region.register" else []
+            fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
-            for field, nested in (("handles", "in a handle"), ("planes", "in a plane")) if fds else ():
+            for field, nested in (("handles", "in a handle"), ("planes", "in a plane")) if "planes" in params else ():
                 wrongs += [dict(params, **{field: [entry] + params[field][1:]})
                            for entry in self.wrong(params[field][0], PAGE.tables[method, nested])]
             for bad in wrongs:
@@ -268,7 +271,26 @@ class Requests(Case):
                 client.methods[0] = method
                 client.send(frame(b"\x94\0\0" + pack(method) + twice), fds)
                 self.refused(INVALID, client.wait, 0)
-            client.call(method, fds, **params)
+            if method in no_gpu:
+                self.refused(no_gpu[method], client.call, method, fds, **params)
+            else:
+                client.call(method, fds, **params)
+
+    def test_rings(self):
+        """Without a GPU none can be made; the connection goes on, and keeps none of what came."""
+        client, fd = self.client(), memfd(139264)
+        good = {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4}
+        for change in ({}, {"slices": 8}, {"offset": 512}, {"gpu": b"\xff" * 16}):
+            error = self.refused(DEVICE, client.call, "ring.register", [fd], **dict(good, **change))
+            self.assertRegex(str(error), "GPU")
+        self.refused(DEVICE, client.call, "ring.register", [], **good)
+        self.refused(DEVICE, client.call, "ring.register", [fd, fd], **good)
+        for wrong in ({"slices": 1}, {"slices": 9}, {"slice_bytes": 4096}, {"slice_bytes": 1 << 27}, {"gpu": b""},
+                      {"ipc": bytes(63)}, {"fd": 64}):
+            self.refused(INVALID, client.call, "ring.register", [fd], **dict(good, **wrong))
+        self.refused(NOT_FOUND, client.call, "ring.unregister", ring=1)
+        client.call("health")
+        os.close(fd)
 
     def test_namespaces(self):
         client, tenant = self.client(), self.client().limits["tenant"]

@@ -458,6 +458,7 @@ class Trouble(Case):
         self.assertEqual(self.daemon.process.wait(), 0)
         self.corrupt(os.path.join(store, "ucmd.cache"), payloads[5:])
         self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
         e, other = self.engine(async_load=asynchronous, ranks=ranks), self.engine(ranks=ranks)
         longer = tokens + prompt(91, 90)
         self.check(e, Request("warm", longer), Request("beside", tokens + prompt(92, 40)))
@@ -507,6 +508,7 @@ class Trouble(Case):
         self.daemon.process.terminate()
         self.assertEqual(self.daemon.process.wait(), 0)
         self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
         e = self.engine(prefill_rate=1e9)
         loaded = []
         for i in (0, 0, 1, 1):

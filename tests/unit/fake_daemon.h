@@ -5,6 +5,7 @@
 #define UCM_TESTS_FAKE_DAEMON_H
 
 #include "proto/proto.h"
+#include "tests/unit/fake_rings.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -62,6 +63,7 @@ struct fake {
     uint32_t last_lease;     /* that a load or a release named */
     uint32_t last_cancelled; /* msgid */
     uint32_t max_keys;
+    struct fake_rings rings;
 
     /* Runs on the daemon's thread for each request; true: taken over. */
     _Atomic(fake_hook) hook;
@@ -253,6 +255,29 @@ FAKE_FN void fake_region_remove(struct fake *f, uint32_t id)
     pthread_mutex_unlock(&f->lock);
 }
 
+FAKE_FN void fake_ring_register(struct fake *f, int slot, struct msg_ring *out)
+{
+    pthread_mutex_lock(&f->lock);
+    cr_assert_eq(f->n_fds[slot], 1);
+    out->ring = f->next_id++;
+    fake_ring_add(&f->rings, f->fds[slot][0], (uint32_t)out->ring);
+    f->n_fds[slot] = 0;
+    pthread_mutex_unlock(&f->lock);
+}
+
+FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint32_t id)
+{
+    bool found;
+
+    pthread_mutex_lock(&f->lock);
+    found = fake_ring_remove(&f->rings, id);
+    pthread_mutex_unlock(&f->lock);
+    if (found)
+        fake_reply(f, conn, msgid, &proto_none, NULL);
+    else
+        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such ring");
+}
+
 /* hits: the first byte of the first key, so that each caller can tell its own answer. */
 FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct msg_lookup *m,
                          uint32_t key_bytes)
@@ -281,6 +306,8 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
     union {
         struct msg_region_register reg;
         struct msg_region region;
+        struct msg_ring_register ring_register;
+        struct msg_ring ring;
         struct msg_lookup lookup;
         struct msg_load load;
         struct msg_dump dump;
@@ -308,6 +335,15 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         DECODE(region, region);
         fake_region_remove(f, (uint32_t)m.region.region);
         fake_reply(f, conn, id, &proto_none, NULL);
+        return;
+    case UCM_METHOD_RING_REGISTER:
+        DECODE(ring_register, ring_register);
+        fake_ring_register(f, slot, &m.ring);
+        fake_reply(f, conn, id, &proto_ring, &m.ring);
+        return;
+    case UCM_METHOD_RING_UNREGISTER:
+        DECODE(ring, ring);
+        fake_ring_unregister(f, conn, id, (uint32_t)m.ring.ring);
         return;
     case UCM_METHOD_LOOKUP:
         DECODE(lookup, lookup);
@@ -370,6 +406,7 @@ FAKE_FN void fake_drop(struct fake *f, int slot)
         close(f->fds[slot][i]);
     f->n_fds[slot] = 0;
     f->n_regions = 0; /* of every connection: tests with regions have one */
+    memset(f->rings.ids, 0, sizeof f->rings.ids);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -550,6 +587,7 @@ FAKE_FN void fake_init(struct fake *f)
 
 FAKE_FN void fake_close(struct fake *f)
 {
+    fake_rings_close(&f->rings);
     for (int i = 0; i < FAKE_CONNS; i++)
         free(f->in[i].p);
     close(f->wake);

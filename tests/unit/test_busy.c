@@ -56,8 +56,52 @@ Test(busy, launches_in_time_prove_nothing)
     for (unsigned i = 1; i < 100; i++)
         busy_launch(&b, i * MS, 900, 900);
     cr_assert(b.others);
+    b = (struct busy){0};
     busy_probed(&b, 0, false);
     for (unsigned i = 1; i <= 200; i++)
         busy_launch(&b, i * MS, 900, 900);
     cr_assert(busy_due(&b, 200 * MS));
+}
+
+/* A probe may fall between two of the others' kernels. */
+Test(busy, others_are_gone_when_several_probes_say_so)
+{
+    struct busy b = {0};
+    uint64_t now = 0;
+
+    busy_probed(&b, now, true);
+    for (unsigned i = 1; i < BUSY_CLEAR; i++) {
+        now = b.until_ns;
+        busy_probed(&b, now, false);
+        cr_assert(b.others, "after %u", i);
+        cr_assert_eq(b.until_ns, now + BUSY_KEEP_DOUBT_NS);
+    }
+    busy_probed(&b, now, true);
+    for (unsigned i = 1; i < BUSY_CLEAR; i++)
+        busy_probed(&b, now, false);
+    cr_assert(b.others, "counted anew");
+    busy_probed(&b, now, false);
+    cr_assert(!b.others);
+    cr_assert_eq(b.until_ns, now + BUSY_KEEP_IDLE_NS);
+}
+
+/* The first n of a probe's kernels took `us`, the others 8. */
+static bool shows(unsigned n, uint64_t us)
+{
+    uint64_t took_ns[BUSY_PROBES];
+
+    for (unsigned i = 0; i < BUSY_PROBES; i++)
+        took_ns[i] = (i < n ? us : 8) * 1000;
+    return busy_probes_show(took_ns, BUSY_PROBES);
+}
+
+Test(busy, probes_that_wait_show_others)
+{
+    cr_assert(!shows(0, 8), "an idle GPU");
+    cr_assert(shows(BUSY_PROBES, 200), "matrices");
+    cr_assert(shows(1, 2400), "one that does not end");
+    cr_assert(shows(2, 100));
+    cr_assert(!shows(1, 100), "the host's doing");
+    cr_assert(shows(4, 35), "short kernels, now and then waited for");
+    cr_assert(!shows(3, 40), "the host's doing, on a bad day");
 }

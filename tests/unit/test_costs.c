@@ -74,7 +74,7 @@ Test(costs, what_is_wrong_is_not_believed)
     cr_assert_lt(costs_parse(&back, "GPU-1/590", text), 0, "another driver");
     cr_assert_lt(costs_parse(&back, "GPU-2/580", text), 0, "another GPU");
     cr_assert_lt(costs_parse(&back, "GPU-1/580", ""), 0);
-    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 1 GPU-1/580 nan nan"), 0);
+    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 2 GPU-1/580 nan nan"), 0);
     snprintf(bad, sizeof(bad), "%.*s 7", (int)strlen(text) - 1, text);
     cr_assert_lt(costs_parse(&back, "GPU-1/580", bad), 0, "more than there is to say");
     for (size_t n = 0; n + 8 < strlen(text); n += 7) {
@@ -102,4 +102,12 @@ Test(costs, wide_rows_are_cut_into_runs)
     cr_assert_eq(extents[4].slot, 1000 + 3 * 600000);
     cr_assert_eq(extents[4].page, 5000000 + 3 * 1000000);
     cr_assert(extents[4].rows == 1 && extents[4].width == 512 * 1024);
+}
+
+Test(costs, slices_pay_on_a_busy_gpu_when_they_save_more)
+{
+    cr_assert(costs_staged_pays(90, 100, true));
+    cr_assert(costs_staged_pays(95, 100, false));
+    cr_assert_not(costs_staged_pays(95, 100, true), "the engines take nothing from others");
+    cr_assert_not(costs_staged_pays(98, 100, false));
 }

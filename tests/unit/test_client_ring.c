@@ -1,0 +1,273 @@
+/* Rings in the client library: one registration lives and dies with its connection, and when that
+ * breaks nothing is said to have failed before what a companion had begun has ended. */
+#include "tests/unit/client_rig.h"
+
+#include <fcntl.h>
+
+static struct rig rig;
+static struct ucm_ring_registration *ring;
+static struct ucm_ring *memory;
+
+static int ring_register(int timeout_ms, struct ucm_ring_registration **out, struct ucm_ring **at)
+{
+    static const uint8_t gpu[UCM_UUID_BYTES] = {1}, ipc[UCM_MAX_HANDLE_BYTES] = {2};
+    struct ucm_ring_spec spec = {
+        .gpu = gpu, .ipc = ipc, .offset = 512, .slice_bytes = 1u << 20, .slices = 4};
+    void *p = NULL;
+    int rc = ucm_ring_register(rig.client, &spec, timeout_ms, out, &p);
+
+    if (rc == 0)
+        *at = p;
+    return rc;
+}
+
+static void setup(void)
+{
+    rig_up(&rig);
+    cr_assert_eq(ring_register(-1, &ring, &memory), 0, "%s", ucm_errmsg());
+}
+
+static void teardown(void)
+{
+    ucm_ring_free(ring);
+    rig_down(&rig);
+}
+
+TestSuite(client_ring, .init = setup, .fini = teardown, .timeout = 60);
+
+static enum ucm_ring_phase phase(uint32_t slice)
+{
+    return ucm_ring_turn_phase(atomic_load(&memory->words.slices[slice].turn));
+}
+
+/* The library finds out with the next answer that it waits for. */
+static void lose_connection(void)
+{
+    fake_hang_up(&rig.fake);
+    while (ucm_generation(rig.client) == 1)
+        rig_lookup(&rig, -1);
+}
+
+Test(client_ring, both_sides_see_one_memory)
+{
+    struct ucm_ring *theirs = rig.fake.rings.maps[0];
+
+    cr_assert_eq(ucm_ring_alive(ring), 1);
+    cr_assert_eq(atomic_load(&memory->words.generation), 1, "it is set before the answer");
+    cr_assert_eq(atomic_load(&memory->words.dead), 0);
+    ucm_ring_post(theirs, 3, ucm_ring_tag(1, 7));
+    cr_assert(ucm_ring_move(memory, 3, ucm_ring_tag(1, 7), RING_POSTED, RING_CLAIMED));
+    cr_assert(ucm_ring_move(theirs, 3, ucm_ring_tag(1, 7), RING_CLAIMED, RING_DONE));
+    cr_assert_eq(phase(3), RING_DONE);
+    cr_assert_eq(ucm_ring_unregister(ring, -1), 0);
+    cr_assert_eq(ucm_ring_alive(ring), 0);
+    cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED, "nothing is there any more");
+}
+
+static int seals;
+
+static bool look_at_seals(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)conn;
+    (void)env;
+    if (method == UCM_METHOD_RING_REGISTER)
+        seals = fcntl(f->fds[0][0], F_GET_SEALS);
+    return false;
+}
+
+Test(client_ring, the_daemon_can_rely_on_the_memory)
+{
+    struct ucm_ring_registration *other;
+    struct ucm_ring *at;
+
+    atomic_store(&rig.fake.hook, look_at_seals);
+    cr_assert_eq(ring_register(-1, &other, &at), 0);
+    cr_assert(seals & F_SEAL_SHRINK);
+    ucm_ring_free(other);
+}
+
+Test(client_ring, what_can_not_be_a_ring_is_refused_here)
+{
+    static const uint8_t gpu[UCM_UUID_BYTES], ipc[UCM_MAX_HANDLE_BYTES];
+    struct ucm_ring_registration *none = NULL;
+    void *p = NULL;
+
+    for (uint32_t slices = 0; slices < 12; slices++) {
+        struct ucm_ring_spec spec = {
+            .gpu = gpu, .ipc = ipc, .slice_bytes = 1u << 20, .slices = slices};
+
+        if (slices >= 2 && slices <= UCM_MAX_SLICES)
+            continue;
+        cr_assert_eq(ucm_ring_register(rig.client, &spec, -1, &none, &p), -UCM_EINVALID);
+    }
+    cr_assert_eq(ucm_ring_register(rig.client, &(struct ucm_ring_spec){.slices = 4}, -1, &none, &p),
+                 -UCM_EINVALID);
+    cr_assert_eq(ucm_ring_alive(NULL), -UCM_EINVALID);
+    cr_assert_eq(ucm_ring_unregister(NULL, -1), -UCM_EINVALID);
+    ucm_ring_free(NULL);
+    cr_assert(none == NULL && p == NULL);
+}
+
+static bool refuse(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_RING_REGISTER)
+        return false;
+    close(f->fds[0][0]);
+    f->n_fds[0] = 0;
+    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "its slices are in use");
+    return true;
+}
+
+Test(client_ring, a_refusal_leaves_nothing)
+{
+    struct ucm_ring_registration *none = NULL;
+    struct ucm_ring *at = NULL;
+
+    atomic_store(&rig.fake.hook, refuse);
+    cr_assert_eq(ring_register(-1, &none, &at), -UCM_EBUSY);
+    cr_assert_str_not_empty(ucm_errmsg());
+    cr_assert(none == NULL && at == NULL);
+    atomic_store(&rig.fake.hook, FAKE_NO_HOOK);
+    cr_assert_eq(ring_register(-1, &none, &at), 0, "and the next one is taken");
+    ucm_ring_free(none);
+}
+
+/* ---- deadlines ---- */
+
+static bool hold_rings(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_RING_REGISTER && method != UCM_METHOD_RING_UNREGISTER)
+        return false;
+    for (; f->n_fds[0] > 0; f->n_fds[0]--)
+        close(f->fds[0][0]);
+    fake_hold(f, conn, env->msgid, 0);
+    return true;
+}
+
+Test(client_ring, a_registration_that_comes_too_late_is_undone)
+{
+    struct ucm_ring_registration *late = NULL;
+    struct ucm_ring *at = NULL;
+
+    atomic_store(&rig.fake.hook, hold_rings);
+    cr_assert_eq(ring_register(50, &late, &at), -UCM_EDEADLINE);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    atomic_store(&rig.fake.hook, FAKE_NO_HOOK);
+    fake_reply(&rig.fake, (int)FAKE_GET(&rig.fake, held[0].conn),
+               (uint32_t)FAKE_GET(&rig.fake, held[0].msgid), &proto_ring, &(struct msg_ring){77});
+    while (fake_count(&rig.fake, UCM_METHOD_RING_UNREGISTER) == 0)
+        cr_assert_eq(rig_lookup(&rig, -1), 0);
+    cr_assert(late == NULL && at == NULL);
+    cr_assert_eq(ucm_ring_alive(ring), 1, "the other one is not touched");
+}
+
+static void forget_rings(void)
+{
+    pthread_mutex_lock(&rig.fake.lock);
+    memset(rig.fake.rings.ids, 0, sizeof rig.fake.rings.ids);
+    pthread_mutex_unlock(&rig.fake.lock);
+}
+
+/* Its slices are the daemon's until it says otherwise. */
+Test(client_ring, unregister_waits_for_the_daemon)
+{
+    atomic_store(&rig.fake.hook, hold_rings);
+    cr_assert_eq(ucm_ring_unregister(ring, 50), -UCM_EDEADLINE);
+    cr_assert_eq(ucm_ring_alive(ring), 1, "orders are to be served");
+    cr_assert_eq(atomic_load(&memory->words.dead), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    atomic_store(&rig.fake.hook, FAKE_NO_HOOK);
+    forget_rings();
+    cr_assert_eq(ucm_ring_unregister(ring, -1), 0, "the first call did it after all");
+    cr_assert_eq(ucm_ring_alive(ring), 0);
+}
+
+/* ---- a connection that breaks ---- */
+
+Test(client_ring, a_broken_connection_kills_it)
+{
+    ucm_ring_post(memory, 0, ucm_ring_tag(1, 1));
+    lose_connection();
+    cr_assert_eq(atomic_load(&memory->words.dead), 1);
+    cr_assert_eq(phase(0), RING_REVOKED);
+    cr_assert_eq(ucm_ring_alive(ring), 0);
+    cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED);
+    cr_assert_eq(fake_count(&rig.fake, UCM_METHOD_RING_UNREGISTER), 0);
+}
+
+static void *companion(void *arg)
+{
+    (void)arg;
+    while (atomic_load(&memory->words.dead) == 0)
+        fake_sleep_ms(1);
+    fake_sleep_ms(60); /* a kernel that had begun */
+    ucm_ring_move(memory, 2, ucm_ring_tag(1, 1), RING_CLAIMED, RING_DONE);
+    return NULL;
+}
+
+Test(client_ring, no_task_fails_before_what_was_claimed_has_ended)
+{
+    struct ucm_result result;
+    struct ucm_task *task;
+    pthread_t thread;
+
+    atomic_store(&rig.fake.hook, rig_hold_loads);
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    ucm_ring_post(memory, 2, ucm_ring_tag(1, 1));
+    cr_assert(ucm_ring_move(memory, 2, ucm_ring_tag(1, 1), RING_POSTED, RING_CLAIMED));
+    cr_assert_eq(pthread_create(&thread, NULL, companion, NULL), 0);
+    fake_hang_up(&rig.fake);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), -UCM_EDISCONNECTED);
+    cr_assert_eq(phase(2), RING_DONE);
+    ucm_task_free(task);
+    pthread_join(thread, NULL);
+}
+
+Test(client_ring, a_companion_that_hangs_is_not_awaited_for_ever)
+{
+    int64_t begin = fake_now_ms();
+
+    ucm_ring_post(memory, 1, ucm_ring_tag(1, 1));
+    cr_assert(ucm_ring_move(memory, 1, ucm_ring_tag(1, 1), RING_POSTED, RING_CLAIMED));
+    lose_connection();
+    cr_assert_lt(fake_now_ms() - begin, 5000);
+    cr_assert_eq(atomic_load(&memory->words.dead), 1);
+}
+
+/* Whatever the daemon wrote there. */
+Test(client_ring, hostile_words_hold_nobody_up)
+{
+    uint64_t seed = 1;
+    int64_t begin = fake_now_ms();
+
+    for (size_t i = 0; i < sizeof *memory; i += 8) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        memcpy((uint8_t *)memory + i, &seed, 8);
+    }
+    lose_connection();
+    cr_assert_lt(fake_now_ms() - begin, 5000);
+    cr_assert_neq(atomic_load(&memory->words.dead), 0);
+    cr_assert_eq(ucm_ring_alive(ring), 0);
+}
+
+Test(client_ring, the_next_connection_gets_another)
+{
+    struct ucm_ring_registration *next;
+    struct ucm_ring *at = NULL;
+
+    lose_connection();
+    cr_assert_eq(ring_register(-1, &next, &at), 0, "%s", ucm_errmsg());
+    cr_assert_eq(FAKE_GET(&rig.fake, rings.n), 2);
+    cr_assert_neq(at, memory);
+    cr_assert_eq(atomic_load(&at->words.generation), 2);
+    cr_assert_eq(atomic_load(&at->words.dead), 0);
+    /* What an old daemon still does in the old one. */
+    ucm_ring_post(rig.fake.rings.maps[0], 0, ucm_ring_tag(1, 9));
+    atomic_store(&rig.fake.rings.maps[0]->words.dead, 1);
+    cr_assert_eq(atomic_load(&at->words.slices[0].turn), 0);
+    cr_assert_eq(atomic_load(&at->words.dead), 0);
+    cr_assert(ucm_ring_alive(next) == 1 && ucm_ring_alive(ring) == 0);
+    cr_assert_eq(ucm_ring_unregister(next, -1), 0);
+    ucm_ring_free(next);
+}
