@@ -34,7 +34,7 @@ struct nvme_device {
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
     bool degraded;
-    char reason[96];
+    char reason[128];
     struct tier *tier;
     /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
      * that is running. */

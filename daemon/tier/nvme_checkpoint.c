@@ -281,7 +281,7 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_checkpoint *k = timer->data;
     uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
 
-    if (written < DUE_BYTES || written < DUE_SHARE * k->size)
+    if (k->tier->closing || written < DUE_BYTES || written < DUE_SHARE * k->size)
         return; /* the next write comes here again */
     if (k->busy || nvme_recovering(k->tier)) {
         nvme_checkpoint_later(k->tier);

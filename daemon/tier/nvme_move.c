@@ -161,7 +161,7 @@ static void synced_cb(struct tier_io *io, int status)
 {
     struct move *v = LIST_ENTRY(io, struct move, io);
 
-    v->mover->unsynced |= status < 0;
+    v->mover->unsynced |= status < 0 && status != -ESTALE; /* it was forgotten, or purged */
     KILL_POINT("move-synced");
     move_end(v);
 }
@@ -181,7 +181,7 @@ static void sync_all(struct nvme_mover *m)
         m->active++;
         rc = m->tier->closing ? -ECANCELED : nvme_sync_part(m->tier, &v->io);
         if (rc < 0) {
-            m->unsynced |= rc != -ESTALE; /* it was forgotten */
+            m->unsynced |= rc != -ESTALE;
             m->active--;
             move_free(v);
         }

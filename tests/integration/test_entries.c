@@ -17,7 +17,7 @@
 static struct host host;
 static struct worker w;
 static bool connected;
-static char image[128], device[64], paths[256], state[128];
+static char image[128], device[64], paths[320], state[128];
 
 /* What a command printed, as much as there is room for, and its exit status. */
 static int shell(char *out, size_t cap, const char *format, const char *a, const char *b)
@@ -392,4 +392,92 @@ Test(entries, with_a_folder_and_under_another_name)
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", link, host.dir);
     restart(false);
     expect_all(0);
+}
+
+/* ---- an entry that can't be used ---- */
+
+static void restart_without_image(const char *why)
+{
+    char out[2048];
+
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    connected = true;
+    cr_expect(health_is(w.client, "degraded"));
+    cr_expect_eq(metric(w.client, "nvme_files_lost"), 1u);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 63 * MIB);
+    snprintf(out, sizeof(out), "health --socket %s", host.socket);
+    cr_expect_eq(ctl(out, out, sizeof(out)), 4);
+    cr_expect_not_null(strstr(out, "left out until the next start"), "%s", out);
+    cr_expect_not_null(strstr(out, image), "%s", out);
+    cr_expect_not_null(strstr(out, why), "%s", out);
+}
+
+static void stop(void)
+{
+    worker_close(&w);
+    connected = false;
+    cr_assert_eq(host_stop(&host), 0);
+}
+
+static void expect_back(void)
+{
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_files_lost"), 0u);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
+    expect_all(0);
+    expect_all(100);
+}
+
+Test(entries, one_that_is_gone_is_done_without)
+{
+    char away[160];
+
+    image_make(0);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    stop();
+    snprintf(away, sizeof(away), "%s-away", image);
+    cr_assert_eq(rename(image, away), 0);
+    restart_without_image("No such file");
+    dump_durable(100);
+    expect_all(100);
+    stop();
+    cr_assert_eq(rename(away, image), 0);
+    expect_back();
+    /* with none of them left the configuration is wrong */
+    stop();
+    snprintf(paths, sizeof(paths), "nvme.paths=%s-1,%s-2", image, image);
+    expect_refused();
+}
+
+Test(entries, one_whose_superblock_is_damaged_is_done_without_and_left_alone)
+{
+    char out[512], sum[2][128];
+
+    image_make(0);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    stop();
+    write_at(image, 2000, "x", 1);
+    cr_assert_eq(shell(sum[0], sizeof(sum[0]), "cksum %s %s", image, ""), 0);
+    restart_without_image("superblock");
+    dump_durable(100);
+    expect_all(100);
+    stop();
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_expect_str_eq(sum[1], sum[0]);
+    snprintf(out, sizeof(out), "verify --offline %s --salvage --state %s", image, host.dir);
+    cr_expect_eq(ctl(out, out, sizeof(out)), 5);
+    cr_expect_not_null(strstr(out, "the superblock is damaged"), "%s", out);
+    cr_expect_not_null(strstr(out, "ucmctl format --force"), "%s", out);
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_expect_str_eq(sum[1], sum[0]);
+    write_at(image, 2000, "", 1);
+    expect_back();
 }
