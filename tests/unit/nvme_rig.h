@@ -229,6 +229,8 @@ static inline void rig_close(struct rig *r)
         unlink(path);
         snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_INDEX);
         unlink(path);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_NAMES);
+        unlink(path);
         rmdir(r->folders[i]);
     }
     free(r->memory);
@@ -277,6 +279,30 @@ static inline int part_submit(struct rig *r, unsigned number, enum tier_op op)
     return rc;
 }
 
+#define RIG_FINGERPRINT 0xf0 /* each byte of it */
+
+static inline void rig_named_cb(struct tier_naming *n, int status)
+{
+    cr_assert_eq(status, 0, "%s", strerror(-status));
+    n->identity = NULL; /* done */
+}
+
+/* The namespace of all parts is named, or what was stored for it so far purged. n: until it is
+ * done. */
+static inline void rig_name(struct rig *r, struct tier_naming *n, bool forget)
+{
+    static const uint8_t identity[16] = "the only one";
+    static uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+
+    memset(fingerprint, RIG_FINGERPRINT, sizeof(fingerprint));
+    *n = (struct tier_naming){.fingerprint = fingerprint,
+                              .identity = identity,
+                              .identity_bytes = sizeof(identity),
+                              .forget = forget,
+                              .done = rig_named_cb};
+    tier_nvme.naming(r->tier, n);
+}
+
 static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
 {
     struct rig_part *p = &r->parts[number];
@@ -286,7 +312,7 @@ static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
     p->io.name.owner = number + 1;
     p->io.name.key_bytes = 32;
     p->io.name.part = number % 8;
-    memset(p->io.name.fingerprint, 0xf0, sizeof(p->io.name.fingerprint));
+    memset(p->io.name.fingerprint, RIG_FINGERPRINT, sizeof(p->io.name.fingerprint));
     for (unsigned i = 0; i < 32; i += 8) {
         uint64_t v = rig_random(&seed);
 

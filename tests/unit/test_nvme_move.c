@@ -272,3 +272,27 @@ Test(nvme_move, closed_while_it_moves)
         rig_close(&rig);
     }
 }
+
+/* The copies of what has been purged are nobody's; the segment that they come from is free again,
+ * and not kept out of use as if they could not have been synced. */
+Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
+{
+    struct tier_naming naming;
+
+    open_moving(1, 9 * MIB, 50);
+    rig_name(&rig, &naming, false);
+    rig_run(&rig);
+    for (unsigned round = 0; round < 12; round++) {
+        unsigned from = round % 2 ? 0 : 20 * SLOTS;
+
+        cr_assert_eq(rig_write(&rig, from, from + FULL, PART), FULL, "round %u", round);
+        for (unsigned i = from; i < from + FULL; i++)
+            if (rig.parts[i].stored)
+                read_part(i);
+        rig_name(&rig, &naming, true);
+        rig_run(&rig);
+        cr_assert_null(naming.identity);
+    }
+    cr_expect_gt(rig.moves, 0u);
+    rig_close(&rig);
+}
