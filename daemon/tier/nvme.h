@@ -34,6 +34,8 @@ struct nvme_device {
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
     bool degraded;
+    /* The run before wrote on after its last checkpoint, and did not end in order. */
+    bool went_on;
     char reason[128];
     struct tier *tier;
     /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one

@@ -246,10 +246,12 @@ static void bound_check(struct tier *t, struct nvme_device *d)
 }
 
 /* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says
- * nothing of the disk. */
+ * nothing of the disk. Where there were such writes, one of them may also have been the first of a
+ * segment's new opening, and lie in what the checkpoint tells of the old one. */
 static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t slot)
 {
-    return s->sequence < t->recovery.before && slot >= s->covered;
+    return s->sequence < t->recovery.before &&
+           (slot >= s->covered || t->devices[s->file].went_on || nvme_recovering(t));
 }
 
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot)

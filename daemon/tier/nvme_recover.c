@@ -187,6 +187,7 @@ static void segment_known(struct tier *t, struct segment *s)
 {
     for (uint32_t i = s->covered; i < s->seen_to; i++)
         t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
+    t->devices[s->file].went_on |= s->seen_to > s->covered;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
     if (s->unknown)
