@@ -77,6 +77,14 @@ static void find_detach(struct find *f)
     f->probe = NULL;
 }
 
+/* What is under way goes on for nobody; what was not begun ends here. */
+static void find_leave(struct find *f)
+{
+    find_detach(f);
+    if (f->task.state == SHARE_TASK_QUEUED && share_root_cancel(f->share->roots[f->root], &f->task))
+        free(f);
+}
+
 /* Another key gets the place: roots that have not answered do so for nobody. */
 static void slot_leave(struct probe *p, uint32_t slot)
 {
@@ -89,7 +97,7 @@ static void slot_leave(struct probe *p, uint32_t slot)
         next = node->next;
         if (f->slot != slot)
             continue;
-        find_detach(f);
+        find_leave(f);
         p->slots[slot].pending--;
     }
 }
@@ -227,17 +235,10 @@ static bool wave_settled(const struct probe *p)
     return true;
 }
 
-/* What is still under way goes on for nobody, but what was not begun ends here. */
 static void finds_leave(struct probe *p)
 {
-    while (!list_empty(&p->finds)) {
-        struct find *f = LIST_ENTRY(p->finds.next, struct find, link);
-
-        find_detach(f);
-        if (f->task.state == SHARE_TASK_QUEUED &&
-            share_root_cancel(p->share->roots[f->root], &f->task))
-            free(f);
-    }
+    while (!list_empty(&p->finds))
+        find_leave(LIST_ENTRY(p->finds.next, struct find, link));
 }
 
 /* As far as the answers reach, in the keys' order. */
