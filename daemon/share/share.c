@@ -20,6 +20,7 @@ static const struct {
     const struct share_backend_ops *ops;
 } kinds[] = {
     {"/", &share_posix},
+    {"nfs://", &share_nfs},
 };
 
 static void ready_cb(void *ctx)
