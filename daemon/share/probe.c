@@ -378,23 +378,6 @@ static void deadline_cb(struct deadline *d)
     probe_end(p, !p->over);
 }
 
-static struct probe *probe_new(struct share *s, struct share_probe *asker, share_roots_mask asked)
-{
-    struct probe *p = calloc(1, sizeof(*p));
-
-    if (!p)
-        return NULL;
-    p->share = s;
-    p->asker = asker;
-    p->asked = asked;
-    p->hi = asker->n;
-    p->chain = !asker->each;
-    list_init(&p->finds);
-    for (uint32_t i = 0; i < PROBE_WAVE; i++)
-        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
-    return p;
-}
-
 static share_roots_mask roots_asked(struct share *s)
 {
     share_roots_mask asked = 0;
@@ -403,6 +386,23 @@ static share_roots_mask roots_asked(struct share *s)
         if (share_root_lookups_asked(s->roots[i]))
             asked |= 1u << i;
     return asked;
+}
+
+static struct probe *probe_new(struct share *s, struct share_probe *asker)
+{
+    struct probe *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    p->share = s;
+    p->asker = asker;
+    p->asked = roots_asked(s);
+    p->hi = asker->n;
+    p->chain = !asker->each;
+    list_init(&p->finds);
+    for (uint32_t i = 0; i < PROBE_WAVE; i++)
+        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
+    return p;
 }
 
 /* Nothing was asked of anybody, and nothing is there. */
@@ -421,7 +421,7 @@ int share_probe(struct share *s, struct share_probe *asker)
 
     if (s->n_probes >= PROBES)
         return -EAGAIN;
-    p = probe_new(s, asker, roots_asked(s));
+    p = probe_new(s, asker);
     if (!p)
         return -ENOMEM;
     memset(asker->answers, SHARE_UNKNOWN, asker->n);
