@@ -232,27 +232,33 @@ Test(ring, hostile_orders_are_not)
     REFUSED(blocks[1], UINT32_MAX);
 }
 
-/* Of ten thousand orders that are made of what is at the edges, each that is called sound stays
- * within slice, planes and region. */
-Test(ring, no_order_that_is_sound_reaches_outside)
+static uint32_t edge(uint64_t *seed)
 {
     static const uint32_t edges[] = {
         0,         1, 2, 3, 4, 5, 15, 16, 99, 100, 4095, 4096, INT32_MAX, 1u << 31, UINT32_MAX - 1,
         UINT32_MAX};
+
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return edges[*seed >> 60];
+}
+
+/* Of ten thousand orders that are made of what is at the edges, each that is called sound stays
+ * within slice, planes and region. */
+Test(ring, no_order_that_is_sound_reaches_outside)
+{
     struct ucm_ring_order *o = calloc(1, sizeof(*o)); /* so that a read past its end is seen */
     uint64_t seed = 7;
     unsigned sound_ones = 0;
 
-#define EDGE() edges[(seed = seed * 6364136223846793005u + 1442695040888963407u) >> 60]
     for (unsigned i = 0; i < 10000; i++) {
         uint64_t bytes = 0, claimed;
 
-        *o = (struct ucm_ring_order){.direction = EDGE() % 3,
-                                     .first_plane = i % 2 ? EDGE() : 0,
-                                     .n_planes = EDGE(),
-                                     .n_items = EDGE()};
+        *o = (struct ucm_ring_order){.direction = edge(&seed) % 3,
+                                     .first_plane = i % 2 ? edge(&seed) : 0,
+                                     .n_planes = edge(&seed),
+                                     .n_items = edge(&seed)};
         for (uint32_t k = 0; k < UCM_RING_ITEMS; k++)
-            o->blocks[k] = i % 8 ? k % BLOCKS : EDGE();
+            o->blocks[k] = i % 8 ? k % BLOCKS : edge(&seed);
         if (!ucm_ring_order_sound(o, SLICE, BLOCKS, 4, chunk, chunks, &claimed))
             continue;
         sound_ones++;
@@ -265,7 +271,6 @@ Test(ring, no_order_that_is_sound_reaches_outside)
         for (uint32_t k = 0; k < o->n_items; k++)
             cr_assert_lt(o->blocks[k], BLOCKS);
     }
-#undef EDGE
     cr_assert_gt(sound_ones, 100, "%u", sound_ones);
     free(o);
 }

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 
-#define PAGE 4096u
+#define BYTES 8192u /* whole pages, of what holds a thread */
 
 static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
 {
@@ -167,39 +167,46 @@ Test(share_posix, a_device_is_no_file)
 /* Memory whose first touch holds a thread until it is let go, as a mount that hangs does. */
 struct stuck {
     int fd;
-    uint8_t *memory;
-    uint64_t bytes;
+    uint8_t *memory; /* of BYTES */
 };
 
-static bool stuck_open(struct stuck *s, uint64_t bytes)
+/* flags: UFFD_USER_MODE_ONLY, which holds no thread that is reading, or 0, which needs privilege.
+ */
+static void stuck_open(struct stuck *s, int flags)
 {
     struct uffdio_api api = {.api = UFFD_API};
     struct uffdio_register range = {.mode = UFFDIO_REGISTER_MODE_MISSING};
 
-    s->bytes = bytes;
-    s->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-    if (s->fd < 0)
-        return false;
-    s->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    s->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | flags);
+    cr_assert_geq(s->fd, 0);
+    s->memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq(s->memory, MAP_FAILED);
     cr_assert_eq(ioctl(s->fd, UFFDIO_API, &api), 0);
     range.range.start = (uintptr_t)s->memory;
-    range.range.len = bytes;
+    range.range.len = BYTES;
     cr_assert_eq(ioctl(s->fd, UFFDIO_REGISTER, &range), 0);
-    return true;
+}
+
+/* Before anything is there to be left behind. */
+static void stuck_or_skip(int flags)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | flags);
+
+    if (fd < 0)
+        cr_skip_test("no userfaultfd");
+    close(fd);
 }
 
 static void stuck_let_go(struct stuck *s, const uint8_t *data)
 {
-    struct uffdio_copy copy = {
-        .dst = (uintptr_t)s->memory, .src = (uintptr_t)data, .len = s->bytes};
+    struct uffdio_copy copy = {.dst = (uintptr_t)s->memory, .src = (uintptr_t)data, .len = BYTES};
 
     cr_assert_eq(ioctl(s->fd, UFFDIO_COPY, &copy), 0);
 }
 
 static void stuck_close(struct stuck *s)
 {
-    munmap(s->memory, s->bytes);
+    munmap(s->memory, BYTES);
     close(s->fd);
 }
 
@@ -215,21 +222,26 @@ static void start_for_good(struct contract *c, struct contract_op *o)
     } while (c->ops->cancel(c->b, &o->op));
 }
 
+static void wide_begin(struct contract *c)
+{
+    stuck_or_skip(UFFD_USER_MODE_ONLY);
+    folder_begin(c);
+}
+
 /* Of 8 threads 6 may write: when they hang, others go on finding and reading, and what waits behind
  * them can be taken back. */
 static void threads_stuck(struct contract *c)
 {
     enum { WRITERS = 6 };
-    static uint8_t data[2 * PAGE];
+    static uint8_t data[BYTES];
     struct contract_op ops[WRITERS + 1] = {0};
     struct stuck s;
 
-    if (!stuck_open(&s, sizeof(data)))
-        cr_skip_test("no userfaultfd");
+    stuck_open(&s, UFFD_USER_MODE_ONLY);
     cr_assert_eq(contract_write(c, 1, 5000), 0);
     c->done = 0;
     for (unsigned i = 0; i <= WRITERS; i++)
-        ops[i].op = contract_of(SHARE_WRITE, 100 + i, s.memory, s.bytes);
+        ops[i].op = contract_of(SHARE_WRITE, 100 + i, s.memory, BYTES);
     for (unsigned i = 0; i < WRITERS; i++)
         start_for_good(c, &ops[i]);
     contract_start(c, &ops[WRITERS]);
@@ -252,52 +264,63 @@ static void threads_stuck(struct contract *c)
 
 Test(share_posix, threads_that_hang_hold_only_themselves)
 {
-    contract_case(folder_begin, folder_end, threads_stuck);
+    contract_case(wide_begin, folder_end, threads_stuck);
 }
 
-struct reader {
-    struct share_op op; /* first */
-    struct contract *c;
-    const struct contract_op *until;
-    unsigned *reads;
-    unsigned *left;
-};
-
-static void reader_done_cb(struct share_op *op, int status)
+static void narrow_begin(struct contract *c)
 {
-    struct reader *r = (struct reader *)op;
-
-    cr_assert_eq(status, -ENOENT);
-    cr_assert_lt(++*r->reads, 100000u, "the write waits for ever");
-    if (r->until->status == PENDING)
-        r->c->ops->start(r->c->b, op);
-    else
-        --*r->left;
+    stuck_or_skip(0);
+    folder_begin(c);
+    c->depth = 2;
 }
 
-/* Reads that never pause slow a write down and do not stop it. */
-static void readers_without_end(struct contract *c)
+/* Two threads, held by reads while a queue forms: a write, more reads than it must wait for, and
+ * two reads that hang. It comes before these. */
+static void write_among_reads(struct contract *c)
 {
-    struct reader readers[32];
-    unsigned reads = 0, left = 32;
-    uint8_t *data = contract_data(1000, 1);
-    struct contract_op w = {.op = contract_of(SHARE_WRITE, 1, data, 1000)};
+    enum { FINDS = 100, HELD = FINDS, HANGING = FINDS + 2, OPS = FINDS + 4 };
+    struct contract_op *ops = calloc(OPS, sizeof(*ops)), w;
+    uint8_t *data = contract_data(BYTES, 1);
+    struct stuck read[4], written; /* two that are held, two that hang */
 
-    w.status = PENDING;
-    for (unsigned i = 0; i < 32; i++) {
-        readers[i] =
-            (struct reader){contract_of(SHARE_FIND, 100 + i, NULL, 1000), c, &w, &reads, &left};
-        readers[i].op.done = reader_done_cb;
-        c->ops->start(c->b, &readers[i].op);
+    cr_assert(ops);
+    cr_assert_eq(contract_do(c, SHARE_WRITE, 1, data, BYTES), 0);
+    c->done = 0;
+    stuck_open(&written, 0);
+    w.op = contract_of(SHARE_WRITE, 2, written.memory, BYTES);
+    for (unsigned i = 0; i < FINDS; i++)
+        ops[i].op = contract_of(SHARE_FIND, 1, NULL, BYTES);
+    for (unsigned i = 0; i < 4; i++) {
+        stuck_open(&read[i], 0);
+        ops[HELD + i].op = contract_of(SHARE_READ, 1, read[i].memory, BYTES);
     }
+    start_for_good(c, &ops[HELD]);
+    start_for_good(c, &ops[HELD + 1]);
     contract_start(c, &w);
-    while (left > 0)
-        uv_run(&c->loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < FINDS; i++)
+        contract_start(c, &ops[i]);
+    contract_start(c, &ops[HANGING]);
+    contract_start(c, &ops[HANGING + 1]);
+    stuck_let_go(&read[0], data);
+    stuck_let_go(&read[1], data);
+    contract_wait(c, FINDS + 2);
+    cr_assert_not(c->ops->cancel(c->b, &w.op), "a thread is in it");
+
+    stuck_let_go(&written, data);
+    stuck_let_go(&read[2], data);
+    stuck_let_go(&read[3], data);
+    contract_wait(c, OPS + 1);
     cr_assert_eq(w.status, 0);
+    for (unsigned i = 0; i < OPS; i++)
+        cr_assert_eq(ops[i].status, 0);
+    for (unsigned i = 0; i < 4; i++)
+        stuck_close(&read[i]);
+    stuck_close(&written);
     free(data);
+    free(ops);
 }
 
 Test(share_posix, a_write_among_reads_gets_its_turn)
 {
-    contract_case(folder_begin, folder_end, readers_without_end);
+    contract_case(narrow_begin, folder_end, write_among_reads);
 }
