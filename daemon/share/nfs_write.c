@@ -99,7 +99,11 @@ static void written_reply(struct nfs_task *t, const struct nfs_call *call, const
     t->moved += ok->count;
     if (ok->count < call->n)
         write_send(t, call->at + ok->count, call->n - ok->count);
-    else if (t->moved == share_op_file_bytes(t->op))
+    else if (t->moved < share_op_file_bytes(t->op))
+        return;
+    else if (t->verifier_changed)
+        nfs_task_end(t, -ECONNRESET);
+    else
         nfs_task_next(t, t->op->sync ? commit_step : rename_step);
 }
 
