@@ -90,14 +90,13 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const v
 {
     const LOOKUP3res *found = res;
     const LOOKUP3resok *ok = &found->LOOKUP3res_u.resok;
-    struct nfs_handle *parent, *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
+    struct nfs_handle *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
     const post_op_attr *a = &ok->obj_attributes;
     int err = nfs_missing_errno(nfs_status_errno(found->status),
                                 &found->LOOKUP3res_u.resfail.dir_attributes);
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
-    char name[sizeof("blocks")];
 
-    if (err == -ENOENT && makes && folder == folder_wanted(t, name, &parent)) {
+    if (err == -ENOENT && makes) {
         nfs_task_next(t, make_step);
     } else if (err == -ENOENT && t->op->verb == SHARE_LIST) {
         nfs_task_end(t, 0);

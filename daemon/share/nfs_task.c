@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define WRITE_STEP_OF 16u /* steps one is a write's, whatever else waits */
+
 static struct list *task_queue(struct nfs_task *t)
 {
     return t->writes ? &t->b->writes : &t->b->reads;
@@ -210,11 +212,17 @@ void nfs_call_cb(struct rpc_context *rpc, int status, void *data, void *arg)
         nfs_pump(b);
 }
 
+/* Reading goes first, but a write that has begun is not to wait for ever. */
 static struct nfs_task *pump_next(struct share_backend *b)
 {
-    struct list *node = list_pop_front(&b->reads);
+    bool may_write = b->write_calls < b->write_calls_max;
+    struct list *node = NULL;
 
-    if (!node && b->write_calls < b->write_calls_max)
+    if (may_write && ++b->steps % WRITE_STEP_OF == 0)
+        node = list_pop_front(&b->writes);
+    if (!node)
+        node = list_pop_front(&b->reads);
+    if (!node && may_write)
         node = list_pop_front(&b->writes);
     return node ? LIST_ENTRY(node, struct nfs_task, link) : NULL;
 }

@@ -3,8 +3,8 @@
  *
  * A task is on the heap and outlives the operation: one that was given up is done with its replies,
  * which then land nowhere, and with removing its temporary file. A request counts against the depth
- * until its reply is there, whoever still wants it; steps wait for their turn in two queues,
- * those that write behind the others and with three quarters of the depth at most. */
+ * until its reply is there, whoever still wants it. Steps wait for their turn in two queues: those
+ * that write behind the others, but for one in sixteen, and with three quarters of the depth. */
 #ifndef UCMD_SHARE_NFS_TASK_H
 #define UCMD_SHARE_NFS_TASK_H
 
@@ -60,6 +60,7 @@ struct share_backend {
     struct nfs_conn conn;
     struct share_temp temps;
     unsigned depth, calls, write_calls, write_calls_max;
+    unsigned steps;            /* taken; who is next */
     unsigned under_way;        /* operations, started and not ended */
     struct list reads, writes; /* of nfs_task.link: a step to take */
     struct list ended;         /* of share_op.link: to be told */

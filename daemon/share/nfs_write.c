@@ -82,6 +82,15 @@ static void commit_step(struct nfs_task *t)
 
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n);
 
+/* All bytes are on the server, if it still is what it was when it got the first ones. */
+static void all_written(struct nfs_task *t)
+{
+    if (t->verifier_changed)
+        nfs_task_end(t, -ECONNRESET);
+    else
+        nfs_task_next(t, t->op->sync ? commit_step : rename_step);
+}
+
 static void written_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
 {
     const WRITE3res *written = res;
@@ -100,7 +109,7 @@ static void written_reply(struct nfs_task *t, const struct nfs_call *call, const
     if (ok->count < call->n)
         write_send(t, call->at + ok->count, call->n - ok->count);
     else if (t->moved == share_op_file_bytes(t->op))
-        nfs_task_next(t, t->op->sync ? commit_step : rename_step);
+        all_written(t);
 }
 
 static int write_call(struct nfs_task *t, struct nfs_call *call, char *bytes)

@@ -80,6 +80,18 @@ static void damage(struct nfs_relay *r, uint8_t *bytes, size_t n)
             bytes[i] ^= (uint8_t)(1u << next_random(r) % 8);
 }
 
+/* Length, number, type, accepted, verifier (2), success, then NFS's status; and no attributes. */
+static void say(struct nfs_relay *r, uint8_t *bytes, size_t n)
+{
+    uint32_t status = htonl(atomic_load(&r->say_status));
+
+    if (status == 0 || n < 48 || atomic_fetch_sub(&r->say_after, 1) > 0)
+        return;
+    memcpy(bytes + 28, &status, sizeof(status));
+    memset(bytes + 32, 0, 16);
+    atomic_store(&r->say_status, 0);
+}
+
 static bool piece(struct nfs_relay *r, unsigned i, bool request)
 {
     uint8_t bytes[PIECE_BYTES];
@@ -92,6 +104,8 @@ static bool piece(struct nfs_relay *r, unsigned i, bool request)
     if (request)
         count(r, i, bytes, (size_t)n);
     else
+        say(r, bytes, (size_t)n);
+    if (!request)
         damage(r, bytes, (size_t)n);
     for (ssize_t at = 0, sent; at < n; at += sent) {
         sent = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);

@@ -1,5 +1,5 @@
 /* A relay of TCP between a client of NFS and its server, in a thread: counts requests, cuts
- * connections and damages replies. */
+ * connections, damages and changes replies. */
 #ifndef UCMD_TESTS_NFS_RELAY_H
 #define UCMD_TESTS_NFS_RELAY_H
 
@@ -14,6 +14,9 @@ struct nfs_relay {
     atomic_uint requests;     /* from client to server, since the beginning */
     atomic_uint cut;          /* connections to be cut before it goes on */
     atomic_uint damage_every; /* of the replies' bytes one in so many is changed; 0: none */
+    /* One reply says this instead: that after `say_after` others, of a client that has one request
+     * under way at a time. */
+    atomic_uint say_status, say_after;
     atomic_bool stop;
     pthread_t thread;
     int listener, to_port;
