@@ -77,6 +77,14 @@ static void find_detach(struct find *f)
     f->probe = NULL;
 }
 
+/* What is under way goes on for nobody; what was not begun ends here. */
+static void find_leave(struct find *f)
+{
+    find_detach(f);
+    if (f->task.state == SHARE_TASK_QUEUED && share_root_cancel(f->share->roots[f->root], &f->task))
+        free(f);
+}
+
 /* Another key gets the place: roots that have not answered do so for nobody. */
 static void slot_leave(struct probe *p, uint32_t slot)
 {
@@ -89,7 +97,7 @@ static void slot_leave(struct probe *p, uint32_t slot)
         next = node->next;
         if (f->slot != slot)
             continue;
-        find_detach(f);
+        find_leave(f);
         p->slots[slot].pending--;
     }
 }
@@ -227,17 +235,10 @@ static bool wave_settled(const struct probe *p)
     return true;
 }
 
-/* What is still under way goes on for nobody, but what was not begun ends here. */
 static void finds_leave(struct probe *p)
 {
-    while (!list_empty(&p->finds)) {
-        struct find *f = LIST_ENTRY(p->finds.next, struct find, link);
-
-        find_detach(f);
-        if (f->task.state == SHARE_TASK_QUEUED &&
-            share_root_cancel(p->share->roots[f->root], &f->task))
-            free(f);
-    }
+    while (!list_empty(&p->finds))
+        find_leave(LIST_ENTRY(p->finds.next, struct find, link));
 }
 
 /* As far as the answers reach, in the keys' order. */
@@ -378,23 +379,6 @@ static void deadline_cb(struct deadline *d)
     probe_end(p, !p->over);
 }
 
-static struct probe *probe_new(struct share *s, struct share_probe *asker, share_roots_mask asked)
-{
-    struct probe *p = calloc(1, sizeof(*p));
-
-    if (!p)
-        return NULL;
-    p->share = s;
-    p->asker = asker;
-    p->asked = asked;
-    p->hi = asker->n;
-    p->chain = !asker->each;
-    list_init(&p->finds);
-    for (uint32_t i = 0; i < PROBE_WAVE; i++)
-        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
-    return p;
-}
-
 static share_roots_mask roots_asked(struct share *s)
 {
     share_roots_mask asked = 0;
@@ -403,6 +387,23 @@ static share_roots_mask roots_asked(struct share *s)
         if (share_root_lookups_asked(s->roots[i]))
             asked |= 1u << i;
     return asked;
+}
+
+static struct probe *probe_new(struct share *s, struct share_probe *asker)
+{
+    struct probe *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    p->share = s;
+    p->asker = asker;
+    p->asked = roots_asked(s);
+    p->hi = asker->n;
+    p->chain = !asker->each;
+    list_init(&p->finds);
+    for (uint32_t i = 0; i < PROBE_WAVE; i++)
+        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
+    return p;
 }
 
 /* Nothing was asked of anybody, and nothing is there. */
@@ -421,7 +422,7 @@ int share_probe(struct share *s, struct share_probe *asker)
 
     if (s->n_probes >= PROBES)
         return -EAGAIN;
-    p = probe_new(s, asker, roots_asked(s));
+    p = probe_new(s, asker);
     if (!p)
         return -ENOMEM;
     memset(asker->answers, SHARE_UNKNOWN, asker->n);

@@ -173,6 +173,7 @@ static void backend_done_cb(struct share_op *op, int status)
         r->begun[t->class]--;
     r->heard_ms = now_of(r);
     if (!late) {
+        t->state = SHARE_TASK_ENDING; /* who is flushed in between can't take it back */
         root_count(r, t, status);
         root_judge(r, t, status);
     } else if (op->verb == SHARE_LIST && status == 0) {
@@ -195,7 +196,6 @@ void root_begin(struct share_root *r, struct share_task *t)
 /* The backend has it, and can't give it back: it is told now and released when that is over. */
 static void task_late(struct share_task *t)
 {
-    t->state = SHARE_TASK_LATE;
     t->status = -ETIMEDOUT;
     if (t->done_cb)
         t->done_cb(t, -ETIMEDOUT);
@@ -210,9 +210,11 @@ static void deadline_cb(struct deadline *d)
     if (t->state == SHARE_TASK_QUEUED) {
         task_unqueue(t);
         task_end(t, -ETIMEDOUT, true);
+        root_pump(r);
         return;
     }
     given_back = r->config.ops->cancel(r->backend, &t->op);
+    t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
     root_count(r, t, -ETIMEDOUT);
     if (given_back && !task_own(t))
         r->begun[t->class]--;

@@ -38,7 +38,13 @@ struct share_task {
     struct list link;
     struct deadline deadline;
     uint64_t submitted_ms, begun_ns;
-    enum { SHARE_TASK_NONE, SHARE_TASK_QUEUED, SHARE_TASK_BEGUN, SHARE_TASK_LATE } state;
+    enum {
+        SHARE_TASK_NONE,
+        SHARE_TASK_QUEUED,
+        SHARE_TASK_BEGUN,
+        SHARE_TASK_LATE,
+        SHARE_TASK_ENDING
+    } state;
 };
 
 #define SHARE_TARGET_SHOWN 256

@@ -102,11 +102,11 @@ static uint32_t root_of(const struct share_move *m)
 /* Asks the root whose turn it is, or one behind it. 0, or -errno of the last one. */
 static int move_begin(struct share_move *m)
 {
-    int err = -ENOENT;
+    int err = m->status;
 
     for (; m->at < m->n; m->at++) {
         err = share_root_submit(m->share->roots[root_of(m)], &m->task);
-        if (err == 0 || (err == -EAGAIN && m->io->write))
+        if (err == 0 || err == -EAGAIN)
             break;
     }
     return err;
@@ -142,6 +142,7 @@ static void read_answered(struct share_move *m, int status)
 {
     struct share *s = m->share;
     uint32_t root = root_of(m);
+    int err;
 
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
@@ -158,7 +159,10 @@ static void read_answered(struct share_move *m, int status)
     else
         m->status = status;
     m->at++;
-    if (move_begin(m) < 0)
+    err = move_begin(m);
+    if (err == -EAGAIN)
+        m->status = -EBUSY; /* it might have it */
+    if (err < 0)
         move_end(m, m->status);
 }
 

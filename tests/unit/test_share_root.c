@@ -304,6 +304,38 @@ Test(share_root, a_task_can_be_taken_back)
         cr_assert_not(items[i].told);
 }
 
+static struct item takers[DEPTH];
+static unsigned taken_back;
+
+static void take_back_cb(struct share_task *t, int status)
+{
+    told_cb(t, status);
+    cr_assert_eq(status, -EHOSTDOWN);
+    for (unsigned i = 0; i < DEPTH; i++)
+        taken_back += share_root_cancel(root, &takers[i].task);
+}
+
+Test(share_root, who_is_told_that_it_is_down_may_take_others_back)
+{
+    static struct item between[4]; /* begun in the places of those that end before */
+    struct item last;
+
+    server->hangs = true;
+    for (unsigned i = 0; i < DEPTH - 1; i++)
+        cr_assert_eq(submit(&takers[i], SHARE_READ, SHARE_LOAD, i, 10 + i * 10), 0);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(submit(&between[i], SHARE_READ, SHARE_LOAD, 10 + i, 5000), 0);
+    cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 20, 5000), 0);
+    last.task.done_cb = take_back_cb;
+    cr_assert(rig_run(&last.released, 2000));
+    rig_run(NULL, 10);
+    cr_assert_eq(taken_back, 2, "those that were under way, and not that which was ending");
+    for (unsigned i = 0; i < DEPTH - 1; i++)
+        cr_assert_eq(takers[i].told && takers[i].released, i < 5, "%u", i);
+    rig_let_go(server);
+    cr_assert(rig_run(&between[3].released, 1000));
+}
+
 Test(share_root, a_silent_root_is_spared_lookups)
 {
     struct item it;
