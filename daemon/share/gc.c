@@ -65,8 +65,10 @@ static void idle(struct gc *gc, uint64_t next_ms)
 
 static void failed(struct gc *gc, int status)
 {
-    if (!gc->stopped) {
+    if (!gc->stopped)
         gc->config.root->config.metrics->share_gc_failed++;
+    if (!gc->stopped && !gc->failing) { /* the first of a row */
+        gc->failing = true;
         log_warn("share", "gc-failed", "root=%u step=%d error=%s", gc->config.root->number,
                  (int)gc->step, strerror(-status));
     }
@@ -96,21 +98,21 @@ static uint64_t marker_time(const struct share_listing *l)
     return 0;
 }
 
-/* How long ago the marker was set; UINT64_MAX: never, or its time makes no sense. */
+/* How long ago the marker was set; very long: never, or its time makes no sense. One that another
+ * host set since the server was asked for its time is a little ahead of that. */
 static uint64_t marker_age_ms(const struct gc *gc)
 {
-    uint64_t now_ns = gc->pass.now_ns;
-
-    return gc->last_ns == 0 || gc->last_ns > now_ns ? UINT64_MAX
-                                                    : (now_ns - gc->last_ns) / NS_PER_MS;
+    return gc->last_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->last_ns) / NS_PER_MS;
 }
 
 /* ---- is a pass due? ---- */
 
-/* The server was full, and nobody has begun or ended a pass since. */
+/* The server was full, and nobody has begun or ended a pass since. In doubt, since the server's
+ * time is a little later than when it was asked for, it is due. */
 static bool due_full(const struct gc *gc)
 {
-    return gc->full && marker_age_ms(gc) > uv_now(gc->config.root->config.loop) - gc->full_ms;
+    return gc->full &&
+           (gc->clock_ms <= gc->full_ms || marker_age_ms(gc) >= gc->clock_ms - gc->full_ms);
 }
 
 static bool due(const struct gc *gc)
@@ -149,6 +151,7 @@ void gc_pass_ended(struct gc *gc, int status)
         failed(gc, status);
         return;
     }
+    gc->failing = false;
     gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
     gc->config.root->config.metrics->share_gc_passes++;
     log_info("share", "gc",
@@ -270,6 +273,8 @@ static void step_start(struct gc *gc, enum gc_step step)
     op->data = gc->marker;
     op->bytes = GC_MARKER_BYTES;
     op->sync = step == GC_STEP_CLOCK;
+    if (step == GC_STEP_CLOCK)
+        gc->clock_ms = uv_now(gc->config.root->config.loop);
     if (step == GC_STEP_MARK)
         marker_make(gc);
     if (err == 0)
@@ -287,13 +292,14 @@ static void step_start(struct gc *gc, enum gc_step step)
 
 int gc_new(const struct gc_config *config, struct gc **out)
 {
+    uint64_t first_ms = config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS;
     struct gc *gc = calloc(1, sizeof(*gc));
     int err;
 
     if (!gc)
         return -ENOMEM;
     gc->config = *config;
-    err = next_arm(gc, jittered(config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS));
+    err = next_arm(gc, jittered(config->first_ms ? config->first_ms : first_ms));
     if (err < 0)
         free(gc);
     else

@@ -32,9 +32,10 @@ struct gc_config {
     struct share_root *next; /* cold files are copied there before they go; NULL: they just go */
     unsigned low;            /* percent of the root's capacity, or of what is used */
     uint64_t collect_ms;     /* from pass to pass */
+    uint64_t first_ms;       /* until the first one, about; 0: seconds */
 };
 
-/* Passes begin by themselves, the first within seconds. 0 or -ENOMEM. */
+/* Passes begin by themselves. 0 or -ENOMEM. */
 int gc_new(const struct gc_config *config, struct gc **out);
 /* No pass begins any more; that under way ends. */
 void gc_stop(struct gc *gc);

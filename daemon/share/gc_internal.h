@@ -45,9 +45,11 @@ enum gc_step {
 struct gc {
     struct gc_config config;
     struct gc_usage usage;
-    bool stopped, forced, full;
-    uint64_t full_ms, last_ns; /* by uv_now: since when; the marker's time, 0: there is none */
-    struct deadline next;      /* pass, or the present step's next try */
+    bool stopped, forced, full, failing;
+    uint64_t full_ms;     /* by uv_now: since when */
+    uint64_t clock_ms;    /* by uv_now: when the server's time was asked for */
+    uint64_t last_ns;     /* the marker's time; 0: there is none */
+    struct deadline next; /* pass, or the present step's next try */
     enum gc_step step;
     struct share_task task;
     bool under_way;

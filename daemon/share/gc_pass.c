@@ -14,18 +14,24 @@ static struct gc *gc_of(struct gc_sweep *s)
     return LIST_ENTRY(s, struct gc, sweep);
 }
 
-/* What a bucket holds now; also what others removed from it and wrote to it since. */
+/* What a bucket holds now, but for the marker; also what others removed from it and wrote to it
+ * since it was last looked at. */
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 {
     struct gc_pass *pass = &gc_of(s)->pass;
     uint64_t bytes = 0;
+    uint32_t files = 0;
 
-    for (uint32_t i = 0; i < l->n; i++)
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (gc_is_marker(l->names + l->files[i].name))
+            continue;
         bytes += l->files[i].bytes;
+        files++;
+    }
     pass->used_bytes += bytes - pass->buckets[s->bucket].bytes;
-    pass->used_files += l->n - (uint64_t)pass->buckets[s->bucket].files;
+    pass->used_files += files - (uint64_t)pass->buckets[s->bucket].files;
     pass->buckets[s->bucket].bytes = bytes;
-    pass->buckets[s->bucket].files = l->n;
+    pass->buckets[s->bucket].files = files;
 }
 
 /* Parts below the highest count as an eighth younger: see gc.h. */

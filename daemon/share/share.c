@@ -240,6 +240,11 @@ void share_purge_cancel(struct share *s, struct share_purge *p)
     gc_purge_cancel(p);
 }
 
+int share_collect(struct share *s, uint32_t root)
+{
+    return root < s->n && s->gcs[root] ? gc_run(s->gcs[root]) : -EINVAL;
+}
+
 uint32_t share_roots(const struct share *s)
 {
     return s ? s->n : 0;
@@ -264,6 +269,7 @@ const struct share_ops share_door = {
     .remove = share_remove,
     .purge = share_purge,
     .purge_cancel = share_purge_cancel,
+    .collect = share_collect,
     .roots = share_roots,
     .stats = share_stats,
 };

@@ -115,9 +115,10 @@ struct share_purge {
 int share_purge(struct share *s, struct share_purge *p);
 void share_purge_cancel(struct share *s, struct share_purge *p);
 
-/* A pass of the garbage collection over this root (1 and up) begins now; what it did is in the
- * metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: no such root. */
-int share_collect(struct share *s, share_root root);
+/* A pass of the garbage collection over this root (below share_roots) begins now; what it did is in
+ * the metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: there is no
+ * such root, or nothing is collected; -ECANCELED: stopped. */
+int share_collect(struct share *s, uint32_t root);
 
 enum share_health { SHARE_UP, SHARE_READ_ONLY, SHARE_FULL, SHARE_DOWN };
 struct share_root_stats {
@@ -145,6 +146,7 @@ struct share_ops {
     int (*remove)(struct share *s, const struct block_file_id *id);
     int (*purge)(struct share *s, struct share_purge *p);
     void (*purge_cancel)(struct share *s, struct share_purge *p);
+    int (*collect)(struct share *s, uint32_t root);
     uint32_t (*roots)(const struct share *s);
     void (*stats)(const struct share *s, uint32_t root, struct share_root_stats *out);
 };

@@ -114,7 +114,7 @@ int main(int argc, char **argv)
                                        .capacity_bytes = (uint64_t)n * FILE_BYTES / 3 * 2,
                                        .deadline_ms = 5000,
                                        .ready_cb = ready_cb};
-    struct share_root *root;
+    struct share_root *root = NULL;
     uint64_t began_ns;
     long before_kib;
     double s;

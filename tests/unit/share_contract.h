@@ -4,6 +4,7 @@
 #ifndef UCMD_TESTS_SHARE_CONTRACT_H
 #define UCMD_TESTS_SHARE_CONTRACT_H
 
+#include "tests/unit/share_contract_names.h"
 #include "tests/unit/share_contract_rig.h"
 
 static inline void contract_round_trip(struct contract *c)
@@ -574,6 +575,7 @@ static inline void contract_open_close(struct contract *c)
     SHARE_CONTRACT_CASE(suite, touch, begin, end)                                                  \
     SHARE_CONTRACT_CASE(suite, remove, begin, end)                                                 \
     SHARE_CONTRACT_CASE(suite, names_lead_nowhere, begin, end)                                     \
+    SHARE_CONTRACT_CASE(suite, by_name, begin, end)                                                \
     SHARE_CONTRACT_CASE(suite, checks, begin, end)                                                 \
     SHARE_CONTRACT_CASE(suite, root_gone, begin, end)                                              \
     SHARE_CONTRACT_CASE(suite, folders_gone, begin, end)                                           \

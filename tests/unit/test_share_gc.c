@@ -158,6 +158,9 @@ Test(share_gc, nothing_goes_below_capacity_and_usage_is_known)
     cr_assert_eq(rig_used(&g), bytes_with_marker(100 * 1064));
     cr_assert_eq(g.hosts[0].metrics.share_gc_removed, 0);
     cr_assert_eq(gc_usage(g.hosts[0].gc).files, 100);
+    rig_pass(&g, 0);
+    cr_assert_eq(gc_usage(g.hosts[0].gc).files, 100, "the marker does not count");
+    cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, 100 * 1064);
     rig_end(&g);
 }
 
@@ -210,9 +213,10 @@ Test(share_gc, a_young_marker_leaves_the_pass_to_the_other)
     rig_begin(&g, 1 << 20);
     rig_put(&g, 1, 1, 0, 86400, 1064);
     rig_pass(&g, 0);
-    rig_host(&g, 1); /* its own first pass comes by itself */
-    rig_host_config(&g, 1, 1000);
-    rig_sleep(&g, 700); /* of an interval of 200 ms to 600 ms, and jitter */
+    rig_marker_young(&g);
+    rig_host(&g, 1);
+    rig_host_config(&g, 1, 500); /* it looks within 750 ms */
+    rig_sleep(&g, 1000);
     cr_assert_eq(gc_usage(g.hosts[1].gc).known, true, "read off the marker");
     cr_assert_eq(gc_usage(g.hosts[1].gc).files, 1);
     cr_assert_eq(g.hosts[1].metrics.share_gc_passes, 0);
@@ -227,9 +231,10 @@ Test(share_gc, the_smaller_of_two_capacities_counts)
     for (unsigned i = 0; i < 100; i++)
         rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
     rig_pass(&g, 0);
+    rig_marker_young(&g);
     rig_host(&g, 1);
     g.hosts[1].root->config.capacity_bytes = 50 * 1064;
-    rig_host_config(&g, 1, 1000);
+    rig_host_config(&g, 1, 500);
     rig_wait(&g, 1); /* by itself, though the marker is young */
     cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
     rig_end(&g);
@@ -406,6 +411,26 @@ Test(share_gc, demoted_files_keep_their_bytes)
     cr_assert_not(rig_has(&cold, 1, 1000, 0));
     rig_end(&cold);
     rig_end(&g);
+}
+
+Test(share_gc, stopped_while_files_are_copied_it_ends)
+{
+    struct rig g, cold;
+
+    for (unsigned ms = 0; ms < 60; ms += 12) {
+        rig_begin(&g, 0);
+        rig_begin_beside(&cold, &g);
+        for (unsigned i = 0; i < 40; i++)
+            rig_write(&g, 1, i, 0, 86400 - i * 600, 500000);
+        rig_next(&g, 0, cold.hosts[0].root);
+        g.hosts[0].root->config.capacity_bytes = 500000;
+        cr_assert_eq(gc_run(g.hosts[0].gc), 0);
+        rig_sleep(&g, 20 + ms);
+        rig_host_end(&g, &g.hosts[0]);
+        memset(&g.hosts[0], 0, sizeof(g.hosts[0]));
+        rig_end(&cold);
+        rig_end(&g);
+    }
 }
 
 Test(share_gc, a_next_root_that_fails_holds_nothing_up)
