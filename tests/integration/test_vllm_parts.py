@@ -2,6 +2,7 @@
 """The vLLM connector's parts by themselves: where tensors keep blocks, what the scheduler's half decides, what tells
 engines apart, what is refused. No daemon."""
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from ucmclient.vllm import identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
 from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 
 
 class Layouts(unittest.TestCase):
@@ -254,6 +256,17 @@ class Refusals(unittest.TestCase):
                   name(lambda c: setattr(c, "load_config", SimpleNamespace(load_format="dummy")))]
         self.assertEqual(len({name(), *others}), 1 + len(others))
         self.assertEqual(name(), name())
+
+    def test_engines_that_are_too_old(self):
+        for name in ("handle_preemptions", "build_connector_worker_meta"):
+            kept = vars(KVConnectorBase_V1)[name]
+            delattr(KVConnectorBase_V1, name)
+            try:
+                with self.subTest(name), self.assertRaisesRegex(ImportError, f"too old.* has no {name}"):
+                    spec = importlib.util.find_spec("ucmclient.vllm.connector")
+                    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            finally:
+                setattr(KVConnectorBase_V1, name, kept)
 
     def test_seeds_that_differ_between_processes(self):
         with mock.patch.dict(os.environ):

@@ -266,13 +266,12 @@ class SchedulerHalf:
                 tracked.blocks = list(new.block_ids[0])
                 self._store_computed(tracked, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
-        resumed = _resumed(cached)
         for i, request_id in enumerate(cached.req_ids):
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
             added = cached.new_block_ids[i]
-            if request_id in resumed:
+            if request_id in cached.resumed_req_ids:
                 tracked.blocks = list(added[0]) if added else []
             elif added:
                 tracked.blocks.extend(added[0])
@@ -374,10 +373,3 @@ class SchedulerHalf:
         self._ending.add(request.request_id)
         self._end()
         return True, handover
-
-
-def _resumed(cached: Any) -> set[str]:
-    """vLLM before 0.11.1 had a list of flags."""
-    if hasattr(cached, "resumed_req_ids"):
-        return cached.resumed_req_ids
-    return {name for name, flag in zip(cached.req_ids, cached.resumed_from_preemption) if flag}
