@@ -3,10 +3,13 @@
 engines apart, what is refused. No daemon."""
 
 import importlib.util
+import json
 import os
+import re
 import sys
 import tempfile
 import unittest
+from dataclasses import fields
 from types import SimpleNamespace
 from unittest import mock
 
@@ -181,6 +184,20 @@ class Decisions(unittest.TestCase):
             request.num_computed_tokens = 40
             self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
 
+    def test_a_reset_lets_nothing_through(self):
+        for lost in (False, True):
+            half, request = self.half(), Request("r", range(40))
+            half.matched_tokens(request, 0)
+            half.allocated(request, [1, 2, 3], 0)
+            before = half.step(self.output(request, [1, 2, 3], 20)).stores
+            request.num_preemptions = int(lost)
+            half.reset()
+            half.matched_tokens(request, 0)
+            half.allocated(request, [1, 2, 3], 0)
+            after = half.step(self.output(request, [1, 2, 3], 40, preempted="r" if lost else (), resumed=lost)).stores
+            self.assertEqual([c.blocks for c in after], [[1, 2]] if lost else [])
+            self.assertNotIn(before[0].keys, [c.keys[: len(before[0].keys)] for c in after])
+
     def test_a_request_with_nothing_to_store_keeps_no_blocks(self):
         half, request = self.half(), Request("r", range(10))
         half.matched_tokens(request, 0)
@@ -286,6 +303,19 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
             with mock.patch("ucmclient.vllm.connector.find_spec", return_value=None):
                 self.assertIsNone(UcmConnector.get_required_kvcache_layout(config))
+
+    def test_the_manual_has_every_setting(self):
+        with open(os.path.join(TOP, "docs/vllm.md"), encoding="utf-8") as manual:
+            table = manual.read().partition("## Settings")[2].partition("\n## ")[0]
+        told = {}
+        for names, defaults in re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M):
+            names = re.findall(r"`(\w+)`", names)
+            told.update(dict.fromkeys(names, defaults.strip("`")))
+        self.assertEqual(set(told), {field.name for field in fields(settings.Settings)})
+        for field in fields(settings.Settings):
+            if field.default is not None:
+                with self.subTest(field.name):
+                    self.assertEqual(json.loads(told[field.name]), field.default)
 
     def test_settings_say_what_would_be_right(self):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),

@@ -64,7 +64,7 @@ class _Request:
     slow: int = 0
     #: The engine's block ids that its latest load is to fill.
     loads: frozenset[int] = frozenset()
-    #: It was computed from blocks whose load, for another request, failed: it is not stored.
+    #: It was computed from blocks whose load, for another request, failed, or from before a reset: it is not stored.
     tainted: bool = False
     #: A load of it failed: it is computed, lest it try for ever.
     failed: bool = False
@@ -149,6 +149,9 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             self._release(tracked)
             tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
+            # One that has not lost its blocks goes on from what is void.
+            tracked.preempted()
+            tracked.tainted |= bool(tracked.blocks)
 
     # ---- lookups ----
 
