@@ -28,11 +28,13 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"
 
 import engine  # noqa: E402
 from engine import BLOCK, Request  # noqa: E402
-from ucmclient import PrefixHits  # noqa: E402
+from ucmclient import PrefixHits, SharedMemory  # noqa: E402
 from ucmclient.vllm import identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
+from ucmclient.vllm.plan import Copy, Plan  # noqa: E402
 from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
+from ucmclient.vllm.worker import WorkerHalf  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 
 
@@ -224,6 +226,34 @@ class Decisions(unittest.TestCase):
             rate.measured(4000, 1.0)
         self.assertTrue(rate.worth(1000, 1000))
         self.assertTrue(NvmeRate(settings.Settings()).worth(1, 1))
+
+
+class Moves(unittest.TestCase):
+    def test_a_daemon_that_falls_silent_costs_one_timeout(self):
+        memory = SharedMemory(8 * 4096)
+        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        asked = []
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
+                          name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
+        half.close()
+
+        class Silent:
+            @property
+            def region(self):
+                return None if asked else SimpleNamespace(dump=None, load=None)
+
+            def ask(self, call, keys, *_, **__):
+                asked.append(keys)
+
+        half.link = Silent()
+        copies = [Copy(str(i), bytes([i]), [i]) for i in range(4)]
+        half.start_stores(Plan(stores=copies, ended={"0", "3"}))
+        self.assertEqual(asked, [bytes([0])])
+        asked.clear()
+        half.start_loads(Plan(loads=copies))
+        self.assertEqual(asked, [bytes([0])])
+        self.assertEqual(half.finished(), ({"0", "3"}, set("0123")))
+        self.assertEqual(half.failed_blocks(), {0, 1, 2, 3})
 
 
 class Refusals(unittest.TestCase):
