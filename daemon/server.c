@@ -233,7 +233,8 @@ static bool progress_cb(void *ctx)
     struct server *s = ctx;
     uint64_t done = s->metrics.nvme_reads + s->metrics.nvme_writes + s->metrics.nvme_read_errors +
                     s->metrics.nvme_write_errors + s->metrics.nvme_corrupt +
-                    s->metrics.arena_kept_parts + s->metrics.arena_kept_refused;
+                    s->metrics.arena_kept_parts + s->metrics.arena_kept_refused +
+                    arena_bytes_ready(s->arena); /* what is kept waits for its extent */
     bool moved = done != s->progress_seen;
 
     s->progress_seen = done;

@@ -56,6 +56,15 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
+# Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
+UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
+FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda_driver.o
+$O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) $O/obj/client/cuda/companion.o \
+                      $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+
 # Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
 GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c proto/ring.c \
               client/cuda/companion.c tests/gpu/worker_ring.c
@@ -88,7 +97,7 @@ gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
 	cp tests/integration/daemon.py tests/integration/test_vllm_connector.py $O/gpu/python/tests/integration
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
-	cp tests/gpu/run.sh $(BINS) $O/gpu
+	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu
 	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \

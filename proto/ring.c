@@ -1,6 +1,5 @@
 #include "proto/ring.h"
 
-#include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -15,11 +14,12 @@ static uint64_t turn_of(uint32_t tag, enum ucm_ring_phase phase)
     return (uint64_t)tag << 8 | (uint64_t)phase;
 }
 
+/* One: whoever shares the memory could have thousands sleep here. */
 void ucm_ring_wake(struct ucm_ring *ring)
 {
     atomic_fetch_add(&ring->words.bell, 1);
     if (atomic_load(&ring->words.asleep))
-        (void)syscall(SYS_futex, &ring->words.bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        (void)syscall(SYS_futex, &ring->words.bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 void ucm_ring_post(struct ucm_ring *ring, uint32_t slice, uint32_t tag)
@@ -49,6 +49,14 @@ void ucm_ring_sleep(struct ucm_ring *ring, uint32_t bell, unsigned timeout_ms)
     atomic_store(&ring->words.asleep, 0);
 }
 
+static uint64_t clock_ms(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
 static bool settled(struct ucm_ring *ring)
 {
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
@@ -67,11 +75,12 @@ static bool settled(struct ucm_ring *ring)
 bool ucm_ring_abandon(struct ucm_ring *ring, unsigned timeout_ms)
 {
     struct timespec nap = {.tv_nsec = 100000};
+    uint64_t end_ms = clock_ms() + timeout_ms;
 
     atomic_store(&ring->words.dead, 1);
     ucm_ring_wake(ring);
-    for (unsigned i = 0; !settled(ring); i++) {
-        if (i == timeout_ms * 10)
+    while (!settled(ring)) {
+        if (clock_ms() >= end_ms)
             return false;
         (void)nanosleep(&nap, NULL);
     }

@@ -1,8 +1,9 @@
 #!/bin/bash
-# check_kill.sh FOLDER: 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N: that many of
-# each) with the programs of FOLDER, in slices, both kinds side by side. One line a slice: its seed,
-# which runs it again, its seconds, and what the test counted. `make check-kill` calls it. The exit
-# status is 0 only when nothing was lost.
+# check_kill.sh FOLDER: 2,000 rounds of kills and, beside them, 2,000 of power failures and then 400
+# of kills while parts are moved (ROUNDS=N: N, N and N/5) with the programs of FOLDER, in slices of
+# SLICE rounds (100), from SEED on (the time). One line a slice: its seed, which runs it again, its
+# seconds, and what the test counted. `make check-kill` calls it. The exit status is 0 only when
+# nothing was lost.
 set -u
 folder=$1
 rounds=${ROUNDS:-2000} slice=${SLICE:-100}

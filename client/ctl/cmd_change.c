@@ -207,10 +207,10 @@ int cmd_verify(const struct args *a)
     int rc;
 
     if (args_given(a, "offline"))
-        return offline_verify(args_text(a, "offline"), args_flag(a, "json"),
+        return offline_verify(args_text(a, "offline"), args_text(a, "state"), args_flag(a, "json"),
                               args_flag(a, "salvage"), args_flag(a, "lift-quarantine"));
-    if (args_flag(a, "salvage") || args_flag(a, "lift-quarantine"))
-        return ctl_fail(CTL_USAGE, "--salvage and --lift-quarantine need --offline FOLDER");
+    if (args_flag(a, "salvage") || args_flag(a, "lift-quarantine") || args_given(a, "state"))
+        return ctl_fail(CTL_USAGE, "--salvage, --lift-quarantine and --state need --offline PATH");
     rc = ctl_open(&c, a);
     if (rc != CTL_OK)
         return rc;

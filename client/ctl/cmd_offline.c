@@ -10,20 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#define SEGMENT_MIN (1ull << 20)
-#define SEGMENT_MAX (1ull << 30)
 #define NAMESPACES_MAX 65536u
 #define NAME_PAGES_MAX 65536u
 
-#define LOCK_TRIES 60
 #define INDEX_ENTRIES_MAX 2048u
 #define INDEX_HEAD 56u
 #define INDEX_ENTRY 96u
@@ -64,11 +59,6 @@ enum page_kind offline_page_kind(const uint8_t *page, const char *magic)
                    offline_u64(page + PAGE - 8) == XXH3_64bits(page, PAGE - 8)
                ? PAGE_GOOD
                : PAGE_DAMAGED;
-}
-
-void offline_path(const struct offline *o, const char *name, char out[4096])
-{
-    snprintf(out, 4096, "%s/%s", o->folder, name);
 }
 
 static bool page_blank(const uint8_t *page)
@@ -114,7 +104,7 @@ static void names_read(struct offline *o)
 {
     uint8_t page[PAGE];
     struct stat st;
-    char path[4096];
+    char path[PATH_BYTES];
     int fd;
 
     offline_path(o, "ucmd.namespaces", path);
@@ -164,7 +154,7 @@ static void index_read(struct offline *o)
     uint8_t *buffer = malloc(INDEX_HEAD + (size_t)INDEX_ENTRIES_MAX * INDEX_ENTRY + 8);
     uint64_t at = 0;
     struct stat st;
-    char path[4096];
+    char path[PATH_BYTES];
     size_t n;
     int fd;
 
@@ -249,7 +239,8 @@ static void slot_look(struct offline *o, const struct look *l, uint32_t slot)
     case PAGE_GOOD:
         if (slot_passes(o, l, slot, page)) {
             good = slot_check(o, page, at, l->stride);
-        } else if (offline_u64(page + 112) == l->sequence) {
+        } else if (offline_u64(page + 112) == l->sequence &&
+                   (slot < l->end || memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0)) {
             good = false;
             o->foreign++;
         } else { /* of an earlier opening: a lost write when later ones are there */
@@ -288,6 +279,7 @@ static bool header_missing(const struct offline *o, uint32_t number, uint64_t ba
 static bool segment_header(struct offline *o, uint32_t number, uint64_t base, uint8_t page[PAGE])
 {
     uint64_t stride;
+    bool ours;
 
     if (!offline_read(o->fd, page, PAGE, base)) {
         o->unreadable++;
@@ -308,8 +300,13 @@ static bool segment_header(struct offline *o, uint32_t number, uint64_t base, ui
     case PAGE_GOOD:
         break;
     }
-    if (memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == number &&
-        stride >= 2 * PAGE && stride <= o->segment_bytes && stride % PAGE == 0)
+    ours = memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0;
+    if (!ours && !header_missing(o, number, base)) {
+        o->empty++; /* of a cache that was on the device before */
+        return false;
+    }
+    if (ours && offline_u32(page + 8) == number && stride >= 2 * PAGE &&
+        stride <= o->segment_bytes && stride % PAGE == 0)
         return true;
     o->foreign++;
     return salvage_segment(o, number, page);
@@ -336,34 +333,6 @@ static void segment_look(struct offline *o, uint32_t number)
 
 /* ---- the file ---- */
 
-static int super_read(struct offline *o, const char *path)
-{
-    uint8_t page[PAGE];
-    struct stat st;
-
-    if (fstat(o->fd, &st) < 0 || !S_ISREG(st.st_mode))
-        return ctl_fail(CTL_ERROR, "%s is not a regular file", path);
-    o->size = (uint64_t)st.st_size;
-    if (!offline_read(o->fd, page, PAGE, 0) || offline_page_kind(page, "UCMDNVME") == PAGE_NONE)
-        return ctl_fail(CTL_ERROR, "%s is not a file of ucmd's NVMe tier", path);
-    if (offline_u32(page + 8) != FORMAT_VERSION)
-        return ctl_fail(CTL_ERROR,
-                        "%s has storage format version %u and this ucmctl reads %u: use the one "
-                        "that came with the ucmd that wrote it",
-                        path, offline_u32(page + 8), FORMAT_VERSION);
-    o->segment_bytes = offline_u64(page + 32);
-    o->data_offset = offline_u64(page + 40);
-    memcpy(o->uuid, page + 16, sizeof(o->uuid));
-    if (offline_page_kind(page, "UCMDNVME") != PAGE_GOOD || o->segment_bytes < SEGMENT_MIN ||
-        o->segment_bytes > SEGMENT_MAX || o->segment_bytes % PAGE != 0 || o->data_offset > o->size)
-        return ctl_fail(CTL_CORRUPT,
-                        "%s: the superblock is damaged, and without it nothing can be told from "
-                        "anything: delete the folder's three files to start empty",
-                        path);
-    o->payload = malloc(o->segment_bytes);
-    return o->payload ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
-}
-
 /* The pages between the superblock and the segments. */
 static void own_pages_read(struct offline *o)
 {
@@ -375,7 +344,8 @@ static void own_pages_read(struct offline *o)
             o->unreadable++;
             o->state_damaged = true;
         } else if (offline_page_kind(page, "UCMDSTAT") == PAGE_GOOD &&
-                   memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0) {
+                   memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 &&
+                   offline_u64(page + 40) <= SEGMENTS_MAX) {
             if (offline_u64(page + 32) >= o->epoch) {
                 o->epoch = offline_u64(page + 32);
                 o->state_segments = offline_u64(page + 40);
@@ -516,38 +486,6 @@ static int print_text(const struct offline *o)
     return table_end(&t, stdout) == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no memory");
 }
 
-/* A killed daemon's file stays locked until its last transfers have ended. */
-static bool file_lock(const struct offline *o, bool change)
-{
-    const struct timespec pause = {.tv_nsec = 50000000};
-
-    for (int i = 0; i < LOCK_TRIES; i++) {
-        if (flock(o->fd, (change ? LOCK_EX : LOCK_SH) | LOCK_NB) == 0)
-            return true;
-        if (!change)
-            break;
-        nanosleep(&pause, NULL);
-    }
-    return false;
-}
-
-static int file_open(struct offline *o, const char *path)
-{
-    bool change = o->salvage || o->lift;
-
-    o->fd = open(path, (change ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-    if (o->fd < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
-    if (file_lock(o, change))
-        return CTL_OK;
-    if (change) {
-        close(o->fd);
-        return ctl_fail(CTL_ERROR, "%s is in use: nothing was changed; stop ucmd first", path);
-    }
-    fprintf(stderr, "%s is in use: what is being written now may seem corrupt\n", path);
-    return CTL_OK;
-}
-
 static void walk(struct offline *o)
 {
     own_pages_read(o);
@@ -563,17 +501,11 @@ static void walk(struct offline *o)
     salvage_index(o);
 }
 
-int offline_verify(const char *folder, bool json, bool salvage, bool lift)
+int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift)
 {
-    struct offline o = {.folder = folder, .salvage = salvage, .lift = lift};
-    char path[4096];
-    int rc;
+    struct offline o = {.salvage = salvage, .lift = lift};
+    int rc = offline_open(&o, path, state);
 
-    offline_path(&o, "ucmd.cache", path);
-    rc = file_open(&o, path);
-    if (rc != CTL_OK)
-        return rc;
-    rc = super_read(&o, path);
     if (rc == CTL_OK) {
         walk(&o);
         rc = json ? print_json(&o) : print_text(&o);
@@ -582,8 +514,6 @@ int offline_verify(const char *folder, bool json, bool salvage, bool lift)
         rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(o.error));
     else if (rc == CTL_OK && anything_wrong(&o))
         rc = CTL_CORRUPT;
-    close(o.fd);
-    free(o.space);
-    free(o.payload);
+    offline_close(&o);
     return rc;
 }

@@ -173,8 +173,8 @@ void salvage_size(struct offline *o)
 {
     uint64_t want = o->data_offset + o->state_segments * o->segment_bytes;
 
-    if (!o->salvage || !o->short_file)
-        return;
+    if (!o->salvage || !o->short_file || o->device)
+        return; /* a device that was exchanged for a smaller one stays so */
     errno = posix_fallocate(o->fd, 0, (off_t)want);
     if (errno == 0)
         o->grown = true;
@@ -214,7 +214,7 @@ static bool names_copy(struct offline *o, int from, int to)
 /* Beside the old one and then in its place: a crash leaves either. */
 void salvage_names(struct offline *o)
 {
-    char path[4096], fresh[4096];
+    char path[PATH_BYTES], fresh[PATH_BYTES];
     int from, to;
 
     if (!o->salvage || o->corrupt_names == 0)
@@ -248,7 +248,7 @@ void salvage_names(struct offline *o)
 /* A checkpoint saves time only; one that tells of what has been changed here must go. */
 void salvage_index(struct offline *o)
 {
-    char path[4096];
+    char path[PATH_BYTES];
 
     if (!o->salvage || !o->index_there ||
         !(o->index_damaged || o->dropped > 0 || o->rebuilt > 0 || o->emptied > 0))

@@ -83,9 +83,9 @@ int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 int cmd_format(const struct args *a);
 
-/* verify --offline: the files in a folder of nvme.paths, read without a daemon. salvage: and
- * repaired; lift: and taken out of quarantine. An exit code: of what was found, also where it was
- * repaired. */
-int offline_verify(const char *folder, bool json, bool salvage, bool lift);
+/* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,
+ * for one that is no folder, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
+ * exit code: of what was found, also where it was repaired. */
+int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
 
 #endif

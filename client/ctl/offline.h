@@ -14,6 +14,7 @@
 #define STATE_AT(copy) (PAGE * (1u + (copy)))
 #define QUARANTINE_AT(copy) (PAGE * (3u + (copy)))
 #define FORMAT_VERSION 1u
+#define SEGMENTS_MAX (1ull << 32)
 
 struct space {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
@@ -22,9 +23,13 @@ struct space {
     uint64_t from_sequence, parts, bytes, corrupt, purged;
 };
 
+#define PATH_BYTES 4096u
+
 struct offline {
-    const char *folder;
+    char file[PATH_BYTES];
+    char folder[PATH_BYTES]; /* of what belongs to it; empty: not known */
     int fd;
+    bool as_it_is, device; /* an entry that is no folder; a block device */
     bool salvage, lift;
     uint64_t size, segment_bytes, data_offset;
     uint8_t uuid[16];
@@ -50,8 +55,15 @@ uint64_t offline_u64(const uint8_t *p);
 bool offline_read(int fd, void *p, size_t n, uint64_t at);
 /* Magic, version and checksum of a header page; what else must hold is the caller's. */
 enum page_kind offline_page_kind(const uint8_t *page, const char *magic);
+
+/* ---- offline_file.c ---- */
+
+/* state: the daemon's nvme.state, for an entry that is no folder; may be NULL. An exit code; after
+ * it offline_close, whatever it was. */
+int offline_open(struct offline *o, const char *path, const char *state);
+void offline_close(struct offline *o);
 /* A path in the folder. */
-void offline_path(const struct offline *o, const char *name, char out[4096]);
+void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES]);
 
 /* ---- cmd_salvage.c: each does nothing unless `salvage` ---- */
 

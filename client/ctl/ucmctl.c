@@ -35,7 +35,8 @@ static const struct arg_option purge_options[] = {
 
 static const struct arg_option verify_options[] = {
     {"page", ARG_NUMBER, "N", "blocks that one call checks", "64", 1, 4096},
-    {"offline", ARG_TEXT, "FOLDER", "read the files in FOLDER, without a daemon", NULL, 0, 0},
+    {"offline", ARG_TEXT, "PATH", "read this entry of nvme.paths, without a daemon", NULL, 0, 0},
+    {"state", ARG_TEXT, "FOLDER", "nvme.state, when that entry is a device or a file", NULL, 0, 0},
     {"salvage", ARG_FLAG, NULL, "with --offline: repair what was found", NULL, 0, 0},
     {"lift-quarantine", ARG_FLAG, NULL, "with --offline: let bad segments be written to again",
      NULL, 0, 0},
@@ -103,9 +104,10 @@ static const struct program_command commands[] = {
     {"verify", "[NS]", "Read what lies on NVMe again and check it",
      "Without a namespace: all of them. Corrupt parts are dropped by the daemon, never\n"
      "served. The exit code is 5 when any was corrupt or unreadable.\n\n"
-     "With --offline the files of a daemon that does not run are walked: live slots,\n"
-     "corrupt headers and payloads, and whose they are. After a kill a few that were\n"
-     "being written then may be corrupt: they were acknowledged to nobody as durable.\n"
+     "With --offline the files of a daemon that does not run are walked: a folder of\n"
+     "nvme.paths, or a device or file of it, with --state for whose the parts are. Told are\n"
+     "live slots, corrupt headers and payloads. After a kill a few that were being written\n"
+     "then may be corrupt: they were acknowledged to nobody as durable.\n"
      "Nothing is written, but with --salvage: that drops what is corrupt, makes damaged\n"
      "segment headers again where the slots tell how they were, writes the namespaces\n"
      "anew without damaged records and removes a checkpoint that tells of any of it. The\n"
@@ -113,7 +115,8 @@ static const struct program_command commands[] = {
      "Examples:\n"
      "  ucmctl verify && echo sound\n"
      "  ucmctl verify --offline /var/lib/ucmd/nvme0\n"
-     "  ucmctl verify --offline /var/lib/ucmd/nvme0 --salvage\n",
+     "  ucmctl verify --offline /var/lib/ucmd/nvme0 --salvage\n"
+     "  ucmctl verify --offline /dev/nvme1n1 --state /var/lib/ucmd/state\n",
      OPTIONS(verify_options), 0, 1, cmd_verify},
     {"format", "PATH", "Let ucmd use a block device, or a file, as it is",
      "For an entry of nvme.paths that is no folder. A device that holds something is\n"

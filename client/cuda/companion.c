@@ -51,7 +51,11 @@ static CUresult turn_launch(struct companion *c, uint32_t slice, uint64_t item_b
     tiles = ucm_copy_tiles(largest);
     r = cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0,
                        c->streams[direction], arguments, NULL);
-    return r == CUDA_SUCCESS ? cuEventRecord(t->moved, c->streams[direction]) : r;
+    if (r == CUDA_SUCCESS)
+        r = cuEventRecord(t->moved, c->streams[direction]);
+    if (r != CUDA_SUCCESS) /* what is refused must not run: the slice will be another's */
+        (void)cuStreamSynchronize(c->streams[direction]);
+    return r;
 }
 
 /* Claimed already. false: refused. `dead` is looked at behind the claim: see ucm_ring_abandon. */
@@ -257,6 +261,20 @@ static void context_leave(void)
     CUcontext old;
 
     (void)cuCtxPopCurrent(&old);
+}
+
+CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
+{
+    int ordinal = -1;
+    CUresult r = context_enter(c);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    context_leave();
+    if (r == CUDA_SUCCESS)
+        *owns = ordinal == c->dev;
+    return r;
 }
 
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,

@@ -73,5 +73,7 @@ void companion_serve(struct companion *c, struct ucm_ring *ring);
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks, uint32_t *number);
 void companion_region_remove(struct companion *c, uint32_t number);
+/* Is it memory of the slices' GPU? A CUDA error: of none. */
+CUresult companion_owns(struct companion *c, uint64_t address, bool *owns);
 
 #endif

@@ -240,6 +240,22 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
 
 /* ---- regions ---- */
 
+/* The daemon can't tell everywhere: a driver may map another GPU's memory for it, over the link
+ * between the two, as if it were its own. */
+static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addresses)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        bool owns = false;
+        CUresult rc = companion_owns(&cuda->companion, addresses[i], &owns);
+
+        if (rc != CUDA_SUCCESS)
+            return fail_cuda(rc, "an address is not of CUDA's memory");
+        if (!owns)
+            return fail(UCM_EINVALID, "memory %u lies on another GPU than the companion", i);
+    }
+    return 0;
+}
+
 static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
                       const uint64_t *addresses, uint32_t *number)
 {
@@ -278,7 +294,9 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
 
     if (!cuda || !ns || !spec || !addresses || !out)
         return fail(UCM_EINVALID, "cuda, namespace, spec, addresses or out is NULL");
-    r = planes_add(cuda, spec, addresses, &number);
+    r = memory_check(cuda, spec->n_memory, addresses);
+    if (r == 0)
+        r = planes_add(cuda, spec, addresses, &number);
     if (r != 0)
         return r;
     with = *spec;

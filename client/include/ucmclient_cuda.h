@@ -57,7 +57,8 @@ UCM_API int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace
                                      const struct ucm_region_spec *spec, const uint64_t *addresses,
                                      int timeout_ms, struct ucm_region **out);
 /* ucm_region_unregister, which says when the memory may be freed, for a region of the call above.
- */
+ * Behind the daemon's answer it waits for a kernel of the region's that still runs, as cudaFree
+ * would. */
 UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
                                        int timeout_ms);
 

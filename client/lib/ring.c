@@ -10,7 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define ABANDON_MS 200
+/* A kernel that was launched can't be called back: until it has ended no request may be said to
+ * have failed. It takes microseconds, but behind kernels of the worker's that leave no processor
+ * free; the daemon gives up after as long. */
+#define ABANDON_MS 5000
 
 /* The answer's id, out of the call that waits for it. */
 struct ring_call {

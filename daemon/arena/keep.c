@@ -3,22 +3,19 @@
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
+#include "daemon/base/take.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define ROOM "arena"
 #define NEW_MANIFEST CONFIG_KEEP_MANIFEST ".tmp"
-#define LOCK_TRIES 500
-#define LOCK_PAUSE_NS 10000000L
 
 struct map {
     uint8_t *p;
@@ -41,20 +38,6 @@ static void map_close(struct map *m)
 }
 
 /* ---- opening ---- */
-
-static int folder_lock(int fd)
-{
-    struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
-
-    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; i++) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (i == LOCK_TRIES)
-            return -EWOULDBLOCK;
-        nanosleep(&pause, NULL);
-    }
-    return 0;
-}
 
 /* Its 36 characters are 16 bytes in hexadecimal, with hyphens. */
 static int boot_read(uint8_t out[16])
@@ -120,7 +103,7 @@ int keep_open(const char *folder, struct keep **out, char why[KEEP_WHY_BYTES])
         return rc;
     k->fd = -1;
     k->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rc = k->folder < 0 ? -errno : folder_lock(k->folder);
+    rc = k->folder < 0 ? -errno : take_lock(k->folder);
     if (rc == 0)
         rc = boot_read(k->boot);
     if (rc < 0) {

@@ -120,6 +120,8 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
 /* What no single key can tell: sizes against each other, paths that must exist and be writable,
  * room on the file system. Changes nothing on disk. */
 int config_check(const struct config *c, struct config_error *e);
+/* Is any entry of nvme.paths there? Then one that is not may be a disk that has died. */
+bool config_nvme_there(const struct config *c);
 /* Takes the reloadable keys of `fresh` over into c; returns how many of the others differ and names
  * the first of them in *e (they need a restart). What config_set set in c stays, as it went over
  * the file at the start too. */

@@ -1,5 +1,6 @@
 /* What no single key can tell; see config_check. */
 #include "daemon/base/config_table.h"
+#include "daemon/base/take.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -326,6 +327,27 @@ static bool is_as_it_is(const char *path, struct stat *st)
     return stat(path, st) == 0 && (S_ISREG(st->st_mode) || S_ISBLK(st->st_mode));
 }
 
+bool config_nvme_there(const struct config *c)
+{
+    struct stat st;
+
+    for (size_t i = 0; i < c->nvme_paths.n; i++)
+        if (stat(c->nvme_paths.item[i], &st) == 0)
+            return true;
+    return false;
+}
+
+/* The daemon starts without a disk that has failed, and is told so when it opens it. */
+static bool is_left_out(const struct config *c, const char *path)
+{
+    struct stat st;
+    int rc = stat(path, &st) < 0 ? -errno : 0;
+
+    if (rc == 0 && S_ISDIR(st.st_mode))
+        rc = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) < 0 ? -errno : 0;
+    return take_failed(rc) || (rc == -ENOENT && config_nvme_there(c));
+}
+
 struct folder {
     dev_t device;
     ino_t inode;
@@ -367,9 +389,12 @@ static int check_nvme(const struct config *c, struct config_error *e)
     for (size_t i = 0; i < c->nvme_paths.n && i < CONFIG_MAX_PATHS; i++) {
         const char *path = c->nvme_paths.item[i];
         bool as_it_is = is_as_it_is(path, &st);
-        int rc =
-            as_it_is ? check_as_it_is(c, e, path) : check_folder(c, e, "nvme.paths", path, &st);
+        int rc;
 
+        folders[i] = (struct folder){0};
+        if (is_left_out(c, path))
+            continue;
+        rc = as_it_is ? check_as_it_is(c, e, path) : check_folder(c, e, "nvme.paths", path, &st);
         if (rc < 0)
             return rc;
         for (size_t j = 0; j < i; j++)

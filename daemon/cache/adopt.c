@@ -146,7 +146,7 @@ static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_re
         return true;
     if (ns->kept == NS_KEPT_NO)
         cache_ns_keep(c, ns);
-    cache_write_later(c, ref);
+    cache_write_stored(c, ref);
     return true;
 }
 

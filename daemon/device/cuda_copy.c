@@ -235,7 +235,8 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
     CUresult r = cuda.cuEventRecord(l->done, s->stream);
 
     if (r != CUDA_SUCCESS) {
-        gpu_fail(g, r, "a copy can't be followed"); /* it runs, and nobody knows until when */
+        (void)cuda.cuStreamSynchronize(s->stream); /* else it runs, and nobody knows until when */
+        gpu_fail(g, r, "a copy can't be followed");
         return r;
     }
     l->job = job;

@@ -269,7 +269,9 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 
     if (!mapping)
         return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for the region");
-    (void)worker_open(&mapping->worker, region->pid); /* only dumps with an event need to see it */
+    /* Only dumps with an event need to see it; but memory is shared among regions of one worker. */
+    if (worker_open(&mapping->worker, region->pid) < 0)
+        mapping->worker.start = region->owner;
     while (rc == 0 && mapping->n < region->n_handles) {
         rc = map_open(g, job, mapping->n, mapping);
         mapping->n += rc == 0;

@@ -331,6 +331,12 @@ static uint32_t largest_chunk(const struct device_job *job)
     return largest;
 }
 
+/* What of a slice is used: a worker with larger ones gets no more of the bus in one go. */
+static uint64_t slice_use(const struct gpu_ring *ring)
+{
+    return ring->slice_bytes < GPU_LAUNCH_BYTES ? ring->slice_bytes : GPU_LAUNCH_BYTES;
+}
+
 /* The next piece for a slice. */
 static bool next_piece(struct device_job *job, const struct gpu_ring *ring, uint64_t bytes,
                        struct job_piece *out)
@@ -354,7 +360,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     bool if_idle, if_busy;
     uint32_t n;
 
-    (void)next_piece(&first, ring, ring->slice_bytes, &piece);
+    (void)next_piece(&first, ring, slice_use(ring), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
@@ -390,7 +396,7 @@ static uint64_t dump_piece(const struct gpu_ring *ring)
     for (uint32_t i = 0; i < ring->slices; i++)
         if (ring->turns[i].state != TURN_FREE && ring->turns[i].direction == UCM_COPY_DUMP)
             bytes += 2 * ring->turns[i].piece.bytes;
-    return bytes < ring->slice_bytes ? bytes : ring->slice_bytes;
+    return bytes < slice_use(ring) ? bytes : slice_use(ring);
 }
 
 /* The bus has work at once, but the job is done only when its last slice is scattered: that is a
@@ -400,10 +406,10 @@ static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
                            const struct gpu_ring *ring)
 {
     uint64_t rest = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
-    uint64_t least = ring->slice_bytes / RING_LAST_SHARE;
+    uint64_t whole = slice_use(ring), least = whole / RING_LAST_SHARE;
 
-    if (rest > ring->slice_bytes || rest <= least || job_queue_next_of(&g->ready, job))
-        return ring->slice_bytes;
+    if (rest > whole || rest <= least || job_queue_next_of(&g->ready, job))
+        return whole;
     return rest / 2 > least ? rest / 2 : least;
 }
 

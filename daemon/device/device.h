@@ -46,6 +46,7 @@ struct device_region {
     uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
     struct ucm_copy_plane *planes; /* base filled by the device when it opens */
     pid_t pid;                     /* of the worker, as the kernel names it; 0: not visible here */
+    uint64_t owner;                /* its connection: tells workers apart that are not visible */
     uint32_t ring_region;          /* how orders on its connection's ring name it; 0: none does */
     void *mapping;                 /* device's own */
 };

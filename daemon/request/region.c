@@ -182,6 +182,7 @@ int method_region_register(struct call *call)
         goto err_after_check;
     r->region->device = device;
     r->region->pid = s->peer.pid;
+    r->region->owner = (uint64_t)(uintptr_t)s;
     r->id = table_add(&s->regions, r);
     if (r->id == 0) {
         rc = ucm_error_set(

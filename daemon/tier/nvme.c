@@ -2,6 +2,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
+#include "daemon/base/take.h"
 #include "proto/errors.h"
 
 #include <assert.h>
@@ -48,15 +49,20 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
     log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
-    d->folder = path;
+    d->folder = NULL; /* it may have been the file's own */
     d->file.segments = 0;
     d->degraded = true;
-    snprintf(d->reason, sizeof(d->reason), "%s", text);
+    snprintf(d->reason, sizeof(d->reason), "left out until the next start: %s", text);
+    d->tier->metrics->nvme_files_lost++;
 }
 
-/* A mistake of the configuration is refused; a device that fails is done without. */
+/* A mistake of the configuration is refused; a device that fails, or is not there while others are,
+ * is done without. */
 static int devices_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
+    bool any = config_nvme_there(c);
+
+    t->metrics->nvme_files_lost = 0;
     for (unsigned i = 0; i < t->files; i++) {
         const char *path = c->nvme_paths.item[i];
         struct ucm_error why = {0};
@@ -65,7 +71,7 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
 
         if (rc == 0)
             t->devices[i].folder = t->devices[i].file.folder;
-        if (rc == -EROFS || rc == -EIO) {
+        if (take_failed(rc) || (rc == -ENOENT && any)) {
             device_lose(&t->devices[i], path, why.text);
         } else if (rc < 0) {
             if (why.code == 0)

@@ -29,12 +29,14 @@
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
-    const char *folder;    /* of what belongs to it; lost: the entry of nvme.paths */
+    const char *folder;    /* of what belongs to it; NULL: lost */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
     bool degraded;
-    char reason[96];
+    /* The run before wrote on after its last checkpoint, and did not end in order. */
+    bool went_on;
+    char reason[128];
     struct tier *tier;
     /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
      * that is running. */
@@ -198,6 +200,8 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 int nvme_move_open(struct tier *t, unsigned share);
 void nvme_move_close(struct tier *t);
 bool nvme_moving(const struct tier *t);
+/* What is gone from this segment may lie, not synced yet, in another file. */
+bool nvme_emptying(const struct tier *t, const struct segment *s);
 /* A segment may have been opened: others have to be emptied. */
 void nvme_move_check(struct tier *t);
 

@@ -72,12 +72,10 @@ static void store_done_cb(uv_work_t *work, int status)
     else if (!f->probing)
         log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", f->device->file.path,
                   strerror(-f->status));
-    if (!t->closing) {
-        if (f->probing)
-            probe_ended(f);
-        if (f->due)
-            store(f);
-    }
+    if (f->probing && !t->closing)
+        probe_ended(f);
+    if (f->due) /* the next start must know of it, too */
+        store(f);
     nvme_release(t);
 }
 
@@ -199,7 +197,7 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_care *k = timer->data;
     uint64_t now = uv_now(k->tier->loop);
 
-    for (unsigned i = 0; i < k->tier->files; i++) {
+    for (unsigned i = 0; i < k->tier->files && !k->tier->closing; i++) {
         struct care_file *f = &k->file[i];
 
         if (f->probe_ms == 0 || f->probing || f->probe_ms > now)
@@ -248,10 +246,12 @@ static void bound_check(struct tier *t, struct nvme_device *d)
 }
 
 /* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says
- * nothing of the disk. */
+ * nothing of the disk. Where there were such writes, one of them may also have been the first of a
+ * segment's new opening, and lie in what the checkpoint tells of the old one. */
 static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t slot)
 {
-    return s->sequence < t->recovery.before && slot >= s->covered;
+    return s->sequence < t->recovery.before &&
+           (slot >= s->covered || t->devices[s->file].went_on || nvme_recovering(t));
 }
 
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot)

@@ -76,8 +76,8 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
                                   .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->slots == 0 || k->slot >= s->slots || s->unknown)
-        return false; /* unknown: to be looked at again */
+    if (s->slots == 0 || k->slot >= s->slots || s->unknown || nvme_emptying(t, s))
+        return false; /* the next start has to look itself */
     r.to = slots_settled(s, k->slot, RECORD_SLOTS);
     if (r.to == r.from)
         return false;
@@ -281,7 +281,7 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_checkpoint *k = timer->data;
     uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
 
-    if (written < DUE_BYTES || written < DUE_SHARE * k->size)
+    if (k->tier->closing || written < DUE_BYTES || written < DUE_SHARE * k->size)
         return; /* the next write comes here again */
     if (k->busy || nvme_recovering(k->tier)) {
         nvme_checkpoint_later(k->tier);

@@ -1,5 +1,6 @@
 #include "daemon/tier/nvme_entry.h"
 
+#include "daemon/base/take.h"
 #include "daemon/tier/nvme_file.h"
 #include "proto/errors.h"
 
@@ -11,12 +12,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
-
-/* A killed daemon's device stays taken until its last transfers have ended. */
-#define OPEN_TRIES 500
-#define OPEN_PAUSE_NS 10000000
 
 int nvme_entry_kind(const char *path, enum nvme_entry *out, struct ucm_error *e)
 {
@@ -52,22 +48,15 @@ static int device_check(int fd, const char *path, struct ucm_error *e)
 
 int nvme_entry_open_device(const char *path, struct ucm_error *e)
 {
-    const struct timespec pause = {.tv_nsec = OPEN_PAUSE_NS};
-    int fd = -1, rc = -EBUSY;
+    int fd = take_open(path, O_RDWR | O_DIRECT), rc;
 
-    for (int i = 0; i < OPEN_TRIES && rc == -EBUSY; i++) {
-        if (i > 0)
-            nanosleep(&pause, NULL);
-        fd = open(path, O_RDWR | O_EXCL | O_DIRECT | O_CLOEXEC);
-        rc = fd < 0 ? -errno : 0;
-    }
-    if (rc < 0) {
+    if (fd < 0) {
         ucm_error_set(e, UCM_WIRE_IO,
-                      rc == -EBUSY ? "%s is in use: it is mounted, part of something else, or "
+                      fd == -EBUSY ? "%s is in use: it is mounted, part of something else, or "
                                      "another ucmd has it"
                                    : "%s can't be opened: %s",
-                      path, strerror(-rc));
-        return rc;
+                      path, strerror(-fd));
+        return fd;
     }
     rc = device_check(fd, path, e);
     if (rc == 0)

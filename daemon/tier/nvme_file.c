@@ -3,6 +3,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
+#include "daemon/base/take.h"
 #include "daemon/tier/nvme_entry.h"
 #include "proto/errors.h"
 
@@ -16,12 +17,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
-
-/* A killed daemon's file stays locked until its last transfers have ended. */
-#define LOCK_TRIES 1000
-#define LOCK_PAUSE_NS 10000000
 
 /* ---- pages ---- */
 
@@ -78,17 +74,10 @@ static int file_open(const char *name, int flags)
 
 static int file_lock(const struct nvme_file *f, struct ucm_error *e)
 {
-    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
-    int rc = 0;
+    int rc = take_lock(f->fd);
 
-    for (int i = 0; i < LOCK_TRIES; i++) {
-        if (flock(f->fd, LOCK_EX | LOCK_NB) == 0)
-            return 0;
-        rc = -errno;
-        if (rc != -EWOULDBLOCK && rc != -EINTR)
-            break;
-        nanosleep(&pause, NULL);
-    }
+    if (rc == 0)
+        return 0;
     ucm_error_set(e, UCM_WIRE_IO,
                   rc == -EWOULDBLOCK ? "%s is in use by another ucmd: give each daemon its own "
                                        "nvme.paths, or stop the other one"
@@ -298,7 +287,7 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
         ucm_error_set(e, UCM_WIRE_INVALID, "the superblock of %s is damaged: %s to start empty",
                       f->path, start_empty(f));
     if (rc < 0)
-        return -EINVAL;
+        return rc == -EBADMSG ? -EUCLEAN : -EINVAL;
     if (super.segment_bytes != segment_bytes) {
         ucm_error_set(e, UCM_WIRE_INVALID,
                       "%s was made with segments of %" PRIu64

@@ -32,8 +32,8 @@ struct nvme_file {
 
 /* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes CONFIG_NVME_FILE
  * in a folder, or takes a file or device as it is (nvme_entry.h; `state` is nvme.state, and a
- * device may be smaller than size_bytes). 0, or -errno with *e saying what would be right. -EROFS
- * and -EIO speak of a failing device, not of a mistake. */
+ * device may be smaller than size_bytes). 0, or -errno with *e saying what would be right; see
+ * take_failed for what speaks of a failing device. */
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */

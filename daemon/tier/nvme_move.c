@@ -106,6 +106,9 @@ static void read_cb(struct tier_io *io, int status)
     struct move *v = LIST_ENTRY(io, struct move, io);
 
     KILL_POINT("move-read");
+    if (status == -EBADMSG && still_there(v) && v->mover->tier->callbacks.lost)
+        v->mover->tier->callbacks.lost(v->mover->tier->callbacks.ctx, io->name.owner,
+                                       io->place.loc);
     if (status < 0 || !still_there(v)) {
         move_end(v);
         return;
@@ -158,7 +161,7 @@ static void synced_cb(struct tier_io *io, int status)
 {
     struct move *v = LIST_ENTRY(io, struct move, io);
 
-    v->mover->unsynced |= status < 0;
+    v->mover->unsynced |= status < 0 && status != -ESTALE; /* it was forgotten, or purged */
     KILL_POINT("move-synced");
     move_end(v);
 }
@@ -178,7 +181,7 @@ static void sync_all(struct nvme_mover *m)
         m->active++;
         rc = m->tier->closing ? -ECANCELED : nvme_sync_part(m->tier, &v->io);
         if (rc < 0) {
-            m->unsynced |= rc != -ESTALE; /* it was forgotten */
+            m->unsynced |= rc != -ESTALE;
             m->active--;
             move_free(v);
         }
@@ -195,12 +198,13 @@ static void segment_end(struct nvme_mover *m)
     m->segment = NULL;
     if (m->unsynced)
         segment_withhold(&t->segments, s);
-    if (!t->closing && !m->unsynced) {
+    /* withheld, its room is nobody's: what is sound in it stays */
+    if (!t->closing && !s->withheld) {
         segment_take(&t->segments, s, &t->callbacks, &dropped);
         t->metrics->nvme_reclaimed_blocks += dropped;
     }
     segment_read_end(&t->segments, s);
-    t->metrics->nvme_reclaimed_segments += s->state == SEGMENT_FREE;
+    t->metrics->nvme_reclaimed_segments += s->state == SEGMENT_FREE && !s->withheld;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     t->stalled = false; /* whoever called here goes on with the writes */
     nvme_move_check(t);
@@ -211,8 +215,8 @@ static void parts_start(struct nvme_mover *m)
 {
     const struct segment *s = m->segment;
 
-    while (!m->tier->closing && m->left > 0 && m->slot < s->slots && m->active < MOVES &&
-           (m->active == 0 || m->bytes < MOVE_BYTES)) {
+    while (!m->tier->closing && !s->withheld && m->left > 0 && m->slot < s->slots &&
+           m->active < MOVES && (m->active == 0 || m->bytes < MOVE_BYTES)) {
         uint32_t slot = m->slot++;
         int rc;
 
@@ -264,6 +268,11 @@ void nvme_move_check(struct tier *t)
 bool nvme_moving(const struct tier *t)
 {
     return t->mover && t->mover->segment;
+}
+
+bool nvme_emptying(const struct tier *t, const struct segment *s)
+{
+    return t->mover && t->mover->segment == s;
 }
 
 int nvme_move_open(struct tier *t, unsigned share)

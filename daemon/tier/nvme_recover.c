@@ -87,6 +87,11 @@ static void recover_progress(struct tier *t)
 
 /* ---- what a header says ---- */
 
+static bool file_has(const struct nvme_file *f, const uint8_t uuid[NVME_UUID_BYTES])
+{
+    return memcmp(f->uuid, uuid, sizeof(f->uuid)) == 0;
+}
+
 static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
 {
     const struct nvme_file *f = &t->devices[s->file].file;
@@ -94,9 +99,10 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
     int rc = nvme_segment_header_decode(page, &h);
 
     KILL_POINT("recover-segment");
+    if (rc == 0 && !file_has(f, h.uuid))
+        return; /* of a cache that was here before: a device is not wiped */
     t->metrics->nvme_damaged_pages += rc == -EBADMSG || (rc == 0 && h.segment != s->number);
-    if (rc < 0 || memcmp(h.uuid, f->uuid, sizeof(h.uuid)) != 0 || h.segment != s->number ||
-        h.sequence >= t->recovery.before)
+    if (rc < 0 || h.segment != s->number || h.sequence >= t->recovery.before)
         return; /* nothing was ever stored here, or nothing that counts */
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
@@ -111,9 +117,7 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
 static bool slot_is_ours(const struct tier *t, const struct segment *s, uint32_t slot,
                          const struct nvme_slot_header *h)
 {
-    const struct nvme_file *f = &t->devices[s->file].file;
-
-    return memcmp(h->uuid, f->uuid, sizeof(h->uuid)) == 0 && h->segment == s->number &&
+    return file_has(&t->devices[s->file].file, h->uuid) && h->segment == s->number &&
            h->slot == slot && h->generation == s->sequence && h->sequence < t->recovery.before &&
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
@@ -183,6 +187,7 @@ static void segment_known(struct tier *t, struct segment *s)
 {
     for (uint32_t i = s->covered; i < s->seen_to; i++)
         t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
+    t->devices[s->file].went_on |= s->seen_to > s->covered;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
     if (s->unknown)
@@ -201,8 +206,10 @@ static void slot_seen(struct tier *t, struct segment *s, uint32_t slot, const ui
     struct nvme_slot_header h;
     int rc = nvme_slot_header_decode(page, &h);
     bool ours = rc == 0 && slot_is_ours(t, s, slot, &h);
+    bool meant = rc == 0 && h.generation == s->sequence &&
+                 file_has(&t->devices[s->file].file, h.uuid); /* for this opening */
 
-    if ((ours || rc == -EBADMSG || (rc == 0 && h.generation == s->sequence)) && slot >= s->seen_to)
+    if ((meant || rc == -EBADMSG) && slot >= s->seen_to)
         s->seen_to = slot + 1;
     if (ours)
         nvme_recover_slot(t, s, slot, &h);

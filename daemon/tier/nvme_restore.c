@@ -123,6 +123,7 @@ static struct segment *record_segment(struct nvme_restore *r)
     s = &t->segments.file[r->file].segments[c->segment];
     /* it was in use, and its header is not there */
     t->metrics->nvme_damaged_pages += s->state == SEGMENT_FREE && c->from == 0 && c->entries > 0;
+    t->devices[r->file].went_on |= nvme_to_recover(t, s) && s->sequence > c->sequence;
     if (!nvme_to_recover(t, s) || s->sequence != c->sequence ||
         (uint64_t)s->stride_pages * NVME_PAGE != c->stride || s->covered != c->from ||
         c->to > s->slots)

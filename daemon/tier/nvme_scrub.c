@@ -301,6 +301,8 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_scrub *k = timer->data;
     int rc = 0;
 
+    if (k->tier->closing)
+        return; /* who could tell what lies there may be gone */
     if (nvme_recovering(k->tier)) {
         step_in(k, RECOVERING_MS);
         return;

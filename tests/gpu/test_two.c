@@ -2,6 +2,7 @@
  * and takes only memory of its own. With one GPU there is nothing to test. */
 #include "tests/gpu/harness.h"
 
+#include <cuda.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,6 +47,28 @@ static bool side_open(unsigned i)
                  "a region of GPU %u opens: %s", i, e.text);
 }
 
+/* Is there an error to tell memory of another GPU by? Nothing is opened here yet that could be
+ * closed with it. */
+static void without_peers(void)
+{
+    CUipcMemHandle handle;
+    CUdeviceptr address;
+    CUcontext context;
+    CUresult r;
+
+    memcpy(&handle, sides[0].ipc, sizeof(handle));
+    if (cuDevicePrimaryCtxRetain(&context, 1) != CUDA_SUCCESS)
+        return;
+    (void)cuCtxPushCurrent(context);
+    r = cuIpcOpenMemHandle(&address, handle, 0);
+    printf("INFO  GPU 1 opens memory of GPU 0 without CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: %d\n",
+           (int)r);
+    if (r == CUDA_SUCCESS)
+        (void)cuIpcCloseMemHandle(address);
+    (void)cuCtxPopCurrent(&context);
+    (void)cuDevicePrimaryCtxRelease(1);
+}
+
 /* The driver may map it over the link between the GPUs and call it this GPU's: then it is the
  * worker's memory all the same. */
 static void wrong_gpu(void)
@@ -54,6 +77,7 @@ static void wrong_gpu(void)
     struct ucm_error e = {0};
     struct test_job j;
 
+    without_peers();
     (void)device_use(&t, sides[1].uuid);
     if (region_open(&t, &flat, sides[0].w.pid, sides[0].ipc, -1, 0, MEMORY, &r, &e) < 0) {
         CHECK(e.text[0] != '\0', "a handle of the other GPU is refused: %s", e.text);

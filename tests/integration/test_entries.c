@@ -17,21 +17,23 @@
 static struct host host;
 static struct worker w;
 static bool connected;
-static char image[128], device[64], paths[256], state[128];
+static char image[128], device[64], paths[320], state[128];
 
-/* What a command printed first, and its exit status. */
+/* What a command printed, as much as there is room for, and its exit status. */
 static int shell(char *out, size_t cap, const char *format, const char *a, const char *b)
 {
     char command[512];
+    size_t n;
     int status;
     FILE *f;
 
     snprintf(command, sizeof(command), format, a, b);
     f = popen(command, "r");
     cr_assert_not_null(f);
-    if (!fgets(out, (int)cap, f))
-        out[0] = '\0';
-    out[strcspn(out, "\n")] = '\0';
+    n = fread(out, 1, cap - 1, f);
+    out[n] = '\0';
+    if (n > 0 && out[n - 1] == '\n')
+        out[n - 1] = '\0';
     while (fgetc(f) != EOF)
         ;
     status = pclose(f);
@@ -51,6 +53,16 @@ static int ctl_format(const char *path, const char *options, char *out, size_t c
 
     snprintf(arguments, sizeof(arguments), "format %s %s", options, path);
     return ctl(arguments, out, cap);
+}
+
+/* Without what it says of a lock: a killed daemon's is held for a while. */
+static int ctl_offline(const char *path, const char *options, char *out, size_t cap)
+{
+    char arguments[400];
+    const char *ucmctl = getenv("UCMCTL");
+
+    snprintf(arguments, sizeof(arguments), "verify --json --offline %s %s", path, options);
+    return shell(out, cap, "%s %s 2>/dev/null", ucmctl ? ucmctl : "build/ucmctl", arguments);
 }
 
 static void image_make(off_t bytes)
@@ -125,19 +137,24 @@ static void restart(bool kill)
     open_worker();
 }
 
-static void dump_durable(uint64_t first)
+static void dump_some(uint64_t first, uint32_t n)
 {
     uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
     uint32_t blocks[BLOCKS];
 
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
+    keys_make(first, n, keys);
+    for (uint32_t i = 0; i < n; i++) {
         blocks[i] = i;
         worker_fill(&w, i, first + i);
     }
-    cr_assert_eq(worker_dump_durable(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++)
+    cr_assert_eq(worker_dump_durable(&w, keys, blocks, n, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < n; i++)
         cr_assert_eq(status[i], UCM_BLOCK_IS_OK, "block %u: %u", i, status[i]);
+}
+
+static void dump_durable(uint64_t first)
+{
+    dump_some(first, BLOCKS);
 }
 
 static void expect_all(uint64_t first)
@@ -280,6 +297,82 @@ Test(entries, one_that_runs_is_not_formatted_nor_shared)
     cr_expect_eq(metric(w.client, "blocks"), 0u);
 }
 
+/* What the former cache has left in segments of the new one is no damage. */
+Test(entries, a_device_that_was_a_cache_before)
+{
+    char out[256];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    worker_close(&w);
+    connected = false;
+    host_kill(&host);
+    cr_assert_eq(ctl_format(device, "--force --yes", out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    dump_some(0, 3);
+    restart(true);
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 3u);
+    cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
+    worker_close(&w);
+    connected = false;
+    cr_assert_eq(host_stop(&host), 0);
+    cr_expect_eq(ctl_offline(device, "", out, sizeof(out)), 0, "%s", out);
+}
+
+/* ---- without a daemon ---- */
+
+/* Where the first slot of the first segment has its payload. */
+#define FIRST_PAYLOAD (MIB + 3 * 4096)
+
+static void offline_is_as_good_as_in_a_folder(const char *path)
+{
+    char out[512], with_state[192], salvage[224];
+
+    snprintf(salvage, sizeof(salvage), "--state %s --salvage", host.dir);
+    snprintf(with_state, sizeof(with_state), "--state %s", host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_some(0, 8);
+    cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 1, "it runs");
+    worker_close(&w);
+    connected = false;
+    host_kill(&host);
+    cr_expect_eq(ctl_offline(path, "", out, sizeof(out)), 0, "%s", out);
+    cr_expect_null(strstr(out, "\"named\":\ttrue"), "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 0, "%s", out);
+    cr_expect_not_null(strstr(out, "\"named\":\ttrue"), "%s", out);
+    write_at(path, FIRST_PAYLOAD, "bad", 3);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(ctl_offline(path, "--salvage", out, sizeof(out)), 2, "%s", out);
+    cr_expect_eq(ctl_offline(path, "--salvage --state /nowhere", out, sizeof(out)), 1, "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 5, "nothing was changed");
+    cr_expect_eq(ctl_offline(path, salvage, out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(ctl_offline(path, with_state, out, sizeof(out)), 0, "%s", out);
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 7u);
+    cr_expect_eq(metric(w.client, "nvme_damaged_pages"), 0u);
+}
+
+Test(entries, a_device_is_verified_and_salvaged_without_a_daemon)
+{
+    char out[256];
+
+    device_make("");
+    cr_assert_eq(ctl_format(device, "", out, sizeof(out)), 0, "%s", out);
+    offline_is_as_good_as_in_a_folder(device);
+}
+
+Test(entries, a_file_is_verified_and_salvaged_without_a_daemon)
+{
+    image_make(0);
+    offline_is_as_good_as_in_a_folder(image);
+}
+
 /* Beside a folder; another name of the device is the same device. */
 Test(entries, with_a_folder_and_under_another_name)
 {
@@ -299,4 +392,92 @@ Test(entries, with_a_folder_and_under_another_name)
     snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", link, host.dir);
     restart(false);
     expect_all(0);
+}
+
+/* ---- an entry that can't be used ---- */
+
+static void restart_without_image(const char *why)
+{
+    char out[2048];
+
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    connected = true;
+    cr_expect(health_is(w.client, "degraded"));
+    cr_expect_eq(metric(w.client, "nvme_files_lost"), 1u);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 63 * MIB);
+    snprintf(out, sizeof(out), "health --socket %s", host.socket);
+    cr_expect_eq(ctl(out, out, sizeof(out)), 4);
+    cr_expect_not_null(strstr(out, "left out until the next start"), "%s", out);
+    cr_expect_not_null(strstr(out, image), "%s", out);
+    cr_expect_not_null(strstr(out, why), "%s", out);
+}
+
+static void stop(void)
+{
+    worker_close(&w);
+    connected = false;
+    cr_assert_eq(host_stop(&host), 0);
+}
+
+static void expect_back(void)
+{
+    host_restart(&host);
+    open_worker();
+    cr_expect_eq(metric(w.client, "nvme_files_lost"), 0u);
+    cr_expect_eq(metric(w.client, "nvme_bytes_capacity"), 2 * 63 * MIB);
+    expect_all(0);
+    expect_all(100);
+}
+
+Test(entries, one_that_is_gone_is_done_without)
+{
+    char away[160];
+
+    image_make(0);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    stop();
+    snprintf(away, sizeof(away), "%s-away", image);
+    cr_assert_eq(rename(image, away), 0);
+    restart_without_image("No such file");
+    dump_durable(100);
+    expect_all(100);
+    stop();
+    cr_assert_eq(rename(away, image), 0);
+    expect_back();
+    /* with none of them left the configuration is wrong */
+    stop();
+    snprintf(paths, sizeof(paths), "nvme.paths=%s-1,%s-2", image, image);
+    expect_refused();
+}
+
+Test(entries, one_whose_superblock_is_damaged_is_done_without_and_left_alone)
+{
+    char out[512], sum[2][128];
+
+    image_make(0);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s,%s", image, host.dir);
+    host_restart(&host);
+    open_worker();
+    dump_durable(0);
+    stop();
+    write_at(image, 2000, "x", 1);
+    cr_assert_eq(shell(sum[0], sizeof(sum[0]), "cksum %s %s", image, ""), 0);
+    restart_without_image("superblock");
+    dump_durable(100);
+    expect_all(100);
+    stop();
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_expect_str_eq(sum[1], sum[0]);
+    snprintf(out, sizeof(out), "verify --offline %s --salvage --state %s", image, host.dir);
+    cr_expect_eq(ctl(out, out, sizeof(out)), 5);
+    cr_expect_not_null(strstr(out, "the superblock is damaged"), "%s", out);
+    cr_expect_not_null(strstr(out, "ucmctl format --force"), "%s", out);
+    cr_assert_eq(shell(sum[1], sizeof(sum[1]), "cksum %s %s", image, ""), 0);
+    cr_expect_str_eq(sum[1], sum[0]);
+    write_at(image, 2000, "", 1);
+    expect_back();
 }

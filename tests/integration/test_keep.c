@@ -121,6 +121,23 @@ static void expect_cold(uint64_t first, uint32_t n)
     expect_all(first, n);
 }
 
+/* What was not worth a write when it was dumped is not after a restart either. */
+Test(keep, a_restart_is_no_use_of_a_block)
+{
+    open_keep(true);
+    worker_leave();
+    cr_assert_eq(host_stop(&host), 0);
+    host.sets[1] = "nvme.admission=reuse";
+    start_again();
+    worker_store(&w, 0, BLOCKS);
+    cr_expect_eq(metric(w.client, "nvme_write_refused"), BLOCKS);
+    restart(stop_clean);
+    cr_expect_eq(metric(w.client, "arena_kept_parts"), BLOCKS);
+    restart(stop_clean); /* after what was to be written was */
+    cr_expect_eq(metric(w.client, "nvme_recovered_parts"), 0u);
+    expect_all(0, BLOCKS);
+}
+
 static int keep_file(const char *name, int flags)
 {
     char path[96];

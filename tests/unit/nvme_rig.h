@@ -48,7 +48,7 @@ struct rig {
     char *memory; /* one slot a part */
     uint64_t slot_bytes;
     struct rig_part parts[RIG_PARTS_MAX];
-    unsigned n, drops, moves, done, under_way;
+    unsigned n, drops, moves, losses, done, under_way;
     bool close_when_done, tells_moves; /* the latter: parts that were read may be moved */
 };
 
@@ -130,6 +130,17 @@ static inline bool rig_moved_cb(void *ctx, uint64_t owner, uint64_t from,
     return true;
 }
 
+static inline void rig_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct rig *r = ctx;
+    struct rig_part *p = &r->parts[owner - 1];
+
+    cr_assert(p->stored && p->place.loc == loc);
+    p->stored = false;
+    r->losses++;
+    tier_nvme.forget(r->tier, &p->place, p->io.bytes);
+}
+
 static inline const char *rig_base(void)
 {
     const char *base = getenv("TMPDIR");
@@ -168,6 +179,7 @@ static inline int rig_try_open(struct rig *r)
     if (r->tells_moves) {
         callbacks.describe = rig_describe_cb;
         callbacks.moved = rig_moved_cb;
+        callbacks.lost = rig_lost_cb;
     }
     memset(&r->error, 0, sizeof(r->error));
     return tier_nvme.open(&r->loop, &r->config, &callbacks, &r->metrics, &r->tier, &r->error);
@@ -214,6 +226,10 @@ static inline void rig_close(struct rig *r)
     cr_assert_eq(uv_loop_close(&r->loop), 0);
     for (unsigned i = 0; i < r->config.nvme_paths.n; i++) {
         rig_path(r, i, path);
+        unlink(path);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_INDEX);
+        unlink(path);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_NAMES);
         unlink(path);
         rmdir(r->folders[i]);
     }
@@ -263,6 +279,30 @@ static inline int part_submit(struct rig *r, unsigned number, enum tier_op op)
     return rc;
 }
 
+#define RIG_FINGERPRINT 0xf0 /* each byte of it */
+
+static inline void rig_named_cb(struct tier_naming *n, int status)
+{
+    cr_assert_eq(status, 0, "%s", strerror(-status));
+    n->identity = NULL; /* done */
+}
+
+/* The namespace of all parts is named, or what was stored for it so far purged. n: until it is
+ * done. */
+static inline void rig_name(struct rig *r, struct tier_naming *n, bool forget)
+{
+    static const uint8_t identity[16] = "the only one";
+    static uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+
+    memset(fingerprint, RIG_FINGERPRINT, sizeof(fingerprint));
+    *n = (struct tier_naming){.fingerprint = fingerprint,
+                              .identity = identity,
+                              .identity_bytes = sizeof(identity),
+                              .forget = forget,
+                              .done = rig_named_cb};
+    tier_nvme.naming(r->tier, n);
+}
+
 static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
 {
     struct rig_part *p = &r->parts[number];
@@ -272,7 +312,7 @@ static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
     p->io.name.owner = number + 1;
     p->io.name.key_bytes = 32;
     p->io.name.part = number % 8;
-    memset(p->io.name.fingerprint, 0xf0, sizeof(p->io.name.fingerprint));
+    memset(p->io.name.fingerprint, RIG_FINGERPRINT, sizeof(p->io.name.fingerprint));
     for (unsigned i = 0; i < 32; i += 8) {
         uint64_t v = rig_random(&seed);
 

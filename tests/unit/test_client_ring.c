@@ -224,14 +224,14 @@ Test(client_ring, no_task_fails_before_what_was_claimed_has_ended)
     pthread_join(thread, NULL);
 }
 
-Test(client_ring, a_companion_that_hangs_is_not_awaited_for_ever)
+Test(client_ring, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     int64_t begin = fake_now_ms();
 
     ucm_ring_post(memory, 1, ucm_ring_tag(1, 1));
     cr_assert(ucm_ring_move(memory, 1, ucm_ring_tag(1, 1), RING_POSTED, RING_CLAIMED));
     lose_connection();
-    cr_assert_lt(fake_now_ms() - begin, 5000);
+    cr_assert_lt(fake_now_ms() - begin, 8000);
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
 }
 
@@ -246,7 +246,7 @@ Test(client_ring, hostile_words_hold_nobody_up)
         memcpy((uint8_t *)memory + i, &seed, 8);
     }
     lose_connection();
-    cr_assert_lt(fake_now_ms() - begin, 5000);
+    cr_assert_lt(fake_now_ms() - begin, 8000);
     cr_assert_neq(atomic_load(&memory->words.dead), 0);
     cr_assert_eq(ucm_ring_alive(ring), 0);
 }

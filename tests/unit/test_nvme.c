@@ -498,10 +498,30 @@ Test(nvme, other_versions_and_layouts_are_refused)
     poke(&rig, 0, 8, "\2", 1);
     refused("storage format version 2, this ucmd needs 1");
     poke(&rig, 0, 8, "\1", 1);
+    rig_open(&rig);
+    rig_close(&rig);
+}
+
+Test(nvme, a_damaged_superblock_is_done_without)
+{
+    struct tier_stats stats;
+
+    rig_init(&rig, 1, 9 * MIB, 2 * MIB, CONFIG_IO_AUTO);
+    rig_open(&rig);
+    rig_memory(&rig, 1, 50000);
+    rig_close_tier(&rig);
     poke(&rig, 0, 2000, "x", 1);
-    refused("damaged");
+    rig_open(&rig);
+    tier_nvme.stats(rig.tier, &stats);
+    cr_assert(stats.degraded);
+    cr_assert(strstr(stats.reason, "superblock"), "%s", stats.reason);
+    cr_assert_eq(rig.metrics.nvme_files_lost, 1);
+    cr_assert_eq(part_write(&rig, 0, 50000), -EROFS);
+    rig_close_tier(&rig);
     poke(&rig, 0, 2000, "", 1);
     rig_open(&rig);
+    cr_assert_eq(rig.metrics.nvme_files_lost, 0);
+    cr_assert_eq(rig_write(&rig, 0, 1, 50000), 1);
     rig_close(&rig);
 }
 

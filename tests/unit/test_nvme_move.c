@@ -1,6 +1,8 @@
 /* Parts that were read are written again before their segment is reused. */
 #include "tests/unit/nvme_rig.h"
 
+#include "daemon/tier/checkpoint_format.h"
+
 static struct rig rig;
 
 #define PART 100000u
@@ -28,7 +30,7 @@ static void first_parts(unsigned out[SLOTS])
 {
     unsigned n = 0;
 
-    for (unsigned i = 0; i < FULL; i++)
+    for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++)
         if (place_offset(&rig.parts[i].place) < (off_t)(2 * MIB))
             out[n++ % SLOTS] = i;
     cr_assert_eq(n, SLOTS);
@@ -146,6 +148,30 @@ Test(nvme_move, what_is_damaged_is_not_moved)
     rig_close(&rig);
 }
 
+/* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
+Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
+{
+    unsigned first[SLOTS];
+    int fd;
+
+    open_moving(1, 17 * MIB, 50);
+    rig.config.nvme_quarantine = 100;
+    cr_assert_eq(rig_write(&rig, 0, 13 * SLOTS, PART), 13 * SLOTS);
+    first_parts(first);
+    read_part(first[0]);
+    fd = rig_fd(&rig, 0);
+    cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[0]].place) + NVME_PAGE + 77), 1);
+    close(fd);
+    rig_write(&rig, 13 * SLOTS, 40 * SLOTS, PART);
+    cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
+    cr_expect_not(rig.parts[first[0]].stored);
+    cr_expect_eq(rig.losses, 1u, "whoever uses the part is told");
+    for (unsigned i = 1; i < SLOTS; i++)
+        cr_expect(rig.parts[first[i]].stored, "part %u", first[i]);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
 /* Turns of the loop until parts are being moved. */
 static void run_until_moving(void)
 {
@@ -176,6 +202,61 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
     rig_close(&rig);
 }
 
+/* Slots of the segment `number` that a file's checkpoint tells of. */
+static uint32_t checkpoint_tells(unsigned file, uint32_t number)
+{
+    static uint8_t bytes[MIB];
+    struct checkpoint_record r;
+    uint32_t told = 0;
+    char path[128];
+    ssize_t n;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/%s", rig.folders[file], CONFIG_NVME_INDEX);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    n = read(fd, bytes, sizeof(bytes));
+    close(fd);
+    unlink(path);
+    cr_assert_gt(n, 0);
+    for (size_t at = 0; at < (size_t)n; at += checkpoint_record_bytes(r.entries)) {
+        cr_assert_eq(checkpoint_record_decode(bytes + at, (size_t)n - at, &r), 0);
+        told += r.segment == number ? r.to - r.from : 0;
+    }
+    return told;
+}
+
+/* What was moved may lie in another file, and not synced: a checkpoint that says that it is not
+ * here any more would lose it with the power. */
+Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
+{
+    struct tier_place before[3 * FULL];
+    uint32_t number = UINT32_MAX;
+    unsigned file = 0;
+
+    open_moving(2, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, 2 * FULL, PART), 2 * FULL);
+    for (unsigned i = 0; i < 2 * FULL; i++) {
+        if (rig.parts[i].stored)
+            read_part(i);
+        before[i] = rig.parts[i].place;
+    }
+    for (unsigned i = 2 * FULL; i < 3 * FULL; i++)
+        cr_assert_eq(part_write(&rig, i, PART), 0);
+    while (rig.moves == 0)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < 2 * FULL; i++) {
+        if (!rig.parts[i].stored || rig.parts[i].place.loc == before[i].loc)
+            continue;
+        file = nvme_loc_file(before[i].loc);
+        number = (uint32_t)((place_offset(&before[i]) - NVME_DATA_OFFSET) / (off_t)MIB);
+    }
+    cr_assert_eq(tier_nvme.sync(rig.tier), 0);
+    cr_expect_eq(checkpoint_tells(file, number), 0u);
+    rig_run(&rig);
+    rig_close(&rig);
+}
+
 /* The last operation's end closes the tier, whatever is being moved then. */
 Test(nvme_move, closed_while_it_moves)
 {
@@ -191,4 +272,32 @@ Test(nvme_move, closed_while_it_moves)
         rig_run(&rig);
         rig_close(&rig);
     }
+}
+
+/* The copies of what has been purged are nobody's; the segment that they come from is free again,
+ * and not kept out of use as if they could not have been synced. */
+Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
+{
+    struct tier_naming naming;
+    unsigned there = 0;
+
+    open_moving(1, 9 * MIB, 50);
+    rig_name(&rig, &naming, false);
+    rig_run(&rig);
+    for (unsigned round = 0; round < 7; round++) {
+        unsigned from = round * FULL;
+
+        cr_assert_eq(rig_write(&rig, from, from + FULL, PART), FULL, "round %u", round);
+        for (unsigned i = from; i < from + FULL; i++)
+            if (rig.parts[i].stored)
+                read_part(i);
+        rig_name(&rig, &naming, true);
+        rig_run(&rig);
+        cr_assert_null(naming.identity);
+    }
+    for (unsigned i = 6 * FULL; i < 7 * FULL; i++)
+        there += rig.parts[i].stored;
+    cr_expect_gt(there, 2 * SLOTS);
+    cr_expect_gt(rig.moves, 0u);
+    rig_close(&rig);
 }

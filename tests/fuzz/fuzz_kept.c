@@ -1,0 +1,76 @@
+/* Any bytes as the manifest of kept DRAM: refused, or every number in it within its bounds. What
+ * begins with the right head gets its checksums made right, so that what they cover is reached. */
+#include "daemon/cache/kept_format.h"
+#include "daemon/index/index.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXTENT (1u << 20)
+#define EXTENTS 8u
+#define BODY_MAX 65536u
+#define COUNTS 5u /* bytes before the body: namespaces and parts */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const struct keep_identity arena = {
+    .boot = {1, 2, 3}, .inode = 77, .bytes = EXTENTS * (uint64_t)EXTENT};
+
+static void must(bool right)
+{
+    if (!right)
+        abort();
+}
+
+static void manifest_walk(const uint8_t *p, size_t n, const struct kept_head *h, size_t parts_at)
+{
+    size_t at = KEPT_HEAD_BYTES;
+
+    for (uint32_t i = 0; i < h->namespaces; i++) {
+        struct kept_ns ns;
+
+        must(n - at >= kept_ns_bytes(0));
+        at += kept_ns_decode(p + at, &ns);
+        must(at <= n && ns.identity_bytes > 0 && ns.identity_bytes <= NS_CANONICAL_MAX);
+    }
+    must(at == parts_at && (n - at) / KEPT_PART_BYTES >= h->parts);
+    for (uint64_t i = 0; i < h->parts; i++) {
+        struct kept_part part;
+
+        kept_part_decode(p + at + i * KEPT_PART_BYTES, &part);
+        must(part.ns < h->namespaces && part.part < UCM_MAX_PARTS && part.extent < EXTENTS);
+    }
+    must(memchr(h->program, '\0', sizeof(h->program)) != NULL);
+}
+
+static void manifest_try(const uint8_t *p, size_t n)
+{
+    struct kept_head h;
+    size_t parts_at;
+
+    if (kept_check(p, n, &arena, EXTENT, &h, &parts_at) == 0)
+        manifest_walk(p, n, &h, parts_at);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct kept_head h = {.arena = arena, .extent = EXTENT, .program = "fuzz"};
+    uint8_t *p;
+    size_t n;
+
+    manifest_try(data, size);
+    if (size < COUNTS || size > BODY_MAX)
+        return 0;
+    n = KEPT_HEAD_BYTES + size - COUNTS;
+    p = malloc(n);
+    must(p != NULL);
+    memcpy(p + KEPT_HEAD_BYTES, data + COUNTS, size - COUNTS);
+    h.namespaces = data[0];
+    for (unsigned i = 1; i < COUNTS; i++)
+        h.parts = h.parts << 8 | data[i];
+    kept_seal(p, n, &h);
+    manifest_try(p, n);
+    free(p);
+    return 0;
+}

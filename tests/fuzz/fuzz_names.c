@@ -1,0 +1,125 @@
+/* Any bytes as a tier's file of namespaces: what is whole in it is found, with its highest number,
+ * the rest is passed over, and what is written behind it is found by the next start. */
+#include "daemon/base/config.h"
+#include "daemon/base/log.h"
+#include "daemon/tier/checksum.h"
+#include "daemon/tier/names.h"
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PAGES_MAX 64u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Of the input: how one page is made. */
+struct page_recipe {
+    uint8_t kind, fingerprint, identity_bytes, sequence, at, value;
+};
+
+static char folder[64], path[128];
+
+static void must(bool right)
+{
+    if (!right)
+        abort();
+}
+
+static void folder_remove(void)
+{
+    unlink(path);
+    rmdir(folder);
+}
+
+static void folder_make(void)
+{
+    if (folder[0])
+        return;
+    log_set_level(LOG_ERROR);
+    snprintf(folder, sizeof(folder), "%s", "/dev/shm/ucm-fuzz-XXXXXX");
+    if (!mkdtemp(folder)) {
+        snprintf(folder, sizeof(folder), "%s", "/tmp/ucm-fuzz-XXXXXX");
+        must(mkdtemp(folder) != NULL);
+    }
+    snprintf(path, sizeof(path), "%s/%s", folder, CONFIG_NVME_NAMES);
+    must(atexit(folder_remove) == 0);
+}
+
+/* A whole record; one with a byte changed under a right checksum, or under a wrong one. */
+static void page_make(const struct page_recipe *r, uint64_t *newest, uint8_t page[NVME_PAGE])
+{
+    struct nvme_name name = {.identity_bytes = r->identity_bytes + 1u,
+                             .from_sequence = r->sequence};
+    uint64_t sum;
+
+    name.fingerprint[0] = r->fingerprint;
+    memset(name.identity, 'i', name.identity_bytes);
+    nvme_name_encode(&name, page);
+    if (r->kind % 4 == 0 && name.from_sequence + 1 > newest[r->fingerprint])
+        newest[r->fingerprint] = name.from_sequence + 1;
+    if (r->kind % 4 == 0)
+        return;
+    page[r->at % 80u] ^= r->value ? r->value : 1;
+    if (r->kind % 4 == 1)
+        return;
+    sum = checksum_of(page, NVME_PAGE - 8);
+    for (unsigned i = 0; i < 8; i++)
+        page[NVME_PAGE - 8 + i] = (uint8_t)(sum >> (8 * i));
+}
+
+static void file_make(const uint8_t *data, size_t size, uint64_t *newest)
+{
+    struct page_recipe r;
+    uint8_t page[NVME_PAGE];
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    must(fd >= 0);
+    for (unsigned i = 0; i < PAGES_MAX && size >= sizeof(r); i++) {
+        memcpy(&r, data, sizeof(r));
+        data += sizeof(r);
+        size -= sizeof(r);
+        page_make(&r, newest, page);
+        must(write(fd, page, sizeof(page)) == (ssize_t)sizeof(page));
+    }
+    must(write(fd, data, size) == (ssize_t)size); /* an append that was cut off */
+    close(fd);
+}
+
+/* Records of a changed byte may be whole as well, of another fingerprint or number. */
+static void names_expect(const struct names *n, const uint64_t *newest)
+{
+    for (uint32_t i = 0; i < n->count; i++) {
+        must(n->name[i]->identity_bytes >= 1 && n->name[i]->identity_bytes <= NVME_NAME_BYTES);
+        must(names_find(n, n->name[i]->fingerprint) == n->name[i]);
+    }
+    for (unsigned i = 0; i < 256; i++) {
+        uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {(uint8_t)i};
+        const struct nvme_name *name = names_find(n, fingerprint);
+
+        must(newest[i] == 0 || (name && name->from_sequence + 1 >= newest[i]));
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const char *folders[1] = {folder};
+    struct nvme_name one = {.identity_bytes = 3, .from_sequence = 5, .identity = "new"};
+    uint64_t newest[256] = {0};
+    struct names n;
+
+    folder_make();
+    file_make(data, size, newest);
+    must(names_open(&n, folders, 1) == 0);
+    names_expect(&n, newest);
+    must(names_write(&n, &one) == 0);
+    names_close(&n);
+    newest[0] = newest[0] > 6 ? newest[0] : 6;
+    must(names_open(&n, folders, 1) == 0);
+    names_expect(&n, newest);
+    names_close(&n);
+    return 0;
+}

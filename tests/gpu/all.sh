@@ -1,0 +1,61 @@
+#!/bin/sh
+# all.sh [FOLDER]: everything that decides about copies, in six minutes, on a host with a GPU: the tests
+# of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
+# ucm-bench copy. Logs and figures go to FOLDER (.); what was measured beside the aims is printed last.
+# COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
+# SANITIZER_TOOLS="memcheck racecheck initcheck" runs more of it, a minute each.
+# Exit status: 0 when every test passed and every part came to its end.
+here=$(cd "$(dirname "$0")" && pwd)
+begin=$(date +%s)
+status=0
+mkdir -p "${1:-.}" && cd "${1:-.}" || exit 1
+
+# part NAME SECONDS COMMAND...: its errors and, but for figures, its output go to NAME.log.
+part() {
+    name=$1 limit=$2
+    shift 2
+    case $name in
+    copy-*) timeout -k 5 "$limit" "$@" >"$name.json" 2>"$name.log" ;;
+    *) timeout -k 5 "$limit" "$@" >"$name.log" 2>&1 ;;
+    esac
+    rc=$?
+    [ $rc = 0 ] || status=1
+    echo "== $name: exit status $rc, $(($(date +%s) - begin)) s after the start"
+}
+
+part tests 190 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
+grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
+
+sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
+wheel=$(find "$here/sanitizer" -name '*.whl' 2>/dev/null | head -n 1)
+unpacked=$(mktemp -d)
+if [ -z "$sanitizer" ] && [ -n "$wheel" ] && python3 -m zipfile -e "$wheel" "$unpacked"; then
+    sanitizer=$(find "$unpacked" -name compute-sanitizer -type f | head -n 1)
+    chmod -R u+x "$unpacked"
+    set -- --injection-path "$(dirname "$sanitizer")/../lib"
+else
+    set --
+fi
+if [ -n "$sanitizer" ]; then
+    for tool in ${SANITIZER_TOOLS:-memcheck}; do
+        part "$tool" 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged UCM_TEST_NO_VMM=1 "$sanitizer" \
+            --tool "$tool" --report-api-errors no --error-exitcode 9 "$@" "$here/test_copy"
+        grep -E 'ERROR SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$tool.log" | sort | uniq -c
+    done
+else
+    echo '== memcheck: skipped, there is no compute-sanitizer'
+fi
+rm -r "$unpacked"
+
+# bench NAME SECONDS OPTION...
+bench() {
+    name=$1 limit=$2
+    shift 2
+    part "$name" "$limit" env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 120ms \
+        --chunks 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
+    tail -n 3 "$name.log"
+}
+bench copy-1 60 --strategies dma,sm,staged
+bench copy-2 70 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
+python3 "$here/table.py" copy-1.json copy-2.json || status=1
+exit $status

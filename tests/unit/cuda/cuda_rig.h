@@ -1,0 +1,392 @@
+/* What the tests over the fake driver share: two GPUs, a worker's memory with its region, its ring
+ * with or without a companion behind it, and jobs. This process is the daemon; the companion is the
+ * worker, whose pid may be a child's. */
+#ifndef UCM_TESTS_CUDA_RIG_H
+#define UCM_TESTS_CUDA_RIG_H
+
+#include "client/cuda/companion.h"
+#include "client/include/ucmclient.h"
+#include "daemon/base/config.h"
+#include "daemon/device/costs.h"
+#include "daemon/device/device.h"
+#include "tests/unit/cuda/fake_cuda.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define BLOCKS 64u
+#define MIB ((size_t)1 << 20)
+#define JOBS_MAX 64
+
+static uv_loop_t loop;
+static struct device_set *set;
+static struct device *gpu;
+static uint8_t *slots;
+static size_t slots_bytes;
+static char folder[64];
+static unsigned failures;
+
+/* ---- the daemon ---- */
+
+static inline void failed_cb(void *ctx, const char *why)
+{
+    (void)ctx;
+    cr_assert_gt(strlen(why), 0);
+    failures++;
+}
+
+/* A host that is busy with tests measures anything: the figures are given. */
+static inline void calibration_write(void)
+{
+    char path[160], text[COSTS_TEXT_BYTES];
+    struct costs_table costs;
+
+    costs_default(&costs);
+    costs_format(&costs, "13000/", text);
+    for (int i = 0; i < FAKE_GPUS; i++) {
+        uint8_t uuid[UCM_UUID_BYTES];
+        int n = snprintf(path, sizeof(path), "%s/copy-", folder);
+        FILE *file;
+
+        fake_cuda_uuid(i, uuid);
+        for (unsigned k = 0; k < UCM_UUID_BYTES; k++)
+            n += snprintf(path + n, sizeof(path) - (size_t)n, "%02x", uuid[k]);
+        file = fopen(path, "w");
+        cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0);
+    }
+}
+
+static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
+{
+    struct device_config config = {.cpu_threads = 1,
+                                   .cuda = CONFIG_CUDA_REQUIRED,
+                                   .strategy = strategy,
+                                   .calibration = folder,
+                                   .failed = failed_cb};
+    struct ucm_error e = {0};
+    char note[200];
+
+    slots_bytes = bytes;
+    snprintf(folder, sizeof(folder), "/tmp/ucm-test-cuda-XXXXXX");
+    cr_assert(mkdtemp(folder));
+    calibration_write();
+    fake_cuda_install();
+    uv_loop_init(&loop);
+    cr_assert_eq(device_set_new(&loop, &config, &set, note, &e), 0, "%s", e.text);
+    cr_assert_eq(device_set_count(set), 1 + FAKE_GPUS);
+    gpu = device_set_at(set, 1);
+    cr_assert_eq(posix_memalign((void **)&slots, 4096, slots_bytes), 0);
+    memset(slots, 0, slots_bytes);
+    cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
+}
+
+static inline void daemon_end(void)
+{
+    char path[160], command[200];
+
+    device_set_free(set);
+    cr_assert_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
+    cr_assert_eq(uv_loop_close(&loop), 0);
+    free(slots);
+    snprintf(path, sizeof(path), "%s", folder);
+    snprintf(command, sizeof(command), "rm -r %s", path);
+    cr_assert_eq(system(command), 0);
+}
+
+/* ---- jobs ---- */
+
+struct test_job {
+    struct device_job job;
+    struct ucm_copy_item items[BLOCKS];
+    bool done;
+    int status;
+};
+
+static inline void done_cb(struct device_job *job, int status)
+{
+    struct test_job *j = LIST_ENTRY(job, struct test_job, job);
+
+    cr_assert_not(j->done, "done runs once");
+    j->status = status;
+    j->done = true;
+}
+
+static inline void job_submit(struct test_job *j, struct device *device)
+{
+    j->job.done = done_cb;
+    fake_cuda_fence();
+    cr_assert_eq(device->ops->submit(device, &j->job), 0);
+}
+
+static inline int job_wait(struct test_job *j)
+{
+    while (!j->done)
+        uv_run(&loop, UV_RUN_ONCE);
+    fake_cuda_fence();
+    return j->status;
+}
+
+static inline int control(enum device_op op, struct device_region *region, struct device_ring *ring,
+                          struct ucm_error *e)
+{
+    struct device *device = region ? region->device : ring->device;
+    struct test_job j = {.job = {.op = op, .region = region, .ring = ring}};
+    int rc;
+
+    job_submit(&j, device);
+    rc = job_wait(&j);
+    *e = j.job.error;
+    return rc;
+}
+
+static inline void loop_for(unsigned ms)
+{
+    uint64_t end = uv_hrtime() + ms * UINT64_C(1000000);
+
+    while (uv_hrtime() < end)
+        uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+/* ---- a worker ---- */
+
+struct worker_side {
+    CUdeviceptr memory;
+    uint64_t bytes, slot_bytes;
+    uint8_t ipc[UCM_MAX_HANDLE_BYTES];
+    uint32_t n_planes, chunk;
+    struct device_region *region;
+    struct device_ring ring;
+    struct ucm_ring *shared;
+    CUdeviceptr slices; /* when there is no companion */
+    bool served;
+    struct companion companion;
+};
+
+/* n_planes layers of BLOCKS chunks, `gap` apart. */
+static inline struct device_region *region_of(struct worker_side *w, struct device *device,
+                                              pid_t pid, uint32_t gap)
+{
+    struct msg_handle handle = {
+        .kind = UCM_HANDLE_CUDA_IPC, .bytes = w->bytes, .ipc = {w->ipc, sizeof(w->ipc)}};
+    struct msg_plane planes[64];
+    struct msg_region_register m = {.ns = 1,
+                                    .blocks = BLOCKS,
+                                    .device = {"cuda", 4},
+                                    .handles = {&handle, 1},
+                                    .planes = {planes, w->n_planes}};
+    struct device_region *r = NULL;
+    struct ucm_error e = {0};
+
+    for (uint32_t p = 0; p < w->n_planes; p++)
+        planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->chunk + gap),
+                                       .stride = w->chunk + gap,
+                                       .chunk = w->chunk,
+                                       .shard = p};
+    cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, 0, &r, &e), 0, "%s", e.text);
+    r->device = device;
+    r->pid = pid;
+    return r;
+}
+
+static inline void worker_memory(struct worker_side *w, int ordinal, uint32_t n_planes,
+                                 uint32_t chunk, uint32_t gap)
+{
+    CUipcMemHandle handle;
+
+    w->n_planes = n_planes;
+    w->chunk = chunk;
+    w->slot_bytes = ((uint64_t)n_planes * chunk + 63) / 64 * 64;
+    w->bytes = (uint64_t)n_planes * BLOCKS * (chunk + gap);
+    w->memory = fake_cuda_alloc(ordinal, w->bytes);
+    cr_assert_leq(BLOCKS * w->slot_bytes, slots_bytes);
+    memset((void *)(uintptr_t)w->memory, 0, w->bytes);
+    cr_assert_eq(cuIpcGetMemHandle(&handle, w->memory), CUDA_SUCCESS);
+    memcpy(w->ipc, &handle, sizeof(w->ipc));
+}
+
+static inline void worker_begin(struct worker_side *w, pid_t pid, uint32_t n_planes, uint32_t chunk,
+                                uint32_t gap)
+{
+    struct ucm_error e = {0};
+
+    *w = (struct worker_side){.n_planes = 0};
+    worker_memory(w, 0, n_planes, chunk, gap);
+    w->region = region_of(w, gpu, pid, gap);
+    cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
+}
+
+static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *e)
+{
+    void *memory;
+
+    cr_assert_eq(ucm_shared_memory(sizeof(*w->shared), &w->ring.fd, &memory), 0);
+    w->shared = memory;
+    w->ring.device = gpu;
+    w->ring.pid = pid;
+    return control(DEVICE_RING_OPEN, NULL, &w->ring, e);
+}
+
+/* A ring that nobody serves. */
+static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t slice_bytes,
+                               uint32_t n_slices)
+{
+    CUipcMemHandle handle;
+    struct ucm_error e = {0};
+
+    w->slices = fake_cuda_alloc(0, slice_bytes * n_slices);
+    cr_assert_eq(cuIpcGetMemHandle(&handle, w->slices), CUDA_SUCCESS);
+    w->ring = (struct device_ring){.slice_bytes = slice_bytes, .slices = n_slices};
+    memcpy(w->ring.ipc, &handle, sizeof(w->ring.ipc));
+    cr_assert_eq(ring_open(w, pid, &e), 0, "%s", e.text);
+    w->region->ring_region = 1;
+}
+
+/* One with a companion behind it, which knows the region. */
+static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes, uint32_t n_slices)
+{
+    struct ucm_copy_plane planes[64];
+    struct ucm_error e = {0};
+    uint8_t uuid[UCM_UUID_BYTES];
+    uint32_t number;
+
+    fake_cuda_uuid(0, uuid);
+    cr_assert_eq(companion_init(&w->companion, uuid, slice_bytes, n_slices), CUDA_SUCCESS);
+    w->ring = (struct device_ring){
+        .offset = w->companion.offset, .slice_bytes = slice_bytes, .slices = n_slices};
+    memcpy(w->ring.ipc, w->companion.ipc, sizeof(w->ring.ipc));
+    for (uint32_t p = 0; p < w->n_planes; p++)
+        planes[p] = w->region->planes[p];
+    cr_assert_eq(companion_region_add(&w->companion, planes, w->n_planes, BLOCKS, &number),
+                 CUDA_SUCCESS);
+    cr_assert_eq(ring_open(w, getpid(), &e), 0, "%s", e.text);
+    companion_serve(&w->companion, w->shared);
+    w->region->ring_region = number;
+    w->served = true;
+}
+
+static inline void ring_close(struct worker_side *w)
+{
+    struct ucm_error e = {0};
+
+    cr_assert_eq(control(DEVICE_RING_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
+    if (w->served)
+        companion_serve(&w->companion, NULL);
+    munmap(w->shared, sizeof(*w->shared));
+    w->shared = NULL;
+}
+
+static inline void worker_end(struct worker_side *w)
+{
+    struct ucm_error e = {0};
+
+    if (w->shared)
+        ring_close(w);
+    if (w->served)
+        companion_close(&w->companion);
+    if (w->slices)
+        cr_assert_eq(cuMemFree(w->slices), CUDA_SUCCESS);
+    cr_assert_eq(control(DEVICE_CLOSE, w->region, NULL, &e), 0, "%s", e.text);
+    region_free(w->region);
+    cr_assert_eq(cuMemFree(w->memory), CUDA_SUCCESS);
+}
+
+/* A process for the kernel to name; it does nothing, or what it is told to before. */
+static inline pid_t child_begin(void (*run)(struct ucm_ring *ring), struct ucm_ring *ring)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (run)
+            run(ring);
+        for (;;)
+            pause();
+    }
+    cr_assert_gt(pid, 0);
+    return pid;
+}
+
+static inline void child_end(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+}
+
+/* ---- copies ---- */
+
+static inline uint64_t next_random(uint64_t *x)
+{
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return *x;
+}
+
+static inline void fill(void *p, size_t n, uint64_t seed)
+{
+    uint64_t x = seed * 0x9E3779B97F4A7C15ull + 1;
+
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)p)[i] = (uint8_t)next_random(&x);
+}
+
+static inline void copy_init(struct test_job *j, struct worker_side *w, enum device_op op)
+{
+    *j = (struct test_job){.job = {.op = op,
+                                   .region = w->region,
+                                   .ring = w->shared ? &w->ring : NULL,
+                                   .n_planes = w->n_planes}};
+    j->job.items = j->items;
+}
+
+static inline void copy_add(struct test_job *j, const struct worker_side *w, uint32_t slot,
+                            uint32_t block)
+{
+    j->items[j->job.n_items++] = (struct ucm_copy_item){
+        .slot = (uint64_t)(uintptr_t)slots + slot * w->slot_bytes, .block = block};
+}
+
+/* Every second block, each to the slot of its number: those of loads and of dumps are not the same,
+ * so that both may be under way at once. */
+static inline uint32_t half_first(enum device_op op)
+{
+    return op == DEVICE_LOAD;
+}
+
+static inline void copy_half(struct test_job *j, struct worker_side *w, enum device_op op)
+{
+    copy_init(j, w, op);
+    for (uint32_t i = half_first(op); i < BLOCKS; i += 2)
+        copy_add(j, w, i, i);
+}
+
+/* The same copy between shadows of slots and memory. */
+static inline void copy_expect(const struct test_job *j, const struct worker_side *w,
+                               uint8_t *want_slots, uint8_t *want_memory)
+{
+    struct ucm_copy_plane planes[64];
+    struct ucm_copy_item items[BLOCKS];
+
+    for (uint32_t p = 0; p < w->n_planes; p++) {
+        planes[p] = w->region->planes[p];
+        planes[p].base = planes[p].base - w->memory + (uint64_t)(uintptr_t)want_memory;
+    }
+    for (uint32_t i = 0; i < j->job.n_items; i++) {
+        items[i] = j->items[i];
+        items[i].slot =
+            items[i].slot - (uint64_t)(uintptr_t)slots + (uint64_t)(uintptr_t)want_slots;
+    }
+    ucm_copy_ref(planes + j->job.first_plane, j->job.n_planes, items, j->job.n_items,
+                 j->job.op == DEVICE_DUMP ? UCM_COPY_DUMP : UCM_COPY_LOAD);
+}
+
+#endif

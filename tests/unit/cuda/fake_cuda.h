@@ -1,0 +1,41 @@
+/* A CUDA driver of two GPUs whose memory is the host's: what the device room and the companion ask
+ * of a driver, and no more. The two link into one program, each in the role of its process.
+ *
+ * Promises: what is enqueued on a stream happens in its order, on a thread of the stream's own, and
+ * not before fake_cuda_delay; kernels read their items and planes only then, so that a descriptor
+ * that is written again too early shows. Freed memory that is open stays until it is closed.
+ * Threads: any, but install and the setters, which come first. */
+#ifndef UCM_TESTS_FAKE_CUDA_H
+#define UCM_TESTS_FAKE_CUDA_H
+
+#include <cuda.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FAKE_GPUS 2
+
+/* Makes it the driver of daemon/device/cuda_api.h. */
+void fake_cuda_install(void);
+/* Everything on a stream takes a random time up to this. */
+void fake_cuda_delay(unsigned max_us);
+/* From now on every question of the daemon's for an event is answered with this error. */
+void fake_cuda_lose(CUresult r);
+/* The companion's kernels take so long. */
+void fake_cuda_slow(unsigned us);
+/* The companion's next n events can't be recorded. */
+void fake_cuda_fail_records(unsigned n);
+/* The handle of an event; the daemon may open it. */
+void fake_cuda_event_handle(CUevent event, uint8_t handle[64]);
+void fake_cuda_event_signal(CUevent event, bool signalled);
+/* cuMemAlloc on that GPU. */
+CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes);
+void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
+/* Everything that happened on a stream happened before, everything that will happens after. Daemon
+ * and companion order themselves by words that each has mapped for itself: ThreadSanitizer takes
+ * these for different ones. */
+void fake_cuda_fence(void);
+/* What is there: all of it must go. */
+unsigned fake_cuda_left(void);
+
+#endif

@@ -1,0 +1,398 @@
+/* The fake driver's memory, and what there is to say of devices and contexts. */
+#include "tests/unit/cuda/fake_cuda.h"
+
+#include "daemon/device/cuda_api.h"
+#include "tests/unit/cuda/fake_cuda_inside.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct memory {
+    struct memory *next;
+    uint8_t *base;
+    size_t size;
+    int ordinal;
+    unsigned opened;
+    bool freed;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct memory *memories; /* under the mutex */
+static unsigned host_memories;
+static _Thread_local int current; /* ordinal */
+
+void fake_cuda_uuid(int ordinal, uint8_t uuid[16])
+{
+    memset(uuid, 0x20 + ordinal, 16);
+}
+
+unsigned fake_cuda_left(void)
+{
+    unsigned n = fake_cuda_objects();
+
+    pthread_mutex_lock(&mutex);
+    n += host_memories;
+    for (struct memory *m = memories; m; m = m->next)
+        n++;
+    pthread_mutex_unlock(&mutex);
+    return n;
+}
+
+/* ---- memory ---- */
+
+static struct memory *memory_at(uint64_t address)
+{
+    struct memory *m = memories;
+
+    while (m && address - (uint64_t)(uintptr_t)m->base >= m->size)
+        m = m->next;
+    return m;
+}
+
+CUdeviceptr fake_cuda_alloc(int ordinal, size_t bytes)
+{
+    struct memory *m = calloc(1, sizeof(*m));
+
+    if (!m || posix_memalign((void **)&m->base, 4096, bytes) != 0)
+        abort();
+    m->size = bytes;
+    m->ordinal = ordinal;
+    pthread_mutex_lock(&mutex);
+    m->next = memories;
+    memories = m;
+    pthread_mutex_unlock(&mutex);
+    return (CUdeviceptr)(uintptr_t)m->base;
+}
+
+CUresult cuMemAlloc(CUdeviceptr *out, size_t bytes)
+{
+    *out = fake_cuda_alloc(current, bytes);
+    return CUDA_SUCCESS;
+}
+
+static void memory_release(struct memory *m)
+{
+    struct memory **at = &memories;
+
+    if (!m->freed || m->opened > 0)
+        return;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    free(m->base);
+    free(m);
+}
+
+CUresult cuMemFree(CUdeviceptr address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    if (m) {
+        m->freed = true;
+        memory_release(m);
+    }
+    pthread_mutex_unlock(&mutex);
+    return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    if (m && base)
+        *base = (CUdeviceptr)(uintptr_t)m->base;
+    if (m && size)
+        *size = m->size;
+    pthread_mutex_unlock(&mutex);
+    return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    if (m && attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        *(int *)out = m->ordinal;
+    pthread_mutex_unlock(&mutex);
+    return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    pthread_mutex_unlock(&mutex);
+    if (!m)
+        return CUDA_ERROR_INVALID_VALUE;
+    fake_cuda_handle_fill((uint8_t *)handle, FAKE_HANDLE_MEMORY, m->base);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
+{
+    void *base = fake_cuda_handle_of(&handle, FAKE_HANDLE_MEMORY);
+    struct memory *m;
+
+    (void)flags;
+    pthread_mutex_lock(&mutex);
+    m = base ? memory_at((uint64_t)(uintptr_t)base) : NULL;
+    if (m && m->freed)
+        m = NULL;
+    if (m)
+        m->opened++;
+    pthread_mutex_unlock(&mutex);
+    *out = (CUdeviceptr)(uintptr_t)base;
+    return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = memory_at(address);
+    if (m) {
+        m->opened--;
+        memory_release(m);
+    }
+    pthread_mutex_unlock(&mutex);
+    return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetInfo(size_t *left, size_t *total)
+{
+    *left = *total = 1u << 30;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes)
+{
+    memset((void *)(uintptr_t)to, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    *out = malloc(bytes);
+    pthread_mutex_lock(&mutex);
+    host_memories++;
+    pthread_mutex_unlock(&mutex);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemFreeHost(void *memory)
+{
+    free(memory);
+    pthread_mutex_lock(&mutex);
+    host_memories--;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    (void)memory, (void)bytes, (void)flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostUnregister(void *memory)
+{
+    (void)memory;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *memory, unsigned flags)
+{
+    (void)flags;
+    *out = (CUdeviceptr)(uintptr_t)memory;
+    return CUDA_SUCCESS;
+}
+
+/* ---- devices, contexts, modules ---- */
+
+CUresult cuInit(unsigned flags)
+{
+    (void)flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult r, const char **out)
+{
+    (void)r;
+    *out = "CUDA_ERROR_FAKED";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult r, const char **out)
+{
+    (void)r;
+    *out = "as the test wants it";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *n)
+{
+    *n = FAKE_GPUS;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *out, int ordinal)
+{
+    *out = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int size, CUdevice dev)
+{
+    (void)dev;
+    strncpy(name, "fake", (size_t)size);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    fake_cuda_uuid(dev, (uint8_t *)uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice dev)
+{
+    (void)attribute, (void)dev;
+    *out = 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
+{
+    *out = (CUcontext)(uintptr_t)(dev + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    (void)dev;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    current = context ? (int)(uintptr_t)context - 1 : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+    return cuCtxSetCurrent(context);
+}
+
+CUresult cuCtxPopCurrent(CUcontext *out)
+{
+    *out = NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+    *out = (CUmodule)(uintptr_t)image;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    (void)module;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+{
+    (void)name;
+    *out = (CUfunction)module;
+    return CUDA_SUCCESS;
+}
+
+/* ---- VMM memory: this driver has none ---- */
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                        CUmemAllocationHandleType type)
+{
+    (void)out, (void)handle, (void)type;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+void fake_cuda_install(void)
+{
+#define USE(name) cuda.name = name;
+    USE(cuInit)
+    USE(cuDriverGetVersion)
+    USE(cuGetErrorName)
+    USE(cuGetErrorString)
+    USE(cuDeviceGetCount)
+    USE(cuDeviceGet)
+    USE(cuDeviceGetName)
+    USE(cuDeviceGetUuid)
+    USE(cuDeviceGetAttribute)
+    USE(cuDevicePrimaryCtxRetain)
+    USE(cuDevicePrimaryCtxRelease)
+    USE(cuCtxSetCurrent)
+    USE(cuCtxGetStreamPriorityRange)
+    USE(cuModuleLoadData)
+    USE(cuModuleUnload)
+    USE(cuModuleGetFunction)
+    USE(cuStreamCreateWithPriority)
+    USE(cuStreamDestroy)
+    USE(cuStreamSynchronize)
+    USE(cuEventCreate)
+    USE(cuEventDestroy)
+    USE(cuMemAlloc)
+    USE(cuMemGetInfo)
+    USE(cuMemsetD8)
+    USE(cuMemFree)
+    USE(cuMemcpyHtoD)
+    USE(cuMemcpy2DAsync)
+    USE(cuMemHostAlloc)
+    USE(cuMemFreeHost)
+    USE(cuMemHostRegister)
+    USE(cuMemHostUnregister)
+    USE(cuMemHostGetDevicePointer)
+    USE(cuMemGetAddressRange)
+    USE(cuPointerGetAttribute)
+    USE(cuIpcOpenMemHandle)
+    USE(cuIpcCloseMemHandle)
+    USE(cuIpcOpenEventHandle)
+    USE(cuMemImportFromShareableHandle)
+    USE(cuMemcpyBatchAsync)
+    USE(cuMemcpy3DBatchAsync)
+#undef USE
+    cuda.cuEventQuery = fake_cuda_daemon_query;
+    cuda.cuLaunchKernel = fake_cuda_daemon_launch;
+    cuda.cuEventRecord = fake_cuda_daemon_record;
+}

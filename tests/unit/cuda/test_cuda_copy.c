@@ -1,0 +1,235 @@
+/* The device room and the companion over a driver that keeps the order of streams and is slow:
+ * every strategy makes the reference's copies, with jobs of both directions, sizes and priorities
+ * interleaved, and what GPUs read is not written again before they have. */
+#include "tests/unit/cuda/cuda_rig.h"
+
+static struct worker_side a, b;
+static uint8_t *want_slots, *want_memory;
+
+/* ---- random copies ---- */
+
+static void shuffle(uint32_t *v, uint32_t n, uint64_t *seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i] = i;
+    for (uint32_t i = n - 1; i > 0; i--) {
+        uint32_t k = (uint32_t)(next_random(seed) % (i + 1)), was = v[i];
+
+        v[i] = v[k];
+        v[k] = was;
+    }
+}
+
+/* Half of the blocks is dumped and half is loaded, by jobs of one to sixteen blocks that are under
+ * way at once; some have only a part of the planes. */
+static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t *seed)
+{
+    uint32_t blocks[BLOCKS], at[BLOCKS], i = 0;
+    unsigned n = 0;
+
+    shuffle(blocks, BLOCKS, seed);
+    shuffle(at, BLOCKS, seed);
+    while (i < BLOCKS) {
+        struct test_job *j = &jobs[n++];
+        uint32_t size = 1 + (uint32_t)(next_random(seed) % 16);
+
+        copy_init(j, w, i < BLOCKS / 2 ? DEVICE_DUMP : DEVICE_LOAD);
+        j->job.priority = (uint8_t)(next_random(seed) % 8);
+        if (n % 3 == 0) {
+            j->job.first_plane = (uint32_t)(next_random(seed) % w->n_planes);
+            j->job.n_planes =
+                1 + (uint32_t)(next_random(seed) % (w->n_planes - j->job.first_plane));
+        }
+        do {
+            copy_add(j, w, at[i], blocks[i]);
+            i++;
+        } while (--size > 0 && i < BLOCKS && i != BLOCKS / 2);
+    }
+    return n;
+}
+
+static void round_of(struct worker_side *w, uint64_t seed)
+{
+    static struct test_job jobs[JOBS_MAX];
+    unsigned n = jobs_make(jobs, w, &seed);
+
+    fill(slots, BLOCKS * w->slot_bytes, seed);
+    fill((void *)(uintptr_t)w->memory, w->bytes, seed + 1);
+    memcpy(want_slots, slots, BLOCKS * w->slot_bytes);
+    memcpy(want_memory, (void *)(uintptr_t)w->memory, w->bytes);
+    for (unsigned i = 0; i < n; i++)
+        copy_expect(&jobs[i], w, want_slots, want_memory);
+    for (unsigned i = 0; i < n; i++)
+        job_submit(&jobs[i], gpu);
+    for (unsigned i = 0; i < n; i++)
+        cr_assert_eq(job_wait(&jobs[i]), 0, "%s", jobs[i].job.error.text);
+    cr_assert_eq(memcmp(slots, want_slots, BLOCKS * w->slot_bytes), 0, "slots");
+    cr_assert_eq(memcmp((void *)(uintptr_t)w->memory, want_memory, w->bytes), 0, "memory");
+}
+
+static uint64_t staged_bytes(void)
+{
+    struct device_stats stats;
+
+    gpu->ops->stats(gpu, &stats);
+    return stats.bytes[COPY_STAGED];
+}
+
+static void strategy_test(enum copy_strategy strategy, bool companion)
+{
+    static const struct {
+        uint32_t planes, chunk, gap;
+    } shapes[] = {{8, 4096, 0}, {5, 777, 13}, {3, 20000, 480}, {1, 65536, 0}};
+
+    daemon_begin(strategy, 6 * MIB);
+    fake_cuda_delay(companion ? 200 : 50);
+    for (unsigned s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+        worker_begin(&a, getpid(), shapes[s].planes, shapes[s].chunk, shapes[s].gap);
+        if (companion)
+            worker_companion(&a, 131072, 4);
+        want_slots = malloc(BLOCKS * a.slot_bytes);
+        want_memory = malloc(a.bytes);
+        cr_assert(want_slots && want_memory);
+        for (unsigned round = 0; round < 3; round++)
+            round_of(&a, 1 + 10 * s + round);
+        free(want_slots);
+        free(want_memory);
+        worker_end(&a);
+    }
+    if (strategy == COPY_STAGED)
+        cr_assert_gt(staged_bytes(), 0);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
+Test(cuda_copy, by_the_engines, .timeout = 60)
+{
+    strategy_test(COPY_DMA, false);
+}
+
+Test(cuda_copy, by_the_kernel, .timeout = 60)
+{
+    strategy_test(COPY_SM, false);
+}
+
+Test(cuda_copy, through_slices, .timeout = 60)
+{
+    strategy_test(COPY_STAGED, true);
+}
+
+Test(cuda_copy, as_the_planner_likes, .timeout = 60)
+{
+    strategy_test(COPY_AUTO, true);
+}
+
+Test(cuda_copy, staged_without_a_ring_goes_straight, .timeout = 60)
+{
+    daemon_begin(COPY_STAGED, 6 * MIB);
+    worker_begin(&a, getpid(), 4, 4096, 0);
+    want_slots = malloc(BLOCKS * a.slot_bytes);
+    want_memory = malloc(a.bytes);
+    round_of(&a, 3);
+    cr_assert_eq(staged_bytes(), 0);
+    free(want_slots);
+    free(want_memory);
+    worker_end(&a);
+    daemon_end();
+}
+
+/* ---- two regions on two rings of one GPU ---- */
+
+Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
+{
+    static struct test_job jobs[2][4];
+
+    daemon_begin(COPY_STAGED, 6 * MIB);
+    fake_cuda_delay(100);
+    worker_begin(&a, getpid(), 4, 4096, 0);
+    worker_begin(&b, getpid(), 2, 8192, 64);
+    worker_companion(&a, 65536, 3);
+    worker_companion(&b, 131072, 2);
+    fill(slots, BLOCKS * b.slot_bytes, 77);
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned k = 0; k < 2; k++) {
+            struct worker_side *w = k ? &b : &a;
+
+            copy_init(&jobs[k][i], w, DEVICE_LOAD);
+            for (uint32_t n = 0; n < BLOCKS; n++)
+                copy_add(&jobs[k][i], w, n, n);
+            job_submit(&jobs[k][i], gpu);
+        }
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned k = 0; k < 2; k++)
+            cr_assert_eq(job_wait(&jobs[k][i]), 0, "%s", jobs[k][i].job.error.text);
+    for (uint32_t n = 0; n < BLOCKS; n++)
+        for (uint32_t p = 0; p < 2; p++)
+            cr_assert_eq(memcmp((uint8_t *)(uintptr_t)b.memory + (p * BLOCKS + n) * 8256,
+                                slots + n * b.slot_bytes + p * 8192, 8192),
+                         0);
+    worker_end(&a);
+    worker_end(&b);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
+/* ---- bounds ---- */
+
+/* A worker that offers larger slices gets no more of the bus in one go. */
+Test(cuda_copy, one_turn_moves_16_mib_at_most, .timeout = 60)
+{
+    static struct test_job j[2];
+    uint64_t most = 0;
+
+    daemon_begin(COPY_STAGED, 40 * MIB);
+    worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+    worker_companion(&a, 48u << 20, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        copy_half(&j[i], &a, i ? DEVICE_LOAD : DEVICE_DUMP);
+        job_submit(&j[i], gpu);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert_eq(job_wait(&j[i]), 0);
+    for (unsigned s = 0; s < 2; s++) {
+        uint64_t bytes = a.shared->orders[s].n_items * (uint64_t)a.chunk;
+
+        most = bytes > most ? bytes : most;
+    }
+    cr_assert_gt(most, 1u << 20);
+    cr_assert_leq(most, 16u << 20);
+    worker_end(&a);
+    daemon_end();
+}
+
+/* A dump behind an event reads what was there when it came, and a staged one too. */
+Test(cuda_copy, a_dump_waits_for_its_event, .timeout = 60)
+{
+    static struct test_job j, other;
+    uint8_t handle[64];
+    CUevent event;
+
+    daemon_begin(COPY_STAGED, 6 * MIB);
+    worker_begin(&a, getpid(), 4, 4096, 0);
+    worker_companion(&a, 65536, 4);
+    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(event, false);
+    fake_cuda_event_handle(event, handle);
+    copy_half(&j, &a, DEVICE_DUMP);
+    j.job.event = handle;
+    j.job.deadline_ms = uv_hrtime() / 1000000 + 20000;
+    job_submit(&j, gpu);
+    copy_half(&other, &a, DEVICE_LOAD);
+    job_submit(&other, gpu);
+    cr_assert_eq(job_wait(&other), 0, "others go on");
+    cr_assert_not(j.done);
+    fill((void *)(uintptr_t)a.memory, a.bytes, 5);
+    fake_cuda_event_signal(event, true);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
+        cr_assert_eq(memcmp(slots + n * a.slot_bytes + 4096,
+                            (uint8_t *)(uintptr_t)a.memory + (BLOCKS + n) * 4096, 4096),
+                     0);
+    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
+    worker_end(&a);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}

@@ -1,0 +1,463 @@
+/* Workers that break the rules of a ring, die in its turns, or register what is not theirs: their
+ * copies end in time, as good ones or with a sentence; the others' are right; nothing is left. */
+#include "tests/unit/cuda/cuda_rig.h"
+
+static struct worker_side bad, good;
+static struct ucm_error e;
+
+/* After whatever the bad one did: the good one's dump is right. */
+static void still_sound(void)
+{
+    static struct test_job j;
+
+    fill((void *)(uintptr_t)good.memory, good.bytes, uv_hrtime());
+    memset(slots, 0, BLOCKS * good.slot_bytes);
+    copy_half(&j, &good, DEVICE_DUMP);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
+        cr_assert_eq(memcmp(slots + n * good.slot_bytes,
+                            (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.chunk,
+                            good.chunk),
+                     0);
+}
+
+static void begin(void)
+{
+    daemon_begin(COPY_STAGED, 6 * MIB);
+    worker_begin(&good, getpid(), 2, 4096, 0);
+}
+
+static void end(void)
+{
+    still_sound();
+    worker_end(&good);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+    cr_assert_eq(failures, 0);
+}
+
+/* ---- turns ---- */
+
+/* Of which directions turns are posted: bits. */
+static unsigned posted(const struct ucm_ring *ring)
+{
+    unsigned directions = 0;
+
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
+        if (ucm_ring_turn_phase(atomic_load(&ring->words.slices[i].turn)) == RING_POSTED)
+            directions |= 1u << (ring->orders[i].direction & 1);
+    return directions;
+}
+
+/* Takes turns that are posted to `to`, as a companion would; of which directions, likewise. */
+static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
+{
+    unsigned directions = 0;
+
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
+        uint64_t turn = atomic_load(&ring->words.slices[i].turn);
+
+        if (ucm_ring_turn_phase(turn) == RING_POSTED &&
+            ucm_ring_move(ring, i, ucm_ring_turn_tag(turn), RING_POSTED, to))
+            directions |= 1u << (ring->orders[i].direction & 1);
+    }
+    return directions;
+}
+
+/* A load and a dump, of which turns are posted and moved; which, as bits. On a busy host they may
+ * have been revoked before that was seen: then the ring rests for a second, and once more. */
+static unsigned copies_begin(struct test_job j[2], enum ucm_ring_phase to)
+{
+    for (unsigned attempt = 0; attempt < 12; attempt++) {
+        for (unsigned i = 0; i < 2; i++) {
+            copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
+            job_submit(&j[i], gpu);
+        }
+        while (!j[0].done || !j[1].done) {
+            unsigned moved = posted(bad.shared) == 3 ? turns_move(bad.shared, to) : 0;
+
+            if (moved != 0)
+                return moved;
+            uv_run(&loop, UV_RUN_NOWAIT);
+        }
+        loop_for(1100);
+    }
+    cr_assert_fail("no turns were posted");
+    return 0;
+}
+
+Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
+{
+    static struct test_job j;
+    uint64_t begin_ns;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_ring(&bad, getpid(), 65536, 4);
+    fill(slots, BLOCKS * bad.slot_bytes, 9);
+    begin_ns = uv_hrtime();
+    copy_half(&j, &bad, DEVICE_LOAD);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    cr_assert_lt(uv_hrtime() - begin_ns, 2000000000u);
+    cr_assert_eq(memcmp((uint8_t *)(uintptr_t)bad.memory + 4096, slots + bad.slot_bytes, 4096), 0,
+                 "it went straight");
+    worker_end(&bad);
+    end();
+}
+
+static void died_in(enum ucm_ring_phase phase)
+{
+    static struct test_job j[2];
+    uint64_t begin_ns;
+    unsigned moved;
+    pid_t pid;
+
+    begin();
+    pid = child_begin(NULL, NULL);
+    worker_begin(&bad, pid, 2, 4096, 0);
+    worker_ring(&bad, pid, 65536, 4);
+    moved = copies_begin(j, phase);
+    child_end(pid);
+    begin_ns = uv_hrtime();
+    for (unsigned i = 0; i < 2; i++)
+        (void)job_wait(&j[i]);
+    cr_assert_lt(uv_hrtime() - begin_ns, 2000000000u);
+    if (phase == RING_CLAIMED)
+        for (unsigned i = 0; i < 2; i++)
+            cr_assert(!(moved & 1u << i) ||
+                          (j[i].status == -EIO && strstr(j[i].job.error.text, "died")),
+                      "%s", j[i].job.error.text);
+    worker_end(&bad);
+    end();
+}
+
+Test(cuda_faults, died_with_claimed_turns, .timeout = 60)
+{
+    died_in(RING_CLAIMED);
+}
+
+Test(cuda_faults, died_with_refused_turns, .timeout = 60)
+{
+    died_in(RING_REFUSED);
+}
+
+Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
+{
+    static struct test_job j[2], k;
+    uint64_t begin_ns = uv_hrtime();
+    unsigned moved;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_ring(&bad, getpid(), 65536, 4);
+    moved = copies_begin(j, RING_CLAIMED);
+    loop_for(150);
+    copy_half(&k, &bad, DEVICE_LOAD);
+    job_submit(&k, gpu);
+    cr_assert_eq(job_wait(&k), 0, "new copies go straight");
+    still_sound();
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert(!j[i].done || !(moved & 1u << i));
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert(job_wait(&j[i]) == 0
+                      ? !(moved & 1u << i)
+                      : j[i].status == -EIO && strstr(j[i].job.error.text, "claimed"),
+                  "%s", j[i].job.error.text);
+    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(25000000000));
+    cr_assert_eq(atomic_load(&bad.shared->words.dead), 1, "the ring has ended");
+    worker_end(&bad);
+    end();
+}
+
+Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
+{
+    static struct test_job j[2];
+    unsigned moved;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_ring(&bad, getpid(), 65536, 4);
+    moved = copies_begin(j, RING_REVOKED);
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert(job_wait(&j[i]) == 0
+                      ? !(moved & 1u << i)
+                      : j[i].status == -EIO && strstr(j[i].job.error.text, "abandoned"),
+                  "%s", j[i].job.error.text);
+    worker_end(&bad);
+    end();
+}
+
+/* The companion's kernel runs, and it does not get to know until when: what it refuses then must
+ * not be written behind the answer. */
+Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t *page;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_companion(&bad, 65536, 4);
+    page = (uint8_t *)(uintptr_t)bad.memory;
+    fill(slots, BLOCKS * bad.slot_bytes, 9);
+    fake_cuda_slow(200000);
+    fake_cuda_fail_records(8);
+    copy_half(&j, &bad, DEVICE_LOAD);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    for (uint32_t n = half_first(DEVICE_LOAD); n < BLOCKS; n += 2)
+        cr_assert_eq(memcmp(page + n * 4096, slots + n * bad.slot_bytes, 4096), 0);
+    memset(page, 0x5A, bad.bytes);
+    loop_for(800);
+    fake_cuda_fence();
+    for (uint64_t i = 0; i < bad.bytes; i++)
+        cr_assert_eq(page[i], 0x5A, "written behind the answer");
+    fake_cuda_fail_records(0);
+    worker_end(&bad);
+    end();
+}
+
+/* A process that writes anything anywhere in the shared memory, while copies go through it. */
+static void scribble(struct ucm_ring *ring)
+{
+    volatile uint32_t *words = (volatile uint32_t *)(void *)ring;
+    uint64_t x = 88172645463325252u;
+
+    for (;;) {
+        uint64_t r = next_random(&x);
+        uint32_t slice = (uint32_t)(r >> 8) % UCM_MAX_SLICES;
+
+        if (r % 8 == 0)
+            words[(r >> 16) % (sizeof(*ring) / 4)] = (uint32_t)(r >> 32);
+        else if (r % 8 == 1)
+            words[(r >> 16) % (UCM_RING_PAGE / 4)] = (uint32_t)(r >> 32);
+        else /* what may happen, when it may not */
+            (void)ucm_ring_move(
+                ring, slice, ucm_ring_turn_tag(atomic_load(&ring->words.slices[slice].turn)),
+                (enum ucm_ring_phase)((r >> 16) % 6), (enum ucm_ring_phase)((r >> 24) % 6));
+    }
+}
+
+Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
+{
+    static struct test_job j[8];
+
+    begin();
+    fake_cuda_delay(20);
+    for (unsigned round = 0; round < 2; round++) {
+        uint8_t *guard = slots + BLOCKS * UINT64_C(65536);
+        pid_t pid;
+
+        memset(guard, 0xAB, 65536);
+        worker_begin(&bad, getpid(), 4, 4096, 32);
+        worker_ring(&bad, getpid(), 65536, 8);
+        pid = child_begin(scribble, bad.shared);
+        for (unsigned i = 0; i < 8; i++) {
+            copy_half(&j[i], &bad, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
+            job_submit(&j[i], gpu);
+        }
+        for (unsigned i = 0; i < 8; i++) {
+            cr_assert(job_wait(&j[i]) == 0 || j[i].status == -EIO, "%d", j[i].status);
+        }
+        for (uint32_t i = 0; i < 65536; i++)
+            cr_assert_eq(guard[i], 0xAB);
+        for (uint32_t n = 0; n < 4 * BLOCKS; n++)
+            for (uint32_t i = 0; i < 32; i++)
+                cr_assert_eq(((uint8_t *)(uintptr_t)bad.memory)[n * 4128 + 4096 + i], 0,
+                             "between the blocks nothing is written");
+        child_end(pid);
+        still_sound();
+        worker_end(&bad);
+    }
+    end();
+}
+
+/* ---- registrations ---- */
+
+Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
+{
+    static struct test_job j[2];
+    struct device_ring old;
+    struct ucm_ring *shared;
+    uint32_t generation;
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    worker_companion(&bad, 65536, 4);
+    old = bad.ring;
+    shared = bad.shared;
+    generation = atomic_load(&shared->words.generation);
+    cr_assert_eq(ring_open(&bad, getpid(), &e), -EBUSY);
+    cr_assert(strstr(e.text, "older connection"), "%s", e.text);
+    close(bad.ring.fd);
+    munmap(bad.shared, sizeof(*bad.shared));
+    bad.ring = old;
+    bad.shared = shared;
+    for (unsigned i = 0; i < 2; i++) {
+        copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
+        job_submit(&j[i], gpu);
+    }
+    ring_close(&bad); /* behind the copies */
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert(j[i].done && j[i].status == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        cr_assert_eq(ring_open(&bad, getpid(), &e), 0, "%s", e.text);
+        companion_serve(&bad.companion, bad.shared);
+        generation += atomic_load(&bad.shared->words.generation) == generation;
+        copy_half(&j[0], &bad, DEVICE_LOAD);
+        job_submit(&j[0], gpu);
+        cr_assert_eq(job_wait(&j[0]), 0);
+        ring_close(&bad);
+    }
+    worker_end(&bad);
+    end();
+}
+
+Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 60)
+{
+    int fd = memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    bad.ring = (struct device_ring){
+        .device = gpu, .pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
+    cr_assert_eq(ftruncate(fd, sizeof(struct ucm_ring)), 0);
+    cr_assert_eq(control(DEVICE_RING_OPEN, NULL, &bad.ring, &e), -EINVAL);
+    cr_assert(strstr(e.text, "F_SEAL_SHRINK"), "%s", e.text);
+    close(fd);
+    worker_end(&bad);
+    end();
+}
+
+/* A worker that the daemon can't see has no ring, and no part in another one's memory. */
+Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
+{
+    struct device_region *again, *other;
+
+    begin();
+    bad = (struct worker_side){.n_planes = 0};
+    worker_memory(&bad, 0, 2, 4096, 0);
+    bad.region = region_of(&bad, gpu, 0, 0);
+    again = region_of(&bad, gpu, 0, 0);
+    other = region_of(&bad, gpu, 0, 0);
+    bad.region->owner = again->owner = 1;
+    other->owner = 2;
+    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), 0, "%s", e.text);
+    cr_assert_eq(control(DEVICE_OPEN, again, NULL, &e), 0, "%s", e.text);
+    cr_assert_eq(control(DEVICE_OPEN, other, NULL, &e), -EBUSY);
+    cr_assert(strstr(e.text, "another process"), "%s", e.text);
+    cr_assert_eq(ring_open(&bad, 0, &e), -EINVAL);
+    cr_assert(strstr(e.text, "can't be seen"), "%s", e.text);
+    close(bad.ring.fd);
+    munmap(bad.shared, sizeof(*bad.shared));
+    bad.shared = NULL;
+    cr_assert_eq(control(DEVICE_CLOSE, again, NULL, &e), 0);
+    region_free(again);
+    region_free(other);
+    worker_end(&bad);
+    end();
+}
+
+Test(cuda_faults, memory_of_another_gpu_is_refused, .timeout = 60)
+{
+    bool owns = true;
+
+    begin();
+    worker_companion(&good, 65536, 2);
+    bad = (struct worker_side){.n_planes = 0};
+    worker_memory(&bad, 1, 2, 4096, 0);
+    bad.region = region_of(&bad, gpu, getpid(), 0);
+    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), -EINVAL);
+    cr_assert(strstr(e.text, "another GPU"), "%s", e.text);
+    region_free(bad.region);
+    cr_assert_eq(companion_owns(&good.companion, bad.memory, &owns), CUDA_SUCCESS);
+    cr_assert_not(owns, "the companion knows it, too");
+    cr_assert_eq(companion_owns(&good.companion, good.memory, &owns), CUDA_SUCCESS);
+    cr_assert(owns);
+    cr_assert_neq(companion_owns(&good.companion, 4096, &owns), CUDA_SUCCESS);
+    cr_assert_eq(cuMemFree(bad.memory), CUDA_SUCCESS);
+    end();
+}
+
+/* ---- events ---- */
+
+Test(cuda_faults, an_event_that_never_comes, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t handle[64];
+    CUevent event;
+
+    begin();
+    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(event, false);
+    fake_cuda_event_handle(event, handle);
+    copy_half(&j, &good, DEVICE_DUMP);
+    j.job.event = handle;
+    j.job.deadline_ms = uv_hrtime() / 1000000 + 200;
+    job_submit(&j, gpu);
+    still_sound();
+    cr_assert_eq(job_wait(&j), -ETIMEDOUT, "%s", j.job.error.text);
+    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
+    end();
+}
+
+/* A dying worker's events may read as signalled. */
+Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t handle[64];
+    CUevent event;
+    pid_t pid;
+
+    begin();
+    pid = child_begin(NULL, NULL);
+    worker_begin(&bad, pid, 2, 4096, 0);
+    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(event, false);
+    fake_cuda_event_handle(event, handle);
+    copy_half(&j, &bad, DEVICE_DUMP);
+    j.job.event = handle;
+    j.job.deadline_ms = uv_hrtime() / 1000000 + 20000;
+    job_submit(&j, gpu);
+    loop_for(50);
+    child_end(pid);
+    fake_cuda_event_signal(event, true);
+    cr_assert_eq(job_wait(&j), -EIO);
+    cr_assert(strstr(j.job.error.text, "exiting"), "%s", j.job.error.text);
+    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
+    worker_end(&bad);
+    end();
+}
+
+/* ---- a lost context ---- */
+
+Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 60)
+{
+    static struct test_job j[16], later;
+    unsigned failed = 0;
+
+    begin();
+    worker_companion(&good, 65536, 4);
+    fake_cuda_delay(2000);
+    for (unsigned i = 0; i < 16; i++) {
+        copy_half(&j[i], &good, i % 2 ? DEVICE_DUMP : DEVICE_LOAD);
+        job_submit(&j[i], gpu);
+    }
+    loop_for(5);
+    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    for (unsigned i = 0; i < 16; i++)
+        failed += job_wait(&j[i]) != 0;
+    cr_assert_gt(failed, 0);
+    copy_half(&later, &good, DEVICE_LOAD);
+    job_submit(&later, gpu);
+    cr_assert_eq(job_wait(&later), -EIO);
+    cr_assert(strstr(later.job.error.text, "restart"), "%s", later.job.error.text);
+    loop_for(20);
+    cr_assert_eq(failures, 1, "told once");
+    cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no companion begins anything more");
+    fake_cuda_lose(CUDA_SUCCESS);
+    worker_end(&good);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
