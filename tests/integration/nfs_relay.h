@@ -11,9 +11,11 @@
 #define NFS_RELAY_PAIRS 8
 
 struct nfs_relay {
-    atomic_uint requests;     /* from client to server, since the beginning */
-    atomic_uint cut;          /* connections to be cut before it goes on */
-    atomic_uint damage_every; /* of the replies' bytes one in so many is changed; 0: none */
+    atomic_uint requests; /* from client to server, since the beginning */
+    atomic_uint cut;      /* connections to be cut before it goes on */
+    /* Of the replies' bytes one in so many is changed; 0: none. Not the upper halves of words: from
+     * a length of 2 GiB libnfs 4.0.0 reads outside of its buffer, and dies. */
+    atomic_uint damage_every;
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */
     atomic_uint say_status, say_after;
@@ -24,6 +26,7 @@ struct nfs_relay {
         int client, server;
         uint32_t mark_bytes, left; /* of a record from the client */
         uint8_t mark[4];
+        uint64_t replied; /* bytes to the client */
     } pairs[NFS_RELAY_PAIRS];
     unsigned n;
     uint64_t random;
