@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #define PIECE_BYTES 65536
+#define LONG_BYTES 2900 /* a reply that has data */
+#define HEAD_BYTES 300  /* what may come before it */
 
 static struct sockaddr_in place(int port)
 {
@@ -71,14 +73,13 @@ static uint64_t next_random(struct nfs_relay *r)
     return r->random;
 }
 
-static void damage(struct nfs_relay *r, unsigned pair, uint8_t *bytes, size_t n)
+static void damage(struct nfs_relay *r, uint8_t *bytes, size_t n)
 {
     unsigned every = atomic_load(&r->damage_every);
 
-    for (size_t i = 0; every && i < n; i++)
-        if ((r->pairs[pair].replied + i) % 4 >= 2 && next_random(r) % every == 0)
+    for (size_t i = HEAD_BYTES; every && n >= LONG_BYTES && i < n; i++)
+        if (next_random(r) % every == 0)
             bytes[i] ^= (uint8_t)(1u << next_random(r) % 8);
-    r->pairs[pair].replied += n;
 }
 
 /* Length, number, type, accepted, verifier (2), success, then NFS's status; and no attributes. */
@@ -107,7 +108,7 @@ static bool piece(struct nfs_relay *r, unsigned i, bool request)
     else
         say(r, bytes, (size_t)n);
     if (!request)
-        damage(r, i, bytes, (size_t)n);
+        damage(r, bytes, (size_t)n);
     for (ssize_t at = 0, sent; at < n; at += sent) {
         sent = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
         if (sent <= 0)

@@ -13,8 +13,8 @@
 struct nfs_relay {
     atomic_uint requests; /* from client to server, since the beginning */
     atomic_uint cut;      /* connections to be cut before it goes on */
-    /* Of the replies' bytes one in so many is changed; 0: none. Not the upper halves of words: from
-     * a length of 2 GiB libnfs 4.0.0 reads outside of its buffer, and dies. */
+    /* Of the bytes of long replies, which are data, one in so many is changed; 0: none. What comes
+     * before them is left alone: on lengths that are none libnfs 4.0.0 reads beyond its buffer. */
     atomic_uint damage_every;
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */
@@ -26,7 +26,6 @@ struct nfs_relay {
         int client, server;
         uint32_t mark_bytes, left; /* of a record from the client */
         uint8_t mark[4];
-        uint64_t replied; /* bytes to the client */
     } pairs[NFS_RELAY_PAIRS];
     unsigned n;
     uint64_t random;
