@@ -11,9 +11,11 @@
 #define NFS_RELAY_PAIRS 8
 
 struct nfs_relay {
-    atomic_uint requests;     /* from client to server, since the beginning */
-    atomic_uint cut;          /* connections to be cut before it goes on */
-    atomic_uint damage_every; /* of the replies' bytes one in so many is changed; 0: none */
+    atomic_uint requests; /* from client to server, since the beginning */
+    atomic_uint cut;      /* connections to be cut before it goes on */
+    /* Of the bytes of long replies, which are data, one in so many is changed; 0: none. What comes
+     * before them is left alone: on lengths that are none libnfs 4.0.0 reads beyond its buffer. */
+    atomic_uint damage_every;
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */
     atomic_uint say_status, say_after;
