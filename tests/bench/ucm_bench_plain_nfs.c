@@ -261,11 +261,26 @@ static int files_close(struct stream *s)
     return rc;
 }
 
+/* There may have been no time to write all of it. */
+static int one_shorten(struct mount *m)
+{
+    struct nfs_stat_64 st;
+    int rc = nfs_fstat64(m->nfs, m->one, &st);
+
+    if (rc < 0)
+        return rc;
+    if (st.nfs_size / m->plain->block_bytes < m->n)
+        m->n = (uint32_t)(st.nfs_size / m->plain->block_bytes);
+    return m->n > 0 ? 0 : -ENODATA;
+}
+
 static int one_rate(struct stream *s, double seconds, double *rate)
 {
     uint64_t start;
     int rc = one_open(s->mount);
 
+    if (rc == 0 && !s->write)
+        rc = one_shorten(s->mount);
     if (rc < 0)
         return rc;
     start = clock_ns();
