@@ -40,7 +40,7 @@ static uint32_t probe(struct share *share, uint32_t first, bool each, double *ms
     struct share_probe p = {.key_bytes = LAY_KEY_BYTES,
                             .keys = bench.keys,
                             .n = KEYS,
-                            .part_bytes = LAY_BYTES,
+                            .part_bytes = LAY_BYTES - BLOCK_FILE_HEADER_BYTES,
                             .each = each,
                             .answers = bench.answers,
                             .done_cb = done_cb};
