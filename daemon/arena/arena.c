@@ -1,183 +1,19 @@
 #include "daemon/arena/arena.h"
+#include "daemon/arena/internal.h"
 
-#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <uv.h>
 
 /* slot_ref = 1 + (extent << slot_bits | slot), slot_bits as many as an extent of the smallest slots
  * needs: so there are names for 16 TiB less one extent, whatever the extents' size. */
 
-struct extent {
-    struct list link; /* in arena.free, in its class's partial list, or nowhere (full, not ready) */
-    struct arena_class *class;
-    uint64_t *owner;     /* one a slot in use */
-    uint32_t *free_slot; /* stack of free slots; NULL until the extent has a class */
-    uint32_t slots, n_free;
-    uint8_t *used; /* bitmap, one byte a slot: tells a double free, and which owners are real */
-};
-
-struct arena_class {
-    struct arena_class *next;
-    struct list partial; /* extents with a free slot */
-    uint64_t slot_bytes;
-    uint32_t extents;
-};
-
-struct arena {
-    struct arena_config config;
-    uv_loop_t *loop;
-    char *base;
-    uint32_t extents, ready, slot_bits;
-    uint32_t limit; /* extents that there will be */
-    struct extent *extent;
-    struct list free;
-    struct arena_class *classes;
-    uint64_t used_bytes;
-
-    uv_async_t grown; /* the thread made `touched` extents ready */
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards the three below */
-    uint32_t touched;
-    bool stop, ended; /* ended: there will be no more than `touched` */
-    bool threaded;
-};
-
 uint64_t arena_padded(uint64_t bytes)
 {
     return (bytes + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
-}
-
-/* ---- growing ---- */
-
-static void extent_uncarve(struct arena *a, struct extent *e);
-
-/* Slots of it were kept: the others of their size are free now. */
-static void extent_kept(struct arena *a, struct extent *e)
-{
-    e->n_free = 0;
-    for (uint32_t i = e->slots; i-- > 0;)
-        if (!e->used[i])
-            e->free_slot[e->n_free++] = i;
-    if (e->n_free == e->slots)
-        extent_uncarve(a, e);
-    else if (e->n_free > 0)
-        list_push_back(&e->class->partial, &e->link);
-}
-
-static void extents_take(struct arena *a, uint32_t upto)
-{
-    while (a->ready < upto) {
-        uint32_t extent = a->ready++;
-        struct extent *e = &a->extent[extent];
-
-        list_init(&e->link);
-        if (e->class)
-            extent_kept(a, e);
-        else
-            list_push_back(&a->free, &e->link);
-        a->config.extent_ready(a->config.ctx, extent, a->base + (uint64_t)extent * a->config.extent,
-                               a->config.extent);
-    }
-}
-
-static void grown_cb(uv_async_t *async)
-{
-    struct arena *a = async->data;
-    uint32_t touched;
-    bool ended;
-
-    pthread_mutex_lock(&a->lock);
-    touched = a->touched;
-    ended = a->ended;
-    pthread_mutex_unlock(&a->lock);
-    if (ended)
-        a->limit = touched;
-    extents_take(a, touched);
-    if (ended && a->config.ended)
-        a->config.ended(a->config.ctx);
-}
-
-/* One write a page: MADV_POPULATE_WRITE is newer than the kernels that are still about. */
-static int touch(char *p, uint64_t bytes)
-{
-    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
-        *(volatile char *)(p + i) = 0;
-    return 0;
-}
-
-/* Reads only, as there may be something in it. */
-static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
-{
-    int rc;
-
-    do
-        rc = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
-    while (rc < 0 && errno == EINTR);
-    if (rc < 0)
-        return -errno;
-    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
-        (void)*(const volatile char *)(p + i);
-    return 0;
-}
-
-static void *grow_thread(void *arg)
-{
-    struct arena *a = arg;
-    bool stop = false;
-    int rc = 0;
-
-    for (uint32_t i = 0; i < a->extents && !stop && rc == 0; i++) {
-        uint64_t offset = (uint64_t)i * a->config.extent;
-
-        rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
-                            : touch(a->base + offset, a->config.extent);
-        if (rc < 0)
-            log_error("arena", "no-room", "bytes=%llu of=%llu error=%s: serving with less",
-                      (unsigned long long)offset,
-                      (unsigned long long)(a->extents * a->config.extent), strerror(-rc));
-        pthread_mutex_lock(&a->lock);
-        a->touched = rc < 0 ? i : i + 1;
-        a->ended = rc < 0;
-        stop = a->stop;
-        pthread_mutex_unlock(&a->lock);
-        if (!stop)
-            uv_async_send(&a->grown);
-    }
-    return NULL;
-}
-
-int arena_grow(struct arena *a)
-{
-    int rc;
-
-    if (!a->config.prefault && !a->config.file) {
-        extents_take(a, a->extents);
-        return 0;
-    }
-    rc = uv_async_init(a->loop, &a->grown, grown_cb);
-    if (rc != 0)
-        return rc;
-    a->grown.data = a;
-    uv_unref((uv_handle_t *)&a->grown);
-    rc = pthread_create(&a->thread, NULL, grow_thread, a);
-    if (rc != 0) {
-        log_warn("arena", "no-prefault", "error=%s", strerror(rc));
-        uv_close((uv_handle_t *)&a->grown, NULL);
-        if (a->config.file)
-            return -rc;
-        extents_take(a, a->extents);
-        return 0;
-    }
-    a->threaded = true;
-    return 0;
 }
 
 /* ---- life ---- */
@@ -268,12 +104,7 @@ void arena_free(struct arena *a)
 {
     if (!a)
         return;
-    if (a->threaded) {
-        pthread_mutex_lock(&a->lock);
-        a->stop = true;
-        pthread_mutex_unlock(&a->lock);
-        pthread_join(a->thread, NULL);
-    }
+    arena_grow_stop(a);
     munmap(a->base, a->extents * a->config.extent);
     if (a->threaded)
         uv_close((uv_handle_t *)&a->grown, grown_closed_cb);
@@ -353,6 +184,24 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     e->used = NULL;
     e->class = NULL;
     list_push_front(&a->free, &e->link);
+}
+
+/* Slots of it may have been kept: the others of their size are free now. */
+void arena_extent_ready(struct arena *a, uint32_t extent)
+{
+    struct extent *e = &a->extent[extent];
+
+    list_init(&e->link);
+    e->n_free = 0;
+    for (uint32_t i = e->slots; i-- > 0;)
+        if (!e->used[i])
+            e->free_slot[e->n_free++] = i;
+    if (!e->class)
+        list_push_back(&a->free, &e->link);
+    else if (e->n_free == e->slots)
+        extent_uncarve(a, e);
+    else if (e->n_free > 0)
+        list_push_back(&e->class->partial, &e->link);
 }
 
 /* The class that has the extent now, or NULL without memory. */
