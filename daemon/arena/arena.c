@@ -30,6 +30,20 @@ static int extents_count(struct arena *a)
     return 0;
 }
 
+static int homes_init(struct arena *a)
+{
+    const struct numa *numa = a->config.numa;
+
+    if (numa && numa->n > 1 && (a->config.prefault || a->config.file))
+        a->nodes = numa->n;
+    a->home = calloc(a->nodes + 1, sizeof(*a->home));
+    if (!a->home)
+        return -ENOMEM;
+    for (uint32_t i = 0; i <= a->nodes; i++)
+        list_init(&a->home[i].free);
+    return 0;
+}
+
 int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out)
 {
     struct arena *a = calloc(1, sizeof(*a));
@@ -42,12 +56,16 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     rc = extents_count(a);
     if (rc != 0)
         goto err_after_arena;
+    rc = homes_init(a);
+    if (rc != 0)
+        goto err_after_arena;
     rc = -ENOMEM;
-    list_init(&a->free);
     pthread_mutex_init(&a->lock, NULL);
     a->extent = calloc(a->extents, sizeof(*a->extent));
     if (!a->extent)
         goto err_after_lock;
+    for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
+        a->extent[i].home = a->nodes; /* until it is seen where it lies */
     a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
                    config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    config->file ? config->fd : -1, 0);
@@ -72,6 +90,7 @@ err_after_extents:
     free(a->extent);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
+    free(a->home);
 err_after_arena:
     free(a);
     return rc;
@@ -91,6 +110,7 @@ static void arena_release(struct arena *a)
         free(c);
     }
     free(a->extent);
+    free(a->home);
     pthread_mutex_destroy(&a->lock);
     free(a);
 }
@@ -124,12 +144,13 @@ static struct arena_class *class_find(struct arena *a, uint64_t slot_bytes)
 
 static struct arena_class *class_new(struct arena *a, uint64_t slot_bytes)
 {
-    struct arena_class *c = calloc(1, sizeof(*c));
+    struct arena_class *c = calloc(1, sizeof(*c) + (a->nodes + 1) * sizeof(c->partial[0]));
 
     if (!c)
         return NULL;
     c->slot_bytes = slot_bytes;
-    list_init(&c->partial);
+    for (uint32_t i = 0; i <= a->nodes; i++)
+        list_init(&c->partial[i]);
     c->next = a->classes;
     a->classes = c;
     return c;
@@ -183,7 +204,8 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     e->free_slot = NULL;
     e->used = NULL;
     e->class = NULL;
-    list_push_front(&a->free, &e->link);
+    list_push_front(&a->home[e->home].free, &e->link);
+    a->home[e->home].n_free++;
 }
 
 /* Slots of it may have been kept: the others of their size are free now. */
@@ -192,16 +214,21 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     struct extent *e = &a->extent[extent];
 
     list_init(&e->link);
+    a->home[e->home].ready++;
     e->n_free = 0;
     for (uint32_t i = e->slots; i-- > 0;)
         if (!e->used[i])
             e->free_slot[e->n_free++] = i;
-    if (!e->class)
-        list_push_back(&a->free, &e->link);
-    else if (e->n_free == e->slots)
+    if (e->class)
+        a->home[e->home].used_bytes += (e->slots - e->n_free) * e->class->slot_bytes;
+    if (!e->class) {
+        list_push_back(&a->home[e->home].free, &e->link);
+        a->home[e->home].n_free++;
+    } else if (e->n_free == e->slots) {
         extent_uncarve(a, e);
-    else if (e->n_free > 0)
-        list_push_back(&e->class->partial, &e->link);
+    } else if (e->n_free > 0) {
+        list_push_back(&e->class->partial[e->home], &e->link);
+    }
 }
 
 /* The class that has the extent now, or NULL without memory. */
@@ -219,21 +246,61 @@ static struct arena_class *extent_carve_for(struct arena *a, struct extent *e, u
     return c;
 }
 
-/* Takes a free extent for slots of this size. NULL when there is none. */
-static struct arena_class *extent_claim(struct arena *a, uint64_t slot_bytes)
+uint32_t arena_home_of(const struct arena *a, int node)
 {
-    struct arena_class *c;
-    struct extent *e;
+    uint32_t i = 0;
 
-    if (list_empty(&a->free))
-        return NULL;
-    e = LIST_ENTRY(a->free.next, struct extent, link);
+    while (i < a->nodes && a->config.numa->node[i] != node)
+        i++;
+    return i;
+}
+
+static struct extent *first_of(const struct list *extents)
+{
+    return list_empty(extents) ? NULL : LIST_ENTRY(extents->next, struct extent, link);
+}
+
+/* An extent with room for slots of the class, which may not be there yet, or a free one. */
+static struct extent *extent_at_home(const struct arena *a, const struct arena_class *c,
+                                     uint32_t home)
+{
+    struct extent *e = c ? first_of(&c->partial[home]) : NULL;
+
+    return e ? e : first_of(&a->home[home].free);
+}
+
+/* Free ones are taken where there are most of them, so that no node runs out before the others. */
+static struct extent *extent_anywhere(const struct arena *a, const struct arena_class *c)
+{
+    struct extent *e = NULL;
+    uint32_t most = 0;
+
+    for (uint32_t i = 0; c && !e && i <= a->nodes; i++)
+        e = first_of(&c->partial[i]);
+    for (uint32_t i = 1; i <= a->nodes; i++)
+        if (a->home[i].n_free > a->home[most].n_free)
+            most = i;
+    return e ? e : first_of(&a->home[most].free);
+}
+
+/* An extent with room for a slot of this size; NULL when there is none. */
+static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node)
+{
+    struct arena_class *c = class_find(a, slot_bytes);
+    uint32_t home = arena_home_of(a, node);
+    struct extent *e = home < a->nodes ? extent_at_home(a, c, home) : NULL;
+
+    if (!e)
+        e = extent_anywhere(a, c);
+    if (!e || e->class)
+        return e;
     c = extent_carve_for(a, e, slot_bytes);
     if (!c)
         return NULL;
     list_remove(&e->link);
-    list_push_front(&c->partial, &e->link);
-    return c;
+    a->home[e->home].n_free--;
+    list_push_front(&c->partial[e->home], &e->link);
+    return e;
 }
 
 static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
@@ -241,28 +308,25 @@ static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
     return 1 + (extent << a->slot_bits | slot);
 }
 
-slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
+slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
 {
     uint64_t slot_bytes = arena_padded(bytes);
-    struct arena_class *c;
     struct extent *e;
     uint32_t slot;
 
     assert(bytes > 0);
     if (slot_bytes > a->config.extent)
         return 0;
-    c = class_find(a, slot_bytes);
-    if (!c || list_empty(&c->partial))
-        c = extent_claim(a, slot_bytes);
-    if (!c)
+    e = extent_find(a, slot_bytes, node);
+    if (!e)
         return 0;
-    e = LIST_ENTRY(c->partial.next, struct extent, link);
     slot = e->free_slot[--e->n_free];
     e->owner[slot] = owner;
     e->used[slot] = 1;
     if (e->n_free == 0)
         list_remove(&e->link);
     a->used_bytes += slot_bytes;
+    a->home[e->home].used_bytes += slot_bytes;
     return ref_of(a, (uint32_t)(e - a->extent), slot);
 }
 
@@ -284,12 +348,13 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     a->used_bytes -= e->class->slot_bytes;
     e->used[slot] = 0;
     if (e - a->extent >= a->ready)
-        return; /* one that was kept; extent_kept will see */
+        return; /* one that was kept; arena_extent_ready will see */
+    a->home[e->home].used_bytes -= e->class->slot_bytes;
     e->free_slot[e->n_free++] = slot;
     if (e->n_free == e->slots) {
         extent_uncarve(a, e);
     } else if (e->n_free == 1) {
-        list_push_back(&e->class->partial, &e->link);
+        list_push_back(&e->class->partial[e->home], &e->link);
     }
 }
 
@@ -313,6 +378,13 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
     uint32_t slot;
 
     return extent_of(a, ref, &slot)->class->slot_bytes;
+}
+
+int arena_slot_node(struct arena *a, slot_ref ref)
+{
+    uint32_t slot, home = extent_of(a, ref, &slot)->home;
+
+    return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
 }
 
 void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx, uint64_t owner),
@@ -384,4 +456,17 @@ uint64_t arena_bytes_configured(const struct arena *a)
 uint64_t arena_extent_bytes(const struct arena *a)
 {
     return a->config.extent;
+}
+
+uint32_t arena_nodes(const struct arena *a)
+{
+    return a->nodes;
+}
+
+void arena_node(const struct arena *a, uint32_t i, struct arena_node *out)
+{
+    const struct arena_home *home = &a->home[i];
+
+    *out = (struct arena_node){a->config.numa->node[i], home->ready * a->config.extent,
+                               home->used_bytes};
 }

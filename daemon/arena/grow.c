@@ -59,6 +59,39 @@ static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
     return 0;
 }
 
+/* A policy of this thread and none of the memory: that one the kernel keeps for each piece of
+ * address space, of which a process may have 65530, and for a hugetlbfs not at all. */
+static void extent_place(struct arena *a, uint32_t extent)
+{
+    int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[extent % a->nodes]) : 0;
+
+    if (rc < 0 && !a->unplaced)
+        log_warn("arena", "not-placed", "extent=%u error=%s", extent, strerror(-rc));
+    a->unplaced |= rc < 0;
+}
+
+/* Its node may have been full, or a file's memory may be there from an earlier run. */
+static void extent_settle(struct arena *a, uint32_t extent)
+{
+    const char *base = a->base + (uint64_t)extent * a->config.extent;
+
+    if (a->nodes > 0)
+        a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));
+}
+
+static int extent_touch(struct arena *a, uint32_t extent)
+{
+    uint64_t offset = (uint64_t)extent * a->config.extent;
+    int rc;
+
+    extent_place(a, extent);
+    rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
+                        : touch(a->base + offset, a->config.extent);
+    if (rc == 0)
+        extent_settle(a, extent);
+    return rc;
+}
+
 static void *grow_thread(void *arg)
 {
     struct arena *a = arg;
@@ -66,13 +99,10 @@ static void *grow_thread(void *arg)
     int rc = 0;
 
     for (uint32_t i = 0; i < a->extents && !stop && rc == 0; i++) {
-        uint64_t offset = (uint64_t)i * a->config.extent;
-
-        rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
-                            : touch(a->base + offset, a->config.extent);
+        rc = extent_touch(a, i);
         if (rc < 0)
             log_error("arena", "no-room", "bytes=%llu of=%llu error=%s: serving with less",
-                      (unsigned long long)offset,
+                      (unsigned long long)(i * a->config.extent),
                       (unsigned long long)(a->extents * a->config.extent), strerror(-rc));
         pthread_mutex_lock(&a->lock);
         a->touched = rc < 0 ? i : i + 1;

@@ -25,6 +25,7 @@ enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
 /* Which dumped blocks are written to NVMe. */
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
+enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 /* The file that the NVMe tier makes in each of nvme.paths. */
@@ -59,6 +60,8 @@ struct config {
     bool arena_hugepages;  /* arena.hugepages: true (madvise) */
     bool arena_prefault;   /* arena.prefault: true; false touches pages at first use */
     char *arena_keep;      /* arena.keep: folder on a tmpfs or hugetlbfs; "" keeps nothing */
+
+    enum config_numa arena_numa; /* arena.numa: auto, off */
 
     uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 

@@ -88,7 +88,7 @@ static void fetch_done_cb(struct tier_io *io, int status)
     fetch_finish(f, status);
 }
 
-static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority,
+static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
                        struct cache_wait *w)
 {
     struct cache_fetch *f = calloc(1, sizeof(*f));
@@ -105,7 +105,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* Held from here on: making room must not take the block itself. */
     cache_hold(c, ref);
-    f->slot = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part));
+    f->slot = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node);
     if (f->slot == 0)
         goto err_after_hold;
     tier_read_init(c, &f->io, ref, part, f->slot);
@@ -137,7 +137,8 @@ err_after_fetch:
     return rc;
 }
 
-int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, struct cache_wait *w)
+int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+              struct cache_wait *w)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -157,7 +158,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, s
     }
     if (p->nvme != PART_NVME_READY || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
-    return fetch_start(c, ref, part, priority, w);
+    return fetch_start(c, ref, part, priority, node, w);
 }
 
 void cache_get_cancel(struct cache *c, struct cache_wait *w)
@@ -215,7 +216,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
 
     if (b->part[part].nvme != PART_NVME_READY)
         return -ENOENT;
-    k->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part));
+    k->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), NUMA_NONE);
     if (k->slot == 0)
         return -EBUSY;
     k->cache = c;

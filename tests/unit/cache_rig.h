@@ -281,7 +281,7 @@ static inline bool marks_right(block_ref ref, uint32_t part)
 static inline int claim(block_ref ref, uint32_t part, uint32_t shard, uint32_t n,
                         struct cache_fill **out)
 {
-    return cache_fill_claim(rig.cache, &rig.owner[0], ref, part, shard, n, out);
+    return cache_fill_claim(rig.cache, &rig.owner[0], ref, part, shard, n, NUMA_NONE, out);
 }
 
 static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)
