@@ -269,18 +269,20 @@ static struct extent *extent_at_home(const struct arena *a, const struct arena_c
     return e ? e : first_of(&a->home[home].free);
 }
 
-/* Free ones are taken where there are most of them, so that no node runs out before the others. */
+/* Free ones are taken first where nobody wants them, then where there are most of them, so that no
+ * node runs out before the others. */
 static struct extent *extent_anywhere(const struct arena *a, const struct arena_class *c)
 {
     struct extent *e = NULL;
-    uint32_t most = 0;
+    uint32_t from = a->nodes;
 
     for (uint32_t i = 0; c && !e && i <= a->nodes; i++)
         e = first_of(&c->partial[i]);
-    for (uint32_t i = 1; i <= a->nodes; i++)
-        if (a->home[i].n_free > a->home[most].n_free)
-            most = i;
-    return e ? e : first_of(&a->home[most].free);
+    if (!e && a->home[from].n_free == 0)
+        for (uint32_t i = 0; i < a->nodes; i++)
+            if (a->home[i].n_free > a->home[from].n_free)
+                from = i;
+    return e ? e : first_of(&a->home[from].free);
 }
 
 /* An extent with room for a slot of this size; NULL when there is none. */

@@ -7,8 +7,9 @@
 #define VICTIM_TRIES 256
 /* Before giving up: thousands that are pinned or leased may lie in front of one that may go. */
 #define LAST_TRIES 16384
-/* Of the coldest, one on the wanted NUMA node goes first: few enough for the order to hold. */
+/* Of the coldest, one on the wanted NUMA node goes first: of so many at most, and of that share. */
 #define NEAR_TRIES 16
+#define NEAR_SHARE 32
 
 struct room_search {
     struct cache *cache;
@@ -145,15 +146,23 @@ static bool near_cb(void *ctx, block_ref ref)
            arena_slot_bytes(a, slot) == s->slot_bytes && may_go_cb(s, ref);
 }
 
+static block_ref near_victim(struct room_search *s)
+{
+    struct policy *policy = s->cache->config.policy;
+    uint64_t tries = policy_count(policy) / NEAR_SHARE;
+
+    if (s->node == NUMA_NONE)
+        return 0;
+    return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
+}
+
 /* Makes one step towards a slot. False: nothing more can go. */
 static bool room_step(struct room_search *s)
 {
     struct cache *c = s->cache;
-    block_ref victim = 0;
+    block_ref victim = near_victim(s);
     slot_ref slot;
 
-    if (s->node != NUMA_NONE)
-        victim = policy_near(c->config.policy, near_cb, s, NEAR_TRIES);
     if (victim == 0)
         victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
     if (victim == 0)
