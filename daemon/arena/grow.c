@@ -59,8 +59,8 @@ static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
     return 0;
 }
 
-/* A policy of this thread and none of the memory: that one the kernel keeps for each piece of
- * address space, of which a process may have 65530, and for a hugetlbfs not at all. */
+/* A policy of this thread and none of the memory: that would split the mapping at every extent,
+ * where a process may have some 65000 pieces, and need not hold for a file's (mbind(2)). */
 static void extent_place(struct arena *a, uint32_t extent)
 {
     int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[extent % a->nodes]) : 0;
