@@ -37,16 +37,17 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(S
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
-DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
+DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lnfs -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev
+             libyaml-dev libcjson-dev libsystemd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
+             nfs-ganesha nfs-ganesha-vfs rpcbind iproute2
 
 # ---- sources ----
 
@@ -120,6 +121,10 @@ check-tsan: setup ## the tests under TSan only
 
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
 	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
+
+check-hosts: setup ## three hosts and their NFS server die at random under load for ten minutes (SECONDS_LONG=N)
+	+@$(SUBMAKE) all
+	UCMD=$O/ucmd UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py
 
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
@@ -302,6 +307,11 @@ $O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(T
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -lcriterion -o $@
+# A root of the shared tier, by itself, on a real server.
+$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 $O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -335,7 +345,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-gpu check-vllm wheel check-chroot \
+.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

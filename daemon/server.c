@@ -11,6 +11,7 @@
 #include "daemon/index/policy.h"
 #include "daemon/notify.h"
 #include "daemon/request/request.h"
+#include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
@@ -40,6 +41,7 @@ struct server {
     struct arena *arena;
     struct keep *keep; /* NULL: DRAM ends with the daemon */
     struct tier *tier;
+    struct share *share; /* NULL: nothing is shared with other hosts */
     struct device_set *devices;
     struct requests *requests;
     struct front *front;
@@ -70,6 +72,7 @@ static void rooms_free(struct server *s)
     requests_free(s->requests);
     tier_sync(s);
     tier_nvme.close(s->tier);
+    share_close(s->share);
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
@@ -105,6 +108,23 @@ static void keep_tick(struct server *s, bool late)
     rooms_free(s);
 }
 
+static uint32_t server_share_busy(const struct server *s)
+{
+    return s->share ? share_busy(s->share) : 0;
+}
+
+/* A thread hangs in a mounted folder, and may still write to its slot: the memory stays as it is,
+ * and what NVMe has is not lost for that. */
+static void stop_beside_share(struct server *s)
+{
+    log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
+    front_free(s->front);
+    requests_free(s->requests);
+    tier_sync(s);
+    tier_nvme.close(s->tier);
+    _exit(s->exit_status);
+}
+
 static void stop_tick_cb(uv_timer_t *timer)
 {
     struct server *s = timer->data;
@@ -117,6 +137,8 @@ static void stop_tick_cb(uv_timer_t *timer)
             log_warn("server", "drain-cut", "requests=%u", requests_active(s->requests));
         requests_stop_all(s->requests);
         cache_stop_writing(s->cache);
+        if (s->share)
+            share_stop(s->share);
         s->state = DROPPING;
         /* A copy that never ends must not keep the daemon: as long again, then out. */
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
@@ -129,7 +151,10 @@ static void stop_tick_cb(uv_timer_t *timer)
     if (requests_active(s->requests) == 0)
         front_drop_all(s->front);
     if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0) {
-        stop_last(s);
+        if (server_share_busy(s) == 0)
+            stop_last(s);
+        else if (late)
+            stop_beside_share(s);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u",
                   requests_active(s->requests), requests_sessions(s->requests),
@@ -342,6 +367,8 @@ static int cache_init(struct server *s, char text[512])
     /* Half of the arena may wait for the disk, or loads would find no room beside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
+    cc.share_reused = c->share_admission == CONFIG_ADMIT_REUSE;
+    cc.shared_blocks = c->index_max_blocks / 4;
     cc.index = s->index;
     cc.policy = s->policy;
     rc = cache_new(&cc, &s->cache);
@@ -357,6 +384,19 @@ static int cache_init(struct server *s, char text[512])
         cache_tier_attach(s->cache, &tier_nvme, s->tier);
     }
     return rc == 0 ? arena_init(s, text) : rc;
+}
+
+/* Looks at no root yet: a server that hangs does not hold the start up. */
+static int share_init(struct server *s, char text[512])
+{
+    struct ucm_error e = {0};
+    int rc = share_open(&s->loop, &s->deadlines, &s->config, &s->metrics, &s->share, &e);
+
+    if (rc != 0)
+        snprintf(text, 512, "%s", e.text);
+    else if (s->share)
+        cache_share_attach(s->cache, &share_door, s->share);
+    return rc;
 }
 
 static int devices_init(struct server *s, char text[512])
@@ -394,6 +434,8 @@ static int front_init(struct server *s, char text[512])
         .devices = s->devices,
         .tier_ops = &tier_nvme,
         .tier = s->tier,
+        .share_ops = &share_door,
+        .share = s->share,
     };
     struct front_handler handler;
     struct ucm_error e = {0};
@@ -432,6 +474,8 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         rc = devices_init(s, text);
     if (rc == 0)
         rc = cache_init(s, text);
+    if (rc == 0)
+        rc = share_init(s, text);
     if (rc == 0)
         rc = front_init(s, text);
     if (rc == 0 && s->keep)

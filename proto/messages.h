@@ -114,17 +114,21 @@ enum ucm_handle_kind {
     F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 #define UCM_MSG_RING(F) F(u64, ring, REQ, 1, UCM_U32)
 
-/* keys: key_bytes each, one after the other, the chain's head first. */
+/* keys: key_bytes each, one after the other, the chain's head first. shared: tell apart what lies
+ * on a share only. wait_ms: for the shared tier; 0: as long as the daemon is configured to. */
 #define UCM_MSG_LOOKUP(F)                                                                          \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
     F(flag, each, OPT, 0, 0)                                                                       \
-    F(u64, lease_ms, OPT, 0, UCM_U32)
+    F(u64, lease_ms, OPT, 0, UCM_U32)                                                              \
+    F(flag, shared, OPT, 0, 0)                                                                     \
+    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
 #define UCM_MSG_LOOKUP_R(F)                                                                        \
     F(u64, hits, REQ, 0, UCM_MAX_KEYS)                                                             \
     F(u64, dram, OPT, 0, UCM_MAX_KEYS)                                                             \
     F(u64, lease, OPT, 0, UCM_U32)                                                                 \
-    F(bin, status, OPT, 0, UCM_MAX_KEYS)
+    F(bin, status, OPT, 0, UCM_MAX_KEYS)                                                           \
+    F(u64, shared, OPT, 0, UCM_MAX_KEYS)
 
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
@@ -183,11 +187,11 @@ enum ucm_durability {
 #define UCM_MSG_KEYS(F)                                                                            \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, OPT, 0, UCM_KEYS_BYTES)
-/* tier: 0 all, 1 dram only (a copy below stays), 2 nvme only. */
+/* tier: 0 all, 1 dram only (a copy below stays), 2 nvme only, 3 shared only (of all hosts). */
 #define UCM_MSG_EVICT(F)                                                                           \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                           \
-    F(u64, tier, OPT, 0, 2)
+    F(u64, tier, OPT, 0, 3)
 /* blocks: how many changed; busy: how many could not, being read, written or leased. */
 #define UCM_MSG_COUNT_R(F)                                                                         \
     F(u64, blocks, REQ, 0, UINT64_MAX)                                                             \
@@ -252,8 +256,9 @@ enum ucm_method {
 /* One byte a key in lookup's status. */
 enum ucm_lookup_status {
     UCM_LOOKUP_MISS = 0,
-    UCM_LOOKUP_DRAM = 1, /* every part lies in DRAM */
-    UCM_LOOKUP_NVME = 2, /* every part is complete, at least one must be read from NVMe */
+    UCM_LOOKUP_DRAM = 1,   /* every part lies in DRAM */
+    UCM_LOOKUP_NVME = 2,   /* every part is complete, at least one must be read from NVMe */
+    UCM_LOOKUP_SHARED = 3, /* or from a share; told to who set `shared`, 2 to others */
 };
 
 /* One byte a key in the status of load, dump and prefetch. */

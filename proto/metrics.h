@@ -86,6 +86,33 @@
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_files_lost, gauge, "files", "of nvme.paths, that could not be opened at the start")     \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
+    X(blocks_shared, gauge, "blocks", "of the complete ones, known to lie on a share only")        \
+    X(lookup_hits_shared, counter, "blocks", "keys found with a part on a share only")             \
+    X(lookups_waited, counter, "requests", "lookups that waited for an answer of a share")         \
+    X(load_blocks_shared, counter, "blocks", "parts loaded that were read from a share")           \
+    X(share_forgotten, counter, "blocks",                                                          \
+      "thought to lie on a share, and a read did not get them")                                    \
+    X(share_write_dropped, counter, "parts", "parts not written to a share: evicted, or failed")   \
+    X(share_write_refused, counter, "parts", "parts not admitted: written when used again")        \
+    X(share_write_waits, counter, "times", "a share took no write then: later")                    \
+    X(share_remove_dropped, counter, "parts", "evicted by name, and a share took no removal then") \
+    X(share_reads, counter, "parts", "parts read from shared roots")                               \
+    X(share_read_bytes, counter, "bytes", "of these")                                              \
+    X(share_writes, counter, "parts", "parts written to shared roots")                             \
+    X(share_write_bytes, counter, "bytes", "of these")                                             \
+    X(share_damaged, counter, "parts", "files of shared roots that were not what they should be")  \
+    X(share_failures, counter, "operations", "that a shared root failed")                          \
+    X(share_timeouts, counter, "operations", "that a shared root did not end in time")             \
+    X(share_breaks, counter, "times", "a shared root was left alone after failures in a row")      \
+    X(share_roots_down, gauge, "roots", "shared roots that are left alone now")                    \
+    X(share_probes, counter, "requests", "searches for keys on shared roots")                      \
+    X(share_probe_finds, counter, "keys", "that these asked a root for")                           \
+    X(share_gc_passes, counter, "passes", "of the shared roots' garbage collection, ended")        \
+    X(share_gc_failed, counter, "passes", "of these, given up: the root failed")                   \
+    X(share_gc_removed, counter, "files", "that they removed from a root, copied or not")          \
+    X(share_gc_bytes, counter, "bytes", "of these")                                                \
+    X(share_gc_demoted, counter, "files", "that they copied to the next root first")               \
+    X(share_gc_temps, counter, "files", "temporary ones that dead writers left and they removed")  \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

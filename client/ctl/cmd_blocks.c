@@ -28,6 +28,7 @@ static void namespace_row(struct table *t, const msgpack_object *o)
     table_cell(t, "%" PRIu64, answer_u64(o, "blocks"));
     table_cell(t, "%s", human_bytes(human, answer_u64(o, "dram_bytes")));
     table_cell(t, "%s", human_bytes(human, answer_u64(o, "nvme_bytes")));
+    table_cell(t, "%s", human_bytes(human, answer_u64(o, "shared_bytes")));
 }
 
 struct listing {
@@ -79,9 +80,9 @@ static int listing_end(struct listing *l, cJSON *document, const char *field, in
 
 int cmd_namespaces(const struct args *a)
 {
-    static const char *const titles[] = {">NS",     "FINGERPRINT", "TENANT",  "MODEL",  "REVISION",
-                                         "DTYPE",   "LAYOUT",      ">TOKENS", ">PARTS", ">SHARD",
-                                         ">BLOCKS", ">DRAM",       ">NVME",   NULL};
+    static const char *const titles[] = {">NS",     "FINGERPRINT", "TENANT",  "MODEL",   "REVISION",
+                                         "DTYPE",   "LAYOUT",      ">TOKENS", ">PARTS",  ">SHARD",
+                                         ">BLOCKS", ">DRAM",       ">NVME",   ">SHARED", NULL};
     struct listing l = {.n = 0};
     struct answer page;
     struct ctl c;
@@ -112,7 +113,7 @@ int cmd_namespaces(const struct args *a)
 
 struct tenant {
     char name[257];
-    uint64_t namespaces, blocks, dram_bytes, nvme_bytes;
+    uint64_t namespaces, blocks, dram_bytes, nvme_bytes, shared_bytes;
 };
 
 struct tenants {
@@ -151,6 +152,7 @@ static int tenants_add(struct tenants *all, const msgpack_object *page)
         t->blocks += answer_u64(o, "blocks");
         t->dram_bytes += answer_u64(o, "dram_bytes");
         t->nvme_bytes += answer_u64(o, "nvme_bytes");
+        t->shared_bytes += answer_u64(o, "shared_bytes");
     }
     return CTL_OK;
 }
@@ -164,8 +166,8 @@ static int tenant_compare(const void *left, const void *right)
 
 static int tenants_print(const struct tenants *all)
 {
-    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS",
-                                         ">DRAM",  ">NVME",       NULL};
+    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM",
+                                         ">NVME",  ">SHARED",     NULL};
     char human[HUMAN_BYTES];
     struct table t;
 
@@ -180,6 +182,7 @@ static int tenants_print(const struct tenants *all)
         table_cell(&t, "%" PRIu64, all->item[i].blocks);
         table_cell(&t, "%s", human_bytes(human, all->item[i].dram_bytes));
         table_cell(&t, "%s", human_bytes(human, all->item[i].nvme_bytes));
+        table_cell(&t, "%s", human_bytes(human, all->item[i].shared_bytes));
     }
     return table_end(&t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
 }
@@ -197,6 +200,7 @@ static int tenants_print_json(const struct tenants *all)
         cJSON_AddItemToObject(o, "blocks", answer_json_u64(t->blocks));
         cJSON_AddItemToObject(o, "dram_bytes", answer_json_u64(t->dram_bytes));
         cJSON_AddItemToObject(o, "nvme_bytes", answer_json_u64(t->nvme_bytes));
+        cJSON_AddItemToObject(o, "shared_bytes", answer_json_u64(t->shared_bytes));
         cJSON_AddItemToArray(list, o);
     }
     return ctl_print_json(j, false);
@@ -239,6 +243,7 @@ static void block_row(struct table *t, const msgpack_object *o)
     table_cell(t, "%" PRIu64, answer_u64(o, "ready"));
     table_cell(t, "%" PRIu64, answer_u64(o, "dram"));
     table_cell(t, "%" PRIu64, answer_u64(o, "nvme"));
+    table_cell(t, "%" PRIu64, answer_u64(o, "shared"));
     table_cell(t, "%s", answer_flag(o, "pinned") ? "yes" : "-");
     table_cell(t, "%" PRIu64, answer_u64(o, "leases"));
 }
@@ -264,8 +269,8 @@ static int ls_finish(const struct ctl *c, const struct ctl_namespace *ns, struct
 
 int cmd_ls(const struct args *a)
 {
-    static const char *const titles[] = {"KEY",   "STATE",  ">PARTS",  ">DRAM",
-                                         ">NVME", "PINNED", ">LEASES", NULL};
+    static const char *const titles[] = {"KEY",     "STATE",  ">PARTS",  ">DRAM", ">NVME",
+                                         ">SHARED", "PINNED", ">LEASES", NULL};
     uint64_t limit = args_number(a, "limit");
     struct listing l = {.cursor = args_number(a, "cursor")};
     struct ctl_namespace ns;
@@ -299,8 +304,8 @@ int cmd_ls(const struct args *a)
 
 static int print_parts(const msgpack_object *block)
 {
-    static const char *const titles[] = {">PART",     "DRAM",     "NVME", ">USERS",
-                                         ">LOCATION", "CHECKSUM", NULL};
+    static const char *const titles[] = {">PART",  "DRAM",      "NVME",     "SHARED", ">ROOT",
+                                         ">USERS", ">LOCATION", "CHECKSUM", NULL};
     struct table t;
     char text[32];
 
@@ -311,6 +316,8 @@ static int print_parts(const msgpack_object *block)
         table_cell(&t, "%" PRIu64, answer_u64(o, "part"));
         table_cell(&t, "%s", answer_text(o, "dram", text, sizeof text));
         table_cell(&t, "%s", answer_text(o, "nvme", text, sizeof text));
+        table_cell(&t, "%s", answer_text(o, "shared", text, sizeof text));
+        table_cell(&t, "%" PRIu64, answer_u64(o, "root"));
         table_cell(&t, "%" PRIu64, answer_u64(o, "users"));
         table_cell(&t, "%" PRIx64, answer_u64(o, "loc"));
         table_cell(&t, "%016" PRIx64, answer_u64(o, "checksum"));

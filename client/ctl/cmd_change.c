@@ -99,7 +99,7 @@ static int change_run(const struct args *a, const struct change *how)
 
 int cmd_evict(const struct args *a)
 {
-    static const char *const tiers[] = {"all", "dram", "nvme"};
+    static const char *const tiers[] = {"all", "dram", "nvme", "share"};
     struct change how = {.method = "evict", .done = "evicted", .ask_whole = true};
     const char *tier = args_text(a, "tier");
     size_t i;
@@ -108,7 +108,7 @@ int cmd_evict(const struct args *a)
         if (strcmp(tier, tiers[i]) == 0)
             break;
     if (i == sizeof tiers / sizeof tiers[0])
-        return program_usage_error(a, "--tier %s: wanted all, dram or nvme", tier);
+        return program_usage_error(a, "--tier %s: wanted all, dram, nvme or share", tier);
     how.tier = i;
     return change_run(a, &how);
 }

@@ -150,6 +150,20 @@ static void print_prometheus(const msgpack_object *stats)
         {"staged_bytes", "device_staged_bytes", "counter", "bytes moved through those"},
         {"rings", "device_rings", "gauge", "rings of slices registered on a device"},
     };
+    static const struct series root[] = {
+        {"capacity_bytes", "share_root_capacity_bytes", "gauge",
+         "bytes a root may hold, 0: no bound"},
+        {"used_bytes", "share_root_used_bytes", "gauge", "bytes it held at the last collection"},
+        {"files", "share_root_files", "gauge", "files it held then"},
+        {"queued", "share_root_queued", "gauge", "operations waiting for a root"},
+        {"in_flight", "share_root_in_flight", "gauge", "operations given to a root"},
+        {"read_bytes", "share_root_read_bytes", "counter", "bytes read from a root"},
+        {"write_bytes", "share_root_write_bytes", "counter", "bytes written to a root"},
+        {"failures", "share_root_failures", "counter", "operations that failed"},
+        {"timeouts", "share_root_timeouts", "counter", "operations given up at their deadline"},
+        {"breaks", "share_root_breaks", "counter", "times a root was left alone"},
+        {"latency_us", "share_root_latency_us", "gauge", "of a small operation, smoothed"},
+    };
     char version[96], instance[96], policy[96];
 
     prometheus_head("info", "gauge", "what runs; always 1");
@@ -161,6 +175,7 @@ static void print_prometheus(const msgpack_object *stats)
     printf("ucmd_uptime_seconds %.3f\n", (double)answer_u64(stats, "uptime_ms") / 1000);
     prometheus_metrics(answer_get(stats, "metrics"));
     prometheus_list(stats, "tiers", "tier", tier, sizeof tier / sizeof tier[0]);
+    prometheus_list(stats, "shares", "root", root, sizeof root / sizeof root[0]);
     prometheus_list(stats, "devices", "device", device, sizeof device / sizeof device[0]);
 }
 

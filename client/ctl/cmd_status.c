@@ -10,8 +10,8 @@ static cJSON *status_json(const struct ctl *c, const msgpack_object *stats,
                           const msgpack_object *health)
 {
     static const char *const from_stats[] = {"version", "instance", "pid",   "uptime_ms",
-                                             "policy",  "metrics",  "tiers", "devices",
-                                             "nodes",   "limits"};
+                                             "policy",  "metrics",  "tiers", "shares",
+                                             "devices", "nodes",    "limits"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
     cJSON *j = cJSON_CreateObject();
@@ -92,6 +92,22 @@ static void print_tiers(const msgpack_object *stats)
     }
 }
 
+static void print_shares(const msgpack_object *stats)
+{
+    char used[HUMAN_BYTES], name[128], health[32], reason[160];
+
+    for (uint32_t i = 0; i < answer_count(stats, "shares"); i++) {
+        const msgpack_object *o = answer_at(stats, "shares", i);
+        const char *why = answer_text(o, "reason", reason, sizeof reason);
+        bool up = strcmp(answer_text(o, "health", health, sizeof health), "up") == 0;
+
+        printf("share      %s: %s, %s used, %.1f ms%s%s\n",
+               answer_text(o, "name", name, sizeof name), health,
+               human_bytes(used, answer_u64(o, "used_bytes")),
+               (double)answer_u64(o, "latency_us") / 1000, up ? "" : ": ", up ? "" : why);
+    }
+}
+
 static void print_devices(const msgpack_object *stats)
 {
     char a[HUMAN_BYTES], b[HUMAN_BYTES], staged[HUMAN_BYTES], name[64];
@@ -130,6 +146,7 @@ static void print_status(const struct ctl *c, const msgpack_object *stats,
     print_cache(m);
     print_nodes(stats);
     print_tiers(stats);
+    print_shares(stats);
     print_devices(stats);
 }
 

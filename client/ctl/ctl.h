@@ -72,6 +72,7 @@ int cmd_status(const struct args *a);
 int cmd_health(const struct args *a);
 int cmd_version(const struct args *a);
 int cmd_stats(const struct args *a);
+int cmd_share(const struct args *a);
 int cmd_namespaces(const struct args *a);
 int cmd_tenants(const struct args *a);
 int cmd_ls(const struct args *a);

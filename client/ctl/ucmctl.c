@@ -25,7 +25,8 @@ static const struct arg_option ls_options[] = {
 };
 
 static const struct arg_option evict_options[] = {
-    {"tier", ARG_TEXT, "TIER", "all, dram (a copy on NVMe stays) or nvme", "all", 0, 0},
+    {"tier", ARG_TEXT, "TIER", "all, dram (a copy below stays), nvme or share (of all hosts)",
+     "all", 0, 0},
     {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
 };
 
@@ -80,7 +81,8 @@ static const struct program_command commands[] = {
      NULL, 0, 2, 2, cmd_inspect},
     {"evict", "NS [KEY...]", "Drop blocks from the cache, but for those in use or pinned",
      "Without keys every block of the namespace is dropped, and you are asked first;\n"
-     "where nobody can be asked, --yes is needed.\n\n"
+     "where nobody can be asked, --yes is needed. 'all' and 'share' remove files that\n"
+     "other hosts use, too.\n\n"
      "Examples:\n"
      "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
      "  ucmctl evict 1 --tier dram --yes\n",
@@ -125,6 +127,8 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl format /dev/nvme1n1\n",
      OPTIONS(format_options), 1, 1, cmd_format},
+    {"share", "", "The roots of the shared tier: health, room, latency, failures",
+     "Example:\n  ucmctl share\n", NULL, 0, 0, 0, cmd_share},
     {"health", "", "ok, recovering, degraded or failing, and why; for probes",
      "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"

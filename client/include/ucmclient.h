@@ -248,12 +248,17 @@ struct ucm_lookup {
     const void *keys;  /* n_keys * key_bytes, the chain's head first */
     uint32_t n_keys;   /* 1 to ucm_server_info's max_keys */
     uint32_t lease_ms; /* keep what was found from being evicted for so long, 0: no lease */
+    uint32_t wait_ms;  /* for the shared tier, at most; 0: as long as ucmd is configured to. Never
+                          longer than half of the call's timeout. */
+    uint32_t *shared;  /* not NULL: receives how many hits must be read from the shared tier, and
+                          each is told as UCM_FOUND_SHARED, not UCM_FOUND_NVME */
 };
 
 enum ucm_found {
     UCM_FOUND_NOT = 0,
     UCM_FOUND_DRAM = 1,
     UCM_FOUND_NVME = 2,
+    UCM_FOUND_SHARED = 3,
 };
 
 /* Counts how many blocks from the first key on are complete without a gap: *hits. *lease, when

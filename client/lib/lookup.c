@@ -14,14 +14,14 @@ static int lookup_check(const struct msg_lookup_r *m, const struct lookup *l)
 {
     uint32_t found = 0;
 
-    if (m->hits > l->asked->n_keys || m->dram > m->hits)
+    if (m->hits > l->asked->n_keys || m->dram > m->hits || m->shared > m->hits - m->dram)
         return -1;
     if (!l->found)
         return 0;
     if (m->status.n != l->asked->n_keys)
         return -1;
     for (uint32_t i = 0; i < m->status.n; i++) {
-        if (m->status.p[i] > UCM_FOUND_NVME)
+        if (m->status.p[i] > (l->asked->shared ? UCM_FOUND_SHARED : UCM_FOUND_NVME))
             return -1;
         found += m->status.p[i] != UCM_FOUND_NOT;
     }
@@ -46,6 +46,8 @@ static int lookup_take_cb(struct client_call *call, struct proto_envelope *env, 
         *l->hits = (uint32_t)m.hits;
     if (l->in_dram)
         *l->in_dram = (uint32_t)m.dram;
+    if (l->asked->shared)
+        *l->asked->shared = (uint32_t)m.shared;
     if (l->lease)
         *l->lease = m.lease && l->asked->lease_ms
                         ? client_lease_add(call->client, (uint32_t)m.lease, l->asked->lease_ms)
@@ -65,10 +67,25 @@ int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns
     return 0;
 }
 
+/* Half of the caller's time at most: an answer that comes too late tells not even what is here. */
+static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_ns)
+{
+    int64_t half_ms = (deadline_ns - client_now_ns()) / 2000000;
+
+    if (half_ms < 1)
+        return 1;
+    if (asked->wait_ms > 0 && asked->wait_ms < half_ms)
+        return asked->wait_ms;
+    return half_ms < UCM_DEADLINE_MS ? (uint64_t)half_ms : UCM_DEADLINE_MS;
+}
+
 static int lookup_send(struct ucm_namespace *ns, struct lookup *l, int64_t deadline_ns)
 {
     struct ucm_client *c = ns->handle.client;
-    struct msg_lookup m = {.each = l->found != NULL, .lease_ms = l->asked->lease_ms};
+    struct msg_lookup m = {.each = l->found != NULL,
+                           .lease_ms = l->asked->lease_ms,
+                           .shared = l->asked->shared != NULL,
+                           .wait_ms = lookup_wait_ms(l->asked, deadline_ns)};
     int r = client_begin(c, &ns->handle, deadline_ns);
 
     if (r)

@@ -24,6 +24,9 @@ enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
 enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
 /* Which dumped blocks are written to NVMe. */
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
+/* How blocks are spread over several shared roots. */
+enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED, CONFIG_SPREAD_ROUND_ROBIN };
+enum config_probe { CONFIG_PROBE_PREFIX, CONFIG_PROBE_EXACT };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
 enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
@@ -34,11 +37,12 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_NVME_NAMES "ucmd.namespaces"
 #define CONFIG_NVME_INDEX "ucmd.index" /* and its checkpoint */
 #define CONFIG_MAX_PATHS 16
+#define CONFIG_MAX_ROOTS 8
 /* In arena.keep: the arena's memory, and what lies where in it. */
 #define CONFIG_KEEP_ARENA "ucmd.arena"
 #define CONFIG_KEEP_MANIFEST "ucmd.kept"
 
-#define CONFIG_MAX_KEYS 64
+#define CONFIG_MAX_KEYS 96
 
 /* Where each key was last set, by its place in the table, so that config_check can name it. */
 struct config_origin {
@@ -80,6 +84,21 @@ struct config {
     uint64_t nvme_scrub; /* nvme.scrub: bytes a second that are read to be verified; 0: none */
     uint64_t nvme_scrub_interval_ms; /* nvme.scrub_interval: from pass to pass; 24h */
     unsigned nvme_quarantine;        /* nvme.quarantine: percent of a file's segments at most; 5 */
+
+    struct config_list share_roots;        /* share.roots: "TARGET [capacity=SIZE] [ro]" */
+    char *share_backends;                  /* share.storage_backends: targets, colons between */
+    enum config_spread share_spread;       /* share.spread: tiered, hashed, round-robin */
+    enum config_probe share_lookup;        /* share.lookup: prefix, exact */
+    uint64_t share_lookup_ms;              /* share.lookup_deadline: 50ms */
+    uint64_t share_negative_ms;            /* share.negative: 2s */
+    uint64_t share_deadline_ms;            /* share.deadline: of one read or write; 5s */
+    unsigned share_depth;                  /* share.depth: requests under way an nfs root; 64 */
+    unsigned share_threads;                /* share.threads: a posix root; 16 */
+    enum config_admission share_admission; /* share.admission: all, reuse */
+    bool share_sync;                       /* share.sync: false */
+    unsigned share_low;                    /* share.low: percent of the capacity; 90 */
+    uint64_t share_collect_ms;             /* share.collect: from pass to pass; 10min */
+    uint64_t share_touch_ms;               /* share.touch: 1h */
 
     enum config_cuda cuda; /* device.cuda: auto, off, required */
     unsigned cpu_threads;  /* device.cpu_threads: copy threads for cpu regions; 2 */

@@ -1,4 +1,5 @@
 /* What no single key can tell; see config_check. */
+#include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
 #include "daemon/base/take.h"
 
@@ -411,6 +412,22 @@ static int check_nvme(const struct config *c, struct config_error *e)
     return 0;
 }
 
+static int check_share(const struct config *c, struct config_error *e)
+{
+    struct config_root roots[CONFIG_MAX_ROOTS];
+    char why[CONFIG_WHY_BYTES];
+    const char *key;
+    uint32_t n;
+    int rc = config_roots(c, roots, &n, &key, why);
+
+    if (rc < 0)
+        return fail(c, e, key, "%s", why);
+    if (n == 0)
+        return 0;
+    return check_at_least(c, e, "share.deadline", c->share_deadline_ms, 1, "share.lookup_deadline",
+                          c->share_lookup_ms);
+}
+
 int config_check(const struct config *c, struct config_error *e)
 {
     int rc = check_sizes(c, e);
@@ -423,5 +440,7 @@ int config_check(const struct config *c, struct config_error *e)
         rc = check_keep(c, e);
     if (rc == 0)
         rc = check_nvme(c, e);
+    if (rc == 0)
+        rc = check_share(c, e);
     return rc;
 }

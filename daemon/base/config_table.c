@@ -20,6 +20,8 @@ static const char *const level_names[] = {"error", "warn", "info", "debug", NULL
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
+static const char *const spread_names[] = {"tiered", "hashed", "round-robin", NULL};
+static const char *const probe_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
@@ -47,6 +49,14 @@ bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id)
 static const char *item_folder(const char *text)
 {
     return text[0] == '/' ? NULL : "write the absolute path of a folder, e.g. /var/lib/ucmd/nvme0";
+}
+
+static const char *item_root(const char *text)
+{
+    return text[0] == '/' || strncmp(text, "nfs://", 6) == 0
+               ? NULL
+               : "write the absolute path of a folder or nfs://SERVER/EXPORT, e.g. /mnt/kv "
+                 "capacity=1TiB";
 }
 
 static const char *item_admin(const char *text)
@@ -93,6 +103,7 @@ const struct config_section config_sections[] = {
     {"arena", "DRAM: staging buffers and the DRAM tier in one."},
     {"index", "What is cached where."},
     {"nvme", "The tier on local disks. Without paths the cache is DRAM only."},
+    {"share", "The tier that several hosts have in common. Without roots there is none."},
     {"device", "Where workers keep their KV memory."},
     {"copy", "How bytes get into and out of GPUs."},
     {"limits", "Hard bounds; past one of them a peer is answered BUSY or turned away."},
@@ -192,6 +203,46 @@ const struct config_key config_keys[] = {
      "How much of a segment, in percent, may be written again before it is reused: parts that were "
      "read\n"
      "since they were written; 0 drops them with the rest."},
+
+    {"share.roots", CONFIG_LIST, false, AT(share_roots), "", 0, CONFIG_MAX_ROOTS, NULL, item_root,
+     "What hosts share: folders of mounted file systems and NFS servers that the daemon speaks to\n"
+     "itself, e.g. [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. Behind a "
+     "target may "
+     "stand\n"
+     "capacity=SIZE (files go beyond it; none: no bound) and ro (nothing is written there)."},
+    {"share.storage_backends", CONFIG_STRING, false, AT(share_backends), "", 0, 4096, NULL, NULL,
+     "The same as UCM writes it: targets with colons between them."},
+    {"share.spread", CONFIG_ENUM, false, AT(share_spread), "tiered", 0, 0, spread_names, NULL,
+     "What several roots are to each other. tiered: the first is the hottest; blocks are written "
+     "there,\n"
+     "move down when it is full and up when they are read. hashed: each block has one root, by its "
+     "key.\n"
+     "round-robin: roots take turns."},
+    {"share.lookup", CONFIG_ENUM, false, AT(share_lookup), "prefix", 0, 0, probe_names, NULL,
+     "How the end of a prefix is found. prefix: in a few round trips, taking for granted that what "
+     "lies\n"
+     "before a block that is there is there as well; exact asks for every block."},
+    {"share.lookup_deadline", CONFIG_DURATION, false, AT(share_lookup_ms), "50ms", 1, 10 * SECOND,
+     NULL, NULL,
+     "How long a lookup waits for the roots at most; what is not known by then is a miss."},
+    {"share.negative", CONFIG_DURATION, false, AT(share_negative_ms), "2s", 0, HOUR, NULL, NULL,
+     "How long it is remembered that a block is not there."},
+    {"share.deadline", CONFIG_DURATION, false, AT(share_deadline_ms), "5s", 10, 600 * SECOND, NULL,
+     NULL, "How long one read or write may take; later it is given up."},
+    {"share.depth", CONFIG_INT, false, AT(share_depth), "64", 1, 1024, NULL, NULL,
+     "Requests under way for each NFS server."},
+    {"share.threads", CONFIG_INT, false, AT(share_threads), "16", 2, 256, NULL, NULL,
+     "Threads for each folder, each of which has one request under way."},
+    {"share.admission", CONFIG_ENUM, false, AT(share_admission), "all", 0, 0, admission_names, NULL,
+     "Which blocks are written, as nvme.admission says it."},
+    {"share.sync", CONFIG_BOOL, false, AT(share_sync), "false", 0, 1, NULL, NULL,
+     "Have each file on the server's stable storage before it gets its name."},
+    {"share.low", CONFIG_INT, false, AT(share_low), "90", 1, 100, NULL, NULL,
+     "Percent of its capacity that garbage collection brings a root back to."},
+    {"share.collect", CONFIG_DURATION, false, AT(share_collect_ms), "10min", SECOND, 24 * HOUR,
+     NULL, NULL, "From one garbage collection of a root to the next."},
+    {"share.touch", CONFIG_DURATION, false, AT(share_touch_ms), "1h", 0, 365 * 24 * HOUR, NULL,
+     NULL, "A file that is read gets a new modification time when the old one is older than this."},
 
     {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
      "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},

@@ -56,6 +56,9 @@ const char *config_key_nearest(const char *name);
  * or -ENOMEM; c is untouched on failure. Lists: config_list_set. */
 int config_value_set(struct config *c, const struct config_key *k, const char *text,
                      char why[CONFIG_WHY_BYTES]);
+/* A size as CONFIG_SIZE has it, at least 1; `what` names it. 0 or -EINVAL with a sentence. */
+int config_size_parse(const char *what, const char *text, uint64_t *out,
+                      char why[CONFIG_WHY_BYTES]);
 /* Replaces a list; takes the items of `list` on success. */
 int config_list_set(struct config *c, const struct config_key *k, struct config_list *list,
                     char why[CONFIG_WHY_BYTES]);

@@ -233,6 +233,13 @@ int config_value_set(struct config *c, const struct config_key *k, const char *t
     return 0;
 }
 
+int config_size_parse(const char *what, const char *text, uint64_t *out, char why[CONFIG_WHY_BYTES])
+{
+    const struct config_key k = {.name = what, .kind = CONFIG_SIZE, .min = 1, .max = UINT64_MAX};
+
+    return parse_united(&k, text, out, why);
+}
+
 /* ---- lists ---- */
 
 int config_list_add(struct config_list *list, const char *item)

@@ -54,6 +54,26 @@ static void calm_wake(struct cache *c)
     }
 }
 
+static void idle_cb(uv_idle_t *idle);
+
+static void idle_start(struct cache *c)
+{
+    if (!c->idle_on && !c->closing) {
+        int rc = uv_idle_start(&c->idle, idle_cb);
+
+        assert(rc == 0);
+        c->idle_on = true;
+    }
+}
+
+static void share_pump_start(struct cache *c)
+{
+    if (cache_shared_waits(c)) {
+        c->share_pump = true;
+        idle_start(c);
+    }
+}
+
 static void idle_cb(uv_idle_t *idle)
 {
     struct cache *c = idle->data;
@@ -66,17 +86,12 @@ static void idle_cb(uv_idle_t *idle)
         c->pump = false;
         cache_write_pump(c);
     }
-    calm_wake(c);
-}
-
-static void idle_start(struct cache *c)
-{
-    if (!c->idle_on && !c->closing) {
-        int rc = uv_idle_start(&c->idle, idle_cb);
-
-        assert(rc == 0);
-        c->idle_on = true;
+    if (c->share_pump) {
+        c->share_pump = false;
+        cache_shared_pump(c);
+        share_pump_start(c);
     }
+    calm_wake(c);
 }
 
 void cache_released(struct cache *c)
@@ -89,6 +104,7 @@ void cache_released(struct cache *c)
         c->pump = true;
         idle_start(c);
     }
+    share_pump_start(c);
     if (!list_empty(&c->calm) && !cache_pressed(c))
         idle_start(c);
 }
@@ -127,7 +143,8 @@ static void idle_closed_cb(uv_handle_t *handle)
     table_close(&c->fills);
     table_close(&c->fetches);
     table_close(&c->writes);
-    free(c->queue.ring);
+    queue_free(&c->queue);
+    queue_free(&c->share_queue);
     free(c);
 }
 
@@ -136,7 +153,7 @@ void cache_free(struct cache *c)
     if (!c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
-    assert(list_empty(&c->calm));
+    assert(list_empty(&c->calm) && c->share_busy == 0);
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }
@@ -157,9 +174,15 @@ uint32_t cache_tier_busy(const struct cache *c)
     return c->tier_busy;
 }
 
+uint32_t cache_share_busy(const struct cache *c)
+{
+    return c->share_busy;
+}
+
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 && !c->adopt;
+    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 && !c->adopt &&
+           c->share_queue.n == 0 && c->share_writing_bytes == 0;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -173,13 +196,14 @@ void cache_stop_writing(struct cache *c)
 void cache_stats(const struct cache *c, struct cache_stats *out)
 {
     *out = c->stats;
+    out->shared_only = c->shared.n;
 }
 
 /* ---- the state of a part ---- */
 
 /* What the counts are made of, before a change and after it. */
 struct part_view {
-    bool complete, whole, in_dram, on_nvme, dirty;
+    bool complete, whole, in_dram, on_nvme, on_share, here, dirty;
 };
 
 static struct part_view part_view(const struct block *b, const struct ns *ns, const struct part *p)
@@ -189,6 +213,8 @@ static struct part_view part_view(const struct block *b, const struct ns *ns, co
         .whole = part_whole(p),
         .in_dram = p->dram == PART_DRAM_READY,
         .on_nvme = p->nvme == PART_NVME_READY,
+        .on_share = part_on_share(p),
+        .here = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
     };
 }
@@ -198,9 +224,10 @@ static int step(bool was, bool is)
     return (int)is - (int)was;
 }
 
-static void part_changed(struct cache *c, struct block *b, struct ns *ns, uint32_t part,
-                         struct part_view was)
+static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct part_view was)
 {
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
     const struct part *p = &b->part[part];
     uint64_t slot_bytes = arena_padded(ns_part_bytes(ns, part));
     struct part_view is = part_view(b, ns, p);
@@ -208,9 +235,12 @@ static void part_changed(struct cache *c, struct block *b, struct ns *ns, uint32
     b->ready = (uint16_t)(b->ready + step(was.whole, is.whole));
     b->dram_parts = (uint16_t)(b->dram_parts + step(was.in_dram, is.in_dram));
     ns->dram_bytes += slot_bytes * (uint64_t)step(was.in_dram, is.in_dram);
+    b->here = (uint16_t)(b->here + step(was.here, is.here));
     ns->nvme_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_nvme, is.on_nvme);
+    ns->share_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_share, is.on_share);
     c->dirty_bytes += slot_bytes * (uint64_t)step(was.dirty, is.dirty);
     c->stats.complete += (uint64_t)step(was.complete, block_complete(b, ns));
+    cache_shared_place(c, ref);
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
@@ -220,11 +250,11 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     struct block *b = cache_block(c, ref, &ns);
     struct part_view was = part_view(b, ns, &b->part[part]);
 
-    b->part[part].dram = (uint8_t)dram;
+    b->part[part].dram = dram;
     b->part[part].slot = slot;
     if (dram == PART_DRAM_NONE && b->part[part].nvme == PART_NVME_NONE)
         b->part[part].checksum = 0; /* of bytes that were kept */
-    part_changed(c, b, ns, part, was);
+    part_changed(c, ref, part, was);
     /* Leaving the policy is the evicting caller's: it alone knows why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
         policy_insert(c->config.policy, ref);
@@ -237,10 +267,23 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme
     struct block *b = cache_block(c, ref, &ns);
     struct part_view was = part_view(b, ns, &b->part[part]);
 
-    b->part[part].nvme = (uint8_t)nvme;
+    b->part[part].nvme = nvme;
     b->part[part].loc = place ? place->loc : 0;
     b->part[part].checksum = place ? place->checksum : 0;
-    part_changed(c, b, ns, part, was);
+    part_changed(c, ref, part, was);
+}
+
+void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
+                    share_root root)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part_view was = part_view(b, ns, &b->part[part]);
+
+    assert(root <= SHARE_MAX_ROOTS);
+    b->part[part].share = share;
+    b->part[part].root = root;
+    part_changed(c, ref, part, was);
 }
 
 void part_use(struct cache *c, struct part *p)
@@ -278,6 +321,19 @@ bool cache_in_dram(struct cache *c, block_ref ref)
     return b->dram_parts == ns->identity.parts;
 }
 
+bool cache_on_share(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (b->flags & BLOCK_SHARED_ONLY)
+        return true;
+    for (uint32_t i = 0; i < ns->identity.parts && c->share; i++)
+        if (!part_whole_here(&b->part[i]))
+            return true;
+    return false;
+}
+
 void cache_hold(struct cache *c, block_ref ref)
 {
     struct block *b = index_block(c->config.index, ref);
@@ -302,7 +358,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     block_ref ref = index_find(c->config.index, ns, key);
 
     if (ref == 0)
-        ref = index_insert(c->config.index, ns, key);
+        ref = cache_insert(c, ns, key);
     if (ref != 0)
         cache_hold(c, ref);
     if (ns->kept == NS_KEPT_NO && c->tier)
@@ -313,9 +369,12 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
-    for (uint32_t i = 0; i < n && c->config.write_reused; i++)
-        if (refs[i])
-            cache_write_used(c, refs[i]);
+    for (uint32_t i = 0; i < n && (c->config.write_reused || c->config.share_reused); i++) {
+        if (refs[i] == 0)
+            continue;
+        cache_write_used(c, refs[i]);
+        cache_shared_used(c, refs[i]);
+    }
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)
@@ -341,201 +400,11 @@ bool block_idle(const struct block *b, const struct ns *ns)
     return true;
 }
 
-void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        slot_ref slot = b->part[i].slot;
-
-        if (b->part[i].dram != PART_DRAM_READY)
-            continue;
-        part_set_dram(c, ref, i, PART_DRAM_NONE, 0);
-        arena_slot_free(c->arena, slot);
-    }
-    if (b->flags & BLOCK_IN_POLICY)
-        policy_remove(c->config.policy, ref, evicted);
-}
-
-static void block_leave_nvme(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].nvme == PART_NVME_READY)
-            cache_nvme_lost(c, ref, i, true);
-}
-
-void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct tier_place place = {b->part[part].loc, b->part[part].checksum};
-
-    part_set_nvme(c, ref, part, PART_NVME_NONE, NULL);
-    if (forget)
-        c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
-}
-
-void cache_discard(struct cache *c, block_ref ref)
-{
-    struct block *b = index_block(c->config.index, ref);
-
-    if (b->flags & BLOCK_PINNED)
-        c->stats.pinned--;
-    block_leave_dram(c, ref, false);
-    block_leave_nvme(c, ref);
-    index_remove(c->config.index, ref);
-    cache_released(c);
-}
-
-void cache_settle(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    if (b->leases > 0 || !block_idle(b, ns))
-        return;
-    /* An incomplete block in DRAM may still be completed and the policy will find it; one that is
-     * left on the tier alone would be found by nobody. */
-    if (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)))
-        cache_discard(c, ref);
-}
-
-/* Leaving DRAM alone loses nothing: every part lies on the tier as well. */
-static bool block_clean(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].nvme != PART_NVME_READY)
-            return false;
-    return true;
-}
-
-/* Some part lies on the tier, or is on its way there. */
-static bool block_stored(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].nvme != PART_NVME_NONE)
-            return true;
-    return false;
-}
-
-enum cache_evicted cache_evict(struct cache *c, block_ref ref, bool dram, bool nvme)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    bool only_dram = dram && !nvme, only_nvme = nvme && !dram;
-
-    if (b->ready == 0 || (only_dram && b->dram_parts == 0) || (only_nvme && !block_stored(b, ns)))
-        return CACHE_EVICT_NONE;
-    if (b->flags & BLOCK_PINNED || (only_dram && !block_clean(b, ns)))
-        return CACHE_EVICT_LATER;
-    if (dram && nvme)
-        cache_fills_break(c, ref);
-    if (b->leases > 0 || !block_idle(b, ns)) {
-        if (dram && nvme)
-            b->flags |= BLOCK_DOOMED;
-        return CACHE_EVICT_LATER;
-    }
-    if (dram)
-        block_leave_dram(c, ref, false);
-    if (nvme)
-        block_leave_nvme(c, ref);
-    if (!block_complete(b, ns))
-        cache_discard(c, ref);
-    cache_released(c);
-    return CACHE_EVICT_DONE;
-}
-
-/* ---- the tier takes a place back ---- */
-
-/* What lies in DRAM as well loses nothing. */
-static bool tier_may_drop(const struct block *b, const struct ns *ns, uint32_t part)
-{
-    if (b->part[part].dram == PART_DRAM_READY)
-        return true;
-    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
-}
-
-static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
-{
-    struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part *p = &b->part[part];
-
-    assert(p->nvme == PART_NVME_READY && p->loc == loc);
-    if (!tier_may_drop(b, ns, part))
-        return false;
-    cache_nvme_lost(c, ref, part, false);
-    if (p->dram != PART_DRAM_READY)
-        cache_discard(c, ref);
-    return true;
-}
-
-static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
-{
-    struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
-        return;
-    cache_nvme_lost(c, ref, part, true);
-    cache_settle(c, ref);
-}
-
-static unsigned tier_heat_cb(void *ctx, uint64_t owner)
-{
-    struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    if (!tier_may_drop(b, ns, owner & 0xffff))
-        return TIER_HEAT_BUSY;
-    return policy_heat(c->config.policy, ref);
-}
-
-static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
-{
-    struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
-    const struct block *b = index_peek(c->config.index, ref);
-
-    /* The number may be another block's by now, but no other part was ever at `from`. */
-    if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
-        b->part[part].nvme != PART_NVME_READY || b->part[part].loc != from)
-        return false;
-    part_set_nvme(c, ref, part, PART_NVME_READY, to);
-    return true;
-}
-
-struct tier_callbacks cache_tier_callbacks(struct cache *c)
-{
-    return (struct tier_callbacks){.drop = tier_drop_cb,
-                                   .heat = tier_heat_cb,
-                                   .moved = tier_moved_cb,
-                                   .restore = cache_restore_cb,
-                                   .recovered = cache_recovered_cb,
-                                   .describe = cache_describe_cb,
-                                   .named = cache_named_cb,
-                                   .lost = tier_lost_cb,
-                                   .ctx = c};
-}
-
 /* ---- waiting for room ---- */
 
 bool cache_room_wait(struct cache *c, struct cache_room *r)
 {
-    if (c->copies == 0 && c->tier_busy == 0 &&
+    if (c->copies == 0 && c->tier_busy == 0 && c->share_busy == 0 && !c->share_full &&
         arena_bytes_ready(c->arena) == arena_bytes_configured(c->arena))
         return false;
     list_push_back(&c->room, &r->link);

@@ -20,6 +20,7 @@
 #include "daemon/base/list.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
+#include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
@@ -33,6 +34,8 @@ struct cache_config {
     struct metrics *metrics;
     bool write_reused;      /* only blocks that were used or stored before are written behind */
     uint64_t backlog_bytes; /* DRAM that waits to be written and is spared for it */
+    bool share_reused;      /* as write_reused, for the shared tier */
+    uint64_t shared_blocks; /* as many may be known that lie on a share only */
 };
 
 int cache_new(const struct cache_config *config, struct cache **out);
@@ -42,27 +45,39 @@ void cache_free(struct cache *c);
 /* The tier is opened with the cache's callbacks and then handed over (borrowed). */
 struct tier_callbacks cache_tier_callbacks(struct cache *c);
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier);
+/* Likewise. */
+void cache_share_attach(struct cache *c, const struct share_ops *ops, struct share *share);
 /* The arena comes last, when who registers its memory is there (borrowed). */
 void cache_arena_attach(struct cache *c, struct arena *arena);
 /* Operations of the tier that are under way; a close must wait for 0. */
 uint32_t cache_tier_busy(const struct cache *c);
+/* The same of the shared tier: those that were not told yet. Slots may be in use for longer, see
+ * share_busy. */
+uint32_t cache_share_busy(const struct cache *c);
 /* A purge of a whole namespace. From begin on, all that was stored for it until then is not to come
- * back with a later start, and nothing of it is written until cache_purge_end; what it holds is the
- * caller's to evict in between. Zeroed by the caller, with done_cb set. */
+ * back with a later start, its files go from every share, and nothing of it is written until
+ * cache_purge_end; what it holds is the caller's to evict in between. Zeroed by the caller, with
+ * done_cb set. */
 struct cache_purge {
     void (*done_cb)(struct cache_purge *p, int status); /* 0: that is on stable storage */
+    bool only_shared; /* what lies on NVMe is only evicted, and may come back */
+    int share_status; /* out: 0, or why some files may be left on a share */
     struct ns *ns;
     struct cache_naming *naming;
+    bool sharing;
+    int status;
+    struct share_purge share;
 };
-/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier); -ENOMEM.
- */
+/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier and no
+ * share); -ENOMEM. */
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
 bool cache_purge_kept(const struct cache_purge *p);
 /* done_cb runs no more. */
 void cache_purge_end(struct cache *c, struct cache_purge *p);
-/* Nothing waits to be written to the tier, or to be taken over from the run before. */
+/* Nothing waits to be written to the tier or a share, or to be taken over from the run before. */
 bool cache_written(const struct cache *c);
-/* No more writes to the tier from now on, and nothing is taken over: the daemon is stopping. */
+/* No more writes to the tier and to shares from now on, and nothing is taken over: the daemon is
+ * stopping. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- blocks ---- */
@@ -71,6 +86,8 @@ void cache_stop_writing(struct cache *c);
 bool cache_found(struct cache *c, block_ref ref);
 /* Complete and every part in DRAM. */
 bool cache_in_dram(struct cache *c, block_ref ref);
+/* Complete, but some part must be read from a share. */
+bool cache_on_share(struct cache *c, block_ref ref);
 /* Keeps the block in some tier until cache_drop. */
 void cache_hold(struct cache *c, block_ref ref);
 void cache_drop(struct cache *c, block_ref ref);
@@ -78,19 +95,34 @@ void cache_drop(struct cache *c, block_ref ref);
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n);
 
+/* CACHE_SHARE: its files go from every root, in the background, for all hosts. */
+enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };
+#define CACHE_ALL (CACHE_DRAM | CACHE_NVME | CACHE_SHARE)
+
 enum cache_evicted { CACHE_EVICT_NONE, CACHE_EVICT_DONE, CACHE_EVICT_LATER };
 /* NONE: nothing lay there. LATER: it is in use; when every tier was named it goes with its last
  * user. Pinned blocks stay, and leaving DRAM alone is refused (LATER) to blocks that lie nowhere
  * else. */
-enum cache_evicted cache_evict(struct cache *c, block_ref ref, bool dram, bool nvme);
+enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers);
 /* Returns whether that changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
+
+/* ---- the shared tier ---- */
+
+/* A probe found the block's last part on that root; `asked`: the root said so itself. May let
+ * others go that nobody holds and that lie on a share only. */
+void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root root,
+                       bool asked);
+/* Its files go from every root, whether this host knows of them or not. */
+void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key);
 
 /* ---- a part's bytes, for reading ---- */
 
 struct cache_wait {
     struct list link;
-    /* status 0: the caller now has one use of the part; else -errno and it has none. */
+    bool shared; /* out, with CACHE_PENDING: a share is asked, not the tier */
+    /* status 0: the caller now has one use of the part; else -errno and it has none. -ENOENT: the
+     * share does not have it any more, or did not say in time. */
     void (*ready_cb)(struct cache_wait *w, int status);
 };
 
@@ -182,7 +214,7 @@ struct cache_check {
 int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t part);
 
 struct cache_stats {
-    uint64_t complete, pinned;
+    uint64_t complete, pinned, shared_only;
 };
 void cache_stats(const struct cache *c, struct cache_stats *out);
 struct ns *cache_ns(struct cache *c, block_ref ref);

@@ -1,4 +1,4 @@
-/* Reading parts from the tier into the slots that copies read from. */
+/* Reading parts from the tier, or from a share, into the slots that copies read from. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -10,11 +10,16 @@
 #include <string.h>
 
 struct cache_fetch {
-    struct tier_io io;
+    union {
+        struct tier_io tier;
+        struct share_io share;
+    } io;
     struct cache *cache;
     block_ref ref;
     uint32_t part, number;
     slot_ref slot;
+    bool shared; /* which of io */
+    bool failed; /* told, and what reads from the share may still write into the slot */
     struct list waiters;
 };
 
@@ -46,26 +51,13 @@ static void log_read_failed(const struct tier_io *io, int status)
 
 /* The fetch's own use and hold keep part and block until the last waiter was told: what one does
  * may make room, or cancel another. */
-static void fetch_finish(struct cache_fetch *f, int status)
+static void fetch_tell(struct cache_fetch *f, int status)
 {
     struct cache *c = f->cache;
     struct ns *ns;
-    struct block *b = cache_block(c, f->ref, &ns);
-    struct part *p = &b->part[f->part];
+    struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
     struct list *node;
 
-    if (status == 0) {
-        part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
-        part_use(c, p);
-    } else {
-        log_read_failed(&f->io, status);
-        part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
-        arena_slot_free(c->arena, f->slot);
-        /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. One
-         * that recovery has put in its place meanwhile may. */
-        if (p->nvme == PART_NVME_READY && p->loc == f->io.place.loc)
-            cache_nvme_lost(c, f->ref, f->part, true);
-    }
     while ((node = list_pop_front(&f->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
 
@@ -73,20 +65,147 @@ static void fetch_finish(struct cache_fetch *f, int status)
             part_use(c, p);
         w->ready_cb(w, status);
     }
+}
+
+/* Ends with a use of the fetch's own when the part is there. */
+static void fetch_take(struct cache_fetch *f, int status)
+{
+    struct cache *c = f->cache;
+    struct ns *ns;
+    struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+
+    table_remove(&c->fetches, f->number);
+    if (status == 0) {
+        part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
+        part_use(c, p);
+    } else {
+        part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
+    }
+}
+
+/* ---- from the tier ---- */
+
+static void tier_done_cb(struct tier_io *io, int status)
+{
+    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.tier);
+    struct cache *c = f->cache;
+    struct ns *ns;
+    const struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+
+    c->tier_busy--;
+    fetch_take(f, status);
+    if (status != 0) {
+        log_read_failed(io, status);
+        arena_slot_free(c->arena, f->slot);
+        /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. One
+         * that recovery has put in its place meanwhile may. */
+        if (p->nvme == PART_NVME_READY && p->loc == io->place.loc)
+            cache_nvme_lost(c, f->ref, f->part, true);
+    }
+    fetch_tell(f, status);
     if (status == 0)
         cache_put(c, f->ref, f->part);
     cache_drop(c, f->ref);
     free(f);
 }
 
-static void fetch_done_cb(struct tier_io *io, int status)
+static int tier_start(struct cache_fetch *f, uint8_t priority)
 {
-    struct cache_fetch *f = (struct cache_fetch *)io;
+    struct cache *c = f->cache;
+    struct tier_io *io = &f->io.tier;
+    int rc;
 
-    f->cache->tier_busy--;
-    table_remove(&f->cache->fetches, f->number);
-    fetch_finish(f, status);
+    tier_read_init(c, io, f->ref, f->part, f->slot);
+    io->priority = priority;
+    io->done = tier_done_cb;
+    rc = c->tier_ops->submit(c->tier, io);
+    if (rc == 0)
+        c->tier_busy++;
+    if (rc == 0 || rc == -EAGAIN)
+        return rc;
+    log_read_failed(io, rc);
+    cache_nvme_lost(c, f->ref, f->part, true);
+    return -EIO;
 }
+
+/* ---- from a share ---- */
+
+/* It is not there, or nobody knows in time: a miss, for this block's other parts as well. The slot
+ * has no owner while a thread that hangs may write into it. */
+static void share_missed(struct cache_fetch *f)
+{
+    struct cache *c = f->cache;
+
+    f->failed = true;
+    arena_slot_own(c->arena, f->slot, 0);
+    cache_shared_forget(c, f->ref);
+    c->config.metrics->share_forgotten++;
+    fetch_tell(f, -ENOENT);
+    cache_drop(c, f->ref);
+}
+
+static void share_done_cb(struct share_io *io, int status)
+{
+    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.share);
+    struct cache *c = f->cache;
+
+    c->share_busy--;
+    fetch_take(f, status);
+    if (status != 0) {
+        share_missed(f);
+        return;
+    }
+    part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
+    if (io->promote)
+        cache_shared_promote(c, f->ref, f->part, io->promote);
+    cache_write_fetched(c, f->ref);
+    fetch_tell(f, 0);
+    cache_drop(c, f->ref); /* the fetch's use is left */
+}
+
+static void share_released_cb(struct share_io *io)
+{
+    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.share);
+    struct cache *c = f->cache;
+
+    if (f->failed) {
+        arena_slot_free(c->arena, f->slot);
+        cache_released(c);
+    } else {
+        cache_put(c, f->ref, f->part);
+    }
+    free(f);
+}
+
+static int share_start(struct cache_fetch *f)
+{
+    struct cache *c = f->cache;
+    struct ns *ns;
+    const struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+    int rc;
+
+    f->shared = true;
+    f->io.share = (struct share_io){.id = cache_shared_id(c, f->ref, f->part),
+                                    .data = arena_memory(c->arena, f->slot),
+                                    .bytes = ns_part_bytes(ns, f->part),
+                                    .root = p->root,
+                                    .done_cb = share_done_cb,
+                                    .released_cb = share_released_cb};
+    rc = c->share_ops->submit(c->share, &f->io.share);
+    if (rc == 0) {
+        c->share_busy++;
+        return 0;
+    }
+    if (rc == -EAGAIN) {
+        c->share_full = true;
+        return rc;
+    }
+    cache_shared_forget(c, f->ref);
+    c->config.metrics->share_forgotten++;
+    return -ENOENT;
+}
+
+/* ---- a part's bytes ---- */
 
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
                        struct cache_wait *w)
@@ -108,26 +227,19 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     f->slot = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node);
     if (f->slot == 0)
         goto err_after_hold;
-    tier_read_init(c, &f->io, ref, part, f->slot);
-    f->io.priority = priority;
-    f->io.done = fetch_done_cb;
-    rc = c->tier_ops->submit(c->tier, &f->io);
-    if (rc == -EAGAIN) {
-        rc = -EBUSY;
+    if (index_block(c->config.index, ref)->part[part].nvme == PART_NVME_READY)
+        rc = tier_start(f, priority);
+    else
+        rc = share_start(f);
+    if (rc != 0)
         goto err_after_slot;
-    }
-    if (rc != 0) {
-        log_read_failed(&f->io, rc);
-        cache_nvme_lost(c, ref, part, true);
-        rc = -EIO;
-        goto err_after_slot;
-    }
-    c->tier_busy++;
     part_set_dram(c, ref, part, PART_DRAM_FETCHING, f->number);
+    w->shared = f->shared;
     list_push_back(&f->waiters, &w->link);
     return CACHE_PENDING;
 
 err_after_slot:
+    rc = rc == -EAGAIN ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
     index_block(c->config.index, ref)->leases--; /* nothing can have become due meanwhile */
@@ -152,11 +264,12 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     }
     if (p->dram == PART_DRAM_FETCHING) {
         f = table_get(&c->fetches, p->slot);
+        w->shared = f->shared;
         list_push_back(&f->waiters, &w->link);
         c->config.metrics->single_flight++;
         return CACHE_PENDING;
     }
-    if (p->nvme != PART_NVME_READY || p->dram == PART_DRAM_FILLING)
+    if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
     return fetch_start(c, ref, part, priority, node, w);
 }

@@ -55,8 +55,10 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     part_set_dram(c, ref, f->part, PART_DRAM_READY, f->slot);
     free(f);
     c->config.metrics->dump_blocks++;
-    if (block_complete(b, ns))
+    if (block_complete(b, ns)) {
         cache_write_stored(c, ref);
+        cache_shared_stored(c, ref);
+    }
     cache_settle(c, ref);
     cache_released(c);
 }
@@ -114,8 +116,10 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     assert(n > 0 && shard + n <= ns->identity.shards[part]);
     if (b->flags & BLOCK_DOOMED)
         return -EINPROGRESS;
-    /* A fill that was begun before the part turned up on the tier goes on. */
-    if (p->dram != PART_DRAM_FILLING && (part_whole(p) || p->dram == PART_DRAM_FETCHING))
+    /* A fill that was begun before the part turned up on the tier goes on. What is only presumed
+     * to lie on a share is taken: who computes it anew may have missed it there. */
+    if (p->dram != PART_DRAM_FILLING &&
+        (part_whole_here(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
         rc = fill_new(c, o, ref, part, node, &f);
@@ -126,6 +130,8 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     }
     if (f->owner != o || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
+    if (p->share == PART_SHARE_PRESUMED)
+        part_set_share(c, ref, part, PART_SHARE_NONE, 0);
     list_remove(&f->link_age);
     list_push_back(&c->fills_by_age, &f->link_age);
     if (f->copying == 0)

@@ -14,15 +14,31 @@
 /* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 
+/* A block that waits to be written; with a root, one part of it that is to be copied there. */
+struct write_entry {
+    block_ref ref;
+    uint16_t part;
+    share_root root;
+};
+
 struct write_queue {
-    block_ref *ring;
+    struct write_entry *ring;
     uint32_t head, n, cap;
+};
+
+/* Blocks that lie on a share only, by their policy_prev and policy_next: the newest in front. */
+struct shared_list {
+    block_ref front, back;
+    uint64_t n;
 };
 
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
     struct tier *tier;
+    const struct share_ops *share_ops;
+    struct share *share;
+    struct shared_list shared;
     struct arena *arena;
     struct table fills, fetches, writes;
     struct list durables;     /* of cache_durable.link: the tier takes nothing now */
@@ -30,9 +46,12 @@ struct cache {
     struct list room;
     struct list calm; /* of cache_calm.link */
     uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
-    bool idle_on, wake, pump, closing, no_writes;
+    bool idle_on, wake, pump, share_pump, closing, no_writes;
     struct write_queue queue;
-    uint64_t writing_bytes, dirty_bytes;
+    struct write_queue share_queue;
+    uint64_t writing_bytes, dirty_bytes, share_writing_bytes;
+    uint32_t share_busy;
+    bool share_full; /* the share refused something: it says when it may take more */
     uint32_t tier_busy;
     uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
@@ -44,9 +63,22 @@ struct cache {
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 
-static inline bool part_whole(const struct part *p)
+/* Where no root of the shared tier is needed. */
+static inline bool part_whole_here(const struct part *p)
 {
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
+}
+
+/* What a dump is writing anew does not lie on a share for as long. */
+static inline bool part_whole(const struct part *p)
+{
+    return part_whole_here(p) || (part_on_share(p) && p->dram != PART_DRAM_FILLING);
+}
+
+/* Losing its slot loses nothing. What is only presumed may turn out not to be there. */
+static inline bool part_kept_below(const struct part *p)
+{
+    return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
 static inline uint64_t part_owner(block_ref ref, uint32_t part)
@@ -59,6 +91,8 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
                    uint32_t slot);
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
                    const struct tier_place *place);
+void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
+                    share_root root);
 void part_use(struct cache *c, struct part *p);
 void part_unuse(struct cache *c, struct part *p);
 
@@ -72,8 +106,11 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 /* After anything of the block was released: carries out a doomed block's end, removes an empty one.
  */
 void cache_settle(struct cache *c, block_ref ref);
-/* Drops the block from every tier. It must be idle. */
+/* Drops the block from every tier here, and forgets what lies on a share. It must be idle. */
 void cache_discard(struct cache *c, block_ref ref);
+/* A new block, in the place of one that is known by a share only if need be; 0 when there is none.
+ */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key);
 
 /* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use. */
 slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node);
@@ -94,11 +131,21 @@ void cache_durables_retry(struct cache *c);
  * that is read, and written anew if it is not whole. */
 void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
 
+/* queue.c: 0, -ENOMEM, or -ENOSPC: it is as long as it may be. Popping and putting back need one
+ * that is not empty, or was not. */
+int queue_push(struct write_queue *q, struct write_entry entry);
+int queue_push_front(struct write_queue *q, struct write_entry entry);
+struct write_entry queue_pop(struct write_queue *q);
+void queue_unpop(struct write_queue *q, struct write_entry entry);
+void queue_free(struct write_queue *q);
+
 void cache_write_later(struct cache *c, block_ref ref);
 /* The block has just become complete, or is used again: it is written in its turn if it is worth
  * that. */
 void cache_write_stored(struct cache *c, block_ref ref);
 void cache_write_used(struct cache *c, block_ref ref);
+/* A part of the block was read from a share. */
+void cache_write_fetched(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);
 
 /* adopt.c */
@@ -106,6 +153,27 @@ void cache_write_pump(struct cache *c);
 void cache_adopt_grew(struct cache *c);
 /* What is still to be taken over of the namespace is not wanted. */
 void cache_adopt_forget(struct cache *c, const struct ns *ns);
+
+/* shared.c */
+/* Puts the block into the list of those that lie on a share only, or takes it out. Not while it is
+ * in the policy, which has the same links. */
+void cache_shared_place(struct cache *c, block_ref ref);
+void cache_shared_unlink(struct cache *c, block_ref ref);
+/* The oldest blocks of the list go until it is as short as it has to be. None that is held. */
+void cache_shared_trim(struct cache *c);
+/* Nothing of the block is thought to lie on a share any more. */
+void cache_shared_forget(struct cache *c, block_ref ref);
+/* Names one of its parts for the share. */
+struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
+
+/* shared_write.c: as cache_write_stored, cache_write_used and cache_write_pump. */
+void cache_shared_stored(struct cache *c, block_ref ref);
+void cache_shared_used(struct cache *c, block_ref ref);
+void cache_shared_pump(struct cache *c);
+/* There is something to pump, and it can go now. */
+bool cache_shared_waits(const struct cache *c);
+/* The part deserves a place on that root too. */
+void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root root);
 
 /* restore.c */
 /* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second

@@ -35,6 +35,12 @@ static void kept_set(struct ns *ns, bool forget, int status)
         ns->kept = NS_KEPT_YES;
 }
 
+static void purge_check(struct cache_purge *p)
+{
+    if (cache_purge_kept(p))
+        p->done_cb(p, p->status);
+}
+
 static void naming_done_cb(struct tier_naming *n, int status)
 {
     struct cache_naming *k = (struct cache_naming *)n;
@@ -50,7 +56,8 @@ static void naming_done_cb(struct tier_naming *n, int status)
     free(k);
     if (p) {
         p->naming = NULL;
-        p->done_cb(p, status);
+        p->status = status;
+        purge_check(p);
     }
     writes_go_on(c);
 }
@@ -97,21 +104,38 @@ bool cache_ns_writable(const struct ns *ns)
     return ns->kept != NS_KEPT_SOON && ns->purges == 0;
 }
 
+static void purge_shared_cb(struct share_purge *sp, int status, uint64_t files)
+{
+    struct cache_purge *p = LIST_ENTRY(sp, struct cache_purge, share);
+
+    (void)files;
+    p->sharing = false;
+    p->share_status = status;
+    purge_check(p);
+}
+
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
 {
-    int rc = c->tier ? naming_start(c, ns, p) : 0;
+    int rc = c->tier && !p->only_shared ? naming_start(c, ns, p) : 0;
 
     if (rc != 0)
         return rc;
-    cache_adopt_forget(c, ns);
+    if (!p->only_shared)
+        cache_adopt_forget(c, ns);
     p->ns = ns;
     ns->purges++;
+    if (!c->share)
+        return 0;
+    p->share.done_cb = purge_shared_cb;
+    memcpy(p->share.fingerprint, ns->fingerprint, sizeof(p->share.fingerprint));
+    p->share_status = c->share_ops->purge(c->share, &p->share);
+    p->sharing = p->share_status == 0;
     return 0;
 }
 
 bool cache_purge_kept(const struct cache_purge *p)
 {
-    return p->naming == NULL;
+    return p->naming == NULL && !p->sharing;
 }
 
 void cache_purge_end(struct cache *c, struct cache_purge *p)
@@ -119,6 +143,9 @@ void cache_purge_end(struct cache *c, struct cache_purge *p)
     if (p->naming)
         p->naming->purge = NULL;
     p->naming = NULL;
+    if (p->sharing)
+        c->share_ops->purge_cancel(c->share, &p->share);
+    p->sharing = false;
     p->ns->purges--;
     if (c->tier)
         writes_go_on(c);

@@ -32,7 +32,7 @@ static bool block_may_go(struct room_search *s, block_ref ref)
 
         if (p->users > 0)
             return false;
-        if (p->dram != PART_DRAM_READY || p->nvme == PART_NVME_READY)
+        if (p->dram != PART_DRAM_READY || part_kept_below(p))
             continue;
         if (kept || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
             return false;
@@ -91,6 +91,8 @@ static void block_evict(struct cache *c, block_ref ref)
         /* A block that lost a part is worth nothing, whatever the tier still has of it. */
         if (b->leases == 0 && block_idle(b, ns))
             cache_discard(c, ref);
+    } else {
+        cache_shared_trim(c);
     }
 }
 

@@ -15,45 +15,6 @@ struct cache_write {
     struct list waiters; /* of cache_durable.link */
 };
 
-/* Blocks removed while they waited leave their numbers behind, so the queue has a bound of its own.
- */
-#define QUEUE_MAX (1u << 20)
-
-static int queue_push(struct write_queue *q, block_ref ref)
-{
-    if (q->n == QUEUE_MAX)
-        return -ENOSPC;
-    if (q->n == q->cap) {
-        uint32_t cap = q->cap ? 2 * q->cap : 1024;
-        block_ref *ring = malloc(cap * sizeof(*ring));
-
-        if (!ring)
-            return -ENOMEM;
-        for (uint32_t i = 0; i < q->n; i++)
-            ring[i] = q->ring[(q->head + i) % q->cap];
-        free(q->ring);
-        *q = (struct write_queue){.ring = ring, .n = q->n, .cap = cap};
-    }
-    q->ring[(q->head + q->n++) % q->cap] = ref;
-    return 0;
-}
-
-static block_ref queue_pop(struct write_queue *q)
-{
-    block_ref ref = q->ring[q->head];
-
-    q->head = (q->head + 1) % q->cap;
-    q->n--;
-    return ref;
-}
-
-static void queue_unpop(struct write_queue *q, block_ref ref)
-{
-    q->head = (q->head + q->cap - 1) % q->cap;
-    q->ring[q->head] = ref;
-    q->n++;
-}
-
 /* The bytes of the block that wait because of BLOCK_QUEUED. */
 static uint64_t block_dirty(const struct block *b, const struct ns *ns)
 {
@@ -74,7 +35,7 @@ void cache_write_later(struct cache *c, block_ref ref)
         return;
     /* A number that was reused while it waited names a block that waits as well, or is passed over.
      */
-    if (queue_push(&c->queue, ref) != 0) {
+    if (queue_push(&c->queue, (struct write_entry){.ref = ref}) != 0) {
         c->config.metrics->nvme_write_dropped += ns->identity.parts;
         return;
     }
@@ -98,6 +59,22 @@ void cache_write_used(struct cache *c, block_ref ref)
 
     if (c->config.write_reused && block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) &&
         block_dirty(b, ns) > 0 && policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+}
+
+/* One that other hosts found worth storing is not seen for the first time by reading it. */
+void cache_write_fetched(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (!c->tier || !block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+        return;
+    if (ns->kept == NS_KEPT_NO)
+        cache_ns_keep(c, ns);
+    if (c->config.write_reused)
+        cache_write_used(c, ref);
+    else
         cache_write_later(c, ref);
 }
 
@@ -205,7 +182,8 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
  * written yet; the ends of the latter two come here again. */
 static bool queue_step(struct cache *c, unsigned *left)
 {
-    block_ref ref = queue_pop(&c->queue);
+    struct write_entry entry = queue_pop(&c->queue);
+    block_ref ref = entry.ref;
     struct block *b = index_peek(c->config.index, ref);
     struct ns *ns;
 
@@ -213,16 +191,16 @@ static bool queue_step(struct cache *c, unsigned *left)
         return true;
     ns = index_ns(c->config.index, b->ns);
     if (!cache_ns_writable(ns)) {
-        queue_unpop(&c->queue, ref);
+        queue_unpop(&c->queue, entry);
         return false;
     }
     c->dirty_bytes -= block_dirty(b, ns);
-    b->flags &= ~(uint32_t)BLOCK_QUEUED;
+    b->flags &= (uint16_t)~BLOCK_QUEUED;
     if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns, left) != -EAGAIN)
         return true;
     b->flags |= BLOCK_QUEUED;
     c->dirty_bytes += block_dirty(b, ns);
-    queue_unpop(&c->queue, ref);
+    queue_unpop(&c->queue, entry);
     return false;
 }
 

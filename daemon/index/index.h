@@ -39,34 +39,47 @@ enum part_nvme {
     PART_NVME_READY,   /* loc and checksum are set */
 };
 
+/* What is thought to lie on a root of the shared tier, whose files may go at any time. */
+enum part_share {
+    PART_SHARE_NONE = 0,
+    PART_SHARE_PRESUMED, /* a probe took it for granted */
+    PART_SHARE_WRITING,  /* on its way there, from here */
+    PART_SHARE_KNOWN,    /* it was asked for, read or written */
+};
+
 struct part {
-    uint64_t loc;      /* tier location, opaque; valid when nvme == PART_NVME_READY */
-    uint64_t checksum; /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
-                        * restart and has no copy on the tier; 0 when it is not known */
-    uint32_t slot;     /* arena slot, fill or fetch number, by `dram` */
-    uint8_t dram;      /* enum part_dram */
-    uint8_t nvme;      /* enum part_nvme */
-    uint16_t users;    /* copies, reads and writes under way that need the DRAM slot to stay */
+    uint64_t loc;       /* tier location, opaque; valid when nvme == PART_NVME_READY */
+    uint64_t checksum;  /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
+                         * restart and has no copy on the tier; 0 when it is not known */
+    uint32_t slot;      /* arena slot, fill or fetch number, by `dram` */
+    uint16_t dram : 2;  /* enum part_dram */
+    uint16_t nvme : 2;  /* enum part_nvme */
+    uint16_t share : 2; /* enum part_share */
+    uint16_t root : 4;  /* which, from 1, when share is PRESUMED or KNOWN; 0: not known */
+    uint16_t users;     /* copies, reads and writes under way that need the DRAM slot to stay */
 };
 
 struct block {
     uint8_t key[UCM_MAX_KEY_BYTES];    /* the namespace's key_bytes, the rest 0 */
     uint32_t hash_next;                /* index's own */
-    uint32_t policy_prev, policy_next; /* policy's own */
+    uint32_t policy_prev, policy_next; /* policy's own; of BLOCK_SHARED_ONLY cache's */
     uint32_t policy_data;              /* policy's own */
     uint32_t ns;                       /* id of its namespace */
     uint32_t leases;     /* leases and running requests: while > 0 the block stays in some tier */
-    uint16_t ready;      /* parts that are whole (in DRAM or on NVMe); complete when == ns->parts */
+    uint16_t ready;      /* parts that are whole (in some tier); complete when == ns->parts */
     uint16_t dram_parts; /* parts with PART_DRAM_READY */
-    uint32_t flags;      /* BLOCK_* */
+    uint16_t here;       /* parts with anything in DRAM or on NVMe, or on its way there */
+    uint16_t flags;      /* BLOCK_* */
     struct part part[];  /* ns->parts of them */
 };
 
 enum {
-    BLOCK_PINNED = 1,    /* by an operator: never evicted from the cache */
-    BLOCK_IN_POLICY = 2, /* linked in the DRAM policy */
-    BLOCK_DOOMED = 4,    /* evicted while in use: not found any more, gone with its last user */
-    BLOCK_QUEUED = 8,    /* waits to be written to the tier */
+    BLOCK_PINNED = 1,        /* by an operator: never evicted from the cache */
+    BLOCK_IN_POLICY = 2,     /* linked in the DRAM policy */
+    BLOCK_DOOMED = 4,        /* evicted while in use: not found any more, gone with its last user */
+    BLOCK_QUEUED = 8,        /* waits to be written to the tier */
+    BLOCK_SHARE_QUEUED = 16, /* waits to be written to a root of the shared tier */
+    BLOCK_SHARED_ONLY = 32,  /* no part is here: in the cache's list of such */
 };
 
 /* ---- namespaces ---- */
@@ -94,7 +107,7 @@ struct ns {
     uint64_t used;   /* when last; index's own, as is the next */
     struct ns *chain;
     /* For accounting by `cache`: bytes of this namespace in each tier. */
-    uint64_t dram_bytes, nvme_bytes;
+    uint64_t dram_bytes, nvme_bytes, share_bytes;
     uint32_t purges;        /* under way; cache's own */
     uint8_t kept;           /* enum ns_kept; likewise */
     struct ns_table *table; /* index's own */
@@ -170,6 +183,11 @@ struct block *index_peek(struct index *ix, block_ref ref);
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
     return b->ready == ns->identity.parts;
+}
+
+static inline bool part_on_share(const struct part *p)
+{
+    return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
 }
 
 /* Walks a namespace in a stable but arbitrary order for ls and verify: calls visit for up to

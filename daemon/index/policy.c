@@ -242,7 +242,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
     assert(b->flags & BLOCK_IN_POLICY);
     p->run = 0;
     unlink_block(p, b);
-    b->flags &= ~(uint32_t)BLOCK_IN_POLICY;
+    b->flags &= (uint16_t)~BLOCK_IN_POLICY;
     p->count--;
     if (evicted)
         ghost_put(p, b);

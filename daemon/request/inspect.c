@@ -15,7 +15,7 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
 {
     const struct ns_identity *id = &ns->identity;
 
-    msgpack_pack_map(pk, 15);
+    msgpack_pack_map(pk, 16);
     proto_pack_u64(pk, "ns", ns->id);
     pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
     pack_text(pk, "tenant", id->tenant);
@@ -34,6 +34,7 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
     proto_pack_u64(pk, "blocks", ns->blocks);
     proto_pack_u64(pk, "dram_bytes", ns->dram_bytes);
     proto_pack_u64(pk, "nvme_bytes", ns->nvme_bytes);
+    proto_pack_u64(pk, "shared_bytes", ns->share_bytes);
 }
 
 /* Room for one namespace of the longest names and most parts, so that a page never fails. */
@@ -77,14 +78,17 @@ int method_ns_list(struct call *call)
 
 static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct block *b)
 {
-    uint32_t nvme = 0;
+    uint32_t nvme = 0, shared = 0;
 
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
         nvme += b->part[i].nvme == PART_NVME_READY;
-    msgpack_pack_map(pk, 7);
+        shared += part_on_share(&b->part[i]);
+    }
+    msgpack_pack_map(pk, 8);
     pack_bin(pk, "key", b->key, ns->identity.key_bytes);
     proto_pack_u64(pk, "dram", b->dram_parts);
     proto_pack_u64(pk, "nvme", nvme);
+    proto_pack_u64(pk, "shared", shared);
     proto_pack_u64(pk, "ready", b->ready);
     pack_flag(pk, "complete", block_complete(b, ns));
     pack_flag(pk, "pinned", b->flags & BLOCK_PINNED);
@@ -125,11 +129,14 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
 {
     static const char *const dram[] = {"none", "filling", "fetching", "ready"};
     static const char *const nvme[] = {"none", "writing", "ready"};
+    static const char *const shared[] = {"none", "presumed", "writing", "ready"};
 
-    msgpack_pack_map(pk, 6);
+    msgpack_pack_map(pk, 8);
     proto_pack_u64(pk, "part", part);
     pack_text(pk, "dram", dram[p->dram]);
     pack_text(pk, "nvme", nvme[p->nvme]);
+    pack_text(pk, "shared", shared[p->share]);
+    proto_pack_u64(pk, "root", p->root);
     proto_pack_u64(pk, "users", p->users);
     proto_pack_u64(pk, "loc", p->loc);
     proto_pack_u64(pk, "checksum", p->checksum);

@@ -21,15 +21,29 @@ struct sweep {
     struct keep keep;
     uint64_t cursor;
     bool walked;
-    struct cache_purge purge; /* namespace.purge */
+    bool purges; /* namespace.purge; evict, when files on shares go too, whichever host's */
+    struct cache_purge purge;
     int purge_status;
 };
 
+/* In the words of the wire: 0 all, 3 shared only. */
+static bool reaches_shares(const struct keep *k)
+{
+    return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
+}
+
+static bool evicts(const struct keep *k)
+{
+    return k->method == UCM_METHOD_EVICT || k->method == UCM_METHOD_NS_PURGE;
+}
+
 static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
 {
+    static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
+
     if (k->method == UCM_METHOD_NS_PURGE)
         cache_pin(c, ref, false);
-    switch (cache_evict(c, ref, k->tier != 2, k->tier != 1)) {
+    switch (cache_evict(c, ref, tiers[k->tier])) {
     case CACHE_EVICT_DONE:
         k->result.blocks++;
         break;
@@ -60,9 +74,12 @@ static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct pr
         return -call->error.code;
     for (uint32_t i = 0; i < n; i++) {
         /* Found one at a time: evicting one block may take another's place in the scratch list. */
-        block_ref ref =
-            index_find(rq->rooms.index, ns, keys.p + (size_t)i * ns->identity.key_bytes);
+        const uint8_t *key = keys.p + (size_t)i * ns->identity.key_bytes;
+        block_ref ref = index_find(rq->rooms.index, ns, key);
 
+        /* Another host may have stored what this one does not know. */
+        if (!ref && evicts(k) && reaches_shares(k))
+            cache_shared_remove(rq->rooms.cache, ns, key);
         if (ref)
             keep_apply(rq->rooms.cache, k, ref);
         else
@@ -74,11 +91,6 @@ static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct pr
 
 /* ---- a whole namespace ---- */
 
-static bool sweep_purges(const struct sweep *sw)
-{
-    return sw->keep.method == UCM_METHOD_NS_PURGE;
-}
-
 /* Why a request was stopped that has nothing to show for it. */
 static void stopped_error(const struct sweep *sw, struct ucm_error *e)
 {
@@ -86,24 +98,29 @@ static void stopped_error(const struct sweep *sw, struct ucm_error *e)
 
     if (rq->draining)
         ucm_error_set(e, UCM_WIRE_SHUTDOWN,
-                      "the daemon is shutting down; the purge may be incomplete");
+                      "the daemon is shutting down; what was asked for may be incomplete");
     else if (uv_now(rq->rooms.loop) >= sw->r.deadline.at_ms)
-        ucm_error_set(e, UCM_WIRE_DEADLINE, "the purge was not done in time; try again");
+        ucm_error_set(e, UCM_WIRE_DEADLINE, "not done in time; try again");
     else
-        ucm_error_set(e, UCM_WIRE_CANCELLED, "the purge may be incomplete");
+        ucm_error_set(e, UCM_WIRE_CANCELLED, "what was asked for may be incomplete");
 }
 
 static void sweep_answer(struct sweep *sw)
 {
     struct ucm_error e = {0};
 
-    if (sweep_purges(sw) && (!sw->walked || !cache_purge_kept(&sw->purge)))
+    if (sw->purges && (!sw->walked || !cache_purge_kept(&sw->purge)))
         stopped_error(sw, &e);
     else if (sw->purge_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone, but storage failed to keep that (%s): they may come "
                       "back when the daemon restarts; try again",
                       strerror(-sw->purge_status));
+    else if (sw->purges && sw->purge.share_status != 0)
+        ucm_error_set(&e, UCM_WIRE_IO,
+                      "the blocks are gone from this host, but some may be left on the shared tier "
+                      "(%s); try again",
+                      strerror(-sw->purge.share_status));
     if (e.code == 0)
         session_reply(sw->r.s, sw->r.msgid, &proto_count_r, &sw->keep.result);
     else if (!sw->r.s->closing)
@@ -116,7 +133,7 @@ static void sweep_end(struct sweep *sw)
 
     list_remove(&sw->link);
     sweep_answer(sw);
-    if (sweep_purges(sw))
+    if (sw->purges)
         cache_purge_end(s->rq->rooms.cache, &sw->purge);
     request_end(&sw->r);
     free(sw);
@@ -131,7 +148,7 @@ static void sweep_stop_cb(struct request *r)
 /* Its end is known when both are: the walk, and whether storage has it. */
 static void sweep_check(struct sweep *sw)
 {
-    if (sw->walked && (!sweep_purges(sw) || cache_purge_kept(&sw->purge)))
+    if (sw->walked && (!sw->purges || cache_purge_kept(&sw->purge)))
         sweep_end(sw);
 }
 
@@ -187,7 +204,10 @@ static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
     }
     sw->ns = ns;
     sw->keep = *k;
-    if (sweep_purges(sw) && cache_purge_begin(rq->rooms.cache, &sw->purge, ns) != 0) {
+    sw->purges =
+        k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && evicts(k) && reaches_shares(k));
+    sw->purge.only_shared = k->method == UCM_METHOD_EVICT;
+    if (sw->purges && cache_purge_begin(rq->rooms.cache, &sw->purge, ns) != 0) {
         request_end(&sw->r);
         free(sw);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");

@@ -85,12 +85,32 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     return 0;
 }
 
-/* Fills rq->status and clears what is not found from rq->refs. */
-static void look(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
-                 struct msg_lookup_r *r)
+/* One that waits for the shared tier. */
+struct lookup_wait {
+    struct request r;
+    struct key_probe *probe;
+    struct ns *ns;
+    struct msg_lookup m; /* its keys are the probe's copy */
+};
+
+static enum ucm_lookup_status status_of(struct cache *c, block_ref ref)
 {
+    if (cache_in_dram(c, ref))
+        return UCM_LOOKUP_DRAM;
+    return cache_on_share(c, ref) ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME;
+}
+
+/* Fills rq->status and clears what is not found from rq->refs. Returns how many hits need a share.
+ */
+static uint32_t look(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
+                     struct msg_lookup_r *r)
+{
+    uint32_t shared = 0;
+
     index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, rq->refs);
     for (uint32_t i = 0; i < n; i++) {
+        enum ucm_lookup_status status = UCM_LOOKUP_MISS;
+
         rq->status[i] = UCM_LOOKUP_MISS;
         if (!cache_found(rq->rooms.cache, rq->refs[i])) {
             rq->refs[i] = 0;
@@ -98,13 +118,17 @@ static void look(struct requests *rq, struct ns *ns, const struct msg_lookup *m,
                 break;
             continue;
         }
+        status = status_of(rq->rooms.cache, rq->refs[i]);
         r->hits++;
-        rq->status[i] =
-            cache_in_dram(rq->rooms.cache, rq->refs[i]) ? UCM_LOOKUP_DRAM : UCM_LOOKUP_NVME;
-        r->dram += rq->status[i] == UCM_LOOKUP_DRAM;
+        r->dram += status == UCM_LOOKUP_DRAM;
+        shared += status == UCM_LOOKUP_SHARED;
+        /* A client that did not ask for the difference may not know of it. */
+        rq->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
     }
     if (m->each)
         r->status = (struct proto_bin){rq->status, n};
+    r->shared = m->shared ? shared : 0;
+    return shared;
 }
 
 /* The policy takes what it is told of at once for one chain; keys looked at each by itself are
@@ -117,14 +141,112 @@ static void touch(struct requests *rq, const struct msg_lookup *m, uint32_t n)
         cache_touch(rq->rooms.cache, rq->refs + i, step);
 }
 
-int method_lookup(struct call *call)
+/* Of what was just looked at. */
+static int lookup_answer(struct call *call, const struct msg_lookup *m, uint32_t n,
+                         struct msg_lookup_r *r, uint32_t shared)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
+    uint32_t covered = m->each ? n : (uint32_t)r->hits, lease = 0;
+
+    if (m->lease_ms > 0 && r->hits > 0) {
+        int rc = lease_new(call, rq->refs, covered, m->lease_ms, &lease);
+
+        if (rc != 0)
+            return rc;
+    }
+    touch(rq, m, covered);
+    rq->rooms.metrics->lookups++;
+    rq->rooms.metrics->lookup_keys += n;
+    rq->rooms.metrics->lookup_hits += r->hits;
+    rq->rooms.metrics->lookup_hits_shared += shared;
+    r->lease = lease;
+    session_reply(s, call->msgid, &proto_lookup_r, r);
+    return 0;
+}
+
+/* ---- waiting for the shared tier ---- */
+
+/* Looks once more: what was found meanwhile is here now, and what has gone is not. */
+static void wait_end(struct lookup_wait *w)
+{
+    struct session *s = w->r.s;
+    struct call call = {.s = s, .msgid = w->r.msgid, .method = w->r.method};
+    struct msg_lookup_r r = {0};
+    uint32_t n = w->m.keys.n / w->ns->identity.key_bytes, shared;
+
+    request_end(&w->r);
+    if (!s->closing) {
+        shared = look(s->rq, w->ns, &w->m, n, &r);
+        if (lookup_answer(&call, &w->m, n, &r, shared) != 0)
+            session_reply_error(s, call.msgid, &call.error);
+    }
+    free(w);
+    session_settle(s);
+}
+
+static void wait_done_cb(struct key_probe *k)
+{
+    struct lookup_wait *w = k->ctx;
+
+    wait_end(w);
+    key_probe_free(k);
+}
+
+static void wait_stop_cb(struct request *r)
+{
+    struct lookup_wait *w = LIST_ENTRY(r, struct lookup_wait, r);
+    struct key_probe *k = w->probe;
+
+    wait_end(w);
+    key_probe_cancel(k);
+}
+
+/* The shared tier keeps its deadline; this one is for the case that it does not. */
+#define WAIT_GRACE_MS 1000
+
+/* False: nothing is to be waited for. */
+static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_lookup *m, uint32_t n,
+                         uint32_t hits)
+{
+    struct requests *rq = call->s->rq;
+    struct key_probe *probe;
+    struct lookup_wait *w;
+
+    if (!rq->rooms.share || hits == n ||
+        key_probe_start(rq, ns, m->keys, m->each ? 0 : hits, m->each, m->wait_ms, &probe) != 0)
+        return false;
+    w = calloc(1, sizeof(*w));
+    if (!w)
+        goto err_after_probe;
+    w->r.stop_cb = wait_stop_cb;
+    /* Too many requests: what is here is an answer, too. */
+    if (request_start(call, &w->r, sizeof(*w) + probe->memory,
+                      probe->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS) != 0)
+        goto err_after_wait;
+    w->ns = ns;
+    w->probe = probe;
+    w->m = *m;
+    w->m.keys.p = probe->keys;
+    probe->ctx = w;
+    probe->done_cb = wait_done_cb;
+    rq->rooms.metrics->lookups_waited++;
+    return true;
+
+err_after_wait:
+    call->error.code = 0;
+    free(w);
+err_after_probe:
+    key_probe_cancel(probe);
+    return false;
+}
+
+int method_lookup(struct call *call)
+{
     struct msg_lookup m;
     struct msg_lookup_r r = {0};
     struct ns *ns;
-    uint32_t n, covered, lease = 0;
+    uint32_t n, shared;
     int rc = proto_decode(&proto_lookup, call->env, &m, &call->error);
 
     if (rc != 0)
@@ -133,20 +255,10 @@ int method_lookup(struct call *call)
     n = ns ? call_keys(call, ns, m.keys) : 0;
     if (n == 0)
         return -call->error.code;
-    look(rq, ns, &m, n, &r);
-    covered = m.each ? n : (uint32_t)r.hits;
-    if (m.lease_ms > 0 && r.hits > 0) {
-        rc = lease_new(call, rq->refs, covered, m.lease_ms, &lease);
-        if (rc != 0)
-            return rc;
-    }
-    touch(rq, &m, covered);
-    rq->rooms.metrics->lookups++;
-    rq->rooms.metrics->lookup_keys += n;
-    rq->rooms.metrics->lookup_hits += r.hits;
-    r.lease = lease;
-    session_reply(s, call->msgid, &proto_lookup_r, &r);
-    return 0;
+    shared = look(call->s->rq, ns, &m, n, &r);
+    if (lookup_waits(call, ns, &m, n, (uint32_t)r.hits))
+        return 0;
+    return lookup_answer(call, &m, n, &r, shared);
 }
 
 int method_release(struct call *call)

@@ -167,10 +167,26 @@ static enum requests_health tier_health(const struct request_rooms *rooms, char 
     return stats.degraded ? HEALTH_DEGRADED : stats.recovering ? HEALTH_RECOVERING : HEALTH_OK;
 }
 
+/* Without a root there is less cache, and nothing else is slower. */
+static uint32_t share_health(const struct request_rooms *rooms, char (*reasons)[160], uint32_t n)
+{
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; rooms->share && i < rooms->share_ops->roots(rooms->share); i++) {
+        struct share_root_stats stats = {0};
+
+        rooms->share_ops->stats(rooms->share, i, &stats);
+        if (stats.health == SHARE_DOWN && found < n)
+            snprintf(reasons[found++], sizeof(*reasons), "share %s: %s", stats.target,
+                     stats.reason);
+    }
+    return found;
+}
+
 uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
                          enum requests_health *health)
 {
-    uint32_t found = 0;
+    uint32_t found = 0, shares;
     uint64_t done, of;
 
     *health = HEALTH_OK;
@@ -184,6 +200,10 @@ uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
         snprintf(reasons[found++], sizeof(*reasons), "DRAM: %llu of %llu kept parts looked at",
                  (unsigned long long)done, (unsigned long long)of);
     }
+    shares = share_health(&rq->rooms, reasons + found, n - found);
+    if (shares > 0)
+        *health = HEALTH_DEGRADED;
+    found += shares;
     for (uint32_t i = 0; i < device_set_count(rq->rooms.devices); i++) {
         struct device *d = device_set_at(rq->rooms.devices, i);
         struct device_stats stats;

@@ -22,7 +22,7 @@
 
 struct requests;
 
-/* Everything is borrowed. tier may be NULL: then there is none. */
+/* Everything is borrowed. tier and share may be NULL: then there is none. */
 struct request_rooms {
     uv_loop_t *loop;
     const struct config *config;
@@ -35,6 +35,8 @@ struct request_rooms {
     struct device_set *devices;
     const struct tier_ops *tier_ops;
     struct tier *tier;
+    const struct share_ops *share_ops;
+    struct share *share;
     uint8_t instance[16];
 };
 

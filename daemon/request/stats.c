@@ -23,6 +23,7 @@ static void gauges_read(struct requests *rq)
     m->blocks = cs.complete;
     m->blocks_partial = index_blocks(r->index) - cs.complete;
     m->blocks_pinned = cs.pinned;
+    m->blocks_shared = cs.shared_only;
     m->index_bytes = index_bytes(r->index);
     m->arena_bytes_total = arena_bytes_ready(r->arena);
     m->arena_bytes_configured = arena_bytes_configured(r->arena);
@@ -70,6 +71,38 @@ static void pack_tiers(msgpack_packer *pk, const struct request_rooms *r)
     pack_flag(pk, "recovering", ts.recovering);
     pack_flag(pk, "degraded", ts.degraded);
     pack_text(pk, "reason", ts.degraded ? ts.reason : "");
+}
+
+static void pack_shares(msgpack_packer *pk, const struct request_rooms *r)
+{
+    static const char *const health[] = {"up", "read-only", "full", "down"};
+    uint32_t n = r->share ? r->share_ops->roots(r->share) : 0;
+
+    proto_pack_str(pk, "shares");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct share_root_stats rs = {0};
+
+        r->share_ops->stats(r->share, i, &rs);
+        msgpack_pack_map(pk, 17);
+        pack_text(pk, "name", rs.target);
+        pack_text(pk, "backend", rs.backend);
+        pack_text(pk, "health", health[rs.health]);
+        pack_text(pk, "reason", rs.reason);
+        proto_pack_u64(pk, "capacity_bytes", rs.capacity_bytes);
+        proto_pack_u64(pk, "used_bytes", rs.used_bytes);
+        proto_pack_u64(pk, "files", rs.files);
+        proto_pack_u64(pk, "in_flight", rs.in_flight);
+        proto_pack_u64(pk, "queued", rs.queued);
+        proto_pack_u64(pk, "reads", rs.reads);
+        proto_pack_u64(pk, "read_bytes", rs.read_bytes);
+        proto_pack_u64(pk, "writes", rs.writes);
+        proto_pack_u64(pk, "write_bytes", rs.write_bytes);
+        proto_pack_u64(pk, "failures", rs.failures);
+        proto_pack_u64(pk, "timeouts", rs.timeouts);
+        proto_pack_u64(pk, "breaks", rs.breaks);
+        proto_pack_u64(pk, "latency_us", rs.latency_us);
+    }
 }
 
 static void pack_devices(msgpack_packer *pk, struct device_set *devices)
@@ -132,7 +165,7 @@ int method_stats(struct call *call)
         return rc;
     gauges_read(rq);
     session_reply_begin(s, call->msgid, &pb);
-    msgpack_pack_map(&pb.pk, 9);
+    msgpack_pack_map(&pb.pk, 10);
     pack_text(&pb.pk, "version", UCM_VERSION);
     pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", uv_now(rq->rooms.loop) - rq->started_ms);
@@ -140,6 +173,7 @@ int method_stats(struct call *call)
     pack_text(&pb.pk, "policy", policy_name());
     pack_metrics(&pb.pk, rq->rooms.metrics);
     pack_tiers(&pb.pk, &rq->rooms);
+    pack_shares(&pb.pk, &rq->rooms);
     pack_devices(&pb.pk, rq->rooms.devices);
     pack_nodes(&pb.pk, rq->rooms.arena);
     session_reply_end(s, call->msgid, &pb);

@@ -15,6 +15,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status)
 {
@@ -144,7 +145,7 @@ void transfer_pump(struct transfer *t)
 {
     bool busy = false;
 
-    if (t->pumping || t->finished)
+    if (t->pumping || t->finished || t->probe)
         return;
     t->pumping = true;
     while (!t->stopping && t->cursor < items_of(t) &&
@@ -181,6 +182,11 @@ void transfer_stop_cb(struct request *r)
         return;
     t->stopping = true;
     cache_room_cancel(&t->room);
+    if (t->probe) {
+        key_probe_cancel(t->probe);
+        t->probe = NULL;
+        memset(t->status, UCM_BLOCK_CANCELLED, t->n_keys);
+    }
     while ((node = list_pop_front(&t->waits)) != NULL) {
         struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
 

@@ -21,6 +21,7 @@ struct transfer {
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open; /* filling up */
+    struct key_probe *probe; /* a prefetch that waits for the shared tier, else NULL */
     struct steps *steps;     /* a load that goes layer by layer, else NULL */
     struct list waits;       /* items that wait for a read */
     struct list durables;    /* items that wait for stable storage; counted in waits_n too */

@@ -236,12 +236,12 @@ void batch_abandon(struct transfer *t)
 
 /* ---- items ---- */
 
-static void load_count(struct transfer *t, bool was_read)
+static void read_count(struct transfer *t, const struct cache_wait *w)
 {
-    if (was_read)
-        metrics_of(t)->load_blocks_nvme++;
+    if (w->shared)
+        metrics_of(t)->load_blocks_shared++;
     else
-        metrics_of(t)->load_blocks_dram++;
+        metrics_of(t)->load_blocks_nvme++;
 }
 
 static void item_ready_cb(struct cache_wait *w, int status)
@@ -254,7 +254,8 @@ static void item_ready_cb(struct cache_wait *w, int status)
     list_remove(&iw->link);
     t->waits_n--;
     if (status != 0) {
-        item_status(t, item, UCM_BLOCK_FAILED);
+        item_status(t, item, status == -ENOENT ? UCM_BLOCK_MISS : UCM_BLOCK_FAILED);
+        metrics_of(t)->load_blocks_missed += status == -ENOENT && t->kind == TRANSFER_LOAD;
         t->in_window -= iw->bytes;
     } else if (t->kind == TRANSFER_PREFETCH) {
         cache_put(cache_of(t), ref, part);
@@ -262,7 +263,7 @@ static void item_ready_cb(struct cache_wait *w, int status)
         t->bytes += iw->bytes;
         t->in_window -= iw->bytes;
     } else if (batch_reserve(t) == 0) {
-        load_count(t, true);
+        read_count(t, w);
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else {
         /* Full batch, full device: rare enough to give the item up rather than to queue it once
@@ -305,7 +306,7 @@ static int item_get(struct transfer *t, uint32_t item)
         rc = cache_get(cache_of(t), ref, part, t->priority, node_of(t), &t->spare->w);
     if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
         t->in_window += bytes;
-        load_count(t, false);
+        metrics_of(t)->load_blocks_dram++;
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else if (rc == CACHE_READY) {
         cache_put(cache_of(t), ref, part);

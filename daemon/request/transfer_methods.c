@@ -226,6 +226,21 @@ int method_dump(struct call *call)
     return 0;
 }
 
+static void prefetch_begin(struct transfer *t, const uint8_t *keys)
+{
+    blocks_find(t, keys);
+    transfer_pump(t);
+}
+
+static void prefetch_probed_cb(struct key_probe *k)
+{
+    struct transfer *t = k->ctx;
+
+    t->probe = NULL;
+    prefetch_begin(t, k->keys);
+    key_probe_free(k);
+}
+
 int method_prefetch(struct call *call)
 {
     struct msg_prefetch m;
@@ -251,7 +266,11 @@ int method_prefetch(struct call *call)
     t->part = m.part ? (uint32_t)m.part - 1 : 0;
     t->parts = m.part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m.priority;
-    blocks_find(t, m.keys.p);
-    transfer_pump(t);
+    if (key_probe_start(call->s->rq, ns, m.keys, 0, false, m.deadline_ms, &t->probe) != 0) {
+        prefetch_begin(t, m.keys.p);
+        return 0;
+    }
+    t->probe->ctx = t;
+    t->probe->done_cb = prefetch_probed_cb;
     return 0;
 }

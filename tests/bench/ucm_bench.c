@@ -96,6 +96,20 @@ static const struct arg_option tier_options[] = {
     {"only", ARG_TEXT, "PART", "alone, daemon or hits", NULL, 0, 0},
 };
 
+static const struct arg_option share_options[] = {
+    {"root", ARG_TEXT, "TARGET", "as in share.roots: a folder or nfs://SERVER/EXPORT?...", NULL, 0,
+     0},
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"total", ARG_SIZE, "SIZE", "bytes that are stored and loaded", "256MiB", 16u << 20,
+     BENCH_MAX_BYTES},
+    {"depth", ARG_NUMBER, "N", "requests at the root at once", "16", 1, 256},
+    {"rounds", ARG_NUMBER, "N", "rounds", "5", 1, 1000},
+    {"slice", ARG_SECONDS, "SECONDS", "how long each measures before it is the other's turn", "1s",
+     50, 60000},
+    {"hung", ARG_SECONDS, "SECONDS", "how long the server hangs", "1min", 100, 600000},
+    {"only", ARG_TEXT, "PART", "speed, lookup or hung", NULL, 0, 0},
+};
+
 static const struct arg_option copy_options[] = {
     {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
     {"strategies", ARG_TEXT, "LIST",
@@ -156,6 +170,14 @@ static const struct program_command commands[] = {
      "  ucm-bench tier --dir /var/cache/ucmd\n"
      "  ucm-bench tier --only hits --json\n",
      OPTIONS(tier_options), 0, 0, bench_tier},
+    {"share", "", "The shared tier against its root: stores, loads, lookups, a server that hangs",
+     "Starts daemons of its own. The measure is a plain libnfs client on the same server,\n"
+     "or fio in the same folder. Lookups are measured through a link that takes 1 ms a\n"
+     "round trip, hits in DRAM through one that carries nothing; both are made here.\n\n"
+     "Examples:\n"
+     "  ucm-bench share --root /mnt/kv\n"
+     "  ucm-bench share --root 'nfs://server/kv?nfsport=2049&mountport=20048'\n",
+     OPTIONS(share_options), 0, 0, bench_share},
     {"copy", "", "Loads and dumps of a GPU, by strategy and chunk size, idle and beside a worker",
      "Starts a daemon for each strategy, in a temporary folder, and plays a worker whose\n"
      "GPU does nothing, multiplies matrices without pause, or runs a chain of short\n"

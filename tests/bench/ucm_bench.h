@@ -50,6 +50,7 @@ int bench_prefetch(const struct args *a);
 int bench_echo(const struct args *a);
 int bench_start(const struct args *a);
 int bench_tier(const struct args *a);
+int bench_share(const struct args *a);
 int bench_copy(const struct args *a);
 
 #endif

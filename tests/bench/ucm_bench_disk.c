@@ -73,7 +73,7 @@ bool disk_has_fio(void)
     return fio_call(argv, version, sizeof(version)) == 0;
 }
 
-static int fio_rate(struct disk *d, const char *text, bool write, double *rate)
+static int fio_rate(const char *text, bool write, double *rate)
 {
     cJSON *root = cJSON_Parse(strchr(text, '{'));
     const cJSON *job = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "jobs"), 0);
@@ -82,7 +82,18 @@ static int fio_rate(struct disk *d, const char *text, bool write, double *rate)
 
     *rate = cJSON_IsNumber(bytes) ? bytes->valuedouble : 0;
     cJSON_Delete(root);
-    return *rate > 0 ? 0 : disk_fail(d, -EIO, "fio's answer");
+    return *rate > 0 ? 0 : -EIO;
+}
+
+int disk_fio(const char *const *argv, bool write, double *rate)
+{
+    char *out = malloc(FIO_OUTPUT_BYTES);
+    int rc = out ? fio_call(argv, out, FIO_OUTPUT_BYTES) : -ENOMEM;
+
+    if (rc == 0)
+        rc = fio_rate(out, write, rate);
+    free(out);
+    return rc;
 }
 
 static int fio_run(struct disk *d, bool write, double seconds, double *rate)
@@ -106,21 +117,16 @@ static int fio_run(struct disk *d, bool write, double seconds, double *rate)
                           "--allow_file_create=0",
                           "--output-format=json",
                           NULL};
-    char *out = malloc(FIO_OUTPUT_BYTES);
     int rc;
 
-    if (!out)
-        return disk_fail(d, -ENOMEM, "fio");
     snprintf(file, sizeof(file), "--filename=%s", d->path);
     snprintf(block, sizeof(block), "--bs=%llu", (unsigned long long)d->block_bytes);
     snprintf(depth, sizeof(depth), "--iodepth=%u", d->depth);
     snprintf(offset, sizeof(offset), "--offset=%llu", (unsigned long long)d->offset);
     snprintf(size, sizeof(size), "--size=%llu", (unsigned long long)d->bytes);
     snprintf(runtime, sizeof(runtime), "--runtime=%.0fms", seconds * 1e3);
-    rc = fio_call(argv, out, FIO_OUTPUT_BYTES);
-    rc = rc < 0 ? disk_fail(d, rc, "fio") : fio_rate(d, out, write, rate);
-    free(out);
-    return rc;
+    rc = disk_fio(argv, write, rate);
+    return rc < 0 ? disk_fail(d, rc, "fio") : 0;
 }
 
 /* ---- the loop ---- */

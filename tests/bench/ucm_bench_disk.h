@@ -33,6 +33,10 @@ int disk_run(struct disk *d, bool write, double seconds, double *rate);
 /* The loop whatever d->fio says. */
 int disk_loop(struct disk *d, bool write, double seconds, double *rate);
 
+/* Runs fio with these words, of which one asks for JSON. 0 and bytes a second of its first group,
+ * or -errno. */
+int disk_fio(const char *const *argv, bool write, double *rate);
+
 /* Of this process, user and system. */
 double disk_cpu_s(void);
 

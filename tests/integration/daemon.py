@@ -15,20 +15,22 @@ TIMEOUT_S = 20
 
 
 class Daemon:
-    def __init__(self, nvme=True, **more):
-        self.folder, self.clients = tempfile.mkdtemp(prefix="protocol."), []
+    """before: words before its command. folder: one that is to outlive it, and may hold what another left."""
+
+    def __init__(self, nvme=True, before=(), folder=None, **more):
+        self.folder, self.clients, self.kept = folder or tempfile.mkdtemp(prefix="protocol."), [], folder is not None
         os.chmod(self.folder, 0o755)
         self.socket = more.get("socket", os.path.join(self.folder, "s"))
         self.store = os.path.join(self.folder, "nvme")
-        os.mkdir(self.store)
+        os.makedirs(self.store, exist_ok=True)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
                    "device.cuda": "off", "shutdown.drain": "10s"}
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         options.update(more)
-        argv = [UCMD] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
+        argv = [*before, UCMD] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         libc = ctypes.CDLL(None)
-        with open(os.path.join(self.folder, "log"), "wb") as log:
+        with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
         deadline = time.monotonic() + TIMEOUT_S
@@ -45,6 +47,10 @@ class Daemon:
                     raise RuntimeError("the daemon did not start:\n" + words) from None
                 time.sleep(0.02)
 
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
     def stop(self):
         for client in self.clients:
             client.close()
@@ -56,4 +62,5 @@ class Daemon:
             self.process.kill()
             return self.process.wait()
         finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.kept:
+                shutil.rmtree(self.folder, ignore_errors=True)

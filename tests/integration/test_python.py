@@ -142,6 +142,14 @@ class Blocks(Case):
         self.assertTrue((pages[:, 7] == pages[:, 8]).all())
         self.assertEqual(data_pointer(pages[1]), data_pointer(pages) + BLOCKS * CHUNK)
 
+        class Foreign:  # no more than DLPack
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack__(self, **_):
+                return self.array.__dlpack__()
+        self.assertEqual(data_pointer(Foreign(pages[1])), data_pointer(pages[1]))
+
 
 class Manners(Case):
     def test_server_info_and_generation(self):

@@ -22,7 +22,7 @@ UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 OK, ERROR, USAGE, NO_DAEMON, UNHEALTHY, CORRUPT = range(6)
 COMMANDS = ["status", "stats", "namespaces", "ls", "inspect", "evict", "pin", "unpin", "purge", "verify",
-            "health", "version"]
+            "share", "health", "version"]
 REQUESTS = 40
 TIMEOUT_S = 120
 
@@ -124,7 +124,7 @@ class CommandLine(unittest.TestCase):
         self.check(["ls", "1", "--limit", "-1"], USAGE, "--limit -1")
         self.check(["status", "--json=1"], USAGE, "--json takes no value")
         self.check(["--timeout", "soon", "status"], USAGE, "--timeout soon", "a time such as")
-        self.check(["evict", "1", "--tier", "tape"], USAGE, "--tier tape", "all, dram or nvme")
+        self.check(["evict", "1", "--tier", "tape"], USAGE, "--tier tape", "all, dram, nvme or share")
         self.check(["stats", "--count", "2"], USAGE, "--count goes with --watch")
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
 
@@ -306,6 +306,7 @@ class WithDaemon(unittest.TestCase):
         self.assertFalse(block["pinned"])
         self.assertEqual(len(block["parts"]), 1)
         self.assertEqual(block["parts"][0]["nvme"], "ready")
+        self.assertEqual(block["parts"][0]["shared"], "none")
         self.assertIn(key, self.run_ctl("inspect", ns, key).stdout)
 
     def test_a_key_that_is_not_there_or_no_key(self):
@@ -315,6 +316,10 @@ class WithDaemon(unittest.TestCase):
             done = self.run_ctl("inspect", ns, key, code=USAGE)
             self.assertIn(f"'{key}' is no key", done.stderr)
             self.assertIn("64 hexadecimal digits", done.stderr)
+
+    def test_without_a_shared_tier_there_are_no_roots(self):
+        self.assertEqual(self.json("share")["shares"], [])
+        self.assertIn("share.roots", self.run_ctl("share").stdout)
 
     def test_health_and_version(self):
         self.assertEqual(self.run_ctl("health").stdout, "ok\n")

@@ -2,10 +2,14 @@
 """The vLLM connector's parts by themselves: where tensors keep blocks, what the scheduler's half decides, what tells
 engines apart, what is refused. No daemon."""
 
+import importlib.util
+import json
 import os
+import re
 import sys
 import tempfile
 import unittest
+from dataclasses import fields
 from types import SimpleNamespace
 from unittest import mock
 
@@ -24,11 +28,14 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"
 
 import engine  # noqa: E402
 from engine import BLOCK, Request  # noqa: E402
-from ucmclient import PrefixHits  # noqa: E402
+from ucmclient import PrefixHits, SharedMemory  # noqa: E402
 from ucmclient.vllm import identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
+from ucmclient.vllm.plan import Copy, Plan  # noqa: E402
 from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
+from ucmclient.vllm.worker import WorkerHalf  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
 
 
 class Layouts(unittest.TestCase):
@@ -179,6 +186,20 @@ class Decisions(unittest.TestCase):
             request.num_computed_tokens = 40
             self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
 
+    def test_a_reset_lets_nothing_through(self):
+        for lost in (False, True):
+            half, request = self.half(), Request("r", range(40))
+            half.matched_tokens(request, 0)
+            half.allocated(request, [1, 2, 3], 0)
+            before = half.step(self.output(request, [1, 2, 3], 20)).stores
+            request.num_preemptions = int(lost)
+            half.reset()
+            half.matched_tokens(request, 0)
+            half.allocated(request, [1, 2, 3], 0)
+            after = half.step(self.output(request, [1, 2, 3], 40, preempted="r" if lost else (), resumed=lost)).stores
+            self.assertEqual([c.blocks for c in after], [[1, 2]] if lost else [])
+            self.assertNotIn(before[0].keys, [c.keys[: len(before[0].keys)] for c in after])
+
     def test_a_request_with_nothing_to_store_keeps_no_blocks(self):
         half, request = self.half(), Request("r", range(10))
         half.matched_tokens(request, 0)
@@ -205,6 +226,34 @@ class Decisions(unittest.TestCase):
             rate.measured(4000, 1.0)
         self.assertTrue(rate.worth(1000, 1000))
         self.assertTrue(NvmeRate(settings.Settings()).worth(1, 1))
+
+
+class Moves(unittest.TestCase):
+    def test_a_daemon_that_falls_silent_costs_one_timeout(self):
+        memory = SharedMemory(8 * 4096)
+        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        asked = []
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
+                          name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
+        half.close()
+
+        class Silent:
+            @property
+            def region(self):
+                return None if asked else SimpleNamespace(dump=None, load=None)
+
+            def ask(self, call, keys, *_, **__):
+                asked.append(keys)
+
+        half.link = Silent()
+        copies = [Copy(str(i), bytes([i]), [i]) for i in range(4)]
+        half.start_stores(Plan(stores=copies, ended={"0", "3"}))
+        self.assertEqual(asked, [bytes([0])])
+        asked.clear()
+        half.start_loads(Plan(loads=copies))
+        self.assertEqual(asked, [bytes([0])])
+        self.assertEqual(half.finished(), ({"0", "3"}, set("0123")))
+        self.assertEqual(half.failed_blocks(), {0, 1, 2, 3})
 
 
 class Refusals(unittest.TestCase):
@@ -255,6 +304,17 @@ class Refusals(unittest.TestCase):
         self.assertEqual(len({name(), *others}), 1 + len(others))
         self.assertEqual(name(), name())
 
+    def test_engines_that_are_too_old(self):
+        for name in ("handle_preemptions", "build_connector_worker_meta"):
+            kept = vars(KVConnectorBase_V1)[name]
+            delattr(KVConnectorBase_V1, name)
+            try:
+                with self.subTest(name), self.assertRaisesRegex(ImportError, f"too old.* has no {name}"):
+                    spec = importlib.util.find_spec("ucmclient.vllm.connector")
+                    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+            finally:
+                setattr(KVConnectorBase_V1, name, kept)
+
     def test_seeds_that_differ_between_processes(self):
         with mock.patch.dict(os.environ):
             os.environ.pop("PYTHONHASHSEED", None)
@@ -273,6 +333,19 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
             with mock.patch("ucmclient.vllm.connector.find_spec", return_value=None):
                 self.assertIsNone(UcmConnector.get_required_kvcache_layout(config))
+
+    def test_the_manual_has_every_setting(self):
+        with open(os.path.join(TOP, "docs/vllm.md"), encoding="utf-8") as manual:
+            table = manual.read().partition("## Settings")[2].partition("\n## ")[0]
+        told = {}
+        for names, defaults in re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M):
+            names = re.findall(r"`(\w+)`", names)
+            told.update(dict.fromkeys(names, defaults.strip("`")))
+        self.assertEqual(set(told), {field.name for field in fields(settings.Settings)})
+        for field in fields(settings.Settings):
+            if field.default is not None:
+                with self.subTest(field.name):
+                    self.assertEqual(json.loads(told[field.name]), field.default)
 
     def test_settings_say_what_would_be_right(self):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),

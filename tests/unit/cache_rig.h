@@ -340,7 +340,7 @@ static inline block_ref store_below(struct ns *ns, uint64_t number)
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     drop(ref);
-    cr_assert_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cache_hold(rig.cache, ref);
     return ref;
 }

@@ -93,10 +93,14 @@ static const struct msg_ring_register sample_ring_register = {
     .fd = 1,
 };
 static const struct msg_ring sample_ring = {.ring = 2};
-static const struct msg_lookup sample_lookup = {
-    .ns = 1, .keys = SAMPLE_BIN(sample_keys), .each = true, .lease_ms = 30000};
+static const struct msg_lookup sample_lookup = {.ns = 1,
+                                                .keys = SAMPLE_BIN(sample_keys),
+                                                .each = true,
+                                                .lease_ms = 30000,
+                                                .shared = true,
+                                                .wait_ms = 20};
 static const struct msg_lookup_r sample_lookup_r = {
-    .hits = 2, .dram = 1, .lease = 9, .status = SAMPLE_BIN(sample_found)};
+    .hits = 2, .dram = 1, .lease = 9, .status = SAMPLE_BIN(sample_found), .shared = 1};
 static const struct msg_release sample_release = {.lease = 9};
 static const struct msg_load sample_load = {
     .region = 5,

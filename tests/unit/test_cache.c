@@ -85,7 +85,7 @@ Test(cache, all_who_waited_are_gone_when_the_read_ends)
     fake_next(&rig.tier, 0);
     cr_expect_eq(w.calls, 0);
     cr_expect(cache_in_dram(rig.cache, ref));
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
 }
 
@@ -101,7 +101,7 @@ Test(cache, a_waiter_that_cancels_the_next)
     cr_expect(first.calls == 1 && second.calls == 0);
     cache_put(rig.cache, ref, 0);
     drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
 }
 
@@ -111,7 +111,7 @@ Test(cache, evicted_while_it_is_read)
     struct waiter w = {0};
 
     cr_assert_eq(get(ref, 0, &w), CACHE_PENDING);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cr_expect_not(cache_found(rig.cache, ref));
     fake_next(&rig.tier, 0);
     cr_assert(w.calls == 1 && w.status == 0);
@@ -165,8 +165,8 @@ Test(cache, evicted_while_it_is_written)
         drop(ref);
         turn();
         cr_assert_eq(rig.tier.n_pending, 1u);
-        cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
-        cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+        cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
+        cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
         cr_expect_not(cache_found(rig.cache, ref));
         cr_expect_neq(arena_bytes_used(rig.arena), 0u, "the write still reads the slot");
         fake_next(&rig.tier, ends[i]);
@@ -184,8 +184,8 @@ Test(cache, a_write_that_fails_leaves_the_block_in_dram)
     fake_next(&rig.tier, -EIO);
     drop(ref);
     cr_expect(cache_found(rig.cache, ref));
-    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_LATER, "half is not below");
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "half is not below");
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
 }
 
@@ -230,7 +230,7 @@ Test(cache, stale_numbers_in_the_write_queue)
     block_ref a = store(rig.one, 1), b, c;
 
     drop(a);
-    cr_assert_eq(cache_evict(rig.cache, a, true, true), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, a, CACHE_ALL), CACHE_EVICT_DONE);
     b = store(rig.one, 2);
     cr_expect_eq(a, b, "the number is used again");
     turn();
@@ -239,7 +239,7 @@ Test(cache, stale_numbers_in_the_write_queue)
     drop(b);
     c = store(rig.one, 3);
     drop(c);
-    cr_assert_eq(cache_evict(rig.cache, c, true, true), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, c, CACHE_ALL), CACHE_EVICT_DONE);
     c = open_block(rig.one, 4);
     cr_assert_eq(claim(c, 0, 0, 1, &f), 0);
     turn();
@@ -272,7 +272,7 @@ Test(cache, the_tier_may_not_drop_what_is_leased_pinned_or_read)
     cr_expect_not(fake_reclaim(&rig.tier, loc), "read");
     fake_next(&rig.tier, 0);
     cache_put(rig.cache, ref, 0);
-    cr_assert_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_assert(cache_pin(rig.cache, ref, true));
     cr_expect_not(fake_reclaim(&rig.tier, loc), "pinned");
     cr_assert(cache_pin(rig.cache, ref, false));
@@ -288,7 +288,7 @@ Test(cache, what_lies_in_dram_as_well_survives_the_tier)
     fake_next(&rig.tier, 0);
     cr_expect(fake_reclaim(&rig.tier, block_of(ref)->part[0].loc), "leased, but in DRAM");
     cr_expect(cache_found(rig.cache, ref));
-    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_LATER, "the only copy");
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "the only copy");
     drop(ref);
 }
 
@@ -392,7 +392,7 @@ Test(cache, an_unfinished_part_goes_with_its_evicted_block)
     cr_assert_eq(dump(ref, 0, 0, 2), 0);
     cr_assert_eq(dump(ref, 1, 0, 1), 0);
     drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
     expect_nothing_held();
     ref = store(rig.two, 1);
     cr_expect(cache_found(rig.cache, ref), "and may be stored again");
@@ -406,7 +406,7 @@ Test(cache, a_part_that_is_being_copied_goes_when_the_copy_has_ended)
 
     cr_assert_eq(dump(ref, 0, 0, 2), 0);
     cr_assert_eq(claim(ref, 1, 0, 1, &f), 0);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     cache_fill_done(rig.cache, f, 1, true);
     drop(ref);
     expect_nothing_held();
@@ -417,13 +417,13 @@ Test(cache, evicting_from_a_tier_that_holds_nothing_of_it)
     block_ref ref = store_below(rig.one, 1);
 
     drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_NONE);
-    cr_expect_eq(cache_evict(rig.cache, ref, false, true), CACHE_EVICT_DONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_NONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_NVME), CACHE_EVICT_DONE);
     cr_expect_eq(find(rig.one, 1), 0u);
     cache_stop_writing(rig.cache);
     ref = store(rig.one, 2);
     drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, false, true), CACHE_EVICT_NONE);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_NVME), CACHE_EVICT_NONE);
     cr_expect(cache_found(rig.cache, ref));
 }
 
@@ -434,7 +434,7 @@ Test(cache, pinned_blocks_stay)
     cr_assert(cache_pin(rig.cache, ref, true));
     cr_expect_not(cache_pin(rig.cache, ref, true));
     drop(ref);
-    cr_expect_eq(cache_evict(rig.cache, ref, true, true), CACHE_EVICT_LATER);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
     for (uint64_t i = 10; i < 30; i++)
         drop(store(rig.one, i));
     cr_expect(cache_found(rig.cache, ref));

@@ -87,9 +87,9 @@ Test(cache_nodes, dumps_and_reads_lie_on_the_node_that_asked)
     block_ref ref = store_on(rig.one, 1, NODE_B);
 
     cr_expect_eq(node_of(ref), NODE_B);
-    cr_assert_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_eq(node_of(fetch_to(rig.one, 1, NODE_A)), NODE_A);
-    cr_assert_eq(cache_evict(rig.cache, ref, true, false), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_eq(node_of(fetch_to(rig.one, 1, NODE_B)), NODE_B);
     cr_expect(rig.metrics.arena_slots_near == 3 && rig.metrics.arena_slots_far == 0);
     store_on(rig.one, 2, NUMA_NONE);

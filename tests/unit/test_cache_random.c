@@ -1,8 +1,9 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
- * byte, no use or hold that is left over, nobody who waits for ever. UCM_SEED repeats a run. */
-#include "tests/unit/cache_rig.h"
+ * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, and once
+ * with a share that other hosts change. UCM_SEED repeats a run. */
+#include "tests/unit/cache_share_rig.h"
 
-TestSuite(cache_random, .init = rig_open, .fini = rig_close);
+TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 
 /* ---- everything at once, against a recount ---- */
 
@@ -29,7 +30,7 @@ static struct {
     struct copy copy[COPIES];
     struct load load[LOADS];
     struct asker asker[ASKERS];
-    unsigned reads, failures, waits;
+    unsigned reads, failures, waits, shared_reads, late;
 } chaos;
 
 static uint32_t below(uint32_t n)
@@ -46,14 +47,14 @@ static struct ns *some_ns(void)
 }
 
 struct recount {
-    uint64_t complete, dram_bytes, nvme_bytes, dirty, users, pinned, fetching;
+    uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only;
 };
 
 static void recount_cb(void *ctx, block_ref ref, struct block *b)
 {
     struct recount *r = ctx;
     const struct ns *ns = cache_ns(rig.cache, ref);
-    uint32_t ready = 0, dram = 0;
+    uint32_t ready = 0, dram = 0, here = 0;
 
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
@@ -61,6 +62,8 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
 
         ready += part_whole(p);
         dram += in_dram;
+        here += p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE;
+        r->share_bytes += part_on_share(p) ? ns_part_bytes(ns, i) : 0;
         r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
         r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
         r->dirty += b->flags & BLOCK_QUEUED && in_dram && p->nvme == PART_NVME_NONE
@@ -71,7 +74,9 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
         cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[p->loc - 1].live);
         cr_assert(p->users == 0 || in_dram, "a user of nothing");
     }
-    cr_assert(b->ready == ready && b->dram_parts == dram);
+    cr_assert(b->ready == ready && b->dram_parts == dram && b->here == here);
+    cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
+    r->only += here == 0 && ready > 0;
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
               "a block that nobody would ever find");
@@ -91,6 +96,9 @@ static void invariants(void)
     cr_assert_eq(r.pinned, rig.cache->stats.pinned);
     cr_assert_eq(r.dram_bytes, rig.one->dram_bytes + rig.two->dram_bytes);
     cr_assert_eq(r.nvme_bytes, rig.one->nvme_bytes + rig.two->nvme_bytes);
+    cr_assert_eq(r.share_bytes, rig.one->share_bytes + rig.two->share_bytes);
+    cr_assert_eq(r.only, rig.cache->shared.n);
+    cr_assert_eq(share.n_pending, rig.cache->share_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
     cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
     cr_assert_eq(rig.tier.n_pending, rig.cache->tier_busy);
@@ -158,6 +166,7 @@ static void load_has(struct load *l)
     cr_assert(marks_right(l->ref, l->part), "wrong bytes");
     l->state = LOAD_HAS;
     chaos.reads++;
+    chaos.shared_reads += l->w.shared;
 }
 
 static void load_ready_cb(struct cache_wait *w, int status)
@@ -237,14 +246,14 @@ static void chaos_reclaim(void)
 static void chaos_evict(void)
 {
     block_ref ref = find(some_ns(), below(KEYS));
-    uint32_t tiers = 1 + below(3);
+    static const unsigned tiers[] = {CACHE_DRAM, CACHE_NVME, CACHE_SHARE, CACHE_ALL};
 
     if (ref == 0 || below(4) != 0)
         return;
     if (below(3) == 0)
         cache_pin(rig.cache, ref, below(4) == 0);
     else
-        (void)cache_evict(rig.cache, ref, tiers & 1, tiers & 2);
+        (void)cache_evict(rig.cache, ref, tiers[below(4)]);
 }
 
 static void chaos_owner_gone(void)
@@ -279,11 +288,85 @@ static void chaos_refuse(void)
     rig.tier.refuse_n = below(3);
 }
 
-static void (*const chaos_acts[])(void) = {
+/* ---- the share: answers, late ones, and other hosts ---- */
+
+static void chaos_share(void)
+{
+    static const int errors[] = {-ETIMEDOUT, -ENOENT, -EIO, -ENOSPC};
+    struct share_io *io;
+
+    if (share.n_pending == 0)
+        return;
+    io = fake_share_at(&share, below(share.n_pending));
+    fake_share_tell(&share, io, below(6) == 0 ? errors[below(4)] : 0);
+    if (below(3) != 0)
+        fake_share_release(&share, io);
+    else
+        chaos.late++;
+}
+
+/* What a thread that was given up writes must hurt nobody: it does so at the last moment. */
+static void chaos_release(void)
+{
+    struct share_io *io;
+
+    if (list_empty(&share.held))
+        return;
+    io = LIST_ENTRY(share.held.next, struct share_io, link);
+    if (!io->write && io->promote == FAKE_FAILED)
+        memset(io->data, 0x99, io->bytes);
+    fake_share_release(&share, io);
+}
+
+static void chaos_peer(void)
+{
+    struct ns *ns = some_ns();
+    uint64_t key = below(KEYS);
+    struct block_file_id id = id_of(ns, key, below(ns->identity.parts));
+    struct fake_file *f = fake_file_find(&share, &id, 0);
+
+    if (below(4) != 0)
+        return;
+    if (f && below(2))
+        fake_file_remove(f);
+    else
+        peer_stores(ns, key, (share_root)(1 + below(2)));
+}
+
+static void chaos_note(void)
+{
+    struct ns *ns = some_ns();
+    uint64_t key = below(KEYS);
+    struct block_file_id id = id_of(ns, key, ns->identity.parts - 1);
+
+    /* Now and then one that is not there: presumed, or gone since. */
+    if (fake_file_find(&share, &id, 0) || below(4) == 0)
+        note(ns, key, (share_root)below(3), below(2));
+}
+
+static void chaos_share_refuse(void)
+{
+    fake_share_ready(&share);
+    if (below(4) != 0)
+        return;
+    share.refuse = -EAGAIN;
+    share.refuse_n = 1 + below(2);
+}
+
+static void chaos_promote(void)
+{
+    share.promote = (share_root)(below(3) == 0 ? 2 : 0);
+}
+
+typedef void (*act)(void);
+static const act chaos_acts[] = {
     chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,   chaos_copy_end,
     chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,    chaos_evict,
-    chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone,
+    chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone, chaos_share,
+    chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_release,    chaos_share_refuse,
+    chaos_promote,
 };
+#define ACTS_LOCAL 17u /* of these, the ones that know no share */
 
 /* Everything ends: then nobody may still wait, and evicting everything leaves nothing. */
 static void chaos_end(void)
@@ -297,11 +380,15 @@ static void chaos_end(void)
         chaos.asker[i].again = false;
     for (int i = 0; i < 3; i++)
         cache_owner_gone(rig.cache, &rig.owner[i]);
-    rig.tier.refuse_n = 0;
-    for (int i = 0; i < 100; i++) {
+    rig.tier.refuse_n = share.refuse_n = 0;
+    for (int i = 0; i < 200; i++) {
         turn();
+        fake_share_ready(&share);
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
+        if (share.n_pending > 0)
+            fake_share_next(&share, 0);
+        chaos_release();
     }
     invariants();
     cr_assert(list_empty(&rig.cache->room), "somebody waits for ever");
@@ -312,13 +399,14 @@ static void chaos_end(void)
             if (ref == 0)
                 continue;
             cache_pin(rig.cache, ref, false);
-            (void)cache_evict(rig.cache, ref, true, true);
+            (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     }
     expect_nothing_held();
+    cr_expect(list_empty(&share.held) && rig.cache->share_writing_bytes == 0);
 }
 
-Test(cache_random, random_interleavings)
+static void chaos_run(unsigned acts)
 {
     const char *text = getenv("UCM_SEED");
     uint64_t seed = text ? strtoull(text, NULL, 0) : 0x5EED;
@@ -329,7 +417,7 @@ Test(cache_random, random_interleavings)
         for (int i = 0; i < ASKERS; i++)
             ask(&chaos.asker[i]);
         for (unsigned op = 0; op < 20000 && rig.tier.places < PLACES_MAX - 200; op++) {
-            chaos_acts[below(sizeof(chaos_acts) / sizeof(chaos_acts[0]))]();
+            chaos_acts[below(acts)]();
             if (op % 8 == 0)
                 invariants();
         }
@@ -339,4 +427,19 @@ Test(cache_random, random_interleavings)
             cr_assert_not(rig.tier.place[i].live);
         rig.tier.places = 0;
     }
+}
+
+Test(cache_random, random_interleavings)
+{
+    rig.cache->share = NULL; /* none was configured */
+    chaos_run(ACTS_LOCAL);
+}
+
+Test(cache_random, random_interleavings_over_a_share)
+{
+    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]));
+    cr_expect_gt(chaos.shared_reads, 20u);
+    cr_expect_gt(chaos.late, 20u);
+    cr_expect_gt(rig.metrics.share_forgotten, 20u);
+    cr_expect_gt(share.removes, 20u);
 }

@@ -27,6 +27,11 @@ PYTHON = os.environ["VLLM_PYTHON"]
 ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
 BLOCK = 128  # vLLM's choice on a CPU
 WAIT_S = 300
+# Where each process would draw a seed for its block hashes, engines that share are given one.
+SEED = {} if subprocess.run(
+    [PYTHON, "-c", "from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED"], cwd="/", timeout=WAIT_S,
+    env={n: v for n, v in os.environ.items() if n != "PYTHONPATH"}, stderr=subprocess.DEVNULL,
+).returncode == 0 else {"PYTHONHASHSEED": "0"}
 
 
 def prompt(seed, tokens, shared=0):
@@ -41,7 +46,8 @@ class Refused(Exception):
 class Engine:
     def __init__(self, socket, model, connector=True, environment=(), settings=(), **options):
         config = {"socket": socket, **dict(settings)} if connector else None
-        env = {**os.environ, "PYTHONPATH": os.path.join(TOP, "client/python"), **dict(environment)}
+        env = {**os.environ, **SEED, "PYTHONPATH": os.path.join(TOP, "client/python"), **dict(environment)}
+        env = {name: value for name, value in env.items() if value is not None}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [PYTHON, ENGINE, json.dumps({"model": model, "connector": config, **options})], env=env, text=True,
@@ -93,7 +99,7 @@ class Server:
         transfer = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector",
                     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                     "kv_connector_extra_config": {"socket": socket}}
-        env = {**os.environ, "PYTHONPATH": os.path.join(TOP, "client/python"), "VLLM_CPU_KVCACHE_SPACE": "1",
+        env = {**os.environ, **SEED, "PYTHONPATH": os.path.join(TOP, "client/python"), "VLLM_CPU_KVCACHE_SPACE": "1",
                "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
@@ -322,7 +328,8 @@ class RealVllm(unittest.TestCase):
 
     def test_refusals_name_the_remedy(self):
         for words, more in (("prefix-caching", {"enable_prefix_caching": False}),
-                            ("PYTHONHASHSEED", {"prefix_caching_hash_algo": "xxhash"}),
+                            ("PYTHONHASHSEED", {"prefix_caching_hash_algo": "xxhash",
+                                                "environment": {"PYTHONHASHSEED": None}}),
                             ("there are", {"settings": {"sockte": "x"}})):
             with self.subTest(words), self.assertRaisesRegex(Refused, words):
                 self.engines(**more)

@@ -87,7 +87,13 @@ class RegionSpec(Structure):
 
 
 class Lookup(Structure):
-    _fields_ = [("keys", c_void_p), ("n_keys", c_uint32), ("lease_ms", c_uint32)]
+    _fields_ = [
+        ("keys", c_void_p),
+        ("n_keys", c_uint32),
+        ("lease_ms", c_uint32),
+        ("wait_ms", c_uint32),
+        ("shared", POINTER(c_uint32)),
+    ]
 
 
 class Transfer(Structure):

@@ -40,6 +40,7 @@ class Found(enum.IntEnum):
     NOT = 0
     DRAM = 1
     NVME = 2
+    SHARED = 3
 
 
 class MemoryKind(enum.IntEnum):
@@ -107,11 +108,13 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class PrefixHits:
-    """`blocks` from the first key on are complete; `in_dram` of them lie wholly in DRAM; `lease` is 0 for none."""
+    """`blocks` from the first key on are complete; `in_dram` of them lie wholly in DRAM, and `shared` must be read from
+    the shared tier (when it was asked for); `lease` is 0 for none."""
 
     blocks: int
     in_dram: int
     lease: int
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -269,13 +272,26 @@ class Namespace(_Handle):
         lib.ucm_namespace_fingerprint(self.handle, out)
         return out.raw
 
-    def _lookup(self, keys: Keys, lease: float) -> tuple[native.Lookup, int, object]:
+    def _lookup(
+        self, keys: Keys, lease: float, wait: float, shared: Optional[c_uint32]
+    ) -> tuple[native.Lookup, int, object]:
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
-        return native.Lookup(borrowed.address, n, _timeout(lease)), n, borrowed
+        told = ctypes.pointer(shared) if shared is not None else None
+        return native.Lookup(borrowed.address, n, _timeout(lease), _timeout(wait), told), n, borrowed
 
-    def lookup_prefix(self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None) -> PrefixHits:
-        """How many blocks from the first key on are there without a gap. lease: seconds to keep them, 0 for none."""
-        lookup, _, keep = self._lookup(keys, lease)
+    def lookup_prefix(
+        self,
+        keys: Keys,
+        lease: float = 0.0,
+        timeout: Optional[float] = None,
+        *,
+        wait: float = 0.0,
+        tell_shared: bool = False,
+    ) -> PrefixHits:
+        """How many blocks from the first key on are there without a gap. lease: seconds to keep them, 0 for none.
+        wait: seconds to wait for the shared tier, 0 for as long as the daemon is configured to."""
+        shared = c_uint32() if tell_shared else None
+        lookup, _, keep = self._lookup(keys, lease, wait, shared)
         hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
         check(
             lib.ucm_lookup_prefix(
@@ -283,11 +299,20 @@ class Namespace(_Handle):
             )
         )
         del keep
-        return PrefixHits(hits.value, in_dram.value, number.value)
+        return PrefixHits(hits.value, in_dram.value, number.value, shared.value if shared is not None else 0)
 
-    def lookup_each(self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None) -> tuple[bytes, int]:
-        """For each key a Found's number, and the lease over those that were found."""
-        lookup, n, keep = self._lookup(keys, lease)
+    def lookup_each(
+        self,
+        keys: Keys,
+        lease: float = 0.0,
+        timeout: Optional[float] = None,
+        *,
+        wait: float = 0.0,
+        tell_shared: bool = False,
+    ) -> tuple[bytes, int]:
+        """For each key a Found's number, and the lease over those that were found. What must be read from the shared
+        tier is NVME unless tell_shared."""
+        lookup, n, keep = self._lookup(keys, lease, wait, c_uint32() if tell_shared else None)
         found, hits, number = ctypes.create_string_buffer(max(n, 1)), c_uint32(), c_uint32()
         check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
         del keep

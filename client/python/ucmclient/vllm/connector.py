@@ -38,13 +38,19 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.ucmclient")
 
-_NEEDED = ("get_handshake_metadata", "set_xfer_handshake_metadata", "get_block_ids_with_load_errors")
+#: A vLLM without handle_preemptions overwrites blocks that are being stored and tells nobody; one that is older than
+#: build_connector_worker_meta can't tell what came of a load, and may give an aborted request's blocks away under one.
+_NEEDED = (
+    "get_handshake_metadata",
+    "set_xfer_handshake_metadata",
+    "get_block_ids_with_load_errors",
+    "handle_preemptions",
+    "build_connector_worker_meta",
+)
 _missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
 if _missing:
     raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
 
-#: How workers answer with a step's output; only asynchronous loads do without.
-_ProgressBase: Any = getattr(_base, "KVConnectorWorkerMetadata", None)
 _HandshakeBase: Any = getattr(_base, "KVConnectorHandshakeMetadata", object)
 _GroupsBase: Any = getattr(_base, "SupportsHMA", object)
 
@@ -60,7 +66,7 @@ class UcmHandshake(_HandshakeBase):
 
 
 @dataclass
-class UcmProgress(_ProgressBase or object):
+class UcmProgress(_base.KVConnectorWorkerMetadata):
     """The plan that a worker has carried out, 0 for none that was asked for; and what it would have told in the handshake,
     where that did not reach the scheduler's half (MultiConnector passes one connector's on)."""
 
@@ -78,8 +84,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._settings = Settings.parse(transfer.kv_connector_extra_config or {}).for_role(
             getattr(transfer, "is_kv_producer", True), getattr(transfer, "is_kv_consumer", True)
         )
-        if not self._settings.async_load and _ProgressBase is None:
-            raise Unsupported("this vLLM can't tell what came of a load within a step: async_load has to be true")
         self._config = vllm_config
         self._kv_config = kv_cache_config
         self._worker: Optional[WorkerHalf] = None
@@ -155,13 +159,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return metadata.plan
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """vLLM before 0.14 gives the ids themselves."""
-        if self._worker is None:
-            return
-        if isinstance(kv_connector_metadata, UcmMetadata):
+        if self._worker is not None and isinstance(kv_connector_metadata, UcmMetadata):
             self._worker.preempted(kv_connector_metadata.plan)
-        elif kv_connector_metadata:
-            self._worker.preempted(Plan(preempted=set(kv_connector_metadata)))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
@@ -188,7 +187,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return self._worker.failed_blocks() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> Optional[UcmProgress]:
-        if self._worker is None or _ProgressBase is None or self._identity is None:
+        if self._worker is None or self._identity is None:
             return None
         plan = self._plan()
         if not plan.number and plan.connected:

@@ -64,7 +64,7 @@ class _Request:
     slow: int = 0
     #: The engine's block ids that its latest load is to fill.
     loads: frozenset[int] = frozenset()
-    #: It was computed from blocks whose load, for another request, failed: it is not stored.
+    #: It was computed from blocks whose load, for another request, failed, or from before a reset: it is not stored.
     tainted: bool = False
     #: A load of it failed: it is computed, lest it try for ever.
     failed: bool = False
@@ -149,6 +149,9 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             self._release(tracked)
             tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
+            # One that has not lost its blocks goes on from what is void.
+            tracked.preempted()
+            tracked.tainted |= bool(tracked.blocks)
 
     # ---- lookups ----
 
@@ -266,13 +269,12 @@ class SchedulerHalf:
                 tracked.blocks = list(new.block_ids[0])
                 self._store_computed(tracked, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
-        resumed = _resumed(cached)
         for i, request_id in enumerate(cached.req_ids):
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
             added = cached.new_block_ids[i]
-            if request_id in resumed:
+            if request_id in cached.resumed_req_ids:
                 tracked.blocks = list(added[0]) if added else []
             elif added:
                 tracked.blocks.extend(added[0])
@@ -374,10 +376,3 @@ class SchedulerHalf:
         self._ending.add(request.request_id)
         self._end()
         return True, handover
-
-
-def _resumed(cached: Any) -> set[str]:
-    """vLLM before 0.11.1 had a list of flags."""
-    if hasattr(cached, "resumed_req_ids"):
-        return cached.resumed_req_ids
-    return {name for name, flag in zip(cached.req_ids, cached.resumed_from_preemption) if flag}

@@ -192,10 +192,11 @@ class WorkerHalf:
 
     def start_stores(self, plan: Plan) -> None:
         self._ending |= plan.ended
-        region, event = self.link.region, None
-        if not self.writes or region is None:
-            return
-        for copy in plan.stores:
+        event = None
+        for copy in plan.stores if self.writes else ():
+            region = self.link.region
+            if region is None:  # perhaps since the last one: each call that is not answered costs its timeout
+                return
             if event is None:
                 event = self.event()
             task = self.link.ask(

@@ -46,6 +46,9 @@ class KVConnectorBase_V1(ABC):
     def set_xfer_handshake_metadata(self, metadata):
         return None
 
+    def handle_preemptions(self, kv_connector_metadata):
+        return None
+
     def build_connector_worker_meta(self):
         return None
 

@@ -1,0 +1,160 @@
+#include "daemon/base/config_roots.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NFS "nfs://"
+#define ROOTS "share.roots"
+#define BACKENDS "share.storage_backends"
+
+static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(why, CONFIG_WHY_BYTES, format, args);
+    va_end(args);
+    return -EINVAL;
+}
+
+static bool is_nfs(const char *text)
+{
+    return strncmp(text, NFS, strlen(NFS)) == 0;
+}
+
+static int target_check(const char *key, const char *target, char why[CONFIG_WHY_BYTES])
+{
+    const char *server = target + strlen(NFS);
+    size_t n;
+
+    if (target[0] == '/')
+        return 0;
+    if (!is_nfs(target))
+        return refuse(why,
+                      "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
+                      "one of them",
+                      key, target);
+    n = strcspn(server, "/?");
+    if (n == 0 || server[n] != '/' || server[n + 1] == '\0' || server[n + 1] == '?')
+        return refuse(why, "%s: \"%.80s\" lacks a server or an export; write nfs://SERVER/EXPORT",
+                      key, target);
+    return 0;
+}
+
+static int target_take(const char *key, const char *text, size_t n, struct config_root *out,
+                       char why[CONFIG_WHY_BYTES])
+{
+    if (n >= sizeof(out->target))
+        return refuse(why, "%s: a target is longer than %zu bytes", key, sizeof(out->target) - 1);
+    memcpy(out->target, text, n);
+    out->target[n] = '\0';
+    while (out->target[0] == '/' && n > 1 && out->target[n - 1] == '/')
+        out->target[--n] = '\0';
+    return target_check(key, out->target, why);
+}
+
+static int word_take(const char *key, const char *word, size_t n, struct config_root *out,
+                     char why[CONFIG_WHY_BYTES])
+{
+    static const char capacity[] = "capacity=";
+    char text[32];
+
+    if (n == 2 && memcmp(word, "ro", 2) == 0) {
+        out->read_only = true;
+        return 0;
+    }
+    if (n <= strlen(capacity) || n - strlen(capacity) >= sizeof(text) ||
+        memcmp(word, capacity, strlen(capacity)) != 0)
+        return refuse(why,
+                      "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
+                      "them, or leave it out",
+                      key, (int)(n < 40 ? n : 40), word, out->target);
+    n -= strlen(capacity);
+    memcpy(text, word + strlen(capacity), n);
+    text[n] = '\0';
+    return config_size_parse(key, text, &out->capacity_bytes, why);
+}
+
+int config_root_parse(const char *key, const char *item, struct config_root *out,
+                      char why[CONFIG_WHY_BYTES])
+{
+    size_t n = strcspn(item, " ");
+    int rc;
+
+    *out = (struct config_root){.capacity_bytes = 0};
+    rc = target_take(key, item, n, out, why);
+    for (const char *p = item + n; rc == 0; p += n) {
+        p += strspn(p, " ");
+        n = strcspn(p, " ");
+        if (n == 0)
+            break;
+        rc = word_take(key, p, n, out, why);
+    }
+    return rc;
+}
+
+/* Up to the colon that ends this target. One that a server's port or address has, or "nfs:", does
+ * not: behind such a colon stands no path. */
+static size_t target_span(const char *list)
+{
+    size_t n = strcspn(list, ":");
+
+    while (list[n] != '\0') {
+        const char *next = list + n + 1;
+
+        if (!is_nfs(list) || is_nfs(next) || *next == '\0' || (next[0] == '/' && next[1] != '/'))
+            return n;
+        n += 1 + strcspn(next, ":");
+    }
+    return n;
+}
+
+static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+                          char why[CONFIG_WHY_BYTES])
+{
+    for (const char *p = list; *p != '\0';) {
+        size_t span = target_span(p);
+        struct config_root *r = &out[*n];
+        int rc;
+
+        if (*n == CONFIG_MAX_ROOTS)
+            return refuse(why, "%s has more than %d targets; leave some out", BACKENDS,
+                          CONFIG_MAX_ROOTS);
+        *r = (struct config_root){.capacity_bytes = 0};
+        rc = target_take(BACKENDS, p, span, r, why);
+        if (rc < 0)
+            return rc;
+        (*n)++;
+        p += span;
+        if (*p == ':' && *++p == '\0')
+            return refuse(why, "%s ends with a colon; write a target behind it, or leave it out",
+                          BACKENDS);
+    }
+    return 0;
+}
+
+int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+                 const char **key, char why[CONFIG_WHY_BYTES])
+{
+    int rc = 0;
+
+    *n = 0;
+    *key = c->share_backends[0] ? BACKENDS : ROOTS;
+    if (c->share_backends[0] && c->share_roots.n > 0)
+        return refuse(why, "%s and %s both name roots; leave one of them out", BACKENDS, ROOTS);
+    if (c->share_backends[0])
+        rc = backends_parse(c->share_backends, out, n, why);
+    for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
+        rc = config_root_parse(ROOTS, c->share_roots.item[i], &out[(*n)++], why);
+    for (uint32_t i = 1; rc == 0 && i < *n; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(out[i].target, out[j].target) == 0)
+                return refuse(why, "%s: %.160s is there twice; name each root once", *key,
+                              out[i].target);
+    return rc;
+}

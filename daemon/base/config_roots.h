@@ -1,0 +1,22 @@
+/* The shared tier's roots as the configuration names them, by share.roots or, as UCM writes it, by
+ * share.storage_backends. Looks at no root: whether one is there is found out by using it.
+ * Pure functions. */
+#ifndef UCMD_BASE_CONFIG_ROOTS_H
+#define UCMD_BASE_CONFIG_ROOTS_H
+
+#include "daemon/base/config_table.h"
+
+struct config_root {
+    char target[CONFIG_ITEM_BYTES]; /* a folder's absolute path, or nfs://SERVER/EXPORT[?OPTIONS] */
+    uint64_t capacity_bytes;        /* 0: no bound */
+    bool read_only;
+};
+
+/* "TARGET [capacity=SIZE] [ro]". 0, or -EINVAL with a sentence that begins with `key`. */
+int config_root_parse(const char *key, const char *item, struct config_root *out,
+                      char why[CONFIG_WHY_BYTES]);
+/* All of them, in order. 0 and *n; -EINVAL with a sentence and the key that it is about. */
+int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+                 const char **key, char why[CONFIG_WHY_BYTES]);
+
+#endif

@@ -1,0 +1,238 @@
+/* How blocks leave a tier: by name, because their place is taken back, or because they are not
+ * whole any more. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <assert.h>
+
+void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        slot_ref slot = b->part[i].slot;
+
+        if (b->part[i].dram != PART_DRAM_READY)
+            continue;
+        part_set_dram(c, ref, i, PART_DRAM_NONE, 0);
+        arena_slot_free(c->arena, slot);
+    }
+    if (b->flags & BLOCK_IN_POLICY)
+        policy_remove(c->config.policy, ref, evicted);
+    cache_shared_place(c, ref);
+}
+
+static void block_leave_nvme(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].nvme == PART_NVME_READY)
+            cache_nvme_lost(c, ref, i, true);
+}
+
+/* Also where this host knows of no file: other hosts may have written it. While its namespace is
+ * purged all files go, but for one that is being written meanwhile. */
+static void block_leave_share(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (ns->purges == 0 || b->flags & BLOCK_DOOMED)
+        cache_shared_remove(c, ns, b->key);
+    cache_shared_forget(c, ref);
+}
+
+void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct tier_place place = {b->part[part].loc, b->part[part].checksum};
+
+    part_set_nvme(c, ref, part, PART_NVME_NONE, NULL);
+    if (forget)
+        c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
+}
+
+void cache_discard(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    if (b->flags & BLOCK_PINNED)
+        c->stats.pinned--;
+    if (b->flags & BLOCK_SHARE_QUEUED)
+        c->config.metrics->share_write_dropped += cache_ns(c, ref)->identity.parts;
+    if (b->flags & BLOCK_DOOMED)
+        block_leave_share(c, ref);
+    else
+        cache_shared_forget(c, ref);
+    block_leave_dram(c, ref, false);
+    block_leave_nvme(c, ref);
+    index_remove(c->config.index, ref);
+    cache_released(c);
+}
+
+void cache_settle(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (b->leases > 0 || !block_idle(b, ns))
+        return;
+    /* An incomplete block in DRAM may still be completed and the policy will find it; one that is
+     * left on the tier alone would be found by nobody. */
+    if (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)))
+        cache_discard(c, ref);
+}
+
+/* Leaving DRAM alone loses nothing: every part lies below as well. */
+static bool block_clean(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (!part_kept_below(&b->part[i]))
+            return false;
+    return true;
+}
+
+static bool block_on_share(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share != PART_SHARE_NONE)
+            return true;
+    return false;
+}
+
+/* Some part lies on the tier, or is on its way there. */
+static bool block_stored(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].nvme != PART_NVME_NONE)
+            return true;
+    return false;
+}
+
+/* Something of it lies in one of these. */
+static bool block_lies_in(const struct block *b, const struct ns *ns, unsigned tiers)
+{
+    return tiers == CACHE_ALL ? b->ready > 0
+                              : (tiers & CACHE_DRAM && b->dram_parts > 0) ||
+                                    (tiers & CACHE_NVME && block_stored(b, ns)) ||
+                                    (tiers & CACHE_SHARE && block_on_share(b, ns));
+}
+
+enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    bool all = tiers == CACHE_ALL;
+
+    if (b->ready == 0 || !block_lies_in(b, ns, tiers))
+        return CACHE_EVICT_NONE;
+    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !block_clean(b, ns)))
+        return CACHE_EVICT_LATER;
+    if (all)
+        cache_fills_break(c, ref);
+    if (b->leases > 0 || !block_idle(b, ns)) {
+        if (all)
+            b->flags |= BLOCK_DOOMED;
+        return CACHE_EVICT_LATER;
+    }
+    if (tiers & CACHE_SHARE)
+        block_leave_share(c, ref);
+    if (tiers & CACHE_DRAM)
+        block_leave_dram(c, ref, false);
+    if (tiers & CACHE_NVME)
+        block_leave_nvme(c, ref);
+    if (!block_complete(b, ns))
+        cache_discard(c, ref);
+    cache_released(c);
+    return CACHE_EVICT_DONE;
+}
+
+/* ---- the tier takes a place back ---- */
+
+/* What lies in DRAM as well loses nothing, nor what lies on a share, unless it is being read. */
+static bool tier_may_drop(const struct block *b, const struct ns *ns, uint32_t part)
+{
+    const struct part *p = &b->part[part];
+
+    if (p->dram == PART_DRAM_READY || (p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE))
+        return true;
+    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
+}
+
+static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    struct part *p = &b->part[part];
+
+    assert(p->nvme == PART_NVME_READY && p->loc == loc);
+    if (!tier_may_drop(b, ns, part))
+        return false;
+    cache_nvme_lost(c, ref, part, false);
+    if (!part_whole(p))
+        cache_discard(c, ref);
+    else
+        cache_shared_trim(c);
+    return true;
+}
+
+static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
+        return;
+    cache_nvme_lost(c, ref, part, true);
+    cache_settle(c, ref);
+}
+
+static unsigned tier_heat_cb(void *ctx, uint64_t owner)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (!tier_may_drop(b, ns, owner & 0xffff))
+        return TIER_HEAT_BUSY;
+    return policy_heat(c->config.policy, ref);
+}
+
+static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
+{
+    struct cache *c = ctx;
+    block_ref ref = (block_ref)(owner >> 16);
+    uint32_t part = owner & 0xffff;
+    const struct block *b = index_peek(c->config.index, ref);
+
+    /* The number may be another block's by now, but no other part was ever at `from`. */
+    if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
+        b->part[part].nvme != PART_NVME_READY || b->part[part].loc != from)
+        return false;
+    part_set_nvme(c, ref, part, PART_NVME_READY, to);
+    return true;
+}
+
+struct tier_callbacks cache_tier_callbacks(struct cache *c)
+{
+    return (struct tier_callbacks){.drop = tier_drop_cb,
+                                   .heat = tier_heat_cb,
+                                   .moved = tier_moved_cb,
+                                   .restore = cache_restore_cb,
+                                   .recovered = cache_recovered_cb,
+                                   .describe = cache_describe_cb,
+                                   .named = cache_named_cb,
+                                   .lost = tier_lost_cb,
+                                   .ctx = c};
+}

@@ -1,0 +1,174 @@
+#include "daemon/share/block_file.h"
+
+#include "daemon/tier/bytes.h"
+#include "daemon/tier/checksum.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <string.h>
+
+#define FINGERPRINT_NAME_BYTES 16u
+#define AT_VERSION 4
+#define AT_BYTES 8
+#define AT_CHECKSUM 16
+#define AT_PART 24
+#define AT_IDENTITY 32
+#define AT_SUM (BLOCK_FILE_HEADER_BYTES - 8)
+
+static const uint8_t magic[4] = {'U', 'C', 'M', 'B'};
+
+static char *hex_put(char *at, const uint8_t *bytes, size_t n)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < n; i++) {
+        *at++ = digits[bytes[i] >> 4];
+        *at++ = digits[bytes[i] & 15];
+    }
+    return at;
+}
+
+static int identity_of(const struct block_file_id *id, uint8_t out[BLOCK_FILE_IDENTITY_BYTES])
+{
+    uint8_t bytes[UCM_FINGERPRINT_BYTES + 8 + UCM_MAX_KEY_BYTES];
+    uint8_t digest[EVP_MAX_MD_SIZE];
+
+    memcpy(bytes, id->fingerprint, UCM_FINGERPRINT_BYTES);
+    put32(bytes + UCM_FINGERPRINT_BYTES, id->part);
+    put32(bytes + UCM_FINGERPRINT_BYTES + 4, id->key_bytes);
+    memcpy(bytes + UCM_FINGERPRINT_BYTES + 8, id->key, id->key_bytes);
+    if (EVP_Digest(bytes, UCM_FINGERPRINT_BYTES + 8 + id->key_bytes, digest, NULL, EVP_sha256(),
+                   NULL) != 1)
+        return -ENOMEM;
+    memcpy(out, digest, BLOCK_FILE_IDENTITY_BYTES);
+    return 0;
+}
+
+int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
+                     char name[BLOCK_FILE_NAME_CAP])
+{
+    uint8_t part = (uint8_t)id->part;
+    char *at;
+    int err;
+
+    if (id->key_bytes < UCM_MIN_KEY_BYTES || id->key_bytes > UCM_MAX_KEY_BYTES ||
+        id->part >= UCM_MAX_PARTS)
+        return -EINVAL;
+    err = identity_of(id, identity);
+    if (err < 0)
+        return err;
+    at = hex_put(name, id->key, id->key_bytes);
+    *at++ = '-';
+    at = hex_put(at, id->fingerprint, FINGERPRINT_NAME_BYTES);
+    *at++ = '-';
+    at = hex_put(at, &part, 1);
+    *at = '\0';
+    return 0;
+}
+
+static size_t hex_span(const char *s)
+{
+    return strspn(s, "0123456789abcdef");
+}
+
+bool block_file_name_valid(const char *name)
+{
+    size_t n = hex_span(name);
+
+    if (n % 2 != 0 || n < 2 * UCM_MIN_KEY_BYTES || n > 2 * UCM_MAX_KEY_BYTES || name[n] != '-')
+        return false;
+    name += n + 1;
+    n = hex_span(name);
+    if (n != 2 * FINGERPRINT_NAME_BYTES || name[n] != '-')
+        return false;
+    name += n + 1;
+    return hex_span(name) == 2 && name[2] == '\0';
+}
+
+static uint32_t digit(char c)
+{
+    return (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+}
+
+bool block_file_name_part(const char *name, uint32_t *part)
+{
+    size_t n;
+
+    if (!block_file_name_valid(name))
+        return false;
+    n = strlen(name);
+    *part = digit(name[n - 2]) << 4 | digit(name[n - 1]);
+    return true;
+}
+
+/* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */
+static bool host_byte(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+           c == '_';
+}
+
+bool block_file_temp_valid(const char *name)
+{
+    size_t n = strlen(BLOCK_FILE_TEMP_PREFIX);
+
+    if (strncmp(name, BLOCK_FILE_TEMP_PREFIX, n) != 0)
+        return false;
+    for (; name[n]; n++)
+        if (!host_byte(name[n]) && name[n] != '-')
+            return false;
+    return n < BLOCK_FILE_TEMP_CAP;
+}
+
+void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
+                          char out[BLOCK_FILE_TEMP_CAP])
+{
+    snprintf(out, BLOCK_FILE_TEMP_CAP,
+             BLOCK_FILE_TEMP_PREFIX "%.32s-%08" PRIx32 "-%016" PRIx64 "-%016" PRIx64, host, pid,
+             started, counter);
+}
+
+void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP])
+{
+    size_t n = strnlen(name, BLOCK_FILE_HOST_CAP - 1);
+
+    for (size_t i = 0; i < n; i++)
+        out[i] = host_byte(name[i]) ? name[i] : '_';
+    out[n] = '\0';
+}
+
+void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES])
+{
+    memset(out, 0, BLOCK_FILE_HEADER_BYTES);
+    memcpy(out, magic, sizeof(magic));
+    put32(out + AT_VERSION, BLOCK_FILE_VERSION);
+    put64(out + AT_BYTES, in->payload_bytes);
+    put64(out + AT_CHECKSUM, in->checksum);
+    put32(out + AT_PART, in->part);
+    memcpy(out + AT_IDENTITY, in->identity, BLOCK_FILE_IDENTITY_BYTES);
+    put64(out + AT_SUM, checksum_of(out, AT_SUM));
+}
+
+void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES])
+{
+    memcpy(identity, in + AT_IDENTITY, BLOCK_FILE_IDENTITY_BYTES);
+}
+
+int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                      const struct block_file_header *wanted, uint64_t *checksum)
+{
+    if (memcmp(in, magic, sizeof(magic)) != 0)
+        return -EILSEQ;
+    if (get32(in + AT_VERSION) != BLOCK_FILE_VERSION)
+        return -EPROTONOSUPPORT;
+    if (get64(in + AT_SUM) != checksum_of(in, AT_SUM))
+        return -EBADMSG;
+    if (memcmp(in + AT_IDENTITY, wanted->identity, BLOCK_FILE_IDENTITY_BYTES) != 0 ||
+        get32(in + AT_PART) != wanted->part || get64(in + AT_BYTES) != wanted->payload_bytes)
+        return -ESTALE;
+    *checksum = get64(in + AT_CHECKSUM);
+    return 0;
+}

@@ -1,0 +1,68 @@
+/* The bytes and the names of block files, which hosts share: docs/storage-format.md, "Block files",
+ * is their text. Pure functions, any thread.
+ *
+ * Promise: block_file_decode says 0 only for the header of the very part that was asked for: magic,
+ * version, checksum of the header, identity (namespace, part and key, all of them) and length
+ * agree. What lies behind it counts when its checksum is the header's; nothing else from a share is
+ * trusted. */
+#ifndef UCMD_SHARE_BLOCK_FILE_H
+#define UCMD_SHARE_BLOCK_FILE_H
+
+#include "proto/limits.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BLOCK_FILE_HEADER_BYTES 64u
+#define BLOCK_FILE_VERSION 1u
+#define BLOCK_FILE_IDENTITY_BYTES 16u
+#define BLOCK_FILE_BUCKETS 256u
+
+/* "<key, 64 hex digits at most>-<32 hex digits of the fingerprint>-<part, 2 hex digits>" */
+#define BLOCK_FILE_NAME_CAP (2 * UCM_MAX_KEY_BYTES + 1 + 32 + 1 + 2 + 1)
+/* ".tmp-<host, 32 bytes at most>-<8 hex>-<16 hex>-<16 hex>" */
+#define BLOCK_FILE_TEMP_PREFIX ".tmp-"
+#define BLOCK_FILE_HOST_CAP 33
+#define BLOCK_FILE_TEMP_CAP (5 + 32 + 1 + 8 + 1 + 16 + 1 + 16 + 1)
+
+/* Which part of which block of which namespace. */
+struct block_file_id {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    uint32_t key_bytes, part;
+};
+
+struct block_file_header {
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    uint64_t payload_bytes;
+    uint64_t checksum; /* XXH3-64 of the payload */
+    uint32_t part;
+};
+
+/* Where the part's file is: its bucket, which is also the first byte of its identity, and its name.
+ * 0, or -EINVAL for an id that no namespace has. */
+int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
+                     char name[BLOCK_FILE_NAME_CAP]);
+/* Could this be a block file's name, a temporary file's? Nothing else in a bucket is looked at, or
+ * removed. Neither leads out of the bucket. */
+bool block_file_name_valid(const char *name);
+bool block_file_temp_valid(const char *name);
+/* Which part a block file's name says it is; false for another name. */
+bool block_file_name_part(const char *name, uint32_t *part);
+/* Of this host, this process (its number and when it began) and nobody's before: counter. */
+void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
+                          char out[BLOCK_FILE_TEMP_CAP]);
+/* The host's name as far as it fits, anything unusual in it replaced. */
+void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP]);
+
+void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES]);
+/* Whose file it says it is, which is not looked at. */
+void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES]);
+/* What was asked for is `wanted`, without its checksum. 0 and *checksum of the payload; -EILSEQ: no
+ * block file; -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
+int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
+                      const struct block_file_header *wanted, uint64_t *checksum);
+
+#endif

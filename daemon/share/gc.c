@@ -1,0 +1,369 @@
+/* When passes begin, and the marker that tells other hosts. */
+#include "daemon/share/gc_internal.h"
+
+#include "daemon/base/log.h"
+#include "daemon/tier/bytes.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_MS 10000u /* until the first pass, at most about that */
+#define AGAIN_MS 60000u /* after one that failed, at most */
+#define SOON_MS 1000u   /* after one that was not enough */
+#define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
+#define NS_PER_MS 1000000u
+
+static const struct block_file_id marker_id = {.key_bytes = UCM_MIN_KEY_BYTES};
+
+static void step_start(struct gc *gc, enum gc_step step);
+
+bool gc_is_marker(const char *name)
+{
+    return strspn(name, "0-") == 2 * UCM_MIN_KEY_BYTES + 1 + 2 * GC_NAMESPACE_BYTES + 3 &&
+           name[2 * UCM_MIN_KEY_BYTES] == '-';
+}
+
+/* Between half of it and one and a half times, so that hosts that were started together part. */
+static uint64_t jittered(uint64_t ms)
+{
+    uint64_t x = uv_hrtime() * 0x9e3779b97f4a7c15ull;
+
+    return ms / 2 + (x >> 32) % (ms + 1);
+}
+
+static void next_cb(struct deadline *d)
+{
+    struct gc *gc = LIST_ENTRY(d, struct gc, next);
+
+    if (gc->step == GC_STEP_IDLE)
+        gc->tries = 0;
+    step_start(gc, gc->step == GC_STEP_IDLE ? GC_STEP_READ : gc->step);
+}
+
+static int next_arm(struct gc *gc, uint64_t in_ms)
+{
+    const struct share_root_config *root = &gc->config.root->config;
+
+    return deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
+}
+
+static void next_in(struct gc *gc, uint64_t in_ms)
+{
+    if (!gc->stopped && next_arm(gc, in_ms) < 0)
+        log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
+}
+
+/* Nothing is under way any more until the next pass. */
+static void idle(struct gc *gc, uint64_t next_ms)
+{
+    gc->step = GC_STEP_IDLE;
+    gc->forced = false;
+    next_in(gc, next_ms);
+}
+
+static void failed(struct gc *gc, int status)
+{
+    if (!gc->stopped)
+        gc->config.root->config.metrics->share_gc_failed++;
+    if (!gc->stopped && !gc->failing) { /* the first of a row */
+        gc->failing = true;
+        log_warn("share", "gc-failed", "root=%u step=%d error=%s", gc->config.root->number,
+                 (int)gc->step, strerror(-status));
+    }
+    idle(gc, jittered(gc->config.collect_ms < AGAIN_MS ? gc->config.collect_ms : AGAIN_MS));
+}
+
+/* ---- the marker ---- */
+
+static void marker_take(struct gc *gc)
+{
+    gc->usage.known = true;
+    gc->usage.bytes = get64(gc->marker);
+    gc->usage.files = get64(gc->marker + 8);
+}
+
+static void marker_make(struct gc *gc)
+{
+    put64(gc->marker, gc->usage.bytes);
+    put64(gc->marker + 8, gc->usage.files);
+}
+
+static uint64_t marker_time(const struct share_listing *l)
+{
+    for (uint32_t i = 0; i < l->n; i++)
+        if (gc_is_marker(l->names + l->files[i].name))
+            return l->files[i].mtime_ns;
+    return 0;
+}
+
+/* How long ago the marker was set; very long: never, or its time makes no sense. One that another
+ * host set since the server was asked for its time is a little ahead of that. */
+static uint64_t marker_age_ms(const struct gc *gc)
+{
+    return gc->last_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->last_ns) / NS_PER_MS;
+}
+
+/* ---- is a pass due? ---- */
+
+/* The server was full, and nobody has begun or ended a pass since. In doubt, since the server's
+ * time is a little later than when it was asked for, it is due. */
+static bool due_full(const struct gc *gc)
+{
+    return gc->full &&
+           (gc->clock_ms <= gc->full_ms || marker_age_ms(gc) >= gc->clock_ms - gc->full_ms);
+}
+
+static bool due(const struct gc *gc)
+{
+    uint64_t capacity = gc->config.root->config.capacity_bytes;
+
+    return gc->forced || due_full(gc) || marker_age_ms(gc) >= gc->config.collect_ms ||
+           (capacity && gc->usage.known && gc->usage.bytes > capacity);
+}
+
+static void begin(struct gc *gc)
+{
+    bool for_full = due_full(gc);
+    int err;
+
+    gc->full = false;
+    gc->step = GC_STEP_SWEEP;
+    err = gc_pass_begin(gc, gc->pass.now_ns, for_full);
+    if (err < 0)
+        failed(gc, err);
+}
+
+static void skip(struct gc *gc)
+{
+    uint64_t age_ms = marker_age_ms(gc);
+
+    gc->full = false;
+    idle(gc, gc->config.collect_ms - age_ms + jittered(gc->config.collect_ms / 10));
+}
+
+void gc_pass_ended(struct gc *gc, int status)
+{
+    struct gc_pass *pass = &gc->pass;
+
+    if (status < 0) {
+        failed(gc, status);
+        return;
+    }
+    gc->failing = false;
+    gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
+    gc->config.root->config.metrics->share_gc_passes++;
+    log_info("share", "gc",
+             "root=%u removed=%" PRIu64 " bytes=%" PRIu64 " used=%" PRIu64 " files=%" PRIu64
+             " ms=%" PRIu64,
+             gc->config.root->number, pass->removed, pass->removed_bytes, pass->used_bytes,
+             pass->used_files, uv_now(gc->config.root->config.loop) - pass->began_ms);
+    step_start(gc, GC_STEP_UNMARK);
+}
+
+/* The marker is written, or not: it only saves work. */
+static void ended(struct gc *gc)
+{
+    uint64_t capacity = gc->config.root->config.capacity_bytes, in_ms = gc->config.collect_ms;
+
+    if (capacity && gc->usage.bytes > capacity && gc->pass.removed > 0)
+        in_ms = SOON_MS; /* ages of parts were not all known, or it grew meanwhile */
+    idle(gc, jittered(in_ms));
+    if (gc->full) {
+        gc->full = false;
+        gc_full(gc); /* while this pass was under way, which was not for that */
+    }
+}
+
+/* ---- steps ---- */
+
+/* A server that is full takes no check's file; its time as of the last one that it took will do. */
+static void clock_taken(struct gc *gc, int status)
+{
+    int err = status;
+
+    gc->pass.now_ns = gc->task.op.now_ns;
+    if (status == -ENOSPC || status == -EDQUOT)
+        err = share_root_time(gc->config.root, &gc->pass.now_ns);
+    if (err < 0)
+        failed(gc, status);
+    else
+        step_start(gc, GC_STEP_LAST);
+}
+
+static void step_ended(struct gc *gc, int status)
+{
+    switch (gc->step) {
+    case GC_STEP_READ:
+        if (status == 0)
+            marker_take(gc);
+        if (gc->config.root->config.read_only)
+            idle(gc, jittered(gc->config.collect_ms));
+        else
+            step_start(gc, GC_STEP_CLOCK);
+        return;
+    case GC_STEP_CLOCK:
+        clock_taken(gc, status);
+        return;
+    case GC_STEP_LAST:
+        gc->last_ns = marker_time(&gc->task.op.listing);
+        share_listing_free(&gc->task.op.listing);
+        if (status < 0 && status != -ENOENT)
+            failed(gc, status);
+        else if (due(gc))
+            step_start(gc, GC_STEP_CLAIM);
+        else
+            skip(gc);
+        return;
+    case GC_STEP_CLAIM:
+        begin(gc);
+        return;
+    case GC_STEP_UNMARK:
+        step_start(gc, GC_STEP_MARK);
+        return;
+    default:
+        ended(gc);
+    }
+}
+
+static void step_cb(struct share_task *t)
+{
+    struct gc *gc = LIST_ENTRY(t, struct gc, task);
+
+    gc->under_way = false;
+    if (gc->stopped) {
+        share_listing_free(&t->op.listing);
+        idle(gc, 0);
+        return;
+    }
+    step_ended(gc, t->status);
+}
+
+static enum share_verb step_verb(enum gc_step step)
+{
+    switch (step) {
+    case GC_STEP_READ:
+        return SHARE_READ;
+    case GC_STEP_CLOCK:
+        return SHARE_CHECK;
+    case GC_STEP_LAST:
+        return SHARE_LIST;
+    case GC_STEP_CLAIM:
+        return SHARE_TOUCH;
+    case GC_STEP_UNMARK:
+        return SHARE_REMOVE;
+    default:
+        return SHARE_WRITE;
+    }
+}
+
+static void step_start(struct gc *gc, enum gc_step step)
+{
+    struct share_op *op = &gc->task.op;
+    char name[BLOCK_FILE_NAME_CAP];
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    int err = block_file_place(&marker_id, identity, name);
+
+    gc->step = step;
+    memset(&gc->task, 0, sizeof(gc->task));
+    op->verb = step_verb(step);
+    op->id = marker_id;
+    op->bucket = identity[0];
+    op->data = gc->marker;
+    op->bytes = GC_MARKER_BYTES;
+    op->sync = step == GC_STEP_CLOCK;
+    if (step == GC_STEP_CLOCK)
+        gc->clock_ms = uv_now(gc->config.root->config.loop);
+    if (step == GC_STEP_MARK)
+        marker_make(gc);
+    if (err == 0)
+        err = gc_submit(gc->config.root, &gc->task, step_cb);
+    gc->under_way = err == 0;
+    if (err == -EAGAIN && ++gc->tries < STEP_TRIES)
+        err = next_arm(gc, GC_PAUSE_MS);
+    if (err < 0 && step >= GC_STEP_UNMARK)
+        ended(gc); /* it only saves work */
+    else if (err < 0)
+        failed(gc, err);
+}
+
+/* ---- for the owner ---- */
+
+int gc_new(const struct gc_config *config, struct gc **out)
+{
+    uint64_t first_ms = config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS;
+    struct gc *gc = calloc(1, sizeof(*gc));
+    int err;
+
+    if (!gc)
+        return -ENOMEM;
+    gc->config = *config;
+    err = next_arm(gc, jittered(config->first_ms ? config->first_ms : first_ms));
+    if (err < 0)
+        free(gc);
+    else
+        *out = gc;
+    return err;
+}
+
+void gc_stop(struct gc *gc)
+{
+    if (gc->stopped)
+        return;
+    gc->stopped = true;
+    deadline_disarm(gc->config.root->config.deadlines, &gc->next);
+    if (gc->under_way && share_root_cancel(gc->config.root, &gc->task)) {
+        gc->under_way = false;
+        gc->step = GC_STEP_IDLE;
+    }
+    if (gc->step == GC_STEP_SWEEP)
+        gc_pass_stop(gc);
+}
+
+bool gc_busy(const struct gc *gc)
+{
+    return gc->under_way || gc->sweep.active;
+}
+
+void gc_free(struct gc *gc)
+{
+    if (!gc)
+        return;
+    deadline_disarm(gc->config.root->config.deadlines, &gc->next);
+    free(gc);
+}
+
+void gc_full(struct gc *gc)
+{
+    uint64_t now_ms = uv_now(gc->config.root->config.loop);
+    uint64_t at_ms = gc->pass.for_full ? gc->pass.began_ms + GC_FULL_PAUSE_MS : 0;
+
+    if (gc->stopped || gc->full || gc->config.root->config.read_only ||
+        (gc->step != GC_STEP_IDLE && gc->pass.for_full))
+        return;
+    gc->full = true;
+    gc->full_ms = now_ms;
+    if (gc->step == GC_STEP_IDLE)
+        next_in(gc, at_ms > now_ms ? at_ms - now_ms : 0);
+}
+
+int gc_run(struct gc *gc)
+{
+    int err;
+
+    if (gc->stopped)
+        return -ECANCELED;
+    if (gc->config.root->config.read_only)
+        return -EROFS;
+    if (gc->step != GC_STEP_IDLE)
+        return -EALREADY;
+    err = next_arm(gc, 0);
+    gc->forced = err == 0;
+    return err;
+}
+
+struct gc_usage gc_usage(const struct gc *gc)
+{
+    return gc->usage;
+}

@@ -1,0 +1,184 @@
+#include "daemon/share/gc_purge.h"
+
+#include "daemon/share/gc_parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct purge;
+struct purge_root {
+    struct purge *purge;
+    struct gc_sweep sweep;
+};
+
+struct purge {
+    struct list link;
+    struct share_purge *asker; /* NULL: was told, or does not care any more */
+    uint8_t namespace[GC_NAMESPACE_BYTES];
+    struct deadlines *deadlines;
+    struct deadline stall;
+    uint64_t files;
+    int status;
+    uint32_t n, active;
+    struct purge_root roots[];
+};
+
+static struct purge *purge_of(struct gc_sweep *s)
+{
+    return LIST_ENTRY(s, struct purge_root, sweep)->purge;
+}
+
+/* Which of two says more: a failure before none, and of failures that which came first. */
+static int worse(int a, int b)
+{
+    return a < 0 ? a : b;
+}
+
+static void tell(struct purge *p, int status)
+{
+    struct share_purge *asker = p->asker;
+
+    p->asker = NULL;
+    deadline_disarm(p->deadlines, &p->stall);
+    if (!asker)
+        return;
+    asker->op = NULL;
+    asker->done_cb(asker, status, p->files);
+}
+
+static void all_stop(struct purge *p)
+{
+    uint32_t n = p->n;
+
+    p->active++; /* the last one that ends would free it */
+    for (uint32_t i = 0; i < n; i++)
+        gc_sweep_stop(&p->roots[i].sweep);
+    p->active--;
+}
+
+static void purge_end(struct purge *p)
+{
+    tell(p, p->status);
+    list_remove(&p->link);
+    free(p);
+}
+
+static void stalled_cb(struct deadline *d)
+{
+    struct purge *p = LIST_ENTRY(d, struct purge, stall);
+
+    tell(p, worse(p->status, -ETIMEDOUT));
+    all_stop(p);
+    if (p->active == 0)
+        purge_end(p);
+}
+
+static int stall_arm(struct purge *p, uv_loop_t *loop)
+{
+    return deadline_arm(p->deadlines, &p->stall, uv_now(loop) + GC_PURGE_STALL_MS, stalled_cb);
+}
+
+static void got_on(struct gc_sweep *s)
+{
+    struct purge *p = purge_of(s);
+
+    if (p->asker && stall_arm(p, s->root->config.loop) < 0)
+        p->status = worse(p->status, -ENOMEM); /* it was armed: can't be */
+}
+
+static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
+{
+    if (l->cut)
+        purge_of(s)->status = worse(purge_of(s)->status, -EOVERFLOW);
+    got_on(s);
+}
+
+static bool wanted_cb(struct gc_sweep *s, const struct share_file *file, const char *name)
+{
+    struct gc_name parsed;
+
+    (void)file;
+    return gc_name_parse(name, &parsed) == 0 &&
+           memcmp(parsed.namespace, purge_of(s)->namespace, GC_NAMESPACE_BYTES) == 0;
+}
+
+static void removed_cb(struct gc_sweep *s, const struct share_file *file, const char *name,
+                       int status)
+{
+    (void)file;
+    (void)name;
+    if (status == 0)
+        purge_of(s)->files++;
+    got_on(s);
+}
+
+static void sweep_done_cb(struct gc_sweep *s, int status)
+{
+    struct purge *p = purge_of(s);
+
+    p->status = worse(p->status, status);
+    if (--p->active == 0)
+        purge_end(p);
+}
+
+static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
+                                              .wanted_cb = wanted_cb,
+                                              .removed_cb = removed_cb,
+                                              .done_cb = sweep_done_cb};
+
+int gc_purge(struct share_root *const *roots, uint32_t n, struct list *under_way,
+             struct share_purge *asker)
+{
+    struct purge *p = calloc(1, sizeof(*p) + n * sizeof(p->roots[0]));
+    int err;
+
+    if (!p)
+        return -ENOMEM;
+    memcpy(p->namespace, asker->fingerprint, GC_NAMESPACE_BYTES);
+    p->deadlines = roots[0]->config.deadlines;
+    err = stall_arm(p, roots[0]->config.loop);
+    for (uint32_t i = 0; err == 0 && i < n; i++) {
+        p->roots[i].purge = p;
+        gc_sweep_init(&p->roots[i].sweep, roots[i], &sweep_ops);
+        err = gc_sweep_start(&p->roots[i].sweep);
+        p->n += err == 0;
+        p->active = p->n;
+    }
+    list_init(&p->link);
+    if (err < 0) {
+        all_stop(p); /* nothing was submitted: they end here */
+        purge_end(p);
+        return err;
+    }
+    p->asker = asker;
+    asker->op = p;
+    list_push_back(under_way, &p->link);
+    return 0;
+}
+
+void gc_purge_cancel(struct share_purge *asker)
+{
+    struct purge *p = asker->op;
+
+    if (!p)
+        return;
+    p->asker = NULL;
+    asker->op = NULL;
+    deadline_disarm(p->deadlines, &p->stall);
+    all_stop(p);
+    if (p->active == 0)
+        purge_end(p);
+}
+
+void gc_purges_stop(struct list *under_way)
+{
+    for (struct list *node = under_way->next, *next; node != under_way; node = next) {
+        struct purge *p = LIST_ENTRY(node, struct purge, link);
+
+        next = node->next;
+        all_stop(p);
+        if (p->active == 0)
+            purge_end(p);
+    }
+}

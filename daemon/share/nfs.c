@@ -1,0 +1,181 @@
+/* Block files on an NFS server that the daemon speaks to itself, over one connection and without a
+ * thread: version 3, by libnfs's raw layer. Requests of all operations are under way at once, up to
+ * `depth`; FIND is one round trip, READ two, WRITE four and one for its data. Operations whose
+ * connection is lost begin anew. Checksums are computed on the loop. */
+#include "daemon/base/log.h"
+#include "daemon/share/nfs_task.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+static void handle_closed(struct share_backend *b)
+{
+    if (--b->handles == 0)
+        free(b);
+}
+
+static void timer_closed_cb(uv_handle_t *handle)
+{
+    handle_closed(handle->data);
+}
+
+static void conn_closed_cb(void *ctx)
+{
+    handle_closed(ctx);
+}
+
+static void conn_changed_cb(void *ctx, int status)
+{
+    struct share_backend *b = ctx;
+
+    if (status == 0)
+        nfs_folders_forget(b);
+    nfs_pump(b);
+}
+
+static int timers_init(struct share_backend *b)
+{
+    int err = uv_timer_init(b->loop, &b->turn);
+
+    if (err < 0)
+        return err;
+    b->turn.data = b;
+    b->handles++;
+    err = uv_timer_init(b->loop, &b->again);
+    if (err < 0)
+        return err;
+    b->again.data = b;
+    b->handles++;
+    return 0;
+}
+
+static void timers_close(struct share_backend *b)
+{
+    unsigned handles = b->handles;
+
+    if (handles > 0)
+        uv_close((uv_handle_t *)&b->turn, timer_closed_cb);
+    if (handles > 1)
+        uv_close((uv_handle_t *)&b->again, timer_closed_cb);
+}
+
+static int backend_open(const struct share_backend_config *config, struct share_backend **out)
+{
+    struct share_backend *b;
+    struct nfs_target target;
+    const char *why = NULL;
+    int err;
+
+    if (config->depth == 0 || nfs_target_parse(config->target, &target, &why) < 0) {
+        log_error("share", "nfs-target", "target=%s why=\"%s\"", config->target,
+                  why ? why : "no depth");
+        return -EINVAL;
+    }
+    b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    b->loop = config->loop;
+    b->depth = config->depth;
+    b->write_calls_max = b->depth > 1 ? b->depth - (b->depth + 3) / 4 : 1;
+    share_temp_init(&b->temps, config->host);
+    list_init(&b->reads);
+    list_init(&b->writes);
+    list_init(&b->ended);
+    list_init(&b->later);
+    err = nfs_conn_init(&b->conn, b->loop, &target, conn_changed_cb, b);
+    if (err < 0) {
+        free(b);
+        return err;
+    }
+    err = timers_init(b);
+    if (err < 0) {
+        timers_close(b);
+        b->handles++;
+        nfs_conn_close(&b->conn, conn_closed_cb);
+        return err;
+    }
+    b->handles++;
+    *out = b;
+    return 0;
+}
+
+static void list_free_tasks(struct list *tasks)
+{
+    for (struct list *node; (node = list_pop_front(tasks));)
+        nfs_task_free(LIST_ENTRY(node, struct nfs_task, link));
+}
+
+static void backend_close(struct share_backend *b)
+{
+    if (!b)
+        return;
+    assert(b->under_way == 0);
+    b->closing = true;
+    nfs_conn_close(&b->conn, conn_closed_cb);
+    list_free_tasks(&b->reads); /* of operations that were given up: temporary files stay */
+    list_free_tasks(&b->writes);
+    uv_close((uv_handle_t *)&b->turn, timer_closed_cb);
+    uv_close((uv_handle_t *)&b->again, timer_closed_cb);
+}
+
+static struct nfs_task *task_new(struct share_backend *b, struct share_op *op)
+{
+    struct nfs_task *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->b = b;
+    t->op = op;
+    t->bucket = op->bucket;
+    list_init(&t->link);
+    t->writes = op->verb == SHARE_WRITE || op->verb == SHARE_REMOVE;
+    return t;
+}
+
+static void backend_start(struct share_backend *b, struct share_op *op)
+{
+    int err = share_op_place(op);
+    struct nfs_task *t = NULL;
+
+    b->under_way++;
+    op->state = SHARE_OP_BUSY;
+    if (err == 0) {
+        t = task_new(b, op);
+        err = t ? 0 : -ENOMEM;
+    }
+    op->backend = t;
+    if (err < 0) {
+        nfs_op_ended(b, op, err);
+        return;
+    }
+    if (op->verb == SHARE_CHECK) /* somebody paces these: no pause of ours */
+        b->conn.refused_until = 0;
+    nfs_task_begin(t);
+    nfs_pump(b);
+}
+
+static bool backend_cancel(struct share_backend *b, struct share_op *op)
+{
+    struct nfs_task *t = op->backend;
+
+    b->under_way--;
+    if (op->state == SHARE_OP_ENDED) {
+        list_remove(&op->link);
+        return true;
+    }
+    t->op = NULL;
+    t->queued = false;
+    list_remove(&t->link); /* of whichever list it is in, or of none */
+    nfs_task_settle(t);
+    nfs_pump(b);
+    return true;
+}
+
+const struct share_backend_ops share_nfs = {
+    .name = "nfs",
+    .open = backend_open,
+    .close = backend_close,
+    .start = backend_start,
+    .cancel = backend_cancel,
+};

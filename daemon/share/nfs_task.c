@@ -1,0 +1,250 @@
+#include "daemon/share/nfs_task.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRITE_STEP_OF 16u /* steps one is a write's, whatever else waits */
+
+static struct list *task_queue(struct nfs_task *t)
+{
+    return t->writes ? &t->b->writes : &t->b->reads;
+}
+
+void nfs_task_next(struct nfs_task *t, nfs_step *step)
+{
+    t->step = step;
+    t->queued = true;
+    list_push_front(task_queue(t), &t->link);
+}
+
+void nfs_task_begin(struct nfs_task *t)
+{
+    t->over = false;
+    t->status = 0;
+    t->op->mtime_ns = 0;
+    t->folder.n = t->file.n = 0;
+    t->temp_made = t->verifier_known = t->verifier_changed = false;
+    t->at = t->moved = t->cookie = 0;
+    t->pages = t->blank = 0;
+    memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));
+    share_listing_free(&t->lister.out);
+    t->lister = (struct share_lister){0};
+    t->step = t->op->verb == SHARE_CHECK ? nfs_check_step : nfs_folder_step;
+    t->queued = true;
+    list_push_back(task_queue(t), &t->link);
+}
+
+void nfs_task_free(struct nfs_task *t)
+{
+    share_listing_free(&t->lister.out);
+    free(t);
+}
+
+static void later_cb(uv_timer_t *timer)
+{
+    struct share_backend *b = timer->data;
+
+    for (struct list *node; (node = list_pop_front(&b->later));)
+        nfs_task_begin(LIST_ENTRY(node, struct nfs_task, link));
+    nfs_pump(b);
+}
+
+static bool task_again(struct nfs_task *t)
+{
+    struct share_backend *b = t->b;
+
+    if (t->status == -EAGAIN && t->turns < NFS_LATER_TURNS) {
+        t->turns++;
+        list_push_back(&b->later, &t->link);
+        if (!uv_is_active((uv_handle_t *)&b->again))
+            uv_timer_start(&b->again, later_cb, NFS_LATER_MS, 0);
+        return true;
+    }
+    if ((t->status != -ESTALE && t->status != -ECONNRESET) || ++t->attempts >= NFS_ATTEMPTS)
+        return false;
+    if (t->status == -ESTALE) {
+        nfs_folder_stale(t);
+        if (t->attempts > 1) /* not a folder of ours: the export's own handle, then */
+            nfs_conn_drop(&b->conn, -ESTALE);
+    }
+    nfs_task_begin(t);
+    return true;
+}
+
+static void ended_cb(uv_timer_t *timer)
+{
+    struct share_backend *b = timer->data;
+    struct list ended;
+
+    list_init(&ended);
+    for (struct list *node; (node = list_pop_front(&b->ended));)
+        list_push_back(&ended, node);
+    for (struct list *node; (node = list_pop_front(&ended));) {
+        struct share_op *op = LIST_ENTRY(node, struct share_op, link);
+
+        b->under_way--;
+        op->done(op, op->status); /* the last one may close the backend */
+    }
+}
+
+void nfs_op_ended(struct share_backend *b, struct share_op *op, int status)
+{
+    op->status = status;
+    op->state = SHARE_OP_ENDED;
+    list_push_back(&b->ended, &op->link);
+    if (!uv_is_active((uv_handle_t *)&b->turn))
+        uv_timer_start(&b->turn, ended_cb, 0, 0);
+}
+
+static void task_told(struct nfs_task *t)
+{
+    if (t->status == -ESTALE)
+        t->status = -ENODEV; /* with fresh handles too: it is no answer about a part */
+    if (t->status == 0 && t->op->verb == SHARE_LIST) {
+        t->op->listing = t->lister.out;
+        t->lister = (struct share_lister){0};
+    }
+    nfs_op_ended(t->b, t->op, t->status);
+    nfs_task_free(t);
+}
+
+void nfs_task_settle(struct nfs_task *t)
+{
+    if (t->awaiting || t->queued || (t->op && !t->over))
+        return;
+    if (t->temp_made && t->b->conn.state == NFS_UP) {
+        nfs_task_next(t, nfs_unlink_temp_step);
+        return;
+    }
+    if (!t->op)
+        nfs_task_free(t);
+    else if (!task_again(t))
+        task_told(t);
+}
+
+/* Takes the task's step out of the queue: it is over. */
+void nfs_task_end(struct nfs_task *t, int status)
+{
+    if (!t->over) {
+        t->over = true;
+        t->status = status;
+    }
+    if (t->queued) {
+        t->queued = false;
+        list_remove(&t->link);
+    }
+}
+
+static void tasks_fail(struct list *queue, int error)
+{
+    for (struct list *node; (node = list_pop_front(queue));) {
+        struct nfs_task *t = LIST_ENTRY(node, struct nfs_task, link);
+
+        t->queued = false;
+        t->over = true;
+        t->status = error;
+        t->attempts = NFS_ATTEMPTS;
+        t->turns = NFS_LATER_TURNS;
+        nfs_task_settle(t);
+    }
+}
+
+void nfs_tasks_fail(struct share_backend *b, int error)
+{
+    tasks_fail(&b->reads, error);
+    tasks_fail(&b->writes, error);
+}
+
+/* ---- calls ---- */
+
+struct nfs_call *nfs_call_new(struct nfs_task *t, nfs_replied *replied)
+{
+    struct nfs_call *call = calloc(1, sizeof(*call));
+
+    if (!call) {
+        nfs_task_end(t, -ENOMEM);
+        nfs_task_settle(t);
+        return NULL;
+    }
+    call->task = t;
+    call->replied = replied;
+    return call;
+}
+
+void nfs_call_sent(struct nfs_call *call, int rc)
+{
+    struct nfs_task *t = call->task;
+
+    if (rc < 0) {
+        free(call);
+        nfs_task_end(t, -ENOMEM);
+        nfs_task_settle(t);
+        return;
+    }
+    t->awaiting++;
+    t->b->calls++;
+    t->b->write_calls += t->writes;
+}
+
+void nfs_call_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+{
+    struct nfs_call *call = arg;
+    struct nfs_task *t = call->task;
+    struct share_backend *b = t->b;
+    bool heard = status == RPC_STATUS_SUCCESS && data;
+
+    (void)rpc;
+    t->awaiting--;
+    b->calls--;
+    b->write_calls -= t->writes;
+    if (heard) {
+        nfs_conn_heard(&b->conn);
+        if (t->op && !t->over && call->replied)
+            call->replied(t, call, data);
+    } else {
+        nfs_task_end(t, -ECONNRESET);
+        nfs_conn_drop(&b->conn, -ECONNRESET); /* what can't be read is as good as lost */
+    }
+    free(call);
+    nfs_task_settle(t);
+    if (heard)
+        nfs_pump(b);
+}
+
+/* Reading goes first, but a write that has begun is not to wait for ever. */
+static struct nfs_task *pump_next(struct share_backend *b)
+{
+    bool may_write = b->write_calls < b->write_calls_max;
+    struct list *node = NULL;
+
+    if (may_write && ++b->steps % WRITE_STEP_OF == 0)
+        node = list_pop_front(&b->writes);
+    if (!node)
+        node = list_pop_front(&b->reads);
+    if (!node && may_write)
+        node = list_pop_front(&b->writes);
+    return node ? LIST_ENTRY(node, struct nfs_task, link) : NULL;
+}
+
+void nfs_pump(struct share_backend *b)
+{
+    if (b->closing)
+        return;
+    while (nfs_conn_up(&b->conn) && b->calls < b->depth) {
+        struct nfs_task *t = pump_next(b);
+
+        if (!t)
+            break;
+        t->queued = false;
+        t->step(t);
+    }
+    if (b->conn.state == NFS_DOWN && !(list_empty(&b->reads) && list_empty(&b->writes))) {
+        int err = nfs_conn_want(&b->conn);
+
+        if (err < 0)
+            nfs_tasks_fail(b, err);
+    }
+    nfs_conn_send(&b->conn);
+    nfs_conn_await(&b->conn, b->calls || !list_empty(&b->reads) || !list_empty(&b->writes));
+}

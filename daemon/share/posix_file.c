@@ -1,0 +1,315 @@
+#include "daemon/share/posix_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define ATTEMPTS 3u /* of an operation whose folder or file is taken away beneath it */
+#define NEW_FILE (O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC)
+
+static uint64_t mtime_ns(const struct stat *st)
+{
+    uint64_t s = st->st_mtim.tv_sec > 0 ? (uint64_t)st->st_mtim.tv_sec : 0;
+
+    if (s >= UINT64_MAX / 1000000000u)
+        return UINT64_MAX;
+    return s * 1000000000u + (uint64_t)st->st_mtim.tv_nsec;
+}
+
+static bool file_fits(const struct share_op *op, const struct stat *st)
+{
+    return S_ISREG(st->st_mode) && (uint64_t)st->st_size == share_op_file_bytes(op);
+}
+
+static int file_find(const struct share_op *op, int folder)
+{
+    struct stat st;
+
+    if (fstatat(folder, op->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    return file_fits(op, &st) ? 0 : -EBADMSG;
+}
+
+/* All of header and payload, or -errno; -EBADMSG: the file ends before that. */
+static int file_move(int fd, struct share_op *op, bool write)
+{
+    uint64_t at = 0, all = share_op_file_bytes(op);
+
+    while (at < all) {
+        struct iovec iov[2], *from = iov;
+        unsigned n = 2;
+        uint64_t payload_at = 0;
+        ssize_t moved;
+
+        if (at < BLOCK_FILE_HEADER_BYTES) {
+            iov[0].iov_base = op->header + at;
+            iov[0].iov_len = BLOCK_FILE_HEADER_BYTES - at;
+        } else {
+            payload_at = at - BLOCK_FILE_HEADER_BYTES;
+            from++;
+            n--;
+        }
+        iov[1].iov_base = (uint8_t *)op->data + payload_at;
+        iov[1].iov_len = op->bytes - payload_at;
+        moved = write ? pwritev(fd, from, (int)n, (off_t)at) : preadv(fd, from, (int)n, (off_t)at);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved < 0)
+            return -errno;
+        if (moved == 0)
+            return write ? -EIO : -EBADMSG;
+        at += (uint64_t)moved;
+    }
+    return 0;
+}
+
+static int file_read(struct share_op *op, int folder)
+{
+    /* O_NONBLOCK: a FIFO may lie there. */
+    int fd = openat(folder, op->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), err;
+    struct stat st;
+
+    if (fd < 0) /* a link, a socket, a device without a driver */
+        return errno == ELOOP || errno == ENXIO || errno == ENODEV ? -EBADMSG : -errno;
+    if (fstat(fd, &st) < 0)
+        err = -errno;
+    else
+        err = file_fits(op, &st) ? file_move(fd, op, false) : -EBADMSG;
+    if (err == 0)
+        op->mtime_ns = mtime_ns(&st);
+    close(fd); /* nothing was written: it can't lose anything */
+    if (err == 0)
+        err = share_op_verify(op);
+    if (err == 0)
+        op->mtime_ns = mtime_ns(&st);
+    return err;
+}
+
+/* Not all file systems sync folders. */
+static int folder_sync(int folder)
+{
+    return fsync(folder) < 0 && errno != EINVAL ? -errno : 0;
+}
+
+/* A file that nobody has, its name in op->temp. A descriptor or -errno. */
+static int temp_open(struct share_op *op, int folder, const struct share_temp *temps)
+{
+    int fd = -1;
+
+    for (unsigned i = 0; i < ATTEMPTS && fd < 0; i++) {
+        share_temp_next(temps, op->temp);
+        fd = openat(folder, op->temp, NEW_FILE, 0600);
+        if (fd < 0 && errno != EEXIST)
+            return -errno;
+    }
+    return fd < 0 ? -EIO : fd; /* -EEXIST would say that the part is there */
+}
+
+/* A file server may tell of a full disk as late as at the end: close counts. */
+static int temp_fill(struct share_op *op, int fd)
+{
+    int err = file_move(fd, op, true);
+
+    if (err == 0 && op->sync && fdatasync(fd) < 0)
+        err = -errno;
+    if (close(fd) < 0 && err == 0)
+        err = -errno;
+    return err;
+}
+
+static int file_write(struct share_op *op, int folder, const struct share_temp *temps)
+{
+    int err = file_find(op, folder), fd;
+
+    if (err == 0)
+        return -EEXIST;
+    if (err != -ENOENT && err != -EBADMSG)
+        return err;
+    share_op_seal(op);
+    fd = temp_open(op, folder, temps);
+    if (fd < 0)
+        return fd;
+    err = temp_fill(op, fd);
+    if (err == 0 && renameat(folder, op->temp, folder, op->name) < 0)
+        err = errno == EISDIR ? -EBADMSG : -errno;
+    if (err < 0) {
+        unlinkat(folder, op->temp, 0); /* else the garbage collection's, when it is old */
+        return err;
+    }
+    return op->sync ? folder_sync(folder) : 0;
+}
+
+static int file_remove(const struct share_op *op, int folder)
+{
+    if (unlinkat(folder, op->name, 0) < 0)
+        return errno == EISDIR ? -EBADMSG : -errno;
+    return 0;
+}
+
+/* Both times: that is allowed to everybody who may write, and NULL is the server's now, not ours.
+ */
+static int file_touch(const struct share_op *op, int folder)
+{
+    return utimensat(folder, op->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+}
+
+static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
+{
+    struct stat st;
+
+    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !share_lister_wants(e->d_name))
+        return 0;
+    if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT || errno == ESTALE ? 0 : -errno; /* gone meanwhile */
+    if (!S_ISREG(st.st_mode))
+        return 0;
+    return share_lister_add(l, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
+}
+
+static int entries_add(struct share_lister *l, int folder, DIR *dir)
+{
+    int err = 0;
+
+    while (err == 0 && !l->out.cut) {
+        const struct dirent *e;
+
+        errno = 0;
+        e = readdir(dir);
+        if (!e)
+            return -errno;
+        err = entry_add(l, folder, e);
+    }
+    return err;
+}
+
+static int folder_list(struct share_op *op, int folder)
+{
+    struct share_lister l = {0};
+    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
+    DIR *dir;
+
+    if (fd < 0)
+        return -errno;
+    dir = fdopendir(fd);
+    if (!dir) {
+        close(fd);
+        return -ENOMEM;
+    }
+    err = entries_add(&l, folder, dir);
+    closedir(dir);
+    if (err < 0)
+        share_listing_free(&l.out);
+    else
+        op->listing = l.out;
+    return err;
+}
+
+/* A file is made and removed again. */
+static int folder_check(struct share_op *op, int folder, const struct share_temp *temps)
+{
+    struct stat st = {0};
+    int fd = temp_open(op, folder, temps), err;
+
+    if (fd < 0)
+        return fd;
+    err = pwrite(fd, op->temp, sizeof(op->temp), 0) == sizeof(op->temp) ? 0 : -EIO;
+    if (err == 0 && fdatasync(fd) < 0)
+        err = -errno;
+    /* Of a file that was just written a client may answer with its own clock. */
+    if (err == 0 && (futimens(fd, NULL) < 0 || fstat(fd, &st) < 0))
+        err = -errno;
+    if (close(fd) < 0 && err == 0)
+        err = -errno;
+    if (unlinkat(folder, op->temp, 0) < 0 && err == 0)
+        err = -errno;
+    if (err == 0)
+        op->now_ns = mtime_ns(&st);
+    return err;
+}
+
+static int root_check(struct posix_folders *folders, const struct share_temp *temps,
+                      struct share_op *op)
+{
+    struct posix_folder *folder;
+    struct stat st;
+    int root, err = posix_folders_renew(folders, &root);
+
+    if (err < 0)
+        return err;
+    /* What is known to be there is answered from memory by a client whose server hangs; a name that
+     * never was is not. */
+    share_temp_next(temps, op->temp);
+    err = fstatat(root, op->temp, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno != ENOENT ? -errno : 0;
+    close(root);
+    if (err < 0)
+        return err;
+    err = posix_folder_get(folders, 0, op->sync, &folder);
+    if (err < 0) /* neither is an answer here */
+        return err == -EBADMSG ? -ENOTDIR : err == -ENOENT ? (op->sync ? -ENODEV : 0) : err;
+    err = op->sync ? folder_check(op, folder->fd, temps) : 0;
+    posix_folder_put(folders, folder);
+    return err == -ENOENT || err == -ESTALE ? -ENODEV : err;
+}
+
+static int folder_run(struct share_op *op, int folder, const struct share_temp *temps)
+{
+    switch (op->verb) {
+    case SHARE_FIND:
+        return file_find(op, folder);
+    case SHARE_READ:
+        return file_read(op, folder);
+    case SHARE_WRITE:
+        return file_write(op, folder, temps);
+    case SHARE_REMOVE:
+        return file_remove(op, folder);
+    case SHARE_TOUCH:
+        return file_touch(op, folder);
+    default:
+        return folder_list(op, folder);
+    }
+}
+
+/* -ESTALE: once more. What is there may be used without a look at the root, whatever lies at its
+ * path by now: it is that part. What is missing, and what changes something, needs the look. */
+static int attempt(struct posix_folders *folders, const struct share_temp *temps,
+                   struct share_op *op)
+{
+    bool looks = op->verb == SHARE_FIND || op->verb == SHARE_READ;
+    struct posix_folder *folder;
+    int err = posix_folder_get(folders, op->bucket, op->verb == SHARE_WRITE, &folder), current;
+
+    if (err < 0)
+        return err;
+    err = looks ? 0 : posix_folder_current(folders, op->bucket, folder);
+    if (err == 0)
+        err = folder_run(op, folder->fd, temps);
+    if (err == -ENOENT || err == -ESTALE) {
+        current = posix_folder_current(folders, op->bucket, folder);
+        err = current < 0 ? current : err;
+    }
+    posix_folder_put(folders, folder);
+    return err;
+}
+
+int posix_file_run(struct posix_folders *folders, const struct share_temp *temps,
+                   struct share_op *op)
+{
+    bool write = op->verb == SHARE_WRITE;
+    int err = -ESTALE;
+
+    if (op->verb == SHARE_CHECK)
+        return root_check(folders, temps, op);
+    for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (write && err == -ENOENT)); i++)
+        err = attempt(folders, temps, op);
+    if (write && (err == -ENOENT || err == -ESTALE))
+        return -EIO; /* no answer: somebody removes folders again and again */
+    if (op->verb == SHARE_LIST && (err == -ENOENT || err == -EBADMSG)) {
+        op->listing = (struct share_listing){0};
+        return 0;
+    }
+    return err;
+}

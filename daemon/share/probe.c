@@ -1,0 +1,459 @@
+/* Which of these keys are there, in few round trips.
+ *
+ * A chain is searched from both sides of its end: `lo` keys are there, and key `hi` is not, as far
+ * as is known. A wave asks for up to PROBE_WAVE keys between them at once, evenly spaced; the first
+ * wave also for the first few, as most chains that are not there at all are told by these. The next
+ * wave begins as soon as, in the keys' order, the first that is not there is known; what the rest
+ * of a wave answers later is remembered for the next asker, and so is what comes after a deadline.
+ * Keys that are asked one by one (`each`, or share.lookup: exact) are pipelined instead. */
+#include "daemon/share/share_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PROBE_WAVE 64u /* keys under way for one probe */
+#define PROBE_HEAD 4u  /* the first few */
+#define PROBES 256u    /* under way */
+
+struct slot {
+    uint32_t key;
+    uint8_t pending; /* roots that have not answered */
+    uint8_t found;   /* a share_root, 0: none so far */
+    bool failed;     /* a root that could have it did not answer */
+};
+
+struct probe {
+    struct list link;
+    struct share *share;
+    struct share_probe *asker;
+    struct deadline deadline;
+    struct list finds;                /* under way, of find.link */
+    share_roots_mask asked, answered; /* roots */
+    uint32_t lo, hi, next;
+    bool chain, over;
+    struct slot slots[PROBE_WAVE];
+    uint32_t n_slots;         /* of a wave */
+    uint8_t free[PROBE_WAVE]; /* places in `slots`, when keys are pipelined */
+    uint32_t n_free;
+};
+
+/* One key asked of one root. Outlives the probe when the root is late. */
+struct find {
+    struct share_task task;
+    struct share *share;
+    struct probe *probe; /* NULL: it has ended */
+    struct list link;
+    uint32_t root, slot;
+};
+
+static bool probe_step(struct probe *p);
+static void probe_end(struct probe *p, bool late);
+
+static uint64_t now_of(const struct share *s)
+{
+    return uv_now(s->settings.loop);
+}
+
+static bool by_waves(const struct probe *p)
+{
+    return p->chain && !p->share->settings.exact;
+}
+
+/* ---- one key ---- */
+
+static void key_id(const struct share_probe *asker, uint32_t key, struct block_file_id *id)
+{
+    memset(id, 0, sizeof(*id));
+    memcpy(id->fingerprint, asker->fingerprint, sizeof(id->fingerprint));
+    memcpy(id->key, asker->keys + (size_t)key * asker->key_bytes, asker->key_bytes);
+    id->key_bytes = asker->key_bytes;
+    id->part = asker->part;
+}
+
+static void find_detach(struct find *f)
+{
+    list_remove(&f->link);
+    f->probe = NULL;
+}
+
+/* What is under way goes on for nobody; what was not begun ends here. */
+static void find_leave(struct find *f)
+{
+    find_detach(f);
+    if (f->task.state == SHARE_TASK_QUEUED && share_root_cancel(f->share->roots[f->root], &f->task))
+        free(f);
+}
+
+/* Another key gets the place: roots that have not answered do so for nobody. */
+static void slot_leave(struct probe *p, uint32_t slot)
+{
+    struct list *next;
+
+    for (struct list *node = p->finds.next; p->slots[slot].pending > 0 && node != &p->finds;
+         node = next) {
+        struct find *f = LIST_ENTRY(node, struct find, link);
+
+        next = node->next;
+        if (f->slot != slot)
+            continue;
+        find_leave(f);
+        p->slots[slot].pending--;
+    }
+}
+
+/* A key's answer, for the asker and for those behind it in the pipeline. */
+static void slot_answered(struct probe *p, uint32_t slot)
+{
+    struct slot *s = &p->slots[slot];
+    bool missing = !s->found && !s->failed;
+
+    if (s->found)
+        p->asker->answers[s->key] = s->found;
+    else if (missing)
+        p->asker->answers[s->key] = SHARE_MISSING;
+    if (by_waves(p))
+        return;
+    if (p->chain && !s->found && s->key < p->hi)
+        p->hi = s->key;
+    slot_leave(p, slot);
+    p->free[p->n_free++] = (uint8_t)slot;
+}
+
+static void find_answer(struct find *f, int status)
+{
+    struct probe *p = f->probe;
+    struct slot *slot = &p->slots[f->slot];
+    bool open = !slot->found;
+
+    find_detach(f);
+    slot->pending--;
+    if (status == 0)
+        slot->found = (uint8_t)(f->root + 1);
+    else if (status != -ENOENT)
+        slot->failed = true;
+    if (status == 0 || status == -ENOENT)
+        p->answered |= 1u << f->root;
+    /* Told once: by the first root that has it, or by the last one. */
+    if (open && (slot->found || slot->pending == 0))
+        slot_answered(p, (uint32_t)(slot - p->slots));
+    if (probe_step(p))
+        probe_end(p, false);
+}
+
+static void find_released_cb(struct share_task *t)
+{
+    struct find *f = t->owner;
+    struct share *s = f->share;
+    int status = t->status;
+
+    if (status == -ESTALE || status == -EBADMSG)
+        status = -ENOENT;
+    if (status == 0)
+        share_remember(s, &t->op.id, f->root, true, SHARE_FOUND_MS);
+    else if (status == -ENOENT && share_recall(s, &t->op.id, f->root) != SHARE_KNOWN_MISSING)
+        share_remember(s, &t->op.id, f->root, false, s->settings.negative_ms);
+    if (f->probe)
+        find_answer(f, status);
+    free(f);
+}
+
+static int find_begin(struct probe *p, uint32_t slot, uint32_t root, const struct block_file_id *id)
+{
+    struct share *s = p->share;
+    struct find *f = calloc(1, sizeof(*f));
+    int err;
+
+    if (!f)
+        return -ENOMEM;
+    f->share = s;
+    f->probe = p;
+    f->root = root;
+    f->slot = slot;
+    f->task.owner = f;
+    f->task.class = SHARE_LOOKUP;
+    f->task.op.verb = SHARE_FIND;
+    f->task.op.id = *id;
+    f->task.op.bytes = p->asker->part_bytes;
+    f->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    f->task.released_cb = find_released_cb;
+    err = share_root_submit(s->roots[root], &f->task);
+    if (err < 0) {
+        free(f);
+        return err;
+    }
+    s->settings.metrics->share_probe_finds++;
+    list_push_back(&p->finds, &f->link);
+    return 0;
+}
+
+/* Asks those roots that nothing is remembered of. */
+static void slot_ask(struct probe *p, uint32_t slot, uint32_t key)
+{
+    struct share *s = p->share;
+    struct slot *k = &p->slots[slot];
+    share_roots_mask holders, unknown = 0;
+    struct block_file_id id;
+
+    *k = (struct slot){.key = key};
+    key_id(p->asker, key, &id);
+    holders = share_holders(s, &id, p->asked);
+    k->failed = holders == 0;
+    for (uint32_t i = 0; i < s->n && !k->found; i++) {
+        enum share_known known;
+
+        if (!(holders >> i & 1))
+            continue;
+        known = share_recall(s, &id, i);
+        if (known == SHARE_KNOWN_FOUND)
+            k->found = (uint8_t)(i + 1);
+        else if (known == SHARE_KNOWN_NOT)
+            unknown |= 1u << i;
+    }
+    for (uint32_t i = 0; i < s->n && !k->found; i++) {
+        if (!(unknown >> i & 1))
+            continue;
+        if (find_begin(p, slot, i, &id) == 0)
+            k->pending++;
+        else
+            k->failed = true;
+    }
+    if (k->pending == 0)
+        slot_answered(p, slot);
+}
+
+/* ---- a chain, by waves ---- */
+
+static bool wave_settled(const struct probe *p)
+{
+    for (uint32_t i = 0; i < p->n_slots; i++) {
+        const struct slot *s = &p->slots[i];
+
+        if (!s->found)
+            return s->pending == 0;
+    }
+    return true;
+}
+
+static void finds_leave(struct probe *p)
+{
+    while (!list_empty(&p->finds))
+        find_leave(LIST_ENTRY(p->finds.next, struct find, link));
+}
+
+/* As far as the answers reach, in the keys' order. */
+static void wave_close(struct probe *p)
+{
+    for (uint32_t i = 0; i < p->n_slots; i++) {
+        const struct slot *s = &p->slots[i];
+
+        if (!s->found) {
+            p->hi = s->key;
+            break;
+        }
+        p->lo = s->key + 1;
+    }
+    p->n_slots = 0;
+    finds_leave(p);
+}
+
+/* The i-th of `n` keys of a wave. */
+static uint32_t wave_key(const struct probe *p, uint32_t i, uint32_t n)
+{
+    uint32_t wide = p->hi - p->lo, head = p->lo == 0 ? PROBE_HEAD : 0;
+
+    if (wide <= PROBE_WAVE)
+        return p->lo + i;
+    if (i < head)
+        return i;
+    /* The last key counts while nobody has said that one is not there. */
+    if (p->hi == p->asker->n)
+        return p->lo + head - 1 + (uint32_t)((uint64_t)(i - head + 1) * (wide - head) / (n - head));
+    return p->lo + (uint32_t)((uint64_t)(i + 1) * wide / (n + 1));
+}
+
+static void wave_begin(struct probe *p)
+{
+    uint32_t wide = p->hi - p->lo, n = wide < PROBE_WAVE ? wide : PROBE_WAVE;
+    uint32_t keys[PROBE_WAVE];
+
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = wave_key(p, i, n);
+    p->n_slots = n;
+    for (uint32_t i = 0; i < n; i++)
+        slot_ask(p, i, keys[i]);
+}
+
+static bool chain_step(struct probe *p)
+{
+    for (;;) {
+        if (p->n_slots > 0) {
+            if (!wave_settled(p))
+                return false;
+            wave_close(p);
+        }
+        if (p->lo == p->hi)
+            return true;
+        wave_begin(p);
+    }
+}
+
+/* ---- keys one by one ---- */
+
+static bool there(const struct share_probe *asker, uint32_t key)
+{
+    return asker->answers[key] != SHARE_UNKNOWN && asker->answers[key] != SHARE_MISSING;
+}
+
+static bool each_step(struct probe *p)
+{
+    while (p->n_free > 0 && p->next < p->hi)
+        slot_ask(p, p->free[--p->n_free], p->next++);
+    while (p->lo < p->hi && there(p->asker, p->lo))
+        p->lo++;
+    return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_free == PROBE_WAVE;
+}
+
+static bool probe_step(struct probe *p)
+{
+    if (p->over)
+        return false; /* its end is on its way */
+    return by_waves(p) ? chain_step(p) : each_step(p);
+}
+
+/* ---- begin and end ---- */
+
+static void roots_tell(const struct probe *p, bool late)
+{
+    for (uint32_t i = 0; i < p->share->n; i++) {
+        bool answered = p->answered >> i & 1;
+
+        if (p->asked >> i & 1)
+            share_root_lookup_ended(p->share->roots[i], answered ? SHARE_LOOKUP_ANSWERED
+                                                        : late   ? SHARE_LOOKUP_LATE
+                                                                 : SHARE_LOOKUP_LEFT);
+    }
+}
+
+static void probe_free(struct probe *p, bool late)
+{
+    deadline_disarm(p->share->settings.deadlines, &p->deadline);
+    finds_leave(p);
+    roots_tell(p, late);
+    list_remove(&p->link);
+    p->share->n_probes--;
+    free(p);
+}
+
+/* Keys before one that is there are taken for granted. */
+static void presume(struct share_probe *asker)
+{
+    uint8_t root = SHARE_UNKNOWN;
+
+    for (uint32_t i = asker->prefix; i-- > 0;) {
+        if (there(asker, i))
+            root = asker->answers[i];
+        else if (asker->answers[i] == SHARE_UNKNOWN)
+            asker->answers[i] = root;
+    }
+}
+
+static void probe_end(struct probe *p, bool late)
+{
+    struct share_probe *asker = p->asker;
+
+    if (p->n_slots > 0)
+        wave_close(p);
+    asker->prefix = p->lo;
+    if (p->chain)
+        presume(asker);
+    asker->op = NULL;
+    probe_free(p, late);
+    asker->done_cb(asker);
+}
+
+static void deadline_cb(struct deadline *d)
+{
+    struct probe *p = LIST_ENTRY(d, struct probe, deadline);
+
+    probe_end(p, !p->over);
+}
+
+static share_roots_mask roots_asked(struct share *s)
+{
+    share_roots_mask asked = 0;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (share_root_lookups_asked(s->roots[i]))
+            asked |= 1u << i;
+    return asked;
+}
+
+static struct probe *probe_new(struct share *s, struct share_probe *asker)
+{
+    struct probe *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    p->share = s;
+    p->asker = asker;
+    p->asked = roots_asked(s);
+    p->hi = asker->n;
+    p->chain = !asker->each;
+    list_init(&p->finds);
+    for (uint32_t i = 0; i < PROBE_WAVE; i++)
+        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
+    return p;
+}
+
+/* Nothing was asked of anybody, and nothing is there. */
+static bool nothing_found(const struct probe *p)
+{
+    for (uint32_t i = 0; p->over && i < p->asker->n; i++)
+        if (there(p->asker, i))
+            return false;
+    return p->over;
+}
+
+int share_probe(struct share *s, struct share_probe *asker)
+{
+    struct probe *p;
+    int err;
+
+    if (s->n_probes >= PROBES)
+        return -EAGAIN;
+    p = probe_new(s, asker);
+    if (!p)
+        return -ENOMEM;
+    memset(asker->answers, SHARE_UNKNOWN, asker->n);
+    asker->prefix = 0;
+    s->settings.metrics->share_probes++;
+    s->n_probes++;
+    list_push_back(&s->probes, &p->link);
+    p->over = probe_step(p);
+    err = nothing_found(p) ? -ENOENT
+                           : deadline_arm(s->settings.deadlines, &p->deadline,
+                                          p->over ? now_of(s) : asker->deadline_ms, deadline_cb);
+    if (err < 0) {
+        probe_free(p, false);
+        return err;
+    }
+    asker->op = p;
+    return 0;
+}
+
+void share_probe_cancel(struct share *s, struct share_probe *asker)
+{
+    struct probe *p = asker->op;
+
+    (void)s;
+    if (!p)
+        return;
+    asker->op = NULL;
+    probe_free(p, false);
+}
+
+uint32_t share_probes_busy(const struct share *s)
+{
+    return s->n_probes;
+}

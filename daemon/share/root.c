@@ -1,0 +1,366 @@
+#include "daemon/share/root_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define STORE_BYTES (64ull << 20)    /* of writes that wait or are under way, or one */
+#define BACKGROUND_PATIENCE_MS 1000u /* then one of them goes before all else */
+
+static const uint32_t queue_max[SHARE_CLASSES] = {4096, 4096, 1024, 256};
+
+static uint64_t now_of(const struct share_root *r)
+{
+    return uv_now(r->config.loop);
+}
+
+/* Without user, password and options. */
+static void target_show(const char *target, char out[SHARE_TARGET_SHOWN])
+{
+    const char *server = strstr(target, "://"), *at;
+    size_t slash;
+
+    if (!server) {
+        snprintf(out, SHARE_TARGET_SHOWN, "%s", target);
+        return;
+    }
+    server += 3;
+    slash = strcspn(server, "/?");
+    at = memchr(server, '@', slash);
+    snprintf(out, SHARE_TARGET_SHOWN, "%.*s%.*s", (int)(server - target), target,
+             (int)strcspn(at ? at + 1 : server, "?"), at ? at + 1 : server);
+}
+
+/* ---- what may begin, and what may wait ---- */
+
+static uint32_t begun_all(const struct share_root *r)
+{
+    uint32_t n = 0;
+
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        n += r->begun[c];
+    return n;
+}
+
+static uint32_t at_least_one(uint32_t n)
+{
+    return n > 0 ? n : 1;
+}
+
+/* Lookups always find an eighth of the places that nothing else takes. */
+static bool class_may_begin(const struct share_root *r, enum share_class class)
+{
+    uint32_t depth = r->config.depth, all = begun_all(r);
+    uint32_t rest = depth > 1 ? depth - at_least_one(depth / 8) : 1;
+
+    switch (class) {
+    case SHARE_LOOKUP:
+        return all < depth;
+    case SHARE_LOAD:
+        return all < rest;
+    case SHARE_STORE:
+        return all < rest && r->queued[SHARE_LOAD] == 0 &&
+               r->begun[SHARE_STORE] < at_least_one(depth / 2);
+    default:
+        return all < rest && r->begun[SHARE_BACKGROUND] < at_least_one(depth / 4);
+    }
+}
+
+static bool class_may_wait(const struct share_root *r, enum share_class class, uint64_t bytes)
+{
+    if (r->queued[class] >= queue_max[class])
+        return false;
+    if (class != SHARE_STORE)
+        return true;
+    return r->queued[SHARE_LOAD] == 0 &&
+           (r->store_bytes == 0 || r->store_bytes + bytes <= STORE_BYTES);
+}
+
+static struct share_task *queue_first(const struct share_root *r, enum share_class class)
+{
+    return LIST_ENTRY(r->queue[class].next, struct share_task, link);
+}
+
+static struct share_task *task_next(const struct share_root *r)
+{
+    bool starved =
+        r->queued[SHARE_BACKGROUND] > 0 && r->begun[SHARE_BACKGROUND] == 0 &&
+        now_of(r) - queue_first(r, SHARE_BACKGROUND)->submitted_ms >= BACKGROUND_PATIENCE_MS;
+
+    if (starved && class_may_begin(r, SHARE_BACKGROUND))
+        return queue_first(r, SHARE_BACKGROUND);
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        if (r->queued[c] > 0)
+            return class_may_begin(r, (enum share_class)c) ? queue_first(r, (enum share_class)c)
+                                                           : NULL;
+    return NULL;
+}
+
+/* ---- a task's way ---- */
+
+static bool task_own(const struct share_task *t)
+{
+    return t == &t->root->check;
+}
+
+static void task_unqueue(struct share_task *t)
+{
+    list_remove(&t->link);
+    t->root->queued[t->class]--;
+}
+
+static void task_accounts_close(struct share_task *t)
+{
+    if (t->class == SHARE_STORE)
+        t->root->store_bytes -= t->op.bytes;
+    if (t->op.verb == SHARE_WRITE)
+        breaker_again(&t->root->writes, now_of(t->root)); /* it was the trial, and told nothing */
+    t->state = SHARE_TASK_NONE;
+}
+
+/* It is in nobody's hands any more. The task may be gone when this returns. */
+static void task_end(struct share_task *t, int status, bool tell)
+{
+    deadline_disarm(t->root->config.deadlines, &t->deadline);
+    task_accounts_close(t);
+    if (tell) {
+        t->status = status;
+        if (t->done_cb)
+            t->done_cb(t, status);
+    }
+    t->released_cb(t);
+}
+
+static void ready_tell(struct share_root *r)
+{
+    for (int c = 0; c < SHARE_CLASSES; c++) {
+        bool room = c == SHARE_STORE ? class_may_wait(r, SHARE_STORE, STORE_BYTES / 2)
+                                     : r->queued[c] < queue_max[c] / 2;
+
+        if (!r->refused[c] || !room)
+            continue;
+        r->refused[c] = false;
+        r->config.ready_cb(r->config.ctx);
+    }
+}
+
+static void queue_begin(struct share_root *r)
+{
+    struct share_task *t;
+
+    while ((t = task_next(r))) {
+        task_unqueue(t);
+        root_begin(r, t);
+    }
+}
+
+static void root_pump(struct share_root *r)
+{
+    queue_begin(r);
+    ready_tell(r);
+}
+
+static void backend_done_cb(struct share_op *op, int status)
+{
+    struct share_task *t = LIST_ENTRY(op, struct share_task, op);
+    struct share_root *r = t->root;
+    bool late = t->state == SHARE_TASK_LATE;
+
+    if (!task_own(t))
+        r->begun[t->class]--;
+    r->heard_ms = now_of(r);
+    if (!late) {
+        t->state = SHARE_TASK_ENDING; /* who is flushed in between can't take it back */
+        root_count(r, t, status);
+        root_judge(r, t, status);
+    } else if (op->verb == SHARE_LIST && status == 0) {
+        share_listing_free(&op->listing); /* nobody waits for it */
+    }
+    task_end(t, status, !late);
+    root_pump(r);
+}
+
+void root_begin(struct share_root *r, struct share_task *t)
+{
+    if (!task_own(t) && r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
+        r->heard_ms = now_of(r);
+    t->state = SHARE_TASK_BEGUN;
+    t->begun_ns = uv_hrtime();
+    t->op.done = backend_done_cb;
+    r->config.ops->start(r->backend, &t->op);
+}
+
+/* The backend has it, and can't give it back: it is told now and released when that is over. */
+static void task_late(struct share_task *t)
+{
+    t->status = -ETIMEDOUT;
+    if (t->done_cb)
+        t->done_cb(t, -ETIMEDOUT);
+}
+
+static void deadline_cb(struct deadline *d)
+{
+    struct share_task *t = LIST_ENTRY(d, struct share_task, deadline);
+    struct share_root *r = t->root;
+    bool given_back;
+
+    if (t->state == SHARE_TASK_QUEUED) {
+        task_unqueue(t);
+        task_end(t, -ETIMEDOUT, true);
+        root_pump(r);
+        return;
+    }
+    given_back = r->config.ops->cancel(r->backend, &t->op);
+    t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
+    root_count(r, t, -ETIMEDOUT);
+    if (given_back && !task_own(t))
+        r->begun[t->class]--;
+    root_judge(r, t, -ETIMEDOUT);
+    if (given_back)
+        task_end(t, -ETIMEDOUT, true);
+    else
+        task_late(t);
+    root_pump(r);
+}
+
+int root_task_arm(struct share_task *t, uint64_t at_ms)
+{
+    return deadline_arm(t->root->config.deadlines, &t->deadline, at_ms, deadline_cb);
+}
+
+static bool verb_changes(enum share_verb verb)
+{
+    return verb == SHARE_WRITE || verb == SHARE_REMOVE || verb == SHARE_TOUCH;
+}
+
+static int submit_refusal(struct share_root *r, const struct share_task *t)
+{
+    if (r->stopped && t->class >= SHARE_STORE)
+        return -ECANCELED;
+    if (!breaker_closed(&r->breaker)) {
+        root_check_plan(r);
+        return -EHOSTDOWN;
+    }
+    if (r->config.read_only && verb_changes(t->op.verb))
+        return -EROFS;
+    if (!class_may_wait(r, t->class, t->op.bytes)) {
+        r->refused[t->class] = true;
+        return -EAGAIN;
+    }
+    return 0;
+}
+
+int share_root_submit(struct share_root *r, struct share_task *t)
+{
+    int err = submit_refusal(r, t);
+
+    if (err < 0)
+        return err;
+    t->root = r;
+    t->deadline = (struct deadline){0};
+    err = root_task_arm(t, t->deadline_ms);
+    if (err < 0)
+        return err;
+    if (t->op.verb == SHARE_WRITE && !root_write_try(r)) {
+        deadline_disarm(r->config.deadlines, &t->deadline);
+        return -EROFS;
+    }
+    t->status = 0;
+    t->state = SHARE_TASK_QUEUED;
+    t->submitted_ms = now_of(r);
+    if (t->class == SHARE_STORE)
+        r->store_bytes += t->op.bytes;
+    list_push_back(&r->queue[t->class], &t->link);
+    r->queued[t->class]++;
+    queue_begin(r);
+    return 0;
+}
+
+bool share_root_cancel(struct share_root *r, struct share_task *t)
+{
+    if (t->state == SHARE_TASK_QUEUED)
+        task_unqueue(t);
+    else if (t->state == SHARE_TASK_BEGUN && r->config.ops->cancel(r->backend, &t->op))
+        r->begun[t->class]--;
+    else
+        return false;
+    deadline_disarm(r->config.deadlines, &t->deadline);
+    task_accounts_close(t);
+    queue_begin(r);
+    return true;
+}
+
+static void queue_flush(struct share_root *r, enum share_class class, int status)
+{
+    while (r->queued[class] > 0) {
+        struct share_task *t = queue_first(r, class);
+
+        task_unqueue(t);
+        task_end(t, status, true);
+    }
+}
+
+void root_flush(struct share_root *r)
+{
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        queue_flush(r, (enum share_class)c, -EHOSTDOWN);
+}
+
+void share_root_stop(struct share_root *r)
+{
+    r->stopped = true;
+    root_check_stop(r);
+    queue_flush(r, SHARE_STORE, -ECANCELED);
+    queue_flush(r, SHARE_BACKGROUND, -ECANCELED);
+}
+
+uint32_t share_root_busy(const struct share_root *r)
+{
+    uint32_t n = begun_all(r) + (r->check.state != SHARE_TASK_NONE);
+
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        n += r->queued[c];
+    return n;
+}
+
+/* ---- opening ---- */
+
+int share_root_open(const struct share_root_config *config, struct share_root **out)
+{
+    struct share_root *r = calloc(1, sizeof(*r));
+    struct share_backend_config bc = {.loop = config->loop,
+                                      .target = config->target,
+                                      .host = config->host,
+                                      .depth = config->depth};
+    int err;
+
+    if (!r)
+        return -ENOMEM;
+    r->config = *config;
+    r->config.target = r->config.host = NULL; /* the backend's copies count */
+    for (int c = 0; c < SHARE_CLASSES; c++)
+        list_init(&r->queue[c]);
+    root_health_init(r);
+    target_show(config->target, r->shown);
+    r->hash = XXH3_64bits(config->target, strlen(config->target));
+    err = config->ops->open(&bc, &r->backend);
+    if (err < 0) {
+        free(r);
+        return err;
+    }
+    *out = r;
+    return 0;
+}
+
+void share_root_close(struct share_root *r)
+{
+    if (!r)
+        return;
+    assert(share_root_busy(r) == 0);
+    root_check_stop(r);
+    r->config.ops->close(r->backend);
+    free(r);
+}

@@ -1,0 +1,306 @@
+/* What a root's answers say about it: breakers, the checks that end their pauses, its clock and its
+ * figures. */
+#include "daemon/share/root_internal.h"
+
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define FAILURES 5u     /* in a row, until the root is left alone */
+#define LATE_LOOKUPS 8u /* likewise, until lookups leave it alone */
+#define SILENT_MS 1000u /* lookups are under way and nothing was heard: others are spared */
+#define CHECK_MS 5000u
+#define CLOCK_KEPT_MS (3600u * 1000u)
+#define CLOCK_RETRY_MS (60u * 1000u)
+
+static uint64_t now_of(const struct share_root *r)
+{
+    return uv_now(r->config.loop);
+}
+
+static void check_released_cb(struct share_task *t);
+static void clock_released_cb(struct share_task *t);
+
+void root_health_init(struct share_root *r)
+{
+    uint64_t seed = uv_hrtime();
+
+    breaker_init(&r->breaker, FAILURES, seed);
+    breaker_init(&r->writes, 1, seed >> 3);
+    breaker_init(&r->lookups, LATE_LOOKUPS, seed >> 7);
+    r->check =
+        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = check_released_cb, .root = r};
+    r->clock =
+        (struct share_task){.class = SHARE_BACKGROUND, .released_cb = clock_released_cb, .root = r};
+}
+
+/* ---- answers ---- */
+
+static bool status_answers(int status)
+{
+    switch (status) {
+    case 0:
+    case -ENOENT:
+    case -ESTALE:
+    case -EEXIST:
+    case -EBADMSG:
+    case -EINVAL:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* It answered, and takes no more. */
+static bool status_stops_writes(const struct share_task *t, int status)
+{
+    switch (status) {
+    case -ENOSPC:
+    case -EDQUOT:
+    case -EROFS:
+        return true;
+    case -EACCES:
+    case -EPERM:
+        return t->op.verb == SHARE_WRITE;
+    default:
+        return false;
+    }
+}
+
+/* Of this host: says nothing about the root. */
+static bool status_local(int status)
+{
+    return status == -ENOMEM || status == -ECANCELED || status == -EMFILE || status == -ENFILE;
+}
+
+static void reason_note(struct share_root *r, int status)
+{
+    snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", strerror(-status));
+}
+
+static void root_good(struct share_root *r)
+{
+    if (!breaker_good(&r->breaker))
+        return;
+    deadline_disarm(r->config.deadlines, &r->check_at);
+    r->config.metrics->share_roots_down--;
+    log_info("share", "root-up", "root=%s", r->shown);
+}
+
+static void root_bad(struct share_root *r, int status)
+{
+    if (breaker_bad(&r->breaker, now_of(r))) {
+        r->stats.breaks++;
+        r->config.metrics->share_breaks++;
+        r->config.metrics->share_roots_down++;
+        log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, strerror(-status));
+        root_check_plan(r);
+        root_flush(r);
+    }
+}
+
+static void writes_judge(struct share_root *r, const struct share_task *t, int status)
+{
+    if (status_stops_writes(t, status)) {
+        r->writes_status = status;
+        reason_note(r, status);
+        if (breaker_bad(&r->writes, now_of(r)))
+            log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
+                     strerror(-status));
+    } else if (t->op.verb == SHARE_WRITE && status == 0 && breaker_good(&r->writes)) {
+        r->writes_status = 0;
+        log_info("share", "root-takes-writes", "root=%s", r->shown);
+    }
+}
+
+void root_judge(struct share_root *r, const struct share_task *t, int status)
+{
+    writes_judge(r, t, status);
+    if (status_local(status))
+        breaker_again(&r->breaker, now_of(r)); /* only a check can have been its trial */
+    else if (status_answers(status) || status_stops_writes(t, status))
+        root_good(r);
+    else
+        root_bad(r, status);
+}
+
+void root_count(struct share_root *r, const struct share_task *t, int status)
+{
+    struct metrics *m = r->config.metrics;
+    uint64_t us = (uv_hrtime() - t->begun_ns) / 1000;
+
+    if (t->op.verb == SHARE_FIND && status_answers(status))
+        r->stats.latency_us += r->stats.latency_us ? us / 8 - r->stats.latency_us / 8 : us;
+    if (t->op.verb == SHARE_READ && status == 0) {
+        r->stats.reads++;
+        r->stats.read_bytes += t->op.bytes;
+        m->share_reads++;
+        m->share_read_bytes += t->op.bytes;
+    } else if (t->op.verb == SHARE_WRITE && status == 0) {
+        r->stats.writes++;
+        r->stats.write_bytes += t->op.bytes;
+        m->share_writes++;
+        m->share_write_bytes += t->op.bytes;
+    }
+    if (status_answers(status) || status_local(status))
+        return;
+    reason_note(r, status);
+    if (status == -ETIMEDOUT) {
+        r->stats.timeouts++;
+        m->share_timeouts++;
+    } else {
+        r->stats.failures++;
+        m->share_failures++;
+    }
+}
+
+/* ---- is it back? ---- */
+
+static uint64_t check_ms(const struct share_root *r)
+{
+    return r->config.deadline_ms < CHECK_MS ? r->config.deadline_ms : CHECK_MS;
+}
+
+static void check_begin_cb(struct deadline *d)
+{
+    struct share_root *r = LIST_ENTRY(d, struct share_root, check_at);
+    struct share_task *t = &r->check;
+
+    if (r->stopped || t->state != SHARE_TASK_NONE)
+        return; /* its release plans anew */
+    if (!breaker_try(&r->breaker, now_of(r))) {
+        root_check_plan(r);
+        return;
+    }
+    t->op = (struct share_op){.verb = SHARE_CHECK};
+    if (root_task_arm(t, now_of(r) + check_ms(r)) < 0)
+        breaker_again(&r->breaker, now_of(r)); /* no memory: the next who is refused tries again */
+    else
+        root_begin(r, t);
+}
+
+static void check_released_cb(struct share_task *t)
+{
+    if (!breaker_closed(&t->root->breaker))
+        root_check_plan(t->root);
+}
+
+void root_check_plan(struct share_root *r)
+{
+    if (r->stopped || r->check.state != SHARE_TASK_NONE || deadline_armed(&r->check_at))
+        return;
+    if (deadline_arm(r->config.deadlines, &r->check_at, r->breaker.until_ms, check_begin_cb) < 0)
+        log_warn("share", "check-later", "root=%s reason=\"%s\"", r->shown, "no memory for it");
+}
+
+void root_check_stop(struct share_root *r)
+{
+    deadline_disarm(r->config.deadlines, &r->check_at);
+    if (r->check.state == SHARE_TASK_BEGUN && r->config.ops->cancel(r->backend, &r->check.op)) {
+        deadline_disarm(r->config.deadlines, &r->check.deadline);
+        r->check.state = SHARE_TASK_NONE;
+    }
+    if (r->clock.state != SHARE_TASK_NONE)
+        (void)share_root_cancel(r, &r->clock); /* else share_root_busy counts it */
+}
+
+/* ---- is it asked? ---- */
+
+bool share_root_asked(const struct share_root *r)
+{
+    return breaker_closed(&r->breaker);
+}
+
+bool share_root_lookups_asked(struct share_root *r)
+{
+    if (!breaker_closed(&r->breaker)) {
+        root_check_plan(r);
+        return false;
+    }
+    if (r->begun[SHARE_LOOKUP] > 0 && now_of(r) - r->heard_ms > SILENT_MS)
+        return false;
+    return breaker_closed(&r->lookups) || breaker_try(&r->lookups, now_of(r));
+}
+
+void share_root_lookup_ended(struct share_root *r, enum share_lookup_end how)
+{
+    if (how == SHARE_LOOKUP_LEFT)
+        breaker_again(&r->lookups, now_of(r));
+    else if (how == SHARE_LOOKUP_ANSWERED)
+        (void)breaker_good(&r->lookups);
+    else if (breaker_bad(&r->lookups, now_of(r)))
+        log_warn("share", "root-slow", "root=%s latency_us=%llu", r->shown,
+                 (unsigned long long)r->stats.latency_us);
+}
+
+bool root_write_try(struct share_root *r)
+{
+    return breaker_closed(&r->writes) || breaker_try(&r->writes, now_of(r));
+}
+
+bool share_root_takes_writes(const struct share_root *r)
+{
+    const struct breaker *w = &r->writes;
+
+    if (r->config.read_only || r->stopped || !breaker_closed(&r->breaker))
+        return false;
+    return breaker_closed(w) || (w->state == BREAKER_OPEN && now_of(r) >= w->until_ms);
+}
+
+enum share_health share_root_health(const struct share_root *r)
+{
+    if (!breaker_closed(&r->breaker))
+        return SHARE_DOWN;
+    if (r->config.read_only)
+        return SHARE_READ_ONLY;
+    if (breaker_closed(&r->writes))
+        return SHARE_UP;
+    return r->writes_status == -ENOSPC || r->writes_status == -EDQUOT ? SHARE_FULL
+                                                                      : SHARE_READ_ONLY;
+}
+
+/* ---- the server's time ---- */
+
+static void clock_released_cb(struct share_task *t)
+{
+    struct share_root *r = t->root;
+
+    if (t->status < 0 || t->op.now_ns == 0)
+        return;
+    r->clock_ahead_ns = (int64_t)(t->op.now_ns - uv_hrtime());
+    r->clock_known_ms = now_of(r);
+}
+
+int share_root_time(struct share_root *r, uint64_t *now_ns)
+{
+    uint64_t now = now_of(r);
+    bool known = r->clock_known_ms != 0;
+
+    if ((!known || now - r->clock_known_ms > CLOCK_KEPT_MS) && !r->config.read_only &&
+        r->clock.state == SHARE_TASK_NONE && now >= r->clock_again_ms) {
+        r->clock.op = (struct share_op){.verb = SHARE_CHECK, .sync = true};
+        r->clock.deadline_ms = now + check_ms(r);
+        r->clock_again_ms = now + CLOCK_RETRY_MS;
+        (void)share_root_submit(r, &r->clock); /* not now: asked for again */
+    }
+    if (!known)
+        return -EAGAIN;
+    *now_ns = uv_hrtime() + (uint64_t)r->clock_ahead_ns;
+    return 0;
+}
+
+void share_root_stats_get(const struct share_root *r, struct share_root_stats *out)
+{
+    *out = r->stats;
+    out->target = r->shown;
+    out->backend = r->config.ops->name;
+    out->health = share_root_health(r);
+    out->capacity_bytes = r->config.capacity_bytes;
+    out->in_flight = out->queued = 0;
+    for (int c = 0; c < SHARE_CLASSES; c++) {
+        out->in_flight += r->begun[c];
+        out->queued += r->queued[c];
+    }
+}

@@ -1,0 +1,275 @@
+/* The door's opening, closing and figures; the rest of it is share_io.c's, share_policy.c's and
+ * probe.c's. */
+#include "daemon/share/share.h"
+
+#include "daemon/base/config_roots.h"
+#include "daemon/share/gc.h"
+#include "daemon/share/gc_purge.h"
+#include "daemon/share/share_internal.h"
+#include "proto/errors.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+/* Whose targets begin with what; one line a kind. */
+static const struct {
+    const char *begins;
+    const struct share_backend_ops *ops;
+} kinds[] = {
+    {"/", &share_posix},
+    {"nfs://", &share_nfs},
+};
+
+static void ready_cb(void *ctx)
+{
+    struct share *s = ctx;
+
+    if (s->ready_cb)
+        s->ready_cb(s->ready_ctx);
+}
+
+/* ---- opening ---- */
+
+static int root_open(struct share *s, const struct share_root_spec *spec)
+{
+    struct share_root_config rc = {.loop = s->settings.loop,
+                                   .deadlines = s->settings.deadlines,
+                                   .metrics = s->settings.metrics,
+                                   .ops = spec->ops,
+                                   .target = spec->target,
+                                   .host = s->settings.host,
+                                   .depth = spec->depth,
+                                   .capacity_bytes = spec->capacity_bytes,
+                                   .read_only = spec->read_only,
+                                   .deadline_ms = s->settings.deadline_ms,
+                                   .ready_cb = ready_cb,
+                                   .ctx = s};
+    int err = share_root_open(&rc, &s->roots[s->n]);
+
+    if (err < 0)
+        return err;
+    s->n++;
+    s->roots[s->n - 1]->number = s->n;
+    return 0;
+}
+
+/* Where cold files of a root go. */
+static struct share_root *colder(const struct share *s, uint32_t root)
+{
+    if (s->settings.spread != CONFIG_SPREAD_TIERED)
+        return NULL;
+    for (uint32_t i = root + 1; i < s->n; i++)
+        if (!s->roots[i]->config.read_only)
+            return s->roots[i];
+    return NULL;
+}
+
+static int collectors_begin(struct share *s)
+{
+    int err = 0;
+
+    for (uint32_t i = 0; err == 0 && s->settings.low > 0 && i < s->n; i++) {
+        struct gc_config gc = {.root = s->roots[i],
+                               .next = colder(s, i),
+                               .low = s->settings.low,
+                               .collect_ms = s->settings.collect_ms};
+
+        err = gc_new(&gc, &s->gcs[i]);
+        s->roots[i]->gc = s->gcs[i];
+    }
+    return err;
+}
+
+int share_new(const struct share_settings *settings, struct share **out)
+{
+    struct share *s = calloc(1, sizeof(*s));
+    int err;
+
+    if (!s)
+        return -ENOMEM;
+    s->settings = *settings;
+    list_init(&s->probes);
+    list_init(&s->purges);
+    if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
+        s->seed = uv_hrtime();
+    err = memo_init(&s->answers, SHARE_ANSWERS);
+    if (err == 0)
+        err = memo_init(&s->reads, SHARE_READS);
+    for (uint32_t i = 0; err == 0 && i < settings->n; i++)
+        err = root_open(s, &settings->roots[i]);
+    if (err == 0)
+        err = collectors_begin(s);
+    if (err < 0) {
+        share_close(s);
+        return err;
+    }
+    *out = s;
+    return 0;
+}
+
+static const struct share_backend_ops *kind_of(const char *target)
+{
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (strncmp(target, kinds[i].begins, strlen(kinds[i].begins)) == 0)
+            return kinds[i].ops;
+    return NULL;
+}
+
+static int roots_take(const struct config *c, const struct config_root *roots,
+                      struct share_settings *settings, struct ucm_error *e)
+{
+    for (uint32_t i = 0; i < settings->n; i++) {
+        struct share_root_spec *spec = &settings->roots[i];
+
+        spec->ops = kind_of(roots[i].target);
+        if (!spec->ops) {
+            ucm_error_set(e, UCM_WIRE_UNSUPPORTED,
+                          "share.roots: %.120s is of no kind that this ucmd has been built with",
+                          roots[i].target);
+            return -EINVAL;
+        }
+        spec->target = roots[i].target;
+        spec->depth = spec->ops == &share_posix ? c->share_threads : c->share_depth;
+        spec->capacity_bytes = roots[i].capacity_bytes;
+        spec->read_only = roots[i].read_only;
+    }
+    return 0;
+}
+
+int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
+               struct metrics *metrics, struct share **out, struct ucm_error *e)
+{
+    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct share_settings settings = {.loop = loop,
+                                      .deadlines = deadlines,
+                                      .metrics = metrics,
+                                      .spread = c->share_spread,
+                                      .exact = c->share_lookup == CONFIG_PROBE_EXACT,
+                                      .sync = c->share_sync,
+                                      .low = c->share_low,
+                                      .negative_ms = c->share_negative_ms,
+                                      .deadline_ms = c->share_deadline_ms,
+                                      .collect_ms = c->share_collect_ms,
+                                      .touch_ms = c->share_touch_ms};
+    char why[CONFIG_WHY_BYTES], host[256] = "";
+    const char *key;
+    int err = config_roots(c, roots, &settings.n, &key, why);
+
+    *out = NULL;
+    if (err < 0) {
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s", why);
+        return err;
+    }
+    if (settings.n == 0)
+        return 0;
+    (void)gethostname(host, sizeof(host) - 1); /* else the process's start tells hosts apart */
+    settings.host = host;
+    err = roots_take(c, roots, &settings, e);
+    if (err == 0)
+        err = share_new(&settings, out);
+    if (err < 0 && e->text[0] == '\0')
+        ucm_error_set(e, UCM_WIRE_IO, "share.roots: %s", strerror(-err));
+    return err;
+}
+
+/* ---- ending ---- */
+
+void share_stop(struct share *s)
+{
+    if (s->stopped)
+        return;
+    s->stopped = true;
+    gc_purges_stop(&s->purges);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->gcs[i])
+            gc_stop(s->gcs[i]);
+    for (uint32_t i = 0; i < s->n; i++)
+        share_root_stop(s->roots[i]);
+}
+
+uint32_t share_busy(const struct share *s)
+{
+    uint32_t n = s->n_probes + !list_empty(&s->purges);
+
+    for (uint32_t i = 0; i < s->n; i++)
+        n += share_root_busy(s->roots[i]) + (s->gcs[i] && gc_busy(s->gcs[i]));
+    return n;
+}
+
+void share_close(struct share *s)
+{
+    if (!s)
+        return;
+    share_stop(s);
+    for (uint32_t i = 0; i < s->n; i++)
+        gc_free(s->gcs[i]);
+    for (uint32_t i = 0; i < s->n; i++)
+        share_root_close(s->roots[i]);
+    memo_close(&s->answers);
+    memo_close(&s->reads);
+    free(s);
+}
+
+void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
+{
+    s->ready_cb = cb;
+    s->ready_ctx = ctx;
+}
+
+/* ---- for people ---- */
+
+int share_purge(struct share *s, struct share_purge *p)
+{
+    struct share_root *roots[SHARE_MAX_ROOTS];
+    uint32_t n = 0;
+
+    if (s->stopped)
+        return -ECANCELED;
+    for (uint32_t i = 0; i < s->n; i++)
+        if (!s->roots[i]->config.read_only)
+            roots[n++] = s->roots[i];
+    return n == 0 ? -EROFS : gc_purge(roots, n, &s->purges, p);
+}
+
+void share_purge_cancel(struct share *s, struct share_purge *p)
+{
+    (void)s;
+    gc_purge_cancel(p);
+}
+
+int share_collect(struct share *s, uint32_t root)
+{
+    return root < s->n && s->gcs[root] ? gc_run(s->gcs[root]) : -EINVAL;
+}
+
+uint32_t share_roots(const struct share *s)
+{
+    return s ? s->n : 0;
+}
+
+void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out)
+{
+    share_root_stats_get(s->roots[root], out);
+    if (s->gcs[root]) {
+        struct gc_usage used = gc_usage(s->gcs[root]);
+
+        out->used_bytes = used.bytes;
+        out->files = used.files;
+    }
+}
+
+const struct share_ops share_door = {
+    .submit = share_submit,
+    .on_ready = share_on_ready,
+    .probe = share_probe,
+    .probe_cancel = share_probe_cancel,
+    .remove = share_remove,
+    .purge = share_purge,
+    .purge_cancel = share_purge_cancel,
+    .collect = share_collect,
+    .roots = share_roots,
+    .stats = share_stats,
+};

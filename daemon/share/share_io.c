@@ -1,0 +1,282 @@
+/* Parts read and written, and errands: files that are removed or touched with nobody waiting. */
+#include "daemon/share/share_internal.h"
+
+#include "daemon/base/log.h"
+#include "daemon/share/gc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* One part's way: over one root after the other until one has it, within one deadline. */
+struct share_move {
+    struct share_task task;
+    struct share *share;
+    struct share_io *io;
+    uint8_t roots[SHARE_MAX_ROOTS]; /* to be asked, in this order */
+    uint32_t n, at;
+    int status; /* the worst so far */
+    bool told;
+};
+
+static uint64_t now_of(const struct share *s)
+{
+    return uv_now(s->settings.loop);
+}
+
+/* ---- errands ---- */
+
+struct errand {
+    struct share_task task;
+    struct share *share;
+    uint32_t root;
+};
+
+static void errand_released_cb(struct share_task *t)
+{
+    struct errand *e = t->owner;
+
+    /* What could not be removed stands in the way of who writes it anew. */
+    if (t->op.verb == SHARE_REMOVE && (t->status == 0 || t->status == -ENOENT))
+        share_remember(e->share, &t->op.id, e->root, false, e->share->settings.negative_ms);
+    e->share->n_errands--;
+    free(e);
+}
+
+int share_errand(struct share *s, uint32_t root, enum share_verb verb,
+                 const struct block_file_id *id, uint64_t bytes)
+{
+    struct errand *e = calloc(1, sizeof(*e));
+    int err;
+
+    if (!e)
+        return -ENOMEM;
+    e->share = s;
+    e->root = root;
+    e->task.owner = e;
+    e->task.op.verb = verb;
+    e->task.op.id = *id;
+    e->task.op.bytes = bytes;
+    e->task.class = SHARE_BACKGROUND;
+    e->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    e->task.released_cb = errand_released_cb;
+    err = share_root_submit(s->roots[root], &e->task);
+    if (err < 0)
+        free(e);
+    else
+        s->n_errands++;
+    return err;
+}
+
+/* By the server's clock. */
+static void touch(struct share *s, uint32_t root, const struct share_task *t)
+{
+    uint64_t now_ns;
+
+    if (t->op.mtime_ns == 0 || s->roots[root]->config.read_only || s->stopped ||
+        share_root_time(s->roots[root], &now_ns) < 0)
+        return;
+    if (now_ns > t->op.mtime_ns && now_ns - t->op.mtime_ns > s->settings.touch_ms * 1000000u)
+        (void)share_errand(s, root, SHARE_TOUCH, &t->op.id, t->op.bytes); /* else its next reader */
+}
+
+/* Somebody may have put a good one in its place by now: then that one is lost, a miss. */
+static void damaged(struct share *s, uint32_t root, const struct share_task *t)
+{
+    s->settings.metrics->share_damaged++;
+    log_warn("share", "damaged-file", "root=%s bucket=%02x file=%s", s->roots[root]->shown,
+             t->op.bucket, t->op.name);
+    share_remember(s, &t->op.id, root, false, SHARE_DAMAGED_MS);
+    (void)share_errand(s, root, SHARE_REMOVE, &t->op.id, t->op.bytes);
+}
+
+/* ---- parts ---- */
+
+static void move_told_cb(struct share_task *t, int status);
+static void move_released_cb(struct share_task *t);
+
+static uint32_t root_of(const struct share_move *m)
+{
+    return m->roots[m->at];
+}
+
+/* Asks the root whose turn it is, or one behind it. 0, or -errno of the last one. */
+static int move_begin(struct share_move *m)
+{
+    int err = m->status;
+
+    for (; m->at < m->n; m->at++) {
+        err = share_root_submit(m->share->roots[root_of(m)], &m->task);
+        if (err == 0 || err == -EAGAIN)
+            break;
+    }
+    return err;
+}
+
+static void move_end(struct share_move *m, int status)
+{
+    struct share_io *io = m->io;
+
+    free(m);
+    io->op = NULL;
+    io->done_cb(io, status);
+    io->released_cb(io);
+}
+
+/* Late: the root can't let go of the memory yet. */
+static void move_told_cb(struct share_task *t, int status)
+{
+    struct share_move *m = t->owner;
+
+    if (status != -ETIMEDOUT)
+        return;
+    m->told = true;
+    m->io->done_cb(m->io, status);
+}
+
+static bool status_missing(int status)
+{
+    return status == -ENOENT || status == -ESTALE || status == -EBADMSG;
+}
+
+static void read_answered(struct share_move *m, int status)
+{
+    struct share *s = m->share;
+    uint32_t root = root_of(m);
+    int err;
+
+    if (status == 0) {
+        share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
+        m->io->root = (share_root)(root + 1);
+        m->io->promote = share_promotion(s, &m->io->id, root);
+        touch(s, root, &m->task);
+        move_end(m, 0);
+        return;
+    }
+    if (status == -EBADMSG)
+        damaged(s, root, &m->task);
+    else if (status_missing(status))
+        share_remember(s, &m->io->id, root, false, s->settings.negative_ms);
+    else
+        m->status = status;
+    m->at++;
+    err = move_begin(m);
+    if (err == -EAGAIN)
+        m->status = -EBUSY; /* it might have it */
+    if (err < 0)
+        move_end(m, m->status);
+}
+
+static void write_answered(struct share_move *m, int status)
+{
+    struct share *s = m->share;
+    uint32_t root = root_of(m);
+
+    if (status == -EEXIST)
+        status = 0;
+    if (status == 0) {
+        share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
+        m->io->root = (share_root)(root + 1);
+    } else if ((status == -ENOSPC || status == -EDQUOT) && s->gcs[root]) {
+        gc_full(s->gcs[root]);
+    }
+    move_end(m, status);
+}
+
+static void move_released_cb(struct share_task *t)
+{
+    struct share_move *m = t->owner;
+
+    if (m->told) {
+        struct share_io *io = m->io;
+
+        free(m);
+        io->op = NULL;
+        io->released_cb(io);
+    } else if (m->io->write) {
+        write_answered(m, t->status);
+    } else {
+        read_answered(m, t->status);
+    }
+}
+
+static uint32_t readers(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
+{
+    share_roots_mask asked = 0, holders;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (share_root_asked(s->roots[i]))
+            asked |= 1u << i;
+    holders = share_holders(s, &io->id, asked);
+    if (io->root > 0 && io->root <= s->n && (asked >> (io->root - 1) & 1)) {
+        out[n++] = (uint8_t)(io->root - 1);
+        holders &= ~(1u << (io->root - 1));
+    }
+    for (uint32_t i = 0; i < s->n; i++)
+        if (holders >> i & 1)
+            out[n++] = (uint8_t)i;
+    return n;
+}
+
+static uint32_t takers(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
+{
+    if (io->root == 0 || io->root > s->n)
+        return share_takers(s, &io->id, out);
+    if (!share_root_takes_writes(s->roots[io->root - 1]))
+        return 0;
+    out[0] = (uint8_t)(io->root - 1);
+    return 1;
+}
+
+static int refusal(const struct share_io *io, int err)
+{
+    if (err == -EAGAIN || err == -ENOMEM)
+        return err;
+    return io->write ? -EROFS : -ENOENT;
+}
+
+int share_submit(struct share *s, struct share_io *io)
+{
+    struct share_move *m = calloc(1, sizeof(*m));
+    int err;
+
+    if (!m)
+        return -ENOMEM;
+    m->share = s;
+    m->io = io;
+    m->status = -ENOENT;
+    m->n = io->write ? takers(s, io, m->roots) : readers(s, io, m->roots);
+    m->task.owner = m;
+    m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
+    m->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    m->task.done_cb = move_told_cb;
+    m->task.released_cb = move_released_cb;
+    m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,
+                                   .id = io->id,
+                                   .data = io->data,
+                                   .bytes = io->bytes,
+                                   .sync = io->write && s->settings.sync};
+    io->promote = 0;
+    err = move_begin(m);
+    if (err < 0) {
+        free(m);
+        return refusal(io, err);
+    }
+    io->op = m;
+    return 0;
+}
+
+int share_remove(struct share *s, const struct block_file_id *id)
+{
+    int worst = 0;
+
+    for (uint32_t i = 0; i < s->n; i++) {
+        int err;
+
+        share_remember(s, id, i, false, s->settings.negative_ms);
+        err = s->roots[i]->config.read_only ? 0 : share_errand(s, i, SHARE_REMOVE, id, 0);
+        if (err < 0 && worst == 0)
+            worst = err;
+    }
+    return worst;
+}

@@ -1,0 +1,131 @@
+/* Which root a block goes to and comes from, and what is remembered of their answers. */
+#include "daemon/share/share_internal.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+static uint64_t now_of(const struct share *s)
+{
+    return uv_now(s->settings.loop);
+}
+
+uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
+{
+    uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES + 2];
+
+    memcpy(bytes, id->fingerprint, UCM_FINGERPRINT_BYTES);
+    memcpy(bytes + UCM_FINGERPRINT_BYTES, id->key, id->key_bytes);
+    bytes[UCM_FINGERPRINT_BYTES + id->key_bytes] = (uint8_t)id->part;
+    bytes[UCM_FINGERPRINT_BYTES + id->key_bytes + 1] = (uint8_t)root;
+    return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes + 2, s->seed);
+}
+
+void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
+                    uint64_t for_ms)
+{
+    uint64_t now = now_of(s), tag = share_tag(s, id, root);
+
+    if (for_ms > 0)
+        memo_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
+                 now + for_ms);
+    else
+        memo_forget(&s->answers, tag);
+}
+
+enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root)
+{
+    return (enum share_known)memo_get(&s->answers, share_tag(s, id, root), now_of(s));
+}
+
+/* ---- rendezvous ---- */
+
+/* Each root has a number of its own for each part; the highest has the part. A root that goes so
+ * gives away its own parts and no others. All parts of a block go to one root. */
+static uint64_t rendezvous(const struct share *s, const struct block_file_id *id, uint32_t root)
+{
+    uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES];
+
+    memcpy(bytes, id->fingerprint, UCM_FINGERPRINT_BYTES);
+    memcpy(bytes + UCM_FINGERPRINT_BYTES, id->key, id->key_bytes);
+    return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes, s->roots[root]->hash);
+}
+
+/* Of those that take part in the hashing and are asked now. SHARE_MAX_ROOTS: none. */
+static uint32_t hashed_root(const struct share *s, const struct block_file_id *id,
+                            share_roots_mask asked)
+{
+    uint32_t best = SHARE_MAX_ROOTS;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < s->n; i++) {
+        uint64_t weight;
+
+        if (!(asked >> i & 1) || s->roots[i]->config.read_only)
+            continue;
+        weight = rendezvous(s, id, i);
+        if (best == SHARE_MAX_ROOTS || weight > most) {
+            best = i;
+            most = weight;
+        }
+    }
+    return best;
+}
+
+share_roots_mask share_holders(const struct share *s, const struct block_file_id *id,
+                               share_roots_mask asked)
+{
+    share_roots_mask mask = 0;
+    uint32_t one;
+
+    if (s->settings.spread != CONFIG_SPREAD_HASHED)
+        return asked;
+    one = hashed_root(s, id, asked);
+    if (one < SHARE_MAX_ROOTS)
+        mask |= 1u << one;
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->roots[i]->config.read_only) /* who filled it did not hash by our roots */
+            mask |= asked & 1u << i;
+    return mask;
+}
+
+/* ---- where to ---- */
+
+uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t out[SHARE_MAX_ROOTS])
+{
+    share_roots_mask up = 0;
+    uint32_t n = 0, first = 0, one;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (share_root_asked(s->roots[i]))
+            up |= 1u << i;
+    if (s->settings.spread == CONFIG_SPREAD_HASHED) {
+        /* No other one: nobody would look for it there. */
+        one = hashed_root(s, id, up);
+        if (one < SHARE_MAX_ROOTS && share_root_takes_writes(s->roots[one]))
+            out[n++] = (uint8_t)one;
+        return n;
+    }
+    if (s->settings.spread == CONFIG_SPREAD_ROUND_ROBIN)
+        first = s->turn++ % s->n;
+    for (uint32_t i = 0; i < s->n; i++) {
+        uint32_t root = (first + i) % s->n;
+
+        if (share_root_takes_writes(s->roots[root]))
+            out[n++] = (uint8_t)root;
+    }
+    return n;
+}
+
+share_root share_promotion(struct share *s, const struct block_file_id *id, uint32_t root)
+{
+    uint64_t now = now_of(s), tag = share_tag(s, id, SHARE_MAX_ROOTS);
+    bool again = memo_get(&s->reads, tag, now) != 0;
+
+    if (s->settings.spread != CONFIG_SPREAD_TIERED || root == 0)
+        return 0;
+    memo_put(&s->reads, tag, 1, now, now + s->settings.collect_ms);
+    for (uint32_t i = 0; again && i < root; i++)
+        if (share_root_takes_writes(s->roots[i]))
+            return (share_root)(i + 1);
+    return 0;
+}

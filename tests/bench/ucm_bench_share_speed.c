@@ -1,0 +1,152 @@
+/* Stores and loads through a daemon against a plain client of the same root, by turns. */
+#include "tests/bench/ucm_bench_plain.h"
+#include "tests/bench/ucm_bench_share.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TARGET 0.9
+#define PASSES_MAX 64u
+
+static const uint64_t block_sizes[] = {256u << 10, 1u << 20, 4u << 20};
+
+struct speed {
+    struct share_bench *bench;
+    struct rig rig;
+    struct plain plain;
+    struct rig_move plan;
+    uint8_t *keys;
+    uint64_t run;
+    uint32_t sets;
+    struct pair stores, loads, prefetches;
+};
+
+/* The set before is gone from everywhere, so that a root need not hold more than one. */
+static int store_set(struct speed *s, uint64_t *ns)
+{
+    if (rig_evict(&s->rig, 0) < 0)
+        return bench_rig_fail(&s->rig, -UCM_EBUSY);
+    bench_keys(s->run, s->sets++, s->plan.n, s->keys);
+    return share_store(&s->rig, &s->plan, ns);
+}
+
+static int read_set(struct speed *s, enum rig_op op, uint64_t *ns)
+{
+    struct rig_moved moved;
+    uint64_t start;
+    int rc = rig_evict(&s->rig, 1);
+
+    start = clock_ns();
+    if (rc == 0)
+        rc = rig_move(&s->rig, op, &s->plan, NULL, &moved);
+    *ns = clock_ns() - start;
+    if (rc == 0 && moved.ok < s->plan.n)
+        return bench_fail(BENCH_FAILED, "%u of %u blocks were read", moved.ok, s->plan.n);
+    return rc < 0 ? bench_rig_fail(&s->rig, rc) : 0;
+}
+
+static int daemon_slice(struct speed *s, enum rig_op op, double *rate)
+{
+    uint64_t all_ns = 0, ns = 0;
+    unsigned n = 0;
+    int rc = 0;
+
+    for (; rc == 0 && n < PASSES_MAX && (double)all_ns < s->bench->tier.seconds * 1e9; n++) {
+        rc = op == RIG_DUMP ? store_set(s, &ns) : read_set(s, op, &ns);
+        all_ns += ns;
+    }
+    *rate = n * (double)s->plan.n * (double)s->rig.block_bytes * 1e9 / (double)all_ns;
+    return rc;
+}
+
+static int plain_slice(struct speed *s, bool write, double *rate)
+{
+    return plain_rate(&s->plain, write, s->bench->tier.seconds, rate) < 0
+               ? bench_fail(BENCH_FAILED, "%s", s->plain.why)
+               : 0;
+}
+
+static int speed_round(struct speed *s)
+{
+    double own = 0, base = 0;
+    int rc = plain_slice(s, true, &base);
+
+    if (rc == 0)
+        rc = daemon_slice(s, RIG_DUMP, &own);
+    if (rc == 0)
+        rc = pair_add(&s->stores, own, base);
+    if (rc == 0)
+        rc = daemon_slice(s, RIG_LOAD, &own);
+    if (rc == 0)
+        rc = plain_slice(s, false, &base);
+    if (rc == 0)
+        rc = pair_add(&s->loads, own, base);
+    if (rc == 0)
+        rc = daemon_slice(s, RIG_PREFETCH, &own);
+    return rc == 0 ? pair_add(&s->prefetches, own, base) : rc;
+}
+
+static int speed_rounds(struct speed *s)
+{
+    struct tier_bench *b = &s->bench->tier;
+    const char *name = plain_name(s->bench->target);
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < b->rounds; i++) {
+        if (progress_due(&b->progress))
+            progress_show(&b->progress, "blocks of %llu KiB, round %u",
+                          (unsigned long long)s->rig.block_bytes >> 10, i + 1);
+        rc = speed_round(s);
+    }
+    if (rc == 0 && rig_evict(&s->rig, 0) < 0)
+        rc = bench_rig_fail(&s->rig, -UCM_EBUSY);
+    if (rc != 0)
+        return rc;
+    pair_report(b, &s->stores, "store", s->rig.block_bytes, name, TARGET);
+    pair_report(b, &s->loads, "load", s->rig.block_bytes, name, TARGET);
+    pair_report(b, &s->prefetches, "prefetch", s->rig.block_bytes, name, TARGET);
+    return 0;
+}
+
+static int speed_measure(struct share_bench *b, uint64_t block_bytes)
+{
+    uint64_t total = b->tier.total_bytes;
+    uint32_t n = (uint32_t)(total / block_bytes);
+    struct rig_options o = {.name = program_name(),
+                            .model = "ucm-bench share",
+                            .parts = 1,
+                            .block_bytes = block_bytes,
+                            .chunk = 64u << 10,
+                            .blocks = n,
+                            .timeout_ms = (int)args_number(b->tier.args, "timeout")};
+    struct speed s = {.bench = b, .run = bench_run_id()};
+    int rc = share_daemon_open(b, b->target, total * 3 / 2 + (256u << 20), NULL, &o, &s.rig);
+
+    if (rc != 0)
+        return rc;
+    s.keys = malloc((size_t)n * RIG_KEY_BYTES);
+    s.plan = (struct rig_move){.keys = s.keys, .n = n, .batch = 32, .in_flight = 4};
+    s.plain = (struct plain){.target = b->target,
+                             .block_bytes = block_bytes,
+                             .total_bytes = total,
+                             .depth = b->tier.depth};
+    memset(s.rig.memory, 1, s.rig.memory_bytes);
+    rc = s.keys ? speed_rounds(&s) : bench_fail(BENCH_FAILED, "memory ran out");
+    plain_remove(&s.plain);
+    if (share_daemon_close(b, &s.rig) != 0)
+        rc = BENCH_FAILED;
+    free(s.keys);
+    pair_free(&s.stores);
+    pair_free(&s.loads);
+    pair_free(&s.prefetches);
+    return rc;
+}
+
+int share_speed(struct share_bench *b)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++)
+        rc = speed_measure(b, block_sizes[i]);
+    return rc;
+}

@@ -1,0 +1,232 @@
+#!/usr/bin/python3
+"""Hosts and their NFS server die at random under load, and every byte that anybody loads is right.
+
+UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED repeats a run's choices. The oracle: a
+block's bytes follow from its key, so that any host can tell whether what another stored came back whole.
+"""
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "integration"))
+
+import hosts  # noqa: E402
+from second_client import DEMO, EXISTS, OK, Closed, Refused, Region, keys  # noqa: E402
+
+SECONDS = float(os.environ.get("UCM_HOSTS_SECONDS", "20"))
+SEED = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+WINDOW, CHAINS_A_SECOND, BLOCKS = 40, 4, 24
+IDENTITY = dict(DEMO, model="hosts", shards=[2], shard_bytes=32768)
+BYTES = IDENTITY["shards"][0] * IDENTITY["shard_bytes"]
+OPTIONS = {"nvme.size": "64MiB", "nvme.segment": "4MiB", "arena.size": "24MiB", "share.deadline": "2s",
+           "share.negative": "500ms", "shutdown.drain": "2s"}
+
+
+def content(name):
+    return hashlib.sha512(name.encode()).digest() * (BYTES // 64)
+
+
+def names(chain):
+    return [f"{SEED}/{chain}/{i}" for i in range(BLOCKS)]
+
+
+def newest(began):
+    """Chains come up and go out of use, so that hosts always have something to find at each other's."""
+    return int((time.monotonic() - began) * CHAINS_A_SECOND)
+
+
+class Engine(threading.Thread):
+    """What an engine does on one host, over and over: looks a chain up, loads what is there, dumps the rest."""
+
+    def __init__(self, host, seed):
+        super().__init__(daemon=True)
+        self.host, self.random, self.ended = host, random.Random(seed), threading.Event()
+        self.began, self.steps = time.monotonic(), 0
+        self.loaded = self.dumped = self.missed = self.reconnects = self.shared = self.shared_now = 0
+        self.wrong, self.broken = [], None
+
+    def run(self):
+        try:
+            while not self.ended.is_set():
+                try:
+                    self.session()
+                except (Closed, Refused, OSError, AssertionError) as e:
+                    if isinstance(e, AssertionError):
+                        raise
+                    self.reconnects += 1
+                    self.ended.wait(0.1)
+        except Exception as e:  # noqa: BLE001  the main thread tells it
+            self.broken = e
+
+    def session(self):
+        client = self.host.client()
+        try:
+            ns = client.open(IDENTITY)
+            region = Region(client, ns, IDENTITY, BLOCKS)
+            while not self.ended.is_set():
+                self.step(client, ns, region)
+        finally:
+            client.close()
+
+    def step(self, client, ns, region):
+        self.steps += 1
+        if self.steps % 32 == 0:
+            now = metrics(client)["load_blocks_shared"]
+            self.shared += now - self.shared_now if now >= self.shared_now else now
+            self.shared_now = now
+        chain = names(newest(self.began) - min(int(self.random.expovariate(0.1)), WINDOW))
+        found = client.call("lookup", ns=ns, keys=keys(*chain), lease_ms=10000)
+        hits = found["hits"]
+        if hits:
+            region.memory[:hits * BYTES] = bytes(hits * BYTES)
+            status = region.load(chain[:hits], range(hits))
+            for i, got in enumerate(status):
+                if got != OK:
+                    self.missed += 1
+                elif region.bytes(i) != content(chain[i]):
+                    self.wrong.append(chain[i])
+                else:
+                    self.loaded += 1
+        if found.get("lease"):
+            client.call("release", lease=found["lease"])
+        self.dump(region, chain, hits)
+
+    def dump(self, region, chain, first):
+        for i in range(first, BLOCKS):
+            region.memory[i * BYTES:(i + 1) * BYTES] = content(chain[i])
+        if first < BLOCKS:
+            status = region.dump(chain[first:], range(first, BLOCKS))
+            self.dumped += sum(code in (OK, EXISTS) for code in status)
+
+
+def metrics(client):
+    return client.call("stats")["metrics"]
+
+
+def damage(export, chance):
+    """Somebody else's software, or the server's disk: a file gets other bytes, or fewer."""
+    files = [os.path.join(folder, name) for folder, _, found in os.walk(export) for name in found
+             if not name.startswith(".")]
+    for path in chance.sample(files, min(3, len(files))):
+        try:
+            with open(path, "r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                if chance.random() < 0.3:
+                    file.truncate(chance.randrange(size))
+                else:
+                    file.seek(chance.randrange(size))
+                    file.write(bytes([chance.randrange(256)]))
+        except (FileNotFoundError, ValueError):
+            pass
+
+
+@unittest.skipIf(hosts.why_not(), f"hosts in namespaces: {hosts.why_not()}")
+class Hosts(unittest.TestCase):
+    def setUp(self):
+        self.fleet = hosts.Fleet(3, **OPTIONS)
+        self.addCleanup(self.fleet.close)
+        self.chance = random.Random(SEED)
+        self.told = [f"UCM_SEED={SEED}"]
+
+    def harm(self):
+        """One accident, over again when it returns."""
+        fleet, chance = self.fleet, self.chance
+        host = chance.choice(fleet.hosts)
+        what = chance.choice(["host killed", "host restarted", "disk lost", "server killed", "server stopped",
+                              "cable pulled", "files damaged", "files removed"])
+        self.told.append(f"{what} {host.number}")
+        if what in ("host killed", "disk lost"):
+            host.kill()
+            if what == "disk lost":
+                host.forget()
+            host.start()
+        elif what == "host restarted":
+            self.assertEqual(host.stop(), 0, "a host that was told to stop")
+            host.start()
+        elif what == "server killed":
+            fleet.server.kill()
+            time.sleep(chance.random())
+            fleet.server.start()
+        elif what == "server stopped":
+            fleet.server.signal(signal.SIGSTOP)
+            time.sleep(chance.uniform(0.5, 4))
+            fleet.server.signal(signal.SIGCONT)
+        elif what == "cable pulled":
+            fleet.network.cable(host.number, False)
+            time.sleep(chance.uniform(0.2, 3))
+            fleet.network.cable(host.number, True)
+        elif what == "files damaged":
+            damage(fleet.server.export, chance)
+        else:
+            for folder, _, found in os.walk(fleet.server.export):
+                for name in chance.sample(found, len(found) // 8):
+                    os.unlink(os.path.join(folder, name))
+
+    def test_every_byte_is_right_whoever_dies(self):
+        engines = [Engine(host, SEED + i) for i, host in enumerate(self.fleet.hosts)]
+        for engine in engines:
+            engine.start()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            time.sleep(self.chance.uniform(0.3, 1.5))
+            self.harm()
+            self.assertFalse([name for engine in engines for name in engine.wrong], self.told)
+        for engine in engines:
+            engine.ended.set()
+        for engine in engines:
+            engine.join(hosts.TIMEOUT_S)
+            self.assertFalse(engine.is_alive(), ("an engine hangs", self.told))
+            self.assertIsNone(engine.broken, (engine.broken, self.told))
+            self.assertFalse(engine.wrong, self.told)
+            print(f"host {engine.host.number}: {engine.loaded} loaded ({engine.shared} of them from the share), "
+                  f"{engine.missed} promised and missed, "
+                  f"{engine.dumped} dumped, {engine.reconnects} times without its daemon", file=sys.stderr)
+        print(f"seed {SEED}, {len(self.told) - 1} accidents", file=sys.stderr)
+        self.assertGreater(sum(engine.shared for engine in engines), 0, "nothing was loaded from the share")
+        self.newcomer_finds_what_others_stored()
+
+    def newcomer_finds_what_others_stored(self):
+        """When all is well again somebody with nothing of its own loads from the share, without anybody's help."""
+        old, chain = self.fleet.hosts[0], names(-1000)
+        engine = Engine(old, SEED)
+        self.retry(lambda: self.stored(engine, chain), "a chain dumped")
+        old.kill()
+        old.forget()
+        old.start()
+        self.retry(lambda: self.stored(engine, chain, load=True), "a chain loaded from the share")
+
+    def stored(self, engine, chain, load=False):
+        try:
+            client = engine.host.client()
+            try:
+                region = Region(client, client.open(IDENTITY), IDENTITY, BLOCKS)
+                if not load:
+                    engine.dump(region, chain, 0)
+                    time.sleep(1)
+                    return metrics(client)["share_writes"] >= BLOCKS
+                engine.loaded = 0
+                found = client.call("lookup", ns=1, keys=keys(*chain))["hits"]
+                status = region.load(chain[:found], range(found)) if found else []
+                self.assertFalse([i for i, got in enumerate(status) if got == OK
+                                  and region.bytes(i) != content(chain[i])], "wrong bytes")
+                return status == [OK] * BLOCKS
+            finally:
+                client.close()
+        except (Closed, Refused, OSError):
+            return False
+
+    def retry(self, true, what):
+        deadline = time.monotonic() + 40
+        while not true():
+            self.assertLess(time.monotonic(), deadline, f"{what} did not come about: {self.told}")
+            time.sleep(0.3)
+
+
+if __name__ == "__main__":
+    unittest.main()

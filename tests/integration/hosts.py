@@ -1,0 +1,197 @@
+"""Hosts that share an NFS server: each a network namespace with a ucmd in it, a cable between each and the server's.
+
+Needs root, network namespaces, and nfs-ganesha on a file system that its VFS backend can serve; why_not() says what
+is missing.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from daemon import TIMEOUT_S, Daemon
+from second_client import Client
+
+NFS_PORT, MOUNT_PORT = 22049, 22048
+SERVER_IP = "10.77.0.1"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbind", path=PATH)
+CONFIG = """
+NFS_CORE_PARAM {{
+    NFS_Protocols = 3; NFS_Port = {nfs}; MNT_Port = {mount};
+    Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;
+}}
+NFS_KRB5 {{ Active_krb5 = false; }}
+EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }}
+EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /kv; FSAL {{ Name = VFS; }} }}
+LOG {{ Default_Log_Level = WARN; }}
+"""
+
+
+def run(*argv, check=True):
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=TIMEOUT_S, check=check)
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def why_not():
+    """What this machine lacks, as a sentence, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not shutil.which("ip"):
+        return "ip (iproute2) is missing"
+    if not GANESHA or not RPCBIND:
+        return "nfs-ganesha or rpcbind is not installed"
+    name = f"ucm{os.getpid()}t"
+    made = run("ip", "netns", "add", name, check=False)
+    run("ip", "netns", "del", name, check=False)
+    return None if made.returncode == 0 else f"no network namespace can be made here: {made.stdout.strip()}"
+
+
+class Network:
+    """The server's namespace with a bridge, and one for each host, cabled to it."""
+
+    def __init__(self, hosts):
+        self.names = [f"ucm{os.getpid()}s"] + [f"ucm{os.getpid()}h{i}" for i in range(hosts)]
+        try:
+            for name in self.names:
+                run("ip", "netns", "add", name)
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            server = self.names[0]
+            run("ip", "-n", server, "link", "add", "hub", "type", "bridge")
+            run("ip", "-n", server, "addr", "add", f"{SERVER_IP}/24", "dev", "hub")
+            run("ip", "-n", server, "link", "set", "hub", "up")
+            for i, name in enumerate(self.names[1:]):
+                run("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"h{i}", "netns", server)
+                run("ip", "-n", server, "link", "set", f"h{i}", "master", "hub", "up")
+                run("ip", "-n", name, "addr", "add", f"10.77.0.{10 + i}/24", "dev", "eth0")
+                run("ip", "-n", name, "link", "set", "eth0", "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def inside(self, who):
+        """The words before a command that is to run there; 0 is the server, hosts count from 1."""
+        return ["ip", "netns", "exec", self.names[who]]
+
+    def cable(self, host, up):
+        run("ip", "-n", self.names[0], "link", "set", f"h{host - 1}", "up" if up else "down")
+
+    def close(self):
+        for name in self.names:
+            run("ip", "netns", "del", name, check=False)
+
+
+class Server:
+    """nfs-ganesha in the server's namespace; its export outlives it."""
+
+    def __init__(self, network, folder):
+        self.network, self.folder, self.process = network, folder, None
+        self.export = os.path.join(folder, "export")
+        self.config, self.log = os.path.join(folder, "ganesha.conf"), os.path.join(folder, "ganesha.log")
+        os.mkdir(self.export)
+        open(self.log, "w").close()
+        with open(self.config, "w") as file:
+            file.write(CONFIG.format(nfs=NFS_PORT, mount=MOUNT_PORT, folder=self.export))
+        # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
+        words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w"
+        self.names = self.begin(["unshare", "-m", "sh", "-c", words])
+        self.await_port(self.names, 111)
+        self.start()
+
+    def begin(self, argv):
+        return subprocess.Popen(self.network.inside(0) + argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
+
+    def url(self):
+        return f"nfs://{SERVER_IP}/kv?version=3&nfsport={NFS_PORT}&mountport={MOUNT_PORT}"
+
+    def start(self):
+        argv = [GANESHA, "-F", "-f", self.config, "-L", self.log, "-p", os.path.join(self.folder, "ganesha.pid")]
+        self.process = self.begin(argv)
+        self.await_port(self.process, NFS_PORT)
+
+    def await_port(self, process, port):
+        probe = f"import socket; socket.create_connection(('{SERVER_IP}', {port}), 1).close()"
+        deadline = time.monotonic() + TIMEOUT_S
+        while run(*self.network.inside(0), "python3", "-c", probe, check=False).returncode != 0:
+            if process.poll() is not None or time.monotonic() > deadline:
+                with open(self.log, errors="replace") as file:
+                    raise RuntimeError(f"nothing answers at port {port}:\n" + file.read()[-2000:])
+            time.sleep(0.1)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self):
+        self.kill()
+        self.names.kill()
+        self.names.wait()
+
+
+class Host:
+    """A ucmd in a namespace, with a disk of its own."""
+
+    def __init__(self, network, number, folder, roots, **options):
+        self.network, self.number, self.folder, self.daemon = network, number, folder, None
+        self.options = {"share.roots": roots, **options}
+        os.mkdir(folder)
+        self.start()
+
+    def start(self):
+        self.daemon = Daemon(before=self.network.inside(self.number), folder=self.folder, **self.options)
+
+    def client(self):
+        return Client(self.daemon)
+
+    def kill(self):
+        self.daemon.kill()
+
+    def stop(self):
+        return self.daemon.stop() if self.daemon else 0
+
+    def forget(self):
+        """Between two runs: its disk is lost."""
+        shutil.rmtree(os.path.join(self.folder, "nvme"))
+
+
+class Fleet:
+    """A network, its server, and hosts 1 to n that share its export."""
+
+    def __init__(self, hosts, **options):
+        self.folder = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK"))
+        self.hosts, self.server, self.network = [], None, None
+        try:
+            self.network = Network(hosts)
+            self.server = Server(self.network, self.folder)
+            for _ in range(hosts):
+                self.add(**options)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, **options):
+        number = len(self.hosts) + 1
+        self.hosts.append(Host(self.network, number, os.path.join(self.folder, f"host{number}"), self.server.url(),
+                               **options))
+        return self.hosts[-1]
+
+    def close(self):
+        for host in self.hosts:
+            host.stop()
+        if self.server:
+            self.server.close()
+        if self.network:
+            self.network.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,37 @@
+/* A relay of TCP between a client of NFS and its server, in a thread: counts requests, cuts
+ * connections, damages and changes replies. */
+#ifndef UCMD_TESTS_NFS_RELAY_H
+#define UCMD_TESTS_NFS_RELAY_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define NFS_RELAY_PORT 20500
+#define NFS_RELAY_PAIRS 8
+
+struct nfs_relay {
+    atomic_uint requests; /* from client to server, since the beginning */
+    atomic_uint cut;      /* connections to be cut before it goes on */
+    /* Of the bytes of long replies, which are data, one in so many is changed; 0: none. What comes
+     * before them is left alone: on lengths that are none libnfs 4.0.0 reads beyond its buffer. */
+    atomic_uint damage_every;
+    /* One reply says this instead: that after `say_after` others, of a client that has one request
+     * under way at a time. */
+    atomic_uint say_status, say_after;
+    atomic_bool stop;
+    pthread_t thread;
+    int listener, to_port;
+    struct {
+        int client, server;
+        uint32_t mark_bytes, left; /* of a record from the client */
+        uint8_t mark[4];
+    } pairs[NFS_RELAY_PAIRS];
+    unsigned n;
+    uint64_t random;
+};
+
+void nfs_relay_open(struct nfs_relay *r, int to_port);
+void nfs_relay_close(struct nfs_relay *r);
+
+#endif

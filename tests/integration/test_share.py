@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Two daemons over one folder that they share, through second_client.py: what one stores the other finds and loads, and
+what is not there any more, or is not what it should be, is a miss. The other host is a second daemon here.
+"""
+
+import faulthandler
+import os
+import shutil
+import sys
+import tempfile
+import time
+import unittest
+
+try:
+    from second_client import DEMO, MISS, OK, Case, Client, Daemon, Region, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+ABSENT, IN_DRAM, ON_NVME, ON_SHARE = 0, 1, 2, 3
+HEADER = 64
+
+
+class Host:
+    """One daemon, a connection to it, a namespace and a region for each of its parts."""
+
+    def __init__(self, folder, identity, blocks, **options):
+        self.daemon = Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms",
+                                            "share.lookup_deadline": "2s", **options})
+        self.client = Client(self.daemon)
+        self.ns = self.client.open(identity)
+        self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]
+
+    def look(self, *names, **more):
+        return self.client.call("lookup", ns=self.ns, keys=keys(*names), shared=True, **more)
+
+    def tiers(self, *names):
+        return list(self.look(*names, each=True).get("status", b""))
+
+    def parts(self, name):
+        return self.client.call("inspect", ns=self.ns, key=keys(name))["parts"]
+
+    def metrics(self):
+        return self.client.call("stats")["metrics"]
+
+
+class Share(Case):
+    @classmethod
+    def setUpClass(cls):
+        pass
+
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def setUp(self):
+        self.folder, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []
+
+    def tearDown(self):
+        statuses = [host.daemon.stop() for host in self.hosts]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.assertEqual(set(statuses), {0})
+
+    def host(self, blocks=16, **options):
+        self.hosts.append(Host(self.folder, self.identity, blocks, **options))
+        return self.hosts[-1]
+
+    def files(self):
+        return sorted(os.path.join(at, name) for at, _, names in os.walk(self.folder) for name in names
+                      if not name.startswith(".") and os.path.basename(os.path.dirname(at)) == "blocks")
+
+    def stored(self, host, count):
+        """Blocks 0 to count of every region, dumped and written to the share; what they hold, by part."""
+        bytes_of = [[region.fill(block) for block in range(count)] for region in host.regions]
+        for region in host.regions:
+            self.assertEqual(set(region.dump(range(count), range(count))), {OK})
+        self.until(lambda: len(self.files()) == count * len(host.regions), "their writing")
+        self.until(lambda: all(part["shared"] == "ready" for name in range(count) for part in host.parts(name)))
+        return bytes_of
+
+    def loaded(self, host, count, bytes_of):
+        for region, blocks in zip(host.regions, bytes_of):
+            region.memory[:] = bytes(len(region.memory))
+            self.assertEqual(set(region.load(range(count), range(count))), {OK})
+            self.assertEqual([region.bytes(block) for block in range(count)], blocks)
+
+    def test_what_one_host_stores_the_other_loads(self):
+        one, other = self.host(), self.host()
+        bytes_of = self.stored(one, 8)
+        self.assertEqual(other.look(*range(12)), {"hits": 8, "shared": 8})
+        self.assertEqual(other.look(*range(12))["hits"], 8)
+        self.loaded(other, 8, bytes_of)
+        self.assertEqual(other.look(*range(8)), {"hits": 8, "dram": 8})
+        self.assertEqual(other.metrics()["load_blocks_shared"], 8)
+        self.assertEqual(other.metrics()["share_writes"], 0, "they are there")
+        self.assertGreater(other.metrics()["lookups_waited"], 0)
+
+    def test_a_block_of_two_ranks_counts_when_both_are_there(self):
+        self.identity.update(parts=2, shards=[2, 3])
+        one, other = self.host(), self.host()
+        one.regions[0].fill(0)
+        self.assertEqual(one.regions[0].dump("x", [0]), [OK])
+        self.assertEqual(other.look("x")["hits"], 0)
+        bytes_of = self.stored(one, 4)
+        self.assertEqual(other.look(*range(4)), {"hits": 4, "shared": 4})
+        self.loaded(other, 4, bytes_of)
+
+    def test_it_is_asked_again_after_a_restart(self):
+        one = self.host()
+        bytes_of = self.stored(one, 4)
+        self.assertEqual(one.daemon.stop(), 0)
+        again = self.host()
+        self.assertEqual(again.look(*range(6))["hits"], 4)
+        self.loaded(again, 4, bytes_of)
+
+    def test_a_file_that_another_host_removed_is_a_miss(self):
+        one, other = self.host(), self.host()
+        self.stored(one, 4)
+        self.assertEqual(other.look(*range(4), lease_ms=60000)["hits"], 4)
+        for path in self.files():
+            os.remove(path)
+        self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)
+        self.assertEqual(other.look(*range(4))["hits"], 0)
+        self.assertEqual(one.look(*range(4)), {"hits": 4, "dram": 4})
+        self.assertEqual(other.metrics()["share_forgotten"], 4)
+
+    def test_a_damaged_file_is_a_miss(self):
+        one, other = self.host(), self.host()
+        self.stored(one, 3)
+        for number, path in enumerate(self.files()):
+            with open(path, "r+b") as file:
+                file.seek(number * 30 if number < 2 else HEADER + 5000)  # magic, checksum, payload
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 1]))
+        before = other.regions[0].bytes(0)
+        other.look(*range(3))
+        self.assertEqual(set(other.regions[0].load(range(3), range(3))), {MISS})
+        self.assertEqual(other.regions[0].bytes(0), before)
+
+    def test_prefetch_brings_them_to_dram(self):
+        one, other = self.host(), self.host()
+        self.stored(one, 4)
+        answer = other.client.call("prefetch", ns=other.ns, keys=keys(*range(5)))
+        self.assertEqual(list(answer["status"]), [OK] * 4 + [MISS])
+        self.assertEqual(other.look(*range(5)), {"hits": 4, "dram": 4})
+
+    def test_each_key_is_told_by_where_it_lies(self):
+        one, other = self.host(), self.host()
+        self.stored(one, 2)
+        other.regions[0].fill(5)
+        other.regions[0].dump("x", [5])
+        self.assertEqual(other.tiers("x", 0, "y", 1), [IN_DRAM, ON_SHARE, ABSENT, ON_SHARE])
+        plain = other.client.call("lookup", ns=other.ns, keys=keys(0), each=True)
+        self.assertEqual(plain, {"hits": 1, "status": bytes([ON_NVME])}, "who does not ask is not told")
+        self.assertEqual(other.parts(0)[0]["shared"], "ready")
+        self.assertEqual(other.parts(0)[0]["root"], 1)
+
+    def test_evicted_by_name_they_go_from_the_folder(self):
+        one, other = self.host(), self.host()
+        self.stored(one, 3)
+        other.client.call("evict", ns=other.ns, keys=keys(0), tier=3)
+        self.until(lambda: len(self.files()) == 2, "the first file's end")
+        one.client.call("evict", ns=one.ns, keys=keys(1))
+        self.until(lambda: len(self.files()) == 1, "the second file's end")
+        one.client.call("evict", ns=one.ns, keys=keys(2), tier=1)
+        self.assertEqual(len(self.files()), 1)
+        self.assertEqual(one.tiers(0, 2), [IN_DRAM, ON_SHARE])
+
+    def test_a_purge_takes_the_files_of_its_namespace_only(self):
+        one = self.host()
+        self.stored(one, 3)
+        self.identity["salt"] = b"other"
+        other = self.host()
+        self.assertEqual(other.regions[0].dump(range(2), range(2)), [OK] * 2)
+        self.until(lambda: len(self.files()) == 5, "their writing")
+        other.client.call("namespace.purge", ns=other.ns)
+        self.assertEqual(len(self.files()), 3)
+        self.assertEqual(one.look(*range(3)), {"hits": 3, "dram": 3})
+
+    def test_with_the_folder_gone_it_goes_on_with_what_it_has(self):
+        one = self.host()
+        self.stored(one, 2)
+        os.rename(self.folder, self.folder + ".away")
+        try:
+            start = time.monotonic()
+            self.assertEqual(one.look(0, 1, "x"), {"hits": 2, "dram": 2})
+            self.assertLess(time.monotonic() - start, 3)
+            one.regions[0].fill(3)
+            self.assertEqual(one.regions[0].dump("z", [3]), [OK])
+            self.assertEqual(one.look("z"), {"hits": 1, "dram": 1})
+        finally:
+            os.rename(self.folder + ".away", self.folder)
+
+    def test_stats_tell_of_the_roots(self):
+        one = self.host()
+        self.stored(one, 2)
+        roots = one.client.call("stats")["shares"]
+        self.assertEqual([(root["name"], root["backend"], root["health"]) for root in roots],
+                         [(self.folder, "posix", "up")])
+        self.assertEqual(roots[0]["writes"], 2)
+        listed = one.client.call("namespace.list")["namespaces"][0]
+        self.assertEqual(listed["shared_bytes"], 2 * one.regions[0].size)
+        self.assertEqual(one.client.call("health")["status"], "ok")
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()

@@ -1,0 +1,350 @@
+/* Beneath share_contract.h: a backend, operations on it one by one, and the files on its root.
+ *
+ * begin(c) of a test fills in `ops`, `target` and `folder`: the same root as `target`, seen as a
+ * folder here, for the tests lay and damage files there directly. A server that stands between must
+ * not remember attributes of files. Every test is a process, with a begin and an end of its own. */
+#ifndef UCMD_TESTS_SHARE_CONTRACT_RIG_H
+#define UCMD_TESTS_SHARE_CONTRACT_RIG_H
+
+#include "daemon/share/backend.h"
+#include "daemon/tier/bytes.h"
+#include "daemon/tier/checksum.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define CONTRACT_OPS 64
+#define CONTRACT_DEADLINE_MS 60000
+#define PENDING 1 /* no status: 0 and -errno are */
+
+struct contract {
+    const struct share_backend_ops *ops;
+    char folder[128], target[256];
+    unsigned depth; /* 8 unless begin says otherwise; at least 2 */
+    /* The root goes away, as the backend sees it, and comes back. NULL: the folder is renamed. */
+    void (*root_away)(struct contract *c);
+    void (*root_back)(struct contract *c);
+    uv_loop_t loop;
+    uv_timer_t deadline;
+    struct share_backend *b;
+    bool starting;
+    unsigned done;
+};
+
+struct contract_op {
+    struct share_op op; /* first */
+    struct contract *c;
+    int status;
+};
+
+/* ---- running operations ---- */
+
+static inline void contract_late_cb(uv_timer_t *timer)
+{
+    (void)timer;
+    cr_assert_fail("not done by the deadline");
+}
+
+static inline void contract_open(struct contract *c)
+{
+    struct share_backend_config config = {
+        .loop = &c->loop, .target = c->target, .host = "host", .depth = c->depth};
+
+    cr_assert_eq(c->ops->open(&config, &c->b), 0);
+}
+
+static inline void contract_close(struct contract *c)
+{
+    c->ops->close(c->b);
+    c->b = NULL;
+    cr_assert_eq(uv_run(&c->loop, UV_RUN_DEFAULT), 0, "close ends on the loop");
+}
+
+static inline void contract_done_cb(struct share_op *op, int status)
+{
+    struct contract_op *o = (struct contract_op *)op;
+
+    cr_assert_not(o->c->starting, "done from inside start");
+    cr_assert_eq(o->status, PENDING, "done twice");
+    o->status = status;
+    o->c->done++;
+}
+
+static inline void contract_start(struct contract *c, struct contract_op *o)
+{
+    o->c = c;
+    o->status = PENDING;
+    o->op.done = contract_done_cb;
+    c->starting = true;
+    c->ops->start(c->b, &o->op);
+    c->starting = false;
+}
+
+/* Until `n` operations are done in all. */
+static inline void contract_wait(struct contract *c, unsigned n)
+{
+    uv_update_time(&c->loop);
+    uv_timer_start(&c->deadline, contract_late_cb, CONTRACT_DEADLINE_MS, 0);
+    while (c->done < n)
+        uv_run(&c->loop, UV_RUN_ONCE);
+    uv_timer_stop(&c->deadline);
+    cr_assert_eq(c->done, n);
+}
+
+static inline int contract_run(struct contract *c, struct contract_op *o)
+{
+    contract_start(c, o);
+    contract_wait(c, c->done + 1);
+    return o->status;
+}
+
+static inline struct block_file_id contract_id(unsigned number)
+{
+    struct block_file_id id = {.key_bytes = 16, .part = number % 3};
+
+    memset(id.fingerprint, 0xf1, sizeof(id.fingerprint));
+    put32(id.key, number);
+    return id;
+}
+
+static inline struct share_op contract_of(enum share_verb verb, unsigned number, void *data,
+                                          uint64_t bytes)
+{
+    return (struct share_op){.verb = verb, .id = contract_id(number), .data = data, .bytes = bytes};
+}
+
+static inline int contract_do(struct contract *c, enum share_verb verb, unsigned number, void *data,
+                              uint64_t bytes)
+{
+    struct contract_op o = {.op = contract_of(verb, number, data, bytes)};
+
+    return contract_run(c, &o);
+}
+
+static inline int contract_check(struct contract *c, bool sync, uint64_t *now_ns)
+{
+    struct contract_op o = {.op = {.verb = SHARE_CHECK, .sync = sync}};
+    int status = contract_run(c, &o);
+
+    *now_ns = o.op.now_ns;
+    return status;
+}
+
+static inline struct share_listing contract_list(struct contract *c, uint8_t bucket)
+{
+    struct contract_op o = {.op = {.verb = SHARE_LIST, .bucket = bucket}};
+
+    cr_assert_eq(contract_run(c, &o), 0);
+    return o.op.listing;
+}
+
+static inline bool contract_answer(int status)
+{
+    return status == 0 || status == -ENOENT || status == -ESTALE || status == -EEXIST ||
+           status == -EBADMSG || status == -EINVAL;
+}
+
+/* ---- the files themselves ---- */
+
+static inline uint8_t contract_byte(unsigned number, uint64_t at)
+{
+    return (uint8_t)(number * 167 + at * 31 + (at >> 8) * 7 + (at >> 16));
+}
+
+static inline void contract_fill(uint8_t *data, uint64_t bytes, unsigned number)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        data[i] = contract_byte(number, i);
+}
+
+static inline uint8_t *contract_data(uint64_t bytes, unsigned number)
+{
+    uint8_t *data = malloc(bytes);
+
+    cr_assert(data);
+    contract_fill(data, bytes, number);
+    return data;
+}
+
+/* Reads into other memory; 0 is said only with all bytes right. */
+static inline int contract_read(struct contract *c, unsigned number, uint64_t bytes)
+{
+    uint8_t *data = malloc(bytes);
+    int status;
+
+    cr_assert(data);
+    memset(data, 0xee, bytes);
+    status = contract_do(c, SHARE_READ, number, data, bytes);
+    for (uint64_t i = 0; status == 0 && i < bytes; i++)
+        cr_assert_eq(data[i], contract_byte(number, i), "byte %llu", (unsigned long long)i);
+    free(data);
+    return status;
+}
+
+static inline int contract_write(struct contract *c, unsigned number, uint64_t bytes)
+{
+    uint8_t *data = contract_data(bytes, number);
+    int status = contract_do(c, SHARE_WRITE, number, data, bytes);
+
+    free(data);
+    return status;
+}
+
+static inline uint8_t contract_bucket(unsigned number, char name[BLOCK_FILE_NAME_CAP])
+{
+    struct block_file_id id = contract_id(number);
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+
+    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    return identity[0];
+}
+
+static inline void contract_path_in(const struct contract *c, uint8_t bucket, const char *name,
+                                    char path[512])
+{
+    int n = snprintf(path, 512, "%s/blocks/%02x/%s", c->folder, bucket, name);
+
+    cr_assert_lt(n, 512);
+}
+
+static inline void contract_path(const struct contract *c, unsigned number, char path[512])
+{
+    char name[BLOCK_FILE_NAME_CAP];
+    uint8_t bucket = contract_bucket(number, name);
+
+    contract_path_in(c, bucket, name, path);
+}
+
+static inline void contract_bucket_make(const struct contract *c, uint8_t bucket)
+{
+    char path[512];
+
+    snprintf(path, sizeof(path), "%s/blocks", c->folder);
+    cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
+    contract_path_in(c, bucket, "", path);
+    cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
+}
+
+static inline void contract_put(const char *path, const void *data, uint64_t bytes)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(write(fd, data, bytes), (ssize_t)bytes);
+    cr_assert_eq(close(fd), 0);
+}
+
+/* A whole file of part `number`, with content that says `content`. */
+static inline void contract_lay(const char *path, unsigned number, unsigned content, uint64_t bytes)
+{
+    uint8_t *file = malloc(BLOCK_FILE_HEADER_BYTES + bytes), *data = file + BLOCK_FILE_HEADER_BYTES;
+    struct block_file_id id = contract_id(number);
+    struct block_file_header h = {.payload_bytes = bytes, .part = id.part};
+    char name[BLOCK_FILE_NAME_CAP];
+
+    cr_assert(file);
+    contract_fill(data, bytes, content);
+    h.checksum = checksum_of(data, bytes);
+    cr_assert_eq(block_file_place(&id, h.identity, name), 0);
+    block_file_encode(&h, file);
+    contract_put(path, file, BLOCK_FILE_HEADER_BYTES + bytes);
+    free(file);
+}
+
+static inline void contract_flip(const char *path, off_t at, uint8_t bits)
+{
+    int fd = open(path, O_RDWR);
+    uint8_t byte;
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= bits;
+    cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static unsigned contract_files_n;
+static inline int contract_files_cb(const char *path, const struct stat *st, int type,
+                                    struct FTW *at)
+{
+    (void)path, (void)st, (void)at;
+    contract_files_n += type != FTW_D;
+    return 0;
+}
+
+/* All that is no folder below this one, temporary files among it. */
+static inline unsigned contract_files(const char *folder)
+{
+    contract_files_n = 0;
+    cr_assert_eq(nftw(folder, contract_files_cb, 16, FTW_PHYS), 0);
+    return contract_files_n;
+}
+
+static inline uint64_t contract_clock_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline void contract_near_now(uint64_t ns)
+{
+    uint64_t now = contract_clock_ns(), slack = 10000000000u;
+
+    cr_assert(ns > now - slack && ns < now + slack);
+}
+
+static inline void contract_rename_root(struct contract *c, bool away)
+{
+    char beside[160];
+
+    snprintf(beside, sizeof(beside), "%s.away", c->folder);
+    cr_assert_eq(rename(away ? c->folder : beside, away ? beside : c->folder), 0);
+}
+
+static inline const struct share_file *contract_listed(const struct share_listing *l,
+                                                       const char *name)
+{
+    for (uint32_t i = 0; i < l->n; i++)
+        if (strcmp(l->names + l->files[i].name, name) == 0)
+            return &l->files[i];
+    return NULL;
+}
+
+/* ---- one test ---- */
+
+static inline void contract_case(void (*begin)(struct contract *), void (*end)(struct contract *),
+                                 void (*body)(struct contract *))
+{
+    struct contract *c = calloc(1, sizeof(*c));
+
+    cr_assert(c);
+    c->depth = 8;
+    cr_assert_eq(uv_loop_init(&c->loop), 0);
+    uv_timer_init(&c->loop, &c->deadline);
+    uv_unref((uv_handle_t *)&c->deadline);
+    begin(c);
+    contract_open(c);
+    body(c);
+    contract_close(c);
+    end(c);
+    uv_close((uv_handle_t *)&c->deadline, NULL);
+    uv_run(&c->loop, UV_RUN_DEFAULT);
+    cr_assert_eq(uv_loop_close(&c->loop), 0);
+    free(c);
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* A shared tier in memory for the cache's tests: files that a test sees, operations that end when
+ * it says so, in one of the ways that a server has. */
+#ifndef UCMD_TESTS_SHARE_FAKE_H
+#define UCMD_TESTS_SHARE_FAKE_H
+
+#include "daemon/share/share.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FAKE_FILES_MAX 8192
+#define FAKE_FAILED 0xff /* in `promote` of a read that was told as failed */
+
+struct fake_file {
+    struct block_file_id id;
+    share_root root; /* 0: none */
+    uint64_t bytes;
+    uint8_t *data;
+};
+
+struct share {
+    struct fake_file file[FAKE_FILES_MAX];
+    uint32_t files;
+    struct list pending; /* of share_io.link: accepted, not told */
+    struct list held;    /* told, not released: as when a thread hangs */
+    unsigned n_pending, n_held, submits, removes, probes;
+    int refuse;         /* what submit answers; 0: accepts */
+    unsigned refuse_n;  /* so often */
+    bool refused;       /* ready_cb is owed */
+    share_root to;      /* where writes go whose root is left to the share */
+    share_root promote; /* what reads are told */
+    struct share_probe *probe;
+    struct share_purge *purge;
+    void (*ready_cb)(void *ctx);
+    void *ctx;
+};
+
+static inline bool fake_id_equal(const struct block_file_id *a, const struct block_file_id *b)
+{
+    return a->part == b->part && a->key_bytes == b->key_bytes &&
+           memcmp(a->key, b->key, a->key_bytes) == 0 &&
+           memcmp(a->fingerprint, b->fingerprint, sizeof(a->fingerprint)) == 0;
+}
+
+/* The file of a part, on that root or (0) on any. */
+static inline struct fake_file *fake_file_find(struct share *s, const struct block_file_id *id,
+                                               share_root root)
+{
+    for (uint32_t i = 0; i < s->files; i++)
+        if (s->file[i].root != 0 && (root == 0 || s->file[i].root == root) &&
+            fake_id_equal(&s->file[i].id, id))
+            return &s->file[i];
+    return NULL;
+}
+
+static inline void fake_file_put(struct share *s, const struct block_file_id *id, share_root root,
+                                 const void *data, uint64_t bytes)
+{
+    struct fake_file *f = fake_file_find(s, id, root);
+    uint32_t at = 0;
+
+    if (f)
+        return; /* files are never changed */
+    while (at < s->files && s->file[at].root != 0)
+        at++;
+    cr_assert_lt(at, FAKE_FILES_MAX);
+    s->files = at == s->files ? at + 1 : s->files;
+    f = &s->file[at];
+    *f = (struct fake_file){.id = *id, .root = root, .bytes = bytes, .data = malloc(bytes)};
+    cr_assert(f->data);
+    memcpy(f->data, data, bytes);
+}
+
+static inline void fake_file_remove(struct fake_file *f)
+{
+    free(f->data);
+    *f = (struct fake_file){0};
+}
+
+static inline int fake_share_submit(struct share *s, struct share_io *io)
+{
+    s->submits++;
+    if (s->refuse_n > 0) {
+        s->refuse_n--;
+        s->refused = s->refused || s->refuse == -EAGAIN;
+        return s->refuse;
+    }
+    list_push_back(&s->pending, &io->link);
+    s->n_pending++;
+    return 0;
+}
+
+static inline void fake_share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx)
+{
+    s->ready_cb = ready_cb;
+    s->ctx = ctx;
+}
+
+static inline void fake_share_ready(struct share *s)
+{
+    if (!s->refused)
+        return;
+    s->refused = false;
+    s->ready_cb(s->ctx);
+}
+
+static inline int fake_share_probe(struct share *s, struct share_probe *p)
+{
+    s->probes++;
+    cr_assert_null(s->probe);
+    s->probe = p;
+    return 0;
+}
+
+static inline void fake_share_probe_cancel(struct share *s, struct share_probe *p)
+{
+    cr_assert_eq(s->probe, p);
+    s->probe = NULL;
+}
+
+static inline int fake_share_remove(struct share *s, const struct block_file_id *id)
+{
+    struct fake_file *f;
+
+    s->removes++;
+    while ((f = fake_file_find(s, id, 0)) != NULL)
+        fake_file_remove(f);
+    return 0;
+}
+
+static inline int fake_share_purge(struct share *s, struct share_purge *p)
+{
+    cr_assert_null(s->purge);
+    s->purge = p;
+    return 0;
+}
+
+static inline void fake_share_purge_cancel(struct share *s, struct share_purge *p)
+{
+    cr_assert_eq(s->purge, p);
+    s->purge = NULL;
+}
+
+static inline uint32_t fake_share_roots(const struct share *s)
+{
+    (void)s;
+    return 2;
+}
+
+static const struct share_ops fake_share_ops = {.submit = fake_share_submit,
+                                                .on_ready = fake_share_on_ready,
+                                                .probe = fake_share_probe,
+                                                .probe_cancel = fake_share_probe_cancel,
+                                                .remove = fake_share_remove,
+                                                .purge = fake_share_purge,
+                                                .purge_cancel = fake_share_purge_cancel,
+                                                .roots = fake_share_roots};
+
+static inline struct share_io *fake_share_at(struct share *s, unsigned i)
+{
+    struct list *n = s->pending.next;
+
+    while (i-- > 0)
+        n = n->next;
+    cr_assert(n != &s->pending, "nothing is under way");
+    return LIST_ENTRY(n, struct share_io, link);
+}
+
+/* What a read finds, or a write leaves behind. Bytes that are not to be believed stand in the slot
+ * of a read that fails. */
+static inline int fake_share_do(struct share *s, struct share_io *io, int status)
+{
+    struct fake_file *f = io->write ? NULL : fake_file_find(s, &io->id, io->root);
+
+    if (!io->write && !f)
+        f = fake_file_find(s, &io->id, 0);
+    if (!io->write && status == 0 && !f)
+        status = -ENOENT;
+    if (!io->write && status != 0) {
+        memset(io->data, 0xEE, io->bytes);
+        io->promote = FAKE_FAILED;
+    } else if (!io->write) {
+        cr_assert_eq(f->bytes, io->bytes);
+        memcpy(io->data, f->data, io->bytes);
+        io->root = f->root;
+        io->promote = s->promote;
+    } else if (status == 0) {
+        io->root = io->root ? io->root : s->to;
+        fake_file_put(s, &io->id, io->root, io->data, io->bytes);
+    }
+    return status;
+}
+
+/* Tells its end, and keeps its memory for fake_share_release. */
+static inline void fake_share_tell(struct share *s, struct share_io *io, int status)
+{
+    list_remove(&io->link);
+    s->n_pending--;
+    status = fake_share_do(s, io, status);
+    list_push_back(&s->held, &io->link);
+    s->n_held++;
+    io->done_cb(io, status);
+}
+
+static inline void fake_share_release(struct share *s, struct share_io *io)
+{
+    list_remove(&io->link);
+    s->n_held--;
+    io->released_cb(io);
+}
+
+static inline void fake_share_finish(struct share *s, struct share_io *io, int status)
+{
+    fake_share_tell(s, io, status);
+    fake_share_release(s, io);
+}
+
+static inline void fake_share_next(struct share *s, int status)
+{
+    fake_share_finish(s, fake_share_at(s, 0), status);
+}
+
+static inline void fake_share_close(struct share *s)
+{
+    for (uint32_t i = 0; i < s->files; i++)
+        free(s->file[i].data);
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* The shared tier's roots as a configuration names them, and what is refused. */
+#include "daemon/base/config_roots.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+static struct config c;
+static struct config_error e;
+
+static void setup(void)
+{
+    config_init(&c);
+    cr_assert_eq(config_set(&c, "socket=/tmp/ucmd.sock", &e), 0, "%s", e.text);
+}
+
+static void teardown(void)
+{
+    config_free(&c);
+}
+
+TestSuite(config_roots, .init = setup, .fini = teardown, .timeout = 10);
+
+static void set(const char *text)
+{
+    cr_assert_eq(config_set(&c, text, &e), 0, "%s", e.text);
+}
+
+static void check_refused(const char *begin, const char *right)
+{
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    cr_assert_eq(strncmp(e.text, begin, strlen(begin)), 0, "%s", e.text);
+    cr_assert_not_null(strstr(e.text, right), "%s", e.text);
+}
+
+static uint32_t roots_of(struct config_root out[CONFIG_MAX_ROOTS])
+{
+    char why[CONFIG_WHY_BYTES];
+    const char *key;
+    uint32_t n;
+
+    cr_assert_eq(config_roots(&c, out, &n, &key, why), 0, "%s", why);
+    return n;
+}
+
+Test(config_roots, roots)
+{
+    struct config_root roots[CONFIG_MAX_ROOTS];
+
+    cr_assert_eq(roots_of(roots), 0);
+    set("share.roots=/mnt/kv/ capacity=10TiB,nfs://10.0.0.5/export/kv?version=3 ro,/b ro "
+        "capacity=1GiB");
+    cr_assert_eq(roots_of(roots), 3);
+    cr_assert_str_eq(roots[0].target, "/mnt/kv");
+    cr_assert_eq(roots[0].capacity_bytes, 10ull << 40);
+    cr_assert_not(roots[0].read_only);
+    cr_assert_str_eq(roots[1].target, "nfs://10.0.0.5/export/kv?version=3");
+    cr_assert_eq(roots[1].capacity_bytes, 0);
+    cr_assert(roots[1].read_only && roots[2].read_only);
+}
+
+Test(config_roots, roots_as_ucm_writes_them)
+{
+    struct config_root roots[CONFIG_MAX_ROOTS];
+
+    set("share.storage_backends=/a:nfs://h:2049/x?nfsport=1:nfs://[fd00::1]/y:/b/c");
+    cr_assert_eq(roots_of(roots), 4);
+    cr_assert_str_eq(roots[0].target, "/a");
+    cr_assert_str_eq(roots[1].target, "nfs://h:2049/x?nfsport=1");
+    cr_assert_str_eq(roots[2].target, "nfs://[fd00::1]/y");
+    cr_assert_str_eq(roots[3].target, "/b/c");
+    set("share.storage_backends=/only");
+    cr_assert_eq(roots_of(roots), 1);
+}
+
+Test(config_roots, roots_that_make_no_sense)
+{
+    set("share.roots=/a capacity=10GB");
+    check_refused("--set: share.roots: \"10GB\"", "write 10GiB");
+    set("share.roots=/a rw");
+    check_refused("--set: share.roots: \"rw\" behind /a", "capacity=SIZE nor ro");
+    set("share.roots=/a,/a/");
+    check_refused("--set: share.roots: /a is there twice", "once");
+    set("share.roots=nfs://server");
+    check_refused("--set: share.roots: \"nfs://server\" lacks", "write nfs://SERVER/EXPORT");
+    set("share.roots=/a");
+    set("share.storage_backends=/b");
+    check_refused("--set: share.storage_backends and share.roots", "leave one of them out");
+    cr_assert_eq(config_set(&c, "share.roots=", &e), 0, "%s", e.text);
+    set("share.storage_backends=/b:c");
+    check_refused("--set: share.storage_backends: \"c\" is neither", "absolute path");
+    set("share.storage_backends=/b:");
+    check_refused("--set: share.storage_backends ends with a colon", "behind it");
+    set("share.storage_backends=/b");
+    set("share.deadline=20ms");
+    check_refused("--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
+}

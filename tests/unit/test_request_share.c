@@ -1,0 +1,495 @@
+/* Lookups, prefetches and loads where other hosts hold what this one does not: who waits, for how
+ * long, and what is said. The methods as a connection calls them, over a share that a test plays.
+ */
+#include "daemon/request/internal.h"
+#include "tests/unit/cache_share_rig.h"
+
+/* ---- a connection that keeps what it is sent ---- */
+
+#define ANSWERS_MAX 64
+
+struct conn {
+    struct answer {
+        uint8_t *frame;
+        size_t bytes;
+        uint32_t msgid;
+    } answer[ANSWERS_MAX];
+    unsigned n;
+    bool freed;
+};
+
+static struct {
+    struct conn conn;
+    struct config config;
+    struct deadlines deadlines;
+    struct requests *requests;
+    struct front_handler handler;
+    void *session;
+    uint32_t msgid;
+} door;
+
+void conn_send(struct conn *c, struct proto_buf *b)
+{
+    struct answer *a = &c->answer[c->n++];
+
+    cr_assert_lt(c->n, ANSWERS_MAX);
+    *a = (struct answer){.frame = malloc(b->n), .bytes = b->n};
+    cr_assert(a->frame);
+    memcpy(a->frame, b->p, b->n);
+    a->msgid = a->frame[PROTO_HEADER_BYTES + 2]; /* small numbers only */
+    b->n = 0;
+}
+
+bool conn_backed_up(const struct conn *c)
+{
+    (void)c;
+    return false;
+}
+
+void conn_offend(struct conn *c, const struct ucm_error *e)
+{
+    (void)c;
+    cr_assert_fail("%s", e->text);
+}
+
+void conn_drop(struct conn *c, const char *reason)
+{
+    (void)c;
+    cr_assert_fail("%s", reason);
+}
+
+void conn_free(struct conn *c)
+{
+    c->freed = true;
+}
+
+static void open_door(void)
+{
+    static const struct peer peer = {.admin = true, .tenant = "t"};
+    struct request_rooms rooms = {.loop = &rig.loop,
+                                  .config = &door.config,
+                                  .metrics = &rig.metrics,
+                                  .deadlines = &door.deadlines,
+                                  .share_ops = &fake_share_ops,
+                                  .share = &share};
+
+    open_shared();
+    rig.cache->config.shared_blocks = 500;
+    config_init(&door.config);
+    door.config.share_lookup_ms = 50;
+    cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
+    rooms.index = rig.index;
+    rooms.arena = rig.arena;
+    rooms.cache = rig.cache;
+    rooms.policy = rig.policy;
+    rooms.tier_ops = &fake_ops;
+    rooms.tier = &rig.tier;
+    cr_assert_eq(requests_new(&rooms, &door.requests), 0);
+    door.handler = requests_handler(door.requests);
+    door.session = door.handler.open_cb(door.handler.ctx, &door.conn, &peer);
+    cr_assert(door.session);
+    ((struct session *)door.session)->hello = true;
+    while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
+        turn();
+}
+
+static void hang_up(void)
+{
+    if (door.session)
+        door.handler.close_cb(door.session);
+    door.session = NULL;
+}
+
+static void close_door(void)
+{
+    hang_up();
+    cr_expect(door.conn.freed, "the session has ended");
+    cr_expect_eq(requests_active(door.requests), 0u);
+    requests_free(door.requests);
+    deadlines_close(&door.deadlines);
+    close_shared();
+    config_free(&door.config);
+    for (unsigned i = 0; i < door.conn.n; i++)
+        free(door.conn.answer[i].frame);
+}
+
+TestSuite(request_share, .init = open_door, .fini = close_door);
+
+static uint32_t call(enum ucm_method method, const struct proto_message *m, const void *params)
+{
+    struct proto_buf b;
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+
+    proto_buf_init(&b, 1 << 20);
+    cr_assert_eq(proto_request(&b, ++door.msgid, method, m, params, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_envelope_open(&env, b.p + PROTO_HEADER_BYTES, b.n - PROTO_HEADER_BYTES,
+                                     &answerable, &e),
+                 0, "%s", e.text);
+    door.handler.frame_cb(door.session, &env, NULL, 0);
+    proto_envelope_close(&env);
+    memset(b.p, 0xAA, b.n); /* a frame dies with the call */
+    proto_buf_free(&b);
+    return door.msgid;
+}
+
+static struct answer *answer_of(uint32_t msgid)
+{
+    for (unsigned i = 0; i < door.conn.n; i++)
+        if (door.conn.answer[i].msgid == msgid)
+            return &door.conn.answer[i];
+    return NULL;
+}
+
+/* What a result says; views into the answer's frame. */
+static void result_of(uint32_t msgid, const struct proto_message *m, void *out)
+{
+    struct answer *a = answer_of(msgid);
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+
+    cr_assert(a, "no answer to %u", msgid);
+    cr_assert_eq(proto_envelope_open(&env, a->frame + PROTO_HEADER_BYTES,
+                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
+                 0);
+    cr_assert_eq(env.error.code, 0, "%s", env.error.text);
+    cr_assert_eq(proto_decode(m, &env, out, &e), 0, "%s", e.text);
+    proto_envelope_close(&env);
+}
+
+/* ---- keys ---- */
+
+#define KEYS_MAX 64
+
+static uint8_t keys[KEYS_MAX * 16];
+
+/* Keys of rig.one: numbers from `first` on. */
+static struct proto_bin chain(uint64_t first, uint32_t n)
+{
+    memset(keys, 0, sizeof(keys));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t number = first + i;
+
+        memcpy(keys + 16 * (size_t)i, &number, sizeof(number));
+    }
+    return (struct proto_bin){keys, 16 * n};
+}
+
+static uint32_t lookup(uint64_t first, uint32_t n, bool each, uint32_t lease_ms)
+{
+    struct msg_lookup m = {.ns = rig.one->id,
+                           .keys = chain(first, n),
+                           .each = each,
+                           .lease_ms = lease_ms,
+                           .shared = true};
+
+    return call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+}
+
+/* The share answers: the first n keys that it was asked for are there. */
+static void probe_ends(uint32_t n)
+{
+    struct share_probe *p = share.probe;
+
+    cr_assert(p, "it was not asked");
+    for (uint32_t i = 0; i < p->n; i++)
+        p->answers[i] = i < n ? 1 : SHARE_MISSING;
+    p->prefix = n;
+    share.probe = NULL;
+    p->done_cb(p);
+}
+
+static struct msg_lookup_r told(uint32_t msgid)
+{
+    struct msg_lookup_r r = {0};
+
+    result_of(msgid, &proto_lookup_r, &r);
+    return r;
+}
+
+/* ---- lookups ---- */
+
+Test(request_share, what_is_here_is_answered_at_once)
+{
+    struct msg_lookup_r r;
+
+    drop(store(rig.one, 1));
+    drop(store(rig.one, 2));
+    r = told(lookup(1, 2, false, 0));
+    cr_expect(r.hits == 2 && r.dram == 2 && r.shared == 0);
+    cr_expect_eq(share.probes, 0u);
+    cr_expect_eq(rig.metrics.lookups_waited, 0u);
+}
+
+Test(request_share, a_prefix_goes_on_where_this_host_ends)
+{
+    struct msg_lookup_r r;
+    uint32_t id;
+
+    drop(store(rig.one, 1));
+    drop(store(rig.one, 4)); /* here, so it need not be asked for */
+    id = lookup(1, 8, false, 0);
+    cr_expect_null(answer_of(id), "it waits");
+    cr_assert(share.probe);
+    cr_expect_eq(share.probe->n, 6u, "keys 2, 3, 5 to 8");
+    cr_expect_not(share.probe->each);
+    probe_ends(4);
+    r = told(id);
+    cr_expect_eq(r.hits, 6u, "1 to 6, not %d", (int)r.hits);
+    cr_expect_eq(r.dram, 2u);
+    cr_expect_eq(r.shared, 4u);
+    r = told(lookup(1, 6, false, 0));
+    cr_expect_eq(r.hits, 6u);
+    cr_expect_eq(share.probes, 1u, "it is known now");
+}
+
+Test(request_share, others_are_answered_while_one_waits)
+{
+    uint32_t slow = lookup(100, 4, false, 0), fast;
+
+    drop(store(rig.one, 1));
+    fast = lookup(1, 1, false, 0);
+    cr_expect_eq(told(fast).hits, 1u);
+    cr_expect_null(answer_of(slow));
+    probe_ends(0);
+    cr_expect_eq(told(slow).hits, 0u);
+}
+
+Test(request_share, each_key_by_itself_is_told_apart)
+{
+    struct msg_lookup_r r;
+    uint32_t id;
+
+    drop(store(rig.one, 2));
+    id = lookup(1, 4, true, 0);
+    cr_assert(share.probe && share.probe->each);
+    share.probe->answers[0] = SHARE_MISSING;
+    share.probe->answers[1] = 1; /* key 3 */
+    share.probe->answers[2] = SHARE_UNKNOWN;
+    struct share_probe *p = share.probe;
+    share.probe = NULL;
+    p->done_cb(p);
+    r = told(id);
+    cr_assert_eq(r.status.n, 4u);
+    cr_expect_eq(r.status.p[0], UCM_LOOKUP_MISS);
+    cr_expect_eq(r.status.p[1], UCM_LOOKUP_DRAM);
+    cr_expect_eq(r.status.p[2], UCM_LOOKUP_SHARED);
+    cr_expect_eq(r.status.p[3], UCM_LOOKUP_MISS, "what is not known is a miss");
+    cr_expect(r.hits == 2 && r.shared == 1);
+}
+
+Test(request_share, who_does_not_know_the_tier_is_told_nothing_of_it)
+{
+    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(1, 1), .each = true};
+    struct msg_lookup_r r;
+    uint32_t id = call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+
+    probe_ends(1);
+    r = told(id);
+    cr_expect_eq(r.status.p[0], UCM_LOOKUP_NVME);
+    cr_expect_eq(r.shared, 0u);
+}
+
+Test(request_share, the_wait_is_the_callers_or_the_configs_whichever_is_sooner)
+{
+    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(1, 1)};
+    uint64_t now_ms = uv_now(&rig.loop);
+
+    m.wait_ms = 5;
+    call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+    cr_expect_eq(share.probe->deadline_ms, now_ms + 5);
+    probe_ends(0);
+    m.wait_ms = 5000;
+    call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+    cr_expect_eq(share.probe->deadline_ms, now_ms + 50);
+    probe_ends(0);
+}
+
+Test(request_share, a_lease_covers_what_other_hosts_hold)
+{
+    struct msg_lookup_r r;
+    uint32_t id = lookup(1, 3, false, 60000);
+
+    probe_ends(3);
+    r = told(id);
+    cr_expect_neq(r.lease, 0u);
+    for (uint64_t i = 1; i <= 3; i++)
+        cr_expect_eq(block_of(find(rig.one, i))->leases, 1u);
+    call(UCM_METHOD_RELEASE, &proto_release, &(struct msg_release){.lease = r.lease});
+    cr_expect_eq(block_of(find(rig.one, 1))->leases, 0u);
+}
+
+Test(request_share, cancelled_it_tells_what_is_here)
+{
+    struct msg_lookup_r r;
+    uint32_t id;
+
+    drop(store(rig.one, 1));
+    id = lookup(1, 3, false, 0);
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    r = told(id);
+    cr_expect_eq(r.hits, 1u);
+    cr_expect_null(share.probe, "nobody writes into memory that is gone");
+}
+
+Test(request_share, it_ends_with_its_connection)
+{
+    unsigned sent = door.conn.n;
+
+    lookup(1, 3, false, 60000);
+    cr_assert(share.probe);
+    hang_up();
+    cr_expect_null(share.probe);
+    cr_expect_eq(door.conn.n, sent, "nobody is answered");
+    cr_expect_eq(index_blocks(rig.index), 0u);
+}
+
+Test(request_share, a_share_that_never_answers_holds_no_lookup_for_ever)
+{
+    uint32_t id = lookup(1, 3, false, 0);
+    uint64_t start_ms = uv_hrtime() / 1000000;
+
+    while (!answer_of(id) && uv_hrtime() / 1000000 - start_ms < 5000)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    cr_expect_eq(told(id).hits, 0u);
+    cr_expect_null(share.probe);
+}
+
+Test(request_share, past_the_limit_of_requests_it_tells_what_is_here)
+{
+    door.config.max_requests_conn = 0;
+    drop(store(rig.one, 1));
+    cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 1u);
+    cr_expect_null(share.probe);
+    cr_expect_eq(rig.metrics.requests_failed, 0u);
+}
+
+Test(request_share, a_daemon_that_stops_asks_nobody)
+{
+    requests_drain(door.requests);
+    cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 0u);
+    cr_expect_eq(share.probes, 0u);
+}
+
+Test(request_share, where_not_all_have_room_the_head_of_the_chain_stays)
+{
+    uint32_t id;
+
+    rig.cache->config.shared_blocks = 4;
+    id = lookup(1, 10, false, 0);
+    probe_ends(10);
+    cr_expect_eq(told(id).hits, 4u);
+    cr_expect_eq(index_blocks(rig.index), 4u);
+}
+
+/* ---- prefetch ---- */
+
+static uint32_t prefetch(uint64_t first, uint32_t n)
+{
+    struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(first, n)};
+
+    return call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
+}
+
+Test(request_share, a_prefetch_brings_what_other_hosts_hold)
+{
+    struct msg_blocks_r r;
+    uint32_t id;
+
+    peer_stores(rig.one, 1, 1);
+    peer_stores(rig.one, 2, 1);
+    id = prefetch(1, 3);
+    probe_ends(2);
+    cr_expect_null(answer_of(id));
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    result_of(id, &proto_blocks_r, &r);
+    cr_assert_eq(r.status.n, 3u);
+    cr_expect(r.status.p[0] == UCM_BLOCK_OK && r.status.p[1] == UCM_BLOCK_OK);
+    cr_expect_eq(r.status.p[2], UCM_BLOCK_MISS);
+    cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
+}
+
+Test(request_share, what_is_gone_when_it_is_read_is_a_miss)
+{
+    struct msg_blocks_r r;
+    uint32_t id = prefetch(1, 1);
+
+    probe_ends(1);
+    fake_share_next(&share, 0);
+    result_of(id, &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
+    cr_expect_eq(index_blocks(rig.index), 0u);
+}
+
+Test(request_share, a_prefetch_that_is_stopped_while_it_asks_moves_nothing)
+{
+    struct msg_blocks_r r;
+    uint32_t id = prefetch(1, 2);
+
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    result_of(id, &proto_blocks_r, &r);
+    cr_expect(r.status.p[0] == UCM_BLOCK_CANCELLED && r.status.p[1] == UCM_BLOCK_CANCELLED);
+    cr_expect_null(share.probe);
+}
+
+/* ---- evict and purge ---- */
+
+static struct msg_count_r counted(uint32_t msgid)
+{
+    struct msg_count_r r = {0};
+
+    result_of(msgid, &proto_count_r, &r);
+    return r;
+}
+
+Test(request_share, evicting_a_key_that_is_not_known_here_removes_its_files)
+{
+    struct msg_evict m = {.ns = rig.one->id, .keys = chain(7, 1), .tier = 3};
+
+    peer_stores(rig.one, 7, 1);
+    cr_expect_eq(counted(call(UCM_METHOD_EVICT, &proto_evict, &m)).missing, 1u);
+    cr_expect_not(has_file(rig.one, 7, 0, 0));
+    peer_stores(rig.one, 7, 1);
+    m.tier = 1;
+    call(UCM_METHOD_EVICT, &proto_evict, &m);
+    cr_expect(has_file(rig.one, 7, 0, 0), "from DRAM only");
+}
+
+Test(request_share, evicting_a_namespace_everywhere_is_done_when_the_shares_are)
+{
+    struct msg_evict m = {.ns = rig.one->id};
+    uint32_t id;
+
+    drop(store(rig.one, 1));
+    id = call(UCM_METHOD_EVICT, &proto_evict, &m);
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_assert(share.purge);
+    cr_expect_null(answer_of(id));
+    share.purge->done_cb(share.purge, 0, 1);
+    cr_expect_eq(counted(id).blocks + counted(id).busy, 1u);
+}
+
+Test(request_share, a_purge_that_left_files_says_so)
+{
+    struct msg_keys m = {.ns = rig.one->id};
+    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
+    struct proto_envelope env;
+    struct ucm_error e;
+    bool answerable;
+
+    for (int i = 0; i < 5; i++)
+        turn();
+    rig.tier.naming->done(rig.tier.naming, 0);
+    cr_expect_null(answer_of(id));
+    share.purge->done_cb(share.purge, -ETIMEDOUT, 0);
+    cr_assert(answer_of(id));
+    cr_assert_eq(proto_envelope_open(&env, answer_of(id)->frame + PROTO_HEADER_BYTES,
+                                     answer_of(id)->bytes - PROTO_HEADER_BYTES, &answerable, &e),
+                 0);
+    cr_expect_eq(env.error.code, UCM_WIRE_IO);
+    proto_envelope_close(&env);
+}

@@ -1,0 +1,533 @@
+#include "daemon/share/gc.h"
+
+#include "daemon/share/gc_ages.h"
+#include "daemon/share/gc_parts.h"
+#include "daemon/share/gc_purge.h"
+#include "tests/unit/share_gc_rig.h"
+
+/* ---- ages ---- */
+
+Test(share_gc, cut_gives_what_was_asked_for_and_a_class_at_most_more)
+{
+    static struct gc_ages a, all;
+    uint64_t age, sum = 0, state = 7;
+    static uint64_t ages[20000];
+
+    gc_ages_init(&a);
+    for (unsigned i = 0; i < 20000; i++) {
+        /* From seconds to years. */
+        age = (1ull << (31 + rig_random(&state) % 26)) + rig_random(&state) % (1ull << 31);
+        ages[i] = age;
+        gc_ages_add(&a, age, 1000);
+    }
+    all = a;
+    for (uint64_t wanted = 0; wanted <= 12000000; wanted += 500000) {
+        struct gc_cut cut = gc_ages_cut(&all, wanted);
+
+        sum = 0;
+        for (unsigned i = 0; i < 20000; i++)
+            sum += ages[i] >= cut.age_ns ? 1000 : 0;
+        cr_assert_geq(sum, wanted);
+        cr_assert_eq(sum - cut.over, wanted);
+        cr_assert(wanted == 0 || cut.age_ns >= GC_AGE_LEAST_NS);
+    }
+}
+
+Test(share_gc, files_of_some_minutes_never_go)
+{
+    static struct gc_ages a;
+
+    gc_ages_init(&a);
+    gc_ages_add(&a, GC_AGE_LEAST_NS - 1, 1 << 20);
+    cr_assert_eq(gc_ages_cut(&a, 1).age_ns, GC_AGE_NEVER);
+    gc_ages_add(&a, GC_AGE_LEAST_NS, 1 << 20);
+    cr_assert_eq(gc_ages_cut(&a, 2 << 20).age_ns, GC_AGE_LEAST_NS);
+}
+
+/* Each edge of a class is where the one before it ends. */
+Test(share_gc, classes_have_no_gaps)
+{
+    static struct gc_ages a;
+    uint64_t edge = GC_AGE_LEAST_NS;
+
+    for (unsigned i = 1; i < GC_AGES - 1; i++) {
+        uint64_t next = edge + (1ull << (63 - __builtin_clzll(edge) - 6));
+
+        gc_ages_init(&a);
+        gc_ages_add(&a, edge, 1);
+        gc_ages_add(&a, next - 1, 1);
+        cr_assert_eq(gc_ages_cut(&a, 1).over, 1, "class %u", i);
+        cr_assert_eq(gc_ages_cut(&a, 1).age_ns, edge, "class %u", i);
+        gc_ages_add(&a, next, 1);
+        cr_assert_eq(gc_ages_cut(&a, 1).age_ns, next, "class %u", i);
+        edge = next;
+    }
+}
+
+Test(share_gc, a_class_is_looked_at_closer)
+{
+    static struct gc_ages a;
+    uint64_t day = 1ull << 46; /* 19.5 hours, where a class begins */
+    struct gc_cut cut;
+
+    gc_ages_init(&a);
+    for (unsigned i = 0; i < 1000; i++) /* half a second apart: one class */
+        gc_ages_add(&a, day + i * 500000000ull, 100);
+    gc_ages_add(&a, 2 * day, 100);
+    cut = gc_ages_cut(&a, 30000);
+    cr_assert_eq(cut.over, 100100 - 30000);
+    cr_assert_eq(cut.need, 29900);
+    gc_ages_init_within(&a, cut.age_ns);
+    for (unsigned i = 0; i < 1000; i++)
+        gc_ages_add(&a, day + i * 500000000ull, 100);
+    gc_ages_add(&a, 2 * day, 100); /* of another class */
+    gc_ages_add(&a, day / 2, 100);
+    cut = gc_ages_cut(&a, cut.need);
+    cr_assert_leq(cut.over, 400);
+    cr_assert_gt(cut.age_ns, day);
+}
+
+Test(share_gc, a_time_far_ahead_counts_as_the_oldest)
+{
+    uint64_t now = 1700000000ull * 1000000000u;
+
+    cr_assert_eq(gc_age(now, now - 5), 5);
+    cr_assert_eq(gc_age(now, now + GC_AGE_AHEAD_NS), 0);
+    cr_assert_gt(gc_age(now, now + GC_AGE_AHEAD_NS + 1), 200ull * 365 * 86400 * 1000000000u);
+}
+
+Test(share_gc, names_say_whose_and_which_part)
+{
+    static struct gc_parts parts;
+    struct block_file_id id = rig_id(7, 3, 5);
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    char name[BLOCK_FILE_NAME_CAP];
+    struct gc_name got, other;
+
+    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    cr_assert_eq(gc_name_parse(name, &got), 0);
+    cr_assert_eq(memcmp(got.namespace, id.fingerprint, GC_NAMESPACE_BYTES), 0);
+    cr_assert_eq(got.part, 5);
+    cr_assert_eq(gc_name_parse(".tmp-host-1-2-3", &other), -EINVAL);
+    cr_assert(gc_parts_learn(&parts, &got), "the highest so far");
+    other = got;
+    other.part = 6;
+    cr_assert(gc_parts_learn(&parts, &other));
+    cr_assert_not(gc_parts_learn(&parts, &got));
+    other.namespace[15] ^= 1;
+    other.part = 0;
+    cr_assert(gc_parts_learn(&parts, &other), "the only one of another namespace");
+}
+
+/* ---- passes over a real folder ---- */
+
+static uint64_t bytes_with_marker(uint64_t bytes)
+{
+    return bytes + 64 + 16;
+}
+
+Test(share_gc, brought_to_low_percent_the_coldest_first)
+{
+    struct rig g;
+    uint64_t state = 3, total = 0, target, used;
+
+    rig_begin(&g, 0);
+    for (unsigned i = 0; i < 3000; i++)
+        total += rig_put(&g, 1, i, 0, 600 + rig_random(&state) % 864000, 64 + 1000);
+    target = total / 2 / 100 * 90;
+    g.hosts[0].root->config.capacity_bytes = total / 2;
+    rig_pass(&g, 0);
+    used = rig_used(&g);
+    cr_assert_leq(used, bytes_with_marker(target));
+    cr_assert_geq(used, target - total / 64, "no more than a bit too much");
+    /* Files that are there and colder than one that went: no more than a class's fraction. */
+    cr_assert_leq(rig_inversion(&g), total / 64);
+    cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, used - 80);
+    cr_assert_eq(gc_usage(g.hosts[0].gc).files, used / 1064);
+    rig_end(&g);
+}
+
+Test(share_gc, nothing_goes_below_capacity_and_usage_is_known)
+{
+    struct rig g;
+
+    rig_begin(&g, 1 << 20);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, i % 4, 86400, 1064);
+    rig_pass(&g, 0);
+    cr_assert_eq(rig_used(&g), bytes_with_marker(100 * 1064));
+    cr_assert_eq(g.hosts[0].metrics.share_gc_removed, 0);
+    cr_assert_eq(gc_usage(g.hosts[0].gc).files, 100);
+    rig_pass(&g, 0);
+    cr_assert_eq(gc_usage(g.hosts[0].gc).files, 100, "the marker does not count");
+    cr_assert_eq(gc_usage(g.hosts[0].gc).bytes, 100 * 1064);
+    rig_end(&g);
+}
+
+Test(share_gc, the_highest_part_goes_first_and_blocks_stay_whole)
+{
+    struct rig g;
+    unsigned promised = 0, whole = 0;
+
+    rig_begin(&g, 400 * 1064);
+    for (unsigned i = 0; i < 200; i++)
+        for (unsigned part = 0; part < 4; part++)
+            rig_put(&g, 1, i, part, 3600 + i * 600 + (3 - part) * 5, 1064);
+    rig_pass(&g, 0);
+    for (unsigned i = 0; i < 200; i++) {
+        if (!rig_has(&g, 1, i, 3))
+            continue;
+        promised++;
+        whole += rig_has(&g, 1, i, 0) && rig_has(&g, 1, i, 1) && rig_has(&g, 1, i, 2);
+    }
+    cr_assert_leq(rig_used(&g), bytes_with_marker(400 * 1064));
+    cr_assert_gt(promised, 50);
+    cr_assert_eq(promised, whole, "%u of %u are whole", whole, promised);
+    rig_end(&g);
+}
+
+Test(share_gc, two_hosts_at_once_remove_no_more_than_one)
+{
+    struct rig g;
+    uint64_t state = 5, total = 0, target;
+
+    rig_begin(&g, 0);
+    rig_host(&g, 1);
+    for (unsigned i = 0; i < 3000; i++)
+        total += rig_put(&g, 1, i, 0, 600 + rig_random(&state) % 864000, 1064);
+    target = total / 2 / 100 * 90;
+    g.hosts[0].root->config.capacity_bytes = g.hosts[1].root->config.capacity_bytes = total / 2;
+    cr_assert_eq(gc_run(g.hosts[0].gc), 0);
+    cr_assert_eq(gc_run(g.hosts[1].gc), 0);
+    rig_wait(&g, 0);
+    rig_wait(&g, 1);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(target));
+    cr_assert_geq(rig_used(&g), target - total / 64);
+    rig_end(&g);
+}
+
+Test(share_gc, a_young_marker_leaves_the_pass_to_the_other)
+{
+    struct rig g;
+
+    rig_begin(&g, 1 << 20);
+    rig_put(&g, 1, 1, 0, 86400, 1064);
+    rig_pass(&g, 0);
+    rig_marker_young(&g);
+    rig_host(&g, 1);
+    rig_host_config(&g, 1, 500); /* it looks within 750 ms */
+    rig_sleep(&g, 1000);
+    cr_assert_eq(gc_usage(g.hosts[1].gc).known, true, "read off the marker");
+    cr_assert_eq(gc_usage(g.hosts[1].gc).files, 1);
+    cr_assert_eq(g.hosts[1].metrics.share_gc_passes, 0);
+    rig_end(&g);
+}
+
+Test(share_gc, the_smaller_of_two_capacities_counts)
+{
+    struct rig g;
+
+    rig_begin(&g, 1 << 20);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    rig_pass(&g, 0);
+    rig_marker_young(&g);
+    rig_host(&g, 1);
+    g.hosts[1].root->config.capacity_bytes = 50 * 1064;
+    rig_host_config(&g, 1, 500);
+    rig_wait(&g, 1); /* by itself, though the marker is young */
+    cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
+    rig_end(&g);
+}
+
+Test(share_gc, a_full_server_brings_it_to_low_percent_of_what_is_there)
+{
+    struct rig g;
+
+    rig_begin(&g, 0);
+    for (unsigned i = 0; i < 1000; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 600, 1064);
+    rig_pass(&g, 0);
+    cr_assert_eq(rig_used(&g), bytes_with_marker(1000 * 1064));
+    rig_sleep(&g, 5);
+    gc_full(g.hosts[0].gc);
+    rig_wait(&g, 0);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(900 * 1064));
+    cr_assert_geq(rig_used(&g), 880 * 1064);
+    rig_end(&g);
+}
+
+Test(share_gc, young_files_stay_though_it_is_over_capacity)
+{
+    struct rig g;
+
+    rig_begin(&g, 10 * 1064);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, 60, 1064);
+    rig_pass(&g, 0);
+    cr_assert_eq(rig_used(&g), bytes_with_marker(100 * 1064));
+    rig_end(&g);
+}
+
+Test(share_gc, temporary_files_of_the_dead_go_and_foreign_ones_stay)
+{
+    struct rig g;
+
+    rig_begin(&g, 64);
+    rig_put_name(&g, 5, ".tmp-dead-00000001-0000000000000001-0000000000000001", 3700, 100);
+    rig_put_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002", 3500, 100);
+    rig_put_name(&g, 5, "README", 864000, 100);
+    rig_put_name(&g, 5, "0123-4", 864000, 100);
+    rig_pass(&g, 0);
+    cr_assert_not(rig_has_name(&g, 5, ".tmp-dead-00000001-0000000000000001-0000000000000001"));
+    cr_assert(rig_has_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002"));
+    cr_assert(rig_has_name(&g, 5, "README"));
+    cr_assert(rig_has_name(&g, 5, "0123-4"));
+    cr_assert_eq(g.hosts[0].metrics.share_gc_temps, 1);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_removed, 0);
+    rig_end(&g);
+}
+
+Test(share_gc, a_root_that_is_read_only_is_left_alone)
+{
+    struct rig g;
+
+    rig_begin(&g, 1064);
+    for (unsigned i = 0; i < 20; i++)
+        rig_put(&g, 1, i, 0, 86400, 1064);
+    g.hosts[0].root->config.read_only = true;
+    cr_assert_eq(gc_run(g.hosts[0].gc), -EROFS);
+    rig_host_config(&g, 0, 1000);
+    rig_sleep(&g, 1600);
+    cr_assert_eq(rig_used(&g), 20 * 1064);
+    rig_end(&g);
+}
+
+/* Whenever a host dies: the next pass brings the root to where it should be. */
+Test(share_gc, killed_in_a_pass_leaves_nothing_to_repair)
+{
+    struct rig g;
+    uint64_t total = 0;
+
+    rig_folder(&g);
+    for (unsigned i = 0; i < 1000; i++)
+        total += rig_put(&g, 1, i / 2, i % 2, 3600 + i * 300, 1064);
+    for (unsigned round = 0; round < 8; round++) {
+        pid_t child = fork();
+
+        cr_assert_geq(child, 0);
+        if (child == 0) {
+            rig_open(&g, total / 2);
+            rig_pass(&g, 0);
+            pause();
+        }
+        usleep(2000 + round * 6000);
+        kill(child, SIGKILL);
+        cr_assert_eq(waitpid(child, NULL, 0), child);
+        cr_assert_geq(rig_used(&g), total / 2 / 100 * 90 - total / 64);
+    }
+    rig_open(&g, total / 2);
+    rig_pass(&g, 0);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(total / 2 / 100 * 90) + 200);
+    for (unsigned i = 0; i < 500; i++)
+        cr_assert(!rig_has(&g, 1, i, 1) || rig_has(&g, 1, i, 0), "block %u", i);
+    rig_end(&g);
+}
+
+/* A server whose clock is ten years behind: nothing of ours is compared with it. */
+Test(share_gc, only_the_servers_time_counts)
+{
+    struct rig g;
+    const uint64_t behind = 315360000;
+
+    rig_begin(&g, 0);
+    rig_clock_behind(&g, 0, behind);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, i < 50 ? 60 : 3600 + i, 1064);
+    rig_put_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002", 3500, 100);
+    g.hosts[0].root->config.capacity_bytes = 20 * 1064;
+    rig_pass(&g, 0);
+    for (unsigned i = 0; i < 100; i++)
+        cr_assert_eq(rig_has(&g, 1, i, 0), i < 50, "file %u", i);
+    cr_assert(rig_has_name(&g, 5, ".tmp-live-00000001-0000000000000001-0000000000000002"));
+    rig_end(&g);
+}
+
+Test(share_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
+{
+    struct rig g;
+
+    rig_begin(&g, 50 * 1064);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    rig_fail(&g, 0, SHARE_REMOVE, -EIO);
+    cr_assert_eq(gc_run(g.hosts[0].gc), 0);
+    rig_wait(&g, 0);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
+    cr_assert_eq(rig_used(&g), 100 * 1064);
+    rig_fail(&g, 0, SHARE_REMOVE, 0);
+    rig_pass(&g, 0);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064));
+    rig_end(&g);
+}
+
+Test(share_gc, stopped_in_a_pass_it_ends)
+{
+    struct rig g;
+
+    rig_begin(&g, 50 * 1064);
+    for (unsigned i = 0; i < 2000; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    cr_assert_eq(gc_run(g.hosts[0].gc), 0);
+    rig_sleep(&g, 15);
+    rig_end(&g); /* stops it and waits until it is not busy */
+}
+
+/* ---- to the next root ---- */
+
+Test(share_gc, demoted_files_keep_their_bytes)
+{
+    struct rig g, cold;
+    uint64_t demoted = 0;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&cold, &g);
+    for (unsigned i = 0; i < 60; i++)
+        rig_write(&g, 1, i, i % 2, 86400 - i * 600, 200000 + i);
+    rig_write(&cold, 1, 0, 0, 60, 200000);   /* one that is there already */
+    rig_put(&g, 1, 1000, 0, 864000, 200000); /* one that is no block file but in name */
+    rig_next(&g, 0, cold.hosts[0].root);
+    g.hosts[0].root->config.capacity_bytes = 30 * 200000;
+    rig_pass(&g, 0);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(27 * 200000));
+    for (unsigned i = 0; i < 60; i++) {
+        bool there = rig_read(&cold, 1, i, i % 2, 200000 + i) == 0;
+
+        demoted += there;
+        cr_assert(there || rig_read(&g, 1, i, i % 2, 200000 + i) == 0, "block %u is lost", i);
+    }
+    cr_assert_geq(demoted, 32);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_demoted, demoted - 1);
+    cr_assert_not(rig_has(&cold, 1, 1000, 0));
+    rig_end(&cold);
+    rig_end(&g);
+}
+
+Test(share_gc, stopped_while_files_are_copied_it_ends)
+{
+    struct rig g, cold;
+
+    for (unsigned ms = 0; ms < 60; ms += 12) {
+        rig_begin(&g, 0);
+        rig_begin_beside(&cold, &g);
+        for (unsigned i = 0; i < 40; i++)
+            rig_write(&g, 1, i, 0, 86400 - i * 600, 500000);
+        rig_next(&g, 0, cold.hosts[0].root);
+        g.hosts[0].root->config.capacity_bytes = 500000;
+        cr_assert_eq(gc_run(g.hosts[0].gc), 0);
+        rig_sleep(&g, 20 + ms);
+        rig_host_end(&g, &g.hosts[0]);
+        memset(&g.hosts[0], 0, sizeof(g.hosts[0]));
+        rig_end(&cold);
+        rig_end(&g);
+    }
+}
+
+Test(share_gc, a_next_root_that_fails_holds_nothing_up)
+{
+    struct rig g, cold;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&cold, &g);
+    for (unsigned i = 0; i < 40; i++)
+        rig_write(&g, 1, i, 0, 86400 - i * 600, 100000);
+    rig_next(&g, 0, cold.hosts[0].root);
+    rig_fail(&cold, 0, SHARE_WRITE, -ENOSPC);
+    g.hosts[0].root->config.capacity_bytes = 20 * 100000;
+    rig_pass(&g, 0);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(18 * 100064));
+    cr_assert_eq(g.hosts[0].metrics.share_gc_demoted, 0);
+    rig_end(&cold);
+    rig_end(&g);
+}
+
+/* ---- purge ---- */
+
+Test(share_gc, purge_takes_one_namespace_from_all_roots)
+{
+    struct rig g, other;
+    int status;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    for (unsigned i = 0; i < 300; i++) {
+        rig_put(&g, 1, i, i % 3, 10, 100);
+        rig_put(&g, 2, i, i % 3, 10, 100);
+        rig_put(&other, 1, i, 0, 10, 100);
+    }
+    rig_put_name(&g, 5, "README", 864000, 100);
+    cr_assert_eq(rig_purge(&g, &other, 1, &status), 600);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(rig_used(&g), 300 * 100 + 100);
+    cr_assert_eq(rig_used(&other), 0);
+    for (unsigned i = 0; i < 300; i++)
+        cr_assert(rig_has(&g, 2, i, i % 3));
+    rig_end(&other);
+    rig_end(&g);
+}
+
+Test(share_gc, purge_tells_of_a_root_that_fails_and_sweeps_the_others)
+{
+    struct rig g, other;
+    int status;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    for (unsigned i = 0; i < 50; i++) {
+        rig_put(&g, 1, i, 0, 10, 100);
+        rig_put(&other, 1, i, 0, 10, 100);
+    }
+    rig_fail(&other, 0, SHARE_REMOVE, -EIO);
+    cr_assert_eq(rig_purge(&g, &other, 1, &status), 50);
+    cr_assert_eq(status, -EIO);
+    cr_assert_eq(rig_used(&g), 0);
+    rig_end(&other);
+    rig_end(&g);
+}
+
+Test(share_gc, purge_cancelled_tells_nobody)
+{
+    struct rig g, other;
+    struct rig_purge p;
+    struct list under_way;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    for (unsigned i = 0; i < 500; i++)
+        rig_put(&g, 1, i, 0, 10, 100);
+    rig_purge_begin(&g, &other, 1, &p, &under_way);
+    rig_sleep(&g, 10);
+    gc_purge_cancel(&p.purge);
+    gc_purge_cancel(&p.purge); /* harmless */
+    rig_purge_wait(&g, &under_way);
+    cr_assert_eq(p.told, 0);
+    rig_end(&other);
+    rig_end(&g);
+}
+
+Test(share_gc, purges_end_when_the_daemon_stops)
+{
+    struct rig g, other;
+    struct rig_purge p;
+    struct list under_way;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    rig_purge_begin(&g, &other, 1, &p, &under_way);
+    gc_purges_stop(&under_way);
+    rig_purge_wait(&g, &under_way);
+    cr_assert_eq(p.told, 1);
+    cr_assert_eq(p.status, -ECANCELED);
+    rig_end(&other);
+    rig_end(&g);
+}

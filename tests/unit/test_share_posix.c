@@ -1,0 +1,326 @@
+/* A root in a folder: the contract of all backends, and what only folders and threads do. */
+#include "tests/unit/share_contract.h"
+
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+
+#define BYTES 8192u /* whole pages, of what holds a thread */
+
+static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
+static void folder_begin(struct contract *c)
+{
+    snprintf(c->folder, sizeof(c->folder), "/tmp/ucm-test-share-XXXXXX");
+    cr_assert(mkdtemp(c->folder));
+    strcpy(c->target, c->folder);
+    c->ops = &share_posix;
+}
+
+static void folder_end(struct contract *c)
+{
+    cr_assert_eq(nftw(c->folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+SHARE_CONTRACT(share_posix, folder_begin, folder_end)
+
+Test(share_posix, a_target_is_an_absolute_path)
+{
+    uv_loop_t loop;
+    struct share_backend_config config = {&loop, "nfs://server/export", "host", 4};
+    struct share_backend *b = NULL;
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(share_posix.open(&config, &b), -EINVAL);
+    config.target = "relative";
+    cr_assert_eq(share_posix.open(&config, &b), -EINVAL);
+    cr_assert_null(b);
+    cr_assert_eq(uv_loop_close(&loop), 0);
+}
+
+/* ---- file systems of the test's own, where the kernel lets it ---- */
+
+static void mount_begin(struct contract *c)
+{
+    folder_begin(c);
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) {
+        folder_end(c);
+        cr_skip_test("no mounts of its own");
+    }
+}
+
+static void small_begin(struct contract *c)
+{
+    mount_begin(c);
+    cr_assert_eq(mount("none", c->folder, "tmpfs", 0, "size=1m"), 0);
+}
+
+static void small_end(struct contract *c)
+{
+    cr_assert_eq(umount2(c->folder, MNT_DETACH), 0);
+    folder_end(c);
+}
+
+static void full_root(struct contract *c)
+{
+    uint8_t *data = contract_data(4 << 20, 1);
+    struct contract_op o = {.op = contract_of(SHARE_WRITE, 1, data, 4 << 20)};
+
+    for (unsigned i = 0; i < 2; i++) {
+        o.op.sync = i;
+        cr_assert_eq(contract_run(c, &o), -ENOSPC);
+        cr_assert_eq(contract_files(c->folder), 0, "its room is given back");
+    }
+    cr_assert_eq(contract_write(c, 2, 500000), 0);
+    cr_assert_eq(contract_read(c, 2, 500000), 0);
+    free(data);
+}
+
+Test(share_posix, full)
+{
+    contract_case(small_begin, small_end, full_root);
+}
+
+static void read_only_root(struct contract *c)
+{
+    struct share_listing l;
+    char name[BLOCK_FILE_NAME_CAP];
+    uint64_t now;
+
+    cr_assert_eq(contract_write(c, 1, 1000), 0);
+    cr_assert_eq(mount(NULL, c->folder, NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);
+    cr_assert_eq(contract_read(c, 1, 1000), 0);
+    cr_assert_eq(contract_do(c, SHARE_FIND, 2, NULL, 1000), -ENOENT);
+    cr_assert_eq(contract_write(c, 1, 1000), -EEXIST);
+    cr_assert_eq(contract_write(c, 1, 1001), -EROFS);
+    cr_assert_eq(contract_write(c, 2, 1000), -EROFS, "in a bucket that is not there");
+    cr_assert_eq(contract_do(c, SHARE_REMOVE, 1, NULL, 0), -EROFS);
+    cr_assert_eq(contract_do(c, SHARE_TOUCH, 1, NULL, 0), -EROFS);
+    l = contract_list(c, contract_bucket(1, name));
+    cr_assert_eq(l.n, 1);
+    share_listing_free(&l);
+    cr_assert_eq(contract_check(c, false, &now), 0);
+    cr_assert_eq(contract_check(c, true, &now), -EROFS);
+}
+
+Test(share_posix, read_only)
+{
+    contract_case(small_begin, small_end, read_only_root);
+}
+
+/* The daemon began before the mount: what it writes from then on goes to the mount. */
+static void root_mounted_late(struct contract *c)
+{
+    cr_assert_eq(contract_write(c, 1, 1000), 0);
+    cr_assert_eq(mount("none", c->folder, "tmpfs", 0, "size=1m"), 0);
+    cr_assert_eq(contract_write(c, 1, 1000), 0, "it is not there");
+    cr_assert_eq(contract_files(c->folder), 1);
+    cr_assert_eq(contract_write(c, 2, 1000), 0);
+    cr_assert_eq(contract_files(c->folder), 2);
+    cr_assert_eq(umount2(c->folder, MNT_DETACH), 0);
+    cr_assert_eq(contract_do(c, SHARE_READ, 2, (uint8_t[1000]){0}, 1000), 0,
+                 "what is open may still be used");
+    cr_assert_eq(contract_do(c, SHARE_FIND, 3, NULL, 1000), -ENOENT);
+    cr_assert_eq(contract_read(c, 2, 1000), -ENOENT);
+    cr_assert_eq(contract_read(c, 1, 1000), 0, "the folder below");
+}
+
+Test(share_posix, mounted_late)
+{
+    contract_case(mount_begin, folder_end, root_mounted_late);
+}
+
+/* ---- devices ---- */
+
+static void device_in_place(struct contract *c)
+{
+    const mode_t kinds[] = {S_IFCHR, S_IFBLK, S_IFSOCK};
+    char name[BLOCK_FILE_NAME_CAP], path[512];
+
+    contract_bucket_make(c, contract_bucket(1, name));
+    contract_path(c, 1, path);
+    for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (mknod(path, kinds[i] | 0600, makedev(240, 0)) < 0)
+            continue;
+        cr_assert_eq(contract_do(c, SHARE_FIND, 1, NULL, 500), -EBADMSG);
+        cr_assert_eq(contract_read(c, 1, 500), -EBADMSG);
+        cr_assert_eq(contract_write(c, 1, 500), 0);
+        cr_assert_eq(contract_do(c, SHARE_REMOVE, 1, NULL, 0), 0);
+    }
+}
+
+Test(share_posix, a_device_is_no_file)
+{
+    contract_case(folder_begin, folder_end, device_in_place);
+}
+
+/* ---- threads ---- */
+
+/* Memory whose first touch holds a thread until it is let go, as a mount that hangs does. */
+struct stuck {
+    int fd;
+    uint8_t *memory; /* of BYTES */
+};
+
+/* flags: UFFD_USER_MODE_ONLY, which holds no thread that is reading, or 0, which needs privilege.
+ */
+static void stuck_open(struct stuck *s, int flags)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register range = {.mode = UFFDIO_REGISTER_MODE_MISSING};
+
+    s->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | flags);
+    cr_assert_geq(s->fd, 0);
+    s->memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(s->memory, MAP_FAILED);
+    cr_assert_eq(ioctl(s->fd, UFFDIO_API, &api), 0);
+    range.range.start = (uintptr_t)s->memory;
+    range.range.len = BYTES;
+    cr_assert_eq(ioctl(s->fd, UFFDIO_REGISTER, &range), 0);
+}
+
+/* Before anything is there to be left behind. */
+static void stuck_or_skip(int flags)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | flags);
+
+    if (fd < 0)
+        cr_skip_test("no userfaultfd");
+    close(fd);
+}
+
+static void stuck_let_go(struct stuck *s, const uint8_t *data)
+{
+    struct uffdio_copy copy = {.dst = (uintptr_t)s->memory, .src = (uintptr_t)data, .len = BYTES};
+
+    cr_assert_eq(ioctl(s->fd, UFFDIO_COPY, &copy), 0);
+}
+
+static void stuck_close(struct stuck *s)
+{
+    munmap(s->memory, BYTES);
+    close(s->fd);
+}
+
+/* Until a thread has it. */
+static void start_for_good(struct contract *c, struct contract_op *o)
+{
+    unsigned tries = 0;
+
+    do {
+        cr_assert_lt(tries++, 5000);
+        contract_start(c, o);
+        uv_sleep(1);
+    } while (c->ops->cancel(c->b, &o->op));
+}
+
+static void wide_begin(struct contract *c)
+{
+    stuck_or_skip(UFFD_USER_MODE_ONLY);
+    folder_begin(c);
+}
+
+/* Of 8 threads 6 may write: when they hang, others go on finding and reading, and what waits behind
+ * them can be taken back. */
+static void threads_stuck(struct contract *c)
+{
+    enum { WRITERS = 6 };
+    static uint8_t data[BYTES];
+    struct contract_op ops[WRITERS + 1] = {0};
+    struct stuck s;
+
+    stuck_open(&s, UFFD_USER_MODE_ONLY);
+    cr_assert_eq(contract_write(c, 1, 5000), 0);
+    c->done = 0;
+    for (unsigned i = 0; i <= WRITERS; i++)
+        ops[i].op = contract_of(SHARE_WRITE, 100 + i, s.memory, BYTES);
+    for (unsigned i = 0; i < WRITERS; i++)
+        start_for_good(c, &ops[i]);
+    contract_start(c, &ops[WRITERS]);
+    for (unsigned i = 0; i < 20; i++) {
+        cr_assert_eq(contract_read(c, 1, 5000), 0);
+        cr_assert_eq(contract_do(c, SHARE_FIND, 2, NULL, 5000), -ENOENT);
+    }
+    cr_assert_eq(c->done, 40);
+    cr_assert(c->ops->cancel(c->b, &ops[WRITERS].op));
+
+    contract_fill(data, sizeof(data), 100);
+    stuck_let_go(&s, data);
+    contract_wait(c, 40 + WRITERS);
+    for (unsigned i = 0; i < WRITERS; i++)
+        cr_assert_eq(ops[i].status, 0);
+    cr_assert_eq(ops[WRITERS].status, PENDING);
+    cr_assert_eq(contract_read(c, 100, sizeof(data)), 0);
+    stuck_close(&s);
+}
+
+Test(share_posix, threads_that_hang_hold_only_themselves)
+{
+    contract_case(wide_begin, folder_end, threads_stuck);
+}
+
+static void narrow_begin(struct contract *c)
+{
+    stuck_or_skip(0);
+    folder_begin(c);
+    c->depth = 2;
+}
+
+/* Two threads, held by reads while a queue forms: a write, more reads than it must wait for, and
+ * two reads that hang. It comes before these. */
+static void write_among_reads(struct contract *c)
+{
+    enum { FINDS = 100, HELD = FINDS, HANGING = FINDS + 2, OPS = FINDS + 4 };
+    struct contract_op *ops = calloc(OPS, sizeof(*ops)), w;
+    uint8_t *data = contract_data(BYTES, 1);
+    struct stuck read[4], written; /* two that are held, two that hang */
+
+    cr_assert(ops);
+    cr_assert_eq(contract_do(c, SHARE_WRITE, 1, data, BYTES), 0);
+    c->done = 0;
+    stuck_open(&written, 0);
+    w.op = contract_of(SHARE_WRITE, 2, written.memory, BYTES);
+    for (unsigned i = 0; i < FINDS; i++)
+        ops[i].op = contract_of(SHARE_FIND, 1, NULL, BYTES);
+    for (unsigned i = 0; i < 4; i++) {
+        stuck_open(&read[i], 0);
+        ops[HELD + i].op = contract_of(SHARE_READ, 1, read[i].memory, BYTES);
+    }
+    start_for_good(c, &ops[HELD]);
+    start_for_good(c, &ops[HELD + 1]);
+    contract_start(c, &w);
+    for (unsigned i = 0; i < FINDS; i++)
+        contract_start(c, &ops[i]);
+    contract_start(c, &ops[HANGING]);
+    contract_start(c, &ops[HANGING + 1]);
+    stuck_let_go(&read[0], data);
+    stuck_let_go(&read[1], data);
+    contract_wait(c, FINDS + 2);
+    cr_assert_not(c->ops->cancel(c->b, &w.op), "a thread is in it");
+
+    stuck_let_go(&written, data);
+    stuck_let_go(&read[2], data);
+    stuck_let_go(&read[3], data);
+    contract_wait(c, OPS + 1);
+    cr_assert_eq(w.status, 0);
+    for (unsigned i = 0; i < OPS; i++)
+        cr_assert_eq(ops[i].status, 0);
+    for (unsigned i = 0; i < 4; i++)
+        stuck_close(&read[i]);
+    stuck_close(&written);
+    free(data);
+    free(ops);
+}
+
+Test(share_posix, a_write_among_reads_gets_its_turn)
+{
+    contract_case(narrow_begin, folder_end, write_among_reads);
+}

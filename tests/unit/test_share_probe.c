@@ -1,0 +1,325 @@
+/* Which keys are there: in few round trips, by the deadline, and without asking twice. */
+#include "tests/unit/share_rig.h"
+
+#define KEYS 8192u
+
+static struct share *share;
+static uint8_t keys[UCM_MAX_KEYS * 32], answers[UCM_MAX_KEYS];
+static struct share_probe probe;
+static bool done;
+
+static struct share_settings settings_of(uint32_t roots)
+{
+    struct share_settings s = {.loop = &rig.loop,
+                               .deadlines = &rig.deadlines,
+                               .metrics = &rig.metrics,
+                               .host = "h",
+                               .negative_ms = 2000,
+                               .deadline_ms = 300,
+                               .collect_ms = 600000,
+                               .touch_ms = 3600000,
+                               .n = roots};
+    static const char *const targets[] = {"/0", "/1", "/2"};
+
+    for (uint32_t i = 0; i < roots; i++)
+        s.roots[i] =
+            (struct share_root_spec){.ops = &rig_backend, .target = targets[i], .depth = 64};
+    return s;
+}
+
+static void open_with(const struct share_settings *s)
+{
+    cr_assert_eq(share_new(s, &share), 0);
+}
+
+static void close_it(void)
+{
+    share_stop(share);
+    rig_run(NULL, 10);
+    for (int i = 0; i < RIG_ROOTS; i++)
+        rig_let_go(&rig.servers[i]);
+    rig_run(NULL, 50);
+    cr_assert_eq(share_busy(share), 0);
+    share_close(share);
+}
+
+static void teardown(void)
+{
+    close_it();
+    rig_teardown();
+}
+
+TestSuite(share_probe, .init = rig_setup, .fini = teardown, .timeout = 60);
+
+static void done_cb(struct share_probe *p)
+{
+    cr_assert_eq(p, &probe);
+    cr_assert_not(done, "told twice");
+    done = true;
+}
+
+static int ask(uint32_t first, uint32_t n, bool each, uint64_t ms)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t number = first + i;
+
+        memset(keys + i * 32, 0, 32);
+        memcpy(keys + i * 32, &number, sizeof(number));
+    }
+    probe = (struct share_probe){.key_bytes = 32,
+                                 .keys = keys,
+                                 .n = n,
+                                 .part = 1,
+                                 .part_bytes = RIG_BYTES,
+                                 .each = each,
+                                 .deadline_ms = uv_now(&rig.loop) + ms,
+                                 .answers = answers,
+                                 .done_cb = done_cb};
+    memset(probe.fingerprint, 0xf0, sizeof(probe.fingerprint));
+    done = false;
+    rig.round = 0;
+    return share_probe(share, &probe);
+}
+
+/* The prefix that was found; 0 too when there was no need to wait. */
+static uint32_t prefix_of(uint32_t first, uint32_t n, uint64_t ms)
+{
+    int err = ask(first, n, false, ms);
+
+    if (err == -ENOENT)
+        return 0;
+    cr_assert_eq(err, 0);
+    cr_assert(rig_run(&done, ms + 200));
+    for (uint32_t i = 0; i < probe.prefix; i++)
+        cr_assert(answers[i] != SHARE_UNKNOWN && answers[i] != SHARE_MISSING, "%u of %u", i,
+                  probe.prefix);
+    return probe.prefix;
+}
+
+static void put(unsigned server, uint32_t first, uint32_t n)
+{
+    memset(rig.servers[server].files, 0, RIG_FILES * sizeof(struct rig_file));
+    for (uint32_t i = first; i < first + n; i++)
+        rig_put(&rig.servers[server], i);
+}
+
+Test(share_probe, a_long_prefix_takes_four_round_trips_at_most)
+{
+    struct share_settings s = settings_of(1);
+    static const uint32_t ends[] = {0,    1,    2,    3,    4,    5,    63,   64,
+                                    65,   127,  128,  200,  1000, 4095, 4096, 4097,
+                                    5000, 8000, 8127, 8128, 8190, 8191, 8192};
+    unsigned worst = 0;
+
+    for (uint32_t end = 0; end <= KEYS;) {
+        open_with(&s);
+        put(0, 0, end);
+        cr_assert_eq(prefix_of(0, KEYS, 2000), end);
+        if (rig.round > worst)
+            worst = rig.round;
+        share_stop(share);
+        cr_assert(share_busy(share) == 0 || (rig_run(NULL, 5), share_busy(share) == 0));
+        share_close(share);
+        end += 97;
+    }
+    for (unsigned i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        open_with(&s);
+        put(0, 0, ends[i]);
+        cr_assert_eq(prefix_of(0, KEYS, 2000), ends[i]);
+        if (rig.round > worst)
+            worst = rig.round;
+        rig_run(NULL, 5);
+        share_close(share);
+    }
+    cr_assert_leq(worst, 4, "%u round trips", worst);
+    open_with(&s);
+}
+
+Test(share_probe, what_is_there_as_a_whole_takes_one_round_trip)
+{
+    struct share_settings s = settings_of(1);
+
+    open_with(&s);
+    put(0, 0, KEYS);
+    cr_assert_eq(prefix_of(0, KEYS, 2000), KEYS);
+    cr_assert_eq(rig.round, 1);
+    cr_assert_leq(rig.servers[0].asked[SHARE_FIND], 64);
+}
+
+/* The best of some, as the machine may be busy. */
+Test(share_probe, at_a_millisecond_each_it_takes_some_milliseconds)
+{
+    struct share_settings s = settings_of(1);
+    uint64_t best = UINT64_MAX;
+
+    put(0, 0, 5001);
+    rig.servers[0].latency_ms = 1;
+    for (int i = 0; i < 8; i++) {
+        uint64_t from;
+
+        open_with(&s);
+        from = uv_hrtime();
+        cr_assert_eq(prefix_of(0, KEYS, 2000), 5001);
+        if (uv_hrtime() - from < best)
+            best = uv_hrtime() - from;
+        rig_run(NULL, 10);
+        share_close(share);
+    }
+    cr_assert_lt(best, 30u * 1000000u, "%llu ns", (unsigned long long)best);
+    open_with(&s);
+}
+
+Test(share_probe, no_wait_for_what_is_known_to_be_missing)
+{
+    struct share_settings s = settings_of(1);
+    unsigned asked;
+
+    s.negative_ms = 150;
+    open_with(&s);
+    cr_assert_eq(prefix_of(0, 100, 1000), 0);
+    rig_run(NULL, 20);
+    asked = rig.servers[0].asked[SHARE_FIND];
+    cr_assert_eq(ask(0, 100, false, 1000), -ENOENT);
+    cr_assert_eq(rig.servers[0].asked[SHARE_FIND], asked);
+    put(0, 0, 100);
+    rig_run(NULL, 160);
+    cr_assert_eq(prefix_of(0, 100, 1000), 100, "it is remembered for a while only");
+}
+
+Test(share_probe, an_answer_is_not_asked_for_twice)
+{
+    struct share_settings s = settings_of(1);
+    unsigned asked;
+
+    open_with(&s);
+    put(0, 0, 3000);
+    cr_assert_eq(prefix_of(0, KEYS, 1000), 3000);
+    rig_run(NULL, 10);
+    asked = rig.servers[0].asked[SHARE_FIND];
+    cr_assert_eq(prefix_of(0, KEYS, 1000), 3000);
+    cr_assert_eq(rig.servers[0].asked[SHARE_FIND], asked);
+}
+
+Test(share_probe, a_hole_ends_the_prefix_where_it_is_seen)
+{
+    struct share_settings s = settings_of(1);
+
+    open_with(&s);
+    put(0, 0, 60);
+    rig.servers[0].files[17].there = false;
+    cr_assert_eq(prefix_of(0, 60, 1000), 17);
+    close_it();
+    s.exact = true;
+    open_with(&s);
+    put(0, 0, KEYS);
+    rig.servers[0].files[4321].there = false;
+    cr_assert_eq(prefix_of(0, KEYS, 5000), 4321, "exact sees every hole");
+    cr_assert_leq(rig.servers[0].busy_max, 64);
+}
+
+Test(share_probe, the_deadline_holds_and_late_answers_help_the_next)
+{
+    struct share_settings s = settings_of(1);
+    uint64_t from;
+
+    open_with(&s);
+    put(0, 0, 50);
+    rig.servers[0].hangs = true;
+    from = uv_now(&rig.loop);
+    cr_assert_eq(prefix_of(0, 50, 40), 0);
+    cr_assert_leq(uv_now(&rig.loop) - from, 80);
+    cr_assert_eq(answers[0], SHARE_UNKNOWN);
+    rig_let_go(&rig.servers[0]);
+    rig_run(NULL, 20);
+    rig.servers[0].hangs = true;
+    cr_assert_eq(prefix_of(0, 50, 40), 50);
+}
+
+Test(share_probe, lookups_leave_a_root_alone_that_is_always_late)
+{
+    struct share_settings s = settings_of(1);
+    unsigned refused = 0;
+
+    open_with(&s);
+    put(0, 0, 2);
+    rig.servers[0].latency_ms = 60;
+    for (uint32_t i = 0; i < 14; i++)
+        refused += ask(100 + i, 1, false, 15) == -ENOENT || !rig_run(&done, 100);
+    cr_assert_geq(refused, 5);
+    cr_assert(share_root_asked(share->roots[0]), "loads still ask it");
+    rig.servers[0].latency_ms = 0;
+    rig_run(NULL, 700);
+    cr_assert_eq(prefix_of(0, 2, 200), 2);
+}
+
+Test(share_probe, each_key_by_itself)
+{
+    struct share_settings s = settings_of(1);
+
+    open_with(&s);
+    put(0, 0, 0);
+    for (uint32_t i = 0; i < 1000; i += 3)
+        rig_put(&rig.servers[0], i);
+    cr_assert_eq(ask(0, 1000, true, 2000), 0);
+    cr_assert(rig_run(&done, 2000));
+    for (uint32_t i = 0; i < 1000; i++)
+        cr_assert_eq(answers[i], i % 3 == 0 ? 1 : SHARE_MISSING, "%u", i);
+    cr_assert_eq(probe.prefix, 1);
+    cr_assert_leq(rig.servers[0].busy_max, 64);
+}
+
+Test(share_probe, any_root_will_do)
+{
+    struct share_settings s = settings_of(3);
+
+    s.spread = CONFIG_SPREAD_ROUND_ROBIN;
+    open_with(&s);
+    rig.servers[1].latency_ms = 2;
+    for (uint32_t i = 0; i < 3000; i++)
+        rig_put(&rig.servers[i % 3], i);
+    cr_assert_eq(prefix_of(0, KEYS, 2000), 3000);
+    cr_assert_leq(rig.round, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_eq(answers[i], 1 + i % 3);
+    close_it();
+    s.exact = true;
+    open_with(&s);
+    cr_assert_eq(prefix_of(0, KEYS, 5000), 3000);
+}
+
+Test(share_probe, a_root_that_hangs_hides_its_own_only)
+{
+    struct share_settings s = settings_of(2);
+
+    open_with(&s);
+    put(0, 0, 40);
+    rig.servers[1].hangs = true;
+    cr_assert_eq(prefix_of(0, 80, 50), 40);
+    cr_assert_eq(answers[40], SHARE_UNKNOWN, "the other root might have it");
+}
+
+Test(share_probe, cancelled_it_says_nothing_any_more)
+{
+    struct share_settings s = settings_of(1);
+
+    open_with(&s);
+    put(0, 0, 100);
+    rig.servers[0].latency_ms = 5;
+    cr_assert_eq(ask(0, 100, false, 100), 0);
+    share_probe_cancel(share, &probe);
+    memset(answers, 0x77, sizeof(answers));
+    rig_run(NULL, 150);
+    cr_assert_not(done);
+    cr_assert_eq(answers[0], 0x77);
+}
+
+Test(share_probe, nobody_is_asked_while_all_are_down)
+{
+    struct share_settings s = settings_of(1);
+
+    open_with(&s);
+    rig.servers[0].fails[SHARE_FIND] = rig.servers[0].fails[SHARE_CHECK] = -EIO;
+    for (uint32_t i = 0; i < 10; i++)
+        (void)prefix_of(i * 10, 3, 100);
+    cr_assert_eq(ask(500, 10, false, 100), -ENOENT);
+}
