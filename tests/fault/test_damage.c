@@ -360,12 +360,12 @@ Test(damage, what_the_scrub_finds_lost_is_written_again)
 
 /* ---- what is acknowledged as durable ---- */
 
-static uint8_t victim_dump(void)
+static uint8_t dump_durably(uint64_t number)
 {
     uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
 
-    key_make(HARM_VICTIM, key);
-    worker_fill(&w, 0, HARM_VICTIM);
+    key_make(number, key);
+    worker_fill(&w, 0, number);
     cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
     return status;
 }
@@ -384,13 +384,13 @@ static void durable_under(const struct harm *h, bool running)
     harm_do(&host, h);
     if (!running)
         start_again();
-    cr_expect_eq(victim_dump(), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), running ? 0u : 1u << 20);
     start_without_checkpoint();
     cr_expect_eq(load_all(0, &victim), 0u, "%s, running %d: %s", h->name, running,
                  victim ? "what was durable is LOST" : "another is");
-    cr_expect_eq(victim_dump(), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
     cr_expect_eq(metric(w.client, "nvme_bad_headers"), 0u, "%s", h->name);
 }
 
@@ -529,6 +529,20 @@ Test(damage, a_reuse_that_was_cut_off_puts_no_segment_in_quarantine)
     store(20000);
 }
 
+#define SOUND 12u
+
+/* Its bytes are right, but a start without a checkpoint would not find them. */
+static void no_promise_for_what_is_not_mended(uint64_t number)
+{
+    int fd = harm_file(&host, "ucmd.cache");
+
+    harm_flip(fd, harm_slot(fd, number) + 104);
+    close(fd);
+    cr_expect_eq(dump_durably(number), UCM_BLOCK_IS_NOT_DURABLE);
+    cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u);
+    cr_expect_eq(load_all(0, &(bool){false}), 1u, "it is served on");
+}
+
 /* Past nvme.quarantine the file is read only; an operator may say that the disk is well. */
 Test(damage, too_many_bad_segments_stop_the_writes)
 {
@@ -553,6 +567,7 @@ Test(damage, too_many_bad_segments_stop_the_writes)
     cr_expect(health_is(w.client, "degraded"));
     for (unsigned i = 0; i < 4; i++)
         cr_expect_eq(load_all(i * 1000, &victim), 1u);
+    no_promise_for_what_is_not_mended(SOUND);
     stop(true);
     cr_expect_eq(verify_offline("--salvage --lift-quarantine", out, sizeof(out)), 5, "%s", out);
     cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);
