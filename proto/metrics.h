@@ -47,6 +47,8 @@
     X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
+    X(arena_slots_near, counter, "slots", "slots had on the NUMA node of the GPU that asked")      \
+    X(arena_slots_far, counter, "slots", "slots had on another node")                              \
     X(arena_kept_parts, counter, "parts", "parts in DRAM kept over a restart")                     \
     X(arena_kept_bytes, counter, "bytes", "of these")                                              \
     X(arena_kept_refused, counter, "parts", "kept parts not taken over: damaged, or not wanted")   \
@@ -81,6 +83,7 @@
     X(nvme_scrub_passes, counter, "passes", "over all that lies on NVMe, ended")                   \
     X(nvme_scrub_segments, gauge, "segments", "that the present pass has done")                    \
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
+    X(nvme_bad_headers, counter, "pages", "headers of sound parts found damaged while it ran")     \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_files_lost, gauge, "files", "of nvme.paths, that could not be opened at the start")     \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
