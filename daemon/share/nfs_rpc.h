@@ -15,11 +15,10 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#define NFS_RPC_REQUEST_BYTES 1536u /* without the file's bytes: an export's path is the longest   \
-                                     */
-#define NFS_RPC_REPLY_BYTES (128u << 10)   /* without them; all others fit */
+#define NFS_RPC_REQUEST_BYTES 1536u        /* without a file's bytes; an export's path fits */
+#define NFS_RPC_REPLY_BYTES (128u << 10)   /* without a file's bytes */
 #define NFS_RPC_REPLY_MAX_BYTES (2u << 20) /* with them */
-#define NFS_RPC_HEAD_BYTES 1024u           /* what comes before the file's bytes is shorter */
+#define NFS_RPC_HEAD_BYTES 1024u           /* what comes before them is shorter */
 #define NFS_RPC_STAGE_BYTES (16u << 10)
 #define NFS_RPC_CREDENTIAL_BYTES 320u
 #define NFS_RPC_BUCKETS 64u

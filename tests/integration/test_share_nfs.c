@@ -205,7 +205,8 @@ static int run_in_time(struct contract *c, struct contract_op *o)
     return -ETIMEDOUT;
 }
 
-/* What is delivered is right, whatever the server takes for the file's bytes. */
+/* What is delivered is right, whichever bytes of whichever replies are not: lengths, numbers,
+ * handles, data. */
 NFS_CASE(a_lying_server_delivers_nothing_wrong, begin_by_relay, end_by_relay)
 {
     static const enum share_verb verbs[] = {SHARE_READ, SHARE_WRITE, SHARE_FIND, SHARE_READ,
