@@ -83,6 +83,7 @@
     X(nvme_scrub_passes, counter, "passes", "over all that lies on NVMe, ended")                   \
     X(nvme_scrub_segments, gauge, "segments", "that the present pass has done")                    \
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
+    X(nvme_bad_headers, counter, "pages", "headers of sound parts found damaged while it ran")     \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
     X(nvme_files_lost, gauge, "files", "of nvme.paths, that could not be opened at the start")     \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \

@@ -314,8 +314,10 @@ static void check_done_cb(struct tier_io *io, int status)
     if (status == -EBADMSG) {
         log_read_failed(io, status);
         /* The place may have been given up, or the part written anew, while it was read. */
-        if (b->part[k->part].nvme == PART_NVME_READY && b->part[k->part].loc == io->place.loc)
+        if (b->part[k->part].nvme == PART_NVME_READY && b->part[k->part].loc == io->place.loc) {
             cache_nvme_lost(c, k->ref, k->part, true);
+            cache_write_again(c, k->ref);
+        }
     }
     cache_released(c);
     k->done_cb(k, status);

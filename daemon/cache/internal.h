@@ -144,6 +144,8 @@ void cache_write_later(struct cache *c, block_ref ref);
  * that. */
 void cache_write_stored(struct cache *c, block_ref ref);
 void cache_write_used(struct cache *c, block_ref ref);
+/* A copy below turned out bad: what DRAM has of the block takes its place. It was worth writing. */
+void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from a share. */
 void cache_write_fetched(struct cache *c, block_ref ref);
 void cache_write_pump(struct cache *c);

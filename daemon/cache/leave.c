@@ -194,6 +194,7 @@ static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
     if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
         return;
     cache_nvme_lost(c, ref, part, true);
+    cache_write_again(c, ref);
     cache_settle(c, ref);
 }
 

@@ -26,6 +26,12 @@ static uint64_t block_dirty(const struct block *b, const struct ns *ns)
     return bytes;
 }
 
+/* Something of it lies in DRAM alone. */
+static bool block_writable(const struct block *b, const struct ns *ns)
+{
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) && block_dirty(b, ns) > 0;
+}
+
 void cache_write_later(struct cache *c, block_ref ref)
 {
     struct ns *ns;
@@ -55,10 +61,18 @@ void cache_write_stored(struct cache *c, block_ref ref)
 void cache_write_used(struct cache *c, block_ref ref)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct block *b = cache_block(c, ref, &ns);
 
-    if (c->config.write_reused && block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) &&
-        block_dirty(b, ns) > 0 && policy_heat(c->config.policy, ref) > 0)
+    if (c->config.write_reused && block_writable(b, ns) && policy_heat(c->config.policy, ref) > 0)
+        cache_write_later(c, ref);
+}
+
+void cache_write_again(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (block_writable(b, ns))
         cache_write_later(c, ref);
 }
 

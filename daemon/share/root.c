@@ -50,6 +50,14 @@ static uint32_t at_least_one(uint32_t n)
     return n > 0 ? n : 1;
 }
 
+/* Half of the places while something is read, else three quarters: who comes to read finds some. */
+static uint32_t stores_max(const struct share_root *r)
+{
+    uint32_t depth = r->config.depth;
+
+    return at_least_one(r->begun[SHARE_LOAD] > 0 ? depth / 2 : depth * 3 / 4);
+}
+
 /* Lookups always find an eighth of the places that nothing else takes. */
 static bool class_may_begin(const struct share_root *r, enum share_class class)
 {
@@ -63,7 +71,7 @@ static bool class_may_begin(const struct share_root *r, enum share_class class)
         return all < rest;
     case SHARE_STORE:
         return all < rest && r->queued[SHARE_LOAD] == 0 &&
-               r->begun[SHARE_STORE] < at_least_one(depth / 2);
+               r->begun[SHARE_STORE] < stores_max(r);
     default:
         return all < rest && r->begun[SHARE_BACKGROUND] < at_least_one(depth / 4);
     }

@@ -254,6 +254,19 @@ void nvme_write_worked(struct tier *t, unsigned file);
 /* What the slot holds is not what was written to it. */
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot);
 
+/* ---- nvme_mend.c ---- */
+
+/* What the header of a segment in use says, and that of a slot in it. */
+void nvme_segment_header_of(const struct tier *t, const struct segment *s,
+                            struct nvme_segment_header *out);
+void nvme_slot_header_of(const struct tier *t, const struct segment *s, uint32_t slot,
+                         const struct tier_described *d, struct nvme_slot_header *out);
+/* Compares both, of a live slot whose payload is sound, with what lies on the disk, and writes anew
+ * what differs, unsynced. 0: done will be called, on a later turn of the loop, with 0 when both are
+ * right by now. -ENOENT: what they should say is not known, or they never counted; -ENOMEM. */
+int nvme_mend(struct tier *t, struct segment *s, uint32_t slot, void (*done)(void *ctx, int status),
+              void *ctx);
+
 /* ---- nvme_scrub.c ---- */
 
 /* rate: bytes a second; 0: none. */

@@ -403,26 +403,16 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
     struct tier *t = op->tier;
     struct tier_io *io = LIST_ENTRY(list_pop_front(&t->ready), struct tier_io, link);
     uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
-    struct nvme_slot_header header = {
-        .key_bytes = io->name.key_bytes,
-        .part = io->name.part,
-        .segment = op->segment->number,
-        .slot = slot,
-        .payload_bytes = io->bytes,
-        .generation = op->segment->sequence,
-        .sequence = (uintptr_t)io->scratch[IO_SEQUENCE],
-        .checksum = io->place.checksum,
-    };
+    struct tier_described d = {io->name, io->bytes, io->place.checksum};
+    struct nvme_slot_header header;
 
-    memcpy(header.uuid, t->devices[op->segment->file].file.uuid, sizeof(header.uuid));
-    memcpy(header.fingerprint, io->name.fingerprint, sizeof(header.fingerprint));
-    memcpy(header.key, io->name.key, io->name.key_bytes);
+    op->segment->sequences[slot] = (uintptr_t)io->scratch[IO_SEQUENCE];
+    nvme_slot_header_of(t, op->segment, slot, &d, &header);
     nvme_slot_header_encode(&header, page);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
     io_place(io, op->segment, slot);
-    op->segment->sequences[slot] = header.sequence;
     op->ios[op->n++] = io;
     t->writes_queued--;
 }
@@ -430,13 +420,9 @@ static void merge_add(struct nvme_op *op, uint32_t slot)
 /* A segment's header travels in front of its first slot. */
 static void merge_segment_header(struct nvme_op *op)
 {
-    struct nvme_segment_header header = {
-        .segment = op->segment->number,
-        .sequence = op->segment->sequence,
-        .stride = (uint64_t)op->segment->stride_pages * NVME_PAGE,
-    };
+    struct nvme_segment_header header;
 
-    memcpy(header.uuid, op->tier->devices[op->segment->file].file.uuid, sizeof(header.uuid));
+    nvme_segment_header_of(op->tier, op->segment, &header);
     nvme_segment_header_encode(&header, op->headers);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
 }

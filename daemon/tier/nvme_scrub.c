@@ -44,10 +44,11 @@ struct nvme_scrub {
     uint32_t number, slot;
     /* The slot that is being read. */
     struct segment *segment; /* NULL: none is */
-    uint64_t owner, offset, end, done, sequence;
+    uint64_t owner, offset, end, done;
     struct tier_described want;
+    struct nvme_slot_header header; /* as it should be */
     uint64_t sum;
-    bool again, header_bad;
+    bool again, header_bad, mending;
     int status;
     int fd;
     size_t piece;
@@ -64,17 +65,15 @@ static void step_in(struct nvme_scrub *k, uint64_t ms)
 
 static bool header_right(const struct nvme_scrub *k)
 {
-    const struct segment *s = k->segment;
-    const struct tier_described *w = &k->want;
+    const struct nvme_slot_header *w = &k->header;
     struct nvme_slot_header h;
 
     return nvme_slot_header_decode(k->buffer, &h) == 0 &&
-           memcmp(h.uuid, k->tier->devices[k->file].file.uuid, sizeof(h.uuid)) == 0 &&
-           h.segment == k->number && h.slot == k->slot && h.generation == s->sequence &&
-           h.sequence == k->sequence && h.payload_bytes == w->bytes && h.checksum == w->checksum &&
-           h.part == w->name.part && h.key_bytes == w->name.key_bytes &&
-           memcmp(h.key, w->name.key, h.key_bytes) == 0 &&
-           memcmp(h.fingerprint, w->name.fingerprint, sizeof(h.fingerprint)) == 0;
+           memcmp(h.uuid, w->uuid, sizeof(h.uuid)) == 0 && h.segment == w->segment &&
+           h.slot == w->slot && h.generation == w->generation && h.sequence == w->sequence &&
+           h.payload_bytes == w->payload_bytes && h.checksum == w->checksum && h.part == w->part &&
+           h.key_bytes == w->key_bytes && memcmp(h.key, w->key, h.key_bytes) == 0 &&
+           memcmp(h.fingerprint, w->fingerprint, sizeof(h.fingerprint)) == 0;
 }
 
 static int piece_read(const struct nvme_scrub *k)
@@ -140,7 +139,30 @@ static void slot_lost(struct nvme_scrub *k)
                             segment_loc(&k->tier->segments, s, k->slot));
 }
 
-/* Whether this slot is done with. */
+static void go_on(struct nvme_scrub *k, bool slot_done)
+{
+    struct tier *t = k->tier;
+    uint64_t now = uv_hrtime();
+
+    if (slot_done) {
+        segment_read_end(&t->segments, k->segment);
+        k->segment = NULL;
+        k->slot++;
+    }
+    if (!t->closing)
+        step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
+}
+
+static void mended_cb(void *ctx, int status)
+{
+    struct nvme_scrub *k = ctx;
+
+    (void)status; /* told, and tried again by the next pass */
+    k->mending = false;
+    go_on(k, true);
+}
+
+/* Whether this slot is done with, as soon as nothing in it is being mended. */
 static bool slot_judge(struct nvme_scrub *k)
 {
     struct tier *t = k->tier;
@@ -170,7 +192,8 @@ static bool slot_judge(struct nvme_scrub *k)
         slot_bad(k, "the checksum does not agree");
         slot_lost(k);
     } else if (k->header_bad) {
-        slot_bad(k, "the header is damaged; the payload is sound and stays until the next start");
+        slot_bad(k, "the header is damaged; the payload is sound");
+        k->mending = nvme_mend(t, k->segment, k->slot, mended_cb, k) == 0;
     }
     return true;
 }
@@ -204,7 +227,7 @@ static bool slot_wanted(struct nvme_scrub *k, struct segment *s)
         !t->callbacks.describe(t->callbacks.ctx, s->owners[k->slot], &k->want))
         return false;
     k->owner = s->owners[k->slot];
-    k->sequence = s->sequences[k->slot];
+    nvme_slot_header_of(t, s, k->slot, &k->want, &k->header);
     k->segment = s;
     k->offset = segment_slot_offset(&t->segments, s, k->slot);
     k->end = nvme_stride(k->want.bytes);
@@ -262,21 +285,15 @@ static void work_done_cb(uv_work_t *work, int status)
 {
     struct nvme_scrub *k = work->data;
     struct tier *t = k->tier;
+    bool slot_done;
 
     assert(status == 0); /* nobody cancels */
     (void)status;
     if (k->status == 0)
         t->metrics->nvme_scrub_bytes += k->piece;
-    if (t->closing || slot_judge(k)) {
-        segment_read_end(&t->segments, k->segment);
-        k->segment = NULL;
-        k->slot++;
-    }
-    if (!t->closing) {
-        uint64_t now = uv_hrtime();
-
-        step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
-    }
+    slot_done = t->closing || slot_judge(k);
+    if (!k->mending)
+        go_on(k, slot_done);
     nvme_release(t);
 }
 

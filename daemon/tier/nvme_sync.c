@@ -1,8 +1,8 @@
 /* Making what was written durable: fdatasync of a file for all who wait for it, one at a time in
  * the pool. Who comes while one runs waits for the next, because its write may have ended too late
  * for this one. A slot counts only with its segment's header, so it waits for that write as well.
- * Of what an earlier run wrote, the end of that run may have left a header without its payload: it
- * is read first. */
+ * Of what an earlier run wrote, the end of that run may have left a header without its payload, and
+ * only its headers lead the next start to it: all three are read first. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -152,9 +152,9 @@ static void read_end(struct tier *t, struct nvme_device *d, struct tier_io *aske
     }
 }
 
-static void read_done_cb(struct tier_io *io, int status)
+static void headers_done_cb(void *ctx, int status)
 {
-    struct sync_read *r = (struct sync_read *)io;
+    struct sync_read *r = ctx;
     struct nvme_device *d = r->device;
     struct tier *t = d->tier;
 
@@ -165,6 +165,22 @@ static void read_done_cb(struct tier_io *io, int status)
     free(r);
     reads_pump(t, d);
     nvme_release(t);
+}
+
+static void read_done_cb(struct tier_io *io, int status)
+{
+    struct sync_read *r = (struct sync_read *)io;
+    struct tier *t = r->device->tier;
+    struct segment *s;
+    uint32_t slot;
+    int rc = status < 0 ? status : segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot);
+
+    if (rc == 0)
+        rc = nvme_mend(t, s, slot, headers_done_cb, r);
+    if (rc == 0)
+        return;
+    /* It was forgotten while it was read, so its asker looks again; or nobody describes it. */
+    headers_done_cb(r, status == 0 && (rc == -ESTALE || rc == -ENOENT) ? 0 : rc);
 }
 
 static int read_start(struct tier *t, struct nvme_device *d, struct tier_io *asked)

@@ -1,12 +1,18 @@
-/* What a root of the shared tier does without us: one file of it written and read in order, so many
- * requests of a block each under way. For an NFS server by a bare libnfs client on one connection;
- * for a folder by fio, one thread a request.
+/* What a root of the shared tier does without us, so many requests of a block each under way: for
+ * an NFS server by a bare libnfs client on one connection, for a folder by fio, one thread a
+ * request. In two shapes: as the tier does it, a new file for each block, made and written, opened
+ * and read, all in one folder; and one file (a thread), rewritten and read again and again, whose
+ * room and pages are there already. Nothing is synced.
  * Threads: one. */
 #ifndef UCM_TESTS_BENCH_PLAIN_H
 #define UCM_TESTS_BENCH_PLAIN_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#define PLAIN_FILE_NAME "ucm-bench-plain"
+
+enum plain_shape { PLAIN_FILES, PLAIN_ONE_FILE };
 
 struct plain {
     const char *target; /* nfs://... or a folder; borrowed */
@@ -17,13 +23,21 @@ struct plain {
 
 bool plain_is_nfs(const char *target);
 /* What does it, for the report. */
-const char *plain_name(const char *target);
-/* Goes on for `seconds` and tells bytes a second; 0 or -errno with p->why. The file is made when it
- * is not there; plain_remove takes it away. */
-int plain_rate(struct plain *p, bool write, double seconds, double *rate);
+const char *plain_name(const char *target, enum plain_shape shape);
+/* Goes on for about `seconds` and tells bytes a second; 0 or -errno with p->why. Blocks are in
+ * files of theirs: the time between two sets of total_bytes, when the files of the one before are
+ * removed, is not counted. What is read has been written before. */
+int plain_rate(struct plain *p, enum plain_shape shape, bool write, double seconds, double *rate);
+/* Its files, of both shapes. */
 void plain_remove(struct plain *p);
 /* NFS: how long the server takes to answer the smallest request, median of many, in microseconds.
  */
 int plain_round_trip(struct plain *p, double *us);
+
+/* The two kinds of target, for ucm_bench_plain.c only. */
+int plain_nfs_rate(struct plain *p, enum plain_shape shape, bool write, double seconds,
+                   double *rate);
+void plain_nfs_remove(struct plain *p);
+int plain_fail(struct plain *p, int code, const char *what, const char *detail);
 
 #endif

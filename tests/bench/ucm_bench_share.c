@@ -136,7 +136,7 @@ static int measure(struct share_bench *b)
     int rc = 0;
 
     report_text(r, "root", plain_is_nfs(b->target) ? "an NFS server" : "a folder");
-    report_text(r, "baseline", plain_name(b->target));
+    report_text(r, "baseline", plain_name(b->target, PLAIN_FILES));
     report_number(r, "depth", b->tier.depth);
     report_number(r, "total_bytes", (double)b->tier.total_bytes);
     report_number(r, "rounds", b->tier.rounds);

@@ -19,6 +19,7 @@ struct speed {
     uint64_t run;
     uint32_t sets;
     struct pair stores, loads, prefetches;
+    struct pair rewrites, rereads; /* of stores and prefetches, by what the root does to one file */
 };
 
 /* The set before is gone from everywhere, so that a root need not hold more than one. */
@@ -59,37 +60,45 @@ static int daemon_slice(struct speed *s, enum rig_op op, double *rate)
     return rc;
 }
 
-static int plain_slice(struct speed *s, bool write, double *rate)
+static int plain_slice(struct speed *s, enum plain_shape shape, bool write, double *rate)
 {
-    return plain_rate(&s->plain, write, s->bench->tier.seconds, rate) < 0
+    return plain_rate(&s->plain, shape, write, s->bench->tier.seconds, rate) < 0
                ? bench_fail(BENCH_FAILED, "%s", s->plain.why)
                : 0;
 }
 
-static int speed_round(struct speed *s)
+/* Writes, or reads what was written, against both shapes of the baseline. */
+static int speed_half(struct speed *s, enum rig_op op, struct pair *files, struct pair *one)
 {
+    bool write = op == RIG_DUMP;
     double own = 0, base = 0;
-    int rc = plain_slice(s, true, &base);
+    int rc = plain_slice(s, PLAIN_FILES, write, &base);
 
     if (rc == 0)
-        rc = daemon_slice(s, RIG_DUMP, &own);
+        rc = daemon_slice(s, op, &own);
     if (rc == 0)
-        rc = pair_add(&s->stores, own, base);
-    if (rc == 0)
-        rc = daemon_slice(s, RIG_LOAD, &own);
-    if (rc == 0)
-        rc = plain_slice(s, false, &base);
-    if (rc == 0)
-        rc = pair_add(&s->loads, own, base);
-    if (rc == 0)
+        rc = pair_add(files, own, base);
+    if (rc == 0 && !write)
         rc = daemon_slice(s, RIG_PREFETCH, &own);
-    return rc == 0 ? pair_add(&s->prefetches, own, base) : rc;
+    if (rc == 0 && !write)
+        rc = pair_add(&s->prefetches, own, base);
+    if (rc == 0)
+        rc = plain_slice(s, PLAIN_ONE_FILE, write, &base);
+    return rc == 0 ? pair_add(one, own, base) : rc;
+}
+
+static int speed_round(struct speed *s)
+{
+    int rc = speed_half(s, RIG_DUMP, &s->stores, &s->rewrites);
+
+    return rc == 0 ? speed_half(s, RIG_LOAD, &s->loads, &s->rereads) : rc;
 }
 
 static int speed_rounds(struct speed *s)
 {
     struct tier_bench *b = &s->bench->tier;
-    const char *name = plain_name(s->bench->target);
+    const char *files = plain_name(s->bench->target, PLAIN_FILES);
+    const char *one = plain_name(s->bench->target, PLAIN_ONE_FILE);
     int rc = 0;
 
     for (unsigned i = 0; rc == 0 && i < b->rounds; i++) {
@@ -102,9 +111,11 @@ static int speed_rounds(struct speed *s)
         rc = bench_rig_fail(&s->rig, -UCM_EBUSY);
     if (rc != 0)
         return rc;
-    pair_report(b, &s->stores, "store", s->rig.block_bytes, name, TARGET);
-    pair_report(b, &s->loads, "load", s->rig.block_bytes, name, TARGET);
-    pair_report(b, &s->prefetches, "prefetch", s->rig.block_bytes, name, TARGET);
+    pair_report(b, &s->stores, "store", s->rig.block_bytes, files, TARGET);
+    pair_report(b, &s->loads, "load", s->rig.block_bytes, files, TARGET);
+    pair_report(b, &s->prefetches, "prefetch", s->rig.block_bytes, files, TARGET);
+    pair_report(b, &s->rewrites, "store", s->rig.block_bytes, one, 0);
+    pair_report(b, &s->rereads, "prefetch", s->rig.block_bytes, one, 0);
     return 0;
 }
 
@@ -139,6 +150,8 @@ static int speed_measure(struct share_bench *b, uint64_t block_bytes)
     pair_free(&s.stores);
     pair_free(&s.loads);
     pair_free(&s.prefetches);
+    pair_free(&s.rewrites);
+    pair_free(&s.rereads);
     return rc;
 }
 

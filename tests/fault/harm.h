@@ -22,7 +22,9 @@ struct harm {
 };
 
 #define HARMS 15u
-enum { HARM_PAYLOAD, HARM_HEADER, HARM_MAGIC, HARM_SWAP, HARM_CUT = 6 }; /* some of them */
+/* some of them */
+enum { HARM_PAYLOAD, HARM_HEADER, HARM_MAGIC, HARM_SWAP };
+enum { HARM_CUT = 6, HARM_SEGMENT, HARM_SEGMENT_MAGIC };
 extern const struct harm harms[HARMS];
 
 /* Opens a file in the daemon's folder; whole reads and writes; a bit of the byte at `at`. */

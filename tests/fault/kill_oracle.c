@@ -28,8 +28,13 @@ uint32_t oracle_below(struct oracle *o, uint32_t n)
 void oracle_doubt(struct oracle *o)
 {
     for (uint32_t i = 0; i < o->keys; i++)
-        if (o->state[i] == ORACLE_DURABLE)
-            o->state[i] = ORACLE_MAYBE;
+        if (o->state[i] != ORACLE_NOTHING)
+            o->state[i] = ORACLE_DOUBTED;
+}
+
+bool oracle_load_proves(const struct oracle *o, uint32_t key)
+{
+    return !o->warm || o->state[key] != ORACLE_DOUBTED;
 }
 
 void oracle_run_ended(struct oracle *o, bool in_order)
@@ -39,6 +44,7 @@ void oracle_run_ended(struct oracle *o, bool in_order)
             o->state[i] = ORACLE_DURABLE;
         o->held[i] = false;
     }
+    o->warm = in_order && o->keeps;
 }
 
 /* ---- damage ---- */

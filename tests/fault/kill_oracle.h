@@ -11,6 +11,7 @@
 /* What may be found under a key. Right bytes always; and */
 enum oracle_state {
     ORACLE_NOTHING, /* was never dumped: a miss */
+    ORACLE_DOUBTED, /* there or not; what an earlier run stored of it may be damaged */
     ORACLE_MAYBE,   /* there or not */
     ORACLE_DURABLE, /* there */
 };
@@ -18,6 +19,8 @@ enum oracle_state {
 struct oracle {
     uint8_t state[ORACLE_KEYS + 8];
     bool held[ORACLE_KEYS + 8]; /* the present run said OK to it: it has it */
+    bool keeps;                 /* DRAM, over an orderly stop */
+    bool warm;                  /* the present run may have begun with such DRAM */
     bool cache_damaged;         /* a checkpoint may be all that still knows of some slots */
     uint32_t keys;              /* from here on: nothing */
     uint64_t seed;              /* of the random numbers */
@@ -25,8 +28,11 @@ struct oracle {
 
 uint64_t oracle_random(struct oracle *o);
 uint32_t oracle_below(struct oracle *o, uint32_t n);
-/* Nothing is certain any more. */
+/* Nothing that was stored is certain any more. */
 void oracle_doubt(struct oracle *o);
+/* Whether a load's success says that the part is stored: DRAM that was kept over an orderly stop
+ * has it too, while what is stored of it may have been damaged, and is gone with the next kill. */
+bool oracle_load_proves(const struct oracle *o, uint32_t key);
 /* The run has ended; in order: what it held it has kept. */
 void oracle_run_ended(struct oracle *o, bool in_order);
 

@@ -196,7 +196,7 @@ static void key_check(struct kill_worker *k, uint32_t key, uint32_t block, uint8
     if (status == UCM_BLOCK_IS_OK) {
         cr_assert_eq(worker_differs(&k->w, block, key), 0u, "key %u has WRONG BYTES", key);
         cr_assert_neq(o->state[key], ORACLE_NOTHING, "key %u was never dumped", key);
-        o->held[key] = true;
+        o->held[key] |= oracle_load_proves(o, key);
         k->found++;
     } else {
         cr_assert_neq(o->state[key], ORACLE_DURABLE, "key %u is LOST: status %u", key, status);

@@ -313,12 +313,96 @@ Test(damage, the_scrub_finds_it_before_anybody_reads)
     }
 }
 
-/* The payload is sound and served on; only a start would have missed it. */
-Test(damage, the_scrub_finds_a_bad_header)
+/* The next start finds what it finds by headers alone. */
+static void start_without_checkpoint(void)
 {
-    scrub_finds(&harms[HARM_HEADER], false);
-    close_host();
-    scrub_finds(&harms[HARM_MAGIC], false);
+    int folder = open(host.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    cr_assert_geq(folder, 0);
+    stop(false);
+    (void)unlinkat(folder, "ucmd.index", 0); /* there or not */
+    close(folder);
+    start_again();
+}
+
+/* The payload is sound and served on; only a start would have missed it. */
+Test(damage, the_scrub_mends_a_bad_header)
+{
+    bool victim;
+
+    for (unsigned i = HARM_HEADER; i <= HARM_MAGIC; i++) {
+        if (i > HARM_HEADER)
+            close_host();
+        scrub_finds(&harms[i], false);
+        cr_assert(metric_reaches(w.client, "nvme_bad_headers", 1, 20000));
+        start_without_checkpoint();
+        cr_expect_eq(load_all(0, &victim), 0u, "%s", harms[i].name);
+    }
+}
+
+/* What DRAM has as well is stored again, for whoever was promised that it is. */
+Test(damage, what_the_scrub_finds_lost_is_written_again)
+{
+    uint64_t writes;
+    bool victim;
+
+    prepare_running(true);
+    cr_assert_eq(load_all(0, &victim), 0u);
+    writes = metric(w.client, "nvme_writes");
+    harm_do(&host, &harms[HARM_PAYLOAD]);
+    cr_assert(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000));
+    cr_assert(metric_reaches(w.client, "nvme_writes", writes + 1, 20000));
+    cr_expect_eq(load_all(0, &victim), 0u);
+    stop(false);
+    start_again();
+    cr_expect_eq(load_all(0, &victim), 0u);
+}
+
+/* ---- what is acknowledged as durable ---- */
+
+static uint8_t dump_durably(uint64_t number)
+{
+    uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
+
+    key_make(number, key);
+    worker_fill(&w, 0, number);
+    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
+    return status;
+}
+
+/* The header goes bad under a daemon that found the part by it, or only a checkpoint had told of
+ * it: a dump that is answered as durable is there at a start without that. */
+static void durable_under(const struct harm *h, bool running)
+{
+    bool victim;
+
+    open_host(false);
+    store(0);
+    stop(!running);
+    if (running)
+        start_again();
+    harm_do(&host, h);
+    if (!running)
+        start_again();
+    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u, "%s", h->name);
+    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), running ? 0u : 1u << 20);
+    start_without_checkpoint();
+    cr_expect_eq(load_all(0, &victim), 0u, "%s, running %d: %s", h->name, running,
+                 victim ? "what was durable is LOST" : "another is");
+    cr_expect_eq(dump_durably(HARM_VICTIM), UCM_BLOCK_IS_EXISTS, "%s", h->name);
+    cr_expect_eq(metric(w.client, "nvme_bad_headers"), 0u, "%s", h->name);
+}
+
+Test(damage, a_durable_answer_outlives_a_bad_header)
+{
+    static const unsigned running[] = {HARM_HEADER, HARM_MAGIC, HARM_SEGMENT, HARM_SEGMENT_MAGIC};
+
+    durable_under(&harms[HARM_HEADER], false);
+    for (size_t i = 0; i < sizeof(running) / sizeof(running[0]); i++) {
+        close_host();
+        durable_under(&harms[running[i]], true);
+    }
 }
 
 /* ---- salvage ---- */
@@ -445,6 +529,20 @@ Test(damage, a_reuse_that_was_cut_off_puts_no_segment_in_quarantine)
     store(20000);
 }
 
+#define SOUND 12u
+
+/* Its bytes are right, but a start without a checkpoint would not find them. */
+static void no_promise_for_what_is_not_mended(uint64_t number)
+{
+    int fd = harm_file(&host, "ucmd.cache");
+
+    harm_flip(fd, harm_slot(fd, number) + 104);
+    close(fd);
+    cr_expect_eq(dump_durably(number), UCM_BLOCK_IS_NOT_DURABLE);
+    cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u);
+    cr_expect_eq(load_all(0, &(bool){false}), 1u, "it is served on");
+}
+
 /* Past nvme.quarantine the file is read only; an operator may say that the disk is well. */
 Test(damage, too_many_bad_segments_stop_the_writes)
 {
@@ -469,6 +567,7 @@ Test(damage, too_many_bad_segments_stop_the_writes)
     cr_expect(health_is(w.client, "degraded"));
     for (unsigned i = 0; i < 4; i++)
         cr_expect_eq(load_all(i * 1000, &victim), 1u);
+    no_promise_for_what_is_not_mended(SOUND);
     stop(true);
     cr_expect_eq(verify_offline("--salvage --lift-quarantine", out, sizeof(out)), 5, "%s", out);
     cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);

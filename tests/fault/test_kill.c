@@ -172,8 +172,8 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
                                       /* all there at once: while it grows, blocks that wait to be
                                        * written may have to leave it again */
                                       "arena.prefault=false", log_level()}};
-        oracle = (struct oracle){.seed = seed};
-        if (seed % 2)
+        oracle = (struct oracle){.seed = seed, .keeps = seed % 2};
+        if (oracle.keeps)
             keep_begin();
         fprintf(stderr, "kill: UCM_KILL_SEED=%llu, round %u of %u\n", (unsigned long long)seed,
                 done, rounds);

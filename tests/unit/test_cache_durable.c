@@ -133,3 +133,53 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     cr_expect_eq(p.status, 0);
     drop(ref);
 }
+
+/* ---- copies that are found bad while nobody asks ---- */
+
+Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
+{
+    block_ref ref = store_both(1);
+    struct tier *t = &rig.tier;
+    const struct place *p = &t->place[block_of(ref)->part[0].loc - 1];
+
+    t->callbacks.lost(t->callbacks.ctx, p->owner, block_of(ref)->part[0].loc);
+    cr_expect_eq(t->forgets, 1u);
+    turn();
+    expect_next(TIER_WRITE, 0);
+    fake_next(t, 0);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
+}
+
+Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct tier *t = &rig.tier;
+    const struct place *p = &t->place[block_of(ref)->part[0].loc - 1];
+
+    drop(ref);
+    t->callbacks.lost(t->callbacks.ctx, p->owner, block_of(ref)->part[0].loc);
+    turn();
+    cr_expect_eq(t->n_pending, 0u);
+    cr_expect_eq(find(rig.one, 1), 0u);
+}
+
+static void check_cb(struct cache_check *k, int status)
+{
+    (void)k;
+    cr_expect_eq(status, -EBADMSG);
+}
+
+Test(cache_durable, what_a_check_finds_corrupt_is_written_again_from_dram)
+{
+    block_ref ref = store_both(1);
+    struct cache_check k = {.done_cb = check_cb};
+
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, -EBADMSG);
+    turn();
+    expect_next(TIER_WRITE, 0);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
+}

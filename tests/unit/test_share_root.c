@@ -255,6 +255,34 @@ Test(share_root, lookups_go_first_and_no_write_passes_a_read)
     cr_assert_leq(server->busy_max, DEPTH);
 }
 
+/* Writes only: three quarters of the places. With a read among them: half. */
+Test(share_root, writes_leave_places_to_who_comes_to_read)
+{
+    static struct item writes[2 * DEPTH];
+    struct item reads[2];
+    bool never = false;
+
+    server->hangs = true;
+    for (unsigned i = 0; i < 2 * DEPTH; i++)
+        cr_assert_eq(submit(&writes[i], SHARE_WRITE, SHARE_STORE, i, 5000), 0);
+    rig_run(&never, 20);
+    cr_assert_eq(server->busy, DEPTH * 3 / 4);
+    cr_assert_eq(submit(&reads[0], SHARE_READ, SHARE_LOAD, 0, 5000), 0);
+    rig_run(&never, 20);
+    cr_assert_eq(server->busy, DEPTH * 3 / 4 + 1, "it did not wait for a write");
+    rig_let_go(server);
+    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 1000));
+
+    server->hangs = true;
+    cr_assert_eq(submit(&reads[1], SHARE_READ, SHARE_LOAD, 0, 5000), 0);
+    for (unsigned i = 0; i < 2 * DEPTH; i++)
+        cr_assert_eq(submit(&writes[i], SHARE_WRITE, SHARE_STORE, 2 * DEPTH + i, 5000), 0);
+    rig_run(&never, 20);
+    cr_assert_eq(server->busy, 1 + DEPTH / 2);
+    rig_let_go(server);
+    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 1000));
+}
+
 Test(share_root, a_write_is_refused_while_reads_wait_and_told_when_not)
 {
     static struct item items[DEPTH * 2 + 1];
