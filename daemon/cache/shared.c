@@ -100,6 +100,8 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     uint32_t last = ns->identity.parts - 1;
     const struct block *b;
 
+    if (ns->purges > 0)
+        return; /* it was found before it was removed */
     if (ref == 0 && c->shared.n >= c->config.shared_blocks && !oldest_drop(c))
         return;
     if (ref == 0)

@@ -532,6 +532,21 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     cache_purge_end(rig.cache, &p);
 }
 
+Test(cache_share, what_was_found_before_it_was_purged_does_not_come_back)
+{
+    struct cache_purge p = {.done_cb = purged_cb};
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
+    key_of(1, key);
+    cache_shared_note(rig.cache, rig.one, key, 1, false);
+    cr_expect_eq(find(rig.one, 1), 0u);
+    rig.tier.naming->done(rig.tier.naming, 0);
+    share.purge->done_cb(share.purge, 0, 1);
+    cache_purge_end(rig.cache, &p);
+    cr_expect_neq(note(rig.one, 1, 1, false), 0u);
+}
+
 /* ---- blocks that lie on a share only ---- */
 
 Test(cache_share, few_blocks_are_known_by_a_share_only_and_the_oldest_go_first)
