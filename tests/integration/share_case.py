@@ -50,7 +50,7 @@ class ShareCase(Case):
     def tearDown(self):
         statuses = [host.daemon.stop() for host in self.hosts]
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.assertEqual(set(statuses), {0})
+        self.assertEqual(statuses, [0] * len(statuses))
 
     def host(self, blocks=16, **options):
         self.hosts.append(Host(self.folder, self.identity, blocks, **options))
