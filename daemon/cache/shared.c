@@ -128,6 +128,15 @@ void cache_shared_forget(struct cache *c, block_ref ref)
             part_set_share(c, ref, i, PART_SHARE_NONE, 0);
 }
 
+void cache_shared_doubt(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+
+    if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE && !part_whole_here(p))
+        part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
+}
+
 /* ---- names ---- */
 
 static struct block_file_id id_of(const struct ns *ns, const uint8_t *key, uint32_t part)
