@@ -37,6 +37,7 @@ struct server {
     struct index *index;
     struct policy *policy;
     struct cache *cache;
+    struct numa numa; /* no nodes: nothing is placed */
     struct arena *arena;
     struct keep *keep; /* NULL: DRAM ends with the daemon */
     struct tier *tier;
@@ -292,6 +293,31 @@ static int loop_init(struct server *s)
     return rc;
 }
 
+/* Nothing at all where there is one node. */
+static void numa_init(struct server *s)
+{
+    struct numa *n = &s->numa;
+    int rc;
+
+    if (s->config.arena_numa == CONFIG_NUMA_OFF)
+        return;
+    numa_read("/sys", n);
+    if (n->n < 2)
+        return;
+    rc = numa_allow(n);
+    if (rc < 0)
+        log_info("server", "numa-off", "reason=\"%s\"",
+                 rc == -EBUSY ? "the process was given a memory policy, which is kept"
+                              : strerror(-rc));
+    else
+        log_info("server", "numa", "nodes=%u", n->n);
+}
+
+static const struct numa *numa_used(const struct server *s)
+{
+    return s->numa.n > 1 ? &s->numa : NULL;
+}
+
 static int arena_init(struct server *s, char text[512])
 {
     struct config *c = &s->config;
@@ -301,6 +327,7 @@ static int arena_init(struct server *s, char text[512])
         .hugepages = c->arena_hugepages,
         .prefault = c->arena_prefault,
         .extent_ready = extent_ready_cb,
+        .numa = numa_used(s),
         .ended = arena_ended_cb,
         .ctx = s,
     };
@@ -378,6 +405,7 @@ static int devices_init(struct server *s, char text[512])
                                .cuda = (int)s->config.cuda,
                                .strategy = (enum copy_strategy)s->config.copy_strategy,
                                .calibration = s->config.copy_calibration,
+                               .numa = numa_used(s),
                                .failed = device_failed_cb,
                                .found = device_found_cb,
                                .ctx = s};
@@ -441,6 +469,7 @@ int server_new(struct config *config, const struct server_sources *sources, stru
     s->sources = sources;
     text[0] = '\0';
     rc = loop_init(s);
+    numa_init(s);
     if (rc == 0)
         rc = devices_init(s, text);
     if (rc == 0)

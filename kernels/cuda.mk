@@ -59,8 +59,10 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
 FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda_driver.o
-$O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) $O/obj/client/cuda/companion.o \
-                      $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+# A static rule, or make prefers the general one while an object of this one is still to be made.
+CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
+$(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
+                      $O/obj/client/cuda/companion.o $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@

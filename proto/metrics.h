@@ -47,6 +47,8 @@
     X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
+    X(arena_slots_near, counter, "slots", "slots had on the NUMA node of the GPU that asked")      \
+    X(arena_slots_far, counter, "slots", "slots had on another node")                              \
     X(arena_kept_parts, counter, "parts", "parts in DRAM kept over a restart")                     \
     X(arena_kept_bytes, counter, "bytes", "of these")                                              \
     X(arena_kept_refused, counter, "parts", "kept parts not taken over: damaged, or not wanted")   \

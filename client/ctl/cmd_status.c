@@ -11,7 +11,7 @@ static cJSON *status_json(const struct ctl *c, const msgpack_object *stats,
 {
     static const char *const from_stats[] = {"version", "instance", "pid",   "uptime_ms",
                                              "policy",  "metrics",  "tiers", "shares",
-                                             "devices", "limits"};
+                                             "devices", "nodes",    "limits"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
     cJSON *j = cJSON_CreateObject();
@@ -59,6 +59,20 @@ static void print_cache(const msgpack_object *m)
     if (answer_u64(m, "arena_bytes_total") < answer_u64(m, "arena_bytes_configured"))
         printf(", growing to %s", human_bytes(a, answer_u64(m, "arena_bytes_configured")));
     printf("\n");
+}
+
+/* Where the daemon spreads its memory over NUMA nodes. */
+static void print_nodes(const msgpack_object *stats)
+{
+    char a[HUMAN_BYTES], b[HUMAN_BYTES];
+
+    for (uint32_t i = 0; i < answer_count(stats, "nodes"); i++) {
+        const msgpack_object *n = answer_at(stats, "nodes", i);
+
+        printf("           %s of %s used on node %" PRIu64 "\n",
+               human_bytes(a, answer_u64(n, "used_bytes")),
+               human_bytes(b, answer_u64(n, "total_bytes")), answer_u64(n, "node"));
+    }
 }
 
 static void print_tiers(const msgpack_object *stats)
@@ -130,6 +144,7 @@ static void print_status(const struct ctl *c, const msgpack_object *stats,
         "clients    %" PRIu64 " connected, %" PRIu64 " regions, %" PRIu64 " requests under way\n",
         answer_u64(m, "connections"), answer_u64(m, "regions"), answer_u64(m, "requests_active"));
     print_cache(m);
+    print_nodes(stats);
     print_tiers(stats);
     print_shares(stats);
     print_devices(stats);

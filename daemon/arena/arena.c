@@ -1,183 +1,19 @@
 #include "daemon/arena/arena.h"
+#include "daemon/arena/internal.h"
 
-#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <uv.h>
 
 /* slot_ref = 1 + (extent << slot_bits | slot), slot_bits as many as an extent of the smallest slots
  * needs: so there are names for 16 TiB less one extent, whatever the extents' size. */
 
-struct extent {
-    struct list link; /* in arena.free, in its class's partial list, or nowhere (full, not ready) */
-    struct arena_class *class;
-    uint64_t *owner;     /* one a slot in use */
-    uint32_t *free_slot; /* stack of free slots; NULL until the extent has a class */
-    uint32_t slots, n_free;
-    uint8_t *used; /* bitmap, one byte a slot: tells a double free, and which owners are real */
-};
-
-struct arena_class {
-    struct arena_class *next;
-    struct list partial; /* extents with a free slot */
-    uint64_t slot_bytes;
-    uint32_t extents;
-};
-
-struct arena {
-    struct arena_config config;
-    uv_loop_t *loop;
-    char *base;
-    uint32_t extents, ready, slot_bits;
-    uint32_t limit; /* extents that there will be */
-    struct extent *extent;
-    struct list free;
-    struct arena_class *classes;
-    uint64_t used_bytes;
-
-    uv_async_t grown; /* the thread made `touched` extents ready */
-    pthread_t thread;
-    pthread_mutex_t lock; /* guards the three below */
-    uint32_t touched;
-    bool stop, ended; /* ended: there will be no more than `touched` */
-    bool threaded;
-};
-
 uint64_t arena_padded(uint64_t bytes)
 {
     return (bytes + ARENA_ALIGN - 1) & ~(uint64_t)(ARENA_ALIGN - 1);
-}
-
-/* ---- growing ---- */
-
-static void extent_uncarve(struct arena *a, struct extent *e);
-
-/* Slots of it were kept: the others of their size are free now. */
-static void extent_kept(struct arena *a, struct extent *e)
-{
-    e->n_free = 0;
-    for (uint32_t i = e->slots; i-- > 0;)
-        if (!e->used[i])
-            e->free_slot[e->n_free++] = i;
-    if (e->n_free == e->slots)
-        extent_uncarve(a, e);
-    else if (e->n_free > 0)
-        list_push_back(&e->class->partial, &e->link);
-}
-
-static void extents_take(struct arena *a, uint32_t upto)
-{
-    while (a->ready < upto) {
-        uint32_t extent = a->ready++;
-        struct extent *e = &a->extent[extent];
-
-        list_init(&e->link);
-        if (e->class)
-            extent_kept(a, e);
-        else
-            list_push_back(&a->free, &e->link);
-        a->config.extent_ready(a->config.ctx, extent, a->base + (uint64_t)extent * a->config.extent,
-                               a->config.extent);
-    }
-}
-
-static void grown_cb(uv_async_t *async)
-{
-    struct arena *a = async->data;
-    uint32_t touched;
-    bool ended;
-
-    pthread_mutex_lock(&a->lock);
-    touched = a->touched;
-    ended = a->ended;
-    pthread_mutex_unlock(&a->lock);
-    if (ended)
-        a->limit = touched;
-    extents_take(a, touched);
-    if (ended && a->config.ended)
-        a->config.ended(a->config.ctx);
-}
-
-/* One write a page: MADV_POPULATE_WRITE is newer than the kernels that are still about. */
-static int touch(char *p, uint64_t bytes)
-{
-    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
-        *(volatile char *)(p + i) = 0;
-    return 0;
-}
-
-/* Reads only, as there may be something in it. */
-static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
-{
-    int rc;
-
-    do
-        rc = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
-    while (rc < 0 && errno == EINTR);
-    if (rc < 0)
-        return -errno;
-    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
-        (void)*(const volatile char *)(p + i);
-    return 0;
-}
-
-static void *grow_thread(void *arg)
-{
-    struct arena *a = arg;
-    bool stop = false;
-    int rc = 0;
-
-    for (uint32_t i = 0; i < a->extents && !stop && rc == 0; i++) {
-        uint64_t offset = (uint64_t)i * a->config.extent;
-
-        rc = a->config.file ? touch_file(a->config.fd, offset, a->base + offset, a->config.extent)
-                            : touch(a->base + offset, a->config.extent);
-        if (rc < 0)
-            log_error("arena", "no-room", "bytes=%llu of=%llu error=%s: serving with less",
-                      (unsigned long long)offset,
-                      (unsigned long long)(a->extents * a->config.extent), strerror(-rc));
-        pthread_mutex_lock(&a->lock);
-        a->touched = rc < 0 ? i : i + 1;
-        a->ended = rc < 0;
-        stop = a->stop;
-        pthread_mutex_unlock(&a->lock);
-        if (!stop)
-            uv_async_send(&a->grown);
-    }
-    return NULL;
-}
-
-int arena_grow(struct arena *a)
-{
-    int rc;
-
-    if (!a->config.prefault && !a->config.file) {
-        extents_take(a, a->extents);
-        return 0;
-    }
-    rc = uv_async_init(a->loop, &a->grown, grown_cb);
-    if (rc != 0)
-        return rc;
-    a->grown.data = a;
-    uv_unref((uv_handle_t *)&a->grown);
-    rc = pthread_create(&a->thread, NULL, grow_thread, a);
-    if (rc != 0) {
-        log_warn("arena", "no-prefault", "error=%s", strerror(rc));
-        uv_close((uv_handle_t *)&a->grown, NULL);
-        if (a->config.file)
-            return -rc;
-        extents_take(a, a->extents);
-        return 0;
-    }
-    a->threaded = true;
-    return 0;
 }
 
 /* ---- life ---- */
@@ -194,6 +30,20 @@ static int extents_count(struct arena *a)
     return 0;
 }
 
+static int homes_init(struct arena *a)
+{
+    const struct numa *numa = a->config.numa;
+
+    if (numa && numa->n > 1 && (a->config.prefault || a->config.file))
+        a->nodes = numa->n;
+    a->home = calloc(a->nodes + 1, sizeof(*a->home));
+    if (!a->home)
+        return -ENOMEM;
+    for (uint32_t i = 0; i <= a->nodes; i++)
+        list_init(&a->home[i].free);
+    return 0;
+}
+
 int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct arena **out)
 {
     struct arena *a = calloc(1, sizeof(*a));
@@ -206,12 +56,16 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     rc = extents_count(a);
     if (rc != 0)
         goto err_after_arena;
+    rc = homes_init(a);
+    if (rc != 0)
+        goto err_after_arena;
     rc = -ENOMEM;
-    list_init(&a->free);
     pthread_mutex_init(&a->lock, NULL);
     a->extent = calloc(a->extents, sizeof(*a->extent));
     if (!a->extent)
         goto err_after_lock;
+    for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
+        a->extent[i].home = a->nodes; /* until it is seen where it lies */
     a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
                    config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    config->file ? config->fd : -1, 0);
@@ -236,6 +90,7 @@ err_after_extents:
     free(a->extent);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
+    free(a->home);
 err_after_arena:
     free(a);
     return rc;
@@ -255,6 +110,7 @@ static void arena_release(struct arena *a)
         free(c);
     }
     free(a->extent);
+    free(a->home);
     pthread_mutex_destroy(&a->lock);
     free(a);
 }
@@ -268,12 +124,7 @@ void arena_free(struct arena *a)
 {
     if (!a)
         return;
-    if (a->threaded) {
-        pthread_mutex_lock(&a->lock);
-        a->stop = true;
-        pthread_mutex_unlock(&a->lock);
-        pthread_join(a->thread, NULL);
-    }
+    arena_grow_stop(a);
     munmap(a->base, a->extents * a->config.extent);
     if (a->threaded)
         uv_close((uv_handle_t *)&a->grown, grown_closed_cb);
@@ -293,12 +144,13 @@ static struct arena_class *class_find(struct arena *a, uint64_t slot_bytes)
 
 static struct arena_class *class_new(struct arena *a, uint64_t slot_bytes)
 {
-    struct arena_class *c = calloc(1, sizeof(*c));
+    struct arena_class *c = calloc(1, sizeof(*c) + (a->nodes + 1) * sizeof(c->partial[0]));
 
     if (!c)
         return NULL;
     c->slot_bytes = slot_bytes;
-    list_init(&c->partial);
+    for (uint32_t i = 0; i <= a->nodes; i++)
+        list_init(&c->partial[i]);
     c->next = a->classes;
     a->classes = c;
     return c;
@@ -352,7 +204,31 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     e->free_slot = NULL;
     e->used = NULL;
     e->class = NULL;
-    list_push_front(&a->free, &e->link);
+    list_push_front(&a->home[e->home].free, &e->link);
+    a->home[e->home].n_free++;
+}
+
+/* Slots of it may have been kept: the others of their size are free now. */
+void arena_extent_ready(struct arena *a, uint32_t extent)
+{
+    struct extent *e = &a->extent[extent];
+
+    list_init(&e->link);
+    a->home[e->home].ready++;
+    e->n_free = 0;
+    for (uint32_t i = e->slots; i-- > 0;)
+        if (!e->used[i])
+            e->free_slot[e->n_free++] = i;
+    if (e->class)
+        a->home[e->home].used_bytes += (e->slots - e->n_free) * e->class->slot_bytes;
+    if (!e->class) {
+        list_push_back(&a->home[e->home].free, &e->link);
+        a->home[e->home].n_free++;
+    } else if (e->n_free == e->slots) {
+        extent_uncarve(a, e);
+    } else if (e->n_free > 0) {
+        list_push_back(&e->class->partial[e->home], &e->link);
+    }
 }
 
 /* The class that has the extent now, or NULL without memory. */
@@ -370,21 +246,63 @@ static struct arena_class *extent_carve_for(struct arena *a, struct extent *e, u
     return c;
 }
 
-/* Takes a free extent for slots of this size. NULL when there is none. */
-static struct arena_class *extent_claim(struct arena *a, uint64_t slot_bytes)
+uint32_t arena_home_of(const struct arena *a, int node)
 {
-    struct arena_class *c;
-    struct extent *e;
+    uint32_t i = 0;
 
-    if (list_empty(&a->free))
-        return NULL;
-    e = LIST_ENTRY(a->free.next, struct extent, link);
+    while (i < a->nodes && a->config.numa->node[i] != node)
+        i++;
+    return i;
+}
+
+static struct extent *first_of(const struct list *extents)
+{
+    return list_empty(extents) ? NULL : LIST_ENTRY(extents->next, struct extent, link);
+}
+
+/* An extent with room for slots of the class, which may not be there yet, or a free one. */
+static struct extent *extent_at_home(const struct arena *a, const struct arena_class *c,
+                                     uint32_t home)
+{
+    struct extent *e = c ? first_of(&c->partial[home]) : NULL;
+
+    return e ? e : first_of(&a->home[home].free);
+}
+
+/* Free ones are taken first where nobody wants them, then where there are most of them, so that no
+ * node runs out before the others. */
+static struct extent *extent_anywhere(const struct arena *a, const struct arena_class *c)
+{
+    struct extent *e = NULL;
+    uint32_t from = a->nodes;
+
+    for (uint32_t i = 0; c && !e && i <= a->nodes; i++)
+        e = first_of(&c->partial[i]);
+    if (!e && a->home[from].n_free == 0)
+        for (uint32_t i = 0; i < a->nodes; i++)
+            if (a->home[i].n_free > a->home[from].n_free)
+                from = i;
+    return e ? e : first_of(&a->home[from].free);
+}
+
+/* An extent with room for a slot of this size; NULL when there is none. */
+static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node)
+{
+    struct arena_class *c = class_find(a, slot_bytes);
+    uint32_t home = arena_home_of(a, node);
+    struct extent *e = home < a->nodes ? extent_at_home(a, c, home) : NULL;
+
+    if (!e)
+        e = extent_anywhere(a, c);
+    if (!e || e->class)
+        return e;
     c = extent_carve_for(a, e, slot_bytes);
     if (!c)
         return NULL;
     list_remove(&e->link);
-    list_push_front(&c->partial, &e->link);
-    return c;
+    a->home[e->home].n_free--;
+    list_push_front(&c->partial[e->home], &e->link);
+    return e;
 }
 
 static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
@@ -392,28 +310,25 @@ static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
     return 1 + (extent << a->slot_bits | slot);
 }
 
-slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner)
+slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
 {
     uint64_t slot_bytes = arena_padded(bytes);
-    struct arena_class *c;
     struct extent *e;
     uint32_t slot;
 
     assert(bytes > 0);
     if (slot_bytes > a->config.extent)
         return 0;
-    c = class_find(a, slot_bytes);
-    if (!c || list_empty(&c->partial))
-        c = extent_claim(a, slot_bytes);
-    if (!c)
+    e = extent_find(a, slot_bytes, node);
+    if (!e)
         return 0;
-    e = LIST_ENTRY(c->partial.next, struct extent, link);
     slot = e->free_slot[--e->n_free];
     e->owner[slot] = owner;
     e->used[slot] = 1;
     if (e->n_free == 0)
         list_remove(&e->link);
     a->used_bytes += slot_bytes;
+    a->home[e->home].used_bytes += slot_bytes;
     return ref_of(a, (uint32_t)(e - a->extent), slot);
 }
 
@@ -435,12 +350,13 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     a->used_bytes -= e->class->slot_bytes;
     e->used[slot] = 0;
     if (e - a->extent >= a->ready)
-        return; /* one that was kept; extent_kept will see */
+        return; /* one that was kept; arena_extent_ready will see */
+    a->home[e->home].used_bytes -= e->class->slot_bytes;
     e->free_slot[e->n_free++] = slot;
     if (e->n_free == e->slots) {
         extent_uncarve(a, e);
     } else if (e->n_free == 1) {
-        list_push_back(&e->class->partial, &e->link);
+        list_push_back(&e->class->partial[e->home], &e->link);
     }
 }
 
@@ -464,6 +380,13 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
     uint32_t slot;
 
     return extent_of(a, ref, &slot)->class->slot_bytes;
+}
+
+int arena_slot_node(struct arena *a, slot_ref ref)
+{
+    uint32_t slot, home = extent_of(a, ref, &slot)->home;
+
+    return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
 }
 
 void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx, uint64_t owner),
@@ -535,4 +458,17 @@ uint64_t arena_bytes_configured(const struct arena *a)
 uint64_t arena_extent_bytes(const struct arena *a)
 {
     return a->config.extent;
+}
+
+uint32_t arena_nodes(const struct arena *a)
+{
+    return a->nodes;
+}
+
+void arena_node(const struct arena *a, uint32_t i, struct arena_node *out)
+{
+    const struct arena_home *home = &a->home[i];
+
+    *out = (struct arena_node){a->config.numa->node[i], home->ready * a->config.extent,
+                               home->used_bytes};
 }

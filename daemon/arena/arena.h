@@ -2,12 +2,16 @@
  *
  * Memory is reserved at once and made ready extent by extent by a thread of its own (touched, huge
  * pages where there are any), so that the daemon serves before a large arena is warm. An extent is
- * carved into slots of one size; when its last slot is freed it may take another size.
+ * carved into slots of one size; when its last slot is freed it may take another size. On a host
+ * of several NUMA nodes extents are spread over them evenly, since they are made before any GPU is
+ * in use; an extent counts as of the node that its first page came to lie on.
  * Promise: slots are 4096-aligned and at least as long as asked, padded to 4096; slot memory never
  * moves or unmaps until arena_free. Capacity is exact: bytes used = sum of padded slots.
  * Threads: the loop only, but for the memory itself, which whoever got the slot may use. */
 #ifndef UCMD_ARENA_ARENA_H
 #define UCMD_ARENA_ARENA_H
+
+#include "daemon/base/numa.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,6 +30,9 @@ struct arena_config {
                 * if prefault were set, so that it can't run out under a slot; where it ends the
                 * arena ends. */
     int fd;
+    /* Nodes to spread the memory over, borrowed; NULL: as it comes. So it does without prefault
+     * or a file, too: it is placed when it is touched, and then others touch it first. */
+    const struct numa *numa;
     /* Called on the loop when an extent has become ready, before any slot of it was handed out. */
     void (*extent_ready)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
     /* A file's room ended: there is less than configured from now on. May be NULL. */
@@ -40,15 +47,17 @@ int arena_grow(struct arena *a);
  * handles on the loop: run it once more afterwards. */
 void arena_free(struct arena *a);
 
-/* A slot of at least `bytes`; owner is kept with it for arena_extent_owners. 0 when no extent of
- * the size has room and no extent is free. */
-slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner);
+/* A slot of at least `bytes`; owner is kept with it for arena_extent_owners. On `node` when an
+ * extent there has room or is free, else on any. 0 when no extent of the size has room and no
+ * extent is free. */
+slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node);
 void arena_slot_free(struct arena *a, slot_ref slot);
 
 void *arena_memory(struct arena *a, slot_ref slot);
 uint32_t arena_extent_of(struct arena *a, slot_ref slot);  /* index of its registered buffer, too */
 uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
+int arena_slot_node(struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
 /* Calls visit for each slot in use of the slot's extent: to empty it for another size. One that was
  * kept has the owner 0 until it gets another. */
@@ -68,5 +77,14 @@ uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* what there will be */
 uint64_t arena_extent_bytes(const struct arena *a);
+
+/* Nodes that the memory is spread over; 0: nothing is placed. What came to lie elsewhere counts for
+ * none of them. */
+uint32_t arena_nodes(const struct arena *a);
+struct arena_node {
+    int node;
+    uint64_t ready_bytes, used_bytes;
+};
+void arena_node(const struct arena *a, uint32_t i, struct arena_node *out);
 
 #endif

@@ -28,6 +28,7 @@ enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
 enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED, CONFIG_SPREAD_ROUND_ROBIN };
 enum config_probe { CONFIG_PROBE_PREFIX, CONFIG_PROBE_EXACT };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
+enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 /* The file that the NVMe tier makes in each of nvme.paths. */
@@ -63,6 +64,8 @@ struct config {
     bool arena_hugepages;  /* arena.hugepages: true (madvise) */
     bool arena_prefault;   /* arena.prefault: true; false touches pages at first use */
     char *arena_keep;      /* arena.keep: folder on a tmpfs or hugetlbfs; "" keeps nothing */
+
+    enum config_numa arena_numa; /* arena.numa: auto, off */
 
     uint64_t index_max_blocks; /* index.max_blocks: 16777216 */
 

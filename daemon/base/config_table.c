@@ -23,6 +23,7 @@ static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const spread_names[] = {"tiered", "hashed", "round-robin", NULL};
 static const char *const probe_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
+static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
 /* ---- what a list's item must be: NULL, or what would be right ---- */
@@ -147,6 +148,13 @@ const struct config_key config_keys[] = {
      "again\n"
      "after an orderly stop and start (docs/operations.md). All of it is taken at start, whatever\n"
      "arena.prefault says. \"\" keeps nothing."},
+    {"arena.numa", CONFIG_ENUM, false, AT(arena_numa), "auto", 0, 0, numa_names, NULL,
+     "On a host of several NUMA nodes: auto spreads DRAM over them, and blocks lie on the node of "
+     "the\n"
+     "GPU that asked where that can be had; off leaves that to the kernel. So does auto where the\n"
+     "daemon was given a memory policy (numactl, NUMAPolicy=), or with arena.prefault false and "
+     "no\n"
+     "arena.keep."},
 
     {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
      NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},

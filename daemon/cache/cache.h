@@ -131,8 +131,9 @@ struct cache_wait {
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part (until cache_put). CACHE_PENDING: w->ready_cb
  * will run. -ENOENT: not whole. -EBUSY: no slot or no place in the tier's queue now
- * (cache_room_wait). */
-int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority,
+ * (cache_room_wait). A slot that has to be found lies on `node`, if one can be had there without
+ * more ado; NUMA_NONE: on any. */
+int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
 /* Before ready_cb has run: it will not. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
@@ -152,9 +153,9 @@ void cache_owner_gone(struct cache *c, struct cache_owner *o);
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy. The block must be held by the caller.
  * -EEXIST: the part is whole. -EINPROGRESS: another owner fills it, or one of the shards was
- * claimed before. -EBUSY: no slot now (cache_room_wait). */
+ * claimed before. -EBUSY: no slot now (cache_room_wait). node: as with cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
-                     uint32_t shard, uint32_t n, struct cache_fill **out);
+                     uint32_t shard, uint32_t n, int node, struct cache_fill **out);
 void *cache_fill_memory(struct cache *c, struct cache_fill *f);
 /* The copy of n claimed shards ended. ok false drops the fill and all that it had. Publishes the
  * part when all its shards are there: then the fill is gone. */

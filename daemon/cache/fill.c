@@ -63,7 +63,7 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     cache_released(c);
 }
 
-static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
+static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part, int node,
                     struct cache_fill **out)
 {
     struct ns *ns = cache_ns(c, ref);
@@ -72,7 +72,7 @@ static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint3
 
     if (!f)
         return -ENOMEM;
-    f->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part));
+    f->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node);
     if (f->slot == 0) {
         free(f);
         return -EBUSY;
@@ -105,7 +105,7 @@ static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
 }
 
 int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
-                     uint32_t shard, uint32_t n, struct cache_fill **out)
+                     uint32_t shard, uint32_t n, int node, struct cache_fill **out)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -122,7 +122,7 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
         (part_whole_here(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
-        rc = fill_new(c, o, ref, part, &f);
+        rc = fill_new(c, o, ref, part, node, &f);
         if (rc != 0)
             return rc;
     } else {

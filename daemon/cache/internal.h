@@ -112,8 +112,8 @@ void cache_discard(struct cache *c, block_ref ref);
  */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key);
 
-/* A slot, evicting what must go; 0 when everything is in use. */
-slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner);
+/* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use. */
+slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
 /* Later in this turn of the loop: wake who waits for room, write what waits. */
 void cache_released(struct cache *c);

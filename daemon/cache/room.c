@@ -7,10 +7,15 @@
 #define VICTIM_TRIES 256
 /* Before giving up: thousands that are pinned or leased may lie in front of one that may go. */
 #define LAST_TRIES 16384
+/* Of the coldest, one on the wanted NUMA node goes first: of so many at most, and of that share. */
+#define NEAR_TRIES 16
+#define NEAR_SHARE 32
 
 struct room_search {
     struct cache *cache;
     bool lose; /* blocks that lie nowhere else may go though they wait to be written */
+    uint64_t slot_bytes;
+    int node;
     uint32_t refused[REFUSED_MAX], n_refused;
     bool blocked;
 };
@@ -132,14 +137,36 @@ static bool extent_steal(struct room_search *s, slot_ref slot)
     return true;
 }
 
-/* Makes one step towards a slot of this size. False: nothing more can go. */
-static bool room_step(struct room_search *s, uint64_t slot_bytes)
+/* Its slot is one that is wanted. */
+static bool near_cb(void *ctx, block_ref ref)
+{
+    struct room_search *s = ctx;
+    struct arena *a = s->cache->arena;
+    slot_ref slot = block_slot(s->cache, ref);
+
+    return slot != 0 && arena_slot_node(a, slot) == s->node &&
+           arena_slot_bytes(a, slot) == s->slot_bytes && may_go_cb(s, ref);
+}
+
+static block_ref near_victim(struct room_search *s)
+{
+    struct policy *policy = s->cache->config.policy;
+    uint64_t tries = policy_count(policy) / NEAR_SHARE;
+
+    if (s->node == NUMA_NONE)
+        return 0;
+    return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
+}
+
+/* Makes one step towards a slot. False: nothing more can go. */
+static bool room_step(struct room_search *s)
 {
     struct cache *c = s->cache;
-    block_ref victim;
+    block_ref victim = near_victim(s);
     slot_ref slot;
 
-    victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
+    if (victim == 0)
+        victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
     if (victim == 0)
         victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
     if (victim == 0 && !s->lose) {
@@ -149,21 +176,35 @@ static bool room_step(struct room_search *s, uint64_t slot_bytes)
     if (victim == 0)
         return cache_fill_reclaim(c);
     slot = block_slot(c, victim);
-    if (arena_slot_bytes(c->arena, slot) == slot_bytes) {
+    if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
         block_evict(c, victim);
         return true;
     }
     return extent_steal(s, slot);
 }
 
-slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner)
+static void slot_count(struct room_search *s, slot_ref slot)
 {
-    struct room_search s = {.cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes};
-    slot_ref slot = arena_alloc(c->arena, bytes, owner);
+    struct cache *c = s->cache;
 
-    while (slot == 0 && room_step(&s, arena_padded(bytes)))
-        slot = arena_alloc(c->arena, bytes, owner);
     if (slot == 0)
         c->config.metrics->arena_full++;
+    else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
+        c->config.metrics->arena_slots_near++;
+    else if (s->node != NUMA_NONE)
+        c->config.metrics->arena_slots_far++;
+}
+
+slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node)
+{
+    struct room_search s = {.cache = c,
+                            .lose = c->dirty_bytes > c->config.backlog_bytes,
+                            .slot_bytes = arena_padded(bytes),
+                            .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
+    slot_ref slot = arena_alloc(c->arena, bytes, owner, s.node);
+
+    while (slot == 0 && room_step(&s))
+        slot = arena_alloc(c->arena, bytes, owner, s.node);
+    slot_count(&s, slot);
     return slot;
 }

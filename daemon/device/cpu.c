@@ -278,6 +278,7 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
     if (!c)
         return -ENOMEM;
     c->device.ops = &cpu_ops;
+    c->device.node = NUMA_NONE;
     strcpy(c->outbox.stats.name, "cpu");
     job_queue_init(&c->queue);
     rc = uv_mutex_init(&c->mutex);

@@ -1,5 +1,6 @@
 #include "daemon/device/cuda.h"
 
+#include "daemon/base/log.h"
 #include "daemon/device/gpu.h"
 
 #include <errno.h>
@@ -143,11 +144,23 @@ static bool rest(struct gpu *g)
     return !quit;
 }
 
+/* Near its GPU, and so are the memory that the thread touches first and the driver's own threads,
+ * which it makes. */
+static void stay_near(const struct gpu *g)
+{
+    int rc = g->device.node == NUMA_NONE ? 0 : numa_stay(g->config.numa, g->device.node);
+
+    if (rc < 0)
+        log_info("device", "thread-anywhere", "gpu=%d node=%d error=%s", g->ordinal, g->device.node,
+                 strerror(-rc));
+}
+
 static void thread_cb(void *arg)
 {
     struct gpu *g = arg;
     bool moved;
 
+    stay_near(g);
     prctl(PR_SET_TIMERSLACK, 1000); /* naps are shorter than the usual slack of 50 us */
     do {
         moved = take(g);
@@ -259,6 +272,7 @@ static struct gpu *gpu_alloc(const struct cuda_gpu_id *id, const struct device_c
     if (!g)
         return NULL;
     g->device.ops = &cuda_ops;
+    g->device.node = config->numa ? numa_of_pci(config->numa, id->pci) : NUMA_NONE;
     g->config = *config;
     g->ordinal = id->ordinal;
     g->outbox.stats.cuda = true;

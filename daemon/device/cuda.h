@@ -9,6 +9,7 @@ struct cuda_gpu_id {
     char name[64];
     uint8_t uuid[UCM_UUID_BYTES];
     int ordinal;
+    char pci[24]; /* address, "0000:3b:00.0"; "": not told */
 };
 
 struct cuda_gpus {

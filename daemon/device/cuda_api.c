@@ -80,6 +80,19 @@ void cuda_error_text(CUresult r, char *text, size_t size)
         snprintf(text, size, "%s (%s)", name, sentence);
 }
 
+/* Nothing depends on it but where slots lie. */
+static void pci_address(CUdevice dev, char out[24])
+{
+    int domain, bus, slot;
+
+    out[0] = '\0';
+    if (cuda.cuDeviceGetAttribute(&domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, dev) ==
+            CUDA_SUCCESS &&
+        cuda.cuDeviceGetAttribute(&bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, dev) == CUDA_SUCCESS &&
+        cuda.cuDeviceGetAttribute(&slot, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, dev) == CUDA_SUCCESS)
+        snprintf(out, 24, "%04x:%02x:%02x.0", (unsigned)domain, (unsigned)bus, (unsigned)slot);
+}
+
 static CUresult identify(int ordinal, struct cuda_gpu_id *id)
 {
     CUdevice dev;
@@ -93,6 +106,8 @@ static CUresult identify(int ordinal, struct cuda_gpu_id *id)
         r = cuda.cuDeviceGetUuid(&uuid, dev);
     if (r == CUDA_SUCCESS)
         memcpy(id->uuid, uuid.bytes, UCM_UUID_BYTES);
+    if (r == CUDA_SUCCESS)
+        pci_address(dev, id->pci);
     return r;
 }
 

@@ -10,6 +10,9 @@
  * Order for one region: OPEN; when that is done with 0, any loads and dumps; CLOSE, after which
  * nothing is submitted. A region whose OPEN failed holds nothing and needs no CLOSE.
  *
+ * A GPU belongs to the NUMA node that its slot hangs on: its thread keeps to the processors there,
+ * and who looks for slots for it is told.
+ *
  * Threads: functions below on the loop only, and none of them waits (but see device_set_new). Each
  * device has threads of its own; for CUDA exactly one a GPU makes all CUDA calls, and it makes its
  * context (about 600 MiB of GPU memory) when the first region is opened: a GPU that nobody uses
@@ -18,6 +21,7 @@
 #define UCMD_DEVICE_DEVICE_H
 
 #include "daemon/base/list.h"
+#include "daemon/base/numa.h"
 #include "daemon/device/plan.h"
 #include "kernels/copy.h"
 #include "proto/errors.h"
@@ -133,6 +137,7 @@ struct device_ops {
 
 struct device {
     const struct device_ops *ops;
+    int node; /* of the host's memory; NUMA_NONE: none in particular */
 };
 
 #define DEVICE_QUEUE_MAX 4096 /* loads and dumps accepted and not done, a device */
@@ -144,6 +149,7 @@ struct device_config {
     enum copy_strategy strategy;
     const char *calibration; /* folder where a GPU's costs are kept; NULL or "": nowhere; alive as
                                 long as the devices */
+    const struct numa *numa; /* what GPUs' nodes are asked of, borrowed; NULL: they have none */
     /* Called on the loop when a device has failed for good (sticky CUDA error); once a device. */
     void (*failed)(void *ctx, const char *why);
     /* Called on the loop once the GPUs are known, where device_set_new did not wait for that; gpus

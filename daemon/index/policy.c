@@ -271,6 +271,21 @@ block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref),
     return 0;
 }
 
+block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
+                      uint32_t tries)
+{
+    for (uint32_t i = 0; i < QUEUES; i++) {
+        block_ref ref = p->queue[(p->floor + i) % QUEUES].back;
+
+        for (; ref != 0 && tries > 0; tries--) {
+            if (like(ctx, ref))
+                return ref;
+            ref = index_block(p->ix, ref)->policy_prev;
+        }
+    }
+    return 0;
+}
+
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx)
 {

@@ -27,6 +27,10 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted);
  * the policy likes. Does not remove. */
 block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref), void *ctx,
                         uint32_t tries);
+/* One of the `tries` that should leave next and for which `like` says yes; they keep their places.
+ */
+block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
+                      uint32_t tries);
 uint64_t policy_count(const struct policy *p);
 /* Over a restart: visits the blocks, those first that should leave last, with what is to be kept of
  * each; and puts a block that came into DRAM that way behind all that are there. */

@@ -136,6 +136,24 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
     }
 }
 
+/* Only where memory is spread over several. */
+static void pack_nodes(msgpack_packer *pk, const struct arena *a)
+{
+    uint32_t n = arena_nodes(a);
+
+    proto_pack_str(pk, "nodes");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct arena_node node;
+
+        arena_node(a, i, &node);
+        msgpack_pack_map(pk, 3);
+        proto_pack_u64(pk, "node", (uint64_t)node.node);
+        proto_pack_u64(pk, "total_bytes", node.ready_bytes);
+        proto_pack_u64(pk, "used_bytes", node.used_bytes);
+    }
+}
+
 int method_stats(struct call *call)
 {
     struct session *s = call->s;
@@ -147,7 +165,7 @@ int method_stats(struct call *call)
         return rc;
     gauges_read(rq);
     session_reply_begin(s, call->msgid, &pb);
-    msgpack_pack_map(&pb.pk, 9);
+    msgpack_pack_map(&pb.pk, 10);
     pack_text(&pb.pk, "version", UCM_VERSION);
     pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", uv_now(rq->rooms.loop) - rq->started_ms);
@@ -157,6 +175,7 @@ int method_stats(struct call *call)
     pack_tiers(&pb.pk, &rq->rooms);
     pack_shares(&pb.pk, &rq->rooms);
     pack_devices(&pb.pk, rq->rooms.devices);
+    pack_nodes(&pb.pk, rq->rooms.arena);
     session_reply_end(s, call->msgid, &pb);
     return 0;
 }

@@ -91,6 +91,12 @@ static inline uint32_t item_part(const struct transfer *t, uint32_t item)
     return t->part + item % t->parts;
 }
 
+/* Where slots are best had for it. */
+static inline int node_of(const struct transfer *t)
+{
+    return t->region ? t->region->region->device->node : NUMA_NONE;
+}
+
 /* A key's status is the worst of its parts'. */
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
 

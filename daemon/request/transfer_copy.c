@@ -303,7 +303,7 @@ static int item_get(struct transfer *t, uint32_t item)
     if (rc == 0 && prefetch_enough(t))
         rc = -ENOSPC;
     if (rc == 0)
-        rc = cache_get(cache_of(t), ref, part, t->priority, &t->spare->w);
+        rc = cache_get(cache_of(t), ref, part, t->priority, node_of(t), &t->spare->w);
     if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
         t->in_window += bytes;
         metrics_of(t)->load_blocks_dram++;
@@ -341,7 +341,7 @@ static int item_fill(struct transfer *t, uint32_t item)
         cache_shared_doubt(cache_of(t), t->refs[item], t->part);
     if (rc == 0)
         rc = cache_fill_claim(cache_of(t), &t->r.s->owner, t->refs[item], t->part, t->shard,
-                              t->shards, &fill);
+                              t->shards, node_of(t), &fill);
     if (rc == -EBUSY)
         return rc;
     if (rc == 0) {

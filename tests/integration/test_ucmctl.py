@@ -44,7 +44,7 @@ class Daemon:
             argv += ["--set", f"{key}={value}"]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 30
-        while ctl(self.socket, "version").returncode != OK:
+        while ctl(self.socket, "version").returncode != OK or "growing" in ctl(self.socket, "status").stdout:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 with open(self.log.name, errors="replace") as log:

@@ -145,6 +145,7 @@ static struct {
     struct tier tier;
     struct ns *one, *two;
     struct cache_owner owner[3];
+    const struct numa *numa; /* set before rig_open: nodes that memory lies on */
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -167,10 +168,28 @@ static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard
     return ns;
 }
 
+static inline void arena_wait(void)
+{
+    uv_async_t awake; /* growing alone keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
+    for (int i = 0; i < 5000 && arena_bytes_ready(rig.arena) < 2 * MIB; i++) {
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_assert_eq(arena_bytes_ready(rig.arena), 2 * MIB);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&rig.loop, UV_RUN_NOWAIT);
+}
+
 static inline void rig_open(void)
 {
     struct cache_config cc = {.loop = &rig.loop, .metrics = &rig.metrics, .backlog_bytes = MIB};
-    struct arena_config ac = {.size = 2 * MIB, .extent = MIB, .extent_ready = extent_ready_cb};
+    struct arena_config ac = {.size = 2 * MIB,
+                              .extent = MIB,
+                              .prefault = rig.numa != NULL,
+                              .numa = rig.numa,
+                              .extent_ready = extent_ready_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(1000, 8, &rig.index), 0);
@@ -182,6 +201,7 @@ static inline void rig_open(void)
     rig.tier.callbacks = cache_tier_callbacks(rig.cache);
     cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
     cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
+    arena_wait();
     cache_arena_attach(rig.cache, rig.arena);
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space("two", 2, MIB / 8 / SHARDS);
@@ -281,7 +301,7 @@ static inline bool marks_right(block_ref ref, uint32_t part)
 static inline int claim(block_ref ref, uint32_t part, uint32_t shard, uint32_t n,
                         struct cache_fill **out)
 {
-    return cache_fill_claim(rig.cache, &rig.owner[0], ref, part, shard, n, out);
+    return cache_fill_claim(rig.cache, &rig.owner[0], ref, part, shard, n, NUMA_NONE, out);
 }
 
 static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)

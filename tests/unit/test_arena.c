@@ -75,10 +75,10 @@ Test(arena, refusals)
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one extent");
     cr_assert_eq(uv_loop_close(&loop), 0);
     open_arena(2 * MIB, false);
-    cr_expect_eq(arena_alloc(arena, MIB + 1, 0), 0u, "longer than an extent");
-    cr_expect_neq(arena_alloc(arena, MIB, 0), 0u);
-    cr_expect_neq(arena_alloc(arena, MIB, 0), 0u);
-    cr_expect_eq(arena_alloc(arena, 1, 0), 0u, "full");
+    cr_expect_eq(arena_alloc(arena, MIB + 1, 0, NUMA_NONE), 0u, "longer than an extent");
+    cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
+    cr_expect_neq(arena_alloc(arena, MIB, 0, NUMA_NONE), 0u);
+    cr_expect_eq(arena_alloc(arena, 1, 0, NUMA_NONE), 0u, "full");
     cr_expect_eq(arena_bytes_used(arena), 2 * MIB);
     close_arena();
 }
@@ -101,7 +101,7 @@ Test(arena, large_ones_of_any_extent)
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
     cr_expect_eq(n, 20480u);
-    for (slot_ref slot; (slot = arena_alloc(arena, MIB / 2, slots)) != 0; slots++)
+    for (slot_ref slot; (slot = arena_alloc(arena, MIB / 2, slots, NUMA_NONE)) != 0; slots++)
         if (slots % 1000 == 0)
             memset(arena_memory(arena, slot), 1, 4096);
     cr_expect_eq(slots, 2 * 20480u);
@@ -122,7 +122,7 @@ Test(arena, grows_behind)
     cr_assert_eq(uv_async_init(&loop, &keep, NULL), 0);
     for (int i = 0; i < 5000 && arena_bytes_ready(arena) < 16 * MIB; i++) {
         uv_run(&loop, UV_RUN_NOWAIT);
-        slot = arena_alloc(arena, MIB, 1);
+        slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
         cr_assert_eq(slot != 0, arena_bytes_ready(arena) > 0, "only what is ready is handed out");
         if (slot) {
             memset(arena_memory(arena, slot), 1, MIB);
@@ -148,13 +148,13 @@ Test(arena, an_empty_extent_takes_another_size)
 
     open_arena(MIB, false);
     for (int i = 0; i < 256; i++)
-        cr_assert_neq(small[i] = arena_alloc(arena, 4096, 0), 0u);
-    cr_expect_eq(arena_alloc(arena, 8192, 0), 0u);
+        cr_assert_neq(small[i] = arena_alloc(arena, 4096, 0, NUMA_NONE), 0u);
+    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u);
     for (int i = 0; i < 255; i++)
         arena_slot_free(arena, small[i]);
-    cr_expect_eq(arena_alloc(arena, 8192, 0), 0u, "one slot holds the extent");
+    cr_expect_eq(arena_alloc(arena, 8192, 0, NUMA_NONE), 0u, "one slot holds the extent");
     arena_slot_free(arena, small[255]);
-    big = arena_alloc(arena, 8192, 0);
+    big = arena_alloc(arena, 8192, 0, NUMA_NONE);
     cr_assert_neq(big, 0u);
     cr_expect_eq(arena_slot_bytes(arena, big), 8192u);
     close_arena();
@@ -190,8 +190,8 @@ Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
 
     open_arena(2 * MIB, false);
     for (uint64_t i = 0; i < 4; i++)
-        v.slot[i] = arena_alloc(arena, MIB / 4, i);
-    cr_assert_neq(arena_alloc(arena, MIB / 4, 77), 0u, "in the other extent");
+        v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
+    cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other extent");
     arena_extent_owners(arena, v.slot[0], visit_cb, &v);
     cr_expect_eq(v.n, 4u);
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
@@ -205,7 +205,7 @@ Test(arena, a_slot_that_went_with_another_is_not_visited)
 
     open_arena(MIB, false);
     for (uint64_t i = 0; i < 4; i++)
-        v.slot[i] = arena_alloc(arena, MIB / 4, i);
+        v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
     arena_extent_owners(arena, v.slot[0], visit_cb, &v);
     cr_expect_eq(v.n, 2u);
     cr_expect_eq(arena_bytes_used(arena), 0u);
@@ -279,7 +279,7 @@ Test(arena, random_ops_against_a_model)
         if (add && !h->slot) {
             h->bytes = sizes[below(6)];
             h->owner = ++owner;
-            h->slot = arena_alloc(arena, h->bytes, h->owner);
+            h->slot = arena_alloc(arena, h->bytes, h->owner, NUMA_NONE);
             fulls += !h->slot;
             if (h->slot) {
                 uint8_t *p = arena_memory(arena, h->slot);
@@ -303,6 +303,6 @@ Test(arena, random_ops_against_a_model)
             arena_slot_free(arena, held[i].slot);
     cr_expect_eq(arena_bytes_used(arena), 0u);
     for (uint32_t i = 0; i < EXTENTS; i++)
-        cr_expect_neq(arena_alloc(arena, MIB, i), 0u, "every extent is whole again");
+        cr_expect_neq(arena_alloc(arena, MIB, i, NUMA_NONE), 0u, "every extent is whole again");
     close_arena();
 }

@@ -25,7 +25,7 @@ static void waiter_cb(struct cache_wait *w, int status)
 static int get(block_ref ref, uint32_t part, struct waiter *w)
 {
     w->w.ready_cb = waiter_cb;
-    return cache_get(rig.cache, ref, part, 0, &w->w);
+    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
 }
 
 /* ---- reads ---- */
@@ -346,7 +346,8 @@ Test(cache, fills_belong_to_one_owner_and_vanish_with_it)
     struct cache_fill *f;
 
     cr_assert_eq(dump(ref, 0, 0, 1), 0);
-    cr_expect_eq(cache_fill_claim(rig.cache, &rig.owner[1], ref, 0, 1, 1, &f), -EINPROGRESS);
+    cr_expect_eq(cache_fill_claim(rig.cache, &rig.owner[1], ref, 0, 1, 1, NUMA_NONE, &f),
+                 -EINPROGRESS);
     drop(ref);
     cr_expect_eq(index_blocks(rig.index), 1u);
     cache_owner_gone(rig.cache, &rig.owner[0]);
@@ -363,8 +364,9 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
         cr_assert_eq(dump(ref[i], 0, 0, 1), 0);
     }
     cr_assert_eq(claim(ref[0], 0, 1, 1, &f), 0, "the oldest is being copied");
-    cr_assert_eq(
-        cache_fill_claim(rig.cache, &rig.owner[1], more, 0, 0, 2, &(struct cache_fill *){NULL}), 0);
+    cr_assert_eq(cache_fill_claim(rig.cache, &rig.owner[1], more, 0, 0, 2, NUMA_NONE,
+                                  &(struct cache_fill *){NULL}),
+                 0);
     cr_expect_eq(block_of(ref[1])->part[0].dram, PART_DRAM_NONE, "so the next oldest goes");
     cr_expect_eq(rig.metrics.dump_blocks_dropped, 1u);
     cache_fill_done(rig.cache, f, 1, true);

@@ -103,7 +103,7 @@ Test(pressure, reads_find_room)
 
     fill_and_wait(0, 8);
     rig.tier.refuse_n = 0;
-    cr_expect_eq(cache_get(rig.cache, below, 0, 0, &w), CACHE_PENDING);
+    cr_expect_eq(cache_get(rig.cache, below, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(marks_right(below, 0));
     cache_put(rig.cache, below, 0);

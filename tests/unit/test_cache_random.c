@@ -141,7 +141,7 @@ static void chaos_claim(void)
     c->owner = below(8) ? (uint32_t)key % 3 : below(3);
     c->ref = open_block(ns, key);
     rc = cache_fill_claim(rig.cache, &rig.owner[c->owner], c->ref, c->part, c->shard, c->n,
-                          &c->fill);
+                          NUMA_NONE, &c->fill);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
     c->fill = NULL;
@@ -195,7 +195,7 @@ static void chaos_load(void)
     *l = (struct load){.ref = ref, .part = below(ns->identity.parts), .state = LOAD_WAITS};
     l->w.ready_cb = load_ready_cb;
     cache_hold(rig.cache, ref);
-    rc = cache_get(rig.cache, ref, l->part, (uint8_t)below(8), &l->w);
+    rc = cache_get(rig.cache, ref, l->part, (uint8_t)below(8), NUMA_NONE, &l->w);
     if (rc == CACHE_READY)
         load_has(l);
     if (rc == CACHE_READY || rc == CACHE_PENDING)

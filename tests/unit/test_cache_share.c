@@ -33,7 +33,7 @@ static void waiter_cb(struct cache_wait *w, int status)
 static int get(struct waiter *w, block_ref ref, uint32_t part)
 {
     *w = (struct waiter){.w = {.ready_cb = waiter_cb}};
-    return cache_get(rig.cache, ref, part, 0, &w->w);
+    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
 }
 
 /* The block in DRAM, and nowhere else. */

@@ -120,6 +120,7 @@ Test(config, defaults)
     cr_assert_eq(c.arena_size, 4ull << 30);
     cr_assert_eq(c.arena_extent, 64u << 20);
     cr_assert(c.arena_hugepages && c.arena_prefault);
+    cr_assert_eq(c.arena_numa, CONFIG_NUMA_AUTO);
     cr_assert_eq(c.index_max_blocks, 16777216);
     cr_assert_eq(c.nvme_paths.n, 0);
     cr_assert_eq(c.nvme_io, CONFIG_IO_AUTO);
@@ -273,6 +274,9 @@ Test(config, other_kinds)
     set_refused("socket_mode=660", "leading 0");
     set_refused("socket_mode=0888", "octal");
     set_refused("socket_mode=07777", "from 00 to 0777");
+    set("arena.numa=off");
+    cr_assert_eq(c.arena_numa, CONFIG_NUMA_OFF);
+    set_refused("arena.numa=on", "auto");
     set("arena.hugepages=false");
     cr_assert_not(c.arena_hugepages);
     set_refused("arena.hugepages=yes", "neither true nor false");

@@ -292,7 +292,7 @@ Test(kept, slots_are_where_they_were)
     arena_open(keep_fd(k), 8 * MIB);
     arena_wait(8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
-        slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i);
+        slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
         cr_assert_neq(slots[i], 0u);
         memset(arena_memory(arena, slots[i]), (int)i + 1, 100);
         arena_slot_place(arena, slots[i], &extent[i], &number[i]);
@@ -309,7 +309,7 @@ Test(kept, slots_are_where_they_were)
     cr_expect_eq(arena_slot_keep(arena, extent[0], 4, MIB / 4), 0u, "behind the extent");
     cr_expect_eq(arena_slot_keep(arena, 8, 0, MIB), 0u, "behind the arena");
     cr_expect_eq(arena_slot_keep(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
-    cr_expect_eq(arena_alloc(arena, 4096, 0), 0u, "nothing is ready");
+    cr_expect_eq(arena_alloc(arena, 4096, 0, NUMA_NONE), 0u, "nothing is ready");
     arena_slot_free(arena, kept[1]); /* before its extent is ready */
     arena_wait(8 * MIB);
     cr_expect_eq(arena_bytes_used(arena), 20 * (MIB / 4) + 19 * (MIB / 8));
@@ -321,8 +321,8 @@ Test(kept, slots_are_where_they_were)
     }
     /* new ones lie between them, never on them */
     for (unsigned i = 0; i < 5; i++)
-        cr_assert_neq(arena_alloc(arena, MIB / 8, 99), 0u);
-    cr_expect_eq(arena_alloc(arena, MIB / 8, 99), 0u);
+        cr_assert_neq(arena_alloc(arena, MIB / 8, 99, NUMA_NONE), 0u);
+    cr_expect_eq(arena_alloc(arena, MIB / 8, 99, NUMA_NONE), 0u);
     for (unsigned i = 0; i < 40; i++)
         if (i != 1)
             arena_slot_free(arena, kept[i]);
@@ -376,11 +376,11 @@ Test(kept, where_the_room_ends_the_arena_ends)
     cr_expect_eq(arena_slot_ready(arena, slot), -ENOSPC);
     arena_slot_free(arena, slot);
     for (unsigned i = 0; i < 3; i++) {
-        slot = arena_alloc(arena, MIB, 1);
+        slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
         cr_assert_neq(slot, 0u);
         memset(arena_memory(arena, slot), 1, MIB);
     }
-    cr_expect_eq(arena_alloc(arena, MIB, 1), 0u);
+    cr_expect_eq(arena_alloc(arena, MIB, 1, NUMA_NONE), 0u);
     uv_close((uv_handle_t *)&awake, NULL);
     arena_close();
     keep_close(k);

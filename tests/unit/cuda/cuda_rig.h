@@ -34,6 +34,7 @@ static uint8_t *slots;
 static size_t slots_bytes;
 static char folder[64];
 static unsigned failures;
+static const struct numa *numa; /* set before daemon_begin: where GPUs hang */
 
 /* ---- the daemon ---- */
 
@@ -71,6 +72,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
                                    .cuda = CONFIG_CUDA_REQUIRED,
                                    .strategy = strategy,
                                    .calibration = folder,
+                                   .numa = numa,
                                    .failed = failed_cb};
     struct ucm_error e = {0};
     char note[200];

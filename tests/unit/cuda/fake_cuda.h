@@ -14,6 +14,9 @@
 #include <stdint.h>
 
 #define FAKE_GPUS 2
+/* PCI address of the first; the others are on the next buses. */
+#define FAKE_DOMAIN 0x10000
+#define FAKE_BUS 0x3b
 
 /* Makes it the driver of daemon/device/cuda_api.h. */
 void fake_cuda_install(void);

@@ -279,8 +279,10 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 
 CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice dev)
 {
-    (void)attribute, (void)dev;
-    *out = 1;
+    *out = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID      ? FAKE_BUS + dev
+           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID ? FAKE_DOMAIN
+           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID ? 0
+                                                            : 1;
     return CUDA_SUCCESS;
 }
 
