@@ -37,7 +37,7 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(S
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
-DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lnfs -ldl -lm $(CUDA_LIBS)
+DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
@@ -275,10 +275,10 @@ TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-# ucm-bench measures the NVMe tier by itself too, and answers what libucmclient_cuda asks of libucmclient.
+# ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.
 $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lcjson -o $@
+	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@

@@ -214,6 +214,13 @@ enum ucm_durability {
     F(u64, skipped, OPT, 0, UINT64_MAX)                                                            \
     F(u64, next, OPT, 0, UINT64_MAX)
 
+/* root: of the shared tier, from 1; 0: each. roots: where a collection begins; busy: where one is
+ * under way. */
+#define UCM_MSG_COLLECT(F) F(u64, root, OPT, 0, 8)
+#define UCM_MSG_COLLECT_R(F)                                                                       \
+    F(u64, roots, REQ, 0, 8)                                                                       \
+    F(u64, busy, OPT, 0, 8)
+
 /* A page of namespaces, like ls. */
 #define UCM_MSG_PAGE(F)                                                                            \
     F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
@@ -244,7 +251,8 @@ enum ucm_durability {
     M(NS_PURGE, "namespace.purge", keys, count_r)                                                  \
     M(LS, "ls", ls, free_map)                                                                      \
     M(INSPECT, "inspect", key, free_map)                                                           \
-    M(VERIFY, "verify", ls, verify_r)
+    M(VERIFY, "verify", ls, verify_r)                                                              \
+    M(SHARE_COLLECT, "share.collect", collect, collect_r)
 
 enum ucm_method {
 #define M(name, text, req, res) UCM_METHOD_##name,
@@ -341,6 +349,8 @@ struct proto_planes {
     S(ls, UCM_MSG_LS)                                                                              \
     S(key, UCM_MSG_KEY)                                                                            \
     S(verify_r, UCM_MSG_VERIFY_R)                                                                  \
+    S(collect, UCM_MSG_COLLECT)                                                                    \
+    S(collect_r, UCM_MSG_COLLECT_R)                                                                \
     S(page, UCM_MSG_PAGE)
 
 #define S(suffix, list)                                                                            \

@@ -96,6 +96,31 @@ finish() {
     [ "$bad" = 0 ] || { echo "       exit status $rc"; show "$log.log"; }
 }
 
+# ---- beside each other ----
+
+# shellcheck disable=SC2030,SC2031
+# lane NAME COMMAND...: runs beside what follows, until `join NAME` prints and counts what it reported.
+lane() {
+    local at=$results/$1
+    shift
+    mkdir -p "${at%/*}"
+    (
+        passed=0 failed=0 skipped=0 failures=()
+        "$@"
+        printf '%s\n' "$passed" "$failed" "$skipped" ${failures[@]+"${failures[@]}"} >"$at.counts"
+    ) >"$at.lane" 2>&1 &
+}
+
+# shellcheck disable=SC2031
+join() {
+    local at=$results/$1 counts=(0 1 0 "$1: it died")
+    wait
+    cat "$at.lane"
+    [ ! -s "$at.counts" ] || mapfile -t counts <"$at.counts"
+    passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+    failures+=("${counts[@]:3}")
+}
+
 # ---- phases ----
 
 # environment LABEL FOLDER NAME: what a test knows of the build that it belongs to.
@@ -109,17 +134,9 @@ environment() {
     [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
 }
 
-# suite LABEL FOLDER MAKE-ARGUMENT...
-suite() {
-    local label=$1 o=$2 program file
-    shift 2
-    build "$label" "$@" all build-tests || return
-    for program in $("${make[@]}" -s "$@" list-tests); do
-        # Its library goes beneath the plain daemon only.
-        [ "${program##*/}" != test_power ] || [ "$label" = plain ] || continue
-        environment "$label" "$o" "${program##*/}"
-        criterion "$label" "$program"
-    done
+# pythons LABEL FOLDER: they wait more than they work, and so run beside the others.
+pythons() {
+    local label=$1 o=$2 file
     for file in tests/integration/*.py tests/fault/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
         # What is installed is the plain build.
@@ -132,6 +149,21 @@ suite() {
         environment "$label" "$o" "${file##*/}"
         python "$label" "$file"
     done
+}
+
+# suite LABEL FOLDER MAKE-ARGUMENT...
+suite() {
+    local label=$1 o=$2 program
+    shift 2
+    build "$label" "$@" all build-tests || return
+    lane "$label/python" pythons "$label" "$o"
+    for program in $("${make[@]}" -s "$@" list-tests); do
+        # Its library goes beneath the plain daemon only.
+        [ "${program##*/}" != test_power ] || [ "$label" = plain ] || continue
+        environment "$label" "$o" "${program##*/}"
+        criterion "$label" "$program"
+    done
+    join "$label/python"
 }
 
 phase_plain() {
@@ -151,13 +183,10 @@ phase_tsan() {
     suite tsan build/san-thread SAN=thread
 }
 
-phase_fuzz() {
+# fuzz_each PROGRAM...
+fuzz_each() {
     local seconds=${FUZZ_SECONDS:-10} program name corpus seeds start log rc
-    # shellcheck disable=SC2054
-    local arguments=(BUILD=build/fuzz CC="${CLANG:-clang}" SAN=address,undefined
-        CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
-    build fuzz "${arguments[@]}" build-fuzz || return
-    for program in $("${make[@]}" -s "${arguments[@]}" list-fuzz); do
+    for program in "$@"; do
         name=${program##*/} start=$SECONDS
         corpus=build/fuzz/corpus/$name log=$results/fuzz/$name
         seeds=tests/fuzz/corpus/${name#fuzz_}
@@ -171,6 +200,18 @@ phase_fuzz() {
         rc=$?
         finish fuzz "$name" "$start" $rc $((rc == 0)) 0 0
     done
+}
+
+phase_fuzz() {
+    local names
+    # shellcheck disable=SC2054
+    local arguments=(BUILD=build/fuzz CC="${CLANG:-clang}" SAN=address,undefined
+        CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
+    build fuzz "${arguments[@]}" build-fuzz || return
+    mapfile -t names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
+    lane fuzz/half fuzz_each "${names[@]:0:${#names[@]}/2}"
+    fuzz_each "${names[@]:${#names[@]}/2}"
+    join fuzz/half
 }
 
 rm -rf "$results"

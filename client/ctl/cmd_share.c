@@ -1,9 +1,11 @@
-/* share: the roots of the shared tier. */
+/* share: the roots of the shared tier, and a collection of them now. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/table.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static void root_row(struct table *t, const msgpack_object *o)
 {
@@ -50,19 +52,91 @@ static int roots_print_json(const msgpack_object *stats)
     return ctl_print_json(j, false);
 }
 
-int cmd_share(const struct args *a)
+/* ---- collect ---- */
+
+/* By its number, or as `ucmctl share` names it. 0: there is none. */
+static int root_find(struct ctl *c, const char *word, uint64_t *root)
 {
+    char *end, name[256];
     struct answer stats;
-    struct ctl c;
-    int rc = ctl_open(&c, a);
+    int rc;
+
+    *root = strtoul(word, &end, 10);
+    if (*root > 0 && *root <= UINT8_MAX && *end == '\0')
+        return CTL_OK;
+    rc = ctl_call(c, "stats", NULL, &stats);
+    if (rc != CTL_OK)
+        return rc;
+    *root = 0;
+    for (uint32_t i = 0; *root == 0 && i < answer_count(stats.root, "shares"); i++)
+        if (strcmp(answer_text(answer_at(stats.root, "shares", i), "name", name, sizeof name),
+                   word) == 0)
+            *root = i + 1;
+    answer_close(&stats);
+    return *root > 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no root is called %s: see ucmctl share", word);
+}
+
+static int collect_print(const struct ctl *c, const msgpack_object *counts)
+{
+    uint64_t roots = answer_u64(counts, "roots"), busy = answer_u64(counts, "busy");
+    cJSON *j;
+
+    if (!c->json) {
+        printf("a collection begins of %" PRIu64 " roots", roots);
+        if (busy > 0)
+            printf(", of %" PRIu64 " one is under way", busy);
+        printf("\n");
+        return CTL_OK;
+    }
+    j = cJSON_CreateObject();
+    cJSON_AddItemToObject(j, "roots", answer_json_u64(roots));
+    cJSON_AddItemToObject(j, "busy", answer_json_u64(busy));
+    return ctl_print_json(j, false);
+}
+
+static int collect(struct ctl *c, const char *word)
+{
+    msgpack_packer pk;
+    msgpack_sbuffer params;
+    struct answer counts;
+    uint64_t root = 0;
+    int rc = word ? root_find(c, word, &root) : CTL_OK;
 
     if (rc != CTL_OK)
         return rc;
-    rc = ctl_call(&c, "stats", NULL, &stats);
-    ctl_close(&c);
+    answer_map(&pk, &params, 1);
+    answer_put_u64(&pk, "root", root);
+    rc = ctl_call(c, "share.collect", &params, &counts);
     if (rc != CTL_OK)
         return rc;
-    rc = c.json ? roots_print_json(stats.root) : roots_print(stats.root);
+    rc = collect_print(c, counts.root);
+    answer_close(&counts);
+    return rc;
+}
+
+static int show(struct ctl *c)
+{
+    struct answer stats;
+    int rc = ctl_call(c, "stats", NULL, &stats);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = c->json ? roots_print_json(stats.root) : roots_print(stats.root);
     answer_close(&stats);
+    return rc;
+}
+
+int cmd_share(const struct args *a)
+{
+    struct ctl c;
+    int rc;
+
+    if (a->n_words > 0 && strcmp(a->word[0], "collect") != 0)
+        return program_usage_error(a, "%s: wanted nothing, or collect", a->word[0]);
+    rc = ctl_open(&c, a);
+    if (rc != CTL_OK)
+        return rc;
+    rc = a->n_words > 0 ? collect(&c, a->n_words > 1 ? a->word[1] : NULL) : show(&c);
+    ctl_close(&c);
     return rc;
 }

@@ -127,8 +127,13 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl format /dev/nvme1n1\n",
      OPTIONS(format_options), 1, 1, cmd_format},
-    {"share", "", "The roots of the shared tier: health, room, latency, failures",
-     "Example:\n  ucmctl share\n", NULL, 0, 0, 0, cmd_share},
+    {"share", "[collect [ROOT]]", "The roots of the shared tier: health, room, latency, failures",
+     "With collect, a collection begins now: of ROOT, by its place or its name in the list,\n"
+     "or of all that take writes. It goes on in the background; for operators.\n\n"
+     "Examples:\n"
+     "  ucmctl share\n"
+     "  ucmctl share collect 1\n",
+     NULL, 0, 0, 2, cmd_share},
     {"health", "", "ok, recovering, degraded or failing, and why; for probes",
      "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"

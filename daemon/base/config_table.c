@@ -228,19 +228,26 @@ const struct config_key config_keys[] = {
     {"share.negative", CONFIG_DURATION, false, AT(share_negative_ms), "2s", 0, HOUR, NULL, NULL,
      "How long it is remembered that a block is not there."},
     {"share.deadline", CONFIG_DURATION, false, AT(share_deadline_ms), "5s", 10, 600 * SECOND, NULL,
-     NULL, "How long one read or write may take; later it is given up."},
+     NULL,
+     "How long one read or write may take; later it is given up. Where several roots may have a "
+     "block,\n"
+     "one that does not answer leaves half of the time to the others."},
     {"share.depth", CONFIG_INT, false, AT(share_depth), "64", 1, 1024, NULL, NULL,
      "Requests under way for each NFS server."},
     {"share.threads", CONFIG_INT, false, AT(share_threads), "16", 2, 256, NULL, NULL,
      "Threads for each folder, each of which has one request under way."},
     {"share.admission", CONFIG_ENUM, false, AT(share_admission), "all", 0, 0, admission_names, NULL,
-     "Which blocks are written, as nvme.admission says it."},
+     "Which blocks are written: all, or only those that are used or stored again, as "
+     "nvme.admission says it."},
     {"share.sync", CONFIG_BOOL, false, AT(share_sync), "false", 0, 1, NULL, NULL,
-     "Have each file on the server's stable storage before it gets its name."},
+     "Have each file on the server's stable storage before it gets its name. Without, a crash of "
+     "the server\n"
+     "may leave files that are cut short: they are found out, as misses."},
     {"share.low", CONFIG_INT, false, AT(share_low), "90", 1, 100, NULL, NULL,
      "Percent of its capacity that garbage collection brings a root back to."},
     {"share.collect", CONFIG_DURATION, false, AT(share_collect_ms), "10min", SECOND, 24 * HOUR,
-     NULL, NULL, "From one garbage collection of a root to the next."},
+     NULL, NULL,
+     "From one garbage collection of a root to the next; ucmctl share collect begins one at once."},
     {"share.touch", CONFIG_DURATION, false, AT(share_touch_ms), "1h", 0, 365 * 24 * HOUR, NULL,
      NULL, "A file that is read gets a new modification time when the old one is older than this."},
 

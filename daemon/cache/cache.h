@@ -113,6 +113,8 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
  * others go that nobody holds and that lie on a share only. */
 void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root root,
                        bool asked);
+/* The part is to be made durable, which no share is: a dump of it is taken though one has it. */
+void cache_shared_doubt(struct cache *c, block_ref ref, uint32_t part);
 /* Its files go from every root, whether this host knows of them or not. */
 void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key);
 

@@ -100,6 +100,8 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     uint32_t last = ns->identity.parts - 1;
     const struct block *b;
 
+    if (ns->purges > 0)
+        return; /* it was found before it was removed */
     if (ref == 0 && c->shared.n >= c->config.shared_blocks && !oldest_drop(c))
         return;
     if (ref == 0)
@@ -124,6 +126,15 @@ void cache_shared_forget(struct cache *c, block_ref ref)
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         if (part_on_share(&b->part[i]))
             part_set_share(c, ref, i, PART_SHARE_NONE, 0);
+}
+
+void cache_shared_doubt(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+
+    if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE && !part_whole_here(p))
+        part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
 }
 
 /* ---- names ---- */

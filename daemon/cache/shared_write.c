@@ -166,8 +166,10 @@ static bool queue_step(struct cache *c, unsigned *left)
         rc = promotion_write(c, e, left);
     } else if (b && b->flags & BLOCK_SHARE_QUEUED) {
         b->flags &= (uint16_t)~BLOCK_SHARE_QUEUED;
-        if (!(b->flags & BLOCK_DOOMED) && index_ns(c->config.index, b->ns)->purges == 0)
+        if (!(b->flags & BLOCK_DOOMED) && cache_ns(c, e.ref)->purges == 0)
             rc = block_write(c, e.ref, left);
+        else
+            c->config.metrics->share_write_dropped += cache_ns(c, e.ref)->identity.parts;
         if (rc == -EAGAIN)
             b->flags |= BLOCK_SHARE_QUEUED;
     }

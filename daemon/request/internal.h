@@ -180,5 +180,6 @@ int method_ns_list(struct call *call);
 int method_ls(struct call *call);
 int method_inspect(struct call *call);
 int method_verify(struct call *call);
+int method_share_collect(struct call *call);
 
 #endif

@@ -32,6 +32,7 @@ static const method_fn methods[UCM_METHOD_COUNT] = {
     [UCM_METHOD_LS] = method_ls,
     [UCM_METHOD_INSPECT] = method_inspect,
     [UCM_METHOD_VERIFY] = method_verify,
+    [UCM_METHOD_SHARE_COLLECT] = method_share_collect,
 };
 
 /* ---- answers ---- */

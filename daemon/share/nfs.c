@@ -1,5 +1,5 @@
 /* Block files on an NFS server that the daemon speaks to itself, over one connection and without a
- * thread: version 3, by libnfs's raw layer. Requests of all operations are under way at once, up to
+ * thread: version 3. Requests of all operations are under way at once, up to
  * `depth`; FIND is one round trip, READ two, WRITE four and one for its data. Operations whose
  * connection is lost begin anew. Checksums are computed on the loop. */
 #include "daemon/base/log.h"
@@ -129,6 +129,7 @@ static struct nfs_task *task_new(struct share_backend *b, struct share_op *op)
     t->op = op;
     t->bucket = op->bucket;
     list_init(&t->link);
+    list_init(&t->payloads);
     t->writes = op->verb == SHARE_WRITE || op->verb == SHARE_REMOVE;
     return t;
 }
@@ -164,7 +165,7 @@ static bool backend_cancel(struct share_backend *b, struct share_op *op)
         list_remove(&op->link);
         return true;
     }
-    t->op = NULL;
+    nfs_task_let_go(t);
     t->queued = false;
     list_remove(&t->link); /* of whichever list it is in, or of none */
     nfs_task_settle(t);

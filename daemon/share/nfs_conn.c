@@ -4,39 +4,29 @@
 #include "daemon/share/nfs_status.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #define PORTMAP_PORT 111
 #define MIN_TRANSFER_BYTES 4096u
+#define RESERVED_PORTS 512u /* below 1024 */
 
-/* One connection of TCP: its descriptor never changes. Freed when the loop has let it go. */
+/* One connection of TCP. Freed when the loop has let it go. */
 struct nfs_link {
     uv_poll_t poll;
     struct nfs_conn *conn;
-    struct rpc_context *rpc;
-    int fd, events;
+    struct nfs_rpc rpc;
+    struct nfs_rpc_call call; /* of the steps up to NFS_UP, one at a time */
+    int events;
     bool connected;
-    bool over; /* what it was for is done, or failed: `error` */
+    bool serving; /* its poll_cb sends what comes up meanwhile */
+    bool over;    /* what it was for is done, or failed: `error` */
     int error;
 };
-
-bool nfs_handle_set(struct nfs_handle *h, const char *bytes, uint32_t n)
-{
-    if (n == 0 || n > sizeof(h->bytes))
-        return false;
-    memcpy(h->bytes, bytes, n);
-    h->n = n;
-    return true;
-}
 
 /* ---- links ---- */
 
@@ -45,7 +35,7 @@ static void link_closed_cb(uv_handle_t *handle)
     free(handle->data);
 }
 
-/* Not from inside rpc_service of this link. */
+/* Not from inside nfs_rpc_read of this link. */
 static void link_close(struct nfs_conn *c)
 {
     struct nfs_link *l = c->link;
@@ -53,13 +43,14 @@ static void link_close(struct nfs_conn *c)
     if (!l)
         return;
     c->link = NULL;
+    c->next_number = l->rpc.next_number;
     l->over = true;
     uv_close((uv_handle_t *)&l->poll, link_closed_cb); /* before the descriptor goes */
-    rpc_destroy_context(l->rpc);
+    nfs_rpc_close(&l->rpc, -ECONNRESET);
 }
 
-static void link_arm(struct nfs_link *l);
 static void conn_over(struct nfs_conn *c);
+static void conn_ask(struct nfs_link *l);
 
 static void link_over(struct nfs_link *l, int error)
 {
@@ -69,31 +60,64 @@ static void link_over(struct nfs_link *l, int error)
     l->error = error;
 }
 
-static void link_poll_cb(uv_poll_t *poll, int status, int events)
-{
-    struct nfs_link *l = poll->data;
-    int revents = (events & UV_READABLE ? POLLIN : 0) | (events & UV_WRITABLE ? POLLOUT : 0);
-
-    if (status < 0 || rpc_service(l->rpc, revents) < 0)
-        link_over(l, l->connected ? -ECONNRESET : -ECONNREFUSED);
-    if (l->over)
-        conn_over(l->conn);
-    else
-        link_arm(l);
-}
+static void link_poll_cb(uv_poll_t *poll, int status, int events);
 
 static void link_arm(struct nfs_link *l)
 {
-    int wanted = rpc_which_events(l->rpc);
-    int events = (wanted & POLLIN ? UV_READABLE : 0) | (wanted & POLLOUT ? UV_WRITABLE : 0);
+    int events = UV_READABLE;
 
-    if (l->over || events == l->events)
+    if (!l->connected || nfs_rpc_sending(&l->rpc))
+        events |= UV_WRITABLE;
+    if (l->over || l->serving || events == l->events)
         return;
     if (uv_poll_start(&l->poll, events, link_poll_cb) < 0) {
         nfs_conn_drop(l->conn, -EIO);
         return;
     }
     l->events = events;
+}
+
+static int link_connected(struct nfs_link *l)
+{
+    int error;
+    socklen_t n = sizeof(error);
+
+    if (getsockopt(l->rpc.fd, SOL_SOCKET, SO_ERROR, &error, &n) < 0 || error != 0)
+        return -ECONNREFUSED;
+    l->connected = true;
+    conn_ask(l);
+    return 0;
+}
+
+static int link_serve(struct nfs_link *l, int events)
+{
+    int err = 0;
+
+    if (!l->connected)
+        return events & UV_WRITABLE ? link_connected(l) : 0;
+    if (events & UV_READABLE)
+        err = nfs_rpc_read(&l->rpc);
+    if (err == 0 && !l->over)
+        err = nfs_rpc_flush(&l->rpc);
+    return err;
+}
+
+static void link_poll_cb(uv_poll_t *poll, int status, int events)
+{
+    struct nfs_link *l = poll->data;
+
+    l->serving = true;
+    if (status == 0)
+        status = link_serve(l, events);
+    l->serving = false;
+    if (status < 0 && status != -EPROTO)
+        status = l->connected ? -ECONNRESET : -ECONNREFUSED;
+    if (status < 0)
+        link_over(l, status);
+    if (l->over)
+        conn_over(l->conn);
+    else
+        link_arm(l);
 }
 
 /* A server that is gone without a word is noticed by the kernel also while nobody asks it. */
@@ -106,37 +130,68 @@ static void socket_tune(int fd)
                    {IPPROTO_TCP, TCP_KEEPIDLE, 60},
                    {IPPROTO_TCP, TCP_KEEPINTVL, 15},
                    {IPPROTO_TCP, TCP_KEEPCNT, 4}};
-    int flags = fcntl(fd, F_GETFD);
 
-    if (flags < 0 || fcntl(fd, F_SETFD, flags | FD_CLOEXEC) < 0)
-        log_warn("share", "nfs-socket", "error=%s", strerror(errno));
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
         if (setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int)) < 0)
             log_warn("share", "nfs-socket", "option=%d error=%s", options[i].name, strerror(errno));
 }
 
-static int link_open(struct nfs_conn *c, uint16_t port, rpc_cb connected_cb)
+static void port_set(struct sockaddr_storage *address, uint16_t port)
+{
+    if (address->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)address)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)address)->sin_port = htons(port);
+}
+
+/* Servers may ask for a port that only root can have. Who can't, or finds none, goes on without. */
+static void port_reserve(const struct nfs_conn *c, int fd)
+{
+    struct sockaddr_storage own = {.ss_family = c->address.ss_family};
+
+    for (unsigned i = 0; i < RESERVED_PORTS; i++) {
+        port_set(&own, (uint16_t)(RESERVED_PORTS + (c->next_number + i) % RESERVED_PORTS));
+        if (bind(fd, (struct sockaddr *)&own, c->address_bytes) == 0 || errno != EADDRINUSE)
+            return;
+    }
+}
+
+static int socket_connect(const struct nfs_conn *c, uint16_t port)
+{
+    struct sockaddr_storage to = c->address;
+    int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0)
+        return -errno;
+    socket_tune(fd);
+    port_reserve(c, fd);
+    port_set(&to, port);
+    if (connect(fd, (struct sockaddr *)&to, c->address_bytes) < 0 && errno != EINPROGRESS) {
+        close(fd);
+        return -ECONNREFUSED; /* no route to it, say */
+    }
+    return fd;
+}
+
+static int link_open(struct nfs_conn *c, uint16_t port)
 {
     struct nfs_link *l = calloc(1, sizeof(*l));
-    int err = -ENOMEM;
+    uint32_t uid = c->target.uid >= 0 ? (uint32_t)c->target.uid : geteuid();
+    uint32_t gid = c->target.gid >= 0 ? (uint32_t)c->target.gid : getegid();
+    int fd, err;
 
     if (!l)
         return -ENOMEM;
     l->conn = c;
-    l->rpc = rpc_init_context();
-    if (!l->rpc)
+    fd = socket_connect(c, port);
+    if (fd < 0) {
+        err = fd;
         goto err_after_new;
-    if (c->target.uid >= 0)
-        rpc_set_uid(l->rpc, (int)c->target.uid);
-    if (c->target.gid >= 0)
-        rpc_set_gid(l->rpc, (int)c->target.gid);
-    if (rpc_connect_async(l->rpc, c->address, port, connected_cb, l) < 0) {
-        err = -ECONNREFUSED; /* no route to it, say */
-        goto err_after_rpc;
     }
-    l->fd = rpc_get_fd(l->rpc);
-    socket_tune(l->fd);
-    err = uv_poll_init(c->loop, &l->poll, l->fd);
+    err = nfs_rpc_init(&l->rpc, fd, c->next_number, uid, gid);
+    if (err < 0)
+        goto err_after_new;
+    err = uv_poll_init(c->loop, &l->poll, fd);
     if (err < 0)
         goto err_after_rpc;
     l->poll.data = l;
@@ -146,8 +201,7 @@ static int link_open(struct nfs_conn *c, uint16_t port, rpc_cb connected_cb)
     return 0;
 
 err_after_rpc:
-    l->over = true; /* its callbacks run from inside */
-    rpc_destroy_context(l->rpc);
+    nfs_rpc_close(&l->rpc, -ECONNRESET);
 err_after_new:
     free(l);
     return err;
@@ -161,107 +215,80 @@ static void conn_set(struct nfs_conn *c, enum nfs_conn_state state)
     c->silent = 0;
 }
 
-static bool step_connected(struct nfs_link *l, int status)
+static int limits_replied(struct nfs_conn *c, const struct nfs_reply *r)
 {
-    l->connected = status == RPC_STATUS_SUCCESS && !l->over;
-    if (!l->connected)
-        link_over(l, -ECONNREFUSED);
-    return l->connected;
-}
-
-static bool step_replied(struct nfs_link *l, int status, const void *data)
-{
-    if (status != RPC_STATUS_SUCCESS || !data)
-        link_over(l, -EPROTO);
-    return !l->over;
-}
-
-static void server_info_cb(struct rpc_context *rpc, int status, void *data, void *arg)
-{
-    struct nfs_link *l = arg;
-    struct nfs_conn *c = l->conn;
-    const FSINFO3res *res = data;
-    const FSINFO3resok *ok;
-
-    (void)rpc;
-    if (!step_replied(l, status, data))
-        return;
-    if (res->status != NFS3_OK) {
-        link_over(l, nfs_status_errno(res->status));
-        return;
-    }
-    ok = &res->FSINFO3res_u.resok;
-    if (ok->rtmax < MIN_TRANSFER_BYTES || ok->wtmax < MIN_TRANSFER_BYTES) {
-        link_over(l, -EPROTO);
-        return;
-    }
-    c->read_bytes = ok->rtmax < NFS_MAX_TRANSFER_BYTES ? ok->rtmax : NFS_MAX_TRANSFER_BYTES;
-    c->write_bytes = ok->wtmax < NFS_MAX_TRANSFER_BYTES ? ok->wtmax : NFS_MAX_TRANSFER_BYTES;
+    if (r->status != 0)
+        return nfs_status_errno(r->status);
+    if (r->read_bytes < MIN_TRANSFER_BYTES || r->write_bytes < MIN_TRANSFER_BYTES)
+        return -EPROTO;
+    c->read_bytes = r->read_bytes;
+    if (c->read_bytes > NFS_MAX_TRANSFER_BYTES)
+        c->read_bytes = NFS_MAX_TRANSFER_BYTES;
+    c->write_bytes = r->write_bytes;
+    if (c->write_bytes > NFS_MAX_TRANSFER_BYTES)
+        c->write_bytes = NFS_MAX_TRANSFER_BYTES;
     conn_set(c, NFS_UP);
     c->error = 0;
     c->changed_cb(c->ctx, 0);
+    return 0;
 }
 
-static void server_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+static int mount_replied(struct nfs_conn *c, const struct nfs_reply *r)
 {
-    struct nfs_link *l = arg;
-    struct nfs_handle *root = &l->conn->root;
-    FSINFO3args args = {.fsroot.data = {root->n, root->bytes}};
-
-    (void)data;
-    if (step_connected(l, status) && rpc_nfs3_fsinfo_async(rpc, server_info_cb, &args, l) < 0)
-        link_over(l, -ENOMEM);
+    if (r->status == 0)
+        c->root = r->handle;
+    return nfs_mount_errno(r->status);
 }
 
-static void mount_reply_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+static int port_replied(struct nfs_conn *c, const struct nfs_reply *r)
 {
-    struct nfs_link *l = arg;
-    const mountres3 *res = data;
-    const fhandle3 *root;
-
-    (void)rpc;
-    if (!step_replied(l, status, data))
-        return;
-    if (res->fhs_status != MNT3_OK) {
-        link_over(l, nfs_mount_errno(res->fhs_status));
-        return;
-    }
-    root = &res->mountres3_u.mountinfo.fhandle;
-    link_over(l,
-              nfs_handle_set(&l->conn->root, root->fhandle3_val, root->fhandle3_len) ? 0 : -EPROTO);
+    c->mount_port = (uint16_t)r->port;
+    return r->port == 0 || r->port > UINT16_MAX ? -ECONNREFUSED : 0;
 }
 
-static void mount_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+static enum nfs_proc state_proc(enum nfs_conn_state state)
 {
-    struct nfs_link *l = arg;
-
-    (void)data;
-    if (step_connected(l, status) &&
-        rpc_mount3_mnt_async(rpc, mount_reply_cb, l->conn->target.export, l) < 0)
-        link_over(l, -ENOMEM);
+    return state == NFS_PORT ? NFS_GETPORT : state == NFS_MOUNT ? NFS_MOUNT_MNT : NFS_FSINFO;
 }
 
-static void port_reply_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+static int step_done(struct nfs_rpc_call *call, int status, struct nfs_xdr *x)
 {
-    struct nfs_link *l = arg;
-    uint32_t port;
+    struct nfs_link *l = LIST_ENTRY(call, struct nfs_link, call);
+    struct nfs_conn *c = l->conn;
+    enum nfs_conn_state state = c->state;
+    struct nfs_reply reply;
 
-    (void)rpc;
-    if (!step_replied(l, status, data))
-        return;
-    port = *(uint32_t *)data;
-    l->conn->mount_port = (uint16_t)port;
-    link_over(l, port == 0 || port > UINT16_MAX ? -ECONNREFUSED : 0);
+    if (!x) /* it is being closed */
+        return 0;
+    if (status == 0)
+        status = nfs_reply_decode(state_proc(state), x, &reply);
+    if (status == 0)
+        status = state == NFS_PORT    ? port_replied(c, &reply)
+                 : state == NFS_MOUNT ? mount_replied(c, &reply)
+                                      : limits_replied(c, &reply);
+    if (status < 0 || state != NFS_SERVER)
+        link_over(l, status);
+    return 0;
 }
 
-static void port_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+/* The link's only question, or its first. */
+static void conn_ask(struct nfs_link *l)
 {
-    struct nfs_link *l = arg;
+    struct nfs_conn *c = l->conn;
+    struct nfs_xdr_out *out = &l->call.out;
+    int err;
 
-    (void)data;
-    if (step_connected(l, status) &&
-        rpc_pmap2_getport_async(rpc, MOUNT_PROGRAM, MOUNT_V3, IPPROTO_TCP, port_reply_cb, l) < 0)
-        link_over(l, -ENOMEM);
+    nfs_rpc_begin(&l->rpc, &l->call, state_proc(c->state));
+    l->call.done = step_done;
+    if (c->state == NFS_PORT)
+        nfs_put_getport(out);
+    else if (c->state == NFS_MOUNT)
+        nfs_xdr_put_string(out, c->target.export);
+    else
+        nfs_put_handle(out, &c->root);
+    err = nfs_rpc_send(&l->rpc, &l->call);
+    if (err < 0)
+        link_over(l, err);
 }
 
 static const char *state_name(enum nfs_conn_state state)
@@ -286,12 +313,12 @@ static void conn_failed(struct nfs_conn *c, int error)
     c->changed_cb(c->ctx, error);
 }
 
-static void conn_step(struct nfs_conn *c, enum nfs_conn_state state, uint16_t port, rpc_cb cb)
+static void conn_step(struct nfs_conn *c, enum nfs_conn_state state, uint16_t port)
 {
     int err;
 
     conn_set(c, state);
-    err = link_open(c, port, cb);
+    err = link_open(c, port);
     if (err < 0)
         conn_failed(c, err);
 }
@@ -300,9 +327,9 @@ static void conn_mount(struct nfs_conn *c)
 {
     c->mount_port = c->target.mount_port;
     if (c->mount_port)
-        conn_step(c, NFS_MOUNT, c->mount_port, mount_cb);
+        conn_step(c, NFS_MOUNT, c->mount_port);
     else
-        conn_step(c, NFS_PORT, PORTMAP_PORT, port_cb);
+        conn_step(c, NFS_PORT, PORTMAP_PORT);
 }
 
 /* The link is over, and nothing of it is on the stack. */
@@ -316,12 +343,18 @@ static void conn_over(struct nfs_conn *c)
     }
     link_close(c);
     if (c->state == NFS_PORT)
-        conn_step(c, NFS_MOUNT, c->mount_port, mount_cb);
+        conn_step(c, NFS_MOUNT, c->mount_port);
     else
-        conn_step(c, NFS_SERVER, c->target.port, server_cb);
+        conn_step(c, NFS_SERVER, c->target.port);
 }
 
 /* ---- names ---- */
+
+static void address_set(struct nfs_conn *c, const struct addrinfo *found)
+{
+    memcpy(&c->address, found->ai_addr, found->ai_addrlen);
+    c->address_bytes = found->ai_addrlen;
+}
 
 static void named_cb(uv_getaddrinfo_t *naming, int status, struct addrinfo *found)
 {
@@ -329,19 +362,17 @@ static void named_cb(uv_getaddrinfo_t *naming, int status, struct addrinfo *foun
 
     if (c) {
         c->naming = NULL;
-        if (status == 0 && getnameinfo(found->ai_addr, found->ai_addrlen, c->address,
-                                       sizeof(c->address), NULL, 0, NI_NUMERICHOST) != 0)
-            status = -EADDRNOTAVAIL;
-        if (status == 0)
+        if (status == 0) {
+            address_set(c, found);
             conn_mount(c);
-        else
+        } else {
             conn_failed(c, status == -ENOMEM ? -ENOMEM : -EADDRNOTAVAIL);
+        }
     }
     uv_freeaddrinfo(found);
     free(naming);
 }
 
-/* libnfs would look the name up itself, and have the loop wait: it is given addresses only. */
 static int name_begin(struct nfs_conn *c)
 {
     static const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
@@ -358,6 +389,19 @@ static int name_begin(struct nfs_conn *c)
     }
     c->naming = naming;
     return 0;
+}
+
+/* An address is none to be looked up. */
+static bool address_known(struct nfs_conn *c)
+{
+    static const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
+    struct addrinfo *found;
+
+    if (getaddrinfo(c->target.server, NULL, &hints, &found) != 0)
+        return false;
+    address_set(c, found);
+    freeaddrinfo(found);
+    return true;
 }
 
 /* ---- its user ---- */
@@ -394,6 +438,7 @@ int nfs_conn_init(struct nfs_conn *c, uv_loop_t *loop, const struct nfs_target *
     c->target = *target;
     c->changed_cb = changed_cb;
     c->ctx = ctx;
+    c->next_number = (uint32_t)(uv_hrtime() ^ (uint64_t)getpid() << 16);
     return 0;
 }
 
@@ -422,7 +467,6 @@ static void watch_begin(struct nfs_conn *c)
 
 int nfs_conn_want(struct nfs_conn *c)
 {
-    struct in6_addr any;
     int err;
 
     if (c->state != NFS_DOWN)
@@ -431,10 +475,7 @@ int nfs_conn_want(struct nfs_conn *c)
         return c->error;
     conn_set(c, NFS_NAME);
     watch_begin(c);
-    if (inet_pton(AF_INET, c->target.server, &any) == 1 ||
-        inet_pton(AF_INET6, c->target.server, &any) == 1) {
-        snprintf(c->address, sizeof(c->address), "%.*s", (int)sizeof(c->address) - 1,
-                 c->target.server);
+    if (address_known(c)) {
         conn_mount(c);
     } else {
         err = name_begin(c);
@@ -449,9 +490,9 @@ bool nfs_conn_up(const struct nfs_conn *c)
     return c->state == NFS_UP && !c->link->over;
 }
 
-struct rpc_context *nfs_conn_rpc(struct nfs_conn *c)
+struct nfs_rpc *nfs_conn_rpc(struct nfs_conn *c)
 {
-    return c->link->rpc;
+    return &c->link->rpc;
 }
 
 void nfs_conn_send(struct nfs_conn *c)

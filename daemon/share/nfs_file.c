@@ -5,16 +5,11 @@
 
 #define CHUNK_ALIGN 4096u
 
-uint64_t nfs_time_ns(const struct nfstime3 *time)
+static int file_fits(const struct nfs_task *t, const struct nfs_attributes *a)
 {
-    return time->seconds * (uint64_t)1000000000u + time->nseconds % 1000000000u;
-}
+    bool fits = a->type == NFS_TYPE_FILE && a->bytes == share_op_file_bytes(t->op);
 
-static int file_fits(const struct nfs_task *t, const struct fattr3 *attributes)
-{
-    bool fits = attributes->type == NF3REG && attributes->size == share_op_file_bytes(t->op);
-
-    t->op->mtime_ns = nfs_time_ns(&attributes->mtime);
+    t->op->mtime_ns = a->mtime_ns;
     return fits ? 0 : -EBADMSG;
 }
 
@@ -27,65 +22,73 @@ uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max)
 }
 
 /* Of a file by its handle: one that is gone meanwhile was somebody's to remove. */
-static int gone_errno(int status)
+static int gone_errno(uint32_t status)
 {
-    return status == NFS3ERR_STALE ? -ENOENT : nfs_status_errno(status);
+    return status == NFS_ERR_STALE ? -ENOENT : nfs_status_errno(status);
 }
 
 /* ---- reading ---- */
 
-/* Bytes [at, at + n) of the file to header and payload. */
-static void bytes_land(struct share_op *op, uint64_t at, const char *bytes, uint32_t n)
+/* Bytes of the file to header and payload, from the wire. Its owner may have given it up. */
+static struct iovec read_land(struct nfs_rpc_call *rpc, uint32_t at)
 {
-    uint32_t head = 0;
+    const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
+    struct share_op *op = call->task->over ? NULL : call->task->op;
+    uint64_t place = call->at + at;
 
-    if (at < BLOCK_FILE_HEADER_BYTES) {
-        head = BLOCK_FILE_HEADER_BYTES - (uint32_t)at;
-        head = head < n ? head : n;
-        memcpy(op->header + at, bytes, head);
-    }
-    if (n > head)
-        memcpy((char *)op->data + (at + head - BLOCK_FILE_HEADER_BYTES), bytes + head, n - head);
+    if (!op)
+        return (struct iovec){NULL, call->n - at};
+    if (place < BLOCK_FILE_HEADER_BYTES)
+        return (struct iovec){op->header + place, BLOCK_FILE_HEADER_BYTES - place};
+    return (struct iovec){(uint8_t *)op->data + (place - BLOCK_FILE_HEADER_BYTES), call->n - at};
+}
+
+/* No more than was asked for: there is no room for them. */
+static int read_bulk(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
+{
+    const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
+    struct nfs_reply reply;
+
+    if (nfs_reply_decode(NFS_READ, head, &reply) < 0 || reply.status != NFS_OK)
+        return 0;
+    if (reply.count > call->n)
+        return -EPROTO;
+    *bytes = reply.count;
+    return 1;
 }
 
 static void read_send(struct nfs_task *t, uint64_t at, uint32_t n);
 
-static void read_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void read_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const READ3res *got = res;
-    const READ3resok *ok = &got->READ3res_u.resok;
-    uint32_t n = ok->data.data_len;
-
-    if (got->status != NFS3_OK) {
-        nfs_task_end(t, gone_errno(got->status));
+    if (r->status != NFS_OK) {
+        nfs_task_end(t, gone_errno(r->status));
         return;
     }
-    if (n > call->n) {
-        nfs_task_end(t, -EPROTO);
-        return;
-    }
-    if (n == 0) {
+    if (r->count == 0) {
         nfs_task_end(t, -EBADMSG);
         return;
     }
-    bytes_land(t->op, call->at, ok->data.data_val, n);
-    t->moved += n;
-    if (n < call->n)
-        read_send(t, call->at + n, call->n - n); /* in the place of the one that just ended */
+    t->moved += r->count;
+    if (r->count < call->n)
+        read_send(t, call->at + r->count, call->n - r->count); /* in the place of this one */
     else if (t->moved == share_op_file_bytes(t->op))
         nfs_task_end(t, share_op_verify(t->op));
 }
 
 static void read_send(struct nfs_task *t, uint64_t at, uint32_t n)
 {
-    struct nfs_call *call = nfs_call_new(t, read_reply);
-    READ3args args = {.file = nfs_fh(&t->file), .offset = at, .count = n};
+    struct nfs_call *call = nfs_call_new(t, NFS_READ, read_reply);
 
     if (!call)
         return;
     call->at = at;
     call->n = n;
-    nfs_call_sent(call, rpc_nfs3_read_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    call->rpc.bulk = read_bulk;
+    call->rpc.land = read_land;
+    call->rpc.reply_bytes = NFS_RPC_HEAD_BYTES + n;
+    nfs_put_read(&call->rpc.out, &t->file, at, n);
+    nfs_call_send(call);
 }
 
 static void read_data_step(struct nfs_task *t)
@@ -101,11 +104,9 @@ static void read_data_step(struct nfs_task *t)
 
 /* ---- removing, touching ---- */
 
-static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const REMOVE3res *removed = res;
-    int err = nfs_missing_errno(nfs_status_errno(removed->status),
-                                &removed->REMOVE3res_u.resfail.dir_wcc.after);
+    int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
 
     (void)call;
     nfs_task_end(t, err == -EISDIR ? -EBADMSG : err);
@@ -113,32 +114,29 @@ static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const 
 
 void nfs_remove_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, remove_reply);
-    REMOVE3args args = {.object = nfs_in_bucket(t, t->op->name)};
+    struct nfs_call *call = nfs_call_new(t, NFS_REMOVE, remove_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_remove_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_place(&call->rpc.out, &t->folder, t->op->name);
+    nfs_call_send(call);
 }
 
-static void touched_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void touched_reply(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
-    const SETATTR3res *set = res;
-
     (void)call;
-    nfs_task_end(t, gone_errno(set->status));
+    nfs_task_end(t, gone_errno(r->status));
 }
 
 static void set_time_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, touched_reply);
-    SETATTR3args args = {.object = nfs_fh(&t->file),
-                         .new_attributes.atime.set_it = SET_TO_SERVER_TIME,
-                         .new_attributes.mtime.set_it = SET_TO_SERVER_TIME};
+    struct nfs_call *call = nfs_call_new(t, NFS_SETATTR, touched_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_setattr_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_touch(&call->rpc.out, &t->file);
+    nfs_call_send(call);
 }
 
 /* ---- looking a file up ---- */
@@ -172,51 +170,42 @@ static void looked(struct nfs_task *t, int err)
     }
 }
 
-static void attributes_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void attributes_reply(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
-    const GETATTR3res *got = res;
-
     (void)call;
-    if (got->status == NFS3_OK)
-        looked(t, file_fits(t, &got->GETATTR3res_u.resok.obj_attributes));
-    else
-        looked(t, gone_errno(got->status));
+    looked(t, r->status == NFS_OK ? file_fits(t, &r->attributes) : gone_errno(r->status));
 }
 
 /* For servers that leave them out. */
 static void attributes_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, attributes_reply);
-    GETATTR3args args = {.object = nfs_fh(&t->file)};
+    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, attributes_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_getattr_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_handle(&call->rpc.out, &t->file);
+    nfs_call_send(call);
 }
 
-static void look_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void look_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const LOOKUP3res *found = res;
-    const LOOKUP3resok *ok = &found->LOOKUP3res_u.resok;
-
     (void)call;
-    if (found->status != NFS3_OK)
-        looked(t, nfs_missing_errno(nfs_status_errno(found->status),
-                                    &found->LOOKUP3res_u.resfail.dir_attributes));
-    else if (!nfs_handle_set(&t->file, ok->object.data.data_val, ok->object.data.data_len))
-        looked(t, -EPROTO);
-    else if (ok->obj_attributes.attributes_follow)
-        looked(t, file_fits(t, &ok->obj_attributes.post_op_attr_u.attributes));
+    t->file = r->handle;
+    if (r->status != NFS_OK)
+        looked(t, nfs_missing_errno(nfs_status_errno(r->status), &r->folder));
+    else if (r->attributes.known)
+        looked(t, file_fits(t, &r->attributes));
     else
         nfs_task_next(t, attributes_step);
 }
 
 void nfs_look_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, look_reply);
-    LOOKUP3args args = {.what = nfs_in_bucket(t, t->op->name)};
+    struct nfs_call *call = nfs_call_new(t, NFS_LOOKUP, look_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_lookup_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_place(&call->rpc.out, &t->folder, t->op->name);
+    nfs_call_send(call);
 }

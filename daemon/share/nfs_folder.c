@@ -6,22 +6,6 @@
 
 #define BUCKET_NAME_CAP 3
 
-struct nfs_fh3 nfs_fh(struct nfs_handle *h)
-{
-    return (struct nfs_fh3){{h->n, h->bytes}};
-}
-
-/* libnfs only reads what it is given, but doesn't say so. */
-static struct diropargs3 in_folder(struct nfs_handle *folder, const char *name)
-{
-    return (struct diropargs3){nfs_fh(folder), (char *)(uintptr_t)name};
-}
-
-struct diropargs3 nfs_in_bucket(struct nfs_task *t, const char *name)
-{
-    return in_folder(&t->folder, name);
-}
-
 void nfs_folders_forget(struct share_backend *b)
 {
     b->blocks.n = 0;
@@ -29,9 +13,9 @@ void nfs_folders_forget(struct share_backend *b)
         b->buckets[i].n = 0;
 }
 
-int nfs_missing_errno(int err, const struct post_op_attr *folder)
+int nfs_missing_errno(int err, const struct nfs_attributes *folder)
 {
-    bool gone = folder->attributes_follow && folder->post_op_attr_u.attributes.nlink == 0;
+    bool gone = folder->known && folder->links == 0;
 
     return err == -ENOENT && gone ? -ESTALE : err;
 }
@@ -61,39 +45,32 @@ static struct nfs_handle *folder_wanted(struct nfs_task *t, char name[sizeof("bl
     return &b->buckets[t->bucket];
 }
 
-static void made_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void made_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const MKDIR3res *made = res;
-
     (void)call;
-    if (made->status != NFS3_OK && made->status != NFS3ERR_EXIST)
-        nfs_task_end(t, nfs_status_errno(made->status));
+    if (r->status != NFS_OK && r->status != NFS_ERR_EXIST)
+        nfs_task_end(t, nfs_status_errno(r->status));
     else
         nfs_task_next(t, nfs_folder_step); /* its handle may not have come: it is looked up */
 }
 
 static void make_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, made_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_MKDIR, made_reply);
     struct nfs_handle *parent;
     char name[sizeof("blocks")];
-    MKDIR3args args = {.attributes.mode = {1, {0700}}};
 
     if (!call)
         return;
     folder_wanted(t, name, &parent);
-    args.where = in_folder(parent, name);
-    nfs_call_sent(call, rpc_nfs3_mkdir_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    nfs_put_mkdir(&call->rpc.out, parent, name);
+    nfs_call_send(call);
 }
 
-static void found_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void found_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const LOOKUP3res *found = res;
-    const LOOKUP3resok *ok = &found->LOOKUP3res_u.resok;
     struct nfs_handle *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
-    const post_op_attr *a = &ok->obj_attributes;
-    int err = nfs_missing_errno(nfs_status_errno(found->status),
-                                &found->LOOKUP3res_u.resfail.dir_attributes);
+    int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
 
     if (err == -ENOENT && makes) {
@@ -102,11 +79,10 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const v
         nfs_task_end(t, 0);
     } else if (err < 0) {
         nfs_task_end(t, err);
-    } else if (a->attributes_follow && a->post_op_attr_u.attributes.type != NF3DIR) {
+    } else if (r->attributes.known && r->attributes.type != NFS_TYPE_FOLDER) {
         nfs_task_end(t, t->op->verb == SHARE_LIST ? 0 : -EBADMSG); /* a link leads elsewhere */
-    } else if (!nfs_handle_set(folder, ok->object.data.data_val, ok->object.data.data_len)) {
-        nfs_task_end(t, -EPROTO);
     } else {
+        *folder = r->handle;
         nfs_task_next(t, nfs_folder_step);
     }
 }
@@ -121,17 +97,16 @@ void nfs_folder_step(struct nfs_task *t)
     struct nfs_call *call;
     struct nfs_handle *parent;
     char name[sizeof("blocks")];
-    LOOKUP3args args;
 
     if (t->b->buckets[t->bucket].n > 0) {
         t->folder = t->b->buckets[t->bucket];
         steps[t->op->verb](t);
         return;
     }
-    call = nfs_call_new(t, found_reply);
+    call = nfs_call_new(t, NFS_LOOKUP, found_reply);
     if (!call)
         return;
     call->at = folder_wanted(t, name, &parent) != &t->b->blocks;
-    args.what = in_folder(parent, name);
-    nfs_call_sent(call, rpc_nfs3_lookup_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    nfs_put_place(&call->rpc.out, parent, name);
+    nfs_call_send(call);
 }

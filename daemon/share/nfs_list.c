@@ -8,40 +8,38 @@
 #define MAX_PAGES (1u << 18) /* a server may say for ever that there is more */
 #define NO_TIME UINT64_MAX   /* of a file whose attributes did not come */
 
-static int entry_add(struct nfs_task *t, const entryplus3 *e)
+static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
 {
-    const fattr3 *a = &e->name_attributes.post_op_attr_u.attributes;
+    const struct nfs_attributes *a = &e->attributes;
 
-    if (!e->name || !share_lister_wants(e->name))
+    if (!share_lister_wants(e->name))
         return 0;
-    if (!e->name_attributes.attributes_follow)
+    if (!a->known)
         return share_lister_add(&t->lister, e->name, 0, NO_TIME);
-    if (a->type != NF3REG)
+    if (a->type != NFS_TYPE_FILE)
         return 0;
-    return share_lister_add(&t->lister, e->name, a->size, nfs_time_ns(&a->mtime));
+    return share_lister_add(&t->lister, e->name, a->bytes, a->mtime_ns);
 }
 
 /* ---- attributes that did not come with the names ---- */
 
 static void blanks_step(struct nfs_task *t);
 
-static void blank_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void blank_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
     struct share_listing *l = &t->lister.out;
     struct share_file *file = &l->files[t->blank];
-    const LOOKUP3res *found = res;
-    const post_op_attr *a = &found->LOOKUP3res_u.resok.obj_attributes;
+    const struct nfs_attributes *a = &r->attributes;
 
     (void)call;
-    if (found->status == NFS3ERR_NOENT || found->status == NFS3ERR_STALE ||
-        (found->status == NFS3_OK &&
-         (!a->attributes_follow || a->post_op_attr_u.attributes.type != NF3REG))) {
+    if (r->status == NFS_ERR_NOENT || r->status == NFS_ERR_STALE ||
+        (r->status == NFS_OK && (!a->known || a->type != NFS_TYPE_FILE))) {
         *file = l->files[--l->n]; /* gone, or not to be known */
-    } else if (found->status == NFS3_OK) {
-        file->bytes = a->post_op_attr_u.attributes.size;
-        file->mtime_ns = nfs_time_ns(&a->post_op_attr_u.attributes.mtime);
+    } else if (r->status == NFS_OK) {
+        file->bytes = a->bytes;
+        file->mtime_ns = a->mtime_ns;
     } else {
-        nfs_task_end(t, nfs_status_errno(found->status));
+        nfs_task_end(t, nfs_status_errno(r->status));
         return;
     }
     nfs_task_next(t, blanks_step);
@@ -51,7 +49,6 @@ static void blanks_step(struct nfs_task *t)
 {
     struct share_listing *l = &t->lister.out;
     struct nfs_call *call;
-    LOOKUP3args args;
 
     while (t->blank < l->n && l->files[t->blank].mtime_ns != NO_TIME)
         t->blank++;
@@ -60,43 +57,40 @@ static void blanks_step(struct nfs_task *t)
         nfs_task_settle(t);
         return;
     }
-    call = nfs_call_new(t, blank_reply);
+    call = nfs_call_new(t, NFS_LOOKUP, blank_reply);
     if (!call)
         return;
-    args.what = nfs_in_bucket(t, l->names + l->files[t->blank].name);
-    nfs_call_sent(call, rpc_nfs3_lookup_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    nfs_put_place(&call->rpc.out, &t->folder, l->names + l->files[t->blank].name);
+    nfs_call_send(call);
 }
 
 /* ---- pages ---- */
 
-static void page_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void page_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const READDIRPLUS3res *page = res;
-    const READDIRPLUS3resok *ok = &page->READDIRPLUS3res_u.resok;
-    const void *at;
-    int err = nfs_status_errno(page->status);
+    struct nfs_xdr entries = r->entries;
+    struct nfs_entry e;
+    bool last, any = false;
+    int err = nfs_status_errno(r->status);
 
     (void)call;
-    if (err == 0 && nfs_missing_errno(-ENOENT, &ok->dir_attributes) != -ENOENT)
+    if (err == 0 && nfs_missing_errno(-ENOENT, &r->folder) != -ENOENT)
         err = -ESTALE;
     if (err < 0) {
         nfs_task_end(t, err);
         return;
     }
-    for (at = ok->reply.entries; at && err == 0;) {
-        entryplus3 e;
-
-        memcpy(&e, at, sizeof(e)); /* libnfs does not align them */
+    while (err == 0 && nfs_entry_next(&entries, &e, &last)) {
         err = entry_add(t, &e);
         t->cookie = e.cookie;
-        at = e.nextentry;
+        any = true;
     }
-    memcpy(t->cookie_verifier, ok->cookieverf, sizeof(t->cookie_verifier));
+    memcpy(t->cookie_verifier, r->verifier, sizeof(t->cookie_verifier));
     if (err < 0)
         nfs_task_end(t, err);
-    else if (ok->reply.eof || t->lister.out.cut)
+    else if (last || t->lister.out.cut)
         nfs_task_next(t, blanks_step);
-    else if (!ok->reply.entries || ++t->pages == MAX_PAGES)
+    else if (!any || ++t->pages == MAX_PAGES)
         nfs_task_end(t, -EPROTO);
     else
         nfs_task_next(t, nfs_list_step);
@@ -104,15 +98,11 @@ static void page_reply(struct nfs_task *t, const struct nfs_call *call, const vo
 
 void nfs_list_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, page_reply);
-    READDIRPLUS3args args = {.dir = nfs_fh(&t->folder),
-                             .cookie = t->cookie,
-                             .dircount = NAMES_BYTES,
-                             .maxcount = PAGE_BYTES};
+    struct nfs_call *call = nfs_call_new(t, NFS_READDIRPLUS, page_reply);
 
     if (!call)
         return;
-    memcpy(args.cookieverf, t->cookie_verifier, sizeof(args.cookieverf));
-    nfs_call_sent(call,
-                  rpc_nfs3_readdirplus_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    nfs_put_readdirplus(&call->rpc.out, &t->folder, t->cookie, t->cookie_verifier, NAMES_BYTES,
+                        PAGE_BYTES);
+    nfs_call_send(call);
 }

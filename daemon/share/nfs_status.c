@@ -1,62 +1,60 @@
 #include "daemon/share/nfs_status.h"
 
-#include "daemon/share/nfs_conn.h"
-
 #include <errno.h>
 
-int nfs_status_errno(int status)
+int nfs_status_errno(uint32_t status)
 {
     switch (status) {
-    case NFS3_OK:
+    case NFS_OK:
         return 0;
-    case NFS3ERR_PERM:
+    case NFS_ERR_PERM:
         return -EPERM;
-    case NFS3ERR_NOENT:
+    case NFS_ERR_NOENT:
         return -ENOENT;
-    case NFS3ERR_ACCES:
+    case NFS_ERR_ACCES:
         return -EACCES;
-    case NFS3ERR_EXIST:
-    case NFS3ERR_NOTEMPTY:
+    case NFS_ERR_EXIST:
+    case NFS_ERR_NOTEMPTY:
         return -EEXIST;
-    case NFS3ERR_NOTDIR:
+    case NFS_ERR_NOTDIR:
         return -ENOTDIR;
-    case NFS3ERR_ISDIR:
+    case NFS_ERR_ISDIR:
         return -EISDIR;
-    case NFS3ERR_FBIG:
+    case NFS_ERR_FBIG:
         return -EFBIG;
-    case NFS3ERR_NOSPC:
+    case NFS_ERR_NOSPC:
         return -ENOSPC;
-    case NFS3ERR_DQUOT:
+    case NFS_ERR_DQUOT:
         return -EDQUOT;
-    case NFS3ERR_ROFS:
+    case NFS_ERR_ROFS:
         return -EROFS;
-    case NFS3ERR_NAMETOOLONG:
+    case NFS_ERR_NAMETOOLONG:
         return -ENAMETOOLONG;
-    case NFS3ERR_STALE:
-    case NFS3ERR_BADHANDLE:
+    case NFS_ERR_STALE:
+    case NFS_ERR_BADHANDLE:
         return -ESTALE;
-    case NFS3ERR_BAD_COOKIE:
-    case NFS3ERR_JUKEBOX:
+    case NFS_ERR_BAD_COOKIE:
+    case NFS_ERR_JUKEBOX:
         return -EAGAIN;
-    case NFS3ERR_NOTSUPP:
+    case NFS_ERR_NOTSUPP:
         return -EOPNOTSUPP;
     default:
         return -EIO;
     }
 }
 
-int nfs_mount_errno(int status)
+int nfs_mount_errno(uint32_t status)
 {
     switch (status) {
-    case MNT3_OK:
+    case NFS_OK:
         return 0;
-    case MNT3ERR_PERM:
-    case MNT3ERR_ACCES:
+    case NFS_ERR_PERM:
+    case NFS_ERR_ACCES:
         return -EACCES;
-    case MNT3ERR_NOENT:
-    case MNT3ERR_NOTDIR:
-    case MNT3ERR_INVAL:
-    case MNT3ERR_NAMETOOLONG:
+    case NFS_ERR_NOENT:
+    case NFS_ERR_NOTDIR:
+    case NFS_ERR_INVAL:
+    case NFS_ERR_NAMETOOLONG:
         return -ENODEV; /* the root is not there: -ENOENT would be an answer about a part */
     default:
         return -EIO;

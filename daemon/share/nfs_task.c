@@ -158,27 +158,72 @@ void nfs_tasks_fail(struct share_backend *b, int error)
 
 /* ---- calls ---- */
 
-struct nfs_call *nfs_call_new(struct nfs_task *t, nfs_replied *replied)
+static void call_count_down(struct nfs_call *call)
 {
-    struct nfs_call *call = calloc(1, sizeof(*call));
+    struct nfs_task *t = call->task;
+
+    list_remove(&call->of_task);
+    t->awaiting--;
+    t->b->calls--;
+    t->b->write_calls -= t->writes;
+}
+
+/* What can't be read is as good as lost, and so is all that comes after it. */
+static int call_done(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
+{
+    struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
+    struct nfs_task *t = call->task;
+    struct share_backend *b = t->b;
+    struct nfs_reply reply;
+    int lost = x ? 0 : status;
+
+    call_count_down(call);
+    if (x && status == 0)
+        lost = nfs_reply_decode(call->proc, x, &reply);
+    if (lost < 0) {
+        nfs_task_end(t, -ECONNRESET);
+    } else {
+        nfs_conn_heard(&b->conn);
+        if (status < 0)
+            nfs_task_end(t, status);
+        else if (t->op && !t->over && call->replied)
+            call->replied(t, call, &reply);
+    }
+    free(call);
+    nfs_task_settle(t);
+    if (lost == 0)
+        nfs_pump(b);
+    return lost;
+}
+
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied *replied)
+{
+    struct nfs_call *call = malloc(sizeof(*call));
 
     if (!call) {
         nfs_task_end(t, -ENOMEM);
         nfs_task_settle(t);
         return NULL;
     }
+    list_init(&call->of_task);
     call->task = t;
+    call->proc = proc;
     call->replied = replied;
+    call->at = call->n = 0;
+    nfs_rpc_begin(nfs_conn_rpc(&t->b->conn), &call->rpc, proc);
+    call->rpc.done = call_done;
     return call;
 }
 
-void nfs_call_sent(struct nfs_call *call, int rc)
+void nfs_call_send(struct nfs_call *call)
 {
     struct nfs_task *t = call->task;
+    int err = nfs_rpc_send(nfs_conn_rpc(&t->b->conn), &call->rpc);
 
-    if (rc < 0) {
+    if (err < 0) {
+        list_remove(&call->of_task);
         free(call);
-        nfs_task_end(t, -ENOMEM);
+        nfs_task_end(t, err);
         nfs_task_settle(t);
         return;
     }
@@ -187,29 +232,22 @@ void nfs_call_sent(struct nfs_call *call, int rc)
     t->b->write_calls += t->writes;
 }
 
-void nfs_call_cb(struct rpc_context *rpc, int status, void *data, void *arg)
+void nfs_task_let_go(struct nfs_task *t)
 {
-    struct nfs_call *call = arg;
-    struct nfs_task *t = call->task;
-    struct share_backend *b = t->b;
-    bool heard = status == RPC_STATUS_SUCCESS && data;
+    struct nfs_conn *c = &t->b->conn;
 
-    (void)rpc;
-    t->awaiting--;
-    b->calls--;
-    b->write_calls -= t->writes;
-    if (heard) {
-        nfs_conn_heard(&b->conn);
-        if (t->op && !t->over && call->replied)
-            call->replied(t, call, data);
-    } else {
-        nfs_task_end(t, -ECONNRESET);
-        nfs_conn_drop(&b->conn, -ECONNRESET); /* what can't be read is as good as lost */
+    t->op = NULL;
+    for (struct list *node; (node = list_pop_front(&t->payloads));) {
+        struct nfs_call *call = LIST_ENTRY(node, struct nfs_call, of_task);
+        int unsent = nfs_rpc_payload_gone(nfs_conn_rpc(c), &call->rpc);
+
+        if (unsent > 0) {
+            call_count_down(call);
+            free(call);
+        } else if (unsent < 0) {
+            nfs_conn_drop(c, unsent);
+        }
     }
-    free(call);
-    nfs_task_settle(t);
-    if (heard)
-        nfs_pump(b);
 }
 
 /* Reading goes first, but a write that has begun is not to wait for ever. */

@@ -20,11 +20,15 @@ struct nfs_task;
 struct nfs_call;
 /* Sends one request with nfs_call_new's and nfs_call_sent's help. */
 typedef void nfs_step(struct nfs_task *t);
-/* res: the reply's body, gone when this returns. */
-typedef void nfs_replied(struct nfs_task *t, const struct nfs_call *call, const void *res);
+/* r: gone when this returns. */
+typedef void nfs_replied(struct nfs_task *t, const struct nfs_call *call,
+                         const struct nfs_reply *r);
 
 struct nfs_call {
+    struct nfs_rpc_call rpc;
+    struct list of_task; /* while its bytes are the operation's */
     struct nfs_task *task;
+    enum nfs_proc proc;
     nfs_replied *replied;
     uint64_t at; /* READ, WRITE: which bytes of the file */
     uint32_t n;
@@ -39,6 +43,7 @@ struct nfs_task {
     bool over;           /* status says how; replies only count down */
     int status;
     unsigned awaiting, attempts, turns;
+    struct list payloads; /* of nfs_call.of_task */
     bool writes;
     uint8_t bucket;
     /* Of this attempt. */
@@ -48,9 +53,9 @@ struct nfs_task {
     uint64_t at, moved; /* bytes of the file: asked for, and replied to */
     uint32_t chunk;     /* bytes of one request */
     bool verifier_known, verifier_changed;
-    writeverf3 verifier;
+    uint8_t verifier[NFS_VERIFIER_BYTES];
     uint64_t cookie;
-    cookieverf3 cookie_verifier;
+    uint8_t cookie_verifier[NFS_VERIFIER_BYTES];
     struct share_lister lister;
     uint32_t pages, blank; /* LIST: requests made; files without attributes, up to which */
 };
@@ -84,10 +89,11 @@ void nfs_task_end(struct nfs_task *t, int status);
 void nfs_tasks_fail(struct share_backend *b, int error);
 /* NULL: the task was ended with -ENOMEM. replied (may be NULL) runs when somebody still wants it.
  */
-struct nfs_call *nfs_call_new(struct nfs_task *t, nfs_replied *replied);
-/* rc: what libnfs said of the call. The task may be gone when this returns. */
-void nfs_call_sent(struct nfs_call *call, int rc);
-void nfs_call_cb(struct rpc_context *rpc, int status, void *data, void *arg);
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied *replied);
+/* Its arguments were put into call->rpc.out. The task may be gone when this returns. */
+void nfs_call_send(struct nfs_call *call);
+/* The operation was given up: its memory is its owner's again when this returns. */
+void nfs_task_let_go(struct nfs_task *t);
 /* When nothing of the task is awaited and it is over, or given up. */
 void nfs_task_settle(struct nfs_task *t);
 void nfs_task_begin(struct nfs_task *t);
@@ -106,16 +112,13 @@ void nfs_folders_forget(struct share_backend *b);
 void nfs_folder_stale(struct nfs_task *t);
 /* What a folder that was removed says of what was in it is no answer: -ESTALE for such a -ENOENT.
  */
-int nfs_missing_errno(int err, const struct post_op_attr *folder);
-struct nfs_fh3 nfs_fh(struct nfs_handle *h);
-struct diropargs3 nfs_in_bucket(struct nfs_task *t, const char *name);
+int nfs_missing_errno(int err, const struct nfs_attributes *folder);
 
 /* ---- what the verbs do in their bucket ---- */
 
 /* nfs_file.c: FIND, READ, WRITE and TOUCH look the file up first. */
 void nfs_look_step(struct nfs_task *t);
 void nfs_remove_step(struct nfs_task *t);
-uint64_t nfs_time_ns(const struct nfstime3 *time);
 /* Bytes of one request when `all` go in requests of at most `max`, all about as long. */
 uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max);
 /* nfs_write.c: WRITE when the file is not there, and CHECK, in the root and in bucket 0. */

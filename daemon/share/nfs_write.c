@@ -7,20 +7,21 @@
 void nfs_unlink_temp_step(struct nfs_task *t)
 {
     struct nfs_call *call;
-    REMOVE3args args = {.object = nfs_in_bucket(t, t->temp)};
 
     t->temp_made = false; /* what can't be removed is the garbage collection's */
-    call = nfs_call_new(t, NULL);
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_remove_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    call = nfs_call_new(t, NFS_REMOVE, NULL);
+    if (!call)
+        return;
+    nfs_put_place(&call->rpc.out, &t->folder, t->temp);
+    nfs_call_send(call);
 }
 
 /* ---- its name ---- */
 
-static void renamed_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void renamed_reply(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
-    int err = nfs_status_errno(((const RENAME3res *)res)->status);
+    int err = nfs_status_errno(r->status);
 
     (void)call;
     if (err == 0)
@@ -34,18 +35,19 @@ static void renamed_reply(struct nfs_task *t, const struct nfs_call *call, const
 
 static void rename_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, renamed_reply);
-    RENAME3args args = {.from = nfs_in_bucket(t, t->temp), .to = nfs_in_bucket(t, t->op->name)};
+    struct nfs_call *call = nfs_call_new(t, NFS_RENAME, renamed_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_rename_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_place(&call->rpc.out, &t->folder, t->temp);
+    nfs_put_place(&call->rpc.out, &t->folder, t->op->name);
+    nfs_call_send(call);
 }
 
 /* ---- its bytes ---- */
 
 /* Another verifier than before: the server was restarted, and may have lost what it held. */
-static void verifier_check(struct nfs_task *t, const writeverf3 verifier)
+static void verifier_check(struct nfs_task *t, const uint8_t verifier[NFS_VERIFIER_BYTES])
 {
     if (!t->verifier_known)
         memcpy(t->verifier, verifier, sizeof(t->verifier));
@@ -54,16 +56,15 @@ static void verifier_check(struct nfs_task *t, const writeverf3 verifier)
     t->verifier_known = true;
 }
 
-static void committed_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void committed_reply(struct nfs_task *t, const struct nfs_call *call,
+                            const struct nfs_reply *r)
 {
-    const COMMIT3res *committed = res;
-
     (void)call;
-    if (committed->status != NFS3_OK) {
-        nfs_task_end(t, nfs_status_errno(committed->status));
+    if (r->status != NFS_OK) {
+        nfs_task_end(t, nfs_status_errno(r->status));
         return;
     }
-    verifier_check(t, committed->COMMIT3res_u.resok.verf);
+    verifier_check(t, r->verifier);
     if (t->verifier_changed)
         nfs_task_end(t, -ECONNRESET);
     else
@@ -72,12 +73,12 @@ static void committed_reply(struct nfs_task *t, const struct nfs_call *call, con
 
 static void commit_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, committed_reply);
-    COMMIT3args args = {.file = nfs_fh(&t->file)};
+    struct nfs_call *call = nfs_call_new(t, NFS_COMMIT, committed_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_commit_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_commit(&call->rpc.out, &t->file);
+    nfs_call_send(call);
 }
 
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n);
@@ -91,68 +92,44 @@ static void all_written(struct nfs_task *t)
         nfs_task_next(t, t->op->sync ? commit_step : rename_step);
 }
 
-static void written_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void written_reply(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
-    const WRITE3res *written = res;
-    const WRITE3resok *ok = &written->WRITE3res_u.resok;
-
-    if (written->status != NFS3_OK) {
-        nfs_task_end(t, nfs_status_errno(written->status));
+    if (r->status != NFS_OK) {
+        nfs_task_end(t, nfs_status_errno(r->status));
         return;
     }
-    if (ok->count == 0 || ok->count > call->n) {
+    if (r->count == 0 || r->count > call->n) {
         nfs_task_end(t, -EPROTO);
         return;
     }
-    verifier_check(t, ok->verf);
-    t->moved += ok->count;
-    if (ok->count < call->n)
-        write_send(t, call->at + ok->count, call->n - ok->count);
+    verifier_check(t, r->verifier);
+    t->moved += r->count;
+    if (r->count < call->n)
+        write_send(t, call->at + r->count, call->n - r->count);
     else if (t->moved == share_op_file_bytes(t->op))
         all_written(t);
 }
 
-static int write_call(struct nfs_task *t, struct nfs_call *call, char *bytes)
-{
-    WRITE3args args = {.file = nfs_fh(&t->file),
-                       .offset = call->at,
-                       .count = call->n,
-                       .stable = UNSTABLE,
-                       .data = {call->n, bytes}};
-
-    return rpc_nfs3_write_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call);
-}
-
-/* Bytes that the header is among: libnfs wants them in one piece, of which it makes a copy. */
-static int write_head_call(struct nfs_task *t, struct nfs_call *call)
-{
-    uint32_t head = BLOCK_FILE_HEADER_BYTES - (uint32_t)call->at;
-    char *bytes = malloc(call->n);
-    int rc;
-
-    if (!bytes)
-        return -1;
-    head = head < call->n ? head : call->n;
-    memcpy(bytes, t->op->header + call->at, head);
-    memcpy(bytes + head, t->op->data, call->n - head);
-    rc = write_call(t, call, bytes);
-    free(bytes);
-    return rc;
-}
-
+/* Bytes of the file go out from where they lie: they are the server's until it has answered. */
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n)
 {
-    struct nfs_call *call = nfs_call_new(t, written_reply);
-    int rc;
+    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, written_reply);
+    uint64_t head = at < BLOCK_FILE_HEADER_BYTES ? BLOCK_FILE_HEADER_BYTES - at : 0;
 
     if (!call)
         return;
     call->at = at;
     call->n = n;
-    rc = at < BLOCK_FILE_HEADER_BYTES
-             ? write_head_call(t, call)
-             : write_call(t, call, (char *)t->op->data + (at - BLOCK_FILE_HEADER_BYTES));
-    nfs_call_sent(call, rc);
+    head = head < n ? head : n;
+    if (head > 0)
+        call->rpc.payload[0] = (struct iovec){t->op->header + at, head};
+    if (n > head)
+        call->rpc.payload[1] = (struct iovec){
+            (uint8_t *)t->op->data + (at + head - BLOCK_FILE_HEADER_BYTES), n - head};
+    list_push_back(&t->payloads, &call->of_task);
+    nfs_put_write(&call->rpc.out, &t->file, at, n, false);
+    nfs_call_send(call);
 }
 
 static void write_data_step(struct nfs_task *t)
@@ -168,33 +145,30 @@ static void write_data_step(struct nfs_task *t)
 
 /* ---- does the root take writes, and what time is it there? ---- */
 
-static void time_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void time_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const GETATTR3res *got = res;
-
     (void)call;
-    if (got->status == NFS3_OK)
-        t->op->now_ns = nfs_time_ns(&got->GETATTR3res_u.resok.obj_attributes.mtime);
-    nfs_task_end(t, nfs_status_errno(got->status));
+    if (r->status == NFS_OK)
+        t->op->now_ns = r->attributes.mtime_ns;
+    nfs_task_end(t, nfs_status_errno(r->status));
 }
 
 static void time_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, time_reply);
-    GETATTR3args args = {.object = nfs_fh(&t->file)};
+    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, time_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_getattr_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_handle(&call->rpc.out, &t->file);
+    nfs_call_send(call);
 }
 
-static void probe_written_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void probe_written_reply(struct nfs_task *t, const struct nfs_call *call,
+                                const struct nfs_reply *r)
 {
-    const WRITE3res *written = res;
-
     (void)call;
-    if (written->status != NFS3_OK)
-        nfs_task_end(t, nfs_status_errno(written->status));
+    if (r->status != NFS_OK)
+        nfs_task_end(t, nfs_status_errno(r->status));
     else
         nfs_task_next(t, time_step);
 }
@@ -202,24 +176,20 @@ static void probe_written_reply(struct nfs_task *t, const struct nfs_call *call,
 /* A full server says so when bytes come, not when the file is made. */
 static void probe_write_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, probe_written_reply);
-    WRITE3args args = {.file = nfs_fh(&t->file),
-                       .count = sizeof(t->temp),
-                       .stable = FILE_SYNC,
-                       .data = {sizeof(t->temp), t->temp}};
+    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, probe_written_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_write_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_write(&call->rpc.out, &t->file, 0, sizeof(t->temp), true);
+    nfs_xdr_put_bytes(&call->rpc.out, t->temp, sizeof(t->temp));
+    nfs_call_send(call);
 }
 
-static void root_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void root_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
-    const GETATTR3res *got = res;
-
     (void)call;
-    if (got->status != NFS3_OK)
-        nfs_task_end(t, nfs_status_errno(got->status));
+    if (r->status != NFS_OK)
+        nfs_task_end(t, nfs_status_errno(r->status));
     else if (t->op->sync)
         nfs_task_next(t, nfs_folder_step);
     else
@@ -228,12 +198,12 @@ static void root_reply(struct nfs_task *t, const struct nfs_call *call, const vo
 
 void nfs_check_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, root_reply);
-    GETATTR3args args = {.object = nfs_fh(&t->b->conn.root)};
+    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, root_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_getattr_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_handle(&call->rpc.out, &t->b->conn.root);
+    nfs_call_send(call);
 }
 
 /* ---- a file of its own ---- */
@@ -249,16 +219,13 @@ static void fill(struct nfs_task *t)
     nfs_task_next(t, write_data_step);
 }
 
-static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
-    const LOOKUP3res *found = res;
-    const nfs_fh3 *file = &found->LOOKUP3res_u.resok.object;
-
     (void)call;
-    if (found->status != NFS3_OK)
-        nfs_task_end(t, found->status == NFS3ERR_NOENT ? -ESTALE : nfs_status_errno(found->status));
-    else if (!nfs_handle_set(&t->file, file->data.data_val, file->data.data_len))
-        nfs_task_end(t, -EPROTO);
+    t->file = r->handle;
+    if (r->status != NFS_OK)
+        nfs_task_end(t, r->status == NFS_ERR_NOENT ? -ESTALE : nfs_status_errno(r->status));
     else
         fill(t);
 }
@@ -266,32 +233,27 @@ static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call, co
 /* For servers that don't tell the new file's handle. */
 static void temp_find_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, temp_found_reply);
-    LOOKUP3args args = {.what = nfs_in_bucket(t, t->temp)};
+    struct nfs_call *call = nfs_call_new(t, NFS_LOOKUP, temp_found_reply);
 
-    if (call)
-        nfs_call_sent(call,
-                      rpc_nfs3_lookup_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    if (!call)
+        return;
+    nfs_put_place(&call->rpc.out, &t->folder, t->temp);
+    nfs_call_send(call);
 }
 
-static void created_reply(struct nfs_task *t, const struct nfs_call *call, const void *res)
+static void created_reply(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
-    const CREATE3res *created = res;
-    const post_op_fh3 *obj = &created->CREATE3res_u.resok.obj;
-    const nfs_fh3 *file = &obj->post_op_fh3_u.handle;
-
     (void)call;
-    if (created->status == NFS3ERR_EXIST) { /* -EEXIST would say that the part is there */
+    t->file = r->handle;
+    if (r->status == NFS_ERR_EXIST) { /* -EEXIST would say that the part is there */
         t->temp_made = false;
         nfs_task_end(t, -EIO);
-    } else if (created->status != NFS3_OK) {
+    } else if (r->status != NFS_OK) {
         t->temp_made = false;
-        nfs_task_end(t, created->status == NFS3ERR_NOENT ? -ESTALE
-                                                         : nfs_status_errno(created->status));
-    } else if (!obj->handle_follows) {
+        nfs_task_end(t, r->status == NFS_ERR_NOENT ? -ESTALE : nfs_status_errno(r->status));
+    } else if (r->handle.n == 0) {
         nfs_task_next(t, temp_find_step);
-    } else if (!nfs_handle_set(&t->file, file->data.data_val, file->data.data_len)) {
-        nfs_task_end(t, -EPROTO);
     } else {
         fill(t);
     }
@@ -299,13 +261,12 @@ static void created_reply(struct nfs_task *t, const struct nfs_call *call, const
 
 void nfs_create_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, created_reply);
-    CREATE3args args = {.how.mode = GUARDED, .how.createhow3_u.g_obj_attributes.mode = {1, {0600}}};
+    struct nfs_call *call = nfs_call_new(t, NFS_CREATE, created_reply);
 
     if (!call)
         return;
     share_temp_next(&t->b->temps, t->temp);
     t->temp_made = true;
-    args.where = nfs_in_bucket(t, t->temp);
-    nfs_call_sent(call, rpc_nfs3_create_async(nfs_conn_rpc(&t->b->conn), nfs_call_cb, &args, call));
+    nfs_put_create(&call->rpc.out, &t->folder, t->temp);
+    nfs_call_send(call);
 }

@@ -79,8 +79,6 @@ static int file_read(struct share_op *op, int folder)
         err = -errno;
     else
         err = file_fits(op, &st) ? file_move(fd, op, false) : -EBADMSG;
-    if (err == 0)
-        op->mtime_ns = mtime_ns(&st);
     close(fd); /* nothing was written: it can't lose anything */
     if (err == 0)
         err = share_op_verify(op);

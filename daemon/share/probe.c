@@ -28,8 +28,8 @@ struct probe {
     struct share *share;
     struct share_probe *asker;
     struct deadline deadline;
-    struct list finds;                /* under way, of find.link */
-    share_roots_mask asked, answered; /* roots */
+    struct list finds;                       /* under way, of find.link */
+    share_roots_mask asked, begun, answered; /* roots: may be asked, were, and said something */
     uint32_t lo, hi, next;
     bool chain, over;
     struct slot slots[PROBE_WAVE];
@@ -183,6 +183,7 @@ static int find_begin(struct probe *p, uint32_t slot, uint32_t root, const struc
         return err;
     }
     s->settings.metrics->share_probe_finds++;
+    p->begun |= 1u << root;
     list_push_back(&p->finds, &f->link);
     return 0;
 }
@@ -326,12 +327,12 @@ static bool probe_step(struct probe *p)
 static void roots_tell(const struct probe *p, bool late)
 {
     for (uint32_t i = 0; i < p->share->n; i++) {
-        bool answered = p->answered >> i & 1;
+        bool answered = p->answered >> i & 1, begun = p->begun >> i & 1;
 
         if (p->asked >> i & 1)
-            share_root_lookup_ended(p->share->roots[i], answered ? SHARE_LOOKUP_ANSWERED
-                                                        : late   ? SHARE_LOOKUP_LATE
-                                                                 : SHARE_LOOKUP_LEFT);
+            share_root_lookup_ended(p->share->roots[i], answered        ? SHARE_LOOKUP_ANSWERED
+                                                        : late && begun ? SHARE_LOOKUP_LATE
+                                                                        : SHARE_LOOKUP_LEFT);
     }
 }
 
@@ -451,9 +452,4 @@ void share_probe_cancel(struct share *s, struct share_probe *asker)
         return;
     asker->op = NULL;
     probe_free(p, false);
-}
-
-uint32_t share_probes_busy(const struct share *s)
-{
-    return s->n_probes;
 }

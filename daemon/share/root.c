@@ -177,8 +177,10 @@ static void backend_done_cb(struct share_op *op, int status)
     struct share_root *r = t->root;
     bool late = t->state == SHARE_TASK_LATE;
 
-    if (!task_own(t))
+    if (!task_own(t)) {
         r->begun[t->class]--;
+        r->late -= late;
+    }
     r->heard_ms = now_of(r);
     if (!late) {
         t->state = SHARE_TASK_ENDING; /* who is flushed in between can't take it back */
@@ -204,9 +206,16 @@ void root_begin(struct share_root *r, struct share_task *t)
 /* The backend has it, and can't give it back: it is told now and released when that is over. */
 static void task_late(struct share_task *t)
 {
+    t->root->late += !task_own(t);
     t->status = -ETIMEDOUT;
     if (t->done_cb)
         t->done_cb(t, -ETIMEDOUT);
+}
+
+/* Threads that hang are all it has: few of them are told of too rarely to open the breaker. */
+static bool stands_still(const struct share_root *r)
+{
+    return r->late > 0 && r->late == begun_all(r);
 }
 
 static void deadline_cb(struct deadline *d)
@@ -217,6 +226,11 @@ static void deadline_cb(struct deadline *d)
 
     if (t->state == SHARE_TASK_QUEUED) {
         task_unqueue(t);
+        t->state = SHARE_TASK_ENDING;
+        if (stands_still(r)) {
+            root_count(r, t, -ETIMEDOUT);
+            root_judge(r, t, -ETIMEDOUT);
+        }
         task_end(t, -ETIMEDOUT, true);
         root_pump(r);
         return;

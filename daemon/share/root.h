@@ -47,6 +47,12 @@ struct share_task {
     } state;
 };
 
+/* In done_cb: released_cb does not follow at once, the backend can't let go of the memory yet. */
+static inline bool share_task_late(const struct share_task *t)
+{
+    return t->state == SHARE_TASK_LATE;
+}
+
 #define SHARE_TARGET_SHOWN 256
 
 struct share_root_config {
@@ -76,8 +82,9 @@ struct share_root {
     int writes_status;                                    /* why not: -ENOSPC, -EROFS, ...; 0 */
     struct list queue[SHARE_CLASSES];                     /* of share_task.link */
     uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES]; /* begun: LATE ones too */
-    uint64_t store_bytes;                                 /* of writes that are queued or begun */
-    uint64_t heard_ms; /* when it last answered, or was given a lookup while it had none */
+    uint32_t late;
+    uint64_t store_bytes; /* of writes that are queued or begun */
+    uint64_t heard_ms;    /* when it last answered, or was given a lookup while it had none */
     bool refused[SHARE_CLASSES], stopped;
 
     struct share_task check; /* the breaker's */

@@ -225,13 +225,17 @@ int share_purge(struct share *s, struct share_purge *p)
 {
     struct share_root *roots[SHARE_MAX_ROOTS];
     uint32_t n = 0;
+    int err;
 
     if (s->stopped)
         return -ECANCELED;
     for (uint32_t i = 0; i < s->n; i++)
         if (!s->roots[i]->config.read_only)
             roots[n++] = s->roots[i];
-    return n == 0 ? -EROFS : gc_purge(roots, n, &s->purges, p);
+    err = n == 0 ? -EROFS : gc_purge(roots, n, &s->purges, p);
+    if (err == 0)
+        s->seed++; /* what was there until now is no answer any more */
+    return err;
 }
 
 void share_purge_cancel(struct share *s, struct share_purge *p)

@@ -57,7 +57,8 @@ struct share_io {
     share_root root;
     share_root promote; /* out, of a read: the part deserves a place on this root too, or 0 */
     /* The answer, by the deadline at the latest. 0; -ENOENT (read: nowhere, or not to be trusted);
-     * -EEXIST is told as 0; -ETIMEDOUT, -EIO, ...: the root's. A write that ends with an error may
+     * -EEXIST is told as 0; -EBUSY (read): a root that may have it is asked too much already;
+     * -ETIMEDOUT, -EIO, ...: the root's. A write that ends with an error may
      * leave the whole file all the same, never a part of it. */
     void (*done_cb)(struct share_io *io, int status);
     /* Nobody touches `data` or `io` any more. After done_cb; at once in most cases, late when a

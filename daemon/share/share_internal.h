@@ -43,7 +43,7 @@ struct share {
     struct memo answers, reads;
     struct list probes; /* of probe.c: not told yet */
     struct list purges; /* of gc_purge.h */
-    uint32_t n_probes, n_errands;
+    uint32_t n_probes;
     void (*ready_cb)(void *ctx);
     void *ready_ctx;
 };
@@ -58,6 +58,7 @@ int share_new(const struct share_settings *settings, struct share **out);
 
 /* What answers about a part are remembered by. */
 uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32_t root);
+/* That it is there is not remembered while a namespace is purged. */
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms);
 enum share_known { SHARE_KNOWN_NOT, SHARE_KNOWN_FOUND, SHARE_KNOWN_MISSING };
@@ -76,9 +77,5 @@ share_root share_promotion(struct share *s, const struct block_file_id *id, uint
 /* Best effort, in the background: REMOVE or TOUCH. 0 or -errno of the root. */
 int share_errand(struct share *s, uint32_t root, enum share_verb verb,
                  const struct block_file_id *id, uint64_t bytes);
-
-/* probe.c */
-
-uint32_t share_probes_busy(const struct share *s);
 
 #endif

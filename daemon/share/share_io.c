@@ -14,6 +14,7 @@ struct share_move {
     struct share_io *io;
     uint8_t roots[SHARE_MAX_ROOTS]; /* to be asked, in this order */
     uint32_t n, at;
+    uint64_t deadline_ms;
     int status; /* the worst so far */
     bool told;
 };
@@ -38,7 +39,6 @@ static void errand_released_cb(struct share_task *t)
     /* What could not be removed stands in the way of who writes it anew. */
     if (t->op.verb == SHARE_REMOVE && (t->status == 0 || t->status == -ENOENT))
         share_remember(e->share, &t->op.id, e->root, false, e->share->settings.negative_ms);
-    e->share->n_errands--;
     free(e);
 }
 
@@ -62,8 +62,6 @@ int share_errand(struct share *s, uint32_t root, enum share_verb verb,
     err = share_root_submit(s->roots[root], &e->task);
     if (err < 0)
         free(e);
-    else
-        s->n_errands++;
     return err;
 }
 
@@ -99,12 +97,21 @@ static uint32_t root_of(const struct share_move *m)
     return m->roots[m->at];
 }
 
+/* A root that hangs leaves those behind it half of the time. */
+static uint64_t turn_until_ms(const struct share_move *m)
+{
+    bool last = m->io->write || m->at + 1 == m->n;
+
+    return last ? m->deadline_ms : m->deadline_ms - (m->deadline_ms - now_of(m->share)) / 2;
+}
+
 /* Asks the root whose turn it is, or one behind it. 0, or -errno of the last one. */
 static int move_begin(struct share_move *m)
 {
     int err = m->status;
 
-    for (; m->at < m->n; m->at++) {
+    for (; m->at < m->n && now_of(m->share) < m->deadline_ms; m->at++) {
+        m->task.deadline_ms = turn_until_ms(m);
         err = share_root_submit(m->share->roots[root_of(m)], &m->task);
         if (err == 0 || err == -EAGAIN)
             break;
@@ -122,12 +129,12 @@ static void move_end(struct share_move *m, int status)
     io->released_cb(io);
 }
 
-/* Late: the root can't let go of the memory yet. */
+/* The root can't let go of the memory yet, so no other one can be asked. */
 static void move_told_cb(struct share_task *t, int status)
 {
     struct share_move *m = t->owner;
 
-    if (status != -ETIMEDOUT)
+    if (!share_task_late(t))
         return;
     m->told = true;
     m->io->done_cb(m->io, status);
@@ -248,7 +255,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->n = io->write ? takers(s, io, m->roots) : readers(s, io, m->roots);
     m->task.owner = m;
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
-    m->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    m->deadline_ms = now_of(s) + s->settings.deadline_ms;
     m->task.done_cb = move_told_cb;
     m->task.released_cb = move_released_cb;
     m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,

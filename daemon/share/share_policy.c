@@ -25,7 +25,7 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
 {
     uint64_t now = now_of(s), tag = share_tag(s, id, root);
 
-    if (for_ms > 0)
+    if (for_ms > 0 && !(found && !list_empty(&s->purges)))
         memo_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
                  now + for_ms);
     else

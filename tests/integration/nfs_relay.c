@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #define PIECE_BYTES 65536
-#define LONG_BYTES 2900 /* a reply that has data */
-#define HEAD_BYTES 300  /* what may come before it */
 
 static struct sockaddr_in place(int port)
 {
@@ -77,7 +75,7 @@ static void damage(struct nfs_relay *r, uint8_t *bytes, size_t n)
 {
     unsigned every = atomic_load(&r->damage_every);
 
-    for (size_t i = HEAD_BYTES; every && n >= LONG_BYTES && i < n; i++)
+    for (size_t i = 0; every && i < n; i++)
         if (next_random(r) % every == 0)
             bytes[i] ^= (uint8_t)(1u << next_random(r) % 8);
 }

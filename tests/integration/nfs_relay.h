@@ -13,8 +13,7 @@
 struct nfs_relay {
     atomic_uint requests; /* from client to server, since the beginning */
     atomic_uint cut;      /* connections to be cut before it goes on */
-    /* Of the bytes of long replies, which are data, one in so many is changed; 0: none. What comes
-     * before them is left alone: on lengths that are none libnfs 4.0.0 reads beyond its buffer. */
+    /* Of the bytes of replies one in so many is changed, lengths and numbers too; 0: none. */
     atomic_uint damage_every;
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */

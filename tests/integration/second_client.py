@@ -156,8 +156,12 @@ class Client:
                 os.seteuid(0)
         self.input, self.output, self.answers, self.methods, self.progress, self.msgid = b"", b"", {}, {}, {}, 0
         daemon.clients.append(self)
-        if hello:
-            self.limits = self.call("hello", version_min=1, version_max=1, client="second")
+        try:
+            if hello:
+                self.limits = self.call("hello", version_min=1, version_max=1, client="second")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self):
         self.socket.close()

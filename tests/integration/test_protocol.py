@@ -233,6 +233,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
+            "share.collect": {},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1}}
@@ -257,7 +258,7 @@ class Requests(Case):
     def test_every_parameter_of_the_page(self):
         client, fd, good = self.good()
         self.assertEqual(sorted(good), sorted(PAGE.methods))
-        no_gpu = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND}
+        lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED}  # GPU, share
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
@@ -271,8 +272,8 @@ class Requests(Case):
                 client.methods[0] = method
                 client.send(frame(b"\x94\0\0" + pack(method) + twice), fds)
                 self.refused(INVALID, client.wait, 0)
-            if method in no_gpu:
-                self.refused(no_gpu[method], client.call, method, fds, **params)
+            if method in lacking:
+                self.refused(lacking[method], client.call, method, fds, **params)
             else:
                 client.call(method, fds, **params)
 

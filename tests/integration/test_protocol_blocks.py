@@ -354,6 +354,7 @@ class Blocks(Case):
         self.assertEqual((other.hits(mine, "a"), own.load("a", [0]), own.dump("ab", [0, 1])), (0, [MISS], [OK, OK]))
         for method in ("pin", "unpin"):
             self.refused(DENIED, other.call, method, ns=mine, keys=keys("a"))
+        self.refused(DENIED, other.call, "share.collect")
         self.assertEqual(len(other.call("ls", ns=mine)["blocks"]), 2)
         self.assertEqual(other.call("inspect", ns=mine, key=keys("a"))["complete"], True)
         listed = other.call("namespace.list")["namespaces"]

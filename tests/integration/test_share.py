@@ -5,87 +5,22 @@ what is not there any more, or is not what it should be, is a miss. The other ho
 
 import faulthandler
 import os
-import shutil
 import sys
-import tempfile
 import time
 import unittest
 
 try:
-    from second_client import DEMO, MISS, OK, Case, Client, Daemon, Region, keys
+    from second_client import MISS, OK, keys
+    from share_case import ABSENT, HEADER, IN_DRAM, ON_NVME, ON_SHARE, ShareCase
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 SUITE_TIMEOUT_S = 300
-ABSENT, IN_DRAM, ON_NVME, ON_SHARE = 0, 1, 2, 3
-HEADER = 64
 
 
-class Host:
-    """One daemon, a connection to it, a namespace and a region for each of its parts."""
-
-    def __init__(self, folder, identity, blocks, **options):
-        self.daemon = Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms",
-                                            "share.lookup_deadline": "2s", **options})
-        self.client = Client(self.daemon)
-        self.ns = self.client.open(identity)
-        self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]
-
-    def look(self, *names, **more):
-        return self.client.call("lookup", ns=self.ns, keys=keys(*names), shared=True, **more)
-
-    def tiers(self, *names):
-        return list(self.look(*names, each=True).get("status", b""))
-
-    def parts(self, name):
-        return self.client.call("inspect", ns=self.ns, key=keys(name))["parts"]
-
-    def metrics(self):
-        return self.client.call("stats")["metrics"]
-
-
-class Share(Case):
-    @classmethod
-    def setUpClass(cls):
-        pass
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
-
-    def setUp(self):
-        self.folder, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []
-
-    def tearDown(self):
-        statuses = [host.daemon.stop() for host in self.hosts]
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.assertEqual(set(statuses), {0})
-
-    def host(self, blocks=16, **options):
-        self.hosts.append(Host(self.folder, self.identity, blocks, **options))
-        return self.hosts[-1]
-
-    def files(self):
-        return sorted(os.path.join(at, name) for at, _, names in os.walk(self.folder) for name in names
-                      if not name.startswith(".") and os.path.basename(os.path.dirname(at)) == "blocks")
-
-    def stored(self, host, count):
-        """Blocks 0 to count of every region, dumped and written to the share; what they hold, by part."""
-        bytes_of = [[region.fill(block) for block in range(count)] for region in host.regions]
-        for region in host.regions:
-            self.assertEqual(set(region.dump(range(count), range(count))), {OK})
-        self.until(lambda: len(self.files()) == count * len(host.regions), "their writing")
-        self.until(lambda: all(part["shared"] == "ready" for name in range(count) for part in host.parts(name)))
-        return bytes_of
-
-    def loaded(self, host, count, bytes_of):
-        for region, blocks in zip(host.regions, bytes_of):
-            region.memory[:] = bytes(len(region.memory))
-            self.assertEqual(set(region.load(range(count), range(count))), {OK})
-            self.assertEqual([region.bytes(block) for block in range(count)], blocks)
-
+class Share(ShareCase):
     def test_what_one_host_stores_the_other_loads(self):
         one, other = self.host(), self.host()
         bytes_of = self.stored(one, 8)

@@ -5,6 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/share/nfs_conn.h"
+#include "daemon/share/nfs_status.h"
 
 #include <signal.h>
 
@@ -174,17 +175,17 @@ NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
     contract_do(c, SHARE_FIND, 2, NULL, 5000); /* its bucket is made */
     cr_assert_eq(contract_write(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS3ERR_JUKEBOX), 0, "asked again later");
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS3ERR_STALE), 0, "with fresh handles");
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS3ERR_ACCES), -EACCES);
-    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS3ERR_STALE), -ENOENT, "somebody removed it");
-    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS3ERR_IO), -EIO);
+    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_JUKEBOX), 0, "asked again later");
+    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_STALE), 0, "with fresh handles");
+    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_ACCES), -EACCES);
+    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS_ERR_STALE), -ENOENT, "somebody removed it");
+    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS_ERR_IO), -EIO);
     cr_assert_eq(told(c, SHARE_READ, 1, 1, 77777), -EIO);
     files = contract_files(c->folder);
-    cr_assert_eq(told(c, SHARE_WRITE, 2, CREATE, NFS3ERR_DQUOT), -EDQUOT);
-    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS3ERR_NOSPC), -ENOSPC);
+    cr_assert_eq(told(c, SHARE_WRITE, 2, CREATE, NFS_ERR_DQUOT), -EDQUOT);
+    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS_ERR_NOSPC), -ENOSPC);
     cr_assert_eq(contract_files(c->folder), files + 1, "made, though the server denied it");
-    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS3ERR_JUKEBOX), 0, "begun anew");
+    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS_ERR_JUKEBOX), 0, "begun anew");
     cr_assert_eq(contract_files(c->folder), files + 2);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
@@ -204,7 +205,8 @@ static int run_in_time(struct contract *c, struct contract_op *o)
     return -ETIMEDOUT;
 }
 
-/* What is delivered is right, whatever the server takes for the file's bytes. */
+/* What is delivered is right, whichever bytes of whichever replies are not: lengths, numbers,
+ * handles, data. */
 NFS_CASE(a_lying_server_delivers_nothing_wrong, begin_by_relay, end_by_relay)
 {
     static const enum share_verb verbs[] = {SHARE_READ, SHARE_WRITE, SHARE_FIND, SHARE_READ,

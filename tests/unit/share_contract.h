@@ -297,10 +297,12 @@ static inline void contract_read_while_renamed(struct contract *c)
     for (unsigned i = 0; i < 300; i++) {
         int status = contract_do(c, SHARE_READ, r.number, data, r.bytes);
         unsigned content = r.number + (data[0] != contract_byte(r.number, 0));
+        uint64_t right = 0;
 
         cr_assert(status == 0 || status == -ESTALE || status == -ENOENT, "%s", strerror(-status));
-        for (uint64_t at = 0; status == 0 && at < r.bytes; at++)
-            cr_assert_eq(data[at], contract_byte(content, at));
+        while (status == 0 && right < r.bytes && data[right] == contract_byte(content, right))
+            right++;
+        cr_assert(status != 0 || right == r.bytes, "byte %llu", (unsigned long long)right);
         whole += status == 0;
     }
     atomic_store(&r.stop, true);

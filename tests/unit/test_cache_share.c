@@ -364,6 +364,21 @@ Test(cache_share, a_dump_of_what_is_known_to_be_there_is_not_copied)
     drop(ref);
 }
 
+Test(cache_share, a_durable_dump_is_taken_though_a_share_has_it)
+{
+    struct cache_fill *f;
+    block_ref ref = shared_block(rig.one, 1);
+
+    cache_shared_doubt(rig.cache, ref, 0);
+    cr_assert_eq(claim(ref, 0, 0, SHARDS, &f), 0);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cache_fill_done(rig.cache, f, SHARDS, true);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    cache_shared_doubt(rig.cache, ref, 0);
+    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST);
+    drop(ref);
+}
+
 Test(cache_share, a_dump_of_what_is_only_presumed_is_taken_and_written)
 {
     block_ref ref = note(rig.one, 1, 1, false);
@@ -530,6 +545,21 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     cr_expect(cache_purge_kept(&p));
     cr_expect_eq(p.share_status, -ETIMEDOUT);
     cache_purge_end(rig.cache, &p);
+}
+
+Test(cache_share, what_was_found_before_it_was_purged_does_not_come_back)
+{
+    struct cache_purge p = {.done_cb = purged_cb};
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
+    key_of(1, key);
+    cache_shared_note(rig.cache, rig.one, key, 1, false);
+    cr_expect_eq(find(rig.one, 1), 0u);
+    rig.tier.naming->done(rig.tier.naming, 0);
+    share.purge->done_cb(share.purge, 0, 1);
+    cache_purge_end(rig.cache, &p);
+    cr_expect_neq(note(rig.one, 1, 1, false), 0u);
 }
 
 /* ---- blocks that lie on a share only ---- */

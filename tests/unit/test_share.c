@@ -152,6 +152,39 @@ Test(share, a_hung_root_is_told_of_in_time_and_the_slot_kept_until_it_lets_go)
     cr_assert(rig_run(&p.released, 1000));
 }
 
+Test(share, a_hung_root_leaves_time_for_those_behind_it)
+{
+    struct part p;
+    uint64_t from;
+
+    open_roots(3, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[2], 3);
+    rig.servers[0].hangs = rig.servers[1].hangs = true;
+    from = uv_now(&rig.loop);
+    cr_assert_eq(load(&p, 3, 1), 0);
+    cr_assert_eq(p.io.root, 3);
+    cr_assert_leq(uv_now(&rig.loop) - from, 200);
+    cr_assert_eq(load(&p, 4, 1), -ETIMEDOUT, "one of those that hang might have it");
+    cr_assert_leq(uv_now(&rig.loop) - from, 450);
+}
+
+/* No other root is let write to memory that a thread may still write to. */
+Test(share, a_root_that_keeps_the_memory_ends_the_read)
+{
+    struct part p;
+
+    open_roots(2, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[1], 3);
+    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    cr_assert_eq(submit(&p, false, 3, 1), 0);
+    cr_assert(rig_run(&p.told, 1000));
+    cr_assert_eq(p.status, -ETIMEDOUT);
+    cr_assert_not(rig_run(&p.released, 250));
+    cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
+    rig_let_go(&rig.servers[0]);
+    cr_assert(rig_run(&p.released, 1000));
+}
+
 Test(share, a_damaged_file_is_a_miss_removed_and_written_anew)
 {
     struct part p;

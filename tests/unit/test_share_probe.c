@@ -252,6 +252,56 @@ Test(share_probe, lookups_leave_a_root_alone_that_is_always_late)
     cr_assert_eq(prefix_of(0, 2, 200), 2);
 }
 
+/* One that was asked nothing, as its answer is known, has not been late. */
+Test(share_probe, a_root_that_is_not_asked_is_not_slow)
+{
+    struct share_settings s = settings_of(2);
+
+    open_with(&s);
+    put(0, 0, 0);
+    rig.servers[1].latency_ms = 60;
+    for (uint32_t i = 0; i < 16; i++) {
+        struct block_file_id id = rig_id(100 + i);
+
+        if (i == 8)
+            rig_run(NULL, 700);
+        share_remember(share, &id, 0, false, 60000);
+        if (ask(100 + i, 1, false, 15) == 0)
+            rig_run(&done, 100);
+    }
+    cr_assert_not(breaker_closed(&share->roots[1]->lookups));
+    cr_assert(breaker_closed(&share->roots[0]->lookups));
+}
+
+static bool purge_over;
+
+static void purged_cb(struct share_purge *p, int status, uint64_t files)
+{
+    (void)p;
+    cr_assert_eq(status, 0);
+    cr_assert_eq(files, 0, "the listings of these servers are empty");
+    purge_over = true;
+}
+
+Test(share_probe, what_was_there_before_a_purge_is_asked_for_again)
+{
+    struct share_settings s = settings_of(1);
+    struct share_purge purge = {.done_cb = purged_cb};
+
+    open_with(&s);
+    put(0, 0, 50);
+    cr_assert_eq(prefix_of(0, 50, 200), 50);
+    memset(purge.fingerprint, 0xf0, sizeof(purge.fingerprint));
+    purge_over = false;
+    cr_assert_eq(share_purge(share, &purge), 0);
+    cr_assert_eq(ask(0, 50, false, 200), 0);
+    cr_assert(rig_run(&done, 2000));
+    cr_assert_eq(probe.prefix, 50, "it is not gone yet");
+    cr_assert(rig_run(&purge_over, 2000));
+    put(0, 0, 0);
+    cr_assert_eq(prefix_of(0, 50, 200), 0);
+}
+
 Test(share_probe, each_key_by_itself)
 {
     struct share_settings s = settings_of(1);

@@ -152,6 +152,23 @@ Test(share_root, a_root_that_hangs_holds_no_more_than_its_depth)
         cr_assert(items[i].released);
 }
 
+Test(share_root, few_threads_that_all_hang_close_it_too)
+{
+    struct item items[8];
+
+    root->config.depth = 2;
+    server->hangs = server->stuck = true;
+    for (unsigned i = 0; i < 8; i++)
+        cr_assert_eq(submit(&items[i], SHARE_READ, SHARE_LOAD, i, 20 + i), 0);
+    rig_run(NULL, 100);
+    cr_assert_eq(share_root_health(root), SHARE_DOWN);
+    for (unsigned i = 0; i < 8; i++)
+        cr_assert(items[i].told, "%u", i);
+    rig_let_go(server);
+    rig_run(NULL, 20);
+    cr_assert(items[0].released);
+}
+
 Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
 {
     static struct item items[40];

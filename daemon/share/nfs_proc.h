@@ -1,0 +1,89 @@
+/* What is asked of an NFS server (RFC 1813), its mountd and its portmapper (RFC 1833), and what
+ * they answer: arguments into a request, results out of a reply. Nothing of a reply is believed:
+ * every length in it is compared with what is there and with what the protocol allows. Pure
+ * functions, any thread. */
+#ifndef UCMD_SHARE_NFS_PROC_H
+#define UCMD_SHARE_NFS_PROC_H
+
+#include "daemon/share/nfs_xdr.h"
+
+#define NFS_HANDLE_BYTES 64u
+#define NFS_VERIFIER_BYTES 8u
+#define NFS_NAME_CAP 256
+
+enum nfs_proc {
+    NFS_GETATTR,
+    NFS_SETATTR,
+    NFS_LOOKUP,
+    NFS_READ,
+    NFS_WRITE,
+    NFS_CREATE,
+    NFS_MKDIR,
+    NFS_REMOVE,
+    NFS_RENAME,
+    NFS_READDIRPLUS,
+    NFS_FSINFO,
+    NFS_COMMIT,
+    NFS_MOUNT_MNT,
+    NFS_GETPORT, /* the portmapper's */
+    NFS_PROCS
+};
+
+enum nfs_type { NFS_TYPE_FILE = 1, NFS_TYPE_FOLDER = 2 };
+
+struct nfs_handle {
+    uint32_t n; /* 0: none */
+    uint8_t bytes[NFS_HANDLE_BYTES];
+};
+
+struct nfs_attributes {
+    bool known;
+    uint32_t type, links; /* of enum nfs_type, or something else */
+    uint64_t bytes, mtime_ns;
+};
+
+/* One for all procedures; what a reply does not have is zero. */
+struct nfs_reply {
+    uint32_t status; /* nfs_status.h */
+    struct nfs_attributes attributes;
+    struct nfs_attributes folder;         /* that the name is in, or that was read */
+    struct nfs_handle handle;             /* LOOKUP and MNT with 0: there is one */
+    uint32_t count;                       /* READ, WRITE */
+    uint8_t verifier[NFS_VERIFIER_BYTES]; /* WRITE, COMMIT, READDIRPLUS */
+    uint32_t read_bytes, write_bytes;     /* FSINFO */
+    uint32_t port;                        /* GETPORT */
+    struct nfs_xdr entries;               /* READDIRPLUS: for nfs_entry_next */
+};
+
+struct nfs_entry {
+    char name[NFS_NAME_CAP]; /* "" for one that is too long, or has a zero in it */
+    uint64_t cookie;
+    struct nfs_attributes attributes;
+};
+
+/* Program, version and number. */
+void nfs_put_proc(struct nfs_xdr_out *o, enum nfs_proc proc);
+
+void nfs_put_handle(struct nfs_xdr_out *o, const struct nfs_handle *h); /* GETATTR, FSINFO */
+void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder,
+                   const char *name); /* LOOKUP, REMOVE; RENAME: two of them */
+void nfs_put_touch(struct nfs_xdr_out *o, const struct nfs_handle *file); /* SETATTR */
+void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n);
+/* All but the bytes themselves and their padding, which follow. */
+void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n,
+                   bool sync);
+void nfs_put_create(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
+void nfs_put_mkdir(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
+void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
+                         const uint8_t verifier[NFS_VERIFIER_BYTES], uint32_t names_bytes,
+                         uint32_t page_bytes);
+void nfs_put_commit(struct nfs_xdr_out *o, const struct nfs_handle *file);
+void nfs_put_getport(struct nfs_xdr_out *o); /* of mountd */
+
+/* x: what follows an accepted reply's header. READ: x may end before the bytes. 0; -EPROTO: it is
+ * no reply of that procedure, and nothing of `out` may be used. */
+int nfs_reply_decode(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *out);
+/* The next one: 1; or 0: that was all, and *last says whether the folder has no more. */
+int nfs_entry_next(struct nfs_xdr *entries, struct nfs_entry *out, bool *last);
+
+#endif
