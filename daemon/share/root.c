@@ -70,8 +70,7 @@ static bool class_may_begin(const struct share_root *r, enum share_class class)
     case SHARE_LOAD:
         return all < rest;
     case SHARE_STORE:
-        return all < rest && r->queued[SHARE_LOAD] == 0 &&
-               r->begun[SHARE_STORE] < stores_max(r);
+        return all < rest && r->queued[SHARE_LOAD] == 0 && r->begun[SHARE_STORE] < stores_max(r);
     default:
         return all < rest && r->begun[SHARE_BACKGROUND] < at_least_one(depth / 4);
     }
