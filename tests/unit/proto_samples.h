@@ -139,6 +139,8 @@ static const struct msg_ls sample_ls = {.ns = 1, .cursor = UINT64_MAX, .limit = 
 static const struct msg_key sample_key = {.ns = 1, .key = {sample_keys, 16}};
 static const struct msg_verify_r sample_verify_r = {
     .checked = 90, .corrupt = 1, .failed = 2, .skipped = 7, .next = 4321};
+static const struct msg_collect sample_collect = {.root = 2};
+static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
 
 struct proto_sample {
@@ -172,6 +174,8 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(ls),
     SAMPLE(key),
     SAMPLE(verify_r),
+    SAMPLE(collect),
+    SAMPLE(collect_r),
     SAMPLE(page),
     SAMPLE(progress),
     SAMPLE(ring_register),

