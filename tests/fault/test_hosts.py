@@ -5,6 +5,7 @@ UCM_HOSTS_SECONDS=600 makes it ten minutes (`make check-hosts`), UCM_SEED repeat
 block's bytes follow from its key, so that any host can tell whether what another stored came back whole.
 """
 
+import contextlib
 import hashlib
 import os
 import random
@@ -200,42 +201,42 @@ class Hosts(unittest.TestCase):
 
     def newcomer_finds_what_others_stored(self):
         """When all is well again somebody with nothing of its own loads from the share, without anybody's help."""
-        old, chain = self.fleet.hosts[0], names(-1000)
-        engine = Engine(old, SEED)
-        self.retry(lambda: self.stored(engine, chain), "a chain dumped")
+        old, chains = self.fleet.hosts[0], [names(-1000 - i) for i in range(20)]
+        # What is dumped while the server is still being found again is not written to it later.
+        chain = next((chain for chain in chains if self.dumped(old, chain)), None)
+        self.assertIsNotNone(chain, f"no chain came to the server: {self.told}")
         old.kill()
         old.forget()
         old.start()
-        self.retry(lambda: self.stored(engine, chain, load=True), "a chain loaded from the share")
+        deadline = time.monotonic() + 40
+        while not self.loaded(old, chain):
+            self.assertLess(time.monotonic(), deadline, f"a chain was not loaded from the share: {self.told}")
+            time.sleep(0.3)
 
-    def stored(self, engine, chain, load=False):
-        try:
-            client = engine.host.client()
-            try:
-                region = Region(client, client.open(IDENTITY), IDENTITY, BLOCKS)
-                if not load:
-                    engine.dump(region, chain, 0)
-                    return self.on_the_server(chain)
-                engine.loaded = 0
-                found = client.call("lookup", ns=1, keys=keys(*chain))["hits"]
-                status = region.load(chain[:found], range(found)) if found else []
-                self.assertFalse([i for i, got in enumerate(status) if got == OK
-                                  and region.bytes(i) != content(chain[i])], "wrong bytes")
-                return status == [OK] * BLOCKS
-            finally:
-                client.close()
-        except (Closed, Refused, OSError):
-            return False
+    def dumped(self, host, chain):
+        engine, deadline = Engine(host, SEED), time.monotonic() + 3
+        with contextlib.suppress(Closed, Refused, OSError), contextlib.closing(host.client()) as client:
+            engine.dump(Region(client, client.open(IDENTITY), IDENTITY, BLOCKS), chain, 0)
+        while not self.on_the_server(chain):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def loaded(self, host, chain):
+        with contextlib.suppress(Closed, Refused, OSError), contextlib.closing(host.client()) as client:
+            ns = client.open(IDENTITY)
+            region = Region(client, ns, IDENTITY, BLOCKS)
+            found = client.call("lookup", ns=ns, keys=keys(*chain))["hits"]
+            status = region.load(chain[:found], range(found)) if found else []
+            self.assertFalse([i for i, got in enumerate(status) if got == OK
+                              and region.bytes(i) != content(chain[i])], "wrong bytes")
+            return status == [OK] * BLOCKS
+        return False
 
     def on_the_server(self, chain):
         there = {name.split("-")[0] for _, _, found in os.walk(self.fleet.server.export) for name in found}
         return all(keys(name).hex() in there for name in chain)
-
-    def retry(self, true, what):
-        deadline = time.monotonic() + 40
-        while not true():
-            self.assertLess(time.monotonic(), deadline, f"{what} did not come about: {self.told}")
-            time.sleep(0.3)
 
 
 if __name__ == "__main__":

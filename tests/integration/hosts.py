@@ -5,6 +5,7 @@ is missing.
 """
 
 import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -40,18 +41,29 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+@functools.cache
 def why_not():
-    """What this machine lacks, as a sentence, or None."""
+    """What this machine lacks, as a sentence, or None: a server is started and stopped to find out."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if not shutil.which("ip"):
+    if not shutil.which("ip", path=PATH):
         return "ip (iproute2) is missing"
     if not GANESHA or not RPCBIND:
         return "nfs-ganesha or rpcbind is not installed"
-    name = f"ucm{os.getpid()}t"
-    made = run("ip", "netns", "add", name, check=False)
-    run("ip", "netns", "del", name, check=False)
-    return None if made.returncode == 0 else f"no network namespace can be made here: {made.stdout.strip()}"
+    folder, network = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), None
+    try:
+        network = Network(1)
+        run(*network.inside(1), "true")
+        Server(network, folder).close()
+    except subprocess.CalledProcessError as e:
+        return f"network namespaces: {' '.join(e.cmd)}: {e.stdout.strip()}"
+    except RuntimeError as e:
+        return f"nfs-ganesha does not serve here: {str(e).strip().splitlines()[-1]}"
+    finally:
+        if network:
+            network.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 class Network:
@@ -102,8 +114,12 @@ class Server:
         # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
         words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w"
         self.names = self.begin(["unshare", "-m", "sh", "-c", words])
-        self.await_port(self.names, 111)
-        self.start()
+        try:
+            self.await_port(self.names, 111)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self, argv):
         return subprocess.Popen(self.network.inside(0) + argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

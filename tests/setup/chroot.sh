@@ -18,6 +18,7 @@ cleanup() {
     for ((i = ${#mounts[@]} - 1; i >= 0; i--)); do
         umount -l "${mounts[i]}" || true
     done
+    [ -z "$root" ] || umount -l "$root/run/netns" 2>/dev/null || true # ip's, of the tests
     [ -z "$root" ] || rm -rf --one-file-system "$root"
 }
 
