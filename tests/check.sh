@@ -160,6 +160,8 @@ suite() {
     for program in $("${make[@]}" -s "$@" list-tests); do
         # Its library goes beneath the plain daemon only.
         [ "${program##*/}" != test_power ] || [ "$label" = plain ] || continue
+        # Long, and of one thread.
+        [[ "${program##*/} $label" != @(test_cache_random|test_index)" tsan" ]] || continue
         environment "$label" "$o" "${program##*/}"
         criterion "$label" "$program"
     done
