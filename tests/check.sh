@@ -210,7 +210,7 @@ phase_fuzz() {
     local arguments=(BUILD=build/fuzz CC="${CLANG:-clang}" SAN=address,undefined
         CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
     build fuzz "${arguments[@]}" build-fuzz || return
-    mapfile -t names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
+    read -ra names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
     lane fuzz/half fuzz_each "${names[@]:0:${#names[@]}/2}"
     fuzz_each "${names[@]:${#names[@]}/2}"
     join fuzz/half
