@@ -10,7 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ANSWER_MS 30000
 #define STORED_MS 120000
 #define POLL_MS 2
 
@@ -24,7 +23,6 @@ int share_daemon_open(struct share_bench *b, const char *target, uint64_t arena_
     const char *sets[DAEMON_MAX_SETS + 1] = {
         arena, root, depth, threads, "log.level=warn", "share.deadline=1min"};
     unsigned n = 6;
-    int rc;
 
     snprintf(arena, sizeof(arena), "arena.size=%llu", (unsigned long long)arena_bytes);
     snprintf(root, sizeof(root), "share.roots=%s", target);
@@ -32,22 +30,7 @@ int share_daemon_open(struct share_bench *b, const char *target, uint64_t arena_
     snprintf(threads, sizeof(threads), "share.threads=%u", t->depth);
     for (; more && *more && n < DAEMON_MAX_SETS; more++)
         sets[n++] = *more;
-    rc = daemon_start(&t->daemon, sets);
-    if (rc < 0)
-        return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
-    if (daemon_wait(&t->daemon, ANSWER_MS) < 0) {
-        (void)daemon_stop(&t->daemon);
-        return bench_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
-    }
-    o->socket = t->daemon.socket;
-    rc = rig_open(rig, o);
-    if (rc == 0)
-        rc = rig_wait_arena(rig);
-    if (rc == 0)
-        return 0;
-    rc = bench_rig_fail(rig, rc);
-    (void)share_daemon_close(b, rig);
-    return rc;
+    return tier_daemon_begin(t, sets, o, rig);
 }
 
 int share_daemon_close(struct share_bench *b, struct rig *rig)

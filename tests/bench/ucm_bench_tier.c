@@ -63,18 +63,11 @@ void tier_folder_empty(struct tier_bench *b)
         closedir(d);
 }
 
-int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_bytes,
-                     struct rig_options *o, struct rig *rig)
+int tier_daemon_begin(struct tier_bench *b, const char *const *sets, struct rig_options *o,
+                      struct rig *rig)
 {
-    char arena[64], size[64], paths[DISK_PATH_BYTES], depth[64], backlog[64];
-    const char *sets[] = {arena, size, paths, depth, backlog, "log.level=warn", NULL};
     int rc;
 
-    snprintf(arena, sizeof(arena), "arena.size=%llu", (unsigned long long)arena_bytes);
-    snprintf(size, sizeof(size), "nvme.size=%llu", (unsigned long long)file_bytes);
-    snprintf(paths, sizeof(paths), "nvme.paths=%s", b->folder);
-    snprintf(depth, sizeof(depth), "nvme.depth=%u", b->depth);
-    snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", (unsigned long long)arena_bytes);
     rc = daemon_start(&b->daemon, sets);
     if (rc < 0)
         return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
@@ -91,6 +84,20 @@ int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_b
     rc = bench_rig_fail(rig, rc);
     (void)tier_daemon_close(b, rig);
     return rc;
+}
+
+int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_bytes,
+                     struct rig_options *o, struct rig *rig)
+{
+    char arena[64], size[64], paths[DISK_PATH_BYTES], depth[64], backlog[64];
+    const char *sets[] = {arena, size, paths, depth, backlog, "log.level=warn", NULL};
+
+    snprintf(arena, sizeof(arena), "arena.size=%llu", (unsigned long long)arena_bytes);
+    snprintf(size, sizeof(size), "nvme.size=%llu", (unsigned long long)file_bytes);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", b->folder);
+    snprintf(depth, sizeof(depth), "nvme.depth=%u", b->depth);
+    snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", (unsigned long long)arena_bytes);
+    return tier_daemon_begin(b, sets, o, rig);
 }
 
 int tier_daemon_close(struct tier_bench *b, struct rig *rig)

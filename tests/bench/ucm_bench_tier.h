@@ -32,6 +32,10 @@ void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_
 /* Of disk_run. */
 const char *disk_name(const struct tier_bench *b);
 
+/* Starts a daemon with these "key=value", NULL at their end, waits until it has its whole arena,
+ * and opens a rig on it. 0 or an exit code, everything stopped. */
+int tier_daemon_begin(struct tier_bench *b, const char *const *sets, struct rig_options *o,
+                      struct rig *rig);
 /* Starts a daemon on an empty folder, waits until it has its whole arena, and opens a rig on it. 0
  * or an exit code, everything stopped. */
 int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_bytes,
