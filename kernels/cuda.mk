@@ -67,10 +67,9 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 
-# Tests of the device room on a GPU: the room's own objects, and workers written in CUDA.
-GPU_SRC    := $(filter daemon/device/%,$(DAEMON_SRC)) $(KERNEL_SRC) proto/errors.c proto/ring.c \
-              client/cuda/companion.c tests/gpu/worker_ring.c
-GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $(CUDA_OBJ)
+# Tests of the device room on a GPU, with workers written in CUDA.
+GPU_SRC    := client/cuda/companion.c tests/gpu/worker_ring.c
+GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_ring.h
@@ -78,7 +77,7 @@ $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_ring.h
 	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests/gpu/worker.o $(GPU_OBJ)
 	@mkdir -p $(@D)
-	$(LINK) $^ -luv -ldl -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -lrt -lstdc++ -o $@
+	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
 $O/obj/tests/gpu/serve.o: tests/gpu/serve.cu client/include/ucmclient.h
 	@mkdir -p $(@D)
