@@ -21,6 +21,7 @@ void client_call_reset(struct client_call *call)
     assert(!call->linked);
     call->done = false;
     call->layers = 0;
+    call->expected_ns = 0;
     call->status = 0;
     call->error.code = 0;
     call->error.text[0] = '\0';
@@ -116,7 +117,8 @@ int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t d
     int r = 0;
 
     while (!call->done && call->layers < layers && r == 0)
-        r = c->reading ? follow(call, deadline_ns) : client_read(c, 0, deadline_ns);
+        r = c->reading ? follow(call, deadline_ns)
+                       : client_read(c, 0, call->expected_ns, deadline_ns);
     return call->done || call->layers >= layers ? 0 : -UCM_EDEADLINE;
 }
 

@@ -20,6 +20,7 @@
 #include "client/include/ucmclient.h"
 #include "proto/proto.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -59,7 +60,8 @@ struct client_call {
     uint32_t msgid;
     bool linked; /* in the table: an answer is awaited */
     bool done;
-    int status; /* when done: 0 or -UCM_E*, its sentence in error */
+    int64_t expected_ns; /* when its answer should come; 0: nobody knows */
+    int status;          /* when done: 0 or -UCM_E*, its sentence in error */
     struct ucm_error error;
     struct client_call *next; /* in its bucket */
     unsigned n_waiting;       /* threads on `cond` */
@@ -198,6 +200,18 @@ struct client_followup {
 
 TAILQ_HEAD(client_tasks, ucm_task);
 
+/* pace.c: how long requests took lately. A thread that waits for one and knows about when it ends
+ * is awake by then: waking it from its sleep takes as long as moving some MiB. */
+struct client_pace {
+    int64_t key_ns; /* for each block; 0: none was seen */
+};
+void client_pace_learn(struct client_pace *p, uint32_t n_keys, int64_t took_ns);
+/* When a request that is sent now should end; 0: unknown, or too late to be worth a spin. */
+int64_t client_pace_expect(const struct client_pace *p, uint32_t n_keys);
+/* As poll() of one descriptor, until shortly after expected_ns, around which it spins for at most
+ * 0.16 ms. 0: nothing came until then. Any thread, no lock held. */
+int client_pace_poll(struct pollfd *p, int64_t expected_ns, int64_t deadline_ns);
+
 struct ucm_client {
     pthread_mutex_t lock;
     TAILQ_ENTRY(ucm_client) node; /* of every client of the process, see fork.c */
@@ -249,9 +263,10 @@ struct ucm_client {
     uint32_t n_leases, next_lease;
 
     int epoll_fd, event_fd;
-    bool polled;         /* somebody asked for ucm_fd */
-    bool signalled;      /* event_fd is readable */
-    unsigned tasks_done; /* since the last ucm_process */
+    bool polled;                /* somebody asked for ucm_fd */
+    bool signalled;             /* event_fd is readable */
+    unsigned tasks_done;        /* since the last ucm_process */
+    struct client_pace pace[2]; /* of loads, of dumps */
 };
 
 /* client.c: the door of every API function. enter locks and counts the caller in; leave passes the
@@ -286,8 +301,9 @@ void client_writer_release(struct ucm_client *c);
  * on it. */
 int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t deadline_ns);
 /* Takes the reader's token, waits until something arrived (or `also`, POLLOUT, is ready),
- * dispatches it. 0, or ETIMEDOUT. The token must be free and the link not DOWN. */
-int client_read(struct ucm_client *c, short also, int64_t deadline_ns);
+ * dispatches it. 0, or ETIMEDOUT. The token must be free and the link not DOWN. expected_ns: see
+ * client_pace_poll; 0: no idea. */
+int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns);
 /* Dispatches what has arrived, never blocks. */
 void client_read_ready(struct ucm_client *c);
 void client_lead_pass(struct ucm_client *c);

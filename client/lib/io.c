@@ -152,7 +152,7 @@ static void received(struct ucm_client *c, ssize_t got, int error)
     }
 }
 
-int client_read(struct ucm_client *c, short also, int64_t deadline_ns)
+int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = (short)(POLLIN | also)};
     ssize_t got = -1;
@@ -165,10 +165,13 @@ int client_read(struct ucm_client *c, short also, int64_t deadline_ns)
     }
     c->reading = true;
     pthread_mutex_unlock(&c->lock);
-    if (deadline_ns != 0 || also)
-        n = poll(&p, 1, left_ms(deadline_ns));
-    else
+    if (deadline_ns != 0 || also) {
+        n = expected_ns != 0 ? client_pace_poll(&p, expected_ns, deadline_ns) : 0;
+        if (n == 0)
+            n = poll(&p, 1, left_ms(deadline_ns));
+    } else {
         p.revents = POLLIN;
+    }
     if (n < 0)
         error = errno;
     else if (n > 0 && p.revents & ~POLLOUT) {
@@ -188,7 +191,7 @@ int client_read(struct ucm_client *c, short also, int64_t deadline_ns)
 void client_read_ready(struct ucm_client *c)
 {
     for (int i = 0; i < READ_ROUNDS; i++)
-        if (c->reading || c->link == LINK_DOWN || client_read(c, 0, 0) != 0)
+        if (c->reading || c->link == LINK_DOWN || client_read(c, 0, 0, 0) != 0)
             return;
 }
 
@@ -254,7 +257,7 @@ static int wait_room(struct ucm_client *c, int64_t deadline_ns)
     int64_t slice;
 
     if (!c->reading)
-        return client_read(c, POLLOUT, deadline_ns);
+        return client_read(c, POLLOUT, 0, deadline_ns);
     slice = client_now_ns() + SLICE_NS;
     pthread_mutex_unlock(&c->lock);
     poll(&p, 1, left_ms(slice < deadline_ns ? slice : deadline_ns));

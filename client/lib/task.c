@@ -9,8 +9,10 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 struct ucm_task {
     struct client_call call;
     TAILQ_ENTRY(ucm_task) node;
-    bool counted;  /* its end is to be told to ucm_process: false until it was sent */
-    bool reported; /* the result was taken */
+    bool counted;             /* its end is to be told to ucm_process: false until it was sent */
+    bool reported;            /* the result was taken */
+    struct client_pace *pace; /* what it was sent by, and tells of; NULL: a prefetch */
+    int64_t sent_ns;
     uint64_t bytes;
     uint32_t n_ok, n_keys;
     uint8_t result[]; /* n_keys */
@@ -33,6 +35,8 @@ static int task_take_cb(struct client_call *call, struct proto_envelope *env, st
     for (uint32_t i = 0; i < task->n_keys; i++)
         task->n_ok += task->result[i] == UCM_BLOCK_IS_OK || task->result[i] == UCM_BLOCK_IS_EXISTS;
     task->bytes = m.bytes;
+    if (task->pace && task->n_ok > 0)
+        client_pace_learn(task->pace, task->n_keys, client_now_ns() - task->sent_ns);
     return 0;
 }
 
@@ -201,6 +205,11 @@ static int transfer(const struct transfer *t, int timeout_ms, struct ucm_task **
     if (r) {
         task_delete(task);
         return client_leave(c, r);
+    }
+    if (t->region) {
+        task->pace = &c->pace[t->method == UCM_METHOD_DUMP];
+        task->sent_ns = client_now_ns();
+        task->call.expected_ns = client_pace_expect(task->pace, task->n_keys);
     }
     TAILQ_INSERT_TAIL(&c->tasks, task, node);
     task->counted = true;

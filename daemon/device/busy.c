@@ -26,17 +26,18 @@ bool busy_probes_show(const uint64_t *took_ns, unsigned n)
     return slow >= BUSY_PROBES_SLOW || late >= BUSY_PROBES_LATE;
 }
 
-void busy_probed(struct busy *b, uint64_t now_ns, bool others)
+void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_ns)
 {
     b->slow = 0;
     if (others) {
         b->others = true;
+        b->pauses = waited_ns < BUSY_PROBE_TURN_NS;
         b->clear = 0;
         b->until_ns = now_ns + BUSY_KEEP_NS;
     } else if (b->others && ++b->clear < BUSY_CLEAR) {
         b->until_ns = now_ns + BUSY_KEEP_DOUBT_NS;
     } else {
-        b->others = false;
+        b->others = b->pauses = false;
         b->clear = 0;
         b->until_ns = now_ns + BUSY_KEEP_IDLE_NS;
     }

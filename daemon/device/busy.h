@@ -26,9 +26,14 @@
 #define BUSY_PROBE_LATE_NS 25000ull
 #define BUSY_PROBES_LATE 4u
 #define BUSY_PROBE_END_NS 150000ull /* one that is not done by then shows others by itself */
+/* One that is not done by then either waits for a whole turn of others who always have a kernel
+ * ready, which is 2 ms. Among kernels of 50 us, each waited for by its host, one takes 0.2 to 0.35
+ * ms. */
+#define BUSY_PROBE_TURN_NS 700000ull
 
 struct busy {
     bool others;
+    bool pauses;       /* the others leave some: their host waits for their kernels */
     unsigned slow;     /* launches of ours in a row */
     unsigned clear;    /* probes in a row that found nobody, since others were seen */
     uint64_t until_ns; /* others is believed until then */
@@ -41,7 +46,8 @@ bool busy_due(const struct busy *b, uint64_t now_ns);
 uint64_t busy_quiet_ns(const struct busy *b);
 /* Do n kernels of a probe, which took so long, show others? */
 bool busy_probes_show(const uint64_t *took_ns, unsigned n);
-void busy_probed(struct busy *b, uint64_t now_ns, bool others);
+/* waited_ns: the longest of the probe's kernels. */
+void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_ns);
 /* A copy kernel of ours ended, which took so long while so long was due; 0: it was too short to
  * tell. */
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VERSION 2
+#define VERSION 3
 
 /* The engines leave the SMs and their path to memory alone: an idle GPU may be busy a moment later,
  * so that the kernel must be faster by this. */
@@ -16,10 +16,11 @@
 #define KERNEL_UNDISTURBED                                                                         \
     1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
 
-/* It takes memory traffic and a few CTAs from the worker, and leaves the bus to others no sooner.
- * Short kernels that live off memory pay for it with a third of their p99. */
-#define STAGED_GAIN_IDLE 0.97
-#define STAGED_GAIN_BUSY 0.92
+/* It takes memory traffic and a few CTAs from the worker, 0.02 of its speed. Others that leave
+ * pauses wait for each of their kernels, and pay with a third of their p99: twice the bus for
+ * that. */
+#define STAGED_GAIN 0.97
+#define STAGED_GAIN_PAUSES 0.5
 
 /* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */
@@ -30,13 +31,13 @@ void costs_default(struct costs_table *t)
     t->of[UCM_COPY_LOAD] = (struct costs){.byte_ns = 0.0180,
                                           .run_ns = {414, 1150, 1524, 5030},
                                           .op_ns = 1700,
-                                          .row_ns = 100,
+                                          .row_ns = {100, 40},
                                           .kernel_ns = 9000,
                                           .kernel_byte_ns = 0.0195};
     t->of[UCM_COPY_DUMP] = (struct costs){.byte_ns = 0.0180,
                                           .run_ns = {277, 371, 1513, 5030},
                                           .op_ns = 1700,
-                                          .row_ns = 80,
+                                          .row_ns = {100, 40},
                                           .kernel_ns = 9000,
                                           .kernel_byte_ns = 0.0191};
 }
@@ -51,9 +52,9 @@ void costs_format(const struct costs_table *t, const char *of, char text[COSTS_T
         const struct costs *c = &t->of[i];
 
         n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n),
-                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns, c->run_ns[0],
-                      c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns, c->row_ns, c->kernel_ns,
-                      c->kernel_byte_ns);
+                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns,
+                      c->run_ns[0], c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns,
+                      c->row_ns[0], c->row_ns[1], c->kernel_ns, c->kernel_byte_ns);
     }
     if (n < COSTS_TEXT_BYTES - 1)
         memcpy(text + n, "\n", 2);
@@ -71,8 +72,8 @@ bool costs_sound(const struct costs_table *t)
         const struct costs *c = &t->of[i];
 
         if (!within(c->byte_ns, 1e-4, 10) || !within(c->kernel_byte_ns, 1e-4, 10) ||
-            !within(c->op_ns, 0, 1e8) || !within(c->row_ns, 0, 1e8) ||
-            !within(c->kernel_ns, 0, 1e8))
+            !within(c->op_ns, 0, 1e8) || !within(c->row_ns[0], 0, 1e8) ||
+            !within(c->row_ns[1], 0, 1e8) || !within(c->kernel_ns, 0, 1e8))
             return false;
         for (unsigned w = 0; w < COSTS_WIDTHS; w++)
             if (!within(c->run_ns[w], 1, 1e8))
@@ -94,9 +95,9 @@ int costs_parse(struct costs_table *t, const char *of, const char *text)
         struct costs *c = &read.of[i];
         int n = 0;
 
-        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
-                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->row_ns,
-                   &c->kernel_ns, &c->kernel_byte_ns, &n) != 9)
+        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
+                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->row_ns[0],
+                   &c->row_ns[1], &c->kernel_ns, &c->kernel_byte_ns, &n) != 10)
             return -EINVAL;
         text += n;
     }
@@ -130,10 +131,21 @@ static double run_ns(const struct costs *c, uint64_t width)
            (c->run_ns[i + 1] - c->run_ns[i]) * (double)(width - at) / (double)(3 * at);
 }
 
+static double row_ns(const struct costs *c, uint64_t width)
+{
+    double share;
+
+    if (width <= COSTS_ROW_NARROW || width >= COSTS_ROW_WIDE)
+        return c->row_ns[width >= COSTS_ROW_WIDE];
+    share = (double)(width - COSTS_ROW_NARROW) / (COSTS_ROW_WIDE - COSTS_ROW_NARROW);
+    return c->row_ns[0] + share * (c->row_ns[1] - c->row_ns[0]);
+}
+
 static double extent_ns(const struct costs *c, const struct plan_extent *e)
 {
-    return e->rows == 1 ? run_ns(c, e->width)
-                        : c->op_ns + e->rows * (c->row_ns + (double)e->width * c->byte_ns);
+    return e->rows == 1
+               ? run_ns(c, e->width)
+               : c->op_ns + e->rows * (row_ns(c, e->width) + (double)e->width * c->byte_ns);
 }
 
 uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t n, uint32_t max)
@@ -166,9 +178,14 @@ double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, ui
     return ns;
 }
 
+double costs_kernel_ns(const struct costs *c, uint64_t bytes)
+{
+    return c->kernel_ns + (double)bytes * c->kernel_byte_ns;
+}
+
 static double kernel_ns(const struct costs *c, uint64_t bytes, bool busy)
 {
-    return (c->kernel_ns + (double)bytes * c->kernel_byte_ns) * (busy ? KERNEL_SLOWER_BUSY : 1);
+    return costs_kernel_ns(c, bytes) * (busy ? KERNEL_SLOWER_BUSY : 1);
 }
 
 double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
@@ -178,9 +195,9 @@ double costs_direct_ns(const struct costs *c, const struct plan_extent *extents,
                                                               : kernel_ns(c, bytes, busy);
 }
 
-bool costs_staged_pays(double staged_ns, double direct_ns, bool busy)
+bool costs_staged_pays(double staged_ns, double direct_ns, bool pauses)
 {
-    return staged_ns < (busy ? STAGED_GAIN_BUSY : STAGED_GAIN_IDLE) * direct_ns;
+    return staged_ns < (pauses ? STAGED_GAIN_PAUSES : STAGED_GAIN) * direct_ns;
 }
 
 enum copy_strategy costs_pick(const struct costs *c, const struct plan_extent *extents, uint32_t n,

@@ -1,7 +1,8 @@
 /* What copies cost on one GPU: measured once, kept in a file, and asked before each launch.
  *
  * A table has one row a direction, all in nanoseconds. The model: a run costs what was measured for
- * runs of its width; an extent of rows costs op_ns to begin, row_ns a row and byte_ns a byte; the
+ * runs of its width; an extent of rows costs op_ns to begin, row_ns a row and byte_ns a byte, where
+ * row_ns lies between those of narrow and of wide rows; the
  * kernel costs kernel_ns to begin and kernel_byte_ns a byte. While other processes use
  * the GPU's SMs, kernels take turns with theirs, and the copy engines don't.
  * Pure computation. Any thread. */
@@ -15,12 +16,14 @@
 
 #define COSTS_WIDTHS 4
 #define COSTS_WIDTH_FIRST 4096u /* and each next one four times that */
+#define COSTS_ROW_NARROW 4096u
+#define COSTS_ROW_WIDE 65536u
 #define COSTS_TEXT_BYTES 1024
 
 struct costs {
     double byte_ns;              /* of one large transfer */
     double run_ns[COSTS_WIDTHS]; /* a run of that width, one of many in a batch */
-    double op_ns, row_ns;
+    double op_ns, row_ns[2];     /* rows of COSTS_ROW_NARROW and of COSTS_ROW_WIDE */
     double kernel_ns, kernel_byte_ns;
 };
 
@@ -40,12 +43,14 @@ bool costs_undisturbed(const struct costs_table *t);
 bool costs_sound(const struct costs_table *t);
 
 double costs_dma_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n);
+double costs_kernel_ns(const struct costs *c, uint64_t bytes); /* on an idle GPU */
 
 /* What costs_pick's choice costs. */
 double costs_direct_ns(const struct costs *c, const struct plan_extent *extents, uint32_t n,
                        uint64_t bytes, bool busy);
-/* Does it pay to go through the worker's slices? staged_ns: to or from them, and what follows. */
-bool costs_staged_pays(double staged_ns, double direct_ns, bool busy);
+/* Does it pay to go through the worker's slices? staged_ns: to or from them, and what follows.
+ * `pauses`: of others that leave some (busy.h). */
+bool costs_staged_pays(double staged_ns, double direct_ns, bool pauses);
 
 /* Cuts extents of rows into runs where a batch of these costs less. Returns how many there are
  * then; an extent is left whole when the pieces would be more than `max`. */

@@ -9,10 +9,13 @@
 #include <sys/prctl.h>
 
 /* CUDA tells of finished work only when asked. The thread asks without pause for a moment after
- * anything moved, then with short sleeps; with nothing under way it sleeps until it is woken. */
+ * anything moved, and around the time when the bus should run dry; else with short sleeps, and with
+ * nothing under way it sleeps until it is woken. */
 #define GPU_SPIN_NS 40000
 #define GPU_NAP_NS 25000
-#define GPU_LONG_NAP_NS 500000    /* only events are waited for, and that for long */
+#define GPU_NEAR_NS 60000      /* "around" */
+#define GPU_TELL_NS 100000     /* how long before a job's end the loop is told, to be awake then */
+#define GPU_LONG_NAP_NS 500000 /* only events are waited for, and that for long */
 #define GPU_LONG_WAIT_NS 20000000 /* "long" */
 
 /* ---- jobs that come in ---- */
@@ -115,14 +118,37 @@ static bool run_control(struct gpu *g)
 
 /* ---- the thread ---- */
 
+/* A launch with nothing behind it is due about now: the sooner its end is seen, the sooner the bus
+ * has work again. Where that is the end of a job, the loop hears of it before, so that it need not
+ * be woken out of its sleep then; that costs more than all else on the job's way. */
+static bool ends_soon(struct gpu *g, uint64_t now_ns)
+{
+    bool soon = false;
+
+    for (unsigned i = 0; i < 2; i++) {
+        struct gpu_stream *s = &g->streams[i];
+        struct gpu_launch *l = &s->launches[s->oldest];
+
+        if (s->n != 1)
+            continue;
+        if (!l->told && now_ns + GPU_TELL_NS >= l->due_ns && l->job->pieces == 1 &&
+            l->job->next_item == l->job->n_items) {
+            l->told = true;
+            job_outbox_soon(&g->outbox);
+        }
+        soon |= now_ns + GPU_NEAR_NS >= l->due_ns && now_ns < l->due_ns + GPU_NEAR_NS;
+    }
+    return soon;
+}
+
 /* Nothing moved. Returns false when the thread shall end. */
 static bool rest(struct gpu *g)
 {
     bool copying = g->streams[0].n + g->streams[1].n + g->turns > 0;
-    uint64_t still_ns = uv_hrtime() - g->moved_ns;
+    uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns;
     bool quit = false;
 
-    if (copying && still_ns < GPU_SPIN_NS)
+    if (ends_soon(g, now_ns) || still_ns < GPU_SPIN_NS)
         return true;
     if (!copying && list_empty(&g->waiting) && g->context && g->memory.fresh > 0 &&
         !atomic_load(&g->failed)) {

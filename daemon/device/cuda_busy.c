@@ -24,7 +24,7 @@ void gpu_probe_close(struct gpu *g)
     g->probe = (struct gpu_probe){0};
 }
 
-/* How long one kernel that copies nothing takes; BUSY_PROBE_END_NS: longer than that, or it could
+/* How long one kernel that copies nothing takes; BUSY_PROBE_TURN_NS: longer than that, or it could
  * not be asked. It may still run then. */
 static uint64_t probe_ns(struct gpu *g)
 {
@@ -33,27 +33,30 @@ static uint64_t probe_ns(struct gpu *g)
 
     if (gpu_kernel_launch(g, g->probe.stream, 0, 0, NULL, 0, 0, UCM_COPY_LOAD) != CUDA_SUCCESS ||
         cuda.cuEventRecord(g->probe.done, g->probe.stream) != CUDA_SUCCESS)
-        return BUSY_PROBE_END_NS;
+        return BUSY_PROBE_TURN_NS;
     g->probe.launched = true;
     do {
         r = cuda.cuEventQuery(g->probe.done);
         ns = uv_hrtime() - begin_ns;
-    } while (r == CUDA_ERROR_NOT_READY && ns < BUSY_PROBE_END_NS);
-    return r == CUDA_SUCCESS ? ns : BUSY_PROBE_END_NS;
+    } while (r == CUDA_ERROR_NOT_READY && ns < BUSY_PROBE_TURN_NS);
+    return r == CUDA_SUCCESS ? ns : BUSY_PROBE_TURN_NS;
 }
 
-static bool probe_finds_others(struct gpu *g)
+static void probe(struct gpu *g)
 {
-    uint64_t took_ns[BUSY_PROBES];
+    uint64_t took_ns[BUSY_PROBES], longest_ns = 0;
     bool others = false;
 
-    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS)
-        return true; /* the last one of 0.2 s ago still waits for its turn */
+    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS) {
+        others = true; /* the last one, of 0.2 s ago, still waits for its turn */
+        longest_ns = BUSY_PROBE_TURN_NS;
+    }
     for (unsigned i = 0; i < BUSY_PROBES && !others; i++) {
         took_ns[i] = probe_ns(g);
+        longest_ns = took_ns[i] > longest_ns ? took_ns[i] : longest_ns;
         others = busy_probes_show(took_ns, i + 1);
     }
-    return others;
+    busy_probed(&g->busy, uv_hrtime(), others, longest_ns);
 }
 
 bool gpu_others_run(struct gpu *g)
@@ -62,6 +65,13 @@ bool gpu_others_run(struct gpu *g)
         return g->busy.others;
     g->probe.wanted = true;
     return true;
+}
+
+bool gpu_others_look(struct gpu *g)
+{
+    if (gpu_others_run(g) && g->probe.wanted && g->streams[0].n + g->streams[1].n == 0)
+        (void)gpu_probe_ready(g);
+    return g->busy.others || g->probe.wanted;
 }
 
 bool gpu_probe_ready(struct gpu *g)
@@ -76,7 +86,7 @@ bool gpu_probe_ready(struct gpu *g)
         return false;
     while (uv_hrtime() < busy_quiet_ns(&g->busy))
         ;
-    busy_probed(&g->busy, uv_hrtime(), probe_finds_others(g));
+    probe(g);
     g->probe.wanted = false;
     return true;
 }
@@ -88,7 +98,5 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->bytes < GPU_SEEN_BYTES || g->turns > 0
-                    ? 0
-                    : c->kernel_ns + (double)l->bytes * c->kernel_byte_ns);
+                l->bytes < GPU_SEEN_BYTES || g->turns > 0 ? 0 : costs_kernel_ns(c, l->bytes));
 }

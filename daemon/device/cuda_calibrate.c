@@ -13,6 +13,8 @@
 #define ROUNDS 3
 #define LIMIT_NS 1000000000ull
 #define KERNEL_CHUNK 65536u
+#define ROWS_FEW 4
+#define ROWS_MANY 32
 #define ROW_LEAST_NS 40.0 /* what is measured for less is too good for a region of some GiB */
 
 struct bench {
@@ -84,22 +86,34 @@ static double at_least_0(double v)
     return v > 0 ? v : 0;
 }
 
+/* Fills row_ns[i] by extents of FEW and of MANY rows, and returns what an extent costs to begin.
+ * launch_ns: what any launch takes besides. */
+static double measure_rows(struct bench *b, struct costs *c, unsigned i, uint64_t width,
+                           uint64_t bytes, double launch_ns)
+{
+    double row_ns = (double)width * c->byte_ns, rows = (double)(bytes / width);
+    double few = (measure(b, width, ROWS_FEW, bytes) - launch_ns) / rows * ROWS_FEW;
+    double many = (measure(b, width, ROWS_MANY, bytes) - launch_ns) / rows * ROWS_MANY;
+
+    c->row_ns[i] = (many - few) / (ROWS_MANY - ROWS_FEW) - row_ns;
+    if (c->row_ns[i] < ROW_LEAST_NS)
+        c->row_ns[i] = ROW_LEAST_NS;
+    return at_least_0(few - ROWS_FEW * (c->row_ns[i] + row_ns));
+}
+
 static void measure_direction(struct bench *b, struct costs *c)
 {
     const uint64_t small = BYTES / 4;
     double least = measure(b, 0, 1, KERNEL_CHUNK), one = measure(b, small, 1, small);
     uint64_t width = COSTS_WIDTH_FIRST;
-    double few, many;
+    double launch_ns;
 
     c->byte_ns = (measure(b, BYTES, 1, BYTES) - one) / (double)(BYTES - small);
     for (unsigned i = 0; i < COSTS_WIDTHS; i++, width *= 4)
         c->run_ns[i] = measure(b, width, 1, BYTES) / (double)(BYTES / width);
-    few = measure(b, 4096, 8, small) / (double)(small / 32768);
-    many = measure(b, 4096, 32, small) / (double)(small / 131072);
-    c->row_ns = (many - few) / 24 - 4096 * c->byte_ns;
-    if (c->row_ns < ROW_LEAST_NS)
-        c->row_ns = ROW_LEAST_NS;
-    c->op_ns = at_least_0(few - 8 * (c->row_ns + 4096 * c->byte_ns));
+    launch_ns = at_least_0(one - (double)small * c->byte_ns);
+    (void)measure_rows(b, c, 0, COSTS_ROW_NARROW, small, launch_ns);
+    c->op_ns = measure_rows(b, c, 1, COSTS_ROW_WIDE, BYTES, launch_ns);
     c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);
     c->kernel_ns = at_least_0(least - KERNEL_CHUNK * c->kernel_byte_ns);
 }

@@ -203,12 +203,16 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, CUstream strea
                              const struct device_job *job, const struct job_piece *piece,
                              enum ucm_copy_direction direction)
 {
+    const struct costs *costs = &g->costs.of[direction];
     uint32_t extents = 0;
     CUresult r;
 
     if (g->config.strategy != COPY_SM)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
+    l->cost_ns =
+        (uint64_t)(l->strategy == COPY_DMA ? costs_dma_ns(costs, gpu_dma_extents(g), extents)
+                                           : costs_kernel_ns(costs, piece->bytes));
     l->begun_ns = uv_hrtime();
     r = l->strategy == COPY_DMA ? gpu_dma_launch(g, stream, direction, extents)
                                 : launch_kernel(g, stream, job, piece, l->items, direction);
@@ -232,6 +236,7 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
                            struct device_job *job, uint64_t bytes, struct gpu_turn *turn)
 {
     struct gpu_stream *s = &g->streams[direction];
+    uint64_t from_ns = l->begun_ns;
     CUresult r = cuda.cuEventRecord(l->done, s->stream);
 
     if (r != CUDA_SUCCESS) {
@@ -242,6 +247,10 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
     l->job = job;
     l->bytes = bytes;
     l->turn = turn;
+    if (s->n > 0 && s->due_ns > from_ns)
+        from_ns = s->due_ns;
+    s->due_ns = l->due_ns = from_ns + l->cost_ns;
+    l->told = false;
     s->n++;
     s->bytes += bytes;
     return r;

@@ -12,7 +12,8 @@
 #define RING_FIRST_BYTES (1ull << 20) /* a dump's first slice, while the bus has nothing */
 #define RING_LAST_SHARE 4             /* of a slice: a load's last one, unless more loads follow */
 #define RING_FIXED_NS 30000.0         /* a slice's way besides the bus: posts, the kernel, looks */
-#define RING_CLAIM_MS 20              /* a companion that takes longer does not get its processor */
+#define RING_PROBE_WORTH_NS 250000.0
+#define RING_CLAIM_MS 20  /* a companion that takes longer does not get its processor */
 #define RING_SLOW_MS 100  /* its kernels don't get to run: new copies take other ways meanwhile */
 #define RING_DONE_MS 5000 /* and one that takes this long does not run at all */
 #define RING_REST_MS 1000 /* how long one that was too slow is left alone */
@@ -302,6 +303,7 @@ static CUresult turn_move(struct gpu *g, struct gpu_turn *turn)
         return CUDA_SUCCESS;
     }
     l->strategy = COPY_STAGED;
+    l->cost_ns = (uint64_t)costs_dma_ns(&g->costs.of[turn->direction], gpu_dma_extents(g), n);
     l->begun_ns = uv_hrtime();
     r = gpu_dma_launch(g, g->streams[turn->direction].stream, turn->direction, n);
     if (r != CUDA_SUCCESS)
@@ -346,8 +348,24 @@ static bool next_piece(struct device_job *job, const struct gpu_ring *ring, uint
     return job_next_piece(job, bytes, most < UCM_RING_ITEMS ? (uint32_t)most : UCM_RING_ITEMS, out);
 }
 
+/* By who else runs. The answer is looked for only where it matters, and at once where the job takes
+ * longer than a probe. */
+static bool staged_pays(struct gpu *g, double staged_ns, double idle_ns, double busy_ns)
+{
+    bool if_idle = costs_staged_pays(staged_ns, idle_ns, false);
+    bool if_busy = costs_staged_pays(staged_ns, busy_ns, false);
+    bool if_pauses = costs_staged_pays(staged_ns, busy_ns, true);
+
+    if (if_idle == if_busy && if_busy == if_pauses)
+        return if_idle;
+    if (!(idle_ns > RING_PROBE_WORTH_NS ? gpu_others_look(g) : gpu_others_run(g)))
+        return if_idle;
+    return g->busy.pauses ? if_pauses : if_busy;
+}
+
 /* Both ways of the first full slice, and what its share of the whole job costs besides. Kernels of
- * ours would take turns with the companion's as with any other process's. */
+ * ours would take turns with the companion's as with any other process's. What a slice takes
+ * besides the bus nobody waits for while the bus has other work. */
 static bool staged_is_faster(struct gpu *g, const struct device_job *job,
                              const struct gpu_ring *ring)
 {
@@ -357,7 +375,6 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     struct device_job first = *job;
     struct job_piece piece;
     double times, idle_ns, busy_ns, staged_ns;
-    bool if_idle, if_busy;
     uint32_t n;
 
     (void)next_piece(&first, ring, slice_use(ring), &piece);
@@ -368,12 +385,12 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     busy_ns = times * costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, ring->base,
                            ucm_ring_pitch(piece.bytes / piece.n_items));
-    staged_ns = times * costs_dma_ns(costs, gpu_dma_extents(g), n) + RING_FIXED_NS;
+    staged_ns = times * costs_dma_ns(costs, gpu_dma_extents(g), n);
+    if (g->turns == 0 && g->streams[direction].n == 0)
+        staged_ns += RING_FIXED_NS;
     if (n == 0 || (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < RING_RUN_LEAST))
         return false;
-    if_idle = costs_staged_pays(staged_ns, idle_ns, false);
-    if_busy = costs_staged_pays(staged_ns, busy_ns, true);
-    return if_idle == if_busy ? if_idle : gpu_others_run(g) == if_busy;
+    return staged_pays(g, staged_ns, idle_ns, busy_ns);
 }
 
 bool gpu_ring_pays(struct gpu *g, struct device_job *job)

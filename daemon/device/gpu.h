@@ -37,7 +37,9 @@ struct gpu_launch {
     struct ucm_copy_item *items;
     uint64_t bytes;
     enum copy_strategy strategy;
-    uint64_t begun_ns;
+    uint64_t begun_ns, cost_ns; /* by the costs measured; the maker sets them */
+    uint64_t due_ns;            /* when it should be done, with what is before it */
+    bool told;                  /* the loop, that it will be soon */
     struct gpu_turn *turn; /* of a ring that it serves, or NULL: then it is a piece by itself */
 };
 
@@ -47,7 +49,8 @@ struct gpu_stream {
     struct gpu_launch launches[GPU_LAUNCHES];
     uint32_t oldest, n;
     uint64_t bytes;
-    uint64_t done_ns; /* when the last one was seen done */
+    uint64_t done_ns; /* when the last one was seen done, */
+    uint64_t due_ns;  /* and when the newest should be */
 };
 
 /* An empty kernel, to see whether others' run. */
@@ -171,7 +174,9 @@ void gpu_probe_close(struct gpu *g);
 /* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
  * probe is wanted; while companions move slices, what was known last. */
 bool gpu_others_run(struct gpu *g);
-/* Makes the probe that is wanted, which takes up to 0.3 ms, twenty times a second at most. False:
+/* The same, for a question that is worth a probe at once where one is due and possible. */
+bool gpu_others_look(struct gpu *g);
+/* Makes the probe that is wanted, which takes up to 0.8 ms, twenty times a second at most. False:
  * it must wait for what is under way, and so must new launches. */
 bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */

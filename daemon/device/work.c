@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#define OUTBOX_AWAKE_NS 250000u
+
 /* ---- queue ---- */
 
 void job_queue_init(struct job_queue *q)
@@ -257,16 +259,36 @@ static void outbox_count(struct job_outbox *b, const struct device_job *job, int
     }
 }
 
+static void outbox_awake_cb(uv_idle_t *awake)
+{
+    struct job_outbox *b =
+        (struct job_outbox *)((char *)awake - offsetof(struct job_outbox, awake));
+
+    if (uv_hrtime() >= b->awake_until_ns)
+        uv_idle_stop(awake);
+}
+
+static void outbox_stay_awake(struct job_outbox *b)
+{
+    b->awake_until_ns = uv_hrtime() + OUTBOX_AWAKE_NS;
+    (void)uv_idle_start(&b->awake, outbox_awake_cb); /* fails without a callback only */
+}
+
 static void outbox_deliver_cb(uv_async_t *async)
 {
     struct job_outbox *b =
         (struct job_outbox *)((char *)async - offsetof(struct job_outbox, async));
+    bool soon = atomic_exchange(&b->soon, false);
     struct list done, *node;
 
     list_init(&done);
     uv_mutex_lock(&b->mutex);
     list_move(&done, &b->done);
     uv_mutex_unlock(&b->mutex);
+    if (!list_empty(&done))
+        uv_idle_stop(&b->awake);
+    else if (soon)
+        outbox_stay_awake(b);
     while ((node = list_pop_front(&done)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
         int status = job->status;
@@ -289,6 +311,8 @@ int job_outbox_init(struct job_outbox *b, uv_loop_t *loop)
         uv_mutex_destroy(&b->mutex);
         return rc;
     }
+    (void)uv_idle_init(loop, &b->awake); /* can't fail */
+    atomic_init(&b->soon, false);
     list_init(&b->done);
     return 0;
 }
@@ -324,9 +348,33 @@ void job_outbox_wake(struct job_outbox *b)
     uv_async_send(&b->async);
 }
 
+void job_outbox_soon(struct job_outbox *b)
+{
+    atomic_store(&b->soon, true);
+    uv_async_send(&b->async);
+}
+
+static void outbox_awake_closed_cb(uv_handle_t *handle)
+{
+    struct job_outbox *b =
+        (struct job_outbox *)((char *)handle - offsetof(struct job_outbox, awake));
+
+    b->closed_cb((uv_handle_t *)&b->async);
+}
+
+/* One after the other: the owner of both goes with the last. */
+static void outbox_async_closed_cb(uv_handle_t *handle)
+{
+    struct job_outbox *b =
+        (struct job_outbox *)((char *)handle - offsetof(struct job_outbox, async));
+
+    uv_close((uv_handle_t *)&b->awake, outbox_awake_closed_cb);
+}
+
 void job_outbox_close(struct job_outbox *b, uv_close_cb closed_cb)
 {
     assert(b->accepted == 0);
     uv_mutex_destroy(&b->mutex);
-    uv_close((uv_handle_t *)&b->async, closed_cb);
+    b->closed_cb = closed_cb;
+    uv_close((uv_handle_t *)&b->async, outbox_async_closed_cb);
 }

@@ -11,6 +11,7 @@
 #define START_MS 30000
 #define REQUEST_BYTES (32ull << 20)
 #define WARM_MS 60
+#define CHAIN_NS 600000000u
 #define SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
 
 /* ---- daemon, rig, streams ---- */
@@ -364,6 +365,23 @@ static void report_aims(struct copy_bench *b)
 
 /* ---- the command ---- */
 
+/* What the bus alone does to the chain, without a daemon: no strategy can do less at its speed. */
+static int measure_chain_beside_dma(struct copy_bench *b)
+{
+    int rc;
+
+    if (gpu_chain_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    rc = gpu_dma_repeat(&b->work, COPY_TOTAL, CHAIN_NS);
+    if (gpu_chain_stop(&b->work) < 0 || rc < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    report_number(&b->report, "chain's median beside one DMA, to alone",
+                  samples_at(&b->work.chain_us, 0.5) / b->chain_p50);
+    report_number(&b->report, "chain's p99 beside one DMA, to alone",
+                  samples_at(&b->work.chain_us, 0.99) / b->chain_p99);
+    return 0;
+}
+
 /* The worker by itself: its DMA, its matrices, its chain. */
 static int measure_alone(struct copy_bench *b)
 {
@@ -386,7 +404,7 @@ static int measure_alone(struct copy_bench *b)
     b->multiplied = (double)(gpu_busy_count(&b->work) - before);
     if (gpu_busy_stop(&b->work) < 0 || gpu_chain_start(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
-    usleep(600000);
+    usleep(CHAIN_NS / 1000);
     if (gpu_chain_stop(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     b->chain_p50 = samples_at(&b->work.chain_us, 0.5);
@@ -394,7 +412,7 @@ static int measure_alone(struct copy_bench *b)
     report_number(&b->report, "multiplications a second", b->multiplied);
     report_number(&b->report, "chain's median, us", b->chain_p50);
     report_number(&b->report, "chain's p99, us", b->chain_p99);
-    return 0;
+    return measure_chain_beside_dma(b);
 }
 
 /* A list of sizes in bytes, "4KiB,64KiB"; only whole KiB and MiB. */

@@ -11,6 +11,7 @@
 #define CHAIN_CTAS 264
 #define CHAIN_SETTLE_NS 250000000u /* until the daemon has seen that it is not alone */
 #define DMA_ROUNDS 5
+#define DMA_AHEAD 8 /* of transfers without a pause */
 
 extern const char ucm_bench_fatbin[];
 extern const uint64_t ucm_bench_fatbin_bytes;
@@ -110,6 +111,32 @@ int gpu_dma_measure(struct gpu_work *w, size_t bytes, struct gpu_dma *out)
         if (host[i])
             bench_cuda.host_release(host[i]);
     }
+    return rc;
+}
+
+int gpu_dma_repeat(struct gpu_work *w, size_t bytes, uint64_t ns)
+{
+    uint64_t end_ns = clock_ns() + ns;
+    void *host = NULL, *stream = NULL;
+    struct gpu *g = w->gpu;
+    int rc = gpu_current(g), r = 0;
+
+    if (rc == 0)
+        rc = gpu_check(g, "cuMemHostAlloc", bench_cuda.host_allocate(&host, bytes, 0));
+    if (rc == 0)
+        rc = gpu_check(g, "cuStreamCreate",
+                       bench_cuda.stream_create(&stream, BENCH_STREAM_NON_BLOCKING));
+    while (rc == 0 && clock_ns() < end_ns) {
+        for (unsigned i = 0; i < DMA_AHEAD && r == 0; i++)
+            r = bench_cuda.to_device_async(g->memory, host, bytes, stream);
+        if (r == 0)
+            r = bench_cuda.stream_synchronize(stream);
+        rc = gpu_check(g, "a transfer", r);
+    }
+    if (stream)
+        bench_cuda.stream_destroy(stream);
+    if (host)
+        bench_cuda.host_release(host);
     return rc;
 }
 

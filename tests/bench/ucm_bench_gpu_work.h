@@ -45,6 +45,8 @@ int gpu_busy_stop(struct gpu_work *w);
 unsigned long gpu_busy_count(struct gpu_work *w); /* multiplications done, of UCM_BENCH_MATRIX */
 
 int gpu_chain_start(struct gpu_work *w);
+/* For so long, one large transfer to the GPU after another. 0, or -1 with gpu->why. */
+int gpu_dma_repeat(struct gpu_work *w, size_t bytes, uint64_t ns);
 /* Samples of one step in us are in w->chain_us then, but for the first quarter of a second. */
 int gpu_chain_stop(struct gpu_work *w);
 

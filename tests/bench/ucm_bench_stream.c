@@ -28,7 +28,7 @@ static int stream_begin(struct stream *s)
     s->keys = malloc(n * RIG_KEY_BYTES);
     s->next = s->dumped = 0;
     s->status = 0;
-    s->bytes = s->requests = s->begin_ns = s->end_ns = 0;
+    s->bytes = s->requests = s->begin_ns = s->end_ns = s->waited_ns = 0;
     if (!s->order || !s->keys)
         return stream_fail(s, -UCM_ENOMEMORY, "a stream");
     for (uint32_t i = 0; i < s->blocks; i++)
@@ -71,6 +71,7 @@ static int stream_send(struct stream *s, struct stream_slot *slot, unsigned numb
     }
     t.keys = slot->keys;
     s->next += s->batch;
+    slot->sent_ns = clock_ns();
     rc = (s->load ? ucm_load : ucm_dump)(s->rig->region, &t, s->rig->timeout_ms, &slot->task);
     return rc < 0 ? stream_fail(s, rc, s->load ? "a load" : "a dump") : 0;
 }
@@ -101,7 +102,7 @@ static int slot_drop(struct stream *s, struct stream_slot *slot)
     return rc < 0 ? stream_fail(s, rc, "dropping what was dumped") : 0;
 }
 
-static void count(struct stream *s, uint64_t start_ns)
+static void count(struct stream *s, const struct stream_slot *slot, uint64_t start_ns)
 {
     uint64_t now_ns = clock_ns(), begin_ns = start_ns + (uint64_t)s->warm_ms * 1000000;
 
@@ -113,6 +114,7 @@ static void count(struct stream *s, uint64_t start_ns)
     }
     s->bytes += s->batch * s->rig->block_bytes;
     s->requests++;
+    s->waited_ns += now_ns - slot->sent_ns;
     s->end_ns = now_ns;
 }
 
@@ -128,7 +130,7 @@ static void *stream_run(void *arg)
     while (s->status == 0 && clock_ns() < end_ns) {
         if (slot_wait(s, &s->slots[slot]) < 0)
             break;
-        count(s, start_ns);
+        count(s, &s->slots[slot], start_ns);
         if ((!s->load && slot_drop(s, &s->slots[slot]) < 0) ||
             stream_send(s, &s->slots[slot], slot) < 0)
             break;
@@ -189,8 +191,11 @@ double streams_rate(const struct stream *s, unsigned n)
 {
     double rate = 0;
 
-    for (unsigned i = 0; i < n; i++)
-        if (s[i].end_ns > s[i].begin_ns)
-            rate += (double)s[i].bytes / ((double)(s[i].end_ns - s[i].begin_ns) * 1e-9);
+    for (unsigned i = 0; i < n; i++) {
+        uint64_t ns = s[i].in_flight == 1 ? s[i].waited_ns : s[i].end_ns - s[i].begin_ns;
+
+        if (ns > 0)
+            rate += (double)s[i].bytes / ((double)ns * 1e-9);
+    }
     return rate;
 }

@@ -1,7 +1,8 @@
 /* A worker's stream of loads or dumps, without a gap: as soon as one request is done the next is
  * sent. Blocks of the region are taken in random order; a dump's keys are new ones each time, and
- * dropped again as soon as they are stored. Rigs whose namespaces are of one model share what was
- * stored (`run` tells runs apart).
+ * dropped again as soon as they are stored. With one request in flight only the time from its begin
+ * to its end counts. Rigs whose namespaces are of one model share what was stored (`run` tells runs
+ * apart).
  *
  * Threads: streams of one call run on a thread each; a rig may have several of them. */
 #ifndef UCM_TESTS_BENCH_STREAM_H
@@ -31,8 +32,10 @@ struct stream {
     uint32_t *order; /* of its blocks */
     uint8_t *keys;   /* in_flight batches of a dump's; a load's: of all blocks */
     uint32_t next, dumped;
+    uint64_t waited_ns; /* with one in flight: of those that count */
     struct stream_slot {
         struct ucm_task *task;
+        uint64_t sent_ns;
         const uint8_t *keys;
     } slots[STREAM_IN_FLIGHT];
 };

@@ -10,11 +10,11 @@ Test(busy, nothing_is_known_at_first)
 
     cr_assert(busy_due(&b, 1 * MS));
     cr_assert_leq(busy_quiet_ns(&b), 1 * MS);
-    busy_probed(&b, 5 * MS, false);
+    busy_probed(&b, 5 * MS, false, 8000);
     cr_assert(!b.others);
     cr_assert(!busy_due(&b, 5 * MS + BUSY_KEEP_IDLE_NS - 1));
     cr_assert(busy_due(&b, 5 * MS + BUSY_KEEP_IDLE_NS));
-    busy_probed(&b, 5 * MS, true);
+    busy_probed(&b, 5 * MS, true, 2 * MS);
     cr_assert(b.others);
     cr_assert(!busy_due(&b, 5 * MS + BUSY_KEEP_NS - 1));
     cr_assert(busy_due(&b, 5 * MS + BUSY_KEEP_NS));
@@ -33,7 +33,7 @@ Test(busy, takes_two_slow_launches)
 {
     struct busy b = {0};
 
-    busy_probed(&b, 0, false);
+    busy_probed(&b, 0, false, 8000);
     busy_launch(&b, 2 * MS, 9000, 900);
     cr_assert(!b.others, "one is no proof");
     busy_launch(&b, 3 * MS, 1000, 900);
@@ -52,12 +52,12 @@ Test(busy, launches_in_time_prove_nothing)
 {
     struct busy b = {0};
 
-    busy_probed(&b, 0, true);
+    busy_probed(&b, 0, true, 2 * MS);
     for (unsigned i = 1; i < 100; i++)
         busy_launch(&b, i * MS, 900, 900);
     cr_assert(b.others);
     b = (struct busy){0};
-    busy_probed(&b, 0, false);
+    busy_probed(&b, 0, false, 8000);
     for (unsigned i = 1; i <= 200; i++)
         busy_launch(&b, i * MS, 900, 900);
     cr_assert(busy_due(&b, 200 * MS));
@@ -69,18 +69,18 @@ Test(busy, others_are_gone_when_several_probes_say_so)
     struct busy b = {0};
     uint64_t now = 0;
 
-    busy_probed(&b, now, true);
+    busy_probed(&b, now, true, 2 * MS);
     for (unsigned i = 1; i < BUSY_CLEAR; i++) {
         now = b.until_ns;
-        busy_probed(&b, now, false);
+        busy_probed(&b, now, false, 8000);
         cr_assert(b.others, "after %u", i);
         cr_assert_eq(b.until_ns, now + BUSY_KEEP_DOUBT_NS);
     }
-    busy_probed(&b, now, true);
+    busy_probed(&b, now, true, 2 * MS);
     for (unsigned i = 1; i < BUSY_CLEAR; i++)
-        busy_probed(&b, now, false);
+        busy_probed(&b, now, false, 8000);
     cr_assert(b.others, "counted anew");
-    busy_probed(&b, now, false);
+    busy_probed(&b, now, false, 8000);
     cr_assert(!b.others);
     cr_assert_eq(b.until_ns, now + BUSY_KEEP_IDLE_NS);
 }
@@ -104,4 +104,18 @@ Test(busy, probes_that_wait_show_others)
     cr_assert(!shows(1, 100), "the host's doing");
     cr_assert(shows(4, 35), "short kernels, now and then waited for");
     cr_assert(!shows(3, 40), "the host's doing, on a bad day");
+}
+
+Test(busy, others_whose_host_waits_for_their_kernels_leave_pauses)
+{
+    struct busy b = {0};
+
+    busy_probed(&b, 0, true, 250000);
+    cr_assert(b.others && b.pauses);
+    busy_probed(&b, 0, true, 2 * MS);
+    cr_assert(b.others && !b.pauses);
+    busy_probed(&b, 0, true, 250000);
+    for (unsigned i = 0; i < BUSY_CLEAR; i++)
+        busy_probed(&b, 0, false, 8000);
+    cr_assert(!b.others && !b.pauses);
 }

@@ -74,7 +74,7 @@ Test(costs, what_is_wrong_is_not_believed)
     cr_assert_lt(costs_parse(&back, "GPU-1/590", text), 0, "another driver");
     cr_assert_lt(costs_parse(&back, "GPU-2/580", text), 0, "another GPU");
     cr_assert_lt(costs_parse(&back, "GPU-1/580", ""), 0);
-    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 2 GPU-1/580 nan nan"), 0);
+    cr_assert_lt(costs_parse(&back, "GPU-1/580", "ucm-copy 3 GPU-1/580 nan nan"), 0);
     snprintf(bad, sizeof(bad), "%.*s 7", (int)strlen(text) - 1, text);
     cr_assert_lt(costs_parse(&back, "GPU-1/580", bad), 0, "more than there is to say");
     for (size_t n = 0; n + 8 < strlen(text); n += 7) {
@@ -104,10 +104,24 @@ Test(costs, wide_rows_are_cut_into_runs)
     cr_assert(extents[4].rows == 1 && extents[4].width == 512 * 1024);
 }
 
-Test(costs, slices_pay_on_a_busy_gpu_when_they_save_more)
+Test(costs, slices_must_save_more_beside_those_who_wait_for_each_kernel)
 {
-    cr_assert(costs_staged_pays(90, 100, true));
     cr_assert(costs_staged_pays(95, 100, false));
-    cr_assert_not(costs_staged_pays(95, 100, true), "the engines take nothing from others");
     cr_assert_not(costs_staged_pays(98, 100, false));
+    cr_assert(costs_staged_pays(40, 100, true));
+    cr_assert_not(costs_staged_pays(70, 100, true), "the engines take nothing from others");
+}
+
+Test(costs, rows_between_the_measured_widths)
+{
+    struct plan_extent narrow = {.width = 4096, .rows = 10}, wide = {.width = 65536, .rows = 10};
+    struct plan_extent middle = {.width = 34816, .rows = 10};
+    struct costs c = t.of[0];
+    double byte_ns = c.byte_ns;
+
+    c.row_ns[0] = 200;
+    c.row_ns[1] = 100;
+    cr_assert_float_eq(costs_dma_ns(&c, &narrow, 1), c.op_ns + 2000 + 40960 * byte_ns, 1e-3);
+    cr_assert_float_eq(costs_dma_ns(&c, &middle, 1), c.op_ns + 1500 + 348160 * byte_ns, 1e-3);
+    cr_assert_float_eq(costs_dma_ns(&c, &wide, 1), c.op_ns + 1000 + 655360 * byte_ns, 1e-3);
 }
