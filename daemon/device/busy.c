@@ -18,7 +18,7 @@ bool busy_probes_show(const uint64_t *took_ns, unsigned n)
     unsigned slow = 0, late = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        if (took_ns[i] >= BUSY_PROBE_END_NS)
+        if (took_ns[i] >= BUSY_PROBE_TURN_NS)
             return true;
         slow += took_ns[i] > BUSY_PROBE_SLOW_NS;
         late += took_ns[i] > BUSY_PROBE_LATE_NS;
@@ -41,6 +41,11 @@ void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_n
         b->clear = 0;
         b->until_ns = now_ns + BUSY_KEEP_IDLE_NS;
     }
+}
+
+void busy_unknown(struct busy *b, uint64_t now_ns)
+{
+    b->until_ns = now_ns + BUSY_KEEP_NS;
 }
 
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns)

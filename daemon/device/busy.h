@@ -25,10 +25,10 @@
 /* One that comes between a chain's short kernels waits for no more than one of them. */
 #define BUSY_PROBE_LATE_NS 25000ull
 #define BUSY_PROBES_LATE 4u
-#define BUSY_PROBE_END_NS 150000ull /* one that is not done by then shows others by itself */
-/* One that is not done by then either waits for a whole turn of others who always have a kernel
- * ready, which is 2 ms. Among kernels of 50 us, each waited for by its host, one takes 0.2 to 0.35
- * ms. */
+/* One that is not done by then waits for a whole turn of others who always have a kernel ready,
+ * which is 2 ms, and shows them by itself. Among kernels of 50 us, each waited for by its host, one
+ * takes 0.2 to 0.35 ms; and so may the first after a companion's, whose context the GPU has to
+ * leave. */
 #define BUSY_PROBE_TURN_NS 700000ull
 
 struct busy {
@@ -46,6 +46,8 @@ bool busy_due(const struct busy *b, uint64_t now_ns);
 uint64_t busy_quiet_ns(const struct busy *b);
 /* Do n kernels of a probe, which took so long, show others? */
 bool busy_probes_show(const uint64_t *took_ns, unsigned n);
+/* No probe could be made: what was believed is believed on. */
+void busy_unknown(struct busy *b, uint64_t now_ns);
 /* waited_ns: the longest of the probe's kernels. */
 void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_ns);
 /* A copy kernel of ours ended, which took so long while so long was due; 0: it was too short to

@@ -17,10 +17,10 @@
     1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
 
 /* It takes memory traffic and a few CTAs from the worker, 0.02 of its speed. Others that leave
- * pauses wait for each of their kernels, and pay with a third of their p99: twice the bus for
- * that. */
+ * pauses wait for each of their kernels, and pay with a third of their p99: they are left alone
+ * where the engines are not hopeless. */
 #define STAGED_GAIN 0.97
-#define STAGED_GAIN_PAUSES 0.5
+#define STAGED_GAIN_PAUSES 0.25
 
 /* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */

@@ -12,6 +12,7 @@
  * anything moved, and around the time when the bus should run dry; else with short sleeps, and with
  * nothing under way it sleeps until it is woken. */
 #define GPU_SPIN_NS 40000
+#define GPU_LINGER_NS 100000 /* the same with nothing under way: who waited sends the next soon */
 #define GPU_NAP_NS 25000
 #define GPU_NEAR_NS 60000      /* "around" */
 #define GPU_TELL_NS 100000     /* how long before a job's end the loop is told, to be awake then */
@@ -148,7 +149,7 @@ static bool rest(struct gpu *g)
     uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns;
     bool quit = false;
 
-    if (ends_soon(g, now_ns) || still_ns < GPU_SPIN_NS)
+    if (ends_soon(g, now_ns) || still_ns < (copying ? GPU_SPIN_NS : GPU_LINGER_NS))
         return true;
     if (!copying && list_empty(&g->waiting) && g->context && g->memory.fresh > 0 &&
         !atomic_load(&g->failed)) {

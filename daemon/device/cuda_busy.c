@@ -2,6 +2,10 @@
 #include "daemon/device/gpu.h"
 
 #define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
+/* While slices move, what is known is believed for longer by the first, and a probe waits for their
+ * end for no longer than the second. */
+#define GPU_PROBE_TURNS_NS 150000000ull
+#define GPU_PROBE_DRAIN_NS 3000000ull
 
 CUresult gpu_probe_open(struct gpu *g)
 {
@@ -69,6 +73,15 @@ bool gpu_others_run(struct gpu *g)
 
 bool gpu_others_look(struct gpu *g)
 {
+    uint64_t now_ns = uv_hrtime();
+
+    if (g->turns > 0) {
+        if (!g->probe.wanted && busy_due(&g->busy, now_ns - GPU_PROBE_TURNS_NS)) {
+            g->probe.wanted = true;
+            g->probe.until_ns = now_ns + GPU_PROBE_DRAIN_NS;
+        }
+        return g->busy.others;
+    }
     if (gpu_others_run(g) && g->probe.wanted && g->streams[0].n + g->streams[1].n == 0)
         (void)gpu_probe_ready(g);
     return g->busy.others || g->probe.wanted;
@@ -78,7 +91,10 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
-    if (g->turns > 0) { /* it would find the companions, and one that hangs must hold up nobody */
+    if (g->turns > 0) { /* it would find the companions */
+        if (uv_hrtime() < g->probe.until_ns)
+            return false;
+        busy_unknown(&g->busy, uv_hrtime()); /* one that hangs must hold up nobody */
         g->probe.wanted = false;
         return true;
     }

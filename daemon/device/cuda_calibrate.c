@@ -109,9 +109,9 @@ static void measure_direction(struct bench *b, struct costs *c)
     double launch_ns;
 
     c->byte_ns = (measure(b, BYTES, 1, BYTES) - one) / (double)(BYTES - small);
-    for (unsigned i = 0; i < COSTS_WIDTHS; i++, width *= 4)
-        c->run_ns[i] = measure(b, width, 1, BYTES) / (double)(BYTES / width);
     launch_ns = at_least_0(one - (double)small * c->byte_ns);
+    for (unsigned i = 0; i < COSTS_WIDTHS; i++, width *= 4)
+        c->run_ns[i] = (measure(b, width, 1, BYTES) - launch_ns) / (double)(BYTES / width);
     (void)measure_rows(b, c, 0, COSTS_ROW_NARROW, small, launch_ns);
     c->op_ns = measure_rows(b, c, 1, COSTS_ROW_WIDE, BYTES, launch_ns);
     c->kernel_byte_ns = (measure(b, 0, 1, BYTES) - least) / (double)(BYTES - KERNEL_CHUNK);

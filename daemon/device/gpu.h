@@ -57,8 +57,9 @@ struct gpu_stream {
 struct gpu_probe {
     CUstream stream;
     CUevent done;
-    bool launched; /* ever: `done` tells something */
-    bool wanted;   /* as soon as nothing is under way; until then nothing more is launched */
+    bool launched;     /* ever: `done` tells something */
+    bool wanted;       /* as soon as nothing is under way; until then nothing more is launched, */
+    uint64_t until_ns; /* but by companions no longer than until then */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };

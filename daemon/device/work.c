@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#define OUTBOX_AWAKE_NS 250000u
+#define OUTBOX_AWAKE_NS 250000u /* for what is done soon */
+#define OUTBOX_LINGER_NS 50000u /* and then: who waited for it may send the next */
 
 /* ---- queue ---- */
 
@@ -268,9 +269,9 @@ static void outbox_awake_cb(uv_idle_t *awake)
         uv_idle_stop(awake);
 }
 
-static void outbox_stay_awake(struct job_outbox *b)
+static void outbox_stay_awake(struct job_outbox *b, uint64_t ns)
 {
-    b->awake_until_ns = uv_hrtime() + OUTBOX_AWAKE_NS;
+    b->awake_until_ns = uv_hrtime() + ns;
     (void)uv_idle_start(&b->awake, outbox_awake_cb); /* fails without a callback only */
 }
 
@@ -285,10 +286,8 @@ static void outbox_deliver_cb(uv_async_t *async)
     uv_mutex_lock(&b->mutex);
     list_move(&done, &b->done);
     uv_mutex_unlock(&b->mutex);
-    if (!list_empty(&done))
-        uv_idle_stop(&b->awake);
-    else if (soon)
-        outbox_stay_awake(b);
+    if (list_empty(&done) ? soon : uv_is_active((uv_handle_t *)&b->awake))
+        outbox_stay_awake(b, list_empty(&done) ? OUTBOX_AWAKE_NS : OUTBOX_LINGER_NS);
     while ((node = list_pop_front(&done)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
         int status = job->status;

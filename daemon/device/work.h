@@ -95,8 +95,8 @@ int job_outbox_accept(struct job_outbox *b, struct device_job *job);
 void job_outbox_put(struct job_outbox *b, struct device_job *job, int status);
 void job_outbox_wake(struct job_outbox *b);
 /* Any thread: a job will be done within a tenth of a millisecond or so. The loop stays awake until
- * one is, for a quarter of a millisecond at most: to wake a processor that sleeps takes up to half
- * as long. */
+ * one is and shortly after, for a quarter of a millisecond at most: to wake a processor that sleeps
+ * takes up to half as long. */
 void job_outbox_soon(struct job_outbox *b);
 /* Loop, nothing accepted any more. closed_cb gets b->async.data, which is the caller's to set. */
 void job_outbox_close(struct job_outbox *b, uv_close_cb closed_cb);

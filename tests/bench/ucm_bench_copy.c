@@ -10,7 +10,7 @@
 
 #define START_MS 30000
 #define REQUEST_BYTES (32ull << 20)
-#define WARM_MS 60
+#define WARM_MS 100
 #define CHAIN_NS 600000000u
 #define SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
 

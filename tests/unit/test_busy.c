@@ -101,9 +101,21 @@ Test(busy, probes_that_wait_show_others)
     cr_assert(shows(BUSY_PROBES, 200), "matrices");
     cr_assert(shows(1, 2400), "one that does not end");
     cr_assert(shows(2, 100));
+    cr_assert(!shows(1, 300), "the first after a companion's");
     cr_assert(!shows(1, 100), "the host's doing");
     cr_assert(shows(4, 35), "short kernels, now and then waited for");
     cr_assert(!shows(3, 40), "the host's doing, on a bad day");
+}
+
+Test(busy, without_a_probe_nothing_new_is_believed)
+{
+    struct busy b = {0};
+
+    busy_probed(&b, 0, true, 2 * MS);
+    busy_unknown(&b, 500 * MS);
+    cr_assert(b.others && !b.pauses);
+    cr_assert(!busy_due(&b, 500 * MS + BUSY_KEEP_NS - 1));
+    cr_assert(busy_due(&b, 500 * MS + BUSY_KEEP_NS));
 }
 
 Test(busy, others_whose_host_waits_for_their_kernels_leave_pauses)

@@ -108,7 +108,7 @@ Test(costs, slices_must_save_more_beside_those_who_wait_for_each_kernel)
 {
     cr_assert(costs_staged_pays(95, 100, false));
     cr_assert_not(costs_staged_pays(98, 100, false));
-    cr_assert(costs_staged_pays(40, 100, true));
+    cr_assert(costs_staged_pays(20, 100, true));
     cr_assert_not(costs_staged_pays(70, 100, true), "the engines take nothing from others");
 }
 
