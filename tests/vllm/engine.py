@@ -363,7 +363,8 @@ class Engine:
         for connector in connectors:
             if not out.has_sync_kv_loads:
                 connector.start_load_kv(None)
-            connector.wait_for_save()
+            if out.num_scheduled_tokens:  # else only newer ones do
+                connector.wait_for_save()
             sent, received = connector.get_finished(out.finished_req_ids)
             done.finished_sending |= self._all_ranks("sent", sent)
             done.finished_recving |= self._all_ranks("received", received)

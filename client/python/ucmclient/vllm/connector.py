@@ -87,6 +87,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._config = vllm_config
         self._kv_config = kv_cache_config
         self._worker: Optional[WorkerHalf] = None
+        self._carried_out: Optional[Plan] = None
         self._identity: Optional[Identity] = None
         check_engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
@@ -175,11 +176,19 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
-            self._worker.start_stores(self._plan())
+            self._start_stores(self._worker)
+
+    def _start_stores(self, worker: WorkerHalf) -> None:
+        """Once a plan: vLLM 0.20 does not call wait_for_save in a step without tokens, but always asks what has finished."""
+        plan = self._plan()
+        if plan is not self._carried_out:
+            self._carried_out = plan
+            worker.start_stores(plan)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
         if self._worker is None:
             return None, None
+        self._start_stores(self._worker)
         sent, received = self._worker.finished()
         return sent or None, received or None
 
