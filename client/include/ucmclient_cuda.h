@@ -1,5 +1,6 @@
-/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd. Optional: everything
- * works without it, and the daemon uses it only where it pays, which is for chunks below 512 KiB.
+/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd, and its streams wait
+ * for what is loaded. Optional: everything works without it, and the daemon uses it only where it
+ * pays, which is for chunks below 512 KiB.
  *
  * The companion keeps a ring of slices in the worker's GPU memory (64 MiB unless asked otherwise).
  * The daemon's copy engines move whole slices over the bus, and a kernel of the companion, on a
@@ -70,9 +71,9 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
 /* Makes `stream` (a cudaStream_t or CUstream of the GPU's primary context) wait until the first
  * `layers` layers of the load lie in all blocks, as ucm_task_wait_layers says (UINT32_MAX: until
  * the task is done), and returns: kernels that are enqueued behind it begin after that, and no
- * thread of the caller's waits. Layers that lie there already cost the stream nothing. The first
- * `layers` of a task are told of within some 0.1 ms, of other tasks' beside it within a
- * millisecond.
+ * thread of the caller's waits. Layers that lie there already cost the stream
+ * nothing. While several loads are waited for, all but the oldest wait's may be told of a
+ * millisecond late.
  *
  * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
  * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it
@@ -82,13 +83,14 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  * -UCM_EBUSY: 256 waits are pending, or were given up and not ended yet. -UCM_EINVALID: the stream
  * is of another context, or is being captured into a graph.
  *
- * What the caller must know: CUDA does not see what the stream waits for. While it waits,
- * cudaDeviceSynchronize, a call that synchronizes by itself (cudaFree), the lazy loading of a
- * kernel and a launch into a full queue (some thousand behind the wait) wait with it, at the
- * longest until the timeout. A wait on the legacy default stream holds up every stream that is not
- * non-blocking. Streams beyond CUDA_DEVICE_MAX_CONNECTIONS share queues, so that others of the
- * caller's may stand behind it; the companion's kernels run on streams of the highest priorities,
- * apart from those of the default one: don't let streams of those priorities wait. */
+ * What the caller must know: CUDA does not see what the stream waits for. While it waits, so does
+ * whoever calls cudaDeviceSynchronize or what synchronizes by itself (cudaFree, registering and
+ * unregistering of regions here), loads a kernel lazily (CUDA_MODULE_LOADING=EAGER), or launches
+ * into a full queue, some thousand launches behind; at the longest until the timeout. A wait on the
+ * legacy default stream holds up every stream that is not non-blocking. Streams beyond
+ * CUDA_DEVICE_MAX_CONNECTIONS share queues, so that others of the caller's may stand behind the
+ * wait. The companion's kernels must not, as the load may need them: their streams have the two
+ * highest priorities, which a stream that waits should not have. */
 UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
                                  void *stream, int timeout_ms);
 /* Of a task with such waits, before ucm_task_free: ends those that are left (their streams go on),
