@@ -71,9 +71,8 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
 /* Makes `stream` (a cudaStream_t or CUstream of the GPU's primary context) wait until the first
  * `layers` layers of the load lie in all blocks, as ucm_task_wait_layers says (UINT32_MAX: until
  * the task is done), and returns: kernels that are enqueued behind it begin after that, and no
- * thread of the caller's waits. Layers that lie there already cost the stream
- * nothing. While several loads are waited for, all but the oldest wait's may be told of a
- * millisecond late.
+ * thread of the caller's waits. Layers that lie there already cost the stream nothing. While
+ * several loads are waited for, all but the oldest wait's may be told of a millisecond late.
  *
  * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
  * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it

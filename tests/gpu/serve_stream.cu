@@ -25,6 +25,13 @@ __global__ void layer_differs(const unsigned *kv, unsigned n, unsigned layer, un
     }
 }
 
+static void need_cuda(int rc, const char *what)
+{
+    if (rc != 0)
+        fprintf(stderr, "%s\n", ucm_cuda_errmsg());
+    need(rc == 0, what);
+}
+
 struct streamer {
     struct worker w;
     struct ucm_cuda *cuda; /* w's, or one for the waits alone */
@@ -56,8 +63,7 @@ static void streamer_open(struct streamer *s)
     s->cuda = s->w.cuda;
     need(cudaGetDeviceProperties(&prop, 0) == cudaSuccess, "properties");
     if (!s->cuda)
-        need(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda) == 0,
-             ucm_cuda_errmsg());
+        need_cuda(ucm_cuda_open(s->w.client, (const uint8_t *)prop.uuid.bytes, NULL, 30000, &s->cuda), "companion");
     need(cudaMallocHost(&s->differ, FLIGHT * sizeof(*s->differ)) == cudaSuccess, "cudaMallocHost");
     memset(s->differ, 0, FLIGHT * sizeof(*s->differ));
     /* Loaded lazily behind a stream that waits, it would hold up this thread. */
@@ -76,7 +82,7 @@ static struct ucm_task *load_begin(struct streamer *s, unsigned *differ)
     t.step = 1;
     need(ucm_load(s->w.region, &t, -1, &task) == 0, "load");
     for (unsigned layer = 0; layer < LAYERS; layer++) {
-        need(ucm_cuda_stream_wait(s->cuda, task, layer + 1, s->w.stream, 60000) == 0, ucm_cuda_errmsg());
+        need_cuda(ucm_cuda_stream_wait(s->cuda, task, layer + 1, s->w.stream, 60000), "stream wait");
         layer_differs<<<32, 256, 0, s->w.stream>>>(s->w.kv, LOADED, layer, differ);
         need(cudaPeekAtLastError() == cudaSuccess, "launch");
     }
@@ -102,14 +108,14 @@ int role_consume_stream(void)
         need(cudaStreamSynchronize(s.w.stream) == cudaSuccess, "the stream's end");
         done_s += now_s() - begin;
         need(ucm_task_wait(task, 30000, &r) == 0 && r.n_ok == LOADED, "load's end");
-        need(ucm_cuda_stream_waits_end(s.cuda, task) == 0, "no wait was given up");
+        need_cuda(ucm_cuda_stream_waits_end(s.cuda, task), "no wait was given up");
         ucm_task_free(task);
     }
     differ = *s.differ;
     fprintf(stderr, "     loads behind stream waits: enqueued in %.0f us, done after %.0f us, %u words differ\n",
             enqueued_s / ROUNDS * 1e6, done_s / ROUNDS * 1e6, differ);
     if (s.cuda != s.w.cuda)
-        need(ucm_cuda_close(s.cuda, -1) == 0, "the waits' companion closes");
+        need_cuda(ucm_cuda_close(s.cuda, -1), "the waits' companion closes");
     worker_close(&s.w);
     need(cudaFreeHost(s.differ) == cudaSuccess, "cudaFreeHost");
     return differ ? 1 : 0;
@@ -141,13 +147,13 @@ int role_stream_orphan(void)
     for (unsigned i = 0; i < FLIGHT; i++) {
         rc = ucm_task_wait(tasks[i], 30000, &r);
         need(rc == 0 ? s.differ[i] == 0 : rc == -UCM_EDISCONNECTED, "a load is good, or known to have failed");
-        need(ucm_cuda_stream_waits_end(s.cuda, tasks[i]) == 0, "no wait was given up");
+        need_cuda(ucm_cuda_stream_waits_end(s.cuda, tasks[i]), "no wait was given up");
         ucm_task_free(tasks[i]);
     }
     need(rc != 0, "the last one failed");
     rc = s.w.cuda ? ucm_cuda_region_unregister(s.cuda, s.w.region, -1) : ucm_region_unregister(s.w.region, -1);
     need(rc == -UCM_EDISCONNECTED, "nobody is there to unregister at");
-    need(ucm_cuda_close(s.cuda, -1) == 0, "the companion closes");
+    need_cuda(ucm_cuda_close(s.cuda, -1), "the companion closes");
     ucm_close(s.w.client);
     return 0;
 }
