@@ -62,7 +62,7 @@ FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda
 # A static rule, or make prefers the general one while an object of this one is still to be made.
 CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
 $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $O/obj/client/cuda/companion.o $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+                      $(CUDA_CLIENT) $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
@@ -79,10 +79,11 @@ $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
-$O/obj/tests/gpu/serve.o: tests/gpu/serve.cu client/include/ucmclient.h
+SERVE_OBJ := $O/obj/tests/gpu/serve.o $O/obj/tests/gpu/serve_stream.o
+$(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_serve: $O/obj/tests/gpu/serve.o $O/libucmclient_cuda.a $O/libucmclient.a
+$O/gpu/test_serve: $(SERVE_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve

@@ -1,6 +1,7 @@
 #include "client/include/ucmclient_cuda.h"
 
 #include "client/cuda/companion.h"
+#include "client/cuda/stream_wait.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -13,9 +14,11 @@
 #define SLICES 4
 #define KEEP_MS 50           /* how often the ring is looked after */
 #define KEEP_TIMEOUT_MS 1000 /* of what is asked of the daemon then */
+#define STREAM_TIMEOUT_MS 10000
 
 struct ucm_cuda {
     struct companion companion;
+    struct stream_waits waits;
     struct ucm_client *client;
     uint8_t gpu[UCM_UUID_BYTES];
     pthread_t keeper;
@@ -170,6 +173,7 @@ static void keeper_stop(struct ucm_cuda *cuda)
 
 static void cuda_free(struct ucm_cuda *cuda)
 {
+    stream_waits_close(&cuda->waits);
     companion_close(&cuda->companion);
     (void)pthread_mutex_destroy(&cuda->mutex);
     free(cuda);
@@ -210,6 +214,12 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
         free(cuda);
         return fail_cuda(rc, "the companion can't be made");
     }
+    rc = stream_waits_init(&cuda->waits, cuda->companion.context);
+    if (rc != CUDA_SUCCESS) {
+        companion_close(&cuda->companion);
+        free(cuda);
+        return fail_cuda(rc, "no pinned memory for streams to wait at");
+    }
     (void)pthread_mutex_init(&cuda->mutex, NULL);
     r = pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
@@ -229,6 +239,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
 
     if (!cuda)
         return 0;
+    stream_waits_stop(&cuda->waits);
     keeper_stop(cuda);
     if (cuda->ring)
         r = pass(ring_drop(cuda, timeout_ms));
@@ -333,4 +344,68 @@ int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
     pthread_mutex_unlock(&cuda->mutex);
     companion_region_remove(&cuda->companion, i + 1);
     return r;
+}
+
+/* ---- streams ---- */
+
+static int stream_check(struct ucm_cuda *cuda, CUstream stream)
+{
+    CUstreamCaptureStatus capture;
+    CUcontext context;
+    CUresult rc = cuStreamIsCapturing(stream, &capture);
+
+    if (rc == CUDA_SUCCESS)
+        rc = cuStreamGetCtx(stream, &context);
+    if (rc != CUDA_SUCCESS)
+        return fail_cuda(rc, "the stream can't be asked");
+    if (context != cuda->companion.context)
+        return fail(UCM_EINVALID, "the stream is not of the GPU's primary context");
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return fail(UCM_EINVALID,
+                    "a wait can't be captured: a graph would wait the first time only");
+    return 0;
+}
+
+static int stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
+                       CUstream stream, int timeout_ms)
+{
+    CUresult rc = CUDA_SUCCESS;
+    int r = stream_check(cuda, stream);
+
+    if (r != 0)
+        return r;
+    r = stream_waits_add(&cuda->waits, task, layers, stream, timeout_ms, &rc);
+    if (r == -UCM_EBUSY)
+        return fail(UCM_EBUSY, "%d waits of streams are pending or not ended yet", STREAM_WAITS);
+    if (r == -UCM_ENOMEMORY)
+        return fail(UCM_ENOMEMORY, "no thread that ends the waits of streams");
+    if (r == -UCM_EDEVICE)
+        return fail_cuda(rc, "the stream can't wait");
+    return r;
+}
+
+int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
+                         void *stream, int timeout_ms)
+{
+    CUcontext old;
+    CUresult rc;
+    int r;
+
+    if (!cuda || !task)
+        return fail(UCM_EINVALID, "cuda or task is NULL");
+    rc = cuCtxPushCurrent(cuda->companion.context);
+    if (rc != CUDA_SUCCESS)
+        return fail_cuda(rc, "the GPU's context can't be entered");
+    r = stream_wait(cuda, task, layers, stream, timeout_ms < 0 ? STREAM_TIMEOUT_MS : timeout_ms);
+    (void)cuCtxPopCurrent(&old);
+    return r;
+}
+
+int ucm_cuda_stream_waits_end(struct ucm_cuda *cuda, struct ucm_task *task)
+{
+    if (!cuda || !task)
+        return fail(UCM_EINVALID, "cuda or task is NULL");
+    if (stream_waits_end(&cuda->waits, task) == 0)
+        return 0;
+    return fail(UCM_EDEADLINE, "a stream went on before the layers it waited for had landed");
 }

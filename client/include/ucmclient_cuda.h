@@ -1,5 +1,6 @@
-/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd. Optional: everything
- * works without it, and the daemon uses it only where it pays, which is for chunks below 512 KiB.
+/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd, and its streams wait
+ * for what is loaded. Optional: everything works without it, and the daemon uses it only where it
+ * pays, which is for chunks below 512 KiB.
  *
  * The companion keeps a ring of slices in the worker's GPU memory (64 MiB unless asked otherwise).
  * The daemon's copy engines move whole slices over the bus, and a kernel of the companion, on a
@@ -15,9 +16,10 @@
  *
  * Threads: every function may be called from any thread, but none of a handle during or after its
  * ucm_cuda_close. The library has two threads of its own a handle: one launches kernels (it sleeps
- * while there is nothing to move), one sees to it that a new connection gets a new ring. It uses
- * the GPU's primary context, which is the CUDA runtime's, and leaves each caller's current one
- * alone. Fork: as ucmclient.h says; close nothing in the child.
+ * while there is nothing to move), one sees to it that a new connection gets a new ring. The first
+ * ucm_cuda_stream_wait that has to wait begins a third. It uses the GPU's primary context, which is
+ * the CUDA runtime's, and leaves each caller's current one alone. Fork: as ucmclient.h says; close
+ * nothing in the child.
  *
  * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. Outputs are untouched
  * on failure. Timeouts as in ucmclient.h. */
@@ -46,8 +48,10 @@ UCM_API const char *ucm_cuda_errmsg(void);
 UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
                           const struct ucm_cuda_options *options, int timeout_ms,
                           struct ucm_cuda **out);
-/* Waits for what moves through the ring, and frees it; its regions must have been unregistered. On
- * -UCM_EDEADLINE the handle stays, and the call can be made again; else it is gone. NULL is fine.
+/* Lets every stream go on that still waits by ucm_cuda_stream_wait, waits for what moves through
+ * the ring, and frees it; its regions must have been unregistered. On -UCM_EDEADLINE the handle
+ * stays, and the call can be made again; else it is gone. Where a stream ever waited, it waits for
+ * all work of the context, as cudaDeviceSynchronize would, however long that takes. NULL is fine.
  */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
 
@@ -61,6 +65,39 @@ UCM_API int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace
  * would. */
 UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
                                        int timeout_ms);
+
+/* ---- streams that wait for layers ---- */
+
+/* Makes `stream` (a cudaStream_t or CUstream of the GPU's primary context) wait until the first
+ * `layers` layers of the load lie in all blocks, as ucm_task_wait_layers says (UINT32_MAX: until
+ * the task is done), and returns: kernels that are enqueued behind it begin after that, and no
+ * thread of the caller's waits. Layers that lie there already cost the stream nothing. While
+ * several loads are waited for, all but the oldest wait's may be told of a millisecond late.
+ *
+ * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
+ * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it
+ * may be believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
+ * ucm_cuda_stream_waits_end returned 0.
+ *
+ * -UCM_EBUSY: 256 waits are pending, or were given up and not ended yet. -UCM_EINVALID: the stream
+ * is of another context, or is being captured into a graph.
+ *
+ * What the caller must know: CUDA does not see what the stream waits for. While it waits, so does
+ * whoever calls cudaDeviceSynchronize or what synchronizes by itself (cudaFree, registering and
+ * unregistering of regions here), loads a kernel lazily (CUDA_MODULE_LOADING=EAGER), or launches
+ * into a full queue, some thousand launches behind; at the longest until the timeout. A wait on the
+ * legacy default stream holds up every stream that is not non-blocking. Streams beyond
+ * CUDA_DEVICE_MAX_CONNECTIONS share queues, so that others of the caller's may stand behind the
+ * wait. The companion's kernels must not, as the load may need them: their streams have the two
+ * highest priorities, which a stream that waits should not have. */
+UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
+                                 void *stream, int timeout_ms);
+/* Of a task with such waits, before ucm_task_free: ends those that are left (their streams go on),
+ * and returns when the library does not look at the task any more. 0: every wait ended because its
+ * layers lay there, or the task had failed, which its result tells. -UCM_EDEADLINE: a stream went
+ * on before, by its timeout, this call or ucm_cuda_close; what it then read may be anything, though
+ * the task's result is good. It says so once: further calls for the task return 0. */
+UCM_API int ucm_cuda_stream_waits_end(struct ucm_cuda *cuda, struct ucm_task *task);
 
 #ifdef __cplusplus
 }

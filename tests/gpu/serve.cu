@@ -3,9 +3,8 @@
  *
  * usage: test_serve (starts $UCMD, default ucmd beside it); the roles are processes of their own, since
  * a process can't open its own IPC handle. */
-#include "ucmclient_cuda.h"
+#include "tests/gpu/serve.h"
 
-#include <cuda_runtime.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,12 +15,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include <vector>
-
-#define LAYERS 8u
-#define CHUNK 32768u /* of K, and of V, in one layer of one block */
-#define BLOCKS 128u
-#define KEY_BYTES 32u
 
 static int passed, failed;
 
@@ -35,8 +28,7 @@ static void check(bool ok, const char *what)
         failed++;
 }
 
-/* Of a role: what goes wrong ends it. */
-static void need(bool ok, const char *what)
+void need(bool ok, const char *what)
 {
     if (ok)
         return;
@@ -45,7 +37,7 @@ static void need(bool ok, const char *what)
     _exit(1);
 }
 
-static double now_s(void)
+double now_s(void)
 {
     struct timespec t;
 
@@ -54,14 +46,6 @@ static double now_s(void)
 }
 
 /* ---- patterns ---- */
-
-__host__ __device__ static unsigned pattern(unsigned seed, unsigned plane, unsigned word)
-{
-    unsigned x = (seed * 2654435761u) ^ (plane * 40503u + word) * 2246822519u;
-
-    x ^= x >> 15;
-    return x * 3266489917u;
-}
 
 __global__ void delay_ms(long long ms)
 {
@@ -94,18 +78,6 @@ static void key_make(unsigned number, uint8_t *out)
 
 /* ---- a worker ---- */
 
-struct worker {
-    struct ucm_client *client;
-    struct ucm_namespace *ns;
-    struct ucm_region *region;
-    struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
-    unsigned *kv;
-    cudaStream_t stream;
-    cudaEvent_t event;
-    cudaIpcEventHandle_t handle;
-    size_t bytes;
-};
-
 /* staged always has companions, and auto+ring; there the planner has to find that they pay. */
 static bool staged(void)
 {
@@ -130,7 +102,7 @@ static int region_register(struct worker *w, const struct ucm_region_spec *spec)
     return rc;
 }
 
-static void worker_open(struct worker *w)
+void worker_open(struct worker *w)
 {
     uint32_t shards = LAYERS;
     struct ucm_identity id = {};
@@ -191,7 +163,7 @@ static void worker_open(struct worker *w)
     }
 }
 
-static void worker_close(struct worker *w)
+void worker_close(struct worker *w)
 {
     if (w->cuda)
         need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
@@ -203,8 +175,8 @@ static void worker_close(struct worker *w)
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
 }
 
-static struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
-                                    unsigned first, unsigned n, bool reversed)
+struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
+                             unsigned first, unsigned n, bool reversed)
 {
     struct ucm_transfer t = {};
 
@@ -236,7 +208,7 @@ static struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n,
     return task;
 }
 
-static void poison(struct worker *w)
+void poison(struct worker *w)
 {
     need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
     need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
@@ -520,7 +492,7 @@ static size_t free_bytes(void)
 static void daemon_start(void)
 {
     const char *ucmd = getenv("UCMD");
-    char beside[520], socket_set[128], paths_set[128];
+    char beside[520], socket_set[128], paths_set[128], pid[16];
 
     snprintf(beside, sizeof(beside), "%.500s", self);
     strcpy(strrchr(beside, '/'), "/ucmd");
@@ -540,6 +512,8 @@ static void daemon_start(void)
               "--set", staged() ? "copy.strategy=staged" : "copy.strategy=auto", (char *)NULL);
         _exit(127);
     }
+    snprintf(pid, sizeof(pid), "%d", (int)daemon_pid);
+    setenv("UCM_TEST_DAEMON", pid, 1);
 }
 
 /* How many of the victim's blocks a lookup finds. */
@@ -626,6 +600,17 @@ static void test_daemon_killed(struct ucm_client *c)
     close(out);
 }
 
+static void test_daemon_killed_under_streams(void)
+{
+    int status;
+
+    check(role_ends(role_start("stream-orphan", NULL)), "streams that wait for a daemon come free when it dies");
+    kill(daemon_pid, SIGKILL);
+    waitpid(daemon_pid, &status, 0);
+    daemon_start();
+    check(role_ends(role_start("consume-stream", NULL)), "and wait for the next one's layers");
+}
+
 static int test_main(void)
 {
     struct ucm_client *c = NULL;
@@ -645,6 +630,7 @@ static int test_main(void)
     check(role_ends(role_start("consume", NULL)), "another loads it, bit for bit");
     check(role_ends(role_start("produce-layers", NULL)), "a worker dumps layer by layer, each behind its event");
     check(role_ends(role_start("consume-layers", NULL)), "each layer of a load lies there when it is told of");
+    check(role_ends(role_start("consume-stream", NULL)), "kernels behind a stream's waits see each layer");
     before = free_bytes();
 
     victim = role_start("victim", &out);
@@ -669,6 +655,7 @@ static int test_main(void)
     evict_from_dram(c);
     check(role_ends(role_start("consume", NULL)), "the same from NVMe, bit for bit");
     test_daemon_killed(c);
+    test_daemon_killed_under_streams();
     ucm_close(c);
     kill(daemon_pid, SIGTERM);
     check(role_ends(daemon_pid), "the daemon stops cleanly");
@@ -691,6 +678,10 @@ int main(int argc, char **argv)
         return role_produce_layers();
     if (argc > 1 && !strcmp(argv[1], "consume-layers"))
         return role_consume_layers();
+    if (argc > 1 && !strcmp(argv[1], "consume-stream"))
+        return role_consume_stream();
+    if (argc > 1 && !strcmp(argv[1], "stream-orphan"))
+        return role_stream_orphan();
     if (argc > 1 && !strcmp(argv[1], "victim"))
         return role_victim();
     if (argc > 1 && !strcmp(argv[1], "survivor"))

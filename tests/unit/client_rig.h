@@ -121,4 +121,19 @@ FAKE_FN bool rig_hold_loads(struct fake *f, int conn, int method, struct proto_e
     return true;
 }
 
+/* Of the load that is held at that place. */
+FAKE_FN void rig_tell_layers(struct rig *r, unsigned held, uint32_t shards, const uint8_t *status,
+                             uint32_t n)
+{
+    struct msg_progress m = {
+        .msgid = FAKE_GET(&r->fake, held[held].msgid), .shards = shards, .status = {status, n}};
+    struct proto_buf b;
+    struct ucm_error e;
+
+    proto_buf_init(&b, 4096);
+    cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &m, &e), 0);
+    fake_raw(&r->fake, (int)FAKE_GET(&r->fake, held[held].conn), b.p, b.n);
+    proto_buf_free(&b);
+}
+
 #endif

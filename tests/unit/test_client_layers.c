@@ -26,18 +26,9 @@ static struct ucm_task *load_in_steps(uint32_t step)
     return task;
 }
 
-/* Of the load that is held. */
 static void tell(uint32_t shards, const uint8_t *status, uint32_t n)
 {
-    struct msg_progress m = {
-        .msgid = FAKE_GET(&rig.fake, held[0].msgid), .shards = shards, .status = {status, n}};
-    struct proto_buf b;
-    struct ucm_error e;
-
-    proto_buf_init(&b, 4096);
-    cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &m, &e), 0);
-    fake_raw(&rig.fake, (int)FAKE_GET(&rig.fake, held[0].conn), b.p, b.n);
-    proto_buf_free(&b);
+    rig_tell_layers(&rig, 0, shards, status, n);
 }
 
 Test(client_layers, land_one_after_another)

@@ -26,7 +26,8 @@ struct op {
     struct op *next;
     CUevent event; /* done is set to `value`, and nothing else */
     uint64_t value;
-    uint64_t planes, items; /* a kernel, when n_items is not 0 */
+    const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
+    uint64_t planes, items;       /* a kernel, when n_items is not 0 */
     uint32_t n_planes, n_items, direction, slow_us;
     size_t n; /* or copies */
     struct rows rows[];
@@ -40,9 +41,11 @@ struct CUstream_st {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned objects; /* streams and events */
+static unsigned objects;  /* streams and events */
+static unsigned enqueued; /* on all streams, and not done */
 static uint64_t seed = 88172645463325252u;
 static atomic_uint delay_us, slow_us, lost, bad_records;
+static atomic_bool no_waits, capturing;
 
 void fake_cuda_delay(unsigned max_us)
 {
@@ -57,6 +60,16 @@ void fake_cuda_slow(unsigned us)
 void fake_cuda_fail_records(unsigned n)
 {
     atomic_store(&bad_records, n);
+}
+
+void fake_cuda_refuse_waits(bool refuse)
+{
+    atomic_store(&no_waits, refuse);
+}
+
+void fake_cuda_capture(bool begin)
+{
+    atomic_store(&capturing, begin);
 }
 
 void fake_cuda_lose(CUresult r)
@@ -119,6 +132,14 @@ static void event_free(CUevent e)
     }
 }
 
+static void word_wait(const struct op *o)
+{
+    const struct timespec nap = {.tv_nsec = 20000};
+
+    while ((int32_t)(atomic_load_explicit(o->word, memory_order_acquire) - (uint32_t)o->value) < 0)
+        nanosleep(&nap, NULL);
+}
+
 static void *stream_run(void *arg)
 {
     CUstream s = arg;
@@ -136,7 +157,9 @@ static void *stream_run(void *arg)
             s->last = &s->first;
         s->busy = true;
         pthread_mutex_unlock(&mutex);
-        if (!o->event) {
+        if (o->word) {
+            word_wait(o);
+        } else if (!o->event) {
             wait_a_little();
             usleep(o->slow_us);
             op_run(o);
@@ -147,6 +170,7 @@ static void *stream_run(void *arg)
             event_free(o->event);
         }
         s->busy = false;
+        enqueued--;
         free(o);
         pthread_cond_broadcast(&changed);
     }
@@ -168,6 +192,7 @@ static void op_put(CUstream s, struct op *o)
 {
     *s->last = o;
     s->last = &o->next;
+    enqueued++;
     pthread_cond_broadcast(&changed);
 }
 
@@ -202,6 +227,45 @@ CUresult cuStreamSynchronize(CUstream s)
     while (s->first || s->busy)
         pthread_cond_wait(&changed, &mutex);
     pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    pthread_mutex_lock(&mutex);
+    while (enqueued > 0)
+        pthread_cond_wait(&changed, &mutex);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream s)
+{
+    bool done;
+
+    pthread_mutex_lock(&mutex);
+    done = !s->first && !s->busy;
+    pthread_mutex_unlock(&mutex);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr word, cuuint32_t value, unsigned flags)
+{
+    struct op *o;
+
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || atomic_load(&no_waits))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    o = op_new(0);
+    o->word = (const _Atomic uint32_t *)(uintptr_t)word;
+    o->value = value;
+    return op_send(s, o);
+}
+
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out)
+{
+    (void)s;
+    *out =
+        atomic_load(&capturing) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 

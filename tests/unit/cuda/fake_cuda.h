@@ -28,6 +28,9 @@ void fake_cuda_lose(CUresult r);
 void fake_cuda_slow(unsigned us);
 /* The companion's next n events can't be recorded. */
 void fake_cuda_fail_records(unsigned n);
+/* No stream can wait for a word; every stream is being captured. */
+void fake_cuda_refuse_waits(bool refuse);
+void fake_cuda_capture(bool begin);
 /* The handle of an event; the daemon may open it. */
 void fake_cuda_event_handle(CUevent event, uint8_t handle[64]);
 void fake_cuda_event_signal(CUevent event, bool signalled);

@@ -315,6 +315,13 @@ CUresult cuCtxPopCurrent(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
+/* Streams are of the first GPU. */
+CUresult cuStreamGetCtx(CUstream s, CUcontext *out)
+{
+    (void)s;
+    return cuDevicePrimaryCtxRetain(out, 0);
+}
+
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
     *least = 0;

@@ -1,0 +1,288 @@
+#include "client/cuda/stream_wait.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+/* The client library tells of one task at a time: for how long the oldest wait's is listened to
+ * before the others are asked for. */
+#define SLICE_MS 1
+#define MS_NS INT64_C(1000000)
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---- slots; under the mutex ---- */
+
+static struct stream_wait *slot_find(struct stream_waits *w)
+{
+    for (unsigned i = 0; i < STREAM_WAITS; i++)
+        if (w->slots[i].state == STREAM_WAIT_FREE)
+            return &w->slots[i];
+    return NULL;
+}
+
+/* What the word's reader sees then is all that the client library told of before. */
+static void let_go(struct stream_waits *w, struct stream_wait *wait)
+{
+    TAILQ_REMOVE(&w->pending, wait, node);
+    atomic_store_explicit(&w->words[wait - w->slots], wait->value, memory_order_release);
+}
+
+static void slot_free(struct stream_waits *w, struct stream_wait *wait)
+{
+    if (wait->state == STREAM_WAIT_PENDING)
+        let_go(w, wait);
+    wait->state = STREAM_WAIT_FREE;
+    wait->task = NULL;
+}
+
+static void give_up(struct stream_waits *w, struct stream_wait *wait)
+{
+    let_go(w, wait);
+    wait->state = STREAM_WAIT_GIVEN_UP;
+}
+
+static void give_up_until(struct stream_waits *w, int64_t until_ns)
+{
+    struct stream_wait *next;
+
+    for (struct stream_wait *wait = TAILQ_FIRST(&w->pending); wait; wait = next) {
+        next = TAILQ_NEXT(wait, node);
+        if (wait->deadline_ns <= until_ns)
+            give_up(w, wait);
+    }
+}
+
+/* ---- the thread; the mutex is held where nothing else is said ---- */
+
+/* An older wait for no more layers of the same task says what there is to say for this one. */
+static bool stands_behind(struct stream_waits *w, const struct stream_wait *wait)
+{
+    const struct stream_wait *older = TAILQ_FIRST(&w->pending);
+
+    while (older != wait && (older->task != wait->task || older->layers > wait->layers))
+        older = TAILQ_NEXT(older, node);
+    return older != wait;
+}
+
+/* NULL: this round is over. */
+static struct stream_wait *next_to_ask(struct stream_waits *w)
+{
+    struct stream_wait *wait;
+
+    TAILQ_FOREACH(wait, &w->pending, node)
+    {
+        if (wait->round == w->round)
+            continue;
+        wait->round = w->round;
+        if (!stands_behind(w, wait))
+            return wait;
+    }
+    return NULL;
+}
+
+static void ask(struct stream_waits *w, struct stream_wait *wait)
+{
+    int timeout_ms = wait == TAILQ_FIRST(&w->pending) ? SLICE_MS : 0;
+    struct ucm_task *task = wait->task;
+    uint32_t layers = wait->layers, value = wait->value;
+    int64_t begun_ns;
+    bool ended;
+
+    w->asked = task;
+    pthread_mutex_unlock(&w->mutex);
+    begun_ns = now_ns();
+    ended = ucm_task_wait_layers(task, layers, timeout_ms, NULL) != -UCM_EDEADLINE;
+    /* A task that failed by a deadline of the daemon's says the same, but before the slice is over.
+     */
+    if (!ended && timeout_ms > 0)
+        ended = now_ns() - begun_ns < timeout_ms * MS_NS;
+    pthread_mutex_lock(&w->mutex);
+    w->asked = NULL;
+    pthread_cond_broadcast(&w->changed);
+    if (ended && wait->state == STREAM_WAIT_PENDING && wait->value == value)
+        slot_free(w, wait);
+}
+
+static void *thread_run(void *arg)
+{
+    struct stream_waits *w = arg;
+
+    (void)prctl(PR_SET_NAME, "ucm-streams");
+    pthread_mutex_lock(&w->mutex);
+    while (!w->quit) {
+        struct stream_wait *wait = next_to_ask(w);
+
+        if (wait) {
+            ask(w, wait);
+        } else if (TAILQ_EMPTY(&w->pending)) {
+            pthread_cond_wait(&w->changed, &w->mutex);
+        } else {
+            w->round++;
+            give_up_until(w, now_ns());
+        }
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return NULL;
+}
+
+static int thread_start(struct stream_waits *w)
+{
+    int rc;
+
+    if (w->runs)
+        return 0;
+    w->quit = false;
+    rc = pthread_create(&w->thread, NULL, thread_run, w);
+    w->runs = rc == 0;
+    return rc;
+}
+
+/* ---- waits ---- */
+
+static int slot_begin(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
+                      int64_t deadline_ns, struct stream_wait **out, uint32_t *value)
+{
+    struct stream_wait *wait;
+
+    pthread_mutex_lock(&w->mutex);
+    wait = slot_find(w);
+    if (!wait || thread_start(w) != 0) {
+        pthread_mutex_unlock(&w->mutex);
+        return wait ? -UCM_ENOMEMORY : -UCM_EBUSY;
+    }
+    wait->state = STREAM_WAIT_PENDING;
+    wait->task = task;
+    wait->layers = layers;
+    wait->deadline_ns = deadline_ns;
+    wait->round = w->round - 1;
+    *value = ++wait->value;
+    *out = wait;
+    TAILQ_INSERT_TAIL(&w->pending, wait, node);
+    w->used = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->mutex);
+    return 0;
+}
+
+/* The stream's wait is enqueued without the mutex: where the stream's queue is full of what stands
+ * behind earlier waits, it lasts until the thread has ended one of them. */
+int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
+                     CUstream stream, int timeout_ms, CUresult *error)
+{
+    int64_t deadline_ns = now_ns() + timeout_ms * MS_NS;
+    struct stream_wait *wait;
+    uint32_t value;
+    CUresult rc;
+    int r;
+
+    if (ucm_task_wait_layers(task, layers, 0, NULL) != -UCM_EDEADLINE)
+        return 0;
+    r = slot_begin(w, task, layers, deadline_ns, &wait, &value);
+    if (r != 0)
+        return r;
+    rc = cuStreamWaitValue32(stream, w->words_gpu + (size_t)(wait - w->slots) * sizeof *w->words,
+                             value, CU_STREAM_WAIT_VALUE_GEQ);
+    if (rc == CUDA_SUCCESS)
+        return 0;
+    pthread_mutex_lock(&w->mutex);
+    if (wait->value == value)
+        slot_free(w, wait);
+    pthread_mutex_unlock(&w->mutex);
+    *error = rc;
+    return -UCM_EDEVICE;
+}
+
+int stream_waits_end(struct stream_waits *w, struct ucm_task *task)
+{
+    int r = 0;
+
+    pthread_mutex_lock(&w->mutex);
+    for (unsigned i = 0; i < STREAM_WAITS; i++) {
+        struct stream_wait *wait = &w->slots[i];
+
+        if (wait->task != task)
+            continue;
+        if (wait->state == STREAM_WAIT_GIVEN_UP ||
+            ucm_task_wait_layers(task, wait->layers, 0, NULL) == -UCM_EDEADLINE)
+            r = -UCM_EDEADLINE;
+        slot_free(w, wait);
+    }
+    while (w->asked == task) /* a slice at the most */
+        pthread_cond_wait(&w->changed, &w->mutex);
+    pthread_mutex_unlock(&w->mutex);
+    return r;
+}
+
+/* ---- life ---- */
+
+static CUresult words_create(struct stream_waits *w)
+{
+    void *words;
+    CUresult r = cuMemHostAlloc(&words, STREAM_WAITS * sizeof *w->words, CU_MEMHOSTALLOC_DEVICEMAP);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuMemHostGetDevicePointer(&w->words_gpu, words, 0);
+    if (r != CUDA_SUCCESS) {
+        (void)cuMemFreeHost(words);
+        return r;
+    }
+    w->words = words;
+    for (unsigned i = 0; i < STREAM_WAITS; i++)
+        atomic_init(&w->words[i], 0);
+    return r;
+}
+
+CUresult stream_waits_init(struct stream_waits *w, CUcontext context)
+{
+    CUcontext old;
+    CUresult r = cuCtxPushCurrent(context);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    *w = (struct stream_waits){.context = context};
+    TAILQ_INIT(&w->pending);
+    r = words_create(w);
+    (void)cuCtxPopCurrent(&old);
+    if (r == CUDA_SUCCESS) {
+        (void)pthread_mutex_init(&w->mutex, NULL);
+        (void)pthread_cond_init(&w->changed, NULL);
+    }
+    return r;
+}
+
+void stream_waits_stop(struct stream_waits *w)
+{
+    bool runs;
+
+    pthread_mutex_lock(&w->mutex);
+    give_up_until(w, INT64_MAX);
+    w->quit = true;
+    runs = w->runs;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->mutex);
+    if (runs)
+        (void)pthread_join(w->thread, NULL);
+    w->runs = false;
+}
+
+/* A context that can't be synchronized may have streams that are still to look at a word: then the
+ * words stay for as long as the context does. */
+void stream_waits_close(struct stream_waits *w)
+{
+    CUcontext old;
+
+    if (cuCtxPushCurrent(w->context) == CUDA_SUCCESS) {
+        if (!w->used || cuCtxSynchronize() == CUDA_SUCCESS)
+            (void)cuMemFreeHost(w->words);
+        (void)cuCtxPopCurrent(&old);
+    }
+    (void)pthread_mutex_destroy(&w->mutex);
+    (void)pthread_cond_destroy(&w->changed);
+}

@@ -1,0 +1,51 @@
+/* What the roles of test_serve share: a worker, and what lies in its blocks. */
+#ifndef UCM_TESTS_GPU_SERVE_H
+#define UCM_TESTS_GPU_SERVE_H
+
+#include "ucmclient_cuda.h"
+
+#include <cuda_runtime.h>
+#include <vector>
+
+#define LAYERS 8u
+#define CHUNK 32768u /* of K, and of V, in one layer of one block */
+#define BLOCKS 128u
+#define KEY_BYTES 32u
+
+struct worker {
+    struct ucm_client *client;
+    struct ucm_namespace *ns;
+    struct ucm_region *region;
+    struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
+    unsigned *kv;
+    cudaStream_t stream;
+    cudaEvent_t event;
+    cudaIpcEventHandle_t handle;
+    size_t bytes;
+};
+
+/* Of a role: what goes wrong ends it. */
+void need(bool ok, const char *what);
+double now_s(void);
+
+__host__ __device__ static inline unsigned pattern(unsigned seed, unsigned plane, unsigned word)
+{
+    unsigned x = (seed * 2654435761u) ^ (plane * 40503u + word) * 2246822519u;
+
+    x ^= x >> 15;
+    return x * 3266489917u;
+}
+
+void worker_open(struct worker *w);
+void worker_close(struct worker *w);
+/* Block number first + i goes to place i, or reversed to BLOCKS - 1 - i; its keys and blocks lie in
+ * the vectors. */
+struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
+                             unsigned first, unsigned n, bool reversed);
+void poison(struct worker *w);
+
+/* serve_stream.cu */
+int role_consume_stream(void);
+int role_stream_orphan(void);
+
+#endif
