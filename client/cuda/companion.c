@@ -168,12 +168,14 @@ static void rest(struct companion *c, bool claimed, uint64_t still_ns)
 
 static void *thread_run(void *arg)
 {
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see context_enter */
     struct companion *c = arg;
     uint64_t moved_ns = 0;
     uint32_t rung = 0;
     bool claimed;
 
     (void)cuCtxSetCurrent(c->context);
+    (void)cuThreadExchangeStreamCaptureMode(&relaxed);
     (void)prctl(PR_SET_NAME, "ucm-companion");
     (void)prctl(PR_SET_TIMERSLACK, 1000);
     pthread_mutex_lock(&c->mutex);
@@ -250,16 +252,27 @@ static CUresult region_new(const struct ucm_copy_plane *planes, uint32_t n_plane
     return rc;
 }
 
-/* The caller's thread may have another context, or none. */
+/* The mode of the thread that is inside. */
+static _Thread_local CUstreamCaptureMode capture_mode;
+
+/* The caller's thread may have another context, or none. And while any thread of the process
+ * captures a graph, calls like these fail and spoil it, unless their thread is relaxed about it. */
 static CUresult context_enter(struct companion *c)
 {
-    return cuCtxPushCurrent(c->context);
+    CUresult r = cuCtxPushCurrent(c->context);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
+    return r;
 }
 
 static void context_leave(void)
 {
     CUcontext old;
 
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
     (void)cuCtxPopCurrent(&old);
 }
 
