@@ -205,8 +205,8 @@ class Client(_Handle):
     def close(self) -> None:
         handle = self._take()
         if handle is not None:
-            for companion in list(self._companions):
-                companion._abandon()
+            while self._companions:
+                self._companions.pop()._abandon()
             lib.ucm_close(handle)
 
     @property

@@ -138,6 +138,7 @@ class Companion(_Handle):
             handle = self._take()
             if handle is not None:
                 _library().ucm_cuda_abandon(handle)
+            self._regions.clear()
 
 
 class CompanionRegion(Region):
