@@ -28,8 +28,10 @@ python() {
         python3 -B "$@"
 }
 if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    echo '== the vLLM connector'
-    python "$here/python/tests/integration/test_vllm_connector.py" || status=1
+    for test in connector companion; do
+        echo "== the vLLM connector, test_vllm_$test"
+        python "$here/python/tests/integration/test_vllm_$test.py" || status=1
+    done
 else
     echo '== the vLLM connector: skipped, python3 has no torch with CUDA, or no numpy'
 fi

@@ -127,7 +127,7 @@ class Companion(_Handle):
             if self.closed or self.client.closed:
                 return
             for region in list(self._regions):
-                region.unregister(timeout)
+                CompanionRegion.unregister(region, timeout)  # a subclass's may lead here
             _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
             self._take()
             self.client._companions.discard(self)

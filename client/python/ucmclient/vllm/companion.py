@@ -36,7 +36,6 @@ class _Accompanied(CompanionRegion):
     """Ends its companion with itself: an engine that sleeps wants all of its memory back."""
 
     def unregister(self, timeout: Optional[float] = None) -> None:
-        super().unregister(timeout)
         self.companion.close(timeout)
 
 
