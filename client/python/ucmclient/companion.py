@@ -55,7 +55,7 @@ def _candidates() -> list[str]:
     named = os.environ.get("UCMCLIENT_CUDA_LIB")
     if named:
         return [named]
-    folders = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)]
+    folders = dict.fromkeys((os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)))
     beside = [os.path.join(folder, SONAME) for folder in folders if folder]
     return [path for path in beside if os.path.exists(path)] + [SONAME]
 
