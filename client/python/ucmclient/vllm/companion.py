@@ -48,7 +48,11 @@ class Accompaniment:
         if setting == "on" and obstacle is not None:
             raise _refusal(obstacle)
         self.used = obstacle is None
-        self.why = obstacle or f"small chunks go through a companion: a block's largest is {_largest(layout) / 1024:g} KiB"
+        self.why = (
+            f"small chunks go through a companion: a block's largest is {_largest(layout) / 1024:g} KiB"
+            if obstacle is None
+            else f"no companion: {obstacle}"
+        )
         self._setting = setting
         self._refused: Optional[UcmError] = None
 
@@ -83,15 +87,15 @@ def _largest(layout: Layout) -> int:
 def _obstacle(setting: str, layout: Layout, on_gpu: bool) -> Optional[str]:
     """Why there is to be no companion."""
     if setting == "off":
-        return 'no companion: the setting is "off"'
+        return 'the setting is "off"'
     if not on_gpu:
-        return "no companion: the KV cache does not lie on a CUDA GPU"
+        return "the KV cache does not lie on a CUDA GPU"
     if setting == "auto" and _largest(layout) >= _LARGE:
-        return f"no companion: chunks of {_largest(layout) >> 10} KiB need none"
+        return f"chunks of {_largest(layout) >> 10} KiB need none"
     try:
         require()
     except UcmError as error:
-        return f"no companion: {error}"
+        return str(error)
     return None
 
 
