@@ -82,6 +82,9 @@ BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
 TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
 DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
+ifneq ($(HAVE_CUDA),)
+gpu-bundle: $(BINS) # which kernels/cuda.mk comes too early for
+endif
 
 # Recursive calls use all cores when the caller gave no -j.
 JOBS    ?= $(shell nproc)

@@ -91,7 +91,7 @@ GPU_TESTS += $O/gpu/test_serve
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(BINS) $(LIBS) $O/portable/libucmclient.so.0
+gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
 	cp -r client/python $O/gpu/python/client

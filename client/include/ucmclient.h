@@ -331,7 +331,9 @@ struct ucm_result {
  * reported once, to whichever check or wait comes first; a second ask returns -UCM_EREPORTED. */
 UCM_API int ucm_task_check(struct ucm_task *task, struct ucm_result *out);
 /* The same, waiting. -UCM_EDEADLINE after timeout_ms leaves the task as it was. Several threads may
- * wait for one task: one gets the result, the others -UCM_EREPORTED. */
+ * wait for one task: one gets the result, the others -UCM_EREPORTED. A wait that, by the requests
+ * before, should end within a millisecond spins around that time, for 0.16 ms at most: to be woken
+ * takes as long as some MiB. */
 UCM_API int ucm_task_wait(struct ucm_task *task, int timeout_ms, struct ucm_result *out);
 /* Layer-wise load (`step`): waits until the first `layers` layers of those that it loads lie in all
  * blocks, or the task is done, so that work on them can begin while the rest is on its way. 0, and

@@ -75,6 +75,24 @@ static int remove_cb(const char *path, const struct stat *st, int kind, struct F
     return remove(path);
 }
 
+double daemon_cpu_s(const struct daemon *d)
+{
+    char path[64];
+    unsigned long user, system;
+    int n = 0;
+    FILE *f;
+
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)d->pid);
+    f = fopen(path, "re");
+    if (!f)
+        return 0;
+    /* The name may have blanks, but ends with the last parenthesis of the line. */
+    n = fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+               &system);
+    fclose(f);
+    return n == 2 ? (double)(user + system) / (double)sysconf(_SC_CLK_TCK) : 0;
+}
+
 int daemon_folder_remove(const char *dir)
 {
     return nftw(dir, remove_cb, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -errno;

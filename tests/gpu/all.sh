@@ -1,5 +1,5 @@
 #!/bin/sh
-# all.sh [FOLDER]: everything that decides about copies, in six minutes, on a host with a GPU: the tests
+# all.sh [FOLDER]: everything that decides about copies, in seven minutes, on a host with a GPU: the tests
 # of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
 # ucm-bench copy. Logs and figures go to FOLDER (.); what was measured beside the aims is printed last.
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
@@ -23,7 +23,7 @@ part() {
     echo "== $name: exit status $rc, $(($(date +%s) - begin)) s after the start"
 }
 
-part tests 190 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
+part tests 270 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
 grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
 
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
@@ -51,11 +51,11 @@ rm -r "$unpacked"
 bench() {
     name=$1 limit=$2
     shift 2
-    part "$name" "$limit" env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 120ms \
+    part "$name" "$limit" env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 200ms \
         --chunks 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
     tail -n 3 "$name.log"
 }
-bench copy-1 60 --strategies dma,sm,staged
-bench copy-2 70 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
+bench copy-1 80 --strategies dma,sm,staged
+bench copy-2 80 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 python3 "$here/table.py" copy-1.json copy-2.json || status=1
 exit $status

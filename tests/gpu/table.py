@@ -9,6 +9,7 @@ import sys
 
 KIB = 1024
 ALONE, WITH = ("dma", "sm", "auto"), ("staged", "auto+ring")
+BUS = "chain's p99 beside one DMA, to alone"
 # name, aim, more is better, chunks from, to, strategies, figure of a row
 CASES = [
     ("idle, load", 0.97, True, 4 * KIB, None, ALONE + WITH, lambda r: r["idle_load"]["ratio"]),
@@ -47,7 +48,7 @@ def cell(rows, case, strategy):
 
 
 def main(paths):
-    rows, figures = [], []
+    rows, figures, bus = [], [], []
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
@@ -56,12 +57,16 @@ def main(paths):
             print(f"{path}: {error}")
             continue
         rows += document.get("rows", [])
+        if BUS in document:
+            bus.append(document[BUS])
         last = rows[-1]["strategy"] if rows else "?"
         figures += [(last, f) for f in document.get("figures", []) if "target" in f and "baseline" in f]
     order = [s for s in ALONE[:2] + WITH[:1] + ALONE[2:] + WITH[1:] if any(r["strategy"] == s for r in rows)]
     print(f"{'share of one large DMA; ! misses the aim':42} {'aim':>5}" + "".join(f"{s:>11}" for s in order))
     for case in CASES:
         print(f"{case[0]:42} {case[1]:5.2f}" + "".join(f"{cell(rows, case, s):>11}" for s in order))
+    if bus:
+        print(f"{'    beside a plain DMA of the worker':42} {'':5} {max(bus):10.2f}")
     for strategy, figure in figures:
         value = figure["ratio"]
         print(f"{figure['name'] + ', ' + strategy:42} {figure['target']:5.2f} {value:10.2f}{'' if figure['met'] else ' !'}")

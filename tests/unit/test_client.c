@@ -172,6 +172,30 @@ Test(client, a_load_is_reported_once)
     ucm_task_free(task);
 }
 
+/* A wait that knows about when its answer comes is awake then; one that comes much later, or never,
+ * is waited for all the same, and no longer than asked. */
+Test(client, an_answer_that_comes_later_than_ever)
+{
+    struct ucm_task *task;
+    struct ucm_result result;
+
+    for (unsigned i = 0; i < 50; i++) {
+        cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
+        cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+        ucm_task_free(task);
+    }
+    rig.fake.hook = rig_hold_loads;
+    cr_assert_eq(rig_load(&rig, 4, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    cr_expect_eq(ucm_task_wait(task, 0, &result), -UCM_EDEADLINE);
+    cr_expect_eq(ucm_task_wait(task, 1, &result), -UCM_EDEADLINE);
+    cr_expect_eq(ucm_task_wait(task, 50, &result), -UCM_EDEADLINE);
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_expect_eq(result.n_ok, 4);
+    ucm_task_free(task);
+}
+
 Test(client, dump_and_prefetch)
 {
     struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 8};
