@@ -140,13 +140,13 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
 
-wheel: setup-build ## the Python client with the library in it; of others it needs libcrypto.so.3 only
-	+@$(SUBMAKE) $(PORTABLE)
+wheel: setup-build ## the Python client with the libraries in it; of others it needs libcrypto.so.3 only
+	+@$(SUBMAKE) $(PORTABLE) $(PORTABLE_CUDA)
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3 python3-pip python3-wheel python3-setuptools)
 	rm -rf $O/wheel
 	mkdir -p $O/wheel
 	cp -r client/python $O/wheel/src
-	cp $(PORTABLE) $O/wheel/src/ucmclient
+	cp $(PORTABLE) $(PORTABLE_CUDA) $O/wheel/src/ucmclient
 	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
 	@ls $O/wheel/*.whl
 

@@ -24,7 +24,7 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
-# The companion, for workers: libcuda is theirs already, libucmclient beside it.
+# The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
 CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c))
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
@@ -33,10 +33,12 @@ $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 $O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
 	$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
-	    -Wl,--version-script=client/cuda/libucmclient_cuda.map $(LDFLAGS) $(filter %.o,$^) \
+	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 $O/$(CUDA_SO).$(SO_VERSION): $O/$(CUDA_SO).$(VERSION)
 	@ln -sf $(<F) $@
+# Portable as it is: beyond the two it needs the C library only.
+PORTABLE_CUDA := $O/$(CUDA_SO).$(SO_VERSION)
 $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 	@ln -sf $(<F) $@
 
@@ -68,7 +70,7 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 
 # Tests of the device room on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c tests/gpu/worker_ring.c
+GPU_SRC    := client/cuda/companion.c client/cuda/context.c tests/gpu/worker_ring.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
@@ -94,9 +96,9 @@ gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
 	cp -r client/python $O/gpu/python/client
-	cp $O/portable/libucmclient.so.0 $O/gpu/python/client/python/ucmclient
+	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/vllm $O/gpu/python/tests
-	cp tests/integration/daemon.py tests/integration/test_vllm_connector.py $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py test_vllm_connector.py test_vllm_companion.py) $O/gpu/python/tests/integration
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu

@@ -142,7 +142,7 @@ pythons() {
         # What is installed is the plain build.
         [ "${file##*/}" != test_install.py ] || [ "$label" = plain ] || continue
         # A client's behaviour, and what needs no daemon: once.
-        [[ "${file##*/}" != @(test_vllm_connector.py|test_proxy.py) ]] || [ "$label" = plain ] || continue
+        [[ "${file##*/}" != @(test_vllm_connector.py|test_vllm_companion.py|test_proxy.py) ]] || [ "$label" = plain ] || continue
         # These load into the same blocks twice at once, which races in the worker's memory as told.
         [[ "${file##*/} $label" != test_protocol*tsan ]] || continue
         environment "$label" "$o" "${file##*/}"

@@ -1,5 +1,7 @@
 #include "client/cuda/companion.h"
 
+#include "client/cuda/context.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -168,12 +170,14 @@ static void rest(struct companion *c, bool claimed, uint64_t still_ns)
 
 static void *thread_run(void *arg)
 {
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see context.h */
     struct companion *c = arg;
     uint64_t moved_ns = 0;
     uint32_t rung = 0;
     bool claimed;
 
     (void)cuCtxSetCurrent(c->context);
+    (void)cuThreadExchangeStreamCaptureMode(&relaxed);
     (void)prctl(PR_SET_NAME, "ucm-companion");
     (void)prctl(PR_SET_TIMERSLACK, 1000);
     pthread_mutex_lock(&c->mutex);
@@ -250,28 +254,15 @@ static CUresult region_new(const struct ucm_copy_plane *planes, uint32_t n_plane
     return rc;
 }
 
-/* The caller's thread may have another context, or none. */
-static CUresult context_enter(struct companion *c)
-{
-    return cuCtxPushCurrent(c->context);
-}
-
-static void context_leave(void)
-{
-    CUcontext old;
-
-    (void)cuCtxPopCurrent(&old);
-}
-
 CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
 {
     int ordinal = -1;
-    CUresult r = context_enter(c);
+    CUresult r = ucm_context_enter(c->context);
 
     if (r != CUDA_SUCCESS)
         return r;
     r = cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
-    context_leave();
+    ucm_context_leave();
     if (r == CUDA_SUCCESS)
         *owns = ordinal == c->dev;
     return r;
@@ -282,7 +273,7 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
 {
     struct companion_region *region;
     uint32_t i = 0;
-    CUresult r = context_enter(c);
+    CUresult r = ucm_context_enter(c->context);
 
     if (r != CUDA_SUCCESS)
         return r;
@@ -299,7 +290,7 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
             r = CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
-    context_leave();
+    ucm_context_leave();
     if (r == CUDA_SUCCESS)
         *number = i + 1;
     return r;
@@ -315,9 +306,9 @@ void companion_region_remove(struct companion *c, uint32_t number)
     while (region->kernels > 0)
         pthread_cond_wait(&c->changed, &c->mutex);
     pthread_mutex_unlock(&c->mutex);
-    if (context_enter(c) == CUDA_SUCCESS) {
+    if (ucm_context_enter(c->context) == CUDA_SUCCESS) {
         region_free(region);
-        context_leave();
+        ucm_context_leave();
     }
 }
 
@@ -425,7 +416,7 @@ static void release(struct companion *c)
         (void)cuMemFree(c->base);
     if (c->module)
         (void)cuModuleUnload(c->module);
-    context_leave();
+    ucm_context_leave();
     (void)cuDevicePrimaryCtxRelease(c->dev);
     free(c->turns);
 }
@@ -446,7 +437,7 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
         free(c->turns);
         return r;
     }
-    r = context_enter(c);
+    r = ucm_context_enter(c->context);
     if (r != CUDA_SUCCESS) {
         (void)cuDevicePrimaryCtxRelease(c->dev);
         free(c->turns);
@@ -471,7 +462,7 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
         release(c);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
-    context_leave();
+    ucm_context_leave();
     return r;
 }
 
@@ -485,7 +476,7 @@ void companion_close(struct companion *c)
     pthread_join(c->thread, NULL);
     pthread_mutex_destroy(&c->mutex);
     pthread_cond_destroy(&c->changed);
-    if (context_enter(c) == CUDA_SUCCESS) {
+    if (ucm_context_enter(c->context) == CUDA_SUCCESS) {
         for (unsigned i = 0; i < COMPANION_REGIONS; i++)
             if (c->regions[i])
                 region_free(c->regions[i]);

@@ -1,5 +1,7 @@
 #include "client/cuda/stream_wait.h"
 
+#include "client/cuda/context.h"
+
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -241,15 +243,14 @@ static CUresult words_create(struct stream_waits *w)
 
 CUresult stream_waits_init(struct stream_waits *w, CUcontext context)
 {
-    CUcontext old;
-    CUresult r = cuCtxPushCurrent(context);
+    CUresult r = ucm_context_enter(context);
 
     if (r != CUDA_SUCCESS)
         return r;
     *w = (struct stream_waits){.context = context};
     TAILQ_INIT(&w->pending);
     r = words_create(w);
-    (void)cuCtxPopCurrent(&old);
+    ucm_context_leave();
     if (r == CUDA_SUCCESS) {
         (void)pthread_mutex_init(&w->mutex, NULL);
         (void)pthread_cond_init(&w->changed, NULL);
@@ -276,12 +277,10 @@ void stream_waits_stop(struct stream_waits *w)
  * words stay for as long as the context does. */
 void stream_waits_close(struct stream_waits *w)
 {
-    CUcontext old;
-
-    if (cuCtxPushCurrent(w->context) == CUDA_SUCCESS) {
+    if (ucm_context_enter(w->context) == CUDA_SUCCESS) {
         if (!w->used || cuCtxSynchronize() == CUDA_SUCCESS)
             (void)cuMemFreeHost(w->words);
-        (void)cuCtxPopCurrent(&old);
+        ucm_context_leave();
     }
     (void)pthread_mutex_destroy(&w->mutex);
     (void)pthread_cond_destroy(&w->changed);

@@ -249,6 +249,17 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
     return 0;
 }
 
+void ucm_cuda_abandon(struct ucm_cuda *cuda)
+{
+    if (!cuda)
+        return;
+    stream_waits_stop(&cuda->waits);
+    keeper_stop(cuda);
+    companion_serve(&cuda->companion, NULL);
+    ucm_ring_free(cuda->ring);
+    cuda_free(cuda);
+}
+
 /* ---- regions ---- */
 
 /* The daemon can't tell everywhere: a driver may map another GPU's memory for it, over the link

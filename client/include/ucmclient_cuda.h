@@ -54,6 +54,10 @@ UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
  * all work of the context, as cudaDeviceSynchronize would, however long that takes. NULL is fine.
  */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
+/* Closes without asking the daemon, for one that does not answer; regions need not be unregistered.
+ * Waits for kernels under way. The client's ucm_close must come next, which tells the daemon. NULL
+ * is fine. */
+UCM_API void ucm_cuda_abandon(struct ucm_cuda *cuda);
 
 /* ucm_region_register for a region on that GPU whose copies may go through the ring. addresses[i]:
  * where spec->memory[i] begins (its offset counted in) in this process. At most 256 a ring. */

@@ -88,12 +88,12 @@ class Engine:
         self.torch, self.most = torch, max(options["tokens"])
         self.model = Model(options["layers"], self.most // BLOCK)
         layout = layout_of({"all": self.model.pages}, self.most // BLOCK)
-        memory, planes, gpu = region_memory(layout, True)
+        lies = region_memory(layout, True)
         self.client = Client(options["socket"], "ttft")
         self.ns = self.client.namespace(Identity(
             model="ttft", dtype="bfloat16", layout=layout.name, block_tokens=BLOCK, shards=(1,),
             shard_bytes=layout.layer_bytes))
-        self.region = self.ns.register(memory, planes, blocks=layout.blocks, gpu=gpu, timeout=60)
+        self.region = self.ns.register(lies.memory, lies.planes, blocks=layout.blocks, gpu=lies.gpu, timeout=60)
         self.block_bytes = layout.layer_bytes
 
     def prompt(self, tokens):

@@ -24,12 +24,14 @@ for program in ucmd ucmctl; do
     chmod +x "$here/bin/$program"
 done
 python() {
-    env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
+    env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB -u UCMCLIENT_CUDA_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
         python3 -B "$@"
 }
 if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    echo '== the vLLM connector'
-    python "$here/python/tests/integration/test_vllm_connector.py" || status=1
+    for test in connector companion; do
+        echo "== the vLLM connector, test_vllm_$test"
+        python "$here/python/tests/integration/test_vllm_$test.py" || status=1
+    done
 else
     echo '== the vLLM connector: skipped, python3 has no torch with CUDA, or no numpy'
 fi

@@ -14,16 +14,18 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "client/python"))
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
 import ucmclient  # noqa: E402
+import fake_companion  # noqa: E402
 from daemon import Daemon  # noqa: E402
-from ucmclient import (BlockResult, Client, Found, Identity, MemoryKind, Memory, Plane, SharedMemory, Status,  # noqa: E402
-                       UcmError, data_pointer)
-from ucmclient import _native, keys as chains  # noqa: E402
+from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,  # noqa: E402
+                       Plane, SharedMemory, Status, UcmError, data_pointer)
+from ucmclient import _native, companion as companions, keys as chains  # noqa: E402
 
 try:
     import numpy
@@ -275,6 +277,128 @@ class Manners(Case):
         self.assertIn("UCMCLIENT_LIB", words.stderr)
 
 
+class Companions(Case):
+    """The binding of libucmclient_cuda, over one that needs no GPU; what a real one does is tests/gpu's."""
+
+    GPU = bytes(range(16))
+
+    def companion(self):
+        """With a namespace, memory and planes to register."""
+        ns = self.client().namespace(self.identity())
+        shared = SharedMemory(LAYERS * CHUNK * BLOCKS)
+        planes = [Plane(0, layer * CHUNK * BLOCKS, CHUNK, CHUNK, layer) for layer in range(LAYERS)]
+        return Companion(ns.client, self.GPU), ns, shared, planes
+
+    def register(self, companion, ns, shared, planes):
+        return companion.register(ns, [shared.memory()], planes, [shared.address], blocks=BLOCKS)
+
+    def test_regions_of_it_are_regions(self):
+        fake = fake_companion.Fake(self)
+        parts = self.companion()
+        with parts[0] as companion, self.register(*parts) as region:
+            stored = self.fill(parts[2], 0)
+            region.dump(key("c"), [0]).wait()
+            self.assertTrue(region.load(key("c"), [7]).wait().all_ok)
+            self.assertEqual(self.bytes(parts[2], 7), stored)
+        self.assertTrue(companion.closed and region.closed)
+        self.assertEqual((fake.calls(), fake.companions), ("ORUC", 0))
+
+    def test_regions_end_before_it(self):
+        fake = fake_companion.Fake(self)
+        parts = self.companion()
+        regions = [self.register(*parts) for _ in range(3)]
+        regions[1].unregister()
+        parts[0].close()
+        parts[0].close()
+        self.assertEqual((fake.calls(), fake.companions), ("ORRRUUUC", 0))
+        for region in regions:
+            self.refused(Status.INVALID, region.load, key(1), [0])
+        self.refused(Status.INVALID, self.register, *parts)
+
+    def test_a_client_that_goes_takes_it_along(self):
+        fake = fake_companion.Fake(self)
+        companion, ns, shared, planes = parts = self.companion()
+        region = self.register(*parts)
+        ns.client.close()
+        self.assertEqual((fake.calls(), fake.companions), ("ORA", 0))
+        self.refused(Status.DISCONNECTED, region.load, key(1), [0])
+        self.refused(Status.DISCONNECTED, region.unregister)
+        region.close()
+        companion.close()
+        self.refused(Status.INVALID, self.register, *parts)
+        self.assertEqual(fake.calls(), "")
+
+    def test_refusals_have_the_library_s_sentence(self):
+        fake = fake_companion.Fake(self)
+        fake.refuse(open=Status.NO_MEMORY)
+        error = self.refused(Status.NO_MEMORY, Companion, self.client(), self.GPU)
+        self.assertIn("can't be made: out of memory", str(error))
+        fake.refuse(register=Status.DEVICE)
+        parts = self.companion()
+        self.assertIn("not of CUDA's memory", str(self.refused(Status.DEVICE, self.register, *parts)))
+        fake.refuse()
+        companion, ns, shared, planes = parts
+        of_libucmclient = self.refused(Status.INVALID, companion.register, ns, [shared.memory()], [], [shared.address],
+                                       blocks=BLOCKS)
+        self.assertIn("planes", str(of_libucmclient))
+        self.assertEqual(fake.companions, 1)
+
+    def test_arguments_are_checked(self):
+        fake_companion.Fake(self)
+        companion, ns, shared, planes = self.companion()
+        with self.assertRaisesRegex(ValueError, "each memory needs one"):
+            companion.register(ns, [shared.memory()], planes, [], blocks=BLOCKS)
+        with self.assertRaisesRegex(ValueError, "UUID"):
+            Companion(ns.client, b"short")
+        closed = self.client()
+        closed.close()
+        self.refused(Status.INVALID, Companion, closed, self.GPU)
+
+    def test_a_library_that_is_not_there(self):
+        with fake_companion.named("/nonexistent.so"):
+            error = self.refused(Status.UNSUPPORTED, Companion, self.client(), self.GPU)
+        self.assertIsInstance(error, CompanionMissing)
+        for words in ("NVIDIA's driver", "UCMCLIENT_CUDA_LIB", "/nonexistent.so"):
+            self.assertIn(words, str(error))
+
+    def test_a_library_of_another_version(self):
+        with fake_companion.named(_native.lib._name):
+            error = self.refused(Status.UNSUPPORTED, companions.require)
+        self.assertIn("ucm_cuda_", str(error))
+
+    def test_a_host_without_a_driver(self):
+        library = os.path.join(os.path.dirname(os.path.abspath(_native.lib._name)), companions.SONAME)
+        if not os.path.exists(library):
+            self.skipTest("libucmclient_cuda was not built: there is no CUDA toolkit")
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            with fake_companion.named(library):
+                error = self.refused(Status.UNSUPPORTED, companions.require)
+            self.assertIn("libcuda.so.1", str(error))
+        else:
+            self.skipTest("this host has a driver")
+
+    def test_where_it_is_looked_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            package, beside = os.path.join(folder, "package"), os.path.join(folder, "lib")
+            for one in (package, beside):
+                os.mkdir(one)
+                open(os.path.join(one, companions.SONAME), "wb").close()
+            library = type("Library", (), {"_name": os.path.join(beside, "libucmclient.so.0")})
+            with mock.patch.object(companions, "__file__", os.path.join(package, "companion.py")), \
+                    mock.patch.object(_native, "lib", library):
+                with mock.patch.dict(os.environ):
+                    os.environ.pop("UCMCLIENT_CUDA_LIB", None)
+                    self.assertEqual(companions._candidates(), [os.path.join(package, companions.SONAME),
+                                                                os.path.join(beside, companions.SONAME), companions.SONAME])
+                    os.remove(os.path.join(package, companions.SONAME))
+                    library._name = "libucmclient.so.0"
+                    self.assertEqual(companions._candidates(), [companions.SONAME])
+                with fake_companion.named("/x.so"):
+                    self.assertEqual(companions._candidates(), ["/x.so"])
+
+
 class Restart(Case):
     def test_the_client_goes_on_with_the_next_daemon(self):
         ns, shared, region = self.worker()
@@ -304,7 +428,7 @@ class Structures(unittest.TestCase):
 
     NAMES = {"ucm_options": "Options", "ucm_server_info": "ServerInfo", "ucm_identity": "Identity",
              "ucm_memory": "Memory", "ucm_plane": "Plane", "ucm_region_spec": "RegionSpec", "ucm_lookup": "Lookup",
-             "ucm_transfer": "Transfer", "ucm_result": "Result"}
+             "ucm_transfer": "Transfer", "ucm_result": "Result", "ucm_cuda_options": "CudaOptions"}
 
     def test_sizes_and_offsets(self):
         lines = []
@@ -312,11 +436,11 @@ class Structures(unittest.TestCase):
             fields = [field[0] for field in getattr(_native, name)._fields_]
             numbers = [f"sizeof(struct {c})"] + [f"offsetof(struct {c}, {field})" for field in fields]
             lines += [f'printf("%zu ", {number});' for number in numbers] + ['puts("");']
-        source = ('#include "client/include/ucmclient.h"\n#include <stddef.h>\n#include <stdio.h>\n'
+        source = ('#include <ucmclient_cuda.h>\n#include <stddef.h>\n#include <stdio.h>\n'
                   "int main(void) {" + "\n".join(lines) + "}")
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, "sizes")
-            subprocess.run(["cc", "-I", TOP, "-x", "c", "-", "-o", program], input=source.encode(), check=True)
+            subprocess.run(["cc", "-I", os.path.join(TOP, "client/include"), "-x", "c", "-", "-o", program], input=source.encode(), check=True)
             told = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
         for name, line in zip(self.NAMES.values(), told):
             structure = getattr(_native, name)

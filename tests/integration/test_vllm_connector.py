@@ -104,9 +104,30 @@ class Case(unittest.TestCase):
         self.same(run(e, *requests, **more), but)
         self.assertTrue(e.pool.idle(), "blocks were never given back")
 
-    def stats(self):
+    def all_stats(self):
         out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)["metrics"]
+        return json.loads(out.stdout)
+
+    def stats(self):
+        return self.all_stats()["metrics"]
+
+    def eventually(self, condition, limit=10.0):
+        end = time.monotonic() + limit
+        while not condition():
+            self.assertLess(time.monotonic(), end, "it never came")
+            time.sleep(0.02)
+
+    def restart(self, **more):
+        socket = self.daemon.socket
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.daemon = daemon(socket=socket, nvme=False, **more)
+
+    def loads(self, e, tokens):
+        before = e.loaded_tokens
+        e.pool = engine.Pool(e.blocks)
+        self.check(e, Request(f"probe{before}.{time.monotonic()}", tokens))
+        return e.loaded_tokens > before
 
 
 class Sharing(Case):
@@ -381,12 +402,6 @@ class Trouble(Case):
             os.kill(self.daemon.process.pid, signal.SIGCONT)
         self.check(e, Request("after", prompt(54, 60)))
 
-    def restart(self):
-        socket = self.daemon.socket
-        self.daemon.process.kill()
-        self.daemon.process.wait()
-        self.daemon = daemon(socket=socket, nvme=False)
-
     def test_killed_in_mid_load_and_started_again(self):
         a, b = self.engine(), self.engine(lookup_timeout=0.05)
         tokens = prompt(60, 200)
@@ -408,18 +423,6 @@ class Trouble(Case):
         self.check(e, Request("stored again", again))
         e.pool = engine.Pool(e.blocks)
         self.eventually(lambda: self.loads(e, again))
-
-    def loads(self, e, tokens):
-        before = e.loaded_tokens
-        e.pool = engine.Pool(e.blocks)
-        self.check(e, Request(f"probe{before}.{time.monotonic()}", tokens))
-        return e.loaded_tokens > before
-
-    def eventually(self, condition, limit=10.0):
-        end = time.monotonic() + limit
-        while not condition():
-            self.assertLess(time.monotonic(), end, "it never came")
-            time.sleep(0.02)
 
     def test_killed_again_and_again(self):
         e, killed = self.engine(blocks=40, lookup_timeout=0.05), [time.monotonic()]

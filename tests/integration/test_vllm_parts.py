@@ -28,8 +28,9 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"
 
 import engine  # noqa: E402
 from engine import BLOCK, Request  # noqa: E402
+import ucmclient  # noqa: E402
 from ucmclient import PrefixHits, SharedMemory  # noqa: E402
-from ucmclient.vllm import identity, layout, settings  # noqa: E402
+from ucmclient.vllm import companion, identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
 from ucmclient.vllm.plan import Copy, Plan  # noqa: E402
@@ -256,6 +257,36 @@ class Moves(unittest.TestCase):
         self.assertEqual(half.failed_blocks(), {0, 1, 2, 3})
 
 
+class Companions(unittest.TestCase):
+    """Which workers have a companion. What it does for them is test_vllm_companion.py's."""
+
+    def choice(self, setting, chunk=4096, on_gpu=True, missing=None):
+        one = layout.Layout(((layout.Chunk(0, 1 << 20, 64), layout.Chunk(0, 1 << 20, chunk)),), 8, chunk, "", {})
+        with mock.patch.object(companion, "require", side_effect=missing):
+            return companion.Accompaniment(setting, one, on_gpu)
+
+    def test_auto(self):
+        missing = ucmclient.CompanionMissing(["libucmclient_cuda.so.0: no such file"])
+        for more, used, words in (({}, True, "4 KiB"), ({"chunk": (512 << 10) - 1}, True, "small chunks"),
+                                  ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
+                                  ({"missing": missing}, False, "no such file")):
+            with self.subTest(more):
+                choice = self.choice("auto", **more)
+                self.assertEqual(choice.used, used)
+                self.assertIn(words, choice.why)
+
+    def test_on_is_refused_with_the_remedy(self):
+        self.assertTrue(self.choice("on", chunk=1 << 20).used)
+        missing = ucmclient.CompanionMissing(["libucmclient_cuda.so.0: no such file"])
+        for more, words in (({"on_gpu": False}, "GPU"), ({"missing": missing}, "UCMCLIENT_CUDA_LIB")):
+            with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'companion "on".*{words}.*"auto"'):
+                self.choice("on", **more)
+
+    def test_off(self):
+        with mock.patch.object(companion, "require", side_effect=AssertionError("it was looked for")):
+            self.assertFalse(companion.Accompaniment("off", None, True).used)
+
+
 class Refusals(unittest.TestCase):
     def refused(self, words, change):
         config, kv_config = engine.configuration(8, 1, False, {})
@@ -350,7 +381,8 @@ class Refusals(unittest.TestCase):
     def test_settings_say_what_would_be_right(self):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),
                              ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),
-                             ({"load": 1}, "must be a bool")):
+                             ({"load": 1}, "must be a bool"),
+                             ({"companion": "yes"}, "one of auto, on, off"), ({"companion": True}, "must be a str")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):
                 settings.Settings.parse(extra)
 

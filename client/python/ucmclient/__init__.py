@@ -24,6 +24,7 @@ from .client import (
     Task,
     TaskResult,
 )
+from .companion import Companion, CompanionMissing, CompanionRegion
 from .errors import Status, UcmError
 from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
 
@@ -32,6 +33,9 @@ __version__ = _lib.ucm_version().decode()
 __all__ = [
     "BlockResult",
     "Client",
+    "Companion",
+    "CompanionMissing",
+    "CompanionRegion",
     "Found",
     "Identity",
     "Memory",

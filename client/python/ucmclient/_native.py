@@ -10,6 +10,7 @@ import ctypes
 import ctypes.util
 import os
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 SONAME = "libucmclient.so.0"
 
@@ -86,6 +87,10 @@ class RegionSpec(Structure):
     ]
 
 
+class CudaOptions(Structure):
+    _fields_ = [("slice_bytes", c_uint64), ("slices", c_uint32)]
+
+
 class Lookup(Structure):
     _fields_ = [
         ("keys", c_void_p),
@@ -117,7 +122,7 @@ class Result(Structure):
     _fields_ = [("bytes", c_uint64), ("n_ok", c_uint32), ("n_keys", c_uint32), ("result", POINTER(c_uint8))]
 
 
-_PROTOTYPES = {
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_strerror": (c_char_p, [c_int]),
     "ucm_errmsg": (c_char_p, []),
     "ucm_version": (c_char_p, []),
@@ -155,6 +160,13 @@ _PROTOTYPES = {
 }
 
 
+def declare(library: ctypes.CDLL, prototypes: dict[str, tuple[Any, list[Any]]]) -> None:
+    for name, (result, arguments) in prototypes.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
 def _candidates() -> list[str]:
     named = os.environ.get("UCMCLIENT_LIB")
     if named:
@@ -171,10 +183,7 @@ def _load() -> ctypes.CDLL:
         except OSError as error:
             tried.append(f"{path}: {error}")
             continue
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
+        declare(library, _PROTOTYPES)
         return library
     raise ImportError(
         "libucmclient was not found: install ucmd, or name the library in UCMCLIENT_LIB (tried "
@@ -186,6 +195,7 @@ def _load() -> ctypes.CDLL:
 lib = _load()
 
 __all__ = [
+    "CudaOptions",
     "Identity",
     "Lookup",
     "Memory",
@@ -196,5 +206,6 @@ __all__ = [
     "ServerInfo",
     "Transfer",
     "byref",
+    "declare",
     "lib",
 ]

@@ -12,12 +12,15 @@ import threading
 from collections.abc import Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _native as native
 from ._native import lib
 from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from .errors import Status, UcmError, check
+
+if TYPE_CHECKING:
+    from .companion import Companion
 
 
 class BlockResult(enum.IntEnum):
@@ -138,6 +141,11 @@ def _timeout(seconds: Optional[float]) -> int:
     return -1 if seconds is None else max(0, min(int(seconds * 1000), 2**31 - 1))
 
 
+def check_uuid(gpu: bytes) -> None:
+    if len(gpu) != 16:
+        raise ValueError(f"the UUID of a GPU has 16 bytes, {len(gpu)} were given")
+
+
 class _Handle:
     """A handle of the library, closed once: by whoever is first of close(), the with statement, its parent."""
 
@@ -190,11 +198,15 @@ class Client(_Handle):
         out = c_void_p()
         options = native.Options(_text(socket), _text(name), max(1, _timeout(default_timeout)))
         check(lib.ucm_connect(byref(options), _timeout(timeout), byref(out)))
+        #: They have threads that use the connection, and so end before it.
+        self._companions: set[Companion] = set()
         self._handle = out.value
 
     def close(self) -> None:
         handle = self._take()
         if handle is not None:
+            while self._companions:
+                self._companions.pop()._abandon()
             lib.ucm_close(handle)
 
     @property
@@ -379,8 +391,8 @@ class Region(_Handle):
         timeout: Optional[float],
     ):
         super().__init__()
-        if gpu is not None and len(gpu) != 16:
-            raise ValueError(f"the UUID of a GPU has 16 bytes, {len(gpu)} were given")
+        if gpu is not None:
+            check_uuid(gpu)
         native_memory = (native.Memory * len(memory))()
         for to, of in zip(native_memory, memory):
             to.kind, to.bytes, to.offset, to.fd = of.kind, of.bytes, of.offset, of.fd
@@ -400,12 +412,18 @@ class Region(_Handle):
             native_planes,
             len(planes),
         )
-        out = c_void_p()
-        check(lib.ucm_region_register(ns.handle, byref(spec), _timeout(timeout), byref(out)))
         self.ns = ns
         self.blocks = blocks
+        self._handle = self._register(spec, _timeout(timeout))
         self._owners = [m.owner for m in memory]
-        self._handle = out.value
+
+    def _register(self, spec: native.RegionSpec, timeout_ms: int) -> Optional[int]:
+        out = c_void_p()
+        check(lib.ucm_region_register(self.ns.handle, byref(spec), timeout_ms, byref(out)))
+        return out.value
+
+    def _unregister(self, handle: int, timeout_ms: int) -> None:
+        check(lib.ucm_region_unregister(handle, timeout_ms))
 
     def _gone(self) -> bool:
         return self.ns.client.closed
@@ -414,7 +432,7 @@ class Region(_Handle):
         """Returns when the daemon has closed its mapping; on failure the region stays."""
         handle = self.handle
         try:
-            check(lib.ucm_region_unregister(handle, _timeout(timeout)))
+            self._unregister(handle, _timeout(timeout))
         except UcmError as error:
             if error.status != Status.DISCONNECTED:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from ._native import lib
 
@@ -46,10 +47,10 @@ class UcmError(Exception):
         return self.status in (Status.DISCONNECTED, Status.NO_DAEMON, Status.SHUTDOWN)
 
 
-def check(rc: int) -> int:
-    """rc of a call of the library; raises on failure."""
+def check(rc: int, sentence: Callable[[], bytes] = lib.ucm_errmsg) -> int:
+    """rc of a call of the library; raises on failure, with its sentence."""
     if rc >= 0:
         return rc
-    text = lib.ucm_errmsg().decode("utf-8", "replace")
+    text = sentence().decode("utf-8", "replace")
     name = lib.ucm_strerror(rc).decode()
     raise UcmError(-rc, f"{name}: {text}" if text else name)

@@ -322,6 +322,16 @@ CUresult cuStreamGetCtx(CUstream s, CUcontext *out)
     return cuDevicePrimaryCtxRetain(out, 0);
 }
 
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    static _Thread_local CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CUstreamCaptureMode before = now;
+
+    now = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
     *least = 0;

@@ -139,6 +139,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
         )
+        logger.info("%s", self._worker.companion.why)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
         self.register_kv_caches({"all": kv_cache})

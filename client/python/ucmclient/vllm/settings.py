@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Optional
 
 
+_CHOICES = {"companion": ("auto", "on", "off")}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Times are in seconds. An engine never waits longer than these say for the daemon."""
@@ -19,6 +22,9 @@ class Settings:
     layerwise: bool = False
     #: Ask the engine to keep all layers of a block side by side, where its backends can.
     block_layout: bool = True
+    #: Move small chunks by this process's own kernels (ucmclient.Companion), which takes 64 MiB of the GPU's memory:
+    #: "auto": where that pays and can be, "on": refuse to start where it can't be, "off".
+    companion: str = "auto"
     #: Store what this engine computes.
     store: bool = True
     #: Load what is stored.
@@ -79,6 +85,10 @@ class Settings:
                 raise ValueError(f"kv_connector_extra_config: {name} must be a {kind}, not {value!r}")
             if not isinstance(value, (str, bool)) and value < 0:
                 raise ValueError(f"kv_connector_extra_config: {name} must be at least 0, not {value!r}")
+            if name in _CHOICES and value not in _CHOICES[name]:
+                raise ValueError(
+                    f"kv_connector_extra_config: {name} must be one of {', '.join(_CHOICES[name])}, not {value!r}"
+                )
             values[name] = value
         settings = cls(**values)
         if settings.layerwise and settings.async_load:

@@ -15,6 +15,8 @@ from typing import Any, Optional
 from ..client import BlockResult, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
 from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
+from .companion import Accompaniment, RegionMemory
+from .identity import Unsupported
 from .layout import Layout
 from .link import Link
 from .plan import Copy, Plan
@@ -28,8 +30,7 @@ _GRACE = 0.5
 _STOP = 2.0
 
 
-def region_memory(layout: Layout, on_gpu: bool) -> tuple[list[Memory], list[Plane], Optional[bytes]]:
-    """The allocations that the layout lies in, its planes, and the GPU's UUID."""
+def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
     memory: list[Memory] = []
     known: list[tuple[int, int]] = []
     planes, gpu = [], None
@@ -46,7 +47,7 @@ def region_memory(layout: Layout, on_gpu: bool) -> tuple[list[Memory], list[Plan
                 memory.append(one)
                 known.append((base, base + one.bytes))
             planes.append(Plane(number, chunk.address - known[number][0], chunk.stride, chunk.size, shard))
-    return memory, planes, gpu
+    return RegionMemory(memory, [base for base, _ in known], planes, gpu)
 
 
 @dataclass
@@ -80,8 +81,14 @@ class WorkerHalf:
         self.event = event
         self._shards = len(layout.layers)
         self._layout, self._on_gpu, self._part = layout, on_gpu, part
+        self.companion = Accompaniment(settings.companion, layout, on_gpu)
         self._memory = region_memory(layout, on_gpu)
         self.link = Link(settings, identity, name, self._register)
+        try:
+            self.companion.started()
+        except Unsupported:
+            self.link.close()
+            raise
         self._loads: list[_Load] = []
         #: Loads within the step are given up then.
         self._until = 0.0
@@ -94,18 +101,21 @@ class WorkerHalf:
 
     def _register(self, ns: Namespace, timeout: float) -> Region:
         """On any thread: handles are made on one that has a CUDA context."""
-        memory, planes, gpu = self._memory
-        return ns.register(memory, planes, blocks=self._layout.blocks, part=self._part, gpu=gpu, timeout=timeout)
+        of, blocks = self._memory, self._layout.blocks
+        region = self.companion.register(ns, of, blocks, self._part, timeout)
+        if region is not None:
+            return region
+        return ns.register(of.memory, of.planes, blocks=blocks, part=self._part, gpu=of.gpu, timeout=timeout)
 
     def unregister(self) -> None:
         """Idempotent; returns when the daemon has let go of the memory. So does this process: a handle keeps memory."""
         self._drain_stores(list(self._stores))
         self.link.drop_region()
-        self._memory = ([], [], None)
+        self._memory = RegionMemory()
 
     def restore(self) -> None:
         """The tensors have their addresses again, and other memory behind them."""
-        if not self._memory[0]:
+        if not self._memory.memory:
             self._memory = region_memory(self._layout, self._on_gpu)
             self.link.restore_region()
 

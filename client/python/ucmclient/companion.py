@@ -1,0 +1,176 @@
+"""Companion: a worker's own kernels move small chunks for the daemon. Mirrors client/include/ucmclient_cuda.h.
+
+    memory, base, gpu = cuda_allocation(tensor.data_ptr())
+    with Companion(client, gpu) as companion:
+        region = companion.register(ns, [memory], planes, [base], blocks=1024)
+
+libucmclient_cuda is optional and looked for when the first companion is made: the file that UCMCLIENT_CUDA_LIB names,
+else beside this package, beside libucmclient, or where the loader looks.
+
+It pays for chunks below 512 KiB, and takes 64 MiB of the GPU's memory. Ends: regions before their companion, which sees
+to it, and companions before their client; a client that is closed takes both along.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint64, c_void_p
+from functools import lru_cache
+from typing import Optional
+
+from . import _native as native
+from .client import Client, Memory, Namespace, Plane, Region, _Handle, _timeout, check_uuid
+from .errors import Status, UcmError, check
+
+SONAME = "libucmclient_cuda.so.0"
+
+_PROTOTYPES = {
+    "ucm_cuda_errmsg": (c_char_p, []),
+    "ucm_cuda_open": (c_int, [c_void_p, c_char_p, POINTER(native.CudaOptions), c_int, POINTER(c_void_p)]),
+    "ucm_cuda_close": (c_int, [c_void_p, c_int]),
+    "ucm_cuda_abandon": (None, [c_void_p]),
+    "ucm_cuda_region_register": (
+        c_int,
+        [c_void_p, c_void_p, POINTER(native.RegionSpec), POINTER(c_uint64), c_int, POINTER(c_void_p)],
+    ),
+    "ucm_cuda_region_unregister": (c_int, [c_void_p, c_void_p, c_int]),
+}
+
+
+class CompanionMissing(UcmError):
+    """libucmclient_cuda can't be loaded; str() says where it was looked for, and what is to be done."""
+
+    def __init__(self, tried: Sequence[str]):
+        super().__init__(
+            Status.UNSUPPORTED,
+            "libucmclient_cuda can't be used: it needs NVIDIA's driver on this host, and comes with a ucmd that was "
+            "built with the CUDA toolkit; UCMCLIENT_CUDA_LIB names it elsewhere (tried " + "; ".join(tried) + ")",
+        )
+
+
+def _candidates() -> list[str]:
+    named = os.environ.get("UCMCLIENT_CUDA_LIB")
+    if named:
+        return [named]
+    folders = dict.fromkeys((os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)))
+    beside = [os.path.join(folder, SONAME) for folder in folders if folder]
+    return [path for path in beside if os.path.exists(path)] + [SONAME]
+
+
+@lru_cache(maxsize=None)
+def _library() -> ctypes.CDLL:
+    """What it needs of libucmclient it finds in the one that this process has loaded, by its name."""
+    tried = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+            native.declare(library, _PROTOTYPES)
+        except (OSError, AttributeError) as error:
+            tried.append(f"{path}: {error}")
+        else:
+            return library
+    raise CompanionMissing(tried)
+
+
+def require() -> None:
+    """Raises CompanionMissing where no companion can be made."""
+    _library()
+
+
+def _check(rc: int) -> None:
+    check(rc, _library().ucm_cuda_errmsg)
+
+
+class Companion(_Handle):
+    """A ring of slices in the memory of the GPU with that UUID; one a client and GPU. 0: the library's sizes, four
+    slices of 16 MiB."""
+
+    def __init__(
+        self, client: Client, gpu: bytes, *, slice_bytes: int = 0, slices: int = 0, timeout: Optional[float] = None
+    ):
+        super().__init__()
+        check_uuid(gpu)
+        out = c_void_p()
+        options = native.CudaOptions(slice_bytes, slices)
+        _check(_library().ucm_cuda_open(client.handle, gpu, byref(options), _timeout(timeout), byref(out)))
+        self.client = client
+        self.gpu = gpu
+        self._regions: set[CompanionRegion] = set()
+        self._ending = threading.Lock()
+        self._handle = out.value
+        client._companions.add(self)
+
+    def _gone(self) -> bool:
+        return self.client.closed
+
+    def register(
+        self,
+        ns: Namespace,
+        memory: Sequence[Memory],
+        planes: Sequence[Plane],
+        addresses: Sequence[int],
+        *,
+        blocks: int,
+        part: int = 0,
+        timeout: Optional[float] = None,
+    ) -> CompanionRegion:
+        """Namespace.register for memory on this GPU, whose copies may go through the slices. addresses: where each
+        memory begins in this process, its offset counted in."""
+        return CompanionRegion(self, ns, memory, planes, addresses, blocks, part, timeout)
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """Unregisters its regions, waits for what moves through the slices, and frees them; on failure it stays."""
+        with self._ending:
+            if self.closed or self.client.closed:
+                return
+            for region in list(self._regions):
+                CompanionRegion.unregister(region, timeout)  # a subclass's may lead here
+            _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
+            self._take()
+            self.client._companions.discard(self)
+
+    def _abandon(self) -> None:
+        """By the client that is being closed."""
+        with self._ending:
+            handle = self._take()
+            if handle is not None:
+                _library().ucm_cuda_abandon(handle)
+            self._regions.clear()
+
+
+class CompanionRegion(Region):
+    """A Region whose copies may go through the companion's slices."""
+
+    def __init__(
+        self,
+        companion: Companion,
+        ns: Namespace,
+        memory: Sequence[Memory],
+        planes: Sequence[Plane],
+        addresses: Sequence[int],
+        blocks: int,
+        part: int,
+        timeout: Optional[float],
+    ):
+        if len(addresses) != len(memory):
+            raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
+        self.companion = companion
+        self._addresses = (c_uint64 * len(addresses))(*addresses)
+        super().__init__(ns, memory, planes, blocks, part, companion.gpu, timeout)
+        companion._regions.add(self)
+
+    def _register(self, spec: native.RegionSpec, timeout_ms: int) -> Optional[int]:
+        out = c_void_p()
+        register = _library().ucm_cuda_region_register
+        _check(register(self.companion.handle, self.ns.handle, byref(spec), self._addresses, timeout_ms, byref(out)))
+        return out.value
+
+    def _unregister(self, handle: int, timeout_ms: int) -> None:
+        _check(_library().ucm_cuda_region_unregister(self.companion.handle, handle, timeout_ms))
+
+    def unregister(self, timeout: Optional[float] = None) -> None:
+        super().unregister(timeout)
+        self.companion._regions.discard(self)

@@ -1,0 +1,48 @@
+"""libucmclient_cuda for a test without a GPU: tests/companion/fake.c, built and taken for the real one."""
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from unittest import mock
+
+from ucmclient import _native, companion
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def named(path):
+    """Environment in which the library is looked for there; what was found before is forgotten."""
+    companion._library.cache_clear()
+    return mock.patch.dict(os.environ, {"UCMCLIENT_CUDA_LIB": path})
+
+
+class Fake:
+    def __init__(self, case):
+        """For as long as that test runs."""
+        folder = tempfile.TemporaryDirectory()
+        case.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, companion.SONAME)
+        subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-I", os.path.join(TOP, "client/include"),
+                        os.path.join(TOP, "tests/companion/fake.c"), os.path.realpath(_native.lib._name), "-o", path],
+                       check=True)
+        environment = named(path)
+        environment.start()
+        case.addCleanup(companion._library.cache_clear)
+        case.addCleanup(environment.stop)
+        self._library = ctypes.CDLL(path)
+
+    def refuse(self, open=0, register=0):
+        """With these statuses."""
+        (ctypes.c_int * 2).in_dll(self._library, "fake_refusals")[:] = [open, register]
+
+    @property
+    def companions(self):
+        """How many there are now."""
+        return ctypes.c_int.in_dll(self._library, "fake_companions").value
+
+    def calls(self):
+        """Since the last time: a letter each."""
+        told = (ctypes.c_char * 4096).in_dll(self._library, "fake_calls")
+        calls, told.raw = told.value.decode(), bytes(4096)
+        return calls

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""The vLLM connector with a companion in its workers (docs/vllm.md, "Small chunks"), in the small engine of
+test_vllm_connector.py: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
+
+import os
+import signal
+import threading
+import time
+import unittest
+from dataclasses import replace
+from unittest import mock
+
+import test_vllm_connector as base  # sets the paths  # noqa: F401
+from test_vllm_connector import GPU, Case, Request, daemon, prompt
+from ucmclient import Namespace, Status
+from ucmclient.vllm import companion, worker
+from ucmclient.vllm.identity import Unsupported
+
+
+@unittest.skipUnless(GPU, "there is no GPU: UCM_VLLM_GPU is not set")
+class CompanionsOnGpu(Case):
+    """The daemon is told to move everything through slices that it has."""
+
+    STAGED = {"copy.strategy": "staged"}
+
+    def setUp(self):
+        self.daemon = daemon(**self.STAGED)
+        self.addCleanup(self.stop)
+
+    def staged(self):
+        """Bytes that went through companions; and all."""
+        devices = self.all_stats()["devices"]
+        return (sum(d.get("staged_bytes", 0) for d in devices),
+                sum(d["load_bytes"] + d["dump_bytes"] for d in devices))
+
+    def through_companions(self, tokens, **more):
+        """One engine stores and another one loads, and most bytes go through slices; a turn that is late goes straight."""
+        before, all_before = self.staged()
+        a, b = (self.engine(companion="on", **more) for _ in range(2))
+        self.check(a, Request("cold", tokens))
+        self.check(b, Request("warm", tokens))
+        self.assertGreater(b.loaded_tokens, 0)
+        after, all_after = self.staged()
+        self.assertGreater(2 * (after - before), all_after - all_before)
+        return a, b
+
+    def test_bytes_go_through_it(self):
+        for layout in ("split", "fused", "packed"):
+            with self.subTest(layout):
+                self.through_companions(prompt(200, 150), layout=layout, salt=layout)
+
+    def test_layer_after_layer_and_ranks(self):
+        self.through_companions(prompt(201, 150), async_load=False, layerwise=True, ranks=2)
+
+    def test_auto_uses_it(self):
+        a = self.engine()
+        self.check(a, Request("cold", prompt(202, 60)))
+        self.assertGreater(self.staged()[0], 0)
+
+    def test_off_does_not(self):
+        a = self.engine(companion="off")
+        self.check(a, Request("cold", prompt(203, 60)))
+        self.assertEqual(self.staged()[0], 0)
+
+    def test_sleep(self):
+        a, b = self.through_companions(prompt(204, 100))
+        a.sleep()
+        a.wake()
+        before = self.staged()[0]
+        self.check(a, Request("new", prompt(205, 100)))
+        self.assertGreater(self.staged()[0], before)
+
+    def test_the_daemon_is_killed_and_started_again(self):
+        a, b = self.through_companions(prompt(206, 100))
+        self.restart(**self.STAGED)
+        self.eventually(lambda: self.loads(a, prompt(207, 100)))
+
+        def staged():  # the library gives a new connection its ring a moment later
+            self.check(a, Request(f"new{time.monotonic()}", prompt(time.monotonic_ns() % 10**9, 60)))
+            return self.staged()[0] > 0
+        self.eventually(staged)
+
+    def test_a_connection_that_is_cut(self):
+        a, b = self.through_companions(prompt(208, 100))
+        link = b.ranks[0].connector._worker.link
+        link.cut()
+        self.eventually(lambda: link.region is not None)
+        before = self.staged()[0]
+        self.check(b, Request("after", prompt(209, 100)))
+        self.assertGreater(self.staged()[0], before)
+
+
+@unittest.skipIf(GPU, "a GPU has the real library")
+class Companions(Case):
+    """Workers with a companion: over a library that needs no GPU, and an engine on the host that is taken for one."""
+
+    def setUp(self):
+        import fake_companion
+        super().setUp()
+        self.fake = fake_companion.Fake(self)
+        memory, register = worker.region_memory, Namespace.register
+
+        def on_gpu(layout, _):
+            return replace(memory(layout, False), gpu=bytes(16))
+
+        def on_host(ns, memory, planes, *, gpu, **more):
+            return register(ns, memory, planes, **more)
+        def choice(setting, layout, _):
+            return companion.Accompaniment(setting, layout, True)
+        for patch in (mock.patch.object(worker, "Accompaniment", choice), mock.patch.object(worker, "region_memory", on_gpu),
+                      mock.patch.object(Namespace, "register", on_host)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_blocks_go_through_its_region(self):
+        a, b = self.engine(ranks=2), self.engine(ranks=2)
+        tokens = prompt(300, 100)
+        self.check(a, Request("cold", tokens))
+        self.check(b, Request("warm", tokens))
+        self.assertGreater(b.loaded_tokens, 0)
+        self.assertEqual((self.fake.calls(), self.fake.companions), ("OR" * 4, 4))
+        a.close()
+        self.assertEqual((self.fake.calls(), self.fake.companions), ("UC" * 2, 2))
+
+    def test_sleep_gives_its_memory_back(self):
+        a = self.engine()
+        a.sleep()
+        self.assertEqual(self.fake.companions, 0)
+        self.assertEqual(self.stats()["regions"], 0)
+        a.wake()
+        self.check(a, Request("awake", prompt(301, 60)))
+        self.assertEqual((self.fake.calls(), self.fake.companions), ("ORUCOR", 1))
+
+    def test_workers_that_just_shut_down(self):
+        a = self.engine()
+        a.ranks[0].connector.shutdown()
+        self.assertEqual((self.fake.calls(), self.fake.companions), ("ORA", 0))
+
+    def test_what_it_refuses_goes_without(self):
+        for refused in ({"open": Status.NO_MEMORY}, {"open": Status.UNSUPPORTED}, {"register": Status.DEVICE}):
+            with self.subTest(refused):
+                self.fake.refuse(**refused)
+                with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+                    a, b = self.engine(salt=str(refused)), self.engine(salt=str(refused))
+                self.assertIn("without a companion", log.output[0])
+                tokens = prompt(302, 60)
+                self.check(a, Request("cold", tokens))
+                self.check(b, Request("warm", tokens))
+                self.assertGreater(b.loaded_tokens, 0)
+                self.assertEqual(self.fake.companions, 0)
+
+    def test_on_does_not_start_without(self):
+        self.fake.refuse(open=Status.NO_MEMORY)
+        with self.assertRaisesRegex(Unsupported, 'companion "on".*out of memory.*"auto"'):
+            self.engine(companion="on")
+        self.eventually(lambda: self.stats()["regions"] == 0)
+
+    def test_a_library_that_is_not_there(self):
+        import fake_companion
+        with fake_companion.named("/nonexistent.so"):
+            a = self.engine()
+            self.assertIn("/nonexistent.so", a.ranks[0].connector._worker.companion.why)
+            self.check(a, Request("without", prompt(308, 60)))
+            self.assertTrue(self.loads(a, prompt(308, 60)))
+            with self.assertRaisesRegex(Unsupported, 'companion "on".*UCMCLIENT_CUDA_LIB.*/nonexistent.so'):
+                self.engine(companion="on")
+
+    def test_off(self):
+        a = self.engine(companion="off")
+        self.check(a, Request("without", prompt(309, 60)))
+        self.assertEqual(self.fake.calls(), "")
+
+    def test_on_goes_on_without_later(self):
+        a = self.engine(companion="on")
+        self.fake.refuse(open=Status.NO_MEMORY)
+        link = a.ranks[0].connector._worker.link
+        link.cut()
+        self.eventually(lambda: link.region is not None)
+        self.check(a, Request("stored", prompt(303, 60)))
+        self.assertTrue(self.loads(a, prompt(303, 60)))
+        self.assertEqual(self.fake.companions, 0)
+
+    def test_a_daemon_that_comes_later(self):
+        socket = self.daemon.socket
+        self.daemon.stop()
+        a = self.engine(socket=socket, connect_timeout=0.2, companion="on")
+        self.assertEqual(self.fake.calls(), "")
+        os.makedirs(os.path.dirname(socket), exist_ok=True)
+        self.daemon = daemon(socket=socket, nvme=False)
+        self.eventually(lambda: self.loads(a, prompt(304, 60)))
+        self.assertRegex(self.fake.calls(), "OR$")  # one that is slow to start may take more than one
+        self.assertEqual(self.fake.companions, 1)
+
+    def test_a_daemon_that_is_killed(self):
+        a = self.engine(lookup_timeout=0.05)
+        self.check(a, Request("before", prompt(305, 60)))
+        self.restart()
+        self.eventually(lambda: self.loads(a, prompt(306, 60)))
+        self.assertEqual(self.fake.calls(), "OR")  # the library itself goes on with the new daemon
+
+    def test_a_daemon_that_hangs(self):
+        a, b = self.engine(), self.engine(async_load=False, transfer_deadline=0.2)
+        tokens = prompt(307, 100)
+        self.check(a, Request("cold", tokens))
+        self.fake.calls()
+        pid, start = self.daemon.process.pid, b.ranks[0].connector.start_load_kv
+
+        def stopped(context):
+            if b.ranks[0].connector._plan().loads:
+                os.kill(pid, signal.SIGSTOP)
+            start(context)
+        b.ranks[0].connector.start_load_kv = stopped
+        b.add(Request("warm", tokens, outputs=1))
+        began = time.monotonic()
+        try:
+            while "A" not in self.fake.calls() and time.monotonic() - began < 5:
+                b.step()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        b.ranks[0].connector.start_load_kv = start
+        self.assertLess(time.monotonic() - began, 5, "the connection was not made anew")
+        self.check(b)
+        self.eventually(lambda: b.ranks[0].connector._worker.link.region is not None)
+        self.assertEqual(self.fake.companions, 2)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    watchdog = threading.Timer(base.SUITE_TIMEOUT_S, base.give_up)
+    watchdog.daemon = True
+    watchdog.start()
+    unittest.main(verbosity=2)

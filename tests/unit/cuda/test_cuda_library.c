@@ -1,0 +1,89 @@
+/* libucmclient_cuda over the fake driver: how a companion ends beside a daemon that answers, and
+ * beside one that does not. */
+#include "client/include/ucmclient_cuda.h"
+#include "tests/unit/client_rig.h"
+#include "tests/unit/cuda/fake_cuda.h"
+
+static struct rig rig;
+static struct ucm_cuda *cuda;
+
+static void setup(void)
+{
+    uint8_t uuid[16];
+
+    rig_up(&rig);
+    fake_cuda_uuid(0, uuid);
+    cr_assert_eq(ucm_cuda_open(rig.client, uuid, NULL, -1, &cuda), 0, "%s", ucm_cuda_errmsg());
+}
+
+static void teardown(void)
+{
+    rig_down(&rig);
+    cr_expect_eq(fake_cuda_left(), 0, "all is freed");
+}
+
+TestSuite(cuda_library, .init = setup, .fini = teardown, .timeout = 60);
+
+static bool dead(void)
+{
+    struct ucm_ring *ring = (struct ucm_ring *)(uintptr_t)FAKE_GET(&rig.fake, rings.maps[0]);
+
+    return atomic_load(&ring->words.dead) != 0;
+}
+
+/* Keeps what the companion asks when it ends without an answer. */
+static bool silent(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)f;
+    (void)conn;
+    (void)env;
+    return method == UCM_METHOD_RING_UNREGISTER;
+}
+
+static void region_add(CUdeviceptr at)
+{
+    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536};
+    struct ucm_plane planes[2] = {
+        {.stride = 4096, .chunk_bytes = 4096},
+        {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .shard = 1}};
+    uint8_t uuid[16];
+    struct ucm_region_spec spec = {.blocks = 8,
+                                   .device = "cuda",
+                                   .gpu = uuid,
+                                   .memory = &memory,
+                                   .n_memory = 1,
+                                   .planes = planes,
+                                   .n_planes = 2};
+    struct ucm_region *region;
+    uint64_t address = at;
+
+    fake_cuda_uuid(0, uuid);
+    cr_assert_eq(ucm_cuda_region_register(cuda, rig.ns, &spec, &address, -1, &region), 0, "%s",
+                 ucm_cuda_errmsg());
+}
+
+Test(cuda_library, closes_with_the_daemon)
+{
+    cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
+    cr_assert_eq(FAKE_GET(&rig.fake, rings.ids[0]), 0, "the daemon knows");
+    cr_assert(dead());
+}
+
+Test(cuda_library, a_daemon_that_does_not_answer_is_abandoned)
+{
+    CUdeviceptr pages = fake_cuda_alloc(0, 65536);
+
+    region_add(pages);
+    rig.fake.hook = silent;
+    cr_assert_eq(ucm_cuda_close(cuda, 10), -UCM_EDEADLINE);
+    cr_assert_not(dead(), "it is served still");
+    ucm_cuda_abandon(cuda);
+    cr_assert(dead(), "no kernel begins any more");
+    cr_assert_eq(cuMemFree(pages), CUDA_SUCCESS);
+}
+
+Test(cuda_library, nothing_is_abandoned)
+{
+    ucm_cuda_abandon(NULL);
+    cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
+}
