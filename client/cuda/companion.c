@@ -355,6 +355,8 @@ static CUresult slices_create(struct companion *c)
     CUdeviceptr base;
     CUresult r = cuMemAlloc(&c->base, c->slices * c->slice_bytes);
 
+    if (r == CUDA_SUCCESS) /* another process will have it mapped: whatever was there is not its */
+        r = cuMemsetD8(c->base, 0, c->slices * c->slice_bytes);
     if (r == CUDA_SUCCESS)
         r = cuIpcGetMemHandle(&handle, c->base);
     if (r == CUDA_SUCCESS)

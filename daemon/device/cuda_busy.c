@@ -46,20 +46,29 @@ static uint64_t probe_ns(struct gpu *g)
     return r == CUDA_SUCCESS ? ns : BUSY_PROBE_TURN_NS;
 }
 
-static void probe(struct gpu *g)
+static bool probes_show(struct gpu *g, uint64_t *longest_ns)
 {
-    uint64_t took_ns[BUSY_PROBES], longest_ns = 0;
+    uint64_t took_ns[BUSY_PROBES];
     bool others = false;
 
-    if (g->probe.launched && cuda.cuEventQuery(g->probe.done) != CUDA_SUCCESS) {
-        others = true; /* the last one, of 0.2 s ago, still waits for its turn */
-        longest_ns = BUSY_PROBE_TURN_NS;
-    }
+    *longest_ns = 0;
     for (unsigned i = 0; i < BUSY_PROBES && !others; i++) {
         took_ns[i] = probe_ns(g);
-        longest_ns = took_ns[i] > longest_ns ? took_ns[i] : longest_ns;
+        *longest_ns = took_ns[i] > *longest_ns ? took_ns[i] : *longest_ns;
         others = busy_probes_show(took_ns, i + 1);
     }
+    return others;
+}
+
+static void probe(struct gpu *g)
+{
+    uint64_t longest_ns = BUSY_PROBE_TURN_NS;
+    bool others = true;
+
+    if (!g->probe.launched || cuda.cuEventQuery(g->probe.done) == CUDA_SUCCESS)
+        others = probes_show(g, &longest_ns); /* else the last one still waits for its turn */
+    if (others && !g->busy.others && longest_ns < BUSY_PROBE_TURN_NS)
+        others = probes_show(g, &longest_ns); /* once may be the host's doing */
     busy_probed(&g->busy, uv_hrtime(), others, longest_ns);
 }
 
