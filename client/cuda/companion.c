@@ -356,7 +356,7 @@ static CUresult slices_create(struct companion *c)
     CUresult r = cuMemAlloc(&c->base, c->slices * c->slice_bytes);
 
     if (r == CUDA_SUCCESS) /* another process will have it mapped: whatever was there is not its */
-        r = cuMemsetD8(c->base, 0, c->slices * c->slice_bytes);
+        r = cuMemsetD8Async(c->base, 0, c->slices * c->slice_bytes, c->streams[0]);
     if (r == CUDA_SUCCESS)
         r = cuIpcGetMemHandle(&handle, c->base);
     if (r == CUDA_SUCCESS)
@@ -382,7 +382,8 @@ static CUresult kernel_load(struct companion *c)
 }
 
 /* The first launch of a kernel, and the first on a stream, may wait for everything that runs in the
- * process: better now than when a copy is due. Nothing is copied. */
+ * process: better now than when a copy is due. Nothing is copied; the slices are cleared behind it.
+ */
 static CUresult kernel_warm(struct companion *c)
 {
     CUdeviceptr nowhere = 0;

@@ -329,6 +329,24 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream s)
     return op_send(s, o);
 }
 
+/* Zeros, in whole pages: what is asked for. */
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s)
+{
+    static const uint8_t zeros[4096];
+    struct op *o = op_new(1);
+
+    if (value != 0 || bytes % sizeof(zeros) != 0) {
+        free(o);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    o->rows[0] = (struct rows){.to = to,
+                               .from = (uint64_t)(uintptr_t)zeros,
+                               .to_pitch = sizeof(zeros),
+                               .width = sizeof(zeros),
+                               .height = bytes / sizeof(zeros)};
+    return op_send(s, o);
+}
+
 CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,
                             CUmemcpyAttributes *attributes, size_t *at, size_t n_attributes,
                             CUstream s)
