@@ -382,8 +382,8 @@ static CUresult kernel_load(struct companion *c)
 }
 
 /* The first launch of a kernel, and the first on a stream, may wait for everything that runs in the
- * process: better now than when a copy is due. Nothing is copied; the slices are cleared behind it.
- */
+ * process: better now than when a copy is due. Nothing is copied; and the clearing of the slices,
+ * enqueued before, has ended when this has. */
 static CUresult kernel_warm(struct companion *c)
 {
     CUdeviceptr nowhere = 0;

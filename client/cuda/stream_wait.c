@@ -88,22 +88,25 @@ static struct stream_wait *next_to_ask(struct stream_waits *w)
     return NULL;
 }
 
+/* Have the layers landed, or has the task failed? One that failed by a deadline of the daemon's
+ * says the same as one that is not as far; but only the former, that not even no layers have
+ * landed. */
+static bool over(struct ucm_task *task, uint32_t layers, int timeout_ms)
+{
+    return ucm_task_wait_layers(task, layers, timeout_ms, NULL) != -UCM_EDEADLINE ||
+           ucm_task_wait_layers(task, 0, 0, NULL) != 0;
+}
+
 static void ask(struct stream_waits *w, struct stream_wait *wait)
 {
     int timeout_ms = wait == TAILQ_FIRST(&w->pending) ? SLICE_MS : 0;
     struct ucm_task *task = wait->task;
     uint32_t layers = wait->layers, value = wait->value;
-    int64_t begun_ns;
     bool ended;
 
     w->asked = task;
     pthread_mutex_unlock(&w->mutex);
-    begun_ns = now_ns();
-    ended = ucm_task_wait_layers(task, layers, timeout_ms, NULL) != -UCM_EDEADLINE;
-    /* A task that failed by a deadline of the daemon's says the same, but before the slice is over.
-     */
-    if (!ended && timeout_ms > 0)
-        ended = now_ns() - begun_ns < timeout_ms * MS_NS;
+    ended = over(task, layers, timeout_ms);
     pthread_mutex_lock(&w->mutex);
     w->asked = NULL;
     pthread_cond_broadcast(&w->changed);
@@ -183,7 +186,7 @@ int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t lay
     CUresult rc;
     int r;
 
-    if (ucm_task_wait_layers(task, layers, 0, NULL) != -UCM_EDEADLINE)
+    if (over(task, layers, 0))
         return 0;
     r = slot_begin(w, task, layers, deadline_ns, &wait, &value);
     if (r != 0)
@@ -207,11 +210,17 @@ int stream_waits_end(struct stream_waits *w, struct ucm_task *task)
     pthread_mutex_lock(&w->mutex);
     for (unsigned i = 0; i < STREAM_WAITS; i++) {
         struct stream_wait *wait = &w->slots[i];
+        uint32_t layers = wait->layers, value = wait->value;
+        bool landed;
 
         if (wait->task != task)
             continue;
-        if (wait->state == STREAM_WAIT_GIVEN_UP ||
-            ucm_task_wait_layers(task, wait->layers, 0, NULL) == -UCM_EDEADLINE)
+        pthread_mutex_unlock(&w->mutex); /* the call may have a broken connection to end */
+        landed = over(task, layers, 0);
+        pthread_mutex_lock(&w->mutex);
+        if (wait->task != task || wait->value != value)
+            continue; /* the thread has seen that it is over */
+        if (wait->state == STREAM_WAIT_GIVEN_UP || !landed)
             r = -UCM_EDEADLINE;
         slot_free(w, wait);
     }

@@ -1,10 +1,11 @@
 /* Streams that wait for a load's layers: words in pinned memory, which the GPU looks at by itself,
  * and a thread that waits for the tasks by the client library and writes the words.
  *
- * Promises: every wait ends, at its deadline at the latest, and a stream that waits then goes on.
- * The thread makes no CUDA call, so that nothing that holds up the driver holds up a wait's end. A
- * word only grows: whoever comes late to a wait that has ended does not stop there, though its slot
- * may be another's by then. Threads: any, but init and close. */
+ * Promises: every wait ends, at its deadline at the latest, and a stream that waits then goes on;
+ * later only when the connection breaks and the client library has a companion's kernel to wait
+ * for. The thread makes no CUDA call, so that nothing that holds up the driver holds up a wait's
+ * end. A word only grows: whoever comes late to a wait that has ended does not stop there, though
+ * its slot may be another's by then. Threads: any, but init and close. */
 #ifndef UCM_CUDA_STREAM_WAIT_H
 #define UCM_CUDA_STREAM_WAIT_H
 

@@ -55,8 +55,8 @@ UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
  */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
 /* Closes without asking the daemon, for one that does not answer; regions need not be unregistered.
- * Waits for kernels under way. The client's ucm_close must come next, which tells the daemon. NULL
- * is fine. */
+ * Waits for kernels under way. The client's ucm_close must come next, which tells the daemon; until
+ * it has heard that, its copies under way may still write to the regions' memory. NULL is fine. */
 UCM_API void ucm_cuda_abandon(struct ucm_cuda *cuda);
 
 /* ucm_region_register for a region on that GPU whose copies may go through the ring. addresses[i]:
@@ -79,8 +79,9 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  * several loads are waited for, all but the oldest wait's may be told of a millisecond late.
  *
  * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
- * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it
- * may be believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
+ * connection broke, or timeout_ms after this call (negative: 10 s; 5 s more when a connection
+ * breaks while a companion's kernel does not get to run). So what was computed behind it may be
+ * believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
  * ucm_cuda_stream_waits_end returned 0.
  *
  * -UCM_EBUSY: 256 waits are pending, or were given up and not ended yet. -UCM_EINVALID: the stream
@@ -93,7 +94,9 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  * legacy default stream holds up every stream that is not non-blocking. Streams beyond
  * CUDA_DEVICE_MAX_CONNECTIONS share queues, so that others of the caller's may stand behind the
  * wait. The companion's kernels must not, as the load may need them: their streams have the two
- * highest priorities, which a stream that waits should not have. */
+ * highest priorities, which a stream that waits should not have. Where a launch into a full queue
+ * holds up the whole driver, a load through slices would fail after 5 s and leave the ring unused:
+ * not tried. Don't close a handle whose streams waited while a graph is captured. */
 UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
                                  void *stream, int timeout_ms);
 /* Of a task with such waits, before ucm_task_free: ends those that are left (their streams go on),

@@ -19,7 +19,7 @@
 #define BUSY_KEEP_DOUBT_NS 10000000ull /* or that others have gone, until that is certain */
 #define BUSY_CLEAR 4u                  /* probes in a row that must find nobody for that */
 #define BUSY_QUIET_NS 100000ull        /* from our last kernel's end to a probe */
-#define BUSY_PROBES 16u                /* kernels of a probe: 8 us each on an idle GPU, seldom 40 */
+#define BUSY_PROBES 16u                /* kernels of a probe: 8 us each on an idle GPU, seldom 25 */
 #define BUSY_PROBE_SLOW_NS 60000ull
 #define BUSY_PROBES_SLOW 2u /* so many show others; one may be the host's doing */
 /* One that comes between a chain's short kernels waits for no more than one of them. */

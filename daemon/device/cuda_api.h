@@ -37,7 +37,7 @@
     X(cuEventRecord, 2000)                                                                         \
     X(cuMemAlloc, 3020)                                                                            \
     X(cuMemGetInfo, 3020)                                                                          \
-    X(cuMemsetD8, 3020)                                                                            \
+    X(cuMemsetD8Async, 3020)                                                                       \
     X(cuMemFree, 3020)                                                                             \
     X(cuMemcpyHtoD, 3020)                                                                          \
     X(cuMemcpy2DAsync, 3020)                                                                       \

@@ -72,11 +72,22 @@ static void probe(struct gpu *g)
     busy_probed(&g->busy, uv_hrtime(), others, longest_ns);
 }
 
+/* Turns that begin before the probe can be made are waited for, but not for long. */
+static void probe_want(struct gpu *g, uint64_t now_ns)
+{
+    if (g->probe.wanted)
+        return;
+    g->probe.wanted = true;
+    g->probe.until_ns = now_ns + GPU_PROBE_DRAIN_NS;
+}
+
 bool gpu_others_run(struct gpu *g)
 {
-    if (!busy_due(&g->busy, uv_hrtime()) || g->turns > 0)
+    uint64_t now_ns = uv_hrtime();
+
+    if (!busy_due(&g->busy, now_ns) || g->turns > 0)
         return g->busy.others;
-    g->probe.wanted = true;
+    probe_want(g, now_ns);
     return true;
 }
 
@@ -85,10 +96,8 @@ bool gpu_others_look(struct gpu *g)
     uint64_t now_ns = uv_hrtime();
 
     if (g->turns > 0) {
-        if (!g->probe.wanted && busy_due(&g->busy, now_ns - GPU_PROBE_TURNS_NS)) {
-            g->probe.wanted = true;
-            g->probe.until_ns = now_ns + GPU_PROBE_DRAIN_NS;
-        }
+        if (busy_due(&g->busy, now_ns - GPU_PROBE_TURNS_NS))
+            probe_want(g, now_ns);
         return g->busy.others;
     }
     if (gpu_others_run(g) && g->probe.wanted && g->streams[0].n + g->streams[1].n == 0)

@@ -138,7 +138,8 @@ static CUresult bench_open(struct bench *b)
     if (r != CUDA_SUCCESS)
         return r;
     memset(b->slots, 0, BYTES);
-    return cuda.cuMemsetD8(b->pages, 0, b->pages_bytes);
+    r = cuda.cuMemsetD8Async(b->pages, 0, b->pages_bytes, b->g->streams[0].stream);
+    return r == CUDA_SUCCESS ? cuda.cuStreamSynchronize(b->g->streams[0].stream) : r;
 }
 
 static void bench_close(struct bench *b)

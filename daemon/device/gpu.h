@@ -177,8 +177,9 @@ void gpu_probe_close(struct gpu *g);
 bool gpu_others_run(struct gpu *g);
 /* The same, for a question that is worth a probe at once where one is due and possible. */
 bool gpu_others_look(struct gpu *g);
-/* Makes the probe that is wanted, which takes up to 0.8 ms, twenty times a second at most. False:
- * it must wait for what is under way, and so must new launches. */
+/* Makes the probe that is wanted: 0.3 ms at most when nobody is there, 3 ms where the second look
+ * is as slow as the first; twenty times a second at most, a hundred while others may have gone.
+ * False: it must wait for what is under way, and so must new launches. */
 bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);

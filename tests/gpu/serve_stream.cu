@@ -135,9 +135,11 @@ int role_stream_orphan(void)
     need(daemon > 1, "the daemon's pid");
     streamer_open(&s);
     poison(&s.w);
-    for (unsigned i = 0; i < FLIGHT; i++)
+    for (unsigned i = 0; i < FLIGHT; i++) {
+        if (i == FLIGHT - 1)
+            need(kill(daemon, SIGSTOP) == 0, "the daemon is stopped");
         tasks[i] = load_begin(&s, s.differ + i);
-    need(kill(daemon, SIGSTOP) == 0, "the daemon is stopped");
+    }
     usleep(200000);
     need(cudaStreamQuery(s.w.stream) == cudaErrorNotReady, "the stream waits");
     need(kill(daemon, SIGKILL) == 0, "the daemon is killed");

@@ -315,6 +315,24 @@ class Companions(Case):
             self.refused(Status.INVALID, region.load, key(1), [0])
         self.refused(Status.INVALID, self.register, *parts)
 
+    def test_another_client_s_namespace_is_refused(self):
+        fake_companion.Fake(self)
+        companion, _, shared, planes = self.companion()
+        other = self.client().namespace(self.identity())
+        with self.assertRaisesRegex(ValueError, "another client's"):
+            self.register(companion, other, shared, planes)
+
+    def test_a_forked_child_leaves_it_alone(self):
+        fake = fake_companion.Fake(self)
+        companion, *_ = self.companion()
+        fake.calls()
+        pid = os.fork()
+        if pid == 0:
+            companion.client.close()
+            os._exit(len(fake.calls()))
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        self.assertEqual(fake.companions, 1)
+
     def test_a_client_that_goes_takes_it_along(self):
         fake = fake_companion.Fake(self)
         companion, ns, shared, planes = parts = self.companion()

@@ -315,6 +315,19 @@ class Sharing(Case):
         self.check(b, Request("shared", prompt(111, 60)))
         self.assertGreater(b.loaded_tokens, 0)
 
+    def test_waking_without_a_daemon(self):
+        a = self.engine(connect_timeout=0.5)
+        tokens = prompt(112, 100)
+        self.check(a, Request("cold", tokens))
+        socket = self.daemon.socket
+        a.sleep()
+        self.daemon.stop()
+        a.wake()
+        self.check(a, Request("alone", tokens))
+        os.makedirs(os.path.dirname(socket), exist_ok=True)
+        self.daemon = daemon(socket=socket)
+        self.eventually(lambda: self.loads(a, prompt(113, 60)))
+
     def test_settings_that_only_load_or_only_store(self):
         a, b, c = self.engine(store=False), self.engine(load=False), self.engine()
         tokens = prompt(11, 100)

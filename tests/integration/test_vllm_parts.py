@@ -260,16 +260,20 @@ class Moves(unittest.TestCase):
 class Companions(unittest.TestCase):
     """Which workers have a companion. What it does for them is test_vllm_companion.py's."""
 
-    def choice(self, setting, chunk=4096, on_gpu=True, missing=None):
+    def choice(self, setting, chunk=4096, on_gpu=True, missing=None, writes=True, **more):
         one = layout.Layout(((layout.Chunk(0, 1 << 20, 64), layout.Chunk(0, 1 << 20, chunk)),), 8, chunk, "", {})
         with mock.patch.object(companion, "require", side_effect=missing):
-            return companion.Accompaniment(setting, one, on_gpu)
+            return companion.Accompaniment(settings.Settings.parse({"companion": setting, **more}), one, on_gpu, writes)
 
     def test_auto(self):
         missing = ucmclient.CompanionMissing(["libucmclient_cuda.so.0: no such file"])
         for more, used, words in (({}, True, "4 KiB"), ({"chunk": (512 << 10) - 1}, True, "small chunks"),
                                   ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
-                                  ({"missing": missing}, False, "no such file")):
+                                  ({"missing": missing}, False, "no such file"),
+                                  ({"store": False}, True, "small chunks"),
+                                  ({"layerwise": True, "async_load": False}, True, "small chunks"),
+                                  ({"layerwise": True, "async_load": False, "store": False}, False, "stores nothing"),
+                                  ({"load": False, "writes": False}, False, "stores nothing")):
             with self.subTest(more):
                 choice = self.choice("auto", **more)
                 self.assertEqual(choice.used, used)
@@ -284,7 +288,7 @@ class Companions(unittest.TestCase):
 
     def test_off(self):
         with mock.patch.object(companion, "require", side_effect=AssertionError("it was looked for")):
-            self.assertFalse(companion.Accompaniment("off", None, True).used)
+            self.assertFalse(companion.Accompaniment(settings.Settings.parse({"companion": "off"}), None, True, True).used)
 
 
 class Refusals(unittest.TestCase):

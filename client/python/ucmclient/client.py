@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import os
 import threading
 from collections.abc import Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
@@ -200,14 +201,18 @@ class Client(_Handle):
         check(lib.ucm_connect(byref(options), _timeout(timeout), byref(out)))
         #: They have threads that use the connection, and so end before it.
         self._companions: set[Companion] = set()
+        self._process = os.getpid()
         self._handle = out.value
 
     def close(self) -> None:
         handle = self._take()
-        if handle is not None:
-            while self._companions:
-                self._companions.pop()._abandon()
-            lib.ucm_close(handle)
+        if handle is None:
+            return
+        while self._companions:
+            companion = self._companions.pop()
+            if os.getpid() == self._process:  # a forked child has neither their threads nor their memory
+                companion._abandon()
+        lib.ucm_close(handle)
 
     @property
     def generation(self) -> int:

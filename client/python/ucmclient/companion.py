@@ -155,6 +155,8 @@ class CompanionRegion(Region):
         part: int,
         timeout: Optional[float],
     ):
+        if ns.client is not companion.client:
+            raise ValueError("the namespace is another client's than the companion: they must be of one connection")
         if len(addresses) != len(memory):
             raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
         self.companion = companion

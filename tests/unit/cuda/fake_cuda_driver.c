@@ -180,12 +180,6 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes)
-{
-    memset((void *)(uintptr_t)to, value, bytes);
-    return CUDA_SUCCESS;
-}
-
 CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -393,7 +387,7 @@ void fake_cuda_install(void)
     USE(cuEventDestroy)
     USE(cuMemAlloc)
     USE(cuMemGetInfo)
-    USE(cuMemsetD8)
+    USE(cuMemsetD8Async)
     USE(cuMemFree)
     USE(cuMemcpyHtoD)
     USE(cuMemcpy2DAsync)

@@ -207,6 +207,29 @@ Test(cuda_stream, goes_on_when_the_task_fails)
     }
 }
 
+/* Its own refusal and "not yet" are one code, and only the oldest wait is listened to for a while.
+ */
+Test(cuda_stream, goes_on_when_a_younger_task_fails_by_a_deadline)
+{
+    struct ucm_task *older = load(1), *task = load(2);
+    CUstream other;
+
+    cr_assert_eq(cuStreamCreateWithPriority(&other, 0, 0), CUDA_SUCCESS);
+    await(older, 1, stream, NEVER_MS);
+    await(task, 1, other, NEVER_MS);
+    expect_parked(other);
+    fake_error(&rig.fake, (int)FAKE_GET(&rig.fake, held[1].conn),
+               (uint32_t)FAKE_GET(&rig.fake, held[1].msgid), UCM_WIRE_DEADLINE, "too late");
+    expect_free(other);
+    expect_parked(stream);
+    expect_result(task, -UCM_EDEADLINE);
+    end(task, 0);
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    expect_free(stream);
+    end(older, 0);
+    cr_expect_eq(cuStreamDestroy(other), CUDA_SUCCESS);
+}
+
 Test(cuda_stream, goes_on_when_the_task_is_cancelled)
 {
     struct ucm_task *task = load(1);

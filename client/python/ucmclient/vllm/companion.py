@@ -15,6 +15,7 @@ from ..companion import Companion, CompanionRegion, require
 from ..errors import Status, UcmError
 from .identity import Unsupported
 from .layout import Layout
+from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
 
@@ -40,25 +41,33 @@ class _Accompanied(CompanionRegion):
 
 
 class Accompaniment:
-    """What the setting `companion` comes to for one worker. `why` is for the log."""
+    """What the setting `companion` comes to for one worker."""
 
-    def __init__(self, setting: str, layout: Layout, on_gpu: bool):
-        """Raises Unsupported for "on" where it can't be."""
-        obstacle = _obstacle(setting, layout, on_gpu)
-        if setting == "on" and obstacle is not None:
-            raise _refusal(obstacle)
-        self.used = obstacle is None
-        self.why = (
-            f"small chunks go through a companion: a block's largest is {_largest(layout) / 1024:g} KiB"
-            if obstacle is None
-            else f"no companion: {obstacle}"
-        )
-        self._setting = setting
+    def __init__(self, settings: Settings, layout: Layout, on_gpu: bool, writes: bool):
+        """writes: this rank stores. Raises Unsupported for "on" where it can't be."""
+        self._setting = settings.companion
+        self._obstacle = _obstacle(settings, layout, on_gpu, writes)
+        if self._setting == "on" and self._obstacle is not None:
+            raise _refusal(self._obstacle)
+        self._largest = _largest(layout) if self._obstacle is None else 0
         self._refused: Optional[UcmError] = None
+
+    @property
+    def used(self) -> bool:
+        """There is to be one, and it was not refused."""
+        return self._obstacle is None and self._refused is None
+
+    @property
+    def why(self) -> str:
+        """For the log, after the start."""
+        obstacle = self._obstacle if self._refused is None else str(self._refused)
+        if obstacle is not None:
+            return f"no companion: {obstacle}"
+        return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(self, ns: Namespace, of: RegionMemory, blocks: int, part: int, timeout: float) -> Optional[Region]:
         """None: to be registered without a companion. Raises only what doing so would raise, too."""
-        if not self.used or of.gpu is None:
+        if self._obstacle is not None or of.gpu is None:
             return None
         try:
             companion = Companion(ns.client, of.gpu, timeout=timeout)
@@ -68,7 +77,7 @@ class Accompaniment:
                 companion.close(timeout)
                 raise
         except UcmError as error:
-            if error.away or error.status == Status.DEADLINE:
+            if error.away or error.status in (Status.DEADLINE, Status.BUSY):
                 raise
             self._refused = error
             logger.warning("small chunks go without a companion (%s)", error)
@@ -84,14 +93,16 @@ def _largest(layout: Layout) -> int:
     return max(chunk.size for layer in layout.layers for chunk in layer)
 
 
-def _obstacle(setting: str, layout: Layout, on_gpu: bool) -> Optional[str]:
+def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) -> Optional[str]:
     """Why there is to be no companion."""
-    if setting == "off":
+    if settings.companion == "off":
         return 'the setting is "off"'
     if not on_gpu:
         return "the KV cache does not lie on a CUDA GPU"
-    if setting == "auto" and _largest(layout) >= _LARGE:
+    if settings.companion == "auto" and _largest(layout) >= _LARGE:
         return f"chunks of {_largest(layout) >> 10} KiB need none"
+    if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
+        return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"
     try:
         require()
     except UcmError as error:

@@ -32,6 +32,8 @@ class Link:
         self.name = name
         self.setup = setup
         self._lock = threading.Lock()
+        #: Held while the memory is registered: it neither goes nor comes back meanwhile. Taken before the other lock.
+        self._setting_up = threading.Lock()
         self._closed = threading.Event()
         self._search: Optional[threading.Thread] = None
         self._client: Optional[Client] = None
@@ -55,27 +57,19 @@ class Link:
         client = Client(self.settings.socket, self.name, timeout=timeout)
         try:
             ns = client.namespace(self.identity, timeout=timeout)
-            while not self._publish(client, ns, timeout):
-                pass
+            with self._setting_up:
+                region = None if self.setup is None or self._asleep else self.setup(ns, timeout)
+                self._publish(client, ns, region)
         except BaseException:
             client.close()
             raise
 
-    def _publish(self, client: Client, ns: Namespace, timeout: float) -> bool:
-        """False: the engine has fallen asleep, or woken up, meanwhile."""
-        asleep, region = self._asleep, None
-        if self.setup is not None and not asleep:
-            region = self.setup(ns, timeout)
+    def _publish(self, client: Client, ns: Namespace, region: Optional[Region]) -> None:
         with self._lock:
-            if self._closed.is_set():
-                client.close()
-                return True
-            if asleep == self._asleep:
+            if not self._closed.is_set():
                 self._client, self._ns, self._region = client, ns, region
-                return True
-        if region is not None:
-            region.unregister(timeout=timeout)
-        return False
+                return
+        client.close()
 
     def _look_for_it(self) -> None:
         if self._search is not None and self._search.is_alive():
@@ -134,7 +128,7 @@ class Link:
 
     def drop_region(self) -> None:
         """Returns when the daemon has let go of the memory; one that does not answer lets go with the connection."""
-        with self._lock:
+        with self._setting_up, self._lock:
             self._asleep = True
             region, self._region = self._region, None
         if region is None:
@@ -146,11 +140,15 @@ class Link:
             self.cut()
 
     def restore_region(self) -> None:
-        with self._lock:
+        """Through a new connection, some time, where this one's daemon does not take it."""
+        with self._setting_up:
             self._asleep = False
             ns = self._ns if self._region is None else None
-        if ns is not None and self.setup is not None:
+            if ns is None or self.setup is None:
+                return
             self._region = self.ask(self.setup, ns, self.settings.connect_timeout)
+        if self._region is None:
+            self.cut()
 
     def cut(self) -> None:
         """Ends the connection, and with it all that the daemon does for it; another one is looked for."""

@@ -1,7 +1,8 @@
 """A worker's half of the connector: loads into, and stores out of, the engine's KV tensors.
 
 Promises: no block that a store may still read is given back to the engine; a load that did not deliver a block names
-it; and no call waits longer than the settings say. Imports nothing of vLLM, and of torch only events, on a GPU.
+it; and no call waits longer than the settings say, but one that has to cut the connection for the engine's own kernels,
+with a companion. Imports nothing of vLLM, and of torch only events, on a GPU.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class WorkerHalf:
         self.event = event
         self._shards = len(layout.layers)
         self._layout, self._on_gpu, self._part = layout, on_gpu, part
-        self.companion = Accompaniment(settings.companion, layout, on_gpu)
+        self.companion = Accompaniment(settings, layout, on_gpu, writes)
         self._memory = region_memory(layout, on_gpu)
         self.link = Link(settings, identity, name, self._register)
         try:
