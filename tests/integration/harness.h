@@ -33,6 +33,10 @@ int host_stop(struct host *h); /* SIGTERM; its exit status */
 void host_kill(struct host *h);
 void host_remove(struct host *h); /* stops it if need be and removes the folder */
 
+/* Who else writes to a worker's memory is another process: ThreadSanitizer sees nothing there, and
+ * takes most of a test's time for it. */
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
 #define WORKER_KEY_BYTES 32
 
 /* A connection with one namespace and one region: `layers` shards, in each two planes (K and V) of
