@@ -150,21 +150,38 @@ pythons() {
     done
 }
 
-# suite LABEL FOLDER MAKE-ARGUMENT...
-suite() {
+# criterions LABEL FOLDER PROGRAM...
+criterions() {
     local label=$1 o=$2 program
     shift 2
-    build "$label" "$@" all build-tests || return
-    lane "$label/python" pythons "$label" "$o"
-    for program in $("${make[@]}" -s "$@" list-tests); do
-        # Its library goes beneath the plain daemon only.
-        [ "${program##*/}" != test_power ] || [ "$label" = plain ] || continue
-        # Long, and of one thread.
-        [[ "${program##*/} $label" != @(test_cache_random|test_index)" tsan" ]] || continue
+    for program; do
         environment "$label" "$o" "${program##*/}"
         criterion "$label" "$program"
     done
+}
+
+# suite LABEL FOLDER MAKE-ARGUMENT...
+suite() {
+    local label=$1 o=$2 program work=() waits=()
+    shift 2
+    build "$label" "$@" all build-tests || return
+    for program in $("${make[@]}" -s "$@" list-tests); do
+        case ${program##*/} in
+        # Its library goes beneath the plain daemon only.
+        test_power) [ "$label" != plain ] || work+=("$program") ;;
+        # Long, and of one thread.
+        test_cache_random | test_index | test_plan) [ "$label" = tsan ] || work+=("$program") ;;
+        # Of disks, deadlines and starts.
+        test_entries | test_place | test_keep | test_cuda_faults | test_damage | test_restart | test_disk)
+            waits+=("$program") ;;
+        *) work+=("$program") ;;
+        esac
+    done
+    lane "$label/python" pythons "$label" "$o"
+    lane "$label/waits" criterions "$label" "$o" "${waits[@]}"
+    criterions "$label" "$o" "${work[@]}"
     join "$label/python"
+    join "$label/waits"
 }
 
 phase_plain() {
