@@ -339,7 +339,6 @@ static uint64_t slice_use(const struct gpu_ring *ring)
     return ring->slice_bytes < GPU_LAUNCH_BYTES ? ring->slice_bytes : GPU_LAUNCH_BYTES;
 }
 
-/* The next piece for a slice. */
 static bool next_piece(struct device_job *job, const struct gpu_ring *ring, uint64_t bytes,
                        struct job_piece *out)
 {
@@ -356,9 +355,8 @@ static bool staged_pays(struct gpu *g, double staged_ns, double idle_ns, double 
     bool if_busy = costs_staged_pays(staged_ns, busy_ns, false);
     bool if_pauses = costs_staged_pays(staged_ns, busy_ns, true);
 
-    if (if_idle == if_busy && if_busy == if_pauses)
-        return if_idle;
-    if (!(idle_ns > RING_PROBE_WORTH_NS ? gpu_others_look(g) : gpu_others_run(g)))
+    if ((if_idle == if_busy && if_busy == if_pauses) ||
+        !(idle_ns > RING_PROBE_WORTH_NS ? gpu_others_look(g) : gpu_others_run(g)))
         return if_idle;
     return g->busy.pauses ? if_pauses : if_busy;
 }
