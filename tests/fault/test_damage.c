@@ -178,28 +178,36 @@ static void purge(void)
 
 #define STALE_BYTES (5 << 20)
 
-/* All segments are used twice; what lay in them before comes back in one slot. */
-static void stale_prepare(uint8_t *old, bool scrub)
+/* Blocks are stored until the victim's place has been used twice; the file as it was before the
+ * last of them goes to old. Which segment comes next depends on what the scrubber is reading just
+ * then. Gives the first key of the blocks that are stored now. */
+static uint64_t stale_prepare(uint8_t *old, bool scrub)
 {
+    uint64_t first = 0;
+    off_t at;
     int fd;
 
     open_host_of("nvme.size=5MiB", scrub);
-    store(0);
+    store(first);
     fd = harm_file(&host, "ucmd.cache");
-    harm_get(fd, old, STALE_BYTES, 0);
-    close(fd);
-    for (unsigned i = 1; i < 3; i++) {
+    do {
+        cr_assert_lt(first, 8000u, "the victim's place is never one that was used before");
+        harm_get(fd, old, STALE_BYTES, 0);
         purge();
-        store(i * 1000);
-    }
+        first += 1000;
+        store(first);
+        at = harm_slot(fd, first + HARM_VICTIM);
+    } while (memcmp(old + at, "UCMS", 4) != 0);
+    close(fd);
+    return first;
 }
 
-static void stale_put(const uint8_t *old, size_t skip)
+/* What lay in the victim's place before comes back. */
+static void stale_put(const uint8_t *old, uint64_t first, size_t skip)
 {
     int fd = harm_file(&host, "ucmd.cache");
-    off_t at = harm_slot(fd, 2000 + HARM_VICTIM);
+    off_t at = harm_slot(fd, first + HARM_VICTIM);
 
-    cr_assert_eq(memcmp(old + at, "UCMS", 4), 0, "the place was not used before");
     harm_put(fd, old + at + skip, HARM_SLOT_BYTES - skip, at + (off_t)skip);
     close(fd);
 }
@@ -207,13 +215,14 @@ static void stale_put(const uint8_t *old, size_t skip)
 static void stale(bool clean, size_t skip)
 {
     static uint8_t old[STALE_BYTES];
+    uint64_t first;
     bool victim;
 
-    stale_prepare(old, false);
+    first = stale_prepare(old, false);
     stop(clean);
-    stale_put(old, skip);
+    stale_put(old, first, skip);
     start_again();
-    cr_expect_eq(load_all(2000, &victim), 1u);
+    cr_expect_eq(load_all(first, &victim), 1u);
     cr_expect(victim);
     /* Behind the last checkpoint an old header is where the log ended, for all that one can see. */
     if (clean || skip > 0)
@@ -238,9 +247,9 @@ Test(damage, an_old_payload_put_back)
 Test(damage, an_old_slot_put_back_under_a_daemon)
 {
     static uint8_t old[STALE_BYTES];
+    uint64_t first = stale_prepare(old, true);
 
-    stale_prepare(old, true);
-    stale_put(old, 0);
+    stale_put(old, first, 0);
     cr_expect(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000));
 }
 
