@@ -246,63 +246,90 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     return t;
 }
 
-static int nvme_open(struct uv_loop_s *loop, const struct config *config,
-                     const struct tier_callbacks *callbacks, struct metrics *metrics,
-                     struct tier **out, struct ucm_error *e)
+static void tier_delete(struct tier *t)
 {
-    struct tier *t;
+    devices_close(t);
+    free(t);
+}
+
+/* Opens the files, which tier_delete closes, and finds what may lie where in them. */
+static int space_open(struct tier *t, const struct config *c, struct ucm_error *e)
+{
     uint64_t epoch;
-    int rc = config_fits(config, e);
+    int rc = devices_open(t, c, e);
+
+    if (rc == 0)
+        rc = devices_start(t, 0, &epoch, e);
+    if (rc == 0)
+        rc = nvme_names_open(t);
+    if (rc < 0)
+        return rc;
+    rc = epoch_check(t, &epoch, e);
+    if (rc == 0)
+        rc = segments_init(t, epoch);
+    if (rc < 0)
+        names_close(&t->names);
+    return rc;
+}
+
+static void space_close(struct tier *t)
+{
+    segment_table_close(&t->segments);
+    names_close(&t->names);
+}
+
+/* What reads and writes them. */
+static int work_open(struct tier *t, const struct config *c, struct ucm_error *e)
+{
+    int rc = engines_open(t, c, e);
 
     if (rc < 0)
         return rc;
-    t = tier_new(loop, config, callbacks, metrics);
-    if (!t)
-        return -ENOMEM;
-    rc = devices_open(t, config, e);
-    if (rc == 0)
-        rc = devices_start(t, 0, &epoch, e);
-    if (rc < 0)
-        goto err_after_new;
-    rc = nvme_names_open(t);
-    if (rc < 0)
-        goto err_after_new;
-    rc = epoch_check(t, &epoch, e);
-    if (rc < 0)
-        goto err_after_names;
-    rc = segments_init(t, epoch);
-    if (rc < 0)
-        goto err_after_names;
-    rc = engines_open(t, config, e);
-    if (rc < 0)
-        goto err_after_segments;
-    rc = checksum_pool_init(&t->checksums, loop, clamp(config->nvme_threads, 1, 1024),
+    rc = checksum_pool_init(&t->checksums, t->loop, clamp(c->nvme_threads, 1, 1024),
                             nvme_checksum_done, t);
     if (rc < 0)
         goto err_after_engines;
     rc = ops_init(t);
     if (rc < 0)
         goto err_after_checksums;
-    metrics->nvme_bytes_used = 0;
-    rc = nvme_turn_open(t);
+    return 0;
+
+err_after_checksums:
+    checksum_pool_close(&t->checksums);
+err_after_engines:
+    engines_close(t);
+    return rc;
+}
+
+static void work_close(struct tier *t)
+{
+    engines_close(t);
+    checksum_pool_close(&t->checksums);
+    ops_close(t);
+}
+
+/* What goes on beside. */
+static int chores_open(struct tier *t, const struct config *c)
+{
+    int rc = nvme_turn_open(t);
+
     if (rc < 0)
-        goto err_after_ops;
-    rc = nvme_care_open(t, config->nvme_quarantine);
+        return rc;
+    rc = nvme_care_open(t, c->nvme_quarantine);
     if (rc < 0)
         goto err_after_turn;
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
         goto err_after_care;
-    rc = nvme_move_open(t, config->nvme_rewrite);
+    rc = nvme_move_open(t, c->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
-    rc = nvme_scrub_open(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
+    rc = nvme_scrub_open(t, c->nvme_scrub, c->nvme_scrub_interval_ms);
     if (rc < 0)
         goto err_after_mover;
     rc = nvme_recover_start(t);
     if (rc < 0)
         goto err_after_scrub;
-    *out = t;
     return 0;
 
 err_after_scrub:
@@ -315,19 +342,50 @@ err_after_care:
     nvme_care_close(t);
 err_after_turn:
     nvme_turn_close(t);
-err_after_ops:
-    ops_close(t);
-err_after_checksums:
-    checksum_pool_close(&t->checksums);
-err_after_engines:
-    engines_close(t);
-err_after_segments:
-    segment_table_close(&t->segments);
-err_after_names:
-    names_close(&t->names);
+    return rc;
+}
+
+static void chores_close(struct tier *t)
+{
+    nvme_recover_close(t);
+    nvme_move_close(t);
+    nvme_checkpoint_close(t);
+    nvme_scrub_close(t);
+    nvme_care_close(t);
+    nvme_turn_close(t);
+}
+
+static int nvme_open(struct uv_loop_s *loop, const struct config *config,
+                     const struct tier_callbacks *callbacks, struct metrics *metrics,
+                     struct tier **out, struct ucm_error *e)
+{
+    struct tier *t;
+    int rc = config_fits(config, e);
+
+    if (rc < 0)
+        return rc;
+    t = tier_new(loop, config, callbacks, metrics);
+    if (!t)
+        return -ENOMEM;
+    metrics->nvme_bytes_used = 0;
+    rc = space_open(t, config, e);
+    if (rc < 0)
+        goto err_after_new;
+    rc = work_open(t, config, e);
+    if (rc < 0)
+        goto err_after_space;
+    rc = chores_open(t, config);
+    if (rc < 0)
+        goto err_after_work;
+    *out = t;
+    return 0;
+
+err_after_work:
+    work_close(t);
+err_after_space:
+    space_close(t);
 err_after_new:
-    devices_close(t);
-    free(t);
+    tier_delete(t);
     if (rc == -ENOMEM)
         ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
     return rc;
@@ -335,19 +393,10 @@ err_after_new:
 
 static void tier_free(struct tier *t)
 {
-    engines_close(t);
-    checksum_pool_close(&t->checksums);
-    ops_close(t);
-    nvme_recover_close(t);
-    nvme_move_close(t);
-    nvme_checkpoint_close(t);
-    nvme_scrub_close(t);
-    nvme_care_close(t);
-    nvme_turn_close(t);
-    segment_table_close(&t->segments);
-    names_close(&t->names);
-    devices_close(t);
-    free(t);
+    work_close(t);
+    chores_close(t);
+    space_close(t);
+    tier_delete(t);
 }
 
 void nvme_hold(struct tier *t)

@@ -55,7 +55,7 @@ bench() {
         --chunks 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
     tail -n 3 "$name.log"
 }
-bench copy-1 80 --strategies dma,sm,staged
-bench copy-2 80 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
+bench copy-1 130 --strategies dma,sm,staged
+bench copy-2 130 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 python3 "$here/table.py" copy-1.json copy-2.json || status=1
 exit $status
