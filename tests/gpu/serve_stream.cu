@@ -136,8 +136,10 @@ int role_stream_orphan(void)
     streamer_open(&s);
     poison(&s.w);
     for (unsigned i = 0; i < FLIGHT; i++) {
-        if (i == FLIGHT - 1)
+        if (i == FLIGHT - 1) {
             need(kill(daemon, SIGSTOP) == 0, "the daemon is stopped");
+            usleep(20000); /* until each of its threads is: none serves the last load */
+        }
         tasks[i] = load_begin(&s, s.differ + i);
     }
     usleep(200000);

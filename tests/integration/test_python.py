@@ -328,6 +328,7 @@ class Companions(Case):
         fake.calls()
         pid = os.fork()
         if pid == 0:
+            companion.close()
             companion.client.close()
             os._exit(len(fake.calls()))
         self.assertEqual(os.waitpid(pid, 0)[1], 0)

@@ -12,6 +12,7 @@ import threading
 import time
 import unittest
 from types import SimpleNamespace
+from unittest import mock
 
 try:
     import numpy
@@ -31,7 +32,7 @@ import engine  # noqa: E402
 import model  # noqa: E402
 from engine import BLOCK, Engine, Request  # noqa: E402
 from daemon import Daemon  # noqa: E402
-from ucmclient.vllm import connector  # noqa: E402
+from ucmclient.vllm import connector, link as link_module  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 
 SUITE_TIMEOUT_S = 280
@@ -398,6 +399,21 @@ class Trouble(Case):
         # The pause begins behind the load's request, so whatever of it is left comes late.
         self.check(b, Request("late", tokens), between=between)
         self.assertIn("steps", late)
+
+    def test_a_connection_that_is_cut_as_soon_as_it_is_there(self):
+        link = self.engine(ranks=1).ranks[0].connector._worker.link
+        found, go_on = threading.Event(), threading.Event()
+
+        def held(text, *_):
+            if text == "ucmd is there":
+                found.set()
+                go_on.wait(10)
+        with mock.patch.object(link_module.logger, "info", held):
+            link.cut()
+            self.assertTrue(found.wait(10))
+            link.cut()
+            go_on.set()
+            self.eventually(lambda: link.region is not None)
 
     def test_a_daemon_that_stops_answering(self):
         e = self.engine(lookup_timeout=0.02)

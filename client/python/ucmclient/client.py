@@ -210,9 +210,14 @@ class Client(_Handle):
             return
         while self._companions:
             companion = self._companions.pop()
-            if os.getpid() == self._process:  # a forked child has neither their threads nor their memory
+            if not self._forked:
                 companion._abandon()
         lib.ucm_close(handle)
+
+    @property
+    def _forked(self) -> bool:
+        """A child has neither the threads of companions nor their memory."""
+        return os.getpid() != self._process
 
     @property
     def generation(self) -> int:

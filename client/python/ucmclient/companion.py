@@ -124,7 +124,7 @@ class Companion(_Handle):
     def close(self, timeout: Optional[float] = None) -> None:
         """Unregisters its regions, waits for what moves through the slices, and frees them; on failure it stays."""
         with self._ending:
-            if self.closed or self.client.closed:
+            if self.closed or self.client.closed or self.client._forked:
                 return
             for region in list(self._regions):
                 CompanionRegion.unregister(region, timeout)  # a subclass's may lead here

@@ -68,14 +68,16 @@ class Link:
         with self._lock:
             if not self._closed.is_set():
                 self._client, self._ns, self._region = client, ns, region
+                self._search = None  # it may live on for a moment, but looks for nothing any more
                 return
         client.close()
 
     def _look_for_it(self) -> None:
-        if self._search is not None and self._search.is_alive():
-            return
-        self._search = threading.Thread(target=self._searching, name=f"{self.name}-search", daemon=True)
-        self._search.start()
+        with self._lock:
+            if self._client is not None or (self._search is not None and self._search.is_alive()):
+                return
+            self._search = threading.Thread(target=self._searching, name=f"{self.name}-search", daemon=True)
+            self._search.start()
 
     def _searching(self) -> None:
         while not self._closed.wait(self.settings.retry_interval):
