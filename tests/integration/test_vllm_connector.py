@@ -32,8 +32,10 @@ import engine  # noqa: E402
 import model  # noqa: E402
 from engine import BLOCK, Engine, Request  # noqa: E402
 from daemon import Daemon  # noqa: E402
+from ucmclient.errors import Status, UcmError  # noqa: E402
 from ucmclient.vllm import connector, link as link_module  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
+from ucmclient.vllm.worker import WorkerHalf  # noqa: E402
 
 SUITE_TIMEOUT_S = 280
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
@@ -414,6 +416,23 @@ class Trouble(Case):
             link.cut()
             go_on.set()
             self.eventually(lambda: link.region is not None)
+
+    def test_a_daemon_that_is_busy_at_the_start(self):
+        register, busy = WorkerHalf._register, 3
+
+        def late(*args):
+            nonlocal busy
+            busy -= 1
+            if busy >= 0:
+                raise UcmError(Status.BUSY, "the GPUs are starting")
+            return register(*args)
+        with mock.patch.object(WorkerHalf, "_register", late):
+            e = self.engine(ranks=1, required=True)
+            self.assertIsNotNone(e.ranks[0].connector._worker.link.region)
+            busy = 1000
+            with self.assertRaises(UcmError) as caught:
+                self.engine(ranks=1, required=True, connect_timeout=0.3)
+            self.assertEqual(caught.exception.status, Status.BUSY)
 
     def test_a_daemon_that_stops_answering(self):
         e = self.engine(lookup_timeout=0.02)

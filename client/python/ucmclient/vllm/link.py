@@ -18,6 +18,8 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
 Result = TypeVar("Result")
+#: Seconds.
+_BUSY_PAUSE = 0.1
 #: Registers the caller's memory; the argument behind the namespace is a timeout.
 Setup = Callable[[Namespace, float], Optional[Region]]
 
@@ -43,7 +45,7 @@ class Link:
         #: The engine's memory is not there.
         self._asleep = False
         try:
-            self._open()
+            self._open_first()
         except UcmError as error:
             if settings.required or not _may_pass(error):
                 raise
@@ -51,6 +53,18 @@ class Link:
             self._look_for_it()
 
     # ---- opening ----
+
+    def _open_first(self) -> None:
+        """An engine that does not start without a daemon waits for one that is busy, as it is while its GPUs start."""
+        until = time.monotonic() + self.settings.connect_timeout
+        while True:
+            try:
+                self._open()
+                return
+            except UcmError as error:
+                if not self.settings.required or error.status != Status.BUSY or time.monotonic() >= until:
+                    raise
+            time.sleep(_BUSY_PAUSE)
 
     def _open(self) -> None:
         timeout = self.settings.connect_timeout
