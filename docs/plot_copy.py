@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""plot_copy.py COPY.JSON: the figures of `ucm-bench copy --json` as an SVG on standard output."""
+"""plot_copy.py COPY.JSON...: the figures of `ucm-bench copy --json` as an SVG on standard output."""
 
 import json
 import sys
@@ -63,12 +63,15 @@ def legend(strategies):
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit("usage: plot_copy.py COPY.JSON")
-    with open(sys.argv[1], encoding="utf-8") as file:
-        rows = json.load(file).get("rows", [])
-    if not rows:
-        sys.exit(f"{sys.argv[1]} has no rows: it is to come from 'ucm-bench copy --json'")
+    if len(sys.argv) < 2:
+        sys.exit("usage: plot_copy.py COPY.JSON...")
+    rows = []
+    for path in sys.argv[1:]:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file).get("rows", [])
+        if not found:
+            sys.exit(f"{path} has no rows: it is to come from 'ucm-bench copy --json'")
+        rows += found
     chunks = sorted({row["chunk"] for row in rows})
     strategies = list(dict.fromkeys(row["strategy"] for row in rows))
     panels = [one for one in PANELS if "idle" in one[0].lower() or "busy_load" in rows[0]]

@@ -1,9 +1,9 @@
 #!/bin/sh
 # all.sh [FOLDER]: everything that decides about copies, in seven minutes, on a host with a GPU: the tests
 # of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
-# ucm-bench copy. Logs and figures go to FOLDER (.); what was measured beside the aims is printed last.
+# ucm-bench copy, and what was measured beside the aims. Logs and figures go to FOLDER (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
-# SANITIZER_TOOLS="memcheck racecheck initcheck" runs more of it, a minute each.
+# SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table, up to a minute each.
 # Exit status: 0 when every test passed and every part came to its end.
 here=$(cd "$(dirname "$0")" && pwd)
 begin=$(date +%s)
@@ -23,39 +23,47 @@ part() {
     echo "== $name: exit status $rc, $(($(date +%s) - begin)) s after the start"
 }
 
-part tests 270 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
-grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
+# find_sanitizer: sets sanitizer, and libraries to where the wheel has them.
+find_sanitizer() {
+    sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
+    wheel=$(find "$here/sanitizer" -name '*.whl' 2>/dev/null | head -n 1)
+    libraries=
+    if [ -z "$sanitizer" ] && [ -n "$wheel" ] && python3 -m zipfile -e "$wheel" "$unpacked"; then
+        sanitizer=$(find "$unpacked" -name compute-sanitizer -type f | head -n 1)
+        chmod -R u+x "$unpacked"
+        libraries=$(dirname "$sanitizer")/../lib
+    fi
+    [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
+}
 
-sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)}
-wheel=$(find "$here/sanitizer" -name '*.whl' 2>/dev/null | head -n 1)
-unpacked=$(mktemp -d)
-if [ -z "$sanitizer" ] && [ -n "$wheel" ] && python3 -m zipfile -e "$wheel" "$unpacked"; then
-    sanitizer=$(find "$unpacked" -name compute-sanitizer -type f | head -n 1)
-    chmod -R u+x "$unpacked"
-    set -- --injection-path "$(dirname "$sanitizer")/../lib"
-else
-    set --
-fi
-if [ -n "$sanitizer" ]; then
-    for tool in ${SANITIZER_TOOLS:-memcheck}; do
-        part "$tool" 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged UCM_TEST_NO_VMM=1 "$sanitizer" \
-            --tool "$tool" --report-api-errors no --error-exitcode 9 "$@" "$here/test_copy"
-        grep -E 'ERROR SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$tool.log" | sort | uniq -c
-    done
-else
-    echo '== memcheck: skipped, there is no compute-sanitizer'
-fi
-rm -r "$unpacked"
+# sanitize TOOL
+sanitize() {
+    [ -n "$sanitizer" ] || return
+    part "$1" 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged UCM_TEST_NO_VMM=1 "$sanitizer" \
+        --tool "$1" --report-api-errors no --error-exitcode 9 \
+        ${libraries:+--injection-path "$libraries"} "$here/test_copy"
+    grep -E 'ERROR SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c
+}
 
-# bench NAME SECONDS OPTION...
+# bench NAME OPTION...
 bench() {
-    name=$1 limit=$2
-    shift 2
-    part "$name" "$limit" env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 200ms \
+    name=$1
+    shift
+    part "$name" 130 env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" copy --ucmd "$here/ucmd" --time 200ms \
         --chunks 4KiB,16KiB,32KiB,64KiB,512KiB,2MiB --json "$@"
     tail -n 3 "$name.log"
 }
-bench copy-1 130 --strategies dma,sm,staged
-bench copy-2 130 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
+
+part tests 270 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
+grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
+unpacked=$(mktemp -d)
+find_sanitizer
+sanitize memcheck
+bench copy-1 --strategies dma,sm,staged
+bench copy-2 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 python3 "$here/table.py" copy-1.json copy-2.json || status=1
+for tool in ${SANITIZER_TOOLS:-}; do
+    sanitize "$tool"
+done
+rm -r "$unpacked"
 exit $status
