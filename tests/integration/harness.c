@@ -400,6 +400,12 @@ bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int 
     return true;
 }
 
+void arena_wait(struct ucm_client *c)
+{
+    cr_assert(metric_reaches(c, "arena_bytes_total", metric(c, "arena_bytes_configured"), 20000),
+              "the arena does not grow");
+}
+
 bool health_is(struct ucm_client *c, const char *status)
 {
     msgpack_unpacked unpacked;
