@@ -322,6 +322,7 @@ Test(serve, reads_once_what_every_rank_loads)
         worker_open(&rank[i], &h, &(struct worker_options){.shard_bytes = 65536, .blocks = 64});
     worker_store(&rank[0], 500, 64);
     cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
+    arena_wait(rank[0].client);
     cr_assert_eq(ucm_call(rank[0].client, "evict", params, sizeof(params) - 1, -1, &p, &n), 0);
     free(p);
     keys_make(500, 64, keys);
