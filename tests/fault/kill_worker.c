@@ -29,7 +29,7 @@ void killer_start(struct killer *k, const struct host *h)
 
 void killer_reap(struct killer *k, struct host *h, struct oracle *o)
 {
-    uint64_t end = now_ms() + 20000;
+    uint64_t end = now_ms() + 60000;
     int status = 0;
     pid_t rc;
 
@@ -47,6 +47,11 @@ void killer_reap(struct killer *k, struct host *h, struct oracle *o)
 
 /* ---- the worker ---- */
 
+static int client_ms(const struct kill_worker *k)
+{
+    return k->patient ? 20000 : KILL_CLIENT_MS;
+}
+
 static int space_open(struct kill_worker *k, const char *model, struct ucm_namespace **out)
 {
     static const uint32_t layers = 4;
@@ -60,7 +65,7 @@ static int space_open(struct kill_worker *k, const char *model, struct ucm_names
                               .n_shards = 1,
                               .shard_bytes = 8192};
 
-    return ucm_namespace_open(k->w.client, &id, KILL_CLIENT_MS, out);
+    return ucm_namespace_open(k->w.client, &id, client_ms(k), out);
 }
 
 bool kill_worker_connect(struct kill_worker *k, const struct host *h)
@@ -68,7 +73,7 @@ bool kill_worker_connect(struct kill_worker *k, const struct host *h)
     struct ucm_options options = {.socket = h->socket, .name = "oracle"};
 
     k->w = (struct worker){.layers = 4, .blocks = KILL_BATCH, .shard_bytes = 8192};
-    if (ucm_connect(&options, KILL_CLIENT_MS, &k->w.client) != 0)
+    if (ucm_connect(&options, client_ms(k), &k->w.client) != 0)
         return false;
     if (space_open(k, "kill", &k->w.ns) != 0)
         return false;
@@ -141,7 +146,7 @@ static bool dump(struct kill_worker *k, uint32_t first, uint32_t n, bool durable
             k->oracle->state[first + i] = ORACLE_MAYBE;
     }
     transfer_make(&t, first, n, durable);
-    rc = ucm_dump(k->w.region, &t, KILL_CLIENT_MS, &task);
+    rc = ucm_dump(k->w.region, &t, client_ms(k), &task);
     if (task_run(rc, task, n, status) != 0)
         return false;
     for (uint32_t i = 0; i < n; i++)
@@ -182,8 +187,8 @@ void kill_worker_purges(struct kill_worker *k, unsigned n)
         size_t bytes;
 
         /* a disk that fails may refuse it */
-        there = ucm_call(k->w.client, "namespace.purge", call, sizeof(call), KILL_CLIENT_MS,
-                         &answer, &bytes) == 0;
+        there = ucm_call(k->w.client, "namespace.purge", call, sizeof(call), client_ms(k), &answer,
+                         &bytes) == 0;
         free(answer);
     }
     ucm_namespace_close(scratch);
@@ -218,7 +223,7 @@ bool kill_worker_check(struct kill_worker *k)
 
         worker_clear(&k->w);
         transfer_make(&t, first, n, false);
-        rc = ucm_load(k->w.region, &t, KILL_CLIENT_MS, &task);
+        rc = ucm_load(k->w.region, &t, client_ms(k), &task);
         if (task_run(rc, task, n, status) != 0)
             return false;
         for (uint32_t i = 0; i < n; i++)
@@ -234,7 +239,7 @@ bool kill_worker_recovered(struct kill_worker *k)
     bool is = false;
 
     for (uint64_t end = now_ms() + 20000; !is && now_ms() < end;) {
-        if (ucm_call(k->w.client, "health", NULL, 0, KILL_CLIENT_MS, &p, &n) != 0)
+        if (ucm_call(k->w.client, "health", NULL, 0, client_ms(k), &p, &n) != 0)
             return false;
         is = memmem(p, n, "recovering", 10) == NULL;
         free(p);

@@ -16,6 +16,7 @@ struct kill_worker {
     struct oracle *oracle;
     bool disk_fails; /* so a dump may be answered as not durable */
     bool full;       /* likewise: all segments may be in use */
+    bool patient;    /* nobody kills the daemon: what is late is waited for */
     unsigned durable_checked, found, absent, not_durable;
 };
 

@@ -92,6 +92,7 @@ static void one_round(void)
     struct killer k = {.signal = oracle_below(&oracle, 6) == 0 ? SIGTERM : SIGKILL};
     const char *what;
 
+    w.patient = false;
     start();
     /* Every third time it gets to do all of its work first. */
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
@@ -139,6 +140,7 @@ static void keep_end(void)
 static void names_fill(void)
 {
     host_restart(&host);
+    w.patient = true;
     cr_assert(kill_worker_connect(&w, &host));
     kill_worker_purges(&w, 60);
     kill_worker_drop(&w);
@@ -149,6 +151,7 @@ static void names_fill(void)
 static void last_look(void)
 {
     host_restart(&host);
+    w.patient = true;
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
     cr_assert_eq(metric(w.w.client, "nvme_reclaimed_blocks"), 0u, "the test's keys must all fit");
     kill_worker_drop(&w);

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define BLOCKS 32u
-#define CALL_MS 3000
+#define CALL_MS 20000
 
 static struct host host;
 static struct worker w;

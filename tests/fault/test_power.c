@@ -137,6 +137,7 @@ static void one_round(void)
     struct killer k = {.signal = oracle_below(&oracle, 4) == 0 ? SIGTERM : SIGKILL,
                        .may_fail = w.disk_fails};
 
+    w.patient = false;
     start();
     k.after_us = oracle_below(&oracle, 3) == 0 ? 150000 : oracle_below(&oracle, 60000);
     killer_start(&k, &host);
@@ -154,6 +155,7 @@ static void run_and_check(void)
 {
     power.journal->kill_at = 0;
     host_restart(&host);
+    w.patient = true;
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w) && kill_worker_check(&w));
 }
 

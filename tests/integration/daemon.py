@@ -11,7 +11,7 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Daemon:

@@ -18,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define START_MS 20000
+#define START_MS 60000 /* to start, or to stop */
+#define PATIENCE 3     /* times the time that a test gives: hosts with other work are slow */
 
 uint64_t now_ms(void)
 {
@@ -52,7 +53,7 @@ static void host_exec(const struct host *h)
                            "arena.size=64MiB",
                            "arena.extent=1MiB",
                            "device.cuda=off",
-                           "shutdown.drain=2s",
+                           "shutdown.drain=20s", /* what is written by then is there later */
                            h->nvme ? nvme : NULL,
                            "nvme.size=256MiB",
                            "nvme.segment=4MiB"};
@@ -176,14 +177,14 @@ int worker_region_try(struct worker *w)
                                        .stride = half,
                                        .chunk_bytes = (uint32_t)half,
                                        .shard = i / 2};
-    rc = ucm_region_register(w->ns, &spec, 5000, &w->region);
+    rc = ucm_region_register(w->ns, &spec, 20000, &w->region);
     close(memory.fd);
     return rc;
 }
 
 void worker_open(struct worker *w, const struct host *h, const struct worker_options *o)
 {
-    struct ucm_options options = {.socket = h->socket, .name = "test"};
+    struct ucm_options options = {.socket = h->socket, .name = "test", .default_timeout_ms = 30000};
     uint32_t layers = o->layers ? o->layers : 4;
     struct ucm_identity id = {
         .model = o->model ? o->model : "test",
@@ -204,7 +205,7 @@ void worker_open(struct worker *w, const struct host *h, const struct worker_opt
                          .blocks = o->blocks ? o->blocks : 64,
                          .part = o->part,
                          .shard_bytes = id.shard_bytes};
-    cr_assert_eq(ucm_connect(&options, 5000, &w->client), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_connect(&options, 20000, &w->client), 0, "%s", ucm_errmsg());
     cr_assert_eq(ucm_namespace_open(w->client, &id, -1, &w->ns), 0, "%s", ucm_errmsg());
     cr_assert_eq(worker_region_try(w), 0, "%s", ucm_errmsg());
 }
@@ -390,7 +391,7 @@ uint64_t metric(struct ucm_client *c, const char *name)
 
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms)
 {
-    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    uint64_t end = now_ms() + (uint64_t)timeout_ms * PATIENCE;
 
     while (metric(c, name) < least) {
         if (now_ms() > end)
@@ -398,6 +399,12 @@ bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int 
         sleep_ms(5);
     }
     return true;
+}
+
+void arena_wait(struct ucm_client *c)
+{
+    cr_assert(metric_reaches(c, "arena_bytes_total", metric(c, "arena_bytes_configured"), 20000),
+              "the arena does not grow");
 }
 
 bool health_is(struct ucm_client *c, const char *status)
@@ -471,7 +478,7 @@ static bool read_all(int fd, uint8_t *p, size_t n, uint64_t end, bool *timeout)
 
 ssize_t raw_frame(int fd, uint8_t *buf, size_t cap, int timeout_ms)
 {
-    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    uint64_t end = now_ms() + (uint64_t)timeout_ms * PATIENCE;
     bool timeout = false;
     uint8_t h[4];
     size_t n;
@@ -487,7 +494,7 @@ ssize_t raw_frame(int fd, uint8_t *buf, size_t cap, int timeout_ms)
 
 bool raw_closed(int fd, int timeout_ms)
 {
-    uint64_t end = now_ms() + (uint64_t)timeout_ms;
+    uint64_t end = now_ms() + (uint64_t)timeout_ms * PATIENCE;
     uint8_t buf[4096];
     bool timeout = false;
 

@@ -84,9 +84,14 @@ uint32_t worker_hits(struct worker *w, const uint8_t *keys, uint32_t n);
 /* Blocks b = 0..n-1 filled with seed first + b and dumped as keys first + b. */
 void worker_store(struct worker *w, uint64_t first, uint32_t n);
 
-/* A metric of `stats`; waits up to timeout_ms until it is at least `least`. */
+/* A metric of `stats`; waits until it is at least `least`. This, raw_frame and raw_closed wait for
+ * three times timeout_ms before they give up. */
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
+
+/* Until the arena is all there. While it grows blocks may have to leave it, written or not, for
+ * those that come. */
+void arena_wait(struct ucm_client *c);
 
 /* What `health` says of the daemon. */
 bool health_is(struct ucm_client *c, const char *status);

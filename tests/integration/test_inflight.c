@@ -16,7 +16,7 @@
 
 #define BATCH 16u
 #define RANGES 32u /* of keys; each engine goes round */
-#define CALL_MS 8000
+#define CALL_MS 30000
 #define ROUNDS 4u
 
 enum kind {
@@ -343,7 +343,7 @@ static void wait_all_work(void)
 {
     for (unsigned i = 0; i < KINDS; i++)
         atomic_store(&engine[i].ok, 0);
-    for (uint64_t end = now_ms() + 30000; !all_work(); sleep_ms(5)) {
+    for (uint64_t end = now_ms() + 60000; !all_work(); sleep_ms(5)) {
         if (now_ms() < end)
             continue;
         for (unsigned i = 0; i < KINDS; i++)

@@ -44,6 +44,7 @@ static void open_keep(bool nvme)
     host = (struct host){.nvme = nvme, .sets = {keep_set}};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
+    arena_wait(w.client);
 }
 
 static void wait_ok(void)
@@ -63,6 +64,7 @@ static void start_again(void)
     host_restart(&host);
     worker_open(&w, &host, &(struct worker_options){0});
     wait_ok();
+    arena_wait(w.client);
 }
 
 static void restart(void (*stop)(struct host *h))

@@ -72,7 +72,7 @@ static void load_end(struct ucm_task *task, uint32_t n_ok)
 {
     struct ucm_result r;
 
-    cr_assert_eq(ucm_task_wait(task, 10000, &r), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
     cr_assert_eq(r.n_ok, n_ok);
     ucm_task_free(task);
 }
@@ -80,7 +80,7 @@ static void load_end(struct ucm_task *task, uint32_t n_ok)
 static void assert_layers(struct ucm_task *task, uint32_t step, uint32_t missing)
 {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        cr_assert_eq(ucm_task_wait_layers(task, layer + 1, 10000, rig.result), 0, "%s",
+        cr_assert_eq(ucm_task_wait_layers(task, layer + 1, 30000, rig.result), 0, "%s",
                      ucm_errmsg());
         for (uint32_t i = 0; i < BLOCKS; i++) {
             cr_assert_eq(rig.result[i], i == missing ? UCM_BLOCK_IS_MISS : UCM_BLOCK_IS_OK);
@@ -122,7 +122,7 @@ Test(layers, of_a_range_count_from_its_first)
 {
     struct ucm_task *task = load_begin((struct ucm_transfer){.shard = 3, .n_shards = 4, .step = 2});
 
-    cr_assert_eq(ucm_task_wait_layers(task, 1, 10000, rig.result), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_task_wait_layers(task, 1, 30000, rig.result), 0, "%s", ucm_errmsg());
     for (uint32_t i = 0; i < BLOCKS; i++)
         cr_assert_eq(layer_differs(3, i), 0);
     load_end(task, BLOCKS);
@@ -138,11 +138,11 @@ Test(layers, of_a_load_that_is_stopped_are_told_no_more)
         struct ucm_result r;
 
         if (round > 0)
-            cr_assert_eq(ucm_task_wait_layers(task, round % LAYERS, 10000, NULL), 0);
+            cr_assert_eq(ucm_task_wait_layers(task, round % LAYERS, 30000, NULL), 0);
         if (round % 2)
             cr_assert_eq(ucm_task_cancel(task, -1), 0, "%s", ucm_errmsg());
-        cr_assert_eq(ucm_task_wait_layers(task, LAYERS, 10000, rig.result), 0, "%s", ucm_errmsg());
-        cr_assert_eq(ucm_task_wait(task, 10000, &r), 0, "%s", ucm_errmsg());
+        cr_assert_eq(ucm_task_wait_layers(task, LAYERS, 30000, rig.result), 0, "%s", ucm_errmsg());
+        cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
         cr_assert_arr_eq(rig.result, r.result, BLOCKS, "a done task's layers are its result");
         for (uint32_t i = 0; i < BLOCKS; i++)
             for (uint32_t layer = 0; layer < LAYERS && r.result[i] == UCM_BLOCK_IS_OK; layer++)
@@ -176,7 +176,7 @@ Test(layers, of_more_than_the_arena_holds_land)
     cr_assert_eq(ucm_load(w.region, &t, -1, &task), 0, "%s", ucm_errmsg());
     for (uint32_t layer = 1; layer < LAYERS; layer++)
         cr_assert_eq(ucm_task_wait_layers(task, layer, 20000, NULL), 0, "%s", ucm_errmsg());
-    cr_assert_eq(ucm_task_wait(task, 20000, &r), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_task_wait(task, 30000, &r), 0, "%s", ucm_errmsg());
     cr_assert_eq(r.n_ok, 100);
     for (uint32_t i = 0; i < 100; i++)
         cr_assert_eq(worker_differs(&w, i, i), 0u, "block %u", i);

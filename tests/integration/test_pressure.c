@@ -16,6 +16,7 @@ static void open_host(const char *pressure, const char *wait)
     host = (struct host){.nvme = true, .sets = {"nvme.backlog=1MiB", pressure, wait}};
     host_start(&host);
     worker_open(&w, &host, &options);
+    arena_wait(w.client);
 }
 
 static void close_host(void)

@@ -32,7 +32,7 @@ try:
 except ImportError:
     numpy = None
 
-SUITE_TIMEOUT_S = 120
+SUITE_TIMEOUT_S = 280
 LAYERS, CHUNK, BLOCKS = 3, 8192, 32
 
 
@@ -254,7 +254,7 @@ class Manners(Case):
         thread.start()
         started = time.monotonic()
         with self.assertRaises(UcmError):
-            Client(socket="/nonexistent/socket", timeout=0.3)
+            Client(socket="/nonexistent/socket", timeout=1)
         ended = time.monotonic()
         stop.set()
         thread.join()
@@ -425,11 +425,11 @@ class Restart(Case):
         self.assertTrue(region.dump(key("r"), [0], durable=True).wait().all_ok)
         self.daemon.process.kill()
         self.daemon.process.wait()
-        error = self.refused(Status.NO_DAEMON, ns.lookup_prefix, key("r"), timeout=0.1)
+        error = self.refused(Status.NO_DAEMON, ns.lookup_prefix, key("r"), timeout=1)
         self.assertTrue(error.away)
         restarted = Daemon(**{"socket": self.daemon.socket, "nvme.paths": self.daemon.store})
         self.addCleanup(restarted.stop)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while ns.lookup_prefix(key("r")).blocks == 0:
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)

@@ -21,6 +21,7 @@ static void open_host(void)
     host = (struct host){.nvme = true};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
+    arena_wait(w.client);
 }
 
 static void close_host(void)
@@ -40,6 +41,7 @@ static void restart(void (*stop)(struct host *h), const struct worker_options *o
     worker_open(&w, &host, o ? o : &(struct worker_options){0});
     for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
         cr_assert_lt(now_ms(), end, "recovery does not end");
+    arena_wait(w.client);
 }
 
 static void stop_clean(struct host *h)
@@ -308,9 +310,10 @@ Test(restart, the_tail_behind_a_checkpoint_is_scanned)
 Test(restart, a_running_daemon_writes_checkpoints)
 {
     open_host();
-    for (unsigned i = 0; i < 40; i++)
+    for (unsigned i = 0; i < 40; i++) { /* more than the arena holds */
         worker_store(&w, i * BLOCKS, BLOCKS);
-    wait_written(40 * BLOCKS);
+        wait_written((i + 1) * BLOCKS);
+    }
     cr_assert(metric_reaches(w.client, "nvme_checkpoints", 1, 20000));
     worker_store(&w, 40 * BLOCKS, BLOCKS);
     wait_written(41 * BLOCKS);

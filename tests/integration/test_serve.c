@@ -106,7 +106,7 @@ static int dump_layers(struct worker *w, const uint8_t *key, uint32_t first, uin
     int rc;
 
     cr_assert_eq(ucm_dump(w->region, &t, -1, &task), 0, "%s", ucm_errmsg());
-    rc = ucm_task_wait(task, 5000, &r);
+    rc = ucm_task_wait(task, 30000, &r);
     if (rc == 0)
         *status = r.result[0];
     ucm_task_free(task);
@@ -202,7 +202,7 @@ Test(serve, loads_single_layers)
     t = (struct ucm_transfer){
         .keys = key, .blocks = &(uint32_t){0}, .n_keys = 1, .shard = 2, .n_shards = 1};
     cr_assert_eq(ucm_load(w.region, &t, -1, &task), 0);
-    cr_assert_eq(ucm_task_wait(task, 5000, &r), 0);
+    cr_assert_eq(ucm_task_wait(task, 30000, &r), 0);
     cr_assert_eq(r.bytes, w.shard_bytes);
     ucm_task_free(task);
     cr_assert_eq(worker_differs(&w, 0, 70) > 0, 1);
@@ -322,6 +322,7 @@ Test(serve, reads_once_what_every_rank_loads)
         worker_open(&rank[i], &h, &(struct worker_options){.shard_bytes = 65536, .blocks = 64});
     worker_store(&rank[0], 500, 64);
     cr_assert(metric_reaches(rank[0].client, "nvme_writes", 64, 20000));
+    arena_wait(rank[0].client);
     cr_assert_eq(ucm_call(rank[0].client, "evict", params, sizeof(params) - 1, -1, &p, &n), 0);
     free(p);
     keys_make(500, 64, keys);
@@ -332,7 +333,7 @@ Test(serve, reads_once_what_every_rank_loads)
         cr_assert_eq(ucm_load(rank[i].region, &t, -1, &task[i]), 0, "%s", ucm_errmsg());
     }
     for (uint32_t i = 0; i < 4; i++) {
-        cr_assert_eq(ucm_task_wait(task[i], 10000, &r), 0, "%s", ucm_errmsg());
+        cr_assert_eq(ucm_task_wait(task[i], 30000, &r), 0, "%s", ucm_errmsg());
         cr_assert_eq(r.n_ok, 64);
         ucm_task_free(task[i]);
         for (uint32_t b = 0; b < 64; b++)

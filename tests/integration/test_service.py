@@ -140,8 +140,11 @@ class Service(unittest.TestCase):
         self.healthy()
 
     def test_a_stale_socket_is_replaced(self):
-        self.start().kill()
-        time.sleep(0.2)
+        daemon = self.start()
+        self.healthy()
+        daemon.kill()
+        daemon.wait(TIMEOUT_S)
+        self.assertTrue(os.path.exists(self.socket), "nothing is stale")
         self.start()
         self.healthy()
 

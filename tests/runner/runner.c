@@ -133,7 +133,7 @@ static struct {
     const char *filter;
     double timeout_s;
     unsigned jobs, passed, failed, skipped;
-} run = {.timeout_s = 60, .jobs = 2};
+} run = {.timeout_s = 180, .jobs = 2};
 
 static double now_s(void)
 {

@@ -505,10 +505,12 @@ FAKE_FN void *fake_run(void *arg)
         poll(p, 2 + FAKE_CONNS, 1000);
         if (p[0].revents && read(f->wake, &v, sizeof v) < 0)
             break;
-        if (atomic_exchange(&f->hang_up, false))
+        if (atomic_load(&f->hang_up)) {
             for (int i = 0; i < FAKE_CONNS; i++)
                 if (f->conns[i] >= 0)
                     fake_drop(f, i);
+            atomic_store(&f->hang_up, false);
+        }
         if (p[1].revents)
             fake_accept(f);
         for (int i = 0; i < FAKE_CONNS; i++) {
@@ -561,10 +563,17 @@ FAKE_FN void fake_down(struct fake *f)
     unlink(f->path);
 }
 
+/* Returns when its ends are closed. */
 FAKE_FN void fake_hang_up(struct fake *f)
 {
+    int64_t end = fake_now_ms() + 20000;
+
     atomic_store(&f->hang_up, true);
     fake_wake(f);
+    while (atomic_load(&f->hang_up)) {
+        cr_assert(fake_now_ms() < end, "the fake does not hang up");
+        fake_sleep_ms(1);
+    }
 }
 
 /* Without a thread: for tests that bring it up later. */

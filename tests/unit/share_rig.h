@@ -17,6 +17,7 @@
 #define RIG_FILES 20000u
 #define RIG_BYTES 64u /* of a part */
 #define RIG_LOG 4096u
+#define RIG_TURNS 30u
 
 struct rig_file {
     bool there, damaged;
@@ -236,17 +237,21 @@ static inline void rig_closed_cb(uv_handle_t *handle)
     *(bool *)handle->data = true;
 }
 
-/* Turns the loop until *flag, or for so long. */
+/* Turns the loop until *flag, or for so long; and some times at least, as all of the time may pass
+ * while another process runs. */
 static inline bool rig_run(const bool *flag, uint64_t ms)
 {
     uint64_t until = uv_now(&rig.loop) + ms;
+    unsigned turns = 0;
     bool closed = false;
     uv_timer_t tick;
 
     uv_timer_init(&rig.loop, &tick);
     uv_timer_start(&tick, rig_tick_cb, 1, 1);
-    while (!(flag && *flag) && uv_now(&rig.loop) < until)
+    while (!(flag && *flag) && (uv_now(&rig.loop) < until || turns < RIG_TURNS)) {
         uv_run(&rig.loop, UV_RUN_ONCE);
+        turns++;
+    }
     tick.data = &closed;
     uv_close((uv_handle_t *)&tick, rig_closed_cb);
     while (!closed)

@@ -383,7 +383,7 @@ static bool slow_register(struct fake *f, int conn, int method, struct proto_env
     (void)conn;
     (void)env;
     if (method == UCM_METHOD_REGION_REGISTER && fake_count(f, UCM_METHOD_REGION_REGISTER) == 2)
-        fake_sleep_ms(50);
+        fake_sleep_ms(500); /* far longer than who registers waits */
     return false;
 }
 

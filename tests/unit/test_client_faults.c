@@ -90,9 +90,9 @@ Test(client_faults, hello_is_refused_or_unanswered)
     int64_t start = fake_now_ms();
 
     rig.fake.hook = deny_hello;
-    cr_expect_eq(ucm_connect(&o, 5000, &c), -UCM_EDENIED);
+    cr_expect_eq(ucm_connect(&o, 20000, &c), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "uid 7 may not");
-    cr_expect(fake_now_ms() - start < 4000, "no use in trying again");
+    cr_expect(fake_now_ms() - start < 15000, "no use in trying again");
     rig.fake.hook = no_answer;
     cr_expect_eq(ucm_connect(&o, 30, &c), -UCM_EDEADLINE);
     cr_expect_null(c);
@@ -135,7 +135,6 @@ Test(client_faults, disconnect_in_the_middle)
 Test(client_faults, an_idle_break_is_not_seen)
 {
     fake_hang_up(&rig.fake);
-    fake_sleep_ms(30);
     cr_expect_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
     cr_expect_eq(ucm_generation(rig.client), 2);
 }
@@ -149,7 +148,6 @@ Test(client_faults, answers_before_the_break_count)
     cr_assert_eq(rig_load(&rig, 1, 0, &task), 0);
     fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_LOAD], 1);
     fake_hang_up(&rig.fake);
-    fake_sleep_ms(30);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_task_check(task, &result), 0);
     ucm_task_free(task);
@@ -545,6 +543,8 @@ Test(client_faults, no_descriptor_leaks)
         cr_assert_eq(rig_register(&rig, -1, &region), 0);
         cr_assert_eq(ucm_region_unregister(region, -1), 0);
     }
-    fake_sleep_ms(50); /* the fake closes its ends */
+    /* until the fake has closed its ends */
+    for (int64_t end = fake_now_ms() + 20000; open_descriptors() > before; fake_sleep_ms(5))
+        cr_assert(fake_now_ms() < end, "%u descriptors, were %u", open_descriptors(), before);
     cr_expect_eq(open_descriptors(), before);
 }

@@ -186,7 +186,7 @@ static bool slow_regions(struct fake *f, int conn, int method, struct proto_enve
 {
     (void)f, (void)conn, (void)env;
     if (method == UCM_METHOD_REGION_REGISTER)
-        fake_sleep_ms(200);
+        fake_sleep_ms(600);
     return false;
 }
 
@@ -198,7 +198,7 @@ Test(client_reconnect, short_deadlines_make_progress)
 
     rig.fake.hook = slow_regions;
     restart();
-    while (!task && tries++ < 100) {
+    while (!task && tries++ < 1000) {
         struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 1};
         int r = ucm_load(rig.region, &t, 10, &task);
 
@@ -266,7 +266,7 @@ Test(client_reconnect, threads_over_restarts)
     atomic_store(&over, false);
     for (unsigned i = 0; i < THREADS; i++)
         cr_assert_eq(pthread_create(&t[i], NULL, call_on, &bad[i]), 0);
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 20 || (i < 2000 && ucm_generation(rig.client) <= 5); i++) {
         fake_sleep_ms(10);
         if (i % 2)
             restart();

@@ -94,7 +94,7 @@ static int move(struct part *p, bool write, uint32_t number, share_root root)
 {
     cr_assert_eq(submit(p, write, number, root), 0);
     cr_assert_not(p->told, "told from inside");
-    cr_assert(rig_run(&p->released, 2000));
+    cr_assert(rig_run(&p->released, 20000));
     return p->status;
 }
 
@@ -144,12 +144,12 @@ Test(share, a_hung_root_is_told_of_in_time_and_the_slot_kept_until_it_lets_go)
     rig_put(&rig.servers[0], 3);
     rig.servers[0].hangs = rig.servers[0].stuck = true;
     cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.told, 1000));
+    cr_assert(rig_run(&p.told, 20000));
     cr_assert_eq(p.status, -ETIMEDOUT);
     cr_assert_not(p.released);
     cr_assert_gt(share_busy(share), 0);
     rig_let_go(&rig.servers[0]);
-    cr_assert(rig_run(&p.released, 1000));
+    cr_assert(rig_run(&p.released, 20000));
 }
 
 Test(share, a_hung_root_leaves_time_for_those_behind_it)
@@ -177,12 +177,12 @@ Test(share, a_root_that_keeps_the_memory_ends_the_read)
     rig_put(&rig.servers[1], 3);
     rig.servers[0].hangs = rig.servers[0].stuck = true;
     cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.told, 1000));
+    cr_assert(rig_run(&p.told, 20000));
     cr_assert_eq(p.status, -ETIMEDOUT);
     cr_assert_not(rig_run(&p.released, 250));
     cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
     rig_let_go(&rig.servers[0]);
-    cr_assert(rig_run(&p.released, 1000));
+    cr_assert(rig_run(&p.released, 20000));
 }
 
 Test(share, a_damaged_file_is_a_miss_removed_and_written_anew)

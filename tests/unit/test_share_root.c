@@ -92,11 +92,11 @@ Test(share_root, answers_are_passed_on_and_never_from_inside)
     rig_put(server, 7);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 7, 1000), 0);
     cr_assert_not(it.told);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     cr_assert_eq(memcmp(it.data, server->files[7].data, RIG_BYTES), 0);
     cr_assert_eq(submit(&it, SHARE_FIND, SHARE_LOOKUP, 8, 1000), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, -ENOENT);
     cr_assert_eq(share_root_health(root), SHARE_UP);
     cr_assert_eq(rig.metrics.share_reads, 1);
@@ -109,7 +109,7 @@ Test(share_root, what_can_be_taken_back_ends_at_its_deadline)
     server->hangs = true;
     rig_put(server, 1);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 20), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, -ETIMEDOUT);
     rig_let_go(server);
     rig_run(NULL, 20);
@@ -124,12 +124,12 @@ Test(share_root, what_a_thread_is_in_is_told_in_time_and_released_late)
     server->hangs = server->stuck = true;
     rig_put(server, 1);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 20), 0);
-    cr_assert(rig_run(&it.told, 1000));
+    cr_assert(rig_run(&it.told, 20000));
     cr_assert_eq(it.status, -ETIMEDOUT);
     cr_assert_not(rig_run(&it.released, 50), "the thread still writes to its memory");
     cr_assert_eq(share_root_busy(root), 1);
     rig_let_go(server);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, -ETIMEDOUT);
 }
 
@@ -179,10 +179,10 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     for (unsigned i = 0; i < 40; i++)
         cr_assert_eq(submit(&items[i], SHARE_READ, SHARE_LOAD, i, 5000), 0);
     from = uv_now(&rig.loop);
-    cr_assert(rig_run(&items[39].released, 1000));
+    cr_assert(rig_run(&items[39].released, 20000));
     cr_assert_eq(items[0].status, -EIO);
     cr_assert_eq(items[39].status, -EHOSTDOWN, "what waits is ended at once");
-    cr_assert_lt(uv_now(&rig.loop) - from, 400);
+    cr_assert_lt(uv_now(&rig.loop) - from, 2500);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), -EHOSTDOWN);
     cr_assert_not(share_root_asked(root));
     cr_assert_eq(rig.metrics.share_roots_down, 1);
@@ -196,7 +196,7 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     cr_assert_eq(rig.metrics.share_roots_down, 0);
     cr_assert_eq(rig.metrics.share_breaks, 1);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), 0);
-    cr_assert(rig_run(&last.released, 1000));
+    cr_assert(rig_run(&last.released, 20000));
 }
 
 Test(share_root, nothing_runs_while_it_is_well)
@@ -204,7 +204,7 @@ Test(share_root, nothing_runs_while_it_is_well)
     struct item it;
 
     cr_assert_eq(submit(&it, SHARE_FIND, SHARE_LOOKUP, 1, 5000), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     uv_run(&rig.loop, UV_RUN_DEFAULT);
     cr_assert_not(uv_loop_alive(&rig.loop), "an idle root wakes the daemon up");
 }
@@ -217,7 +217,7 @@ Test(share_root, what_is_not_there_says_nothing_against_it)
     for (unsigned i = 0; i < 60; i++) {
         server->fails[SHARE_READ] = answers[i % 3];
         cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 1000), 0);
-        cr_assert(rig_run(&it.released, 1000));
+        cr_assert(rig_run(&it.released, 20000));
     }
     cr_assert_eq(share_root_health(root), SHARE_UP);
 }
@@ -229,18 +229,18 @@ Test(share_root, full_stops_writes_only_and_is_tried_again)
     rig_put(server, 3);
     server->fails[SHARE_WRITE] = -ENOSPC;
     cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, -ENOSPC);
     cr_assert_eq(share_root_health(root), SHARE_FULL);
     cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), -EROFS);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 3, 1000), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     server->fails[SHARE_WRITE] = 0;
     rig_run(NULL, 650);
     cr_assert(share_root_takes_writes(root));
     cr_assert_eq(submit(&it, SHARE_WRITE, SHARE_STORE, 1, 1000), 0);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     cr_assert_eq(share_root_health(root), SHARE_UP);
 }
@@ -259,7 +259,7 @@ Test(share_root, lookups_go_first_and_no_write_passes_a_read)
     from = server->n_log;
     for (unsigned i = 0; i < 40; i++)
         cr_assert_eq(submit(&items[DEPTH + i], verbs[i / 10], classes[i / 10], i, 5000), 0);
-    cr_assert(rig_run(&items[DEPTH + 9].released, 2000));
+    cr_assert(rig_run(&items[DEPTH + 9].released, 20000));
     rig_run(NULL, 20);
     for (unsigned i = from; i < server->n_log; i++) {
         last[server->log[i]] = i;
@@ -288,7 +288,7 @@ Test(share_root, writes_leave_places_to_who_comes_to_read)
     rig_run(&never, 20);
     cr_assert_eq(server->busy, DEPTH * 3 / 4 + 1, "it did not wait for a write");
     rig_let_go(server);
-    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 1000));
+    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 20000));
 
     server->hangs = true;
     cr_assert_eq(submit(&reads[1], SHARE_READ, SHARE_LOAD, 0, 5000), 0);
@@ -297,7 +297,7 @@ Test(share_root, writes_leave_places_to_who_comes_to_read)
     rig_run(&never, 20);
     cr_assert_eq(server->busy, 1 + DEPTH / 2);
     rig_let_go(server);
-    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 1000));
+    cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 20000));
 }
 
 Test(share_root, a_write_is_refused_while_reads_wait_and_told_when_not)
@@ -310,10 +310,10 @@ Test(share_root, a_write_is_refused_while_reads_wait_and_told_when_not)
         cr_assert_eq(submit(&items[i], SHARE_READ, SHARE_LOAD, i, 5000), 0);
     cr_assert_eq(submit(write, SHARE_WRITE, SHARE_STORE, 1, 5000), -EAGAIN);
     cr_assert_eq(readies, 0);
-    cr_assert(rig_run(&items[DEPTH * 2 - 1].released, 1000));
+    cr_assert(rig_run(&items[DEPTH * 2 - 1].released, 20000));
     cr_assert_geq(readies, 1);
     cr_assert_eq(submit(write, SHARE_WRITE, SHARE_STORE, 1, 5000), 0);
-    cr_assert(rig_run(&write->released, 1000));
+    cr_assert(rig_run(&write->released, 20000));
 }
 
 Test(share_root, queues_have_an_end)
@@ -372,13 +372,13 @@ Test(share_root, who_is_told_that_it_is_down_may_take_others_back)
         cr_assert_eq(submit(&between[i], SHARE_READ, SHARE_LOAD, 10 + i, 5000), 0);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 20, 5000), 0);
     last.task.done_cb = take_back_cb;
-    cr_assert(rig_run(&last.released, 2000));
+    cr_assert(rig_run(&last.released, 20000));
     rig_run(NULL, 10);
     cr_assert_eq(taken_back, 2, "those that were under way, and not that which was ending");
     for (unsigned i = 0; i < DEPTH - 1; i++)
         cr_assert_eq(takers[i].told && takers[i].released, i < 5, "%u", i);
     rig_let_go(server);
-    cr_assert(rig_run(&between[3].released, 1000));
+    cr_assert(rig_run(&between[3].released, 20000));
 }
 
 Test(share_root, a_silent_root_is_spared_lookups)
@@ -391,7 +391,7 @@ Test(share_root, a_silent_root_is_spared_lookups)
     rig_run(NULL, 1100);
     cr_assert_not(share_root_lookups_asked(root));
     rig_let_go(server);
-    cr_assert(rig_run(&it.released, 1000));
+    cr_assert(rig_run(&it.released, 20000));
     cr_assert(share_root_lookups_asked(root));
 }
 

@@ -100,7 +100,7 @@ Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
     copy_half(&j, &bad, DEVICE_LOAD);
     job_submit(&j, gpu);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
-    cr_assert_lt(uv_hrtime() - begin_ns, 2000000000u);
+    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(4000000000));
     cr_assert_eq(memcmp((uint8_t *)(uintptr_t)bad.memory + 4096, slots + bad.slot_bytes, 4096), 0,
                  "it went straight");
     worker_end(&bad);
@@ -123,7 +123,7 @@ static void died_in(enum ucm_ring_phase phase)
     begin_ns = uv_hrtime();
     for (unsigned i = 0; i < 2; i++)
         (void)job_wait(&j[i]);
-    cr_assert_lt(uv_hrtime() - begin_ns, 2000000000u);
+    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(4000000000));
     if (phase == RING_CLAIMED)
         for (unsigned i = 0; i < 2; i++)
             cr_assert(!(moved & 1u << i) ||
@@ -165,7 +165,7 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
                       ? !(moved & 1u << i)
                       : j[i].status == -EIO && strstr(j[i].job.error.text, "claimed"),
                   "%s", j[i].job.error.text);
-    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(25000000000));
+    cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(45000000000));
     cr_assert_eq(atomic_load(&bad.shared->words.dead), 1, "the ring has ended");
     worker_end(&bad);
     end();
