@@ -289,7 +289,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
 
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
 {
-    t->backlog_bytes += nvme_padded(io->bytes);
+    /* Not of the backlog: who is told to wait for that hears of no such write's end. */
     t->writes_queued++;
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)sequence;
     io->scratch[IO_MOVED] = io;
@@ -469,7 +469,7 @@ static void ready_fail(struct tier *t, struct tier_io *io, int status)
 {
     list_remove(&io->link);
     t->writes_queued--;
-    t->backlog_bytes -= nvme_padded(io->bytes);
+    t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_dropped += !io_moved(io);
     io->done(io, status);
 }
@@ -518,7 +518,7 @@ static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_i
 {
     io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_slot(io)) : io->place.loc;
     segment_written(&t->segments, op->segment, io_slot(io), ok);
-    t->backlog_bytes -= nvme_padded(io->bytes);
+    t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_errors += !ok;
     if (!ok)
         return;

@@ -171,10 +171,7 @@ Test(kill, what_was_acknowledged_survives, .timeout = 3600)
                              .ucmd = ucmd_kill,
                              .sets = {"nvme.size=128MiB", "nvme.segment=1MiB", "arena.size=16MiB",
                                       "nvme.quarantine=100", /* damage shall not stop the writes */
-                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms",
-                                      /* all there at once: while it grows, blocks that wait to be
-                                       * written may have to leave it again */
-                                      "arena.prefault=false", log_level()}};
+                                      "nvme.scrub=1GiB", "nvme.scrub_interval=10ms", log_level()}};
         oracle = (struct oracle){.seed = seed, .keeps = seed % 2};
         if (oracle.keeps)
             keep_begin();

@@ -89,8 +89,7 @@ void worker_store(struct worker *w, uint64_t first, uint32_t n);
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
 
-/* Until the arena is all there. While it grows blocks may have to leave it, written or not, for
- * those that come. */
+/* Until the arena is all there: before that nothing that lies nowhere else leaves it. */
 void arena_wait(struct ucm_client *c);
 
 /* What `health` says of the daemon. */

@@ -23,7 +23,6 @@ static void open_workers(void)
 {
     worker_open(&one, &host, &(struct worker_options){0});
     worker_open(&two, &host, &(struct worker_options){.model = "other", .layers = 3});
-    arena_wait(one.client); /* or blocks of the one go unwritten for those of the other */
 }
 
 /* As a tenant of this name. */

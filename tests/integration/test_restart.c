@@ -21,7 +21,6 @@ static void open_host(void)
     host = (struct host){.nvme = true};
     host_start(&host);
     worker_open(&w, &host, &(struct worker_options){0});
-    arena_wait(w.client);
 }
 
 static void close_host(void)
@@ -41,7 +40,6 @@ static void restart(void (*stop)(struct host *h), const struct worker_options *o
     worker_open(&w, &host, o ? o : &(struct worker_options){0});
     for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
         cr_assert_lt(now_ms(), end, "recovery does not end");
-    arena_wait(w.client);
 }
 
 static void stop_clean(struct host *h)

@@ -146,6 +146,7 @@ static struct {
     struct ns *one, *two;
     struct cache_owner owner[3];
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
+    uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -168,16 +169,16 @@ static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard
     return ns;
 }
 
-static inline void arena_wait(void)
+static inline void arena_wait(uint64_t bytes)
 {
     uv_async_t awake; /* growing alone keeps no loop alive */
 
     cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
-    for (int i = 0; i < 5000 && arena_bytes_ready(rig.arena) < 2 * MIB; i++) {
+    for (int i = 0; i < 5000 && arena_bytes_ready(rig.arena) < bytes; i++) {
         uv_run(&rig.loop, UV_RUN_NOWAIT);
         uv_sleep(1);
     }
-    cr_assert_eq(arena_bytes_ready(rig.arena), 2 * MIB);
+    cr_assert_eq(arena_bytes_ready(rig.arena), bytes);
     uv_close((uv_handle_t *)&awake, NULL);
     uv_run(&rig.loop, UV_RUN_NOWAIT);
 }
@@ -201,7 +202,7 @@ static inline void rig_open(void)
     rig.tier.callbacks = cache_tier_callbacks(rig.cache);
     cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
     cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
-    arena_wait();
+    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * MIB);
     cache_arena_attach(rig.cache, rig.arena);
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space("two", 2, MIB / 8 / SHARDS);

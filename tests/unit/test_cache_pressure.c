@@ -2,6 +2,8 @@
  * and reads find room. */
 #include "tests/unit/cache_rig.h"
 
+#include <semaphore.h>
+
 TestSuite(pressure, .init = rig_open, .fini = rig_close);
 
 struct calm {
@@ -189,4 +191,102 @@ Test(pressure, a_turn_begins_few_of_many_parts)
     expect_small_turns(16);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+}
+
+/* ---- while memory is still coming ---- */
+
+static sem_t more;
+
+/* The second extent comes when the test says so. */
+static int prefer_late(int node)
+{
+    while (node == 1 && sem_wait(&more) != 0)
+        ;
+    return 0;
+}
+
+static int where(const void *memory)
+{
+    (void)memory;
+    return 0;
+}
+
+static const struct numa late = {.n = 2, .node = {0, 1}, .prefer = prefer_late, .where = where};
+
+static void growing_open(void)
+{
+    cr_assert_eq(sem_init(&more, 0, 0), 0);
+    rig.numa = &late;
+    rig.ready_bytes = MIB;
+    rig_open();
+}
+
+static void growing_close(void)
+{
+    cr_assert_eq(sem_post(&more), 0);
+    rig_close();
+    sem_destroy(&more);
+}
+
+TestSuite(growing, .init = growing_open, .fini = growing_close);
+
+static int try_store(uint64_t number)
+{
+    block_ref ref = open_block(rig.one, number);
+    int rc = dump(ref, 0, 0, SHARDS);
+
+    drop(ref);
+    return rc;
+}
+
+/* What lies nowhere else does not make room: the next extent does, and who asked hears of it. */
+Test(growing, nothing_is_lost_for_want_of_a_moment)
+{
+    struct asker a;
+
+    fill_and_wait(0, 4);
+    cr_expect_eq(try_store(4), -EBUSY);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    cr_expect_eq(rig.metrics.arena_full, 0u);
+    ask(&a);
+    cr_expect(cache_room_wait(rig.cache, &a.r));
+
+    cr_assert_eq(sem_post(&more), 0);
+    arena_wait(2 * MIB);
+    cache_room_grew(rig.cache);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    for (uint64_t i = 4; i < 8; i++)
+        cr_expect_eq(try_store(i), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    cr_expect_eq(try_store(8), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 1u, "all there will be is there");
+    tier_drain();
+}
+
+/* Another slot size would take a whole extent: that waits, too. */
+Test(growing, no_extent_changes_its_slots)
+{
+    block_ref ref;
+
+    fill_and_wait(0, 4);
+    ref = open_block(rig.two, 1);
+    cr_expect_eq(dump(ref, 0, 0, SHARDS), -EBUSY);
+    drop(ref);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
+    for (uint64_t i = 0; i < 4; i++)
+        cr_expect_neq(find(rig.one, i), 0u);
+    tier_drain();
+}
+
+/* What lies below may go. */
+Test(growing, what_is_kept_below_makes_room)
+{
+    fill_and_wait(0, 4);
+    tier_drain();
+    cr_expect_eq(try_store(4), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    tier_drain();
 }

@@ -9,11 +9,16 @@ static struct rig rig;
 #define SLOTS 9u         /* in a segment of 1 MiB */
 #define FULL (6 * SLOTS) /* of 8 segments two are free: with one less some are emptied */
 
-static void open_moving(unsigned files, uint64_t size, unsigned share)
+static void prepare_moving(unsigned files, uint64_t size, unsigned share)
 {
     rig_init(&rig, files, size, 1 * MIB, CONFIG_IO_AUTO);
     rig.tells_moves = true;
     rig.config.nvme_rewrite = share;
+}
+
+static void open_moving(unsigned files, uint64_t size, unsigned share)
+{
+    prepare_moving(files, size, share);
     rig_open(&rig);
     rig_memory(&rig, 400, PART);
 }
@@ -197,6 +202,28 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
         tier_nvme.forget(rig.tier, &rig.parts[i].place, PART);
         rig.parts[i].stored = false;
     }
+    rig_run(&rig);
+    rig_verify(&rig);
+    rig_close(&rig);
+}
+
+/* Who is told to wait for the backlog hears when a write of its own ends, and of no other. */
+Test(nvme_move, what_moves_is_not_in_the_backlog)
+{
+    prepare_moving(1, 9 * MIB, 50);
+    rig.config.nvme_backlog = PART;
+    rig_open(&rig);
+    rig_memory(&rig, 400, PART);
+    for (unsigned i = 0; i < FULL; i++) {
+        rig_write(&rig, i, i + 1, PART);
+        read_part(i);
+    }
+    for (unsigned i = FULL; i < 10 * SLOTS; i++) {
+        cr_assert_eq(part_write(&rig, i, PART), 0, "part %u", i);
+        while (rig.under_way > 0)
+            uv_run(&rig.loop, UV_RUN_ONCE);
+    }
+    cr_expect_gt(rig.moves, 0u);
     rig_run(&rig);
     rig_verify(&rig);
     rig_close(&rig);
