@@ -147,17 +147,15 @@ static void wait_for_ring(struct companion *c)
             break;
 }
 
-/* The mutex is held, but not while it rests. */
-static void rest(struct companion *c, bool claimed, uint64_t still_ns)
+/* The mutex is held, but not while it rests. bell: as it was before the turns were looked at. */
+static void rest(struct companion *c, bool claimed, uint32_t bell, uint64_t still_ns)
 {
     struct ucm_ring *ring = c->ring;
-    uint32_t bell;
 
     if (!ring) {
         wait_for_ring(c);
         return;
     }
-    bell = atomic_load(&ring->words.bell);
     pthread_mutex_unlock(&c->mutex);
     if (claimed || (atomic_load(&ring->words.soon) && still_ns < SOON_NS)) {
         if (still_ns >= SPIN_NS)
@@ -173,7 +171,7 @@ static void *thread_run(void *arg)
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see context.h */
     struct companion *c = arg;
     uint64_t moved_ns = 0;
-    uint32_t rung = 0;
+    uint32_t rung = 0, bell;
     bool claimed;
 
     (void)cuCtxSetCurrent(c->context);
@@ -182,19 +180,15 @@ static void *thread_run(void *arg)
     (void)prctl(PR_SET_TIMERSLACK, 1000);
     pthread_mutex_lock(&c->mutex);
     while (!c->quit) {
-        bool moved = turns_step(c, &claimed);
-
-        if (c->ring && atomic_load(&c->ring->words.bell) != rung) {
-            rung = atomic_load(&c->ring->words.bell);
-            moved = true;
-        }
-        if (moved)
+        bell = c->ring ? atomic_load(&c->ring->words.bell) : rung;
+        if (turns_step(c, &claimed) || bell != rung)
             moved_ns = now_ns();
+        rung = bell;
         if (!claimed && c->ring != c->wanted) {
             c->ring = c->wanted;
             pthread_cond_broadcast(&c->changed);
         } else {
-            rest(c, claimed, now_ns() - moved_ns);
+            rest(c, claimed, bell, now_ns() - moved_ns);
         }
     }
     pthread_mutex_unlock(&c->mutex);
