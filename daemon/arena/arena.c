@@ -455,6 +455,16 @@ uint64_t arena_bytes_configured(const struct arena *a)
     return a->limit * a->config.extent;
 }
 
+bool arena_room_comes(const struct arena *a, uint64_t bytes)
+{
+    uint64_t ahead = bytes > a->config.extent ? bytes / a->config.extent : 1;
+
+    for (uint64_t i = a->ready; i < a->limit && i < a->ready + ahead; i++)
+        if (!a->extent[i].class)
+            return true;
+    return false;
+}
+
 uint64_t arena_extent_bytes(const struct arena *a)
 {
     return a->config.extent;

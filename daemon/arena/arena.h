@@ -76,6 +76,9 @@ int arena_slot_ready(struct arena *a, slot_ref slot);
 uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* what there will be */
+/* An extent in which nothing was kept is among those of the next `bytes`, one extent at least, that
+ * get ready. */
+bool arena_room_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_extent_bytes(const struct arena *a);
 
 /* Nodes that the memory is spread over; 0: nothing is placed. What came to lie elsewhere counts for

@@ -402,15 +402,10 @@ bool block_idle(const struct block *b, const struct ns *ns)
 
 /* ---- waiting for room ---- */
 
-bool cache_arena_grows(const struct cache *c)
-{
-    return arena_bytes_ready(c->arena) < arena_bytes_configured(c->arena);
-}
-
 bool cache_room_wait(struct cache *c, struct cache_room *r)
 {
     if (c->copies == 0 && c->tier_busy == 0 && c->share_busy == 0 && !c->share_full &&
-        !cache_arena_grows(c))
+        arena_bytes_ready(c->arena) == arena_bytes_configured(c->arena))
         return false;
     list_push_back(&c->room, &r->link);
     return true;

@@ -112,10 +112,8 @@ void cache_discard(struct cache *c, block_ref ref);
  */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key);
 
-/* More extents are on their way. */
-bool cache_arena_grows(const struct cache *c);
 /* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use, or
- * lies nowhere else while the arena grows: then it is a moment's wait for more of it. */
+ * lies nowhere else while the arena has more room in a moment. */
 slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
 /* Later in this turn of the loop: wake who waits for room, write what waits. */

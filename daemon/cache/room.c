@@ -10,11 +10,13 @@
 /* Of the coldest, one on the wanted NUMA node goes first: of so many at most, and of that share. */
 #define NEAR_TRIES 16
 #define NEAR_SHARE 32
+/* Memory that is touched in some tenths of a second, and waited for. */
+#define SOON_BYTES (1u << 30)
 
 struct room_search {
     struct cache *cache;
-    bool lose;    /* blocks that lie nowhere else may go though they wait to be written */
-    bool growing; /* the arena has more to come: what lies nowhere else stays */
+    bool lose;  /* blocks that lie nowhere else may go though they wait to be written */
+    bool spare; /* the arena has room in a moment: what lies nowhere else stays */
     uint64_t slot_bytes;
     int node;
     uint32_t refused[REFUSED_MAX], n_refused;
@@ -35,7 +37,7 @@ static bool block_may_go(struct room_search *s, block_ref ref)
             return false;
         if (p->dram != PART_DRAM_READY || part_kept_below(p))
             continue;
-        if (kept || s->growing || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
+        if (kept || s->spare || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
             return false;
     }
     return true;
@@ -175,7 +177,7 @@ static bool room_step(struct room_search *s)
         victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
     }
     if (victim == 0)
-        return !s->growing && cache_fill_reclaim(c);
+        return !s->spare && cache_fill_reclaim(c);
     slot = block_slot(c, victim);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
         block_evict(c, victim);
@@ -189,7 +191,7 @@ static void slot_count(struct room_search *s, slot_ref slot)
     struct cache *c = s->cache;
 
     if (slot == 0)
-        c->config.metrics->arena_full += !s->growing;
+        c->config.metrics->arena_full += !s->spare;
     else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
         c->config.metrics->arena_slots_near++;
     else if (s->node != NUMA_NONE)
@@ -200,7 +202,7 @@ slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node)
 {
     struct room_search s = {.cache = c,
                             .lose = c->dirty_bytes > c->config.backlog_bytes,
-                            .growing = cache_arena_grows(c),
+                            .spare = arena_room_comes(c->arena, SOON_BYTES),
                             .slot_bytes = arena_padded(bytes),
                             .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
     slot_ref slot = arena_alloc(c->arena, bytes, owner, s.node);

@@ -89,7 +89,7 @@ void worker_store(struct worker *w, uint64_t first, uint32_t n);
 uint64_t metric(struct ucm_client *c, const char *name);
 bool metric_reaches(struct ucm_client *c, const char *name, uint64_t least, int timeout_ms);
 
-/* Until the arena is all there: before that nothing that lies nowhere else leaves it. */
+/* Until the arena is all there: before that little has to leave it. */
 void arena_wait(struct ucm_client *c);
 
 /* What `health` says of the daemon. */
