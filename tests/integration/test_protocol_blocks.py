@@ -108,25 +108,34 @@ class Blocks(Case):
         self.assertEqual(rival.load("a", [1], shard=1, shards=2), [OK])
         self.assertEqual(rival.bytes(1), bytes(4096) + before[4096:12288] + bytes(4096))
 
+    def told_of_a_load(self, region, before, first, step):
+        """The shards that were told of before the answer."""
+        client = region.client
+        region.memory[:] = bytes(len(region.memory))
+        msgid = region.begin("load", ["x", *range(7)], range(8), shard=first, step=step)
+        answer = client.wait(msgid)
+        self.assertEqual(answer["status"], bytes([MISS] + [OK] * 7))
+        progress = client.progress.pop(msgid, [])
+        self.assertEqual([note.get("status") for note in progress][:1], [answer["status"]][:len(progress)])
+        self.assertTrue(all("status" not in note for note in progress[1:]))
+        for block in range(1, 8):
+            self.assertEqual(region.bytes(block)[first * 4096:], before[block - 1][first * 4096:])
+        return [note["shards"] for note in progress]
+
     def test_layers_of_a_load_are_told(self):
         identity = dict(DEMO, shards=[5])
         client, ns, region = self.worker(identity)
         before = [region.fill(block) for block in range(8)]
         region.dump(range(8), range(8))
         for first, step, told in ((0, 2, [2, 4]), (0, 1, [1, 2, 3, 4]), (2, 1, [1, 2]), (0, 5, []), (0, 1024, [])):
-            region.memory[:] = bytes(len(region.memory))
-            msgid = region.begin("load", ["x", *range(7)], range(8), shard=first, step=step)
-            answer = client.wait(msgid)
-            self.assertEqual(answer["status"], bytes([MISS] + [OK] * 7))
-            progress = client.progress.pop(msgid, [])
-            numbers = [note["shards"] for note in progress]
-            self.assertEqual(numbers, sorted(set(numbers)))
-            self.assertLessEqual(set(numbers), set(told))
-            self.assertTrue(numbers or not told)
-            self.assertEqual([note.get("status") for note in progress][:1], [answer["status"]][:len(progress)])
-            self.assertTrue(all("status" not in note for note in progress[1:]))
-            for block in range(1, 8):
-                self.assertEqual(region.bytes(block)[first * 4096:], before[block - 1][first * 4096:])
+            for _ in range(100):
+                numbers = self.told_of_a_load(region, before, first, step)
+                self.assertEqual(numbers, sorted(set(numbers)))
+                self.assertLessEqual(set(numbers), set(told))
+                if numbers or not told:
+                    break  # else the last step had landed when the daemon first looked
+            else:
+                self.fail("never told of a step")
         self.refused(INVALID, region.load, "a", [0], step=1025)
 
     def test_an_unfinished_dump_ends_with_its_connection(self):
