@@ -98,27 +98,42 @@ finish() {
 
 # ---- beside each other ----
 
+# worker NAME COMMAND...: runs COMMAND with each line that it gets of descriptor 8, where other workers
+# read, too. What it reported is in NAME.counts.
 # shellcheck disable=SC2030,SC2031
-# lane NAME COMMAND...: runs beside what follows, until `join NAME` prints and counts what it reported.
-lane() {
-    local at=$results/$1
+worker() {
+    local at=$results/$1 task
     shift
-    mkdir -p "${at%/*}"
-    (
-        passed=0 failed=0 skipped=0 failures=()
-        "$@"
-        printf '%s\n' "$passed" "$failed" "$skipped" ${failures[@]+"${failures[@]}"} >"$at.counts"
-    ) >"$at.lane" 2>&1 &
+    passed=0 failed=0 skipped=0 failures=()
+    exec 9>"${at%/*}/lock"
+    while flock 9 && read -r task <&8; do
+        flock -u 9
+        "$@" "$task" >"$at.out" 2>&1 8<&- 9>&-
+        flock 9
+        cat "$at.out"
+    done
+    printf '%s\n' "$passed" "$failed" "$skipped" ${failures[@]+"${failures[@]}"} >"$at.counts"
 }
 
+# together NAME WORKERS COMMAND TASK...: COMMAND is one word or more, in quotes.
 # shellcheck disable=SC2031
-join() {
-    local at=$results/$1 counts=(0 1 0 "$1: it died")
+together() {
+    local name=$1 workers=$2 command i counts
+    read -ra command <<<"$3"
+    shift 3
+    mkdir -p "$results/$name"
+    exec 8< <(printf '%s\n' "$@")
+    for ((i = 0; i < workers; i++)); do
+        worker "$name/$i" "${command[@]}" &
+    done
     wait
-    cat "$at.lane"
-    [ ! -s "$at.counts" ] || mapfile -t counts <"$at.counts"
-    passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
-    failures+=("${counts[@]:3}")
+    exec 8<&-
+    for ((i = 0; i < workers; i++)); do
+        counts=(0 1 0 "$name: one of its workers died")
+        [ ! -s "$results/$name/$i.counts" ] || mapfile -t counts <"$results/$name/$i.counts"
+        passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+        failures+=("${counts[@]:3}")
+    done
 }
 
 # ---- phases ----
@@ -134,38 +149,49 @@ environment() {
     [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
 }
 
-# pythons LABEL FOLDER: they wait more than they work, and so run beside the others.
+# pythons LABEL: those of this build, the longest first.
 pythons() {
-    local label=$1 o=$2 file
-    for file in tests/integration/*.py tests/fault/*.py; do
+    local label=$1 file
+    for file in tests/integration/test_vllm_connector.py tests/integration/*.py tests/fault/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
-        # What is installed is the plain build.
-        [ "${file##*/}" != test_install.py ] || [ "$label" = plain ] || continue
-        # A client's behaviour, and what needs no daemon: once.
-        [[ "${file##*/}" != @(test_vllm_connector.py|test_vllm_companion.py|test_proxy.py) ]] || [ "$label" = plain ] || continue
+        case ${file##*/}:$label in
+        # What is installed is the plain build; and a client's behaviour, and what needs no daemon: once.
+        test_install.py:* | test_vllm_connector.py:* | test_vllm_companion.py:* | test_proxy.py:*)
+            [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory as told.
-        [[ "${file##*/} $label" != test_protocol*tsan ]] || continue
-        environment "$label" "$o" "${file##*/}"
-        python "$label" "$file"
-    done
+        test_protocol*:tsan) continue ;;
+        esac
+        echo "$file"
+    done | awk '!seen[$0]++'
 }
 
-# criterions LABEL FOLDER PROGRAM...
-criterions() {
-    local label=$1 o=$2 program
-    shift 2
-    for program; do
-        environment "$label" "$o" "${program##*/}"
-        criterion "$label" "$program"
+# one LABEL FOLDER TEST
+one() {
+    environment "$1" "$2" "${3##*/}"
+    case $3 in
+    *.py) python "$1" "$3" ;;
+    *) criterion "$1" "$3" ;;
+    esac
+}
+
+# mix WAITING...: the lines of standard input, and behind each third of them one of those that wait.
+mix() {
+    local line n=0
+    while read -r line; do
+        echo "$line"
+        [ $((++n % 3)) = 0 ] && [ $# -gt 0 ] && echo "$1" && shift
     done
+    [ $# = 0 ] || printf '%s\n' "$@"
 }
 
 # suite LABEL FOLDER MAKE-ARGUMENT...
 suite() {
-    local label=$1 o=$2 program work=() waits=()
+    local label=$1 o=$2 program work=() waits=() tests
     shift 2
     build "$label" "$@" all build-tests || return
-    for program in $("${make[@]}" -s "$@" list-tests); do
+    mapfile -t waits < <(pythons "$label")
+    # The short ones, of units, come first in the list and last here.
+    for program in $("${make[@]}" -s "$@" list-tests | tr ' ' '\n' | tac); do
         case ${program##*/} in
         # Its library goes beneath the plain daemon only.
         test_power) [ "$label" != plain ] || work+=("$program") ;;
@@ -177,11 +203,8 @@ suite() {
         *) work+=("$program") ;;
         esac
     done
-    lane "$label/python" pythons "$label" "$o"
-    lane "$label/waits" criterions "$label" "$o" "${waits[@]}"
-    criterions "$label" "$o" "${work[@]}"
-    join "$label/python"
-    join "$label/waits"
+    mapfile -t tests < <(printf '%s\n' "${work[@]}" | mix "${waits[@]}")
+    together "$label/workers" 3 "one $label $o" "${tests[@]}"
 }
 
 phase_plain() {
@@ -201,23 +224,20 @@ phase_tsan() {
     suite tsan build/san-thread SAN=thread
 }
 
-# fuzz_each PROGRAM...
-fuzz_each() {
-    local seconds=${FUZZ_SECONDS:-10} program name corpus seeds start log rc
-    for program in "$@"; do
-        name=${program##*/} start=$SECONDS
-        corpus=build/fuzz/corpus/$name log=$results/fuzz/$name
-        seeds=tests/fuzz/corpus/${name#fuzz_}
-        [ -d "$seeds" ] || seeds=
-        mkdir -p "$corpus"
-        environment fuzz build/fuzz "$name"
-        unset ASAN_OPTIONS UBSAN_OPTIONS
-        timeout -k 10 $((seconds + 60)) "$program" -max_total_time="$seconds" -timeout=10 \
-            -rss_limit_mb=2048 -artifact_prefix="$results/fuzz/" "$corpus" \
-            ${seeds:+"$seeds"} >"$log.log" 2>&1 </dev/null
-        rc=$?
-        finish fuzz "$name" "$start" $rc $((rc == 0)) 0 0
-    done
+# fuzz PROGRAM
+fuzz() {
+    local seconds=${FUZZ_SECONDS:-10} name=${1##*/} start=$SECONDS corpus seeds log rc
+    corpus=build/fuzz/corpus/$name log=$results/fuzz/$name
+    seeds=tests/fuzz/corpus/${name#fuzz_}
+    [ -d "$seeds" ] || seeds=
+    mkdir -p "$corpus"
+    environment fuzz build/fuzz "$name"
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+    timeout -k 10 $((seconds + 60)) "$1" -max_total_time="$seconds" -timeout=10 \
+        -rss_limit_mb=2048 -artifact_prefix="$results/fuzz/" "$corpus" \
+        ${seeds:+"$seeds"} >"$log.log" 2>&1 </dev/null
+    rc=$?
+    finish fuzz "$name" "$start" $rc $((rc == 0)) 0 0
 }
 
 phase_fuzz() {
@@ -227,9 +247,7 @@ phase_fuzz() {
         CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
     build fuzz "${arguments[@]}" build-fuzz || return
     read -ra names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
-    lane fuzz/half fuzz_each "${names[@]:0:${#names[@]}/2}"
-    fuzz_each "${names[@]:${#names[@]}/2}"
-    join fuzz/half
+    together fuzz/workers 2 fuzz "${names[@]}"
 }
 
 rm -rf "$results"
