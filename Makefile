@@ -214,9 +214,9 @@ uninstall: ## what install put there, but for the configuration
 
 # ---- rules ----
 
-ifneq ($(SAN),)
+ifneq ($(filter address%,$(SAN)),)
 # To optimise what Criterion's macros become takes longer than to run it.
-$O/obj/tests/%.o: CFLAGS += -O0
+$O/obj/tests/unit/%.o: CFLAGS += -O0
 endif
 
 $O/obj/%.o: %.c
