@@ -63,9 +63,11 @@ static void frame_expired_cb(struct deadline *d)
 {
     struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
     struct front *f = c->front;
+    bool was_excused = c->excused;
 
-    /* Neither is to blame: who is stopped, and who is not read from. */
-    if ((peer_stopped(c->peer.pid) || conn_backed_up(c)) &&
+    /* Neither is to blame: who is stopped, and who is not read from; nor who was just now. */
+    c->excused = peer_stopped(c->peer.pid) || conn_backed_up(c);
+    if ((c->excused || was_excused) &&
         deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms,
                      frame_expired_cb) == 0)
         return;
@@ -78,12 +80,14 @@ void conn_watch(struct conn *c)
 {
     struct front *f = c->front;
 
-    if (c->stalled || (c->in_n == 0 && c->greeted))
+    if (c->stalled || (c->in_n == 0 && c->greeted)) {
         deadline_disarm(f->deadlines, &c->frame_deadline);
-    else if (!deadline_armed(&c->frame_deadline) &&
-             deadline_arm(f->deadlines, &c->frame_deadline,
-                          uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb) != 0)
+        c->excused = false;
+    } else if (!deadline_armed(&c->frame_deadline) &&
+               deadline_arm(f->deadlines, &c->frame_deadline,
+                            uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb) != 0) {
         conn_close(c, "no memory for a deadline", false);
+    }
 }
 
 /* ---- reading ---- */

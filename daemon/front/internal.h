@@ -38,6 +38,7 @@ struct conn {
     bool polling, freed;
     bool greeted; /* a whole frame has come */
     bool stalled; /* whole frames wait in `in` until the peer has read its answers */
+    bool excused; /* the time for a frame was over, and it was not the peer's fault */
     int fd, events;
 
     uint8_t *in;

@@ -135,7 +135,8 @@ Test(abuse, an_idle_peer_is_not_reaped)
     close(fd);
 }
 
-/* Stopped in the middle of a frame for longer than a frame may take. */
+/* Stopped in the middle of a frame for longer than a frame may take, and running again, but not
+ * done, when the daemon looks. */
 Test(abuse, a_stopped_peer_is_not_reaped)
 {
     static const char stats[] = "\x00\x00\x00\x0a\x94\x00\x02\xa5stats\x80";
@@ -149,11 +150,12 @@ Test(abuse, a_stopped_peer_is_not_reaped)
         raw_hello(fd);
         raw_write(fd, stats, 6);
         raise(SIGSTOP);
+        sleep_ms(600);
         raw_write(fd, stats + 6, sizeof(stats) - 1 - 6);
         _exit(raw_frame(fd, buf, sizeof(buf), 5000) > 100 ? 0 : 1);
     }
     cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
-    sleep_ms(3000);
+    sleep_ms(2700);
     kill(pid, SIGCONT);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_expect_eq(status, 0, "the stopped peer was dropped");
