@@ -151,6 +151,8 @@ static bool gone(void)
 /* Until the daemon is gone, and not only late. */
 static bool work(uint64_t *next)
 {
+    uint64_t end = now_ms() + 60000;
+
     for (unsigned i = 0; i < BATCHES_MAX;) {
         if (hot_are_right(*next) && dump(*next)) {
             *next += BATCH;
@@ -158,6 +160,7 @@ static bool work(uint64_t *next)
         } else if (gone()) {
             return false;
         }
+        cr_assert(now_ms() < end, "%u batches", i);
     }
     return true;
 }
