@@ -1,5 +1,5 @@
 #!/bin/sh
-# all.sh [FOLDER]: everything that decides about copies, in seven minutes, on a host with a GPU: the tests
+# all.sh [FOLDER]: everything that decides about copies, in ten minutes at most, on a host with a GPU: the tests
 # of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
 # ucm-bench copy, and what was measured beside the aims. Logs and figures go to FOLDER (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
