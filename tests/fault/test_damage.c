@@ -176,7 +176,9 @@ static void purge(void)
     free(answer);
 }
 
-#define STALE_BYTES (5 << 20)
+/* 8 segments: the blocks of two stores take 5 at most, so that none is dropped for want of a free
+ * one, even while the scrubber holds another. */
+#define STALE_BYTES (9 << 20)
 
 /* Blocks are stored until the victim's place has been used twice; the file as it was before the
  * last of them goes to old. Which segment comes next depends on what the scrubber is reading just
@@ -187,11 +189,11 @@ static uint64_t stale_prepare(uint8_t *old, bool scrub)
     off_t at;
     int fd;
 
-    open_host_of("nvme.size=5MiB", scrub);
+    open_host_of("nvme.size=9MiB", scrub);
     store(first);
     fd = harm_file(&host, "ucmd.cache");
     do {
-        cr_assert_lt(first, 8000u, "the victim's place is never one that was used before");
+        cr_assert_lt(first, 16000u, "the victim's place is never one that was used before");
         harm_get(fd, old, STALE_BYTES, 0);
         purge();
         first += 1000;
@@ -249,6 +251,8 @@ Test(damage, an_old_slot_put_back_under_a_daemon)
     static uint8_t old[STALE_BYTES];
     uint64_t first = stale_prepare(old, true);
 
+    store(first + 100); /* the victim's segment is full: only such are scrubbed */
+    cr_assert_eq(metric(w.client, "nvme_bytes_used"), 2u * BLOCKS * HARM_SLOT_BYTES);
     stale_put(old, first, 0);
     cr_expect(metric_reaches(w.client, "nvme_scrub_bad", 1, 20000));
 }
