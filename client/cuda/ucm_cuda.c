@@ -79,10 +79,14 @@ static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
                                  .offset = cuda->companion.offset,
                                  .slice_bytes = cuda->companion.slice_bytes,
                                  .slices = cuda->companion.slices};
+    uint64_t before = ucm_generation(cuda->client), after;
     void *memory;
     int r = ucm_ring_register(cuda->client, &spec, timeout_ms, &cuda->ring, &memory);
 
-    cuda->generation = ucm_generation(cuda->client);
+    after = ucm_generation(cuda->client);
+    /* Another thread may have reconnected meanwhile: only of a ring that still lives is it sure
+     * which connection it belongs to. */
+    cuda->generation = r == 0 && ucm_ring_alive(cuda->ring) == 1 ? after : before;
     if (r == 0)
         companion_serve(&cuda->companion, memory);
     return r;
