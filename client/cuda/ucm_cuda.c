@@ -22,6 +22,7 @@ struct ucm_cuda {
     struct ucm_client *client;
     uint8_t gpu[UCM_UUID_BYTES];
     pthread_t keeper;
+    bool kept; /* the keeper runs */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* Under the mutex. */
@@ -92,13 +93,13 @@ static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
     return r;
 }
 
-/* 0 or -UCM_EDEADLINE. Its orders are served until the daemon has let go of it, and its memory is
- * there until the companion has. */
+/* Its orders are served until the daemon has let go of it, and its memory is there until the
+ * companion has. After an error all is as before: the daemon still uses the slices. */
 static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
 {
     int r = ucm_ring_alive(cuda->ring) == 1 ? ucm_ring_unregister(cuda->ring, timeout_ms) : 0;
 
-    if (r == -UCM_EDEADLINE)
+    if (r != 0 && ucm_ring_alive(cuda->ring) == 1)
         return r;
     companion_serve(&cuda->companion, NULL);
     ucm_ring_free(cuda->ring);
@@ -162,11 +163,15 @@ static int keeper_start(struct ucm_cuda *cuda)
     rc = pthread_create(&cuda->keeper, NULL, keeper_run, cuda);
     if (rc != 0)
         (void)pthread_cond_destroy(&cuda->changed);
+    cuda->kept = rc == 0;
     return rc;
 }
 
 static void keeper_stop(struct ucm_cuda *cuda)
 {
+    if (!cuda->kept)
+        return;
+    cuda->kept = false;
     pthread_mutex_lock(&cuda->mutex);
     cuda->quit = true;
     pthread_cond_signal(&cuda->changed);
@@ -227,8 +232,9 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     (void)pthread_mutex_init(&cuda->mutex, NULL);
     r = pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
-        (void)ring_drop(cuda, timeout_ms);
         r = fail(UCM_ENOMEMORY, "no thread for the companion");
+        if (ring_drop(cuda, timeout_ms) != 0)
+            return r; /* better lost than freed under the daemon's copies */
     }
     if (r == 0)
         *out = cuda;
@@ -247,8 +253,10 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
     keeper_stop(cuda);
     if (cuda->ring)
         r = pass(ring_drop(cuda, timeout_ms));
-    if (r == -UCM_EDEADLINE && keeper_start(cuda) == 0)
+    if (r != 0) {
+        (void)keeper_start(cuda); /* without it a new connection gets no ring, and no more */
         return r;
+    }
     cuda_free(cuda);
     return 0;
 }
@@ -345,18 +353,22 @@ int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
 
     if (!cuda || !region)
         return fail(UCM_EINVALID, "cuda or region is NULL");
+    /* Out of the list before it is freed: the next region may get its address. */
     pthread_mutex_lock(&cuda->mutex);
     while (i < COMPANION_REGIONS && cuda->regions[i] != region)
         i++;
+    if (i < COMPANION_REGIONS)
+        cuda->regions[i] = NULL;
     pthread_mutex_unlock(&cuda->mutex);
     if (i == COMPANION_REGIONS)
         return fail(UCM_EINVALID, "the region was not registered with this companion");
     r = pass(ucm_region_unregister(region, timeout_ms));
-    if (r != 0 && r != -UCM_EDISCONNECTED)
+    if (r != 0 && r != -UCM_EDISCONNECTED) {
+        pthread_mutex_lock(&cuda->mutex);
+        cuda->regions[i] = region;
+        pthread_mutex_unlock(&cuda->mutex);
         return r;
-    pthread_mutex_lock(&cuda->mutex);
-    cuda->regions[i] = NULL;
-    pthread_mutex_unlock(&cuda->mutex);
+    }
     companion_region_remove(&cuda->companion, i + 1);
     return r;
 }

@@ -95,7 +95,8 @@ uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32
                      uint32_t *n);
 
 /* request.c */
-/* Admits r (zeroed, with stop_cb set) as under way. deadline_ms 0 takes the default. 0, or BUSY. */
+/* Admits r (zeroed, with stop_cb set) as under way. deadline_ms 0 takes the default. 0, or BUSY, or
+ * SHUTDOWN but for what gives a mapping back. */
 int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms);
 /* Takes r out; the caller answers first and frees it afterwards. */
 void request_end(struct request *r);
@@ -135,15 +136,15 @@ struct session_region {
     enum { REGION_OPENING, REGION_OPEN, REGION_CLOSING } state;
     bool close_sent;
     struct device_job job;
-    struct request *pending; /* the register or unregister that waits for the job */
+    struct list pending; /* the register, or unregisters, that wait for the job */
 };
 struct session_region *call_region(struct call *call, uint64_t id);
 void region_transfer_ended(struct session_region *r);
 void regions_close_all(struct session *s);
-/* A request that waits for a job of the device. start: 0, or -code with call->error. answer: with
- * the error, or else the result; harmless when nothing is pending. */
-int pending_start(struct call *call, struct request **pending);
-void pending_answer(struct session *s, struct request **pending, const struct ucm_error *e,
+/* Requests that wait for a job of the device. start: one more; 0, or -code with call->error.
+ * answer: all of them, with the error, or else the result. */
+int pending_start(struct call *call, struct list *pending);
+void pending_answer(struct session *s, struct list *pending, const struct ucm_error *e,
                     const struct proto_message *m, const void *result);
 /* Each descriptor that came was named. 0, or -code with call->error. */
 int fds_all_taken(struct call *call);

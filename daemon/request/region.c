@@ -18,20 +18,26 @@ static void region_delete(struct session_region *r)
     session_settle(s);
 }
 
-void pending_answer(struct session *s, struct request **pending, const struct ucm_error *e,
+struct pending_request {
+    struct request r;
+    struct list node;
+};
+
+void pending_answer(struct session *s, struct list *pending, const struct ucm_error *e,
                     const struct proto_message *m, const void *result)
 {
-    struct request *q = *pending;
+    struct list *node;
 
-    if (!q)
-        return;
-    *pending = NULL;
-    if (e && !s->closing)
-        session_reply_error(s, q->msgid, e);
-    else
-        session_reply(s, q->msgid, m, result);
-    request_end(q);
-    free(q);
+    while ((node = list_pop_front(pending)) != NULL) {
+        struct pending_request *q = LIST_ENTRY(node, struct pending_request, node);
+
+        if (e && !s->closing)
+            session_reply_error(s, q->r.msgid, e);
+        else
+            session_reply(s, q->r.msgid, m, result);
+        request_end(&q->r);
+        free(q);
+    }
 }
 
 /* Opening and closing a mapping can't be stopped half way; their ends are near and come by
@@ -108,20 +114,20 @@ static void opened_cb(struct device_job *job, int status)
         session_settle(r->s);
 }
 
-int pending_start(struct call *call, struct request **pending)
+int pending_start(struct call *call, struct list *pending)
 {
-    struct request *q = calloc(1, sizeof(*q));
+    struct pending_request *q = calloc(1, sizeof(*q));
     int rc;
 
     if (!q)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    q->stop_cb = pending_stop_cb;
-    rc = request_start(call, q, sizeof(*q), 0);
+    q->r.stop_cb = pending_stop_cb;
+    rc = request_start(call, &q->r, sizeof(*q), 0);
     if (rc != 0) {
         free(q);
         return rc;
     }
-    *pending = q;
+    list_push_back(pending, &q->node);
     return 0;
 }
 
@@ -173,6 +179,7 @@ int method_region_register(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a region");
     r->s = s;
     r->ns = ns;
+    list_init(&r->pending);
     rc = region_check(&m, ns->identity.shards[m.part], ns->identity.shard_bytes, call->fds,
                       call->n_fds, &r->region, &call->error);
     if (rc != 0)
@@ -207,17 +214,24 @@ err_after_alloc:
     return rc;
 }
 
+static int region_unknown(struct call *call, uint64_t id)
+{
+    return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                         "region %llu is not registered on this connection",
+                         (unsigned long long)id);
+}
+
 struct session_region *call_region(struct call *call, uint64_t id)
 {
     struct session_region *r = table_get(&call->s->regions, (uint32_t)id);
 
     if (r && r->state == REGION_OPEN)
         return r;
-    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
-                  "region %llu is not registered on this connection", (unsigned long long)id);
+    (void)region_unknown(call, id);
     return NULL;
 }
 
+/* One that closes already is waited for: that it is unknown would say that its memory is free. */
 int method_region_unregister(struct call *call)
 {
     struct msg_region m;
@@ -226,11 +240,11 @@ int method_region_unregister(struct call *call)
 
     if (rc != 0)
         return rc;
-    r = call_region(call, m.region);
-    if (!r)
-        return -call->error.code;
+    r = table_get(&call->s->regions, (uint32_t)m.region);
+    if (!r || r->state == REGION_OPENING)
+        return region_unknown(call, m.region);
     rc = pending_start(call, &r->pending);
-    if (rc != 0)
+    if (rc != 0 || r->state == REGION_CLOSING)
         return rc;
     transfers_stop_region(r);
     region_close(r);

@@ -83,13 +83,18 @@ static void expired_cb(struct deadline *d)
     r->stop_cb(r);
 }
 
+static bool gives_back(enum ucm_method method)
+{
+    return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER;
+}
+
 int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
     const struct config *config = rq->rooms.config;
 
-    if (rq->draining)
+    if (rq->draining && !gives_back(call->method))
         return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
     if (s->n_requests >= config->max_requests_conn)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
@@ -142,8 +147,8 @@ int method_cancel(struct call *call)
         struct request *r = LIST_ENTRY(n, struct request, link);
 
         /* Mapping and unmapping can't be stopped half way. */
-        if (r->msgid != m.msgid || r->method == UCM_METHOD_REGION_REGISTER ||
-            r->method == UCM_METHOD_REGION_UNREGISTER)
+        if (r->msgid != m.msgid || gives_back(r->method) ||
+            r->method == UCM_METHOD_REGION_REGISTER || r->method == UCM_METHOD_RING_REGISTER)
             continue;
         s->rq->rooms.metrics->requests_cancelled++;
         r->stop_cb(r);

@@ -16,7 +16,7 @@ struct session_ring {
     uint32_t id;
     enum { RING_OPENING, RING_OPEN, RING_CLOSING } state;
     struct device_job job;
-    struct request *pending;
+    struct list pending; /* the register, or unregisters, that wait for the job */
 };
 
 static void ring_delete(struct session_ring *r)
@@ -107,6 +107,7 @@ static int ring_new(struct call *call, const struct msg_ring_register *m, struct
     if (!r)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a ring");
     r->s = call->s;
+    list_init(&r->pending);
     r->ring = (struct device_ring){.device = device,
                                    .pid = call->s->peer.pid,
                                    .offset = m->offset,
@@ -179,12 +180,12 @@ int method_ring_unregister(struct call *call)
     if (rc != 0)
         return rc;
     r = table_get(&call->s->rings, (uint32_t)m.ring);
-    if (!r || r->state != RING_OPEN)
+    if (!r || r->state == RING_OPENING)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                              "ring %llu is not registered on this connection",
                              (unsigned long long)m.ring);
     rc = pending_start(call, &r->pending);
     if (rc == 0)
-        ring_close(r);
+        ring_close(r); /* or it closes already */
     return rc;
 }

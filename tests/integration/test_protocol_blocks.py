@@ -284,6 +284,16 @@ class Blocks(Case):
             self.assertLessEqual(set(client.wait(msgid)["status"]), {OK, CANCELLED})
         self.assertEqual(client.wait(last), {})
 
+    def test_unregister_again_is_answered_when_nothing_is_mapped(self):
+        client, ns, region, _ = self.stored(60)
+        many = [region.begin("load", range(60), range(60), more=True)]
+        many += [client.begin("region.unregister", region=region.number, more=left > 0) for left in reversed(range(3))]
+        self.assertEqual([client.next() for _ in many], many)
+        self.assertLessEqual(set(client.wait(many[0])["status"]), {OK, CANCELLED})
+        for msgid in many[1:]:
+            self.assertEqual(client.wait(msgid), {})
+        self.refused(NOT_FOUND, client.call, "region.unregister", region=region.number)
+
     def test_busy(self):
         client, ns, region, _ = self.stored(60)
         many = [region.begin("load", range(60), range(60), more=left > 0)

@@ -82,6 +82,25 @@ Test(cuda_library, a_daemon_that_does_not_answer_is_abandoned)
     cr_assert_eq(cuMemFree(pages), CUDA_SUCCESS);
 }
 
+static bool busy(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_RING_UNREGISTER || fake_count(f, UCM_METHOD_RING_UNREGISTER) > 1)
+        return false;
+    fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too much under way");
+    return true;
+}
+
+/* A refusal is no leave to free what the daemon still has mapped. */
+Test(cuda_library, a_daemon_that_refuses_keeps_the_slices)
+{
+    rig.fake.hook = busy;
+    cr_assert_eq(ucm_cuda_close(cuda, -1), -UCM_EBUSY);
+    cr_assert_not(dead());
+    cr_assert_neq(FAKE_GET(&rig.fake, rings.ids[0]), 0);
+    cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
+    cr_assert_eq(FAKE_GET(&rig.fake, rings.ids[0]), 0, "the daemon knows");
+}
+
 Test(cuda_library, nothing_is_abandoned)
 {
     ucm_cuda_abandon(NULL);
