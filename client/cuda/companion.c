@@ -13,6 +13,7 @@
 #define NAP_NS 20000
 #define SOON_NS 50000000ull /* how long turns that are said to come are believed in */
 #define SLEEP_MS 100
+#define IPC_GRAIN (2u << 20) /* CUDA cuts smaller allocations out of pieces that others share */
 
 extern const unsigned char ucm_copy_fatbin[];
 
@@ -219,8 +220,8 @@ static void region_free(struct companion_region *r)
     free(r);
 }
 
-static CUresult region_new(const struct ucm_copy_plane *planes, uint32_t n_planes, uint32_t blocks,
-                           struct companion_region **out)
+static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
+                           uint32_t n_planes, uint32_t blocks, struct companion_region **out)
 {
     struct companion_region *r = calloc(1, sizeof(*r));
     uint64_t slot_offset = 0;
@@ -236,7 +237,9 @@ static CUresult region_new(const struct ucm_copy_plane *planes, uint32_t n_plane
             r->spec[p].slot_offset = slot_offset;
             slot_offset += planes[p].chunk;
         }
-        rc = cuMemcpyHtoD(r->planes, r->spec, n_planes * sizeof(*r->spec));
+        rc = cuMemcpyHtoDAsync(r->planes, r->spec, n_planes * sizeof(*r->spec), c->streams[0]);
+        if (rc == CUDA_SUCCESS) /* the other stream's kernels read it, too */
+            rc = cuStreamSynchronize(c->streams[0]);
     }
     if (rc != CUDA_SUCCESS) {
         region_free(r);
@@ -271,7 +274,7 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = region_new(planes, n_planes, blocks, &region);
+    r = region_new(c, planes, n_planes, blocks, &region);
     if (r == CUDA_SUCCESS) {
         pthread_mutex_lock(&c->mutex);
         while (i < COMPANION_REGIONS && c->regions[i])
@@ -345,9 +348,10 @@ static CUresult streams_create(struct companion *c)
 static CUresult slices_create(struct companion *c)
 {
     size_t items = (size_t)c->slices * UCM_RING_ITEMS;
+    size_t bytes = (c->slices * c->slice_bytes + IPC_GRAIN - 1) / IPC_GRAIN * IPC_GRAIN;
     CUipcMemHandle handle;
     CUdeviceptr base;
-    CUresult r = cuMemAlloc(&c->base, c->slices * c->slice_bytes);
+    CUresult r = cuMemAlloc(&c->base, bytes);
 
     if (r == CUDA_SUCCESS) /* another process will have it mapped: whatever was there is not its */
         r = cuMemsetD8Async(c->base, 0, c->slices * c->slice_bytes, c->streams[0]);

@@ -25,7 +25,12 @@
  * short timeout does not complete of this, the call after it goes on with. A region that is refused
  * then fails the calls that name it, with the daemon's reason, and no others. A break that is found
  * before a request has left costs the caller nothing. ucm_generation() counts the reconnects, so
- * that a caller can know of them. Leases do not survive one: an old one is ignored. */
+ * that a caller can know of them. Leases do not survive one: an old one is ignored.
+ *
+ * What a broken connection leaves under way: the daemon's devices begin no piece of a copy any more
+ * for a worker that has hung up, even where the daemon itself was stopped meanwhile. What they had
+ * begun by then, 48 MiB at most, may still arrive in a load's blocks within some milliseconds. What
+ * a dump read is not stored unless all of it was read before. */
 #ifndef UCMCLIENT_H
 #define UCMCLIENT_H
 
@@ -228,7 +233,8 @@ struct ucm_ring_spec {
 
 /* One ring a GPU. On success *memory is the shared memory of this registration, mapped until
  * ucm_ring_free. It serves this connection only: when the connection breaks, the library marks
- * it dead and waits (at most 0.2 s) for turns that were claimed before it reports anything failed.
+ * it dead and waits for turns that were claimed before it reports anything failed: at most 5 s, for
+ * all rings of the client together, whatever the timeout of the call that finds the break.
  * After a reconnect (ucm_generation) free it and register anew; -UCM_EBUSY as long as the daemon is
  * not done with the slices. */
 UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,
@@ -347,8 +353,8 @@ UCM_API int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int tim
 /* Asks the daemon to stop; the task still becomes done, with what was moved until then. */
 UCM_API int ucm_task_cancel(struct ucm_task *task, int timeout_ms);
 /* Frees the task, done or not, never blocks; one that is under way is cancelled and its answer
- * thrown away. The daemon may still write to the region's blocks for a while: wait first where that
- * matters. NULL is fine. */
+ * thrown away. The daemon may still write to the region's blocks for a while, or read what a dump
+ * is to store: wait before they are used for anything else. NULL is fine. */
 UCM_API void ucm_task_free(struct ucm_task *task);
 
 /* ---- keeping and dropping ---- */

@@ -56,8 +56,9 @@ UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
  */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
 /* Closes without asking the daemon, for one that does not answer; regions need not be unregistered.
- * Waits for kernels under way. The client's ucm_close must come next, which tells the daemon; until
- * it has heard that, its copies under way may still write to the regions' memory. NULL is fine. */
+ * Waits for kernels under way. The client's ucm_close must come next, with which the daemon's
+ * copies end (ucmclient.h says when); until then they may write to the regions' memory. NULL is
+ * fine. */
 UCM_API void ucm_cuda_abandon(struct ucm_cuda *cuda);
 
 /* ucm_region_register for a region on that GPU whose copies may go through the ring. addresses[i]:

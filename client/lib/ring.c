@@ -41,12 +41,18 @@ static int unregister_take_cb(struct client_call *call, struct proto_envelope *e
 
 void client_rings_abandon(struct ucm_client *c)
 {
+    int64_t end_ns = client_now_ns() + ABANDON_MS * INT64_C(1000000), left_ns;
     struct ucm_ring_registration *ring;
 
     TAILQ_FOREACH(ring, &c->rings, node)
+    if (ring->id != 0)
+        (void)ucm_ring_abandon(ring->memory, 0); /* none begins any more while one is waited for */
+    TAILQ_FOREACH(ring, &c->rings, node)
     {
+        left_ns = end_ns - client_now_ns();
         if (ring->id != 0)
-            (void)ucm_ring_abandon(ring->memory, ABANDON_MS);
+            (void)ucm_ring_abandon(ring->memory,
+                                   left_ns > 0 ? (unsigned)(left_ns / 1000000) + 1 : 0);
         ring->id = 0;
     }
 }

@@ -159,18 +159,28 @@ static void begin(struct cpu *c, struct device_job *job)
 static void copy_next(struct cpu *c, struct device_job *job)
 {
     struct job_piece piece;
+    bool deserted;
 
     if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &piece))
         list_remove(&job->link);
     job->pieces++;
     uv_mutex_unlock(&c->mutex);
-    ucm_copy_ref(&job->region->planes[piece.first_plane], piece.n_planes,
-                 &job->items[piece.first_item], piece.n_items,
-                 job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP);
+    deserted = job->op == DEVICE_LOAD && job_deserted(job);
+    if (!deserted)
+        ucm_copy_ref(&job->region->planes[piece.first_plane], piece.n_planes,
+                     &job->items[piece.first_item], piece.n_items,
+                     job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP);
+    if (job->op == DEVICE_DUMP)
+        deserted = job_deserted(job);
     uv_mutex_lock(&c->mutex);
+    if (deserted) {
+        list_remove(&job->link);
+        job->next_item = job->n_items;
+        job->status = job_refuse_deserted(job);
+    }
     job->pieces--;
     if (job->pieces == 0 && job->next_item == job->n_items)
-        finish(c, job, 0);
+        finish(c, job, job->status);
 }
 
 static void thread_cb(void *arg)

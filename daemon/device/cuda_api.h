@@ -39,7 +39,7 @@
     X(cuMemGetInfo, 3020)                                                                          \
     X(cuMemsetD8Async, 3020)                                                                       \
     X(cuMemFree, 3020)                                                                             \
-    X(cuMemcpyHtoD, 3020)                                                                          \
+    X(cuMemcpyHtoDAsync, 3020)                                                                     \
     X(cuMemcpy2DAsync, 3020)                                                                       \
     X(cuMemHostAlloc, 2020)                                                                        \
     X(cuMemFreeHost, 2000)                                                                         \

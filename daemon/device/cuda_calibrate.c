@@ -134,7 +134,7 @@ static CUresult bench_open(struct bench *b)
         r = cuda.cuMemHostAlloc(&b->slots, BYTES, CU_MEMHOSTALLOC_PORTABLE);
     plane.base = b->pages;
     if (r == CUDA_SUCCESS)
-        r = cuda.cuMemcpyHtoD(b->planes, &plane, sizeof(plane));
+        r = cuda.cuMemcpyHtoDAsync(b->planes, &plane, sizeof(plane), b->g->streams[0].stream);
     if (r != CUDA_SUCCESS)
         return r;
     memset(b->slots, 0, BYTES);

@@ -4,7 +4,8 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_PASSED_MAX 16    /* jobs that wait for slices, looked past in one go */
+#define GPU_PASSED_MAX 512   /* jobs that wait for slices, looked past in one go, */
+#define GPU_FULL_MAX 16      /* of so many rings */
 #define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
 #define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
 
@@ -32,13 +33,16 @@ static int refuse_dying(struct device_job *job)
                       "the worker is exiting: its event says nothing about its memory any more");
 }
 
-/* All pieces are done. A dump whose worker died on the way is not reported as good (event_poll). */
+/* All pieces are done. A dump whose worker died on the way (event_poll), or hung up and may have
+ * written over what was read, is not reported as good. */
 static void copy_done(struct gpu *g, struct device_job *job)
 {
     struct gpu_region *mapping = job->region->mapping;
 
     if (job->status == 0 && job->op == DEVICE_DUMP && job->event && !worker_alive(&mapping->worker))
         job->status = refuse_dying(job);
+    if (job->status == 0 && job->op == DEVICE_DUMP && job_deserted(job))
+        job->status = job_refuse_deserted(job);
     gpu_finish(g, job, job->status);
 }
 
@@ -48,11 +52,16 @@ void gpu_piece_end(struct gpu *g, struct device_job *job)
         copy_done(g, job);
 }
 
-void gpu_piece_fail(struct gpu *g, struct device_job *job, int status)
+void gpu_job_fail(struct device_job *job, int status)
 {
     list_remove(&job->link);
     job->next_item = job->n_items;
     job->status = status;
+}
+
+void gpu_piece_fail(struct gpu *g, struct device_job *job, int status)
+{
+    gpu_job_fail(job, status);
     gpu_piece_end(g, job);
 }
 
@@ -69,9 +78,7 @@ void gpu_abandon(struct gpu *g)
         gpu_finish(g, job, gpu_refuse_failed(g, job));
     }
     while ((job = job_queue_first(&g->ready)) != NULL) {
-        list_remove(&job->link);
-        job->next_item = job->n_items;
-        job->status = gpu_refuse_failed(g, job);
+        gpu_job_fail(job, gpu_refuse_failed(g, job));
         if (job->pieces == 0)
             gpu_finish(g, job, job->status);
     }
@@ -93,13 +100,15 @@ void gpu_abandon(struct gpu *g)
 
 /* ---- events ---- */
 
-/* For dumps whose event has not come yet: a dead worker's never does, and its memory stays
- * allocated until the region is closed behind them. */
-static bool worker_seen(struct gpu_region *mapping, uint64_t now_ms)
+/* For dumps whose event has not come yet: that of a worker that is dead, or has hung up, is nothing
+ * to wait for, and its memory stays allocated until the region is closed behind them. */
+static bool worker_seen(const struct device_job *job, uint64_t now_ms)
 {
+    struct gpu_region *mapping = job->region->mapping;
+
     if (now_ms >= mapping->seen_ms + GPU_SEEN_MS) {
         mapping->seen_ms = now_ms;
-        mapping->seen_alive = worker_alive(&mapping->worker);
+        mapping->seen_alive = worker_alive(&mapping->worker) && !job_deserted(job);
     }
     return mapping->seen_alive;
 }
@@ -118,13 +127,15 @@ static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
     CUresult r = cuda.cuEventQuery(job->scratch);
     int rc;
 
-    if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) && worker_seen(mapping, now_ms))
+    if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) && worker_seen(job, now_ms))
         return false;
     list_remove(&job->link);
     if (r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_READY)
         rc = gpu_refuse(g, job, -EIO, r, "the worker's event failed");
     else if (!worker_alive(&mapping->worker))
         rc = refuse_dying(job);
+    else if (job_deserted(job))
+        rc = job_refuse_deserted(job);
     else if (r == CUDA_ERROR_NOT_READY)
         rc = job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
                         "the worker's event was not signalled before the deadline");
@@ -292,10 +303,31 @@ static int begin(struct gpu *g, struct device_job *job)
     return rc;
 }
 
-/* A job that waits for a slice lets others pass: their way is free. */
-static struct device_job *next_to_try(struct gpu *g, const struct device_job *job, unsigned *passed)
+/* Rings without a free slice: the jobs that wait for one let others pass, whose way is free. */
+struct passed {
+    const struct device_ring *full[GPU_FULL_MAX];
+    unsigned rings, jobs;
+};
+
+static bool waits(const struct passed *p, const struct device_job *job)
 {
-    return ++*passed < GPU_PASSED_MAX ? job_queue_next_of(&g->ready, job) : NULL;
+    bool full = false;
+
+    for (unsigned i = 0; i < p->rings; i++)
+        full |= p->full[i] == job->ring;
+    return full && job->begun && job->staged;
+}
+
+static struct device_job *next_to_try(struct gpu *g, struct device_job *job, struct passed *p)
+{
+    if (!waits(p, job)) {
+        if (p->rings == GPU_FULL_MAX)
+            return NULL;
+        p->full[p->rings++] = job->ring;
+    }
+    while (job && waits(p, job))
+        job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next_of(&g->ready, job) : NULL;
+    return job;
 }
 
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
@@ -303,28 +335,32 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
     enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
     bool moved = gpu_rings_fill(g, direction);
     struct device_job *job = job_queue_first_of(&g->ready, op);
-    unsigned passed = 0;
+    struct passed passed = {.rings = 0};
     int rc;
 
     while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
         enum gpu_ring_took took = GPU_RING_RESTS;
 
         rc = job->begun ? 0 : begin(g, job);
+        if (rc == 0 && job_deserted(job))
+            rc = job_refuse_deserted(job);
         if (rc < 0) {
-            list_remove(&job->link);
-            gpu_finish(g, job, rc);
+            gpu_job_fail(job, rc);
+            if (job->pieces == 0)
+                gpu_finish(g, job, rc);
         } else if (job->staged) {
             took = gpu_ring_take(g, job);
             if (took == GPU_RING_FULL) {
                 job = next_to_try(g, job, &passed);
                 continue;
             }
-            job->staged = took == GPU_RING_TOOK;
+            if (took == GPU_RING_RESTS) /* else it may have failed, and be gone */
+                job->staged = false;
         } else {
             launch(g, direction, job);
         }
         moved = true;
-        passed = 0;
+        passed = (struct passed){.rings = 0};
         job = job_queue_first_of(&g->ready, op);
     }
     return moved;

@@ -253,8 +253,12 @@ static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_regio
         region->planes[p].memory = memory_of(mapping, (uint32_t)spec->handle);
     }
     r = cuda.cuMemAlloc(&mapping->planes, size);
+    /* Not cuMemcpyHtoD: that may return before the bytes are there, and no stream of ours waits for
+     * the legacy one. */
     if (r == CUDA_SUCCESS)
-        r = cuda.cuMemcpyHtoD(mapping->planes, region->planes, size);
+        r = cuda.cuMemcpyHtoDAsync(mapping->planes, region->planes, size, g->probe.stream);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamSynchronize(g->probe.stream);
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's planes");
     return 0;

@@ -570,7 +570,9 @@ bool gpu_rings_fill(struct gpu *g, enum ucm_copy_direction direction)
                 turn->direction != direction || atomic_load(&g->failed) ||
                 !gpu_launch_next(g, direction))
                 continue;
-            if (turn->state == TURN_GATHERED)
+            if (job_deserted(turn->job))
+                turn_fail(g, turn, job_refuse_deserted(turn->job));
+            else if (turn->state == TURN_GATHERED)
                 turn_move_or_fail(g, turn);
             else
                 piece_again(g, turn);
@@ -580,6 +582,8 @@ bool gpu_rings_fill(struct gpu *g, enum ucm_copy_direction direction)
     return moved;
 }
 
+/* What a companion has claimed it may still write: such a turn ends as ever (gpu_rings_poll), and
+ * its job with it, though not as a good one. */
 void gpu_rings_abandon(struct gpu *g)
 {
     for (struct list *node = g->rings.next; node != &g->rings; node = node->next) {
@@ -592,6 +596,10 @@ void gpu_rings_abandon(struct gpu *g)
 
             if (turn->state == TURN_FREE)
                 continue;
+            if (turn->state == TURN_POSTED) {
+                gpu_job_fail(turn->job, gpu_refuse_failed(g, turn->job));
+                continue;
+            }
             turn_free(g, turn);
             if (!launched) /* the others end with their launch */
                 gpu_piece_fail(g, turn->job, gpu_refuse_failed(g, turn->job));

@@ -4,7 +4,9 @@
  * Promises: nothing is launched that is not inside a region's registered bounds (region_check has
  * seen every number, the device sees every block id). A dump reads only after its event, and one
  * with an event succeeds only if the worker was alive when the event was seen (a dying worker's
- * events may read as signalled). A job that was accepted completes exactly once, on the loop.
+ * events may read as signalled). Of a worker that has hung up, and so may use its memory for
+ * anything, no further piece is copied, and a dump succeeds only if it had not when the last byte
+ * was read. A job that was accepted completes exactly once, on the loop.
  * Closing a region completes only after every job of it is done and its mappings are closed.
  *
  * Order for one region: OPEN; when that is done with 0, any loads and dumps; CLOSE, after which
@@ -51,8 +53,10 @@ struct device_region {
     struct ucm_copy_plane *planes; /* base filled by the device when it opens */
     pid_t pid;                     /* of the worker, as the kernel names it; 0: not visible here */
     uint64_t owner;                /* its connection: tells workers apart that are not visible */
-    uint32_t ring_region;          /* how orders on its connection's ring name it; 0: none does */
-    void *mapping;                 /* device's own */
+    const int *peer_fd;   /* its socket, open until the region is closed, to be asked whether the
+                             worker has hung up; NULL: nobody is asked */
+    uint32_t ring_region; /* how orders on its connection's ring name it; 0: none does */
+    void *mapping;        /* device's own */
 };
 
 /* Slices of a worker's GPU memory that copies may go through, and the memory that it shares for
@@ -103,7 +107,8 @@ struct device_job {
     uint8_t priority;       /* 0 to 7; loads go before dumps of the same priority */
     struct ucm_error error; /* out, when status is not 0 */
     /* 0; -ETIMEDOUT (event or deadline); -EINVAL (the worker's handles, ids or event are wrong);
-     * -EBUSY (OPEN: an older region still holds the memory); -EIO (device or worker failed). */
+     * -EBUSY (OPEN: an older region still holds the memory); -EIO (device or worker failed);
+     * -ECANCELED (the worker has hung up). */
     void (*done)(struct device_job *job, int status);
     /* The device's own, from submit to done. */
     struct list link;

@@ -6,7 +6,7 @@
  *
  * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
  * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
- * launched piece by piece, so that an urgent job overtakes at most GPU_AHEAD_BYTES.
+ * launched piece by piece, so that an urgent job overtakes all but GPU_AHEAD_BYTES and one launch.
  * Threads: functions below on the GPU's thread only. */
 #ifndef UCMD_DEVICE_GPU_H
 #define UCMD_DEVICE_GPU_H
@@ -26,7 +26,7 @@
 #define GPU_LAUNCH_ITEMS 4096
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 #define GPU_AHEAD_BYTES                                                                            \
-    (32ull << 20) /* launched and not done: keeps the bus busy without a gap                       \
+    (32ull << 20) /* launched and not done, besides the newest: keeps the bus busy without a gap   \
                    */
 
 /* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs
@@ -160,7 +160,9 @@ CUresult gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, stru
                           const struct job_piece *piece);
 /* A piece ends. */
 void gpu_piece_end(struct gpu *g, struct device_job *job);
-/* A piece ends badly, and with it the job: nothing more of it begins. */
+/* Nothing more of a job begins; it ends with its last piece. */
+void gpu_job_fail(struct device_job *job, int status);
+/* A piece ends badly, and with it the job. */
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 
 /* The copy kernel over planes in GPU memory and pinned items. */
@@ -278,7 +280,7 @@ void gpu_ring_launched(struct gpu *g, struct gpu_turn *turn);
 bool gpu_rings_poll(struct gpu *g);
 /* Launches what turns wait for. */
 bool gpu_rings_fill(struct gpu *g, enum ucm_copy_direction direction);
-/* After gpu_fail: turns that wait for no launch end. */
+/* After gpu_fail: turns that wait for nobody end. */
 void gpu_rings_abandon(struct gpu *g);
 
 /* ---- cuda_memory.c ---- */

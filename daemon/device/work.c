@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -157,6 +158,22 @@ int job_check(struct device_job *job, uint64_t now_ms)
                               "block id %u is out of range; the region has %u blocks",
                               job->items[i].block, r->blocks);
     return 0;
+}
+
+bool job_deserted(const struct device_job *job)
+{
+    struct pollfd p = {.events = POLLRDHUP};
+
+    if (!job->region->peer_fd)
+        return false;
+    p.fd = *job->region->peer_fd;
+    return poll(&p, 1, 0) > 0;
+}
+
+int job_refuse_deserted(struct device_job *job)
+{
+    return job_refuse(job, -ECANCELED, UCM_WIRE_CANCELLED,
+                      "the worker hung up: its memory may be in use for something else");
 }
 
 uint64_t job_item_bytes(const struct device_job *job)

@@ -59,6 +59,10 @@ int job_check(struct device_job *job, uint64_t now_ms);
 int job_refuse(struct device_job *job, int status, int code, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 uint64_t job_item_bytes(const struct device_job *job);
+/* Has its worker hung up? One system call. */
+bool job_deserted(const struct device_job *job);
+/* Likewise job_refuse, for that reason: -ECANCELED. */
+int job_refuse_deserted(struct device_job *job);
 /* Memory that a peer shares is safe to touch for good: a memfd that can't shrink, of tmpfs, whose
  * holes are filled on demand. 0, or -EINVAL with job->error; `what` names it there. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);

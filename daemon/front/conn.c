@@ -38,17 +38,23 @@ static void conn_interest(struct conn *c)
     c->events = events;
 }
 
+static void conn_end(struct conn *c)
+{
+    close(c->fd);
+    free(c);
+}
+
 static void poll_closed_cb(uv_handle_t *handle)
 {
     struct conn *c = handle->data;
 
     /* Not sooner: a frame of it may be in somebody's hands while the connection is closed. */
     conn_input_free(c);
-    close(c->fd);
-    c->fd = -1;
     c->polling = false;
     if (c->freed)
-        free(c);
+        conn_end(c);
+    else
+        (void)shutdown(c->fd, SHUT_RDWR); /* the session still asks it; the peer need not wait */
 }
 
 void conn_close(struct conn *c, const char *reason, bool offence)
@@ -86,7 +92,7 @@ void conn_free(struct conn *c)
     assert(c->state == CONN_CLOSED && !c->freed);
     c->freed = true;
     if (!c->polling)
-        free(c);
+        conn_end(c);
 }
 
 uint64_t conn_id(const struct conn *c)

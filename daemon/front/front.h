@@ -25,6 +25,7 @@ struct peer {
     pid_t pid;
     bool admin;
     char tenant[UCM_MAX_NAME_BYTES + 1];
+    int fd; /* the socket, open until conn_free, for others to ask whether it hung up; no more */
 };
 
 struct front_handler {

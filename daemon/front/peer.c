@@ -57,7 +57,7 @@ int peer_identify(int fd, const struct config *config, struct peer *peer)
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0)
         return -errno;
-    *peer = (struct peer){.uid = cred.uid, .gid = cred.gid, .pid = cred.pid};
+    *peer = (struct peer){.uid = cred.uid, .gid = cred.gid, .pid = cred.pid, .fd = fd};
     peer->admin = cred.uid == 0 || cred.uid == geteuid();
     for (size_t i = 0; i < config->admins.n; i++)
         peer->admin |= rule_matches(config->admins.item[i], false, &cred);

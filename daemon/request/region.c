@@ -190,6 +190,7 @@ int method_region_register(struct call *call)
     r->region->device = device;
     r->region->pid = s->peer.pid;
     r->region->owner = (uint64_t)(uintptr_t)s;
+    r->region->peer_fd = &s->peer.fd;
     r->id = table_add(&s->regions, r);
     if (r->id == 0) {
         rc = ucm_error_set(

@@ -134,6 +134,8 @@ enum ucm_block_status batch_outcome(struct transfer *t, int status)
 {
     if (status == 0)
         return UCM_BLOCK_OK;
+    if (status == -ECANCELED)
+        return UCM_BLOCK_CANCELLED;
     if (status == -ETIMEDOUT) {
         metrics_of(t)->device_event_timeouts += t->has_event;
         return UCM_BLOCK_CANCELLED;

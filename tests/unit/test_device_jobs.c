@@ -1,5 +1,7 @@
 #include "tests/unit/device_rig.h"
 
+#include <sys/socket.h>
+
 TestSuite(device_jobs, .init = setup, .fini = teardown, .timeout = 60);
 
 /* ---- many jobs ---- */
@@ -131,6 +133,38 @@ Test(device_jobs, urgent_first)
         cr_assert_eq(jobs[i].order, plan[i].place + 1, "job %u was number %u", i, jobs[i].order);
     close_ok(r);
     device_set_free(one);
+}
+
+/* Its memory may be in use for something else. */
+Test(device_jobs, a_worker_that_hung_up_is_left_alone)
+{
+    struct msg_plane plane = {.stride = 64 << 10, .chunk = 64 << 10};
+    struct ucm_copy_item items[32];
+    struct device_region *r = region_of(&plane, 1, 64, 1, 64 << 10, memfd, 0, MEMORY);
+    struct test_job j;
+    int connection[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, connection), 0);
+    r->peer_fd = &connection[0];
+    for (uint32_t i = 0; i < 32; i++)
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * (64u << 10),
+                                          .block = i};
+    job_init(&j, DEVICE_OPEN, r, NULL, 0);
+    cr_assert_eq(job_run(&j), 0);
+    memset(slots, 1, SLOTS);
+    job_init(&j, DEVICE_LOAD, r, items, 32);
+    cr_assert_eq(job_run(&j), 0);
+    close(connection[1]);
+    memset(slots, 2, SLOTS);
+    job_init(&j, DEVICE_LOAD, r, items, 32);
+    cr_expect_eq(job_run(&j), -ECANCELED);
+    cr_expect_eq(memory[0], 1);
+    job_init(&j, DEVICE_DUMP, r, items, 32);
+    cr_expect_eq(job_run(&j), -ECANCELED);
+    job_init(&j, DEVICE_CLOSE, r, NULL, 0);
+    cr_assert_eq(job_run(&j), 0);
+    region_free(r);
+    close(connection[0]);
 }
 
 Test(device_jobs, stats_count_what_was_done)

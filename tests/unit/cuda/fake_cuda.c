@@ -347,6 +347,18 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
     return op_send(s, o);
 }
 
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream s)
+{
+    struct op *o = op_new(1);
+
+    o->rows[0] = (struct rows){.to = to,
+                               .from = (uint64_t)(uintptr_t)from,
+                               .to_pitch = bytes,
+                               .width = bytes,
+                               .height = 1};
+    return op_send(s, o);
+}
+
 CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,
                             CUmemcpyAttributes *attributes, size_t *at, size_t n_attributes,
                             CUstream s)

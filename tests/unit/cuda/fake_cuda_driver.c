@@ -174,12 +174,6 @@ CUresult cuMemGetInfo(size_t *left, size_t *total)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)
-{
-    memcpy((void *)(uintptr_t)to, from, bytes);
-    return CUDA_SUCCESS;
-}
-
 CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -389,7 +383,7 @@ void fake_cuda_install(void)
     USE(cuMemGetInfo)
     USE(cuMemsetD8Async)
     USE(cuMemFree)
-    USE(cuMemcpyHtoD)
+    USE(cuMemcpyHtoDAsync)
     USE(cuMemcpy2DAsync)
     USE(cuMemHostAlloc)
     USE(cuMemFreeHost)

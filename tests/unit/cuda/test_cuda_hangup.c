@@ -1,0 +1,222 @@
+/* Workers that hang up, or whose GPU is lost, while copies of theirs are under way: nothing is
+ * written to memory that they may use for something else, nor stored of it; and whose copies wait
+ * hold up nobody else's. */
+#include "tests/unit/cuda/cuda_rig.h"
+
+#include <sys/socket.h>
+
+static struct worker_side w;
+static int connection[2]; /* the daemon's end, the worker's */
+
+static void begin(enum copy_strategy strategy)
+{
+    daemon_begin(strategy, 6 * MIB);
+    worker_begin(&w, getpid(), 2, 4096, 0);
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, connection), 0);
+    w.region->peer_fd = &connection[0];
+    fill(slots, BLOCKS * w.slot_bytes, 5);
+}
+
+static void end(void)
+{
+    worker_end(&w);
+    daemon_end();
+    close(connection[0]);
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
+/* As the client library does it. */
+static void hang_up(void)
+{
+    cr_assert_eq(shutdown(connection[1], SHUT_RDWR), 0);
+    close(connection[1]);
+}
+
+static void expect_given_up(struct test_job *j)
+{
+    cr_expect_eq(job_wait(j), -ECANCELED, "%d: %s", j->status, j->job.error.text);
+    cr_expect(strstr(j->job.error.text, "hung up"), "%s", j->job.error.text);
+}
+
+static void nothing_is_copied(enum copy_strategy strategy)
+{
+    static struct test_job j[2];
+    static uint8_t before[BLOCKS * 8192];
+
+    begin(strategy);
+    if (strategy == COPY_STAGED)
+        worker_companion(&w, 65536, 4);
+    fill((void *)(uintptr_t)w.memory, w.bytes, 6);
+    memcpy(before, (void *)(uintptr_t)w.memory, w.bytes);
+    hang_up();
+    copy_half(&j[0], &w, DEVICE_LOAD);
+    copy_half(&j[1], &w, DEVICE_DUMP);
+    for (unsigned i = 0; i < 2; i++)
+        job_submit(&j[i], gpu);
+    for (unsigned i = 0; i < 2; i++)
+        expect_given_up(&j[i]);
+    cr_expect_eq(memcmp(before, (void *)(uintptr_t)w.memory, w.bytes), 0);
+    end();
+}
+
+Test(cuda_hangup, nothing_is_copied_by_engines, .timeout = 60)
+{
+    nothing_is_copied(COPY_DMA);
+}
+
+Test(cuda_hangup, nothing_is_copied_by_kernels, .timeout = 60)
+{
+    nothing_is_copied(COPY_SM);
+}
+
+Test(cuda_hangup, nothing_is_copied_through_slices, .timeout = 60)
+{
+    nothing_is_copied(COPY_STAGED);
+}
+
+static bool posted(const struct worker_side *of)
+{
+    return ucm_ring_turn_phase(atomic_load(&of->shared->words.slices[0].turn)) == RING_POSTED;
+}
+
+/* What no companion has claimed goes straight, but not to a worker that is gone. */
+Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
+{
+    static const uint8_t zeros[BLOCKS * 8192];
+    static struct test_job j;
+
+    begin(COPY_STAGED);
+    worker_ring(&w, getpid(), MIB, 4);
+    copy_half(&j, &w, DEVICE_LOAD);
+    job_submit(&j, gpu);
+    while (!posted(&w) && !j.done)
+        uv_run(&loop, UV_RUN_NOWAIT);
+    hang_up();
+    if (job_wait(&j) != 0) { /* else it was revoked before */
+        expect_given_up(&j);
+        cr_expect_eq(memcmp(zeros, (void *)(uintptr_t)w.memory, w.bytes), 0);
+    }
+    end();
+}
+
+/* Else a region could not be closed before the deadline. */
+Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t handle[64];
+    CUevent event;
+
+    begin(COPY_AUTO);
+    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(event, false);
+    fake_cuda_event_handle(event, handle);
+    copy_half(&j, &w, DEVICE_DUMP);
+    j.job.event = handle;
+    j.job.deadline_ms = uv_hrtime() / 1000000 + 3600000;
+    job_submit(&j, gpu);
+    loop_for(20);
+    hang_up();
+    expect_given_up(&j);
+    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
+    end();
+}
+
+/* ---- claimed turns ---- */
+
+static bool claimed(const struct worker_side *of)
+{
+    for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
+        if (ucm_ring_turn_phase(atomic_load(&of->shared->words.slices[i].turn)) == RING_CLAIMED)
+            return true;
+    return false;
+}
+
+/* A copy of which the companion has claimed a turn, whose kernel takes long. On a busy host it may
+ * be too late for that: then the ring rests for a second, and once more. */
+static void begin_claimed(struct test_job *j, enum device_op op)
+{
+    fake_cuda_slow(1500000);
+    worker_companion(&w, MIB, 4);
+    for (unsigned attempt = 0; attempt < 12; attempt++) {
+        copy_half(j, &w, op);
+        job_submit(j, gpu);
+        while (!j->done) {
+            if (claimed(&w))
+                return;
+            uv_run(&loop, UV_RUN_NOWAIT);
+        }
+        loop_for(1100);
+    }
+    cr_assert_fail("no turn was claimed");
+}
+
+Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
+{
+    static struct test_job j;
+
+    begin(COPY_STAGED);
+    begin_claimed(&j, DEVICE_DUMP);
+    hang_up();
+    expect_given_up(&j);
+    fake_cuda_slow(0);
+    end();
+}
+
+/* The kernel runs in the worker, whose GPU is well: the copy has ended when that has. */
+Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed, .timeout = 60)
+{
+    static struct worker_side other;
+    static struct test_job j, k;
+
+    begin(COPY_STAGED);
+    worker_begin(&other, getpid(), 2, 4096, 0);
+    begin_claimed(&j, DEVICE_LOAD);
+    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    copy_half(&k, &other, DEVICE_LOAD);
+    job_submit(&k, gpu);
+    cr_expect_eq(job_wait(&k), -EIO);
+    cr_expect(!j.done || !claimed(&w));
+    cr_expect_eq(job_wait(&j), -EIO, "%s", j.job.error.text);
+    cr_expect(!claimed(&w), "its kernel may still write");
+    fake_cuda_lose(CUDA_SUCCESS);
+    fake_cuda_slow(0);
+    worker_end(&other);
+    end();
+}
+
+/* ---- others ---- */
+
+#define MANY 40u
+
+Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody, .timeout = 60)
+{
+    static struct worker_side other;
+    static struct test_job many[MANY], one;
+    unsigned left = 0;
+
+    begin(COPY_STAGED);
+    worker_begin(&other, getpid(), 2, 4096, 0);
+    worker_companion(&w, 65536, 4);
+    fake_cuda_slow(300000);
+    for (unsigned attempt = 0; attempt < 10 && left == 0; attempt++) {
+        for (unsigned i = 0; i < MANY; i++) {
+            copy_half(&many[i], &w, DEVICE_LOAD);
+            job_submit(&many[i], gpu);
+        }
+        copy_half(&one, &other, DEVICE_LOAD);
+        job_submit(&one, gpu);
+        cr_assert_eq(job_wait(&one), 0, "%s", one.job.error.text);
+        /* Slices are waited for for a tenth of a second, then the ring rests. */
+        for (unsigned i = 0; i < MANY; i++)
+            left += !many[i].done;
+        left = left == MANY ? left : 0;
+        for (unsigned i = 0; i < MANY; i++)
+            cr_assert_eq(job_wait(&many[i]), 0, "%s", many[i].job.error.text);
+        loop_for(1100);
+    }
+    cr_expect_eq(left, MANY, "it stood behind them");
+    fake_cuda_slow(0);
+    worker_end(&other);
+    end();
+    hang_up();
+}
