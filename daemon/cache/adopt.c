@@ -43,6 +43,7 @@ struct cache_adopt {
     uint32_t namespaces;
     slot_ref *slots; /* taken in the arena; 0: could not be */
     uint64_t adopted, bytes, corrupt;
+    bool stopped;
     struct adopt_work works[WORKS];
 };
 
@@ -80,22 +81,32 @@ int cache_kept_open(struct keep *k, uint64_t arena_bytes, uint64_t extent, bool 
 
 /* ---- the end ---- */
 
+static void adopt_free(struct cache_adopt *a)
+{
+    keep_forget(a->keep);
+    for (uint32_t i = 0; i < a->namespaces; i++)
+        if (a->ns[i].ns)
+            index_ns_unuse(a->cache->config.index, a->ns[i].ns);
+    free(a->ns);
+    free(a->slots);
+    free(a);
+}
+
 static void adopt_end(struct cache_adopt *a)
 {
     struct cache *c = a->cache;
 
     log_info(ROOM, "kept",
-             "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " corrupt=%" PRIu64 " seconds=%.3f",
-             a->adopted, a->n, a->bytes, a->corrupt, (double)(uv_hrtime() - a->start_ns) / 1e9);
-    keep_forget(a->keep);
-    for (uint32_t i = 0; i < a->namespaces; i++)
-        if (a->ns[i].ns)
-            index_ns_unuse(c->config.index, a->ns[i].ns);
+             "parts=%" PRIu64 " of=%" PRIu64 " left=%" PRIu64 " bytes=%" PRIu64 " corrupt=%" PRIu64
+             " seconds=%.3f",
+             a->adopted, a->n, a->n - a->at, a->bytes, a->corrupt,
+             (double)(uv_hrtime() - a->start_ns) / 1e9);
     c->adopt = NULL;
     c->tier_busy--;
-    free(a->ns);
-    free(a->slots);
-    free(a);
+    if (a->at < a->n)
+        c->rest = a;
+    else
+        adopt_free(a);
     cache_released(c);
 }
 
@@ -242,9 +253,9 @@ static void adopt_pump(struct cache_adopt *a)
     bool busy = false;
 
     for (unsigned i = 0; i < WORKS; i++)
-        if (a->works[i].busy || work_start(a, &a->works[i]))
+        if (a->works[i].busy || (!a->stopped && work_start(a, &a->works[i])))
             busy = true;
-    if (!busy && a->at == a->n)
+    if (!busy && (a->stopped || a->at == a->n))
         adopt_end(a);
 }
 
@@ -335,9 +346,11 @@ void cache_adopt_grew(struct cache *c)
 
 void cache_adopt_forget(struct cache *c, const struct ns *ns)
 {
-    for (uint32_t i = 0; c->adopt && i < c->adopt->namespaces; i++)
-        if (c->adopt->ns[i].ns == ns)
-            c->adopt->ns[i].forgotten = true;
+    struct cache_adopt *a = c->adopt ? c->adopt : c->rest;
+
+    for (uint32_t i = 0; a && i < a->namespaces; i++)
+        if (a->ns[i].ns == ns)
+            a->ns[i].forgotten = true;
 }
 
 bool cache_adopting(const struct cache *c, uint64_t *done, uint64_t *of)
@@ -351,6 +364,29 @@ void cache_adopt_stop(struct cache *c)
 {
     if (!c->adopt)
         return;
-    c->adopt->n = c->adopt->at;
+    c->adopt->stopped = true;
     adopt_pump(c->adopt);
+}
+
+/* ---- what was not reached ---- */
+
+void cache_rest_walk(struct cache *c,
+                     void (*each)(void *ctx, struct ns *ns, const struct kept_part *part),
+                     void *ctx)
+{
+    struct cache_adopt *a = c->rest;
+    struct kept_part k;
+
+    for (uint64_t i = a ? a->at : 0; a && i < a->n; i++) {
+        kept_part_decode(a->parts + i * KEPT_PART_BYTES, &k);
+        if (a->slots[i] != 0 && !a->ns[k.ns].forgotten)
+            each(ctx, a->ns[k.ns].ns, &k);
+    }
+}
+
+void cache_rest_free(struct cache *c)
+{
+    if (c->rest)
+        adopt_free(c->rest);
+    c->rest = NULL;
 }

@@ -154,6 +154,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
     assert(list_empty(&c->calm) && c->share_busy == 0);
+    cache_rest_free(c); /* where nothing was kept */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }

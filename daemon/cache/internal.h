@@ -57,9 +57,12 @@ struct cache {
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;      /* namespace of the part that the tier found last */
     struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
+    struct cache_adopt *rest;  /* of a take-over that was stopped: what it had not reached */
     struct cache_keep *keep;   /* while they are listed for the next run */
     struct cache_stats stats;
 };
+
+struct kept_part;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 
@@ -156,6 +159,13 @@ void cache_write_pump(struct cache *c);
 void cache_adopt_grew(struct cache *c);
 /* What is still to be taken over of the namespace is not wanted. */
 void cache_adopt_forget(struct cache *c, const struct ns *ns);
+/* Calls each for every part that a take-over had not reached when it was stopped, the hottest
+ * first: they lie where they lay. part->ns is of the old list, ns the namespace that is meant. */
+void cache_rest_walk(struct cache *c,
+                     void (*each)(void *ctx, struct ns *ns, const struct kept_part *part),
+                     void *ctx);
+/* They are known no more. */
+void cache_rest_free(struct cache *c);
 
 /* shared.c */
 /* Puts the block into the list of those that lie on a share only, or takes it out. Not while it is

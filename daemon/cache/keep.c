@@ -71,6 +71,26 @@ static void count_cb(void *ctx, block_ref ref, uint32_t uses)
     }
 }
 
+static void rest_count_cb(void *ctx, struct ns *ns, const struct kept_part *part)
+{
+    struct cache_keep *k = ctx;
+
+    (void)part;
+    k->cap++;
+    k->ns_places[index_ns_place(k->cache->config.index, ns)] = 1;
+}
+
+/* Its bytes are where they were, and as good as they were: the next run compares them. */
+static void rest_list_cb(void *ctx, struct ns *ns, const struct kept_part *part)
+{
+    struct cache_keep *k = ctx;
+    struct kept_part kept = *part;
+
+    kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
+    kept_part_encode(k->manifest + k->parts_at + k->n * KEPT_PART_BYTES, &kept);
+    k->parts[k->n++] = (struct keep_part){.bytes = ns_part_bytes(ns, kept.part), .summed = true};
+}
+
 static void list_cb(void *ctx, block_ref ref, uint32_t uses)
 {
     struct cache_keep *k = ctx;
@@ -214,6 +234,7 @@ int cache_keep_start(struct cache *c, struct keep *keep)
     if (!k->ns_places)
         goto err_after_keep;
     policy_walk(c->config.policy, count_cb, k);
+    cache_rest_walk(c, rest_count_cb, k);
     k->parts = calloc(k->cap + 1, sizeof(*k->parts));
     if (!k->parts)
         goto err_after_keep;
@@ -223,6 +244,7 @@ int cache_keep_start(struct cache *c, struct keep *keep)
         goto err_after_keep;
     namespaces_write(k);
     policy_walk(c->config.policy, list_cb, k);
+    cache_rest_walk(c, rest_list_cb, k);
     assert(k->n == k->cap);
     c->keep = k;
     keep_pump(k);
@@ -283,5 +305,6 @@ void cache_keep_finish(struct cache *c)
     else
         log_warn(ROOM, "not-kept", "error=%s", strerror(-rc));
     c->keep = NULL;
+    cache_rest_free(c);
     keep_free(k);
 }

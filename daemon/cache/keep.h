@@ -22,7 +22,7 @@ int cache_kept_open(struct keep *k, uint64_t arena_bytes, uint64_t extent, bool 
 int cache_adopt_start(struct cache *c, struct keep *k);
 /* Parts are still to be taken over: `done` of `of` so far. */
 bool cache_adopting(const struct cache *c, uint64_t *done, uint64_t *of);
-/* No more than are being looked at. */
+/* No more than are being looked at: what is left is told to the next run. */
 void cache_adopt_stop(struct cache *c);
 
 /* ---- at the end: nobody uses a slot, no operation of the tier is under way ---- */

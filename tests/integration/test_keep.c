@@ -208,6 +208,24 @@ Test(keep, a_full_arena_is_there_again)
     expect_all(16 * BLOCKS, 4 * BLOCKS);
 }
 
+/* A stop does not wait for the take-over, which the arena's growth holds up. */
+Test(keep, restarts_in_a_hurry_lose_nothing)
+{
+    open_keep(false);
+    for (uint32_t i = 0; i < 24; i++)
+        worker_store(&w, i * BLOCKS, BLOCKS);
+    worker_leave();
+    stop_clean(&host);
+    host.sets[1] = "shutdown.drain=0s";
+    for (unsigned i = 0; i < 10; i++) {
+        host_restart(&host);
+        stop_clean(&host);
+    }
+    start_again();
+    expect_all(0, 24 * BLOCKS);
+    cr_expect_eq(metric(w.client, "arena_kept_refused"), 0u);
+}
+
 Test(keep, what_was_purged_does_not_come_back)
 {
     static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */
