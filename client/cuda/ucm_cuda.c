@@ -233,8 +233,10 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     r = pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
         r = fail(UCM_ENOMEMORY, "no thread for the companion");
-        if (ring_drop(cuda, timeout_ms) != 0)
+        if (ring_drop(cuda, timeout_ms) != 0) {
+            companion_serve(&cuda->companion, NULL);
             return r; /* better lost than freed under the daemon's copies */
+        }
     }
     if (r == 0)
         *out = cuda;

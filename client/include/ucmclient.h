@@ -29,8 +29,9 @@
  *
  * What a broken connection leaves under way: the daemon's devices begin no piece of a copy any more
  * for a worker that has hung up, even where the daemon itself was stopped meanwhile. What they had
- * begun by then, 48 MiB at most, may still arrive in a load's blocks within some milliseconds. What
- * a dump read is not stored unless all of it was read before. */
+ * begun by then may still arrive in a load's blocks within some milliseconds: on a GPU 48 MiB at
+ * most where no chunk is larger than 16, else a piece of a MiB or a chunk a thread. What a dump
+ * read is not stored unless all of it was read before. */
 #ifndef UCMCLIENT_H
 #define UCMCLIENT_H
 

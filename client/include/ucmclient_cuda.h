@@ -50,9 +50,9 @@ UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
                           struct ucm_cuda **out);
 /* Lets every stream go on that still waits by ucm_cuda_stream_wait, waits for what moves through
  * the ring, and frees it; its regions must have been unregistered. On an error the handle stays, as
- * the daemon may still use the ring, and the call can be made again. Where a stream ever waited, it
- * waits for all work of the context, as cudaDeviceSynchronize would, however long that takes. NULL
- * is fine.
+ * the daemon may still use the ring: call again, or ucm_cuda_abandon, before ucm_close. Where a
+ * stream ever waited, it waits for all work of the context, as cudaDeviceSynchronize would, however
+ * long that takes. NULL is fine.
  */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
 /* Closes without asking the daemon, for one that does not answer; regions need not be unregistered.

@@ -74,6 +74,8 @@ static CUresult streams_create(struct gpu *g)
     if (r == CUDA_SUCCESS)
         r = cuda.cuStreamCreateWithPriority(&g->streams[UCM_COPY_DUMP].stream,
                                             CU_STREAM_NON_BLOCKING, least);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamCreateWithPriority(&g->uploads, CU_STREAM_NON_BLOCKING, greatest);
     return r;
 }
 
@@ -109,6 +111,9 @@ void gpu_context_close(struct gpu *g)
             (void)cuda.cuStreamDestroy(s->stream);
         *s = (struct gpu_stream){0};
     }
+    if (g->uploads)
+        (void)cuda.cuStreamDestroy(g->uploads);
+    g->uploads = NULL;
     gpu_probe_close(g);
     gpu_dma_close(g);
     nvml_close(&g->nvml);

@@ -315,7 +315,7 @@ static bool waits(const struct passed *p, const struct device_job *job)
 
     for (unsigned i = 0; i < p->rings; i++)
         full |= p->full[i] == job->ring;
-    return full && job->begun && job->staged;
+    return full && (!job->begun || job->staged); /* what has not begun is judged when it can */
 }
 
 static struct device_job *next_to_try(struct gpu *g, struct device_job *job, struct passed *p)

@@ -256,9 +256,9 @@ static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_regio
     /* Not cuMemcpyHtoD: that may return before the bytes are there, and no stream of ours waits for
      * the legacy one. */
     if (r == CUDA_SUCCESS)
-        r = cuda.cuMemcpyHtoDAsync(mapping->planes, region->planes, size, g->probe.stream);
+        r = cuda.cuMemcpyHtoDAsync(mapping->planes, region->planes, size, g->uploads);
     if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamSynchronize(g->probe.stream);
+        r = cuda.cuStreamSynchronize(g->uploads);
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's planes");
     return 0;

@@ -456,10 +456,12 @@ enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job)
 
 void gpu_ring_launched(struct gpu *g, struct gpu_turn *turn)
 {
-    if (turn->state == TURN_FILLING)
-        turn_post(turn);
-    else
+    if (turn->state != TURN_FILLING)
         turn_end(g, turn);
+    else if (job_deserted(turn->job))
+        turn_fail(g, turn, job_refuse_deserted(turn->job));
+    else
+        turn_post(turn);
 }
 
 /* Claimed, and nothing comes of it. A worker that runs may still begin the kernel after all, when

@@ -117,6 +117,7 @@ struct gpu {
     struct list rings;  /* struct gpu_ring */
     uint32_t turns;     /* of all rings, under way */
     struct gpu_memory memory;
+    CUstream uploads;    /* waits for nobody's copies and kernels */
     struct gpu_dma *dma; /* scratch */
     struct nvml nvml;
     struct costs_table costs;
@@ -141,7 +142,8 @@ int gpu_refuse_failed(struct gpu *g, struct device_job *job);
 
 /* A copy ends: gives it back, and lets a CLOSE go that waited for the region's last one. */
 void gpu_finish(struct gpu *g, struct device_job *job, int status);
-/* After gpu_fail: all copies end. */
+/* After gpu_fail, and again in each turn of the thread's loop: all copies end, those last of which
+ * companions have claimed turns. */
 void gpu_abandon(struct gpu *g);
 /* Each does what can be done now, and tells whether that was anything. */
 bool gpu_events_poll(struct gpu *g);

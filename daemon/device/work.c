@@ -85,6 +85,12 @@ struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op 
     return first_from(q, op == DEVICE_DUMP, 2);
 }
 
+/* Some piece of it was taken. */
+static bool job_moves(const struct device_job *job)
+{
+    return job->pieces > 0 || job->next_item > 0 || job->next_plane > 0;
+}
+
 static void expire_list(struct list *head, uint64_t now_ms, struct list *expired)
 {
     struct list *next;
@@ -93,7 +99,7 @@ static void expire_list(struct list *head, uint64_t now_ms, struct list *expired
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
 
         next = node->next;
-        if (job->begun || !job_late(job, now_ms))
+        if (job_moves(job) || !job_late(job, now_ms))
             continue;
         list_remove(node);
         list_push_back(expired, node);

@@ -34,7 +34,7 @@ struct device_job *job_queue_first(const struct job_queue *q);
 struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op op);
 /* The next one of its direction behind `job`, or NULL. */
 struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job);
-/* Takes out every copy that has not begun and whose deadline has passed, and appends it to
+/* Takes out every copy of which no piece was taken and whose deadline has passed, and appends it to
  * `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
 /* Appends every job of `from`, in order; `from` is empty afterwards. */

@@ -83,23 +83,26 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
     cr_assert(job_queue_empty(&q));
 }
 
-Test(device_work, only_what_has_not_begun_expires)
+Test(device_work, only_what_does_not_move_expires)
 {
-    struct device_job jobs[] = {{.op = DEVICE_LOAD, .deadline_ms = 100},
-                                {.op = DEVICE_LOAD, .deadline_ms = 101},
-                                {.op = DEVICE_DUMP, .deadline_ms = 0},
-                                {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true},
-                                {.op = DEVICE_DUMP, .deadline_ms = 50}};
+    struct device_job jobs[] = {
+        {.op = DEVICE_LOAD, .deadline_ms = 100},
+        {.op = DEVICE_LOAD, .deadline_ms = 101},
+        {.op = DEVICE_DUMP, .deadline_ms = 0},
+        {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true, .next_item = 1},
+        {.op = DEVICE_DUMP, .deadline_ms = 50},
+        {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true}};
     struct list expired;
     struct job_queue q;
 
     job_queue_init(&q);
     list_init(&expired);
-    for (unsigned i = 0; i < 5; i++)
+    for (unsigned i = 0; i < 6; i++)
         job_queue_push(&q, &jobs[i]);
     job_queue_expire(&q, 100, &expired);
     cr_assert_eq(list_pop_front(&expired), &jobs[0].link);
     cr_assert_eq(list_pop_front(&expired), &jobs[4].link);
+    cr_assert_eq(list_pop_front(&expired), &jobs[5].link, "it was judged, and nothing of it moved");
     cr_assert_null(list_pop_front(&expired));
     cr_assert_eq(job_queue_first(&q), &jobs[1]);
 }

@@ -200,7 +200,8 @@ Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody, .timeout = 60)
     fake_cuda_slow(300000);
     for (unsigned attempt = 0; attempt < 10 && left == 0; attempt++) {
         for (unsigned i = 0; i < MANY; i++) {
-            copy_half(&many[i], &w, DEVICE_LOAD);
+            copy_init(&many[i], &w, DEVICE_LOAD);
+            copy_add(&many[i], &w, i, i);
             job_submit(&many[i], gpu);
         }
         copy_half(&one, &other, DEVICE_LOAD);
