@@ -56,16 +56,19 @@ int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadlin
 
 int client_enter(struct ucm_client *c)
 {
+    bool closing;
+
     if (c->forked)
         return client_fail(UCM_EINVALID, "this process is a fork of the one that made the client; "
                                          "connect again in the child");
+    atomic_fetch_add(&c->entering, 1);
     pthread_mutex_lock(&c->lock);
-    if (c->closing) {
+    closing = c->closing;
+    c->users += !closing;
+    if (closing)
         pthread_mutex_unlock(&c->lock);
-        return client_fail(UCM_EDISCONNECTED, "the client is being closed");
-    }
-    c->users++;
-    return 0;
+    atomic_fetch_sub(&c->entering, 1); /* not of a closing client's: it may be gone behind this */
+    return closing ? client_fail(UCM_EDISCONNECTED, "the client is being closed") : 0;
 }
 
 int client_leave(struct ucm_client *c, int status)
@@ -214,6 +217,8 @@ void ucm_close(struct ucm_client *c)
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);
+    while (atomic_load(&c->entering) > 0) /* who waited for the lock finds out, and leaves */
+        (void)nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
     client_free(c);
 }
 

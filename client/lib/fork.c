@@ -39,8 +39,11 @@ static void drop(struct ucm_client *c)
     }
     if (c->fd >= 0)
         close(c->fd);
-    close(c->epoll_fd);
-    close(c->event_fd);
+    if (c->epoll_fd >= 0)
+        close(c->epoll_fd);
+    if (c->event_fd >= 0)
+        close(c->event_fd);
+    c->fd = c->epoll_fd = c->event_fd = -1; /* others' by the time that the child forks */
 }
 
 static void in_child(void)

@@ -22,6 +22,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -220,7 +221,8 @@ struct ucm_client {
     char name[UCM_MAX_NAME_BYTES + 1];
     int default_timeout_ms;
 
-    unsigned users; /* threads inside */
+    unsigned users;            /* threads inside */
+    _Atomic unsigned entering; /* and those that wait for the lock to be so */
     bool closing;
     pthread_cond_t idle; /* a token or the link changed hands, or users fell to 0 */
 

@@ -47,7 +47,8 @@ uint32_t client_lease_find(struct ucm_client *c, uint32_t number)
     if (number == 0 || !c->leases)
         return 0;
     lease = &c->leases[number % c->n_leases];
-    return lease->number == number ? lease->wire : 0;
+    /* One that has run out is nobody's: what the wire called it may be another's by now. */
+    return lease->number == number && lease->ends_ns > client_now_ns() ? lease->wire : 0;
 }
 
 void client_lease_end(struct ucm_client *c, uint32_t number)

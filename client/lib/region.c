@@ -199,8 +199,11 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
     if (h->state == HANDLE_PENDING && client_call_wait(&h->call, deadline_ns) != 0)
         return client_fail(UCM_EDEADLINE, "ucmd did not answer region.register in time");
     client_handle_unlist(h);
-    if (h->state == HANDLE_REFUSED)
-        return 0;
+    if (h->state == HANDLE_REFUSED) /* it had been registered, on a connection before */
+        return client_fail(
+            UCM_EDISCONNECTED,
+            "ucmd refused the region after a reconnect; it closes the mapping of the "
+            "connection before by itself");
     while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
         r = client_writer_wait(c, deadline_ns);
     if (h->state != HANDLE_READY || c->link != LINK_UP || c->attempts != attempts)
@@ -214,7 +217,10 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
     r = client_request_wait(&call, UCM_METHOD_REGION_UNREGISTER, &proto_region,
                             &(struct msg_region){.region = h->id}, deadline_ns);
     client_call_close(&call);
-    return r == CLIENT_AGAIN ? client_fail_as(c->why, c->why_text) : r;
+    /* Whatever broke it: what the region was called means nothing any more. */
+    if (r != 0 && (c->link != LINK_UP || c->attempts != attempts))
+        return client_fail_as(-UCM_EDISCONNECTED, c->why_text);
+    return r;
 }
 
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)

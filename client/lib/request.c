@@ -69,16 +69,37 @@ int client_take(const struct proto_message *m, struct proto_envelope *env, void 
     return -UCM_EPROTOCOL;
 }
 
+/* A free place, or the oldest lookup's: its lease runs out. NULL: mappings alone are waited for. */
+static struct client_orphan *orphan_place(struct ucm_client *c)
+{
+    struct client_orphan *oldest = NULL;
+
+    for (unsigned i = 0; i < CLIENT_ORPHANS; i++) {
+        struct client_orphan *orphan = &c->orphans[(c->next_orphan + i) % CLIENT_ORPHANS];
+
+        if (orphan->method == UCM_METHOD_COUNT || (!oldest && orphan->method == UCM_METHOD_LOOKUP))
+            oldest = orphan;
+        if (orphan->method == UCM_METHOD_COUNT)
+            break;
+    }
+    return oldest;
+}
+
 int client_call_orphan(struct client_call *call, enum ucm_method method)
 {
     struct ucm_client *c = call->client;
-    struct client_orphan *orphan = &c->orphans[c->next_orphan];
+    struct client_orphan *orphan;
 
     client_call_unlink(call);
     if (method == UCM_METHOD_REGION_REGISTER || method == UCM_METHOD_RING_REGISTER ||
         method == UCM_METHOD_LOOKUP) {
-        *orphan = (struct client_orphan){call->msgid, method};
-        c->next_orphan = (c->next_orphan + 1) % CLIENT_ORPHANS;
+        orphan = orphan_place(c);
+        if (orphan) {
+            *orphan = (struct client_orphan){call->msgid, method};
+            c->next_orphan = (unsigned)(orphan - c->orphans + 1) % CLIENT_ORPHANS;
+        } else if (method != UCM_METHOD_LOOKUP) {
+            client_link_break(c, UCM_EDISCONNECTED, "ucmd answers no registration");
+        }
     }
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time", proto_method_name(method));
 }

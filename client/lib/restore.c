@@ -162,12 +162,17 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     return r == -UCM_EDEADLINE ? r : 1;
 }
 
-/* A refusal that may pass is tried again by the next call that needs the handle. */
+/* A refusal that may pass is tried again by the next call that needs the handle; a namespace's,
+ * too, by those that need its region. */
 static int refused(struct client_handle *h)
 {
     int status = h->call.status;
 
     if (status == -UCM_EBUSY || status == -UCM_ENOMEMORY || status == -UCM_EDEADLINE) {
+        struct client_handle *parent = h->is_region ? &((struct ucm_region *)h)->ns->handle : h;
+
+        if (parent->state == HANDLE_REFUSED)
+            parent->state = HANDLE_STALE;
         h->state = HANDLE_STALE;
         h->client->stale = true;
     }

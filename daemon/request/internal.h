@@ -33,6 +33,7 @@ struct session {
     uint64_t *ns_open;    /* bitmap of namespaces' places */
     uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
     struct table regions, rings, leases;
+    uint32_t region_names, ring_names, lease_names; /* given out so far; see session_name */
     uint32_t leased_keys;
     struct list requests;
     uint32_t n_requests;
@@ -74,6 +75,18 @@ bool session_progress(struct session *s, const struct msg_progress *m);
 /* For free maps: begin, pack, end. */
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
 void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);
+/* What the wire calls an object by: its number in a table of the session, and above it bits that
+ * differ from one to the next, so that the name of one which has ended is not that of its
+ * successor (but for one in 2048). */
+#define SESSION_NUMBERS (UINT32_C(1) << 21)
+static inline uint32_t session_name(uint32_t *names, uint32_t number)
+{
+    return number | ((*names)++ * UINT32_C(2654435761) & ~(SESSION_NUMBERS - 1));
+}
+static inline uint32_t session_number(uint64_t name)
+{
+    return (uint32_t)name & (SESSION_NUMBERS - 1);
+}
 /* After anything of a closing session ended. May free it. */
 void session_settle(struct session *s);
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
@@ -123,8 +136,8 @@ void key_probe_cancel(struct key_probe *k);
 
 /* lease.c */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
-              uint32_t *id);
-void lease_end(struct session *s, uint32_t id);
+              uint32_t *name);
+void lease_end(struct session *s, uint32_t name);
 void leases_end_all(struct session *s);
 
 /* region.c */
@@ -132,13 +145,14 @@ struct session_region {
     struct session *s;
     struct device_region *region;
     struct ns *ns;
-    uint32_t id, transfers; /* transfers that use it */
+    uint32_t number, name; /* in the session's table, and on the wire */
+    uint32_t transfers;    /* that use it */
     enum { REGION_OPENING, REGION_OPEN, REGION_CLOSING } state;
     bool close_sent;
     struct device_job job;
     struct list pending; /* the register, or unregisters, that wait for the job */
 };
-struct session_region *call_region(struct call *call, uint64_t id);
+struct session_region *call_region(struct call *call, uint64_t name);
 void region_transfer_ended(struct session_region *r);
 void regions_close_all(struct session *s);
 /* Requests that wait for a job of the device. start: one more; 0, or -code with call->error.

@@ -109,7 +109,7 @@ static void sweep_answer(struct sweep *sw)
 {
     struct ucm_error e = {0};
 
-    if (sw->purges && (!sw->walked || !cache_purge_kept(&sw->purge)))
+    if (!sw->walked || (sw->purges && !cache_purge_kept(&sw->purge)))
         stopped_error(sw, &e);
     else if (sw->purge_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,

@@ -8,16 +8,17 @@
 struct lease {
     struct session *s;
     struct deadline deadline;
-    uint32_t id, n;
+    uint32_t number, name, n; /* number: in the session's table */
     block_ref refs[];
 };
 
-void lease_end(struct session *s, uint32_t id)
+void lease_end(struct session *s, uint32_t name)
 {
-    struct lease *l = table_remove(&s->leases, id);
+    struct lease *l = table_get(&s->leases, session_number(name));
 
-    if (!l)
+    if (!l || l->name != name)
         return;
+    table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
     for (uint32_t i = 0; i < l->n; i++)
         cache_drop(s->rq->rooms.cache, l->refs[i]);
@@ -29,7 +30,7 @@ void lease_end(struct session *s, uint32_t id)
 void leases_end_all(struct session *s)
 {
     for (uint32_t i = table_next(&s->leases, 0); i; i = table_next(&s->leases, i))
-        lease_end(s, i);
+        lease_end(s, ((struct lease *)table_get(&s->leases, i))->name);
 }
 
 static void lease_expired_cb(struct deadline *d)
@@ -37,11 +38,12 @@ static void lease_expired_cb(struct deadline *d)
     struct lease *l = LIST_ENTRY(d, struct lease, deadline);
 
     l->s->rq->rooms.metrics->leases_expired++;
-    lease_end(l->s, l->id);
+    lease_end(l->s, l->name);
 }
 
 /* refs may hold zeroes, which are passed over. */
-int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms, uint32_t *id)
+int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
+              uint32_t *name)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
@@ -57,8 +59,8 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     if (!l)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
     *l = (struct lease){.s = s};
-    l->id = table_add(&s->leases, l);
-    if (l->id == 0) {
+    l->number = table_add(&s->leases, l);
+    if (l->number == 0) {
         free(l);
         return ucm_error_set(
             &call->error, UCM_WIRE_BUSY,
@@ -69,7 +71,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     if (deadline_arm(rq->rooms.deadlines, &l->deadline,
                      uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit),
                      lease_expired_cb) != 0) {
-        table_remove(&s->leases, l->id);
+        table_remove(&s->leases, l->number);
         free(l);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
     }
@@ -81,7 +83,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     }
     s->leased_keys += l->n;
     rq->rooms.metrics->leases++;
-    *id = l->id;
+    *name = l->name = session_name(&s->lease_names, l->number);
     return 0;
 }
 

@@ -11,7 +11,7 @@ static void region_delete(struct session_region *r)
 {
     struct session *s = r->s;
 
-    table_remove(&s->regions, r->id);
+    table_remove(&s->regions, r->number);
     region_free(r->region);
     free(r);
     s->rq->rooms.metrics->regions--;
@@ -109,7 +109,7 @@ static void opened_cb(struct device_job *job, int status)
         return;
     }
     r->state = REGION_OPEN;
-    pending_answer(r->s, &r->pending, NULL, &proto_region, &(struct msg_region){r->id});
+    pending_answer(r->s, &r->pending, NULL, &proto_region, &(struct msg_region){r->name});
     if (r->s->closing)
         session_settle(r->s);
 }
@@ -191,8 +191,8 @@ int method_region_register(struct call *call)
     r->region->pid = s->peer.pid;
     r->region->owner = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
-    r->id = table_add(&s->regions, r);
-    if (r->id == 0) {
+    r->number = table_add(&s->regions, r);
+    if (r->number == 0) {
         rc = ucm_error_set(
             &call->error, UCM_WIRE_BUSY,
             "this connection has %u regions, as many as limits.regions_per_connection "
@@ -200,6 +200,7 @@ int method_region_register(struct call *call)
             table_count(&s->regions));
         goto err_after_check;
     }
+    r->name = session_name(&s->region_names, r->number);
     rc = region_open(call, r);
     if (rc != 0)
         goto err_after_table;
@@ -207,7 +208,7 @@ int method_region_register(struct call *call)
     return 0;
 
 err_after_table:
-    table_remove(&s->regions, r->id);
+    table_remove(&s->regions, r->number);
 err_after_check:
     region_free(r->region);
 err_after_alloc:
@@ -215,20 +216,29 @@ err_after_alloc:
     return rc;
 }
 
-static int region_unknown(struct call *call, uint64_t id)
+static void region_unknown(struct call *call, uint64_t name)
 {
-    return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
-                         "region %llu is not registered on this connection",
-                         (unsigned long long)id);
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                  "region %llu is not registered on this connection", (unsigned long long)name);
 }
 
-struct session_region *call_region(struct call *call, uint64_t id)
+static struct session_region *region_named(struct call *call, uint64_t name)
 {
-    struct session_region *r = table_get(&call->s->regions, (uint32_t)id);
+    struct session_region *r = table_get(&call->s->regions, session_number(name));
+
+    if (r && r->name == name && r->state != REGION_OPENING)
+        return r;
+    region_unknown(call, name);
+    return NULL;
+}
+
+struct session_region *call_region(struct call *call, uint64_t name)
+{
+    struct session_region *r = region_named(call, name);
 
     if (r && r->state == REGION_OPEN)
         return r;
-    (void)region_unknown(call, id);
+    region_unknown(call, name);
     return NULL;
 }
 
@@ -241,9 +251,9 @@ int method_region_unregister(struct call *call)
 
     if (rc != 0)
         return rc;
-    r = table_get(&call->s->regions, (uint32_t)m.region);
-    if (!r || r->state == REGION_OPENING)
-        return region_unknown(call, m.region);
+    r = region_named(call, m.region);
+    if (!r)
+        return -call->error.code;
     rc = pending_start(call, &r->pending);
     if (rc != 0 || r->state == REGION_CLOSING)
         return rc;

@@ -13,7 +13,7 @@
 struct session_ring {
     struct session *s;
     struct device_ring ring;
-    uint32_t id;
+    uint32_t number, name; /* in the session's table, and on the wire */
     enum { RING_OPENING, RING_OPEN, RING_CLOSING } state;
     struct device_job job;
     struct list pending; /* the register, or unregisters, that wait for the job */
@@ -23,7 +23,7 @@ static void ring_delete(struct session_ring *r)
 {
     struct session *s = r->s;
 
-    table_remove(&s->rings, r->id);
+    table_remove(&s->rings, r->number);
     if (r->ring.fd >= 0)
         close(r->ring.fd);
     free(r);
@@ -74,7 +74,7 @@ static void opened_cb(struct device_job *job, int status)
         return;
     }
     r->state = RING_OPEN;
-    pending_answer(r->s, &r->pending, NULL, &proto_ring, &(struct msg_ring){r->id});
+    pending_answer(r->s, &r->pending, NULL, &proto_ring, &(struct msg_ring){r->name});
     if (r->s->closing)
         session_settle(r->s);
 }
@@ -115,11 +115,12 @@ static int ring_new(struct call *call, const struct msg_ring_register *m, struct
                                    .slices = (uint32_t)m->slices,
                                    .fd = call->fds[m->fd]};
     memcpy(r->ring.ipc, m->ipc.p, sizeof(r->ring.ipc));
-    r->id = table_add(&call->s->rings, r);
-    if (r->id == 0) {
+    r->number = table_add(&call->s->rings, r);
+    if (r->number == 0) {
         free(r);
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "this connection has a ring on each GPU");
     }
+    r->name = session_name(&call->s->ring_names, r->number);
     call->fds[m->fd] = -1;
     *out = r;
     return 0;
@@ -162,7 +163,7 @@ int method_ring_register(struct call *call)
     if (rc == 0)
         rc = pending_start(call, &r->pending);
     if (rc != 0) {
-        table_remove(&call->s->rings, r->id);
+        table_remove(&call->s->rings, r->number);
         close(r->ring.fd);
         free(r);
         return rc;
@@ -179,8 +180,8 @@ int method_ring_unregister(struct call *call)
 
     if (rc != 0)
         return rc;
-    r = table_get(&call->s->rings, (uint32_t)m.ring);
-    if (!r || r->state == RING_OPENING)
+    r = table_get(&call->s->rings, session_number(m.ring));
+    if (!r || r->name != m.ring || r->state == RING_OPENING)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                              "ring %llu is not registered on this connection",
                              (unsigned long long)m.ring);

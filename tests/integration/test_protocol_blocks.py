@@ -203,6 +203,14 @@ class Blocks(Case):
         lease("a", ms=200)
         self.assertEqual(held(), 1)
         self.until(lambda: held() == 0, "the end of the lease's time")
+        stale, kept = lease("a", ms=1), [lease("a") for _ in range(40)]
+        self.until(lambda: held() == 40, "the end of the first one's time")
+        kept += [lease("a") for _ in range(40)]
+        client.call("release", lease=stale)  # whatever number it had
+        self.assertEqual(held(), 80)
+        for number in kept:
+            client.call("release", lease=number)
+        self.assertEqual(held(), 0)
         third = lease("a", "b")
         self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
         self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["doomed"]), (0, True))

@@ -420,6 +420,24 @@ Test(client, a_fork_is_told_so)
     cr_expect_eq(rig_lookup(&rig, -1), 0);
 }
 
+/* What a child opens is its own, also in the eyes of a child of its own. */
+Test(client, a_fork_of_a_fork_keeps_its_descriptors)
+{
+    int pipes[2], status;
+    pid_t pid = fork(), second;
+
+    cr_assert(pid >= 0);
+    if (pid == 0) {
+        if (pipe(pipes) != 0 || (second = fork()) < 0)
+            _exit(1);
+        if (second == 0)
+            _exit(fcntl(pipes[0], F_GETFD) < 0 || fcntl(pipes[1], F_GETFD) < 0 ? 2 : 0);
+        _exit(waitpid(second, &status, 0) == second && WIFEXITED(status) ? WEXITSTATUS(status) : 3);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* ---- the descriptor to poll ---- */
 
 static int readable(int fd, int timeout_ms)

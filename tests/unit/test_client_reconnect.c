@@ -179,7 +179,27 @@ Test(client_reconnect, a_refused_namespace_takes_its_regions_along)
     cr_expect_eq(rig_lookup(&rig, -1), -UCM_EDENIED);
     cr_expect_str_eq(ucm_errmsg(), "not this tenant");
     cr_expect_eq(ucm_release(rig.client, 5, -1), 0);
-    cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
+    /* the mapping of the connection before may be there still */
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), -UCM_EDISCONNECTED);
+}
+
+static bool busy_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method == UCM_METHOD_NS_OPEN)
+        fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too many namespaces");
+    return method == UCM_METHOD_NS_OPEN;
+}
+
+/* Also where nobody but its region is used. */
+Test(client_reconnect, a_busy_namespace_is_tried_again)
+{
+    struct ucm_task *task;
+
+    rig.fake.hook = busy_namespaces;
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
+    rig.fake.hook = FAKE_NO_HOOK;
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), 0, "%s", ucm_errmsg());
 }
 
 static bool slow_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
