@@ -130,7 +130,7 @@ struct cache_wait {
 
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part (until cache_put). CACHE_PENDING: w->ready_cb
- * will run. -ENOENT: not whole. -EBUSY: no slot or no place in the tier's queue now
+ * will run. -ENOENT: not whole. -EBUSY: no slot, no place in the tier's queue or too many users now
  * (cache_room_wait). A slot that has to be found lies on `node`, if one can be had there without
  * more ado; NUMA_NONE: on any. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,

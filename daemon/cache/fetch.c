@@ -61,9 +61,11 @@ static void fetch_tell(struct cache_fetch *f, int status)
     while ((node = list_pop_front(&f->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
 
-        if (status == 0)
+        int told = status == 0 && p->users >= PART_USERS_MAX ? -EBUSY : status;
+
+        if (told == 0)
             part_use(c, p);
-        w->ready_cb(w, status);
+        w->ready_cb(w, told);
     }
 }
 
@@ -259,6 +261,8 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
 
     list_init(&w->link);
     if (p->dram == PART_DRAM_READY) {
+        if (p->users >= PART_USERS_MAX)
+            return -EBUSY; /* a key may come often in a request, and requests are many */
         part_use(c, p);
         return CACHE_READY;
     }

@@ -192,9 +192,15 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
 
-/* False: the turn's share is used up, the tier's queue is full, or the block's namespace may not be
- * written yet; the ends of the latter two come here again. */
-static bool queue_step(struct cache *c, unsigned *left)
+/* And those passed over because their namespace may not be written yet: it is being named, or
+ * purged, which with a shared tier may take long. */
+#define PUMP_PASSED 1024
+
+enum queue_stepped { QUEUE_WENT_ON, QUEUE_PASSED, QUEUE_FULL };
+
+/* FULL: the turn's share is used up, or the tier's queue is full, whose end comes here again.
+ * PASSED: the block is at the back; the end of what its namespace waits for comes here again. */
+static enum queue_stepped queue_step(struct cache *c, unsigned *left)
 {
     struct write_entry entry = queue_pop(&c->queue);
     block_ref ref = entry.ref;
@@ -202,33 +208,39 @@ static bool queue_step(struct cache *c, unsigned *left)
     struct ns *ns;
 
     if (!b || !(b->flags & BLOCK_QUEUED))
-        return true;
+        return QUEUE_WENT_ON;
     ns = index_ns(c->config.index, b->ns);
-    if (!cache_ns_writable(ns)) {
-        queue_unpop(&c->queue, entry);
-        return false;
+    if (!cache_ns_writable(ns) && !(b->flags & BLOCK_DOOMED)) {
+        (void)queue_push(&c->queue, entry); /* its place is free */
+        return QUEUE_PASSED;
     }
     c->dirty_bytes -= block_dirty(b, ns);
     b->flags &= (uint16_t)~BLOCK_QUEUED;
     if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns, left) != -EAGAIN)
-        return true;
+        return QUEUE_WENT_ON;
     b->flags |= BLOCK_QUEUED;
     c->dirty_bytes += block_dirty(b, ns);
     queue_unpop(&c->queue, entry);
-    return false;
+    return QUEUE_FULL;
 }
 
 void cache_write_pump(struct cache *c)
 {
-    unsigned left = PUMP_PARTS;
+    unsigned left = PUMP_PARTS, looked = 0, passed = 0;
 
     if (c->queue.n == 0 || cache_recovering(c))
         return;
-    for (int i = 0; i < PUMP_BLOCKS && left > 0; i++) {
-        if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
+    while (looked < PUMP_BLOCKS && left > 0) {
+        enum queue_stepped stepped;
+
+        if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes ||
+            passed == c->queue.n || passed == PUMP_PASSED)
             return;
-        if (!queue_step(c, &left) && left > 0)
+        stepped = queue_step(c, &left);
+        if (stepped == QUEUE_FULL && left > 0)
             return;
+        passed += stepped == QUEUE_PASSED;
+        looked += stepped != QUEUE_PASSED;
     }
     cache_released(c);
 }

@@ -59,6 +59,9 @@ struct part {
     uint16_t users;     /* copies, reads and writes under way that need the DRAM slot to stay */
 };
 
+/* As many users a part has by requests; the rest is for what the cache does by itself. */
+#define PART_USERS_MAX (UINT16_MAX - 256)
+
 struct block {
     uint8_t key[UCM_MAX_KEY_BYTES];    /* the namespace's key_bytes, the rest 0 */
     uint32_t hash_next;                /* index's own */

@@ -181,9 +181,11 @@ static void step_write(struct nvme_checkpoint *k)
 
 /* ---- one file after the other ---- */
 
+/* After a failed sync none of the file is published any more, so none is written. */
 static bool file_next(struct nvme_checkpoint *k)
 {
-    while (k->file < k->tier->files && k->tier->devices[k->file].file.fd < 0)
+    while (k->file < k->tier->files &&
+           (k->tier->devices[k->file].file.fd < 0 || k->tier->devices[k->file].syncs_failed > 0))
         k->file++;
     k->number = k->slot = 0;
     k->offset = 0;

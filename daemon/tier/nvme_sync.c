@@ -96,8 +96,12 @@ static void sync_done_cb(uv_work_t *work, int status)
     /* Another's failure may be about what these wait for. */
     if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
         d->sync_status = -EIO;
-    while (!list_empty(&d->syncing))
-        sync_end(t, LIST_ENTRY(d->syncing.next, struct tier_io, link), d->sync_status);
+    while (!list_empty(&d->syncing)) {
+        struct tier_io *io = LIST_ENTRY(d->syncing.next, struct tier_io, link);
+        bool failed = io_segment(io)->header == SEGMENT_HEADER_FAILED; /* by what came in between */
+
+        sync_end(t, io, d->sync_status == 0 && failed ? -EIO : d->sync_status);
+    }
     nvme_sync_pump(t, d);
     nvme_writes_go_on(t);
     nvme_release(t);

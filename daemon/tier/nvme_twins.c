@@ -1,8 +1,8 @@
 /* Recovery's last step: parts that were found twice under one number of a write. One is the copy of
  * the other: the end of the run that moved it may have cut the move off, so that the copy is not
  * whole, or have come while the original was being written over, so that this one is not. Headers
- * don't tell. So the place that was taken over is read, and where its bytes are wrong the other one
- * takes over. */
+ * don't tell. So the place that was taken over is read, and where its bytes are wrong, or can't be
+ * read, the other one takes over. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -59,7 +59,7 @@ static void read_done_cb(struct tier_io *io, int status)
     uint32_t slot;
 
     t->recovery.twin_reads--;
-    if (!t->closing && status == -EBADMSG) {
+    if (!t->closing && status < 0 && status != -ESTALE) {
         if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0)
             t->callbacks.lost(t->callbacks.ctx, io->name.owner, io->place.loc);
         (void)nvme_recover_twin(t, r->twin->segment, r->twin->slot, &r->twin->header, &other);

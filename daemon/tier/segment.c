@@ -501,10 +501,11 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
         unsigned taken = 0, looked = 0;
 
         for (struct list *node = head->next;
-             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK;
-             node = node->next, looked++) {
+             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK; node = node->next) {
             struct segment *s = LIST_ENTRY(node, struct segment, link);
 
+            /* A file that is not written to may have the first thousands of a list. */
+            looked += t->file[s->file].writable;
             if (!segment_reclaimable(t, s))
                 continue;
             out[n++] = (struct candidate){.segment = s, .value = segment_value(s, cb)};

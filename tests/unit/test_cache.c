@@ -248,6 +248,47 @@ Test(cache, stale_numbers_in_the_write_queue)
     drop(c);
 }
 
+/* A purge may take as long as the shared tier does. */
+Test(cache, a_namespace_that_is_purged_holds_up_no_other)
+{
+    block_ref a = store(rig.one, 1), b;
+
+    rig.one->purges++;
+    b = store(rig.two, 2);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 2u, "both parts of the other one");
+    cr_expect(block_of(a)->flags & BLOCK_QUEUED);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 0u);
+    rig.one->purges--;
+    drop(b); /* something is released */
+    cache_released(rig.cache);
+    turn();
+    cr_expect_eq(rig.tier.n_pending, 1u);
+    fake_next(&rig.tier, 0);
+    drop(a);
+}
+
+/* A key may come often in a request, and there are many requests. */
+Test(cache, uses_of_a_part_are_bounded)
+{
+    block_ref ref = store(rig.one, 1);
+    struct waiter w;
+    unsigned n = 0;
+
+    while (get(ref, 0, &w) == CACHE_READY)
+        cr_assert_lt(++n, 1u << 17);
+    cr_expect_eq(get(ref, 0, &w), -EBUSY);
+    cr_expect_eq(block_of(ref)->part[0].users, n);
+    cache_put(rig.cache, ref, 0);
+    cr_expect_eq(get(ref, 0, &w), CACHE_READY);
+    while (n-- > 0)
+        cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
 Test(cache, no_writes_once_it_stops)
 {
     block_ref ref = store(rig.one, 1);

@@ -53,6 +53,36 @@ static block_ref add(struct index *ix, struct ns *ns, uint64_t number)
     return ref;
 }
 
+static void remove_all(struct index *ix, const block_ref *refs, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        index_remove(ix, refs[i]);
+}
+
+/* The number of its chunk is that of one with fewer records. */
+Test(index, a_number_from_before_is_nobodys)
+{
+    enum { MANY = 200000 };
+    static block_ref refs[MANY];
+    struct index *ix = new_index(1 << 20);
+    struct ns_identity id = identity(), other = identity();
+    struct ns *ns = open_ns(ix, &id), *wide;
+    unsigned found = 0;
+
+    for (unsigned i = 0; i < MANY; i++)
+        refs[i] = add(ix, ns, i);
+    remove_all(ix, refs, MANY);
+    other.model = "wide";
+    other.parts = 4;
+    wide = open_ns(ix, &other);
+    for (unsigned i = 0; i < 1000; i++)
+        (void)add(ix, wide, i);
+    for (unsigned i = 0; i < MANY; i++)
+        found += index_peek(ix, refs[i]) != NULL;
+    cr_expect_leq(found, 1000u);
+    index_free(ix);
+}
+
 static block_ref find(struct index *ix, struct ns *ns, uint64_t number)
 {
     uint8_t key[UCM_MAX_KEY_BYTES];

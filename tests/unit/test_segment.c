@@ -282,6 +282,25 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     segment_table_close(&table);
 }
 
+/* Its segments stand before the others' in the lists. */
+Test(segment, a_stopped_file_does_not_hide_the_others)
+{
+    struct segment *s;
+    uint64_t dropped;
+    uint32_t slot;
+
+    table_init(400, 3);
+    fill(0, 399);
+    for (unsigned i = 0; i < 3 * SLOTS; i++) {
+        cr_assert_eq(segment_reserve(&table, 1, STRIDE, 3000 + i, &s, &slot), 0);
+        segment_written(&table, s, slot, true);
+    }
+    segment_file_stop(&table, 0);
+    cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_expect_eq(dropped, SLOTS);
+    segment_table_close(&table);
+}
+
 /* Whatever state it is in when a bad block is found: it is read on, and never written to again. */
 Test(segment, what_is_in_quarantine_is_not_reused)
 {
