@@ -129,6 +129,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     table_init(&c->fetches, CACHE_MAX_FETCHES);
     table_init(&c->writes, CACHE_MAX_WRITES);
     list_init(&c->durables);
+    list_init(&c->held_durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
     list_init(&c->calm);
@@ -144,6 +145,7 @@ static void idle_closed_cb(uv_handle_t *handle)
     table_close(&c->fetches);
     table_close(&c->writes);
     queue_free(&c->queue);
+    queue_free(&c->held_queue);
     queue_free(&c->share_queue);
     free(c);
 }
@@ -182,13 +184,14 @@ uint32_t cache_share_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 && !c->adopt &&
-           c->share_queue.n == 0 && c->share_writing_bytes == 0;
+    return c->queue.n == 0 && c->held_queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 &&
+           !c->adopt && c->share_queue.n == 0 && c->share_writing_bytes == 0;
 }
 
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
+    cache_durables_unhold(c);
     cache_durables_retry(c); /* they end now */
     cache_released(c);
     cache_adopt_stop(c);

@@ -157,9 +157,7 @@ void cache_durables_written(struct list *waiters, int status)
 void cache_durables_retry(struct cache *c)
 {
     uint32_t turns = CACHE_MAX_WRITES;
-    struct list passed;
 
-    list_init(&passed); /* their namespaces may not be written yet */
     while (!list_empty(&c->durables) && turns-- > 0) {
         struct cache_durable *d = LIST_ENTRY(c->durables.next, struct cache_durable, link);
         int rc;
@@ -167,7 +165,7 @@ void cache_durables_retry(struct cache *c)
         list_remove(&d->link);
         rc = c->no_writes ? -ESHUTDOWN : durable_step(c, d);
         if (rc == -EAGAIN && !cache_ns_writable(cache_ns(c, d->ref))) {
-            list_push_back(&passed, &d->link);
+            list_push_back(&c->held_durables, &d->link);
         } else if (rc == -EAGAIN) {
             list_push_front(&c->durables, &d->link);
             break;
@@ -175,10 +173,12 @@ void cache_durables_retry(struct cache *c)
             durable_end(d, rc);
         }
     }
-    while (!list_empty(&passed)) {
-        struct list *last = passed.prev;
+}
 
-        list_remove(last);
-        list_push_front(&c->durables, last);
-    }
+void cache_durables_unhold(struct cache *c)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&c->held_durables)) != NULL)
+        list_push_back(&c->durables, node);
 }

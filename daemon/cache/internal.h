@@ -41,7 +41,11 @@ struct cache {
     struct shared_list shared;
     struct arena *arena;
     struct table fills, fetches, writes;
-    struct list durables;     /* of cache_durable.link: the tier takes nothing now */
+    struct list durables; /* of cache_durable.link: the tier takes nothing now */
+    /* The same of namespaces that may not be written yet: being named, or purged, which with a
+     * shared tier may take long. */
+    struct write_queue held_queue;
+    struct list held_durables;
     struct list fills_by_age; /* oldest progress first */
     struct list room;
     struct list calm; /* of cache_calm.link */
@@ -133,6 +137,9 @@ struct list *cache_write_waiters(struct cache *c, const struct part *p);
  * for try again. */
 void cache_durables_written(struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
+/* A namespace may be written now, or nothing any more: what was held back is looked at again. */
+void cache_durables_unhold(struct cache *c);
+void cache_writes_unhold(struct cache *c);
 /* The part was dumped while its copy of an earlier run had not turned up yet: once recovery is over
  * that is read, and written anew if it is not whole. */
 void cache_doubt(struct cache *c, block_ref ref, uint32_t part);

@@ -22,6 +22,8 @@ static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every ide
 
 static void writes_go_on(struct cache *c)
 {
+    cache_writes_unhold(c);
+    cache_durables_unhold(c);
     cache_released(c);
     cache_durables_retry(c);
 }

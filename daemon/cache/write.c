@@ -192,15 +192,20 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
 
-/* And those passed over because their namespace may not be written yet: it is being named, or
- * purged, which with a shared tier may take long. */
-#define PUMP_PASSED 1024
+void cache_writes_unhold(struct cache *c)
+{
+    while (c->held_queue.n > 0) {
+        struct write_entry entry = queue_pop(&c->held_queue);
 
-enum queue_stepped { QUEUE_WENT_ON, QUEUE_PASSED, QUEUE_FULL };
+        if (queue_push(&c->queue, entry) == 0)
+            continue;
+        queue_unpop(&c->held_queue, entry); /* the next time */
+        return;
+    }
+}
 
-/* FULL: the turn's share is used up, or the tier's queue is full, whose end comes here again.
- * PASSED: the block is at the back; the end of what its namespace waits for comes here again. */
-static enum queue_stepped queue_step(struct cache *c, unsigned *left)
+/* False: the turn's share is used up, or the tier's queue is full, whose end comes here again. */
+static bool queue_step(struct cache *c, unsigned *left)
 {
     struct write_entry entry = queue_pop(&c->queue);
     block_ref ref = entry.ref;
@@ -208,39 +213,35 @@ static enum queue_stepped queue_step(struct cache *c, unsigned *left)
     struct ns *ns;
 
     if (!b || !(b->flags & BLOCK_QUEUED))
-        return QUEUE_WENT_ON;
+        return true;
     ns = index_ns(c->config.index, b->ns);
     if (!cache_ns_writable(ns) && !(b->flags & BLOCK_DOOMED)) {
-        (void)queue_push(&c->queue, entry); /* its place is free */
-        return QUEUE_PASSED;
+        if (queue_push(&c->held_queue, entry) == 0)
+            return true;
+        queue_unpop(&c->queue, entry);
+        return false;
     }
     c->dirty_bytes -= block_dirty(b, ns);
     b->flags &= (uint16_t)~BLOCK_QUEUED;
     if (b->flags & BLOCK_DOOMED || block_write(c, ref, b, ns, left) != -EAGAIN)
-        return QUEUE_WENT_ON;
+        return true;
     b->flags |= BLOCK_QUEUED;
     c->dirty_bytes += block_dirty(b, ns);
     queue_unpop(&c->queue, entry);
-    return QUEUE_FULL;
+    return false;
 }
 
 void cache_write_pump(struct cache *c)
 {
-    unsigned left = PUMP_PARTS, looked = 0, passed = 0;
+    unsigned left = PUMP_PARTS;
 
     if (c->queue.n == 0 || cache_recovering(c))
         return;
-    while (looked < PUMP_BLOCKS && left > 0) {
-        enum queue_stepped stepped;
-
-        if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes ||
-            passed == c->queue.n || passed == PUMP_PASSED)
+    for (int i = 0; i < PUMP_BLOCKS && left > 0; i++) {
+        if (c->queue.n == 0 || c->writing_bytes >= CACHE_WRITE_WINDOW || c->no_writes)
             return;
-        stepped = queue_step(c, &left);
-        if (stepped == QUEUE_FULL && left > 0)
+        if (!queue_step(c, &left) && left > 0)
             return;
-        passed += stepped == QUEUE_PASSED;
-        looked += stepped != QUEUE_PASSED;
     }
     cache_released(c);
 }

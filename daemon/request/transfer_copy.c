@@ -256,7 +256,10 @@ static void item_ready_cb(struct cache_wait *w, int status)
     list_remove(&iw->link);
     t->waits_n--;
     if (status != 0) {
-        item_status(t, item, status == -ENOENT ? UCM_BLOCK_MISS : UCM_BLOCK_FAILED);
+        item_status(t, item,
+                    status == -ENOENT  ? UCM_BLOCK_MISS
+                    : status == -EBUSY ? UCM_BLOCK_NO_ROOM
+                                       : UCM_BLOCK_FAILED);
         metrics_of(t)->load_blocks_missed += status == -ENOENT && t->kind == TRANSFER_LOAD;
         t->in_window -= iw->bytes;
     } else if (t->kind == TRANSFER_PREFETCH) {

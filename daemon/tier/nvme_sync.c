@@ -91,7 +91,6 @@ static void sync_done_cb(uv_work_t *work, int status)
     (void)status;
     KILL_POINT("sync-done");
     nvme_hold(t);
-    d->sync_busy = false;
     t->metrics->nvme_syncs++;
     /* Another's failure may be about what these wait for. */
     if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
@@ -102,6 +101,7 @@ static void sync_done_cb(uv_work_t *work, int status)
 
         sync_end(t, io, d->sync_status == 0 && failed ? -EIO : d->sync_status);
     }
+    d->sync_busy = false; /* not sooner: who is told may ask for the next, which is not this one */
     nvme_sync_pump(t, d);
     nvme_writes_go_on(t);
     nvme_release(t);

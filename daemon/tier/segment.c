@@ -53,6 +53,7 @@ static int file_init(struct segment_table *t, uint32_t file, uint64_t count)
     list_init(&f->free);
     list_init(&f->open);
     list_init(&f->withheld);
+    list_init(&f->stopped);
     f->segments = calloc(count ? count : 1, sizeof(f->segments[0]));
     if (!f->segments)
         return -ENOMEM;
@@ -127,6 +128,14 @@ static void segment_free(struct segment_table *t, struct segment *s)
     list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
+/* Of a sealed one. A file that is not written to keeps its own away from who looks for room. */
+static struct list *sealed_list(struct segment_table *t, const struct segment *s)
+{
+    struct segment_file *f = &t->file[s->file];
+
+    return s->withheld ? &f->withheld : f->writable ? &t->sealed[s->rank] : &f->stopped;
+}
+
 /* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
 static void segment_settle(struct segment_table *t, struct segment *s)
 {
@@ -139,7 +148,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
     } else if (rank != s->rank && !s->withheld) {
         list_remove(&s->link);
         s->rank = rank;
-        list_push_back(&t->sealed[rank], &s->link);
+        list_push_back(sealed_list(t, s), &s->link);
     }
 }
 
@@ -151,7 +160,7 @@ static void segment_seal(struct segment_table *t, struct segment *s)
     list_remove(&s->link);
     s->state = SEGMENT_SEALED;
     s->rank = segment_rank(s);
-    list_push_back(&t->sealed[s->rank], &s->link);
+    list_push_back(sealed_list(t, s), &s->link);
     segment_settle(t, s);
 }
 
@@ -228,6 +237,18 @@ static struct segment *segment_fit(const struct segment_file *f, uint64_t stride
     return may_open ? NULL : best;
 }
 
+static void sealed_relist(struct segment_table *t, struct segment_file *f)
+{
+    for (uint32_t i = 0; i < f->count; i++) {
+        struct segment *s = &f->segments[i];
+
+        if (s->state != SEGMENT_SEALED)
+            continue;
+        list_remove(&s->link);
+        list_push_back(sealed_list(t, s), &s->link);
+    }
+}
+
 void segment_file_stop(struct segment_table *t, uint32_t file)
 {
     struct segment_file *f = &t->file[file];
@@ -235,6 +256,7 @@ void segment_file_stop(struct segment_table *t, uint32_t file)
     f->writable = false;
     while (!list_empty(&f->open))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+    sealed_relist(t, f);
 }
 
 void segment_file_distrust(struct segment_table *t, uint32_t file)
@@ -250,6 +272,7 @@ void segment_file_distrust(struct segment_table *t, uint32_t file)
 void segment_file_start(struct segment_table *t, uint32_t file)
 {
     t->file[file].writable = t->file[file].count > 0;
+    sealed_relist(t, &t->file[file]);
 }
 
 static void withhold(struct segment_table *t, struct segment *s)
@@ -333,7 +356,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->rank = 0;
     t->file[file].free_count -= !s->withheld;
     list_remove(&s->link);
-    list_push_back(s->withheld ? &t->file[file].withheld : &t->sealed[0], &s->link);
+    list_push_back(sealed_list(t, s), &s->link);
     *out = s;
     return 0;
 }
@@ -501,11 +524,10 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
         unsigned taken = 0, looked = 0;
 
         for (struct list *node = head->next;
-             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK; node = node->next) {
+             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK;
+             node = node->next, looked++) {
             struct segment *s = LIST_ENTRY(node, struct segment, link);
 
-            /* A file that is not written to may have the first thousands of a list. */
-            looked += t->file[s->file].writable;
             if (!segment_reclaimable(t, s))
                 continue;
             out[n++] = (struct candidate){.segment = s, .value = segment_value(s, cb)};

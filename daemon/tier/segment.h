@@ -42,6 +42,7 @@ struct segment_file {
     bool writable;
     struct list free, open; /* open: the least recently used first */
     struct list withheld;   /* not to be written to */
+    struct list stopped;    /* sealed, while the file is not written to */
     uint32_t quarantined;   /* how many of them are in quarantine */
 };
 

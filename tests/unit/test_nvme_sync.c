@@ -89,6 +89,37 @@ Test(nvme_sync, what_one_failed_for_no_later_one_promises)
     rig_close(&rig);
 }
 
+static int syncs_then;
+static void (*told)(struct tier_io *io, int status);
+
+static void second_cb(struct tier_io *io, int status)
+{
+    syncs_then = __atomic_load_n(&syncs, __ATOMIC_RELAXED);
+    told(io, status);
+}
+
+static void first_cb(struct tier_io *io, int status)
+{
+    told(io, status);
+    cr_assert_eq(part_submit(&rig, 1, TIER_SYNC), 0);
+    rig.parts[1].io.done = second_cb;
+}
+
+/* Who is told asks for the next: that is another sync, though the one has only just ended. */
+Test(nvme_sync, what_is_asked_for_behind_one_waits_for_the_next)
+{
+    open_rig(CONFIG_IO_AUTO);
+    cr_assert_eq(rig_write(&rig, 0, 2, 50000), 2);
+    syncs = 0;
+    cr_assert_eq(part_submit(&rig, 0, TIER_SYNC), 0);
+    told = rig.parts[0].io.done;
+    rig.parts[0].io.done = first_cb;
+    rig_run(&rig);
+    cr_expect_eq(rig.parts[1].status, 0);
+    cr_expect_eq(syncs_then, 2);
+    rig_close(&rig);
+}
+
 Test(nvme_sync, what_lies_no_more_can_not_be_synced)
 {
     open_rig(CONFIG_IO_AUTO);

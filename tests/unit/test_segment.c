@@ -298,6 +298,9 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
     segment_file_stop(&table, 0);
     cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
     cr_expect_eq(dropped, SLOTS);
+    segment_file_start(&table, 0);
+    cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_expect_not(holds(0), "its oldest is the oldest of all");
     segment_table_close(&table);
 }
 
