@@ -92,6 +92,25 @@ void conn_watch(struct conn *c)
 
 /* ---- reading ---- */
 
+/* Who holds memory and does not move on, as it does not read its answers, or was stopped in the
+ * middle of a frame, makes way for who does: the one that holds most. False: there is none. */
+static bool idler_close(const struct conn *c)
+{
+    struct list *conns = &c->front->conns;
+    struct conn *most = NULL;
+
+    for (struct list *node = conns->next; node != conns; node = node->next) {
+        struct conn *other = LIST_ENTRY(node, struct conn, link);
+
+        if (other != c && (other->stalled || other->excused) &&
+            other->in_cap > (most ? most->in_cap : IN_FIRST_BYTES))
+            most = other;
+    }
+    if (most)
+        conn_close(most, "held memory that others need, and did not move on", true);
+    return most != NULL;
+}
+
 /* Room for more bytes. Grows as bytes arrive and not as a header promises. 0 or a wire code. */
 static int in_reserve(struct conn *c)
 {
@@ -103,8 +122,9 @@ static int in_reserve(struct conn *c)
         return 0;
     if (cap > UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES)
         cap = UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES;
-    if (f->frame_memory + cap - c->in_cap > f->config->max_frame_memory)
-        return UCM_WIRE_BUSY;
+    while (f->frame_memory + cap - c->in_cap > f->config->max_frame_memory)
+        if (!idler_close(c))
+            return UCM_WIRE_BUSY;
     in = realloc(c->in, cap);
     if (!in)
         return UCM_WIRE_NO_MEMORY;

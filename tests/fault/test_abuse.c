@@ -161,6 +161,60 @@ Test(abuse, a_stopped_peer_is_not_reaped)
     cr_expect_eq(status, 0, "the stopped peer was dropped");
 }
 
+/* A frame of a MiB, but for its end. */
+static pid_t hoarder(void)
+{
+    static uint8_t most[1 << 20];
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int fd = raw_connect(&host);
+
+        raw_hello(fd);
+        most[1] = 0x10; /* the length, big-endian */
+        raw_write(fd, most, sizeof(most) - 64);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
+    return pid;
+}
+
+/* They are not to blame for being stopped, until others need what they hold. */
+Test(abuse, who_holds_memory_and_does_not_move_on_makes_way)
+{
+    enum { KEYS = 16384 };
+    static uint8_t keys[KEYS * WORKER_KEY_BYTES];
+    struct ucm_lookup l = {.keys = keys, .n_keys = KEYS};
+    struct worker w;
+    pid_t pids[2];
+    uint32_t hits, lease;
+    int rc;
+
+    worker_close(&bystander);
+    host_remove(&host);
+    host = (struct host){.sets = {"request.handshake=1s", "limits.frame_memory=2MiB"}};
+    host_start(&host);
+    worker_open(&bystander, &host, &(struct worker_options){0});
+    worker_store(&bystander, 1, 1);
+    worker_open(&w, &host, &(struct worker_options){0});
+    keys_make(1, KEYS, keys);
+    for (unsigned i = 0; i < 2; i++)
+        pids[i] = hoarder();
+    for (uint64_t end = now_ms() + 20000;; sleep_ms(100)) {
+        rc = ucm_lookup_prefix(w.ns, &l, -1, &hits, NULL, &lease);
+        if (rc == 0)
+            break;
+        cr_assert_lt(now_ms(), end, "%s", ucm_errmsg());
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        kill(pids[i], SIGKILL);
+        cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);
+    }
+    worker_close(&w);
+}
+
 Test(abuse, descriptors_nobody_asked_for)
 {
     char control[CMSG_SPACE(sizeof(int) * 60)] = {0};
