@@ -177,8 +177,10 @@ void cache_durables_retry(struct cache *c)
 
 void cache_durables_unhold(struct cache *c)
 {
-    struct list *node;
+    while (!list_empty(&c->held_durables)) {
+        struct list *last = c->held_durables.prev;
 
-    while ((node = list_pop_front(&c->held_durables)) != NULL)
-        list_push_back(&c->durables, node);
+        list_remove(last);
+        list_push_front(&c->durables, last);
+    }
 }

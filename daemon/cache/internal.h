@@ -149,6 +149,7 @@ void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
 int queue_push(struct write_queue *q, struct write_entry entry);
 int queue_push_front(struct write_queue *q, struct write_entry entry);
 struct write_entry queue_pop(struct write_queue *q);
+struct write_entry queue_last(const struct write_queue *q); /* that is not empty */
 void queue_unpop(struct write_queue *q, struct write_entry entry);
 void queue_free(struct write_queue *q);
 

@@ -56,6 +56,11 @@ struct write_entry queue_pop(struct write_queue *q)
     return entry;
 }
 
+struct write_entry queue_last(const struct write_queue *q)
+{
+    return q->ring[(q->head + q->n - 1) % q->cap];
+}
+
 void queue_unpop(struct write_queue *q, struct write_entry entry)
 {
     q->head = (q->head + q->cap - 1) % q->cap;

@@ -192,16 +192,11 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
 
+/* They came before what is queued; what finds no room there waits for the next time. */
 void cache_writes_unhold(struct cache *c)
 {
-    while (c->held_queue.n > 0) {
-        struct write_entry entry = queue_pop(&c->held_queue);
-
-        if (queue_push(&c->queue, entry) == 0)
-            continue;
-        queue_unpop(&c->held_queue, entry); /* the next time */
-        return;
-    }
+    while (c->held_queue.n > 0 && queue_push_front(&c->queue, queue_last(&c->held_queue)) == 0)
+        c->held_queue.n--;
 }
 
 /* False: the turn's share is used up, or the tier's queue is full, whose end comes here again. */

@@ -273,6 +273,29 @@ Test(cache, a_namespace_that_is_purged_holds_up_no_other)
     drop(b);
 }
 
+/* What was held back goes first: a chain lies in the log as it was dumped. */
+Test(cache, what_waited_for_its_namespace_keeps_its_place)
+{
+    struct cache_purge purge = {.only_shared = true};
+    block_ref refs[6];
+
+    cr_assert_eq(cache_purge_begin(rig.cache, &purge, rig.one), 0);
+    for (unsigned i = 0; i < 3; i++)
+        refs[i] = store(rig.one, i + 1);
+    turn();
+    for (unsigned i = 3; i < 6; i++)
+        refs[i] = store(rig.one, i + 1);
+    cache_purge_end(rig.cache, &purge);
+    for (unsigned i = 0; i < 6; i++) {
+        while (rig.tier.n_pending == 0)
+            turn();
+        cr_expect_eq(fake_at(&rig.tier, 0)->name.owner >> 16, refs[i]);
+        fake_next(&rig.tier, 0);
+    }
+    for (unsigned i = 0; i < 6; i++)
+        drop(refs[i]);
+}
+
 /* Else what came first would stay for ever: without new blocks there are no writes. */
 Test(cache, a_full_index_lets_the_oldest_of_the_tier_go)
 {
