@@ -30,6 +30,7 @@ struct gc;
 struct gc_config {
     struct share_root *root; /* of one that is read-only nothing but the marker is read */
     struct share_root *next; /* cold files are copied there before they go; NULL: they just go */
+    bool sync;               /* what is copied is on stable storage before it goes */
     unsigned low;            /* percent of the root's capacity, or of what is used */
     uint64_t collect_ms;     /* from pass to pass */
     uint64_t first_ms;       /* until the first one, about; 0: seconds */

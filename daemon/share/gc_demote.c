@@ -1,5 +1,7 @@
 #include "daemon/share/gc_demote.h"
 
+#include "daemon/share/gc.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +28,8 @@ static void written_cb(struct share_task *t)
     c->under_way = false;
     if (t->status == 0)
         c->demote->files++;
+    if ((t->status == -ENOSPC || t->status == -EDQUOT) && c->demote->to->gc)
+        gc_full(c->demote->to->gc); /* it may have no other writer */
     copy_end(c);
 }
 
@@ -40,6 +44,7 @@ static int copy_start(struct gc_copy *c, struct share_root *root, enum share_ver
 {
     struct share_task t = {.op = {.verb = verb,
                                   .by_name = true,
+                                  .sync = verb == SHARE_WRITE && c->demote->sync,
                                   .bucket = (uint8_t)c->demote->sweep->bucket,
                                   .data = c->data,
                                   .bytes = c->bytes - BLOCK_FILE_HEADER_BYTES}};
@@ -137,9 +142,10 @@ int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file 
     return 0;
 }
 
-void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to)
+void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to, bool sync)
 {
     memset(d, 0, sizeof(*d));
+    d->sync = sync;
     d->sweep = sweep;
     d->to = to;
     for (unsigned i = 0; i < GC_REMOVALS; i++)

@@ -30,11 +30,12 @@ struct gc_demote {
     struct gc_sweep *sweep;
     struct share_root *to;
     uint64_t memory_bytes, free_at_ms, files;
-    bool stopped;
+    bool stopped, sync;
     struct gc_copy copies[GC_REMOVALS]; /* one a slot of the sweep */
 };
 
-void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to);
+/* sync: a copy is on stable storage before it counts. */
+void gc_demote_init(struct gc_demote *d, struct gc_sweep *sweep, struct share_root *to, bool sync);
 /* For gc_sweep_ops.before_cb. */
 int gc_demote_begin(struct gc_demote *d, unsigned slot, const struct share_file *file,
                     const char *name);

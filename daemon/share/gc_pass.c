@@ -215,7 +215,7 @@ int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
     gc->pass.began_ms = uv_now(gc->config.root->config.loop);
     gc_ages_init(&gc->pass.ages);
     gc_sweep_init(&gc->sweep, gc->config.root, &sweep_ops);
-    gc_demote_init(&gc->demote, &gc->sweep, gc->config.next);
+    gc_demote_init(&gc->demote, &gc->sweep, gc->config.next, gc->config.sync);
     return gc_sweep_start(&gc->sweep);
 }
 

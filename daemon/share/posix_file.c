@@ -211,10 +211,14 @@ static int folder_check(struct share_op *op, int folder, const struct share_temp
 {
     struct stat st = {0};
     int fd = temp_open(op, folder, temps), err;
+    ssize_t wrote;
 
     if (fd < 0)
         return fd;
-    err = pwrite(fd, op->temp, sizeof(op->temp), 0) == sizeof(op->temp) ? 0 : -EIO;
+    wrote = pwrite(fd, op->temp, sizeof(op->temp), 0);
+    err = wrote == (ssize_t)sizeof(op->temp) ? 0
+          : wrote < 0                        ? -errno
+                                             : -EIO; /* whether it is full counts */
     if (err == 0 && fdatasync(fd) < 0)
         err = -errno;
     /* Of a file that was just written a client may answer with its own clock. */

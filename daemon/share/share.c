@@ -74,6 +74,7 @@ static int collectors_begin(struct share *s)
     for (uint32_t i = 0; err == 0 && s->settings.low > 0 && i < s->n; i++) {
         struct gc_config gc = {.root = s->roots[i],
                                .next = colder(s, i),
+                               .sync = s->settings.sync,
                                .low = s->settings.low,
                                .collect_ms = s->settings.collect_ms};
 

@@ -187,6 +187,55 @@ class Decisions(unittest.TestCase):
             request.num_computed_tokens = 40
             self.assertTrue(half.finished(request, [4, 5, 6])[0], "its blocks would be given back while they are read")
 
+    def loading(self, lost, anew=False):
+        """A load within the step, whose request is gone before it is known that it failed; then one that the engine
+        gives the same blocks, as its own hits. What is stored of that."""
+        half, request, later = self.half(async_load=False), Request("r", range(40)), Request("later", range(40))
+        hits = [PrefixHits(2, 2, 1)]
+        half.link.ns.lookup_prefix = lambda keys, **_: hits[0]
+        self.assertEqual(half.matched_tokens(request, 0), (32, False))
+        half.allocated(request, [1, 2, 3], 32)
+        output = self.output(request, [1, 2, 3], 8)
+        output.scheduled_new_reqs[0].num_computed_tokens = 32
+        number = half.step(output).number
+        self.assertGreater(number, 0)
+        if lost == "aborted":
+            half.finished(request, [1, 2, 3])
+        elif lost == "preempted":
+            request.num_preemptions = 1
+            half.matched_tokens(request, 0)
+        half.received((), {2}, number)
+        if lost == "aborted when it was known":
+            half.finished(request, [1, 2, 3])
+        hits[0] = PrefixHits(1, 1, 2)
+        half.matched_tokens(later, 32)
+        half.allocated(later, [1, 2, 9], 0)
+        output = self.output(later, [1, 2, 9], 8)
+        output.scheduled_new_reqs[0].req_id, output.num_scheduled_tokens = "later", {"later": 40 if anew else 8}
+        output.scheduled_new_reqs[0].num_computed_tokens = 0 if anew else 32
+        return [copy.blocks for copy in half.step(output).stores]
+
+    def test_what_a_failed_load_left_behind_is_not_stored(self):
+        for lost in ("aborted", "preempted", "aborted when it was known"):
+            with self.subTest(lost):
+                self.assertEqual(self.loading(lost), [])
+                self.assertEqual(self.loading(lost, anew=True), [[2]], "it was computed anew")
+
+    def test_an_adapter_that_was_written_over_is_shared_with_nobody(self):
+        half = self.half()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "adapter.safetensors")
+            with open(path, "w", encoding="ascii") as file:
+                file.write("one")
+            request = SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=1, lora_path=folder))
+            first = half._prefix(request)
+            self.assertEqual(half._prefix(request), first)
+            with open(path, "w", encoding="ascii") as file:
+                file.write("other")
+            self.assertEqual(len({first, half._prefix(request), half._prefix(request)}), 3)
+            with mock.patch("os.scandir", side_effect=FileNotFoundError):
+                self.assertNotEqual(half._prefix(request), first)
+
     def test_a_reset_lets_nothing_through(self):
         for lost in (False, True):
             half, request = self.half(), Request("r", range(40))

@@ -17,6 +17,8 @@ from .layout import Layout
 from .settings import Settings
 
 #: Algorithms whose hashes several processes agree on, with the length of their keys.
+#: Of a model folder: its weights, and what becomes of images and videos before they reach them.
+_FILES = (".safetensors", ".bin", ".pt", ".gguf", "processor_config.json")
 _HASHES = {"sha256": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "xxhash": 16, "xxhash_cbor": 16}
 
 #: A block of these is kept for as long as its request, and holds the KV of its tokens and nothing else.
@@ -64,8 +66,10 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise Unsupported("prefill context parallelism is not supported: use --prefill-context-parallel-size 1")
     speculative = getattr(config, "speculative_config", None)
-    if speculative is not None and speculative.use_eagle():
-        raise Unsupported("speculative decoding with draft layers (EAGLE, MTP) is not supported: start without it")
+    if speculative is not None and (speculative.use_eagle() or getattr(speculative, "method", None) == "draft_model"):
+        raise Unsupported(
+            "speculative decoding with draft layers or a draft model (EAGLE, MTP) is not supported: start without it"
+        )
     if getattr(cache, "calculate_kv_scales", False):
         raise Unsupported(
             "FP8 scales that are found while the engine runs differ between engines: start without "
@@ -130,8 +134,18 @@ def _weights(config: Any, settings: Settings) -> str:
         "long": _long_rope(model),
         "windows": not getattr(model, "disable_sliding_window", False),
     }
+    processor = _processor(model)
+    if processor:
+        known["processor"] = processor
     name = str(known["revision"] or known["commit"] or "")
     return f"{name[:128]}#{_digest(known)}"
+
+
+def _processor(model: Any) -> dict[str, Any]:
+    """What an engine does to all images and videos alike: the hashes in a request's keys know its own options alone."""
+    multimodal = getattr(model, "multimodal_config", None)
+    settings = {name: getattr(multimodal, name, None) for name in ("mm_processor_kwargs", "video_pruning_rate")}
+    return {name: value for name, value in settings.items() if value}
 
 
 def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
@@ -139,7 +153,7 @@ def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
     if not os.path.isdir(folder):
         return None
     with os.scandir(folder) as entries:
-        files = [e for e in entries if e.is_file() and e.name.endswith((".safetensors", ".bin", ".pt", ".gguf"))]
+        files = [e for e in entries if e.is_file() and e.name.endswith(_FILES)]
         return sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in files)
 
 

@@ -64,6 +64,8 @@ class _Request:
     slow: int = 0
     #: The engine's block ids that its latest load is to fill.
     loads: frozenset[int] = frozenset()
+    #: Blocks and loads of before it was preempted.
+    past: list[tuple[list[int], frozenset[int]]] = field(default_factory=list)
     #: It was computed from blocks whose load, for another request, failed, or from before a reset: it is not stored.
     tainted: bool = False
     #: A load of it failed: it is computed, lest it try for ever.
@@ -83,6 +85,7 @@ class _Request:
         if times == self.preemptions:
             return False
         self.preemptions = times
+        self.past += [(self.blocks, self.loads)] if self.loads else []
         self.blocks, self.stored, self.told, self.loads = [], 0, False, frozenset()
         return True
 
@@ -105,9 +108,12 @@ def adapter_of(request: Any) -> bytes:
         return b""
     path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
     files = []
-    if os.path.isdir(path):
-        with os.scandir(path) as entries:
-            files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
+    try:
+        if os.path.isdir(path):
+            with os.scandir(path) as entries:
+                files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
+    except OSError:  # it is being written: nobody can tell what the engine has
+        return os.urandom(32)
     return hashlib.sha256(repr((path, files)).encode()).digest()
 
 
@@ -126,6 +132,10 @@ class SchedulerHalf:
         self._held: list[_Held] = []
         #: The engine's block ids that a failed load within a step has left invalid: the request that computes them again.
         self._invalid: dict[int, str] = {}
+        #: Loads within a step of requests that are over: the plan by whose outcome they are known, blocks, and those loaded.
+        self._gone: list[tuple[int, list[int], frozenset[int]]] = []
+        #: What adapters looked like when they were first used, by number and path.
+        self._adapters: dict[tuple[Any, str], bytes] = {}
         #: Requests that are over, and have stores that are held.
         self._ending: set[str] = set()
 
@@ -186,7 +196,16 @@ class SchedulerHalf:
         return tracked
 
     def _prefix(self, request: Any) -> bytes:
-        return self._epoch + adapter_of(request)
+        return self._epoch + self._adapter(request)
+
+    def _adapter(self, request: Any) -> bytes:
+        """An adapter that was written over: the engine may have the one or the other, so that it shares with nobody."""
+        now = adapter_of(request)
+        if not now:
+            return now
+        lora = request.lora_request
+        name = getattr(lora, "lora_int_id", None), str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
+        return now if self._adapters.setdefault(name, now) == now else os.urandom(32)
 
     def _promise(self, tracked: _Request) -> Optional[_Promise]:
         """vLLM asks for a waiting request again in every step: a promise that still holds is kept. The engine's own
@@ -267,6 +286,7 @@ class SchedulerHalf:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
                 tracked.blocks = list(new.block_ids[0])
+                self._begin_anew(tracked, new.num_computed_tokens)
                 self._store_computed(tracked, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
@@ -276,7 +296,10 @@ class SchedulerHalf:
             added = cached.new_block_ids[i]
             if request_id in cached.resumed_req_ids:
                 tracked.blocks = list(added[0]) if added else []
+                self._begin_anew(tracked, cached.num_computed_tokens[i])
             elif added:
+                for block in added[0] if self._invalid else ():
+                    self._invalid.pop(block, None)
                 tracked.blocks.extend(added[0])
             self._store_computed(tracked, cached.num_computed_tokens[i], output)
         plan, self._plan = self._plan, Plan()
@@ -325,6 +348,10 @@ class SchedulerHalf:
         if invalid:
             self._failed(invalid)
         self._known = max(self._known, number)
+        self._gone = [gone for gone in self._gone if gone[0] > self._known]
+        if self._risky <= self._known:
+            for tracked in self._requests.values():
+                tracked.past.clear()
         ready = [held for held in self._held if held.plan <= self._known]
         self._held = [held for held in self._held if held.plan > self._known]
         self._plan.stores += [held.copy for held in ready]
@@ -335,6 +362,13 @@ class SchedulerHalf:
         for held in self._held:
             held.request.stored = min(held.request.stored, held.first)
         self._held = []
+        if not self.settings.async_load:
+            # Where nobody computes them again, the engine itself goes on to take them for good.
+            self._invalid.update({block: "" for block in invalid if block not in self._invalid})
+            gone = [(blocks, loads) for _, blocks, loads in self._gone]
+            for blocks, loads in gone + [past for tracked in self._requests.values() for past in tracked.past]:
+                bad = next((i for i, block in enumerate(blocks) if block in invalid and block in loads), len(blocks))
+                self._invalid.update(dict.fromkeys(blocks[bad:], ""))
         for tracked in self._requests.values():
             bad = [i for i, block in enumerate(tracked.blocks) if block in invalid]
             if not bad:
@@ -349,8 +383,16 @@ class SchedulerHalf:
                 tracked.tainted = True
 
     def _forget_invalid(self, requests: set[str]) -> None:
-        if self._invalid:
-            self._invalid = {block: owner for block, owner in self._invalid.items() if owner not in requests}
+        """They will not compute them any more: nobody does, before they are given out anew."""
+        for block, owner in self._invalid.items():
+            if owner in requests:
+                self._invalid[block] = ""
+
+    def _begin_anew(self, tracked: _Request, computed: int) -> None:
+        """What the request is to compute or load, and has not from the engine's own cache, is no longer invalid."""
+        for i, block in enumerate(tracked.blocks if self._invalid else ()):
+            if i >= computed // self.block_tokens or block in tracked.loads:
+                self._invalid.pop(block, None)
 
     def _end(self) -> None:
         """Requests that are over, once no store of theirs is held."""
@@ -366,6 +408,9 @@ class SchedulerHalf:
             return False, None
         self._release(tracked)
         self._forget_invalid({request.request_id})
+        if not self.settings.async_load and self._risky > self._known:
+            now = [(list(blocks or tracked.blocks), tracked.loads)] if tracked.loads else []
+            self._gone += [(self._number, *gone) for gone in tracked.past + now]
         if blocks and not tracked.loading:
             tracked.blocks = list(blocks)
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
