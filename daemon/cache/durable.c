@@ -69,9 +69,6 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
     return rc;
 }
 
-/* A folder that was full, say, may have room again. */
-#define UNKEPT_MS 1000u
-
 /* 0: under way. -EAGAIN: the tier takes nothing now. */
 static int durable_step(struct cache *c, struct cache_durable *d)
 {
@@ -80,8 +77,6 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
-    if (ns->kept == NS_KEPT_FAILED && uv_now(c->config.loop) - c->unkept_ms >= UNKEPT_MS)
-        ns->kept = NS_KEPT_NO;
     if (ns->kept == NS_KEPT_NO)
         cache_ns_keep(c, ns);
     if (!cache_ns_writable(ns))

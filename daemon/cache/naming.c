@@ -28,10 +28,8 @@ static void writes_go_on(struct cache *c)
     cache_durables_retry(c);
 }
 
-static void kept_set(struct cache *c, struct ns *ns, bool forget, int status)
+static void kept_set(struct ns *ns, bool forget, int status)
 {
-    if (!forget && status != 0)
-        c->unkept_ms = uv_now(c->config.loop);
     /* Its blocks are written either way: they serve until the daemon ends. */
     if (!forget)
         ns->kept = status == 0 ? NS_KEPT_YES : NS_KEPT_FAILED;
@@ -54,7 +52,7 @@ static void naming_done_cb(struct tier_naming *n, int status)
     if (status != 0 && n->forget)
         log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
                   strerror(-status));
-    kept_set(c, k->ns, n->forget, status);
+    kept_set(k->ns, n->forget, status);
     index_ns_unuse(c->config.index, k->ns);
     c->tier_busy--;
     free(k);

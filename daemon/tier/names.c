@@ -17,12 +17,6 @@
 #define SPARE_PAGES 64u  /* beside two for each namespace: a file is allowed that many */
 #define REWRITE_SUFFIX ".tmp"
 
-/* What lies in names->name[]. */
-struct known {
-    struct nvme_name name;
-    uint32_t files, last; /* how many had it as it is now, when they were read; the last one + 1 */
-};
-
 /* ---- in memory ---- */
 
 /* The first record that is not before the fingerprint. */
@@ -67,7 +61,7 @@ void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_seq
 int names_set(struct names *n, const struct nvme_name *name)
 {
     uint32_t i = name_place(n, name->fingerprint);
-    struct known *known;
+    struct nvme_name *known;
 
     if (name_of(n, name->fingerprint)) {
         names_forget(n, name->fingerprint, name->from_sequence);
@@ -82,12 +76,12 @@ int names_set(struct names *n, const struct nvme_name *name)
         n->name = p;
         n->cap = cap;
     }
-    known = calloc(1, sizeof(*known));
+    known = malloc(sizeof(*known));
     if (!known)
         return -ENOMEM;
-    known->name = *name;
+    *known = *name;
     memmove(n->name + i + 1, n->name + i, (n->count - i) * sizeof(n->name[0]));
-    n->name[i] = &known->name;
+    n->name[i] = known;
     n->count++;
     return 0;
 }
@@ -133,39 +127,6 @@ void names_prune(struct names *n, bool (*wanted)(void *ctx, const uint8_t *finge
 
 /* ---- reading ---- */
 
-/* One that a file has, whose number is `file`. */
-static int record_take(struct names *n, const struct nvme_name *name, uint32_t file)
-{
-    const struct nvme_name *before = name_of(n, name->fingerprint);
-    bool newer = !before || name->from_sequence > before->from_sequence;
-    struct known *known;
-    int rc = names_set(n, name);
-
-    if (rc < 0)
-        return rc;
-    known = (struct known *)name_of(n, name->fingerprint);
-    if (newer)
-        known->files = known->last = 0;
-    if (name->from_sequence == known->name.from_sequence && known->last != file + 1) {
-        known->files++;
-        known->last = file + 1;
-    }
-    return 0;
-}
-
-/* A folder that was not there when it was written, or has come since, has not every record. */
-static bool all_have_all(const struct names *n)
-{
-    uint32_t files = 0;
-
-    for (unsigned i = 0; i < n->n_files; i++)
-        files += n->files[i].path != NULL;
-    for (uint32_t i = 0; i < n->count; i++)
-        if (((const struct known *)n->name[i])->files != files)
-            return false;
-    return true;
-}
-
 static int file_read(struct names *n, struct names_file *f, int fd)
 {
     uint8_t page[NVME_PAGE];
@@ -182,7 +143,7 @@ static int file_read(struct names *n, struct names_file *f, int fd)
             damaged++;
             continue;
         }
-        if (record_take(n, &name, (uint32_t)(f - n->files)) < 0)
+        if (names_set(n, &name) < 0)
             return -ENOMEM;
         f->pages = i + 1;
     }
@@ -249,8 +210,6 @@ int names_open(struct names *n, const char *const *folders, unsigned count)
     for (unsigned i = 0; i < count && rc == 0; i++)
         if (folders[i])
             rc = file_init(n, &n->files[i], folders[i]);
-    if (rc == 0 && !all_have_all(n))
-        n->doubtful = true;
     if (rc < 0)
         names_close(n);
     return rc;

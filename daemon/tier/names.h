@@ -28,7 +28,7 @@ struct names {
     uint64_t damaged;        /* records that were passed over */
     struct nvme_name **name; /* by fingerprint */
     uint32_t count, cap;
-    bool doubtful; /* what was found is not known to be on the disk, or not in every folder */
+    bool doubtful; /* what was found is not known to be on the disk */
     bool unread;   /* a file could not be read: there may be others */
 };
 

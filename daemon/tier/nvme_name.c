@@ -84,7 +84,7 @@ void nvme_name(struct tier *t, struct tier_naming *asked)
     name_next(t);
 }
 
-/* Behind the records that may not be on the disk, or not on each, the same once more. */
+/* Behind the records that may not be on the disk, the same once more. */
 static bool names_renew(struct tier *t)
 {
     for (uint32_t i = 0; i < t->names.count; i++)

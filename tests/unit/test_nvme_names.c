@@ -212,32 +212,6 @@ Test(nvme_names, each_folder_is_enough)
 }
 
 /* A start removes what was left; what can't be written anew goes on growing. */
-/* The tier writes all of them once more then. */
-Test(nvme_names, a_folder_that_lacks_some_is_told)
-{
-    char path[128];
-
-    keep(1, 5);
-    keep(2, 0);
-    reopen();
-    cr_expect_not(names.doubtful);
-    path_make(1, path);
-    cr_assert_eq(unlink(path), 0);
-    reopen();
-    cr_expect(names.doubtful, "one has none");
-    for (uint32_t i = 0; i < names.count; i++)
-        cr_assert_eq(names_write(&names, names.name[i]), 0);
-    reopen();
-    cr_expect_not(names.doubtful);
-    names_close(&names);
-    cr_assert_eq(names_open(&names, (const char *const[]){folder[0], NULL}, 2), 0);
-    cr_expect_not(names.doubtful);
-    keep(1, 9); /* purged while the other is away */
-    reopen();
-    cr_expect(names.doubtful, "one has an older one");
-    expect(1, 9);
-}
-
 Test(nvme_names, a_rewrite_that_fails_loses_nothing)
 {
     char path[128], left[160];
