@@ -357,25 +357,11 @@ void cache_drop(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
-/* In a full index what is worth least on the tier makes way: nothing else would, since without new
- * blocks there are no writes. Once a millisecond, as all of it may lie in DRAM, too. */
-static bool index_room_make(struct cache *c)
-{
-    uint64_t now_ms = uv_now(c->config.loop);
-
-    if (!c->tier || !index_full(c->config.index) || now_ms == c->reclaimed_ms)
-        return false;
-    c->reclaimed_ms = now_ms;
-    return c->tier_ops->reclaim(c->tier) == 0;
-}
-
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 {
     block_ref ref = index_find(c->config.index, ns, key);
 
     if (ref == 0)
-        ref = cache_insert(c, ns, key);
-    if (ref == 0 && index_room_make(c))
         ref = cache_insert(c, ns, key);
     if (ref != 0)
         cache_hold(c, ref);

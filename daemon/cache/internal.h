@@ -60,7 +60,6 @@ struct cache {
     uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;      /* namespace of the part that the tier found last */
-    uint64_t reclaimed_ms;     /* when the tier last made room in the index */
     struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
     struct cache_adopt *rest;  /* of a take-over that was stopped: what it had not reached */
     struct cache_keep *keep;   /* while they are listed for the next run */

@@ -503,7 +503,6 @@ const struct tier_ops tier_nvme = {
     .forget = nvme_forget,
     .stats = nvme_stats,
     .sequence = nvme_sequence,
-    .reclaim = nvme_reclaim,
     .naming = nvme_name,
     .sync = nvme_sync,
 };

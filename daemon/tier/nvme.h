@@ -158,7 +158,6 @@ void nvme_release(struct tier *t);
 
 bool nvme_ring_usable(const struct tier *t);
 int nvme_read(struct tier *t, struct tier_io *io);
-int nvme_reclaim(struct tier *t);
 int nvme_write(struct tier *t, struct tier_io *io);
 /* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
  * Whoever calls sees to it that writes go on. */

@@ -348,15 +348,6 @@ static void room_make(struct tier *t, int *rc)
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
 }
 
-int nvme_reclaim(struct tier *t)
-{
-    int rc = -EAGAIN;
-
-    if (!t->closing && !nvme_recovering(t))
-        room_make(t, &rc);
-    return rc;
-}
-
 /* The file that the next write goes to, by turns, leaving it `keep` free segments. -EAGAIN: wait
  * for something to end; -ENOSPC, -EROFS: there is none. */
 static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigned *out)

@@ -165,9 +165,6 @@ struct tier_ops {
     /* When the part that lies there was written: later ones have higher numbers. 0: nothing does.
      */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
-    /* Drops the parts that are worth least, some thousand at most. 0; -ENOSPC: nothing may go;
-     * -EAGAIN: not while an earlier run's are still being found. */
-    int (*reclaim)(struct tier *t);
     /* Parts of a namespace should be written after it is done, or no later start finds them. */
     void (*naming)(struct tier *t, struct tier_naming *n);
     /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices

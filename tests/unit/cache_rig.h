@@ -73,14 +73,11 @@ static inline void fake_naming(struct tier *t, struct tier_naming *n)
     t->naming = n;
 }
 
-static inline int fake_reclaim_oldest(struct tier *t);
-
 static const struct tier_ops fake_ops = {.name = "fake",
                                          .submit = fake_submit,
                                          .forget = fake_forget,
                                          .stats = fake_stats,
-                                         .naming = fake_naming,
-                                         .reclaim = fake_reclaim_oldest};
+                                         .naming = fake_naming};
 
 static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
 {
@@ -130,14 +127,6 @@ static inline bool fake_reclaim(struct tier *t, uint64_t loc)
     t->n_live--;
     free(p->data);
     return true;
-}
-
-static inline int fake_reclaim_oldest(struct tier *t)
-{
-    for (uint64_t loc = 1; loc <= t->places; loc++)
-        if (t->place[loc - 1].live)
-            return fake_reclaim(t, loc) ? 0 : -ENOSPC;
-    return -ENOSPC;
 }
 
 /* ---- the rig ---- */

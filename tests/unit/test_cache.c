@@ -296,33 +296,6 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
         drop(refs[i]);
 }
 
-/* Else what came first would stay for ever: without new blocks there are no writes. */
-Test(cache, a_full_index_lets_the_oldest_of_the_tier_go)
-{
-    static block_ref held[1000];
-    uint8_t key[UCM_MAX_KEY_BYTES];
-    unsigned n = 0, below = 3;
-
-    for (unsigned i = 0; i < below; i++)
-        drop(store_below(rig.one, i + 1));
-    for (; !index_full(rig.index); n++)
-        held[n] = open_block(rig.two, 1000 + n);
-    for (unsigned i = 0; i < below; i++) {
-        uv_sleep(2); /* once a millisecond */
-        turn();
-        cr_assert_lt(n, 1000u);
-        held[n++] = open_block(rig.two, 3000 + i);
-        cr_expect_eq(find(rig.one, i + 1), 0u);
-    }
-    cr_expect_eq(rig.tier.n_live, 0u);
-    uv_sleep(2);
-    turn();
-    key_of(5000, key);
-    cr_expect_eq(cache_open(rig.cache, rig.two, key), 0u, "all are in use");
-    while (n > 0)
-        drop(held[--n]);
-}
-
 /* A key may come often in a request, and there are many requests. */
 Test(cache, uses_of_a_part_are_bounded)
 {
