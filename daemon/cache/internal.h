@@ -45,6 +45,7 @@ struct cache {
     /* The same of namespaces that may not be written yet: being named, or purged, which with a
      * shared tier may take long. */
     struct write_queue held_queue;
+    bool unholding; /* not all of it found room in `queue` */
     struct list held_durables;
     struct list fills_by_age; /* oldest progress first */
     struct list room;

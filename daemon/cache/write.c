@@ -192,11 +192,12 @@ static int block_write(struct cache *c, block_ref ref, struct block *b, struct n
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
 
-/* They came before what is queued; what finds no room there waits for the next time. */
+/* They came before what is queued; what finds no room there comes as that gets shorter. */
 void cache_writes_unhold(struct cache *c)
 {
     while (c->held_queue.n > 0 && queue_push_front(&c->queue, queue_last(&c->held_queue)) == 0)
         c->held_queue.n--;
+    c->unholding = c->held_queue.n > 0;
 }
 
 /* False: the turn's share is used up, or the tier's queue is full, whose end comes here again. */
@@ -230,6 +231,8 @@ void cache_write_pump(struct cache *c)
 {
     unsigned left = PUMP_PARTS;
 
+    if (c->unholding)
+        cache_writes_unhold(c);
     if (c->queue.n == 0 || cache_recovering(c))
         return;
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++) {

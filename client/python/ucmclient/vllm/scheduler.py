@@ -316,7 +316,8 @@ class SchedulerHalf:
     def _store(self, tracked: _Request, end: int) -> None:
         """Only what has a hash: tokens that were proposed, but may be rejected, have none."""
         request = tracked.vllm
-        for block in tracked.blocks[:end] if self._invalid else ():
+        clean = self._invalid.keys().isdisjoint(tracked.blocks[:end])
+        for block in () if clean else tracked.blocks[:end]:
             if self._invalid.get(block, request.request_id) != request.request_id:
                 tracked.tainted = True
             else:
@@ -379,8 +380,12 @@ class SchedulerHalf:
                 if not self.settings.async_load:
                     self._invalid.update(dict.fromkeys(tracked.blocks[bad[0] :], tracked.vllm.request_id))
             else:
-                # The other request computes that block again, and perhaps after this one has used it.
+                # The other request computes that block again, and perhaps after this one has used it; or this one does,
+                # where the other is gone.
                 tracked.tainted = True
+                for block in tracked.blocks[bad[0] :]:
+                    if self._invalid.get(block) == "":
+                        self._invalid[block] = tracked.vllm.request_id
 
     def _forget_invalid(self, requests: set[str]) -> None:
         """They will not compute them any more: nobody does, before they are given out anew."""
