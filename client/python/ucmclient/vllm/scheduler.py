@@ -132,7 +132,7 @@ class SchedulerHalf:
         self._held: list[_Held] = []
         #: The engine's block ids that a failed load within a step has left invalid: the request that computes them again.
         self._invalid: dict[int, str] = {}
-        #: Loads within a step of requests that are over: the plan by whose outcome they are known, blocks, and those loaded.
+        #: Loads within a step of requests that are over: the plan by whose outcome they are known, blocks, those loaded.
         self._gone: list[tuple[int, list[int], frozenset[int]]] = []
         #: What adapters looked like when they were first used, by number and path.
         self._adapters: dict[tuple[Any, str], bytes] = {}
