@@ -77,7 +77,7 @@ GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_ring.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $O/obj/tests/gpu/harness.o $O/obj/tests/gpu/worker.o $(GPU_OBJ)
+$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o rings.o worker.o) $(GPU_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.

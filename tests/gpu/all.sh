@@ -3,7 +3,8 @@
 # of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
 # ucm-bench copy, and what was measured beside the aims. Logs and figures go to FOLDER (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
-# SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table, up to a minute each.
+# SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table: each with three strategies, 100 s
+# at most each time.
 # Exit status: 0 when every test passed and every part came to its end.
 here=$(cd "$(dirname "$0")" && pwd)
 begin=$(date +%s)
@@ -36,10 +37,10 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
-# sanitize TOOL
+# sanitize TOOL STRATEGY
 sanitize() {
     [ -n "$sanitizer" ] || return
-    part "$1" 60 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY=staged UCM_TEST_NO_VMM=1 "$sanitizer" \
+    part "$1-$2" 100 env LD_LIBRARY_PATH="$here/lib" UCM_TEST_STRATEGY="$2" UCM_TEST_NO_VMM=1 "$sanitizer" \
         --tool "$1" --report-api-errors no --error-exitcode 9 \
         ${libraries:+--injection-path "$libraries"} "$here/test_copy"
     grep -E 'ERROR SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c
@@ -58,12 +59,14 @@ part tests 270 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
 grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
 unpacked=$(mktemp -d)
 find_sanitizer
-sanitize memcheck
+sanitize memcheck staged
 bench copy-1 --strategies dma,sm,staged
 bench copy-2 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 python3 "$here/table.py" copy-1.json copy-2.json || status=1
 for tool in ${SANITIZER_TOOLS:-}; do
-    sanitize "$tool"
+    for strategy in staged dma sm; do
+        sanitize "$tool" "$strategy"
+    done
 done
 rm -r "$unpacked"
 exit $status

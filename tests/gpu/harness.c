@@ -1,8 +1,8 @@
 #include "tests/gpu/harness.h"
 
 #include "daemon/base/config.h"
-#include "proto/ring.h"
-#include "tests/gpu/worker_ring.h"
+#include "daemon/device/cuda_api.h"
+#include "tests/gpu/rings.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ int tally(void)
     return failed != 0;
 }
 
-static void die(const char *what)
+void die(const char *what)
 {
     printf("FAIL  %s: %s\n%u passed, %u failed\n", what, strerror(errno), passed, failed + 1);
     exit(1);
@@ -63,16 +63,6 @@ static enum copy_strategy strategy_wanted(void)
         return COPY_STAGED;
     return COPY_AUTO;
 }
-
-static bool rings_wanted(void)
-{
-    const char *name = getenv("UCM_TEST_STRATEGY");
-
-    return name && (strcmp(name, "staged") == 0 || strcmp(name, "auto+ring") == 0);
-}
-
-static void rings_watch(struct test_worker *w);
-static void rings_close(struct test_device *t);
 
 static uint8_t *shared_map(int fd)
 {
@@ -223,6 +213,10 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
         die("memory_add");
     uv_run(&t->loop, UV_RUN_DEFAULT);
     printf("INFO  GPUs were ready %.1f ms later\n", (double)(uv_hrtime() - begin) / 1e6);
+    if (getenv("UCM_TEST_NO_BATCHES")) {
+        cuda.cuMemcpyBatchAsync = NULL;
+        cuda.cuMemcpy3DBatchAsync = NULL;
+    }
     if (!device_use(t, t->uuid))
         die("the first GPU");
 }
@@ -246,133 +240,6 @@ void device_stop(struct test_device *t)
     uv_run(&t->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&t->loop) == 0, "the loop is empty after device_set_free");
     munmap(t->slots, t->slots_bytes);
-}
-
-/* ---- rings ---- */
-
-static void done_cb(struct device_job *job, int status)
-{
-    struct test_job *j = LIST_ENTRY(job, struct test_job, job);
-
-    j->done = true;
-    j->status = status;
-    j->done_ns = uv_hrtime();
-}
-
-#define RINGS 64
-
-/* Of each worker that a region was opened for, when the tests want staged copies; closed with the
- * device. */
-static struct ring_of {
-    struct test_worker *worker;
-    pid_t pid;
-    struct device_ring ring;
-    struct ucm_ring *words;
-} rings[RINGS];
-static unsigned n_rings;
-
-static struct ring_of *ring_find(pid_t pid)
-{
-    for (unsigned i = 0; i < n_rings; i++)
-        if (rings[i].pid == pid)
-            return &rings[i];
-    return NULL;
-}
-
-static int ring_job(struct test_device *t, enum device_op op, struct device_ring *ring)
-{
-    struct test_job j;
-    int rc;
-
-    j = (struct test_job){.job = {.op = op, .ring = ring, .done = done_cb}};
-    rc = job_run(t, &j);
-    if (rc != 0)
-        printf("INFO  ring: %s\n", j.job.error.text);
-    return rc;
-}
-
-static void ring_open(struct test_device *t, struct ring_of *of)
-{
-    struct test_worker *w = of->worker;
-
-    if (!CHECK(worker_do(w, WORKER_RING, 0, 0, 0) && w->fd >= 0, "worker makes a ring"))
-        return;
-    of->words = mmap(NULL, sizeof(*of->words), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
-    if (of->words == MAP_FAILED)
-        die("a ring's words");
-    of->ring = (struct device_ring){.device = t->gpu,
-                                    .pid = w->pid,
-                                    .offset = w->reply.value,
-                                    .slice_bytes = RING_SLICE_BYTES,
-                                    .slices = RING_SLICES,
-                                    .fd = w->fd};
-    memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
-    w->fd = -1;
-    if (CHECK(ring_job(t, DEVICE_RING_OPEN, &of->ring) == 0, "its ring opens"))
-        worker_do(w, WORKER_RING_SERVE, 0, 0, 0);
-}
-
-static void rings_watch(struct test_worker *w)
-{
-    if (rings_wanted() && n_rings < RINGS)
-        rings[n_rings++] = (struct ring_of){.worker = w, .pid = w->pid};
-}
-
-static void ring_close(struct test_device *t, struct ring_of *of)
-{
-    if (!of->ring.mapping)
-        return;
-    (void)ring_job(t, DEVICE_RING_CLOSE, &of->ring);
-    munmap(of->words, sizeof(*of->words));
-    of->words = NULL;
-}
-
-static void rings_close(struct test_device *t)
-{
-    for (unsigned i = 0; i < n_rings; i++)
-        ring_close(t, &rings[i]);
-    n_rings = 0;
-}
-
-struct ucm_ring *ring_words(const struct test_worker *w)
-{
-    const struct ring_of *of = ring_find(w->pid);
-
-    return of ? of->words : NULL;
-}
-
-void ring_shut(struct test_device *t, const struct test_worker *w)
-{
-    struct ring_of *of = ring_find(w->pid);
-
-    if (of)
-        ring_close(t, of);
-}
-
-/* The worker's companion gets to know the region. */
-static void ring_region(struct test_device *t, struct device_region *r, uint64_t offset)
-{
-    struct ring_of *of = ring_find(r->pid);
-    struct worker_region *region;
-    int fd;
-
-    if (!of || r->blocks < 1 || r->n_planes > 128)
-        return;
-    fd = of->worker->fd; /* the test may want it still */
-    of->worker->fd = -1;
-    if (!of->ring.mapping)
-        ring_open(t, of);
-    of->worker->fd = fd;
-    if (!of->ring.mapping)
-        return;
-    region = (struct worker_region *)(of->worker->shared + WORKER_SHARED_BYTES - sizeof(*region));
-    *region = (struct worker_region){.n_planes = r->n_planes, .blocks = r->blocks};
-    for (uint32_t p = 0; p < r->n_planes; p++) {
-        region->planes[p] = r->planes[p];
-        region->planes[p].base = r->handles[r->spec[p].handle].offset - offset + r->spec[p].offset;
-    }
-    if (worker_do(of->worker, WORKER_RING_REGION, 0, 0, 0))
-        r->ring_region = (uint32_t)of->worker->reply.value;
 }
 
 /* ---- regions and jobs ---- */
@@ -452,18 +319,25 @@ void region_shut(struct test_device *t, struct device_region *r)
     region_free(r);
 }
 
+void job_done(struct device_job *job, int status)
+{
+    struct test_job *j = LIST_ENTRY(job, struct test_job, job);
+
+    j->done = true;
+    j->status = status;
+    j->done_ns = uv_hrtime();
+}
+
 void job_init(struct test_job *j, enum device_op op, struct device_region *r,
               const struct ucm_copy_item *items, uint32_t n)
 {
-    struct ring_of *of = r->ring_region != 0 ? ring_find(r->pid) : NULL;
-
     *j = (struct test_job){.job = {.op = op,
                                    .region = r,
-                                   .ring = of ? &of->ring : NULL,
+                                   .ring = r->ring_region != 0 ? ring_of_worker(r->pid) : NULL,
                                    .items = items,
                                    .n_items = n,
                                    .n_planes = r->n_planes,
-                                   .done = done_cb}};
+                                   .done = job_done}};
 }
 
 void job_submit(struct test_device *t, struct test_job *j)

@@ -16,6 +16,7 @@
 /* Prints PASS or FAIL with the text; returns the condition. */
 bool check(bool condition, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+void die(const char *what) __attribute__((noreturn)); /* with errno's text */
 int tally(void); /* prints the last line; the program's exit status */
 
 /* ---- workers ---- */
@@ -50,6 +51,7 @@ struct test_device {
     char why[256];
 };
 
+/* UCM_TEST_NO_BATCHES: copies as with a driver before CUDA 13. */
 void device_start(struct test_device *t, uint64_t slots_bytes);
 void device_stop(struct test_device *t);
 /* Regions and jobs are of this GPU from now on. */
@@ -96,6 +98,7 @@ struct test_job {
     uint64_t done_ns;
 };
 
+void job_done(struct device_job *job, int status); /* every test_job's done */
 /* All planes, no event, no deadline. */
 void job_init(struct test_job *j, enum device_op op, struct device_region *r,
               const struct ucm_copy_item *items, uint32_t n);

@@ -16,6 +16,8 @@ for test in "$here"/test_*; do
         UCM_TEST_STRATEGY=$strategy timeout "${TEST_SECONDS:-100}" "$test" || status=1
     done
 done
+echo '== test_copy dma, as with a driver before CUDA 13'
+UCM_TEST_NO_BATCHES=1 UCM_TEST_STRATEGY=dma timeout "${TEST_SECONDS:-100}" "$here/test_copy" || status=1
 
 # Python has libraries of its own: only the daemon is to find those beside this script.
 mkdir -p "$here/bin"

@@ -1,0 +1,189 @@
+#include "tests/gpu/rings.h"
+
+#include "daemon/device/cuda_api.h"
+#include "proto/ring.h"
+#include "tests/gpu/worker_ring.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define RINGS 64
+
+/* Of each worker that a region was opened for, when the tests want staged copies; closed with the
+ * device. */
+static struct ring_of {
+    struct test_worker *worker;
+    pid_t pid;
+    struct device_ring ring;
+    struct ucm_ring *words;
+} rings[RINGS];
+static unsigned n_rings;
+
+static struct ring_of *ring_find(pid_t pid)
+{
+    for (unsigned i = 0; i < n_rings; i++)
+        if (rings[i].pid == pid)
+            return &rings[i];
+    return NULL;
+}
+
+static int ring_job(struct test_device *t, enum device_op op, struct device_ring *ring)
+{
+    struct test_job j;
+    int rc;
+
+    j = (struct test_job){.job = {.op = op, .ring = ring, .done = job_done}};
+    rc = job_run(t, &j);
+    if (rc != 0)
+        printf("INFO  ring: %s\n", j.job.error.text);
+    return rc;
+}
+
+static CUresult gpu_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *dev)
+{
+    CUuuid found;
+    int count = 0;
+    CUresult r = cuda.cuDeviceGetCount(&count);
+
+    for (int i = 0; r == CUDA_SUCCESS && i < count; i++) {
+        r = cuda.cuDeviceGet(dev, i);
+        if (r == CUDA_SUCCESS)
+            r = cuda.cuDeviceGetUuid(&found, *dev);
+        if (r == CUDA_SUCCESS && memcmp(found.bytes, uuid, UCM_UUID_BYTES) == 0)
+            return CUDA_SUCCESS;
+    }
+    return r == CUDA_SUCCESS ? CUDA_ERROR_INVALID_DEVICE : r;
+}
+
+/* initcheck sees what this process writes: neither what the worker's kernels gather, nor what a
+ * batch of the driver's copies. So slices are cleared here once, where the device has them mapped.
+ */
+static CUresult slices_clear(const struct test_device *t, const struct ring_of *of)
+{
+    CUipcMemHandle handle;
+    CUcontext context;
+    CUdeviceptr at;
+    CUdevice dev;
+    CUresult r = gpu_find(t->uuid, &dev), closed;
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuda.cuDevicePrimaryCtxRetain(&context, dev);
+    if (r != CUDA_SUCCESS)
+        return r;
+    memcpy(&handle, of->ring.ipc, sizeof(handle));
+    r = cuda.cuCtxSetCurrent(context);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuIpcOpenMemHandle(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (r == CUDA_SUCCESS) {
+        r = cuda.cuMemsetD8Async(at + of->ring.offset, 0, RING_SLICES * RING_SLICE_BYTES, NULL);
+        if (r == CUDA_SUCCESS)
+            r = cuda.cuStreamSynchronize(NULL);
+        closed = cuda.cuIpcCloseMemHandle(at);
+        r = r == CUDA_SUCCESS ? closed : r;
+    }
+    (void)cuda.cuCtxSetCurrent(NULL);
+    (void)cuda.cuDevicePrimaryCtxRelease(dev);
+    return r;
+}
+
+static void ring_open(struct test_device *t, struct ring_of *of)
+{
+    struct test_worker *w = of->worker;
+
+    if (!CHECK(worker_do(w, WORKER_RING, 0, 0, 0) && w->fd >= 0, "worker makes a ring"))
+        return;
+    of->words = mmap(NULL, sizeof(*of->words), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
+    if (of->words == MAP_FAILED)
+        die("a ring's words");
+    of->ring = (struct device_ring){.device = t->gpu,
+                                    .pid = w->pid,
+                                    .offset = w->reply.value,
+                                    .slice_bytes = RING_SLICE_BYTES,
+                                    .slices = RING_SLICES,
+                                    .fd = w->fd};
+    memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
+    w->fd = -1;
+    if (CHECK(ring_job(t, DEVICE_RING_OPEN, &of->ring) == 0, "its ring opens") &&
+        CHECK(slices_clear(t, of) == CUDA_SUCCESS, "its slices are cleared"))
+        worker_do(w, WORKER_RING_SERVE, 0, 0, 0);
+}
+
+/* Tests run once for each strategy: UCM_TEST_STRATEGY names it. */
+static bool rings_wanted(void)
+{
+    const char *name = getenv("UCM_TEST_STRATEGY");
+
+    return name && (strcmp(name, "staged") == 0 || strcmp(name, "auto+ring") == 0);
+}
+
+void rings_watch(struct test_worker *w)
+{
+    if (rings_wanted() && n_rings < RINGS)
+        rings[n_rings++] = (struct ring_of){.worker = w, .pid = w->pid};
+}
+
+static void ring_close(struct test_device *t, struct ring_of *of)
+{
+    if (!of->ring.mapping)
+        return;
+    (void)ring_job(t, DEVICE_RING_CLOSE, &of->ring);
+    munmap(of->words, sizeof(*of->words));
+    of->words = NULL;
+}
+
+void rings_close(struct test_device *t)
+{
+    for (unsigned i = 0; i < n_rings; i++)
+        ring_close(t, &rings[i]);
+    n_rings = 0;
+}
+
+struct device_ring *ring_of_worker(pid_t pid)
+{
+    struct ring_of *of = ring_find(pid);
+
+    return of ? &of->ring : NULL;
+}
+
+struct ucm_ring *ring_words(const struct test_worker *w)
+{
+    const struct ring_of *of = ring_find(w->pid);
+
+    return of ? of->words : NULL;
+}
+
+void ring_shut(struct test_device *t, const struct test_worker *w)
+{
+    struct ring_of *of = ring_find(w->pid);
+
+    if (of)
+        ring_close(t, of);
+}
+
+void ring_region(struct test_device *t, struct device_region *r, uint64_t offset)
+{
+    struct ring_of *of = ring_find(r->pid);
+    struct worker_region *region;
+    int fd;
+
+    if (!of || r->blocks < 1 || r->n_planes > 128)
+        return;
+    fd = of->worker->fd; /* the test may want it still */
+    of->worker->fd = -1;
+    if (!of->ring.mapping)
+        ring_open(t, of);
+    of->worker->fd = fd;
+    if (!of->ring.mapping)
+        return;
+    region = (struct worker_region *)(of->worker->shared + WORKER_SHARED_BYTES - sizeof(*region));
+    *region = (struct worker_region){.n_planes = r->n_planes, .blocks = r->blocks};
+    for (uint32_t p = 0; p < r->n_planes; p++) {
+        region->planes[p] = r->planes[p];
+        region->planes[p].base = r->handles[r->spec[p].handle].offset - offset + r->spec[p].offset;
+    }
+    if (worker_do(of->worker, WORKER_RING_REGION, 0, 0, 0))
+        r->ring_region = (uint32_t)of->worker->reply.value;
+}
