@@ -40,6 +40,7 @@
     X(blocks_partial, gauge, "blocks", "blocks with parts still missing")                          \
     X(blocks_pinned, gauge, "blocks", "blocks pinned by operators")                                \
     X(index_bytes, gauge, "bytes", "memory of the index")                                          \
+    X(index_evicted, counter, "blocks", "blocks dropped because the index was full")               \
     X(arena_bytes_total, gauge, "bytes", "DRAM ready for slots")                                   \
     X(arena_bytes_configured, gauge, "bytes", "DRAM configured")                                   \
     X(arena_bytes_used, gauge, "bytes", "DRAM in slots that hold a part")                          \

@@ -157,7 +157,10 @@ const struct config_key config_keys[] = {
      "arena.keep."},
 
     {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
-     NULL, NULL, "Blocks that the index holds at most, over all tiers; about 128 bytes each."},
+     NULL, NULL,
+     "Blocks that the index holds at most, over all tiers; about 128 bytes each. When it is full, "
+     "those\n"
+     "make way that were not used for longest, also on NVMe (index_evicted in the stats)."},
 
     {"nvme.paths", CONFIG_LIST, false, AT(nvme_paths), "", 0, CONFIG_MAX_PATHS, NULL, item_folder,
      "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]; or\n"

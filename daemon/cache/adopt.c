@@ -137,14 +137,14 @@ static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_re
     struct block *b;
 
     if (ref == 0)
-        ref = cache_insert(c, ns, k->key);
+        ref = cache_insert(c, ns, k->key, INDEX_ROOM_BELOW);
     if (ref == 0)
         return false;
     b = index_block(c->config.index, ref);
     if (!part_wanted(b, k))
         return false;
     arena_slot_own(c->arena, slot, part_owner(ref, k->part));
-    cache_shared_unlink(c, ref);
+    cache_list_unlink(c, ref);
     if (!(b->flags & BLOCK_IN_POLICY))
         policy_restore(c->config.policy, ref, k->uses);
     part_set_dram(c, ref, k->part, PART_DRAM_READY, slot);

@@ -244,7 +244,7 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     ns->share_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_share, is.on_share);
     c->dirty_bytes += slot_bytes * (uint64_t)step(was.dirty, is.dirty);
     c->stats.complete += (uint64_t)step(was.complete, block_complete(b, ns));
-    cache_shared_place(c, ref);
+    cache_list_place(c, ref);
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
@@ -362,7 +362,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     block_ref ref = index_find(c->config.index, ns, key);
 
     if (ref == 0)
-        ref = cache_insert(c, ns, key);
+        ref = cache_insert(c, ns, key, INDEX_ROOM_DRAM);
     if (ref != 0)
         cache_hold(c, ref);
     if (ns->kept == NS_KEPT_NO && c->tier)
@@ -373,6 +373,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
+    cache_list_touch(c, refs, n);
     for (uint32_t i = 0; i < n && (c->config.write_reused || c->config.share_reused); i++) {
         if (refs[i] == 0)
             continue;

@@ -26,8 +26,8 @@ struct write_queue {
     uint32_t head, n, cap;
 };
 
-/* Blocks that lie on a share only, by their policy_prev and policy_next: the newest in front. */
-struct shared_list {
+/* Blocks by their policy_prev and policy_next: what came last in front. */
+struct block_list {
     block_ref front, back;
     uint64_t n;
 };
@@ -38,7 +38,7 @@ struct cache {
     struct tier *tier;
     const struct share_ops *share_ops;
     struct share *share;
-    struct shared_list shared;
+    struct block_list below, shared; /* nothing of these lies in DRAM; in any tier here */
     struct arena *arena;
     struct table fills, fetches, writes;
     struct list durables; /* of cache_durable.link: the tier takes nothing now */
@@ -116,9 +116,24 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 void cache_settle(struct cache *c, block_ref ref);
 /* Drops the block from every tier here, and forgets what lies on a share. It must be idle. */
 void cache_discard(struct cache *c, block_ref ref);
-/* A new block, in the place of one that is known by a share only if need be; 0 when there is none.
- */
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key);
+
+/* lists.c */
+/* After the block's state changed: puts it into the list where it belongs, or takes it out. */
+void cache_list_place(struct cache *c, block_ref ref);
+/* Out of its list, if it is in one, as the policy has the same links. */
+void cache_list_unlink(struct cache *c, block_ref ref);
+/* Blocks of one prefix were used, head first; those that are 0 or in no list are passed over. */
+void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
+/* The oldest of the list that may goes. False: those that were looked at are all held or used. */
+bool cache_list_drop(struct cache *c, struct block_list *l);
+/* What may make way for a new block in a full index: what lies on a share only, what left DRAM
+ * first of the rest, and what is coldest there. */
+enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };
+/* A new block; 0 when there is no room. */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room);
+/* room.c: the coldest block in DRAM that nobody holds, uses or waits to write leaves every tier.
+ * False: none may. */
+bool cache_coldest_drop(struct cache *c);
 
 /* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use, or
  * lies nowhere else while the arena has more room in a moment. */
@@ -177,11 +192,8 @@ void cache_rest_walk(struct cache *c,
 void cache_rest_free(struct cache *c);
 
 /* shared.c */
-/* Puts the block into the list of those that lie on a share only, or takes it out. Not while it is
- * in the policy, which has the same links. */
-void cache_shared_place(struct cache *c, block_ref ref);
-void cache_shared_unlink(struct cache *c, block_ref ref);
-/* The oldest blocks of the list go until it is as short as it has to be. None that is held. */
+/* Of the blocks that lie on a share only the oldest go until there are as few as have to be. None
+ * that is held. */
 void cache_shared_trim(struct cache *c);
 /* Nothing of the block is thought to lie on a share any more. */
 void cache_shared_forget(struct cache *c, block_ref ref);

@@ -20,7 +20,7 @@ void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
     }
     if (b->flags & BLOCK_IN_POLICY)
         policy_remove(c->config.policy, ref, evicted);
-    cache_shared_place(c, ref);
+    cache_list_place(c, ref);
 }
 
 static void block_leave_nvme(struct cache *c, block_ref ref)

@@ -69,7 +69,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
         return 0;
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
-        ref = cache_insert(c, ns, f->name->key);
+        ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
     if (ref == 0)
         return 0;
     p = &index_block(c->config.index, ref)->part[f->name->part];

@@ -200,6 +200,31 @@ static void slot_count(struct room_search *s, slot_ref slot)
         c->config.metrics->arena_slots_far++;
 }
 
+/* ---- room in the index ---- */
+
+static bool may_drop_cb(void *ctx, block_ref ref)
+{
+    struct cache *c = ctx;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED)) && block_idle(b, ns);
+}
+
+bool cache_coldest_drop(struct cache *c)
+{
+    block_ref ref = policy_victim(c->config.policy, may_drop_cb, c, VICTIM_TRIES);
+
+    if (ref == 0)
+        return false;
+    c->config.metrics->arena_evicted_blocks++;
+    block_leave_dram(c, ref, true);
+    cache_discard(c, ref);
+    return true;
+}
+
+/* ---- room for a part ---- */
+
 slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node)
 {
     struct room_search s = {.cache = c,

@@ -8,87 +8,10 @@
 #include <errno.h>
 #include <string.h>
 
-/* Held blocks that are passed over for one that may go. */
-#define TRIM_TRIES 64
-
-/* ---- the list of blocks that lie on a share only ---- */
-
-static void list_link(struct cache *c, block_ref ref, struct block *b)
-{
-    struct shared_list *l = &c->shared;
-
-    b->policy_prev = 0;
-    b->policy_next = l->front;
-    if (l->front)
-        index_block(c->config.index, l->front)->policy_prev = ref;
-    else
-        l->back = ref;
-    l->front = ref;
-    l->n++;
-    b->flags |= BLOCK_SHARED_ONLY;
-}
-
-void cache_shared_unlink(struct cache *c, block_ref ref)
-{
-    struct shared_list *l = &c->shared;
-    struct block *b = index_block(c->config.index, ref);
-
-    if (!(b->flags & BLOCK_SHARED_ONLY))
-        return;
-    if (b->policy_prev)
-        index_block(c->config.index, b->policy_prev)->policy_next = b->policy_next;
-    else
-        l->front = b->policy_next;
-    if (b->policy_next)
-        index_block(c->config.index, b->policy_next)->policy_prev = b->policy_prev;
-    else
-        l->back = b->policy_prev;
-    b->policy_prev = b->policy_next = 0;
-    l->n--;
-    b->flags &= (uint16_t)~BLOCK_SHARED_ONLY;
-}
-
-void cache_shared_place(struct cache *c, block_ref ref)
-{
-    struct block *b = index_block(c->config.index, ref);
-    bool only = b->here == 0 && b->ready > 0;
-
-    if (!only)
-        cache_shared_unlink(c, ref);
-    else if (!(b->flags & (BLOCK_SHARED_ONLY | BLOCK_IN_POLICY)))
-        list_link(c, ref, b);
-}
-
-/* False: those that are looked at are all held. */
-static bool oldest_drop(struct cache *c)
-{
-    for (unsigned i = 0; i < TRIM_TRIES && c->shared.back != 0; i++) {
-        block_ref ref = c->shared.back;
-        struct block *b = index_block(c->config.index, ref);
-
-        if (b->leases == 0 && !(b->flags & BLOCK_PINNED)) {
-            cache_discard(c, ref);
-            return true;
-        }
-        cache_shared_unlink(c, ref);
-        list_link(c, ref, b);
-    }
-    return false;
-}
-
 void cache_shared_trim(struct cache *c)
 {
-    while (c->shared.n > c->config.shared_blocks && oldest_drop(c))
+    while (c->shared.n > c->config.shared_blocks && cache_list_drop(c, &c->shared))
         ;
-}
-
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key)
-{
-    block_ref ref = index_insert(c->config.index, ns, key);
-
-    if (ref == 0 && oldest_drop(c))
-        ref = index_insert(c->config.index, ns, key);
-    return ref;
 }
 
 /* ---- what is known ---- */
@@ -102,10 +25,10 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 
     if (ns->purges > 0)
         return; /* it was found before it was removed */
-    if (ref == 0 && c->shared.n >= c->config.shared_blocks && !oldest_drop(c))
+    if (ref == 0 && c->shared.n >= c->config.shared_blocks && !cache_list_drop(c, &c->shared))
         return;
     if (ref == 0)
-        ref = cache_insert(c, ns, key);
+        ref = cache_insert(c, ns, key, INDEX_ROOM_BELOW);
     if (ref == 0)
         return;
     b = index_block(c->config.index, ref);

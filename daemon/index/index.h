@@ -65,7 +65,7 @@ struct part {
 struct block {
     uint8_t key[UCM_MAX_KEY_BYTES];    /* the namespace's key_bytes, the rest 0 */
     uint32_t hash_next;                /* index's own */
-    uint32_t policy_prev, policy_next; /* policy's own; of BLOCK_SHARED_ONLY cache's */
+    uint32_t policy_prev, policy_next; /* policy's own; cache's of what is not in it */
     uint32_t policy_data;              /* policy's own */
     uint32_t ns;                       /* id of its namespace */
     uint32_t leases;     /* leases and running requests: while > 0 the block stays in some tier */
@@ -83,6 +83,7 @@ enum {
     BLOCK_QUEUED = 8,        /* waits to be written to the tier */
     BLOCK_SHARE_QUEUED = 16, /* waits to be written to a root of the shared tier */
     BLOCK_SHARED_ONLY = 32,  /* no part is here: in the cache's list of such */
+    BLOCK_BELOW = 64,        /* some part is here, none in DRAM: likewise */
 };
 
 /* ---- namespaces ---- */

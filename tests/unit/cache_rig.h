@@ -147,6 +147,7 @@ static struct {
     struct cache_owner owner[3];
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
+    uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -193,7 +194,7 @@ static inline void rig_open(void)
                               .extent_ready = extent_ready_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
-    cr_assert_eq(index_new(1000, 8, &rig.index), 0);
+    cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 8, &rig.index), 0);
     cr_assert_eq(policy_new(rig.index, 8, &rig.policy), 0);
     cc.index = rig.index;
     cc.policy = rig.policy;

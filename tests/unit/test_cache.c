@@ -296,6 +296,70 @@ Test(cache, what_waited_for_its_namespace_keeps_its_place)
         drop(refs[i]);
 }
 
+/* ---- a full index ---- */
+
+static void open_narrow(void)
+{
+    rig.max_blocks = 8;
+    rig_open();
+}
+
+/* Else what came first would stay for ever: without new blocks nothing is written, and nothing
+ * leaves. */
+Test(cache, a_full_index_lets_go_what_left_dram_first, .init = open_narrow)
+{
+    block_ref held[8], refs[2];
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    for (unsigned i = 0; i < 3; i++)
+        drop(store_below(rig.one, 1 + i));
+    refs[0] = find(rig.one, 1);
+    refs[1] = find(rig.one, 2);
+    cache_touch(rig.cache, refs, 2); /* a chain's head outlives its tail */
+    for (unsigned i = 0; i < 5; i++)
+        held[i] = open_block(rig.two, 100 + i);
+    cr_expect_eq(rig.metrics.index_evicted, 0u);
+    for (unsigned i = 0; i < 3; i++) {
+        static const uint64_t goes[] = {3, 2, 1};
+
+        cr_expect_neq(find(rig.one, goes[i]), 0u);
+        held[5 + i] = open_block(rig.two, 105 + i);
+        cr_expect_eq(find(rig.one, goes[i]), 0u);
+    }
+    cr_expect_eq(rig.metrics.index_evicted, 3u);
+    cr_expect_eq(rig.tier.n_live, 0u, "their places are free");
+    key_of(200, key);
+    cr_expect_eq(cache_open(rig.cache, rig.two, key), 0u, "all are in use");
+    for (unsigned i = 0; i < 8; i++)
+        drop(held[i]);
+}
+
+Test(cache, a_full_index_lets_go_the_coldest_in_dram, .init = open_narrow)
+{
+    block_ref held[6], pinned;
+
+    pinned = store(rig.one, 1);
+    cache_pin(rig.cache, pinned, true);
+    drop(pinned);
+    for (unsigned i = 2; i < 5; i++)
+        drop(store(rig.one, i));
+    cr_assert(block_of(find(rig.one, 2))->flags & BLOCK_QUEUED);
+    turn();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    for (unsigned i = 0; i < 4; i++)
+        held[i] = open_block(rig.two, 100 + i);
+    for (unsigned i = 4; i < 6; i++)
+        held[i] = open_block(rig.two, 100 + i);
+    cr_expect_eq(rig.metrics.index_evicted, 2u);
+    cr_expect_neq(find(rig.one, 1), 0u);
+    cr_expect_eq(!find(rig.one, 2) + !find(rig.one, 3) + !find(rig.one, 4), 2);
+    cr_expect_eq(rig.tier.n_live, 2u);
+    cr_expect_eq(arena_bytes_used(rig.arena), 2u * (MIB / 4));
+    for (unsigned i = 0; i < 6; i++)
+        drop(held[i]);
+}
+
 /* A key may come often in a request, and there are many requests. */
 Test(cache, uses_of_a_part_are_bounded)
 {

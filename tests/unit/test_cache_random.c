@@ -1,6 +1,7 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
- * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, and once
- * with a share that other hosts change. UCM_SEED repeats a run. */
+ * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
+ * with a share that other hosts change, and once in an index that is always full. UCM_SEED repeats
+ * a run. */
 #include "tests/unit/cache_share_rig.h"
 
 TestSuite(cache_random, .init = open_shared, .fini = close_shared);
@@ -47,7 +48,8 @@ static struct ns *some_ns(void)
 }
 
 struct recount {
-    uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only;
+    uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only,
+        below;
 };
 
 static void recount_cb(void *ctx, block_ref ref, struct block *b)
@@ -76,7 +78,9 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
     }
     cr_assert(b->ready == ready && b->dram_parts == dram && b->here == here);
     cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
+    cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
     r->only += here == 0 && ready > 0;
+    r->below += here > 0 && ready > 0 && dram == 0;
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
               "a block that nobody would ever find");
@@ -98,6 +102,7 @@ static void invariants(void)
     cr_assert_eq(r.nvme_bytes, rig.one->nvme_bytes + rig.two->nvme_bytes);
     cr_assert_eq(r.share_bytes, rig.one->share_bytes + rig.two->share_bytes);
     cr_assert_eq(r.only, rig.cache->shared.n);
+    cr_assert_eq(r.below, rig.cache->below.n);
     cr_assert_eq(share.n_pending, rig.cache->share_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
     cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
@@ -130,7 +135,8 @@ static void chaos_claim(void)
 {
     struct copy *c = &chaos.copy[below(COPIES)];
     struct ns *ns = some_ns();
-    uint64_t key = below(KEYS);
+    uint64_t number = below(KEYS);
+    uint8_t key[UCM_MAX_KEY_BYTES];
     int rc;
 
     if (c->fill)
@@ -138,8 +144,12 @@ static void chaos_claim(void)
     c->part = below(ns->identity.parts);
     c->shard = below(SHARDS);
     c->n = 1 + below(SHARDS - c->shard);
-    c->owner = below(8) ? (uint32_t)key % 3 : below(3);
-    c->ref = open_block(ns, key);
+    c->owner = below(8) ? (uint32_t)number % 3 : below(3);
+    key_of(number, key);
+    c->ref = cache_open(rig.cache, ns, key);
+    cr_assert(c->ref != 0 || rig.max_blocks > 0);
+    if (c->ref == 0)
+        return;
     rc = cache_fill_claim(rig.cache, &rig.owner[c->owner], c->ref, c->part, c->shard, c->n,
                           NUMA_NONE, &c->fill);
     if (rc == 0)
@@ -442,4 +452,18 @@ Test(cache_random, random_interleavings_over_a_share)
     cr_expect_gt(chaos.late, 20u);
     cr_expect_gt(rig.metrics.share_forgotten, 20u);
     cr_expect_gt(share.removes, 20u);
+}
+
+static void open_narrow(void)
+{
+    rig.max_blocks = 10;
+    open_shared();
+    rig.cache->config.shared_blocks = 3;
+}
+
+Test(cache_random, random_interleavings_in_a_full_index, .init = open_narrow)
+{
+    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]));
+    cr_expect_gt(rig.metrics.index_evicted, 200u);
+    cr_expect_gt(rig.metrics.nvme_write_dropped + rig.tier.forgets, 200u);
 }

@@ -1,0 +1,125 @@
+/* Blocks of which nothing lies in DRAM, in the order in which they left it or were used, and what
+ * makes way for new ones when the index is full. */
+#include "daemon/cache/internal.h"
+
+#include <assert.h>
+
+/* Held blocks that are passed over for one that may go. */
+#define DROP_TRIES 64
+
+#define BLOCK_LISTED (BLOCK_BELOW | BLOCK_SHARED_ONLY)
+
+static struct block_list *list_of(struct cache *c, unsigned flag)
+{
+    return flag == BLOCK_BELOW ? &c->below : &c->shared;
+}
+
+static void list_link(struct cache *c, block_ref ref, unsigned flag)
+{
+    struct block_list *l = list_of(c, flag);
+    struct block *b = index_block(c->config.index, ref);
+
+    b->policy_prev = 0;
+    b->policy_next = l->front;
+    if (l->front)
+        index_block(c->config.index, l->front)->policy_prev = ref;
+    else
+        l->back = ref;
+    l->front = ref;
+    l->n++;
+    b->flags |= (uint16_t)flag;
+}
+
+void cache_list_unlink(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+    struct block_list *l = list_of(c, b->flags & BLOCK_LISTED);
+
+    if (!(b->flags & BLOCK_LISTED))
+        return;
+    if (b->policy_prev)
+        index_block(c->config.index, b->policy_prev)->policy_next = b->policy_next;
+    else
+        l->front = b->policy_next;
+    if (b->policy_next)
+        index_block(c->config.index, b->policy_next)->policy_prev = b->policy_prev;
+    else
+        l->back = b->policy_prev;
+    b->policy_prev = b->policy_next = 0;
+    l->n--;
+    b->flags &= (uint16_t)~BLOCK_LISTED;
+}
+
+void cache_list_place(struct cache *c, block_ref ref)
+{
+    const struct block *b = index_block(c->config.index, ref);
+    unsigned flag = 0;
+
+    if (b->ready > 0 && b->dram_parts == 0 && !(b->flags & BLOCK_IN_POLICY))
+        flag = b->here > 0 ? BLOCK_BELOW : BLOCK_SHARED_ONLY;
+    if ((b->flags & BLOCK_LISTED) == flag)
+        return;
+    cache_list_unlink(c, ref);
+    if (flag)
+        list_link(c, ref, flag);
+}
+
+static void to_front(struct cache *c, block_ref ref)
+{
+    unsigned flag = index_block(c->config.index, ref)->flags & BLOCK_LISTED;
+
+    if (flag) {
+        cache_list_unlink(c, ref);
+        list_link(c, ref, flag);
+    }
+}
+
+/* From the end, as heads outlive tails. */
+void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n)
+{
+    while (n-- > 0)
+        if (refs[n] != 0)
+            to_front(c, refs[n]);
+}
+
+bool cache_list_drop(struct cache *c, struct block_list *l)
+{
+    for (unsigned i = 0; i < DROP_TRIES && l->back != 0; i++) {
+        block_ref ref = l->back;
+        struct ns *ns;
+        const struct block *b = cache_block(c, ref, &ns);
+
+        if (b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns)) {
+            cache_discard(c, ref);
+            return true;
+        }
+        to_front(c, ref);
+    }
+    return false;
+}
+
+/* ---- room in the index ---- */
+
+/* What lies on a share only can be found there again. */
+static bool room_make(struct cache *c, enum index_room room)
+{
+    bool below = room >= INDEX_ROOM_BELOW;
+
+    if (cache_list_drop(c, &c->shared))
+        return true;
+    if ((below && cache_list_drop(c, &c->below)) ||
+        (room >= INDEX_ROOM_DRAM && cache_coldest_drop(c))) {
+        c->config.metrics->index_evicted++;
+        return true;
+    }
+    return false;
+}
+
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room)
+{
+    block_ref ref = index_insert(c->config.index, ns, key);
+
+    if (ref == 0 && room_make(c, room))
+        ref = index_insert(c->config.index, ns, key);
+    return ref;
+}

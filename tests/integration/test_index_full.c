@@ -1,0 +1,99 @@
+/* As many blocks as index.max_blocks allows: those that were not used for longest make way, in DRAM
+ * and on NVMe, and what is stored goes on being found, also after a restart. */
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+
+#define MAX 1024u
+#define BATCH 256u
+#define BATCHES 12u
+
+static struct host host;
+static struct worker w;
+static const struct worker_options options = {.shard_bytes = 16 << 10, .blocks = BATCH};
+
+static void open_host(const char *arena)
+{
+    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1024", arena}};
+    host_start(&host);
+    worker_open(&w, &host, &options);
+    arena_wait(w.client);
+}
+
+static void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+}
+
+TestSuite(index_full, .fini = close_host, .timeout = 90);
+
+static void store_written(uint64_t first)
+{
+    uint64_t written = metric(w.client, "nvme_writes");
+
+    worker_store(&w, first, BATCH);
+    cr_assert(metric_reaches(w.client, "nvme_writes", written + BATCH, 20000));
+}
+
+static void expect_found(uint64_t first, uint32_t n)
+{
+    static uint8_t keys[MAX * WORKER_KEY_BYTES];
+    uint8_t status[BATCH];
+    uint32_t blocks[BATCH];
+
+    keys_make(first, n, keys);
+    cr_assert_eq(worker_hits(&w, keys, n), n);
+    for (uint32_t i = 0; i < BATCH; i++)
+        blocks[i] = i;
+    for (uint32_t at = 0; at < n; at += BATCH) {
+        worker_clear(&w);
+        cr_assert_eq(worker_load(&w, keys + at * WORKER_KEY_BYTES, blocks, BATCH, status), 0, "%s",
+                     ucm_errmsg());
+        for (uint32_t i = 0; i < BATCH; i++) {
+            cr_assert_eq(status[i], UCM_BLOCK_IS_OK);
+            cr_assert_eq(worker_differs(&w, i, first + at + i), 0u);
+        }
+    }
+}
+
+static void expect_gone(uint64_t first)
+{
+    uint8_t key[WORKER_KEY_BYTES];
+
+    key_make(first, key);
+    cr_expect_eq(worker_hits(&w, key, 1), 0u);
+}
+
+/* A quarter of them fits in DRAM. */
+Test(index_full, what_left_dram_first_makes_way)
+{
+    open_host("arena.size=4MiB");
+    for (uint64_t i = 0; i < BATCHES; i++)
+        store_written(i * BATCH);
+    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
+    cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
+    cr_expect_eq(metric(w.client, "blocks"), MAX);
+    expect_found(BATCHES * BATCH - MAX, MAX);
+    expect_gone(BATCHES * BATCH - MAX - 1);
+    worker_close(&w);
+    cr_assert_eq(host_stop(&host), 0);
+    host_restart(&host);
+    worker_open(&w, &host, &options);
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+    cr_expect_leq(metric(w.client, "blocks"), MAX);
+    store_written(BATCHES * BATCH);
+    expect_found(BATCHES * BATCH, BATCH);
+}
+
+Test(index_full, the_coldest_in_dram_makes_way)
+{
+    open_host("arena.size=64MiB");
+    for (uint64_t i = 0; i < BATCHES; i++)
+        store_written(i * BATCH);
+    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
+    cr_expect_eq(metric(w.client, "index_evicted"), BATCHES * BATCH - MAX);
+    cr_expect_eq(metric(w.client, "blocks"), MAX);
+    expect_found((BATCHES - 1) * BATCH, BATCH);
+}
