@@ -156,8 +156,7 @@ static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_re
     c->config.metrics->arena_kept_bytes += ns_part_bytes(ns, k->part);
     if (k->stored || !c->tier || !block_complete(b, ns))
         return true;
-    if (ns->kept == NS_KEPT_NO)
-        cache_ns_keep(c, ns);
+    cache_ns_keep(c, ns);
     cache_write_stored(c, ref);
     return true;
 }

@@ -365,7 +365,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
         ref = cache_insert(c, ns, key, INDEX_ROOM_DRAM);
     if (ref != 0)
         cache_hold(c, ref);
-    if (ns->kept == NS_KEPT_NO && c->tier)
+    if (c->tier)
         cache_ns_keep(c, ns);
     return ref;
 }

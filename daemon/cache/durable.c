@@ -77,8 +77,7 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
-    if (ns->kept == NS_KEPT_NO)
-        cache_ns_keep(c, ns);
+    cache_ns_keep(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
     if (ns->kept == NS_KEPT_FAILED)

@@ -61,6 +61,7 @@ struct cache {
     uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;      /* namespace of the part that the tier found last */
+    uint64_t unkept_ms;        /* when a namespace could last not be made known to later starts */
     struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
     struct cache_adopt *rest;  /* of a take-over that was stopped: what it had not reached */
     struct cache_keep *keep;   /* while they are listed for the next run */
@@ -219,7 +220,8 @@ bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 
 /* naming.c */
 bool cache_named_cb(void *ctx, const uint8_t *fingerprint);
-/* Makes the namespace known to later starts; its blocks are written when that has ended. */
+/* Makes the namespace known to later starts, unless it is, or could not be made so a moment ago;
+ * its blocks are written when that has ended. There must be a tier. */
 void cache_ns_keep(struct cache *c, struct ns *ns);
 /* False: its blocks have to wait; the end of what they wait for pumps the writes. */
 bool cache_ns_writable(const struct ns *ns);

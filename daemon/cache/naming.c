@@ -28,8 +28,17 @@ static void writes_go_on(struct cache *c)
     cache_durables_retry(c);
 }
 
-static void kept_set(struct ns *ns, bool forget, int status)
+/* A folder that was full, say, may have room again. */
+#define AGAIN_MS 5000u
+
+static void kept_set(struct cache *c, struct ns *ns, const struct tier_naming *n, int status)
 {
+    bool forget = n->forget;
+
+    if (status != 0) {
+        ns->kept_from = n->from_sequence;
+        c->unkept_ms = uv_now(c->config.loop);
+    }
     /* Its blocks are written either way: they serve until the daemon ends. */
     if (!forget)
         ns->kept = status == 0 ? NS_KEPT_YES : NS_KEPT_FAILED;
@@ -52,7 +61,7 @@ static void naming_done_cb(struct tier_naming *n, int status)
     if (status != 0 && n->forget)
         log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
                   strerror(-status));
-    kept_set(k->ns, n->forget, status);
+    kept_set(c, k->ns, n, status);
     index_ns_unuse(c->config.index, k->ns);
     c->tier_busy--;
     free(k);
@@ -80,6 +89,7 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
     k->naming.identity = k->identity;
     k->naming.identity_bytes = (uint32_t)n;
     k->naming.forget = p != NULL;
+    k->naming.from_sequence = ns->kept_from;
     k->naming.done = naming_done_cb;
     if (p)
         p->naming = k;
@@ -91,7 +101,13 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
 
 void cache_ns_keep(struct cache *c, struct ns *ns)
 {
+    if (ns->kept == NS_KEPT_FAILED && uv_now(c->config.loop) - c->unkept_ms >= AGAIN_MS)
+        ns->kept = NS_KEPT_NO;
+    if (ns->kept != NS_KEPT_NO)
+        return;
     ns->kept = naming_start(c, ns, NULL) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
+    if (ns->kept == NS_KEPT_FAILED)
+        c->unkept_ms = uv_now(c->config.loop);
 }
 
 bool cache_named_cb(void *ctx, const uint8_t *fingerprint)

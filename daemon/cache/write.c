@@ -84,8 +84,7 @@ void cache_write_fetched(struct cache *c, block_ref ref)
 
     if (!c->tier || !block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return;
-    if (ns->kept == NS_KEPT_NO)
-        cache_ns_keep(c, ns);
+    cache_ns_keep(c, ns);
     if (c->config.write_reused)
         cache_write_used(c, ref);
     else

@@ -114,6 +114,7 @@ struct ns {
     uint64_t dram_bytes, nvme_bytes, share_bytes;
     uint32_t purges;        /* under way; cache's own */
     uint8_t kept;           /* enum ns_kept; likewise */
+    uint64_t kept_from;     /* NS_KEPT_FAILED: what of it counts, once it is kept; likewise */
     struct ns_table *table; /* index's own */
 };
 

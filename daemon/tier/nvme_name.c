@@ -75,7 +75,8 @@ void nvme_name(struct tier *t, struct tier_naming *asked)
 {
     assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_NAME_BYTES);
     /* Also of one that is new: a former record of it may have been dropped with a purge in it. */
-    asked->from_sequence = t->slot_sequence;
+    if (asked->forget || asked->from_sequence == 0)
+        asked->from_sequence = t->slot_sequence;
     if (asked->forget)
         names_forget(&t->names, asked->fingerprint,
                      t->slot_sequence); /* recovery may be under way */

@@ -131,7 +131,9 @@ struct tier_naming {
     bool forget;             /* whatever was stored for it before now is not to be found again */
     void (*done)(struct tier_naming *n, int status); /* 0: on stable storage; or -errno */
     struct list link;                                /* the tier's own */
-    uint64_t from_sequence;                          /* likewise */
+    /* What is stored from here on counts. In: 0, or what a try that failed left here, so that what
+     * was stored since counts, too. */
+    uint64_t from_sequence;
 };
 #define TIER_IDENTITY_BYTES 4000u
 

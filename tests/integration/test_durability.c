@@ -2,7 +2,10 @@
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define BLOCKS 32u
 
@@ -56,6 +59,40 @@ Test(durability, what_the_namespace_says_holds_and_a_dump_may_say_otherwise)
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), BLOCKS);
     dump_as(200, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
     cr_expect_eq(metric(w.client, "dump_blocks_durable"), 2 * BLOCKS);
+}
+
+static void expect_hits(uint64_t first, uint32_t n)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+
+    keys_make(first, BLOCKS, keys);
+    cr_expect_eq(worker_hits(&w, keys, BLOCKS), n, "from %u", (unsigned)first);
+}
+
+/* Not durable, as a later start would not find them; and they are, once it can, with what was
+ * stored meanwhile. */
+Test(durability, a_folder_that_took_no_name_is_asked_again)
+{
+    char path[96];
+
+    host = (struct host){.nvme = true};
+    host_start(&host);
+    snprintf(path, sizeof(path), "%s/ucmd.namespaces", host.dir);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    worker_open(&w, &host, &durable);
+    dump_as(0, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_NOT_DURABLE);
+    cr_assert(metric_reaches(w.client, "nvme_writes", BLOCKS, 10000));
+    cr_assert_eq(rmdir(path), 0);
+    sleep_ms(5200);
+    dump_as(100, UCM_DURABLE_ON_NVME, UCM_BLOCK_IS_OK);
+    worker_close(&w);
+    host_kill(&host);
+    host_restart(&host);
+    worker_open(&w, &host, &durable);
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+    expect_hits(0, BLOCKS);
+    expect_hits(100, BLOCKS);
 }
 
 /* It is a wish of the connection's, not of everybody's, and tells no two namespaces apart. */

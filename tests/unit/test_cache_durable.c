@@ -134,6 +134,29 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     drop(ref);
 }
 
+/* What was stored since the first try counts, too. */
+Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
+{
+    block_ref ref = store_both(1);
+    struct promise p;
+
+    rig.one->kept = NS_KEPT_NO;
+    promise(&p, ref);
+    rig.tier.naming->from_sequence = 77; /* as the tier does */
+    rig.tier.naming->done(rig.tier.naming, -ENOSPC);
+    cr_expect_eq(p.status, -EIO);
+    p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
+    cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
+    rig.cache->unkept_ms -= 5000;
+    promise(&p, ref);
+    cr_expect_eq(rig.tier.naming->from_sequence, 77u);
+    rig.tier.naming->done(rig.tier.naming, 0);
+    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(p.status, 0);
+    drop(ref);
+}
+
 /* ---- copies that are found bad while nobody asks ---- */
 
 Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
