@@ -38,6 +38,7 @@ enum share_verb {
 /* Of one bucket: files whose names are a block file's or a temporary file's, nothing else: no
  * folders, no links. Freed by share_listing_free. A bucket that is not there has none. */
 #define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` says so */
+#define SHARE_LISTING_UNREAD 16u       /* with more of these it is no listing */
 struct share_file {
     uint64_t bytes;    /* of the file, header included */
     uint64_t mtime_ns; /* by the server's clock */
@@ -48,6 +49,7 @@ struct share_listing {
     char *names;
     uint32_t n;
     bool cut;
+    uint32_t unread; /* files left out because nothing could be learnt of them */
 };
 
 /* Memory of the caller, untouched by it from start to done. */

@@ -63,15 +63,21 @@ static void idle(struct gc *gc, uint64_t next_ms)
     next_in(gc, next_ms);
 }
 
+/* Of several in a row the first is told. */
+static void failure_note(struct gc *gc, const char *event, int status)
+{
+    gc->config.root->config.metrics->share_gc_failed++;
+    if (gc->failing)
+        return;
+    gc->failing = true;
+    log_warn("share", event, "root=%u step=%d error=%s", gc->config.root->number, (int)gc->step,
+             strerror(-status));
+}
+
 static void failed(struct gc *gc, int status)
 {
     if (!gc->stopped)
-        gc->config.root->config.metrics->share_gc_failed++;
-    if (!gc->stopped && !gc->failing) { /* the first of a row */
-        gc->failing = true;
-        log_warn("share", "gc-failed", "root=%u step=%d error=%s", gc->config.root->number,
-                 (int)gc->step, strerror(-status));
-    }
+        failure_note(gc, "gc-failed", status);
     idle(gc, jittered(gc->config.collect_ms < AGAIN_MS ? gc->config.collect_ms : AGAIN_MS));
 }
 
@@ -151,7 +157,10 @@ void gc_pass_ended(struct gc *gc, int status)
         failed(gc, status);
         return;
     }
-    gc->failing = false;
+    if (pass->partly < 0)
+        failure_note(gc, "gc-incomplete", pass->partly);
+    else
+        gc->failing = false;
     gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
     gc->config.root->config.metrics->share_gc_passes++;
     log_info("share", "gc",

@@ -193,6 +193,10 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
 
     gc->config.root->config.metrics->share_gc_demoted += gc->demote.files;
     gc->demote.files = 0;
+    if (status < 0 && !s->stopped && !s->given_up) {
+        gc->pass.partly = status;
+        status = 0;
+    }
     if (status == 0 && phase_next(gc)) {
         status = gc_sweep_start(&gc->sweep);
         if (status == 0)

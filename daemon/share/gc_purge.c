@@ -91,6 +91,8 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 {
     if (l->cut)
         purge_of(s)->status = worse(purge_of(s)->status, -EOVERFLOW);
+    if (l->unread > 0)
+        purge_of(s)->status = worse(purge_of(s)->status, -EIO);
     got_on(s);
 }
 

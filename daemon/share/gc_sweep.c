@@ -65,7 +65,12 @@ static void list_failed(struct gc_sweep *s, int status)
 {
     if (status != -EAGAIN) {
         s->status = status;
-        s->given_up = ++s->tries == GC_TRIES;
+        s->tries++;
+    }
+    if (s->tries == GC_TRIES) {
+        s->tries = 0;
+        s->bucket++;
+        s->given_up = ++s->unlisted == GC_UNLISTED;
     }
     if (!sweep_ending(s))
         sweep_pause(s, (uint64_t)GC_PAUSE_MS << s->tries);
@@ -86,7 +91,7 @@ static void listed_cb(struct share_task *t)
         list_failed(s, status);
     else {
         s->listed = true;
-        s->tries = 0;
+        s->tries = s->unlisted = 0;
         s->next = 0;
         if (s->ops->listed_cb)
             s->ops->listed_cb(s, &s->listing);
@@ -282,7 +287,7 @@ int gc_sweep_start(struct gc_sweep *s)
         return err;
     s->active = true;
     s->listed = s->stopped = s->given_up = false;
-    s->bucket = s->tries = s->failures = s->busy = 0;
+    s->bucket = s->tries = s->unlisted = s->failures = s->busy = 0;
     s->status = 0;
     return 0;
 }

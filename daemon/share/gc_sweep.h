@@ -3,8 +3,8 @@
  *
  * Promise: one bucket's listing in memory at a time; one LIST or GC_REMOVALS operations under way;
  * at most GC_STEP files looked at before the loop has its turn. done_cb once, when nothing is under
- * way any more, never from inside start. A file that is gone already counts as removed.
- * Threads: the loop. */
+ * way any more, never from inside start. A file that is gone already counts as removed. A bucket
+ * that can't be listed is left out. Threads: the loop. */
 #ifndef UCMD_SHARE_GC_SWEEP_H
 #define UCMD_SHARE_GC_SWEEP_H
 
@@ -12,7 +12,8 @@
 
 #define GC_REMOVALS 16u
 #define GC_STEP 4096u
-#define GC_TRIES 4u /* of a LIST, a pause before each but the first, growing from GC_PAUSE_MS */
+#define GC_TRIES 4u    /* of a LIST, a pause before each but the first, growing from GC_PAUSE_MS */
+#define GC_UNLISTED 3u /* buckets that can't be listed, one after the other, until it gives up */
 #define GC_PAUSE_MS 500u
 #define GC_FAILURES 16u /* removals that fail one after the other until a sweep gives up */
 
@@ -32,7 +33,7 @@ struct gc_sweep_ops {
     /* It was wanted and is gone: 0, or stays: -errno. */
     void (*removed_cb)(struct gc_sweep *s, const struct share_file *file, const char *name,
                        int status);
-    /* 0, or the failure that ended it or that was met last; -ECANCELED after stop. */
+    /* 0, or the failure that ended it (given_up) or that was met last; -ECANCELED after stop. */
     void (*done_cb)(struct gc_sweep *s, int status);
     /* May be NULL. Something is done about the file before it is removed: 0: gc_sweep_resume will
      * be called with the slot, never from inside; -EAGAIN: later; else it is removed at once. */
@@ -54,7 +55,7 @@ struct gc_sweep {
     struct share_task list;
     struct share_listing listing;
     bool listing_under_way, listed, active, stopped, given_up;
-    unsigned bucket, tries, failures, busy;
+    unsigned bucket, tries, unlisted, failures, busy;
     uint32_t next; /* file of the listing */
     int status;
     struct deadline pause;

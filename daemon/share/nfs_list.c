@@ -30,14 +30,15 @@ static void blank_reply(struct nfs_task *t, const struct nfs_call *call, const s
     struct share_listing *l = &t->lister.out;
     struct share_file *file = &l->files[t->blank];
     const struct nfs_attributes *a = &r->attributes;
+    bool gone = r->status == NFS_ERR_NOENT || r->status == NFS_ERR_STALE ||
+                (r->status == NFS_OK && (!a->known || a->type != NFS_TYPE_FILE));
 
     (void)call;
-    if (r->status == NFS_ERR_NOENT || r->status == NFS_ERR_STALE ||
-        (r->status == NFS_OK && (!a->known || a->type != NFS_TYPE_FILE))) {
-        *file = l->files[--l->n]; /* gone, or not to be known */
-    } else if (r->status == NFS_OK) {
+    if (r->status == NFS_OK && !gone) {
         file->bytes = a->bytes;
         file->mtime_ns = a->mtime_ns;
+    } else if (gone || ++l->unread <= SHARE_LISTING_UNREAD) {
+        *file = l->files[--l->n];
     } else {
         nfs_task_end(t, nfs_status_errno(r->status));
         return;

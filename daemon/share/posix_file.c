@@ -162,7 +162,10 @@ static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
     if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !share_lister_wants(e->d_name))
         return 0;
     if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT || errno == ESTALE ? 0 : -errno; /* gone meanwhile */
+        return errno == ENOENT || errno == ESTALE /* gone meanwhile */
+                       || ++l->out.unread <= SHARE_LISTING_UNREAD
+                   ? 0
+                   : -errno;
     if (!S_ISREG(st.st_mode))
         return 0;
     return share_lister_add(l, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));

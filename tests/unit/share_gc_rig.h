@@ -66,6 +66,8 @@ static struct {
     struct share_backend *b;
     int fail[SHARE_CHECK + 1];
     uint64_t behind_s;
+    unsigned bad_lists; /* so many LISTs of this bucket fail */
+    uint8_t bad_bucket;
 } rig_faults[4];
 
 static struct {
@@ -98,6 +100,11 @@ static inline void rig_op_done(struct share_op *op, int status)
         op->now_ns -= behind;
     for (uint32_t f = 0; status == 0 && op->verb == SHARE_LIST && f < op->listing.n; f++)
         op->listing.files[f].mtime_ns -= behind;
+    if (op->verb == SHARE_LIST && rig_faults[fault].bad_lists > 0 &&
+        op->bucket == rig_faults[fault].bad_bucket) {
+        rig_faults[fault].bad_lists--;
+        status = -EIO;
+    }
     op->done(op, rig_faults[fault].fail[op->verb] ? rig_faults[fault].fail[op->verb] : status);
 }
 
@@ -155,6 +162,14 @@ static const struct share_backend_ops rig_backend = {.name = "posix",
 static inline void rig_fail(struct rig *g, unsigned host, enum share_verb verb, int status)
 {
     rig_faults[rig_fault_of(g->hosts[host].root->backend)].fail[verb] = status;
+}
+
+static inline void rig_fail_lists(struct rig *g, unsigned host, uint8_t bucket, unsigned times)
+{
+    unsigned fault = rig_fault_of(g->hosts[host].root->backend);
+
+    rig_faults[fault].bad_bucket = bucket;
+    rig_faults[fault].bad_lists = times;
 }
 
 static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t seconds)

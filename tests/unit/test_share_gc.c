@@ -374,6 +374,58 @@ Test(share_gc, a_root_that_fails_ends_the_pass_and_the_next_one_does_the_rest)
     rig_end(&g);
 }
 
+/* Bytes in the bucket, and which it is: that of the first file. */
+static uint64_t bucket_bytes(const struct rig *g, uint8_t *bucket)
+{
+    const char *name = strstr(g->files[0].path, "/blocks/") + strlen("/blocks/");
+    uint64_t bytes = 0;
+
+    *bucket = (uint8_t)strtoul(name, NULL, 16);
+    for (unsigned i = 0; i < g->n; i++)
+        if (strncmp(strstr(g->files[i].path, "/blocks/") + strlen("/blocks/"), name, 3) == 0)
+            bytes += g->files[i].bytes;
+    return bytes;
+}
+
+Test(share_gc, a_folder_that_can_not_be_listed_is_left_out_of_a_pass)
+{
+    struct rig g;
+    uint64_t left;
+    uint8_t bucket;
+
+    rig_begin(&g, 50 * 1064);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, 3600 + i * 60, 1064);
+    left = bucket_bytes(&g, &bucket);
+    rig_fail_lists(&g, 0, bucket, GC_TRIES); /* in the first of its sweeps */
+    rig_pass(&g, 0);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
+    cr_assert_leq(rig_used(&g), bytes_with_marker(45 * 1064) + left);
+    rig_pass(&g, 0);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_failed, 1);
+    rig_end(&g);
+}
+
+Test(share_gc, purge_tells_of_a_folder_that_can_not_be_listed)
+{
+    struct rig g, other;
+    uint64_t left;
+    uint8_t bucket;
+    int status;
+
+    rig_begin(&g, 0);
+    rig_begin_beside(&other, &g);
+    for (unsigned i = 0; i < 100; i++)
+        rig_put(&g, 1, i, 0, 10, 100);
+    left = bucket_bytes(&g, &bucket);
+    rig_fail_lists(&g, 0, bucket, GC_TRIES);
+    cr_assert_eq(rig_purge(&g, &other, 1, &status), 100 - left / 100);
+    cr_assert_eq(status, -EIO);
+    cr_assert_eq(rig_used(&g), left);
+    rig_end(&other);
+    rig_end(&g);
+}
+
 Test(share_gc, stopped_in_a_pass_it_ends)
 {
     struct rig g;

@@ -30,7 +30,50 @@ static void folder_end(struct contract *c)
     cr_assert_eq(nftw(c->folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
+/* ---- files of which nothing can be learnt ---- */
+
+static unsigned unreadable; /* those whose name is below this one */
+
+int fstatat(int folder, const char *name, struct stat *st, int flags)
+{
+    unsigned number;
+
+    if (unreadable > 0 && sscanf(name, "%2x", &number) == 1 && number < unreadable) {
+        errno = EIO;
+        return -1;
+    }
+    return (int)syscall(SYS_newfstatat, folder, name, st, flags);
+}
+
+static void root_with_unreadable_files(struct contract *c)
+{
+    enum { FILES = SHARE_LISTING_UNREAD + 4 };
+    struct contract_op o = {.op = {.verb = SHARE_LIST, .bucket = 0x44}};
+    char name[BLOCK_FILE_NAME_CAP], path[512];
+    struct share_listing l;
+
+    contract_bucket_make(c, 0x44);
+    for (unsigned i = 0; i < FILES; i++) {
+        contract_bucket(i, name);
+        contract_path_in(c, 0x44, name, path);
+        contract_put(path, "x", 1);
+    }
+    unreadable = 3;
+    l = contract_list(c, 0x44);
+    cr_assert_eq(l.n, FILES - 3);
+    cr_assert_eq(l.unread, 3);
+    share_listing_free(&l);
+    unreadable = FILES;
+    cr_assert_eq(contract_run(c, &o), -EIO, "so many are no listing");
+    unreadable = 0;
+}
+
 SHARE_CONTRACT(share_posix, folder_begin, folder_end)
+
+Test(share_posix, unreadable_files)
+{
+    contract_case(folder_begin, folder_end, root_with_unreadable_files);
+}
 
 Test(share_posix, a_target_is_an_absolute_path)
 {
