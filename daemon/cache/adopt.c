@@ -154,7 +154,8 @@ static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_re
     a->bytes += ns_part_bytes(ns, k->part);
     c->config.metrics->arena_kept_parts++;
     c->config.metrics->arena_kept_bytes += ns_part_bytes(ns, k->part);
-    if (k->stored || !c->tier || !block_complete(b, ns))
+    if (!c->tier || !block_complete(b, ns) || b->part[k->part].nvme == PART_NVME_READY ||
+        (k->stored && cache_recovering(c))) /* else its copy has made way in a full index */
         return true;
     cache_ns_keep(c, ns);
     cache_write_stored(c, ref);

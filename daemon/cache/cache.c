@@ -74,6 +74,22 @@ static void share_pump_start(struct cache *c)
     }
 }
 
+/* Something is under way, or about to be, whose end may make room. */
+static bool room_may_come(const struct cache *c)
+{
+    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->share_full || c->pump ||
+           arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
+}
+
+/* Who waits for the writes that were to begin is told that there are none. */
+static void pump_end(struct cache *c)
+{
+    if (!list_empty(&c->room) && !room_may_come(c)) {
+        c->wake = true;
+        idle_start(c);
+    }
+}
+
 static void idle_cb(uv_idle_t *idle)
 {
     struct cache *c = idle->data;
@@ -85,6 +101,7 @@ static void idle_cb(uv_idle_t *idle)
     if (c->pump) {
         c->pump = false;
         cache_write_pump(c);
+        pump_end(c);
     }
     if (c->share_pump) {
         c->share_pump = false;
@@ -96,6 +113,7 @@ static void idle_cb(uv_idle_t *idle)
 
 void cache_released(struct cache *c)
 {
+    c->nothing_goes = false;
     if (!list_empty(&c->room)) {
         c->wake = true;
         idle_start(c);
@@ -409,8 +427,7 @@ bool block_idle(const struct block *b, const struct ns *ns)
 
 bool cache_room_wait(struct cache *c, struct cache_room *r)
 {
-    if (c->copies == 0 && c->tier_busy == 0 && c->share_busy == 0 && !c->share_full &&
-        arena_bytes_ready(c->arena) == arena_bytes_configured(c->arena))
+    if (!room_may_come(c))
         return false;
     list_push_back(&c->room, &r->link);
     return true;

@@ -45,7 +45,8 @@ struct cache {
     /* The same of namespaces that may not be written yet: being named, or purged, which with a
      * shared tier may take long. */
     struct write_queue held_queue;
-    bool unholding; /* not all of it found room in `queue` */
+    bool unholding;    /* not all of it found room in `queue` */
+    bool nothing_goes; /* the index is full, and that since something was released last */
     struct list held_durables;
     struct list fills_by_age; /* oldest progress first */
     struct list room;
@@ -127,13 +128,16 @@ void cache_list_unlink(struct cache *c, block_ref ref);
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
 /* The oldest of the list that may goes. False: those that were looked at are all held or used. */
 bool cache_list_drop(struct cache *c, struct block_list *l);
+/* During recovery, in a full index: a block goes that lies on NVMe only and was written before this
+ * number. False: none was found. */
+bool cache_list_drop_older(struct cache *c, uint64_t sequence);
 /* What may make way for a new block in a full index: what lies on a share only, what left DRAM
  * first of the rest, and what is coldest there. */
 enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };
 /* A new block; 0 when there is no room. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room);
-/* room.c: the coldest block in DRAM that nobody holds, uses or waits to write leaves every tier.
- * False: none may. */
+/* room.c: the coldest block in DRAM that nobody holds or uses, and that waits for no write, leaves
+ * every tier. False: none may. */
 bool cache_coldest_drop(struct cache *c);
 
 /* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use, or

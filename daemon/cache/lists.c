@@ -6,6 +6,8 @@
 
 /* Held blocks that are passed over for one that may go. */
 #define DROP_TRIES 64
+/* Of these the one that was written first, or none. */
+#define OLDER_TRIES 16
 
 #define BLOCK_LISTED (BLOCK_BELOW | BLOCK_SHARED_ONLY)
 
@@ -82,14 +84,20 @@ void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n)
             to_front(c, refs[n]);
 }
 
+static bool may_go(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    return b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns);
+}
+
 bool cache_list_drop(struct cache *c, struct block_list *l)
 {
     for (unsigned i = 0; i < DROP_TRIES && l->back != 0; i++) {
         block_ref ref = l->back;
-        struct ns *ns;
-        const struct block *b = cache_block(c, ref, &ns);
 
-        if (b->leases == 0 && !(b->flags & BLOCK_PINNED) && block_idle(b, ns)) {
+        if (may_go(c, ref)) {
             cache_discard(c, ref);
             return true;
         }
@@ -98,20 +106,61 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
     return false;
 }
 
+/* When the last of it was written. */
+static uint64_t newest_of(struct cache *c, block_ref ref)
+{
+    uint64_t newest = 0;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        uint64_t at =
+            b->part[i].nvme == PART_NVME_READY ? c->tier_ops->sequence(c->tier, b->part[i].loc) : 0;
+
+        if (at > newest)
+            newest = at;
+    }
+    return newest;
+}
+
+bool cache_list_drop_older(struct cache *c, uint64_t sequence)
+{
+    block_ref oldest = 0, ref = c->below.back;
+    uint64_t least = sequence;
+
+    for (unsigned i = 0; i < OLDER_TRIES && ref != 0; i++) {
+        uint64_t newest = may_go(c, ref) ? newest_of(c, ref) : UINT64_MAX;
+
+        if (newest < least) {
+            least = newest;
+            oldest = ref;
+        }
+        ref = index_block(c->config.index, ref)->policy_prev;
+    }
+    if (oldest != 0) {
+        cache_discard(c, oldest);
+        c->config.metrics->index_evicted++;
+        return true;
+    }
+    for (unsigned i = 0; i < OLDER_TRIES && c->below.back != 0; i++)
+        to_front(c, c->below.back); /* others the next time */
+    return false;
+}
+
 /* ---- room in the index ---- */
 
 /* What lies on a share only can be found there again. */
 static bool room_make(struct cache *c, enum index_room room)
 {
-    bool below = room >= INDEX_ROOM_BELOW;
-
-    if (cache_list_drop(c, &c->shared))
-        return true;
-    if ((below && cache_list_drop(c, &c->below)) ||
+    if (!index_full(c->config.index) || c->nothing_goes)
+        return false;
+    if (cache_list_drop(c, &c->shared) ||
+        (room >= INDEX_ROOM_BELOW && cache_list_drop(c, &c->below)) ||
         (room >= INDEX_ROOM_DRAM && cache_coldest_drop(c))) {
         c->config.metrics->index_evicted++;
         return true;
     }
+    c->nothing_goes = room == INDEX_ROOM_DRAM;
     return false;
 }
 

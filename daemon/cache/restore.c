@@ -70,6 +70,9 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
         ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
+    /* What was dropped for others in the last run may be found again, and before them. */
+    if (ref == 0 && index_full(c->config.index) && cache_list_drop_older(c, f->sequence))
+        ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
     if (ref == 0)
         return 0;
     p = &index_block(c->config.index, ref)->part[f->name->part];

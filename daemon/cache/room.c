@@ -208,17 +208,25 @@ static bool may_drop_cb(void *ctx, block_ref ref)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED)) && block_idle(b, ns);
+    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED | BLOCK_SHARE_QUEUED)) &&
+           block_idle(b, ns);
 }
 
 bool cache_coldest_drop(struct cache *c)
 {
     block_ref ref = policy_victim(c->config.policy, may_drop_cb, c, VICTIM_TRIES);
+    const struct block *b;
+    struct ns *ns;
+    bool was_complete;
 
     if (ref == 0)
         return false;
+    b = cache_block(c, ref, &ns);
+    was_complete = block_complete(b, ns);
     c->config.metrics->arena_evicted_blocks++;
     block_leave_dram(c, ref, true);
+    if (was_complete && !block_complete(b, ns))
+        c->config.metrics->arena_evicted_lost++;
     cache_discard(c, ref);
     return true;
 }

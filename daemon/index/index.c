@@ -155,6 +155,11 @@ uint64_t index_bytes(const struct index *ix)
            ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 }
 
+bool index_full(const struct index *ix)
+{
+    return ix->blocks >= ix->blocks_max;
+}
+
 uint64_t index_blocks(const struct index *ix)
 {
     return ix->blocks;

@@ -204,5 +204,6 @@ uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t l
 
 uint64_t index_bytes(const struct index *ix);  /* memory held */
 uint64_t index_blocks(const struct index *ix); /* blocks held */
+bool index_full(const struct index *ix);       /* as many as it may hold */
 
 #endif

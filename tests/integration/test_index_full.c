@@ -57,6 +57,19 @@ static void expect_found(uint64_t first, uint32_t n)
     }
 }
 
+static void restart(bool orderly)
+{
+    worker_close(&w);
+    if (orderly)
+        cr_assert_eq(host_stop(&host), 0);
+    else
+        host_kill(&host);
+    host_restart(&host);
+    worker_open(&w, &host, &options);
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
 static void expect_gone(uint64_t first)
 {
     uint8_t key[WORKER_KEY_BYTES];
@@ -76,15 +89,21 @@ Test(index_full, what_left_dram_first_makes_way)
     cr_expect_eq(metric(w.client, "blocks"), MAX);
     expect_found(BATCHES * BATCH - MAX, MAX);
     expect_gone(BATCHES * BATCH - MAX - 1);
-    worker_close(&w);
-    cr_assert_eq(host_stop(&host), 0);
-    host_restart(&host);
-    worker_open(&w, &host, &options);
-    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
-    cr_expect_leq(metric(w.client, "blocks"), MAX);
+    restart(true);
+    expect_found(BATCHES * BATCH - MAX, MAX);
     store_written(BATCHES * BATCH);
     expect_found(BATCHES * BATCH, BATCH);
+}
+
+/* What was dropped still lies there; what was stored last counts more. */
+Test(index_full, a_killed_daemons_newest_blocks_are_found)
+{
+    open_host("arena.size=4MiB");
+    for (uint64_t i = 0; i < BATCHES; i++)
+        store_written(i * BATCH);
+    restart(false);
+    cr_expect_eq(metric(w.client, "blocks"), MAX);
+    expect_found(BATCHES * BATCH - MAX, MAX);
 }
 
 Test(index_full, the_coldest_in_dram_makes_way)

@@ -300,3 +300,44 @@ Test(growing, what_is_kept_below_makes_room)
     cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
     tier_drain();
 }
+
+/* A dump larger than DRAM has filled it with what is not written yet, and nothing has begun. */
+Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
+{
+    block_ref refs[8];
+    struct asker a;
+
+    for (unsigned i = 0; i < 8; i++)
+        refs[i] = store(rig.one, i + 1);
+    cr_assert_eq(rig.tier.n_pending, 0u);
+    ask(&a);
+    cr_assert(cache_room_wait(rig.cache, &a.r));
+    turn();
+    cr_assert_gt(rig.tier.n_pending, 0u);
+    cr_expect_eq(a.calls, 0);
+    fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    for (unsigned i = 0; i < 8; i++)
+        drop(refs[i]);
+}
+
+Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
+{
+    block_ref refs[8];
+    struct asker a;
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1000;
+    for (unsigned i = 0; i < 8; i++)
+        refs[i] = store(rig.one, i + 1);
+    ask(&a);
+    cr_assert(cache_room_wait(rig.cache, &a.r));
+    for (unsigned i = 0; i < 3; i++)
+        turn();
+    cr_expect_eq(a.calls, 1);
+    cr_expect_not(cache_room_wait(rig.cache, &a.r), "nothing is under way");
+    rig.tier.refuse_n = 0;
+    for (unsigned i = 0; i < 8; i++)
+        drop(refs[i]);
+}

@@ -89,6 +89,21 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
     r->pinned += !!(b->flags & BLOCK_PINNED);
 }
 
+static void list_walk(const struct block_list *l)
+{
+    block_ref before = 0, ref = l->front;
+    uint64_t n = 0;
+
+    for (; ref != 0; n++) {
+        const struct block *b = index_block(rig.index, ref);
+
+        cr_assert(b && b->policy_prev == before && n < l->n);
+        before = ref;
+        ref = b->policy_next;
+    }
+    cr_assert(n == l->n && before == l->back);
+}
+
 static void invariants(void)
 {
     struct recount r = {0};
@@ -103,6 +118,8 @@ static void invariants(void)
     cr_assert_eq(r.share_bytes, rig.one->share_bytes + rig.two->share_bytes);
     cr_assert_eq(r.only, rig.cache->shared.n);
     cr_assert_eq(r.below, rig.cache->below.n);
+    list_walk(&rig.cache->below);
+    list_walk(&rig.cache->shared);
     cr_assert_eq(share.n_pending, rig.cache->share_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
     cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
