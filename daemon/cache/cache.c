@@ -77,7 +77,8 @@ static void share_pump_start(struct cache *c)
 /* Something is under way, or about to be, whose end may make room. */
 static bool room_may_come(const struct cache *c)
 {
-    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->share_full || c->pump ||
+    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->share_full ||
+           (c->pump && !c->no_writes) ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 

@@ -304,9 +304,11 @@ static void open_narrow(void)
     rig_open();
 }
 
+TestSuite(narrow, .init = open_narrow, .fini = rig_close);
+
 /* Else what came first would stay for ever: without new blocks nothing is written, and nothing
  * leaves. */
-Test(cache, a_full_index_lets_go_what_left_dram_first, .init = open_narrow)
+Test(narrow, a_full_index_lets_go_what_left_dram_first)
 {
     block_ref held[8], refs[2];
     uint8_t key[UCM_MAX_KEY_BYTES];
@@ -334,7 +336,7 @@ Test(cache, a_full_index_lets_go_what_left_dram_first, .init = open_narrow)
         drop(held[i]);
 }
 
-Test(cache, a_full_index_lets_go_the_coldest_in_dram, .init = open_narrow)
+Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
 {
     block_ref held[6], pinned;
 

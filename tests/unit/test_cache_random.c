@@ -478,7 +478,9 @@ static void open_narrow(void)
     rig.cache->config.shared_blocks = 3;
 }
 
-Test(cache_random, random_interleavings_in_a_full_index, .init = open_narrow)
+TestSuite(narrow, .init = open_narrow, .fini = close_shared);
+
+Test(narrow, random_interleavings_in_a_full_index)
 {
     chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]));
     cr_expect_gt(rig.metrics.index_evicted, 200u);
