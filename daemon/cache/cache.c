@@ -102,11 +102,13 @@ static void idle_cb(uv_idle_t *idle)
     if (c->pump) {
         c->pump = false;
         cache_write_pump(c);
+        c->fruitless = 0; /* what waits no more may go */
         pump_end(c);
     }
     if (c->share_pump) {
         c->share_pump = false;
         cache_shared_pump(c);
+        c->fruitless = 0;
         share_pump_start(c);
     }
     calm_wake(c);
@@ -114,7 +116,7 @@ static void idle_cb(uv_idle_t *idle)
 
 void cache_released(struct cache *c)
 {
-    c->nothing_goes = false;
+    c->fruitless = 0;
     if (!list_empty(&c->room)) {
         c->wake = true;
         idle_start(c);
@@ -409,6 +411,8 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned)
         return false;
     b->flags ^= BLOCK_PINNED;
     c->stats.pinned += pinned ? 1 : -1;
+    if (!pinned)
+        cache_released(c);
     return true;
 }
 

@@ -45,8 +45,7 @@ struct cache {
     /* The same of namespaces that may not be written yet: being named, or purged, which with a
      * shared tier may take long. */
     struct write_queue held_queue;
-    bool unholding;    /* not all of it found room in `queue` */
-    bool nothing_goes; /* the index is full, and that since something was released last */
+    bool unholding; /* not all of it found room in `queue` */
     struct list held_durables;
     struct list fills_by_age; /* oldest progress first */
     struct list room;
@@ -55,6 +54,8 @@ struct cache {
     bool idle_on, wake, pump, share_pump, closing, no_writes;
     struct write_queue queue;
     struct write_queue share_queue;
+    uint32_t fruitless;     /* searches for room in the index, since something was released */
+    uint64_t restore_floor; /* what was written up to here is not restored into a full index */
     uint64_t writing_bytes, dirty_bytes, share_writing_bytes;
     uint32_t share_busy;
     bool share_full; /* the share refused something: it says when it may take more */
@@ -62,7 +63,7 @@ struct cache {
     uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;           /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;      /* namespace of the part that the tier found last */
-    uint64_t unkept_ms;        /* when a namespace could last not be made known to later starts */
+    uint64_t keep_again_ms;    /* until then no namespace is tried again to be made known */
     struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
     struct cache_adopt *rest;  /* of a take-over that was stopped: what it had not reached */
     struct cache_keep *keep;   /* while they are listed for the next run */
@@ -128,16 +129,16 @@ void cache_list_unlink(struct cache *c, block_ref ref);
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
 /* The oldest of the list that may goes. False: those that were looked at are all held or used. */
 bool cache_list_drop(struct cache *c, struct block_list *l);
-/* During recovery, in a full index: a block goes that lies on NVMe only and was written before this
- * number. False: none was found. */
+/* During recovery, in a full index: a block goes that lies on NVMe only and was written before what
+ * has this number. False: none was found, or others that are as old were not restored either. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
 /* What may make way for a new block in a full index: what lies on a share only, what left DRAM
  * first of the rest, and what is coldest there. */
 enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };
 /* A new block; 0 when there is no room. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room);
-/* room.c: the coldest block in DRAM that nobody holds or uses, and that waits for no write, leaves
- * every tier. False: none may. */
+/* room.c: the coldest block in DRAM that nobody holds, uses or waits to write to the tier goes from
+ * all. False: none may. */
 bool cache_coldest_drop(struct cache *c);
 
 /* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use, or

@@ -6,6 +6,8 @@
 
 /* Held blocks that are passed over for one that may go. */
 #define DROP_TRIES 64
+/* Searches for one that may go, each among others; from then on only once something is released. */
+#define FRUITLESS_MAX 64
 /* Of these the one that was written first, or none. */
 #define OLDER_TRIES 16
 
@@ -106,37 +108,37 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
     return false;
 }
 
-/* When the last of it was written. */
-static uint64_t newest_of(struct cache *c, block_ref ref)
+/* When its highest part was written: the others were about then. */
+static uint64_t written_at(struct cache *c, block_ref ref)
 {
-    uint64_t newest = 0;
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        uint64_t at =
-            b->part[i].nvme == PART_NVME_READY ? c->tier_ops->sequence(c->tier, b->part[i].loc) : 0;
-
-        if (at > newest)
-            newest = at;
-    }
-    return newest;
+    for (uint32_t i = ns->identity.parts; i-- > 0;)
+        if (b->part[i].nvme == PART_NVME_READY)
+            return c->tier_ops->sequence(c->tier, b->part[i].loc);
+    return UINT64_MAX;
 }
 
+/* The floor makes parts of one block share its fate. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 {
     block_ref oldest = 0, ref = c->below.back;
     uint64_t least = sequence;
 
+    if (sequence <= c->restore_floor)
+        return false;
     for (unsigned i = 0; i < OLDER_TRIES && ref != 0; i++) {
-        uint64_t newest = may_go(c, ref) ? newest_of(c, ref) : UINT64_MAX;
+        uint64_t at = may_go(c, ref) ? written_at(c, ref) : UINT64_MAX;
 
-        if (newest < least) {
-            least = newest;
+        if (at < least) {
+            least = at;
             oldest = ref;
         }
         ref = index_block(c->config.index, ref)->policy_prev;
     }
+    if (least > c->restore_floor)
+        c->restore_floor = least;
     if (oldest != 0) {
         cache_discard(c, oldest);
         c->config.metrics->index_evicted++;
@@ -152,7 +154,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 /* What lies on a share only can be found there again. */
 static bool room_make(struct cache *c, enum index_room room)
 {
-    if (!index_full(c->config.index) || c->nothing_goes)
+    if (!index_full(c->config.index) || c->fruitless == FRUITLESS_MAX)
         return false;
     if (cache_list_drop(c, &c->shared) ||
         (room >= INDEX_ROOM_BELOW && cache_list_drop(c, &c->below)) ||
@@ -160,7 +162,7 @@ static bool room_make(struct cache *c, enum index_room room)
         c->config.metrics->index_evicted++;
         return true;
     }
-    c->nothing_goes = room == INDEX_ROOM_DRAM;
+    c->fruitless += room == INDEX_ROOM_DRAM;
     return false;
 }
 

@@ -15,6 +15,7 @@ struct cache_naming {
     struct cache *cache;
     struct ns *ns;
     struct cache_purge *purge; /* NULL: nobody waits */
+    uint64_t begin_ms;
     uint8_t identity[NS_CANONICAL_MAX];
 };
 
@@ -28,16 +29,22 @@ static void writes_go_on(struct cache *c)
     cache_durables_retry(c);
 }
 
-/* A folder that was full, say, may have room again. */
+/* A folder that was full, say, may have room again. One that is slow to say no is asked less often,
+ * as the namespace's writes wait meanwhile. */
 #define AGAIN_MS 5000u
+#define AGAIN_SHARE 8u
 
-static void kept_set(struct cache *c, struct ns *ns, const struct tier_naming *n, int status)
+static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *k, int status)
 {
-    bool forget = n->forget;
+    bool forget = k->naming.forget;
 
     if (status != 0) {
-        ns->kept_from = n->from_sequence;
-        c->unkept_ms = uv_now(c->config.loop);
+        uint64_t now_ms = uv_now(c->config.loop);
+        uint64_t pause_ms = (now_ms - k->begin_ms) * AGAIN_SHARE;
+
+        if (k->naming.from_sequence > ns->kept_from) /* a purge's may have come in between */
+            ns->kept_from = k->naming.from_sequence;
+        c->keep_again_ms = now_ms + (pause_ms > AGAIN_MS ? pause_ms : AGAIN_MS);
     }
     /* Its blocks are written either way: they serve until the daemon ends. */
     if (!forget)
@@ -61,7 +68,7 @@ static void naming_done_cb(struct tier_naming *n, int status)
     if (status != 0 && n->forget)
         log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
                   strerror(-status));
-    kept_set(c, k->ns, n, status);
+    kept_set(c, k->ns, k, status);
     index_ns_unuse(c->config.index, k->ns);
     c->tier_busy--;
     free(k);
@@ -88,6 +95,7 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
     k->naming.fingerprint = ns->fingerprint;
     k->naming.identity = k->identity;
     k->naming.identity_bytes = (uint32_t)n;
+    k->begin_ms = uv_now(c->config.loop);
     k->naming.forget = p != NULL;
     k->naming.from_sequence = ns->kept_from;
     k->naming.done = naming_done_cb;
@@ -101,13 +109,13 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
 
 void cache_ns_keep(struct cache *c, struct ns *ns)
 {
-    if (ns->kept == NS_KEPT_FAILED && uv_now(c->config.loop) - c->unkept_ms >= AGAIN_MS)
+    if (ns->kept == NS_KEPT_FAILED && ns->purges == 0 && uv_now(c->config.loop) >= c->keep_again_ms)
         ns->kept = NS_KEPT_NO;
     if (ns->kept != NS_KEPT_NO)
         return;
     ns->kept = naming_start(c, ns, NULL) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
     if (ns->kept == NS_KEPT_FAILED)
-        c->unkept_ms = uv_now(c->config.loop);
+        c->keep_again_ms = uv_now(c->config.loop) + AGAIN_MS;
 }
 
 bool cache_named_cb(void *ctx, const uint8_t *fingerprint)

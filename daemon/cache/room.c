@@ -208,8 +208,7 @@ static bool may_drop_cb(void *ctx, block_ref ref)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED | BLOCK_SHARE_QUEUED)) &&
-           block_idle(b, ns);
+    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED)) && block_idle(b, ns);
 }
 
 bool cache_coldest_drop(struct cache *c)

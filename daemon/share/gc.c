@@ -64,12 +64,12 @@ static void idle(struct gc *gc, uint64_t next_ms)
 }
 
 /* Of several in a row the first is told. */
-static void failure_note(struct gc *gc, const char *event, int status)
+static void failure_note(struct gc *gc, const char *event, bool *told, int status)
 {
     gc->config.root->config.metrics->share_gc_failed++;
-    if (gc->failing)
+    if (*told)
         return;
-    gc->failing = true;
+    *told = true;
     log_warn("share", event, "root=%u step=%d error=%s", gc->config.root->number, (int)gc->step,
              strerror(-status));
 }
@@ -77,7 +77,7 @@ static void failure_note(struct gc *gc, const char *event, int status)
 static void failed(struct gc *gc, int status)
 {
     if (!gc->stopped)
-        failure_note(gc, "gc-failed", status);
+        failure_note(gc, "gc-failed", &gc->failing, status);
     idle(gc, jittered(gc->config.collect_ms < AGAIN_MS ? gc->config.collect_ms : AGAIN_MS));
 }
 
@@ -157,10 +157,11 @@ void gc_pass_ended(struct gc *gc, int status)
         failed(gc, status);
         return;
     }
+    gc->failing = false;
     if (pass->partly < 0)
-        failure_note(gc, "gc-incomplete", pass->partly);
+        failure_note(gc, "gc-incomplete", &gc->incomplete, pass->partly);
     else
-        gc->failing = false;
+        gc->incomplete = false;
     gc->usage = (struct gc_usage){true, pass->used_bytes, pass->used_files};
     gc->config.root->config.metrics->share_gc_passes++;
     log_info("share", "gc",
@@ -201,6 +202,21 @@ static void clock_taken(struct gc *gc, int status)
         step_start(gc, GC_STEP_LAST);
 }
 
+/* A folder that can't be listed is left out of a pass, so that of the marker must not hold it up.
+ */
+static void last_ended(struct gc *gc, int status)
+{
+    bool unlisted = status < 0 && status != -ENOENT;
+
+    gc->blind = unlisted ? gc->blind + 1 : 0;
+    if (unlisted && gc->blind < GC_TRIES)
+        failed(gc, status);
+    else if (due(gc))
+        step_start(gc, GC_STEP_CLAIM);
+    else
+        skip(gc);
+}
+
 static void step_ended(struct gc *gc, int status)
 {
     switch (gc->step) {
@@ -218,12 +234,7 @@ static void step_ended(struct gc *gc, int status)
     case GC_STEP_LAST:
         gc->last_ns = marker_time(&gc->task.op.listing);
         share_listing_free(&gc->task.op.listing);
-        if (status < 0 && status != -ENOENT)
-            failed(gc, status);
-        else if (due(gc))
-            step_start(gc, GC_STEP_CLAIM);
-        else
-            skip(gc);
+        last_ended(gc, status);
         return;
     case GC_STEP_CLAIM:
         begin(gc);

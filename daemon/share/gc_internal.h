@@ -46,7 +46,8 @@ enum gc_step {
 struct gc {
     struct gc_config config;
     struct gc_usage usage;
-    bool stopped, forced, full, failing;
+    bool stopped, forced, full, failing, incomplete;
+    unsigned blind;       /* times in a row that the marker's folder could not be listed */
     uint64_t full_ms;     /* by uv_now: since when */
     uint64_t clock_ms;    /* by uv_now: when the server's time was asked for */
     uint64_t last_ns;     /* the marker's time; 0: there is none */

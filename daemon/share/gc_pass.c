@@ -28,6 +28,8 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
         bytes += l->files[i].bytes;
         files++;
     }
+    if (l->unread > 0)
+        pass->partly = -EIO;
     pass->used_bytes += bytes - pass->buckets[s->bucket].bytes;
     pass->used_files += files - (uint64_t)pass->buckets[s->bucket].files;
     pass->buckets[s->bucket].bytes = bytes;

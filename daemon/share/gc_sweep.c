@@ -70,7 +70,8 @@ static void list_failed(struct gc_sweep *s, int status)
     if (s->tries == GC_TRIES) {
         s->tries = 0;
         s->bucket++;
-        s->given_up = ++s->unlisted == GC_UNLISTED;
+        s->left_out++;
+        s->given_up = ++s->unlisted == GC_UNLISTED || s->left_out == GC_LEFT_OUT;
     }
     if (!sweep_ending(s))
         sweep_pause(s, (uint64_t)GC_PAUSE_MS << s->tries);
@@ -287,7 +288,7 @@ int gc_sweep_start(struct gc_sweep *s)
         return err;
     s->active = true;
     s->listed = s->stopped = s->given_up = false;
-    s->bucket = s->tries = s->unlisted = s->failures = s->busy = 0;
+    s->bucket = s->tries = s->unlisted = s->left_out = s->failures = s->busy = 0;
     s->status = 0;
     return 0;
 }

@@ -12,8 +12,9 @@
 
 #define GC_REMOVALS 16u
 #define GC_STEP 4096u
-#define GC_TRIES 4u    /* of a LIST, a pause before each but the first, growing from GC_PAUSE_MS */
-#define GC_UNLISTED 3u /* buckets that can't be listed, one after the other, until it gives up */
+#define GC_TRIES 4u     /* of a LIST, a pause before each but the first, growing from GC_PAUSE_MS */
+#define GC_UNLISTED 3u  /* buckets that can't be listed, one after the other, until it gives up, */
+#define GC_LEFT_OUT 16u /* or so many in all */
 #define GC_PAUSE_MS 500u
 #define GC_FAILURES 16u /* removals that fail one after the other until a sweep gives up */
 
@@ -55,7 +56,7 @@ struct gc_sweep {
     struct share_task list;
     struct share_listing listing;
     bool listing_under_way, listed, active, stopped, given_up;
-    unsigned bucket, tries, unlisted, failures, busy;
+    unsigned bucket, tries, unlisted, left_out, failures, busy;
     uint32_t next; /* file of the listing */
     int status;
     struct deadline pause;

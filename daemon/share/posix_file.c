@@ -155,6 +155,16 @@ static int file_touch(const struct share_op *op, int folder)
     return utimensat(folder, op->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 
+/* One bad file is no bad folder; a root that has gone is not asked for each of its files. */
+static int entry_unread(struct share_lister *l, int error)
+{
+    bool bad = error == EIO || error == EACCES || error == EPERM || error == EUCLEAN;
+
+    if (error == ENOENT || error == ESTALE) /* gone meanwhile */
+        return 0;
+    return bad && ++l->out.unread <= SHARE_LISTING_UNREAD ? 0 : -error;
+}
+
 static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
 {
     struct stat st;
@@ -162,10 +172,7 @@ static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
     if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !share_lister_wants(e->d_name))
         return 0;
     if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT || errno == ESTALE /* gone meanwhile */
-                       || ++l->out.unread <= SHARE_LISTING_UNREAD
-                   ? 0
-                   : -errno;
+        return entry_unread(l, errno);
     if (!S_ISREG(st.st_mode))
         return 0;
     return share_lister_add(l, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
