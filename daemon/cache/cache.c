@@ -111,6 +111,8 @@ static void idle_cb(uv_idle_t *idle)
         c->fruitless = 0;
         share_pump_start(c);
     }
+    if (c->sweep > 0 && cache_list_sweep(c))
+        idle_start(c);
     calm_wake(c);
 }
 
@@ -126,6 +128,8 @@ void cache_released(struct cache *c)
         idle_start(c);
     }
     share_pump_start(c);
+    if (c->sweep > 0)
+        idle_start(c);
     if (!list_empty(&c->calm) && !cache_pressed(c))
         idle_start(c);
 }

@@ -54,8 +54,9 @@ struct cache {
     bool idle_on, wake, pump, share_pump, closing, no_writes;
     struct write_queue queue;
     struct write_queue share_queue;
-    uint32_t fruitless;     /* searches for room in the index, since something was released */
-    uint64_t restore_floor; /* what was written up to here is not restored into a full index */
+    uint32_t fruitless; /* searches for room in the index, since something was released */
+    uint64_t sweep;     /* of `below`, still to be looked at by cache_list_sweep */
+    bool torn;          /* not every part of a block was restored, as the index was full */
     uint64_t writing_bytes, dirty_bytes, share_writing_bytes;
     uint32_t share_busy;
     bool share_full; /* the share refused something: it says when it may take more */
@@ -130,8 +131,10 @@ void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
 /* The oldest of the list that may goes. False: those that were looked at are all held or used. */
 bool cache_list_drop(struct cache *c, struct block_list *l);
 /* During recovery, in a full index: a block goes that lies on NVMe only and was written before what
- * has this number. False: none was found, or others that are as old were not restored either. */
+ * has this number. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
+/* A step through `below` after that: blocks that were restored in part go. True: there is more. */
+bool cache_list_sweep(struct cache *c);
 /* What may make way for a new block in a full index: what lies on a share only, what left DRAM
  * first of the rest, and what is coldest there. */
 enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };

@@ -8,6 +8,7 @@
 #define DROP_TRIES 64
 /* Searches for one that may go, each among others; from then on only once something is released. */
 #define FRUITLESS_MAX 64
+#define SWEEP_TURN 256
 /* Of these the one that was written first, or none. */
 #define OLDER_TRIES 16
 
@@ -120,14 +121,12 @@ static uint64_t written_at(struct cache *c, block_ref ref)
     return UINT64_MAX;
 }
 
-/* The floor makes parts of one block share its fate. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 {
     block_ref oldest = 0, ref = c->below.back;
     uint64_t least = sequence;
 
-    if (sequence <= c->restore_floor)
-        return false;
+    c->torn = true;
     for (unsigned i = 0; i < OLDER_TRIES && ref != 0; i++) {
         uint64_t at = may_go(c, ref) ? written_at(c, ref) : UINT64_MAX;
 
@@ -137,8 +136,6 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
         }
         ref = index_block(c->config.index, ref)->policy_prev;
     }
-    if (least > c->restore_floor)
-        c->restore_floor = least;
     if (oldest != 0) {
         cache_discard(c, oldest);
         c->config.metrics->index_evicted++;
@@ -147,6 +144,24 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
     for (unsigned i = 0; i < OLDER_TRIES && c->below.back != 0; i++)
         to_front(c, c->below.back); /* others the next time */
     return false;
+}
+
+bool cache_list_sweep(struct cache *c)
+{
+    for (unsigned i = 0; i < SWEEP_TURN && c->sweep > 0 && c->below.back != 0; i++) {
+        block_ref ref = c->below.back;
+        struct ns *ns;
+        const struct block *b = cache_block(c, ref, &ns);
+
+        c->sweep--;
+        if (!block_complete(b, ns) && may_go(c, ref))
+            cache_discard(c, ref);
+        else
+            to_front(c, ref);
+    }
+    if (c->below.back == 0)
+        c->sweep = 0;
+    return c->sweep > 0;
 }
 
 /* ---- room in the index ---- */

@@ -33,6 +33,14 @@ static void writes_go_on(struct cache *c)
  * as the namespace's writes wait meanwhile. */
 #define AGAIN_MS 5000u
 #define AGAIN_SHARE 8u
+#define AGAIN_MAX_MS 60000u
+
+static uint64_t again_ms(uint64_t took_ms)
+{
+    uint64_t pause_ms = took_ms * AGAIN_SHARE;
+
+    return pause_ms < AGAIN_MS ? AGAIN_MS : pause_ms > AGAIN_MAX_MS ? AGAIN_MAX_MS : pause_ms;
+}
 
 static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *k, int status)
 {
@@ -40,11 +48,12 @@ static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *
 
     if (status != 0) {
         uint64_t now_ms = uv_now(c->config.loop);
-        uint64_t pause_ms = (now_ms - k->begin_ms) * AGAIN_SHARE;
 
         if (k->naming.from_sequence > ns->kept_from) /* a purge's may have come in between */
             ns->kept_from = k->naming.from_sequence;
-        c->keep_again_ms = now_ms + (pause_ms > AGAIN_MS ? pause_ms : AGAIN_MS);
+        c->keep_again_ms = now_ms + again_ms(now_ms - k->begin_ms);
+    } else {
+        c->keep_again_ms = 0;
     }
     /* Its blocks are written either way: they serve until the daemon ends. */
     if (!forget)

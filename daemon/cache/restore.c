@@ -100,6 +100,8 @@ void cache_recovered_cb(void *ctx)
 {
     struct cache *c = ctx;
 
+    if (c->torn)
+        c->sweep = c->below.n;
     cache_released(c);
     cache_durables_retry(c);
 }

@@ -155,14 +155,21 @@ static int file_touch(const struct share_op *op, int folder)
     return utimensat(folder, op->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 
+/* -EBADMSG would say that the bucket is none. */
+static int list_error(int error)
+{
+    return error == EBADMSG ? -EIO : -error;
+}
+
 /* One bad file is no bad folder; a root that has gone is not asked for each of its files. */
 static int entry_unread(struct share_lister *l, int error)
 {
-    bool bad = error == EIO || error == EACCES || error == EPERM || error == EUCLEAN;
+    bool bad =
+        error == EIO || error == EACCES || error == EPERM || error == EUCLEAN || error == EBADMSG;
 
     if (error == ENOENT || error == ESTALE) /* gone meanwhile */
         return 0;
-    return bad && ++l->out.unread <= SHARE_LISTING_UNREAD ? 0 : -error;
+    return bad && ++l->out.unread <= SHARE_LISTING_UNREAD ? 0 : list_error(error);
 }
 
 static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
@@ -188,7 +195,7 @@ static int entries_add(struct share_lister *l, int folder, DIR *dir)
         errno = 0;
         e = readdir(dir);
         if (!e)
-            return -errno;
+            return list_error(errno);
         err = entry_add(l, folder, e);
     }
     return err;
@@ -201,7 +208,7 @@ static int folder_list(struct share_op *op, int folder)
     DIR *dir;
 
     if (fd < 0)
-        return -errno;
+        return list_error(errno);
     dir = fdopendir(fd);
     if (!dir) {
         close(fd);

@@ -116,3 +116,32 @@ Test(index_full, the_coldest_in_dram_makes_way)
     cr_expect_eq(metric(w.client, "blocks"), MAX);
     expect_found((BATCHES - 1) * BATCH, BATCH);
 }
+
+/* Blocks of two parts, which two workers store one after the other: after a kill none is left of
+ * which one part was restored and the other was not. */
+Test(index_full, a_killed_daemons_blocks_are_whole)
+{
+    static const struct worker_options first = {
+        .parts = 2, .shard_bytes = 4 << 10, .blocks = BATCH};
+    struct worker_options second_options = first;
+    struct worker second;
+
+    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1024", "arena.size=12MiB"}};
+    host_start(&host);
+    worker_open(&w, &host, &first);
+    arena_wait(w.client);
+    second_options.part = 1;
+    worker_open(&second, &host, &second_options);
+    for (uint64_t i = 0; i < BATCHES; i++) {
+        uint64_t written = metric(w.client, "nvme_writes");
+
+        worker_store(&w, i * BATCH, BATCH);
+        worker_store(&second, i * BATCH, BATCH);
+        cr_assert(metric_reaches(w.client, "nvme_writes", written + 2 * BATCH, 20000));
+    }
+    worker_close(&second);
+    restart(false);
+    for (uint64_t end = now_ms() + 10000; metric(w.client, "blocks_partial") > 0; sleep_ms(5))
+        cr_assert_lt(now_ms(), end, "%u", (unsigned)metric(w.client, "blocks_partial"));
+    cr_expect_gt(metric(w.client, "blocks"), MAX * 9 / 10);
+}

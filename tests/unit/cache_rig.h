@@ -19,6 +19,7 @@ struct place {
     bool live;
     uint64_t owner, bytes;
     uint8_t *data;
+    uint64_t sequence;
 };
 
 struct tier {
@@ -73,7 +74,13 @@ static inline void fake_naming(struct tier *t, struct tier_naming *n)
     t->naming = n;
 }
 
+static inline uint64_t fake_sequence(struct tier *t, uint64_t loc)
+{
+    return t->place[loc - 1].sequence;
+}
+
 static const struct tier_ops fake_ops = {.name = "fake",
+                                         .sequence = fake_sequence,
                                          .submit = fake_submit,
                                          .forget = fake_forget,
                                          .stats = fake_stats,
@@ -87,7 +94,7 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
         struct place *p = &t->place[t->places++];
 
         cr_assert_leq(t->places, (uint64_t)PLACES_MAX);
-        *p = (struct place){true, io->name.owner, io->bytes, malloc(io->bytes)};
+        *p = (struct place){true, io->name.owner, io->bytes, malloc(io->bytes), t->places};
         cr_assert(p->data);
         memcpy(p->data, io->data, io->bytes);
         io->place = (struct tier_place){t->places, io->bytes};
