@@ -103,6 +103,7 @@ static void adopt_end(struct cache_adopt *a)
              (double)(uv_hrtime() - a->start_ns) / 1e9);
     c->adopt = NULL;
     c->tier_busy--;
+    cache_list_sweep_begin(c);
     if (a->at < a->n)
         c->rest = a;
     else

@@ -133,7 +133,9 @@ bool cache_list_drop(struct cache *c, struct block_list *l);
 /* During recovery, in a full index: a block goes that lies on NVMe only and was written before what
  * has this number. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
-/* A step through `below` after that: blocks that were restored in part go. True: there is more. */
+/* After that, and once all is taken over that was kept in DRAM: blocks that were restored in part
+ * go, by cache_list_sweep in each turn until it says false. */
+void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep(struct cache *c);
 /* What may make way for a new block in a full index: what lies on a share only, what left DRAM
  * first of the rest, and what is coldest there. */

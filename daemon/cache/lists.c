@@ -146,6 +146,14 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
     return false;
 }
 
+void cache_list_sweep_begin(struct cache *c)
+{
+    if (!c->torn || c->adopt || cache_recovering(c))
+        return;
+    c->torn = false;
+    c->sweep = c->below.n;
+}
+
 bool cache_list_sweep(struct cache *c)
 {
     for (unsigned i = 0; i < SWEEP_TURN && c->sweep > 0 && c->below.back != 0; i++) {

@@ -100,8 +100,7 @@ void cache_recovered_cb(void *ctx)
 {
     struct cache *c = ctx;
 
-    if (c->torn)
-        c->sweep = c->below.n;
+    cache_list_sweep_begin(c);
     cache_released(c);
     cache_durables_retry(c);
 }

@@ -100,6 +100,12 @@ static int root_open(struct posix_folders *f, struct stat *st, int *out)
     return 0;
 }
 
+/* A folder that the file system can't read (EBADMSG) is not one that is not there. */
+static int folder_error(int error)
+{
+    return error == ELOOP ? -ENOTDIR : error == EBADMSG ? -EIO : -error;
+}
+
 static int folder_open(int parent, const char *name, bool make)
 {
     int fd;
@@ -108,7 +114,7 @@ static int folder_open(int parent, const char *name, bool make)
         return -errno;
     fd = openat(parent, name, FOLDER | O_NOFOLLOW);
     if (fd < 0)
-        return errno == ELOOP ? -ENOTDIR : -errno;
+        return folder_error(errno);
     return fd;
 }
 
