@@ -26,7 +26,8 @@
 #define GPU_LAUNCH_ITEMS 4096
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 #define GPU_AHEAD_BYTES                                                                            \
-    (32ull << 20) /* launched and not done, besides the newest: keeps the bus busy without a gap   \
+    (32ull                                                                                         \
+     << 20) /* launched and not done, besides the newest: keeps the bus busy without a gap   \
                    */
 
 /* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs
