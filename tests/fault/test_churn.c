@@ -578,10 +578,7 @@ static void (*const acts[])(void) = {
 
 static _Noreturn void process_run(uint64_t seed)
 {
-    struct sigaction leave = {.sa_handler = leave_cb, .sa_flags = SA_RESTART};
-
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    sigaction(SIGTERM, &leave, NULL);
     me.seed = random_state = seed;
     me.number = below(SPACES);
     me.space = &spaces[me.number];
@@ -797,8 +794,11 @@ Test(churn, workers_come_and_go_and_nothing_is_ever_wrong)
     uint64_t seconds = number_from("UCM_CHURN_SECONDS", SECONDS);
     uint64_t seed = number_from("UCM_SEED", now_ms() * 1000003 + (uint64_t)getpid());
     unsigned rounds = seconds > 20 * ROUNDS ? (unsigned)(seconds / 20) : ROUNDS, fds = 0;
+    /* Children inherit it: one that SIGTERM reaches before it runs must not die of it. */
+    struct sigaction leave = {.sa_handler = leave_cb, .sa_flags = SA_RESTART};
     uint64_t rss = 0;
 
+    cr_assert_eq(sigaction(SIGTERM, &leave, NULL), 0);
     random_state = seed;
     fprintf(stderr, "UCM_SEED=%#llx UCM_CHURN_SECONDS=%llu\n", (unsigned long long)seed,
             (unsigned long long)seconds);
