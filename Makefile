@@ -1,4 +1,4 @@
-# ucmd: `make demo` runs the main job, `make check` the tests; both set up what they need first.
+# ucmd: `make` builds, `make demo` runs the main job, `make check` the tests; `make help` lists the rest.
 #
 #   SAN=address,undefined | thread   build with sanitizers, into a folder of its own
 #   CC=, CFLAGS=, BUILD=             compiler, optimisation, folder
@@ -12,7 +12,13 @@ SO_VERSION := 0
 CC         := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CLANG      ?= clang
 comma      := ,
-.DEFAULT_GOAL := help
+.DEFAULT_GOAL := all
+
+# A plain `make` uses all cores; make's own -j goes over it.
+JOBS ?= $(shell nproc)
+ifeq ($(MAKELEVEL)$(or $(MAKECMDGOALS),all),0all)
+MAKEFLAGS += -j$(JOBS)
+endif
 
 V ?= 0
 Q := $(if $(filter 0,$(V)),@)
@@ -77,6 +83,10 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(CUDA_OBJ)
 CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC))
 
+# Made when all of it is built; `make install` compares the sources with it.
+BUILT := $O/built
+NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
+
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
@@ -86,10 +96,9 @@ ifneq ($(HAVE_CUDA),)
 gpu-bundle: $(BINS) # which kernels/cuda.mk comes too early for
 endif
 
-# Recursive calls use all cores when the caller gave no -j.
-JOBS    ?= $(shell nproc)
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
+# Recursive calls use all cores when the caller gave no -j.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
 # ---- for people ----
@@ -97,8 +106,14 @@ SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(J
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-all: $(LIBS) $(BINS) ## daemon, client library, ucmctl, ucm-bench
-	@$(if $(HAVE_CUDA),,echo "CUDA toolkit not found: building without GPU support")
+all: $(LIBS) $(BINS) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
+	@touch $(BUILT)
+	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
+	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
+
+# Only a word, and only before the first build: a library may come from elsewhere.
+missing-packages:
+	@$(if $(wildcard $(BUILT)),,tests/setup/packages.sh --missing $(PKG_BUILD))
 
 setup: ## install the Debian packages that `make check` needs, where any is missing
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
@@ -181,19 +196,20 @@ SYSTEMDUNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR    ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR    ?= $(PREFIX)/lib/tmpfiles.d
 D = $(DESTDIR)
+INSTALLED_FROM := proto kernels client daemon tests/bench
 
-install: all ## into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
+install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
 	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \
 	    $(D)$(SYSTEMDUNITDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
 	install -m 755 $(BINS) $(D)$(BINDIR)
-	install -m 755 $O/$(SO).$(VERSION) $(D)$(LIBDIR)
-	ln -sf $(SO).$(VERSION) $(D)$(LIBDIR)/$(SO).$(SO_VERSION)
-	ln -sf $(SO).$(SO_VERSION) $(D)$(LIBDIR)/$(SO)
-	install -m 644 $O/libucmclient.a $(D)$(LIBDIR)
-	install -m 644 client/include/ucmclient.h $(D)$(INCLUDEDIR)
-	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-	    client/libucmclient.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient.pc
-	$(if $(HAVE_CUDA),+@$(SUBMAKE) install-cuda)
+	for lib in libucmclient $(patsubst $O/%.a,%,$(wildcard $O/libucmclient_cuda.a)); do \
+	    install -m 755 $O/$$lib.so.$(VERSION) $(D)$(LIBDIR) && \
+	    ln -sf $$lib.so.$(VERSION) $(D)$(LIBDIR)/$$lib.so.$(SO_VERSION) && \
+	    ln -sf $$lib.so.$(SO_VERSION) $(D)$(LIBDIR)/$$lib.so && \
+	    install -m 644 $O/$$lib.a $(D)$(LIBDIR) && \
+	    install -m 644 client/include/$${lib#lib}.h $(D)$(INCLUDEDIR) && \
+	    sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+	        client/$$lib.pc.in > $(D)$(LIBDIR)/pkgconfig/$$lib.pc || exit 1; done
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -202,6 +218,12 @@ install: all ## into PREFIX (/usr/local), below DESTDIR; an existing configurati
 	install -m 644 systemd/ucmd.sysusers $(D)$(SYSUSERSDIR)/ucmd.conf
 	install -m 644 systemd/ucmd.tmpfiles $(D)$(TMPFILESDIR)/ucmd.conf
 	if [ -z '$(D)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+# Installing compiles nothing, as it mostly runs as root.
+check-built:
+	@[ -e $(BUILT) ] || { echo "Nothing is built in $O: run 'make' as yourself, then 'sudo make install'." >&2; exit 1; }
+	@changed=$$(find $(INSTALLED_FROM) -newer $(BUILT) -name '*.[chS]' -print -quit); [ -z "$$changed" ] || { \
+	    echo "$$changed is newer than what is built in $O: run 'make' as yourself first." >&2; exit 1; }
 
 uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
@@ -353,7 +375,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm wheel check-chroot \
+.PHONY: help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

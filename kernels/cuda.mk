@@ -42,16 +42,6 @@ PORTABLE_CUDA := $O/$(CUDA_SO).$(SO_VERSION)
 $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 	@ln -sf $(<F) $@
 
-install-cuda: $(LIBS)
-	install -m 755 $O/$(CUDA_SO).$(VERSION) $(D)$(LIBDIR)
-	ln -sf $(CUDA_SO).$(VERSION) $(D)$(LIBDIR)/$(CUDA_SO).$(SO_VERSION)
-	ln -sf $(CUDA_SO).$(SO_VERSION) $(D)$(LIBDIR)/$(CUDA_SO)
-	install -m 644 $O/libucmclient_cuda.a $(D)$(LIBDIR)
-	install -m 644 client/include/ucmclient_cuda.h $(D)$(INCLUDEDIR)
-	sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-	    client/libucmclient_cuda.pc.in > $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc
-.PHONY: install-cuda
-
 # What ucm-bench runs on a GPU.
 BENCH_FATBIN := $O/bench.fatbin
 $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.h

@@ -20,7 +20,35 @@ def run(*command, **options):
 
 def make(*arguments):
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    return run("make", "-C", str(TOP), *arguments, env=environment)
+    return run("make", "--no-print-directory", "-C", str(TOP), *arguments, env=environment)
+
+
+class Build(unittest.TestCase):
+    def test_make_alone_builds_and_says_what_comes_next(self):
+        last = make().splitlines()[-1]
+        self.assertIn("ucmd ucmctl ucm-bench and libucmclient in build/", last)
+        self.assertIn("sudo make install", last)
+        self.assertIn("make check ", make("help"))
+
+    def test_install_compiles_nothing(self):
+        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as folder:
+            make("install", f"DESTDIR={folder}/root", "CC=false")
+            done = subprocess.run(["make", "-C", str(TOP), "install", f"BUILD={folder}/none", f"DESTDIR={folder}/none",
+                                   "CC=false"], capture_output=True, text=True, timeout=120)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("run 'make' as yourself, then 'sudo make install'", done.stderr)
+            self.assertFalse(os.path.exists(f"{folder}/none"))
+
+    def test_install_refuses_what_is_older_than_its_sources(self):
+        with tempfile.TemporaryDirectory(prefix="ucmd-test-") as folder:
+            old = pathlib.Path(folder) / "built"
+            old.touch()
+            os.utime(old, (0, 0))
+            done = subprocess.run(["make", "-C", str(TOP), "install", f"DESTDIR={folder}/root", f"BUILT={old}"],
+                                  capture_output=True, text=True, timeout=120)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("is newer than what is built", done.stderr)
+            self.assertFalse(os.path.exists(folder + "/root"))
 
 
 class Install(unittest.TestCase):

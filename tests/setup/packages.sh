@@ -1,7 +1,14 @@
 #!/bin/sh
-# packages.sh PACKAGE...: installs those of these Debian packages that are missing. Says nothing and
-# takes no time when none is.
+# packages.sh [--missing] PACKAGE...: installs those of these Debian packages that are missing, or with
+# --missing only names them. Says nothing when none is.
 set -eu
+
+only_name=no
+if [ "$1" = --missing ]; then
+    shift
+    only_name=yes
+    command -v dpkg-query >/dev/null || exit 0
+fi
 
 sentence() {
     echo "ucmd: $1: install these packages, or what your system calls them, then run make again" \
@@ -19,6 +26,10 @@ for package in "$@"; do
     [ "$status" = installed ] || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
+if [ $only_name = yes ]; then
+    echo "ucmd: not installed:$missing (make setup installs them)"
+    exit 0
+fi
 
 if ! command -v apt-get >/dev/null; then
     sentence "apt-get is missing" "${missing# }"
