@@ -20,7 +20,7 @@ struct requests {
     uv_idle_t sweeper;
     struct proto_buf out;            /* one answer at a time */
     block_ref refs[UCM_MAX_KEYS];    /* scratch of one call */
-    block_ref missing[UCM_MAX_KEYS]; /* likewise, of probes */
+    block_ref missing[UCM_MAX_KEYS]; /* likewise, of lookups on the shared tier */
     uint8_t status[UCM_MAX_KEYS];    /* likewise */
 };
 
@@ -114,13 +114,13 @@ int request_start(struct call *call, struct request *r, size_t memory, uint64_t 
 /* Takes r out; the caller answers first and frees it afterwards. */
 void request_end(struct request *r);
 
-/* probe.c: which keys that are not here lie on the shared tier? What it finds is noted in the
+/* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in the
  * cache, as far as there is room, before done_cb runs. */
-struct key_probe {
+struct shared_lookup {
     struct share_probe p;
     struct requests *rq;
     struct ns *ns;
-    void (*done_cb)(struct key_probe *k); /* frees it */
+    void (*done_cb)(struct shared_lookup *k); /* frees it */
     void *ctx;
     size_t memory;
     const uint8_t *keys; /* a copy of all that were named */
@@ -128,13 +128,13 @@ struct key_probe {
 };
 /* Asks for those of keys[from, n) that are not found here, of a chain or each by itself, for
  * wait_ms at most. 0: done_cb will run. Anything else: nothing to wait for. */
-int key_probe_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
-                    bool each, uint64_t wait_ms, struct key_probe **out);
-void key_probe_free(struct key_probe *k);
+int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
+                        bool each, uint64_t wait_ms, struct shared_lookup **out);
+void shared_lookup_free(struct shared_lookup *k);
 /* done_cb runs no more; frees it. */
-void key_probe_cancel(struct key_probe *k);
+void shared_lookup_cancel(struct shared_lookup *k);
 
-/* lease.c */
+/* lookup.c */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);
 void lease_end(struct session *s, uint32_t name);

@@ -90,9 +90,9 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
 /* One that waits for the shared tier. */
 struct lookup_wait {
     struct request r;
-    struct key_probe *probe;
+    struct shared_lookup *lookup;
     struct ns *ns;
-    struct msg_lookup m; /* its keys are the probe's copy */
+    struct msg_lookup m; /* its keys are in lookup's copy */
 };
 
 static enum ucm_lookup_status status_of(struct cache *c, block_ref ref)
@@ -187,21 +187,21 @@ static void wait_end(struct lookup_wait *w)
     session_settle(s);
 }
 
-static void wait_done_cb(struct key_probe *k)
+static void wait_done_cb(struct shared_lookup *k)
 {
     struct lookup_wait *w = k->ctx;
 
     wait_end(w);
-    key_probe_free(k);
+    shared_lookup_free(k);
 }
 
 static void wait_stop_cb(struct request *r)
 {
     struct lookup_wait *w = LIST_ENTRY(r, struct lookup_wait, r);
-    struct key_probe *k = w->probe;
+    struct shared_lookup *k = w->lookup;
 
     wait_end(w);
-    key_probe_cancel(k);
+    shared_lookup_cancel(k);
 }
 
 /* The shared tier keeps its deadline; this one is for the case that it does not. */
@@ -212,34 +212,34 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
                          uint32_t hits)
 {
     struct requests *rq = call->s->rq;
-    struct key_probe *probe;
+    struct shared_lookup *lookup;
     struct lookup_wait *w;
 
     if (!rq->rooms.share || hits == n ||
-        key_probe_start(rq, ns, m->keys, m->each ? 0 : hits, m->each, m->wait_ms, &probe) != 0)
+        shared_lookup_start(rq, ns, m->keys, m->each ? 0 : hits, m->each, m->wait_ms, &lookup) != 0)
         return false;
     w = calloc(1, sizeof(*w));
     if (!w)
-        goto err_after_probe;
+        goto err_after_lookup;
     w->r.stop_cb = wait_stop_cb;
     /* Too many requests: what is here is an answer, too. */
-    if (request_start(call, &w->r, sizeof(*w) + probe->memory,
-                      probe->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS) != 0)
+    if (request_start(call, &w->r, sizeof(*w) + lookup->memory,
+                      lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS) != 0)
         goto err_after_wait;
     w->ns = ns;
-    w->probe = probe;
+    w->lookup = lookup;
     w->m = *m;
-    w->m.keys.p = probe->keys;
-    probe->ctx = w;
-    probe->done_cb = wait_done_cb;
+    w->m.keys.p = lookup->keys;
+    lookup->ctx = w;
+    lookup->done_cb = wait_done_cb;
     rq->rooms.metrics->lookups_waited++;
     return true;
 
 err_after_wait:
     call->error.code = 0;
     free(w);
-err_after_probe:
-    key_probe_cancel(probe);
+err_after_lookup:
+    shared_lookup_cancel(lookup);
     return false;
 }
 

@@ -145,7 +145,7 @@ void transfer_pump(struct transfer *t)
 {
     bool busy = false;
 
-    if (t->pumping || t->finished || t->probe)
+    if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
     while (!t->stopping && t->cursor < items_of(t) &&
@@ -182,9 +182,9 @@ void transfer_stop_cb(struct request *r)
         return;
     t->stopping = true;
     cache_room_cancel(&t->room);
-    if (t->probe) {
-        key_probe_cancel(t->probe);
-        t->probe = NULL;
+    if (t->lookup) {
+        shared_lookup_cancel(t->lookup);
+        t->lookup = NULL;
         memset(t->status, UCM_BLOCK_CANCELLED, t->n_keys);
     }
     while ((node = list_pop_front(&t->waits)) != NULL) {

@@ -20,11 +20,11 @@ struct transfer {
     bool has_event, durable; /* durable: a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
-    struct copy_batch *open; /* filling up */
-    struct key_probe *probe; /* a prefetch that waits for the shared tier, else NULL */
-    struct steps *steps;     /* a load that goes layer by layer, else NULL */
-    struct list waits;       /* items that wait for a read */
-    struct list durables;    /* items that wait for stable storage; counted in waits_n too */
+    struct copy_batch *open;      /* filling up */
+    struct shared_lookup *lookup; /* a prefetch that waits for the shared tier, else NULL */
+    struct steps *steps;          /* a load that goes layer by layer, else NULL */
+    struct list waits;            /* items that wait for a read */
+    struct list durables;         /* items that wait for stable storage; counted in waits_n too */
     struct item_wait *spare;
     struct cache_room room;
     struct cache_calm calm;   /* a dump whose answer is held back */

@@ -232,13 +232,13 @@ static void prefetch_begin(struct transfer *t, const uint8_t *keys)
     transfer_pump(t);
 }
 
-static void prefetch_probed_cb(struct key_probe *k)
+static void prefetch_looked_cb(struct shared_lookup *k)
 {
     struct transfer *t = k->ctx;
 
-    t->probe = NULL;
+    t->lookup = NULL;
     prefetch_begin(t, k->keys);
-    key_probe_free(k);
+    shared_lookup_free(k);
 }
 
 int method_prefetch(struct call *call)
@@ -266,11 +266,11 @@ int method_prefetch(struct call *call)
     t->part = m.part ? (uint32_t)m.part - 1 : 0;
     t->parts = m.part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m.priority;
-    if (key_probe_start(call->s->rq, ns, m.keys, 0, false, m.deadline_ms, &t->probe) != 0) {
+    if (shared_lookup_start(call->s->rq, ns, m.keys, 0, false, m.deadline_ms, &t->lookup) != 0) {
         prefetch_begin(t, m.keys.p);
         return 0;
     }
-    t->probe->ctx = t;
-    t->probe->done_cb = prefetch_probed_cb;
+    t->lookup->ctx = t;
+    t->lookup->done_cb = prefetch_looked_cb;
     return 0;
 }

@@ -8,7 +8,7 @@
 
 #define SWEEP_PAGE 512
 
-struct keep {
+struct change {
     enum ucm_method method;
     uint64_t tier;
     struct msg_count_r result;
@@ -18,7 +18,7 @@ struct sweep {
     struct request r;
     struct list link; /* in the sweeps while there is something to walk */
     struct ns *ns;
-    struct keep keep;
+    struct change change;
     uint64_t cursor;
     bool walked;
     bool purges; /* namespace.purge; evict, when files on shares go too, whichever host's */
@@ -27,17 +27,17 @@ struct sweep {
 };
 
 /* In the words of the wire: 0 all, 3 shared only. */
-static bool reaches_shares(const struct keep *k)
+static bool reaches_shares(const struct change *k)
 {
     return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
 }
 
-static bool evicts(const struct keep *k)
+static bool evicts(const struct change *k)
 {
     return k->method == UCM_METHOD_EVICT || k->method == UCM_METHOD_NS_PURGE;
 }
 
-static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
+static void change_evict(struct cache *c, struct change *k, block_ref ref)
 {
     static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
 
@@ -55,17 +55,17 @@ static void keep_evict(struct cache *c, struct keep *k, block_ref ref)
     }
 }
 
-static void keep_apply(struct cache *c, struct keep *k, block_ref ref)
+static void change_apply(struct cache *c, struct change *k, block_ref ref)
 {
     if (k->method == UCM_METHOD_PIN)
         k->result.blocks += cache_found(c, ref) && cache_pin(c, ref, true);
     else if (k->method == UCM_METHOD_UNPIN)
         k->result.blocks += cache_pin(c, ref, false);
     else
-        keep_evict(c, k, ref);
+        change_evict(c, k, ref);
 }
 
-static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct proto_bin keys)
+static int change_keys(struct call *call, struct ns *ns, struct change *k, struct proto_bin keys)
 {
     struct requests *rq = call->s->rq;
     uint32_t n = call_keys(call, ns, keys);
@@ -81,7 +81,7 @@ static int keep_keys(struct call *call, struct ns *ns, struct keep *k, struct pr
         if (!ref && evicts(k) && reaches_shares(k))
             cache_shared_remove(rq->rooms.cache, ns, key);
         if (ref)
-            keep_apply(rq->rooms.cache, k, ref);
+            change_apply(rq->rooms.cache, k, ref);
         else
             k->result.missing++;
     }
@@ -122,7 +122,7 @@ static void sweep_answer(struct sweep *sw)
                       "(%s); try again",
                       strerror(-sw->purge.share_status));
     if (e.code == 0)
-        session_reply(sw->r.s, sw->r.msgid, &proto_count_r, &sw->keep.result);
+        session_reply(sw->r.s, sw->r.msgid, &proto_count_r, &sw->change.result);
     else if (!sw->r.s->closing)
         session_reply_error(sw->r.s, sw->r.msgid, &e);
 }
@@ -166,7 +166,7 @@ static void sweep_step(struct requests *rq, struct sweep *sw)
 
     sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, &n);
     for (uint32_t i = 0; i < n; i++)
-        keep_apply(rq->rooms.cache, &sw->keep, rq->refs[i]);
+        change_apply(rq->rooms.cache, &sw->change, rq->refs[i]);
     if (sw->cursor != 0)
         return;
     sw->walked = true;
@@ -187,7 +187,7 @@ static void sweeper_cb(uv_idle_t *idle)
         uv_idle_stop(idle);
 }
 
-static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
+static int change_all(struct call *call, struct ns *ns, const struct change *k)
 {
     struct requests *rq = call->s->rq;
     struct sweep *sw = calloc(1, sizeof(*sw));
@@ -203,7 +203,7 @@ static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
         return rc;
     }
     sw->ns = ns;
-    sw->keep = *k;
+    sw->change = *k;
     sw->purges =
         k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && evicts(k) && reaches_shares(k));
     sw->purge.only_shared = k->method == UCM_METHOD_EVICT;
@@ -218,14 +218,14 @@ static int keep_all(struct call *call, struct ns *ns, const struct keep *k)
     return 0;
 }
 
-static int keep_call(struct call *call, uint64_t ns_id, struct proto_bin keys, uint64_t tier)
+static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys, uint64_t tier)
 {
     struct ns *ns = call_namespace(call, ns_id);
-    struct keep k = {.method = call->method, .tier = tier};
+    struct change k = {.method = call->method, .tier = tier};
 
     if (!ns)
         return -call->error.code;
-    return keys.n > 0 ? keep_keys(call, ns, &k, keys) : keep_all(call, ns, &k);
+    return keys.n > 0 ? change_keys(call, ns, &k, keys) : change_all(call, ns, &k);
 }
 
 static int keys_call(struct call *call)
@@ -233,7 +233,7 @@ static int keys_call(struct call *call)
     struct msg_keys m;
     int rc = proto_decode(&proto_keys, call->env, &m, &call->error);
 
-    return rc != 0 ? rc : keep_call(call, m.ns, m.keys, 0);
+    return rc != 0 ? rc : change_call(call, m.ns, m.keys, 0);
 }
 
 /* Pinned blocks take room from every tenant. */
@@ -267,5 +267,5 @@ int method_evict(struct call *call)
     struct msg_evict m;
     int rc = proto_decode(&proto_evict, call->env, &m, &call->error);
 
-    return rc != 0 ? rc : keep_call(call, m.ns, m.keys, m.tier);
+    return rc != 0 ? rc : change_call(call, m.ns, m.keys, m.tier);
 }

@@ -8,7 +8,7 @@
 
 /* From the end: where there is no room for all, the tail of a chain is what its head can do
  * without. */
-static void probe_note(struct key_probe *k)
+static void lookup_note(struct shared_lookup *k)
 {
     const struct share_probe *p = &k->p;
 
@@ -21,11 +21,11 @@ static void probe_note(struct key_probe *k)
     }
 }
 
-static void probe_done_cb(struct share_probe *p)
+static void lookup_done_cb(struct share_probe *p)
 {
-    struct key_probe *k = LIST_ENTRY(p, struct key_probe, p);
+    struct shared_lookup *k = LIST_ENTRY(p, struct shared_lookup, p);
 
-    probe_note(k);
+    lookup_note(k);
     k->done_cb(k);
 }
 
@@ -44,12 +44,12 @@ static uint32_t keys_missing(struct requests *rq, struct ns *ns, const uint8_t *
 }
 
 /* The keys, those that are asked for, and the answers behind it. */
-static struct key_probe *probe_new(struct requests *rq, struct ns *ns, struct proto_bin keys,
-                                   uint32_t missing)
+static struct shared_lookup *lookup_new(struct requests *rq, struct ns *ns, struct proto_bin keys,
+                                        uint32_t missing)
 {
     uint32_t key_bytes = ns->identity.key_bytes;
-    size_t memory = sizeof(struct key_probe) + keys.n + (size_t)missing * (key_bytes + 1);
-    struct key_probe *k = calloc(1, memory);
+    size_t memory = sizeof(struct shared_lookup) + keys.n + (size_t)missing * (key_bytes + 1);
+    struct shared_lookup *k = calloc(1, memory);
     uint8_t *all, *asked;
 
     if (!k)
@@ -69,13 +69,13 @@ static struct key_probe *probe_new(struct requests *rq, struct ns *ns, struct pr
     return k;
 }
 
-int key_probe_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
-                    bool each, uint64_t wait_ms, struct key_probe **out)
+int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
+                        bool each, uint64_t wait_ms, struct shared_lookup **out)
 {
     const struct request_rooms *rooms = &rq->rooms;
     uint64_t most_ms = rooms->config->share_lookup_ms;
     uint32_t last = ns->identity.parts - 1, missing;
-    struct key_probe *k;
+    struct shared_lookup *k;
     int rc;
 
     if (!rooms->share || rq->draining)
@@ -83,7 +83,7 @@ int key_probe_start(struct requests *rq, struct ns *ns, struct proto_bin keys, u
     missing = keys_missing(rq, ns, keys.p, from, keys.n / ns->identity.key_bytes);
     if (missing == 0)
         return -ENOENT;
-    k = probe_new(rq, ns, keys, missing);
+    k = lookup_new(rq, ns, keys, missing);
     if (!k)
         return -ENOMEM;
     memcpy(k->p.fingerprint, ns->fingerprint, sizeof(k->p.fingerprint));
@@ -93,7 +93,7 @@ int key_probe_start(struct requests *rq, struct ns *ns, struct proto_bin keys, u
     k->p.part_bytes = ns_part_bytes(ns, last);
     k->p.each = each;
     k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
-    k->p.done_cb = probe_done_cb;
+    k->p.done_cb = lookup_done_cb;
     rc = rooms->share_ops->probe(rooms->share, &k->p);
     if (rc != 0)
         free(k);
@@ -102,12 +102,12 @@ int key_probe_start(struct requests *rq, struct ns *ns, struct proto_bin keys, u
     return rc;
 }
 
-void key_probe_free(struct key_probe *k)
+void shared_lookup_free(struct shared_lookup *k)
 {
     free(k);
 }
 
-void key_probe_cancel(struct key_probe *k)
+void shared_lookup_cancel(struct shared_lookup *k)
 {
     k->rq->rooms.share_ops->probe_cancel(k->rq->rooms.share, &k->p);
     free(k);
