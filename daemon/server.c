@@ -4,7 +4,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"
-#include "daemon/cache/keep.h"
+#include "daemon/cache/snapshot.h"
 #include "daemon/device/device.h"
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
@@ -39,7 +39,7 @@ struct server {
     struct cache *cache;
     struct numa numa; /* no nodes: nothing is placed */
     struct arena *arena;
-    struct keep *keep; /* NULL: DRAM ends with the daemon */
+    struct persist *keep; /* NULL: DRAM ends with the daemon */
     struct tier *tier;
     struct share *share; /* NULL: nothing is shared with other hosts */
     struct device_set *devices;
@@ -76,7 +76,7 @@ static void rooms_free(struct server *s)
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
-    keep_close(s->keep);
+    persist_close(s->keep);
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
     uv_close((uv_handle_t *)&s->term, NULL);
@@ -88,7 +88,7 @@ static void rooms_free(struct server *s)
 /* Nobody uses anything any more. What a device that failed may have written is not kept. */
 static void stop_last(struct server *s)
 {
-    if (s->keep && s->exit_status == 0 && cache_keep_start(s->cache, s->keep) == 0) {
+    if (s->keep && s->exit_status == 0 && cache_snapshot_start(s->cache, s->keep) == 0) {
         s->state = KEEPING;
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
         return;
@@ -100,10 +100,10 @@ static void stop_last(struct server *s)
 static void keep_tick(struct server *s, bool late)
 {
     if (late)
-        cache_keep_cut(s->cache);
-    if (!cache_keep_ready(s->cache))
+        cache_snapshot_cut(s->cache);
+    if (!cache_snapshot_ready(s->cache))
         return;
-    cache_keep_finish(s->cache);
+    cache_snapshot_finish(s->cache);
     uv_timer_stop(&s->stop_timer);
     rooms_free(s);
 }
@@ -335,19 +335,19 @@ static int arena_init(struct server *s, char text[512])
     int rc = 0;
 
     if (c->arena_keep[0] != '\0') {
-        rc = keep_open(c->arena_keep, &s->keep, text);
+        rc = persist_open(c->arena_keep, &s->keep, text);
         if (rc == 0)
-            rc = cache_kept_open(s->keep, ac.size, ac.extent, &warm);
+            rc = cache_snapshot_open(s->keep, ac.size, ac.extent, &warm);
         if (rc != 0)
             return rc;
         ac.file = true;
-        ac.fd = keep_fd(s->keep);
+        ac.fd = persist_fd(s->keep);
     }
     rc = arena_new(&s->loop, &ac, &s->arena);
     if (rc != 0)
         return rc;
     cache_arena_attach(s->cache, s->arena);
-    if (warm && cache_adopt_start(s->cache, s->keep) != 0)
+    if (warm && cache_snapshot_load(s->cache, s->keep) != 0)
         log_warn("server", "kept-refused", "reason=\"%s\"", "no memory to take it over");
     return s->keep ? arena_grow(s->arena) : 0;
 }
@@ -479,12 +479,12 @@ int server_new(struct config *config, const struct server_sources *sources, stru
     if (rc == 0)
         rc = front_init(s, text);
     if (rc == 0 && s->keep)
-        rc = keep_take(s->keep);
+        rc = persist_take(s->keep);
     if (rc != 0) {
         if (text[0] == '\0')
             snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
         arena_free(s->arena); /* joins its thread */
-        keep_close(s->keep);
+        persist_close(s->keep);
         return rc; /* the process ends: nothing is served yet, and the kernel takes back the rest */
     }
     *config = (struct config){0};

@@ -1,7 +1,7 @@
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
-#include "daemon/cache/keep.h"
+#include "daemon/cache/snapshot.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -47,10 +47,10 @@ static void calm_wake(struct cache *c)
 {
     struct list *node;
 
-    while (!cache_pressed(c) && (node = list_pop_front(&c->calm)) != NULL) {
-        struct cache_calm *w = LIST_ENTRY(node, struct cache_calm, link);
+    while (!cache_back_pressure(c) && (node = list_pop_front(&c->calm)) != NULL) {
+        struct cache_pressure *w = LIST_ENTRY(node, struct cache_pressure, link);
 
-        w->calm_cb(w);
+        w->eased_cb(w);
     }
 }
 
@@ -130,7 +130,7 @@ void cache_released(struct cache *c)
     share_pump_start(c);
     if (c->sweep > 0)
         idle_start(c);
-    if (!list_empty(&c->calm) && !cache_pressed(c))
+    if (!list_empty(&c->calm) && !cache_back_pressure(c))
         idle_start(c);
 }
 
@@ -181,7 +181,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
     assert(list_empty(&c->calm) && c->share_busy == 0);
-    cache_rest_free(c); /* where nothing was kept */
+    cache_snapshot_rest_free(c); /* where nothing was kept */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }
@@ -209,7 +209,7 @@ uint32_t cache_share_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->held_queue.n == 0 && c->writing_bytes == 0 && c->doubted == 0 &&
+    return c->queue.n == 0 && c->held_queue.n == 0 && c->writing_bytes == 0 && c->unverified == 0 &&
            !c->adopt && c->share_queue.n == 0 && c->share_writing_bytes == 0;
 }
 
@@ -219,7 +219,7 @@ void cache_stop_writing(struct cache *c)
     cache_durables_unhold(c);
     cache_durables_retry(c); /* they end now */
     cache_released(c);
-    cache_adopt_stop(c);
+    cache_snapshot_load_stop(c);
 }
 
 void cache_stats(const struct cache *c, struct cache_stats *out)
@@ -303,7 +303,7 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme
 }
 
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
-                    share_root root)
+                    share_root_id root)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -391,7 +391,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     if (ref != 0)
         cache_hold(c, ref);
     if (c->tier)
-        cache_ns_keep(c, ns);
+        cache_ns_record(c, ns);
     return ref;
 }
 
@@ -444,7 +444,7 @@ bool cache_room_wait(struct cache *c, struct cache_room *r)
 
 void cache_room_grew(struct cache *c)
 {
-    cache_adopt_grew(c);
+    cache_snapshot_load_grew(c);
     cache_released(c);
 }
 
@@ -455,17 +455,17 @@ void cache_room_cancel(struct cache_room *r)
 
 /* ---- waiting for the tier to keep up ---- */
 
-bool cache_pressed(const struct cache *c)
+bool cache_back_pressure(const struct cache *c)
 {
     return c->dirty_bytes > c->config.backlog_bytes && !c->no_writes;
 }
 
-void cache_calm_wait(struct cache *c, struct cache_calm *w)
+void cache_pressure_wait(struct cache *c, struct cache_pressure *w)
 {
     list_push_back(&c->calm, &w->link);
 }
 
-void cache_calm_cancel(struct cache_calm *w)
+void cache_pressure_cancel(struct cache_pressure *w)
 {
     list_remove(&w->link);
 }

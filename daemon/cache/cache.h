@@ -111,10 +111,10 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
 /* A probe found the block's last part on that root; `asked`: the root said so itself. May let
  * others go that nobody holds and that lie on a share only. */
-void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root root,
+void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
                        bool asked);
 /* The part is to be made durable, which no share is: a dump of it is taken though one has it. */
-void cache_shared_doubt(struct cache *c, block_ref ref, uint32_t part);
+void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part);
 /* Its files go from every root, whether this host knows of them or not. */
 void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key);
 
@@ -192,14 +192,15 @@ void cache_room_cancel(struct cache_room *r); /* r is initialised and may be wai
 /* ---- waiting for the tier to keep up ---- */
 
 /* More waits to be written than backlog_bytes. */
-bool cache_pressed(const struct cache *c);
+bool cache_back_pressure(const struct cache *c);
 
-struct cache_calm {
+struct cache_pressure {
     struct list link;
-    void (*calm_cb)(struct cache_calm *w); /* it does not any more */
+    void (*eased_cb)(struct cache_pressure *w); /* it does not any more */
 };
-void cache_calm_wait(struct cache *c, struct cache_calm *w);
-void cache_calm_cancel(struct cache_calm *w); /* w is initialised and may be waiting or not */
+void cache_pressure_wait(struct cache *c, struct cache_pressure *w);
+void cache_pressure_cancel(
+    struct cache_pressure *w); /* w is initialised and may be waiting or not */
 
 /* ---- verifying ---- */
 

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void doubt_done_cb(struct cache_durable *d, int status)
+static void unverified_done_cb(struct cache_durable *d, int status)
 {
     (void)status; /* nobody was promised anything */
-    d->cache->doubted--;
+    d->cache->unverified--;
     free(d);
 }
 
@@ -19,7 +19,7 @@ static void durable_end(struct cache_durable *d, int status)
     struct cache *c = d->cache;
     block_ref ref = d->ref;
 
-    if (d->done_cb != doubt_done_cb)
+    if (d->done_cb != unverified_done_cb)
         c->config.metrics->dump_blocks_durable += status == 0;
     d->done_cb(d, status);
     cache_drop(c, ref);
@@ -77,10 +77,10 @@ static int durable_step(struct cache *c, struct cache_durable *d)
     struct part *p = &b->part[d->part];
     int rc = 0;
 
-    cache_ns_keep(c, ns);
+    cache_ns_record(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
-    if (ns->kept == NS_KEPT_FAILED)
+    if (ns->record == NS_RECORD_FAILED)
         return -EIO; /* no later start would find it */
     if (p->nvme == PART_NVME_READY)
         return sync_submit(c, d, p, ns);
@@ -120,7 +120,7 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     return rc;
 }
 
-void cache_doubt(struct cache *c, block_ref ref, uint32_t part)
+void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
 {
     struct cache_durable *d = calloc(1, sizeof(*d));
 
@@ -129,10 +129,10 @@ void cache_doubt(struct cache *c, block_ref ref, uint32_t part)
     d->cache = c;
     d->ref = ref;
     d->part = part;
-    d->done_cb = doubt_done_cb;
+    d->done_cb = unverified_done_cb;
     list_push_back(&c->durables, &d->link);
     cache_hold(c, ref);
-    c->doubted++;
+    c->unverified++;
 }
 
 void cache_durables_written(struct list *waiters, int status)

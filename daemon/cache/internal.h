@@ -18,7 +18,7 @@
 struct write_entry {
     block_ref ref;
     uint16_t part;
-    share_root root;
+    share_root_id root;
 };
 
 struct write_queue {
@@ -61,17 +61,17 @@ struct cache {
     uint32_t share_busy;
     bool share_full; /* the share refused something: it says when it may take more */
     uint32_t tier_busy;
-    uint32_t doubted;          /* parts in DRAM whose copy of an earlier run is to be read first */
-    uint32_t copies;           /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns;      /* namespace of the part that the tier found last */
-    uint64_t keep_again_ms;    /* until then no namespace is tried again to be made known */
-    struct cache_adopt *adopt; /* while parts of the arena's file are taken over */
-    struct cache_adopt *rest;  /* of a take-over that was stopped: what it had not reached */
-    struct cache_keep *keep;   /* while they are listed for the next run */
+    uint32_t unverified;    /* parts in DRAM whose copy of an earlier run is to be read first */
+    uint32_t copies;        /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns;   /* namespace of the part that the tier found last */
+    uint64_t keep_again_ms; /* until then no namespace is tried again to be made known */
+    struct snapshot_load *adopt; /* while parts of the arena's file are taken over */
+    struct snapshot_load *rest;  /* of a take-over that was stopped: what it had not reached */
+    struct snapshot_write *keep; /* while they are listed for the next run */
     struct cache_stats stats;
 };
 
-struct kept_part;
+struct snapshot_part;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 
@@ -88,7 +88,7 @@ static inline bool part_whole(const struct part *p)
 }
 
 /* Losing its slot loses nothing. What is only presumed may turn out not to be there. */
-static inline bool part_kept_below(const struct part *p)
+static inline bool part_backed(const struct part *p)
 {
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
@@ -104,7 +104,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
                    const struct tier_place *place);
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
-                    share_root root);
+                    share_root_id root);
 void part_use(struct cache *c, struct part *p);
 void part_unuse(struct cache *c, struct part *p);
 
@@ -167,7 +167,7 @@ void cache_durables_unhold(struct cache *c);
 void cache_writes_unhold(struct cache *c);
 /* The part was dumped while its copy of an earlier run had not turned up yet: once recovery is over
  * that is read, and written anew if it is not whole. */
-void cache_doubt(struct cache *c, block_ref ref, uint32_t part);
+void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
 /* queue.c: 0, -ENOMEM, or -ENOSPC: it is as long as it may be. Popping and putting back need one
  * that is not empty, or was not. */
@@ -191,16 +191,17 @@ void cache_write_pump(struct cache *c);
 
 /* adopt.c */
 /* An extent may have become ready. */
-void cache_adopt_grew(struct cache *c);
+void cache_snapshot_load_grew(struct cache *c);
 /* What is still to be taken over of the namespace is not wanted. */
-void cache_adopt_forget(struct cache *c, const struct ns *ns);
+void cache_snapshot_load_forget(struct cache *c, const struct ns *ns);
 /* Calls each for every part that a take-over had not reached when it was stopped, the hottest
  * first: they lie where they lay. part->ns is of the old list, ns the namespace that is meant. */
-void cache_rest_walk(struct cache *c,
-                     void (*each)(void *ctx, struct ns *ns, const struct kept_part *part),
-                     void *ctx);
+void cache_snapshot_rest_walk(struct cache *c,
+                              void (*each)(void *ctx, struct ns *ns,
+                                           const struct snapshot_part *part),
+                              void *ctx);
 /* They are known no more. */
-void cache_rest_free(struct cache *c);
+void cache_snapshot_rest_free(struct cache *c);
 
 /* shared.c */
 /* Of the blocks that lie on a share only the oldest go until there are as few as have to be. None
@@ -218,7 +219,7 @@ void cache_shared_pump(struct cache *c);
 /* There is something to pump, and it can go now. */
 bool cache_shared_waits(const struct cache *c);
 /* The part deserves a place on that root too. */
-void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root root);
+void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root_id root);
 
 /* restore.c */
 /* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second
@@ -229,10 +230,10 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 
 /* naming.c */
-bool cache_named_cb(void *ctx, const uint8_t *fingerprint);
+bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint);
 /* Makes the namespace known to later starts, unless it is, or could not be made so a moment ago;
  * its blocks are written when that has ended. There must be a tier. */
-void cache_ns_keep(struct cache *c, struct ns *ns);
+void cache_ns_record(struct cache *c, struct ns *ns);
 /* False: its blocks have to wait; the end of what they wait for pumps the writes. */
 bool cache_ns_writable(const struct ns *ns);
 

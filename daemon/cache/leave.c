@@ -91,7 +91,7 @@ void cache_settle(struct cache *c, block_ref ref)
 static bool block_clean(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (!part_kept_below(&b->part[i]))
+        if (!part_backed(&b->part[i]))
             return false;
     return true;
 }
@@ -233,7 +233,7 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c)
                                    .restore = cache_restore_cb,
                                    .recovered = cache_recovered_cb,
                                    .describe = cache_describe_cb,
-                                   .named = cache_named_cb,
+                                   .ns_known = cache_ns_known_cb,
                                    .lost = tier_lost_cb,
                                    .ctx = c};
 }

@@ -35,7 +35,7 @@ static bool block_may_go(struct room_search *s, block_ref ref)
 
         if (p->users > 0)
             return false;
-        if (p->dram != PART_DRAM_READY || part_kept_below(p))
+        if (p->dram != PART_DRAM_READY || part_backed(p))
             continue;
         if (kept || s->spare || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
             return false;

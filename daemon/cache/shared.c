@@ -16,7 +16,7 @@ void cache_shared_trim(struct cache *c)
 
 /* ---- what is known ---- */
 
-void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root root,
+void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share_root_id root,
                        bool asked)
 {
     block_ref ref = index_find(c->config.index, ns, key);
@@ -51,7 +51,7 @@ void cache_shared_forget(struct cache *c, block_ref ref)
             part_set_share(c, ref, i, PART_SHARE_NONE, 0);
 }
 
-void cache_shared_doubt(struct cache *c, block_ref ref, uint32_t part)
+void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     const struct part *p = &cache_block(c, ref, &ns)->part[part];

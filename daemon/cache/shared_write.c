@@ -66,7 +66,7 @@ static void write_released_cb(struct share_io *io)
 
 /* A part in DRAM, to that root or to where the policy has it. 0, -EAGAIN: not now, or another
  * -errno: it will not be written. */
-static int part_write(struct cache *c, block_ref ref, uint32_t part, share_root root)
+static int part_write(struct cache *c, block_ref ref, uint32_t part, share_root_id root)
 {
     struct ns *ns;
     struct part *p = &cache_block(c, ref, &ns)->part[part];
@@ -231,7 +231,7 @@ void cache_shared_used(struct cache *c, block_ref ref)
         write_later(c, ref);
 }
 
-void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root root)
+void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root_id root)
 {
     struct write_entry e = {.ref = ref, .part = (uint16_t)part, .root = root};
 

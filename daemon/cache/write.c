@@ -84,7 +84,7 @@ void cache_write_fetched(struct cache *c, block_ref ref)
 
     if (!c->tier || !block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return;
-    cache_ns_keep(c, ns);
+    cache_ns_record(c, ns);
     if (c->config.write_reused)
         cache_write_used(c, ref);
     else

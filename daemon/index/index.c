@@ -106,7 +106,7 @@ struct block *index_block(struct index *ix, block_ref ref)
 {
     struct block *b;
 
-    assert(ref >> SLAB_SLOT_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_SLOT_BITS].base);
+    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_CELL_BITS].base);
     b = slab_block(&ix->slab, ref);
     assert(b->ns != 0);
     return b;
@@ -114,12 +114,12 @@ struct block *index_block(struct index *ix, block_ref ref)
 
 struct block *index_peek(struct index *ix, block_ref ref)
 {
-    uint32_t chunk = ref >> SLAB_SLOT_BITS;
+    uint32_t chunk = ref >> SLAB_CELL_BITS;
     struct block *b;
 
     /* The chunk's number may be another's by now, which has fewer records. */
     if (chunk >= ix->slab.chunks || !ix->slab.place[chunk].base ||
-        ref % SLAB_SLOTS >= ix->slab.chunk[chunk].fresh)
+        ref % SLAB_CELLS >= ix->slab.chunk[chunk].fresh)
         return NULL;
     b = slab_block(&ix->slab, ref);
     return b->ns != 0 ? b : NULL;

@@ -100,7 +100,7 @@ struct ns_identity {
 };
 
 /* Does the tier know the namespace, so that its blocks are found after a restart? */
-enum ns_kept { NS_KEPT_NO, NS_KEPT_SOON, NS_KEPT_YES, NS_KEPT_FAILED };
+enum ns_record { NS_RECORD_NONE, NS_RECORD_PENDING, NS_RECORD_WRITTEN, NS_RECORD_FAILED };
 
 struct ns {
     uint32_t id; /* from 1; not used again for another namespace for a long while */
@@ -113,8 +113,8 @@ struct ns {
     /* For accounting by `cache`: bytes of this namespace in each tier. */
     uint64_t dram_bytes, nvme_bytes, share_bytes;
     uint32_t purges;        /* under way; cache's own */
-    uint8_t kept;           /* enum ns_kept; likewise */
-    uint64_t kept_from;     /* NS_KEPT_FAILED: what of it counts, once it is kept; likewise */
+    uint8_t record;         /* enum ns_record; likewise */
+    uint64_t record_from;   /* NS_RECORD_FAILED: what of it counts, once it is kept; likewise */
     struct ns_table *table; /* index's own */
 };
 

@@ -34,10 +34,10 @@ void pages_free(void *p, size_t size_bytes);
 
 /* ---- slabs: records of one size in chunks that never move ---- */
 
-/* A block_ref is a chunk's number above SLAB_SLOT_BITS bits of position. Chunk 0 does not exist. */
-#define SLAB_SLOT_BITS 15
-#define SLAB_SLOTS (1u << SLAB_SLOT_BITS)
-#define SLAB_CHUNKS (1u << (32 - SLAB_SLOT_BITS))
+/* A block_ref is a chunk's number above SLAB_CELL_BITS bits of position. Chunk 0 does not exist. */
+#define SLAB_CELL_BITS 15
+#define SLAB_CELLS (1u << SLAB_CELL_BITS)
+#define SLAB_CHUNKS (1u << (32 - SLAB_CELL_BITS))
 
 /* What finding a record needs; kept apart from the rest so that it stays in the first-level cache.
  */
@@ -50,7 +50,7 @@ struct slab_chunk {
     uint32_t size_bytes, records;
     uint32_t fresh;      /* records before this one have been in use */
     uint32_t used;       /* records in use; 0 and size_bytes 0: the number is free */
-    uint32_t free_slot;  /* first free record + 1, chained by hash_next */
+    uint32_t free_cell;  /* first free record + 1, chained by hash_next */
     uint32_t prev, next; /* chunks of the class with room */
     uint32_t parts;
 };
@@ -79,21 +79,21 @@ void slab_give(struct slab *s, block_ref ref);
 
 static inline struct block *slab_block(const struct slab *s, block_ref ref)
 {
-    const struct slab_place *at = &s->place[ref >> SLAB_SLOT_BITS];
+    const struct slab_place *at = &s->place[ref >> SLAB_CELL_BITS];
 
-    return (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_SLOTS - 1)) * at->record_bytes);
+    return (struct block *)(void *)(at->base + (size_t)(ref & (SLAB_CELLS - 1)) * at->record_bytes);
 }
 
 /* ---- the table of a namespace: linear hashing over buckets of one cache line ---- */
 
-#define BUCKET_SLOTS 12
+#define BUCKET_ENTRIES 12
 
 /* Slots are filled from the front; tag 0 and ref 0 are an empty slot. What does not fit hangs from
  * overflow, chained by hash_next, and only while every slot is taken. */
 struct bucket {
-    uint8_t tag[BUCKET_SLOTS];
+    uint8_t tag[BUCKET_ENTRIES];
     block_ref overflow;
-    block_ref ref[BUCKET_SLOTS];
+    block_ref ref[BUCKET_ENTRIES];
 };
 
 /* Segments grow from 4 buckets, each as long as all before it, up to 2 MiB. */

@@ -115,7 +115,7 @@ static inline uint32_t bytes_match(uint64_t v, uint8_t tag)
     return (uint32_t)(((zero >> 7) * UINT64_C(0x0102040810204080)) >> 56);
 }
 
-static inline uint32_t slots_match(const struct bucket *b, uint8_t tag)
+static inline uint32_t entries_match(const struct bucket *b, uint8_t tag)
 {
     uint64_t first;
     uint32_t last;
@@ -125,11 +125,11 @@ static inline uint32_t slots_match(const struct bucket *b, uint8_t tag)
     return bytes_match(le64toh(first), tag) | bytes_match(le32toh(last), tag) << 8;
 }
 
-static uint32_t slots_used(const struct bucket *b)
+static uint32_t entries_used(const struct bucket *b)
 {
     uint32_t n = 0;
 
-    while (n < BUCKET_SLOTS && b->ref[n])
+    while (n < BUCKET_ENTRIES && b->ref[n])
         n++;
     return n;
 }
@@ -137,7 +137,7 @@ static uint32_t slots_used(const struct bucket *b)
 static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
                              const struct bucket *b, uint8_t tag, const uint8_t *key)
 {
-    for (uint32_t m = slots_match(b, tag); m; m &= m - 1) {
+    for (uint32_t m = entries_match(b, tag); m; m &= m - 1) {
         block_ref ref = b->ref[__builtin_ctz(m)];
 
         if (key_equal(slab_block(&ix->slab, ref)->key, key, t->key_bytes))
@@ -156,10 +156,10 @@ static block_ref bucket_find(const struct index *ix, const struct ns_table *t,
 static void bucket_put(const struct index *ix, struct bucket *b, block_ref ref, uint64_t hash)
 {
     struct block *block = slab_block(&ix->slab, ref);
-    uint32_t n = slots_used(b);
+    uint32_t n = entries_used(b);
 
     block->hash_next = 0;
-    if (n < BUCKET_SLOTS) {
+    if (n < BUCKET_ENTRIES) {
         b->tag[n] = hash_tag(hash);
         b->ref[n] = ref;
         return;
@@ -170,7 +170,7 @@ static void bucket_put(const struct index *ix, struct bucket *b, block_ref ref, 
 
 static void bucket_prefetch(const struct index *ix, const struct bucket *b)
 {
-    for (uint32_t i = 0; i < BUCKET_SLOTS && b->ref[i]; i++)
+    for (uint32_t i = 0; i < BUCKET_ENTRIES && b->ref[i]; i++)
         __builtin_prefetch(slab_block(&ix->slab, b->ref[i]));
 }
 
@@ -184,7 +184,7 @@ static void bucket_deal(const struct index *ix, const struct ns_table *t, struct
 
     bucket_prefetch(ix, &old);
     memset(from, 0, sizeof(*from));
-    for (uint32_t i = 0; i < BUCKET_SLOTS && old.ref[i]; i++) {
+    for (uint32_t i = 0; i < BUCKET_ENTRIES && old.ref[i]; i++) {
         uint64_t hash = record_hash(ix, t, old.ref[i]);
 
         bucket_put(ix, hash & bit ? one : zero, old.ref[i], hash);
@@ -315,10 +315,10 @@ int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
 }
 
 /* The last slot, or else the first of the overflow, fills the gap. */
-static void slot_clear(const struct index *ix, const struct ns_table *t, struct bucket *b,
-                       uint32_t slot)
+static void entry_clear(const struct index *ix, const struct ns_table *t, struct bucket *b,
+                        uint32_t slot)
 {
-    uint32_t last = slots_used(b) - 1;
+    uint32_t last = entries_used(b) - 1;
     block_ref ref = b->overflow;
 
     if (ref) {
@@ -342,10 +342,10 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
     block_ref *link = &b->overflow;
     uint32_t slot = 0;
 
-    while (slot < BUCKET_SLOTS && b->ref[slot] != ref)
+    while (slot < BUCKET_ENTRIES && b->ref[slot] != ref)
         slot++;
-    if (slot < BUCKET_SLOTS) {
-        slot_clear(ix, t, b, slot);
+    if (slot < BUCKET_ENTRIES) {
+        entry_clear(ix, t, b, slot);
     } else {
         while (*link != ref) {
             assert(*link != 0);
@@ -385,7 +385,7 @@ static inline void probe_hash(const struct index *ix, const struct ns_table *t, 
 
 static inline void probe_bucket(const struct index *ix, struct probe *p)
 {
-    uint32_t match = slots_match(p->bucket, p->tag);
+    uint32_t match = entries_match(p->bucket, p->tag);
 
     p->block = NULL;
     p->others = match & (match - 1);
@@ -489,7 +489,7 @@ uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_
     bucket = bucket_of(t, reversed(from));
     b = bucket_at(t, bucket);
     bucket_prefetch(ix, b);
-    for (uint32_t i = 0; i < BUCKET_SLOTS && b->ref[i]; i++) {
+    for (uint32_t i = 0; i < BUCKET_ENTRIES && b->ref[i]; i++) {
         uint64_t at = reversed(record_hash(ix, t, b->ref[i]));
 
         if (at >= from)

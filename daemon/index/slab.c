@@ -106,7 +106,7 @@ static uint32_t chunk_new(struct slab *s, uint32_t parts)
     s->place[number] = (struct slab_place){base, record};
     s->chunk[number] = (struct slab_chunk){
         .size_bytes = size_bytes,
-        .records = records < SLAB_SLOTS ? records : SLAB_SLOTS,
+        .records = records < SLAB_CELLS ? records : SLAB_CELLS,
         .parts = parts,
     };
     s->size_bytes += size_bytes;
@@ -147,11 +147,11 @@ block_ref slab_take(struct slab *s, uint32_t parts)
     c = &s->chunk[number];
     if (c->used == 0)
         s->class[parts].empty--;
-    slot = c->free_slot ? c->free_slot - 1 : c->fresh++;
-    ref = number << SLAB_SLOT_BITS | slot;
+    slot = c->free_cell ? c->free_cell - 1 : c->fresh++;
+    ref = number << SLAB_CELL_BITS | slot;
     b = slab_block(s, ref);
-    if (c->free_slot)
-        c->free_slot = b->hash_next;
+    if (c->free_cell)
+        c->free_cell = b->hash_next;
     c->used++;
     if (c->used == c->records)
         chunk_unlink(s, number);
@@ -161,14 +161,14 @@ block_ref slab_take(struct slab *s, uint32_t parts)
 
 void slab_give(struct slab *s, block_ref ref)
 {
-    uint32_t number = ref >> SLAB_SLOT_BITS;
+    uint32_t number = ref >> SLAB_CELL_BITS;
     struct slab_chunk *c = &s->chunk[number];
     struct slab_class *class = &s->class[c->parts];
     struct block *b = slab_block(s, ref);
 
     b->ns = 0;
-    b->hash_next = c->free_slot;
-    c->free_slot = (ref & (SLAB_SLOTS - 1)) + 1;
+    b->hash_next = c->free_cell;
+    c->free_cell = (ref & (SLAB_CELLS - 1)) + 1;
     if (c->used == c->records)
         chunk_link(s, number);
     c->used--;

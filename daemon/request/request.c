@@ -1,6 +1,6 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
-#include "daemon/cache/keep.h"
+#include "daemon/cache/snapshot.h"
 #include "daemon/request/internal.h"
 
 #include <assert.h>
@@ -199,7 +199,7 @@ uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
         *health = tier_health(&rq->rooms, reasons[0]);
         found = *health != HEALTH_OK;
     }
-    if (found < n && cache_adopting(rq->rooms.cache, &done, &of)) {
+    if (found < n && cache_snapshot_loading(rq->rooms.cache, &done, &of)) {
         if (*health == HEALTH_OK)
             *health = HEALTH_RECOVERING;
         snprintf(reasons[found++], sizeof(*reasons), "DRAM: %llu of %llu kept parts looked at",

@@ -39,7 +39,7 @@ static void transfer_release(struct transfer *t)
     lease_end(t->r.s, t->lease);
 }
 
-static void calm_cb(struct cache_calm *w)
+static void calm_cb(struct cache_pressure *w)
 {
     transfer_pump(LIST_ENTRY(w, struct transfer, calm));
 }
@@ -48,7 +48,7 @@ static void calm_end_cb(struct deadline *d)
 {
     struct transfer *t = LIST_ENTRY(d, struct transfer, calm_end);
 
-    cache_calm_cancel(&t->calm);
+    cache_pressure_cancel(&t->calm);
     transfer_pump(t);
 }
 
@@ -60,13 +60,13 @@ static bool transfer_slowed(struct transfer *t)
     uint64_t at_ms = uv_now(rooms->loop) + rooms->config->nvme_pressure_ms;
 
     if (t->calmed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
-        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_pressed(cache_of(t)) ||
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(t)) ||
         deadline_arm(rooms->deadlines, &t->calm_end, at_ms, calm_end_cb) != 0)
         return false;
     t->calmed = true;
-    t->calm.calm_cb = calm_cb;
+    t->calm.eased_cb = calm_cb;
     transfer_release(t);
-    cache_calm_wait(cache_of(t), &t->calm);
+    cache_pressure_wait(cache_of(t), &t->calm);
     metrics_of(t)->dumps_slowed++;
     return true;
 }
@@ -79,7 +79,7 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
     t->finished = true;
-    cache_calm_cancel(&t->calm);
+    cache_pressure_cancel(&t->calm);
     deadline_disarm(s->rq->rooms.deadlines, &t->calm_end);
     transfer_release(t);
     session_reply(s, t->r.msgid, &proto_blocks_r, &r);

@@ -27,8 +27,8 @@ struct transfer {
     struct list durables;         /* items that wait for stable storage; counted in waits_n too */
     struct item_wait *spare;
     struct cache_room room;
-    struct cache_calm calm;   /* a dump whose answer is held back */
-    struct deadline calm_end; /* for so long at most */
+    struct cache_pressure calm; /* a dump whose answer is held back */
+    struct deadline calm_end;   /* for so long at most */
     bool released, calmed;
     /* n_keys each, in one allocation behind the struct */
     block_ref *refs;

@@ -19,7 +19,7 @@
 struct slot {
     uint32_t key;
     uint8_t pending; /* roots that have not answered */
-    uint8_t found;   /* a share_root, 0: none so far */
+    uint8_t found;   /* a share_root_id, 0: none so far */
     bool failed;     /* a root that could have it did not answer */
 };
 

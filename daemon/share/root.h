@@ -73,7 +73,7 @@ struct share_root_config {
 struct share_root {
     struct share_root_config config;
     struct share_backend *backend;
-    uint32_t number; /* 1 and up: what share.h calls a share_root */
+    uint32_t number; /* 1 and up: what share.h calls a share_root_id */
     void *gc;        /* garbage collection's, NULL without */
 
     struct breaker breaker;                               /* the root as such */

@@ -29,7 +29,7 @@ struct uv_loop_s;
 
 /* Which root holds a part: 1 to SHARE_MAX_ROOTS; 0: none, or any. A hint: reads ask the others when
  * it is not there any more. */
-typedef uint8_t share_root;
+typedef uint8_t share_root_id;
 
 /* Opens the roots of config->share_roots; does no I/O on them, so no server holds up the start. 0,
  * or -errno with *e saying what would be right. With no roots *out is NULL. */
@@ -54,8 +54,8 @@ struct share_io {
     uint64_t bytes; /* of the payload */
     /* in: of a read, where the part is thought to be, or 0; of a write, where to, or 0 to have it
      * chosen by policy. out: where it is. */
-    share_root root;
-    share_root promote; /* out, of a read: the part deserves a place on this root too, or 0 */
+    share_root_id root;
+    share_root_id promote; /* out, of a read: the part deserves a place on this root too, or 0 */
     /* The answer, by the deadline at the latest. 0; -ENOENT (read: nowhere, or not to be trusted);
      * -EEXIST is told as 0; -EBUSY (read): a root that may have it is asked too much already;
      * -ETIMEDOUT, -EIO, ...: the root's. A write that ends with an error may
@@ -77,7 +77,7 @@ void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
 
 /* ---- which of these keys are there? ---- */
 
-enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* else: its share_root */
+enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* else: its share_root_id */
 
 /* Memory of the caller, with keys and answers, until done_cb or cancel. */
 struct share_probe {

@@ -70,7 +70,7 @@ share_roots_mask share_holders(const struct share *s, const struct block_file_id
 uint32_t share_takers(struct share *s, const struct block_file_id *id,
                       uint8_t out[SHARE_MAX_ROOTS]);
 /* A part was read from there: a hotter root that it deserves a place on too, or 0. */
-share_root share_promotion(struct share *s, const struct block_file_id *id, uint32_t root);
+share_root_id share_promotion(struct share *s, const struct block_file_id *id, uint32_t root);
 
 /* share_io.c */
 

@@ -153,7 +153,7 @@ static void read_answered(struct share_move *m, int status)
 
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
-        m->io->root = (share_root)(root + 1);
+        m->io->root = (share_root_id)(root + 1);
         m->io->promote = share_promotion(s, &m->io->id, root);
         touch(s, root, &m->task);
         move_end(m, 0);
@@ -182,7 +182,7 @@ static void write_answered(struct share_move *m, int status)
         status = 0;
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
-        m->io->root = (share_root)(root + 1);
+        m->io->root = (share_root_id)(root + 1);
     } else if ((status == -ENOSPC || status == -EDQUOT) && s->gcs[root]) {
         gc_full(s->gcs[root]);
     }

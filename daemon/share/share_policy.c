@@ -116,7 +116,7 @@ uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t o
     return n;
 }
 
-share_root share_promotion(struct share *s, const struct block_file_id *id, uint32_t root)
+share_root_id share_promotion(struct share *s, const struct block_file_id *id, uint32_t root)
 {
     uint64_t now = now_of(s), tag = share_tag(s, id, SHARE_MAX_ROOTS);
     bool again = memo_get(&s->reads, tag, now) != 0;
@@ -126,6 +126,6 @@ share_root share_promotion(struct share *s, const struct block_file_id *id, uint
     memo_put(&s->reads, tag, 1, now, now + s->settings.collect_ms);
     for (uint32_t i = 0; again && i < root; i++)
         if (share_root_takes_writes(s->roots[i]))
-            return (share_root)(i + 1);
+            return (share_root_id)(i + 1);
     return 0;
 }

@@ -503,6 +503,6 @@ const struct tier_ops tier_nvme = {
     .forget = nvme_forget,
     .stats = nvme_stats,
     .sequence = nvme_sequence,
-    .naming = nvme_name,
+    .ns_record = nvme_name,
     .sync = nvme_sync,
 };

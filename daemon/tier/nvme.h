@@ -96,7 +96,7 @@ struct nvme_recovery {
 
 struct nvme_naming {
     struct tier *tier;
-    struct list queue; /* of tier_naming; the first is being written while busy */
+    struct list queue; /* of tier_ns_record; the first is being written while busy */
     bool busy;
     int status;
     uv_work_t work;
@@ -208,7 +208,7 @@ void nvme_move_check(struct tier *t);
 /* ---- nvme_name.c ---- */
 
 int nvme_names_open(struct tier *t);
-void nvme_name(struct tier *t, struct tier_naming *asked);
+void nvme_name(struct tier *t, struct tier_ns_record *asked);
 
 /* ---- nvme_recover.c ---- */
 

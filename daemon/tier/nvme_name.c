@@ -17,8 +17,8 @@ static void name_work_cb(uv_work_t *work)
 
 static void name_end(struct tier *t, int status)
 {
-    struct tier_naming *asked =
-        LIST_ENTRY(list_pop_front(&t->naming.queue), struct tier_naming, link);
+    struct tier_ns_record *asked =
+        LIST_ENTRY(list_pop_front(&t->naming.queue), struct tier_ns_record, link);
 
     t->naming.busy = false;
     if (status == 0)
@@ -48,16 +48,16 @@ static void name_known_cb(uv_work_t *work)
 static void name_next(struct tier *t)
 {
     struct nvme_naming *n = &t->naming;
-    const struct tier_naming *asked;
+    const struct tier_ns_record *asked;
     const struct nvme_name *known;
     bool kept;
     int rc;
 
     if (n->busy || list_empty(&n->queue))
         return;
-    asked = LIST_ENTRY(n->queue.next, struct tier_naming, link);
+    asked = LIST_ENTRY(n->queue.next, struct tier_ns_record, link);
     if (names_crowded(&t->names) && !nvme_recovering(t))
-        names_prune(&t->names, t->callbacks.named, t->callbacks.ctx);
+        names_prune(&t->names, t->callbacks.ns_known, t->callbacks.ctx);
     known = asked->forget ? NULL : names_find(&t->names, asked->fingerprint);
     kept = known && !t->names.doubtful;
     memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
@@ -71,7 +71,7 @@ static void name_next(struct tier *t)
     (void)rc;
 }
 
-void nvme_name(struct tier *t, struct tier_naming *asked)
+void nvme_name(struct tier *t, struct tier_ns_record *asked)
 {
     assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_NAME_BYTES);
     /* Also of one that is new: a former record of it may have been dropped with a purge in it. */

@@ -78,7 +78,7 @@ struct tier_twin {
  * read. */
 struct tier_found {
     const struct tier_name *name; /* without owner */
-    const uint8_t *identity;      /* of its namespace, as tier_naming had it */
+    const uint8_t *identity;      /* of its namespace, as tier_ns_record had it */
     uint32_t identity_bytes;
     bool name_doubtful; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
@@ -119,18 +119,18 @@ struct tier_callbacks {
     bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
     /* Is the namespace one of the caller's? Otherwise its name may be forgotten, once recovery is
      * over. NULL: all are. */
-    bool (*named)(void *ctx, const uint8_t *fingerprint);
+    bool (*ns_known)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
 /* Makes a namespace known to later starts. Allocated by the caller, like a tier_io; the bytes it
  * points to stay until done. */
-struct tier_naming {
+struct tier_ns_record {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
     bool forget;             /* whatever was stored for it before now is not to be found again */
-    void (*done)(struct tier_naming *n, int status); /* 0: on stable storage; or -errno */
-    struct list link;                                /* the tier's own */
+    void (*done)(struct tier_ns_record *n, int status); /* 0: on stable storage; or -errno */
+    struct list link;                                   /* the tier's own */
     /* What is stored from here on counts. In: 0, or what a try that failed left here, so that what
      * was stored since counts, too. */
     uint64_t from_sequence;
@@ -168,7 +168,7 @@ struct tier_ops {
      */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
     /* Parts of a namespace should be written after it is done, or no later start finds them. */
-    void (*naming)(struct tier *t, struct tier_naming *n);
+    void (*ns_record)(struct tier *t, struct tier_ns_record *n);
     /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices
      * take: with transfers in a stuck device the process could not exit any sooner. */
     int (*sync)(struct tier *t);

@@ -458,13 +458,13 @@ static void kill_at(const char *point, bool at_start)
 Test(keep, killed_at_any_step_it_is_warm_or_cold_and_never_wrong)
 {
     open_keep(false);
-    kill_at("keep-written:1", false);
+    kill_at("persist-written:1", false);
     expect_cold(0, BLOCKS);
-    kill_at("keep-named:1", false);
+    kill_at("persist-named:1", false);
     expect_all(0, BLOCKS);
-    kill_at("keep-take:1", true);
+    kill_at("persist-take:1", true);
     expect_all(0, BLOCKS);
-    kill_at("keep-taken:1", true);
+    kill_at("persist-taken:1", true);
     expect_cold(0, BLOCKS);
 }
 

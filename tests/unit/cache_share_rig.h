@@ -39,7 +39,7 @@ static inline struct block_file_id id_of(const struct ns *ns, uint64_t number, u
 }
 
 /* Another host writes the block. */
-static inline void peer_stores(struct ns *ns, uint64_t number, share_root root)
+static inline void peer_stores(struct ns *ns, uint64_t number, share_root_id root)
 {
     uint64_t shard_bytes = ns->identity.shard_bytes;
     uint8_t *data = calloc(SHARDS, shard_bytes);
@@ -59,7 +59,7 @@ static inline void peer_stores(struct ns *ns, uint64_t number, share_root root)
     free(data);
 }
 
-static inline block_ref note(struct ns *ns, uint64_t number, share_root root, bool asked)
+static inline block_ref note(struct ns *ns, uint64_t number, share_root_id root, bool asked)
 {
     uint8_t key[UCM_MAX_KEY_BYTES];
 
@@ -68,7 +68,7 @@ static inline block_ref note(struct ns *ns, uint64_t number, share_root root, bo
     return find(ns, number);
 }
 
-static inline bool has_file(const struct ns *ns, uint64_t number, uint32_t part, share_root root)
+static inline bool has_file(const struct ns *ns, uint64_t number, uint32_t part, share_root_id root)
 {
     struct block_file_id id = id_of(ns, number, part);
 

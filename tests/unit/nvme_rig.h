@@ -281,7 +281,7 @@ static inline int part_submit(struct rig *r, unsigned number, enum tier_op op)
 
 #define RIG_FINGERPRINT 0xf0 /* each byte of it */
 
-static inline void rig_named_cb(struct tier_naming *n, int status)
+static inline void rig_named_cb(struct tier_ns_record *n, int status)
 {
     cr_assert_eq(status, 0, "%s", strerror(-status));
     n->identity = NULL; /* done */
@@ -289,18 +289,18 @@ static inline void rig_named_cb(struct tier_naming *n, int status)
 
 /* The namespace of all parts is named, or what was stored for it so far purged. n: until it is
  * done. */
-static inline void rig_name(struct rig *r, struct tier_naming *n, bool forget)
+static inline void rig_name(struct rig *r, struct tier_ns_record *n, bool forget)
 {
     static const uint8_t identity[16] = "the only one";
     static uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
 
     memset(fingerprint, RIG_FINGERPRINT, sizeof(fingerprint));
-    *n = (struct tier_naming){.fingerprint = fingerprint,
-                              .identity = identity,
-                              .identity_bytes = sizeof(identity),
-                              .forget = forget,
-                              .done = rig_named_cb};
-    tier_nvme.naming(r->tier, n);
+    *n = (struct tier_ns_record){.fingerprint = fingerprint,
+                                 .identity = identity,
+                                 .identity_bytes = sizeof(identity),
+                                 .forget = forget,
+                                 .done = rig_named_cb};
+    tier_nvme.ns_record(r->tier, n);
 }
 
 static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)

@@ -15,7 +15,7 @@
 
 struct fake_file {
     struct block_file_id id;
-    share_root root; /* 0: none */
+    share_root_id root; /* 0: none */
     uint64_t bytes;
     uint8_t *data;
 };
@@ -26,11 +26,11 @@ struct share {
     struct list pending; /* of share_io.link: accepted, not told */
     struct list held;    /* told, not released: as when a thread hangs */
     unsigned n_pending, n_held, submits, removes, probes;
-    int refuse;         /* what submit answers; 0: accepts */
-    unsigned refuse_n;  /* so often */
-    bool refused;       /* ready_cb is owed */
-    share_root to;      /* where writes go whose root is left to the share */
-    share_root promote; /* what reads are told */
+    int refuse;            /* what submit answers; 0: accepts */
+    unsigned refuse_n;     /* so often */
+    bool refused;          /* ready_cb is owed */
+    share_root_id to;      /* where writes go whose root is left to the share */
+    share_root_id promote; /* what reads are told */
     struct share_probe *probe;
     struct share_purge *purge;
     void (*ready_cb)(void *ctx);
@@ -46,7 +46,7 @@ static inline bool fake_id_equal(const struct block_file_id *a, const struct blo
 
 /* The file of a part, on that root or (0) on any. */
 static inline struct fake_file *fake_file_find(struct share *s, const struct block_file_id *id,
-                                               share_root root)
+                                               share_root_id root)
 {
     for (uint32_t i = 0; i < s->files; i++)
         if (s->file[i].root != 0 && (root == 0 || s->file[i].root == root) &&
@@ -55,8 +55,8 @@ static inline struct fake_file *fake_file_find(struct share *s, const struct blo
     return NULL;
 }
 
-static inline void fake_file_put(struct share *s, const struct block_file_id *id, share_root root,
-                                 const void *data, uint64_t bytes)
+static inline void fake_file_put(struct share *s, const struct block_file_id *id,
+                                 share_root_id root, const void *data, uint64_t bytes)
 {
     struct fake_file *f = fake_file_find(s, id, root);
     uint32_t at = 0;

@@ -119,10 +119,10 @@ Test(cache_durable, what_is_gone_everywhere_is_not_promised)
 Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
 {
     block_ref ref = store_both(1);
-    struct tier_naming *n;
+    struct tier_ns_record *n;
     struct promise p;
 
-    rig.one->kept = NS_KEPT_NO; /* as it is when the tier is not sure of its record */
+    rig.one->record = NS_RECORD_NONE; /* as it is when the tier is not sure of its record */
     promise(&p, ref);
     n = rig.tier.naming;
     cr_assert(n && rig.tier.n_pending == 0);
@@ -140,7 +140,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     block_ref ref = store_both(1);
     struct promise p;
 
-    rig.one->kept = NS_KEPT_NO;
+    rig.one->record = NS_RECORD_NONE;
     promise(&p, ref);
     rig.tier.naming->from_sequence = 77; /* as the tier does */
     rig.tier.naming->done(rig.tier.naming, -ENOSPC);

@@ -7,20 +7,20 @@
 TestSuite(pressure, .init = rig_open, .fini = rig_close);
 
 struct calm {
-    struct cache_calm w;
+    struct cache_pressure w;
     unsigned calls;
 };
 
-static void calm_cb(struct cache_calm *w)
+static void calm_cb(struct cache_pressure *w)
 {
     ((struct calm *)w)->calls++;
 }
 
 static void calm_ask(struct calm *m)
 {
-    *m = (struct calm){.w.calm_cb = calm_cb};
+    *m = (struct calm){.w.eased_cb = calm_cb};
     list_init(&m->w.link);
-    cache_calm_wait(rig.cache, &m->w);
+    cache_pressure_wait(rig.cache, &m->w);
 }
 
 /* The tier takes nothing until rig.tier.refuse_n is 0 again. */
@@ -49,18 +49,18 @@ Test(pressure, who_waits_is_told_when_the_backlog_is_short_again)
     struct calm m, cancelled;
 
     fill_and_wait(0, 4);
-    cr_expect_not(cache_pressed(rig.cache), "as much as may");
+    cr_expect_not(cache_back_pressure(rig.cache), "as much as may");
     drop(store(rig.one, 4));
-    cr_expect(cache_pressed(rig.cache));
+    cr_expect(cache_back_pressure(rig.cache));
     calm_ask(&m);
     calm_ask(&cancelled);
-    cache_calm_cancel(&cancelled.w);
+    cache_pressure_cancel(&cancelled.w);
     turn();
     cr_expect_eq(m.calls, 0u);
     tier_drain();
     cr_expect_eq(m.calls, 1u);
     cr_expect_eq(cancelled.calls, 0u);
-    cr_expect_not(cache_pressed(rig.cache));
+    cr_expect_not(cache_back_pressure(rig.cache));
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
 }
 
@@ -182,7 +182,7 @@ Test(pressure, a_turn_begins_few_of_many_parts)
     block_ref ref;
 
     cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
-    ns->kept = NS_KEPT_YES;
+    ns->record = NS_RECORD_WRITTEN;
     ref = open_block(ns, 1);
     for (uint32_t p = 0; p < 16; p++)
         cr_assert_eq(dump(ref, p, 0, 1), 0);

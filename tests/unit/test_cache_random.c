@@ -357,7 +357,7 @@ static void chaos_peer(void)
     if (f && below(2))
         fake_file_remove(f);
     else
-        peer_stores(ns, key, (share_root)(1 + below(2)));
+        peer_stores(ns, key, (share_root_id)(1 + below(2)));
 }
 
 static void chaos_note(void)
@@ -368,7 +368,7 @@ static void chaos_note(void)
 
     /* Now and then one that is not there: presumed, or gone since. */
     if (fake_file_find(&share, &id, 0) || below(4) == 0)
-        note(ns, key, (share_root)below(3), below(2));
+        note(ns, key, (share_root_id)below(3), below(2));
 }
 
 static void chaos_share_refuse(void)
@@ -382,7 +382,7 @@ static void chaos_share_refuse(void)
 
 static void chaos_promote(void)
 {
-    share.promote = (share_root)(below(3) == 0 ? 2 : 0);
+    share.promote = (share_root_id)(below(3) == 0 ? 2 : 0);
 }
 
 typedef void (*act)(void);

@@ -369,12 +369,12 @@ Test(cache_share, a_durable_dump_is_taken_though_a_share_has_it)
     struct cache_fill *f;
     block_ref ref = shared_block(rig.one, 1);
 
-    cache_shared_doubt(rig.cache, ref, 0);
+    cache_shared_presume(rig.cache, ref, 0);
     cr_assert_eq(claim(ref, 0, 0, SHARDS, &f), 0);
     cr_expect_not(cache_found(rig.cache, ref));
     cache_fill_done(rig.cache, f, SHARDS, true);
     cr_expect(cache_in_dram(rig.cache, ref));
-    cache_shared_doubt(rig.cache, ref, 0);
+    cache_shared_presume(rig.cache, ref, 0);
     cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST);
     drop(ref);
 }

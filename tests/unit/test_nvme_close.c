@@ -29,7 +29,7 @@ static void pool_block(void)
 
 Test(nvme_close, the_scrub_asks_nobody_any_more)
 {
-    struct tier_naming naming;
+    struct tier_ns_record naming;
 
     rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig.tells_moves = true;

@@ -305,7 +305,7 @@ Test(nvme_move, closed_while_it_moves)
  * and not kept out of use as if they could not have been synced. */
 Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
 {
-    struct tier_naming naming;
+    struct tier_ns_record naming;
     unsigned there = 0;
 
     open_moving(1, 9 * MIB, 50);

@@ -76,7 +76,7 @@ static void teardown(void)
 
 TestSuite(share, .init = rig_setup, .fini = teardown, .timeout = 30);
 
-static int submit(struct part *p, bool write, uint32_t number, share_root root)
+static int submit(struct part *p, bool write, uint32_t number, share_root_id root)
 {
     *p = (struct part){.io = {.write = write,
                               .id = rig_id(number),
@@ -90,7 +90,7 @@ static int submit(struct part *p, bool write, uint32_t number, share_root root)
     return share_submit(share, &p->io);
 }
 
-static int move(struct part *p, bool write, uint32_t number, share_root root)
+static int move(struct part *p, bool write, uint32_t number, share_root_id root)
 {
     cr_assert_eq(submit(p, write, number, root), 0);
     cr_assert_not(p->told, "told from inside");
@@ -98,7 +98,7 @@ static int move(struct part *p, bool write, uint32_t number, share_root root)
     return p->status;
 }
 
-static int load(struct part *p, uint32_t number, share_root root)
+static int load(struct part *p, uint32_t number, share_root_id root)
 {
     uint8_t right[RIG_BYTES];
     int status = move(p, false, number, root);
@@ -373,7 +373,7 @@ Test(share, at_random)
             struct part *p = &parts[i];
 
             x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-            if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (share_root)(x >> 50) % 4) < 0)
+            if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (share_root_id)(x >> 50) % 4) < 0)
                 p->told = p->released = p->refused = true;
         }
         for (int i = 0; i < RIG_ROOTS; i++) {

@@ -1,4 +1,4 @@
-#include "daemon/cache/kept_format.h"
+#include "daemon/cache/snapshot_format.h"
 
 #include "daemon/index/index.h"
 #include "daemon/tier/bytes.h"
@@ -8,42 +8,42 @@
 #include <string.h>
 
 #define MAGIC "UCMDKEPT"
-#define HEAD_SUM (KEPT_HEAD_BYTES - 8)
+#define HEAD_SUM (SNAPSHOT_HEAD_BYTES - 8)
 #define STORED 1u
 #define USES_MAX 7u
 
 /* ---- namespaces and parts ---- */
 
-size_t kept_ns_encode(uint8_t *p, const struct kept_ns *in)
+size_t snapshot_ns_encode(uint8_t *p, const struct snapshot_ns *in)
 {
     memcpy(p, in->fingerprint, UCM_FINGERPRINT_BYTES);
     put32(p + UCM_FINGERPRINT_BYTES, in->identity_bytes);
     put32(p + UCM_FINGERPRINT_BYTES + 4, 0);
     memcpy(p + UCM_FINGERPRINT_BYTES + 8, in->identity, in->identity_bytes);
-    return kept_ns_bytes(in->identity_bytes);
+    return snapshot_ns_bytes(in->identity_bytes);
 }
 
-size_t kept_ns_decode(const uint8_t *p, struct kept_ns *out)
+size_t snapshot_ns_decode(const uint8_t *p, struct snapshot_ns *out)
 {
     out->fingerprint = p;
     out->identity_bytes = get32(p + UCM_FINGERPRINT_BYTES);
     out->identity = p + UCM_FINGERPRINT_BYTES + 8;
-    return kept_ns_bytes(out->identity_bytes);
+    return snapshot_ns_bytes(out->identity_bytes);
 }
 
-void kept_part_encode(uint8_t *p, const struct kept_part *in)
+void snapshot_part_encode(uint8_t *p, const struct snapshot_part *in)
 {
     put32(p, in->ns);
     put32(p + 4, in->part);
     put32(p + 8, in->extent);
     put32(p + 12, in->slot);
     memcpy(p + 16, in->key, UCM_MAX_KEY_BYTES);
-    kept_checksum_put(p, in->checksum);
+    snapshot_checksum_put(p, in->checksum);
     put32(p + 56, in->uses);
     put32(p + 60, in->stored ? STORED : 0);
 }
 
-void kept_part_decode(const uint8_t *p, struct kept_part *out)
+void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out)
 {
     out->ns = get32(p);
     out->part = get32(p + 4);
@@ -55,18 +55,18 @@ void kept_part_decode(const uint8_t *p, struct kept_part *out)
     out->stored = get32(p + 60) & STORED;
 }
 
-void kept_checksum_put(uint8_t *part, uint64_t checksum)
+void snapshot_checksum_put(uint8_t *part, uint64_t checksum)
 {
     put64(part + 48, checksum);
 }
 
 /* ---- the head ---- */
 
-void kept_seal(uint8_t *p, size_t n, const struct kept_head *h)
+void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h)
 {
-    memset(p, 0, KEPT_HEAD_BYTES);
+    memset(p, 0, SNAPSHOT_HEAD_BYTES);
     memcpy(p, MAGIC, 8);
-    put32(p + 8, KEPT_FORMAT_VERSION);
+    put32(p + 8, SNAPSHOT_FORMAT_VERSION);
     memcpy(p + 16, h->arena.boot, sizeof(h->arena.boot));
     put64(p + 32, h->arena.inode);
     put64(p + 40, h->arena.bytes);
@@ -74,7 +74,7 @@ void kept_seal(uint8_t *p, size_t n, const struct kept_head *h)
     put64(p + 56, n);
     put32(p + 64, h->namespaces);
     put64(p + 72, h->parts);
-    put64(p + 80, checksum_of(p + KEPT_HEAD_BYTES, n - KEPT_HEAD_BYTES));
+    put64(p + 80, checksum_of(p + SNAPSHOT_HEAD_BYTES, n - SNAPSHOT_HEAD_BYTES));
     memcpy(p + 88, h->program, sizeof(h->program));
     put64(p + HEAD_SUM, checksum_of(p, HEAD_SUM));
 }
@@ -82,26 +82,26 @@ void kept_seal(uint8_t *p, size_t n, const struct kept_head *h)
 /* Walks the namespaces, which nothing but their own lengths tells apart. */
 static int namespaces_check(const uint8_t *p, size_t n, uint32_t namespaces, size_t *at)
 {
-    for (*at = KEPT_HEAD_BYTES; namespaces > 0; namespaces--) {
-        struct kept_ns ns;
+    for (*at = SNAPSHOT_HEAD_BYTES; namespaces > 0; namespaces--) {
+        struct snapshot_ns ns;
 
-        if (n - *at < kept_ns_bytes(0))
+        if (n - *at < snapshot_ns_bytes(0))
             return -EBADMSG;
-        kept_ns_decode(p + *at, &ns);
+        snapshot_ns_decode(p + *at, &ns);
         if (ns.identity_bytes == 0 || ns.identity_bytes > NS_CANONICAL_MAX ||
-            n - *at < kept_ns_bytes(ns.identity_bytes))
+            n - *at < snapshot_ns_bytes(ns.identity_bytes))
             return -EBADMSG;
-        *at += kept_ns_bytes(ns.identity_bytes);
+        *at += snapshot_ns_bytes(ns.identity_bytes);
     }
     return 0;
 }
 
-static int parts_check(const uint8_t *p, const struct kept_head *h)
+static int parts_check(const uint8_t *p, const struct snapshot_head *h)
 {
-    struct kept_part part;
+    struct snapshot_part part;
 
     for (uint64_t i = 0; i < h->parts; i++) {
-        kept_part_decode(p + i * KEPT_PART_BYTES, &part);
+        snapshot_part_decode(p + i * SNAPSHOT_PART_BYTES, &part);
         if (part.ns >= h->namespaces || part.part >= UCM_MAX_PARTS || part.uses > USES_MAX ||
             part.extent >= h->arena.bytes / h->extent)
             return -EBADMSG;
@@ -109,20 +109,21 @@ static int parts_check(const uint8_t *p, const struct kept_head *h)
     return 0;
 }
 
-int kept_check(const uint8_t *p, size_t n, const struct keep_identity *of, uint64_t extent,
-               struct kept_head *out, size_t *parts_at)
+int snapshot_check(const uint8_t *p, size_t n, const struct persist_identity *of, uint64_t extent,
+                   struct snapshot_head *out, size_t *parts_at)
 {
-    struct kept_head h = {.extent = extent};
+    struct snapshot_head h = {.extent = extent};
     uint64_t bytes;
     int rc;
 
-    if (n < KEPT_HEAD_BYTES || memcmp(p, MAGIC, 8) != 0)
+    if (n < SNAPSHOT_HEAD_BYTES || memcmp(p, MAGIC, 8) != 0)
         return -EBADMSG;
-    if (get32(p + 8) != KEPT_FORMAT_VERSION)
+    if (get32(p + 8) != SNAPSHOT_FORMAT_VERSION)
         return -EPROTONOSUPPORT;
     bytes = get64(p + 56);
-    if (get64(p + HEAD_SUM) != checksum_of(p, HEAD_SUM) || bytes > n || bytes < KEPT_HEAD_BYTES ||
-        get64(p + 80) != checksum_of(p + KEPT_HEAD_BYTES, bytes - KEPT_HEAD_BYTES))
+    if (get64(p + HEAD_SUM) != checksum_of(p, HEAD_SUM) || bytes > n ||
+        bytes < SNAPSHOT_HEAD_BYTES ||
+        get64(p + 80) != checksum_of(p + SNAPSHOT_HEAD_BYTES, bytes - SNAPSHOT_HEAD_BYTES))
         return -EBADMSG;
     memcpy(h.arena.boot, p + 16, sizeof(h.arena.boot));
     h.arena.inode = get64(p + 32);
@@ -134,8 +135,8 @@ int kept_check(const uint8_t *p, size_t n, const struct keep_identity *of, uint6
     h.parts = get64(p + 72);
     memcpy(h.program, p + 88, sizeof(h.program) - 1);
     rc = namespaces_check(p, bytes, h.namespaces, parts_at);
-    if (rc == 0 && (h.parts != (bytes - *parts_at) / KEPT_PART_BYTES ||
-                    (bytes - *parts_at) % KEPT_PART_BYTES != 0))
+    if (rc == 0 && (h.parts != (bytes - *parts_at) / SNAPSHOT_PART_BYTES ||
+                    (bytes - *parts_at) % SNAPSHOT_PART_BYTES != 0))
         rc = -EBADMSG;
     if (rc == 0)
         rc = parts_check(p + *parts_at, &h);

@@ -1,6 +1,6 @@
 /* Any bytes as the manifest of kept DRAM: refused, or every number in it within its bounds. What
  * begins with the right head gets its checksums made right, so that what they cover is reached. */
-#include "daemon/cache/kept_format.h"
+#include "daemon/cache/snapshot_format.h"
 #include "daemon/index/index.h"
 
 #include <stdint.h>
@@ -14,7 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct keep_identity arena = {
+static const struct persist_identity arena = {
     .boot = {1, 2, 3}, .inode = 77, .bytes = EXTENTS * (uint64_t)EXTENT};
 
 static void must(bool right)
@@ -23,22 +23,23 @@ static void must(bool right)
         abort();
 }
 
-static void manifest_walk(const uint8_t *p, size_t n, const struct kept_head *h, size_t parts_at)
+static void manifest_walk(const uint8_t *p, size_t n, const struct snapshot_head *h,
+                          size_t parts_at)
 {
-    size_t at = KEPT_HEAD_BYTES;
+    size_t at = SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t i = 0; i < h->namespaces; i++) {
-        struct kept_ns ns;
+        struct snapshot_ns ns;
 
-        must(n - at >= kept_ns_bytes(0));
-        at += kept_ns_decode(p + at, &ns);
+        must(n - at >= snapshot_ns_bytes(0));
+        at += snapshot_ns_decode(p + at, &ns);
         must(at <= n && ns.identity_bytes > 0 && ns.identity_bytes <= NS_CANONICAL_MAX);
     }
-    must(at == parts_at && (n - at) / KEPT_PART_BYTES >= h->parts);
+    must(at == parts_at && (n - at) / SNAPSHOT_PART_BYTES >= h->parts);
     for (uint64_t i = 0; i < h->parts; i++) {
-        struct kept_part part;
+        struct snapshot_part part;
 
-        kept_part_decode(p + at + i * KEPT_PART_BYTES, &part);
+        snapshot_part_decode(p + at + i * SNAPSHOT_PART_BYTES, &part);
         must(part.ns < h->namespaces && part.part < UCM_MAX_PARTS && part.extent < EXTENTS);
     }
     must(memchr(h->program, '\0', sizeof(h->program)) != NULL);
@@ -46,30 +47,30 @@ static void manifest_walk(const uint8_t *p, size_t n, const struct kept_head *h,
 
 static void manifest_try(const uint8_t *p, size_t n)
 {
-    struct kept_head h;
+    struct snapshot_head h;
     size_t parts_at;
 
-    if (kept_check(p, n, &arena, EXTENT, &h, &parts_at) == 0)
+    if (snapshot_check(p, n, &arena, EXTENT, &h, &parts_at) == 0)
         manifest_walk(p, n, &h, parts_at);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct kept_head h = {.arena = arena, .extent = EXTENT, .program = "fuzz"};
+    struct snapshot_head h = {.arena = arena, .extent = EXTENT, .program = "fuzz"};
     uint8_t *p;
     size_t n;
 
     manifest_try(data, size);
     if (size < COUNTS || size > BODY_MAX)
         return 0;
-    n = KEPT_HEAD_BYTES + size - COUNTS;
+    n = SNAPSHOT_HEAD_BYTES + size - COUNTS;
     p = malloc(n);
     must(p != NULL);
-    memcpy(p + KEPT_HEAD_BYTES, data + COUNTS, size - COUNTS);
+    memcpy(p + SNAPSHOT_HEAD_BYTES, data + COUNTS, size - COUNTS);
     h.namespaces = data[0];
     for (unsigned i = 1; i < COUNTS; i++)
         h.parts = h.parts << 8 | data[i];
-    kept_seal(p, n, &h);
+    snapshot_seal(p, n, &h);
     manifest_try(p, n);
     free(p);
     return 0;

@@ -1,10 +1,10 @@
 /* Taking over what the run before has left in the arena's file. The pool compares bytes with their
  * checksums, some parts at a time; the loop makes those that agree parts of blocks again. */
-#include "daemon/cache/keep.h"
+#include "daemon/cache/snapshot.h"
 
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
-#include "daemon/cache/kept_format.h"
+#include "daemon/cache/snapshot_format.h"
 #include "daemon/tier/checksum.h"
 #include "proto/errors.h"
 
@@ -26,7 +26,7 @@ struct adopt_ns {
 
 struct adopt_work {
     uv_work_t work;
-    struct cache_adopt *adopt;
+    struct snapshot_load *adopt;
     uint64_t first;
     uint32_t n;
     bool busy;
@@ -34,9 +34,9 @@ struct adopt_work {
     uint64_t bytes[WORK_PARTS], sums[WORK_PARTS];
 };
 
-struct cache_adopt {
+struct snapshot_load {
     struct cache *cache;
-    struct keep *keep;
+    struct persist *keep;
     const uint8_t *parts;
     uint64_t n, at, done, start_ns;
     struct adopt_ns *ns;
@@ -49,12 +49,12 @@ struct cache_adopt {
 
 /* ---- which arena ---- */
 
-static bool manifest_fits(struct keep *k, uint64_t arena_bytes, uint64_t extent)
+static bool manifest_fits(struct persist *k, uint64_t arena_bytes, uint64_t extent)
 {
-    struct keep_identity id = keep_identity(k);
-    struct kept_head head;
+    struct persist_identity id = persist_identity(k);
+    struct snapshot_head head;
     size_t n, at;
-    const uint8_t *p = keep_manifest(k, &n);
+    const uint8_t *p = persist_snapshot(k, &n);
     int rc;
 
     if (!p) {
@@ -63,7 +63,7 @@ static bool manifest_fits(struct keep *k, uint64_t arena_bytes, uint64_t extent)
         return false;
     }
     id.bytes = id.bytes == arena_bytes ? arena_bytes : 0;
-    rc = kept_check(p, n, &id, extent, &head, &at);
+    rc = snapshot_check(p, n, &id, extent, &head, &at);
     if (rc == 0)
         return true;
     log_warn(ROOM, "kept-refused", "reason=\"%s\": starting with empty DRAM",
@@ -73,17 +73,17 @@ static bool manifest_fits(struct keep *k, uint64_t arena_bytes, uint64_t extent)
     return false;
 }
 
-int cache_kept_open(struct keep *k, uint64_t arena_bytes, uint64_t extent, bool *warm)
+int cache_snapshot_open(struct persist *k, uint64_t arena_bytes, uint64_t extent, bool *warm)
 {
     *warm = manifest_fits(k, arena_bytes, extent);
-    return *warm ? 0 : keep_reset(k, arena_bytes);
+    return *warm ? 0 : persist_reset(k, arena_bytes);
 }
 
 /* ---- the end ---- */
 
-static void adopt_free(struct cache_adopt *a)
+static void adopt_free(struct snapshot_load *a)
 {
-    keep_forget(a->keep);
+    persist_forget(a->keep);
     for (uint32_t i = 0; i < a->namespaces; i++)
         if (a->ns[i].ns)
             index_ns_unuse(a->cache->config.index, a->ns[i].ns);
@@ -92,7 +92,7 @@ static void adopt_free(struct cache_adopt *a)
     free(a);
 }
 
-static void adopt_end(struct cache_adopt *a)
+static void adopt_end(struct snapshot_load *a)
 {
     struct cache *c = a->cache;
 
@@ -113,7 +113,7 @@ static void adopt_end(struct cache_adopt *a)
 
 /* ---- a part ---- */
 
-static void part_leave_out(struct cache_adopt *a, uint64_t i)
+static void part_leave_out(struct snapshot_load *a, uint64_t i)
 {
     if (a->slots[i])
         arena_slot_free(a->cache->arena, a->slots[i]);
@@ -121,7 +121,7 @@ static void part_leave_out(struct cache_adopt *a, uint64_t i)
 }
 
 /* What was dumped or found on NVMe meanwhile counts more. */
-static bool part_wanted(const struct block *b, const struct kept_part *k)
+static bool part_wanted(const struct block *b, const struct snapshot_part *k)
 {
     const struct part *p = &b->part[k->part];
 
@@ -130,7 +130,7 @@ static bool part_wanted(const struct block *b, const struct kept_part *k)
             (p->nvme == PART_NVME_READY && p->checksum == k->checksum));
 }
 
-static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_ref slot)
+static bool part_adopt(struct snapshot_load *a, const struct snapshot_part *k, slot_ref slot)
 {
     struct cache *c = a->cache;
     struct ns *ns = a->ns[k->ns].ns;
@@ -158,17 +158,17 @@ static bool part_adopt(struct cache_adopt *a, const struct kept_part *k, slot_re
     if (!c->tier || !block_complete(b, ns) || b->part[k->part].nvme == PART_NVME_READY ||
         (k->stored && cache_recovering(c))) /* else its copy has made way in a full index */
         return true;
-    cache_ns_keep(c, ns);
+    cache_ns_record(c, ns);
     cache_write_stored(c, ref);
     return true;
 }
 
-static void part_judge(struct cache_adopt *a, uint64_t i, const struct adopt_work *w, uint32_t at)
+static void part_judge(struct snapshot_load *a, uint64_t i, const struct adopt_work *w, uint32_t at)
 {
-    struct kept_part k;
+    struct snapshot_part k;
     bool good;
 
-    kept_part_decode(a->parts + i * KEPT_PART_BYTES, &k);
+    snapshot_part_decode(a->parts + i * SNAPSHOT_PART_BYTES, &k);
     good = w->data[at] && w->sums[at] == k.checksum;
     if (w->data[at] && !good) {
         a->corrupt++;
@@ -190,12 +190,12 @@ static void work_cb(uv_work_t *work)
             w->sums[i] = checksum_of(w->data[i], w->bytes[i]);
 }
 
-static void adopt_pump(struct cache_adopt *a);
+static void adopt_pump(struct snapshot_load *a);
 
 static void work_done_cb(uv_work_t *work, int status)
 {
     struct adopt_work *w = work->data;
-    struct cache_adopt *a = w->adopt;
+    struct snapshot_load *a = w->adopt;
 
     assert(status == 0); /* nobody cancels */
     (void)status;
@@ -210,15 +210,15 @@ static void work_done_cb(uv_work_t *work, int status)
 /* False: its extent is not ready yet. */
 static bool work_add(struct adopt_work *w, uint64_t i, uint64_t *bytes)
 {
-    struct cache_adopt *a = w->adopt;
+    struct snapshot_load *a = w->adopt;
     struct cache *c = a->cache;
     slot_ref slot = a->slots[i];
     int ready = slot ? arena_slot_ready(c->arena, slot) : 0;
-    struct kept_part k;
+    struct snapshot_part k;
 
     if (ready == -EAGAIN)
         return false;
-    kept_part_decode(a->parts + i * KEPT_PART_BYTES, &k);
+    snapshot_part_decode(a->parts + i * SNAPSHOT_PART_BYTES, &k);
     w->data[w->n] = NULL;
     if (slot && ready == 0 && !a->ns[k.ns].forgotten) {
         w->data[w->n] = arena_memory(c->arena, slot);
@@ -229,7 +229,7 @@ static bool work_add(struct adopt_work *w, uint64_t i, uint64_t *bytes)
     return true;
 }
 
-static bool work_start(struct cache_adopt *a, struct adopt_work *w)
+static bool work_start(struct snapshot_load *a, struct adopt_work *w)
 {
     uint64_t bytes = 0;
     int rc;
@@ -249,7 +249,7 @@ static bool work_start(struct cache_adopt *a, struct adopt_work *w)
     return true;
 }
 
-static void adopt_pump(struct cache_adopt *a)
+static void adopt_pump(struct snapshot_load *a)
 {
     bool busy = false;
 
@@ -262,7 +262,7 @@ static void adopt_pump(struct cache_adopt *a)
 
 /* ---- the start ---- */
 
-static struct ns *ns_adopt(struct cache *c, const struct kept_ns *k)
+static struct ns *ns_adopt(struct cache *c, const struct snapshot_ns *k)
 {
     struct ns_identity_memory memory;
     struct ns_identity id;
@@ -282,13 +282,13 @@ static struct ns *ns_adopt(struct cache *c, const struct kept_ns *k)
 }
 
 /* Before anybody else gets a slot. */
-static void slots_take(struct cache_adopt *a)
+static void slots_take(struct snapshot_load *a)
 {
     for (uint64_t i = 0; i < a->n; i++) {
         const struct ns *ns;
-        struct kept_part k;
+        struct snapshot_part k;
 
-        kept_part_decode(a->parts + i * KEPT_PART_BYTES, &k);
+        snapshot_part_decode(a->parts + i * SNAPSHOT_PART_BYTES, &k);
         ns = a->ns[k.ns].ns;
         if (ns && k.part < ns->identity.parts)
             a->slots[i] =
@@ -296,14 +296,15 @@ static void slots_take(struct cache_adopt *a)
     }
 }
 
-int cache_adopt_start(struct cache *c, struct keep *k)
+int cache_snapshot_load(struct cache *c, struct persist *k)
 {
-    struct cache_adopt *a = calloc(1, sizeof(*a));
-    struct keep_identity id = keep_identity(k);
-    struct kept_head head = {.parts = 0};
-    size_t n, at = KEPT_HEAD_BYTES, parts_at = 0;
-    const uint8_t *p = keep_manifest(k, &n);
-    int rc = a ? kept_check(p, n, &id, arena_extent_bytes(c->arena), &head, &parts_at) : -ENOMEM;
+    struct snapshot_load *a = calloc(1, sizeof(*a));
+    struct persist_identity id = persist_identity(k);
+    struct snapshot_head head = {.parts = 0};
+    size_t n, at = SNAPSHOT_HEAD_BYTES, parts_at = 0;
+    const uint8_t *p = persist_snapshot(k, &n);
+    int rc =
+        a ? snapshot_check(p, n, &id, arena_extent_bytes(c->arena), &head, &parts_at) : -ENOMEM;
 
     if (rc == 0) {
         a->ns = calloc(head.namespaces + 1, sizeof(*a->ns));
@@ -325,9 +326,9 @@ int cache_adopt_start(struct cache *c, struct keep *k)
     a->namespaces = head.namespaces;
     a->start_ns = uv_hrtime();
     for (uint32_t i = 0; i < head.namespaces; i++) {
-        struct kept_ns ns;
+        struct snapshot_ns ns;
 
-        at += kept_ns_decode(p + at, &ns);
+        at += snapshot_ns_decode(p + at, &ns);
         a->ns[i].ns = ns_adopt(c, &ns);
     }
     slots_take(a);
@@ -339,29 +340,29 @@ int cache_adopt_start(struct cache *c, struct keep *k)
 
 /* ---- meanwhile ---- */
 
-void cache_adopt_grew(struct cache *c)
+void cache_snapshot_load_grew(struct cache *c)
 {
     if (c->adopt)
         adopt_pump(c->adopt);
 }
 
-void cache_adopt_forget(struct cache *c, const struct ns *ns)
+void cache_snapshot_load_forget(struct cache *c, const struct ns *ns)
 {
-    struct cache_adopt *a = c->adopt ? c->adopt : c->rest;
+    struct snapshot_load *a = c->adopt ? c->adopt : c->rest;
 
     for (uint32_t i = 0; a && i < a->namespaces; i++)
         if (a->ns[i].ns == ns)
             a->ns[i].forgotten = true;
 }
 
-bool cache_adopting(const struct cache *c, uint64_t *done, uint64_t *of)
+bool cache_snapshot_loading(const struct cache *c, uint64_t *done, uint64_t *of)
 {
     *done = c->adopt ? c->adopt->done : 0;
     *of = c->adopt ? c->adopt->n : 0;
     return c->adopt != NULL;
 }
 
-void cache_adopt_stop(struct cache *c)
+void cache_snapshot_load_stop(struct cache *c)
 {
     if (!c->adopt)
         return;
@@ -371,21 +372,22 @@ void cache_adopt_stop(struct cache *c)
 
 /* ---- what was not reached ---- */
 
-void cache_rest_walk(struct cache *c,
-                     void (*each)(void *ctx, struct ns *ns, const struct kept_part *part),
-                     void *ctx)
+void cache_snapshot_rest_walk(struct cache *c,
+                              void (*each)(void *ctx, struct ns *ns,
+                                           const struct snapshot_part *part),
+                              void *ctx)
 {
-    struct cache_adopt *a = c->rest;
-    struct kept_part k;
+    struct snapshot_load *a = c->rest;
+    struct snapshot_part k;
 
     for (uint64_t i = a ? a->at : 0; a && i < a->n; i++) {
-        kept_part_decode(a->parts + i * KEPT_PART_BYTES, &k);
+        snapshot_part_decode(a->parts + i * SNAPSHOT_PART_BYTES, &k);
         if (a->slots[i] != 0 && !a->ns[k.ns].forgotten)
             each(ctx, a->ns[k.ns].ns, &k);
     }
 }
 
-void cache_rest_free(struct cache *c)
+void cache_snapshot_rest_free(struct cache *c)
 {
     if (c->rest)
         adopt_free(c->rest);

@@ -29,7 +29,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
             log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
             return NULL;
         }
-        ns->kept = f->name_doubtful ? NS_KEPT_NO : NS_KEPT_YES;
+        ns->record = f->name_doubtful ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
         /* An identity that is not this fingerprint's: nobody will find anything in it. */
         if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
             return NULL;
@@ -84,7 +84,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
         cache_nvme_lost(c, ref, f->name->part, true);
     part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
     if (p->dram != PART_DRAM_NONE && !same)
-        cache_doubt(c, ref, f->name->part);
+        cache_unverified(c, ref, f->name->part);
     return part_owner(ref, f->name->part);
 }
 

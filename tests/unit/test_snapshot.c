@@ -2,9 +2,9 @@
  * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
  * tests/integration/test_keep.c. */
 #include "daemon/arena/arena.h"
-#include "daemon/arena/keep.h"
+#include "daemon/arena/persist.h"
 #include "daemon/base/config.h"
-#include "daemon/cache/kept_format.h"
+#include "daemon/cache/snapshot_format.h"
 #include "daemon/index/policy.h"
 #include "daemon/tier/checksum.h"
 
@@ -26,61 +26,61 @@
 #define PARTS 5u
 
 static uint8_t manifest[8192];
-static struct keep_identity identity = {.boot = {1, 2, 3}, .inode = 77, .bytes = 8 * MIB};
+static struct persist_identity identity = {.boot = {1, 2, 3}, .inode = 77, .bytes = 8 * MIB};
 
 static size_t manifest_make(void)
 {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {9};
-    struct kept_ns ns = {fingerprint, (const uint8_t *)"one and a bit", 13};
-    struct kept_head h = {
+    struct snapshot_ns ns = {fingerprint, (const uint8_t *)"one and a bit", 13};
+    struct snapshot_head h = {
         .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
-    size_t at = KEPT_HEAD_BYTES;
+    size_t at = SNAPSHOT_HEAD_BYTES;
 
     memset(manifest, 0, sizeof(manifest));
-    at += kept_ns_encode(manifest + at, &ns);
+    at += snapshot_ns_encode(manifest + at, &ns);
     ns.identity_bytes = 8;
-    at += kept_ns_encode(manifest + at, &ns);
-    for (uint32_t i = 0; i < PARTS; i++, at += KEPT_PART_BYTES) {
-        struct kept_part p = {.ns = i % 2,
-                              .part = i,
-                              .extent = i,
-                              .slot = 10 + i,
-                              .checksum = 1000 + i,
-                              .uses = i,
-                              .stored = i == 3};
+    at += snapshot_ns_encode(manifest + at, &ns);
+    for (uint32_t i = 0; i < PARTS; i++, at += SNAPSHOT_PART_BYTES) {
+        struct snapshot_part p = {.ns = i % 2,
+                                  .part = i,
+                                  .extent = i,
+                                  .slot = 10 + i,
+                                  .checksum = 1000 + i,
+                                  .uses = i,
+                                  .stored = i == 3};
 
         p.key[31] = (uint8_t)i;
-        kept_part_encode(manifest + at, &p);
+        snapshot_part_encode(manifest + at, &p);
     }
-    kept_seal(manifest, at, &h);
+    snapshot_seal(manifest, at, &h);
     return at;
 }
 
 static int check(const uint8_t *p, size_t n)
 {
-    struct kept_head h;
+    struct snapshot_head h;
     size_t at;
 
-    return kept_check(p, n, &identity, MIB, &h, &at);
+    return snapshot_check(p, n, &identity, MIB, &h, &at);
 }
 
 Test(kept, manifests_come_back)
 {
     size_t n = manifest_make(), at;
-    struct kept_head h;
-    struct kept_part p;
-    struct kept_ns ns;
+    struct snapshot_head h;
+    struct snapshot_part p;
+    struct snapshot_ns ns;
 
-    cr_assert_eq(kept_check(manifest, n, &identity, MIB, &h, &at), 0);
+    cr_assert_eq(snapshot_check(manifest, n, &identity, MIB, &h, &at), 0);
     cr_expect_eq(h.parts, PARTS);
     cr_expect_eq(h.namespaces, 2u);
     cr_expect_str_eq(h.program, "ucmd test");
-    cr_expect_eq(kept_ns_decode(manifest + KEPT_HEAD_BYTES, &ns), 40u + 16u);
+    cr_expect_eq(snapshot_ns_decode(manifest + SNAPSHOT_HEAD_BYTES, &ns), 40u + 16u);
     cr_expect_eq(ns.identity_bytes, 13u);
     cr_expect_eq(ns.fingerprint[0], 9u);
     cr_expect_eq(memcmp(ns.identity, "one and a bit", 13), 0);
     for (uint32_t i = 0; i < PARTS; i++) {
-        kept_part_decode(manifest + at + i * KEPT_PART_BYTES, &p);
+        snapshot_part_decode(manifest + at + i * SNAPSHOT_PART_BYTES, &p);
         cr_expect(p.ns == i % 2 && p.part == i && p.extent == i && p.slot == 10 + i);
         cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3));
         cr_expect_eq(p.key[31], i);
@@ -108,18 +108,18 @@ Test(kept, no_damage_passes)
 Test(kept, manifests_of_others_are_told)
 {
     size_t n = manifest_make(), at;
-    struct keep_identity other = identity;
-    struct kept_head h;
+    struct persist_identity other = identity;
+    struct snapshot_head h;
 
     other.boot[15] = 1;
-    cr_expect_eq(kept_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
     other = identity;
     other.inode++;
-    cr_expect_eq(kept_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
     other = identity;
     other.bytes += MIB;
-    cr_expect_eq(kept_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
-    cr_expect_eq(kept_check(manifest, n, &identity, 2 * MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(manifest, n, &identity, 2 * MIB, &h, &at), -ESTALE);
     manifest[8]++;
     cr_expect_eq(check(manifest, n), -EPROTONOSUPPORT);
 }
@@ -130,23 +130,23 @@ Test(kept, numbers_out_of_bounds_are_refused)
     static const struct {
         uint32_t offset, value; /* in the last part */
     } wrong[] = {{0, 2}, {4, UCM_MAX_PARTS}, {8, 8}, {56, 8}};
-    struct kept_head h = {
+    struct snapshot_head h = {
         .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         size_t n = manifest_make();
-        uint8_t *p = manifest + n - KEPT_PART_BYTES + wrong[i].offset;
+        uint8_t *p = manifest + n - SNAPSHOT_PART_BYTES + wrong[i].offset;
 
         p[0] = (uint8_t)wrong[i].value;
         p[1] = (uint8_t)(wrong[i].value >> 8);
-        kept_seal(manifest, n, &h);
+        snapshot_seal(manifest, n, &h);
         cr_expect_eq(check(manifest, n), -EBADMSG, "case %zu", i);
     }
     for (uint32_t namespaces = 0; namespaces < 40; namespaces++) {
         size_t n = manifest_make();
 
         h.namespaces = namespaces;
-        kept_seal(manifest, n, &h);
+        snapshot_seal(manifest, n, &h);
         cr_expect_eq(check(manifest, n) == 0, namespaces == 2);
     }
 }
@@ -166,68 +166,68 @@ static void folder_remove(void)
     cr_expect_eq(rmdir(folder), 0, "something is left in %s", folder);
 }
 
-static struct keep *folder_open(void)
+static struct persist *folder_open(void)
 {
-    char why[KEEP_WHY_BYTES];
-    struct keep *k;
+    char why[PERSIST_WHY_BYTES];
+    struct persist *k;
 
-    cr_assert_eq(keep_open(folder, &k, why), 0, "%s", why);
+    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
     return k;
 }
 
 Test(kept, a_manifest_is_found_once)
 {
-    struct keep_identity before;
-    struct keep *k;
+    struct persist_identity before;
+    struct persist *k;
     uint8_t *p;
     size_t n;
 
     folder_make();
     k = folder_open();
-    cr_expect_null(keep_manifest(k, &n));
-    cr_assert_eq(keep_reset(k, 4 * MIB), 0);
-    cr_assert_eq(pwrite(keep_fd(k), "abc", 3, MIB), 3);
-    before = keep_identity(k);
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_assert_eq(persist_reset(k, 4 * MIB), 0);
+    cr_assert_eq(pwrite(persist_fd(k), "abc", 3, MIB), 3);
+    before = persist_identity(k);
     cr_expect_eq(before.bytes, 4 * MIB);
-    cr_assert_eq(keep_create(k, 5000, &p), 0);
+    cr_assert_eq(persist_create(k, 5000, &p), 0);
     memcpy(p + 4990, "end", 3);
-    cr_assert_eq(keep_commit(k), 0);
-    keep_close(k);
+    cr_assert_eq(persist_commit(k), 0);
+    persist_close(k);
     for (unsigned i = 0; i < 2; i++) { /* not taken: there for another try */
         k = folder_open();
-        cr_expect_not_null(keep_manifest(k, &n));
-        keep_close(k);
+        cr_expect_not_null(persist_snapshot(k, &n));
+        persist_close(k);
     }
     k = folder_open();
-    cr_expect_eq(memcmp(keep_manifest(k, &n) + 4990, "end", 3), 0);
+    cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0);
     cr_expect_geq(n, 5000u);
-    cr_expect_eq(keep_identity(k).inode, before.inode);
-    cr_assert_eq(keep_take(k), 0);
-    cr_expect_eq(memcmp(keep_manifest(k, &n) + 4990, "end", 3), 0, "its bytes stay");
-    keep_forget(k);
-    keep_close(k); /* without a manifest: the arena's file goes */
+    cr_expect_eq(persist_identity(k).inode, before.inode);
+    cr_assert_eq(persist_take(k), 0);
+    cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0, "its bytes stay");
+    persist_forget(k);
+    persist_close(k); /* without a manifest: the arena's file goes */
     k = folder_open();
-    cr_expect_null(keep_manifest(k, &n));
-    cr_expect_eq(keep_identity(k).inode, 0u);
-    keep_close(k);
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_expect_eq(persist_identity(k).inode, 0u);
+    persist_close(k);
     folder_remove();
 }
 
 Test(kept, a_file_of_others_is_not_used)
 {
-    char path[128], why[KEEP_WHY_BYTES];
-    struct keep *k;
+    char path[128], why[PERSIST_WHY_BYTES];
+    struct persist *k;
     size_t n;
 
     folder_make();
     snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, folder);
     cr_assert_eq(symlink("/dev/zero", path), 0);
     k = folder_open();
-    cr_expect_null(keep_manifest(k, &n));
-    cr_assert_eq(keep_reset(k, MIB), 0);
-    keep_close(k);
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_assert_eq(persist_reset(k, MIB), 0);
+    persist_close(k);
     folder_remove();
-    cr_expect_eq(keep_open(folder, &k, why), -ENOENT);
+    cr_expect_eq(persist_open(folder, &k, why), -ENOENT);
     cr_expect_not_null(strstr(why, folder), "%s", why);
 }
 
@@ -282,14 +282,14 @@ static void arena_close(void)
 
 Test(kept, slots_are_where_they_were)
 {
-    struct keep *k;
+    struct persist *k;
     slot_ref slots[40], kept[40];
     uint32_t extent[40], number[40];
 
     folder_make();
     k = folder_open();
-    cr_assert_eq(keep_reset(k, 8 * MIB), 0);
-    arena_open(keep_fd(k), 8 * MIB);
+    cr_assert_eq(persist_reset(k, 8 * MIB), 0);
+    arena_open(persist_fd(k), 8 * MIB);
     arena_wait(8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
         slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
@@ -298,7 +298,7 @@ Test(kept, slots_are_where_they_were)
         arena_slot_place(arena, slots[i], &extent[i], &number[i]);
     }
     arena_close();
-    arena_open(keep_fd(k), 8 * MIB);
+    arena_open(persist_fd(k), 8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
         kept[i] = arena_slot_keep(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
         cr_assert_eq(kept[i], slots[i]);
@@ -328,7 +328,7 @@ Test(kept, slots_are_where_they_were)
             arena_slot_free(arena, kept[i]);
     cr_expect_eq(arena_bytes_used(arena), 5 * MIB / 8);
     arena_close();
-    keep_close(k);
+    persist_close(k);
     folder_remove();
 }
 
@@ -347,7 +347,7 @@ Test(kept, where_the_room_ends_the_arena_ends)
                              .extent_ready = ready_any_cb,
                              .ended = ended_cb};
     uv_async_t awake;
-    struct keep *k;
+    struct persist *k;
     slot_ref slot;
 
     folder_make();
@@ -357,8 +357,8 @@ Test(kept, where_the_room_ends_the_arena_ends)
         cr_skip_test("no mounts of its own");
     }
     k = folder_open();
-    cr_assert_eq(keep_reset(k, 8 * MIB), 0);
-    c.fd = keep_fd(k);
+    cr_assert_eq(persist_reset(k, 8 * MIB), 0);
+    c.fd = persist_fd(k);
     c.ctx = &ended;
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
@@ -383,7 +383,7 @@ Test(kept, where_the_room_ends_the_arena_ends)
     cr_expect_eq(arena_alloc(arena, MIB, 1, NUMA_NONE), 0u);
     uv_close((uv_handle_t *)&awake, NULL);
     arena_close();
-    keep_close(k);
+    persist_close(k);
     cr_expect_eq(umount(folder), 0);
     folder_remove();
 }

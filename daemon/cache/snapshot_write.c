@@ -1,11 +1,11 @@
 /* Telling the next run what lies in the arena's file: a list of all parts in DRAM with the
  * checksums of their bytes. Those that were written to the tier have one, the pool computes the
  * others. */
-#include "daemon/cache/keep.h"
+#include "daemon/cache/snapshot.h"
 
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
-#include "daemon/cache/kept_format.h"
+#include "daemon/cache/snapshot_format.h"
 #include "daemon/tier/checksum.h"
 
 #include <assert.h>
@@ -22,7 +22,7 @@
 
 struct keep_work {
     uv_work_t work;
-    struct cache_keep *keep;
+    struct snapshot_write *keep;
     uint64_t first;
     uint32_t n;
     bool busy;
@@ -35,9 +35,9 @@ struct keep_part {
     bool summed; /* the manifest has its checksum */
 };
 
-struct cache_keep {
+struct snapshot_write {
     struct cache *cache;
-    struct keep *keep;
+    struct persist *keep;
     uint32_t *ns_places; /* by a namespace's place in the index: 1 + that in the manifest; 0: it has
                             no part */
     uint32_t namespaces;
@@ -58,7 +58,7 @@ static bool part_kept(const struct block *b, const struct ns *ns, uint32_t part)
 
 static void count_cb(void *ctx, block_ref ref, uint32_t uses)
 {
-    struct cache_keep *k = ctx;
+    struct snapshot_write *k = ctx;
     struct ns *ns;
     const struct block *b = cache_block(k->cache, ref, &ns);
 
@@ -71,9 +71,9 @@ static void count_cb(void *ctx, block_ref ref, uint32_t uses)
     }
 }
 
-static void rest_count_cb(void *ctx, struct ns *ns, const struct kept_part *part)
+static void rest_count_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
 {
-    struct cache_keep *k = ctx;
+    struct snapshot_write *k = ctx;
 
     (void)part;
     k->cap++;
@@ -81,23 +81,23 @@ static void rest_count_cb(void *ctx, struct ns *ns, const struct kept_part *part
 }
 
 /* Its bytes are where they were, and as good as they were: the next run compares them. */
-static void rest_list_cb(void *ctx, struct ns *ns, const struct kept_part *part)
+static void rest_list_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
 {
-    struct cache_keep *k = ctx;
-    struct kept_part kept = *part;
+    struct snapshot_write *k = ctx;
+    struct snapshot_part kept = *part;
 
     kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
-    kept_part_encode(k->manifest + k->parts_at + k->n * KEPT_PART_BYTES, &kept);
+    snapshot_part_encode(k->manifest + k->parts_at + k->n * SNAPSHOT_PART_BYTES, &kept);
     k->parts[k->n++] = (struct keep_part){.bytes = ns_part_bytes(ns, kept.part), .summed = true};
 }
 
 static void list_cb(void *ctx, block_ref ref, uint32_t uses)
 {
-    struct cache_keep *k = ctx;
+    struct snapshot_write *k = ctx;
     struct cache *c = k->cache;
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
-    struct kept_part kept = {.uses = uses};
+    struct snapshot_part kept = {.uses = uses};
 
     kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
     memcpy(kept.key, b->key, sizeof(kept.key));
@@ -110,7 +110,7 @@ static void list_cb(void *ctx, block_ref ref, uint32_t uses)
         kept.stored = p->nvme == PART_NVME_READY;
         kept.checksum = p->checksum; /* 0: not known */
         arena_slot_place(c->arena, p->slot, &kept.extent, &kept.slot);
-        kept_part_encode(k->manifest + k->parts_at + k->n * KEPT_PART_BYTES, &kept);
+        snapshot_part_encode(k->manifest + k->parts_at + k->n * SNAPSHOT_PART_BYTES, &kept);
         k->parts[k->n++] = (struct keep_part){.data = arena_memory(c->arena, p->slot),
                                               .bytes = ns_part_bytes(ns, i),
                                               .summed = kept.checksum != 0};
@@ -118,7 +118,7 @@ static void list_cb(void *ctx, block_ref ref, uint32_t uses)
 }
 
 /* Bytes that the namespaces take; their places are given out on the way. */
-static size_t namespaces_place(struct cache_keep *k)
+static size_t namespaces_place(struct snapshot_write *k)
 {
     struct index *ix = k->cache->config.index;
     uint8_t identity[NS_CANONICAL_MAX];
@@ -131,28 +131,28 @@ static size_t namespaces_place(struct cache_keep *k)
             continue;
         n = ns_identity_encode(&index_ns_at(ix, place)->identity, identity, sizeof(identity));
         assert(n > 0); /* namespace.open takes none that is longer */
-        bytes += kept_ns_bytes((uint32_t)n);
+        bytes += snapshot_ns_bytes((uint32_t)n);
         k->ns_places[place] = ++k->namespaces;
     }
     return bytes;
 }
 
-static void namespaces_write(struct cache_keep *k)
+static void namespaces_write(struct snapshot_write *k)
 {
     struct index *ix = k->cache->config.index;
     uint8_t identity[NS_CANONICAL_MAX];
-    size_t at = KEPT_HEAD_BYTES;
+    size_t at = SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
-        struct kept_ns kept = {.identity = identity};
+        struct snapshot_ns kept = {.identity = identity};
 
         if (k->ns_places[place] == 0)
             continue;
         kept.fingerprint = ns->fingerprint;
         kept.identity_bytes =
             (uint32_t)ns_identity_encode(&ns->identity, identity, sizeof(identity));
-        at += kept_ns_encode(k->manifest + at, &kept);
+        at += snapshot_ns_encode(k->manifest + at, &kept);
     }
     assert(at == k->parts_at);
 }
@@ -162,18 +162,18 @@ static void namespaces_write(struct cache_keep *k)
 static void work_cb(uv_work_t *work)
 {
     struct keep_work *w = work->data;
-    struct cache_keep *k = w->keep;
+    struct snapshot_write *k = w->keep;
 
     for (uint64_t i = w->first; i < w->first + w->n; i++) {
         if (k->parts[i].summed)
             continue;
-        kept_checksum_put(k->manifest + k->parts_at + i * KEPT_PART_BYTES,
-                          checksum_of(k->parts[i].data, k->parts[i].bytes));
+        snapshot_checksum_put(k->manifest + k->parts_at + i * SNAPSHOT_PART_BYTES,
+                              checksum_of(k->parts[i].data, k->parts[i].bytes));
         k->parts[i].summed = true;
     }
 }
 
-static void keep_pump(struct cache_keep *k);
+static void keep_pump(struct snapshot_write *k);
 
 static void work_done_cb(uv_work_t *work, int status)
 {
@@ -185,7 +185,7 @@ static void work_done_cb(uv_work_t *work, int status)
     keep_pump(w->keep);
 }
 
-static void keep_pump(struct cache_keep *k)
+static void keep_pump(struct snapshot_write *k)
 {
     for (unsigned i = 0; i < WORKS; i++) {
         struct keep_work *w = &k->works[i];
@@ -213,16 +213,16 @@ static void keep_pump(struct cache_keep *k)
 
 /* ---- begin and end ---- */
 
-static void keep_free(struct cache_keep *k)
+static void keep_free(struct snapshot_write *k)
 {
     free(k->ns_places);
     free(k->parts);
     free(k);
 }
 
-int cache_keep_start(struct cache *c, struct keep *keep)
+int cache_snapshot_start(struct cache *c, struct persist *keep)
 {
-    struct cache_keep *k = calloc(1, sizeof(*k));
+    struct snapshot_write *k = calloc(1, sizeof(*k));
     int rc = -ENOMEM;
 
     if (!k)
@@ -234,17 +234,17 @@ int cache_keep_start(struct cache *c, struct keep *keep)
     if (!k->ns_places)
         goto err_after_keep;
     policy_walk(c->config.policy, count_cb, k);
-    cache_rest_walk(c, rest_count_cb, k);
+    cache_snapshot_rest_walk(c, rest_count_cb, k);
     k->parts = calloc(k->cap + 1, sizeof(*k->parts));
     if (!k->parts)
         goto err_after_keep;
-    k->parts_at = KEPT_HEAD_BYTES + namespaces_place(k);
-    rc = keep_create(keep, k->parts_at + k->cap * KEPT_PART_BYTES, &k->manifest);
+    k->parts_at = SNAPSHOT_HEAD_BYTES + namespaces_place(k);
+    rc = persist_create(keep, k->parts_at + k->cap * SNAPSHOT_PART_BYTES, &k->manifest);
     if (rc < 0)
         goto err_after_keep;
     namespaces_write(k);
     policy_walk(c->config.policy, list_cb, k);
-    cache_rest_walk(c, rest_list_cb, k);
+    cache_snapshot_rest_walk(c, rest_list_cb, k);
     assert(k->n == k->cap);
     c->keep = k;
     keep_pump(k);
@@ -256,12 +256,12 @@ err_after_keep:
     return rc;
 }
 
-void cache_keep_cut(struct cache *c)
+void cache_snapshot_cut(struct cache *c)
 {
     c->keep->at = c->keep->n;
 }
 
-bool cache_keep_ready(const struct cache *c)
+bool cache_snapshot_ready(const struct cache *c)
 {
     for (unsigned i = 0; i < WORKS; i++)
         if (c->keep->works[i].busy)
@@ -270,7 +270,7 @@ bool cache_keep_ready(const struct cache *c)
 }
 
 /* What was not computed in time is left out. */
-static uint64_t parts_pack(struct cache_keep *k, uint64_t *bytes)
+static uint64_t parts_pack(struct snapshot_write *k, uint64_t *bytes)
 {
     uint8_t *p = k->manifest + k->parts_at;
     uint64_t n = 0;
@@ -279,32 +279,32 @@ static uint64_t parts_pack(struct cache_keep *k, uint64_t *bytes)
         if (!k->parts[i].summed)
             continue;
         if (i != n)
-            memcpy(p + n * KEPT_PART_BYTES, p + i * KEPT_PART_BYTES, KEPT_PART_BYTES);
+            memcpy(p + n * SNAPSHOT_PART_BYTES, p + i * SNAPSHOT_PART_BYTES, SNAPSHOT_PART_BYTES);
         *bytes += k->parts[i].bytes;
         n++;
     }
     return n;
 }
 
-void cache_keep_finish(struct cache *c)
+void cache_snapshot_finish(struct cache *c)
 {
-    struct cache_keep *k = c->keep;
+    struct snapshot_write *k = c->keep;
     uint64_t bytes = 0;
-    struct kept_head head = {.arena = keep_identity(k->keep),
-                             .extent = arena_extent_bytes(c->arena),
-                             .namespaces = k->namespaces};
+    struct snapshot_head head = {.arena = persist_identity(k->keep),
+                                 .extent = arena_extent_bytes(c->arena),
+                                 .namespaces = k->namespaces};
     int rc;
 
     head.parts = parts_pack(k, &bytes);
     snprintf(head.program, sizeof(head.program), "ucmd %s", UCM_VERSION);
-    kept_seal(k->manifest, k->parts_at + head.parts * KEPT_PART_BYTES, &head);
-    rc = keep_commit(k->keep);
+    snapshot_seal(k->manifest, k->parts_at + head.parts * SNAPSHOT_PART_BYTES, &head);
+    rc = persist_commit(k->keep);
     if (rc == 0)
         log_info(ROOM, "kept", "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f",
                  head.parts, k->n, bytes, (double)(uv_hrtime() - k->start_ns) / 1e9);
     else
         log_warn(ROOM, "not-kept", "error=%s", strerror(-rc));
     c->keep = NULL;
-    cache_rest_free(c);
+    cache_snapshot_rest_free(c);
     keep_free(k);
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 struct cache_naming {
-    struct tier_naming naming;
+    struct tier_ns_record naming;
     struct cache *cache;
     struct ns *ns;
     struct cache_purge *purge; /* NULL: nobody waits */
@@ -49,17 +49,17 @@ static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *
     if (status != 0) {
         uint64_t now_ms = uv_now(c->config.loop);
 
-        if (k->naming.from_sequence > ns->kept_from) /* a purge's may have come in between */
-            ns->kept_from = k->naming.from_sequence;
+        if (k->naming.from_sequence > ns->record_from) /* a purge's may have come in between */
+            ns->record_from = k->naming.from_sequence;
         c->keep_again_ms = now_ms + again_ms(now_ms - k->begin_ms);
     } else {
         c->keep_again_ms = 0;
     }
     /* Its blocks are written either way: they serve until the daemon ends. */
     if (!forget)
-        ns->kept = status == 0 ? NS_KEPT_YES : NS_KEPT_FAILED;
-    else if (status == 0 && ns->kept != NS_KEPT_SOON)
-        ns->kept = NS_KEPT_YES;
+        ns->record = status == 0 ? NS_RECORD_WRITTEN : NS_RECORD_FAILED;
+    else if (status == 0 && ns->record != NS_RECORD_PENDING)
+        ns->record = NS_RECORD_WRITTEN;
 }
 
 static void purge_check(struct cache_purge *p)
@@ -68,7 +68,7 @@ static void purge_check(struct cache_purge *p)
         p->done_cb(p, p->status);
 }
 
-static void naming_done_cb(struct tier_naming *n, int status)
+static void naming_done_cb(struct tier_ns_record *n, int status)
 {
     struct cache_naming *k = (struct cache_naming *)n;
     struct cache *c = k->cache;
@@ -106,28 +106,29 @@ static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
     k->naming.identity_bytes = (uint32_t)n;
     k->begin_ms = uv_now(c->config.loop);
     k->naming.forget = p != NULL;
-    k->naming.from_sequence = ns->kept_from;
+    k->naming.from_sequence = ns->record_from;
     k->naming.done = naming_done_cb;
     if (p)
         p->naming = k;
     index_ns_use(c->config.index, ns);
     c->tier_busy++;
-    c->tier_ops->naming(c->tier, &k->naming);
+    c->tier_ops->ns_record(c->tier, &k->naming);
     return 0;
 }
 
-void cache_ns_keep(struct cache *c, struct ns *ns)
+void cache_ns_record(struct cache *c, struct ns *ns)
 {
-    if (ns->kept == NS_KEPT_FAILED && ns->purges == 0 && uv_now(c->config.loop) >= c->keep_again_ms)
-        ns->kept = NS_KEPT_NO;
-    if (ns->kept != NS_KEPT_NO)
+    if (ns->record == NS_RECORD_FAILED && ns->purges == 0 &&
+        uv_now(c->config.loop) >= c->keep_again_ms)
+        ns->record = NS_RECORD_NONE;
+    if (ns->record != NS_RECORD_NONE)
         return;
-    ns->kept = naming_start(c, ns, NULL) == 0 ? NS_KEPT_SOON : NS_KEPT_FAILED;
-    if (ns->kept == NS_KEPT_FAILED)
+    ns->record = naming_start(c, ns, NULL) == 0 ? NS_RECORD_PENDING : NS_RECORD_FAILED;
+    if (ns->record == NS_RECORD_FAILED)
         c->keep_again_ms = uv_now(c->config.loop) + AGAIN_MS;
 }
 
-bool cache_named_cb(void *ctx, const uint8_t *fingerprint)
+bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint)
 {
     struct cache *c = ctx;
 
@@ -136,7 +137,7 @@ bool cache_named_cb(void *ctx, const uint8_t *fingerprint)
 
 bool cache_ns_writable(const struct ns *ns)
 {
-    return ns->kept != NS_KEPT_SOON && ns->purges == 0;
+    return ns->record != NS_RECORD_PENDING && ns->purges == 0;
 }
 
 static void purge_shared_cb(struct share_purge *sp, int status, uint64_t files)
@@ -156,7 +157,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
     if (rc != 0)
         return rc;
     if (!p->only_shared)
-        cache_adopt_forget(c, ns);
+        cache_snapshot_load_forget(c, ns);
     p->ns = ns;
     ns->purges++;
     if (!c->share)

@@ -1,4 +1,4 @@
-#include "daemon/arena/keep.h"
+#include "daemon/arena/persist.h"
 
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
@@ -22,7 +22,7 @@ struct map {
     size_t n, mapped; /* mapped: rounded up to the file system's pages */
 };
 
-struct keep {
+struct persist {
     int folder, fd; /* folder: holds the lock; fd: the arena's file, -1 for none */
     uint8_t boot[16];
     struct map manifest, fresh;
@@ -63,7 +63,7 @@ static int boot_read(uint8_t out[16])
 }
 
 /* A file of this user in the folder, or -1. */
-static int own_open(const struct keep *k, const char *name, struct stat *st)
+static int own_open(const struct persist *k, const char *name, struct stat *st)
 {
     int fd = openat(k->folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
 
@@ -76,7 +76,7 @@ static int own_open(const struct keep *k, const char *name, struct stat *st)
     return -1;
 }
 
-static void manifest_map(struct keep *k)
+static void manifest_map(struct persist *k)
 {
     struct stat st;
     int fd = own_open(k, CONFIG_KEEP_MANIFEST, &st);
@@ -92,9 +92,9 @@ static void manifest_map(struct keep *k)
     close(fd);
 }
 
-int keep_open(const char *folder, struct keep **out, char why[KEEP_WHY_BYTES])
+int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_BYTES])
 {
-    struct keep *k = calloc(1, sizeof(*k));
+    struct persist *k = calloc(1, sizeof(*k));
     struct stat st;
     int rc = -ENOMEM;
 
@@ -107,7 +107,7 @@ int keep_open(const char *folder, struct keep **out, char why[KEEP_WHY_BYTES])
     if (rc == 0)
         rc = boot_read(k->boot);
     if (rc < 0) {
-        snprintf(why, KEEP_WHY_BYTES, "arena.keep: %.200s: %s", folder,
+        snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: %s", folder,
                  rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another folder"
                                     : strerror(-rc));
         if (k->folder >= 0)
@@ -123,15 +123,15 @@ int keep_open(const char *folder, struct keep **out, char why[KEEP_WHY_BYTES])
     return 0;
 }
 
-const uint8_t *keep_manifest(const struct keep *k, size_t *n)
+const uint8_t *persist_snapshot(const struct persist *k, size_t *n)
 {
     *n = k->manifest.n;
     return k->manifest.p;
 }
 
-struct keep_identity keep_identity(const struct keep *k)
+struct persist_identity persist_identity(const struct persist *k)
 {
-    struct keep_identity id = {.inode = 0};
+    struct persist_identity id = {.inode = 0};
     struct stat st;
 
     memcpy(id.boot, k->boot, sizeof(id.boot));
@@ -144,27 +144,27 @@ struct keep_identity keep_identity(const struct keep *k)
 
 /* ---- one of the two ---- */
 
-int keep_take(struct keep *k)
+int persist_take(struct persist *k)
 {
-    KILL_POINT("keep-take");
+    KILL_POINT("persist-take");
     if (unlinkat(k->folder, CONFIG_KEEP_MANIFEST, 0) < 0 && errno != ENOENT)
         return -errno;
     k->ours = true;
-    KILL_POINT("keep-taken");
+    KILL_POINT("persist-taken");
     return 0;
 }
 
-void keep_forget(struct keep *k)
+void persist_forget(struct persist *k)
 {
     map_close(&k->manifest);
 }
 
-int keep_reset(struct keep *k, uint64_t bytes)
+int persist_reset(struct persist *k, uint64_t bytes)
 {
     int rc;
 
-    keep_forget(k);
-    rc = keep_take(k);
+    persist_forget(k);
+    rc = persist_take(k);
     if (rc < 0)
         return rc;
     if (k->fd >= 0)
@@ -178,7 +178,7 @@ int keep_reset(struct keep *k, uint64_t bytes)
     return 0;
 }
 
-int keep_fd(const struct keep *k)
+int persist_fd(const struct persist *k)
 {
     return k->fd;
 }
@@ -187,7 +187,7 @@ int keep_fd(const struct keep *k)
 
 /* Filled through a mapping, as a hugetlbfs has no write; its room is taken first, or there would be
  * a SIGBUS where the file system is full. */
-int keep_create(struct keep *k, size_t n, uint8_t **out)
+int persist_create(struct persist *k, size_t n, uint8_t **out)
 {
     struct map m = {.n = n};
     struct stat st;
@@ -218,18 +218,18 @@ int keep_create(struct keep *k, size_t n, uint8_t **out)
     return 0;
 }
 
-int keep_commit(struct keep *k)
+int persist_commit(struct persist *k)
 {
     map_close(&k->fresh);
-    KILL_POINT("keep-written");
+    KILL_POINT("persist-written");
     if (renameat(k->folder, NEW_MANIFEST, k->folder, CONFIG_KEEP_MANIFEST) < 0)
         return -errno;
-    KILL_POINT("keep-named");
+    KILL_POINT("persist-named");
     k->committed = true;
     return 0;
 }
 
-void keep_close(struct keep *k)
+void persist_close(struct persist *k)
 {
     if (!k)
         return;

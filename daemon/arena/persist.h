@@ -1,0 +1,54 @@
+/* The persistent arena (config key arena.keep): a folder on a tmpfs or hugetlbfs, which are memory,
+ * whose files survive a planned restart of the daemon. It holds two files:
+ * - `ucmd.arena`, the file that the arena maps;
+ * - `ucmd.kept`, the snapshot: a list of the parts in it. The snapshot exists only after an orderly
+ *   stop and until the next start. docs/storage-format.md has its format.
+ *
+ * Promises:
+ * - One process at a time has the folder: it holds a lock, which ends with the process.
+ * - A snapshot is whole, and is used at most once: persist_take removes it before anything in the
+ *   arena may change, so a run that was killed leaves none.
+ * - A file that no later start can use is removed.
+ *
+ * Thread: the loop's, before the loop runs and after it has ended. The calls block for as long as
+ * memory takes. */
+#ifndef UCMD_ARENA_PERSIST_H
+#define UCMD_ARENA_PERSIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct persist;
+
+/* What a manifest belongs to: another boot, another file or another size is another arena. */
+struct persist_identity {
+    uint8_t boot[16];
+    uint64_t inode, bytes;
+};
+
+/* Takes the lock; waits some seconds for a predecessor that is still ending. 0, or -errno with a
+ * sentence in why. */
+#define PERSIST_WHY_BYTES 400
+int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_BYTES]);
+/* NULL-safe. The arena must be unmapped. Its file goes unless persist_commit succeeded, or neither
+ * persist_take nor persist_reset was called: then all is left for another try. */
+void persist_close(struct persist *k);
+
+/* The manifest of the run before; NULL: there is none. */
+const uint8_t *persist_snapshot(const struct persist *k, size_t *n);
+/* Of the arena's file as it lies there. */
+struct persist_identity persist_identity(const struct persist *k);
+/* The arena is going to be used: the manifest, if there is one, is removed. Its bytes stay until
+ * persist_forget. 0, or -errno: the arena must not be used. */
+int persist_take(struct persist *k);
+void persist_forget(struct persist *k);
+/* Nothing of the run before is to be used: a new file, all zero. */
+int persist_reset(struct persist *k, uint64_t bytes);
+int persist_fd(const struct persist *k);
+
+/* A new manifest of n bytes, all zero, to be filled; then given its name. 0 or -errno. */
+int persist_create(struct persist *k, size_t n, uint8_t **out);
+int persist_commit(struct persist *k);
+
+#endif
