@@ -90,6 +90,7 @@ NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
+EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examples/*.c))
 TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
 DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
 ifneq ($(HAVE_CUDA),)
@@ -106,7 +107,7 @@ SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(J
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-all: $(LIBS) $(BINS) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
+all: $(LIBS) $(BINS) $(EXAMPLES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
 	@touch $(BUILT)
 	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
 	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
@@ -301,6 +302,10 @@ $O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -ldl -o $@
+$O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(CLIENT_LIBS) -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
 	$(call say,LINK)

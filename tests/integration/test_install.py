@@ -1,14 +1,17 @@
-"""make install and uninstall, and README's example built against what was installed."""
+"""make install and uninstall, and the example that README quotes, built against what was installed."""
 
 import os
 import pathlib
 import re
 import subprocess
 import tempfile
+import textwrap
 import time
 import unittest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+UCMD = os.environ.get("UCMD", str(TOP / "build/ucmd"))
+EXAMPLE = TOP / "client/examples/load_or_dump.c"
 
 
 def run(*command, **options):
@@ -122,25 +125,32 @@ class Install(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline, "the daemon does not come up")
             time.sleep(0.02)
 
-    def test_the_example_of_the_readme(self):
-        text = (TOP / "README.md").read_text()
-        (source,) = re.findall(r"```c\n(.*?)```", text, re.DOTALL)
-        work = pathlib.Path(self.folder.name)
-        (work / "example.c").write_text(source)
+    def run_example_twice(self, program, socket):
+        self.start_daemon(socket)
+        environment = dict(os.environ, UCM_SOCKET=socket, LD_LIBRARY_PATH=str(self.root / "usr/lib"))
+        first = run(program, env=environment)
+        second = run(program, env=environment)
+        self.assertEqual(first, "0 of 4 blocks were cached; dumped 32768 bytes\n")
+        self.assertEqual(second, "4 of 4 blocks were cached; loaded 32768 bytes\n")
+
+    def test_the_example_as_make_builds_it(self):
+        folder = pathlib.Path(UCMD).parent
+        self.run_example_twice(str(folder / "examples/load_or_dump"), f"{self.folder.name}/ucmd.sock")
+
+    def test_the_example_against_the_installed_library(self):
+        program = f"{self.folder.name}/example"
         environment = dict(
             os.environ,
             PKG_CONFIG_SYSROOT_DIR=str(self.root),
             PKG_CONFIG_LIBDIR=str(self.root / "usr/lib/pkgconfig"),
         )
         flags = run("pkg-config", "--cflags", "--libs", "libucmclient", env=environment).split()
-        run("cc", "-Wall", "-Wextra", "-Werror", str(work / "example.c"), *flags, "-o", str(work / "example"))
-        socket = str(work / "ucmd.sock")
-        self.start_daemon(socket)
-        environment = dict(os.environ, UCM_SOCKET=socket, LD_LIBRARY_PATH=str(self.root / "usr/lib"))
-        first = run(str(work / "example"), env=environment)
-        second = run(str(work / "example"), env=environment)
-        self.assertEqual(first, "0 of 4 blocks are cached\n4 blocks done, 32768 bytes moved\n")
-        self.assertEqual(second, "4 of 4 blocks are cached\n4 blocks done, 32768 bytes moved\n")
+        run("cc", "-Wall", "-Wextra", "-Werror", str(EXAMPLE), *flags, "-o", program)
+        self.run_example_twice(program, f"{self.folder.name}/ucmd.sock")
+
+    def test_readme_quotes_the_example(self):
+        (quoted,) = re.findall(r"```c\n(.*?)```", (TOP / "README.md").read_text(), re.DOTALL)
+        self.assertIn(textwrap.indent(quoted, "    "), EXAMPLE.read_text())
 
 
 if __name__ == "__main__":
