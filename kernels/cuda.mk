@@ -29,9 +29,9 @@ CUDA_SO     := libucmclient_cuda.so
 CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c))
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
 
-$O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ)
+$O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
-$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/ring.o $(CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
+$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
 	$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -60,14 +60,14 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 
 # Tests of the device room on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c client/cuda/context.c tests/gpu/worker_ring.c
+GPU_SRC    := client/cuda/companion.c client/cuda/context.c tests/gpu/worker_staging.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
-$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_ring.h
+$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_staging.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o rings.o worker.o) $(GPU_OBJ)
+$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o staging.o worker.o) $(GPU_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.

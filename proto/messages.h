@@ -103,7 +103,7 @@ enum ucm_handle_kind {
     F(u64, ring_region, OPT, 0, UCM_U32)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
 
-/* GPU memory of the worker that copies may go through, see proto/ring.h. ipc and offset name the
+/* GPU memory of the worker that copies may go through, see proto/staging.h. ipc and offset name the
  * first slice, fd is the shared memory. */
 #define UCM_MSG_RING_REGISTER(F)                                                                   \
     F(bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \

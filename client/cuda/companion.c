@@ -35,7 +35,7 @@ static uint32_t plane_chunk(const void *ctx, uint32_t plane)
 static CUresult turn_launch(struct companion *c, uint32_t slice, uint64_t item_bytes)
 {
     struct companion_turn *t = &c->turns[slice];
-    const struct ucm_ring_order *o = &t->order;
+    const struct ucm_staging_order *o = &t->order;
     const struct ucm_copy_plane *first = &t->region->spec[o->first_plane];
     CUdeviceptr planes = t->region->planes + o->first_plane * sizeof(*first);
     uint64_t begin = c->base + slice * c->slice_bytes - first->slot_offset;
@@ -49,7 +49,7 @@ static CUresult turn_launch(struct companion *c, uint32_t slice, uint64_t item_b
         if (first[p].chunk > largest)
             largest = first[p].chunk;
     for (uint32_t i = 0; i < n_items; i++)
-        items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_ring_pitch(item_bytes),
+        items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
                                           .block = o->blocks[i]};
     tiles = ucm_copy_tiles(largest);
     r = cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0,
@@ -61,7 +61,7 @@ static CUresult turn_launch(struct companion *c, uint32_t slice, uint64_t item_b
     return r;
 }
 
-/* Claimed already. false: refused. `dead` is looked at behind the claim: see ucm_ring_abandon. */
+/* Claimed already. false: refused. `dead` is looked at behind the claim: see ucm_staging_abandon. */
 static bool turn_begin(struct companion *c, uint32_t slice)
 {
     struct companion_turn *t = &c->turns[slice];
@@ -72,8 +72,8 @@ static bool turn_begin(struct companion *c, uint32_t slice)
         return false;
     t->region = c->regions[t->order.region - 1];
     if (!t->region || atomic_load(&c->ring->words.dead) ||
-        !ucm_ring_order_sound(&t->order, c->slice_bytes, t->region->blocks, t->region->n_planes,
-                              plane_chunk, t->region->spec, &item_bytes) ||
+        !ucm_staging_order_sound(&t->order, c->slice_bytes, t->region->blocks, t->region->n_planes,
+                                 plane_chunk, t->region->spec, &item_bytes) ||
         turn_launch(c, slice, item_bytes) != CUDA_SUCCESS)
         return false;
     t->region->kernels++;
@@ -83,17 +83,17 @@ static bool turn_begin(struct companion *c, uint32_t slice)
 static bool turn_take(struct companion *c, uint32_t slice)
 {
     struct companion_turn *t = &c->turns[slice];
-    uint64_t turn = atomic_load(&c->ring->words.slices[slice].turn);
-    uint32_t tag = ucm_ring_turn_tag(turn);
+    uint64_t turn = atomic_load(&c->ring->words.slices[slice].state);
+    uint32_t tag = ucm_staging_tag_of(turn);
 
-    if (ucm_ring_turn_phase(turn) != RING_POSTED || atomic_load(&c->ring->words.dead) ||
-        ucm_ring_generation(tag) != atomic_load(&c->ring->words.generation) ||
-        !ucm_ring_move(c->ring, slice, tag, RING_POSTED, RING_CLAIMED))
+    if (ucm_staging_phase_of(turn) != STAGING_POSTED || atomic_load(&c->ring->words.dead) ||
+        ucm_staging_generation(tag) != atomic_load(&c->ring->words.generation) ||
+        !ucm_staging_move(c->ring, slice, tag, STAGING_POSTED, STAGING_CLAIMED))
         return false;
     t->tag = tag;
     t->claimed = turn_begin(c, slice);
     if (!t->claimed)
-        (void)ucm_ring_move(c->ring, slice, tag, RING_CLAIMED, RING_REFUSED);
+        (void)ucm_staging_move(c->ring, slice, tag, STAGING_CLAIMED, STAGING_REFUSED);
     return true;
 }
 
@@ -108,8 +108,8 @@ static bool turn_look(struct companion *c, uint32_t slice)
         return false;
     if (r != CUDA_SUCCESS)
         atomic_store(&c->ring->words.dead, 1);
-    (void)ucm_ring_move(c->ring, slice, t->tag, RING_CLAIMED,
-                        r == CUDA_SUCCESS ? RING_DONE : RING_REFUSED);
+    (void)ucm_staging_move(c->ring, slice, t->tag, STAGING_CLAIMED,
+                           r == CUDA_SUCCESS ? STAGING_DONE : STAGING_REFUSED);
     t->claimed = false;
     if (--t->region->kernels == 0)
         pthread_cond_broadcast(&c->changed);
@@ -151,7 +151,7 @@ static void wait_for_ring(struct companion *c)
 /* The mutex is held, but not while it rests. bell: as it was before the turns were looked at. */
 static void rest(struct companion *c, bool claimed, uint32_t bell, uint64_t still_ns)
 {
-    struct ucm_ring *ring = c->ring;
+    struct ucm_staging *ring = c->ring;
 
     if (!ring) {
         wait_for_ring(c);
@@ -162,7 +162,7 @@ static void rest(struct companion *c, bool claimed, uint32_t bell, uint64_t stil
         if (still_ns >= SPIN_NS)
             nap();
     } else if (still_ns >= SPIN_NS) {
-        ucm_ring_sleep(ring, bell, SLEEP_MS);
+        ucm_staging_sleep(ring, bell, SLEEP_MS);
     }
     pthread_mutex_lock(&c->mutex);
 }
@@ -196,12 +196,12 @@ static void *thread_run(void *arg)
     return NULL;
 }
 
-void companion_serve(struct companion *c, struct ucm_ring *ring)
+void companion_serve(struct companion *c, struct ucm_staging *ring)
 {
     pthread_mutex_lock(&c->mutex);
     if (c->ring) {
         atomic_store(&c->ring->words.dead, 1);
-        ucm_ring_wake(c->ring);
+        ucm_staging_wake(c->ring);
     }
     c->wanted = ring;
     pthread_cond_broadcast(&c->changed);
@@ -347,7 +347,7 @@ static CUresult streams_create(struct companion *c)
 
 static CUresult slices_create(struct companion *c)
 {
-    size_t items = (size_t)c->slices * UCM_RING_ITEMS;
+    size_t items = (size_t)c->slices * UCM_STAGING_ITEMS;
     size_t bytes = (c->slices * c->slice_bytes + IPC_GRAIN - 1) / IPC_GRAIN * IPC_GRAIN;
     CUipcMemHandle handle;
     CUdeviceptr base;
@@ -362,7 +362,7 @@ static CUresult slices_create(struct companion *c)
     if (r == CUDA_SUCCESS)
         r = cuMemHostAlloc((void **)&c->items, items * sizeof(*c->items), 0);
     for (uint32_t i = 0; r == CUDA_SUCCESS && i < c->slices; i++) {
-        c->turns[i].items = c->items + (size_t)i * UCM_RING_ITEMS;
+        c->turns[i].items = c->items + (size_t)i * UCM_STAGING_ITEMS;
         r = cuEventCreate(&c->turns[i].moved, CU_EVENT_DISABLE_TIMING);
     }
     if (r != CUDA_SUCCESS)

@@ -1,5 +1,5 @@
 /* The companion's inside: slices of GPU memory, and a thread that moves what the daemon orders
- * between them and the worker's pages (proto/ring.h). Knows nothing of connections: whoever owns it
+ * between them and the worker's pages (proto/staging.h). Knows nothing of connections: whoever owns it
  * gives it one shared memory after the other.
  *
  * Promises: no kernel is launched for an order that does not fit the regions added here, or for a
@@ -10,7 +10,7 @@
 #define UCM_CUDA_COMPANION_H
 
 #include "kernels/copy.h"
-#include "proto/ring.h"
+#include "proto/staging.h"
 
 #include <cuda.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ struct companion_turn {
     CUevent moved;
     struct ucm_copy_item *items; /* pinned; the kernel reads them */
     struct companion_region *region;
-    struct ucm_ring_order order; /* a copy that nobody else can change */
+    struct ucm_staging_order order; /* a copy that nobody else can change */
 };
 
 struct companion {
@@ -52,7 +52,7 @@ struct companion {
     pthread_cond_t changed;
     /* Under the mutex. */
     bool quit;
-    struct ucm_ring *wanted,
+    struct ucm_staging *wanted,
         *ring; /* the thread takes over `wanted` when `ring`'s turns have ended */
     struct companion_region *regions[COMPANION_REGIONS]; /* number - 1 */
 };
@@ -66,7 +66,7 @@ void companion_close(struct companion *c);
 
 /* From now on orders come from this ring, whose generation is set; NULL: from none. The old one is
  * dead when this returns and may be unmapped. */
-void companion_serve(struct companion *c, struct ucm_ring *ring);
+void companion_serve(struct companion *c, struct ucm_staging *ring);
 
 /* Takes note of a region; planes' bases are addresses in this process. *number is what orders name
  * it by. A CUDA error; OUT_OF_MEMORY: COMPANION_REGIONS are known. */

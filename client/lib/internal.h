@@ -156,22 +156,22 @@ void client_region_free(struct ucm_region *region);
  * NULL) is ready: until client_request gives the token back, ids stay valid. */
 int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns);
 
-/* ---- rings: ring.c ---- */
+/* ---- staging rings: staging.c ---- */
 
-struct ucm_ring;
+struct ucm_staging;
 
 struct ucm_ring_registration {
     struct ucm_client *client;
-    struct ucm_ring *memory;
+    struct ucm_staging *memory;
     uint64_t attempt; /* of connecting, that it was made on */
     uint32_t id;      /* 0: the daemon does not know it (any more) */
     TAILQ_ENTRY(ucm_ring_registration) node;
 };
-TAILQ_HEAD(client_rings, ucm_ring_registration);
+TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
 
 /* The connection broke: nothing moves in the worker's memory any more when this returns. */
-void client_rings_abandon(struct ucm_client *c);
-void client_rings_free(struct ucm_client *c);
+void client_stagings_abandon(struct ucm_client *c);
+void client_stagings_free(struct ucm_client *c);
 
 /* ---- the client ---- */
 
@@ -259,7 +259,7 @@ struct ucm_client {
     struct client_handles handles; /* namespaces before the regions that need them */
     bool stale;                    /* some listed handle may be STALE */
     struct client_tasks tasks;
-    struct client_rings rings;
+    struct client_staging_queue rings;
 
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
     uint32_t n_leases, next_lease;

@@ -115,7 +115,7 @@ void client_link_break(struct ucm_client *c, int status, const char *text)
     else
         back_off(c);
 
-    client_rings_abandon(c);
+    client_stagings_abandon(c);
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
     client_lease_end_all(c);

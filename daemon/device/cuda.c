@@ -43,7 +43,7 @@ static void take_control(struct gpu *g, struct device_job *job)
 {
     struct gpu_region *mapping = job->region ? job->region->mapping : NULL;
 
-    if (job->op == DEVICE_RING_CLOSE && !gpu_ring_may_close(job))
+    if (job->op == DEVICE_STAGING_CLOSE && !gpu_ring_may_close(job))
         return;
     if (job->op == DEVICE_CLOSE && mapping->jobs > 0)
         mapping->last = job;
@@ -103,7 +103,7 @@ static bool run_control(struct gpu *g)
         return false;
     if (job->op == DEVICE_CLOSE)
         gpu_region_close(job->region);
-    else if (job->op == DEVICE_RING_CLOSE)
+    else if (job->op == DEVICE_STAGING_CLOSE)
         gpu_ring_close(job->ring);
     else if (atomic_load(&g->failed))
         rc = gpu_refuse_failed(g, job);
@@ -111,7 +111,7 @@ static bool run_control(struct gpu *g)
         rc = gpu_context_open(g, job);
     if (rc == 0 && job->op == DEVICE_OPEN)
         rc = gpu_region_open(g, job);
-    else if (rc == 0 && job->op == DEVICE_RING_OPEN)
+    else if (rc == 0 && job->op == DEVICE_STAGING_OPEN)
         rc = gpu_ring_open(g, job);
     job_outbox_put(&g->outbox, job, rc);
     return true;

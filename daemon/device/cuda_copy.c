@@ -305,7 +305,7 @@ static int begin(struct gpu *g, struct device_job *job)
 
 /* Rings without a free slice: the jobs that wait for one let others pass, whose way is free. */
 struct passed {
-    const struct device_ring *full[GPU_FULL_MAX];
+    const struct device_staging *full[GPU_FULL_MAX];
     unsigned rings, jobs;
 };
 

@@ -60,9 +60,9 @@ struct device_region {
 };
 
 /* Slices of a worker's GPU memory that copies may go through, and the memory that it shares for
- * that (proto/ring.h). Filled by the caller; owned by the front's connection. Trusted with nothing:
+ * that (proto/staging.h). Filled by the caller; owned by the front's connection. Trusted with nothing:
  * a worker that breaks the rules gets its copies late, or gets other bytes of its own. */
-struct device_ring {
+struct device_staging {
     struct device *device;
     pid_t pid;
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
@@ -84,10 +84,10 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
 void region_free(struct device_region *r); /* a region that is not open; NULL-safe */
 
 enum device_op {
-    DEVICE_OPEN,       /* map the region's handles */
-    DEVICE_CLOSE,      /* unmap them; queued behind the region's jobs */
-    DEVICE_RING_OPEN,  /* map the ring; cuda only */
-    DEVICE_RING_CLOSE, /* unmap it; queued behind the copies that may go through it */
+    DEVICE_OPEN,          /* map the region's handles */
+    DEVICE_CLOSE,         /* unmap them; queued behind the region's jobs */
+    DEVICE_STAGING_OPEN,  /* map the ring; cuda only */
+    DEVICE_STAGING_CLOSE, /* unmap it; queued behind the copies that may go through it */
     DEVICE_LOAD,
     DEVICE_DUMP,
 };
@@ -97,7 +97,8 @@ enum device_op {
 struct device_job {
     enum device_op op;
     struct device_region *region; /* but for RING_OPEN and RING_CLOSE */
-    struct device_ring *ring; /* theirs; of a copy: an open ring that it may go through, or NULL */
+    struct device_staging
+        *ring; /* theirs; of a copy: an open ring that it may go through, or NULL */
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */

@@ -264,10 +264,10 @@ struct gpu_ring;
 struct gpu_turn;
 
 int gpu_ring_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
-void gpu_ring_close(struct device_ring *ring);
+void gpu_ring_close(struct device_staging *ring);
 /* Counts a copy in and out that may use the ring; out: the CLOSE that may go now, or NULL. */
-void gpu_ring_ref(struct device_ring *ring);
-struct device_job *gpu_ring_unref(struct device_ring *ring);
+void gpu_ring_ref(struct device_staging *ring);
+struct device_job *gpu_ring_unref(struct device_staging *ring);
 /* false: it is kept, and comes back from the last unref. */
 bool gpu_ring_may_close(struct device_job *close);
 

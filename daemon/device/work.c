@@ -268,10 +268,10 @@ static void outbox_count(struct job_outbox *b, const struct device_job *job, int
     case DEVICE_CLOSE:
         b->stats.regions--;
         break;
-    case DEVICE_RING_OPEN:
+    case DEVICE_STAGING_OPEN:
         b->stats.rings++;
         break;
-    case DEVICE_RING_CLOSE:
+    case DEVICE_STAGING_CLOSE:
         b->stats.rings--;
         break;
     case DEVICE_LOAD:

@@ -165,7 +165,7 @@ int fds_all_taken(struct call *call);
 
 /* ring.c */
 /* The session's open ring on that device, or NULL. */
-struct device_ring *session_ring_of(const struct session *s, const struct device *device);
+struct device_staging *session_ring_of(const struct session *s, const struct device *device);
 void rings_close_all(struct session *s);
 
 /* transfer.c */

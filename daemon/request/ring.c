@@ -12,7 +12,7 @@
 
 struct session_ring {
     struct session *s;
-    struct device_ring ring;
+    struct device_staging ring;
     uint32_t number, name; /* in the session's table, and on the wire */
     enum { RING_OPENING, RING_OPEN, RING_CLOSING } state;
     struct device_job job;
@@ -55,7 +55,7 @@ static void ring_close(struct session_ring *r)
     if (r->state != RING_OPEN)
         return; /* it closes already, or opened_cb sees that the session closes */
     r->state = RING_CLOSING;
-    ring_submit(r, DEVICE_RING_CLOSE, closed_cb);
+    ring_submit(r, DEVICE_STAGING_CLOSE, closed_cb);
 }
 
 void rings_close_all(struct session *s)
@@ -88,7 +88,7 @@ static bool device_has_ring(const struct session *s, const struct device *device
     return false;
 }
 
-struct device_ring *session_ring_of(const struct session *s, const struct device *device)
+struct device_staging *session_ring_of(const struct session *s, const struct device *device)
 {
     for (uint32_t i = table_next(&s->rings, 0); i; i = table_next(&s->rings, i)) {
         struct session_ring *r = table_get(&s->rings, i);
@@ -108,12 +108,12 @@ static int ring_new(struct call *call, const struct msg_ring_register *m, struct
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a ring");
     r->s = call->s;
     list_init(&r->pending);
-    r->ring = (struct device_ring){.device = device,
-                                   .pid = call->s->peer.pid,
-                                   .offset = m->offset,
-                                   .slice_bytes = m->slice_bytes,
-                                   .slices = (uint32_t)m->slices,
-                                   .fd = call->fds[m->fd]};
+    r->ring = (struct device_staging){.device = device,
+                                      .pid = call->s->peer.pid,
+                                      .offset = m->offset,
+                                      .slice_bytes = m->slice_bytes,
+                                      .slices = (uint32_t)m->slices,
+                                      .fd = call->fds[m->fd]};
     memcpy(r->ring.ipc, m->ipc.p, sizeof(r->ring.ipc));
     r->number = table_add(&call->s->rings, r);
     if (r->number == 0) {
@@ -168,7 +168,7 @@ int method_ring_register(struct call *call)
         free(r);
         return rc;
     }
-    ring_submit(r, DEVICE_RING_OPEN, opened_cb);
+    ring_submit(r, DEVICE_STAGING_OPEN, opened_cb);
     return 0;
 }
 

@@ -177,7 +177,7 @@ bool batch_send(struct transfer *t)
 {
     struct copy_batch *b = t->open;
     struct device_region *region = t->region->region;
-    struct device_ring *ring = session_ring_of(t->r.s, region->device);
+    struct device_staging *ring = session_ring_of(t->r.s, region->device);
 
     if (ring)
         batch_sort(b);

@@ -2,7 +2,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/device/cuda_api.h"
-#include "tests/gpu/rings.h"
+#include "tests/gpu/staging.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -59,11 +59,11 @@ bool device_use(struct test_device *t, const uint8_t uuid[UCM_UUID_BYTES]);
 
 /* ---- rings ---- */
 
-struct ucm_ring;
+struct ucm_staging;
 
 /* What the device shares with the worker's companion; NULL: it has none. UCM_TEST_STRATEGY=staged
  * and auto+ring give every worker one, with its first region. */
-struct ucm_ring *ring_words(const struct test_worker *w);
+struct ucm_staging *ring_words(const struct test_worker *w);
 void ring_shut(struct test_device *t, const struct test_worker *w);
 
 /* ---- regions and jobs ---- */

@@ -3,7 +3,7 @@
  * the context on purpose. */
 #include "tests/gpu/harness.h"
 
-#include "proto/ring.h"
+#include "proto/staging.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -344,28 +344,29 @@ static void test_killed_loading(void)
 /* ---- slices ---- */
 
 /* What the stopped worker's companion would have said of the turns that are posted now. */
-static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
+static unsigned turns_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     unsigned posted = 0;
 
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t turn = atomic_load(&ring->words.slices[i].turn);
-        uint32_t tag = ucm_ring_turn_tag(turn);
+        uint64_t turn = atomic_load(&ring->words.slices[i].state);
+        uint32_t tag = ucm_staging_tag_of(turn);
 
-        if (ucm_ring_turn_phase(turn) != RING_POSTED)
+        if (ucm_staging_phase_of(turn) != STAGING_POSTED)
             continue;
         posted++;
-        if (to == RING_POSTED || !ucm_ring_move(ring, i, tag, RING_POSTED, RING_CLAIMED))
+        if (to == STAGING_POSTED ||
+            !ucm_staging_move(ring, i, tag, STAGING_POSTED, STAGING_CLAIMED))
             continue;
-        if (to == RING_DONE)
-            (void)ucm_ring_move(ring, i, tag, RING_CLAIMED, RING_DONE);
+        if (to == STAGING_DONE)
+            (void)ucm_staging_move(ring, i, tag, STAGING_CLAIMED, STAGING_DONE);
     }
     return posted;
 }
 
 /* The worker is killed when its turns of a load and a dump are in that phase. What it claimed and
  * can't have done fails; what nobody claimed goes another way. */
-static void killed_in(enum ucm_ring_phase phase, const char *name)
+static void killed_in(enum ucm_staging_phase phase, const char *name)
 {
     struct device_region *r;
     struct test_worker w;
@@ -393,16 +394,16 @@ static void killed_in(enum ucm_ring_phase phase, const char *name)
     CHECK(turns >= 2 && uv_hrtime() - begin < 1000000000,
           "a worker killed when its turns were %s: its copies end within %.0f ms (%d, %d: %s)",
           name, (double)(uv_hrtime() - begin) / 1e6, j[0].status, j[1].status, j[0].job.error.text);
-    CHECK(phase != RING_CLAIMED || (j[0].status == -EIO && j[1].status == -EIO),
+    CHECK(phase != STAGING_CLAIMED || (j[0].status == -EIO && j[1].status == -EIO),
           "what was claimed fails");
     CHECK(t.failures == 0, "and the context goes on");
 }
 
 static void test_killed_in_slices(void)
 {
-    killed_in(RING_POSTED, "posted");
-    killed_in(RING_CLAIMED, "claimed");
-    killed_in(RING_DONE, "done");
+    killed_in(STAGING_POSTED, "posted");
+    killed_in(STAGING_CLAIMED, "claimed");
+    killed_in(STAGING_DONE, "done");
     still_sound("workers killed in their slices");
 }
 

@@ -1,5 +1,5 @@
 #include "tests/gpu/worker.h"
-#include "tests/gpu/worker_ring.h"
+#include "tests/gpu/worker_staging.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>

@@ -5,7 +5,7 @@
 #define UCM_TESTS_FAKE_DAEMON_H
 
 #include "proto/proto.h"
-#include "tests/unit/fake_rings.h"
+#include "tests/unit/fake_staging.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -63,7 +63,7 @@ struct fake {
     uint32_t last_lease;     /* that a load or a release named */
     uint32_t last_cancelled; /* msgid */
     uint32_t max_keys;
-    struct fake_rings rings;
+    struct fake_stagings rings;
 
     /* Runs on the daemon's thread for each request; true: taken over. */
     _Atomic(fake_hook) hook;
@@ -260,7 +260,7 @@ FAKE_FN void fake_ring_register(struct fake *f, int slot, struct msg_ring *out)
     pthread_mutex_lock(&f->lock);
     cr_assert_eq(f->n_fds[slot], 1);
     out->ring = f->next_id++;
-    fake_ring_add(&f->rings, f->fds[slot][0], (uint32_t)out->ring);
+    fake_staging_add(&f->rings, f->fds[slot][0], (uint32_t)out->ring);
     f->n_fds[slot] = 0;
     pthread_mutex_unlock(&f->lock);
 }
@@ -270,7 +270,7 @@ FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint
     bool found;
 
     pthread_mutex_lock(&f->lock);
-    found = fake_ring_remove(&f->rings, id);
+    found = fake_staging_remove(&f->rings, id);
     pthread_mutex_unlock(&f->lock);
     if (found)
         fake_reply(f, conn, msgid, &proto_none, NULL);
@@ -596,7 +596,7 @@ FAKE_FN void fake_init(struct fake *f)
 
 FAKE_FN void fake_close(struct fake *f)
 {
-    fake_rings_close(&f->rings);
+    fake_stagings_close(&f->rings);
     for (int i = 0; i < FAKE_CONNS; i++)
         free(f->in[i].p);
     close(f->wake);

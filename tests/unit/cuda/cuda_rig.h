@@ -137,8 +137,8 @@ static inline int job_wait(struct test_job *j)
     return j->status;
 }
 
-static inline int control(enum device_op op, struct device_region *region, struct device_ring *ring,
-                          struct ucm_error *e)
+static inline int control(enum device_op op, struct device_region *region,
+                          struct device_staging *ring, struct ucm_error *e)
 {
     struct device *device = region ? region->device : ring->device;
     struct test_job j = {.job = {.op = op, .region = region, .ring = ring}};
@@ -166,8 +166,8 @@ struct worker_side {
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
     uint32_t n_planes, chunk;
     struct device_region *region;
-    struct device_ring ring;
-    struct ucm_ring *shared;
+    struct device_staging ring;
+    struct ucm_staging *shared;
     CUdeviceptr slices; /* when there is no companion */
     bool served;
     struct companion companion;
@@ -234,7 +234,7 @@ static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *
     w->shared = memory;
     w->ring.device = gpu;
     w->ring.pid = pid;
-    return control(DEVICE_RING_OPEN, NULL, &w->ring, e);
+    return control(DEVICE_STAGING_OPEN, NULL, &w->ring, e);
 }
 
 /* A ring that nobody serves. */
@@ -246,7 +246,7 @@ static inline void worker_ring(struct worker_side *w, pid_t pid, uint64_t slice_
 
     w->slices = fake_cuda_alloc(0, slice_bytes * n_slices);
     cr_assert_eq(cuIpcGetMemHandle(&handle, w->slices), CUDA_SUCCESS);
-    w->ring = (struct device_ring){.slice_bytes = slice_bytes, .slices = n_slices};
+    w->ring = (struct device_staging){.slice_bytes = slice_bytes, .slices = n_slices};
     memcpy(w->ring.ipc, &handle, sizeof(w->ring.ipc));
     cr_assert_eq(ring_open(w, pid, &e), 0, "%s", e.text);
     w->region->ring_region = 1;
@@ -262,7 +262,7 @@ static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes,
 
     fake_cuda_uuid(0, uuid);
     cr_assert_eq(companion_init(&w->companion, uuid, slice_bytes, n_slices), CUDA_SUCCESS);
-    w->ring = (struct device_ring){
+    w->ring = (struct device_staging){
         .offset = w->companion.offset, .slice_bytes = slice_bytes, .slices = n_slices};
     memcpy(w->ring.ipc, w->companion.ipc, sizeof(w->ring.ipc));
     for (uint32_t p = 0; p < w->n_planes; p++)
@@ -279,7 +279,7 @@ static inline void ring_close(struct worker_side *w)
 {
     struct ucm_error e = {0};
 
-    cr_assert_eq(control(DEVICE_RING_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
+    cr_assert_eq(control(DEVICE_STAGING_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
     if (w->served)
         companion_serve(&w->companion, NULL);
     munmap(w->shared, sizeof(*w->shared));
@@ -302,7 +302,7 @@ static inline void worker_end(struct worker_side *w)
 }
 
 /* A process for the kernel to name; it does nothing, or what it is told to before. */
-static inline pid_t child_begin(void (*run)(struct ucm_ring *ring), struct ucm_ring *ring)
+static inline pid_t child_begin(void (*run)(struct ucm_staging *ring), struct ucm_staging *ring)
 {
     pid_t pid = fork();
 

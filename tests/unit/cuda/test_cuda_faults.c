@@ -40,26 +40,26 @@ static void end(void)
 /* ---- turns ---- */
 
 /* Of which directions turns are posted: bits. */
-static unsigned posted(const struct ucm_ring *ring)
+static unsigned posted(const struct ucm_staging *ring)
 {
     unsigned directions = 0;
 
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
-        if (ucm_ring_turn_phase(atomic_load(&ring->words.slices[i].turn)) == RING_POSTED)
+        if (ucm_staging_phase_of(atomic_load(&ring->words.slices[i].state)) == STAGING_POSTED)
             directions |= 1u << (ring->orders[i].direction & 1);
     return directions;
 }
 
 /* Takes turns that are posted to `to`, as a companion would; of which directions, likewise. */
-static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
+static unsigned turns_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     unsigned directions = 0;
 
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
-        uint64_t turn = atomic_load(&ring->words.slices[i].turn);
+        uint64_t turn = atomic_load(&ring->words.slices[i].state);
 
-        if (ucm_ring_turn_phase(turn) == RING_POSTED &&
-            ucm_ring_move(ring, i, ucm_ring_turn_tag(turn), RING_POSTED, to))
+        if (ucm_staging_phase_of(turn) == STAGING_POSTED &&
+            ucm_staging_move(ring, i, ucm_staging_tag_of(turn), STAGING_POSTED, to))
             directions |= 1u << (ring->orders[i].direction & 1);
     }
     return directions;
@@ -67,7 +67,7 @@ static unsigned turns_move(struct ucm_ring *ring, enum ucm_ring_phase to)
 
 /* A load and a dump, of which turns are posted and moved; which, as bits. On a busy host they may
  * have been revoked before that was seen: then the ring rests for a second, and once more. */
-static unsigned copies_begin(struct test_job j[2], enum ucm_ring_phase to)
+static unsigned copies_begin(struct test_job j[2], enum ucm_staging_phase to)
 {
     for (unsigned attempt = 0; attempt < 12; attempt++) {
         for (unsigned i = 0; i < 2; i++) {
@@ -107,7 +107,7 @@ Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
     end();
 }
 
-static void died_in(enum ucm_ring_phase phase)
+static void died_in(enum ucm_staging_phase phase)
 {
     static struct test_job j[2];
     uint64_t begin_ns;
@@ -124,7 +124,7 @@ static void died_in(enum ucm_ring_phase phase)
     for (unsigned i = 0; i < 2; i++)
         (void)job_wait(&j[i]);
     cr_assert_lt(uv_hrtime() - begin_ns, UINT64_C(4000000000));
-    if (phase == RING_CLAIMED)
+    if (phase == STAGING_CLAIMED)
         for (unsigned i = 0; i < 2; i++)
             cr_assert(!(moved & 1u << i) ||
                           (j[i].status == -EIO && strstr(j[i].job.error.text, "died")),
@@ -135,12 +135,12 @@ static void died_in(enum ucm_ring_phase phase)
 
 Test(cuda_faults, died_with_claimed_turns, .timeout = 60)
 {
-    died_in(RING_CLAIMED);
+    died_in(STAGING_CLAIMED);
 }
 
 Test(cuda_faults, died_with_refused_turns, .timeout = 60)
 {
-    died_in(RING_REFUSED);
+    died_in(STAGING_REFUSED);
 }
 
 Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
@@ -152,7 +152,7 @@ Test(cuda_faults, claims_and_does_nothing, .timeout = 60)
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_ring(&bad, getpid(), 65536, 4);
-    moved = copies_begin(j, RING_CLAIMED);
+    moved = copies_begin(j, STAGING_CLAIMED);
     loop_for(150);
     copy_half(&k, &bad, DEVICE_LOAD);
     job_submit(&k, gpu);
@@ -179,7 +179,7 @@ Test(cuda_faults, an_abandoned_ring_fails_its_copies, .timeout = 60)
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_ring(&bad, getpid(), 65536, 4);
-    moved = copies_begin(j, RING_REVOKED);
+    moved = copies_begin(j, STAGING_REVOKED);
     for (unsigned i = 0; i < 2; i++)
         cr_assert(job_wait(&j[i]) == 0
                       ? !(moved & 1u << i)
@@ -219,7 +219,7 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
 }
 
 /* A process that writes anything anywhere in the shared memory, while copies go through it. */
-static void scribble(struct ucm_ring *ring)
+static void scribble(struct ucm_staging *ring)
 {
     volatile uint32_t *words = (volatile uint32_t *)(void *)ring;
     uint64_t x = 88172645463325252u;
@@ -231,11 +231,11 @@ static void scribble(struct ucm_ring *ring)
         if (r % 8 == 0)
             words[(r >> 16) % (sizeof(*ring) / 4)] = (uint32_t)(r >> 32);
         else if (r % 8 == 1)
-            words[(r >> 16) % (UCM_RING_PAGE / 4)] = (uint32_t)(r >> 32);
+            words[(r >> 16) % (UCM_STAGING_PAGE / 4)] = (uint32_t)(r >> 32);
         else /* what may happen, when it may not */
-            (void)ucm_ring_move(
-                ring, slice, ucm_ring_turn_tag(atomic_load(&ring->words.slices[slice].turn)),
-                (enum ucm_ring_phase)((r >> 16) % 6), (enum ucm_ring_phase)((r >> 24) % 6));
+            (void)ucm_staging_move(
+                ring, slice, ucm_staging_tag_of(atomic_load(&ring->words.slices[slice].state)),
+                (enum ucm_staging_phase)((r >> 16) % 6), (enum ucm_staging_phase)((r >> 24) % 6));
     }
 }
 
@@ -278,8 +278,8 @@ Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
 Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
 {
     static struct test_job j[2];
-    struct device_ring old;
-    struct ucm_ring *shared;
+    struct device_staging old;
+    struct ucm_staging *shared;
     uint32_t generation;
 
     begin();
@@ -320,10 +320,10 @@ Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 60)
 
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
-    bad.ring = (struct device_ring){
+    bad.ring = (struct device_staging){
         .device = gpu, .pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
-    cr_assert_eq(ftruncate(fd, sizeof(struct ucm_ring)), 0);
-    cr_assert_eq(control(DEVICE_RING_OPEN, NULL, &bad.ring, &e), -EINVAL);
+    cr_assert_eq(ftruncate(fd, sizeof(struct ucm_staging)), 0);
+    cr_assert_eq(control(DEVICE_STAGING_OPEN, NULL, &bad.ring, &e), -EINVAL);
     cr_assert(strstr(e.text, "F_SEAL_SHRINK"), "%s", e.text);
     close(fd);
     worker_end(&bad);

@@ -76,7 +76,7 @@ Test(cuda_hangup, nothing_is_copied_through_slices, .timeout = 60)
 
 static bool posted(const struct worker_side *of)
 {
-    return ucm_ring_turn_phase(atomic_load(&of->shared->words.slices[0].turn)) == RING_POSTED;
+    return ucm_staging_phase_of(atomic_load(&of->shared->words.slices[0].state)) == STAGING_POSTED;
 }
 
 /* What no companion has claimed goes straight, but not to a worker that is gone. */
@@ -126,7 +126,8 @@ Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
 static bool claimed(const struct worker_side *of)
 {
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++)
-        if (ucm_ring_turn_phase(atomic_load(&of->shared->words.slices[i].turn)) == RING_CLAIMED)
+        if (ucm_staging_phase_of(atomic_load(&of->shared->words.slices[i].state)) ==
+            STAGING_CLAIMED)
             return true;
     return false;
 }

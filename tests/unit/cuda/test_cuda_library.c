@@ -26,7 +26,7 @@ TestSuite(cuda_library, .init = setup, .fini = teardown, .timeout = 60);
 
 static bool dead(void)
 {
-    struct ucm_ring *ring = (struct ucm_ring *)(uintptr_t)FAKE_GET(&rig.fake, rings.maps[0]);
+    struct ucm_staging *ring = (struct ucm_staging *)(uintptr_t)FAKE_GET(&rig.fake, rings.maps[0]);
 
     return atomic_load(&ring->words.dead) != 0;
 }

@@ -6,9 +6,10 @@
 
 static struct rig rig;
 static struct ucm_ring_registration *ring;
-static struct ucm_ring *memory;
+static struct ucm_staging *memory;
 
-static int ring_register(int timeout_ms, struct ucm_ring_registration **out, struct ucm_ring **at)
+static int ring_register(int timeout_ms, struct ucm_ring_registration **out,
+                         struct ucm_staging **at)
 {
     static const uint8_t gpu[UCM_UUID_BYTES] = {1}, ipc[UCM_MAX_HANDLE_BYTES] = {2};
     struct ucm_ring_spec spec = {
@@ -33,11 +34,11 @@ static void teardown(void)
     rig_down(&rig);
 }
 
-TestSuite(client_ring, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(client_staging, .init = setup, .fini = teardown, .timeout = 60);
 
-static enum ucm_ring_phase phase(uint32_t slice)
+static enum ucm_staging_phase phase(uint32_t slice)
 {
-    return ucm_ring_turn_phase(atomic_load(&memory->words.slices[slice].turn));
+    return ucm_staging_phase_of(atomic_load(&memory->words.slices[slice].state));
 }
 
 /* The library finds out with the next answer that it waits for. */
@@ -48,17 +49,17 @@ static void lose_connection(void)
         rig_lookup(&rig, -1);
 }
 
-Test(client_ring, both_sides_see_one_memory)
+Test(client_staging, both_sides_see_one_memory)
 {
-    struct ucm_ring *theirs = rig.fake.rings.maps[0];
+    struct ucm_staging *theirs = rig.fake.rings.maps[0];
 
     cr_assert_eq(ucm_ring_alive(ring), 1);
     cr_assert_eq(atomic_load(&memory->words.generation), 1, "it is set before the answer");
     cr_assert_eq(atomic_load(&memory->words.dead), 0);
-    ucm_ring_post(theirs, 3, ucm_ring_tag(1, 7));
-    cr_assert(ucm_ring_move(memory, 3, ucm_ring_tag(1, 7), RING_POSTED, RING_CLAIMED));
-    cr_assert(ucm_ring_move(theirs, 3, ucm_ring_tag(1, 7), RING_CLAIMED, RING_DONE));
-    cr_assert_eq(phase(3), RING_DONE);
+    ucm_staging_post(theirs, 3, ucm_staging_tag(1, 7));
+    cr_assert(ucm_staging_move(memory, 3, ucm_staging_tag(1, 7), STAGING_POSTED, STAGING_CLAIMED));
+    cr_assert(ucm_staging_move(theirs, 3, ucm_staging_tag(1, 7), STAGING_CLAIMED, STAGING_DONE));
+    cr_assert_eq(phase(3), STAGING_DONE);
     cr_assert_eq(ucm_ring_unregister(ring, -1), 0);
     cr_assert_eq(ucm_ring_alive(ring), 0);
     cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED, "nothing is there any more");
@@ -75,10 +76,10 @@ static bool look_at_seals(struct fake *f, int conn, int method, struct proto_env
     return false;
 }
 
-Test(client_ring, the_daemon_can_rely_on_the_memory)
+Test(client_staging, the_daemon_can_rely_on_the_memory)
 {
     struct ucm_ring_registration *other;
-    struct ucm_ring *at;
+    struct ucm_staging *at;
 
     atomic_store(&rig.fake.hook, look_at_seals);
     cr_assert_eq(ring_register(-1, &other, &at), 0);
@@ -86,7 +87,7 @@ Test(client_ring, the_daemon_can_rely_on_the_memory)
     ucm_ring_free(other);
 }
 
-Test(client_ring, what_can_not_be_a_ring_is_refused_here)
+Test(client_staging, what_can_not_be_a_ring_is_refused_here)
 {
     static const uint8_t gpu[UCM_UUID_BYTES], ipc[UCM_MAX_HANDLE_BYTES];
     struct ucm_ring_registration *none = NULL;
@@ -118,10 +119,10 @@ static bool refuse(struct fake *f, int conn, int method, struct proto_envelope *
     return true;
 }
 
-Test(client_ring, a_refusal_leaves_nothing)
+Test(client_staging, a_refusal_leaves_nothing)
 {
     struct ucm_ring_registration *none = NULL;
-    struct ucm_ring *at = NULL;
+    struct ucm_staging *at = NULL;
 
     atomic_store(&rig.fake.hook, refuse);
     cr_assert_eq(ring_register(-1, &none, &at), -UCM_EBUSY);
@@ -144,10 +145,10 @@ static bool hold_rings(struct fake *f, int conn, int method, struct proto_envelo
     return true;
 }
 
-Test(client_ring, a_registration_that_comes_too_late_is_undone)
+Test(client_staging, a_registration_that_comes_too_late_is_undone)
 {
     struct ucm_ring_registration *late = NULL;
-    struct ucm_ring *at = NULL;
+    struct ucm_staging *at = NULL;
 
     atomic_store(&rig.fake.hook, hold_rings);
     cr_assert_eq(ring_register(50, &late, &at), -UCM_EDEADLINE);
@@ -169,7 +170,7 @@ static void forget_rings(void)
 }
 
 /* Its slices are the daemon's until it says otherwise. */
-Test(client_ring, unregister_waits_for_the_daemon)
+Test(client_staging, unregister_waits_for_the_daemon)
 {
     atomic_store(&rig.fake.hook, hold_rings);
     cr_assert_eq(ucm_ring_unregister(ring, 50), -UCM_EDEADLINE);
@@ -184,12 +185,12 @@ Test(client_ring, unregister_waits_for_the_daemon)
 
 /* ---- a connection that breaks ---- */
 
-Test(client_ring, a_broken_connection_kills_it)
+Test(client_staging, a_broken_connection_kills_it)
 {
-    ucm_ring_post(memory, 0, ucm_ring_tag(1, 1));
+    ucm_staging_post(memory, 0, ucm_staging_tag(1, 1));
     lose_connection();
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
-    cr_assert_eq(phase(0), RING_REVOKED);
+    cr_assert_eq(phase(0), STAGING_REVOKED);
     cr_assert_eq(ucm_ring_alive(ring), 0);
     cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED);
     cr_assert_eq(fake_count(&rig.fake, UCM_METHOD_RING_UNREGISTER), 0);
@@ -201,11 +202,11 @@ static void *companion(void *arg)
     while (atomic_load(&memory->words.dead) == 0)
         fake_sleep_ms(1);
     fake_sleep_ms(60); /* a kernel that had begun */
-    ucm_ring_move(memory, 2, ucm_ring_tag(1, 1), RING_CLAIMED, RING_DONE);
+    ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE);
     return NULL;
 }
 
-Test(client_ring, no_task_fails_before_what_was_claimed_has_ended)
+Test(client_staging, no_task_fails_before_what_was_claimed_has_ended)
 {
     struct ucm_result result;
     struct ucm_task *task;
@@ -214,29 +215,29 @@ Test(client_ring, no_task_fails_before_what_was_claimed_has_ended)
     atomic_store(&rig.fake.hook, rig_hold_loads);
     cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
     fake_await(&rig.fake, &rig.fake.n_held, 1);
-    ucm_ring_post(memory, 2, ucm_ring_tag(1, 1));
-    cr_assert(ucm_ring_move(memory, 2, ucm_ring_tag(1, 1), RING_POSTED, RING_CLAIMED));
+    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
     cr_assert_eq(pthread_create(&thread, NULL, companion, NULL), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(ucm_task_wait(task, -1, &result), -UCM_EDISCONNECTED);
-    cr_assert_eq(phase(2), RING_DONE);
+    cr_assert_eq(phase(2), STAGING_DONE);
     ucm_task_free(task);
     pthread_join(thread, NULL);
 }
 
-Test(client_ring, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
+Test(client_staging, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     int64_t begin = fake_now_ms();
 
-    ucm_ring_post(memory, 1, ucm_ring_tag(1, 1));
-    cr_assert(ucm_ring_move(memory, 1, ucm_ring_tag(1, 1), RING_POSTED, RING_CLAIMED));
+    ucm_staging_post(memory, 1, ucm_staging_tag(1, 1));
+    cr_assert(ucm_staging_move(memory, 1, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
     lose_connection();
     cr_assert_lt(fake_now_ms() - begin, 8000);
     cr_assert_eq(atomic_load(&memory->words.dead), 1);
 }
 
 /* Whatever the daemon wrote there. */
-Test(client_ring, hostile_words_hold_nobody_up)
+Test(client_staging, hostile_words_hold_nobody_up)
 {
     uint64_t seed = 1;
     int64_t begin = fake_now_ms();
@@ -251,10 +252,10 @@ Test(client_ring, hostile_words_hold_nobody_up)
     cr_assert_eq(ucm_ring_alive(ring), 0);
 }
 
-Test(client_ring, the_next_connection_gets_another)
+Test(client_staging, the_next_connection_gets_another)
 {
     struct ucm_ring_registration *next;
-    struct ucm_ring *at = NULL;
+    struct ucm_staging *at = NULL;
 
     lose_connection();
     cr_assert_eq(ring_register(-1, &next, &at), 0, "%s", ucm_errmsg());
@@ -263,9 +264,9 @@ Test(client_ring, the_next_connection_gets_another)
     cr_assert_eq(atomic_load(&at->words.generation), 2);
     cr_assert_eq(atomic_load(&at->words.dead), 0);
     /* What an old daemon still does in the old one. */
-    ucm_ring_post(rig.fake.rings.maps[0], 0, ucm_ring_tag(1, 9));
+    ucm_staging_post(rig.fake.rings.maps[0], 0, ucm_staging_tag(1, 9));
     atomic_store(&rig.fake.rings.maps[0]->words.dead, 1);
-    cr_assert_eq(atomic_load(&at->words.slices[0].turn), 0);
+    cr_assert_eq(atomic_load(&at->words.slices[0].state), 0);
     cr_assert_eq(atomic_load(&at->words.dead), 0);
     cr_assert(ucm_ring_alive(next) == 1 && ucm_ring_alive(ring) == 0);
     cr_assert_eq(ucm_ring_unregister(next, -1), 0);

@@ -1,8 +1,8 @@
-#include "tests/gpu/rings.h"
+#include "tests/gpu/staging.h"
 
 #include "daemon/device/cuda_api.h"
-#include "proto/ring.h"
-#include "tests/gpu/worker_ring.h"
+#include "proto/staging.h"
+#include "tests/gpu/worker_staging.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 static struct ring_of {
     struct test_worker *worker;
     pid_t pid;
-    struct device_ring ring;
-    struct ucm_ring *words;
+    struct device_staging ring;
+    struct ucm_staging *words;
 } rings[RINGS];
 static unsigned n_rings;
 
@@ -29,7 +29,7 @@ static struct ring_of *ring_find(pid_t pid)
     return NULL;
 }
 
-static int ring_job(struct test_device *t, enum device_op op, struct device_ring *ring)
+static int ring_job(struct test_device *t, enum device_op op, struct device_staging *ring)
 {
     struct test_job j;
     int rc;
@@ -78,7 +78,8 @@ static CUresult slices_clear(const struct test_device *t, const struct ring_of *
     if (r == CUDA_SUCCESS)
         r = cuda.cuIpcOpenMemHandle(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (r == CUDA_SUCCESS) {
-        r = cuda.cuMemsetD8Async(at + of->ring.offset, 0, RING_SLICES * RING_SLICE_BYTES, NULL);
+        r = cuda.cuMemsetD8Async(at + of->ring.offset, 0, STAGING_SLICES * STAGING_SLICE_BYTES,
+                                 NULL);
         if (r == CUDA_SUCCESS)
             r = cuda.cuStreamSynchronize(NULL);
         closed = cuda.cuIpcCloseMemHandle(at);
@@ -98,15 +99,15 @@ static void ring_open(struct test_device *t, struct ring_of *of)
     of->words = mmap(NULL, sizeof(*of->words), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
     if (of->words == MAP_FAILED)
         die("a ring's words");
-    of->ring = (struct device_ring){.device = t->gpu,
-                                    .pid = w->pid,
-                                    .offset = w->reply.value,
-                                    .slice_bytes = RING_SLICE_BYTES,
-                                    .slices = RING_SLICES,
-                                    .fd = w->fd};
+    of->ring = (struct device_staging){.device = t->gpu,
+                                       .pid = w->pid,
+                                       .offset = w->reply.value,
+                                       .slice_bytes = STAGING_SLICE_BYTES,
+                                       .slices = STAGING_SLICES,
+                                       .fd = w->fd};
     memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
     w->fd = -1;
-    if (CHECK(ring_job(t, DEVICE_RING_OPEN, &of->ring) == 0, "its ring opens") &&
+    if (CHECK(ring_job(t, DEVICE_STAGING_OPEN, &of->ring) == 0, "its ring opens") &&
         CHECK(slices_clear(t, of) == CUDA_SUCCESS, "its slices are cleared"))
         worker_do(w, WORKER_RING_SERVE, 0, 0, 0);
 }
@@ -129,7 +130,7 @@ static void ring_close(struct test_device *t, struct ring_of *of)
 {
     if (!of->ring.mapping)
         return;
-    (void)ring_job(t, DEVICE_RING_CLOSE, &of->ring);
+    (void)ring_job(t, DEVICE_STAGING_CLOSE, &of->ring);
     munmap(of->words, sizeof(*of->words));
     of->words = NULL;
 }
@@ -141,14 +142,14 @@ void rings_close(struct test_device *t)
     n_rings = 0;
 }
 
-struct device_ring *ring_of_worker(pid_t pid)
+struct device_staging *ring_of_worker(pid_t pid)
 {
     struct ring_of *of = ring_find(pid);
 
     return of ? &of->ring : NULL;
 }
 
-struct ucm_ring *ring_words(const struct test_worker *w)
+struct ucm_staging *ring_words(const struct test_worker *w)
 {
     const struct ring_of *of = ring_find(w->pid);
 

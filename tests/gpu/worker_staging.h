@@ -1,14 +1,14 @@
 /* A worker's side of a ring: the companion as libucmclient_cuda has it, on shared memory that the
  * worker makes. */
-#ifndef UCM_TESTS_GPU_WORKER_RING_H
-#define UCM_TESTS_GPU_WORKER_RING_H
+#ifndef UCM_TESTS_GPU_WORKER_STAGING_H
+#define UCM_TESTS_GPU_WORKER_STAGING_H
 
 #include "kernels/copy.h"
 
 #include <stdint.h>
 
-#define RING_SLICE_BYTES (16u << 20)
-#define RING_SLICES 4
+#define STAGING_SLICE_BYTES (16u << 20)
+#define STAGING_SLICES 4
 
 /* Planes of a region, at the end of the memory that test and worker share; bases count from the
  * worker's memory. */

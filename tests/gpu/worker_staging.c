@@ -1,4 +1,4 @@
-#include "tests/gpu/worker_ring.h"
+#include "tests/gpu/worker_staging.h"
 
 #include "client/cuda/companion.h"
 
@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 static struct companion companion;
-static struct ucm_ring *ring;
+static struct ucm_staging *ring;
 
 int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, int *fd)
 {
-    CUresult r = companion_init(&companion, uuid, RING_SLICE_BYTES, RING_SLICES);
+    CUresult r = companion_init(&companion, uuid, STAGING_SLICE_BYTES, STAGING_SLICES);
 
     if (r != CUDA_SUCCESS)
         return (int)r;

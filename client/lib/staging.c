@@ -1,7 +1,7 @@
 /* Rings. A registration lives and dies with one connection: its shared memory is never used for
  * another, so nothing that an old daemon, or an old connection's end of this one, still writes
  * there can be taken for an order of now. */
-#include "proto/ring.h"
+#include "proto/staging.h"
 #include "client/lib/internal.h"
 
 #include <errno.h>
@@ -39,20 +39,21 @@ static int unregister_take_cb(struct client_call *call, struct proto_envelope *e
     return client_take(&proto_none, env, NULL, e);
 }
 
-void client_rings_abandon(struct ucm_client *c)
+void client_stagings_abandon(struct ucm_client *c)
 {
     int64_t end_ns = client_now_ns() + ABANDON_MS * INT64_C(1000000), left_ns;
     struct ucm_ring_registration *ring;
 
     TAILQ_FOREACH(ring, &c->rings, node)
     if (ring->id != 0)
-        (void)ucm_ring_abandon(ring->memory, 0); /* none begins any more while one is waited for */
+        (void)ucm_staging_abandon(ring->memory,
+                                  0); /* none begins any more while one is waited for */
     TAILQ_FOREACH(ring, &c->rings, node)
     {
         left_ns = end_ns - client_now_ns();
         if (ring->id != 0)
-            (void)ucm_ring_abandon(ring->memory,
-                                   left_ns > 0 ? (unsigned)(left_ns / 1000000) + 1 : 0);
+            (void)ucm_staging_abandon(ring->memory,
+                                      left_ns > 0 ? (unsigned)(left_ns / 1000000) + 1 : 0);
         ring->id = 0;
     }
 }
@@ -64,7 +65,7 @@ static void ring_free(struct ucm_ring_registration *ring)
     free(ring);
 }
 
-void client_rings_free(struct ucm_client *c)
+void client_stagings_free(struct ucm_client *c)
 {
     while (!TAILQ_EMPTY(&c->rings))
         ring_free(TAILQ_FIRST(&c->rings));

@@ -1,6 +1,6 @@
 #include "daemon/device/gpu.h"
 
-#include "proto/ring.h"
+#include "proto/staging.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ struct gpu_ring {
     bool seen_alive;
     struct gpu_ipc *ipc;
     CUdeviceptr base; /* of the first slice */
-    struct ucm_ring *shared;
+    struct ucm_staging *shared;
     uint64_t slice_bytes;
     uint32_t slices, generation, next_turn;
     uint32_t under_way[2];   /* turns, by direction */
@@ -105,7 +105,7 @@ static int ring_refuse_shared(struct gpu *g, struct device_job *job, const struc
 
 static int ring_fill(struct gpu *g, struct device_job *job, struct gpu_ring *ring)
 {
-    const struct device_ring *wanted = job->ring;
+    const struct device_staging *wanted = job->ring;
     struct gpu_ipc_wish wish = {.ipc = wanted->ipc,
                                 .offset = wanted->offset,
                                 .bytes = wanted->slices * wanted->slice_bytes,
@@ -130,7 +130,7 @@ static int ring_fill(struct gpu *g, struct device_job *job, struct gpu_ring *rin
         return rc;
     if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
         return job_refuse(job, -EIO, UCM_WIRE_INTERNAL, "no random number for the ring");
-    ring->generation = ucm_ring_generation_of(random);
+    ring->generation = ucm_staging_generation_of(random);
     for (uint32_t i = 0; i < ring->slices; i++)
         ring->turns[i] = (struct gpu_turn){.ring = ring, .slice = i};
     return 0;
@@ -157,23 +157,23 @@ int gpu_ring_open(struct gpu *g, struct device_job *job)
     return 0;
 }
 
-void gpu_ring_close(struct device_ring *wanted)
+void gpu_ring_close(struct device_staging *wanted)
 {
     struct gpu_ring *ring = wanted->mapping;
 
     atomic_store(&ring->shared->words.dead, 1);
-    ucm_ring_wake(ring->shared);
+    ucm_staging_wake(ring->shared);
     list_remove(&ring->link);
     ring_free(ring);
     wanted->mapping = NULL;
 }
 
-void gpu_ring_ref(struct device_ring *ring)
+void gpu_ring_ref(struct device_staging *ring)
 {
     ((struct gpu_ring *)ring->mapping)->jobs++;
 }
 
-struct device_job *gpu_ring_unref(struct device_ring *wanted)
+struct device_job *gpu_ring_unref(struct device_staging *wanted)
 {
     struct gpu_ring *ring = wanted->mapping;
 
@@ -232,10 +232,10 @@ static struct gpu_turn *turn_begin(struct gpu *g, struct gpu_ring *ring,
     while (turn->state != TURN_FREE)
         turn++;
     turn->direction = direction;
-    turn->tag = ucm_ring_tag(ring->generation, ring->next_turn++);
+    turn->tag = ucm_staging_tag(ring->generation, ring->next_turn++);
     if (ring->under_way[0] + ring->under_way[1] == 0) {
         atomic_store(&ring->shared->words.soon, 1);
-        ucm_ring_wake(ring->shared); /* it is awake when the slice is there */
+        ucm_staging_wake(ring->shared); /* it is awake when the slice is there */
     }
     ring->under_way[direction]++;
     g->turns++;
@@ -269,7 +269,7 @@ static void turn_fail(struct gpu *g, struct gpu_turn *turn, int status)
 
 static void order_write(struct gpu_turn *turn)
 {
-    struct ucm_ring_order *order = &turn->ring->shared->orders[turn->slice];
+    struct ucm_staging_order *order = &turn->ring->shared->orders[turn->slice];
     const struct device_job *job = turn->job;
 
     order->direction = turn->direction;
@@ -285,7 +285,7 @@ static void turn_post(struct gpu_turn *turn)
 {
     turn->state = TURN_POSTED;
     turn->posted_ms = job_clock_ms();
-    ucm_ring_post(turn->ring->shared, turn->slice, turn->tag);
+    ucm_staging_post(turn->ring->shared, turn->slice, turn->tag);
 }
 
 /* Between the slots and the slice; the stream has room. */
@@ -295,7 +295,7 @@ static CUresult turn_move(struct gpu *g, struct gpu_turn *turn)
     const struct job_piece *piece = &turn->piece;
     uint64_t slice = turn->ring->base + turn->slice * turn->ring->slice_bytes;
     uint32_t n = gpu_dma_plan_slice(g, turn->job, piece, l->items, slice,
-                                    ucm_ring_pitch(piece->bytes / piece->n_items));
+                                    ucm_staging_pitch(piece->bytes / piece->n_items));
     CUresult r;
 
     if (n == 0) {
@@ -342,9 +342,10 @@ static uint64_t slice_use(const struct gpu_ring *ring)
 static bool next_piece(struct device_job *job, const struct gpu_ring *ring, uint64_t bytes,
                        struct job_piece *out)
 {
-    uint64_t most = ring->slice_bytes / ucm_ring_pitch(job_item_bytes(job));
+    uint64_t most = ring->slice_bytes / ucm_staging_pitch(job_item_bytes(job));
 
-    return job_next_piece(job, bytes, most < UCM_RING_ITEMS ? (uint32_t)most : UCM_RING_ITEMS, out);
+    return job_next_piece(job, bytes, most < UCM_STAGING_ITEMS ? (uint32_t)most : UCM_STAGING_ITEMS,
+                          out);
 }
 
 /* By who else runs. The answer is looked for only where it matters, and at once where the job takes
@@ -382,7 +383,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     idle_ns = times * costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, g->turns > 0);
     busy_ns = times * costs_direct_ns(costs, gpu_dma_extents(g), n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, ring->base,
-                           ucm_ring_pitch(piece.bytes / piece.n_items));
+                           ucm_staging_pitch(piece.bytes / piece.n_items));
     staged_ns = times * costs_dma_ns(costs, gpu_dma_extents(g), n);
     if (g->turns == 0 && g->streams[direction].n == 0)
         staged_ns += RING_FIXED_NS;
@@ -489,7 +490,7 @@ static bool turn_unclaimed(struct gpu_turn *turn, uint64_t now_ms)
     if (now_ms < turn->posted_ms + RING_CLAIM_MS && ring->rests_until_ms != UINT64_MAX &&
         ring_alive(ring, now_ms))
         return false;
-    if (!ucm_ring_move(ring->shared, turn->slice, turn->tag, RING_POSTED, RING_REVOKED))
+    if (!ucm_staging_move(ring->shared, turn->slice, turn->tag, STAGING_POSTED, STAGING_REVOKED))
         return false; /* claimed just now */
     ring_rest(ring, now_ms);
     turn->state = TURN_AGAIN;
@@ -499,24 +500,24 @@ static bool turn_unclaimed(struct gpu_turn *turn, uint64_t now_ms)
 static bool turn_poll(struct gpu *g, struct gpu_turn *turn, uint64_t now_ms)
 {
     struct gpu_ring *ring = turn->ring;
-    uint64_t word = atomic_load(&ring->shared->words.slices[turn->slice].turn);
+    uint64_t word = atomic_load(&ring->shared->words.slices[turn->slice].state);
 
-    if (ucm_ring_turn_tag(word) != turn->tag)
+    if (ucm_staging_tag_of(word) != turn->tag)
         return turn_lost(g, turn, now_ms);
-    switch (ucm_ring_turn_phase(word)) {
-    case RING_POSTED:
+    switch (ucm_staging_phase_of(word)) {
+    case STAGING_POSTED:
         return turn_unclaimed(turn, now_ms);
-    case RING_DONE:
+    case STAGING_DONE:
         if (turn->direction == UCM_COPY_DUMP)
             turn->state = TURN_GATHERED;
         else
             turn_end(g, turn);
         return true;
-    case RING_REFUSED:
+    case STAGING_REFUSED:
         ring_rest(ring, now_ms);
         turn->state = TURN_AGAIN;
         return true;
-    case RING_REVOKED: /* by the worker, which has done with this connection */
+    case STAGING_REVOKED: /* by the worker, which has done with this connection */
         ring_retire(ring);
         turn_fail(g, turn,
                   job_refuse(turn->job, -EIO, UCM_WIRE_DEVICE, "the worker abandoned its ring"));
