@@ -1,8 +1,13 @@
 /* ucm-bench: what ucmd does on this machine, next to what the machine can do.
  *
- * ucm_bench.c has the table of commands, ucm_bench_<command>.c each; rig.h is the worker they play,
- * pattern.h the bytes, workload.h the requests, baseline.h the machine's own figures, figure.h the
- * report. A round measures baseline and daemon in turn; figures are medians over the rounds. */
+ * - ucm_bench.c: the table of commands; ucm_bench_<command>.c: each of them
+ * - ucm_bench_rig.h: the worker that they play
+ * - ucm_bench_pattern.h: its bytes
+ * - ucm_bench_workload.h: its requests
+ * - ucm_bench_baseline.h: the machine's own figures
+ * - ucm_bench_figure.h: the report
+ *
+ * A round measures baseline and daemon in turn; figures are medians over the rounds. */
 #ifndef UCM_TESTS_BENCH_UCM_BENCH_H
 #define UCM_TESTS_BENCH_UCM_BENCH_H
 

@@ -1,4 +1,4 @@
-/* faults.md 20 and 6, 7, 19, 21, 22: a peer that lies, floods, dawdles or asks for what is not its
+/* A peer that lies, floods, dawdles or asks for what is not its
  * own. Whatever it does, another client's lookups go on. */
 #include "tests/integration/harness.h"
 

@@ -1,4 +1,4 @@
-/* faults.md 1, 2, 3, 4, 10, 11, 13, 22, 25: many workers at once do everything that a worker may
+/* Many workers at once do everything that a worker may
  * do, are stopped and killed in the middle of it, and check each byte that they are given.
  *
  * The oracle: a block's bytes follow from its key, part, plane and offset, whoever dumps it. A load

@@ -1,4 +1,4 @@
-/* faults.md 20, the connection itself: who says nothing, who asks and reads late or never, and
+/* The connection itself: who says nothing, who asks and reads late or never, and
  * descriptors that arrive together with frames sent before theirs. */
 #include "proto/proto.h"
 #include "tests/integration/harness.h"

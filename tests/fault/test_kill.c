@@ -1,4 +1,4 @@
-/* faults.md 10, 12 and 13: the daemon is killed again and again, at random moments and at points
+/* The daemon is killed again and again, at random moments and at points
  * compiled into ucmd-kill, its files are damaged in between, and an oracle that knows what was
  * acknowledged looks at what is served afterwards: what was acknowledged as durable is there with
  * its bytes, everything else has its bytes or is absent.

@@ -1,4 +1,4 @@
-/* faults.md 18 and 24: two daemons on one place, and a wall clock that is set while the daemon
+/* Two daemons on one place, and a wall clock that is set while the daemon
  * runs. */
 #include "tests/integration/harness.h"
 

@@ -1,4 +1,4 @@
-/* faults.md 10 to 13: the daemon is killed while its disk (volatile_disk.h) still has most of what
+/* The daemon is killed while its disk (volatile_disk.h) still has most of what
  * was written in a volatile cache, then the power fails, or does not yet. The oracle knows what was
  * acknowledged: what was durable is there with its bytes, everything else has its bytes or is
  * absent.

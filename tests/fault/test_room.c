@@ -1,4 +1,4 @@
-/* faults.md 11 and 22: a full arena, pins, leases, and evicting what is in use. */
+/* A full arena, pins, leases, and evicting what is in use. */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
