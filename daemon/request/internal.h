@@ -117,7 +117,7 @@ void request_end(struct request *r);
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in the
  * cache, as far as there is room, before done_cb runs. */
 struct shared_lookup {
-    struct share_probe p;
+    struct share_lookup p;
     struct requests *rq;
     struct ns *ns;
     void (*done_cb)(struct shared_lookup *k); /* frees it */

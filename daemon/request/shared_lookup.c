@@ -10,7 +10,7 @@
  * without. */
 static void lookup_note(struct shared_lookup *k)
 {
-    const struct share_probe *p = &k->p;
+    const struct share_lookup *p = &k->p;
 
     for (uint32_t i = p->each ? p->n : p->prefix; i-- > 0;) {
         share_root_id root = p->answers[i] <= SHARE_MAX_ROOTS ? p->answers[i] : 0;
@@ -21,7 +21,7 @@ static void lookup_note(struct shared_lookup *k)
     }
 }
 
-static void lookup_done_cb(struct share_probe *p)
+static void lookup_done_cb(struct share_lookup *p)
 {
     struct shared_lookup *k = LIST_ENTRY(p, struct shared_lookup, p);
 
@@ -94,7 +94,7 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
     k->p.each = each;
     k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
     k->p.done_cb = lookup_done_cb;
-    rc = rooms->share_ops->probe(rooms->share, &k->p);
+    rc = rooms->share_ops->lookup(rooms->share, &k->p);
     if (rc != 0)
         free(k);
     else
@@ -109,6 +109,6 @@ void shared_lookup_free(struct shared_lookup *k)
 
 void shared_lookup_cancel(struct shared_lookup *k)
 {
-    k->rq->rooms.share_ops->probe_cancel(k->rq->rooms.share, &k->p);
+    k->rq->rooms.share_ops->lookup_cancel(k->rq->rooms.share, &k->p);
     free(k);
 }

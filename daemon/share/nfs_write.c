@@ -163,7 +163,7 @@ static void time_step(struct nfs_task *t)
     nfs_call_send(call);
 }
 
-static void probe_written_reply(struct nfs_task *t, const struct nfs_call *call,
+static void check_written_reply(struct nfs_task *t, const struct nfs_call *call,
                                 const struct nfs_reply *r)
 {
     (void)call;
@@ -174,9 +174,9 @@ static void probe_written_reply(struct nfs_task *t, const struct nfs_call *call,
 }
 
 /* A full server says so when bytes come, not when the file is made. */
-static void probe_write_step(struct nfs_task *t)
+static void check_write_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, probe_written_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, check_written_reply);
 
     if (!call)
         return;
@@ -211,7 +211,7 @@ void nfs_check_step(struct nfs_task *t)
 static void fill(struct nfs_task *t)
 {
     if (t->op->verb == SHARE_CHECK) {
-        nfs_task_next(t, probe_write_step);
+        nfs_task_next(t, check_write_step);
         return;
     }
     share_op_seal(t->op);

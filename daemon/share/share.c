@@ -1,5 +1,5 @@
 /* The door's opening, closing and figures; the rest of it is share_io.c's, share_policy.c's and
- * probe.c's. */
+ * lookup.c's. */
 #include "daemon/share/share.h"
 
 #include "daemon/base/config_roots.h"
@@ -92,13 +92,13 @@ int share_new(const struct share_settings *settings, struct share **out)
     if (!s)
         return -ENOMEM;
     s->settings = *settings;
-    list_init(&s->probes);
+    list_init(&s->lookups);
     list_init(&s->purges);
     if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
         s->seed = uv_hrtime();
-    err = memo_init(&s->answers, SHARE_ANSWERS);
+    err = answer_cache_init(&s->answers, SHARE_ANSWERS);
     if (err == 0)
-        err = memo_init(&s->reads, SHARE_READS);
+        err = answer_cache_init(&s->reads, SHARE_READS);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &settings->roots[i]);
     if (err == 0)
@@ -193,7 +193,7 @@ void share_stop(struct share *s)
 
 uint32_t share_busy(const struct share *s)
 {
-    uint32_t n = s->n_probes + !list_empty(&s->purges);
+    uint32_t n = s->n_lookups + !list_empty(&s->purges);
 
     for (uint32_t i = 0; i < s->n; i++)
         n += share_root_busy(s->roots[i]) + (s->gcs[i] && gc_busy(s->gcs[i]));
@@ -209,8 +209,8 @@ void share_close(struct share *s)
         gc_free(s->gcs[i]);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
-    memo_close(&s->answers);
-    memo_close(&s->reads);
+    answer_cache_close(&s->answers);
+    answer_cache_close(&s->reads);
     free(s);
 }
 
@@ -266,11 +266,11 @@ void share_stats(const struct share *s, uint32_t root, struct share_root_stats *
     }
 }
 
-const struct share_ops share_door = {
+const struct share_ops share_tier_ops = {
     .submit = share_submit,
     .on_ready = share_on_ready,
-    .probe = share_probe,
-    .probe_cancel = share_probe_cancel,
+    .lookup = share_lookup,
+    .lookup_cancel = share_lookup_cancel,
     .remove = share_remove,
     .purge = share_purge,
     .purge_cancel = share_purge_cancel,

@@ -40,7 +40,7 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
 void share_close(struct share *s);
 /* Operations of callers that are not told yet or whose memory is still needed. */
 uint32_t share_busy(const struct share *s);
-/* Reads and probes go on being answered, garbage collection and writes end: the daemon stops. */
+/* Reads and lookups go on being answered, garbage collection and writes end: the daemon stops. */
 void share_stop(struct share *s);
 
 /* ---- parts ---- */
@@ -80,7 +80,7 @@ void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
 enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* else: its share_root_id */
 
 /* Memory of the caller, with keys and answers, until done_cb or cancel. */
-struct share_probe {
+struct share_lookup {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint32_t key_bytes;
     const uint8_t *keys; /* n of key_bytes each */
@@ -93,13 +93,13 @@ struct share_probe {
      * first on are there, as far as is known; some of them by presumption. */
     uint8_t *answers;
     uint32_t prefix;
-    void (*done_cb)(struct share_probe *p);
+    void (*done_cb)(struct share_lookup *p);
     void *op; /* the room's own */
 };
 /* 0: done_cb will run, by the deadline at the latest. -EAGAIN: too many are under way; -ENOENT: no
  * root is asked now, or all keys are known to be missing: no need to wait. */
-int share_probe(struct share *s, struct share_probe *p);
-void share_probe_cancel(struct share *s, struct share_probe *p); /* done_cb runs no more */
+int share_lookup(struct share *s, struct share_lookup *p);
+void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb runs no more */
 
 /* ---- for people ---- */
 
@@ -137,13 +137,13 @@ uint32_t share_roots(const struct share *s);
 /* root: 0 and up */
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
-/* The functions above that `cache` and `request` call, as a table: share_door in the daemon,
+/* The functions above that `cache` and `request` call, as a table: share_tier_ops in the daemon,
  * another in their tests. */
 struct share_ops {
     int (*submit)(struct share *s, struct share_io *io);
     void (*on_ready)(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
-    int (*probe)(struct share *s, struct share_probe *p);
-    void (*probe_cancel)(struct share *s, struct share_probe *p);
+    int (*lookup)(struct share *s, struct share_lookup *p);
+    void (*lookup_cancel)(struct share *s, struct share_lookup *p);
     int (*remove)(struct share *s, const struct block_file_id *id);
     int (*purge)(struct share *s, struct share_purge *p);
     void (*purge_cancel)(struct share *s, struct share_purge *p);
@@ -151,6 +151,6 @@ struct share_ops {
     uint32_t (*roots)(const struct share *s);
     void (*stats)(const struct share *s, uint32_t root, struct share_root_stats *out);
 };
-extern const struct share_ops share_door;
+extern const struct share_ops share_tier_ops;
 
 #endif

@@ -1,10 +1,10 @@
 /* What the files of the shared tier's door owe each other: share.c (opening, closing, figures),
- * share_policy.c (which roots), share_io.c (parts), probe.c (keys). */
+ * share_policy.c (which roots), share_io.c (parts), lookup.c (keys). */
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
 #include "daemon/base/config.h"
-#include "daemon/share/memo.h"
+#include "daemon/share/answer_cache.h"
 #include "daemon/share/root.h"
 
 #define SHARE_FOUND_MS 5000u      /* for how long it is remembered that a file is there */
@@ -40,10 +40,10 @@ struct share {
     uint32_t turn; /* round-robin: whose it is */
     bool stopped;
     uint64_t seed;
-    struct memo answers, reads;
-    struct list probes; /* of probe.c: not told yet */
-    struct list purges; /* of gc_purge.h */
-    uint32_t n_probes;
+    struct answer_cache answers, reads;
+    struct list lookups; /* of lookup.c: not told yet */
+    struct list purges;  /* of gc_purge.h */
+    uint32_t n_lookups;
     void (*ready_cb)(void *ctx);
     void *ready_ctx;
 };
@@ -75,7 +75,7 @@ share_root_id share_promotion(struct share *s, const struct block_file_id *id, u
 /* share_io.c */
 
 /* Best effort, in the background: REMOVE or TOUCH. 0 or -errno of the root. */
-int share_errand(struct share *s, uint32_t root, enum share_verb verb,
-                 const struct block_file_id *id, uint64_t bytes);
+int share_submit_background(struct share *s, uint32_t root, enum share_verb verb,
+                            const struct block_file_id *id, uint64_t bytes);
 
 #endif

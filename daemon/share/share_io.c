@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* One part's way: over one root after the other until one has it, within one deadline. */
-struct share_move {
+struct part_io {
     struct share_task task;
     struct share *share;
     struct share_io *io;
@@ -26,15 +26,15 @@ static uint64_t now_of(const struct share *s)
 
 /* ---- errands ---- */
 
-struct errand {
+struct background {
     struct share_task task;
     struct share *share;
     uint32_t root;
 };
 
-static void errand_released_cb(struct share_task *t)
+static void background_released_cb(struct share_task *t)
 {
-    struct errand *e = t->owner;
+    struct background *e = t->owner;
 
     /* What could not be removed stands in the way of who writes it anew. */
     if (t->op.verb == SHARE_REMOVE && (t->status == 0 || t->status == -ENOENT))
@@ -42,10 +42,10 @@ static void errand_released_cb(struct share_task *t)
     free(e);
 }
 
-int share_errand(struct share *s, uint32_t root, enum share_verb verb,
-                 const struct block_file_id *id, uint64_t bytes)
+int share_submit_background(struct share *s, uint32_t root, enum share_verb verb,
+                            const struct block_file_id *id, uint64_t bytes)
 {
-    struct errand *e = calloc(1, sizeof(*e));
+    struct background *e = calloc(1, sizeof(*e));
     int err;
 
     if (!e)
@@ -58,7 +58,7 @@ int share_errand(struct share *s, uint32_t root, enum share_verb verb,
     e->task.op.bytes = bytes;
     e->task.class = SHARE_BACKGROUND;
     e->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
-    e->task.released_cb = errand_released_cb;
+    e->task.released_cb = background_released_cb;
     err = share_root_submit(s->roots[root], &e->task);
     if (err < 0)
         free(e);
@@ -74,7 +74,8 @@ static void touch(struct share *s, uint32_t root, const struct share_task *t)
         share_root_time(s->roots[root], &now_ns) < 0)
         return;
     if (now_ns > t->op.mtime_ns && now_ns - t->op.mtime_ns > s->settings.touch_ms * 1000000u)
-        (void)share_errand(s, root, SHARE_TOUCH, &t->op.id, t->op.bytes); /* else its next reader */
+        (void)share_submit_background(s, root, SHARE_TOUCH, &t->op.id,
+                                      t->op.bytes); /* else its next reader */
 }
 
 /* Somebody may have put a good one in its place by now: then that one is lost, a miss. */
@@ -84,21 +85,21 @@ static void damaged(struct share *s, uint32_t root, const struct share_task *t)
     log_warn("share", "damaged-file", "root=%s bucket=%02x file=%s", s->roots[root]->shown,
              t->op.bucket, t->op.name);
     share_remember(s, &t->op.id, root, false, SHARE_DAMAGED_MS);
-    (void)share_errand(s, root, SHARE_REMOVE, &t->op.id, t->op.bytes);
+    (void)share_submit_background(s, root, SHARE_REMOVE, &t->op.id, t->op.bytes);
 }
 
 /* ---- parts ---- */
 
-static void move_told_cb(struct share_task *t, int status);
-static void move_released_cb(struct share_task *t);
+static void part_io_late_cb(struct share_task *t, int status);
+static void part_io_released_cb(struct share_task *t);
 
-static uint32_t root_of(const struct share_move *m)
+static uint32_t root_of(const struct part_io *m)
 {
     return m->roots[m->at];
 }
 
 /* A root that hangs leaves those behind it half of the time. */
-static uint64_t turn_until_ms(const struct share_move *m)
+static uint64_t turn_until_ms(const struct part_io *m)
 {
     bool last = m->io->write || m->at + 1 == m->n;
 
@@ -106,7 +107,7 @@ static uint64_t turn_until_ms(const struct share_move *m)
 }
 
 /* Asks the root whose turn it is, or one behind it. 0, or -errno of the last one. */
-static int move_begin(struct share_move *m)
+static int part_io_begin(struct part_io *m)
 {
     int err = m->status;
 
@@ -119,7 +120,7 @@ static int move_begin(struct share_move *m)
     return err;
 }
 
-static void move_end(struct share_move *m, int status)
+static void part_io_end(struct part_io *m, int status)
 {
     struct share_io *io = m->io;
 
@@ -130,9 +131,9 @@ static void move_end(struct share_move *m, int status)
 }
 
 /* The root can't let go of the memory yet, so no other one can be asked. */
-static void move_told_cb(struct share_task *t, int status)
+static void part_io_late_cb(struct share_task *t, int status)
 {
-    struct share_move *m = t->owner;
+    struct part_io *m = t->owner;
 
     if (!share_task_late(t))
         return;
@@ -145,7 +146,7 @@ static bool status_missing(int status)
     return status == -ENOENT || status == -ESTALE || status == -EBADMSG;
 }
 
-static void read_answered(struct share_move *m, int status)
+static void read_answered(struct part_io *m, int status)
 {
     struct share *s = m->share;
     uint32_t root = root_of(m);
@@ -156,7 +157,7 @@ static void read_answered(struct share_move *m, int status)
         m->io->root = (share_root_id)(root + 1);
         m->io->promote = share_promotion(s, &m->io->id, root);
         touch(s, root, &m->task);
-        move_end(m, 0);
+        part_io_end(m, 0);
         return;
     }
     if (status == -EBADMSG)
@@ -166,14 +167,14 @@ static void read_answered(struct share_move *m, int status)
     else
         m->status = status;
     m->at++;
-    err = move_begin(m);
+    err = part_io_begin(m);
     if (err == -EAGAIN)
         m->status = -EBUSY; /* it might have it */
     if (err < 0)
-        move_end(m, m->status);
+        part_io_end(m, m->status);
 }
 
-static void write_answered(struct share_move *m, int status)
+static void write_answered(struct part_io *m, int status)
 {
     struct share *s = m->share;
     uint32_t root = root_of(m);
@@ -186,12 +187,12 @@ static void write_answered(struct share_move *m, int status)
     } else if ((status == -ENOSPC || status == -EDQUOT) && s->gcs[root]) {
         gc_full(s->gcs[root]);
     }
-    move_end(m, status);
+    part_io_end(m, status);
 }
 
-static void move_released_cb(struct share_task *t)
+static void part_io_released_cb(struct share_task *t)
 {
-    struct share_move *m = t->owner;
+    struct part_io *m = t->owner;
 
     if (m->told) {
         struct share_io *io = m->io;
@@ -244,7 +245,7 @@ static int refusal(const struct share_io *io, int err)
 
 int share_submit(struct share *s, struct share_io *io)
 {
-    struct share_move *m = calloc(1, sizeof(*m));
+    struct part_io *m = calloc(1, sizeof(*m));
     int err;
 
     if (!m)
@@ -256,15 +257,15 @@ int share_submit(struct share *s, struct share_io *io)
     m->task.owner = m;
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->deadline_ms = now_of(s) + s->settings.deadline_ms;
-    m->task.done_cb = move_told_cb;
-    m->task.released_cb = move_released_cb;
+    m->task.done_cb = part_io_late_cb;
+    m->task.released_cb = part_io_released_cb;
     m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,
                                    .id = io->id,
                                    .data = io->data,
                                    .bytes = io->bytes,
                                    .sync = io->write && s->settings.sync};
     io->promote = 0;
-    err = move_begin(m);
+    err = part_io_begin(m);
     if (err < 0) {
         free(m);
         return refusal(io, err);
@@ -281,7 +282,8 @@ int share_remove(struct share *s, const struct block_file_id *id)
         int err;
 
         share_remember(s, id, i, false, s->settings.negative_ms);
-        err = s->roots[i]->config.read_only ? 0 : share_errand(s, i, SHARE_REMOVE, id, 0);
+        err =
+            s->roots[i]->config.read_only ? 0 : share_submit_background(s, i, SHARE_REMOVE, id, 0);
         if (err < 0 && worst == 0)
             worst = err;
     }

@@ -26,15 +26,15 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
     uint64_t now = now_of(s), tag = share_tag(s, id, root);
 
     if (for_ms > 0 && !(found && !list_empty(&s->purges)))
-        memo_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
-                 now + for_ms);
+        answer_cache_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
+                         now + for_ms);
     else
-        memo_forget(&s->answers, tag);
+        answer_cache_forget(&s->answers, tag);
 }
 
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
-    return (enum share_known)memo_get(&s->answers, share_tag(s, id, root), now_of(s));
+    return (enum share_known)answer_cache_get(&s->answers, share_tag(s, id, root), now_of(s));
 }
 
 /* ---- rendezvous ---- */
@@ -119,11 +119,11 @@ uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t o
 share_root_id share_promotion(struct share *s, const struct block_file_id *id, uint32_t root)
 {
     uint64_t now = now_of(s), tag = share_tag(s, id, SHARE_MAX_ROOTS);
-    bool again = memo_get(&s->reads, tag, now) != 0;
+    bool again = answer_cache_get(&s->reads, tag, now) != 0;
 
     if (s->settings.spread != CONFIG_SPREAD_TIERED || root == 0)
         return 0;
-    memo_put(&s->reads, tag, 1, now, now + s->settings.collect_ms);
+    answer_cache_put(&s->reads, tag, 1, now, now + s->settings.collect_ms);
     for (uint32_t i = 0; again && i < root; i++)
         if (share_root_takes_writes(s->roots[i]))
             return (share_root_id)(i + 1);

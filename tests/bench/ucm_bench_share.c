@@ -110,7 +110,8 @@ void share_links_close(struct share_links *l)
 static const struct {
     const char *name;
     int (*measure)(struct share_bench *b);
-} things[] = {{"speed", share_speed}, {"lookup", share_lookup}, {"hung", share_hung}};
+} things[] = {
+    {"speed", share_bench_speed}, {"lookup", share_bench_lookup}, {"hung", share_bench_hung}};
 
 static int measure(struct share_bench *b)
 {

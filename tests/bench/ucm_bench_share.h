@@ -31,10 +31,10 @@ int share_links_open(const char *target, struct share_links *out);
 void share_links_close(struct share_links *l);
 
 /* Stores and loads at each block size against a plain client of the root. */
-int share_speed(struct share_bench *b);
+int share_bench_speed(struct share_bench *b);
 /* A prefix that only the share holds, at 1 ms a round trip. */
-int share_lookup(struct share_bench *b);
+int share_bench_lookup(struct share_bench *b);
 /* Hits in DRAM while the server hangs. */
-int share_hung(struct share_bench *b);
+int share_bench_hung(struct share_bench *b);
 
 #endif

@@ -100,7 +100,7 @@ static int lookup_rounds(struct share_bench *b, struct share_links *links, const
     return rc;
 }
 
-int share_lookup(struct share_bench *b)
+int share_bench_lookup(struct share_bench *b)
 {
     struct rig_options o = small_blocks(b, KEYS, "ucm-bench share lookup");
     uint8_t *keys = malloc((size_t)KEYS * RIG_KEY_BYTES);
@@ -249,7 +249,7 @@ static int hung_measure(struct share_bench *b, struct share_links *links)
     return share_daemon_close(b, &rig) != 0 ? BENCH_FAILED : rc;
 }
 
-int share_hung(struct share_bench *b)
+int share_bench_hung(struct share_bench *b)
 {
     struct share_links links;
     int rc = links_open(b, &links, "hung");

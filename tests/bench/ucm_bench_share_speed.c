@@ -155,7 +155,7 @@ static int speed_measure(struct share_bench *b, uint64_t block_bytes)
     return rc;
 }
 
-int share_speed(struct share_bench *b)
+int share_bench_speed(struct share_bench *b)
 {
     int rc = 0;
 

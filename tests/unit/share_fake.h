@@ -25,13 +25,13 @@ struct share {
     uint32_t files;
     struct list pending; /* of share_io.link: accepted, not told */
     struct list held;    /* told, not released: as when a thread hangs */
-    unsigned n_pending, n_held, submits, removes, probes;
+    unsigned n_pending, n_held, submits, removes, lookups;
     int refuse;            /* what submit answers; 0: accepts */
     unsigned refuse_n;     /* so often */
     bool refused;          /* ready_cb is owed */
     share_root_id to;      /* where writes go whose root is left to the share */
     share_root_id promote; /* what reads are told */
-    struct share_probe *probe;
+    struct share_lookup *lookup;
     struct share_purge *purge;
     void (*ready_cb)(void *ctx);
     void *ctx;
@@ -106,18 +106,18 @@ static inline void fake_share_ready(struct share *s)
     s->ready_cb(s->ctx);
 }
 
-static inline int fake_share_probe(struct share *s, struct share_probe *p)
+static inline int fake_share_lookup(struct share *s, struct share_lookup *p)
 {
-    s->probes++;
-    cr_assert_null(s->probe);
-    s->probe = p;
+    s->lookups++;
+    cr_assert_null(s->lookup);
+    s->lookup = p;
     return 0;
 }
 
-static inline void fake_share_probe_cancel(struct share *s, struct share_probe *p)
+static inline void fake_share_lookup_cancel(struct share *s, struct share_lookup *p)
 {
-    cr_assert_eq(s->probe, p);
-    s->probe = NULL;
+    cr_assert_eq(s->lookup, p);
+    s->lookup = NULL;
 }
 
 static inline int fake_share_remove(struct share *s, const struct block_file_id *id)
@@ -151,8 +151,8 @@ static inline uint32_t fake_share_roots(const struct share *s)
 
 static const struct share_ops fake_share_ops = {.submit = fake_share_submit,
                                                 .on_ready = fake_share_on_ready,
-                                                .probe = fake_share_probe,
-                                                .probe_cancel = fake_share_probe_cancel,
+                                                .lookup = fake_share_lookup,
+                                                .lookup_cancel = fake_share_lookup_cancel,
                                                 .remove = fake_share_remove,
                                                 .purge = fake_share_purge,
                                                 .purge_cancel = fake_share_purge_cancel,

@@ -5,7 +5,7 @@
 
 TestSuite(cache_share, .init = open_shared, .fini = close_shared);
 
-/* A block that another host stored and a probe has found; returned held. */
+/* A block that another host stored and a lookup has found; returned held. */
 static block_ref shared_block(struct ns *ns, uint64_t number)
 {
     block_ref ref;

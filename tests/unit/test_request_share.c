@@ -189,15 +189,15 @@ static uint32_t lookup(uint64_t first, uint32_t n, bool each, uint32_t lease_ms)
 }
 
 /* The share answers: the first n keys that it was asked for are there. */
-static void probe_ends(uint32_t n)
+static void lookup_ends(uint32_t n)
 {
-    struct share_probe *p = share.probe;
+    struct share_lookup *p = share.lookup;
 
     cr_assert(p, "it was not asked");
     for (uint32_t i = 0; i < p->n; i++)
         p->answers[i] = i < n ? 1 : SHARE_MISSING;
     p->prefix = n;
-    share.probe = NULL;
+    share.lookup = NULL;
     p->done_cb(p);
 }
 
@@ -219,7 +219,7 @@ Test(request_share, what_is_here_is_answered_at_once)
     drop(store(rig.one, 2));
     r = told(lookup(1, 2, false, 0));
     cr_expect(r.hits == 2 && r.dram == 2 && r.shared == 0);
-    cr_expect_eq(share.probes, 0u);
+    cr_expect_eq(share.lookups, 0u);
     cr_expect_eq(rig.metrics.lookups_waited, 0u);
 }
 
@@ -232,17 +232,17 @@ Test(request_share, a_prefix_goes_on_where_this_host_ends)
     drop(store(rig.one, 4)); /* here, so it need not be asked for */
     id = lookup(1, 8, false, 0);
     cr_expect_null(answer_of(id), "it waits");
-    cr_assert(share.probe);
-    cr_expect_eq(share.probe->n, 6u, "keys 2, 3, 5 to 8");
-    cr_expect_not(share.probe->each);
-    probe_ends(4);
+    cr_assert(share.lookup);
+    cr_expect_eq(share.lookup->n, 6u, "keys 2, 3, 5 to 8");
+    cr_expect_not(share.lookup->each);
+    lookup_ends(4);
     r = told(id);
     cr_expect_eq(r.hits, 6u, "1 to 6, not %d", (int)r.hits);
     cr_expect_eq(r.dram, 2u);
     cr_expect_eq(r.shared, 4u);
     r = told(lookup(1, 6, false, 0));
     cr_expect_eq(r.hits, 6u);
-    cr_expect_eq(share.probes, 1u, "it is known now");
+    cr_expect_eq(share.lookups, 1u, "it is known now");
 }
 
 Test(request_share, others_are_answered_while_one_waits)
@@ -253,7 +253,7 @@ Test(request_share, others_are_answered_while_one_waits)
     fast = lookup(1, 1, false, 0);
     cr_expect_eq(told(fast).hits, 1u);
     cr_expect_null(answer_of(slow));
-    probe_ends(0);
+    lookup_ends(0);
     cr_expect_eq(told(slow).hits, 0u);
 }
 
@@ -264,12 +264,12 @@ Test(request_share, each_key_by_itself_is_told_apart)
 
     drop(store(rig.one, 2));
     id = lookup(1, 4, true, 0);
-    cr_assert(share.probe && share.probe->each);
-    share.probe->answers[0] = SHARE_MISSING;
-    share.probe->answers[1] = 1; /* key 3 */
-    share.probe->answers[2] = SHARE_UNKNOWN;
-    struct share_probe *p = share.probe;
-    share.probe = NULL;
+    cr_assert(share.lookup && share.lookup->each);
+    share.lookup->answers[0] = SHARE_MISSING;
+    share.lookup->answers[1] = 1; /* key 3 */
+    share.lookup->answers[2] = SHARE_UNKNOWN;
+    struct share_lookup *p = share.lookup;
+    share.lookup = NULL;
     p->done_cb(p);
     r = told(id);
     cr_assert_eq(r.status.n, 4u);
@@ -286,7 +286,7 @@ Test(request_share, who_does_not_know_the_tier_is_told_nothing_of_it)
     struct msg_lookup_r r;
     uint32_t id = call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
 
-    probe_ends(1);
+    lookup_ends(1);
     r = told(id);
     cr_expect_eq(r.status.p[0], UCM_LOOKUP_NVME);
     cr_expect_eq(r.shared, 0u);
@@ -299,12 +299,12 @@ Test(request_share, the_wait_is_the_callers_or_the_configs_whichever_is_sooner)
 
     m.wait_ms = 5;
     call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
-    cr_expect_eq(share.probe->deadline_ms, now_ms + 5);
-    probe_ends(0);
+    cr_expect_eq(share.lookup->deadline_ms, now_ms + 5);
+    lookup_ends(0);
     m.wait_ms = 5000;
     call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
-    cr_expect_eq(share.probe->deadline_ms, now_ms + 50);
-    probe_ends(0);
+    cr_expect_eq(share.lookup->deadline_ms, now_ms + 50);
+    lookup_ends(0);
 }
 
 Test(request_share, a_lease_covers_what_other_hosts_hold)
@@ -312,7 +312,7 @@ Test(request_share, a_lease_covers_what_other_hosts_hold)
     struct msg_lookup_r r;
     uint32_t id = lookup(1, 3, false, 60000);
 
-    probe_ends(3);
+    lookup_ends(3);
     r = told(id);
     cr_expect_neq(r.lease, 0u);
     for (uint64_t i = 1; i <= 3; i++)
@@ -331,7 +331,7 @@ Test(request_share, cancelled_it_tells_what_is_here)
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
     r = told(id);
     cr_expect_eq(r.hits, 1u);
-    cr_expect_null(share.probe, "nobody writes into memory that is gone");
+    cr_expect_null(share.lookup, "nobody writes into memory that is gone");
 }
 
 Test(request_share, it_ends_with_its_connection)
@@ -339,9 +339,9 @@ Test(request_share, it_ends_with_its_connection)
     unsigned sent = door.conn.n;
 
     lookup(1, 3, false, 60000);
-    cr_assert(share.probe);
+    cr_assert(share.lookup);
     hang_up();
-    cr_expect_null(share.probe);
+    cr_expect_null(share.lookup);
     cr_expect_eq(door.conn.n, sent, "nobody is answered");
     cr_expect_eq(index_blocks(rig.index), 0u);
 }
@@ -354,7 +354,7 @@ Test(request_share, a_share_that_never_answers_holds_no_lookup_for_ever)
     while (!answer_of(id) && uv_hrtime() / 1000000 - start_ms < 5000)
         uv_run(&rig.loop, UV_RUN_ONCE);
     cr_expect_eq(told(id).hits, 0u);
-    cr_expect_null(share.probe);
+    cr_expect_null(share.lookup);
 }
 
 Test(request_share, past_the_limit_of_requests_it_tells_what_is_here)
@@ -362,7 +362,7 @@ Test(request_share, past_the_limit_of_requests_it_tells_what_is_here)
     door.config.max_requests_conn = 0;
     drop(store(rig.one, 1));
     cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 1u);
-    cr_expect_null(share.probe);
+    cr_expect_null(share.lookup);
     cr_expect_eq(rig.metrics.requests_failed, 0u);
 }
 
@@ -370,7 +370,7 @@ Test(request_share, a_daemon_that_stops_asks_nobody)
 {
     requests_drain(door.requests);
     cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 0u);
-    cr_expect_eq(share.probes, 0u);
+    cr_expect_eq(share.lookups, 0u);
 }
 
 Test(request_share, where_not_all_have_room_the_head_of_the_chain_stays)
@@ -379,7 +379,7 @@ Test(request_share, where_not_all_have_room_the_head_of_the_chain_stays)
 
     rig.cache->config.shared_blocks = 4;
     id = lookup(1, 10, false, 0);
-    probe_ends(10);
+    lookup_ends(10);
     cr_expect_eq(told(id).hits, 4u);
     cr_expect_eq(index_blocks(rig.index), 4u);
 }
@@ -401,7 +401,7 @@ Test(request_share, a_prefetch_brings_what_other_hosts_hold)
     peer_stores(rig.one, 1, 1);
     peer_stores(rig.one, 2, 1);
     id = prefetch(1, 3);
-    probe_ends(2);
+    lookup_ends(2);
     cr_expect_null(answer_of(id));
     while (share.n_pending > 0)
         fake_share_next(&share, 0);
@@ -417,7 +417,7 @@ Test(request_share, what_is_gone_when_it_is_read_is_a_miss)
     struct msg_blocks_r r;
     uint32_t id = prefetch(1, 1);
 
-    probe_ends(1);
+    lookup_ends(1);
     fake_share_next(&share, 0);
     result_of(id, &proto_blocks_r, &r);
     cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
@@ -432,7 +432,7 @@ Test(request_share, a_prefetch_that_is_stopped_while_it_asks_moves_nothing)
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
     result_of(id, &proto_blocks_r, &r);
     cr_expect(r.status.p[0] == UCM_BLOCK_CANCELLED && r.status.p[1] == UCM_BLOCK_CANCELLED);
-    cr_expect_null(share.probe);
+    cr_expect_null(share.lookup);
 }
 
 /* ---- evict and purge ---- */

@@ -1,7 +1,7 @@
 /* Which of these keys are there, in few round trips.
  *
  * A chain is searched from both sides of its end: `lo` keys are there, and key `hi` is not, as far
- * as is known. A wave asks for up to PROBE_WAVE keys between them at once, evenly spaced; the first
+ * as is known. A wave asks for up to LOOKUP_WAVE keys between them at once, evenly spaced; the first
  * wave also for the first few, as most chains that are not there at all are told by these. The next
  * wave begins as soon as, in the keys' order, the first that is not there is known; what the rest
  * of a wave answers later is remembered for the next asker, and so is what comes after a deadline.
@@ -12,57 +12,57 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PROBE_WAVE 64u /* keys under way for one probe */
-#define PROBE_HEAD 4u  /* the first few */
-#define PROBES 256u    /* under way */
+#define LOOKUP_WAVE 64u /* keys under way for one lookup */
+#define LOOKUP_HEAD 4u  /* the first few */
+#define LOOKUPS 256u    /* under way */
 
-struct slot {
+struct key_state {
     uint32_t key;
     uint8_t pending; /* roots that have not answered */
     uint8_t found;   /* a share_root_id, 0: none so far */
     bool failed;     /* a root that could have it did not answer */
 };
 
-struct probe {
+struct lookup {
     struct list link;
     struct share *share;
-    struct share_probe *asker;
+    struct share_lookup *asker;
     struct deadline deadline;
     struct list finds;                       /* under way, of find.link */
     share_roots_mask asked, begun, answered; /* roots: may be asked, were, and said something */
     uint32_t lo, hi, next;
     bool chain, over;
-    struct slot slots[PROBE_WAVE];
-    uint32_t n_slots;         /* of a wave */
-    uint8_t free[PROBE_WAVE]; /* places in `slots`, when keys are pipelined */
+    struct key_state keys[LOOKUP_WAVE];
+    uint32_t n_keys;           /* of a wave */
+    uint8_t free[LOOKUP_WAVE]; /* places in `keys`, when keys are pipelined */
     uint32_t n_free;
 };
 
-/* One key asked of one root. Outlives the probe when the root is late. */
+/* One key asked of one root. Outlives the lookup when the root is late. */
 struct find {
     struct share_task task;
     struct share *share;
-    struct probe *probe; /* NULL: it has ended */
+    struct lookup *lookup; /* NULL: it has ended */
     struct list link;
-    uint32_t root, slot;
+    uint32_t root, place;
 };
 
-static bool probe_step(struct probe *p);
-static void probe_end(struct probe *p, bool late);
+static bool lookup_step(struct lookup *p);
+static void lookup_end(struct lookup *p, bool late);
 
 static uint64_t now_of(const struct share *s)
 {
     return uv_now(s->settings.loop);
 }
 
-static bool by_waves(const struct probe *p)
+static bool by_waves(const struct lookup *p)
 {
     return p->chain && !p->share->settings.exact;
 }
 
 /* ---- one key ---- */
 
-static void key_id(const struct share_probe *asker, uint32_t key, struct block_file_id *id)
+static void key_id(const struct share_lookup *asker, uint32_t key, struct block_file_id *id)
 {
     memset(id, 0, sizeof(*id));
     memcpy(id->fingerprint, asker->fingerprint, sizeof(id->fingerprint));
@@ -74,7 +74,7 @@ static void key_id(const struct share_probe *asker, uint32_t key, struct block_f
 static void find_detach(struct find *f)
 {
     list_remove(&f->link);
-    f->probe = NULL;
+    f->lookup = NULL;
 }
 
 /* What is under way goes on for nobody; what was not begun ends here. */
@@ -86,26 +86,26 @@ static void find_leave(struct find *f)
 }
 
 /* Another key gets the place: roots that have not answered do so for nobody. */
-static void slot_leave(struct probe *p, uint32_t slot)
+static void key_leave(struct lookup *p, uint32_t place)
 {
     struct list *next;
 
-    for (struct list *node = p->finds.next; p->slots[slot].pending > 0 && node != &p->finds;
+    for (struct list *node = p->finds.next; p->keys[place].pending > 0 && node != &p->finds;
          node = next) {
         struct find *f = LIST_ENTRY(node, struct find, link);
 
         next = node->next;
-        if (f->slot != slot)
+        if (f->place != place)
             continue;
         find_leave(f);
-        p->slots[slot].pending--;
+        p->keys[place].pending--;
     }
 }
 
 /* A key's answer, for the asker and for those behind it in the pipeline. */
-static void slot_answered(struct probe *p, uint32_t slot)
+static void key_answered(struct lookup *p, uint32_t place)
 {
-    struct slot *s = &p->slots[slot];
+    struct key_state *s = &p->keys[place];
     bool missing = !s->found && !s->failed;
 
     if (s->found)
@@ -116,29 +116,29 @@ static void slot_answered(struct probe *p, uint32_t slot)
         return;
     if (p->chain && !s->found && s->key < p->hi)
         p->hi = s->key;
-    slot_leave(p, slot);
-    p->free[p->n_free++] = (uint8_t)slot;
+    key_leave(p, place);
+    p->free[p->n_free++] = (uint8_t)place;
 }
 
 static void find_answer(struct find *f, int status)
 {
-    struct probe *p = f->probe;
-    struct slot *slot = &p->slots[f->slot];
-    bool open = !slot->found;
+    struct lookup *p = f->lookup;
+    struct key_state *k = &p->keys[f->place];
+    bool open = !k->found;
 
     find_detach(f);
-    slot->pending--;
+    k->pending--;
     if (status == 0)
-        slot->found = (uint8_t)(f->root + 1);
+        k->found = (uint8_t)(f->root + 1);
     else if (status != -ENOENT)
-        slot->failed = true;
+        k->failed = true;
     if (status == 0 || status == -ENOENT)
         p->answered |= 1u << f->root;
     /* Told once: by the first root that has it, or by the last one. */
-    if (open && (slot->found || slot->pending == 0))
-        slot_answered(p, (uint32_t)(slot - p->slots));
-    if (probe_step(p))
-        probe_end(p, false);
+    if (open && (k->found || k->pending == 0))
+        key_answered(p, (uint32_t)(k - p->keys));
+    if (lookup_step(p))
+        lookup_end(p, false);
 }
 
 static void find_released_cb(struct share_task *t)
@@ -153,12 +153,13 @@ static void find_released_cb(struct share_task *t)
         share_remember(s, &t->op.id, f->root, true, SHARE_FOUND_MS);
     else if (status == -ENOENT && share_recall(s, &t->op.id, f->root) != SHARE_KNOWN_MISSING)
         share_remember(s, &t->op.id, f->root, false, s->settings.negative_ms);
-    if (f->probe)
+    if (f->lookup)
         find_answer(f, status);
     free(f);
 }
 
-static int find_begin(struct probe *p, uint32_t slot, uint32_t root, const struct block_file_id *id)
+static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
+                      const struct block_file_id *id)
 {
     struct share *s = p->share;
     struct find *f = calloc(1, sizeof(*f));
@@ -167,9 +168,9 @@ static int find_begin(struct probe *p, uint32_t slot, uint32_t root, const struc
     if (!f)
         return -ENOMEM;
     f->share = s;
-    f->probe = p;
+    f->lookup = p;
     f->root = root;
-    f->slot = slot;
+    f->place = place;
     f->task.owner = f;
     f->task.class = SHARE_LOOKUP;
     f->task.op.verb = SHARE_FIND;
@@ -189,14 +190,14 @@ static int find_begin(struct probe *p, uint32_t slot, uint32_t root, const struc
 }
 
 /* Asks those roots that nothing is remembered of. */
-static void slot_ask(struct probe *p, uint32_t slot, uint32_t key)
+static void key_ask(struct lookup *p, uint32_t place, uint32_t key)
 {
     struct share *s = p->share;
-    struct slot *k = &p->slots[slot];
+    struct key_state *k = &p->keys[place];
     share_roots_mask holders, unknown = 0;
     struct block_file_id id;
 
-    *k = (struct slot){.key = key};
+    *k = (struct key_state){.key = key};
     key_id(p->asker, key, &id);
     holders = share_holders(s, &id, p->asked);
     k->failed = holders == 0;
@@ -214,21 +215,21 @@ static void slot_ask(struct probe *p, uint32_t slot, uint32_t key)
     for (uint32_t i = 0; i < s->n && !k->found; i++) {
         if (!(unknown >> i & 1))
             continue;
-        if (find_begin(p, slot, i, &id) == 0)
+        if (find_begin(p, place, i, &id) == 0)
             k->pending++;
         else
             k->failed = true;
     }
     if (k->pending == 0)
-        slot_answered(p, slot);
+        key_answered(p, place);
 }
 
 /* ---- a chain, by waves ---- */
 
-static bool wave_settled(const struct probe *p)
+static bool wave_settled(const struct lookup *p)
 {
-    for (uint32_t i = 0; i < p->n_slots; i++) {
-        const struct slot *s = &p->slots[i];
+    for (uint32_t i = 0; i < p->n_keys; i++) {
+        const struct key_state *s = &p->keys[i];
 
         if (!s->found)
             return s->pending == 0;
@@ -236,17 +237,17 @@ static bool wave_settled(const struct probe *p)
     return true;
 }
 
-static void finds_leave(struct probe *p)
+static void finds_leave(struct lookup *p)
 {
     while (!list_empty(&p->finds))
         find_leave(LIST_ENTRY(p->finds.next, struct find, link));
 }
 
 /* As far as the answers reach, in the keys' order. */
-static void wave_close(struct probe *p)
+static void wave_close(struct lookup *p)
 {
-    for (uint32_t i = 0; i < p->n_slots; i++) {
-        const struct slot *s = &p->slots[i];
+    for (uint32_t i = 0; i < p->n_keys; i++) {
+        const struct key_state *s = &p->keys[i];
 
         if (!s->found) {
             p->hi = s->key;
@@ -254,16 +255,16 @@ static void wave_close(struct probe *p)
         }
         p->lo = s->key + 1;
     }
-    p->n_slots = 0;
+    p->n_keys = 0;
     finds_leave(p);
 }
 
 /* The i-th of `n` keys of a wave. */
-static uint32_t wave_key(const struct probe *p, uint32_t i, uint32_t n)
+static uint32_t wave_key(const struct lookup *p, uint32_t i, uint32_t n)
 {
-    uint32_t wide = p->hi - p->lo, head = p->lo == 0 ? PROBE_HEAD : 0;
+    uint32_t wide = p->hi - p->lo, head = p->lo == 0 ? LOOKUP_HEAD : 0;
 
-    if (wide <= PROBE_WAVE)
+    if (wide <= LOOKUP_WAVE)
         return p->lo + i;
     if (i < head)
         return i;
@@ -273,22 +274,22 @@ static uint32_t wave_key(const struct probe *p, uint32_t i, uint32_t n)
     return p->lo + (uint32_t)((uint64_t)(i + 1) * wide / (n + 1));
 }
 
-static void wave_begin(struct probe *p)
+static void wave_begin(struct lookup *p)
 {
-    uint32_t wide = p->hi - p->lo, n = wide < PROBE_WAVE ? wide : PROBE_WAVE;
-    uint32_t keys[PROBE_WAVE];
+    uint32_t wide = p->hi - p->lo, n = wide < LOOKUP_WAVE ? wide : LOOKUP_WAVE;
+    uint32_t keys[LOOKUP_WAVE];
 
     for (uint32_t i = 0; i < n; i++)
         keys[i] = wave_key(p, i, n);
-    p->n_slots = n;
+    p->n_keys = n;
     for (uint32_t i = 0; i < n; i++)
-        slot_ask(p, i, keys[i]);
+        key_ask(p, i, keys[i]);
 }
 
-static bool chain_step(struct probe *p)
+static bool chain_step(struct lookup *p)
 {
     for (;;) {
-        if (p->n_slots > 0) {
+        if (p->n_keys > 0) {
             if (!wave_settled(p))
                 return false;
             wave_close(p);
@@ -301,21 +302,21 @@ static bool chain_step(struct probe *p)
 
 /* ---- keys one by one ---- */
 
-static bool there(const struct share_probe *asker, uint32_t key)
+static bool there(const struct share_lookup *asker, uint32_t key)
 {
     return asker->answers[key] != SHARE_UNKNOWN && asker->answers[key] != SHARE_MISSING;
 }
 
-static bool each_step(struct probe *p)
+static bool each_step(struct lookup *p)
 {
     while (p->n_free > 0 && p->next < p->hi)
-        slot_ask(p, p->free[--p->n_free], p->next++);
+        key_ask(p, p->free[--p->n_free], p->next++);
     while (p->lo < p->hi && there(p->asker, p->lo))
         p->lo++;
-    return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_free == PROBE_WAVE;
+    return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_free == LOOKUP_WAVE;
 }
 
-static bool probe_step(struct probe *p)
+static bool lookup_step(struct lookup *p)
 {
     if (p->over)
         return false; /* its end is on its way */
@@ -324,7 +325,7 @@ static bool probe_step(struct probe *p)
 
 /* ---- begin and end ---- */
 
-static void roots_tell(const struct probe *p, bool late)
+static void roots_tell(const struct lookup *p, bool late)
 {
     for (uint32_t i = 0; i < p->share->n; i++) {
         bool answered = p->answered >> i & 1, begun = p->begun >> i & 1;
@@ -336,18 +337,18 @@ static void roots_tell(const struct probe *p, bool late)
     }
 }
 
-static void probe_free(struct probe *p, bool late)
+static void lookup_free(struct lookup *p, bool late)
 {
     deadline_disarm(p->share->settings.deadlines, &p->deadline);
     finds_leave(p);
     roots_tell(p, late);
     list_remove(&p->link);
-    p->share->n_probes--;
+    p->share->n_lookups--;
     free(p);
 }
 
 /* Keys before one that is there are taken for granted. */
-static void presume(struct share_probe *asker)
+static void presume(struct share_lookup *asker)
 {
     uint8_t root = SHARE_UNKNOWN;
 
@@ -359,25 +360,25 @@ static void presume(struct share_probe *asker)
     }
 }
 
-static void probe_end(struct probe *p, bool late)
+static void lookup_end(struct lookup *p, bool late)
 {
-    struct share_probe *asker = p->asker;
+    struct share_lookup *asker = p->asker;
 
-    if (p->n_slots > 0)
+    if (p->n_keys > 0)
         wave_close(p);
     asker->prefix = p->lo;
     if (p->chain)
         presume(asker);
     asker->op = NULL;
-    probe_free(p, late);
+    lookup_free(p, late);
     asker->done_cb(asker);
 }
 
 static void deadline_cb(struct deadline *d)
 {
-    struct probe *p = LIST_ENTRY(d, struct probe, deadline);
+    struct lookup *p = LIST_ENTRY(d, struct lookup, deadline);
 
-    probe_end(p, !p->over);
+    lookup_end(p, !p->over);
 }
 
 static share_roots_mask roots_asked(struct share *s)
@@ -390,9 +391,9 @@ static share_roots_mask roots_asked(struct share *s)
     return asked;
 }
 
-static struct probe *probe_new(struct share *s, struct share_probe *asker)
+static struct lookup *lookup_new(struct share *s, struct share_lookup *asker)
 {
-    struct probe *p = calloc(1, sizeof(*p));
+    struct lookup *p = calloc(1, sizeof(*p));
 
     if (!p)
         return NULL;
@@ -402,13 +403,13 @@ static struct probe *probe_new(struct share *s, struct share_probe *asker)
     p->hi = asker->n;
     p->chain = !asker->each;
     list_init(&p->finds);
-    for (uint32_t i = 0; i < PROBE_WAVE; i++)
-        p->free[p->n_free++] = (uint8_t)(PROBE_WAVE - 1 - i);
+    for (uint32_t i = 0; i < LOOKUP_WAVE; i++)
+        p->free[p->n_free++] = (uint8_t)(LOOKUP_WAVE - 1 - i);
     return p;
 }
 
 /* Nothing was asked of anybody, and nothing is there. */
-static bool nothing_found(const struct probe *p)
+static bool nothing_found(const struct lookup *p)
 {
     for (uint32_t i = 0; p->over && i < p->asker->n; i++)
         if (there(p->asker, i))
@@ -416,40 +417,40 @@ static bool nothing_found(const struct probe *p)
     return p->over;
 }
 
-int share_probe(struct share *s, struct share_probe *asker)
+int share_lookup(struct share *s, struct share_lookup *asker)
 {
-    struct probe *p;
+    struct lookup *p;
     int err;
 
-    if (s->n_probes >= PROBES)
+    if (s->n_lookups >= LOOKUPS)
         return -EAGAIN;
-    p = probe_new(s, asker);
+    p = lookup_new(s, asker);
     if (!p)
         return -ENOMEM;
     memset(asker->answers, SHARE_UNKNOWN, asker->n);
     asker->prefix = 0;
     s->settings.metrics->share_probes++;
-    s->n_probes++;
-    list_push_back(&s->probes, &p->link);
-    p->over = probe_step(p);
+    s->n_lookups++;
+    list_push_back(&s->lookups, &p->link);
+    p->over = lookup_step(p);
     err = nothing_found(p) ? -ENOENT
                            : deadline_arm(s->settings.deadlines, &p->deadline,
                                           p->over ? now_of(s) : asker->deadline_ms, deadline_cb);
     if (err < 0) {
-        probe_free(p, false);
+        lookup_free(p, false);
         return err;
     }
     asker->op = p;
     return 0;
 }
 
-void share_probe_cancel(struct share *s, struct share_probe *asker)
+void share_lookup_cancel(struct share *s, struct share_lookup *asker)
 {
-    struct probe *p = asker->op;
+    struct lookup *p = asker->op;
 
     (void)s;
     if (!p)
         return;
     asker->op = NULL;
-    probe_free(p, false);
+    lookup_free(p, false);
 }

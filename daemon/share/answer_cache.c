@@ -1,36 +1,36 @@
-#include "daemon/share/memo.h"
+#include "daemon/share/answer_cache.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #define WAYS 4u
 
-struct memo_entry {
+struct answer_cache_entry {
     uint64_t tag;
     uint64_t until_ms : 56, value : 8;
 };
 
-int memo_init(struct memo *m, uint32_t entries)
+int answer_cache_init(struct answer_cache *m, uint32_t entries)
 {
     m->entries = calloc(entries, sizeof(*m->entries));
     m->sets = entries / WAYS;
     return m->entries ? 0 : -ENOMEM;
 }
 
-void memo_close(struct memo *m)
+void answer_cache_close(struct answer_cache *m)
 {
     free(m->entries);
-    *m = (struct memo){.entries = NULL};
+    *m = (struct answer_cache){.entries = NULL};
 }
 
-static struct memo_entry *set_of(const struct memo *m, uint64_t tag)
+static struct answer_cache_entry *set_of(const struct answer_cache *m, uint64_t tag)
 {
     return m->entries + (tag & (m->sets - 1)) * WAYS;
 }
 
-static struct memo_entry *entry_of(const struct memo *m, uint64_t tag)
+static struct answer_cache_entry *entry_of(const struct answer_cache *m, uint64_t tag)
 {
-    struct memo_entry *set = set_of(m, tag);
+    struct answer_cache_entry *set = set_of(m, tag);
 
     for (unsigned i = 0; i < WAYS; i++)
         if (set[i].tag == tag && set[i].value)
@@ -38,16 +38,17 @@ static struct memo_entry *entry_of(const struct memo *m, uint64_t tag)
     return NULL;
 }
 
-uint8_t memo_get(const struct memo *m, uint64_t tag, uint64_t now_ms)
+uint8_t answer_cache_get(const struct answer_cache *m, uint64_t tag, uint64_t now_ms)
 {
-    const struct memo_entry *e = entry_of(m, tag);
+    const struct answer_cache_entry *e = entry_of(m, tag);
 
     return e && e->until_ms > now_ms ? (uint8_t)e->value : 0;
 }
 
-void memo_put(struct memo *m, uint64_t tag, uint8_t value, uint64_t now_ms, uint64_t until_ms)
+void answer_cache_put(struct answer_cache *m, uint64_t tag, uint8_t value, uint64_t now_ms,
+                      uint64_t until_ms)
 {
-    struct memo_entry *set = set_of(m, tag), *e = entry_of(m, tag);
+    struct answer_cache_entry *set = set_of(m, tag), *e = entry_of(m, tag);
 
     for (unsigned i = 0; !e && i < WAYS; i++)
         if (set[i].value == 0 || set[i].until_ms <= now_ms)
@@ -63,9 +64,9 @@ void memo_put(struct memo *m, uint64_t tag, uint8_t value, uint64_t now_ms, uint
     e->value = value;
 }
 
-void memo_forget(struct memo *m, uint64_t tag)
+void answer_cache_forget(struct answer_cache *m, uint64_t tag)
 {
-    struct memo_entry *e = entry_of(m, tag);
+    struct answer_cache_entry *e = entry_of(m, tag);
 
     if (e)
         e->value = 0;

@@ -5,7 +5,7 @@
 
 static struct share *share;
 static uint8_t keys[UCM_MAX_KEYS * 32], answers[UCM_MAX_KEYS];
-static struct share_probe probe;
+static struct share_lookup lookup;
 static bool done;
 
 static struct share_settings settings_of(uint32_t roots)
@@ -49,11 +49,11 @@ static void teardown(void)
     rig_teardown();
 }
 
-TestSuite(share_probe, .init = rig_setup, .fini = teardown, .timeout = 60);
+TestSuite(share_lookup, .init = rig_setup, .fini = teardown, .timeout = 60);
 
-static void done_cb(struct share_probe *p)
+static void done_cb(struct share_lookup *p)
 {
-    cr_assert_eq(p, &probe);
+    cr_assert_eq(p, &lookup);
     cr_assert_not(done, "told twice");
     done = true;
 }
@@ -66,19 +66,19 @@ static int ask(uint32_t first, uint32_t n, bool each, uint64_t ms)
         memset(keys + i * 32, 0, 32);
         memcpy(keys + i * 32, &number, sizeof(number));
     }
-    probe = (struct share_probe){.key_bytes = 32,
-                                 .keys = keys,
-                                 .n = n,
-                                 .part = 1,
-                                 .part_bytes = RIG_BYTES,
-                                 .each = each,
-                                 .deadline_ms = uv_now(&rig.loop) + ms,
-                                 .answers = answers,
-                                 .done_cb = done_cb};
-    memset(probe.fingerprint, 0xf0, sizeof(probe.fingerprint));
+    lookup = (struct share_lookup){.key_bytes = 32,
+                                   .keys = keys,
+                                   .n = n,
+                                   .part = 1,
+                                   .part_bytes = RIG_BYTES,
+                                   .each = each,
+                                   .deadline_ms = uv_now(&rig.loop) + ms,
+                                   .answers = answers,
+                                   .done_cb = done_cb};
+    memset(lookup.fingerprint, 0xf0, sizeof(lookup.fingerprint));
     done = false;
     rig.round = 0;
-    return share_probe(share, &probe);
+    return share_lookup(share, &lookup);
 }
 
 /* The prefix that was found; 0 too when there was no need to wait. */
@@ -90,10 +90,10 @@ static uint32_t prefix_of(uint32_t first, uint32_t n, uint64_t ms)
         return 0;
     cr_assert_eq(err, 0);
     cr_assert(rig_run(&done, ms + 20000));
-    for (uint32_t i = 0; i < probe.prefix; i++)
+    for (uint32_t i = 0; i < lookup.prefix; i++)
         cr_assert(answers[i] != SHARE_UNKNOWN && answers[i] != SHARE_MISSING, "%u of %u", i,
-                  probe.prefix);
-    return probe.prefix;
+                  lookup.prefix);
+    return lookup.prefix;
 }
 
 static void put(unsigned server, uint32_t first, uint32_t n)
@@ -103,7 +103,7 @@ static void put(unsigned server, uint32_t first, uint32_t n)
         rig_put(&rig.servers[server], i);
 }
 
-Test(share_probe, a_long_prefix_takes_four_round_trips_at_most)
+Test(share_lookup, a_long_prefix_takes_four_round_trips_at_most)
 {
     struct share_settings s = settings_of(1);
     static const uint32_t ends[] = {0,    1,    2,    3,    4,    5,    63,   64,
@@ -135,7 +135,7 @@ Test(share_probe, a_long_prefix_takes_four_round_trips_at_most)
     open_with(&s);
 }
 
-Test(share_probe, what_is_there_as_a_whole_takes_one_round_trip)
+Test(share_lookup, what_is_there_as_a_whole_takes_one_round_trip)
 {
     struct share_settings s = settings_of(1);
 
@@ -147,7 +147,7 @@ Test(share_probe, what_is_there_as_a_whole_takes_one_round_trip)
 }
 
 /* The best of some, as the machine may be busy. */
-Test(share_probe, at_a_millisecond_each_it_takes_some_milliseconds)
+Test(share_lookup, at_a_millisecond_each_it_takes_some_milliseconds)
 {
     struct share_settings s = settings_of(1);
     uint64_t best = UINT64_MAX;
@@ -169,7 +169,7 @@ Test(share_probe, at_a_millisecond_each_it_takes_some_milliseconds)
     open_with(&s);
 }
 
-Test(share_probe, no_wait_for_what_is_known_to_be_missing)
+Test(share_lookup, no_wait_for_what_is_known_to_be_missing)
 {
     struct share_settings s = settings_of(1);
     unsigned asked;
@@ -186,7 +186,7 @@ Test(share_probe, no_wait_for_what_is_known_to_be_missing)
     cr_assert_eq(prefix_of(0, 100, 5000), 100, "it is remembered for a while only");
 }
 
-Test(share_probe, an_answer_is_not_asked_for_twice)
+Test(share_lookup, an_answer_is_not_asked_for_twice)
 {
     struct share_settings s = settings_of(1);
     unsigned asked;
@@ -200,7 +200,7 @@ Test(share_probe, an_answer_is_not_asked_for_twice)
     cr_assert_eq(rig.servers[0].asked[SHARE_FIND], asked);
 }
 
-Test(share_probe, a_hole_ends_the_prefix_where_it_is_seen)
+Test(share_lookup, a_hole_ends_the_prefix_where_it_is_seen)
 {
     struct share_settings s = settings_of(1);
 
@@ -217,7 +217,7 @@ Test(share_probe, a_hole_ends_the_prefix_where_it_is_seen)
     cr_assert_leq(rig.servers[0].busy_max, 64);
 }
 
-Test(share_probe, the_deadline_holds_and_late_answers_help_the_next)
+Test(share_lookup, the_deadline_holds_and_late_answers_help_the_next)
 {
     struct share_settings s = settings_of(1);
     uint64_t from;
@@ -235,7 +235,7 @@ Test(share_probe, the_deadline_holds_and_late_answers_help_the_next)
     cr_assert_eq(prefix_of(0, 50, 40), 50);
 }
 
-Test(share_probe, lookups_leave_a_root_alone_that_is_always_late)
+Test(share_lookup, lookups_leave_a_root_alone_that_is_always_late)
 {
     struct share_settings s = settings_of(1);
     unsigned refused = 0;
@@ -253,7 +253,7 @@ Test(share_probe, lookups_leave_a_root_alone_that_is_always_late)
 }
 
 /* One that was asked nothing, as its answer is known, has not been late. */
-Test(share_probe, a_root_that_is_not_asked_is_not_slow)
+Test(share_lookup, a_root_that_is_not_asked_is_not_slow)
 {
     struct share_settings s = settings_of(2);
 
@@ -283,7 +283,7 @@ static void purged_cb(struct share_purge *p, int status, uint64_t files)
     purge_over = true;
 }
 
-Test(share_probe, what_was_there_before_a_purge_is_asked_for_again)
+Test(share_lookup, what_was_there_before_a_purge_is_asked_for_again)
 {
     struct share_settings s = settings_of(1);
     struct share_purge purge = {.done_cb = purged_cb};
@@ -296,13 +296,13 @@ Test(share_probe, what_was_there_before_a_purge_is_asked_for_again)
     cr_assert_eq(share_purge(share, &purge), 0);
     cr_assert_eq(ask(0, 50, false, 200), 0);
     cr_assert(rig_run(&done, 20000));
-    cr_assert_eq(probe.prefix, 50, "it is not gone yet");
+    cr_assert_eq(lookup.prefix, 50, "it is not gone yet");
     cr_assert(rig_run(&purge_over, 20000));
     put(0, 0, 0);
     cr_assert_eq(prefix_of(0, 50, 200), 0);
 }
 
-Test(share_probe, each_key_by_itself)
+Test(share_lookup, each_key_by_itself)
 {
     struct share_settings s = settings_of(1);
 
@@ -314,11 +314,11 @@ Test(share_probe, each_key_by_itself)
     cr_assert(rig_run(&done, 20000));
     for (uint32_t i = 0; i < 1000; i++)
         cr_assert_eq(answers[i], i % 3 == 0 ? 1 : SHARE_MISSING, "%u", i);
-    cr_assert_eq(probe.prefix, 1);
+    cr_assert_eq(lookup.prefix, 1);
     cr_assert_leq(rig.servers[0].busy_max, 64);
 }
 
-Test(share_probe, any_root_will_do)
+Test(share_lookup, any_root_will_do)
 {
     struct share_settings s = settings_of(3);
 
@@ -337,7 +337,7 @@ Test(share_probe, any_root_will_do)
     cr_assert_eq(prefix_of(0, KEYS, 20000), 3000);
 }
 
-Test(share_probe, a_root_that_hangs_hides_its_own_only)
+Test(share_lookup, a_root_that_hangs_hides_its_own_only)
 {
     struct share_settings s = settings_of(2);
 
@@ -348,7 +348,7 @@ Test(share_probe, a_root_that_hangs_hides_its_own_only)
     cr_assert_eq(answers[40], SHARE_UNKNOWN, "the other root might have it");
 }
 
-Test(share_probe, cancelled_it_says_nothing_any_more)
+Test(share_lookup, cancelled_it_says_nothing_any_more)
 {
     struct share_settings s = settings_of(1);
 
@@ -356,14 +356,14 @@ Test(share_probe, cancelled_it_says_nothing_any_more)
     put(0, 0, 100);
     rig.servers[0].latency_ms = 5;
     cr_assert_eq(ask(0, 100, false, 100), 0);
-    share_probe_cancel(share, &probe);
+    share_lookup_cancel(share, &lookup);
     memset(answers, 0x77, sizeof(answers));
     rig_run(NULL, 150);
     cr_assert_not(done);
     cr_assert_eq(answers[0], 0x77);
 }
 
-Test(share_probe, nobody_is_asked_while_all_are_down)
+Test(share_lookup, nobody_is_asked_while_all_are_down)
 {
     struct share_settings s = settings_of(1);
 

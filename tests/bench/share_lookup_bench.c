@@ -1,4 +1,4 @@
-/* share_probe_bench FOLDER FEW MANY: how long it takes to find out that 8,192 keys are on a posix
+/* share_lookup_bench FOLDER FEW MANY: how long it takes to find out that 8,192 keys are on a posix
  * root, with FEW block files there and with MANY, by turns: as a chain, and each key by itself. The
  * names are not in the memory of the room, the folders are open. FOLDER must be there, and is left
  * empty. FEW is at least 8,192. */
@@ -28,22 +28,22 @@ struct bench {
 
 static struct bench bench;
 
-static void done_cb(struct share_probe *p)
+static void done_cb(struct share_lookup *p)
 {
     (void)p;
     bench.done = true;
 }
 
 /* The prefix of `first` and those behind it that is there, and how long that took. */
-static uint32_t probe(struct share *share, uint32_t first, bool each, double *ms)
+static uint32_t lookup(struct share *share, uint32_t first, bool each, double *ms)
 {
-    struct share_probe p = {.key_bytes = LAY_KEY_BYTES,
-                            .keys = bench.keys,
-                            .n = KEYS,
-                            .part_bytes = LAY_BYTES - BLOCK_FILE_HEADER_BYTES,
-                            .each = each,
-                            .answers = bench.answers,
-                            .done_cb = done_cb};
+    struct share_lookup p = {.key_bytes = LAY_KEY_BYTES,
+                             .keys = bench.keys,
+                             .n = KEYS,
+                             .part_bytes = LAY_BYTES - BLOCK_FILE_HEADER_BYTES,
+                             .each = each,
+                             .answers = bench.answers,
+                             .done_cb = done_cb};
     uint64_t began_ns;
     uint32_t n = 0;
 
@@ -54,8 +54,8 @@ static uint32_t probe(struct share *share, uint32_t first, bool each, double *ms
     uv_update_time(bench.loop);
     p.deadline_ms = uv_now(bench.loop) + PATIENCE_MS;
     began_ns = uv_hrtime();
-    if (share_probe(share, &p) < 0)
-        lay_fail("share_probe");
+    if (share_lookup(share, &p) < 0)
+        lay_fail("share_lookup");
     while (!bench.done)
         uv_run(bench.loop, UV_RUN_ONCE);
     *ms = (double)(uv_hrtime() - began_ns) / 1e6;
@@ -82,10 +82,10 @@ static void round_run(struct root *root, unsigned round)
 
     if (share_new(&settings, &share) < 0)
         lay_fail("share_new");
-    if (probe(share, root->files, true, &ms) != 0)
+    if (lookup(share, root->files, true, &ms) != 0)
         lay_fail("keys that are nowhere were found");
     for (unsigned each = 0; each < 2; each++)
-        if (probe(share, first, each, &root->ms[each][round]) != KEYS)
+        if (lookup(share, first, each, &root->ms[each][round]) != KEYS)
             lay_fail("keys that are there were not found");
     share_stop(share);
     while (share_busy(share) > 0)
@@ -126,7 +126,7 @@ int main(int argc, char **argv)
     bench.loop = uv_default_loop();
     if (argc != 4 || root_lay(&roots[0], argv[1], argv[2]) < 0 ||
         root_lay(&roots[1], argv[1], argv[3]) < 0) {
-        fprintf(stderr, "usage: share_probe_bench FOLDER FEW MANY, both at least %u\n", KEYS);
+        fprintf(stderr, "usage: share_lookup_bench FOLDER FEW MANY, both at least %u\n", KEYS);
         return 2;
     }
     if (deadlines_init(&bench.deadlines, bench.loop) < 0)
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     for (unsigned each = 0; each < 2; each++) {
         double few = median(roots[0].ms[each]), many = median(roots[1].ms[each]);
 
-        printf("probe: %u keys %s: %.2f ms of %u files, %.2f ms of %u: %.2f times\n", KEYS,
+        printf("lookup: %u keys %s: %.2f ms of %u files, %.2f ms of %u: %.2f times\n", KEYS,
                names[each], few, roots[0].files, many, roots[1].files, many / few);
     }
     deadlines_close(&bench.deadlines);
