@@ -45,7 +45,7 @@ LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
 DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
-CTL_LIBS    = $(CLIENT_LIBS) -lcjson
+CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
 # What the build needs, and what the tests need besides.
@@ -62,10 +62,12 @@ KERNEL_SRC := $(wildcard kernels/*.c)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
+# The NVMe tier's format on disk: the daemon's, and that of ucmctl's offline tools.
+FORMAT_SRC := $(wildcard daemon/format/*.c)
 DEMO_SRC   := $(wildcard tests/demo/*.c)
 BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
 # What ucmctl, ucm-bench, the demo and their tests share: all but the two with a main.
-TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC))
+TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC)
 STUDY_SRC  := $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)

@@ -29,7 +29,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
             log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
             return NULL;
         }
-        ns->record = f->name_doubtful ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
+        ns->record = f->ns_record_doubtful ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
         /* An identity that is not this fingerprint's: nobody will find anything in it. */
         if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
             return NULL;
@@ -48,8 +48,9 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
         return false;
     if (p->nvme == PART_NVME_READY) {
         known = c->tier_ops->sequence(c->tier, p->loc);
-        if (known == f->sequence && f->twin)
-            *f->twin = (struct tier_twin){part_owner(ref, f->name->part), {p->loc, p->checksum}};
+        if (known == f->sequence && f->duplicate)
+            *f->duplicate =
+                (struct tier_duplicate){part_owner(ref, f->name->part), {p->loc, p->checksum}};
         return known < f->sequence;
     }
     /* Also of what has been dumped anew: this copy may have been promised. */

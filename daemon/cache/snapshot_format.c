@@ -1,8 +1,8 @@
 #include "daemon/cache/snapshot_format.h"
 
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
 #include "daemon/index/index.h"
-#include "daemon/tier/bytes.h"
-#include "daemon/tier/checksum.h"
 
 #include <errno.h>
 #include <string.h>

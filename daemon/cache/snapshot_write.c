@@ -6,7 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
 #include "daemon/cache/snapshot_format.h"
-#include "daemon/tier/checksum.h"
+#include "daemon/format/checksum.h"
 
 #include <assert.h>
 #include <errno.h>

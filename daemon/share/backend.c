@@ -1,6 +1,6 @@
 #include "daemon/share/backend.h"
 
-#include "daemon/tier/checksum.h"
+#include "daemon/format/checksum.h"
 
 #include <errno.h>
 #include <stdatomic.h>

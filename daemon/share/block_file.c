@@ -1,7 +1,7 @@
 #include "daemon/share/block_file.h"
 
-#include "daemon/tier/bytes.h"
-#include "daemon/tier/checksum.h"
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
 
 #include <errno.h>
 #include <inttypes.h>

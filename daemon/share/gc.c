@@ -2,7 +2,7 @@
 #include "daemon/share/gc_internal.h"
 
 #include "daemon/base/log.h"
-#include "daemon/tier/bytes.h"
+#include "daemon/format/bytes.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -109,7 +109,7 @@ static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct 
  * later one, in which nothing was written but a namespace purged. */
 static int epoch_check(struct tier *t, uint64_t *epoch, struct ucm_error *e)
 {
-    uint64_t named = names_last_sequence(&t->names) >> (64 - NVME_EPOCH_BITS);
+    uint64_t named = ns_records_last_sequence(&t->names) >> (64 - NVME_EPOCH_BITS);
 
     return named < *epoch ? 0 : devices_start(t, named, epoch, e);
 }
@@ -120,8 +120,8 @@ static int segments_init(struct tier *t, uint64_t epoch)
 
     for (unsigned i = 0; i < t->files; i++)
         counts[i] = t->devices[i].file.segments;
-    t->slot_sequence = epoch << (64 - NVME_EPOCH_BITS);
-    return segment_table_init(&t->segments, t->segment_bytes, t->slot_sequence, counts, t->files);
+    t->record_sequence = epoch << (64 - NVME_EPOCH_BITS);
+    return segment_table_init(&t->segments, t->segment_bytes, t->record_sequence, counts, t->files);
 }
 
 /* ---- engines ---- */
@@ -261,21 +261,21 @@ static int space_open(struct tier *t, const struct config *c, struct ucm_error *
     if (rc == 0)
         rc = devices_start(t, 0, &epoch, e);
     if (rc == 0)
-        rc = nvme_names_open(t);
+        rc = nvme_ns_records_open(t);
     if (rc < 0)
         return rc;
     rc = epoch_check(t, &epoch, e);
     if (rc == 0)
         rc = segments_init(t, epoch);
     if (rc < 0)
-        names_close(&t->names);
+        ns_records_close(&t->names);
     return rc;
 }
 
 static void space_close(struct tier *t)
 {
     segment_table_close(&t->segments);
-    names_close(&t->names);
+    ns_records_close(&t->names);
 }
 
 /* What reads and writes them. */
@@ -311,11 +311,11 @@ static void work_close(struct tier *t)
 /* What goes on beside. */
 static int chores_open(struct tier *t, const struct config *c)
 {
-    int rc = nvme_turn_open(t);
+    int rc = nvme_budget_open(t);
 
     if (rc < 0)
         return rc;
-    rc = nvme_care_open(t, c->nvme_quarantine);
+    rc = nvme_health_open(t, c->nvme_quarantine);
     if (rc < 0)
         goto err_after_turn;
     rc = nvme_checkpoint_open(t);
@@ -339,9 +339,9 @@ err_after_mover:
 err_after_checkpoint:
     nvme_checkpoint_close(t);
 err_after_care:
-    nvme_care_close(t);
+    nvme_health_close(t);
 err_after_turn:
-    nvme_turn_close(t);
+    nvme_budget_close(t);
     return rc;
 }
 
@@ -351,8 +351,8 @@ static void chores_close(struct tier *t)
     nvme_move_close(t);
     nvme_checkpoint_close(t);
     nvme_scrub_close(t);
-    nvme_care_close(t);
-    nvme_turn_close(t);
+    nvme_health_close(t);
+    nvme_budget_close(t);
 }
 
 static int nvme_open(struct uv_loop_s *loop, const struct config *config,
@@ -439,11 +439,11 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
 static void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    if (segment_find(&t->segments, place->loc, bytes, &s, &slot) < 0)
+    if (segment_find(&t->segments, place->loc, bytes, &s, &record) < 0)
         return; /* dropped already, its segment has been reused */
-    segment_forget(&t->segments, s, slot);
+    segment_forget(&t->segments, s, record);
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
 }
 
@@ -473,9 +473,9 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
 static uint64_t nvme_sequence(struct tier *t, uint64_t loc)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    return segment_find(&t->segments, loc, 0, &s, &slot) < 0 ? 0 : s->sequences[slot];
+    return segment_find(&t->segments, loc, 0, &s, &record) < 0 ? 0 : s->sequences[record];
 }
 
 static int nvme_sync(struct tier *t)
@@ -503,6 +503,6 @@ const struct tier_ops tier_nvme = {
     .forget = nvme_forget,
     .stats = nvme_stats,
     .sequence = nvme_sequence,
-    .ns_record = nvme_name,
+    .ns_record = nvme_ns_write,
     .sync = nvme_sync,
 };

@@ -2,7 +2,7 @@
  * read and of a write). Nobody else includes it.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
- * A write: submit -> checksum -> ready -> a slot, with its neighbours one engine operation -> done
+ * A write: submit -> checksum -> ready -> a record, with its neighbours one engine operation -> done
  *
  * Reads wait for a place in their file's depth by priority; writes take what reads leave, but each
  * file may always have one under way. An operation is tried three times, the last time by the
@@ -10,9 +10,9 @@
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
-#include "daemon/tier/checksum.h"
+#include "daemon/tier/checksum_pool.h"
 #include "daemon/tier/engine.h"
-#include "daemon/tier/names.h"
+#include "daemon/tier/ns_records.h"
 #include "daemon/tier/nvme_file.h"
 #include "daemon/tier/segment.h"
 #include "daemon/tier/tier.h"
@@ -57,8 +57,8 @@ struct nvme_op {
     struct list link; /* in the pool */
     struct tier *tier;
     struct segment *segment;
-    uint32_t slot; /* the first */
-    uint64_t left; /* bytes */
+    uint32_t record; /* the first */
+    uint64_t left;   /* bytes */
     unsigned attempts;
     bool ring_failed; /* an attempt of the ring did */
     unsigned n;
@@ -76,35 +76,35 @@ struct nvme_recovery {
         RECOVERY_DONE,
         RECOVERY_HEADERS,
         RECOVERY_CHECKPOINT,
-        RECOVERY_SLOTS,
-        RECOVERY_TWINS
+        RECOVERY_RECORDS,
+        RECOVERY_DUPLICATES
     } state;
     struct scan_op *ops;
     uint8_t *pages;
     struct list pool;
     unsigned in_flight;
-    uint32_t file, number, slot; /* the cursor */
-    uint32_t numbers;            /* segments of the longest file */
-    uint64_t before;             /* sequences of earlier runs are below this */
-    bool again;                  /* `turn` brings the loop back here */
+    uint32_t file, number, record; /* the cursor */
+    uint32_t numbers;              /* segments of the longest file */
+    uint64_t before;               /* sequences of earlier runs are below this */
+    bool again;                    /* `turn` brings the loop back here */
     uv_work_t turn;
-    struct list twins; /* found twice, to be compared */
-    unsigned twins_n, twin_reads;
+    struct list duplicates; /* found twice, to be compared */
+    unsigned duplicates_n, duplicate_reads;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
 };
 
-struct nvme_naming {
+struct nvme_ns_writer {
     struct tier *tier;
     struct list queue; /* of tier_ns_record; the first is being written while busy */
     bool busy;
     int status;
     uv_work_t work;
-    struct nvme_name name;
+    struct nvme_ns_record name;
 };
 
-struct nvme_care;
-struct nvme_turn;
+struct nvme_health;
+struct nvme_budget;
 struct nvme_mover;
 struct nvme_checkpoint;
 struct nvme_restore;
@@ -135,12 +135,12 @@ struct tier {
     uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
     unsigned reads_queued, writes_queued; /* not yet given to the engine */
     unsigned writes_in_flight, turn;      /* turn: file that the next write goes to */
-    uint64_t slot_sequence;
-    struct names names;
-    struct nvme_naming naming;
+    uint64_t record_sequence;
+    struct ns_records names;
+    struct nvme_ns_writer naming;
     struct nvme_recovery recovery;
-    struct nvme_care *care;
-    struct nvme_turn *loop_turn;
+    struct nvme_health *health;
+    struct nvme_budget *budget;
     struct nvme_scrub *scrub;           /* NULL: there is none */
     struct nvme_checkpoint *checkpoint; /* NULL: none are written */
     struct nvme_restore *restore;       /* while one is read */
@@ -168,19 +168,19 @@ void nvme_pump_writes(struct tier *t);
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
-/* ---- nvme_turn.c ---- */
+/* ---- nvme_budget.c ---- */
 
 /* 0 or -ENOMEM. */
-int nvme_turn_open(struct tier *t);
-void nvme_turn_close(struct tier *t);
+int nvme_budget_open(struct tier *t);
+void nvme_budget_close(struct tier *t);
 /* Is something of this turn's share of writes left? Otherwise they are pumped in the next. */
-bool nvme_turn_may_write(struct tier *t);
+bool nvme_budget_left(struct tier *t);
 /* A write of so many parts was begun. */
-void nvme_turn_wrote(struct tier *t, unsigned parts);
+void nvme_budget_spend(struct tier *t, unsigned parts);
 /* Writes are ready: they are pumped in the next turn. */
-void nvme_turn_ready(struct tier *t);
+void nvme_budget_pump_later(struct tier *t);
 /* A checksum of a write was asked for: it is flushed after a turn in which none was. */
-void nvme_turn_gathers(struct tier *t);
+void nvme_budget_checksum_later(struct tier *t);
 
 /* ---- nvme_sync.c ---- */
 
@@ -205,10 +205,10 @@ bool nvme_emptying(const struct tier *t, const struct segment *s);
 /* A segment may have been opened: others have to be emptied. */
 void nvme_move_check(struct tier *t);
 
-/* ---- nvme_name.c ---- */
+/* ---- nvme_ns_write.c ---- */
 
-int nvme_names_open(struct tier *t);
-void nvme_name(struct tier *t, struct tier_ns_record *asked);
+int nvme_ns_records_open(struct tier *t);
+void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
 
 /* ---- nvme_recover.c ---- */
 
@@ -216,56 +216,56 @@ void nvme_name(struct tier *t, struct tier_ns_record *asked);
 int nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
 bool nvme_recovering(const struct tier *t);
-/* The segment has slots of an earlier run that are not all known yet. */
+/* The segment has records of an earlier run that are not all known yet. */
 bool nvme_to_recover(const struct tier *t, const struct segment *s);
-/* The checkpoints have told what they know: on with the slots. */
-void nvme_recover_slots(struct tier *t);
-/* A slot of an adopted segment whose header is known. */
-void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h);
+/* The checkpoints have told what they know: on with the records. */
+void nvme_recover_records(struct tier *t);
+/* A record of an adopted segment whose header is known. */
+void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
+                         const struct nvme_record_header *h);
 /* The same for one that was found twice: false where the other place still counts, `other`, or no
  * place does (other->owner 0). */
-bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h, struct tier_twin *other);
+bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
+                            const struct nvme_record_header *h, struct tier_duplicate *other);
 /* Something that the last step waited for has ended. */
 void nvme_recover_go_on(struct tier *t);
 
-/* ---- nvme_twins.c ---- */
+/* ---- nvme_duplicates.c ---- */
 
-void nvme_twin_add(struct tier *t, struct segment *s, uint32_t slot,
-                   const struct nvme_slot_header *h);
+void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
+                        const struct nvme_record_header *h);
 /* False: all have been compared. */
-bool nvme_twins_step(struct tier *t);
-void nvme_twins_drop(struct tier *t);
+bool nvme_duplicates_step(struct tier *t);
+void nvme_duplicates_drop(struct tier *t);
 
 /* ---- nvme_restore.c ---- */
 
-/* Ends with nvme_recover_slots, on a later turn of the loop or at once. */
+/* Ends with nvme_recover_records, on a later turn of the loop or at once. */
 void nvme_restore_start(struct tier *t);
 
-/* ---- nvme_care.c ---- */
+/* ---- nvme_health.c ---- */
 
 /* percent: of a file's segments that may be in quarantine before it takes no more writes. */
-int nvme_care_open(struct tier *t, unsigned percent);
-void nvme_care_close(struct tier *t);
+int nvme_health_open(struct tier *t, unsigned percent);
+void nvme_health_close(struct tier *t);
 /* A write or a sync of the file failed, or a write did not. */
 void nvme_write_failed(struct tier *t, unsigned file, int status);
 void nvme_write_worked(struct tier *t, unsigned file);
-/* What the slot holds is not what was written to it. */
-void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot);
+/* What the record holds is not what was written to it. */
+void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
 
-/* ---- nvme_mend.c ---- */
+/* ---- nvme_repair.c ---- */
 
-/* What the header of a segment in use says, and that of a slot in it. */
+/* What the header of a segment in use says, and that of a record in it. */
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
                             struct nvme_segment_header *out);
-void nvme_slot_header_of(const struct tier *t, const struct segment *s, uint32_t slot,
-                         const struct tier_described *d, struct nvme_slot_header *out);
-/* Compares both, of a live slot whose payload is sound, with what lies on the disk, and writes anew
+void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
+                           const struct tier_described *d, struct nvme_record_header *out);
+/* Compares both, of a live record whose payload is sound, with what lies on the disk, and writes anew
  * what differs, unsynced. 0: done will be called, on a later turn of the loop, with 0 when both are
  * right by now. -ENOENT: what they should say is not known, or they never counted; -ENOMEM. */
-int nvme_mend(struct tier *t, struct segment *s, uint32_t slot, void (*done)(void *ctx, int status),
-              void *ctx);
+int nvme_repair(struct tier *t, struct segment *s, uint32_t record,
+                void (*done)(void *ctx, int status), void *ctx);
 
 /* ---- nvme_scrub.c ---- */
 

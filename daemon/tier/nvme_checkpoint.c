@@ -1,13 +1,13 @@
-/* Checkpoints: what lies in which slot, written beside each file so that the next start need not
- * read the slots' headers. Segment by segment: the loop describes some slots a turn until the
+/* Checkpoints: what lies in which record, written beside each file so that the next start need not
+ * read the records' headers. Segment by segment: the loop describes some records a turn until the
  * buffer is full, the pool writes them. No two segments need to agree in time, because the next
- * start believes a record only if the segment has not been opened again since. */
+ * start believes a span only if the segment has not been opened again since. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
-#include "daemon/tier/checkpoint_format.h"
+#include "daemon/format/checkpoint_format.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -20,9 +20,9 @@
 
 #define ROOM "tier"
 #define BUFFER_BYTES (1u << 20)
-/* Of one turn of the loop; a record is described as a whole. */
+/* Of one turn of the loop; a span is described as a whole. */
 #define TURN_NS 20000u
-#define RECORD_SLOTS 64u
+#define SPAN_RECORDS 64u
 #define TICK_MS 5000
 #define DUE_BYTES (64ull << 20) /* written since the last one, and */
 #define DUE_SHARE 32            /* so many times the last one's size */
@@ -30,7 +30,7 @@
 struct nvme_checkpoint {
     struct tier *tier;
     uv_timer_t timer;
-    uv_idle_t idle;   /* runs while slots are described */
+    uv_idle_t idle;   /* runs while records are described */
     unsigned handles; /* still open */
     bool busy;
     uint64_t written_mark, size; /* nvme_written_bytes at the last one's start; its size */
@@ -38,7 +38,7 @@ struct nvme_checkpoint {
     const char *suffix;
     int fd;
     unsigned file;
-    uint32_t number, slot; /* the cursor */
+    uint32_t number, record; /* the cursor */
     uint64_t offset, mark;
     uint8_t *buffer;
     size_t n;
@@ -55,38 +55,39 @@ static void path_make(const struct nvme_checkpoint *k, const char *suffix, char 
 
 /* ---- describing: on the loop ---- */
 
-/* How far the slots' fates are settled: nothing that is being written lies before it. */
-static uint32_t slots_settled(const struct segment *s, uint32_t from, uint32_t max)
+/* How far the records' fates are settled: nothing that is being written lies before it. */
+static uint32_t records_settled(const struct segment *s, uint32_t from, uint32_t max)
 {
-    uint32_t end = s->state == SEGMENT_OPEN ? s->next : s->slots;
+    uint32_t end = s->state == SEGMENT_OPEN ? s->next : s->records;
     uint32_t to = from;
 
-    while (to < end && to - from < max && (!s->states || s->states[to] != SLOT_WRITING))
+    while (to < end && to - from < max && (!s->states || s->states[to] != RECORD_WRITING))
         to++;
     return to;
 }
 
-/* One record at p; false when there is nothing to tell of this segment any more. */
-static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
+/* One span at p; false when there is nothing to tell of this segment any more. */
+static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
 {
     struct tier *t = k->tier;
-    struct checkpoint_record r = {.segment = s->number,
-                                  .from = k->slot,
-                                  .sequence = s->sequence,
-                                  .stride = (uint64_t)s->stride_pages * NVME_PAGE};
+    struct checkpoint_span r = {.segment = s->number,
+                                .from = k->record,
+                                .sequence = s->sequence,
+                                .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->slots == 0 || k->slot >= s->slots || s->unknown || nvme_emptying(t, s))
+    if (s->records == 0 || k->record >= s->records || s->unknown || nvme_emptying(t, s))
         return false; /* the next start has to look itself */
-    r.to = slots_settled(s, k->slot, RECORD_SLOTS);
+    r.to = records_settled(s, k->record, SPAN_RECORDS);
     if (r.to == r.from)
         return false;
     memcpy(r.uuid, t->devices[s->file].file.uuid, sizeof(r.uuid));
     for (uint32_t i = r.from; s->states && i < r.to; i++) {
-        struct nvme_slot_header h = {.slot = i, .sequence = s->sequences[i]};
+        struct nvme_record_header h = {.record = i, .sequence = s->sequences[i]};
         struct tier_described d = {0};
 
-        if (s->states[i] != SLOT_LIVE || !t->callbacks.describe(t->callbacks.ctx, s->owners[i], &d))
+        if (s->states[i] != RECORD_LIVE ||
+            !t->callbacks.describe(t->callbacks.ctx, s->owners[i], &d))
             continue;
         memcpy(h.fingerprint, d.name.fingerprint, sizeof(h.fingerprint));
         memcpy(h.key, d.name.key, sizeof(h.key));
@@ -96,9 +97,9 @@ static bool record_add(struct nvme_checkpoint *k, const struct segment *s)
         h.checksum = d.checksum;
         checkpoint_entry_encode(p, r.entries++, &h);
     }
-    checkpoint_record_seal(p, &r);
-    k->n += checkpoint_record_bytes(r.entries);
-    k->slot = r.to;
+    checkpoint_span_seal(p, &r);
+    k->n += checkpoint_span_bytes(r.entries);
+    k->record = r.to;
     return true;
 }
 
@@ -110,11 +111,11 @@ static bool step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
     bool room = true;
 
     while (room && k->number < f->count && uv_hrtime() < end) {
-        if (!record_add(k, &f->segments[k->number])) {
+        if (!span_add(k, &f->segments[k->number])) {
             k->number++;
-            k->slot = 0;
+            k->record = 0;
         }
-        room = k->n + checkpoint_record_bytes(RECORD_SLOTS) <= BUFFER_BYTES;
+        room = k->n + checkpoint_span_bytes(SPAN_RECORDS) <= BUFFER_BYTES;
     }
     k->last = k->number == f->count;
     return k->last || !room;
@@ -139,7 +140,7 @@ static int buffer_write(struct nvme_checkpoint *k)
     return 0;
 }
 
-/* The slots first: what a checkpoint tells of shall be there after a power failure. Where a sync
+/* The records first: what a checkpoint tells of shall be there after a power failure. Where a sync
  * failed that is not known any more, also of the copies of what was moved. */
 static int file_publish(struct nvme_checkpoint *k)
 {
@@ -187,7 +188,7 @@ static bool file_next(struct nvme_checkpoint *k)
     while (k->file < k->tier->files &&
            (k->tier->devices[k->file].file.fd < 0 || k->tier->devices[k->file].syncs_failed > 0))
         k->file++;
-    k->number = k->slot = 0;
+    k->number = k->record = 0;
     k->offset = 0;
     return k->file < k->tier->files;
 }

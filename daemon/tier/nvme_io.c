@@ -15,7 +15,7 @@
 #define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
 /* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_SLOT, IO_SEQUENCE, IO_MOVED };
+enum { IO_SEGMENT, IO_RECORD, IO_SEQUENCE, IO_MOVED };
 
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
@@ -24,15 +24,15 @@ static struct segment *io_segment(const struct tier_io *io)
     return io->scratch[IO_SEGMENT];
 }
 
-static uint32_t io_slot(const struct tier_io *io)
+static uint32_t io_record(const struct tier_io *io)
 {
-    return (uint32_t)(uintptr_t)io->scratch[IO_SLOT];
+    return (uint32_t)(uintptr_t)io->scratch[IO_RECORD];
 }
 
-static void io_place(struct tier_io *io, struct segment *s, uint32_t slot)
+static void io_place(struct tier_io *io, struct segment *s, uint32_t record)
 {
     io->scratch[IO_SEGMENT] = s;
-    io->scratch[IO_SLOT] = (void *)(uintptr_t)slot;
+    io->scratch[IO_RECORD] = (void *)(uintptr_t)record;
 }
 
 static bool io_moved(const struct tier_io *io)
@@ -164,16 +164,16 @@ int nvme_read(struct tier *t, struct tier_io *io)
 {
     struct nvme_device *d;
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) < 0) {
+    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) < 0) {
         t->metrics->nvme_read_errors++;
         return -ESTALE;
     }
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
     segment_read_begin(s);
-    io_place(io, s, slot);
+    io_place(io, s, record);
     d = &t->devices[s->file];
     list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
                    &io->link);
@@ -208,7 +208,7 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
         op->e.iov = &op->iov;
         op->e.iovs = 1;
         op->e.buffer = io->buffer;
-        op_begin(op, s->file, segment_slot_offset(&t->segments, s, io_slot(io)) + NVME_PAGE);
+        op_begin(op, s->file, segment_record_offset(&t->segments, s, io_record(io)) + NVME_PAGE);
     }
 }
 
@@ -243,16 +243,16 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
     struct segment *s = io_segment(io);
 
     if (sum == io->place.checksum) {
-        s->used[io_slot(io)] |= !io->check;
+        s->used[io_record(io)] |= !io->check;
         t->metrics->nvme_reads++;
         t->metrics->nvme_read_bytes += io->bytes;
         return 0;
     }
     t->metrics->nvme_corrupt++;
     log_error(ROOM, "checksum-mismatch", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 " part=%u",
-              t->devices[s->file].file.path, segment_slot_offset(&t->segments, s, io_slot(io)),
+              t->devices[s->file].file.path, segment_record_offset(&t->segments, s, io_record(io)),
               io->bytes, io->name.part);
-    nvme_quarantine_add(t, s, io_slot(io));
+    nvme_quarantine_add(t, s, io_record(io));
     return -EBADMSG;
 }
 
@@ -265,7 +265,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     assert(io->name.key_bytes <= UCM_MAX_KEY_BYTES);
     if (!segment_writable(&t->segments))
         return -EROFS;
-    if (io->bytes > NVME_SEGMENT_MAX || nvme_slots(t->segment_bytes, nvme_stride(io->bytes)) == 0)
+    if (io->bytes > NVME_SEGMENT_MAX || nvme_records(t->segment_bytes, nvme_stride(io->bytes)) == 0)
         return -EFBIG;
     if (t->backlog_bytes > 0 && t->backlog_bytes + bytes > t->backlog_max) {
         t->metrics->nvme_write_waits++;
@@ -274,15 +274,15 @@ int nvme_write(struct tier *t, struct tier_io *io)
     t->backlog_bytes += bytes;
     t->writes_queued++;
     /* Now and not when it is written: what is forgotten now must be told from what comes later. */
-    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->slot_sequence++;
+    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
     io->scratch[IO_MOVED] = NULL;
     if (io->bytes <= CHECKSUM_SMALL) {
         io->place.checksum = checksum_of(io->data, io->bytes);
         list_push_back(&t->ready, &io->link);
-        nvme_turn_ready(t);
+        nvme_budget_pump_later(t);
     } else {
         checksum_push(&t->checksums, io, false);
-        nvme_turn_gathers(t);
+        nvme_budget_checksum_later(t);
     }
     return 0;
 }
@@ -397,27 +397,27 @@ static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsig
     return rc;
 }
 
-/* Adds the first ready write to op; its slot has been reserved. */
-static void merge_add(struct nvme_op *op, uint32_t slot)
+/* Adds the first ready write to op; its record has been reserved. */
+static void merge_add(struct nvme_op *op, uint32_t record)
 {
     struct tier *t = op->tier;
     struct tier_io *io = LIST_ENTRY(list_pop_front(&t->ready), struct tier_io, link);
     uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
     struct tier_described d = {io->name, io->bytes, io->place.checksum};
-    struct nvme_slot_header header;
+    struct nvme_record_header header;
 
-    op->segment->sequences[slot] = (uintptr_t)io->scratch[IO_SEQUENCE];
-    nvme_slot_header_of(t, op->segment, slot, &d, &header);
-    nvme_slot_header_encode(&header, page);
+    op->segment->sequences[record] = (uintptr_t)io->scratch[IO_SEQUENCE];
+    nvme_record_header_of(t, op->segment, record, &d, &header);
+    nvme_record_header_encode(&header, page);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
-    io_place(io, op->segment, slot);
+    io_place(io, op->segment, record);
     op->ios[op->n++] = io;
     t->writes_queued--;
 }
 
-/* A segment's header travels in front of its first slot. */
+/* A segment's header travels in front of its first record. */
 static void merge_segment_header(struct nvme_op *op)
 {
     struct nvme_segment_header header;
@@ -434,8 +434,9 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     size_t index = (size_t)(op - t->write_ops);
     struct tier_io *next = ready_first(t);
     uint64_t offset, bytes = stride;
-    uint32_t slot;
-    int rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &op->slot);
+    uint32_t record;
+    int rc =
+        segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &op->record);
 
     if (rc < 0)
         return rc;
@@ -443,24 +444,25 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     op->n = 0;
     op->e.iov = t->merge_iovs + index * NVME_IOVECS; /* a former round may have moved it */
     op->e.iovs = 0;
-    slot = op->slot;
-    offset = slot == 0 ? segment_offset(&t->segments, op->segment)
-                       : segment_slot_offset(&t->segments, op->segment, slot);
-    if (slot == 0)
+    record = op->record;
+    offset = record == 0 ? segment_offset(&t->segments, op->segment)
+                         : segment_record_offset(&t->segments, op->segment, record);
+    if (record == 0)
         merge_segment_header(op);
-    merge_add(op, slot);
+    merge_add(op, record);
     while (op->n < NVME_MERGE_IOS && (next = ready_first(t)) &&
            bytes + stride <= NVME_MERGE_BYTES && nvme_stride(next->bytes) == stride &&
-           io_moved(next) == io_moved(op->ios[0]) && segment_has_next(op->segment, slot, stride)) {
-        /* can't fail: the segment is open and its next slot is this one */
-        rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &slot);
+           io_moved(next) == io_moved(op->ios[0]) &&
+           segment_has_next(op->segment, record, stride)) {
+        /* can't fail: the segment is open and its next record is this one */
+        rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &record);
         assert(rc == 0);
-        merge_add(op, slot);
+        merge_add(op, record);
         bytes += stride;
     }
     t->devices[file].writes++;
     t->writes_in_flight++;
-    nvme_turn_wrote(t, op->n);
+    nvme_budget_spend(t, op->n);
     op_begin(op, file, offset);
     return 0;
 }
@@ -483,7 +485,7 @@ void nvme_pump_writes(struct tier *t)
         return; /* which segments are free is not known yet */
     while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = nvme_turn_may_write(t) ? room_find(t, io, &full, &file) : -EAGAIN;
+        int rc = nvme_budget_left(t) ? room_find(t, io, &full, &file) : -EAGAIN;
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));
@@ -516,8 +518,8 @@ static void write_judge(struct tier *t, const struct nvme_op *op, int status)
 
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
 {
-    io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_slot(io)) : io->place.loc;
-    segment_written(&t->segments, op->segment, io_slot(io), ok);
+    io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_record(io)) : io->place.loc;
+    segment_written(&t->segments, op->segment, io_record(io), ok);
     t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_errors += !ok;
     if (!ok)
@@ -545,7 +547,7 @@ static void write_finish(struct nvme_op *op, int status)
         ios[i] = op->ios[i];
         write_settle(t, op, ios[i], status == 0);
     }
-    if (op->slot == 0) {
+    if (op->record == 0) {
         if (op->segment->header == SEGMENT_HEADER_NOT_YET) /* else a sync failed meanwhile */
             op->segment->header = status == 0 ? SEGMENT_HEADER_WRITTEN : SEGMENT_HEADER_FAILED;
         t->metrics->nvme_written_bytes += status == 0 ? NVME_PAGE : 0;

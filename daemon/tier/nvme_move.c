@@ -23,7 +23,7 @@ struct move {
     struct tier_io io;
     struct list link; /* in mover->moved */
     struct nvme_mover *mover;
-    uint32_t slot;
+    uint32_t record;
     uint64_t from;
 };
 
@@ -31,7 +31,7 @@ struct nvme_mover {
     struct tier *tier;
     unsigned share;
     struct segment *segment; /* that is being emptied; NULL: idle */
-    uint32_t slot, left;     /* the cursor; how many may still be moved */
+    uint32_t record, left;   /* the cursor; how many may still be moved */
     unsigned active;         /* operations under way */
     uint64_t bytes;          /* of their memory */
     struct list moved;       /* to be synced */
@@ -62,16 +62,16 @@ static void move_end(struct move *v)
 
 static bool still_there(const struct move *v)
 {
-    return !v->mover->tier->closing && v->mover->segment->states[v->slot] == SLOT_LIVE;
+    return !v->mover->tier->closing && v->mover->segment->states[v->record] == RECORD_LIVE;
 }
 
 static void copy_forget(struct tier *t, const struct tier_io *io)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0)
-        segment_forget(&t->segments, s, slot);
+    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0)
+        segment_forget(&t->segments, s, record);
 }
 
 static void written_cb(struct tier_io *io, int status)
@@ -91,7 +91,7 @@ static void written_cb(struct tier_io *io, int status)
         move_end(v);
         return;
     }
-    segment_forget(&t->segments, m->segment, v->slot); /* held: it is not freed by this */
+    segment_forget(&t->segments, m->segment, v->record); /* held: it is not freed by this */
     t->metrics->nvme_rewritten++;
     m->bytes -= nvme_padded(io->bytes);
     free(io->data);
@@ -117,13 +117,13 @@ static void read_cb(struct tier_io *io, int status)
     io->op = TIER_WRITE;
     io->done = written_cb;
     /* Under the number that it was written with: a purge of its namespace is told from it. */
-    nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->slot]);
+    nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]);
 }
 
-static int move_start(struct nvme_mover *m, uint32_t slot)
+static int move_start(struct nvme_mover *m, uint32_t record)
 {
     struct tier *t = m->tier;
-    uint64_t owner = m->segment->owners[slot];
+    uint64_t owner = m->segment->owners[record];
     struct tier_described d = {0};
     struct move *v;
     int rc;
@@ -134,7 +134,7 @@ static int move_start(struct nvme_mover *m, uint32_t slot)
     if (!v)
         return -ENOMEM;
     v->mover = m;
-    v->slot = slot;
+    v->record = record;
     v->io = (struct tier_io){
         .op = TIER_READ,
         .data = aligned_alloc(NVME_PAGE, nvme_padded(d.bytes)),
@@ -142,7 +142,7 @@ static int move_start(struct nvme_mover *m, uint32_t slot)
         .buffer = UINT32_MAX,
         .check = true,
         .name = d.name,
-        .place = {.loc = segment_loc(&t->segments, m->segment, slot), .checksum = d.checksum},
+        .place = {.loc = segment_loc(&t->segments, m->segment, record), .checksum = d.checksum},
         .done = read_cb,
     };
     v->io.name.owner = owner;
@@ -215,14 +215,14 @@ static void parts_start(struct nvme_mover *m)
 {
     const struct segment *s = m->segment;
 
-    while (!m->tier->closing && !s->withheld && m->left > 0 && m->slot < s->slots &&
+    while (!m->tier->closing && !s->withheld && m->left > 0 && m->record < s->records &&
            m->active < MOVES && (m->active == 0 || m->bytes < MOVE_BYTES)) {
-        uint32_t slot = m->slot++;
+        uint32_t record = m->record++;
         int rc;
 
-        if (s->states[slot] != SLOT_LIVE || !s->used[slot])
+        if (s->states[record] != RECORD_LIVE || !s->used[record])
             continue;
-        rc = move_start(m, slot);
+        rc = move_start(m, record);
         if (rc == -ENOMEM || rc == -EAGAIN)
             m->left = 0; /* the rest is dropped */
         else if (rc == 0)
@@ -255,8 +255,8 @@ void nvme_move_check(struct tier *t)
         segment_read_begin(s);
         m->segment = s;
         m->unsynced = false;
-        m->slot = 0;
-        m->left = (uint32_t)((uint64_t)s->slots * m->share / 100);
+        m->record = 0;
+        m->left = (uint32_t)((uint64_t)s->records * m->share / 100);
         m->left = m->left < MOVED_MAX ? m->left : MOVED_MAX;
         pump(m);
     }

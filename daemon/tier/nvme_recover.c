@@ -2,9 +2,9 @@
  *
  * First the header of every segment is read; until they are all known nobody writes, because a
  * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
- * Then the headers of the slots that they do not cover are read, many at a time; a segment can be
- * reclaimed as soon as its own slots are known. At the end what was found twice is compared
- * (nvme_twins.c). */
+ * Then the headers of the records that they do not cover are read, many at a time; a segment can be
+ * reclaimed as soon as its own records are known. At the end what was found twice is compared
+ * (nvme_duplicates.c). */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -18,7 +18,7 @@
 
 #define ROOM "tier"
 #define PROGRESS_MS 5000
-#define SEGMENT_HEADER UINT32_MAX /* scan_op.slot */
+#define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
 #define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
 struct scan_op {
@@ -26,7 +26,7 @@ struct scan_op {
     struct list link; /* in the pool */
     struct tier *tier;
     struct segment *segment;
-    uint32_t slot;
+    uint32_t record;
     bool retried;
     struct iovec iov;
     uint8_t *page;
@@ -48,7 +48,7 @@ static void recover_free(struct tier *t)
 
 void nvme_recover_close(struct tier *t)
 {
-    nvme_twins_drop(t);
+    nvme_duplicates_drop(t);
     recover_free(t);
 }
 
@@ -114,43 +114,44 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
                  strerror(-rc));
 }
 
-static bool slot_is_ours(const struct tier *t, const struct segment *s, uint32_t slot,
-                         const struct nvme_slot_header *h)
+static bool record_is_ours(const struct tier *t, const struct segment *s, uint32_t record,
+                           const struct nvme_record_header *h)
 {
     return file_has(&t->devices[s->file].file, h->uuid) && h->segment == s->number &&
-           h->slot == slot && h->generation == s->sequence && h->sequence < t->recovery.before &&
+           h->record == record && h->generation == s->sequence &&
+           h->sequence < t->recovery.before &&
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
 
-bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h, struct tier_twin *other)
+bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
+                            const struct nvme_record_header *h, struct tier_duplicate *other)
 {
     struct nvme_recovery *r = &t->recovery;
-    const struct nvme_name *known = names_find(&t->names, h->fingerprint);
+    const struct nvme_ns_record *known = ns_records_find(&t->names, h->fingerprint);
     struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
     struct tier_found found = {
         .name = &name,
         .bytes = h->payload_bytes,
         .sequence = h->sequence,
-        .place = {.loc = segment_loc(&t->segments, s, slot), .checksum = h->checksum},
-        .twin = other,
+        .place = {.loc = segment_loc(&t->segments, s, record), .checksum = h->checksum},
+        .duplicate = other,
     };
     uint64_t owner = 0;
 
-    *other = (struct tier_twin){.owner = 0};
-    KILL_POINT("recover-slot");
+    *other = (struct tier_duplicate){.owner = 0};
+    KILL_POINT("recover-record");
     s->unknown |= !known && t->names.unread;
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
-        found.name_doubtful = t->names.doubtful;
+        found.ns_record_doubtful = t->names.doubtful;
         owner = t->callbacks.restore(t->callbacks.ctx, &found);
     }
     if (owner == 0)
         return false;
-    segment_restore(&t->segments, s, slot, owner, h->sequence);
+    segment_restore(&t->segments, s, record, owner, h->sequence);
     r->parts++;
     r->bytes += h->payload_bytes;
     t->metrics->nvme_recovered_parts++;
@@ -159,16 +160,16 @@ bool nvme_recover_twin(struct tier *t, struct segment *s, uint32_t slot,
     return true;
 }
 
-void nvme_recover_slot(struct tier *t, struct segment *s, uint32_t slot,
-                       const struct nvme_slot_header *h)
+void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
+                         const struct nvme_record_header *h)
 {
-    struct tier_twin other;
+    struct tier_duplicate other;
 
-    if (nvme_recover_twin(t, s, slot, h, &other))
+    if (nvme_recover_duplicate(t, s, record, h, &other))
         return;
     t->recovery.refused++;
     if (other.owner != 0)
-        nvme_twin_add(t, s, slot, h);
+        nvme_duplicate_add(t, s, record, h);
 }
 
 /* ---- reading ---- */
@@ -181,12 +182,12 @@ static void segment_not_read(struct tier *t, struct segment *s)
              t->devices[s->file].file.path, s->number);
 }
 
-/* Slots are written front to back: between those of this opening there is no other. What lies there
+/* Records are written front to back: between those of this opening there is no other. What lies there
  * instead is damaged, or the disk has lost a write. */
 static void segment_known(struct tier *t, struct segment *s)
 {
     for (uint32_t i = s->covered; i < s->seen_to; i++)
-        t->metrics->nvme_damaged_pages += s->states[i] == SLOT_EMPTY;
+        t->metrics->nvme_damaged_pages += s->states[i] == RECORD_EMPTY;
     t->devices[s->file].went_on |= s->seen_to > s->covered;
     t->recovery.segments_done++;
     t->metrics->nvme_recovering = t->recovery.segments - t->recovery.segments_done;
@@ -201,21 +202,21 @@ static bool page_blank(const uint8_t *page)
     return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
 }
 
-static void slot_seen(struct tier *t, struct segment *s, uint32_t slot, const uint8_t *page)
+static void record_seen(struct tier *t, struct segment *s, uint32_t record, const uint8_t *page)
 {
-    struct nvme_slot_header h;
-    int rc = nvme_slot_header_decode(page, &h);
-    bool ours = rc == 0 && slot_is_ours(t, s, slot, &h);
+    struct nvme_record_header h;
+    int rc = nvme_record_header_decode(page, &h);
+    bool ours = rc == 0 && record_is_ours(t, s, record, &h);
     bool meant = rc == 0 && h.generation == s->sequence &&
                  file_has(&t->devices[s->file].file, h.uuid); /* for this opening */
 
-    if ((meant || rc == -EBADMSG) && slot >= s->seen_to)
-        s->seen_to = slot + 1;
+    if ((meant || rc == -EBADMSG) && record >= s->seen_to)
+        s->seen_to = record + 1;
     if (ours)
-        nvme_recover_slot(t, s, slot, &h);
+        nvme_recover_record(t, s, record, &h);
     /* not wanted, or emptied by whoever repaired the file */
-    if (s->states[slot] == SLOT_EMPTY && (ours || page_blank(page)))
-        s->states[slot] = SLOT_DEAD;
+    if (s->states[record] == RECORD_EMPTY && (ours || page_blank(page)))
+        s->states[record] = RECORD_DEAD;
 }
 
 static void scan_finish(struct scan_op *op, bool ok)
@@ -229,7 +230,7 @@ static void scan_finish(struct scan_op *op, bool ok)
     if (!ok)
         t->metrics->nvme_read_errors++;
     if (!t->closing) {
-        if (op->slot == SEGMENT_HEADER) {
+        if (op->record == SEGMENT_HEADER) {
             if (ok)
                 segment_seen(t, s, op->page);
             else
@@ -238,7 +239,7 @@ static void scan_finish(struct scan_op *op, bool ok)
             s->scans--;
             s->unknown |= !ok;
             if (ok)
-                slot_seen(t, s, op->slot, op->page);
+                record_seen(t, s, op->record, op->page);
             if (s->scans == 0)
                 segment_known(t, s);
         }
@@ -260,19 +261,19 @@ static void scan_done_cb(struct engine_op *e, ssize_t result)
     scan_finish(op, result == (ssize_t)NVME_PAGE);
 }
 
-static void scan_start(struct tier *t, struct segment *s, uint32_t slot)
+static void scan_start(struct tier *t, struct segment *s, uint32_t record)
 {
     struct scan_op *op = LIST_ENTRY(list_pop_front(&t->recovery.pool), struct scan_op, link);
 
     op->segment = s;
-    op->slot = slot;
+    op->record = record;
     op->retried = false;
     op->iov = (struct iovec){.iov_base = op->page, .iov_len = NVME_PAGE};
     op->e = (struct engine_op){
         .file = s->file,
         .buffer = UINT32_MAX,
-        .offset = slot == SEGMENT_HEADER ? segment_offset(&t->segments, s)
-                                         : segment_slot_offset(&t->segments, s, slot),
+        .offset = record == SEGMENT_HEADER ? segment_offset(&t->segments, s)
+                                           : segment_record_offset(&t->segments, s, record),
         .iov = &op->iov,
         .iovs = 1,
         .done = scan_done_cb,
@@ -309,7 +310,7 @@ static void cursor_reset(struct nvme_recovery *r)
 {
     r->file = 0;
     r->number = 0;
-    r->slot = 0;
+    r->record = 0;
 }
 
 /* Of the segments that were adopted, those that this run has not opened itself. */
@@ -366,7 +367,7 @@ static void recover_again(struct tier *t)
     (void)rc;
 }
 
-static void slots_pump(struct tier *t)
+static void records_pump(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
     struct segment *s;
@@ -377,22 +378,22 @@ static void slots_pump(struct tier *t)
             recover_again(t);
             return;
         }
-        if (!nvme_to_recover(t, s) || r->slot == s->slots) {
+        if (!nvme_to_recover(t, s) || r->record == s->records) {
             r->file++;
-            r->slot = 0;
+            r->record = 0;
             continue;
         }
-        if (r->slot == 0) {
-            s->scans = s->slots - s->covered;
-            r->slot = s->covered;
+        if (r->record == 0) {
+            s->scans = s->records - s->covered;
+            r->record = s->covered;
         }
-        if (r->slot < s->slots)
-            scan_start(t, s, r->slot++);
+        if (r->record < s->records)
+            scan_start(t, s, r->record++);
         else
             segment_known(t, s);
     }
     if (r->in_flight == 0 && !cursor_segment(t))
-        r->state = RECOVERY_TWINS;
+        r->state = RECOVERY_DUPLICATES;
 }
 
 static void recover_pump(struct tier *t)
@@ -402,9 +403,9 @@ static void recover_pump(struct tier *t)
     recover_progress(t);
     if (t->recovery.state == RECOVERY_HEADERS)
         headers_pump(t);
-    if (t->recovery.state == RECOVERY_SLOTS)
-        slots_pump(t);
-    if (t->recovery.state == RECOVERY_TWINS && !nvme_twins_step(t))
+    if (t->recovery.state == RECOVERY_RECORDS)
+        records_pump(t);
+    if (t->recovery.state == RECOVERY_DUPLICATES && !nvme_duplicates_step(t))
         recover_end(t);
 }
 
@@ -414,9 +415,9 @@ void nvme_recover_go_on(struct tier *t)
         recover_pump(t);
 }
 
-void nvme_recover_slots(struct tier *t)
+void nvme_recover_records(struct tier *t)
 {
-    t->recovery.state = RECOVERY_SLOTS;
+    t->recovery.state = RECOVERY_RECORDS;
     cursor_reset(&t->recovery);
     log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f", t->recovery.parts,
               seconds(t));
@@ -443,7 +444,7 @@ int nvme_recover_start(struct tier *t)
     unsigned depth = nvme_ring_usable(t) ? NVME_SCANS : t->threads_depth;
 
     list_init(&r->pool);
-    list_init(&r->twins);
+    list_init(&r->duplicates);
     r->state = RECOVERY_DONE;
     if (!t->callbacks.restore)
         return 0;

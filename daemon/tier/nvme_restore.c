@@ -1,10 +1,10 @@
 /* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, half
- * a millisecond a turn. What a checkpoint does not cover is left to the scan of the slots. */
+ * a millisecond a turn. What a checkpoint does not cover is left to the scan of the records. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
-#include "daemon/tier/checkpoint_format.h"
+#include "daemon/format/checkpoint_format.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -28,13 +28,13 @@ struct nvme_restore {
     int fd;
     uint64_t offset;
     uint8_t *buffer;
-    size_t n, good; /* bytes read; of whole records that passed */
+    size_t n, good; /* bytes read; of whole spans that passed */
     bool damaged, end;
     /* What of it is taken over. */
     size_t at;
     uint32_t entry;
-    struct segment *segment; /* of the record at `at`; NULL: to be passed over */
-    struct checkpoint_record record;
+    struct segment *segment; /* of the span at `at`; NULL: to be passed over */
+    struct checkpoint_span span;
 };
 
 static void read_next(struct nvme_restore *r);
@@ -44,7 +44,7 @@ static void read_next(struct nvme_restore *r);
 static void read_cb(uv_work_t *work)
 {
     struct nvme_restore *r = work->data;
-    struct checkpoint_record record;
+    struct checkpoint_span span;
     char path[PATH_BYTES];
     ssize_t got = 0;
     int rc = 0;
@@ -64,12 +64,12 @@ static void read_cb(uv_work_t *work)
         r->n += (size_t)got;
     }
     while (r->good < r->n) {
-        rc = checkpoint_record_decode(r->buffer + r->good, r->n - r->good, &record);
+        rc = checkpoint_span_decode(r->buffer + r->good, r->n - r->good, &span);
         if (rc < 0)
             break;
-        r->good += checkpoint_record_bytes(record.entries);
+        r->good += checkpoint_span_bytes(span.entries);
     }
-    /* a record that goes on behind a full buffer is read again from its start */
+    /* a span that goes on behind a full buffer is read again from its start */
     r->damaged = rc == -EBADMSG || (rc == -EAGAIN && r->n < BUFFER_BYTES) || got < 0;
     r->end = r->damaged || r->n < BUFFER_BYTES;
     r->offset += r->good;
@@ -94,7 +94,7 @@ static void restore_end(struct nvme_restore *r)
     t->restore = NULL;
     uv_close((uv_handle_t *)&r->idle, restore_free_cb);
     if (!t->closing)
-        nvme_recover_slots(t);
+        nvme_recover_records(t);
     nvme_release(t);
 }
 
@@ -110,10 +110,10 @@ static void file_end(struct nvme_restore *r)
     r->file++;
 }
 
-/* The segment that a record tells of, if that is still as it was; records follow one another. */
-static struct segment *record_segment(struct nvme_restore *r)
+/* The segment that a span tells of, if that is still as it was; spans follow one another. */
+static struct segment *span_segment(struct nvme_restore *r)
 {
-    const struct checkpoint_record *c = &r->record;
+    const struct checkpoint_span *c = &r->span;
     struct tier *t = r->tier;
     struct segment *s;
 
@@ -126,7 +126,7 @@ static struct segment *record_segment(struct nvme_restore *r)
     t->devices[r->file].went_on |= nvme_to_recover(t, s) && s->sequence > c->sequence;
     if (!nvme_to_recover(t, s) || s->sequence != c->sequence ||
         (uint64_t)s->stride_pages * NVME_PAGE != c->stride || s->covered != c->from ||
-        c->to > s->slots)
+        c->to > s->records)
         return NULL;
     return s;
 }
@@ -134,34 +134,34 @@ static struct segment *record_segment(struct nvme_restore *r)
 static void entry_take(struct nvme_restore *r)
 {
     struct segment *s = r->segment;
-    struct nvme_slot_header h;
+    struct nvme_record_header h;
 
-    if (checkpoint_entry_decode(r->buffer + r->at, r->entry, &h) && h.slot >= r->record.from &&
-        h.slot < r->record.to && s->states[h.slot] == SLOT_EMPTY &&
-        nvme_stride(h.payload_bytes) <= r->record.stride)
-        nvme_recover_slot(r->tier, s, h.slot, &h);
+    if (checkpoint_entry_decode(r->buffer + r->at, r->entry, &h) && h.record >= r->span.from &&
+        h.record < r->span.to && s->states[h.record] == RECORD_EMPTY &&
+        nvme_stride(h.payload_bytes) <= r->span.stride)
+        nvme_recover_record(r->tier, s, h.record, &h);
     r->entry++;
 }
 
-/* Some entries, or the next record; false at the end of the buffer. */
+/* Some entries, or the next span; false at the end of the buffer. */
 static bool slice_step(struct nvme_restore *r)
 {
     if (r->at == r->good)
         return false;
     if (r->entry == 0) {
-        int rc = checkpoint_record_decode(r->buffer + r->at, r->good - r->at, &r->record);
+        int rc = checkpoint_span_decode(r->buffer + r->at, r->good - r->at, &r->span);
 
         assert(rc == 0); /* it passed in the pool */
         (void)rc;
-        r->segment = record_segment(r);
+        r->segment = span_segment(r);
     }
-    for (unsigned i = 0; r->segment && i < ENTRIES_TURN && r->entry < r->record.entries; i++)
+    for (unsigned i = 0; r->segment && i < ENTRIES_TURN && r->entry < r->span.entries; i++)
         entry_take(r);
-    if (r->segment && r->entry < r->record.entries)
+    if (r->segment && r->entry < r->span.entries)
         return true;
     if (r->segment)
-        r->segment->covered = r->record.to;
-    r->at += checkpoint_record_bytes(r->record.entries);
+        r->segment->covered = r->span.to;
+    r->at += checkpoint_span_bytes(r->span.entries);
     r->entry = 0;
     return true;
 }
@@ -210,7 +210,7 @@ static void read_next(struct nvme_restore *r)
     (void)rc;
 }
 
-/* Held until the end, so that a close waits for it. Without memory the slots are scanned. */
+/* Held until the end, so that a close waits for it. Without memory the records are scanned. */
 void nvme_restore_start(struct tier *t)
 {
     struct nvme_restore *r = calloc(1, sizeof(*r));
@@ -220,7 +220,7 @@ void nvme_restore_start(struct tier *t)
     if (!r || !r->buffer || uv_idle_init(t->loop, &r->idle) != 0) {
         free(r ? r->buffer : NULL);
         free(r);
-        nvme_recover_slots(t);
+        nvme_recover_records(t);
         return;
     }
     r->tier = t;

@@ -2,7 +2,7 @@
  * header and payload, so that a block that has gone bad is found before somebody needs it.
  *
  * One piece at a time is read, by the pool, with the lowest I/O priority, into the one buffer. What
- * a slot should hold the index tells, not the slot. */
+ * a record should hold the index tells, not the record. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -29,7 +29,7 @@
 #define RECOVERING_MS 1000u
 #define BURST_NS 100000000u /* time that was not used is not saved up */
 #define STEPS_TURN 8192u    /* of the cursor in a turn of the loop */
-#define UNREADABLE_MAX 4u   /* slots in a row, then the device is at fault and not they */
+#define UNREADABLE_MAX 4u   /* records in a row, then the device is at fault and not they */
 
 struct nvme_scrub {
     struct tier *tier;
@@ -41,14 +41,14 @@ struct nvme_scrub {
     /* The pass. */
     uint64_t begun_ms, due_ns, busy_since_ms;
     unsigned file, unreadable;
-    uint32_t number, slot;
-    /* The slot that is being read. */
+    uint32_t number, record;
+    /* The record that is being read. */
     struct segment *segment; /* NULL: none is */
     uint64_t owner, offset, end, done;
     struct tier_described want;
-    struct nvme_slot_header header; /* as it should be */
+    struct nvme_record_header header; /* as it should be */
     uint64_t sum;
-    bool again, header_bad, mending;
+    bool again, header_bad, repairing;
     int status;
     int fd;
     size_t piece;
@@ -65,12 +65,12 @@ static void step_in(struct nvme_scrub *k, uint64_t ms)
 
 static bool header_right(const struct nvme_scrub *k)
 {
-    const struct nvme_slot_header *w = &k->header;
-    struct nvme_slot_header h;
+    const struct nvme_record_header *w = &k->header;
+    struct nvme_record_header h;
 
-    return nvme_slot_header_decode(k->buffer, &h) == 0 &&
+    return nvme_record_header_decode(k->buffer, &h) == 0 &&
            memcmp(h.uuid, w->uuid, sizeof(h.uuid)) == 0 && h.segment == w->segment &&
-           h.slot == w->slot && h.generation == w->generation && h.sequence == w->sequence &&
+           h.record == w->record && h.generation == w->generation && h.sequence == w->sequence &&
            h.payload_bytes == w->payload_bytes && h.checksum == w->checksum && h.part == w->part &&
            h.key_bytes == w->key_bytes && memcmp(h.key, w->key, h.key_bytes) == 0 &&
            memcmp(h.fingerprint, w->fingerprint, sizeof(h.fingerprint)) == 0;
@@ -119,7 +119,7 @@ static void work_cb(uv_work_t *work)
 
 /* ---- what was found ---- */
 
-static void slot_bad(struct nvme_scrub *k, const char *what)
+static void record_bad(struct nvme_scrub *k, const char *what)
 {
     struct tier *t = k->tier;
     struct segment *s = k->segment;
@@ -127,48 +127,48 @@ static void slot_bad(struct nvme_scrub *k, const char *what)
     t->metrics->nvme_scrub_bad++;
     log_error(ROOM, "scrub-found", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 ": %s",
               t->devices[s->file].file.path, k->offset, k->want.bytes, what);
-    nvme_quarantine_add(t, s, k->slot);
+    nvme_quarantine_add(t, s, k->record);
 }
 
 /* The part's bytes are gone: it is a miss from now on. */
-static void slot_lost(struct nvme_scrub *k)
+static void record_lost(struct nvme_scrub *k)
 {
     const struct segment *s = k->segment;
 
     k->tier->callbacks.lost(k->tier->callbacks.ctx, k->owner,
-                            segment_loc(&k->tier->segments, s, k->slot));
+                            segment_loc(&k->tier->segments, s, k->record));
 }
 
-static void go_on(struct nvme_scrub *k, bool slot_done)
+static void go_on(struct nvme_scrub *k, bool record_done)
 {
     struct tier *t = k->tier;
     uint64_t now = uv_hrtime();
 
-    if (slot_done) {
+    if (record_done) {
         segment_read_end(&t->segments, k->segment);
         k->segment = NULL;
-        k->slot++;
+        k->record++;
     }
     if (!t->closing)
         step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
 }
 
-static void mended_cb(void *ctx, int status)
+static void repaired_cb(void *ctx, int status)
 {
     struct nvme_scrub *k = ctx;
 
     (void)status; /* told, and tried again by the next pass */
-    k->mending = false;
+    k->repairing = false;
     go_on(k, true);
 }
 
-/* Whether this slot is done with, as soon as nothing in it is being mended. */
-static bool slot_judge(struct nvme_scrub *k)
+/* Whether this record is done with, as soon as nothing in it is being repaired. */
+static bool record_judge(struct nvme_scrub *k)
 {
     struct tier *t = k->tier;
     const struct segment *s = k->segment;
 
-    if (s->states[k->slot] != SLOT_LIVE)
+    if (s->states[k->record] != RECORD_LIVE)
         return true; /* forgotten meanwhile: nobody's bytes */
     if (k->status < 0 && !k->again) {
         k->again = true;
@@ -180,8 +180,8 @@ static bool slot_judge(struct nvme_scrub *k)
         if (++k->unreadable == UNREADABLE_MAX)
             log_error(ROOM, "scrub-stopped", "path=%s: %u parts in a row can't be read: %s",
                       t->devices[s->file].file.path, UNREADABLE_MAX, strerror(-k->status));
-        slot_bad(k, strerror(-k->status));
-        slot_lost(k);
+        record_bad(k, strerror(-k->status));
+        record_lost(k);
         return true;
     }
     k->unreadable = 0;
@@ -189,11 +189,11 @@ static bool slot_judge(struct nvme_scrub *k)
         return false;
     if (k->sum != k->want.checksum) {
         t->metrics->nvme_corrupt++;
-        slot_bad(k, "the checksum does not agree");
-        slot_lost(k);
+        record_bad(k, "the checksum does not agree");
+        record_lost(k);
     } else if (k->header_bad) {
-        slot_bad(k, "the header is damaged; the payload is sound");
-        k->mending = nvme_mend(t, k->segment, k->slot, mended_cb, k) == 0;
+        record_bad(k, "the header is damaged; the payload is sound");
+        k->repairing = nvme_repair(t, k->segment, k->record, repaired_cb, k) == 0;
     }
     return true;
 }
@@ -204,7 +204,7 @@ static void pass_begin(struct nvme_scrub *k)
 {
     k->begun_ms = uv_now(k->tier->loop);
     k->file = k->unreadable = 0;
-    k->number = k->slot = 0;
+    k->number = k->record = 0;
     k->due_ns = 0;
     k->tier->metrics->nvme_scrub_segments = 0;
 }
@@ -219,17 +219,17 @@ static void pass_end(struct nvme_scrub *k)
     step_in(k, took < k->interval_ms ? k->interval_ms - took : 0);
 }
 
-static bool slot_wanted(struct nvme_scrub *k, struct segment *s)
+static bool record_wanted(struct nvme_scrub *k, struct segment *s)
 {
     struct tier *t = k->tier;
 
-    if (s->states[k->slot] != SLOT_LIVE ||
-        !t->callbacks.describe(t->callbacks.ctx, s->owners[k->slot], &k->want))
+    if (s->states[k->record] != RECORD_LIVE ||
+        !t->callbacks.describe(t->callbacks.ctx, s->owners[k->record], &k->want))
         return false;
-    k->owner = s->owners[k->slot];
-    nvme_slot_header_of(t, s, k->slot, &k->want, &k->header);
+    k->owner = s->owners[k->record];
+    nvme_record_header_of(t, s, k->record, &k->want, &k->header);
     k->segment = s;
-    k->offset = segment_slot_offset(&t->segments, s, k->slot);
+    k->offset = segment_record_offset(&t->segments, s, k->record);
     k->end = nvme_stride(k->want.bytes);
     k->done = 0;
     k->again = false;
@@ -238,7 +238,7 @@ static bool slot_wanted(struct nvme_scrub *k, struct segment *s)
     return true;
 }
 
-/* The next live slot. 0; -EAGAIN: not found yet; -ENOENT: the pass is over. */
+/* The next live record. 0; -EAGAIN: not found yet; -ENOENT: the pass is over. */
 static int cursor_next(struct nvme_scrub *k)
 {
     struct segment_table *t = &k->tier->segments;
@@ -248,17 +248,17 @@ static int cursor_next(struct nvme_scrub *k)
         struct segment *s = &f->segments[k->number];
 
         if (k->number == f->count || k->unreadable >= UNREADABLE_MAX) {
-            k->number = k->slot = k->unreadable = 0;
+            k->number = k->record = k->unreadable = 0;
             if (++k->file == t->files)
                 return -ENOENT;
-        } else if (s->state != SEGMENT_SEALED || k->slot >= s->slots) {
+        } else if (s->state != SEGMENT_SEALED || k->record >= s->records) {
             k->number++;
-            k->slot = 0;
+            k->record = 0;
             k->tier->metrics->nvme_scrub_segments++;
-        } else if (slot_wanted(k, s)) {
+        } else if (record_wanted(k, s)) {
             return 0;
         } else {
-            k->slot++;
+            k->record++;
         }
     }
     return -EAGAIN;
@@ -285,15 +285,15 @@ static void work_done_cb(uv_work_t *work, int status)
 {
     struct nvme_scrub *k = work->data;
     struct tier *t = k->tier;
-    bool slot_done;
+    bool record_done;
 
     assert(status == 0); /* nobody cancels */
     (void)status;
     if (k->status == 0)
         t->metrics->nvme_scrub_bytes += k->piece;
-    slot_done = t->closing || slot_judge(k);
-    if (!k->mending)
-        go_on(k, slot_done);
+    record_done = t->closing || record_judge(k);
+    if (!k->repairing)
+        go_on(k, record_done);
     nvme_release(t);
 }
 

@@ -1,6 +1,6 @@
 /* Making what was written durable: fdatasync of a file for all who wait for it, one at a time in
  * the pool. Who comes while one runs waits for the next, because its write may have ended too late
- * for this one. A slot counts only with its segment's header, so it waits for that write as well.
+ * for this one. A record counts only with its segment's header, so it waits for that write as well.
  * Of what an earlier run wrote, the end of that run may have left a header without its payload, and
  * only its headers lead the next start to it: all three are read first. */
 #include "daemon/tier/nvme.h"
@@ -23,12 +23,12 @@ static struct segment *io_segment(const struct tier_io *io)
 /* A later start would pass it over. */
 static bool io_purged(const struct tier *t, const struct tier_io *io)
 {
-    const struct nvme_name *name = names_find(&t->names, io->name.fingerprint);
+    const struct nvme_ns_record *name = ns_records_find(&t->names, io->name.fingerprint);
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    return name && segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0 &&
-           s->sequences[slot] < name->from_sequence;
+    return name && segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
+           s->sequences[record] < name->from_sequence;
 }
 
 static void sync_end(struct tier *t, struct tier_io *io, int status)
@@ -176,11 +176,12 @@ static void read_done_cb(struct tier_io *io, int status)
     struct sync_read *r = (struct sync_read *)io;
     struct tier *t = r->device->tier;
     struct segment *s;
-    uint32_t slot;
-    int rc = status < 0 ? status : segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot);
+    uint32_t record;
+    int rc =
+        status < 0 ? status : segment_find(&t->segments, io->place.loc, io->bytes, &s, &record);
 
     if (rc == 0)
-        rc = nvme_mend(t, s, slot, headers_done_cb, r);
+        rc = nvme_repair(t, s, record, headers_done_cb, r);
     if (rc == 0)
         return;
     /* It was forgotten while it was read, so its asker looks again; or nobody describes it. */
@@ -234,10 +235,10 @@ int nvme_sync_part(struct tier *t, struct tier_io *io)
 {
     struct nvme_device *d;
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
     int rc = 0;
 
-    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) < 0)
+    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) < 0)
         return -ESTALE;
     if (s->header == SEGMENT_HEADER_FAILED)
         return -EIO;

@@ -1,6 +1,6 @@
 #include "daemon/tier/segment.h"
 
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u
 
-/* What reclaim looks at: so many segments of each rank, so many slots of each, so many tries. */
+/* What reclaim looks at: so many segments of each rank, so many records of each, so many tries. */
 #define CANDIDATES_RANK 8u
 #define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
 #define LOOK_RANK 64u
@@ -34,14 +34,15 @@ uint64_t segment_offset(const struct segment_table *t, const struct segment *s)
     return NVME_DATA_OFFSET + s->number * t->segment_bytes;
 }
 
-uint64_t segment_slot_offset(const struct segment_table *t, const struct segment *s, uint32_t slot)
+uint64_t segment_record_offset(const struct segment_table *t, const struct segment *s,
+                               uint32_t record)
 {
-    return segment_offset(t, s) + nvme_slot_offset(segment_stride(s), slot);
+    return segment_offset(t, s) + nvme_record_offset(segment_stride(s), record);
 }
 
-uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t slot)
+uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t record)
 {
-    return nvme_loc(s->file, segment_slot_offset(t, s, slot) / NVME_PAGE, s->sequence);
+    return nvme_loc(s->file, segment_record_offset(t, s, record) / NVME_PAGE, s->sequence);
 }
 
 /* ---- the table ---- */
@@ -114,7 +115,7 @@ bool segment_writable(const struct segment_table *t)
 
 static uint8_t segment_rank(const struct segment *s)
 {
-    return (uint8_t)((uint64_t)s->live * SEGMENT_RANKS / (s->slots + 1));
+    return (uint8_t)((uint64_t)s->live * SEGMENT_RANKS / (s->records + 1));
 }
 
 static void segment_free(struct segment_table *t, struct segment *s)
@@ -171,21 +172,21 @@ static uint32_t open_max(const struct segment_file *f)
     return n < 1 ? 1 : n > OPEN_MAX_STRIDES ? OPEN_MAX_STRIDES : n;
 }
 
-static uint64_t *slots_new(uint32_t slots)
+static uint64_t *records_new(uint32_t records)
 {
-    return calloc(slots, 2 * sizeof(uint64_t) + 2);
+    return calloc(records, 2 * sizeof(uint64_t) + 2);
 }
 
 static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence, uint64_t stride,
-                          uint32_t slots)
+                          uint32_t records)
 {
     s->owners = owners;
-    s->sequences = owners + slots;
-    s->states = (uint8_t *)(owners + 2 * (size_t)slots);
-    s->used = s->states + slots;
+    s->sequences = owners + records;
+    s->states = (uint8_t *)(owners + 2 * (size_t)records);
+    s->used = s->states + records;
     s->sequence = sequence;
     s->stride_pages = (uint32_t)(stride / NVME_PAGE);
-    s->slots = slots;
+    s->records = records;
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
     s->seen_to = 0;
@@ -197,19 +198,19 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
                         struct segment **out)
 {
     struct segment_file *f = &t->file[file];
-    uint32_t slots = (uint32_t)nvme_slots(t->segment_bytes, stride);
+    uint32_t records = (uint32_t)nvme_records(t->segment_bytes, stride);
     struct segment *s;
     uint64_t *owners;
 
     if (list_empty(&f->free))
         return -ENOSPC;
-    owners = slots_new(slots);
+    owners = records_new(records);
     if (!owners)
         return -ENOMEM;
     if (f->open_count >= open_max(f))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
     s = LIST_ENTRY(list_pop_front(&f->free), struct segment, link);
-    segment_begin(s, owners, t->sequence++, stride, slots);
+    segment_begin(s, owners, t->sequence++, stride, records);
     s->state = SEGMENT_OPEN;
     f->free_count--;
     f->open_count++;
@@ -218,7 +219,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
     return 0;
 }
 
-/* The open segment that a slot of `stride` should lie in; NULL: one should be opened. When no more
+/* The open segment that a record of `stride` should lie in; NULL: one should be opened. When no more
  * may be open, the next longer stride is better than sealing a segment that has just been begun. */
 static struct segment *segment_fit(const struct segment_file *f, uint64_t stride)
 {
@@ -334,22 +335,22 @@ bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t str
     return f->writable && f->free_count >= keep && (f->free_count > keep || segment_fit(f, stride));
 }
 
-/* ---- slots of an earlier run ---- */
+/* ---- records of an earlier run ---- */
 
 int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
                   uint64_t stride, struct segment **out)
 {
     struct segment *s = &t->file[file].segments[number];
-    uint64_t slots = nvme_slots(t->segment_bytes, stride);
+    uint64_t records = nvme_records(t->segment_bytes, stride);
     uint64_t *owners;
 
-    if (s->state != SEGMENT_FREE || slots == 0)
+    if (s->state != SEGMENT_FREE || records == 0)
         return -EINVAL;
-    owners = slots_new((uint32_t)slots);
+    owners = records_new((uint32_t)records);
     if (!owners)
         return -ENOMEM;
-    segment_begin(s, owners, sequence, stride, (uint32_t)slots);
-    s->next = s->slots;
+    segment_begin(s, owners, sequence, stride, (uint32_t)records);
+    s->next = s->records;
     s->reads = 1;
     s->header = SEGMENT_HEADER_WRITTEN;
     s->state = SEGMENT_SEALED;
@@ -361,21 +362,21 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     return 0;
 }
 
-void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
+void segment_restore(struct segment_table *t, struct segment *s, uint32_t record, uint64_t owner,
                      uint64_t sequence)
 {
-    assert((s->states[slot] == SLOT_EMPTY || s->states[slot] == SLOT_DEAD) && s->reads > 0);
-    s->owners[slot] = owner;
-    s->sequences[slot] = sequence;
-    s->states[slot] = SLOT_LIVE;
+    assert((s->states[record] == RECORD_EMPTY || s->states[record] == RECORD_DEAD) && s->reads > 0);
+    s->owners[record] = owner;
+    s->sequences[record] = sequence;
+    s->states[record] = RECORD_LIVE;
     s->live++;
     t->used_bytes += segment_stride(s);
 }
 
-/* ---- slots ---- */
+/* ---- records ---- */
 
 int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
-                    struct segment **out, uint32_t *slot)
+                    struct segment **out, uint32_t *record)
 {
     struct segment_file *f = &t->file[file];
     struct segment *s = segment_fit(f, stride);
@@ -386,12 +387,12 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
         if (rc < 0)
             return rc;
     }
-    *slot = s->next++;
-    s->owners[*slot] = owner;
-    s->states[*slot] = SLOT_WRITING;
+    *record = s->next++;
+    s->owners[*record] = owner;
+    s->states[*record] = RECORD_WRITING;
     s->writes++;
     *out = s;
-    if (s->next == s->slots) {
+    if (s->next == s->records) {
         segment_seal(t, s);
     } else {
         list_remove(&s->link);
@@ -400,16 +401,16 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
     return 0;
 }
 
-bool segment_has_next(const struct segment *s, uint32_t slot, uint64_t stride)
+bool segment_has_next(const struct segment *s, uint32_t record, uint64_t stride)
 {
-    return s->state == SEGMENT_OPEN && s->next == slot + 1 && segment_stride(s) == stride;
+    return s->state == SEGMENT_OPEN && s->next == record + 1 && segment_stride(s) == stride;
 }
 
-void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, bool ok)
+void segment_written(struct segment_table *t, struct segment *s, uint32_t record, bool ok)
 {
-    assert(s->writes > 0 && s->states[slot] == SLOT_WRITING);
+    assert(s->writes > 0 && s->states[record] == RECORD_WRITING);
     s->writes--;
-    s->states[slot] = ok ? SLOT_LIVE : SLOT_DEAD;
+    s->states[record] = ok ? RECORD_LIVE : RECORD_DEAD;
     if (ok) {
         s->live++;
         t->used_bytes += segment_stride(s);
@@ -420,7 +421,7 @@ void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, 
 }
 
 int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, struct segment **out,
-                 uint32_t *slot)
+                 uint32_t *record)
 {
     uint64_t offset = nvme_loc_page(loc) * NVME_PAGE, inside;
     uint32_t file = nvme_loc_file(loc);
@@ -437,11 +438,11 @@ int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, st
         inside < NVME_PAGE || (inside - NVME_PAGE) % segment_stride(s) != 0)
         return -ESTALE;
     inside = (inside - NVME_PAGE) / segment_stride(s);
-    if (inside >= s->slots || s->states[inside] != SLOT_LIVE ||
+    if (inside >= s->records || s->states[inside] != RECORD_LIVE ||
         bytes > segment_stride(s) - NVME_PAGE)
         return -ESTALE;
     *out = s;
-    *slot = (uint32_t)inside;
+    *record = (uint32_t)inside;
     return 0;
 }
 
@@ -457,17 +458,17 @@ void segment_read_end(struct segment_table *t, struct segment *s)
     segment_settle(t, s);
 }
 
-static void slot_kill(struct segment_table *t, struct segment *s, uint32_t slot)
+static void record_kill(struct segment_table *t, struct segment *s, uint32_t record)
 {
-    s->states[slot] = SLOT_DEAD;
+    s->states[record] = RECORD_DEAD;
     s->live--;
     t->used_bytes -= segment_stride(s);
 }
 
-void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot)
+void segment_forget(struct segment_table *t, struct segment *s, uint32_t record)
 {
-    assert(s->states[slot] == SLOT_LIVE);
-    slot_kill(t, s, slot);
+    assert(s->states[record] == RECORD_LIVE);
+    record_kill(t, s, record);
     segment_settle(t, s);
 }
 
@@ -478,7 +479,7 @@ struct candidate {
     uint64_t value;
 };
 
-/* Bytes that would be lost, each weighed by how warm it is: judged by a sample of the live slots,
+/* Bytes that would be lost, each weighed by how warm it is: judged by a sample of the live records,
  * spread over the segment. */
 static uint64_t segment_value(const struct segment *s, const struct tier_callbacks *cb)
 {
@@ -489,7 +490,7 @@ static uint64_t segment_value(const struct segment *s, const struct tier_callbac
     for (uint32_t i = s->sequence % step; i < s->next; i += step) {
         unsigned heat;
 
-        if (s->states[i] != SLOT_LIVE)
+        if (s->states[i] != RECORD_LIVE)
             continue;
         heat = cb->heat(cb->ctx, s->owners[i]);
         weight += weights[heat > 3 ? 3 : heat];
@@ -541,12 +542,12 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
 static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
 {
     for (uint32_t i = 0; i < s->next; i++)
-        if (s->states[i] == SLOT_LIVE && cb->heat(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
+        if (s->states[i] == RECORD_LIVE && cb->heat(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
             return true;
     return false;
 }
 
-/* Asks for every live slot until one is refused. While it is being emptied a read counts as under
+/* Asks for every live record until one is refused. While it is being emptied a read counts as under
  * way, so that nothing frees it behind our back. */
 void segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
                   uint64_t *dropped)
@@ -556,12 +557,12 @@ void segment_take(struct segment_table *t, struct segment *s, const struct tier_
     *dropped = 0;
     segment_read_begin(s);
     for (uint32_t i = 0; i < s->next && all; i++) {
-        if (s->states[i] != SLOT_LIVE)
+        if (s->states[i] != RECORD_LIVE)
             continue;
         all = cb->drop(cb->ctx, s->owners[i], segment_loc(t, s, i));
         /* drop may have called forget itself */
-        if (all && s->states[i] == SLOT_LIVE) {
-            slot_kill(t, s, i);
+        if (all && s->states[i] == RECORD_LIVE) {
+            record_kill(t, s, i);
             (*dropped)++;
         }
     }

@@ -1,9 +1,9 @@
-/* Which slot of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
+/* Which record of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
  *
- * A segment is FREE, then OPEN for slots of one stride, then SEALED, and FREE again when its last
- * live slot is gone. One that is withheld is not FREE for anybody. Every file has its own open
+ * A segment is FREE, then OPEN for records of one stride, then SEALED, and FREE again when its last
+ * live record is gone. One that is withheld is not FREE for anybody. Every file has its own open
  * segment for each stride that is being written, so that writes, and later the reads of what was
- * written together, spread over the devices. Promise: a slot is handed out once a generation; a
+ * written together, spread over the devices. Promise: a record is handed out once a generation; a
  * segment with reads or writes under way is never reused; finding a victim looks at a bounded
  * number of candidates. Thread: the loop only. */
 #ifndef UCMD_TIER_SEGMENT_H
@@ -12,23 +12,23 @@
 #include "daemon/tier/tier.h"
 
 enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
-/* On disk, the slots of a segment count with its header only. */
+/* On disk, the records of a segment count with its header only. */
 enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HEADER_FAILED };
-enum slot_state { SLOT_EMPTY, SLOT_WRITING, SLOT_LIVE, SLOT_DEAD };
+enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 
 struct segment {
     struct list link;    /* in the file's free or open list, or in a list of sealed ones */
     uint64_t sequence;   /* of its present opening */
-    uint64_t *owners;    /* slots of them, then as many of the next three; none while FREE */
+    uint64_t *owners;    /* records of them, then as many of the next three; none while FREE */
     uint64_t *sequences; /* of the writes */
     uint8_t *states;
     uint8_t *used;         /* 1: read by somebody who needed it, since it was written */
     uint32_t file, number; /* number: in its file */
-    uint32_t stride_pages, slots, next, live;
+    uint32_t stride_pages, records, next, live;
     uint32_t reads, writes; /* under way */
-    uint32_t covered;       /* recovery: slots from the first on that a checkpoint told of */
-    uint32_t scans;         /* recovery: slots whose headers are still to be seen */
-    uint32_t seen_to;       /* recovery: behind the last slot that this opening wrote */
+    uint32_t covered;       /* recovery: records from the first on that a checkpoint told of */
+    uint32_t scans;         /* recovery: records whose headers are still to be seen */
+    uint32_t seen_to;       /* recovery: behind the last record that this opening wrote */
     bool unknown;           /* there may be more in it than is known: no checkpoint tells of it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
@@ -74,44 +74,44 @@ bool segment_writable(const struct segment_table *t);
 /* Few segments are free, for the files that take writes together: a share of all, so that some can
  * be emptied before the last is needed. */
 bool segment_short(const struct segment_table *t);
-/* Would segment_reserve find a slot without reclaim? Only where `keep` segments are free, and go on
+/* Would segment_reserve find a record without reclaim? Only where `keep` segments are free, and go on
  * to be. */
 bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep);
-/* A slot of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
- * when a segment must be reclaimed first; -ENOMEM. The slot is WRITING, counts in segment->writes.
+/* A record of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
+ * when a segment must be reclaimed first; -ENOMEM. The record is WRITING, counts in segment->writes.
  */
 int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
-                    struct segment **out, uint32_t *slot);
-/* May the next slot of this stride follow `slot` of `s` directly? */
-bool segment_has_next(const struct segment *s, uint32_t slot, uint64_t stride);
-/* The write has ended: the slot is LIVE or, if it failed, DEAD and the segment sealed. */
-void segment_written(struct segment_table *t, struct segment *s, uint32_t slot, bool ok);
+                    struct segment **out, uint32_t *record);
+/* May the next record of this stride follow `record` of `s` directly? */
+bool segment_has_next(const struct segment *s, uint32_t record, uint64_t stride);
+/* The write has ended: the record is LIVE or, if it failed, DEAD and the segment sealed. */
+void segment_written(struct segment_table *t, struct segment *s, uint32_t record, bool ok);
 
-/* The free segment has slots from an earlier run: sealed, with no live slot yet, and held as if
+/* The free segment has records from an earlier run: sealed, with no live record yet, and held as if
  * read until segment_read_end, while segment_restore tells what lives in it. 0, -EINVAL when it is
  * not free or the stride can't be, -ENOMEM. */
 int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
                   uint64_t stride, struct segment **out);
-void segment_restore(struct segment_table *t, struct segment *s, uint32_t slot, uint64_t owner,
+void segment_restore(struct segment_table *t, struct segment *s, uint32_t record, uint64_t owner,
                      uint64_t sequence);
 
 /* What lies in it may still be needed though nobody knows of it: it is not written to again until
  * the next start, and no checkpoint tells of it. */
 void segment_withhold(struct segment_table *t, struct segment *s);
 
-/* Slot of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
+/* Record of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
  */
 int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, struct segment **out,
-                 uint32_t *slot);
+                 uint32_t *record);
 void segment_read_begin(struct segment *s);
 void segment_read_end(struct segment_table *t, struct segment *s);
-void segment_forget(struct segment_table *t, struct segment *s, uint32_t slot);
+void segment_forget(struct segment_table *t, struct segment *s, uint32_t record);
 
 /* Never to be written to again: what is live in it may be read until it goes by itself. False: it
  * is in quarantine already. */
 bool segment_quarantine(struct segment_table *t, struct segment *s);
 
-/* Makes one segment of a writable file free. *dropped: live slots that were given up for it, also
+/* Makes one segment of a writable file free. *dropped: live records that were given up for it, also
  * when it failed. 0 or -ENOSPC. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped);
@@ -125,8 +125,9 @@ void segment_take(struct segment_table *t, struct segment *s,
                   const struct tier_callbacks *callbacks, uint64_t *dropped);
 
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
-/* Offset of the slot's header in the file. */
-uint64_t segment_slot_offset(const struct segment_table *t, const struct segment *s, uint32_t slot);
-uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t slot);
+/* Offset of the record's header in the file. */
+uint64_t segment_record_offset(const struct segment_table *t, const struct segment *s,
+                               uint32_t record);
+uint64_t segment_loc(const struct segment_table *t, const struct segment *s, uint32_t record);
 
 #endif

@@ -1,18 +1,27 @@
-/* The contract of a storage tier below DRAM. A tier is a const struct tier_ops; whoever wires the
- * daemon names those that it wants.
+/* The contract of a storage tier below DRAM. A tier is a const struct tier_ops; daemon/server.c
+ * lists the tiers that the daemon opens.
  *
- * Promises of every tier: the bytes that a read delivers are the bytes that were written, or the
- * read fails (-EBADMSG when the checksum did not agree, -EIO and others when the device failed,
- * after the tier's own bounded retries). A short read or write is never success. Nothing that
- * failed is found again. An operation that was accepted completes exactly once, on the loop, and
- * never from inside submit; one that was not accepted never calls back. Submit refuses with -EAGAIN
- * the queue is full: a write may be dropped, a read tried again after a completion -EROFS   a
- * write, and no file takes writes any more -EFBIG   a write of a part that is too long for this
- * tier's layout -ESTALE  a read of a place that has been reused or forgotten: a miss -EINVAL  a
- * part of no bytes A write that was accepted may still end with -ENOSPC (no room: all that lies
- * there is in use), -EROFS or the device's error; its bytes are then not stored. While an operation
- * is under way the tier keeps the loop alive. Threads: every function on the loop; the tier may use
- * threads of its own. */
+ * Every tier promises:
+ * - A read delivers the bytes that were written, or fails: -EBADMSG when the checksum disagrees,
+ *   -EIO or another errno when the device failed and the tier's bounded retries failed too.
+ * - A short read or write is never success.
+ * - A part whose write failed is never found.
+ * - An accepted operation completes exactly once, on the loop, and never from inside submit.
+ * - A refused operation never completes.
+ * - While an operation is under way the tier keeps the loop alive.
+ *
+ * submit refuses with:
+ * - -EAGAIN: the queue is full; a write may be dropped, a read retried after a completion
+ * - -EROFS: a write, and no file takes writes any more
+ * - -EFBIG: a write of a part that is too long for this tier's layout
+ * - -ESTALE: a read of a place that was reused or forgotten, which is a miss
+ * - -EINVAL: a part of no bytes
+ *
+ * An accepted write stores nothing when it completes with:
+ * - -ENOSPC: everything in the tier is in use
+ * - -EROFS, or the errno of the device
+ *
+ * Threads: every function on the loop. The tier may use threads of its own. */
 #ifndef UCMD_TIER_TIER_H
 #define UCMD_TIER_TIER_H
 
@@ -51,7 +60,7 @@ struct tier_name {
 };
 
 /* One operation. Allocated by the caller (embedded in its own object), untouched by it from submit
- * until `done` runs. `data` is a slot: 4096-aligned, padded to 4096 bytes; the padding is written
+ * until `done` runs. `data` is a slot of the arena: 4096-aligned, padded to 4096 bytes; the padding is written
  * as it is and may be overwritten by a read. */
 struct tier_io {
     enum tier_op op;
@@ -69,7 +78,7 @@ struct tier_io {
 };
 
 /* Where a part lies already that is found a second time. */
-struct tier_twin {
+struct tier_duplicate {
     uint64_t owner; /* 0: nowhere */
     struct tier_place place;
 };
@@ -80,10 +89,12 @@ struct tier_found {
     const struct tier_name *name; /* without owner */
     const uint8_t *identity;      /* of its namespace, as tier_ns_record had it */
     uint32_t identity_bytes;
-    bool name_doubtful; /* the namespace's name may not be on stable storage: to be named again */
+    bool
+        ns_record_doubtful; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
     struct tier_place place;
-    struct tier_twin *twin; /* out: of one that is refused because this sequence is known */
+    struct tier_duplicate
+        *duplicate; /* out: of one that is refused because this sequence is known */
 };
 
 /* What a checkpoint keeps of a part. */
@@ -106,7 +117,7 @@ struct tier_callbacks {
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
     /* No more of them will come. Not from inside open; NULL: nobody waits for it. */
     void (*recovered)(void *ctx);
-    /* The part that lies in a live slot; false: nothing is to be kept of it. NULL: the tier writes
+    /* The part that lies in a live record; false: nothing is to be kept of it. NULL: the tier writes
      * no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
     /* What lies there can't be read, or its bytes are not those that were written: whoever uses the
@@ -138,7 +149,8 @@ struct tier_ns_record {
 #define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
-    uint64_t capacity_bytes, used_bytes; /* used: slots that are live; capacity: less quarantine */
+    uint64_t capacity_bytes,
+        used_bytes; /* used: records that are live; capacity: less quarantine */
     uint32_t queued, in_flight;
     bool degraded; /* no writes, or no reads either: `reason` says why */
     char reason[128];

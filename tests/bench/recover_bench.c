@@ -9,7 +9,7 @@
  * others took of a shared processor. The file is sparse: nothing but headers is written to it. */
 #include "daemon/base/config.h"
 #include "daemon/cache/cache.h"
-#include "daemon/tier/checkpoint_format.h"
+#include "daemon/format/checkpoint_format.h"
 #include "proto/errors.h"
 
 #include <errno.h>
@@ -79,29 +79,30 @@ static int file_open(const char *name, int flags)
     return fd;
 }
 
-static void names_make(void)
+static void ns_records_make(void)
 {
-    static struct nvme_name name;
+    static struct nvme_ns_record name;
     static uint8_t page[NVME_PAGE];
     int fd = file_open(CONFIG_NVME_NAMES, O_WRONLY | O_CREAT | O_TRUNC);
 
-    name.identity_bytes = (uint32_t)ns_identity_encode(&b.identity, name.identity, NVME_NAME_BYTES);
+    name.identity_bytes =
+        (uint32_t)ns_identity_encode(&b.identity, name.identity, NVME_IDENTITY_BYTES);
     memcpy(name.fingerprint, b.fingerprint, sizeof(name.fingerprint));
-    nvme_name_encode(&name, page);
+    nvme_ns_record_encode(&name, page);
     must(write(fd, page, sizeof(page)), sizeof(page), "names");
     close(fd);
 }
 
-static void slot_make(uint64_t segment, uint32_t slot, struct nvme_slot_header *h)
+static void slot_make(uint64_t segment, uint32_t slot, struct nvme_record_header *h)
 {
     uint64_t number = segment * b.slots + slot;
 
-    *h = (struct nvme_slot_header){.segment = (uint32_t)segment,
-                                   .slot = slot,
-                                   .payload_bytes = b.part,
-                                   .key_bytes = 32,
-                                   .generation = EPOCH + segment,
-                                   .sequence = EPOCH + number};
+    *h = (struct nvme_record_header){.segment = (uint32_t)segment,
+                                     .record = slot,
+                                     .payload_bytes = b.part,
+                                     .key_bytes = 32,
+                                     .generation = EPOCH + segment,
+                                     .sequence = EPOCH + number};
     for (unsigned i = 0; i < 4; i++) {
         uint64_t v = (number + 1) * (0x9e3779b97f4a7c15ull + 2 * i);
 
@@ -114,12 +115,12 @@ static void record_make(int fd, const struct nvme_super *super, uint64_t segment
 {
     static uint8_t record[CHECKPOINT_HEAD_BYTES + RECORD_SLOTS * CHECKPOINT_ENTRY_BYTES +
                           CHECKPOINT_TAIL_BYTES];
-    struct checkpoint_record r = {.segment = (uint32_t)segment,
-                                  .from = from,
-                                  .to = from + RECORD_SLOTS,
-                                  .sequence = EPOCH + segment,
-                                  .stride = nvme_stride(b.part)};
-    struct nvme_slot_header h;
+    struct checkpoint_span r = {.segment = (uint32_t)segment,
+                                .from = from,
+                                .to = from + RECORD_SLOTS,
+                                .sequence = EPOCH + segment,
+                                .stride = nvme_stride(b.part)};
+    struct nvme_record_header h;
 
     if (r.to > b.slots)
         r.to = (uint32_t)b.slots;
@@ -128,23 +129,23 @@ static void record_make(int fd, const struct nvme_super *super, uint64_t segment
         slot_make(segment, slot, &h);
         checkpoint_entry_encode(record, r.entries++, &h);
     }
-    checkpoint_record_seal(record, &r);
-    must(write(fd, record, checkpoint_record_bytes(r.entries)), checkpoint_record_bytes(r.entries),
+    checkpoint_span_seal(record, &r);
+    must(write(fd, record, checkpoint_span_bytes(r.entries)), checkpoint_span_bytes(r.entries),
          "checkpoint");
 }
 
 static void slots_make(int fd, const struct nvme_super *super, uint64_t segment)
 {
     static uint8_t page[NVME_PAGE];
-    struct nvme_slot_header h;
+    struct nvme_record_header h;
 
     for (uint32_t slot = 0; slot < b.slots && segment * b.slots + slot < b.blocks; slot++) {
         off_t at = (off_t)(NVME_DATA_OFFSET + segment * SEGMENT +
-                           nvme_slot_offset(nvme_stride(b.part), slot));
+                           nvme_record_offset(nvme_stride(b.part), slot));
 
         slot_make(segment, slot, &h);
         memcpy(h.uuid, super->uuid, sizeof(h.uuid));
-        nvme_slot_header_encode(&h, page);
+        nvme_record_header_encode(&h, page);
         must(pwrite(fd, page, sizeof(page), at), sizeof(page), "slot");
     }
 }
@@ -294,7 +295,7 @@ int main(int argc, char **argv)
     b.blocks = argc > 2 ? strtoull(argv[2], NULL, 10) : 2000000;
     b.part = argc > 3 ? strtoull(argv[3], NULL, 10) : 4096;
     b.tail = argc > 4;
-    b.slots = nvme_slots(SEGMENT, nvme_stride(b.part));
+    b.slots = nvme_records(SEGMENT, nvme_stride(b.part));
     if (b.blocks == 0 || b.part == 0 || b.slots == 0)
         die("BLOCKS, PART", -EINVAL);
     b.segments = (b.blocks + b.slots - 1) / b.slots;
@@ -313,7 +314,7 @@ int main(int argc, char **argv)
                                       .shard_bytes = b.part};
     if (ns_fingerprint(&b.identity, b.fingerprint) < 0 || uv_loop_init(&b.loop) < 0)
         die("start", -ENOMEM);
-    names_make();
+    ns_records_make();
     files_make();
     recover();
     seconds = (double)(b.end_ns - b.start_ns) / 1e9;

@@ -3,8 +3,8 @@
 #ifndef UCM_TESTS_BENCH_SHARE_LAY_H
 #define UCM_TESTS_BENCH_SHARE_LAY_H
 
+#include "daemon/format/bytes.h"
 #include "daemon/share/block_file.h"
-#include "daemon/tier/bytes.h"
 
 #include <fcntl.h>
 #include <ftw.h>

@@ -2,9 +2,9 @@
  * are worth writing again when their segment is reclaimed? docs/eviction.md has the answer. Policy
  * and segments are the daemon's own; time and the disk's speed play no part.
  * Usage: tier_study TRACE.jsonl [DRAM NVME ...], each in percent of the distinct blocks */
+#include "daemon/format/nvme_format.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
-#include "daemon/tier/nvme_format.h"
 #include "daemon/tier/segment.h"
 #include "tests/bench/policy_trace.h"
 
@@ -144,13 +144,13 @@ static bool one_is_left(void)
 static void reclaim_ahead(void)
 {
     struct segment *s = segment_victim(&segments, &callbacks);
-    uint32_t most = s ? s->slots * rule->share / 100 : 0;
+    uint32_t most = s ? s->records * rule->share / 100 : 0;
     uint64_t dropped;
 
-    for (uint32_t i = 0; s && i < s->slots && most > 0; i++) {
+    for (uint32_t i = 0; s && i < s->records && most > 0; i++) {
         uint32_t id = (uint32_t)s->owners[i];
 
-        if (s->states[i] != SLOT_LIVE || !worth_rewriting(&places[id]))
+        if (s->states[i] != RECORD_LIVE || !worth_rewriting(&places[id]))
             continue;
         segment_read_begin(s);
         if (place_write(id)) {
@@ -288,7 +288,7 @@ static void replay(double dram, double nvme)
     static const uint32_t shards = 1;
     struct ns_identity id = {"study",           "", "",      "", "",   512,
                              UCM_MAX_KEY_BYTES, 1,  &shards, 1,  NULL, 0};
-    uint64_t per_segment = nvme_slots(SEGMENT_BYTES, STRIDE), count;
+    uint64_t per_segment = nvme_records(SEGMENT_BYTES, STRIDE), count;
 
     dram_max = (uint32_t)(n_ids * dram / 100);
     count = (uint64_t)(n_ids * nvme / 100) / per_segment;

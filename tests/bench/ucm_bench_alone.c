@@ -1,7 +1,7 @@
 #include "tests/bench/ucm_bench_alone.h"
 
 #include "daemon/base/config.h"
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"
 #include "tests/bench/ucm_bench_disk.h"
@@ -123,7 +123,7 @@ int alone_run(struct alone *a, bool write, double seconds, double *rate, double 
 static int tier_start(struct alone *a, const struct alone_options *o, char *why, size_t why_bytes)
 {
     struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
-    uint64_t slots = nvme_slots(SEGMENT, nvme_stride(a->part_bytes));
+    uint64_t slots = nvme_records(SEGMENT, nvme_stride(a->part_bytes));
     struct config_error bad = {{0}};
     struct ucm_error e = {0};
     char set[4][DISK_PATH_BYTES];

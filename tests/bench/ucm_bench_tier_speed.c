@@ -3,7 +3,7 @@
 #include "tests/bench/ucm_bench_alone.h"
 #include "tests/bench/ucm_bench_tier.h"
 
-#include "daemon/tier/checksum.h"
+#include "daemon/format/checksum.h"
 
 #include <stdlib.h>
 #include <string.h>

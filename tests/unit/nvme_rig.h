@@ -4,7 +4,7 @@
 #define UCMD_TESTS_NVME_RIG_H
 
 #include "daemon/base/config.h"
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"
 

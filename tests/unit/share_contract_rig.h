@@ -6,9 +6,9 @@
 #ifndef UCMD_TESTS_SHARE_CONTRACT_RIG_H
 #define UCMD_TESTS_SHARE_CONTRACT_RIG_H
 
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
 #include "daemon/share/backend.h"
-#include "daemon/tier/bytes.h"
-#include "daemon/tier/checksum.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

@@ -4,9 +4,9 @@
 #ifndef UCMD_TESTS_SHARE_GC_RIG_H
 #define UCMD_TESTS_SHARE_GC_RIG_H
 
+#include "daemon/format/bytes.h"
 #include "daemon/share/gc.h"
 #include "daemon/share/gc_purge.h"
-#include "daemon/tier/bytes.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

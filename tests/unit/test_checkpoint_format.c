@@ -1,7 +1,7 @@
-/* The bytes that restarts depend on: checkpoint records, names and identities, whole and damaged.
+/* The bytes that restarts depend on: checkpoint spans, names and identities, whole and damaged.
  */
+#include "daemon/format/checkpoint_format.h"
 #include "daemon/index/index.h"
-#include "daemon/tier/checkpoint_format.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -9,45 +9,45 @@
 
 #define ENTRIES 5u
 
-static uint8_t record[2048];
+static uint8_t span[2048];
 
-static size_t record_make(void)
+static size_t span_make(void)
 {
-    struct checkpoint_record r = {
+    struct checkpoint_span r = {
         .segment = 7, .from = 10, .to = 40, .entries = ENTRIES, .sequence = 99, .stride = 8192};
 
     memset(r.uuid, 3, sizeof(r.uuid));
     for (uint32_t i = 0; i < ENTRIES; i++) {
-        struct nvme_slot_header h = {.slot = 10 + i,
-                                     .payload_bytes = 4000 + i,
-                                     .key_bytes = 32,
-                                     .part = i,
-                                     .sequence = 1000 + i,
-                                     .checksum = i};
+        struct nvme_record_header h = {.record = 10 + i,
+                                       .payload_bytes = 4000 + i,
+                                       .key_bytes = 32,
+                                       .part = i,
+                                       .sequence = 1000 + i,
+                                       .checksum = i};
 
         h.key[31] = (uint8_t)i;
         h.fingerprint[0] = (uint8_t)(i + 1);
-        checkpoint_entry_encode(record, i, &h);
+        checkpoint_entry_encode(span, i, &h);
     }
-    checkpoint_record_seal(record, &r);
-    return checkpoint_record_bytes(ENTRIES);
+    checkpoint_span_seal(span, &r);
+    return checkpoint_span_bytes(ENTRIES);
 }
 
-Test(checkpoint, records_come_back)
+Test(checkpoint, spans_come_back)
 {
-    struct checkpoint_record r;
-    struct nvme_slot_header h;
-    size_t n = record_make();
+    struct checkpoint_span r;
+    struct nvme_record_header h;
+    size_t n = span_make();
 
-    cr_assert_eq(checkpoint_record_decode(record, n, &r), 0);
+    cr_assert_eq(checkpoint_span_decode(span, n, &r), 0);
     cr_assert_eq(r.segment, 7u);
     cr_assert_eq(r.from, 10u);
     cr_assert_eq(r.to, 40u);
     cr_assert_eq(r.sequence, 99u);
     cr_assert_eq(r.stride, 8192u);
     for (uint32_t i = 0; i < ENTRIES; i++) {
-        cr_assert(checkpoint_entry_decode(record, i, &h));
-        cr_assert_eq(h.slot, 10 + i);
+        cr_assert(checkpoint_entry_decode(span, i, &h));
+        cr_assert_eq(h.record, 10 + i);
         cr_assert_eq(h.payload_bytes, 4000 + i);
         cr_assert_eq(h.part, i);
         cr_assert_eq(h.sequence, 1000 + i);
@@ -58,16 +58,16 @@ Test(checkpoint, records_come_back)
 
 Test(checkpoint, no_flipped_bit_passes)
 {
-    struct checkpoint_record r;
-    size_t n = record_make();
+    struct checkpoint_span r;
+    size_t n = span_make();
 
     for (size_t bit = 0; bit < 8 * n; bit++) {
-        record[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        cr_assert_neq(checkpoint_record_decode(record, n, &r), 0, "bit %zu", bit);
-        record[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        span[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        cr_assert_neq(checkpoint_span_decode(span, n, &r), 0, "bit %zu", bit);
+        span[bit / 8] ^= (uint8_t)(1u << bit % 8);
     }
     for (size_t cut = 0; cut < n; cut++)
-        cr_assert_eq(checkpoint_record_decode(record, cut, &r), -EAGAIN);
+        cr_assert_eq(checkpoint_span_decode(span, cut, &r), -EAGAIN);
 }
 
 Test(checkpoint, identities_come_back_or_are_refused)
@@ -116,19 +116,19 @@ Test(checkpoint, identities_come_back_or_are_refused)
 
 Test(checkpoint, names_come_back)
 {
-    static struct nvme_name name, back;
+    static struct nvme_ns_record name, back;
     static uint8_t page[NVME_PAGE];
 
-    name.identity_bytes = NVME_NAME_BYTES;
+    name.identity_bytes = NVME_IDENTITY_BYTES;
     name.from_sequence = 77;
     memset(name.fingerprint, 5, sizeof(name.fingerprint));
     memset(name.identity, 6, sizeof(name.identity));
-    nvme_name_encode(&name, page);
-    cr_assert_eq(nvme_name_decode(page, &back), 0);
+    nvme_ns_record_encode(&name, page);
+    cr_assert_eq(nvme_ns_record_decode(page, &back), 0);
     cr_assert_eq(memcmp(&name, &back, sizeof(name)), 0);
     for (unsigned at = 0; at < NVME_PAGE; at++) {
         page[at] ^= 1;
-        cr_assert_lt(nvme_name_decode(page, &back), 0, "byte %u", at);
+        cr_assert_lt(nvme_ns_record_decode(page, &back), 0, "byte %u", at);
         page[at] ^= 1;
     }
 }

@@ -41,7 +41,7 @@ Test(nvme, round_trip_threads)
     round_trip(CONFIG_IO_THREADS);
 }
 
-/* A reader made from docs/storage-format.md alone: how many slots of r's parts are in the file. */
+/* A reader made from docs/storage-format.md alone: how many records of r's parts are in the file. */
 static unsigned read_by_the_text(struct rig *r, uint64_t segment_bytes, unsigned segments)
 {
     static uint8_t page[NVME_PAGE];
@@ -58,26 +58,27 @@ static unsigned read_by_the_text(struct rig *r, uint64_t segment_bytes, unsigned
         cr_assert_eq(header.segment, s);
         for (uint64_t i = 0; i < (segment_bytes - 4096) / header.stride; i++) {
             off_t at = base + 4096 + (off_t)(i * header.stride);
-            struct nvme_slot_header slot;
+            struct nvme_record_header record;
             char *payload;
 
             cr_assert_eq(pread(fd, page, sizeof(page), at), (ssize_t)sizeof(page));
-            if (nvme_slot_header_decode(page, &slot) < 0 || slot.generation != header.sequence)
+            if (nvme_record_header_decode(page, &record) < 0 ||
+                record.generation != header.sequence)
                 continue;
-            cr_assert_eq(slot.segment, s);
-            cr_assert_eq(slot.slot, i);
-            cr_assert_eq(slot.fingerprint[5], 0xf0);
+            cr_assert_eq(record.segment, s);
+            cr_assert_eq(record.record, i);
+            cr_assert_eq(record.fingerprint[5], 0xf0);
             for (unsigned k = 0; k < r->n; k++) {
                 const struct rig_part *p = &r->parts[k];
 
-                if (memcmp(p->io.name.key, slot.key, 32) != 0)
+                if (memcmp(p->io.name.key, record.key, 32) != 0)
                     continue;
-                payload = malloc(slot.payload_bytes);
-                cr_assert_eq(pread(fd, payload, slot.payload_bytes, at + 4096),
-                             (ssize_t)slot.payload_bytes);
-                cr_assert_eq(slot.payload_bytes, p->io.bytes);
-                cr_assert_eq(slot.checksum, p->place.checksum);
-                cr_assert(pattern_is(payload, slot.payload_bytes, k));
+                payload = malloc(record.payload_bytes);
+                cr_assert_eq(pread(fd, payload, record.payload_bytes, at + 4096),
+                             (ssize_t)record.payload_bytes);
+                cr_assert_eq(record.payload_bytes, p->io.bytes);
+                cr_assert_eq(record.checksum, p->place.checksum);
+                cr_assert(pattern_is(payload, record.payload_bytes, k));
                 free(payload);
                 found++;
             }
@@ -168,7 +169,7 @@ Test(nvme, nothing_to_drop_is_no_room)
     rig_memory(&rig, 80, 100000);
     pin_all(&rig, true, 0);
     stored = rig_write(&rig, 0, 60, 100000);
-    cr_assert_eq(stored, 36, "4 segments of 9 slots, not %u", stored);
+    cr_assert_eq(stored, 36, "4 segments of 9 records, not %u", stored);
     for (unsigned i = 0; i < 60; i++)
         cr_assert(rig.parts[i].status == 0 || rig.parts[i].status == -ENOSPC);
     cr_assert_eq(rig_verify(&rig), stored);
@@ -219,9 +220,9 @@ Test(nvme, places_of_the_past_are_misses)
         cr_assert_eq(part_read(&rig, 0, 0), -ESTALE, "bit %u", bit);
     }
     p->place = good;
-    p->io.bytes = 200000; /* longer than the slot */
+    p->io.bytes = 200000; /* longer than the record */
     cr_assert_eq(part_submit(&rig, 0, TIER_READ), -ESTALE);
-    cr_assert_eq(rig_write(&rig, 1, 100, 100000), 99); /* round and round: slot 0 is reused */
+    cr_assert_eq(rig_write(&rig, 1, 100, 100000), 99); /* round and round: record 0 is reused */
     p->io.bytes = 100000;
     p->place = good;
     cr_assert_eq(part_read(&rig, 0, 0), -ESTALE);

@@ -173,7 +173,7 @@ Test(nvme_faults, flipped_bits_are_found)
     rig_close(&rig);
 }
 
-Test(nvme_faults, swapped_slots_are_found)
+Test(nvme_faults, swapped_records_are_found)
 {
     static char a[57344], b[57344];
     off_t at_a, at_b;

@@ -1,47 +1,47 @@
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 
-#include "daemon/tier/checksum.h"
+#include "daemon/format/checksum.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const struct nvme_slot_header slot = {
+static const struct nvme_record_header record = {
     .uuid = {1, 2, 3},
     .fingerprint = {4, 5, 6},
     .key = {7, 8, 9},
     .key_bytes = 16,
     .part = 3,
     .segment = 0x01020304,
-    .slot = 17,
+    .record = 17,
     .payload_bytes = 1048576,
     .generation = 0x1122334455667788,
     .sequence = 0x99,
     .checksum = 0xabcdef,
 };
 
-Test(nvme_format, slot_round_trip)
+Test(nvme_format, record_round_trip)
 {
     uint8_t page[NVME_PAGE];
-    struct nvme_slot_header out;
+    struct nvme_record_header out;
 
-    nvme_slot_header_encode(&slot, page);
-    cr_assert_eq(nvme_slot_header_decode(page, &out), 0);
-    cr_assert_eq(memcmp(&out, &slot, sizeof(out)), 0);
+    nvme_record_header_encode(&record, page);
+    cr_assert_eq(nvme_record_header_decode(page, &out), 0);
+    cr_assert_eq(memcmp(&out, &record, sizeof(out)), 0);
 }
 
 /* The offsets of docs/storage-format.md: files outlive the compiler that wrote them. */
-Test(nvme_format, slot_bytes_are_where_the_text_says)
+Test(nvme_format, record_bytes_are_where_the_text_says)
 {
     uint8_t page[NVME_PAGE];
     uint64_t sum;
 
-    nvme_slot_header_encode(&slot, page);
+    nvme_record_header_encode(&record, page);
     cr_assert_eq(memcmp(page, "UCMS\1\0\0\0\4\3\2\1\21\0\0\0", 16), 0);
-    cr_assert_eq(memcmp(page + 16, slot.uuid, 16), 0);
-    cr_assert_eq(memcmp(page + 32, slot.fingerprint, 32), 0);
-    cr_assert_eq(memcmp(page + 64, slot.key, 32), 0);
+    cr_assert_eq(memcmp(page + 16, record.uuid, 16), 0);
+    cr_assert_eq(memcmp(page + 32, record.fingerprint, 32), 0);
+    cr_assert_eq(memcmp(page + 64, record.key, 32), 0);
     cr_assert_eq(memcmp(page + 96, "\20\0\0\0\3\0\0\0", 8), 0);
     cr_assert_eq(memcmp(page + 104, "\0\0\20\0\0\0\0\0", 8), 0);
     cr_assert_eq(memcmp(page + 112, "\x88\x77\x66\x55\x44\x33\x22\x11", 8), 0);
@@ -110,12 +110,12 @@ Test(nvme_format, a_quarantine_round_trips)
 Test(nvme_format, every_flipped_bit_is_found)
 {
     uint8_t page[NVME_PAGE];
-    struct nvme_slot_header out = {.part = 42}, before = out;
+    struct nvme_record_header out = {.part = 42}, before = out;
 
-    nvme_slot_header_encode(&slot, page);
+    nvme_record_header_encode(&record, page);
     for (unsigned bit = 0; bit < NVME_PAGE * 8; bit++) {
         page[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        cr_assert_neq(nvme_slot_header_decode(page, &out), 0, "bit %u", bit);
+        cr_assert_neq(nvme_record_header_decode(page, &out), 0, "bit %u", bit);
         page[bit / 8] ^= (uint8_t)(1u << bit % 8);
     }
     cr_assert_eq(memcmp(&out, &before, sizeof(out)), 0, "out was touched");
@@ -158,20 +158,20 @@ Test(nvme_format, other_version_is_told_apart)
 Test(nvme_format, fields_out_of_bounds_do_not_pass)
 {
     uint8_t page[NVME_PAGE];
-    struct nvme_slot_header out, bad = slot;
+    struct nvme_record_header out, bad = record;
     struct nvme_super super = {.segment_bytes = 12345, .data_offset = 1 << 20};
 
     bad.key_bytes = 33;
-    nvme_slot_header_encode(&bad, page);
-    cr_assert_eq(nvme_slot_header_decode(page, &out), -EBADMSG);
-    bad = slot;
+    nvme_record_header_encode(&bad, page);
+    cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG);
+    bad = record;
     bad.payload_bytes = 0;
-    nvme_slot_header_encode(&bad, page);
-    cr_assert_eq(nvme_slot_header_decode(page, &out), -EBADMSG);
-    bad = slot;
+    nvme_record_header_encode(&bad, page);
+    cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG);
+    bad = record;
     bad.part = UCM_MAX_PARTS;
-    nvme_slot_header_encode(&bad, page);
-    cr_assert_eq(nvme_slot_header_decode(page, &out), -EBADMSG);
+    nvme_record_header_encode(&bad, page);
+    cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG);
     nvme_super_encode(&super, page);
     cr_assert_eq(nvme_super_decode(page, &super), -EBADMSG);
 }
@@ -188,13 +188,13 @@ Test(nvme_format, loc_keeps_its_fields)
         cr_assert_neq(nvme_generation(sequence), nvme_generation(sequence + i));
 }
 
-Test(nvme_format, slots_fit_their_segment)
+Test(nvme_format, records_fit_their_segment)
 {
     for (uint64_t bytes = 1; bytes < 3 << 20; bytes += 77777) {
-        uint64_t stride = nvme_stride(bytes), n = nvme_slots(64 << 20, stride);
+        uint64_t stride = nvme_stride(bytes), n = nvme_records(64 << 20, stride);
 
         cr_assert_eq(stride % NVME_PAGE, 0);
         cr_assert_geq(stride, bytes + NVME_PAGE);
-        cr_assert_leq(nvme_slot_offset(stride, n - 1) + stride, 64 << 20);
+        cr_assert_leq(nvme_record_offset(stride, n - 1) + stride, 64 << 20);
     }
 }

@@ -1,13 +1,13 @@
 /* Parts that were read are written again before their segment is reused. */
 #include "tests/unit/nvme_rig.h"
 
-#include "daemon/tier/checkpoint_format.h"
+#include "daemon/format/checkpoint_format.h"
 
 static struct rig rig;
 
 #define PART 100000u
-#define SLOTS 9u         /* in a segment of 1 MiB */
-#define FULL (6 * SLOTS) /* of 8 segments two are free: with one less some are emptied */
+#define RECORDS 9u         /* in a segment of 1 MiB */
+#define FULL (6 * RECORDS) /* of 8 segments two are free: with one less some are emptied */
 
 static void prepare_moving(unsigned files, uint64_t size, unsigned share)
 {
@@ -31,36 +31,36 @@ static void read_part(unsigned number)
 }
 
 /* The parts that lie in the first segment: writes may overtake one another. */
-static void first_parts(unsigned out[SLOTS])
+static void first_parts(unsigned out[RECORDS])
 {
     unsigned n = 0;
 
     for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++)
         if (place_offset(&rig.parts[i].place) < (off_t)(2 * MIB))
-            out[n++ % SLOTS] = i;
-    cr_assert_eq(n, SLOTS);
+            out[n++ % RECORDS] = i;
+    cr_assert_eq(n, RECORDS);
 }
 
 /* Three parts of the first segment are read, and writing goes on until it must have been reused. */
 Test(nvme_move, what_was_read_stays)
 {
-    unsigned first[SLOTS];
+    unsigned first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
     cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 2; i < 5; i++)
         read_part(first[i]);
-    cr_assert_eq(rig_write(&rig, FULL, 10 * SLOTS, PART), 4 * SLOTS);
-    for (unsigned i = 0; i < SLOTS; i++)
+    cr_assert_eq(rig_write(&rig, FULL, 10 * RECORDS, PART), 4 * RECORDS);
+    for (unsigned i = 0; i < RECORDS; i++)
         cr_expect_eq(rig.parts[first[i]].stored, i >= 2 && i < 5, "part %u", first[i]);
     cr_expect_eq(rig.moves, 3u);
     cr_expect_eq(rig.metrics.nvme_rewritten, 3u);
     cr_expect_eq(rig.metrics.nvme_rewritten_bytes, 3 * nvme_stride(PART));
-    cr_expect_eq(rig.metrics.nvme_writes, 10 * SLOTS);
-    cr_expect_eq(rig.metrics.nvme_stored_bytes, 10 * SLOTS * PART);
+    cr_expect_eq(rig.metrics.nvme_writes, 10 * RECORDS);
+    cr_expect_eq(rig.metrics.nvme_stored_bytes, 10 * RECORDS * PART);
     cr_expect_geq(rig.metrics.nvme_syncs, 1u, "before their old places are written over");
-    cr_expect_gt(rig_verify(&rig), 5 * SLOTS);
+    cr_expect_gt(rig_verify(&rig), 5 * RECORDS);
     rig_close(&rig);
 }
 
@@ -70,9 +70,9 @@ Test(nvme_move, it_must_be_read_again_to_stay_again)
     open_moving(1, 9 * MIB, 50);
     cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
     read_part(3);
-    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    rig_write(&rig, FULL, 10 * RECORDS, PART);
     cr_assert(rig.parts[3].stored);
-    rig_write(&rig, 10 * SLOTS, 30 * SLOTS, PART);
+    rig_write(&rig, 10 * RECORDS, 30 * RECORDS, PART);
     cr_expect_not(rig.parts[3].stored);
     cr_expect_eq(rig.moves, 1u);
     rig_close(&rig);
@@ -80,19 +80,19 @@ Test(nvme_move, it_must_be_read_again_to_stay_again)
 
 Test(nvme_move, at_most_its_share_is_kept)
 {
-    unsigned kept = 0, first[SLOTS];
+    unsigned kept = 0, first[RECORDS];
 
     open_moving(1, 9 * MIB, 50);
     cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
     first_parts(first);
     for (unsigned i = 0; i < FULL; i++)
         read_part(i);
-    rig_write(&rig, FULL, 7 * SLOTS, PART);
-    for (unsigned i = 0; i < SLOTS; i++)
+    rig_write(&rig, FULL, 7 * RECORDS, PART);
+    for (unsigned i = 0; i < RECORDS; i++)
         kept += rig.parts[first[i]].stored;
-    cr_expect_eq(kept, SLOTS / 2);
+    cr_expect_eq(kept, RECORDS / 2);
     /* and the log goes on for ever */
-    cr_expect_eq(rig_write(&rig, 7 * SLOTS, 40 * SLOTS, PART), 33 * SLOTS);
+    cr_expect_eq(rig_write(&rig, 7 * RECORDS, 40 * RECORDS, PART), 33 * RECORDS);
     rig_verify(&rig);
     rig_close(&rig);
 }
@@ -101,9 +101,9 @@ Test(nvme_move, without_a_share_nothing_is_moved)
 {
     open_moving(1, 9 * MIB, 0);
     cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
-    for (unsigned i = 0; i < SLOTS; i++)
+    for (unsigned i = 0; i < RECORDS; i++)
         read_part(i);
-    rig_write(&rig, FULL, 20 * SLOTS, PART);
+    rig_write(&rig, FULL, 20 * RECORDS, PART);
     cr_expect_eq(rig.moves, 0u);
     cr_expect_eq(rig.metrics.nvme_rewritten_bytes, 0u);
     rig_close(&rig);
@@ -115,7 +115,7 @@ Test(nvme_move, checking_a_part_is_no_use_of_it)
     cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
     rig.parts[3].io.check = true;
     read_part(3);
-    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    rig_write(&rig, FULL, 10 * RECORDS, PART);
     cr_expect_not(rig.parts[3].stored);
     rig_close(&rig);
 }
@@ -123,13 +123,13 @@ Test(nvme_move, checking_a_part_is_no_use_of_it)
 Test(nvme_move, several_files)
 {
     open_moving(3, 9 * MIB, 50);
-    rig_write(&rig, 0, 20 * SLOTS, PART);
-    for (unsigned i = 0; i < 20 * SLOTS; i += 7)
+    rig_write(&rig, 0, 20 * RECORDS, PART);
+    for (unsigned i = 0; i < 20 * RECORDS; i += 7)
         if (rig.parts[i].stored)
             read_part(i);
-    rig_write(&rig, 20 * SLOTS, 40 * SLOTS, PART);
+    rig_write(&rig, 20 * RECORDS, 40 * RECORDS, PART);
     cr_expect_gt(rig.moves, 0u);
-    cr_expect_gt(rig_verify(&rig), 12 * SLOTS);
+    cr_expect_gt(rig_verify(&rig), 12 * RECORDS);
     rig_close(&rig);
 }
 
@@ -145,7 +145,7 @@ Test(nvme_move, what_is_damaged_is_not_moved)
     fd = rig_fd(&rig, 0);
     cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[3].place) + NVME_PAGE + 77), 1);
     close(fd);
-    rig_write(&rig, FULL, 10 * SLOTS, PART);
+    rig_write(&rig, FULL, 10 * RECORDS, PART);
     cr_expect_not(rig.parts[3].stored);
     cr_expect(rig.parts[4].stored);
     cr_expect_eq(rig.metrics.nvme_corrupt, 1u);
@@ -156,22 +156,22 @@ Test(nvme_move, what_is_damaged_is_not_moved)
 /* A bad block in the victim: it goes into quarantine, so dropping the rest would make no room. */
 Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
 {
-    unsigned first[SLOTS];
+    unsigned first[RECORDS];
     int fd;
 
     open_moving(1, 17 * MIB, 50);
     rig.config.nvme_quarantine = 100;
-    cr_assert_eq(rig_write(&rig, 0, 13 * SLOTS, PART), 13 * SLOTS);
+    cr_assert_eq(rig_write(&rig, 0, 13 * RECORDS, PART), 13 * RECORDS);
     first_parts(first);
     read_part(first[0]);
     fd = rig_fd(&rig, 0);
     cr_assert_eq(pwrite(fd, "x", 1, place_offset(&rig.parts[first[0]].place) + NVME_PAGE + 77), 1);
     close(fd);
-    rig_write(&rig, 13 * SLOTS, 40 * SLOTS, PART);
+    rig_write(&rig, 13 * RECORDS, 40 * RECORDS, PART);
     cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
     cr_expect_not(rig.parts[first[0]].stored);
     cr_expect_eq(rig.losses, 1u, "whoever uses the part is told");
-    for (unsigned i = 1; i < SLOTS; i++)
+    for (unsigned i = 1; i < RECORDS; i++)
         cr_expect(rig.parts[first[i]].stored, "part %u", first[i]);
     rig_verify(&rig);
     rig_close(&rig);
@@ -182,7 +182,7 @@ static void run_until_moving(void)
 {
     uint64_t reads = rig.metrics.nvme_reads;
 
-    for (unsigned i = FULL; i < 10 * SLOTS; i++)
+    for (unsigned i = FULL; i < 10 * RECORDS; i++)
         cr_assert_eq(part_write(&rig, i, PART), 0);
     for (int i = 0; i < 100000 && rig.metrics.nvme_reads == reads; i++)
         uv_run(&rig.loop, UV_RUN_NOWAIT);
@@ -218,7 +218,7 @@ Test(nvme_move, what_moves_is_not_in_the_backlog)
         rig_write(&rig, i, i + 1, PART);
         read_part(i);
     }
-    for (unsigned i = FULL; i < 10 * SLOTS; i++) {
+    for (unsigned i = FULL; i < 10 * RECORDS; i++) {
         cr_assert_eq(part_write(&rig, i, PART), 0, "part %u", i);
         while (rig.under_way > 0)
             uv_run(&rig.loop, UV_RUN_ONCE);
@@ -229,11 +229,11 @@ Test(nvme_move, what_moves_is_not_in_the_backlog)
     rig_close(&rig);
 }
 
-/* Slots of the segment `number` that a file's checkpoint tells of. */
+/* Records of the segment `number` that a file's checkpoint tells of. */
 static uint32_t checkpoint_tells(unsigned file, uint32_t number)
 {
     static uint8_t bytes[MIB];
-    struct checkpoint_record r;
+    struct checkpoint_span r;
     uint32_t told = 0;
     char path[128];
     ssize_t n;
@@ -246,8 +246,8 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
     close(fd);
     unlink(path);
     cr_assert_gt(n, 0);
-    for (size_t at = 0; at < (size_t)n; at += checkpoint_record_bytes(r.entries)) {
-        cr_assert_eq(checkpoint_record_decode(bytes + at, (size_t)n - at, &r), 0);
+    for (size_t at = 0; at < (size_t)n; at += checkpoint_span_bytes(r.entries)) {
+        cr_assert_eq(checkpoint_span_decode(bytes + at, (size_t)n - at, &r), 0);
         told += r.segment == number ? r.to - r.from : 0;
     }
     return told;
@@ -324,7 +324,7 @@ Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
     }
     for (unsigned i = 6 * FULL; i < 7 * FULL; i++)
         there += rig.parts[i].stored;
-    cr_expect_gt(there, 2 * SLOTS);
+    cr_expect_gt(there, 2 * RECORDS);
     cr_expect_gt(rig.moves, 0u);
     rig_close(&rig);
 }

@@ -129,8 +129,8 @@ Test(nvme_sync, what_lies_no_more_can_not_be_synced)
     rig_close(&rig);
 }
 
-/* Slots behind a header that was never written are not found by a later start. */
-Test(nvme_sync, slots_without_their_segments_header_are_not_durable)
+/* Records behind a header that was never written are not found by a later start. */
+Test(nvme_sync, records_without_their_segments_header_are_not_durable)
 {
     open_rig(CONFIG_IO_THREADS);
     first_write_fails = true;

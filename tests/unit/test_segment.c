@@ -1,14 +1,14 @@
 #include "daemon/tier/segment.h"
 
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
 
 #define MIB (1ull << 20)
-#define STRIDE (MIB / 8) /* 7 slots in a segment of 1 MiB */
-#define SLOTS 7
+#define STRIDE (MIB / 8) /* 7 records in a segment of 1 MiB */
+#define RECORDS 7
 
 static struct segment_table table;
 static unsigned heat[4096]; /* by owner */
@@ -18,12 +18,12 @@ static unsigned asked, lost;
 static bool drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
     (void)ctx;
     asked++;
-    cr_assert_eq(segment_find(&table, loc, 1, &s, &slot), 0);
-    cr_assert_eq(s->owners[slot], owner);
+    cr_assert_eq(segment_find(&table, loc, 1, &s, &record), 0);
+    cr_assert_eq(s->owners[record], owner);
     lost += !refuse[owner];
     return !refuse[owner];
 }
@@ -47,11 +47,11 @@ static void table_init(uint64_t a, uint64_t b)
 static void fill(unsigned from, unsigned segments)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    for (unsigned i = 0; i < segments * SLOTS; i++) {
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, from + i, &s, &slot), 0);
-        segment_written(&table, s, slot, true);
+    for (unsigned i = 0; i < segments * RECORDS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, from + i, &s, &record), 0);
+        segment_written(&table, s, record, true);
     }
 }
 
@@ -61,30 +61,30 @@ static bool holds(uint64_t owner)
         const struct segment *s = &table.file[0].segments[i];
 
         for (unsigned k = 0; s->state != SEGMENT_FREE && k < s->next; k++)
-            if (s->owners[k] == owner && s->states[k] == SLOT_LIVE)
+            if (s->owners[k] == owner && s->states[k] == RECORD_LIVE)
                 return true;
     }
     return false;
 }
 
-Test(segment, slots_follow_each_other_and_fill)
+Test(segment, records_follow_each_other_and_fill)
 {
     struct segment *s, *first = NULL;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(2, 0);
-    for (unsigned i = 0; i < 2 * SLOTS; i++) {
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, i, &s, &slot), 0);
+    for (unsigned i = 0; i < 2 * RECORDS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, i, &s, &record), 0);
         first = first ? first : s;
-        cr_assert_eq(slot, i % SLOTS);
-        cr_assert_eq(s == first, i < SLOTS);
-        cr_assert_eq(segment_has_next(s, slot, STRIDE), slot < SLOTS - 1);
-        cr_assert_leq(segment_slot_offset(&table, s, slot) + STRIDE, MIB + 2 * MIB);
-        segment_written(&table, s, slot, true);
+        cr_assert_eq(record, i % RECORDS);
+        cr_assert_eq(s == first, i < RECORDS);
+        cr_assert_eq(segment_has_next(s, record, STRIDE), record < RECORDS - 1);
+        cr_assert_leq(segment_record_offset(&table, s, record) + STRIDE, MIB + 2 * MIB);
+        segment_written(&table, s, record, true);
     }
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 0, &s, &slot), -ENOSPC);
-    cr_assert_eq(segment_reserve(&table, 1, STRIDE, 0, &s, &slot), -ENOSPC);
-    cr_assert_eq(table.used_bytes, 2 * SLOTS * STRIDE);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 0, &s, &record), -ENOSPC);
+    cr_assert_eq(segment_reserve(&table, 1, STRIDE, 0, &s, &record), -ENOSPC);
+    cr_assert_eq(table.used_bytes, 2 * RECORDS * STRIDE);
     segment_table_close(&table);
 }
 
@@ -94,15 +94,15 @@ Test(segment, the_coldest_of_the_old_goes_first)
 
     table_init(8, 0);
     fill(0, 8);
-    for (unsigned i = 0; i < 8 * SLOTS; i++)
-        heat[i] = i / SLOTS == 2 ? 0 : 3;
+    for (unsigned i = 0; i < 8 * RECORDS; i++)
+        heat[i] = i / RECORDS == 2 ? 0 : 3;
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
-    cr_assert_eq(dropped, SLOTS);
-    cr_assert_not(holds(2 * SLOTS));
+    cr_assert_eq(dropped, RECORDS);
+    cr_assert_not(holds(2 * RECORDS));
     memset(heat, 0, sizeof(heat)); /* all alike: the oldest */
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
     cr_assert_not(holds(0));
-    cr_assert(holds(SLOTS));
+    cr_assert(holds(RECORDS));
     segment_table_close(&table);
 }
 
@@ -112,7 +112,7 @@ Test(segment, the_emptiest_goes_first)
 
     table_init(8, 0);
     fill(0, 8);
-    for (unsigned k = 0; k < SLOTS - 1; k++) /* of the youngest but one */
+    for (unsigned k = 0; k < RECORDS - 1; k++) /* of the youngest but one */
         segment_forget(&table, &table.file[0].segments[6], k);
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
     cr_assert_eq(dropped, 1);
@@ -120,11 +120,11 @@ Test(segment, the_emptiest_goes_first)
     segment_table_close(&table);
 }
 
-Test(segment, the_last_forgotten_slot_frees_it)
+Test(segment, the_last_forgotten_record_frees_it)
 {
     table_init(2, 0);
     fill(0, 2);
-    for (unsigned k = 0; k < SLOTS; k++) {
+    for (unsigned k = 0; k < RECORDS; k++) {
         cr_assert(list_empty(&table.file[0].free));
         segment_forget(&table, &table.file[0].segments[0], k);
     }
@@ -140,15 +140,15 @@ Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
     table_init(64, 0);
     fill(0, 64);
     for (unsigned i = 0; i < 64; i++)
-        refuse[i * SLOTS] = true;
+        refuse[i * RECORDS] = true;
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
     cr_assert_leq(asked, 16);
     cr_assert_eq(lost, dropped);
-    refuse[63 * SLOTS] = false; /* those that refused are not asked for ever */
+    refuse[63 * RECORDS] = false; /* those that refused are not asked for ever */
     for (unsigned i = 0; i < 100; i++)
         if (segment_reclaim(&table, &callbacks, &dropped) == 0)
             break;
-    cr_assert_not(holds(63 * SLOTS));
+    cr_assert_not(holds(63 * RECORDS));
     segment_table_close(&table);
 }
 
@@ -170,21 +170,21 @@ Test(segment, what_is_under_way_is_not_reused)
 {
     struct segment *s, *w;
     uint64_t dropped;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(2, 0);
     s = &table.file[0].segments[0];
     fill(0, 1);
-    for (unsigned i = 0; i < SLOTS; i++)
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &w, &slot), 0);
+    for (unsigned i = 0; i < RECORDS; i++)
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &w, &record), 0);
     segment_read_begin(s);
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
     cr_assert_eq(asked, 0);
-    for (unsigned i = 0; i < SLOTS; i++)
+    for (unsigned i = 0; i < RECORDS; i++)
         segment_written(&table, w, i, i > 0);
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
-    cr_assert_eq(dropped, SLOTS - 1);
-    for (unsigned i = 0; i < SLOTS; i++)
+    cr_assert_eq(dropped, RECORDS - 1);
+    for (unsigned i = 0; i < RECORDS; i++)
         segment_forget(&table, s, i);
     cr_assert_eq(s->state, SEGMENT_SEALED, "a read is under way");
     segment_read_end(&table, s);
@@ -201,19 +201,19 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
     cr_expect_not(segment_short(&table));
     fill(0, 6);
     cr_expect_not(segment_short(&table), "two are free");
-    fill(6 * SLOTS, 2);
+    fill(6 * RECORDS, 2);
     cr_expect(segment_short(&table));
-    for (unsigned i = 0; i < 8 * SLOTS; i++)
-        heat[i] = i / SLOTS == 3 ? 0 : 3;
+    for (unsigned i = 0; i < 8 * RECORDS; i++)
+        heat[i] = i / RECORDS == 3 ? 0 : 3;
     s = segment_victim(&table, &callbacks);
     cr_assert_eq(s, &table.file[0].segments[3]);
-    cr_expect_eq(s->live, SLOTS);
+    cr_expect_eq(s->live, RECORDS);
     cr_expect_eq(asked, 0);
     segment_read_begin(s);
     cr_expect_neq(segment_victim(&table, &callbacks), s, "it is being emptied");
     segment_forget(&table, s, 2);
     segment_take(&table, s, &callbacks, &dropped);
-    cr_expect_eq(dropped, SLOTS - 1);
+    cr_expect_eq(dropped, RECORDS - 1);
     cr_expect_eq(s->state, SEGMENT_SEALED);
     segment_read_end(&table, s);
     cr_expect_eq(s->state, SEGMENT_FREE);
@@ -223,41 +223,41 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
 Test(segment, a_use_counts_for_one_opening)
 {
     struct segment *s = NULL;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(1, 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
-    segment_written(&table, s, slot, true);
-    cr_expect_eq(s->used[slot], 0);
-    s->used[slot] = 1;
-    for (unsigned i = 1; i < SLOTS; i++) {
-        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
-        segment_written(&table, s, slot, true);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
+    segment_written(&table, s, record, true);
+    cr_expect_eq(s->used[record], 0);
+    s->used[record] = 1;
+    for (unsigned i = 1; i < RECORDS; i++) {
+        cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
+        segment_written(&table, s, record, true);
     }
-    for (unsigned i = 0; i < SLOTS; i++)
+    for (unsigned i = 0; i < RECORDS; i++)
         segment_forget(&table, s, i);
     cr_assert_eq(s->state, SEGMENT_FREE);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
-    cr_expect_eq(s->used[slot], 0);
-    segment_written(&table, s, slot, true);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
+    cr_expect_eq(s->used[record], 0);
+    segment_written(&table, s, record, true);
     segment_table_close(&table);
 }
 
-/* More sizes than segments may be open: none is sealed after a slot or two. */
+/* More sizes than segments may be open: none is sealed after a record or two. */
 Test(segment, many_strides_share)
 {
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
     unsigned stored = 0;
 
     table_init(8, 0);
     for (unsigned i = 0; i < 40; i++) {
         uint64_t stride = STRIDE - i % 8 * NVME_PAGE;
 
-        if (segment_reserve(&table, 0, stride, i, &s, &slot) < 0)
+        if (segment_reserve(&table, 0, stride, i, &s, &record) < 0)
             break;
         cr_assert_geq((uint64_t)s->stride_pages * NVME_PAGE, stride);
-        segment_written(&table, s, slot, true);
+        segment_written(&table, s, record, true);
         stored++;
     }
     cr_assert_eq(stored, 40);
@@ -268,17 +268,17 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
 {
     struct segment *s;
     uint64_t dropped, loc;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(4, 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
-    segment_written(&table, s, slot, true);
-    loc = segment_loc(&table, s, slot);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
+    segment_written(&table, s, record, true);
+    loc = segment_loc(&table, s, record);
     segment_file_stop(&table, 0);
     cr_assert_not(segment_has_room(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
-    cr_assert_eq(segment_find(&table, loc, 1000, &s, &slot), 0);
+    cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);
     segment_table_close(&table);
 }
 
@@ -287,17 +287,17 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
 {
     struct segment *s;
     uint64_t dropped;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(400, 3);
     fill(0, 399);
-    for (unsigned i = 0; i < 3 * SLOTS; i++) {
-        cr_assert_eq(segment_reserve(&table, 1, STRIDE, 3000 + i, &s, &slot), 0);
-        segment_written(&table, s, slot, true);
+    for (unsigned i = 0; i < 3 * RECORDS; i++) {
+        cr_assert_eq(segment_reserve(&table, 1, STRIDE, 3000 + i, &s, &record), 0);
+        segment_written(&table, s, record, true);
     }
     segment_file_stop(&table, 0);
     cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
-    cr_expect_eq(dropped, SLOTS);
+    cr_expect_eq(dropped, RECORDS);
     segment_file_start(&table, 0);
     cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
     cr_expect_not(holds(0), "its oldest is the oldest of all");
@@ -309,13 +309,13 @@ Test(segment, what_is_in_quarantine_is_not_reused)
 {
     struct segment *free_one, *open_one, *sealed, *s;
     uint64_t dropped, capacity;
-    uint32_t slot;
+    uint32_t record;
 
     table_init(4, 0);
     capacity = table.capacity_bytes;
     fill(0, 1);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100, &open_one, &slot), 0);
-    segment_written(&table, open_one, slot, true);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100, &open_one, &record), 0);
+    segment_written(&table, open_one, record, true);
     sealed = &table.file[0].segments[0];
     free_one = &table.file[0].segments[3];
     cr_assert(segment_quarantine(&table, sealed));
@@ -324,24 +324,24 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     cr_assert_not(segment_quarantine(&table, sealed), "it is there already");
     cr_assert_eq(table.capacity_bytes, capacity - 3 * MIB);
     cr_assert_eq(table.file[0].quarantined, 3);
-    cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &slot), 0);
+    cr_assert_eq(segment_find(&table, segment_loc(&table, open_one, 0), 1000, &s, &record), 0);
     fill(200, 1); /* the one that is left */
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
     /* emptied: still not for anybody, and no victim */
-    for (unsigned k = 0; k < SLOTS; k++)
+    for (unsigned k = 0; k < RECORDS; k++)
         segment_forget(&table, sealed, k);
     segment_forget(&table, open_one, 0);
     cr_assert_eq(sealed->state, SEGMENT_FREE);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), -ENOSPC);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
     cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
-    /* an earlier run's slots are found again in it, and it stays where it is */
+    /* an earlier run's records are found again in it, and it stays where it is */
     cr_assert_eq(segment_adopt(&table, 0, 3, 5, STRIDE, &s), 0);
     segment_restore(&table, s, 0, 1, 5);
     segment_read_end(&table, s);
     segment_forget(&table, s, 0);
-    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &slot), 0);
+    cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
     segment_table_close(&table);
 }

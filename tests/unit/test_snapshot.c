@@ -5,8 +5,8 @@
 #include "daemon/arena/persist.h"
 #include "daemon/base/config.h"
 #include "daemon/cache/snapshot_format.h"
+#include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
-#include "daemon/tier/checksum.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* The headers that a later start finds a part by, its slot's and its segment's: are they still what
+/* The headers that a later start finds a part by, its record's and its segment's: are they still what
  * was written? This run needs neither, so that one goes bad is felt by the next start, which finds
  * nothing there but by a checkpoint. What this run knows of the part makes both again.
  *
@@ -17,13 +17,13 @@
 
 #define ROOM "tier"
 
-enum { OF_SEGMENT, OF_SLOT, HEADERS };
+enum { OF_SEGMENT, OF_RECORD, HEADERS };
 
-struct mend {
+struct repair {
     uv_work_t work;
     struct tier *tier;
     struct segment *segment; /* held as if read */
-    uint32_t slot;
+    uint32_t record;
     bool may_write;
     uint8_t *pages; /* HEADERS as they should be, and behind them one as it is */
     uint64_t offset[HEADERS];
@@ -33,17 +33,17 @@ struct mend {
     void *ctx;
 };
 
-void nvme_slot_header_of(const struct tier *t, const struct segment *s, uint32_t slot,
-                         const struct tier_described *d, struct nvme_slot_header *out)
+void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
+                           const struct tier_described *d, struct nvme_record_header *out)
 {
-    *out = (struct nvme_slot_header){
+    *out = (struct nvme_record_header){
         .key_bytes = d->name.key_bytes,
         .part = d->name.part,
         .segment = s->number,
-        .slot = slot,
+        .record = record,
         .payload_bytes = d->bytes,
         .generation = s->sequence,
-        .sequence = s->sequences[slot],
+        .sequence = s->sequences[record],
         .checksum = d->checksum,
     };
     memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
@@ -89,8 +89,8 @@ static int page_write(int fd, const uint8_t *page, uint64_t offset)
     return whole(n);
 }
 
-/* Read again once it was written: the place may be beyond mending. */
-static int header_mend(struct mend *m, int which)
+/* Read again once it was written: the place may be beyond repairing. */
+static int header_repair(struct repair *m, int which)
 {
     const uint8_t *want = m->pages + (size_t)which * NVME_PAGE;
     uint8_t *found = m->pages + (size_t)HEADERS * NVME_PAGE;
@@ -112,15 +112,15 @@ static int header_mend(struct mend *m, int which)
 
 static void work_cb(uv_work_t *work)
 {
-    struct mend *m = work->data;
+    struct repair *m = work->data;
 
     for (int i = 0; i < HEADERS && m->status == 0; i++)
-        m->status = header_mend(m, i);
+        m->status = header_repair(m, i);
 }
 
 /* ---- on the loop ---- */
 
-static void tell(const struct mend *m)
+static void tell(const struct repair *m)
 {
     struct tier *t = m->tier;
     const char *path = t->devices[m->segment->file].file.path;
@@ -130,16 +130,16 @@ static void tell(const struct mend *m)
             continue;
         t->metrics->nvme_bad_headers++;
         if (m->status < 0)
-            log_error(ROOM, "header-damaged", "path=%s offset=%" PRIu64 " error=%s: not mended",
+            log_error(ROOM, "header-damaged", "path=%s offset=%" PRIu64 " error=%s: not repaired",
                       path, m->offset[i], strerror(-m->status));
         else
             log_error(ROOM, "header-damaged", "path=%s offset=%" PRIu64 ": written anew", path,
                       m->offset[i]);
-        nvme_quarantine_add(t, m->segment, m->slot);
+        nvme_quarantine_add(t, m->segment, m->record);
     }
 }
 
-static void mend_free(struct mend *m)
+static void repair_free(struct repair *m)
 {
     free(m->pages);
     free(m);
@@ -147,7 +147,7 @@ static void mend_free(struct mend *m)
 
 static void work_done_cb(uv_work_t *work, int status)
 {
-    struct mend *m = work->data;
+    struct repair *m = work->data;
     struct tier *t = m->tier;
 
     assert(status == 0); /* nobody cancels */
@@ -155,34 +155,34 @@ static void work_done_cb(uv_work_t *work, int status)
     tell(m);
     segment_read_end(&t->segments, m->segment);
     m->done(m->ctx, m->status);
-    mend_free(m);
+    repair_free(m);
     nvme_release(t);
 }
 
-static void pages_make(struct mend *m, const struct tier_described *d)
+static void pages_make(struct repair *m, const struct tier_described *d)
 {
     const struct tier *t = m->tier;
     struct nvme_segment_header segment;
-    struct nvme_slot_header slot;
+    struct nvme_record_header record;
 
     nvme_segment_header_of(t, m->segment, &segment);
     nvme_segment_header_encode(&segment, m->pages + (size_t)OF_SEGMENT * NVME_PAGE);
-    nvme_slot_header_of(t, m->segment, m->slot, d, &slot);
-    nvme_slot_header_encode(&slot, m->pages + (size_t)OF_SLOT * NVME_PAGE);
+    nvme_record_header_of(t, m->segment, m->record, d, &record);
+    nvme_record_header_encode(&record, m->pages + (size_t)OF_RECORD * NVME_PAGE);
     m->offset[OF_SEGMENT] = segment_offset(&t->segments, m->segment);
-    m->offset[OF_SLOT] = segment_slot_offset(&t->segments, m->segment, m->slot);
+    m->offset[OF_RECORD] = segment_record_offset(&t->segments, m->segment, m->record);
 }
 
-int nvme_mend(struct tier *t, struct segment *s, uint32_t slot, void (*done)(void *ctx, int status),
-              void *ctx)
+int nvme_repair(struct tier *t, struct segment *s, uint32_t record,
+                void (*done)(void *ctx, int status), void *ctx)
 {
     struct tier_described d = {0};
-    struct mend *m;
+    struct repair *m;
     int rc;
 
-    assert(s->states[slot] == SLOT_LIVE);
+    assert(s->states[record] == RECORD_LIVE);
     if (s->header != SEGMENT_HEADER_WRITTEN || !t->callbacks.describe ||
-        !t->callbacks.describe(t->callbacks.ctx, s->owners[slot], &d))
+        !t->callbacks.describe(t->callbacks.ctx, s->owners[record], &d))
         return -ENOENT;
     m = calloc(1, sizeof(*m));
     if (m)
@@ -194,7 +194,7 @@ int nvme_mend(struct tier *t, struct segment *s, uint32_t slot, void (*done)(voi
     m->work.data = m;
     m->tier = t;
     m->segment = s;
-    m->slot = slot;
+    m->record = record;
     m->fd = t->devices[s->file].file.fd;
     m->may_write = !t->devices[s->file].degraded;
     m->done = done;

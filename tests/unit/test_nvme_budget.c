@@ -3,7 +3,7 @@
 #include "tests/unit/nvme_rig.h"
 
 #define PARTS 200u
-#define TURN_PARTS 8u
+#define BUDGET_PARTS 8u
 
 static struct rig rig;
 
@@ -25,14 +25,14 @@ static void expect_small_turns(uint64_t bytes)
         unsigned queued = not_begun(), done = rig.done;
 
         uv_run(&rig.loop, UV_RUN_ONCE);
-        cr_expect_leq(queued - not_begun(), 2 * TURN_PARTS - 1, "begun");
-        cr_expect_leq(rig.done - done, 2 * TURN_PARTS - 1, "ended");
+        cr_expect_leq(queued - not_begun(), 2 * BUDGET_PARTS - 1, "begun");
+        cr_expect_leq(rig.done - done, 2 * BUDGET_PARTS - 1, "ended");
     }
     rig_run(&rig);
     cr_expect_eq(rig_verify(&rig), PARTS);
 }
 
-Test(nvme_turn, many_small_writes_take_many_turns)
+Test(nvme_budget, many_small_writes_take_many_turns)
 {
     rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig_open(&rig);
@@ -41,7 +41,7 @@ Test(nvme_turn, many_small_writes_take_many_turns)
     rig_close(&rig);
 }
 
-Test(nvme_turn, so_do_those_that_threads_sum)
+Test(nvme_budget, so_do_those_that_threads_sum)
 {
     rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
     rig_open(&rig);
@@ -51,7 +51,7 @@ Test(nvme_turn, so_do_those_that_threads_sum)
 }
 
 /* Nobody comes after it, and it is not forgotten for that. */
-Test(nvme_turn, a_single_write_does_not_wait_for_others)
+Test(nvme_budget, a_single_write_does_not_wait_for_others)
 {
     rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_AUTO);
     rig_open(&rig);
@@ -63,7 +63,7 @@ Test(nvme_turn, a_single_write_does_not_wait_for_others)
 }
 
 /* Summed on the loop or not: a flipped bit is found. */
-Test(nvme_turn, small_parts_are_verified_too)
+Test(nvme_budget, small_parts_are_verified_too)
 {
     static const uint64_t sizes[] = {1, 4096, 16 << 10, (16 << 10) + 1};
     unsigned n = sizeof(sizes) / sizeof(sizes[0]);

@@ -1,5 +1,5 @@
 /* The file of namespaces: what it keeps, how long it grows, what damage does to it. */
-#include "daemon/tier/names.h"
+#include "daemon/tier/ns_records.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 static char folder[2][64];
 static const char *const folders[2] = {folder[0], folder[1]};
-static struct names names;
+static struct ns_records names;
 
 static void path_make(unsigned i, char out[128])
 {
@@ -20,7 +20,7 @@ static void path_make(unsigned i, char out[128])
 
 static void open_names(void)
 {
-    cr_assert_eq(names_open(&names, folders, 2), 0);
+    cr_assert_eq(ns_records_open(&names, folders, 2), 0);
 }
 
 static void open_all(void)
@@ -38,7 +38,7 @@ static void close_all(void)
 {
     char path[128];
 
-    names_close(&names);
+    ns_records_close(&names);
     for (unsigned i = 0; i < 2; i++) {
         path_make(i, path);
         unlink(path);
@@ -51,13 +51,13 @@ TestSuite(nvme_names, .init = open_all, .fini = close_all);
 
 static void reopen(void)
 {
-    names_close(&names);
+    ns_records_close(&names);
     open_names();
 }
 
-static struct nvme_name name_make(unsigned number, uint64_t from_sequence)
+static struct nvme_ns_record name_make(unsigned number, uint64_t from_sequence)
 {
-    struct nvme_name name = {.from_sequence = from_sequence};
+    struct nvme_ns_record name = {.from_sequence = from_sequence};
 
     memset(name.fingerprint, 0x40, sizeof(name.fingerprint));
     memcpy(name.fingerprint, &number, sizeof(number));
@@ -68,16 +68,16 @@ static struct nvme_name name_make(unsigned number, uint64_t from_sequence)
 /* As the tier does it. */
 static int keep(unsigned number, uint64_t from_sequence)
 {
-    struct nvme_name name = name_make(number, from_sequence);
-    int rc = names_write(&names, &name);
+    struct nvme_ns_record name = name_make(number, from_sequence);
+    int rc = ns_records_write(&names, &name);
 
-    return rc < 0 ? rc : names_set(&names, &name);
+    return rc < 0 ? rc : ns_records_set(&names, &name);
 }
 
 static void expect(unsigned number, uint64_t from_sequence)
 {
-    struct nvme_name name = name_make(number, 0);
-    const struct nvme_name *known = names_find(&names, name.fingerprint);
+    struct nvme_ns_record name = name_make(number, 0);
+    const struct nvme_ns_record *known = ns_records_find(&names, name.fingerprint);
 
     cr_assert_not_null(known, "namespace %u", number);
     cr_expect_eq(known->from_sequence, from_sequence, "namespace %u: from %llu", number,
@@ -138,8 +138,8 @@ Test(nvme_names, the_highest_sequence_counts)
 Test(nvme_names, a_file_does_not_grow_for_ever)
 {
     for (unsigned i = 0; i < 500; i++) {
-        if (names_crowded(&names))
-            names_prune(&names, NULL, NULL);
+        if (ns_records_crowded(&names))
+            ns_records_prune(&names, NULL, NULL);
         cr_assert_eq(keep(i % 5, i), 0);
         cr_assert_leq(file_pages(0), 64 + 2 * 5 + 1);
         cr_assert_leq(file_pages(1), 64 + 2 * 5 + 1);
@@ -154,18 +154,18 @@ Test(nvme_names, what_nobody_wants_goes)
 {
     for (unsigned i = 0; i < 100; i++)
         cr_assert_eq(keep(i, i), 0);
-    cr_assert(names_crowded(&names));
-    names_prune(&names, is_even, NULL);
+    cr_assert(ns_records_crowded(&names));
+    ns_records_prune(&names, is_even, NULL);
     cr_expect_eq(names.count, 50u);
-    cr_expect_not(names_crowded(&names), "100 records for 50 namespaces are not too many");
+    cr_expect_not(ns_records_crowded(&names), "100 records for 50 namespaces are not too many");
     for (unsigned i = 100; i < 164; i++)
         cr_assert_eq(keep(i, i), 0);
-    cr_assert(names_crowded(&names));
-    names_prune(&names, is_even, NULL);
+    cr_assert(ns_records_crowded(&names));
+    ns_records_prune(&names, is_even, NULL);
     cr_expect_eq(names.count, 82u);
     for (unsigned i = 0; i < 70; i++)
         cr_assert_eq(keep(2, 2000 + i), 0);
-    names_prune(&names, is_even, NULL);
+    ns_records_prune(&names, is_even, NULL);
     cr_assert_eq(keep(400, 1000), 0); /* with this one it is written anew */
     cr_expect_eq(file_pages(0), 83);
     cr_expect_eq(file_pages(1), 83);
@@ -222,7 +222,7 @@ Test(nvme_names, a_rewrite_that_fails_loses_nothing)
     for (unsigned i = 0; i < 70; i++)
         cr_assert_eq(keep(1, i), 0);
     cr_assert_eq(mkdir(left, 0700), 0);
-    names_prune(&names, NULL, NULL);
+    ns_records_prune(&names, NULL, NULL);
     cr_assert_eq(keep(2, 5), 0);
     cr_expect_eq(file_pages(0), 71);
     cr_expect_eq(file_pages(1), 2);

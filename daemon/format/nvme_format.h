@@ -3,8 +3,8 @@
  *
  * Promise: decode says 0 only for a page whose magic, version and checksum agree and whose fields
  * are within their bounds; a page of zeros, of another file or half written never passes. */
-#ifndef UCMD_TIER_NVME_FORMAT_H
-#define UCMD_TIER_NVME_FORMAT_H
+#ifndef UCMD_FORMAT_NVME_FORMAT_H
+#define UCMD_FORMAT_NVME_FORMAT_H
 
 #include "proto/limits.h"
 
@@ -41,17 +41,17 @@ struct nvme_segment_header {
     uint8_t uuid[NVME_UUID_BYTES];
     uint32_t segment;  /* its number in the file */
     uint64_t sequence; /* grows over the whole tier */
-    uint64_t stride;   /* bytes from slot to slot */
+    uint64_t stride;   /* bytes from record to record */
 };
 
-struct nvme_slot_header {
+struct nvme_record_header {
     uint8_t uuid[NVME_UUID_BYTES];
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint8_t key[UCM_MAX_KEY_BYTES];
     uint32_t key_bytes, part;
-    uint32_t segment, slot; /* where it was meant to lie */
+    uint32_t segment, record; /* where it was meant to lie */
     uint64_t payload_bytes;
-    uint64_t generation; /* sequence of the segment when the slot was written */
+    uint64_t generation; /* sequence of the segment when the record was written */
     uint64_t sequence;   /* of this write, over the whole tier */
     uint64_t checksum;   /* XXH3-64 of the payload without padding */
 };
@@ -66,29 +66,29 @@ struct nvme_quarantine {
 };
 
 /* One page of the file of names: a namespace's identity. */
-#define NVME_NAME_BYTES 4000u
-struct nvme_name {
+#define NVME_IDENTITY_BYTES 4000u
+struct nvme_ns_record {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    uint64_t from_sequence; /* slots with a lower sequence are forgotten */
+    uint64_t from_sequence; /* records with a lower sequence are forgotten */
     uint32_t identity_bytes;
-    uint8_t identity[NVME_NAME_BYTES];
+    uint8_t identity[NVME_IDENTITY_BYTES];
 };
 
 void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);
 void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE]);
 void nvme_segment_header_encode(const struct nvme_segment_header *in, uint8_t page[NVME_PAGE]);
-void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE]);
+void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
 void nvme_quarantine_encode(const struct nvme_quarantine *in, uint8_t page[NVME_PAGE]);
-void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE]);
+void nvme_ns_record_encode(const struct nvme_ns_record *in, uint8_t page[NVME_PAGE]);
 
 /* 0; -EILSEQ: not such a page; -EPROTONOSUPPORT: of another format version; -EBADMSG: torn or
  * damaged. *out is untouched on failure. */
 int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
 int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
-int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out);
+int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
-int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out);
+int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
 
 /* What `ucmctl format` writes to the first page of a file or device that may be made ours. */
 void nvme_mark_encode(uint8_t page[NVME_PAGE]);
@@ -103,24 +103,24 @@ static inline uint64_t nvme_padded(uint64_t bytes)
     return (bytes + NVME_PAGE - 1) & ~(uint64_t)(NVME_PAGE - 1);
 }
 
-/* Bytes from slot to slot for payloads of `bytes`. */
+/* Bytes from record to record for payloads of `bytes`. */
 static inline uint64_t nvme_stride(uint64_t bytes)
 {
     return NVME_PAGE + nvme_padded(bytes);
 }
 
-static inline uint64_t nvme_slots(uint64_t segment_bytes, uint64_t stride)
+static inline uint64_t nvme_records(uint64_t segment_bytes, uint64_t stride)
 {
     return (segment_bytes - NVME_PAGE) / stride;
 }
 
-/* Offset of a slot's header from the start of its segment. */
-static inline uint64_t nvme_slot_offset(uint64_t stride, uint64_t slot)
+/* Offset of a record's header from the start of its segment. */
+static inline uint64_t nvme_record_offset(uint64_t stride, uint64_t record)
 {
-    return NVME_PAGE + slot * stride;
+    return NVME_PAGE + record * stride;
 }
 
-/* ---- tier_place.loc: file 8 bits, page of the slot's header in the file 32 bits, generation 24
+/* ---- tier_place.loc: file 8 bits, page of the record's header in the file 32 bits, generation 24
  * ---- */
 
 #define NVME_LOC_FILES 256u

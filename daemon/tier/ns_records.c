@@ -1,4 +1,4 @@
-#include "daemon/tier/names.h"
+#include "daemon/tier/ns_records.h"
 
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
@@ -20,7 +20,7 @@
 /* ---- in memory ---- */
 
 /* The first record that is not before the fingerprint. */
-static uint32_t name_place(const struct names *n, const uint8_t *fingerprint)
+static uint32_t name_place(const struct ns_records *n, const uint8_t *fingerprint)
 {
     uint32_t low = 0, high = n->count;
 
@@ -35,7 +35,7 @@ static uint32_t name_place(const struct names *n, const uint8_t *fingerprint)
     return low;
 }
 
-static struct nvme_name *name_of(const struct names *n, const uint8_t *fingerprint)
+static struct nvme_ns_record *name_of(const struct ns_records *n, const uint8_t *fingerprint)
 {
     uint32_t i = name_place(n, fingerprint);
 
@@ -44,32 +44,32 @@ static struct nvme_name *name_of(const struct names *n, const uint8_t *fingerpri
                : NULL;
 }
 
-const struct nvme_name *names_find(const struct names *n, const uint8_t *fingerprint)
+const struct nvme_ns_record *ns_records_find(const struct ns_records *n, const uint8_t *fingerprint)
 {
     return name_of(n, fingerprint);
 }
 
-void names_forget(struct names *n, const uint8_t *fingerprint, uint64_t from_sequence)
+void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence)
 {
-    struct nvme_name *known = name_of(n, fingerprint);
+    struct nvme_ns_record *known = name_of(n, fingerprint);
 
     /* A file may be being written anew: it gets the one number or the other. */
     if (known && known->from_sequence < from_sequence)
         __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
 }
 
-int names_set(struct names *n, const struct nvme_name *name)
+int ns_records_set(struct ns_records *n, const struct nvme_ns_record *name)
 {
     uint32_t i = name_place(n, name->fingerprint);
-    struct nvme_name *known;
+    struct nvme_ns_record *known;
 
     if (name_of(n, name->fingerprint)) {
-        names_forget(n, name->fingerprint, name->from_sequence);
+        ns_records_forget(n, name->fingerprint, name->from_sequence);
         return 0;
     }
     if (n->count == n->cap) {
         uint32_t cap = n->cap ? 2 * n->cap : 16;
-        struct nvme_name **p = realloc(n->name, cap * sizeof(*p));
+        struct nvme_ns_record **p = realloc(n->name, cap * sizeof(*p));
 
         if (!p)
             return -ENOMEM;
@@ -86,7 +86,7 @@ int names_set(struct names *n, const struct nvme_name *name)
     return 0;
 }
 
-uint64_t names_last_sequence(const struct names *n)
+uint64_t ns_records_last_sequence(const struct ns_records *n)
 {
     uint64_t last = 0;
 
@@ -96,7 +96,7 @@ uint64_t names_last_sequence(const struct names *n)
     return last;
 }
 
-bool names_crowded(const struct names *n)
+bool ns_records_crowded(const struct ns_records *n)
 {
     for (unsigned i = 0; i < n->n_files && !n->unread; i++)
         if (n->files[i].path && n->files[i].pages >= n->files[i].check_at)
@@ -104,7 +104,8 @@ bool names_crowded(const struct names *n)
     return false;
 }
 
-void names_prune(struct names *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint), void *ctx)
+void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
+                      void *ctx)
 {
     uint64_t enough;
     uint32_t left = 0;
@@ -127,10 +128,10 @@ void names_prune(struct names *n, bool (*wanted)(void *ctx, const uint8_t *finge
 
 /* ---- reading ---- */
 
-static int file_read(struct names *n, struct names_file *f, int fd)
+static int file_read(struct ns_records *n, struct ns_file *f, int fd)
 {
     uint8_t page[NVME_PAGE];
-    struct nvme_name name;
+    struct nvme_ns_record name;
     uint64_t damaged = 0;
     ssize_t got = 0;
 
@@ -139,11 +140,11 @@ static int file_read(struct names *n, struct names_file *f, int fd)
         got = pread(fd, page, sizeof(page), (off_t)(i * NVME_PAGE));
         if (got != (ssize_t)sizeof(page))
             break;
-        if (nvme_name_decode(page, &name) < 0) {
+        if (nvme_ns_record_decode(page, &name) < 0) {
             damaged++;
             continue;
         }
-        if (names_set(n, &name) < 0)
+        if (ns_records_set(n, &name) < 0)
             return -ENOMEM;
         f->pages = i + 1;
     }
@@ -159,7 +160,7 @@ static int file_read(struct names *n, struct names_file *f, int fd)
 }
 
 /* What a daemon that died while it wrote the file anew has left. */
-static void rewrite_remove(const struct names_file *f)
+static void rewrite_remove(const struct ns_file *f)
 {
     char *path;
 
@@ -170,7 +171,7 @@ static void rewrite_remove(const struct names_file *f)
     free(path);
 }
 
-static int file_init(struct names *n, struct names_file *f, const char *folder)
+static int file_init(struct ns_records *n, struct ns_file *f, const char *folder)
 {
     int fd, rc;
 
@@ -199,11 +200,11 @@ static int file_init(struct names *n, struct names_file *f, const char *folder)
     return rc;
 }
 
-int names_open(struct names *n, const char *const *folders, unsigned count)
+int ns_records_open(struct ns_records *n, const char *const *folders, unsigned count)
 {
     int rc = 0;
 
-    *n = (struct names){.n_files = count};
+    *n = (struct ns_records){.n_files = count};
     n->files = calloc(count, sizeof(n->files[0]));
     if (!n->files)
         return -ENOMEM;
@@ -211,11 +212,11 @@ int names_open(struct names *n, const char *const *folders, unsigned count)
         if (folders[i])
             rc = file_init(n, &n->files[i], folders[i]);
     if (rc < 0)
-        names_close(n);
+        ns_records_close(n);
     return rc;
 }
 
-void names_close(struct names *n)
+void ns_records_close(struct ns_records *n)
 {
     for (unsigned i = 0; n->files && i < n->n_files; i++) {
         free(n->files[i].folder);
@@ -225,7 +226,7 @@ void names_close(struct names *n)
         free(n->name[i]);
     free(n->files);
     free(n->name);
-    *n = (struct names){0};
+    *n = (struct ns_records){0};
 }
 
 /* ---- writing ---- */
@@ -247,7 +248,7 @@ static int pages_write(int fd, const uint8_t *pages, uint64_t n, uint64_t at)
 }
 
 /* The file is under its name, also after a power failure. */
-static int file_named(struct names_file *f)
+static int file_named(struct ns_file *f)
 {
     int rc = f->named ? 0 : nvme_folder_sync(f->folder);
 
@@ -256,7 +257,7 @@ static int file_named(struct names_file *f)
     return rc;
 }
 
-static int file_append(struct names_file *f, const uint8_t *page)
+static int file_append(struct ns_file *f, const uint8_t *page)
 {
     int fd = open(f->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     int rc;
@@ -279,11 +280,11 @@ static int file_append(struct names_file *f, const uint8_t *page)
 }
 
 /* All records, and the new one in its place or behind them. Returns how many, or -errno. */
-static int64_t all_write(const struct names *n, const struct nvme_name *name, int fd)
+static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record *name, int fd)
 {
-    const struct nvme_name *known = names_find(n, name->fingerprint);
+    const struct nvme_ns_record *known = ns_records_find(n, name->fingerprint);
     uint8_t page[NVME_PAGE];
-    struct nvme_name one;
+    struct nvme_ns_record one;
     int rc = 0;
 
     for (uint32_t i = 0; i < n->count && rc == 0; i++) {
@@ -294,19 +295,20 @@ static int64_t all_write(const struct names *n, const struct nvme_name *name, in
         memcpy(one.identity, n->name[i]->identity, one.identity_bytes);
         one.from_sequence =
             n->name[i] == known && name->from_sequence > from ? name->from_sequence : from;
-        nvme_name_encode(&one, page);
+        nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("names-torn", if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
         rc = pages_write(fd, page, 1, i);
     }
     if (rc == 0 && !known) {
-        nvme_name_encode(name, page);
+        nvme_ns_record_encode(name, page);
         rc = pages_write(fd, page, 1, n->count);
     }
     return rc < 0 ? rc : (int64_t)n->count + (known == NULL);
 }
 
 /* Until the rename the old file is the file, from then on the new one; both are whole. */
-static int file_rewrite(const struct names *n, struct names_file *f, const struct nvme_name *name)
+static int file_rewrite(const struct ns_records *n, struct ns_file *f,
+                        const struct nvme_ns_record *name)
 {
     uint64_t before = f->pages;
     char *path = NULL;
@@ -339,8 +341,8 @@ static int file_rewrite(const struct names *n, struct names_file *f, const struc
     return 0;
 }
 
-static int file_write(const struct names *n, struct names_file *f, const struct nvme_name *name,
-                      const uint8_t *page)
+static int file_write(const struct ns_records *n, struct ns_file *f,
+                      const struct nvme_ns_record *name, const uint8_t *page)
 {
     int rc;
 
@@ -356,12 +358,12 @@ static int file_write(const struct names *n, struct names_file *f, const struct 
     return file_append(f, page);
 }
 
-int names_write(struct names *n, const struct nvme_name *name)
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *name)
 {
     uint8_t page[NVME_PAGE];
     int rc = 0;
 
-    nvme_name_encode(name, page);
+    nvme_ns_record_encode(name, page);
     for (unsigned i = 0; i < n->n_files; i++) {
         int one = n->files[i].path ? file_write(n, &n->files[i], name, page) : 0;
 

@@ -19,7 +19,7 @@
 #define PROBE_MIN_MS 1000u
 #define PROBE_MAX_MS 300000u
 
-struct care_file {
+struct health_file {
     struct tier *tier;
     struct nvme_device *device;
     struct nvme_quarantine list;
@@ -31,19 +31,19 @@ struct care_file {
     uv_work_t work;
 };
 
-struct nvme_care {
+struct nvme_health {
     struct tier *tier;
     uv_timer_t timer;
     unsigned percent;
     uint8_t *pages;
-    struct care_file *file;
+    struct health_file *file;
 };
 
 /* ---- keeping the list: a page is written by the pool ---- */
 
 static void store_work_cb(uv_work_t *work)
 {
-    struct care_file *f = work->data;
+    struct health_file *f = work->data;
     int fd = f->device->file.fd;
     ssize_t n;
 
@@ -55,12 +55,12 @@ static void store_work_cb(uv_work_t *work)
         f->status = nvme_device_sync(f->device);
 }
 
-static void store(struct care_file *f);
-static void probe_ended(struct care_file *f);
+static void store(struct health_file *f);
+static void probe_ended(struct health_file *f);
 
 static void store_done_cb(uv_work_t *work, int status)
 {
-    struct care_file *f = work->data;
+    struct health_file *f = work->data;
     struct tier *t = f->tier;
 
     assert(status == 0); /* nobody cancels */
@@ -79,7 +79,7 @@ static void store_done_cb(uv_work_t *work, int status)
     nvme_release(t);
 }
 
-static void store(struct care_file *f)
+static void store(struct health_file *f)
 {
     int rc;
 
@@ -96,7 +96,7 @@ static void store(struct care_file *f)
     (void)rc;
 }
 
-static void list_load(struct care_file *f)
+static void list_load(struct health_file *f)
 {
     const struct nvme_file *file = &f->device->file;
     struct nvme_quarantine found;
@@ -122,16 +122,16 @@ static void list_load(struct care_file *f)
 static bool bound_passed(const struct tier *t, const struct nvme_device *d)
 {
     const struct segment_file *s = &t->segments.file[d - t->devices];
-    uint64_t bound = (uint64_t)s->count * t->care->percent / 100;
+    uint64_t bound = (uint64_t)s->count * t->health->percent / 100;
 
     if (bound > NVME_QUARANTINE_MAX - 1)
         bound = NVME_QUARANTINE_MAX - 1; /* the page has room for one more */
     return s->quarantined > (bound > 1 ? bound : 1);
 }
 
-static struct care_file *care_file(struct tier *t, const struct nvme_device *d)
+static struct health_file *health_file(struct tier *t, const struct nvme_device *d)
 {
-    return &t->care->file[d - t->devices];
+    return &t->health->file[d - t->devices];
 }
 
 static void device_degrade(struct tier *t, struct nvme_device *d, const char *why)
@@ -149,7 +149,7 @@ static void timer_cb(uv_timer_t *timer);
 static void bound_check(struct tier *t, struct nvme_device *d);
 
 /* No timer runs while all files are well. */
-static void timer_arm(struct nvme_care *k)
+static void timer_arm(struct nvme_health *k)
 {
     uint64_t now = uv_now(k->tier->loop), next = UINT64_MAX;
 
@@ -160,16 +160,16 @@ static void timer_arm(struct nvme_care *k)
         (void)uv_timer_start(&k->timer, timer_cb, next > now ? next - now : 0, 0);
 }
 
-static void probe_later(struct care_file *f)
+static void probe_later(struct health_file *f)
 {
     uint64_t pause = 2 * f->pause_ms;
 
     f->pause_ms = pause < PROBE_MIN_MS ? PROBE_MIN_MS : pause > PROBE_MAX_MS ? PROBE_MAX_MS : pause;
     f->probe_ms = uv_now(f->tier->loop) + f->pause_ms;
-    timer_arm(f->tier->care);
+    timer_arm(f->tier->health);
 }
 
-static void probe_ended(struct care_file *f)
+static void probe_ended(struct health_file *f)
 {
     struct tier *t = f->tier;
     struct nvme_device *d = f->device;
@@ -194,11 +194,11 @@ static void probe_ended(struct care_file *f)
 
 static void timer_cb(uv_timer_t *timer)
 {
-    struct nvme_care *k = timer->data;
+    struct nvme_health *k = timer->data;
     uint64_t now = uv_now(k->tier->loop);
 
     for (unsigned i = 0; i < k->tier->files && !k->tier->closing; i++) {
-        struct care_file *f = &k->file[i];
+        struct health_file *f = &k->file[i];
 
         if (f->probe_ms == 0 || f->probing || f->probe_ms > now)
             continue;
@@ -217,13 +217,13 @@ void nvme_write_failed(struct tier *t, unsigned file, int status)
         (status != -EROFS && status != -ENOSPC && d->write_failures < WRITE_FAILURES_MAX))
         return;
     device_degrade(t, d, strerror(-status));
-    probe_later(care_file(t, d));
+    probe_later(health_file(t, d));
 }
 
 void nvme_write_worked(struct tier *t, unsigned file)
 {
     t->devices[file].write_failures = 0;
-    t->care->file[file].pause_ms = 0;
+    t->health->file[file].pause_ms = 0;
 }
 
 /* ---- quarantine ---- */
@@ -248,21 +248,21 @@ static void bound_check(struct tier *t, struct nvme_device *d)
 /* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says
  * nothing of the disk. Where there were such writes, one of them may also have been the first of a
  * segment's new opening, and lie in what the checkpoint tells of the old one. */
-static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t slot)
+static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t record)
 {
     return s->sequence < t->recovery.before &&
-           (slot >= s->covered || t->devices[s->file].went_on || nvme_recovering(t));
+           (record >= s->covered || t->devices[s->file].went_on || nvme_recovering(t));
 }
 
-void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot)
+void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record)
 {
     struct nvme_device *d = &t->devices[s->file];
-    struct care_file *f = care_file(t, d);
+    struct health_file *f = health_file(t, d);
 
-    if (perhaps_torn(t, s, slot) || !segment_quarantine(&t->segments, s))
+    if (perhaps_torn(t, s, record) || !segment_quarantine(&t->segments, s))
         return;
-    log_error(ROOM, "segment-quarantined", "path=%s segment=%" PRIu32 " slot=%" PRIu32,
-              d->file.path, s->number, slot);
+    log_error(ROOM, "segment-quarantined", "path=%s segment=%" PRIu32 " record=%" PRIu32,
+              d->file.path, s->number, record);
     if (f->list.count < NVME_QUARANTINE_MAX)
         f->list.segment[f->list.count++] = s->number;
     figures_update(t);
@@ -270,7 +270,7 @@ void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t slot)
     store(f);
 }
 
-static void list_apply(struct care_file *f)
+static void list_apply(struct health_file *f)
 {
     struct segment_file *s = &f->tier->segments.file[f->device - f->tier->devices];
 
@@ -285,16 +285,16 @@ static void list_apply(struct care_file *f)
 
 /* ---- life ---- */
 
-static void care_free(struct nvme_care *k)
+static void health_free(struct nvme_health *k)
 {
     free(k->pages);
     free(k->file);
     free(k);
 }
 
-int nvme_care_open(struct tier *t, unsigned percent)
+int nvme_health_open(struct tier *t, unsigned percent)
 {
-    struct nvme_care *k = calloc(1, sizeof(*k));
+    struct nvme_health *k = calloc(1, sizeof(*k));
 
     if (!k)
         return -ENOMEM;
@@ -303,14 +303,14 @@ int nvme_care_open(struct tier *t, unsigned percent)
     k->pages = aligned_alloc(NVME_PAGE, (size_t)t->files * NVME_PAGE);
     k->file = calloc(t->files, sizeof(k->file[0]));
     if (!k->pages || !k->file || uv_timer_init(t->loop, &k->timer) < 0) {
-        care_free(k);
+        health_free(k);
         return -ENOMEM;
     }
     k->timer.data = k;
     uv_unref((uv_handle_t *)&k->timer);
-    t->care = k;
+    t->health = k;
     for (unsigned i = 0; i < t->files; i++) {
-        struct care_file *f = &k->file[i];
+        struct health_file *f = &k->file[i];
 
         f->tier = t;
         f->device = &t->devices[i];
@@ -324,11 +324,11 @@ int nvme_care_open(struct tier *t, unsigned percent)
 
 static void closed_cb(uv_handle_t *handle)
 {
-    care_free(handle->data);
+    health_free(handle->data);
 }
 
-void nvme_care_close(struct tier *t)
+void nvme_health_close(struct tier *t)
 {
-    if (t->care)
-        uv_close((uv_handle_t *)&t->care->timer, closed_cb);
+    if (t->health)
+        uv_close((uv_handle_t *)&t->health->timer, closed_cb);
 }

@@ -12,68 +12,69 @@
 #include <string.h>
 
 #define READS 8u
-#define TWINS_MAX (1u << 18)
+#define DUPLICATES_MAX (1u << 18)
 
-struct twin {
+struct duplicate {
     struct list link;
     struct segment *segment; /* held as if read */
-    uint32_t slot;
-    struct nvme_slot_header header;
+    uint32_t record;
+    struct nvme_record_header header;
 };
 
-struct twin_read {
+struct duplicate_read {
     struct tier_io io;
     struct tier *tier;
-    struct twin *twin;
+    struct duplicate *duplicate;
 };
 
-static void twin_free(struct tier *t, struct twin *w)
+static void duplicate_free(struct tier *t, struct duplicate *w)
 {
     segment_read_end(&t->segments, w->segment);
     free(w);
-    t->recovery.twins_n--;
+    t->recovery.duplicates_n--;
 }
 
-void nvme_twin_add(struct tier *t, struct segment *s, uint32_t slot,
-                   const struct nvme_slot_header *h)
+void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
+                        const struct nvme_record_header *h)
 {
-    struct twin *w =
-        t->recovery.twins_n < TWINS_MAX && t->callbacks.lost ? malloc(sizeof(*w)) : NULL;
+    struct duplicate *w =
+        t->recovery.duplicates_n < DUPLICATES_MAX && t->callbacks.lost ? malloc(sizeof(*w)) : NULL;
 
     if (!w)
         return; /* the place that was taken over has to do */
-    *w = (struct twin){.segment = s, .slot = slot, .header = *h};
+    *w = (struct duplicate){.segment = s, .record = record, .header = *h};
     segment_read_begin(s);
-    list_push_back(&t->recovery.twins, &w->link);
-    t->recovery.twins_n++;
+    list_push_back(&t->recovery.duplicates, &w->link);
+    t->recovery.duplicates_n++;
 }
 
 /* ---- one that is read ---- */
 
 static void read_done_cb(struct tier_io *io, int status)
 {
-    struct twin_read *r = (struct twin_read *)io;
+    struct duplicate_read *r = (struct duplicate_read *)io;
     struct tier *t = r->tier;
-    struct tier_twin other;
+    struct tier_duplicate other;
     struct segment *s;
-    uint32_t slot;
+    uint32_t record;
 
-    t->recovery.twin_reads--;
+    t->recovery.duplicate_reads--;
     if (!t->closing && status < 0 && status != -ESTALE) {
-        if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &slot) == 0)
+        if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0)
             t->callbacks.lost(t->callbacks.ctx, io->name.owner, io->place.loc);
-        (void)nvme_recover_twin(t, r->twin->segment, r->twin->slot, &r->twin->header, &other);
+        (void)nvme_recover_duplicate(t, r->duplicate->segment, r->duplicate->record,
+                                     &r->duplicate->header, &other);
     }
-    twin_free(t, r->twin);
+    duplicate_free(t, r->duplicate);
     free(io->data);
     free(r);
     nvme_recover_go_on(t);
     nvme_release(t);
 }
 
-static int read_start(struct tier *t, struct twin *w, const struct tier_twin *other)
+static int read_start(struct tier *t, struct duplicate *w, const struct tier_duplicate *other)
 {
-    struct twin_read *r = calloc(1, sizeof(*r));
+    struct duplicate_read *r = calloc(1, sizeof(*r));
     uint64_t bytes = w->header.payload_bytes;
     void *data = r ? aligned_alloc(NVME_PAGE, nvme_padded(bytes)) : NULL;
     int rc = -ENOMEM;
@@ -89,7 +90,7 @@ static int read_start(struct tier *t, struct twin *w, const struct tier_twin *ot
         r->io.name.part = w->header.part;
         r->io.name.owner = other->owner;
         r->tier = t;
-        r->twin = w;
+        r->duplicate = w;
         rc = nvme_read(t, &r->io);
     }
     if (rc < 0) {
@@ -97,40 +98,41 @@ static int read_start(struct tier *t, struct twin *w, const struct tier_twin *ot
         free(r);
         return rc;
     }
-    t->recovery.twin_reads++;
+    t->recovery.duplicate_reads++;
     nvme_hold(t);
     return 0;
 }
 
 /* ---- one after the other ---- */
 
-bool nvme_twins_step(struct tier *t)
+bool nvme_duplicates_step(struct tier *t)
 {
     struct nvme_recovery *k = &t->recovery;
 
-    while (k->twin_reads < READS && !list_empty(&k->twins)) {
-        struct twin *w = LIST_ENTRY(k->twins.next, struct twin, link);
-        struct tier_twin other;
+    while (k->duplicate_reads < READS && !list_empty(&k->duplicates)) {
+        struct duplicate *w = LIST_ENTRY(k->duplicates.next, struct duplicate, link);
+        struct tier_duplicate other;
         int rc = 0;
 
         /* Asked again: the other place may be known to be bad by now, or have been replaced. */
-        if (!nvme_recover_twin(t, w->segment, w->slot, &w->header, &other) && other.owner != 0)
+        if (!nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other) &&
+            other.owner != 0)
             rc = read_start(t, w, &other);
-        if (rc == -EAGAIN && k->twin_reads > 0)
+        if (rc == -EAGAIN && k->duplicate_reads > 0)
             break;
         list_remove(&w->link);
         if (rc < 0)
             log_warn("tier", "copy-not-compared", "error=%s", strerror(-rc));
         if (rc < 0 || other.owner == 0)
-            twin_free(t, w);
+            duplicate_free(t, w);
     }
-    return k->twin_reads > 0 || !list_empty(&k->twins);
+    return k->duplicate_reads > 0 || !list_empty(&k->duplicates);
 }
 
-void nvme_twins_drop(struct tier *t)
+void nvme_duplicates_drop(struct tier *t)
 {
     struct list *node;
 
-    while ((node = list_pop_front(&t->recovery.twins)) != NULL)
-        twin_free(t, LIST_ENTRY(node, struct twin, link));
+    while ((node = list_pop_front(&t->recovery.duplicates)) != NULL)
+        duplicate_free(t, LIST_ENTRY(node, struct duplicate, link));
 }

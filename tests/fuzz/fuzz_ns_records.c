@@ -2,8 +2,8 @@
  * the rest is passed over, and what is written behind it is found by the next start. */
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
-#include "daemon/tier/checksum.h"
-#include "daemon/tier/names.h"
+#include "daemon/format/checksum.h"
+#include "daemon/tier/ns_records.h"
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -52,13 +52,13 @@ static void folder_make(void)
 /* A whole record; one with a byte changed under a right checksum, or under a wrong one. */
 static void page_make(const struct page_recipe *r, uint64_t *newest, uint8_t page[NVME_PAGE])
 {
-    struct nvme_name name = {.identity_bytes = r->identity_bytes + 1u,
-                             .from_sequence = r->sequence};
+    struct nvme_ns_record name = {.identity_bytes = r->identity_bytes + 1u,
+                                  .from_sequence = r->sequence};
     uint64_t sum;
 
     name.fingerprint[0] = r->fingerprint;
     memset(name.identity, 'i', name.identity_bytes);
-    nvme_name_encode(&name, page);
+    nvme_ns_record_encode(&name, page);
     if (r->kind % 4 == 0 && name.from_sequence + 1 > newest[r->fingerprint])
         newest[r->fingerprint] = name.from_sequence + 1;
     if (r->kind % 4 == 0)
@@ -90,15 +90,15 @@ static void file_make(const uint8_t *data, size_t size, uint64_t *newest)
 }
 
 /* Records of a changed byte may be whole as well, of another fingerprint or number. */
-static void names_expect(const struct names *n, const uint64_t *newest)
+static void ns_records_expect(const struct ns_records *n, const uint64_t *newest)
 {
     for (uint32_t i = 0; i < n->count; i++) {
-        must(n->name[i]->identity_bytes >= 1 && n->name[i]->identity_bytes <= NVME_NAME_BYTES);
-        must(names_find(n, n->name[i]->fingerprint) == n->name[i]);
+        must(n->name[i]->identity_bytes >= 1 && n->name[i]->identity_bytes <= NVME_IDENTITY_BYTES);
+        must(ns_records_find(n, n->name[i]->fingerprint) == n->name[i]);
     }
     for (unsigned i = 0; i < 256; i++) {
         uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {(uint8_t)i};
-        const struct nvme_name *name = names_find(n, fingerprint);
+        const struct nvme_ns_record *name = ns_records_find(n, fingerprint);
 
         must(newest[i] == 0 || (name && name->from_sequence + 1 >= newest[i]));
     }
@@ -107,19 +107,19 @@ static void names_expect(const struct names *n, const uint64_t *newest)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *folders[1] = {folder};
-    struct nvme_name one = {.identity_bytes = 3, .from_sequence = 5, .identity = "new"};
+    struct nvme_ns_record one = {.identity_bytes = 3, .from_sequence = 5, .identity = "new"};
     uint64_t newest[256] = {0};
-    struct names n;
+    struct ns_records n;
 
     folder_make();
     file_make(data, size, newest);
-    must(names_open(&n, folders, 1) == 0);
-    names_expect(&n, newest);
-    must(names_write(&n, &one) == 0);
-    names_close(&n);
+    must(ns_records_open(&n, folders, 1) == 0);
+    ns_records_expect(&n, newest);
+    must(ns_records_write(&n, &one) == 0);
+    ns_records_close(&n);
     newest[0] = newest[0] > 6 ? newest[0] : 6;
-    must(names_open(&n, folders, 1) == 0);
-    names_expect(&n, newest);
-    names_close(&n);
+    must(ns_records_open(&n, folders, 1) == 0);
+    ns_records_expect(&n, newest);
+    ns_records_close(&n);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* Little-endian numbers in bytes. */
-#ifndef UCMD_TIER_BYTES_H
-#define UCMD_TIER_BYTES_H
+#ifndef UCMD_FORMAT_BYTES_H
+#define UCMD_FORMAT_BYTES_H
 
 #include <stdint.h>
 

@@ -8,9 +8,9 @@
 
 /* Of writes begun in one turn: as many as one write has at most, and more writes only if each has
  * few. A header is a page to be filled and hashed. */
-#define TURN_PARTS NVME_MERGE_IOS
+#define BUDGET_PARTS NVME_MERGE_IOS
 
-struct nvme_turn {
+struct nvme_budget {
     uv_idle_t idle; /* runs for a turn in which something is to be done or counted anew */
     struct tier *tier;
     unsigned parts; /* of the writes begun in this turn */
@@ -19,7 +19,7 @@ struct nvme_turn {
 
 static void idle_cb(uv_idle_t *idle);
 
-static void idle_start(struct nvme_turn *n)
+static void idle_start(struct nvme_budget *n)
 {
     int rc = uv_idle_start(&n->idle, idle_cb); /* nothing is done if it runs already */
 
@@ -29,7 +29,7 @@ static void idle_start(struct nvme_turn *n)
 
 static void idle_cb(uv_idle_t *idle)
 {
-    struct nvme_turn *n = idle->data;
+    struct nvme_budget *n = idle->data;
     struct tier *t = n->tier;
     bool gathered = n->gathered, pump = n->pump;
 
@@ -46,41 +46,41 @@ static void idle_cb(uv_idle_t *idle)
     nvme_release(t);
 }
 
-bool nvme_turn_may_write(struct tier *t)
+bool nvme_budget_left(struct tier *t)
 {
-    if (t->loop_turn->parts >= TURN_PARTS)
-        nvme_turn_ready(t);
-    return t->loop_turn->parts < TURN_PARTS;
+    if (t->budget->parts >= BUDGET_PARTS)
+        nvme_budget_pump_later(t);
+    return t->budget->parts < BUDGET_PARTS;
 }
 
-void nvme_turn_wrote(struct tier *t, unsigned parts)
+void nvme_budget_spend(struct tier *t, unsigned parts)
 {
-    t->loop_turn->parts += parts;
-    idle_start(t->loop_turn);
+    t->budget->parts += parts;
+    idle_start(t->budget);
 }
 
-void nvme_turn_ready(struct tier *t)
+void nvme_budget_pump_later(struct tier *t)
 {
-    t->loop_turn->pump = true;
-    idle_start(t->loop_turn);
+    t->budget->pump = true;
+    idle_start(t->budget);
 }
 
-void nvme_turn_gathers(struct tier *t)
+void nvme_budget_checksum_later(struct tier *t)
 {
-    t->loop_turn->gathered = true;
-    idle_start(t->loop_turn);
+    t->budget->gathered = true;
+    idle_start(t->budget);
 }
 
-int nvme_turn_open(struct tier *t)
+int nvme_budget_open(struct tier *t)
 {
-    struct nvme_turn *n = calloc(1, sizeof(*n));
+    struct nvme_budget *n = calloc(1, sizeof(*n));
 
     if (!n)
         return -ENOMEM;
     (void)uv_idle_init(t->loop, &n->idle); /* can't fail */
     n->idle.data = n;
     n->tier = t;
-    t->loop_turn = n;
+    t->budget = n;
     return 0;
 }
 
@@ -89,7 +89,7 @@ static void closed_cb(uv_handle_t *handle)
     free(handle->data);
 }
 
-void nvme_turn_close(struct tier *t)
+void nvme_budget_close(struct tier *t)
 {
-    uv_close((uv_handle_t *)&t->loop_turn->idle, closed_cb);
+    uv_close((uv_handle_t *)&t->budget->idle, closed_cb);
 }

@@ -1,7 +1,7 @@
-#include "daemon/tier/checkpoint_format.h"
+#include "daemon/format/checkpoint_format.h"
 
-#include "daemon/tier/bytes.h"
-#include "daemon/tier/checksum.h"
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
 
 #include <errno.h>
 #include <string.h>
@@ -13,11 +13,11 @@ static uint8_t *entry_at(uint8_t *p, uint32_t i)
     return p + CHECKPOINT_HEAD_BYTES + (size_t)i * CHECKPOINT_ENTRY_BYTES;
 }
 
-void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_slot_header *in)
+void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_header *in)
 {
     uint8_t *e = entry_at(p, i);
 
-    put32(e, in->slot);
+    put32(e, in->record);
     put32(e + 4, (uint32_t)in->payload_bytes);
     put64(e + 8, in->sequence);
     put64(e + 16, in->checksum);
@@ -27,12 +27,12 @@ void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_slot_head
     memcpy(e + 64, in->fingerprint, UCM_FINGERPRINT_BYTES);
 }
 
-bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_slot_header *out)
+bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_header *out)
 {
     const uint8_t *e = entry_at((uint8_t *)p, i);
 
     memset(out, 0, sizeof(*out));
-    out->slot = get32(e);
+    out->record = get32(e);
     out->payload_bytes = get32(e + 4);
     out->sequence = get64(e + 8);
     out->checksum = get64(e + 16);
@@ -44,7 +44,7 @@ bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_slot_head
            out->key_bytes <= UCM_MAX_KEY_BYTES && out->part < UCM_MAX_PARTS;
 }
 
-void checkpoint_record_seal(uint8_t *p, const struct checkpoint_record *r)
+void checkpoint_span_seal(uint8_t *p, const struct checkpoint_span *r)
 {
     uint8_t *tail = entry_at(p, r->entries);
 
@@ -61,9 +61,9 @@ void checkpoint_record_seal(uint8_t *p, const struct checkpoint_record *r)
     put64(tail, checksum_of(p, (uint64_t)(tail - p)));
 }
 
-int checkpoint_record_decode(const uint8_t *p, size_t n, struct checkpoint_record *out)
+int checkpoint_span_decode(const uint8_t *p, size_t n, struct checkpoint_span *out)
 {
-    struct checkpoint_record r;
+    struct checkpoint_span r;
     const uint8_t *tail;
 
     if (n < CHECKPOINT_HEAD_BYTES)
@@ -76,9 +76,9 @@ int checkpoint_record_decode(const uint8_t *p, size_t n, struct checkpoint_recor
     r.to = get32(p + 44);
     r.entries = get32(p + 48);
     if (memcmp(p, MAGIC, 4) != 0 || get32(p + 4) != NVME_FORMAT_VERSION || r.from > r.to ||
-        r.entries > r.to - r.from || r.entries > CHECKPOINT_SLOTS)
+        r.entries > r.to - r.from || r.entries > CHECKPOINT_RECORDS)
         return -EBADMSG;
-    if (n < checkpoint_record_bytes(r.entries))
+    if (n < checkpoint_span_bytes(r.entries))
         return -EAGAIN;
     tail = entry_at((uint8_t *)p, r.entries);
     if (get64(tail) != checksum_of(p, (uint64_t)(tail - p)))

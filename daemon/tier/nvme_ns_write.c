@@ -10,9 +10,9 @@ static void name_next(struct tier *t);
 
 static void name_work_cb(uv_work_t *work)
 {
-    struct nvme_naming *n = work->data;
+    struct nvme_ns_writer *n = work->data;
 
-    n->status = names_write(&n->tier->names, &n->name);
+    n->status = ns_records_write(&n->tier->names, &n->name);
 }
 
 static void name_end(struct tier *t, int status)
@@ -22,7 +22,7 @@ static void name_end(struct tier *t, int status)
 
     t->naming.busy = false;
     if (status == 0)
-        status = names_set(&t->names, &t->naming.name);
+        status = ns_records_set(&t->names, &t->naming.name);
     asked->done(asked, status);
     name_next(t);
     nvme_release(t);
@@ -30,7 +30,7 @@ static void name_end(struct tier *t, int status)
 
 static void name_done_cb(uv_work_t *work, int status)
 {
-    struct nvme_naming *n = work->data;
+    struct nvme_ns_writer *n = work->data;
 
     assert(status == 0); /* nobody cancels */
     (void)status;
@@ -39,7 +39,7 @@ static void name_done_cb(uv_work_t *work, int status)
 
 static void name_known_cb(uv_work_t *work)
 {
-    struct nvme_naming *n = work->data;
+    struct nvme_ns_writer *n = work->data;
 
     n->status = 0;
 }
@@ -47,18 +47,18 @@ static void name_known_cb(uv_work_t *work)
 /* Through the pool also when nothing needs to be written: done never runs inside the call. */
 static void name_next(struct tier *t)
 {
-    struct nvme_naming *n = &t->naming;
+    struct nvme_ns_writer *n = &t->naming;
     const struct tier_ns_record *asked;
-    const struct nvme_name *known;
+    const struct nvme_ns_record *known;
     bool kept;
     int rc;
 
     if (n->busy || list_empty(&n->queue))
         return;
     asked = LIST_ENTRY(n->queue.next, struct tier_ns_record, link);
-    if (names_crowded(&t->names) && !nvme_recovering(t))
-        names_prune(&t->names, t->callbacks.ns_known, t->callbacks.ctx);
-    known = asked->forget ? NULL : names_find(&t->names, asked->fingerprint);
+    if (ns_records_crowded(&t->names) && !nvme_recovering(t))
+        ns_records_prune(&t->names, t->callbacks.ns_known, t->callbacks.ctx);
+    known = asked->forget ? NULL : ns_records_find(&t->names, asked->fingerprint);
     kept = known && !t->names.doubtful;
     memcpy(n->name.fingerprint, asked->fingerprint, sizeof(n->name.fingerprint));
     memcpy(n->name.identity, asked->identity, asked->identity_bytes);
@@ -71,30 +71,30 @@ static void name_next(struct tier *t)
     (void)rc;
 }
 
-void nvme_name(struct tier *t, struct tier_ns_record *asked)
+void nvme_ns_write(struct tier *t, struct tier_ns_record *asked)
 {
-    assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_NAME_BYTES);
+    assert(asked->identity_bytes > 0 && asked->identity_bytes <= NVME_IDENTITY_BYTES);
     /* Also of one that is new: a former record of it may have been dropped with a purge in it. */
     if (asked->forget || asked->from_sequence == 0)
-        asked->from_sequence = t->slot_sequence;
+        asked->from_sequence = t->record_sequence;
     if (asked->forget)
-        names_forget(&t->names, asked->fingerprint,
-                     t->slot_sequence); /* recovery may be under way */
+        ns_records_forget(&t->names, asked->fingerprint,
+                          t->record_sequence); /* recovery may be under way */
     nvme_hold(t);
     list_push_back(&t->naming.queue, &asked->link);
     name_next(t);
 }
 
 /* Behind the records that may not be on the disk, the same once more. */
-static bool names_renew(struct tier *t)
+static bool ns_records_renew(struct tier *t)
 {
     for (uint32_t i = 0; i < t->names.count; i++)
-        if (names_write(&t->names, t->names.name[i]) < 0)
+        if (ns_records_write(&t->names, t->names.name[i]) < 0)
             return false;
     return true;
 }
 
-int nvme_names_open(struct tier *t)
+int nvme_ns_records_open(struct tier *t)
 {
     const char *folders[NVME_LOC_FILES];
     int rc;
@@ -103,9 +103,9 @@ int nvme_names_open(struct tier *t)
     t->naming.tier = t;
     for (unsigned i = 0; i < t->files; i++)
         folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
-    rc = names_open(&t->names, folders, t->files);
+    rc = ns_records_open(&t->names, folders, t->files);
     if (rc == 0 && t->names.doubtful)
-        t->names.doubtful = !names_renew(t);
+        t->names.doubtful = !ns_records_renew(t);
     t->metrics->nvme_damaged_pages += t->names.damaged;
     return rc;
 }

@@ -1,7 +1,7 @@
-#include "daemon/tier/nvme_format.h"
+#include "daemon/format/nvme_format.h"
 
-#include "daemon/tier/bytes.h"
-#include "daemon/tier/checksum.h"
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
 
 #include <errno.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #define MAGIC_SUPER "UCMDNVME"
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
-#define MAGIC_SLOT "UCMS"
+#define MAGIC_RECORD "UCMS"
 #define MAGIC_NAME "UCMN"
 #define MAGIC_QUARANTINE "UCMQ"
 
@@ -135,11 +135,11 @@ int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segmen
     return 0;
 }
 
-void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVME_PAGE])
+void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
 {
-    page_begin(page, MAGIC_SLOT, in->uuid);
+    page_begin(page, MAGIC_RECORD, in->uuid);
     put32(page + 8, in->segment);
-    put32(page + 12, in->slot);
+    put32(page + 12, in->record);
     memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
     memcpy(page + 64, in->key, UCM_MAX_KEY_BYTES);
     put32(page + 96, in->key_bytes);
@@ -151,11 +151,11 @@ void nvme_slot_header_encode(const struct nvme_slot_header *in, uint8_t page[NVM
     page_end(page);
 }
 
-int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_header *out)
+int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out)
 {
     uint32_t key_bytes = get32(page + 96);
     uint64_t payload_bytes = get64(page + 104);
-    int rc = page_check(page, MAGIC_SLOT);
+    int rc = page_check(page, MAGIC_RECORD);
 
     if (rc < 0)
         return rc;
@@ -168,7 +168,7 @@ int nvme_slot_header_decode(const uint8_t page[NVME_PAGE], struct nvme_slot_head
     out->key_bytes = key_bytes;
     out->part = get32(page + 100);
     out->segment = get32(page + 8);
-    out->slot = get32(page + 12);
+    out->record = get32(page + 12);
     out->payload_bytes = payload_bytes;
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
@@ -203,7 +203,7 @@ int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine
     return 0;
 }
 
-void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE])
+void nvme_ns_record_encode(const struct nvme_ns_record *in, uint8_t page[NVME_PAGE])
 {
     static const uint8_t no_file[NVME_UUID_BYTES];
 
@@ -215,14 +215,14 @@ void nvme_name_encode(const struct nvme_name *in, uint8_t page[NVME_PAGE])
     page_end(page);
 }
 
-int nvme_name_decode(const uint8_t page[NVME_PAGE], struct nvme_name *out)
+int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out)
 {
     uint32_t bytes = get32(page + 8);
     int rc = page_check(page, MAGIC_NAME);
 
     if (rc < 0)
         return rc;
-    if (bytes < 1 || bytes > NVME_NAME_BYTES)
+    if (bytes < 1 || bytes > NVME_IDENTITY_BYTES)
         return -EBADMSG;
     memcpy(out->fingerprint, page + 32, UCM_FINGERPRINT_BYTES);
     out->from_sequence = get64(page + 64);

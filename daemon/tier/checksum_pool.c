@@ -1,12 +1,8 @@
-#include "daemon/tier/checksum.h"
+#include "daemon/tier/checksum_pool.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <xxhash.h>
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h> /* the widest vectors that this CPU has */
-#endif
 
 struct checksum_batch {
     struct list link;
@@ -17,11 +13,6 @@ struct checksum_batch {
     struct tier_io *ios[CHECKSUM_BATCH];
     uint64_t sums[CHECKSUM_BATCH];
 };
-
-uint64_t checksum_of(const void *data, uint64_t bytes)
-{
-    return XXH3_64bits(data, bytes);
-}
 
 static void batch_work_cb(uv_work_t *work)
 {

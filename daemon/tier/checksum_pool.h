@@ -6,9 +6,10 @@
  * several operations, so that a wake-up is shared; others wait for one that is whole, or for
  * checksum_flush, which must follow.
  * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
-#ifndef UCMD_TIER_CHECKSUM_H
-#define UCMD_TIER_CHECKSUM_H
+#ifndef UCMD_TIER_CHECKSUM_POOL_H
+#define UCMD_TIER_CHECKSUM_POOL_H
 
+#include "daemon/format/checksum.h"
 #include "daemon/tier/tier.h"
 
 #include <uv.h>
@@ -34,8 +35,6 @@ struct checksum_pool {
     struct list idle; /* batches that nobody works on */
     struct checksum_batch *batches;
 };
-
-uint64_t checksum_of(const void *data, uint64_t bytes);
 
 /* threads: pieces of work under way at most. 0 or -ENOMEM. */
 int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,

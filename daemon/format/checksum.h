@@ -1,0 +1,9 @@
+/* XXH3-64 with seed 0: the checksum of every page and payload that is stored. Any thread. */
+#ifndef UCMD_FORMAT_CHECKSUM_H
+#define UCMD_FORMAT_CHECKSUM_H
+
+#include <stdint.h>
+
+uint64_t checksum_of(const void *data, uint64_t bytes);
+
+#endif
