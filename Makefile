@@ -52,7 +52,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
              nfs-ganesha nfs-ganesha-vfs rpcbind iproute2
 
 # ---- sources ----
@@ -128,8 +128,8 @@ demo: setup-build ## the main job, end to end on this machine (TRACE=file replay
 	+@$(SUBMAKE) all build-demo
 	$(DEMO) $(TRACE)
 
-check: setup ## every test, under gcc, clang, ASan+UBSan and TSan, and a short fuzz run
-	+@tests/check.sh '$(SUBMAKE)' plain clang asan tsan fuzz
+check: setup ## every test with gcc, with clang under ASan+UBSan, under TSan, and a short fuzz run
+	+@tests/check.sh '$(SUBMAKE)' plain asan tsan fuzz
 
 check-plain: setup ## the tests without sanitizers only
 	+@tests/check.sh '$(SUBMAKE)' plain
