@@ -1,4 +1,8 @@
-/* A connection's life and its way out. */
+/* A connection's life and its output.
+ *
+ * conn_close runs the session's close_cb, which stops requests and may free the session. So it is
+ * called from the loop's callbacks only. Functions that a session calls (conn_send, conn_offend,
+ * conn_drop) at most mark the connection CONN_DRAINING; the flusher closes it. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 
@@ -12,6 +16,7 @@
 #include <unistd.h>
 
 #define OUT_HIGH_BYTES (1u << 20)
+#define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
 
@@ -38,7 +43,7 @@ static void conn_interest(struct conn *c)
     c->events = events;
 }
 
-static void conn_end(struct conn *c)
+static void conn_release(struct conn *c)
 {
     close(c->fd);
     free(c);
@@ -48,13 +53,14 @@ static void poll_closed_cb(uv_handle_t *handle)
 {
     struct conn *c = handle->data;
 
-    /* Not sooner: a frame of it may be in somebody's hands while the connection is closed. */
+    /* Freed only here: conn_close may run while one of these frames is being handled. */
     conn_input_free(c);
     c->polling = false;
     if (c->freed)
-        conn_end(c);
+        conn_release(c);
     else
-        (void)shutdown(c->fd, SHUT_RDWR); /* the session still asks it; the peer need not wait */
+        (void)shutdown(c->fd,
+                       SHUT_RDWR); /* devices still poll the socket; the peer need not wait */
 }
 
 void conn_close(struct conn *c, const char *reason, bool offence)
@@ -92,7 +98,7 @@ void conn_free(struct conn *c)
     assert(c->state == CONN_CLOSED && !c->freed);
     c->freed = true;
     if (!c->polling)
-        conn_end(c);
+        conn_release(c);
 }
 
 uint64_t conn_id(const struct conn *c)
@@ -139,7 +145,7 @@ int conn_new(struct front *f, int fd, const struct peer *peer)
 
 static void flusher_cb(uv_idle_t *idle);
 
-/* In the next idle phase the connection is written to, and its stalled frames go on. */
+/* The loop's next idle phase writes to the connection and handles its stalled frames. */
 static void flush_later(struct conn *c)
 {
     struct front *f = c->front;
@@ -151,7 +157,7 @@ static void flush_later(struct conn *c)
         f->flushing = true;
 }
 
-/* One round for each: who has more to do waits for the next turn of the loop. */
+/* One round for each connection; one with more to do waits for the next turn of the loop. */
 static void flusher_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
@@ -173,8 +179,8 @@ static void flusher_cb(uv_idle_t *idle)
 
 static int out_append(struct conn *c, const uint8_t *p, size_t n)
 {
-    /* What was sent makes way before the buffer grows: a peer that is always a little behind never
-     * empties it. */
+    /* Drop sent bytes before growing: a peer that is always a little behind never empties the
+     * buffer. */
     if (c->out_at > 0 && (c->out_at == c->out_n || c->out_n + n > c->out_cap)) {
         c->out_n -= c->out_at;
         memmove(c->out, c->out + c->out_at, c->out_n);
@@ -200,9 +206,9 @@ static int out_append(struct conn *c, const uint8_t *p, size_t n)
 void conn_send(struct conn *c, struct proto_buf *b)
 {
     if (c->state != CONN_CLOSED && b->n > 0) {
-        /* An answer that is lost without a word would leave the peer waiting. */
+        /* A peer that never gets an answer would wait for ever: end the connection instead. */
         if (out_append(c, b->p, b->n) != 0)
-            conn_close(c, "no memory for an answer", false);
+            conn_drop(c, "no memory for an answer");
         else
             flush_later(c);
     }
@@ -257,12 +263,10 @@ void conn_drop(struct conn *c, const char *reason)
     log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"", (unsigned long long)c->id,
              (int)c->peer.pid, (unsigned)c->peer.uid, reason);
     c->state = CONN_DRAINING;
-    if (deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1000, drain_expired_cb) !=
-        0) {
-        conn_close(c, reason, false);
-        return;
-    }
-    conn_flush(c);
+    if (deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS,
+                     drain_expired_cb) != 0)
+        c->out_at = c->out_n; /* no memory to bound the wait: close without sending the rest */
+    flush_later(c);
 }
 
 static void poll_cb(uv_poll_t *poll, int status, int events)

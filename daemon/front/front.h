@@ -34,8 +34,9 @@ struct front_handler {
     /* A sound frame. env and what it points to die with the call. fds are the descriptors that came
      * with it; the callee sets those that it takes to -1, the rest are closed. */
     void (*frame_cb)(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds);
-    /* The peer is gone, or dropped. conn_send does nothing from now on; the session calls conn_free
-     * when it has no more use for conn. */
+    /* The connection is closed. Never runs from inside a conn_ function that the session called.
+     * From now on conn_send does nothing; the session calls conn_free when it no longer needs conn.
+     */
     void (*close_cb)(void *session);
     void *ctx;
 };
@@ -62,7 +63,7 @@ void conn_send(struct conn *c, struct proto_buf *b);
 bool conn_backed_up(const struct conn *c);
 /* The peer broke the protocol: the notification `error` with *e, then conn_drop. */
 void conn_offend(struct conn *c, const struct ucm_error *e);
-/* Ends the connection after what is queued was written. */
+/* Sends what is queued, for a second at most, then closes the connection. Reads nothing more. */
 void conn_drop(struct conn *c, const char *reason);
 /* The session's last word to a closed connection. */
 void conn_free(struct conn *c);
