@@ -17,6 +17,10 @@
 
 #define OUT_HIGH_BYTES (1u << 20)
 #define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
+/* Of limits.connections: */
+#define UID_DIVISOR 2        /* one uid's */
+#define SILENT_DIVISOR 8     /* one uid's that have not said hello */
+#define OPERATORS_DIVISOR 64 /* the last ones, for operators only */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
 
@@ -25,6 +29,79 @@ bool conn_backed_up(const struct conn *c)
     return c->out_n - c->out_at >= OUT_HIGH_BYTES;
 }
 
+/* ---- how many there may be ---- */
+
+static struct user *user_of(struct front *f, uid_t uid)
+{
+    struct user *u;
+
+    for (struct list *node = f->users.next; node != &f->users; node = node->next) {
+        u = LIST_ENTRY(node, struct user, link);
+        if (u->uid == uid)
+            return u;
+    }
+    u = calloc(1, sizeof(*u));
+    if (!u)
+        return NULL;
+    u->uid = uid;
+    list_push_back(&f->users, &u->link);
+    return u;
+}
+
+static void user_leave(struct conn *c)
+{
+    struct user *u = c->user;
+
+    u->conns--;
+    u->silent -= !c->greeted;
+    if (u->conns > 0)
+        return;
+    list_remove(&u->link);
+    free(u);
+}
+
+/* A fraction of a limit, rounded up so that it is never 0. */
+static uint32_t fraction(uint32_t limit, uint32_t divisor)
+{
+    return (limit + divisor - 1) / divisor;
+}
+
+/* Whether one more may come. 0 or -EUSERS with *e. */
+static int conn_admit(const struct front *f, const struct user *u, const struct peer *peer,
+                      struct ucm_error *e)
+{
+    uint32_t limit = f->config->max_connections, of_uid = fraction(limit, UID_DIVISOR),
+             silent = fraction(limit, SILENT_DIVISOR);
+    /* Rounded down: a small limit has no place to spare. */
+    uint32_t all = peer->admin ? limit : limit - limit / OPERATORS_DIVISOR;
+
+    if (f->n_conns >= all)
+        ucm_error_set(e, UCM_WIRE_BUSY,
+                      "there are %u connections, as many as limits.connections allows", f->n_conns);
+    else if (!peer->admin && u->conns >= of_uid)
+        ucm_error_set(e, UCM_WIRE_BUSY,
+                      "uid %u has %u connections; one uid may have half of limits.connections",
+                      (unsigned)peer->uid, u->conns);
+    else if (!peer->admin && u->silent >= silent)
+        ucm_error_set(e, UCM_WIRE_BUSY,
+                      "uid %u has %u connections that have not said hello; one uid may have an "
+                      "eighth of limits.connections",
+                      (unsigned)peer->uid, u->silent);
+    else
+        return 0;
+    return -EUSERS;
+}
+
+void conn_welcome(struct conn *c)
+{
+    if (!c->greeted && c->state != CONN_CLOSED)
+        c->user->silent--;
+    c->greeted = true;
+}
+
+/* ---- life ---- */
+
+/* Reads while the peer reads, writes while there is something to write. */
 static void conn_interest(struct conn *c)
 {
     int events = UV_DISCONNECT, rc;
@@ -81,6 +158,7 @@ void conn_close(struct conn *c, const char *reason, bool offence)
     deadline_disarm(f->deadlines, &c->frame_deadline);
     list_remove(&c->link);
     list_remove(&c->link_unflushed);
+    user_leave(c);
     f->n_conns--;
     f->metrics->connections = f->n_conns;
     f->frame_memory -= c->in_cap;
@@ -106,21 +184,44 @@ uint64_t conn_id(const struct conn *c)
     return c->id;
 }
 
-int conn_new(struct front *f, int fd, const struct peer *peer)
+static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct user *u,
+                      struct conn **out)
 {
     struct conn *c = calloc(1, sizeof(*c));
-    int rc;
 
     if (!c)
         return -ENOMEM;
+    if (uv_poll_init(f->loop, &c->poll, fd) != 0) {
+        free(c);
+        return -ENOMEM;
+    }
     c->front = f;
+    c->user = u;
     c->peer = *peer;
     c->fd = fd;
     c->id = ++f->next_id;
     list_init(&c->link_unflushed);
-    rc = uv_poll_init(f->loop, &c->poll, fd);
+    u->conns++;
+    u->silent++;
+    *out = c;
+    return 0;
+}
+
+int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error *e)
+{
+    struct user *u = user_of(f, peer->uid);
+    struct conn *c;
+    int rc = u ? conn_admit(f, u, peer, e) : -ENOMEM;
+
+    if (rc == 0)
+        rc = conn_alloc(f, fd, peer, u, &c);
     if (rc != 0) {
-        free(c);
+        if (rc == -ENOMEM)
+            ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a connection");
+        if (u && u->conns == 0) {
+            list_remove(&u->link);
+            free(u);
+        }
         return rc;
     }
     c->poll.data = c;

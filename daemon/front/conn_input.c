@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define IN_FIRST_BYTES 4096
-/* What one readable event takes in at most, so that one busy peer doesn't hold up the others. */
+/* For one readable event, so that one busy peer doesn't hold up the others. */
 #define READS_PER_TURN 16
 
 static void fds_close(struct conn *c)
@@ -65,8 +65,9 @@ static void frame_expired_cb(struct deadline *d)
     struct front *f = c->front;
     bool was_excused = c->excused;
 
-    /* Neither is to blame: who is stopped, and who is not read from; nor who was just now. */
-    c->excused = peer_stopped(c->peer.pid) || conn_backed_up(c);
+    /* Not to blame: a peer that is stopped, one that the daemon does not read from, and one that
+     * was either a moment ago. */
+    c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
     if ((c->excused || was_excused) &&
         deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms,
                      frame_expired_cb) == 0)
@@ -80,7 +81,7 @@ void conn_watch(struct conn *c)
 {
     struct front *f = c->front;
 
-    if (c->stalled || (c->in_n == 0 && c->greeted)) {
+    if (c->greeted && (c->stalled || c->in_n == 0)) {
         deadline_disarm(f->deadlines, &c->frame_deadline);
         c->excused = false;
     } else if (!deadline_armed(&c->frame_deadline) &&
@@ -92,8 +93,8 @@ void conn_watch(struct conn *c)
 
 /* ---- reading ---- */
 
-/* Who holds memory and does not move on, as it does not read its answers, or was stopped in the
- * middle of a frame, makes way for who does: the one that holds most. False: there is none. */
+/* Closes the connection that holds most memory among those that make no progress: their peers do
+ * not read answers, or were stopped in the middle of a frame. False: there is none. */
 static bool idler_close(const struct conn *c)
 {
     struct list *conns = &c->front->conns;
@@ -174,8 +175,8 @@ static int fds_take(struct conn *c, struct msghdr *m)
     return m->msg_flags & MSG_CTRUNC ? -EMFILE : rc;
 }
 
-/* How much to read. A frame that descriptors belong to is read by itself, so that those of the next
- * one cannot mix with them. */
+/* How much to read. Once descriptors have come, only up to the end of their frame, so that those of
+ * the next one cannot mix with them. */
 static size_t in_wanted(const struct conn *c)
 {
     size_t room = c->in_cap - c->in_n, frame = PROTO_HEADER_BYTES;
@@ -235,15 +236,15 @@ static void frame_handle(struct conn *c, const uint8_t *body, size_t n, bool wit
         fds_close(c);
 }
 
-/* The kernel gives descriptors with the end of a read, which may begin with frames that were sent
- * before theirs. */
+/* The kernel ends a read with the bytes that descriptors were sent with; it may begin with earlier
+ * frames. */
 static bool frame_has_fds(const struct conn *c, size_t begin, size_t end)
 {
     return c->n_fds > 0 && begin < c->fds_end && c->fds_end <= end;
 }
 
-/* Handles the whole frames of the buffer, until the peer must read first, and moves the rest to its
- * front. */
+/* Handles the whole frames in `in`, until the peer must read first, and moves the rest to its
+ * beginning. */
 static void frames_handle(struct conn *c)
 {
     size_t at = 0;
@@ -266,10 +267,10 @@ static void frames_handle(struct conn *c)
         c->stalled = conn_backed_up(c);
         if (c->stalled)
             break;
-        c->greeted = true;
-        deadline_disarm(c->front->deadlines, &c->frame_deadline);
         frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n, frame_has_fds(c, at, end));
         at = end;
+        if (c->greeted && c->state == CONN_OPEN)
+            deadline_disarm(c->front->deadlines, &c->frame_deadline);
     }
     if (c->state == CONN_OPEN && at > 0) {
         memmove(c->in, c->in + at, c->in_n - at);
@@ -318,7 +319,7 @@ void conn_read(struct conn *c)
             break;
         frames_handle(c);
         if (c->in_n < c->in_cap && (size_t)n < c->in_cap / 2)
-            break; /* likely all there was: the next event tells otherwise */
+            break; /* likely all there was; if not, the next event comes at once */
     }
     if (c->state == CONN_OPEN) {
         conn_watch(c);

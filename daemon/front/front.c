@@ -22,8 +22,7 @@
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 64
 
-/* Holds the right to the path for this process's life, so that a stale socket can be told from one
- * that is served. */
+/* Locks the path for this process's life: an unlocked one is stale and may be replaced. */
 static int path_lock(const char *path, int *lock_fd, struct ucm_error *e)
 {
     char lock[512];
@@ -91,7 +90,7 @@ static int path_listen(struct front *f, struct ucm_error *e)
     }
     if (unlink(f->config->socket) != 0 && errno != ENOENT)
         log_warn("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
-    mask = umask(0177); /* nobody else before path_access has said who */
+    mask = umask(0177); /* nobody connects before path_access has set mode and group */
     rc = bind(f->fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
     umask(mask);
     if (rc != 0) {
@@ -120,17 +119,15 @@ static void backoff_cb(uv_timer_t *timer)
         log_error("front", "listener-stopped", "%s", "");
 }
 
-/* Says why to a peer that is not let in. */
-static void turn_away(struct front *f, int fd, const char *why)
+/* Refuses a peer and says why. */
+static void turn_away(struct front *f, int fd, const struct ucm_error *e)
 {
     struct proto_buf b;
-    struct ucm_error e;
 
     f->metrics->connections_refused++;
-    log_warn("front", "refused", "reason=\"%s\"", why);
+    log_warn("front", "refused", "reason=\"%s\"", e->text);
     proto_buf_init(&b, 4096);
-    ucm_error_set(&e, UCM_WIRE_BUSY, "%s", why);
-    if (proto_notification_error(&b, &e) == 0 &&
+    if (proto_notification_error(&b, e) == 0 &&
         send(fd, b.p, b.n, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)b.n)
         log_debug("front", "refusal-unsent", "errno=%d", errno);
     proto_buf_free(&b);
@@ -139,18 +136,17 @@ static void turn_away(struct front *f, int fd, const char *why)
 
 static void admit(struct front *f, int fd)
 {
+    struct ucm_error e;
     struct peer peer;
     int rc = peer_identify(fd, f->config, &peer);
 
-    if (rc != 0) {
-        turn_away(f, fd, "the kernel does not say who you are");
-    } else if (f->n_conns >= f->config->max_connections) {
-        turn_away(f, fd, "limits.connections is reached");
-    } else {
-        rc = conn_new(f, fd, &peer);
-        if (rc != 0)
-            turn_away(f, fd, "no memory for a connection");
-    }
+    if (rc != 0)
+        ucm_error_set(&e, UCM_WIRE_DENIED, "the kernel does not say who you are: %s",
+                      strerror(-rc));
+    else
+        rc = conn_new(f, fd, &peer, &e);
+    if (rc != 0)
+        turn_away(f, fd, &e);
 }
 
 static void listener_cb(uv_poll_t *poll, int status, int events)
@@ -210,6 +206,7 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
     f->lock_fd = -1;
     list_init(&f->conns);
     list_init(&f->unflushed);
+    list_init(&f->users);
     rc = listen_fd >= 0 ? 0 : path_listen(f, e);
     if (rc == 0) {
         rc = handles_start(f);

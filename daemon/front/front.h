@@ -2,9 +2,11 @@
  * into bytes; knows peers by what the kernel says of them, and nothing of what frames mean.
  *
  * Promise: no peer makes memory grow past limits.connections and limits.frame_memory, or delays
- * another: a frame must arrive within the handshake time of its first byte (the clock stands still
- * while the peer's process is stopped), a peer that doesn't read is not read from. Only the
- * offender is dropped, and told why. Thread: the loop only. */
+ * another. hello, and later each frame, must arrive within request.handshake (the time that the
+ * peer's process is stopped does not count); a peer that does not read is not read from. The front
+ * drops the offender only, and says why. One uid has at most half of the connections, and an eighth
+ * that have not said hello; operators are exempt, and the last 64th is theirs.
+ * Thread: the loop only. */
 #ifndef UCMD_FRONT_FRONT_H
 #define UCMD_FRONT_FRONT_H
 
@@ -58,8 +60,9 @@ uint32_t front_connections(const struct front *f);
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
-/* Much waits to be written: the peer does not read, and what it can do without is better not sent.
- */
+/* The peer has said hello: from now on it may be silent between frames. */
+void conn_welcome(struct conn *c);
+/* The peer does not read its answers: better not to send what it can do without. */
 bool conn_backed_up(const struct conn *c);
 /* The peer broke the protocol: the notification `error` with *e, then conn_drop. */
 void conn_offend(struct conn *c, const struct ucm_error *e);

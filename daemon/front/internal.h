@@ -16,51 +16,61 @@ struct front {
     uv_timer_t backoff; /* out of descriptors: the listener rests */
     int fd, lock_fd, handles;
     bool owns_path, stopped, flushing;
-    struct list conns, unflushed;
+    struct list conns, unflushed, users;
     uint32_t n_conns;
     uint64_t next_id, frame_memory;
+};
+
+/* What the connections of one uid add up to. */
+struct user {
+    struct list link;
+    uid_t uid;
+    uint32_t conns, silent; /* silent: these have not said hello */
 };
 
 enum conn_state {
     CONN_OPEN,
     CONN_DRAINING, /* writes what is queued, reads nothing, then closes */
-    CONN_CLOSED,   /* the session knows; waits for conn_free */
+    CONN_CLOSED,   /* close_cb has run or runs; waits for conn_free */
 };
 
 struct conn {
     struct list link, link_unflushed;
     struct front *front;
+    struct user *user;
     struct peer peer;
     uint64_t id;
     void *session;
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
-    bool greeted; /* a whole frame has come */
+    bool greeted; /* the peer has said hello */
     bool stalled; /* whole frames wait in `in` until the peer has read its answers */
-    bool excused; /* the time for a frame was over, and it was not the peer's fault */
+    bool excused; /* a frame's time was over, and it was not the peer's fault */
     int fd, events;
 
     uint8_t *in;
     size_t in_n, in_cap;
     int fds[UCM_MAX_FRAME_FDS];
     uint32_t n_fds;
-    size_t fds_end; /* bytes of `in` when they had come: the last of them is of their frame */
+    size_t fds_end; /* bytes of `in` when fds came: the last of these bytes is of their frame */
     struct deadline frame_deadline;
 
     uint8_t *out;
     size_t out_at, out_n, out_cap;
 };
 
-int conn_new(struct front *f, int fd, const struct peer *peer);
+/* Takes fd. 0; or -EUSERS or -ENOMEM, and then fd is the caller's still. */
+int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error *e);
+/* Runs close_cb. From the loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
-/* The peer has left so much unread that nothing more is done for it until it has caught up. */
+
 /* conn_input.c */
 void conn_read(struct conn *c);
-/* Handles the frames that have come, as many as the peer takes answers for. */
+/* Handles the whole frames in `in`, until the peer must read answers first. */
 void conn_frames(struct conn *c);
-/* Arms or disarms the time for a frame under way, and at first for any frame to come. */
+/* Arms or disarms the time for hello, or for the frame under way. */
 void conn_watch(struct conn *c);
 void conn_input_free(struct conn *c);
 void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e);

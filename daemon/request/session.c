@@ -186,6 +186,7 @@ int method_hello(struct call *call)
                              UCM_PROTOCOL_VERSION, (unsigned long long)m.version_min,
                              (unsigned long long)m.version_max);
     s->hello = true;
+    conn_welcome(s->conn);
     session_reply(s, call->msgid, &proto_hello_r, &r);
     return 0;
 }

@@ -1,7 +1,9 @@
-/* The front's connections under a session that a test plays: when close_cb may run. */
+/* The front's connections under a session that a test plays: when close_cb runs, and how many
+ * connections a uid may have. */
 #include "daemon/front/internal.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -33,9 +35,11 @@ static struct {
 
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
+    (void)ctx;
     (void)peer;
     rig.conn = conn;
-    return ctx;
+    rig.closed = false;
+    return conn;
 }
 
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
@@ -52,20 +56,20 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
 
 static void close_cb(void *session)
 {
-    (void)session;
     cr_assert_not(rig.in_call, "close_cb ran inside a call of the session");
     rig.closed = true;
-    conn_free(rig.conn);
+    conn_free(session);
 }
 
 static void connect_peer(void)
 {
     struct peer peer = {.uid = 1, .pid = getpid(), .tenant = "t"};
+    struct ucm_error e;
     int fds[2];
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
     peer.fd = fds[0];
-    cr_assert_eq(conn_new(rig.front, fds[0], &peer), 0);
+    cr_assert_eq(conn_new(rig.front, fds[0], &peer, &e), 0, "%s", e.text);
     rig.peer = fds[1];
 }
 
@@ -186,4 +190,71 @@ Test(conn, a_dropped_connection_ends_after_the_call)
     conn_drop(rig.conn, "test");
     rig.in_call = false;
     expect_closed();
+}
+
+/* ---- how many a uid may have ---- */
+
+/* 0, or the refusal's code; its sentence must have `word`. */
+static int connect_as(uid_t uid, bool admin, const char *word)
+{
+    struct peer peer = {.uid = uid, .admin = admin, .pid = getpid(), .tenant = "t"};
+    struct ucm_error e = {0};
+    int fds[2], rc;
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+    close(fds[1]);
+    peer.fd = fds[0];
+    rc = conn_new(rig.front, fds[0], &peer, &e);
+    if (rc != 0) {
+        close(fds[0]);
+        cr_expect_eq(e.code, UCM_WIRE_BUSY);
+        cr_expect(word && strstr(e.text, word), "%s", e.text);
+    }
+    return rc;
+}
+
+static unsigned connect_many(uid_t uid, bool greet, const char *word)
+{
+    unsigned n = 0;
+
+    while (connect_as(uid, false, word) == 0) {
+        n++;
+        if (greet)
+            conn_welcome(rig.conn);
+    }
+    return n;
+}
+
+/* The limit is 128; a connection of uid 1 is there already. */
+static void small_limit(void)
+{
+    rig.config.max_connections = 128;
+    front_drop_all(rig.front);
+}
+
+Test(conn, silent_connections_of_one_uid_are_few)
+{
+    small_limit();
+    cr_expect_eq(connect_many(1000, false, "hello"), 16u);
+    cr_expect_eq(connect_as(1001, false, NULL), 0, "another uid is not concerned");
+}
+
+Test(conn, one_uid_has_half_and_the_last_are_for_operators)
+{
+    small_limit();
+    cr_expect_eq(connect_many(1000, true, "uid 1000"), 64u);
+    cr_expect_eq(connect_many(1001, true, "limits.connections"), 62u);
+    cr_expect_eq(connect_as(1002, false, "limits.connections"), -EUSERS);
+    cr_expect_eq(connect_as(0, true, NULL), 0);
+    cr_expect_eq(connect_as(1000, true, NULL), 0, "an operator is exempt");
+    cr_expect_eq(connect_as(0, true, "limits.connections"), -EUSERS);
+}
+
+Test(conn, who_leaves_makes_way)
+{
+    small_limit();
+    cr_expect_eq(connect_many(1000, false, "hello"), 16u);
+    front_drop_all(rig.front);
+    cr_expect(list_empty(&rig.front->users), "nothing is kept of a uid that left");
+    cr_expect_eq(connect_many(1000, false, "hello"), 16u);
 }
