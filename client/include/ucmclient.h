@@ -234,8 +234,8 @@ struct ucm_ring_spec {
 
 /* One ring a GPU. On success *memory is the shared memory of this registration, mapped until
  * ucm_ring_free. It serves this connection only: when the connection breaks, the library marks
- * it dead and waits for turns that were claimed before it reports anything failed: at most 5 s, for
- * all rings of the client together, whatever the timeout of the call that finds the break.
+ * it dead. Calls under way fail only when the orders that were claimed have ended, or after 5 s;
+ * a call whose timeout passes before that returns -UCM_EDEADLINE.
  * After a reconnect (ucm_generation) free it and register anew; -UCM_EBUSY as long as the daemon is
  * not done with the slices. */
 UCM_API int ucm_ring_register(struct ucm_client *client, const struct ucm_ring_spec *spec,

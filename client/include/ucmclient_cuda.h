@@ -81,9 +81,8 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  * several loads are waited for, all but the oldest wait's may be told of a millisecond late.
  *
  * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
- * connection broke, or timeout_ms after this call (negative: 10 s; 5 s more when a connection
- * breaks while a companion's kernel does not get to run). So what was computed behind it may be
- * believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
+ * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it
+ * may be believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
  * ucm_cuda_stream_waits_end returned 0.
  *
  * -UCM_EBUSY: 256 waits are pending, or were given up and not ended yet. -UCM_EINVALID: the stream

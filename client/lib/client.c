@@ -159,7 +159,7 @@ static struct ucm_client *client_new(void)
         goto err_after_alloc;
     if (client_cond_init(&c->idle) != 0)
         goto err_after_lock;
-    if (client_hello_init(c) != 0)
+    if (client_link_init(c) != 0)
         goto err_after_idle;
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
     return c;
@@ -214,6 +214,7 @@ void ucm_close(struct ucm_client *c)
     client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
     pthread_cond_broadcast(&c->idle); /* for those who wait while it is down already */
     /* No deadline: nothing blocks any more, those inside are on their way out. */
+    (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);

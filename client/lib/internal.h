@@ -18,6 +18,7 @@
 #define UCM_CLIENT_INTERNAL_H
 
 #include "client/include/ucmclient.h"
+#include "proto/backoff.h"
 #include "proto/proto.h"
 
 #include <poll.h>
@@ -169,14 +170,16 @@ struct ucm_ring_registration {
 };
 TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
 
-/* The connection broke: nothing moves in the worker's memory any more when this returns. */
-void client_stagings_abandon(struct ucm_client *c);
+/* The connection broke: lets no order begin any more. True when none is under way. */
+bool client_stagings_abandon(struct ucm_client *c);
+void client_stagings_end(struct ucm_client *c); /* the daemon knows none of them any more */
 void client_stagings_free(struct ucm_client *c);
 
 /* ---- the client ---- */
 
 enum client_link {
     LINK_DOWN,
+    LINK_BREAKING, /* broken, but a companion may still move the worker's bytes: see link.c */
     LINK_HELLO,
     LINK_UP,
 };
@@ -227,12 +230,12 @@ struct ucm_client {
     pthread_cond_t idle; /* a token or the link changed hands, or users fell to 0 */
 
     enum client_link link;
-    int fd;              /* -1: none; may outlive LINK_DOWN, see the top */
-    uint64_t generation; /* connections that said hello */
-    uint64_t attempts;   /* connections tried */
-    int64_t next_try_ns; /* while down */
-    int64_t backoff_ns;
+    int fd;               /* -1: none; may outlive LINK_DOWN, see the top */
+    uint64_t generation;  /* connections that said hello */
+    uint64_t attempts;    /* connections tried */
+    struct backoff retry; /* in nanoseconds */
     int64_t up_since_ns;
+    int64_t settled_by_ns;           /* while breaking: when to stop waiting for companions */
     int why;                         /* while down: -UCM_E* of the last try or break ... */
     char why_text[CLIENT_WHY_BYTES]; /* ... and its sentence */
     bool refused;              /* the last try failed in a way that trying again will not mend */
@@ -288,11 +291,20 @@ void client_fork_forget(struct ucm_client *c);
 
 /* link.c: connecting and breaking. */
 int client_link_up(struct ucm_client *c, int64_t deadline_ns);
-/* Ends every call under way with status and text; idempotent. */
+/* Breaks the connection. Every call under way ends with status and text, now or when companions
+ * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
 void client_link_break(struct ucm_client *c, int status, const char *text);
+/* Completes a break if companions have ended, or had their time. Never blocks. */
+void client_link_try_settle(struct ucm_client *c);
+/* Waits for that. 0, also when no break is under way, or -UCM_EDEADLINE. */
+int client_link_settle(struct ucm_client *c, int64_t deadline_ns);
+static inline bool client_link_live(const struct ucm_client *c)
+{
+    return c->link == LINK_HELLO || c->link == LINK_UP;
+}
 /* Closes the socket of a broken link when nobody uses it any more. */
 void client_link_reap(struct ucm_client *c);
-int client_hello_init(struct ucm_client *c);
+int client_link_init(struct ucm_client *c);
 
 /* io.c: bytes out and in. */
 /* Until the writer's token may be free, or -UCM_EDEADLINE. */

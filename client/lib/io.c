@@ -9,9 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_BYTES 65536   /* what the receive buffer begins with */
-#define IN_ROOM 4096     /* and the least that a receive is offered, but for a frame's rest */
-#define READ_ROUNDS 64   /* receives of one non-blocking look */
+#define IN_BYTES 65536 /* what the receive buffer begins with */
+#define IN_ROOM 4096   /* and the least that a receive is offered, but for a frame's rest */
+#define READ_ROUNDS 64 /* receives of one non-blocking look */
+#define SETTLE_STEP_NS 1000000
 #define SLICE_NS 5000000 /* how long a blocked sender relies on another thread's reading */
 
 static int left_ms(int64_t deadline_ns)
@@ -123,7 +124,7 @@ static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
 
 static void dispatch(struct ucm_client *c)
 {
-    while (c->link != LINK_DOWN && c->in.end - c->in.begin >= PROTO_HEADER_BYTES) {
+    while (client_link_live(c) && c->in.end - c->in.begin >= PROTO_HEADER_BYTES) {
         const uint8_t *p = c->in.p + c->in.begin;
         uint32_t n = proto_frame_length(p);
 
@@ -140,7 +141,7 @@ static void dispatch(struct ucm_client *c)
 
 static void received(struct ucm_client *c, ssize_t got, int error)
 {
-    if (c->link == LINK_DOWN)
+    if (!client_link_live(c))
         return;
     if (got > 0) {
         c->in.end += (size_t)got;
@@ -152,12 +153,28 @@ static void received(struct ucm_client *c, ssize_t got, int error)
     }
 }
 
+/* There is nothing to read any more: looks again every millisecond whether companions have ended. */
+static int wait_settled(struct ucm_client *c, int64_t deadline_ns)
+{
+    int64_t now = client_now_ns(), until = now + SETTLE_STEP_NS;
+
+    client_link_try_settle(c);
+    if (c->link != LINK_BREAKING)
+        return 0;
+    if (now >= deadline_ns)
+        return ETIMEDOUT;
+    client_cond_wait(c, &c->idle, until < deadline_ns ? until : deadline_ns);
+    return 0;
+}
+
 int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = (short)(POLLIN | also)};
     ssize_t got = -1;
     int n = 1, error = EAGAIN;
 
+    if (c->link == LINK_BREAKING)
+        return wait_settled(c, deadline_ns);
     assert(!c->reading && c->link != LINK_DOWN);
     if (!in_reserve(c)) {
         client_link_break(c, UCM_ENOMEMORY, "no memory to receive an answer");
@@ -268,7 +285,7 @@ static int wait_room(struct ucm_client *c, int64_t deadline_ns)
 /* Answers that it gave before, and its reason to hang up, may still lie in the socket. */
 static void hung_up(struct ucm_client *c, int error, int64_t deadline_ns)
 {
-    while (c->link != LINK_DOWN && c->reading)
+    while (client_link_live(c) && c->reading)
         if (client_cond_wait(c, &c->idle, deadline_ns) != 0)
             break;
     client_read_ready(c);
@@ -279,7 +296,7 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
 {
     size_t sent = 0;
 
-    while (c->link != LINK_DOWN && sent < c->out.n) {
+    while (client_link_live(c) && sent < c->out.n) {
         ssize_t n = send_some(c, sent, fds, n_fds);
 
         if (n >= 0) {
@@ -297,7 +314,7 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
             hung_up(c, errno, deadline_ns);
         }
     }
-    if (c->link != LINK_DOWN)
+    if (client_link_live(c))
         return 0;
     return sent == 0 ? CLIENT_AGAIN : client_fail_as(c->why, c->why_text);
 }

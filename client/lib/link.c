@@ -8,9 +8,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define BACKOFF_MIN_NS (2 * 1000000)
-#define BACKOFF_MAX_NS (100 * 1000000)
-#define STEADY_NS 1000000000 /* a link that was up for so long is tried again at once */
+#define RETRY_MIN_NS (2 * 1000000)
+#define RETRY_MAX_NS (100 * 1000000)
+#define STEADY_NS 1000000000 /* after a link that was up for so long, the first retry is at once */
+/* How long a break waits for companions. Their kernels take microseconds, unless kernels of the
+ * worker's leave no processor free. The daemon gives up after the same time. */
+#define SETTLE_NS INT64_C(5000000000)
 
 static void text_copy(char *to, size_t size, struct proto_str s)
 {
@@ -65,8 +68,9 @@ static void hello_done_cb(struct client_call *call)
     pthread_cond_broadcast(&c->idle);
 }
 
-int client_hello_init(struct ucm_client *c)
+int client_link_init(struct ucm_client *c)
 {
+    backoff_init(&c->retry, RETRY_MIN_NS, RETRY_MAX_NS, 0);
     return client_call_init(&c->hello, c, hello_take_cb, hello_done_cb);
 }
 
@@ -79,14 +83,6 @@ void client_link_reap(struct ucm_client *c)
     c->fd = -1;
 }
 
-static void back_off(struct ucm_client *c)
-{
-    c->backoff_ns = c->backoff_ns ? 2 * c->backoff_ns : BACKOFF_MIN_NS;
-    if (c->backoff_ns > BACKOFF_MAX_NS)
-        c->backoff_ns = BACKOFF_MAX_NS;
-    c->next_try_ns = client_now_ns() + c->backoff_ns;
-}
-
 /* BUSY and SHUTDOWN pass, and a daemon that hangs up may be one that is going; the rest stays so.
  */
 static bool is_final(int status)
@@ -94,28 +90,11 @@ static bool is_final(int status)
     return status != UCM_EBUSY && status != UCM_ESHUTDOWN && status != UCM_EDISCONNECTED;
 }
 
-void client_link_break(struct ucm_client *c, int status, const char *text)
+static void link_down(struct ucm_client *c)
 {
-    enum client_link was = c->link;
-
-    if (was == LINK_DOWN)
-        return;
     c->link = LINK_DOWN;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-    shutdown(c->fd, SHUT_RDWR);
-    c->why = -status;
-    c->refused = was == LINK_HELLO && is_final(status);
-    if (status == UCM_EDISCONNECTED && !c->closing)
-        snprintf(c->why_text, sizeof c->why_text, "the connection to ucmd at %s broke: %s",
-                 c->socket, c->farewell.code ? c->farewell.text : text);
-    else
-        snprintf(c->why_text, sizeof c->why_text, "%s", text);
-    if (was == LINK_UP && client_now_ns() - c->up_since_ns >= STEADY_NS)
-        c->backoff_ns = c->next_try_ns = 0;
-    else
-        back_off(c);
-
-    client_stagings_abandon(c);
+    client_stagings_end(c);
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
     client_lease_end_all(c);
@@ -124,6 +103,49 @@ void client_link_break(struct ucm_client *c, int status, const char *text)
     c->n_followups = 0;
     client_link_reap(c);
     pthread_cond_broadcast(&c->idle);
+}
+
+/* A companion's kernel cannot be called back, and while it runs it writes to the worker's memory or
+ * reads from it: until it has ended, no call that is under way may return a failure. So the link
+ * stays in LINK_BREAKING, calls wait there within their deadlines, and ucm_fd stays readable. */
+void client_link_break(struct ucm_client *c, int status, const char *text)
+{
+    enum client_link was = c->link;
+    int64_t now = client_now_ns();
+
+    if (!client_link_live(c))
+        return;
+    c->link = LINK_BREAKING;
+    c->settled_by_ns = now + SETTLE_NS;
+    shutdown(c->fd, SHUT_RDWR);
+    c->why = -status;
+    c->refused = was == LINK_HELLO && is_final(status);
+    if (status == UCM_EDISCONNECTED && !c->closing)
+        snprintf(c->why_text, sizeof c->why_text, "the connection to ucmd at %s broke: %s",
+                 c->socket, c->farewell.code ? c->farewell.text : text);
+    else
+        snprintf(c->why_text, sizeof c->why_text, "%s", text);
+    if (was == LINK_UP && now - c->up_since_ns >= STEADY_NS)
+        backoff_reset(&c->retry);
+    else
+        backoff_fail(&c->retry, (uint64_t)now);
+    client_link_try_settle(c);
+}
+
+void client_link_try_settle(struct ucm_client *c)
+{
+    if (c->link == LINK_BREAKING &&
+        (client_stagings_abandon(c) || client_now_ns() >= c->settled_by_ns))
+        link_down(c);
+}
+
+int client_link_settle(struct ucm_client *c, int64_t deadline_ns)
+{
+    while (c->link == LINK_BREAKING)
+        if (client_read(c, 0, 0, deadline_ns) != 0)
+            return client_fail(UCM_EDEADLINE, "the connection to ucmd broke, and a companion's "
+                                              "copy did not end in time");
+    return 0;
 }
 
 /* A try that did not come as far as a connection. */
@@ -135,7 +157,7 @@ static void not_opened(struct ucm_client *c, int status, const char *what, int e
              status == UCM_ENODAEMON
                  ? "; start ucmd, or name its socket in ucm_options or UCM_SOCKET"
                  : "");
-    back_off(c);
+    backoff_fail(&c->retry, (uint64_t)client_now_ns());
 }
 
 static void connect_failed(struct ucm_client *c, int error)
@@ -161,7 +183,7 @@ static void say_hello(struct ucm_client *c)
 
     c->writing = true;
     r = client_request(&c->hello, UCM_METHOD_HELLO, &proto_hello, &m, NULL, 0, 0);
-    if (r && c->link != LINK_DOWN)
+    if (r)
         client_link_break(c, -r, ucm_errmsg());
 }
 
@@ -209,9 +231,10 @@ static int down_step(struct ucm_client *c, int64_t deadline_ns)
 {
     int64_t now = client_now_ns();
     bool held = c->reading || c->writing;
-    int64_t until = held || c->next_try_ns > deadline_ns ? deadline_ns : c->next_try_ns;
+    int64_t next_ns = (int64_t)c->retry.until;
+    int64_t until = held || next_ns > deadline_ns ? deadline_ns : next_ns;
 
-    if (!held && now >= c->next_try_ns) {
+    if (!held && now >= next_ns) {
         link_open(c);
         return 0;
     }
@@ -229,6 +252,12 @@ int client_link_up(struct ucm_client *c, int64_t deadline_ns)
     while (c->link != LINK_UP) {
         if (c->closing)
             return client_fail(UCM_EDISCONNECTED, "the client is being closed");
+        if (c->link == LINK_BREAKING) {
+            r = client_link_settle(c, deadline_ns);
+            if (r)
+                return r;
+            continue;
+        }
         if (c->link == LINK_HELLO) {
             if (client_call_wait(&c->hello, deadline_ns) != 0)
                 return client_fail(UCM_EDEADLINE, "ucmd at %s has not answered hello in time",

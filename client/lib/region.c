@@ -206,21 +206,25 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
             "connection before by itself");
     while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
         r = client_writer_wait(c, deadline_ns);
+    if (r == 0)
+        r = client_link_settle(c, deadline_ns);
+    if (r)
+        return r;
     if (h->state != HANDLE_READY || c->link != LINK_UP || c->attempts != attempts)
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the region by itself");
-    if (r == 0)
-        r = client_call_init(&call, c, unregister_take_cb, NULL);
+    r = client_call_init(&call, c, unregister_take_cb, NULL);
     if (r)
         return r;
     c->writing = true;
     r = client_request_wait(&call, UCM_METHOD_REGION_UNREGISTER, &proto_region,
                             &(struct msg_region){.region = h->id}, deadline_ns);
     client_call_close(&call);
-    /* Whatever broke it: what the region was called means nothing any more. */
-    if (r != 0 && (c->link != LINK_UP || c->attempts != attempts))
-        return client_fail_as(-UCM_EDISCONNECTED, c->why_text);
-    return r;
+    if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
+        return r;
+    /* Whatever broke it, the region's id means nothing any more. */
+    r = client_link_settle(c, deadline_ns);
+    return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
 }
 
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)

@@ -9,7 +9,7 @@ static void handle_done_cb(struct client_call *call)
     struct client_handle *h =
         (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
 
-    if (h->client->link == LINK_DOWN) {
+    if (!client_link_live(h->client)) {
         h->state = HANDLE_STALE;
         return;
     }

@@ -10,11 +10,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A kernel that was launched can't be called back: until it has ended no request may be said to
- * have failed. It takes microseconds, but behind kernels of the worker's that leave no processor
- * free; the daemon gives up after as long. */
-#define ABANDON_MS 5000
-
 /* The answer's id, out of the call that waits for it. */
 struct ring_call {
     struct client_call call;
@@ -39,23 +34,23 @@ static int unregister_take_cb(struct client_call *call, struct proto_envelope *e
     return client_take(&proto_none, env, NULL, e);
 }
 
-void client_stagings_abandon(struct ucm_client *c)
+bool client_stagings_abandon(struct ucm_client *c)
 {
-    int64_t end_ns = client_now_ns() + ABANDON_MS * INT64_C(1000000), left_ns;
     struct ucm_ring_registration *ring;
+    bool ended = true;
 
     TAILQ_FOREACH(ring, &c->rings, node)
     if (ring->id != 0)
-        (void)ucm_staging_abandon(ring->memory,
-                                  0); /* none begins any more while one is waited for */
+        ended &= ucm_staging_abandon(ring->memory, 0);
+    return ended;
+}
+
+void client_stagings_end(struct ucm_client *c)
+{
+    struct ucm_ring_registration *ring;
+
     TAILQ_FOREACH(ring, &c->rings, node)
-    {
-        left_ns = end_ns - client_now_ns();
-        if (ring->id != 0)
-            (void)ucm_staging_abandon(ring->memory,
-                                      left_ns > 0 ? (unsigned)(left_ns / 1000000) + 1 : 0);
-        ring->id = 0;
-    }
+    ring->id = 0;
 }
 
 static void ring_free(struct ucm_ring_registration *ring)
@@ -168,7 +163,7 @@ int ucm_ring_alive(struct ucm_ring_registration *ring)
     r = client_enter(c);
     if (r)
         return r;
-    return client_leave(c, ring->id != 0);
+    return client_leave(c, ring->id != 0 && c->link == LINK_UP);
 }
 
 static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
@@ -177,8 +172,10 @@ static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
     struct client_call call;
     int r = 0;
 
-    while (r == 0 && c->writing && ring->id != 0)
+    while (r == 0 && c->writing && c->link == LINK_UP)
         r = client_writer_wait(c, deadline_ns);
+    if (r == 0)
+        r = client_link_settle(c, deadline_ns);
     if (r)
         return r;
     if (ring->id == 0)
@@ -191,7 +188,10 @@ static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
     r = client_request_wait(&call, UCM_METHOD_RING_UNREGISTER, &proto_ring,
                             &(struct msg_ring){.ring = ring->id}, deadline_ns);
     client_call_close(&call);
-    return r == CLIENT_AGAIN ? client_fail_as(c->why, c->why_text) : r;
+    if (r != CLIENT_AGAIN)
+        return r;
+    r = client_link_settle(c, deadline_ns);
+    return r ? r : client_fail_as(c->why, c->why_text);
 }
 
 int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)

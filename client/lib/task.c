@@ -336,7 +336,6 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    /* A task that is not done holds the link up; one that becomes done has nothing to cancel. */
     while (!task->call.done && c->writing && r == 0)
         r = client_writer_wait(c, deadline_ns);
     if (r || task->call.done)
@@ -348,8 +347,8 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     r = client_request_wait(&call, UCM_METHOD_CANCEL, &proto_cancel,
                             &(struct msg_cancel){.msgid = task->call.msgid}, deadline_ns);
     client_call_close(&call);
-    /* Its answer, or the link's end, came first. */
-    if (r == -UCM_ENOTFOUND || task->call.done)
+    /* Its answer came first, or the link broke, which ends it. */
+    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN || task->call.done)
         r = 0;
     return client_leave(c, r);
 }

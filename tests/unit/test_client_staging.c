@@ -225,6 +225,70 @@ Test(client_staging, no_task_fails_before_what_was_claimed_has_ended)
     pthread_join(thread, NULL);
 }
 
+static void *wait_for_task(void *task)
+{
+    struct ucm_result result;
+
+    return (void *)(intptr_t)ucm_task_wait(task, 60000, &result);
+}
+
+/* Until the turn ends, a call may run out of time, but none may report a failure. */
+Test(client_staging, a_claimed_turn_holds_nobody_beyond_its_deadline)
+{
+    struct ucm_result result;
+    struct ucm_task *task;
+    pthread_t thread;
+    void *status;
+
+    atomic_store(&rig.fake.hook, rig_hold_loads);
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    cr_assert_eq(pthread_create(&thread, NULL, wait_for_task, task), 0);
+    fake_hang_up(&rig.fake);
+    while (atomic_load(&memory->words.dead) == 0) /* the thread has found the break */
+        fake_sleep_ms(1);
+    cr_assert_eq(ucm_process(rig.client), 0);
+    cr_assert_eq(ucm_generation(rig.client), 1);
+    cr_assert_eq(ucm_ring_alive(ring), 0);
+    cr_assert_eq(ucm_task_check(task, &result), -UCM_EPENDING);
+    cr_assert_eq(ucm_task_wait(task, 5, &result), -UCM_EDEADLINE);
+    cr_assert_eq(rig_lookup(&rig, 5), -UCM_EDEADLINE);
+    cr_assert_eq(ucm_task_cancel(task, 5), 0, "it ends anyway");
+    cr_assert_eq(ucm_region_unregister(rig.region, 5), -UCM_EDEADLINE);
+    cr_assert_eq(ucm_ring_unregister(ring, 5), -UCM_EDEADLINE);
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    pthread_join(thread, &status);
+    cr_assert_eq((intptr_t)status, -UCM_EDISCONNECTED);
+    cr_assert_eq(ucm_ring_unregister(ring, -1), -UCM_EDISCONNECTED);
+    cr_assert_eq(rig_lookup(&rig, -1), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_region_unregister(rig.region, -1), 0, "it was registered again");
+    ucm_task_free(task);
+}
+
+/* An event loop that never waits hears of the end, too. */
+Test(client_staging, ucm_fd_reports_the_end_of_a_claimed_turn)
+{
+    struct pollfd p = {.fd = ucm_fd(rig.client), .events = POLLIN};
+    struct ucm_result result;
+    struct ucm_task *task;
+
+    atomic_store(&rig.fake.hook, rig_hold_loads);
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0);
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    fake_hang_up(&rig.fake);
+    cr_assert_eq(poll(&p, 1, 20000), 1);
+    cr_assert_eq(ucm_process(rig.client), 0);
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    cr_assert_eq(poll(&p, 1, 20000), 1);
+    cr_assert_eq(ucm_process(rig.client), 1);
+    cr_assert_eq(ucm_task_check(task, &result), -UCM_EDISCONNECTED);
+    ucm_task_free(task);
+}
+
 Test(client_staging, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     int64_t begin = fake_now_ms();
