@@ -25,7 +25,7 @@ enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
 /* Which dumped blocks are written to NVMe. */
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE };
 /* How blocks are spread over several shared roots. */
-enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED, CONFIG_SPREAD_ROUND_ROBIN };
+enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED };
 enum config_probe { CONFIG_PROBE_PREFIX, CONFIG_PROBE_EXACT };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
 enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
@@ -87,7 +87,7 @@ struct config {
 
     struct config_list share_roots;        /* share.roots: "TARGET [capacity=SIZE] [ro]" */
     char *share_backends;                  /* share.storage_backends: targets, colons between */
-    enum config_spread share_spread;       /* share.spread: tiered, hashed, round-robin */
+    enum config_spread share_spread;       /* share.spread: tiered, hashed */
     enum config_probe share_lookup;        /* share.lookup: prefix, exact */
     uint64_t share_lookup_ms;              /* share.lookup_deadline: 50ms */
     uint64_t share_negative_ms;            /* share.negative: 2s */

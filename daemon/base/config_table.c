@@ -20,7 +20,7 @@ static const char *const level_names[] = {"error", "warn", "info", "debug", NULL
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
-static const char *const spread_names[] = {"tiered", "hashed", "round-robin", NULL};
+static const char *const spread_names[] = {"tiered", "hashed", NULL};
 static const char *const probe_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
@@ -216,11 +216,10 @@ const struct config_key config_keys[] = {
     {"share.storage_backends", CONFIG_STRING, false, AT(share_backends), "", 0, 4096, NULL, NULL,
      "The same as UCM writes it: targets with colons between them."},
     {"share.spread", CONFIG_ENUM, false, AT(share_spread), "tiered", 0, 0, spread_names, NULL,
-     "What several roots are to each other. tiered: the first is the hottest; blocks are written "
-     "there,\n"
-     "move down when it is full and up when they are read. hashed: each block has one root, by its "
-     "key.\n"
-     "round-robin: roots take turns."},
+     "How blocks are spread over several roots. tiered: to the first root that takes writes; what\n"
+     "garbage collection would remove from it is copied to the next one. hashed: each block has "
+     "one\n"
+     "root, by its key; for servers that are alike."},
     {"share.lookup", CONFIG_ENUM, false, AT(share_lookup), "prefix", 0, 0, probe_names, NULL,
      "How the end of a prefix is found. prefix: in a few round trips, taking for granted that what "
      "lies\n"

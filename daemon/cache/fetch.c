@@ -158,8 +158,6 @@ static void share_done_cb(struct share_io *io, int status)
         return;
     }
     part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
-    if (io->promote)
-        cache_shared_promote(c, f->ref, f->part, io->promote);
     cache_write_fetched(c, f->ref);
     fetch_tell(f, 0);
     cache_drop(c, f->ref); /* the fetch's use is left */

@@ -14,11 +14,9 @@
 /* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 
-/* A block that waits to be written; with a root, one part of it that is to be copied there. */
+/* A block that waits to be written. */
 struct write_entry {
     block_ref ref;
-    uint16_t part;
-    share_root_id root;
 };
 
 struct write_queue {
@@ -218,8 +216,6 @@ void cache_shared_used(struct cache *c, block_ref ref);
 void cache_shared_pump(struct cache *c);
 /* There is something to pump, and it can go now. */
 bool cache_shared_waits(const struct cache *c);
-/* The part deserves a place on that root too. */
-void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root_id root);
 
 /* restore.c */
 /* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second

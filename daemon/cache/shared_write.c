@@ -14,7 +14,6 @@ struct shared_write {
     struct cache *cache;
     block_ref ref;
     uint32_t part;
-    bool copies; /* of a part that another root has */
 };
 
 /* Begun in one turn of the loop, and blocks looked at for them. */
@@ -31,11 +30,9 @@ static void write_told(struct shared_write *w, int status)
 
     if (status != 0)
         c->config.metrics->share_write_dropped++;
-    if (status == 0)
-        part_set_share(c, w->ref, w->part, PART_SHARE_KNOWN, w->io.root);
-    else if (!w->copies)
-        part_set_share(c, w->ref, w->part, PART_SHARE_NONE, 0);
-    if (status != 0 || w->copies || w->part == ns->identity.parts - 1 ||
+    part_set_share(c, w->ref, w->part, status == 0 ? PART_SHARE_KNOWN : PART_SHARE_NONE,
+                   status == 0 ? w->io.root : 0);
+    if (status != 0 || w->part == ns->identity.parts - 1 ||
         b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED))
         return;
     /* Its other parts are in DRAM now, and may not be when those behind have had their turn. */
@@ -64,9 +61,8 @@ static void write_released_cb(struct share_io *io)
     free(w);
 }
 
-/* A part in DRAM, to that root or to where the policy has it. 0, -EAGAIN: not now, or another
- * -errno: it will not be written. */
-static int part_write(struct cache *c, block_ref ref, uint32_t part, share_root_id root)
+/* A part in DRAM. 0, -EAGAIN: not now, or another -errno: it will not be written. */
+static int part_write(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     struct part *p = &cache_block(c, ref, &ns)->part[part];
@@ -78,12 +74,10 @@ static int part_write(struct cache *c, block_ref ref, uint32_t part, share_root_
     w->cache = c;
     w->ref = ref;
     w->part = part;
-    w->copies = root != 0;
     w->io = (struct share_io){.write = true,
                               .id = cache_shared_id(c, ref, part),
                               .data = arena_memory(c->arena, p->slot),
                               .bytes = ns_part_bytes(ns, part),
-                              .root = root,
                               .done_cb = write_done_cb,
                               .released_cb = write_released_cb};
     rc = c->share_ops->submit(c->share, &w->io);
@@ -96,8 +90,7 @@ static int part_write(struct cache *c, block_ref ref, uint32_t part, share_root_
         return rc;
     }
     part_use(c, p);
-    if (root == 0)
-        part_set_share(c, ref, part, PART_SHARE_WRITING, 0);
+    part_set_share(c, ref, part, PART_SHARE_WRITING, 0);
     c->share_busy++;
     c->share_writing_bytes += w->io.bytes;
     return 0;
@@ -124,7 +117,7 @@ static int block_write(struct cache *c, block_ref ref, unsigned *left)
         if (p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_WRITING)
             continue;
         if (rc == 0)
-            rc = *left > 0 ? part_write(c, ref, i, 0) : -EAGAIN;
+            rc = *left > 0 ? part_write(c, ref, i) : -EAGAIN;
         if (rc == -EAGAIN)
             return rc;
         if (rc != 0) {
@@ -137,24 +130,6 @@ static int block_write(struct cache *c, block_ref ref, unsigned *left)
     return 0;
 }
 
-static int promotion_write(struct cache *c, struct write_entry e, unsigned *left)
-{
-    const struct block *b = index_peek(c->config.index, e.ref);
-    int rc;
-
-    /* The number may be another block's by now, whose copy does no harm. */
-    if (!b || e.part >= index_ns(c->config.index, b->ns)->identity.parts ||
-        b->flags & BLOCK_DOOMED || b->part[e.part].dram != PART_DRAM_READY ||
-        b->part[e.part].share != PART_SHARE_KNOWN)
-        return 0;
-    rc = part_write(c, e.ref, e.part, e.root);
-    if (rc == 0)
-        --*left;
-    else if (rc != -EAGAIN)
-        c->config.metrics->share_write_dropped++;
-    return rc;
-}
-
 /* False: the entry at the head has to wait. */
 static bool queue_step(struct cache *c, unsigned *left)
 {
@@ -162,9 +137,7 @@ static bool queue_step(struct cache *c, unsigned *left)
     struct block *b = index_peek(c->config.index, e.ref);
     int rc = 0;
 
-    if (e.root != 0) {
-        rc = promotion_write(c, e, left);
-    } else if (b && b->flags & BLOCK_SHARE_QUEUED) {
+    if (b && b->flags & BLOCK_SHARE_QUEUED) {
         b->flags &= (uint16_t)~BLOCK_SHARE_QUEUED;
         if (!(b->flags & BLOCK_DOOMED) && cache_ns(c, e.ref)->purges == 0)
             rc = block_write(c, e.ref, left);
@@ -229,13 +202,4 @@ void cache_shared_used(struct cache *c, block_ref ref)
     if (c->share && c->config.share_reused && block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) &&
         b->dram_parts == ns->identity.parts && policy_heat(c->config.policy, ref) > 0)
         write_later(c, ref);
-}
-
-void cache_shared_promote(struct cache *c, block_ref ref, uint32_t part, share_root_id root)
-{
-    struct write_entry e = {.ref = ref, .part = (uint16_t)part, .root = root};
-
-    if (c->no_writes || queue_push(&c->share_queue, e) != 0)
-        return;
-    cache_released(c);
 }

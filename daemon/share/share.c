@@ -97,8 +97,6 @@ int share_new(const struct share_settings *settings, struct share **out)
     if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
         s->seed = uv_hrtime();
     err = answer_cache_init(&s->answers, SHARE_ANSWERS);
-    if (err == 0)
-        err = answer_cache_init(&s->reads, SHARE_READS);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &settings->roots[i]);
     if (err == 0)
@@ -210,7 +208,6 @@ void share_close(struct share *s)
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
     answer_cache_close(&s->answers);
-    answer_cache_close(&s->reads);
     free(s);
 }
 

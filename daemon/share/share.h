@@ -52,10 +52,8 @@ struct share_io {
     struct block_file_id id;
     void *data;
     uint64_t bytes; /* of the payload */
-    /* in: of a read, where the part is thought to be, or 0; of a write, where to, or 0 to have it
-     * chosen by policy. out: where it is. */
+    /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
-    share_root_id promote; /* out, of a read: the part deserves a place on this root too, or 0 */
     /* The answer, by the deadline at the latest. 0; -ENOENT (read: nowhere, or not to be trusted);
      * -EEXIST is told as 0; -EBUSY (read): a root that may have it is asked too much already;
      * -ETIMEDOUT, -EIO, ...: the root's. A write that ends with an error may

@@ -10,7 +10,6 @@
 #define SHARE_FOUND_MS 5000u      /* for how long it is remembered that a file is there */
 #define SHARE_DAMAGED_MS 600000u  /* and that it is not what it should be */
 #define SHARE_ANSWERS (64u << 10) /* of roots, about keys */
-#define SHARE_READS (16u << 10)   /* identities that were read lately */
 
 struct share_settings {
     uv_loop_t *loop;
@@ -37,10 +36,9 @@ struct share {
     uint32_t n;
     struct share_root *roots[SHARE_MAX_ROOTS];
     struct gc *gcs[SHARE_MAX_ROOTS];
-    uint32_t turn; /* round-robin: whose it is */
     bool stopped;
     uint64_t seed;
-    struct answer_cache answers, reads;
+    struct answer_cache answers;
     struct list lookups; /* of lookup.c: not told yet */
     struct list purges;  /* of gc_purge.h */
     uint32_t n_lookups;
@@ -69,8 +67,6 @@ share_roots_mask share_holders(const struct share *s, const struct block_file_id
 /* The roots that a new part may go to, best first. The number of them. */
 uint32_t share_takers(struct share *s, const struct block_file_id *id,
                       uint8_t out[SHARE_MAX_ROOTS]);
-/* A part was read from there: a hotter root that it deserves a place on too, or 0. */
-share_root_id share_promotion(struct share *s, const struct block_file_id *id, uint32_t root);
 
 /* share_io.c */
 

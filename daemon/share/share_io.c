@@ -155,7 +155,6 @@ static void read_answered(struct part_io *m, int status)
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
         m->io->root = (share_root_id)(root + 1);
-        m->io->promote = share_promotion(s, &m->io->id, root);
         touch(s, root, &m->task);
         part_io_end(m, 0);
         return;
@@ -226,16 +225,6 @@ static uint32_t readers(struct share *s, const struct share_io *io, uint8_t out[
     return n;
 }
 
-static uint32_t takers(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
-{
-    if (io->root == 0 || io->root > s->n)
-        return share_takers(s, &io->id, out);
-    if (!share_root_takes_writes(s->roots[io->root - 1]))
-        return 0;
-    out[0] = (uint8_t)(io->root - 1);
-    return 1;
-}
-
 static int refusal(const struct share_io *io, int err)
 {
     if (err == -EAGAIN || err == -ENOMEM)
@@ -253,7 +242,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->share = s;
     m->io = io;
     m->status = -ENOENT;
-    m->n = io->write ? takers(s, io, m->roots) : readers(s, io, m->roots);
+    m->n = io->write ? share_takers(s, &io->id, m->roots) : readers(s, io, m->roots);
     m->task.owner = m;
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->deadline_ms = now_of(s) + s->settings.deadline_ms;
@@ -264,7 +253,6 @@ int share_submit(struct share *s, struct share_io *io)
                                    .data = io->data,
                                    .bytes = io->bytes,
                                    .sync = io->write && s->settings.sync};
-    io->promote = 0;
     err = part_io_begin(m);
     if (err < 0) {
         free(m);

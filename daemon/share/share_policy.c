@@ -93,7 +93,7 @@ share_roots_mask share_holders(const struct share *s, const struct block_file_id
 uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t out[SHARE_MAX_ROOTS])
 {
     share_roots_mask up = 0;
-    uint32_t n = 0, first = 0, one;
+    uint32_t n = 0, one;
 
     for (uint32_t i = 0; i < s->n; i++)
         if (share_root_asked(s->roots[i]))
@@ -105,27 +105,8 @@ uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t o
             out[n++] = (uint8_t)one;
         return n;
     }
-    if (s->settings.spread == CONFIG_SPREAD_ROUND_ROBIN)
-        first = s->turn++ % s->n;
-    for (uint32_t i = 0; i < s->n; i++) {
-        uint32_t root = (first + i) % s->n;
-
-        if (share_root_takes_writes(s->roots[root]))
-            out[n++] = (uint8_t)root;
-    }
-    return n;
-}
-
-share_root_id share_promotion(struct share *s, const struct block_file_id *id, uint32_t root)
-{
-    uint64_t now = now_of(s), tag = share_tag(s, id, SHARE_MAX_ROOTS);
-    bool again = answer_cache_get(&s->reads, tag, now) != 0;
-
-    if (s->settings.spread != CONFIG_SPREAD_TIERED || root == 0)
-        return 0;
-    answer_cache_put(&s->reads, tag, 1, now, now + s->settings.collect_ms);
-    for (uint32_t i = 0; again && i < root; i++)
+    for (uint32_t i = 0; i < s->n; i++)
         if (share_root_takes_writes(s->roots[i]))
-            return (share_root_id)(i + 1);
-    return 0;
+            out[n++] = (uint8_t)i;
+    return n;
 }

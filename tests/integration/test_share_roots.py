@@ -99,30 +99,15 @@ class Policies(RootsCase):
     def test_tiered_writes_to_the_first(self):
         self.assertEqual(self.spread("tiered", self.roots), [24, 0, 0])
 
-    def test_round_robin_takes_turns(self):
-        self.assertEqual(self.spread("round-robin", self.roots), [8, 8, 8])
-
     def test_hashed_has_a_root_for_each_block(self):
-        counts = self.spread("hashed", self.roots)
-        self.assertEqual(sum(counts), 24)
+        counts = self.spread("hashed", self.roots, count=60)
+        self.assertEqual(sum(counts), 60)
         self.assertTrue(all(counts), counts)
 
     def test_a_list_with_colons(self):
-        counts = self.spread("round-robin", {"share.roots": "", "share.storage_backends": ":".join(self.roots)})
-        self.assertEqual(counts, [8, 8, 8])
-
-    def test_what_is_read_again_goes_to_the_first_root(self):
-        self.identity["model"] = "promotion"
-        cold = self.over(self.roots[1:2])
-        bytes_of = self.dumped(cold, ["x"])
-        self.written(cold, ["x"])
-        both = self.over(self.roots[:2])
-        for _ in range(2):
-            self.assertEqual(self.good(both, bytes_of), ["x"])
-            both.client.call("evict", ns=both.ns, keys=keys("x"), tier=1)
-        self.until(lambda: self.good(both, bytes_of) and block_files(self.roots[0]), "its copy on the first root")
-        shutil.rmtree(self.roots[1])
-        self.assertEqual(self.good(self.over(self.roots[:1]), bytes_of), ["x"])
+        counts = self.spread("hashed", {"share.roots": "", "share.storage_backends": ":".join(self.roots)}, count=60)
+        self.assertEqual(sum(counts), 60)
+        self.assertTrue(all(counts), counts)
 
 
 class Missing(RootsCase):
@@ -151,27 +136,31 @@ class Missing(RootsCase):
         self.assertEqual(self.good(other, bytes_of), [0, 1, 2, 3])
 
     def test_of_two_the_other_one_goes_on(self):
-        one = self.over(self.roots[:2], **{"share.spread": "round-robin"})
-        bytes_of = self.dumped(one, range(12))
-        self.written(one, range(12))
+        one = self.over(self.roots[:2], **{"share.spread": "hashed"})
+        bytes_of = self.dumped(one, range(48))
+        self.written(one, range(48))
+        left = len(block_files(self.roots[1]))
         os.rename(self.roots[0], self.roots[0] + ".away")
-        other = self.over(self.roots[:2], **{"share.spread": "round-robin"})
-        for name in range(12):
+        other = self.over(self.roots[:2], **{"share.spread": "hashed"})
+        for name in range(48):
             other.look(name)
-        self.assertEqual(len(self.good(other, bytes_of)), 6)
+        self.assertEqual(self.health(other), "down")
+        self.assertEqual(len(self.good(other, bytes_of)), left)
         more = self.dumped(other, ["y0", "y1"])
         self.written(other, more)
-        self.assertEqual(len(block_files(self.roots[1])), 8)
+        self.assertEqual(len(block_files(self.roots[1])), left + 2)
 
     def test_a_purge_says_what_it_did_not_reach(self):
-        one = self.over(self.roots[:2], **{"share.spread": "round-robin"})
-        self.dumped(one, range(4))
-        self.written(one, range(4))
+        one = self.over(self.roots[:2], **{"share.spread": "hashed"})
+        self.dumped(one, range(48))
+        self.written(one, range(48))
+        first = len(block_files(self.roots[0]))
+        self.assertTrue(0 < first < 48)
         os.rename(self.roots[0], self.roots[0] + ".away")
         done = ctl(one, "purge", one.ns, "--yes")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "gone from this host.*left on the shared tier.*try again")
-        self.assertEqual((block_files(self.roots[1]), len(block_files(self.roots[0] + ".away"))), ([], 2))
+        self.assertEqual((block_files(self.roots[1]), len(block_files(self.roots[0] + ".away"))), ([], first))
         os.rename(self.roots[0] + ".away", self.roots[0])
         self.until(lambda: ctl(one, "purge", one.ns, "--yes").returncode == 0, "a purge that is whole")
         self.assertEqual(block_files(self.roots[0]), [])

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define FAKE_FILES_MAX 8192
-#define FAKE_FAILED 0xff /* in `promote` of a read that was told as failed */
+#define FAKE_FAILED 0xff /* in `root` of a read that was told as failed */
 
 struct fake_file {
     struct block_file_id id;
@@ -26,11 +26,10 @@ struct share {
     struct list pending; /* of share_io.link: accepted, not told */
     struct list held;    /* told, not released: as when a thread hangs */
     unsigned n_pending, n_held, submits, removes, lookups;
-    int refuse;            /* what submit answers; 0: accepts */
-    unsigned refuse_n;     /* so often */
-    bool refused;          /* ready_cb is owed */
-    share_root_id to;      /* where writes go whose root is left to the share */
-    share_root_id promote; /* what reads are told */
+    int refuse;        /* what submit answers; 0: accepts */
+    unsigned refuse_n; /* so often */
+    bool refused;      /* ready_cb is owed */
+    share_root_id to;  /* where writes go whose root is left to the share */
     struct share_lookup *lookup;
     struct share_purge *purge;
     void (*ready_cb)(void *ctx);
@@ -180,14 +179,13 @@ static inline int fake_share_do(struct share *s, struct share_io *io, int status
         status = -ENOENT;
     if (!io->write && status != 0) {
         memset(io->data, 0xEE, io->bytes);
-        io->promote = FAKE_FAILED;
+        io->root = FAKE_FAILED;
     } else if (!io->write) {
         cr_assert_eq(f->bytes, io->bytes);
         memcpy(io->data, f->data, io->bytes);
         io->root = f->root;
-        io->promote = s->promote;
     } else if (status == 0) {
-        io->root = io->root ? io->root : s->to;
+        io->root = s->to;
         fake_file_put(s, &io->id, io->root, io->data, io->bytes);
     }
     return status;

@@ -340,7 +340,7 @@ static void chaos_release(void)
     if (list_empty(&share.held))
         return;
     io = LIST_ENTRY(share.held.next, struct share_io, link);
-    if (!io->write && io->promote == FAKE_FAILED)
+    if (!io->write && io->root == FAKE_FAILED)
         memset(io->data, 0x99, io->bytes);
     fake_share_release(&share, io);
 }
@@ -380,18 +380,12 @@ static void chaos_share_refuse(void)
     share.refuse_n = 1 + below(2);
 }
 
-static void chaos_promote(void)
-{
-    share.promote = (share_root_id)(below(3) == 0 ? 2 : 0);
-}
-
 typedef void (*act)(void);
 static const act chaos_acts[] = {
     chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,   chaos_copy_end,
     chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,    chaos_evict,
     chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone, chaos_share,
     chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_release,    chaos_share_refuse,
-    chaos_promote,
 };
 #define ACTS_LOCAL 17u /* of these, the ones that know no share */
 

@@ -408,24 +408,6 @@ Test(cache_share, only_what_is_used_again_is_written_when_that_is_wished)
     drop(ref);
 }
 
-Test(cache_share, what_deserves_a_hotter_root_is_copied_there)
-{
-    block_ref ref = shared_block(rig.one, 1);
-    struct waiter w;
-
-    share.promote = 2;
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    fake_share_next(&share, 0);
-    turn();
-    cr_assert_eq(share.n_pending, 1u);
-    cr_expect(fake_share_at(&share, 0)->write && fake_share_at(&share, 0)->root == 2);
-    fake_share_next(&share, 0);
-    cr_expect(has_file(rig.one, 1, 0, 1) && has_file(rig.one, 1, 0, 2));
-    cr_expect_eq(block_of(ref)->part[0].root, 2u);
-    cache_put(rig.cache, ref, 0);
-    drop(ref);
-}
-
 Test(cache_share, a_daemon_that_stops_writes_no_more)
 {
     block_ref ref = store(rig.one, 1);

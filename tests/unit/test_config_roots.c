@@ -95,3 +95,10 @@ Test(config_roots, roots_that_make_no_sense)
     set("share.deadline=20ms");
     check_refused("--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
 }
+
+Test(config_roots, a_spread_that_was_removed_names_its_successor)
+{
+    cr_assert_eq(config_set(&c, "share.spread=round-robin", &e), -EINVAL);
+    cr_assert_not_null(strstr(e.text, "write hashed"), "%s", e.text);
+    set("share.spread=hashed");
+}

@@ -120,14 +120,13 @@ Test(share, what_was_written_is_read)
     cr_assert_eq(move(&p, true, 5, 0), 0, "it is there already: that is fine");
     cr_assert_eq(load(&p, 5, 1), 0);
     cr_assert_eq(p.io.root, 1);
-    cr_assert_eq(p.io.promote, 0);
 }
 
 Test(share, a_read_asks_the_other_roots_when_the_hint_is_wrong)
 {
     struct part p;
 
-    open_roots(3, CONFIG_SPREAD_ROUND_ROBIN);
+    open_roots(3, CONFIG_SPREAD_TIERED);
     rig_put(&rig.servers[2], 9);
     cr_assert_eq(load(&p, 9, 1), 0);
     cr_assert_eq(p.io.root, 3);
@@ -231,33 +230,6 @@ Test(share, tiered_writes_to_the_first_that_takes_it)
     cr_assert_eq(p.io.root, 2);
 }
 
-Test(share, tiered_promotes_what_is_read_again)
-{
-    struct part p;
-
-    open_roots(3, CONFIG_SPREAD_TIERED);
-    rig_put(&rig.servers[2], 6);
-    cr_assert_eq(load(&p, 6, 3), 0);
-    cr_assert_eq(p.io.promote, 0, "once is not often");
-    cr_assert_eq(load(&p, 6, 3), 0);
-    cr_assert_eq(p.io.promote, 1);
-    cr_assert_eq(move(&p, true, 6, p.io.promote), 0);
-    cr_assert(rig.servers[0].files[6].there);
-    cr_assert_eq(load(&p, 6, 1), 0);
-    cr_assert_eq(p.io.promote, 0);
-}
-
-Test(share, round_robin_takes_turns)
-{
-    struct part p;
-
-    open_roots(3, CONFIG_SPREAD_ROUND_ROBIN);
-    for (uint32_t i = 0; i < 30; i++)
-        cr_assert_eq(move(&p, true, i, 0), 0);
-    for (int i = 0; i < 3; i++)
-        cr_assert_eq(rig.servers[i].asked[SHARE_WRITE], 10);
-}
-
 /* Where each block goes with the roots of `spec`. */
 static void hashed_places(const char *const *targets, uint32_t n, const char *places[BLOCKS])
 {
@@ -318,7 +290,7 @@ Test(share, removed_it_is_gone_from_every_root)
 {
     struct block_file_id id = rig_id(8);
 
-    open_roots(2, CONFIG_SPREAD_ROUND_ROBIN);
+    open_roots(2, CONFIG_SPREAD_TIERED);
     rig_put(&rig.servers[0], 8);
     rig_put(&rig.servers[1], 8);
     cr_assert_eq(share_remove(share, &id), 0);

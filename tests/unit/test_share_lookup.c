@@ -322,7 +322,6 @@ Test(share_lookup, any_root_will_do)
 {
     struct share_settings s = settings_of(3);
 
-    s.spread = CONFIG_SPREAD_ROUND_ROBIN;
     open_with(&s);
     rig.servers[1].latency_ms = 2;
     for (uint32_t i = 0; i < 3000; i++)
