@@ -52,4 +52,16 @@ static inline struct list *list_pop_front(struct list *head)
     return node;
 }
 
+/* Moves all nodes of `from`, in their order, to the front of `head`. */
+static inline void list_splice_front(struct list *head, struct list *from)
+{
+    if (list_empty(from))
+        return;
+    from->prev->next = head->next;
+    head->next->prev = from->prev;
+    head->next = from->next;
+    from->next->prev = head;
+    list_init(from);
+}
+
 #endif

@@ -66,26 +66,29 @@ static void idle_start(struct cache *c)
     }
 }
 
-static void share_pump_start(struct cache *c)
-{
-    if (cache_shared_waits(c)) {
-        c->share_pump = true;
-        idle_start(c);
-    }
-}
-
 /* Something is under way, or about to be, whose end may make room. */
 static bool room_may_come(const struct cache *c)
 {
-    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->share_full ||
-           (c->pump && !c->no_writes) ||
+    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->write[WRITE_SHARE].full ||
+           ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
-/* Who waits for the writes that were to begin is told that there are none. */
-static void pump_end(struct cache *c)
+static void pump(struct cache *c)
 {
-    if (!list_empty(&c->room) && !room_may_come(c)) {
+    bool pumped = false;
+
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
+        if (!c->write[to].pump)
+            continue;
+        pumped = true;
+        c->write[to].pump = cache_write_pump(c, to);
+        if (c->write[to].pump)
+            idle_start(c);
+        c->fruitless = 0; /* a block that waits no more may make way in the index */
+    }
+    /* No write began: room may not come, and its waiters have to know. */
+    if (pumped && !list_empty(&c->room) && !room_may_come(c)) {
         c->wake = true;
         idle_start(c);
     }
@@ -99,18 +102,7 @@ static void idle_cb(uv_idle_t *idle)
     c->idle_on = false;
     if (c->wake)
         room_wake(c);
-    if (c->pump) {
-        c->pump = false;
-        cache_write_pump(c);
-        c->fruitless = 0; /* what waits no more may go */
-        pump_end(c);
-    }
-    if (c->share_pump) {
-        c->share_pump = false;
-        cache_shared_pump(c);
-        c->fruitless = 0;
-        share_pump_start(c);
-    }
+    pump(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
     calm_wake(c);
@@ -123,11 +115,12 @@ void cache_released(struct cache *c)
         c->wake = true;
         idle_start(c);
     }
-    if (c->queue.n > 0 && c->writing_bytes < CACHE_WRITE_WINDOW && !c->no_writes) {
-        c->pump = true;
-        idle_start(c);
-    }
-    share_pump_start(c);
+    c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        if (cache_write_waits(c, to)) {
+            c->write[to].pump = true;
+            idle_start(c);
+        }
     if (c->sweep > 0)
         idle_start(c);
     if (!list_empty(&c->calm) && !cache_back_pressure(c))
@@ -154,7 +147,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     table_init(&c->fetches, CACHE_MAX_FETCHES);
     table_init(&c->writes, CACHE_MAX_WRITES);
     list_init(&c->durables);
-    list_init(&c->held_durables);
+    list_init(&c->stalled_durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
     list_init(&c->calm);
@@ -169,9 +162,10 @@ static void idle_closed_cb(uv_handle_t *handle)
     table_close(&c->fills);
     table_close(&c->fetches);
     table_close(&c->writes);
-    queue_free(&c->queue);
-    queue_free(&c->held_queue);
-    queue_free(&c->share_queue);
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
+        free(c->write[to].queue.entries);
+        free(c->write[to].stalled.entries);
+    }
     free(c);
 }
 
@@ -209,16 +203,16 @@ uint32_t cache_share_busy(const struct cache *c)
 
 bool cache_written(const struct cache *c)
 {
-    return c->queue.n == 0 && c->held_queue.n == 0 && c->writing_bytes == 0 && c->unverified == 0 &&
-           !c->adopt && c->share_queue.n == 0 && c->share_writing_bytes == 0;
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        if (c->write[to].queue.n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
+            return false;
+    return c->unverified == 0 && !c->adopt;
 }
 
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
-    cache_durables_unhold(c);
-    cache_durables_retry(c); /* they end now */
-    cache_released(c);
+    cache_writes_unstall(c); /* durables fail now */
     cache_snapshot_load_stop(c);
 }
 
@@ -399,12 +393,9 @@ void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
     cache_list_touch(c, refs, n);
-    for (uint32_t i = 0; i < n && (c->config.write_reused || c->config.share_reused); i++) {
-        if (refs[i] == 0)
-            continue;
-        cache_write_used(c, refs[i]);
-        cache_shared_used(c, refs[i]);
-    }
+    for (uint32_t i = 0; i < n && (c->config.write_reused || c->config.share_reused); i++)
+        if (refs[i] != 0)
+            cache_write_used(c, refs[i]);
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)

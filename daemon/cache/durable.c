@@ -1,5 +1,5 @@
-/* Parts that somebody wants on stable storage before going on: written at once and not in their
- * turn, then synced together with others. */
+/* Durable parts: a dump may ask for a part on stable storage. The part is written at once, before
+ * the queue of write-behind, and then synced together with others. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The cache's own check of an unverified part ended; no client waits for it. */
 static void unverified_done_cb(struct cache_durable *d, int status)
 {
-    (void)status; /* nobody was promised anything */
+    (void)status;
     d->cache->unverified--;
     free(d);
 }
@@ -27,6 +28,17 @@ static void durable_end(struct cache_durable *d, int status)
 
 static int durable_step(struct cache *c, struct cache_durable *d);
 
+/* After an operation of it succeeded. */
+static void durable_go_on(struct cache *c, struct cache_durable *d)
+{
+    int rc = durable_step(c, d);
+
+    if (rc == -EAGAIN)
+        list_push_back(&c->durables, &d->link);
+    else if (rc < 0)
+        durable_end(d, rc);
+}
+
 static bool part_is_at(const struct part *p, const struct tier_io *io)
 {
     return p->nvme == PART_NVME_READY && p->loc == io->place.loc;
@@ -34,34 +46,28 @@ static bool part_is_at(const struct part *p, const struct tier_io *io)
 
 static void sync_done_cb(struct tier_io *io, int status)
 {
-    struct cache_durable *d = (struct cache_durable *)io;
+    struct cache_durable *d = LIST_ENTRY(io, struct cache_durable, io);
     struct cache *c = d->cache;
     struct ns *ns;
     const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
 
     c->tier_busy--;
-    if (status == -EBADMSG && part_is_at(p, io)) /* what the last run left of it */
+    if (status == -EBADMSG && part_is_at(p, io)) /* an unverified copy: its bytes are wrong */
         cache_nvme_lost(c, d->ref, d->part, true);
-    if (!part_is_at(p, io)) { /* that copy is gone: what was learnt of it says nothing */
-        status = durable_step(c, d);
-        if (status == -EAGAIN)
-            list_push_back(&c->durables, &d->link);
-        if (status == 0 || status == -EAGAIN)
-            return;
-    }
-    durable_end(d, status);
+    if (part_is_at(p, io))
+        durable_end(d, status);
+    else /* that copy is gone, so the status says nothing */
+        durable_go_on(c, d);
     cache_durables_retry(c);
 }
 
-static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p,
-                       const struct ns *ns)
+static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p)
 {
     int rc;
 
+    cache_tier_io(c, &d->io, d->ref, d->part, 0);
     d->io.op = TIER_SYNC;
-    d->io.bytes = ns_part_bytes(ns, d->part);
     d->io.place = (struct tier_place){p->loc, p->checksum};
-    memcpy(d->io.name.fingerprint, ns->fingerprint, sizeof(d->io.name.fingerprint));
     d->io.done = sync_done_cb;
     rc = c->tier_ops->submit(c->tier, &d->io);
     if (rc == 0)
@@ -69,27 +75,27 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
     return rc;
 }
 
-/* 0: under way. -EAGAIN: the tier takes nothing now. */
+/* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. Another -errno: the end. */
 static int durable_step(struct cache *c, struct cache_durable *d)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, d->ref, &ns);
-    struct part *p = &b->part[d->part];
+    struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
     int rc = 0;
 
     cache_ns_record(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
     if (ns->record == NS_RECORD_FAILED)
-        return -EIO; /* no later start would find it */
+        return -EIO; /* no later start would find the part */
     if (p->nvme == PART_NVME_READY)
-        return sync_submit(c, d, p, ns);
-    if (p->nvme == PART_NVME_NONE && !c->no_writes && cache_recovering(c))
-        return -EAGAIN;
-    if (p->nvme == PART_NVME_NONE)
+        return sync_submit(c, d, p);
+    if (p->nvme == PART_NVME_NONE) {
+        if (!c->no_writes && cache_recovering(c))
+            return -EAGAIN; /* its copy of an earlier run may turn up */
         rc = p->dram != PART_DRAM_READY ? -ENOENT
              : c->no_writes             ? -ESHUTDOWN
-                                        : cache_part_write(c, d->ref, d->part);
+                                        : cache_nvme_write(c, d->ref, d->part);
+    }
     if (rc == 0)
         list_push_back(cache_write_waiters(c, p), &d->link);
     return rc;
@@ -125,7 +131,7 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     struct cache_durable *d = calloc(1, sizeof(*d));
 
     if (!d)
-        return; /* the copy may turn out to be none, as any may */
+        return; /* reading it will tell, as with every copy of an earlier run */
     d->cache = c;
     d->ref = ref;
     d->part = part;
@@ -135,17 +141,19 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     c->unverified++;
 }
 
-void cache_durables_written(struct list *waiters, int status)
+void cache_durables_written(struct cache *c, struct list *waiters, int status)
 {
     struct list *node;
 
     while ((node = list_pop_front(waiters)) != NULL) {
         struct cache_durable *d = LIST_ENTRY(node, struct cache_durable, link);
-        int rc = status < 0 ? status : durable_step(d->cache, d);
 
-        if (rc < 0)
-            durable_end(d, rc);
+        if (status == 0)
+            durable_go_on(c, d);
+        else
+            durable_end(d, status);
     }
+    cache_durables_retry(c);
 }
 
 void cache_durables_retry(struct cache *c)
@@ -159,22 +167,12 @@ void cache_durables_retry(struct cache *c)
         list_remove(&d->link);
         rc = c->no_writes ? -ESHUTDOWN : durable_step(c, d);
         if (rc == -EAGAIN && !cache_ns_writable(cache_ns(c, d->ref))) {
-            list_push_back(&c->held_durables, &d->link);
+            list_push_back(&c->stalled_durables, &d->link);
         } else if (rc == -EAGAIN) {
             list_push_front(&c->durables, &d->link);
             break;
         } else if (rc < 0) {
             durable_end(d, rc);
         }
-    }
-}
-
-void cache_durables_unhold(struct cache *c)
-{
-    while (!list_empty(&c->held_durables)) {
-        struct list *last = c->held_durables.prev;
-
-        list_remove(last);
-        list_push_front(&c->durables, last);
     }
 }

@@ -23,23 +23,32 @@ struct cache_fetch {
     struct list waiters;
 };
 
-static void tier_read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
-                           slot_ref slot)
+void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part, slot_ref slot)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct block *b = cache_block(c, ref, &ns);
 
-    io->op = TIER_READ;
-    io->check = false;
-    io->data = arena_memory(c->arena, slot);
-    io->bytes = ns_part_bytes(ns, part);
-    io->buffer = arena_extent_of(c->arena, slot);
+    *io = (struct tier_io){.bytes = ns_part_bytes(ns, part)};
+    if (slot != 0) {
+        io->data = arena_memory(c->arena, slot);
+        io->buffer = arena_extent_of(c->arena, slot);
+    }
     memcpy(io->name.fingerprint, ns->fingerprint, sizeof(io->name.fingerprint));
     memcpy(io->name.key, b->key, sizeof(io->name.key));
     io->name.key_bytes = ns->identity.key_bytes;
     io->name.part = part;
     io->name.owner = part_owner(ref, part);
-    io->place = (struct tier_place){b->part[part].loc, b->part[part].checksum};
+}
+
+static void read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
+                      slot_ref slot)
+{
+    struct ns *ns;
+    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+
+    cache_tier_io(c, io, ref, part, slot);
+    io->op = TIER_READ;
+    io->place = (struct tier_place){p->loc, p->checksum};
 }
 
 static void log_read_failed(const struct tier_io *io, int status)
@@ -117,7 +126,7 @@ static int tier_start(struct cache_fetch *f, uint8_t priority)
     struct tier_io *io = &f->io.tier;
     int rc;
 
-    tier_read_init(c, io, f->ref, f->part, f->slot);
+    read_init(c, io, f->ref, f->part, f->slot);
     io->priority = priority;
     io->done = tier_done_cb;
     rc = c->tier_ops->submit(c->tier, io);
@@ -197,7 +206,7 @@ static int share_start(struct cache_fetch *f)
         return 0;
     }
     if (rc == -EAGAIN) {
-        c->share_full = true;
+        c->write[WRITE_SHARE].full = true;
         return rc;
     }
     cache_shared_forget(c, f->ref);
@@ -339,8 +348,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->cache = c;
     k->ref = ref;
     k->part = part;
-    tier_read_init(c, &k->io, ref, part, k->slot);
-    k->io.priority = 0;
+    read_init(c, &k->io, ref, part, k->slot);
     k->io.check = true;
     k->io.done = check_done_cb;
     rc = c->tier_ops->submit(c->tier, &k->io);

@@ -56,8 +56,8 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     free(f);
     c->config.metrics->dump_blocks++;
     if (block_complete(b, ns)) {
-        cache_write_stored(c, ref);
-        cache_shared_stored(c, ref);
+        cache_write_stored(c, ref, WRITE_NVME);
+        cache_write_stored(c, ref, WRITE_SHARE);
     }
     cache_settle(c, ref);
     cache_released(c);

@@ -14,14 +14,20 @@
 /* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 
-/* A block that waits to be written. */
-struct write_entry {
-    block_ref ref;
+enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
+
+struct block_queue {
+    block_ref *entries; /* a ring of cap */
+    uint32_t head, n, cap;
 };
 
-struct write_queue {
-    struct write_entry *ring;
-    uint32_t head, n, cap;
+/* Write-behind to one target. */
+struct write_target {
+    struct block_queue queue;   /* in the order in which they became complete */
+    struct block_queue stalled; /* blocks of namespaces that may not be written now */
+    uint64_t writing_bytes;     /* of parts whose write is under way */
+    bool full; /* it refused an operation, and has not said since that it takes more */
+    bool pump; /* the idle callback pumps */
 };
 
 /* Blocks by their policy_prev and policy_next: what came last in front. */
@@ -39,25 +45,19 @@ struct cache {
     struct block_list below, shared; /* nothing of these lies in DRAM; in any tier here */
     struct arena *arena;
     struct table fills, fetches, writes;
-    struct list durables; /* of cache_durable.link: the tier takes nothing now */
-    /* The same of namespaces that may not be written yet: being named, or purged, which with a
-     * shared tier may take long. */
-    struct write_queue held_queue;
-    bool unholding; /* not all of it found room in `queue` */
-    struct list held_durables;
-    struct list fills_by_age; /* oldest progress first */
+    struct write_target write[WRITE_TARGETS];
+    struct list durables;         /* of cache_durable.link: wait for room in the tier's queue */
+    struct list stalled_durables; /* likewise, of namespaces that may not be written now */
+    struct list fills_by_age;     /* oldest progress first */
     struct list room;
     struct list calm; /* of cache_calm.link */
     uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
-    bool idle_on, wake, pump, share_pump, closing, no_writes;
-    struct write_queue queue;
-    struct write_queue share_queue;
-    uint32_t fruitless; /* searches for room in the index, since something was released */
-    uint64_t sweep;     /* of `below`, still to be looked at by cache_list_sweep */
-    bool torn;          /* not every part of a block was restored, as the index was full */
-    uint64_t writing_bytes, dirty_bytes, share_writing_bytes;
+    bool idle_on, wake, closing, no_writes;
+    uint32_t fruitless;   /* searches for room in the index, since something was released */
+    uint64_t sweep;       /* of `below`, still to be looked at by cache_list_sweep */
+    bool torn;            /* not every part of a block was restored, as the index was full */
+    uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
     uint32_t share_busy;
-    bool share_full; /* the share refused something: it says when it may take more */
     uint32_t tier_busy;
     uint32_t unverified;    /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;        /* users held by copies, reads and writes: what can make room */
@@ -151,41 +151,52 @@ slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 /* Later in this turn of the loop: wake who waits for room, write what waits. */
 void cache_released(struct cache *c);
 
-/* Submits a part that lies in DRAM only. 0, -EAGAIN, or another -errno: it will not be written. */
-int cache_part_write(struct cache *c, block_ref ref, uint32_t part);
-/* Who waits for the part that is being written. */
+/* fetch.c: fills in everything of an operation but op, place and done. slot: 0 for none. */
+void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
+                   slot_ref slot);
+
+/* queue.c. Push returns 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. Pop needs one
+ * that is not empty; unpop follows a pop. */
+int queue_push(struct block_queue *q, block_ref ref);
+int queue_push_front(struct block_queue *q, block_ref ref);
+block_ref queue_pop(struct block_queue *q);
+block_ref queue_pop_last(struct block_queue *q);
+void queue_unpop(struct block_queue *q, block_ref ref);
+
+/* ---- write_behind.c ---- */
+
+/* The block has just become complete: it is written in its turn if it is worth that. */
+void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
+/* The block was used: with admission by reuse it may be worth writing now. */
+void cache_write_used(struct cache *c, block_ref ref);
+/* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
+void cache_write_again(struct cache *c, block_ref ref);
+/* A part of the block was read from the shared tier. */
+void cache_write_fetched(struct cache *c, block_ref ref);
+/* A part is on the shared tier: those behind it may follow. */
+void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
+/* Something waits, and the target may take it. */
+bool cache_write_waits(const struct cache *c, enum write_to to);
+/* Begins some writes. True: there is more for the next turn of the loop. */
+bool cache_write_pump(struct cache *c, enum write_to to);
+/* A namespace may be written again: what was stalled waits in front of its queue. */
+void cache_writes_unstall(struct cache *c);
+
+/* ---- write_part.c: 0, -EAGAIN (not now), or another -errno: it will not be written ---- */
+
+int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part);
+int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
+/* The durables that wait for the write of a part to NVMe to end. */
 struct list *cache_write_waiters(struct cache *c, const struct part *p);
 
-/* durable.c: waiters (emptied) go on when their part was written; those that the tier had no room
- * for try again. */
-void cache_durables_written(struct list *waiters, int status);
+/* ---- durable.c ---- */
+
+/* The write that these waited for ended; empties the list. */
+void cache_durables_written(struct cache *c, struct list *waiters, int status);
 void cache_durables_retry(struct cache *c);
-/* A namespace may be written now, or nothing any more: what was held back is looked at again. */
-void cache_durables_unhold(struct cache *c);
-void cache_writes_unhold(struct cache *c);
-/* The part was dumped while its copy of an earlier run had not turned up yet: once recovery is over
- * that is read, and written anew if it is not whole. */
+/* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy
+ * is read, and written anew if it is not whole. */
 void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
-
-/* queue.c: 0, -ENOMEM, or -ENOSPC: it is as long as it may be. Popping and putting back need one
- * that is not empty, or was not. */
-int queue_push(struct write_queue *q, struct write_entry entry);
-int queue_push_front(struct write_queue *q, struct write_entry entry);
-struct write_entry queue_pop(struct write_queue *q);
-struct write_entry queue_last(const struct write_queue *q); /* that is not empty */
-void queue_unpop(struct write_queue *q, struct write_entry entry);
-void queue_free(struct write_queue *q);
-
-void cache_write_later(struct cache *c, block_ref ref);
-/* The block has just become complete, or is used again: it is written in its turn if it is worth
- * that. */
-void cache_write_stored(struct cache *c, block_ref ref);
-void cache_write_used(struct cache *c, block_ref ref);
-/* A copy below turned out bad: what DRAM has of the block takes its place. It was worth writing. */
-void cache_write_again(struct cache *c, block_ref ref);
-/* A part of the block was read from a share. */
-void cache_write_fetched(struct cache *c, block_ref ref);
-void cache_write_pump(struct cache *c);
 
 /* adopt.c */
 /* An extent may have become ready. */
@@ -209,13 +220,6 @@ void cache_shared_trim(struct cache *c);
 void cache_shared_forget(struct cache *c, block_ref ref);
 /* Names one of its parts for the share. */
 struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
-
-/* shared_write.c: as cache_write_stored, cache_write_used and cache_write_pump. */
-void cache_shared_stored(struct cache *c, block_ref ref);
-void cache_shared_used(struct cache *c, block_ref ref);
-void cache_shared_pump(struct cache *c);
-/* There is something to pump, and it can go now. */
-bool cache_shared_waits(const struct cache *c);
 
 /* restore.c */
 /* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second

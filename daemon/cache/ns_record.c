@@ -21,14 +21,6 @@ struct cache_naming {
 
 static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
 
-static void writes_go_on(struct cache *c)
-{
-    cache_writes_unhold(c);
-    cache_durables_unhold(c);
-    cache_released(c);
-    cache_durables_retry(c);
-}
-
 /* A folder that was full, say, may have room again. One that is slow to say no is asked less often,
  * as the namespace's writes wait meanwhile. */
 #define AGAIN_MS 5000u
@@ -86,7 +78,7 @@ static void naming_done_cb(struct tier_ns_record *n, int status)
         p->status = status;
         purge_check(p);
     }
-    writes_go_on(c);
+    cache_writes_unstall(c);
 }
 
 static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
@@ -183,6 +175,5 @@ void cache_purge_end(struct cache *c, struct cache_purge *p)
         c->share_ops->purge_cancel(c->share, &p->share);
     p->sharing = false;
     p->ns->purges--;
-    if (c->tier)
-        writes_go_on(c);
+    cache_writes_unstall(c);
 }

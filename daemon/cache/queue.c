@@ -5,70 +5,62 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Blocks removed while they waited leave their numbers behind, so the queue has a bound of its own.
- */
+/* A block that is removed while it waits leaves its number here, so that the index's bound is none
+ * for the queue. */
 #define QUEUE_MAX (1u << 20)
 
-static int ring_grow(struct write_queue *q)
+static int queue_grow(struct block_queue *q)
 {
     uint32_t cap = q->cap ? 2 * q->cap : 1024;
-    struct write_entry *ring;
+    block_ref *entries;
 
     if (q->n == QUEUE_MAX)
         return -ENOSPC;
-    ring = malloc(cap * sizeof(*ring));
-    if (!ring)
+    entries = malloc(cap * sizeof(*entries));
+    if (!entries)
         return -ENOMEM;
     for (uint32_t i = 0; i < q->n; i++)
-        ring[i] = q->ring[(q->head + i) % q->cap];
-    free(q->ring);
-    *q = (struct write_queue){.ring = ring, .n = q->n, .cap = cap};
+        entries[i] = q->entries[(q->head + i) % q->cap];
+    free(q->entries);
+    *q = (struct block_queue){.entries = entries, .n = q->n, .cap = cap};
     return 0;
 }
 
-int queue_push(struct write_queue *q, struct write_entry entry)
+int queue_push(struct block_queue *q, block_ref ref)
 {
-    int rc = q->n == q->cap ? ring_grow(q) : 0;
+    int rc = q->n == q->cap ? queue_grow(q) : 0;
 
     if (rc == 0)
-        q->ring[(q->head + q->n++) % q->cap] = entry;
+        q->entries[(q->head + q->n++) % q->cap] = ref;
     return rc;
 }
 
-int queue_push_front(struct write_queue *q, struct write_entry entry)
+int queue_push_front(struct block_queue *q, block_ref ref)
 {
-    int rc = q->n == q->cap ? ring_grow(q) : 0;
+    int rc = q->n == q->cap ? queue_grow(q) : 0;
 
-    if (rc != 0)
-        return rc;
-    q->head = (q->head + q->cap - 1) % q->cap;
-    q->ring[q->head] = entry;
-    q->n++;
-    return 0;
+    if (rc == 0)
+        queue_unpop(q, ref);
+    return rc;
 }
 
-struct write_entry queue_pop(struct write_queue *q)
+block_ref queue_pop(struct block_queue *q)
 {
-    struct write_entry entry = q->ring[q->head];
+    block_ref ref = q->entries[q->head];
 
     q->head = (q->head + 1) % q->cap;
     q->n--;
-    return entry;
+    return ref;
 }
 
-struct write_entry queue_last(const struct write_queue *q)
+block_ref queue_pop_last(struct block_queue *q)
 {
-    return q->ring[(q->head + q->n - 1) % q->cap];
+    return q->entries[(q->head + --q->n) % q->cap];
 }
 
-void queue_unpop(struct write_queue *q, struct write_entry entry)
+void queue_unpop(struct block_queue *q, block_ref ref)
 {
     q->head = (q->head + q->cap - 1) % q->cap;
-    q->ring[q->head] = entry;
+    q->entries[q->head] = ref;
     q->n++;
-}
-
-void queue_free(struct write_queue *q)
-{
-    free(q->ring);
 }

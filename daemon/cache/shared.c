@@ -96,7 +96,7 @@ static void ready_cb(void *ctx)
 {
     struct cache *c = ctx;
 
-    c->share_full = false;
+    c->write[WRITE_SHARE].full = false;
     cache_released(c);
 }
 

@@ -159,7 +159,7 @@ static bool part_adopt(struct snapshot_load *a, const struct snapshot_part *k, s
         (k->stored && cache_recovering(c))) /* else its copy has made way in a full index */
         return true;
     cache_ns_record(c, ns);
-    cache_write_stored(c, ref);
+    cache_write_stored(c, ref, WRITE_NVME);
     return true;
 }
 

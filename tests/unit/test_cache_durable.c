@@ -103,6 +103,31 @@ Test(cache_durable, of_two_who_wait_for_a_copy_that_is_none_both_are_served)
     drop(ref);
 }
 
+/* The tier's queue is full when the write has ended: the sync waits, as the write would have. */
+Test(cache_durable, a_sync_that_finds_no_place_waits)
+{
+    block_ref ref = store(rig.one, 1);
+    struct promise p[2];
+
+    promise(&p[0], ref);
+    promise(&p[1], ref);
+    expect_next(TIER_WRITE, 0);
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 3;
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(p[0].status, NOT_YET);
+    cr_expect_eq(p[1].status, NOT_YET);
+    rig.tier.refuse_n = 0;
+    cache_released(rig.cache); /* as when a read has ended */
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 2u);
+    fake_next(&rig.tier, 0);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(p[0].status, 0);
+    cr_expect_eq(p[1].status, 0);
+    drop(ref);
+}
+
 Test(cache_durable, what_is_gone_everywhere_is_not_promised)
 {
     block_ref ref = store_both(1);

@@ -424,7 +424,7 @@ static void chaos_end(void)
         }
     }
     expect_nothing_held();
-    cr_expect(list_empty(&share.held) && rig.cache->share_writing_bytes == 0);
+    cr_expect(list_empty(&share.held) && rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }
 
 static void chaos_run(unsigned acts)

@@ -54,7 +54,7 @@ static void expect_no_share_left(void)
     cr_expect_eq(rig.cache->shared.n, 0u);
     cr_expect_eq(rig.one->share_bytes + rig.two->share_bytes, 0u);
     cr_expect_eq(rig.cache->share_busy, 0u);
-    cr_expect_eq(rig.cache->share_writing_bytes, 0u);
+    cr_expect_eq(rig.cache->write[WRITE_SHARE].writing_bytes, 0u);
 }
 
 /* ---- reading ---- */
@@ -527,6 +527,28 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     cr_expect(cache_purge_kept(&p));
     cr_expect_eq(p.share_status, -ETIMEDOUT);
     cache_purge_end(rig.cache, &p);
+}
+
+/* It is evicted by the purge, or stored anew and written when the purge is over. */
+Test(cache_share, what_is_stored_in_a_purge_is_written_after_it)
+{
+    struct cache_purge p = {.done_cb = purged_cb};
+    block_ref ref;
+
+    cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
+    ref = store(rig.one, 1);
+    turn();
+    cr_expect_eq(share.n_pending, 0u);
+    cr_expect_not(cache_written(rig.cache));
+    rig.tier.naming->done(rig.tier.naming, 0);
+    share.purge->done_cb(share.purge, 0, 0);
+    cache_purge_end(rig.cache, &p);
+    turn();
+    cr_expect_eq(share.n_pending, 1u);
+    fake_share_next(&share, 0);
+    cr_expect(has_file(rig.one, 1, 0, 1));
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    drop(ref);
 }
 
 Test(cache_share, what_was_found_before_it_was_purged_does_not_come_back)

@@ -1,0 +1,292 @@
+/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier. Blocks
+ * are written from DRAM in the order in which they became complete, a bounded window of bytes at a
+ * time. A part that has left DRAM before its turn is not read back, and not written.
+ *
+ * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it is
+ * purged, which may take as long as the shared tier does). Its blocks and durable parts are stalled:
+ * they step aside, so that no other namespace waits for them.
+ *
+ * The shared tier gets a block's last part when it has all others: a host that finds the last part
+ * may count on them. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <errno.h>
+
+/* Parts that one turn of the loop begins to write, and blocks that it looks at for them: a queue of
+ * small blocks must not hold up lookups. */
+#define PUMP_PARTS 4
+#define PUMP_BLOCKS 16
+
+static const uint16_t queued_flag[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARE_QUEUED};
+
+static uint64_t *dropped(struct cache *c, enum write_to to)
+{
+    struct metrics *m = c->config.metrics;
+
+    return to == WRITE_NVME ? &m->nvme_write_dropped : &m->share_write_dropped;
+}
+
+/* The bytes of the block that lie in DRAM and not on NVMe: dirty while it waits. */
+static uint64_t block_dirty(const struct block *b, const struct ns *ns)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE)
+            bytes += arena_padded(ns_part_bytes(ns, i));
+    return bytes;
+}
+
+static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool queued)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+    uint64_t dirty = to == WRITE_NVME ? block_dirty(b, ns) : 0;
+
+    if (queued) {
+        b->flags |= queued_flag[to];
+        c->dirty_bytes += dirty;
+    } else {
+        b->flags &= (uint16_t)~queued_flag[to];
+        c->dirty_bytes -= dirty;
+    }
+}
+
+/* ---- which blocks are written ---- */
+
+static bool reused_only(const struct cache *c, enum write_to to)
+{
+    return to == WRITE_NVME ? c->config.write_reused : c->config.share_reused;
+}
+
+static bool writable(const struct cache *c, enum write_to to, const struct block *b,
+                     const struct ns *ns)
+{
+    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+        return false;
+    if (to == WRITE_NVME)
+        return c->tier && block_dirty(b, ns) > 0;
+    return c->share && b->dram_parts == ns->identity.parts &&
+           b->part[ns->identity.parts - 1].share == PART_SHARE_NONE;
+}
+
+static void write_later(struct cache *c, enum write_to to, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
+        return;
+    if (queue_push(&c->write[to].queue, ref) != 0) {
+        *dropped(c, to) += ns->identity.parts;
+        return;
+    }
+    queued_set(c, to, ref, true);
+    cache_released(c);
+}
+
+void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
+{
+    struct metrics *m = c->config.metrics;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (!reused_only(c, to) || policy_heat(c->config.policy, ref) > 0)
+        write_later(c, to, ref);
+    else if (writable(c, to, b, ns))
+        *(to == WRITE_NVME ? &m->nvme_write_refused : &m->share_write_refused) +=
+            ns->identity.parts;
+}
+
+void cache_write_used(struct cache *c, block_ref ref)
+{
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        if (reused_only(c, to) && policy_heat(c->config.policy, ref) > 0)
+            write_later(c, to, ref);
+}
+
+void cache_write_again(struct cache *c, block_ref ref)
+{
+    write_later(c, WRITE_NVME, ref);
+}
+
+/* Reading a block that other hosts found worth storing is not its first use. */
+void cache_write_fetched(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (!writable(c, WRITE_NVME, b, ns))
+        return;
+    cache_ns_record(c, ns);
+    if (c->config.write_reused)
+        cache_write_used(c, ref);
+    else
+        write_later(c, WRITE_NVME, ref);
+}
+
+/* ---- writing them ---- */
+
+enum copy { COPY_NONE, COPY_WRITING, COPY_THERE };
+
+static enum copy copy_of(const struct part *p, enum write_to to)
+{
+    if (to == WRITE_NVME)
+        return p->nvme == PART_NVME_READY     ? COPY_THERE
+               : p->nvme == PART_NVME_WRITING ? COPY_WRITING
+                                              : COPY_NONE;
+    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
+           : p->share == PART_SHARE_WRITING ? COPY_WRITING
+                                            : COPY_NONE;
+}
+
+/* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target takes no more now, or
+ * *left, which counts the parts of this turn down, is 0. Another -errno: it can't be written. */
+static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
+                      unsigned *left)
+{
+    struct ns *ns;
+    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+    enum copy copy = copy_of(p, to);
+    int rc;
+
+    if (copy != COPY_NONE)
+        return copy == COPY_THERE;
+    if (p->dram != PART_DRAM_READY)
+        return to == WRITE_NVME ? 1 : -ENOENT;
+    if (*left == 0)
+        return -EAGAIN;
+    rc = to == WRITE_NVME ? cache_nvme_write(c, ref, part) : cache_share_write(c, ref, part);
+    if (rc == -EAGAIN)
+        c->write[to].full = true;
+    if (rc == 0)
+        --*left;
+    return rc;
+}
+
+/* Begins to write what the target lacks of the block. -EAGAIN: the rest has to wait. The shared
+ * tier's last part waits for the others: the end of each (cache_write_next_part) comes here again. */
+static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigned *left)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    uint32_t parts = ns->identity.parts;
+    bool under_way = false;
+
+    if (to == WRITE_SHARE && b->part[parts - 1].share != PART_SHARE_NONE)
+        return 0; /* another host was faster, or it is being written */
+    for (uint32_t i = 0; i < parts; i++) {
+        int rc;
+
+        if (to == WRITE_SHARE && i == parts - 1 && under_way)
+            return 0;
+        rc = part_begin(c, to, ref, i, left);
+        if (rc == -EAGAIN)
+            return rc;
+        if (rc < 0) {
+            *dropped(c, to) += parts - i;
+            return 0;
+        }
+        under_way |= rc == 0;
+    }
+    return 0;
+}
+
+void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED))
+        return;
+    /* In front: the block's other parts are in DRAM now, and may not be later. */
+    if (queue_push_front(&c->write[WRITE_SHARE].queue, ref) == 0)
+        queued_set(c, WRITE_SHARE, ref, true);
+    else
+        c->config.metrics->share_write_dropped++;
+}
+
+static bool may_write(const struct ns *ns, enum write_to to)
+{
+    return to == WRITE_NVME ? cache_ns_writable(ns) : ns->purges == 0;
+}
+
+/* The block is not written: there is no room for it in a queue. */
+static void give_up(struct cache *c, enum write_to to, block_ref ref)
+{
+    queued_set(c, to, ref, false);
+    *dropped(c, to) += cache_ns(c, ref)->identity.parts;
+}
+
+/* The block that `ref` named when it was queued may be gone, and another have its number. If that
+ * one waits too, it has its turn early. */
+static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
+{
+    const struct block *b = index_peek(c->config.index, ref);
+
+    return b && b->flags & queued_flag[to];
+}
+
+/* Takes the first block of the queue. False: it has to stay there. */
+static bool queue_step(struct cache *c, enum write_to to, unsigned *left)
+{
+    struct write_target *t = &c->write[to];
+    block_ref ref = queue_pop(&t->queue);
+    bool doomed;
+
+    if (!still_waits(c, to, ref))
+        return true;
+    doomed = index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
+    if (!doomed && !may_write(cache_ns(c, ref), to)) {
+        if (queue_push(&t->stalled, ref) != 0)
+            give_up(c, to, ref);
+        return true;
+    }
+    queued_set(c, to, ref, false);
+    if (doomed || block_write(c, to, ref, left) != -EAGAIN)
+        return true;
+    queued_set(c, to, ref, true);
+    queue_unpop(&t->queue, ref);
+    return false;
+}
+
+bool cache_write_waits(const struct cache *c, enum write_to to)
+{
+    const struct write_target *t = &c->write[to];
+
+    return (t->queue.n > 0 || (to == WRITE_NVME && !list_empty(&c->durables))) &&
+           t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
+}
+
+bool cache_write_pump(struct cache *c, enum write_to to)
+{
+    unsigned left = PUMP_PARTS;
+
+    if (to == WRITE_NVME) {
+        if (cache_recovering(c))
+            return false; /* cache_recovered_cb goes on */
+        cache_durables_retry(c);
+    }
+    for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
+        if (c->write[to].queue.n == 0 || !cache_write_waits(c, to) || !queue_step(c, to, &left))
+            break;
+    return c->write[to].queue.n > 0 && cache_write_waits(c, to);
+}
+
+void cache_writes_unstall(struct cache *c)
+{
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
+        struct write_target *t = &c->write[to];
+
+        while (t->stalled.n > 0) {
+            block_ref ref = queue_pop_last(&t->stalled);
+
+            if (still_waits(c, to, ref) && queue_push_front(&t->queue, ref) != 0)
+                give_up(c, to, ref);
+        }
+    }
+    list_splice_front(&c->durables, &c->stalled_durables);
+    cache_released(c);
+    cache_durables_retry(c);
+}
