@@ -1,13 +1,13 @@
 /* Copies between slots (one part of one block, contiguous in host memory) and a worker's paged KV
  * memory. Plain C; copy_ref.c is the reference and the test oracle, copy.cu the CUDA form.
  *
- * A region's planes tell where a block's chunks lie (design: address of block b in plane p is
- * base + b * stride); in a slot the chunks of the planes follow one another: plane p's begins at
- * slot_offset. One item is one block; the copier walks items x planes itself, so that a descriptor
- * is 16 bytes a block however many layers there are.
+ * A region's planes say where a block's chunks lie: block b of plane p is at base + b * stride. In a
+ * slot the chunks of the planes follow one another; plane p's begins at slot_offset. One item is one
+ * block. The copier walks items x planes itself, so a block needs 16 bytes of description however
+ * many layers it has.
  *
- * Promise: touches only [slot + slot_offset, + chunk) and [base + block * stride, + chunk) of the
- * given items and planes; the caller has checked every bound. Any alignment and chunk size. */
+ * Promise: it touches only [slot + slot_offset, + chunk) and [base + block * stride, + chunk) of the
+ * given items and planes. The caller has checked every bound. Any alignment and chunk size. */
 #ifndef UCM_KERNELS_COPY_H
 #define UCM_KERNELS_COPY_H
 
@@ -37,15 +37,27 @@ void ucm_copy_ref(const struct ucm_copy_plane *planes, uint32_t n_planes,
                   const struct ucm_copy_item *items, uint32_t n_items,
                   enum ucm_copy_direction direction);
 
-/* The CUDA form, in the fatbin that copy.cu becomes; it is embedded, so that the daemon needs no
- * CUDA library to start. Launched with UCM_COPY_CTAS x UCM_COPY_THREADS and the arguments const
- * struct ucm_copy_plane *planes, uint32_t n_planes, const struct ucm_copy_item *items, uint32_t
- * n_items, uint32_t tiles, uint32_t direction the arrays in memory that the GPU can read; tiles =
- * ucm_copy_tiles(the largest chunk). */
+/* The CUDA form, compiled from copy.cu into a fatbin that the binary embeds, so that the daemon
+ * needs no CUDA library to start. Launch it with UCM_COPY_CTAS x UCM_COPY_THREADS and these
+ * arguments, the arrays in memory that the GPU can read:
+ * - const struct ucm_copy_plane *planes, uint32_t n_planes
+ * - const struct ucm_copy_item *items, uint32_t n_items
+ * - uint32_t tiles: ucm_copy_tiles(the largest chunk)
+ * - uint32_t direction */
 #define UCM_COPY_KERNEL "ucm_copy"
 #define UCM_COPY_CTAS 16
 #define UCM_COPY_THREADS 512
 #define UCM_COPY_TILE_BYTES 4096u /* of a chunk, what one warp copies at a time */
+
+static inline uint32_t ucm_copy_largest_chunk(const struct ucm_copy_plane *planes, uint32_t n)
+{
+    uint32_t largest = 0;
+
+    for (uint32_t p = 0; p < n; p++)
+        if (planes[p].chunk > largest)
+            largest = planes[p].chunk;
+    return largest;
+}
 
 static inline uint32_t ucm_copy_tiles(uint32_t largest_chunk)
 {

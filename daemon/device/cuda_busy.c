@@ -4,7 +4,7 @@
 #define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
 /* While slices move, what is known is believed for longer by the first, and a probe waits for their
  * end for no longer than the second. */
-#define GPU_PROBE_TURNS_NS 150000000ull
+#define GPU_PROBE_STAGED_NS 150000000ull
 #define GPU_PROBE_DRAIN_NS 3000000ull
 
 CUresult gpu_probe_open(struct gpu *g)
@@ -85,7 +85,7 @@ bool gpu_others_run(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();
 
-    if (!busy_due(&g->busy, now_ns) || g->turns > 0)
+    if (!busy_due(&g->busy, now_ns) || g->slices > 0)
         return g->busy.others;
     probe_want(g, now_ns);
     return true;
@@ -95,8 +95,8 @@ bool gpu_others_look(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();
 
-    if (g->turns > 0) {
-        if (busy_due(&g->busy, now_ns - GPU_PROBE_TURNS_NS))
+    if (g->slices > 0) {
+        if (busy_due(&g->busy, now_ns - GPU_PROBE_STAGED_NS))
             probe_want(g, now_ns);
         return g->busy.others;
     }
@@ -109,7 +109,7 @@ bool gpu_probe_ready(struct gpu *g)
 {
     if (!g->probe.wanted)
         return true;
-    if (g->turns > 0) { /* it would find the companions */
+    if (g->slices > 0) { /* it would find the companions */
         if (uv_hrtime() < g->probe.until_ns)
             return false;
         busy_unknown(&g->busy, uv_hrtime()); /* one that hangs must hold up nobody */
@@ -132,5 +132,5 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->bytes < GPU_SEEN_BYTES || g->turns > 0 ? 0 : costs_kernel_ns(c, l->bytes));
+                l->bytes < GPU_SEEN_BYTES || g->slices > 0 ? 0 : costs_kernel_ns(c, l->bytes));
 }

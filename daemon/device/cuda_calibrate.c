@@ -45,7 +45,7 @@ static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uin
             .page_pitch = rows > 1 ? pitch : width,
             .width = width,
             .rows = rows};
-    return gpu_dma_launch(b->g, b->g->streams[b->direction].stream, b->direction, n);
+    return gpu_dma_launch(b->g, b->direction, n);
 }
 
 static CUresult copy_kernel(struct bench *b, uint64_t bytes)
@@ -174,7 +174,7 @@ static void file_name(const struct gpu *g, const char *end, char path[256])
     int n = snprintf(path, 256, "%.160s/copy-", g->config.calibration);
 
     for (unsigned i = 0; i < UCM_UUID_BYTES && n < 230; i++)
-        n += snprintf(path + n, 256 - (size_t)n, "%02x", g->outbox.stats.uuid[i]);
+        n += snprintf(path + n, 256 - (size_t)n, "%02x", g->work.stats.uuid[i]);
     snprintf(path + n, 256 - (size_t)n, "%s", end);
 }
 

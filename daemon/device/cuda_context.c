@@ -14,12 +14,12 @@ void gpu_fail(struct gpu *g, CUresult r, const char *what)
     if (atomic_load(&g->failed))
         return;
     cuda_error_text(r, text, sizeof(text));
-    snprintf(g->why, sizeof(g->why), "%s: %s: %s", g->outbox.stats.name, what, text);
+    snprintf(g->why, sizeof(g->why), "%s: %s: %s", g->work.stats.name, what, text);
     atomic_store(&g->failed, true);
-    job_outbox_wake(&g->outbox);
+    work_wake(&g->work);
 }
 
-/* Errors after which a context answers every call with an error. */
+/* After these errors a context fails every call. */
 static bool context_lost(CUresult r)
 {
     switch (r) {
@@ -133,7 +133,7 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
     uint64_t before, after;
     CUresult r;
 
-    nvml_open(&g->nvml, g->outbox.stats.uuid);
+    nvml_open(&g->nvml, g->work.stats.uuid);
     before = nvml_used_bytes(&g->nvml);
     r = cuda.cuDeviceGet(&g->dev, g->ordinal);
     if (r == CUDA_SUCCESS)
@@ -161,7 +161,7 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");
     }
     after = nvml_used_bytes(&g->nvml);
-    /* Roughly: others may have taken or freed memory meanwhile. */
+    /* Roughly: other processes may have taken or freed memory meanwhile. */
     if (before != 0 && after > before)
         atomic_store(&g->context_bytes, after - before);
     if (g->config.strategy != COPY_SM)

@@ -4,27 +4,17 @@
 #include <string.h>
 
 #define GPU_EXPIRE_MS 20
-#define GPU_PASSED_MAX 512   /* jobs that wait for slices, looked past in one go, */
-#define GPU_FULL_MAX 16      /* of so many rings */
-#define GPU_EVENTS_A_LOOK 64 /* asked in one go: each costs about a microsecond */
-#define GPU_SEEN_MS 10       /* how long a worker that was seen alive is believed to be */
+#define GPU_PASSED_MAX 512   /* jobs that wait for slices, passed over in one go, */
+#define GPU_FULL_MAX 16      /* of so many staging rings */
+#define GPU_EVENTS_A_LOOK 64 /* queried in one go: each costs about a microsecond */
+#define GPU_SEEN_MS 10       /* how long a worker that was seen alive counts as alive */
 
 /* ---- jobs that end ---- */
 
 void gpu_finish(struct gpu *g, struct device_job *job, int status)
 {
-    struct gpu_region *mapping = job->region->mapping;
-
     gpu_event_close(job);
-    if (job->ring) {
-        struct device_job *close = gpu_ring_unref(job->ring);
-
-        if (close)
-            job_queue_push(&g->ready, close);
-    }
-    if (--mapping->jobs == 0 && mapping->last)
-        job_queue_push(&g->ready, mapping->last);
-    job_outbox_put(&g->outbox, job, status);
+    work_finish(&g->work, job, status);
 }
 
 static int refuse_dying(struct device_job *job)
@@ -33,8 +23,8 @@ static int refuse_dying(struct device_job *job)
                       "the worker is exiting: its event says nothing about its memory any more");
 }
 
-/* All pieces are done. A dump whose worker died on the way (event_poll), or hung up and may have
- * written over what was read, is not reported as good. */
+/* All pieces are done. A dump fails when its worker died meanwhile (see event_poll), or hung up and
+ * may have written over what was read. */
 static void copy_done(struct gpu *g, struct device_job *job)
 {
     struct gpu_region *mapping = job->region->mapping;
@@ -66,8 +56,7 @@ void gpu_piece_fail(struct gpu *g, struct device_job *job, int status)
 }
 
 /* The context is lost, and with it all that was launched. A stream of a lost context answers at
- * once; waiting for it makes sure that nothing writes to a slot which the loop gives to somebody
- * else. */
+ * once. Waiting for it ensures that nothing writes to a slot which the loop then reuses. */
 void gpu_abandon(struct gpu *g)
 {
     struct device_job *job;
@@ -82,7 +71,7 @@ void gpu_abandon(struct gpu *g)
         if (job->pieces == 0)
             gpu_finish(g, job, job->status);
     }
-    gpu_rings_abandon(g);
+    gpu_stagings_abandon(g);
     for (unsigned i = 0; i < 2; i++) {
         struct gpu_stream *s = &g->streams[i];
 
@@ -100,8 +89,8 @@ void gpu_abandon(struct gpu *g)
 
 /* ---- events ---- */
 
-/* For dumps whose event has not come yet: that of a worker that is dead, or has hung up, is nothing
- * to wait for, and its memory stays allocated until the region is closed behind them. */
+/* Waiting for the event of a worker that died or hung up is pointless. Its memory stays allocated
+ * until the region is closed after its copies. */
 static bool worker_seen(const struct device_job *job, uint64_t now_ms)
 {
     struct gpu_region *mapping = job->region->mapping;
@@ -113,19 +102,19 @@ static bool worker_seen(const struct device_job *job, uint64_t now_ms)
     return mapping->seen_alive;
 }
 
-/* A dump waits here, outside every stream, so that an event which never comes holds up nobody else.
+/* A dump waits here and in no stream, so an event that never comes holds up no other job.
  *
- * When a process dies, the driver frees its objects, and an event of it that was never signalled
- * may read as signalled to others. The kernel marks a process as exiting before it closes the
- * driver's files, so: event seen signalled, and after that the worker seen not exiting, means that
- * the event was really signalled. Then its writes are in memory, and a launch made now sees them.
- * No stream waits for the event besides: the worker may have recorded it anew by then, behind work
- * that never ends. */
+ * When a process dies the driver frees its objects, and an event that was never signalled may read
+ * as signalled to other processes. The kernel marks a process as exiting before it closes the
+ * driver's files. So an event seen signalled, and after that the worker seen not exiting, means
+ * that the event was really signalled: the worker's writes are in memory, and a launch made now
+ * sees them. No stream waits for the event in addition: the worker may have recorded it again by
+ * then, behind work that never ends. */
 static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
 {
     struct gpu_region *mapping = job->region->mapping;
     CUresult r = cuda.cuEventQuery(job->scratch);
-    int rc;
+    int rc = 0;
 
     if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) && worker_seen(job, now_ms))
         return false;
@@ -139,8 +128,6 @@ static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
     else if (r == CUDA_ERROR_NOT_READY)
         rc = job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
                         "the worker's event was not signalled before the deadline");
-    else
-        rc = 0;
     if (rc < 0)
         gpu_finish(g, job, rc);
     else
@@ -177,56 +164,47 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
                                arguments, NULL);
 }
 
-static CUresult launch_kernel(struct gpu *g, CUstream stream, const struct device_job *job,
-                              const struct job_piece *piece, struct ucm_copy_item *items,
-                              uint32_t direction)
-{
-    const struct gpu_region *mapping = job->region->mapping;
-    uint32_t largest = 0;
-
-    for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++)
-        if (job->region->planes[p].chunk > largest)
-            largest = job->region->planes[p].chunk;
-    return gpu_kernel_launch(g, stream,
-                             mapping->planes + piece->first_plane * sizeof(struct ucm_copy_plane),
-                             piece->n_planes, items, piece->n_items, largest, direction);
-}
-
 static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *piece,
                                         enum ucm_copy_direction direction, uint32_t extents)
 {
-    const struct costs *c;
+    const struct costs *c = &g->costs.of[direction];
     enum copy_strategy pick;
 
     if (extents == 0)
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
-    c = &g->costs.of[direction];
     pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, false);
-    /* What the engines do best needs no look at the others; a companion's kernels are others'. */
-    if (pick == COPY_SM && (g->turns > 0 || gpu_others_run(g)))
+    /* What the engines do best does not depend on others. A companion's kernels count as others'. */
+    if (pick == COPY_SM && (g->slices > 0 || gpu_others_run(g)))
         pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, true);
     return pick;
 }
 
-static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, CUstream stream,
-                             const struct device_job *job, const struct job_piece *piece,
-                             enum ucm_copy_direction direction)
+static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
+                             const struct job_piece *piece, enum ucm_copy_direction direction)
 {
     const struct costs *costs = &g->costs.of[direction];
+    const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
+    const struct gpu_region *mapping = job->region->mapping;
     uint32_t extents = 0;
+    double cost_ns;
     CUresult r;
 
     if (g->config.strategy != COPY_SM)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
-    l->cost_ns =
-        (uint64_t)(l->strategy == COPY_DMA ? costs_dma_ns(costs, gpu_dma_extents(g), extents)
-                                           : costs_kernel_ns(costs, piece->bytes));
+    cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, gpu_dma_extents(g), extents)
+                                      : costs_kernel_ns(costs, piece->bytes);
+    l->cost_ns = (uint64_t)cost_ns;
     l->begun_ns = uv_hrtime();
-    r = l->strategy == COPY_DMA ? gpu_dma_launch(g, stream, direction, extents)
-                                : launch_kernel(g, stream, job, piece, l->items, direction);
+    if (l->strategy == COPY_DMA)
+        r = gpu_dma_launch(g, direction, extents);
+    else
+        r = gpu_kernel_launch(g, g->streams[direction].stream,
+                              mapping->planes + piece->first_plane * sizeof(*planes),
+                              piece->n_planes, l->items, piece->n_items,
+                              ucm_copy_largest_chunk(planes, piece->n_planes), direction);
     if (r == CUDA_SUCCESS) {
         atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);
         atomic_fetch_add(&g->strategy_launches[l->strategy], 1);
@@ -244,51 +222,51 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
 }
 
 CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
-                           struct device_job *job, uint64_t bytes, struct gpu_turn *turn)
+                           struct device_job *job, uint64_t bytes, struct gpu_slice *slice)
 {
     struct gpu_stream *s = &g->streams[direction];
     uint64_t from_ns = l->begun_ns;
     CUresult r = cuda.cuEventRecord(l->done, s->stream);
 
     if (r != CUDA_SUCCESS) {
-        (void)cuda.cuStreamSynchronize(s->stream); /* else it runs, and nobody knows until when */
+        (void)cuda.cuStreamSynchronize(s->stream); /* it runs, and no event would show its end */
         gpu_fail(g, r, "a copy can't be followed");
         return r;
     }
     l->job = job;
     l->bytes = bytes;
-    l->turn = turn;
+    l->slice = slice;
     if (s->n > 0 && s->due_ns > from_ns)
         from_ns = s->due_ns;
     s->due_ns = l->due_ns = from_ns + l->cost_ns;
-    l->told = false;
+    l->announced = false;
     s->n++;
     s->bytes += bytes;
     return r;
 }
 
-CUresult gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
-                          const struct job_piece *piece)
+void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
+                      const struct job_piece *piece)
 {
     struct gpu_launch *l = gpu_launch_next(g, direction);
     CUresult r;
 
     memcpy(l->items, &job->items[piece->first_item], piece->n_items * sizeof(*l->items));
-    r = launch_piece(g, l, g->streams[direction].stream, job, piece, direction);
-    return r == CUDA_SUCCESS ? gpu_launch_follow(g, direction, l, job, piece->bytes, NULL) : r;
+    r = launch_piece(g, l, job, piece, direction);
+    if (r == CUDA_SUCCESS)
+        r = gpu_launch_follow(g, direction, l, job, piece->bytes, NULL);
+    if (r != CUDA_SUCCESS)
+        gpu_piece_fail(g, job, gpu_refuse(g, job, -EIO, r, "a copy can't be launched"));
 }
 
-static void launch(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job)
+static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job)
 {
     struct job_piece piece;
-    CUresult r;
 
     if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
         list_remove(&job->link);
     job->pieces++;
-    r = gpu_launch_piece(g, direction, job, &piece);
-    if (r != CUDA_SUCCESS)
-        gpu_piece_fail(g, job, gpu_refuse(g, job, -EIO, r, "a copy can't be launched"));
+    gpu_launch_piece(g, direction, job, &piece);
 }
 
 /* Before the first piece: what must hold for all of them. */
@@ -299,11 +277,11 @@ static int begin(struct gpu *g, struct device_job *job)
     if (rc == 0)
         rc = gpu_memory_need(g, job);
     job->begun = rc == 0;
-    job->staged = rc == 0 && gpu_ring_pays(g, job);
+    job->staged = rc == 0 && gpu_staging_pays(g, job);
     return rc;
 }
 
-/* Rings without a free slice: the jobs that wait for one let others pass, whose way is free. */
+/* Staging rings without a free slice. Jobs that wait for one let others pass whose way is free. */
 struct passed {
     const struct device_staging *full[GPU_FULL_MAX];
     unsigned rings, jobs;
@@ -314,8 +292,8 @@ static bool waits(const struct passed *p, const struct device_job *job)
     bool full = false;
 
     for (unsigned i = 0; i < p->rings; i++)
-        full |= p->full[i] == job->ring;
-    return full && (!job->begun || job->staged); /* what has not begun is judged when it can */
+        full |= p->full[i] == job->staging;
+    return full && (!job->begun || job->staged); /* a job that has not begun may yet be staged */
 }
 
 static struct device_job *next_to_try(struct gpu *g, struct device_job *job, struct passed *p)
@@ -323,7 +301,7 @@ static struct device_job *next_to_try(struct gpu *g, struct device_job *job, str
     if (!waits(p, job)) {
         if (p->rings == GPU_FULL_MAX)
             return NULL;
-        p->full[p->rings++] = job->ring;
+        p->full[p->rings++] = job->staging;
     }
     while (job && waits(p, job))
         job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next_of(&g->ready, job) : NULL;
@@ -333,15 +311,13 @@ static struct device_job *next_to_try(struct gpu *g, struct device_job *job, str
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 {
     enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
-    bool moved = gpu_rings_fill(g, direction);
+    bool moved = gpu_stagings_fill(g, direction);
     struct device_job *job = job_queue_first_of(&g->ready, op);
     struct passed passed = {.rings = 0};
-    int rc;
 
     while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
-        enum gpu_ring_took took = GPU_RING_RESTS;
+        int rc = job->begun ? 0 : begin(g, job);
 
-        rc = job->begun ? 0 : begin(g, job);
         if (rc == 0 && job_deserted(job))
             rc = job_refuse_deserted(job);
         if (rc < 0) {
@@ -349,15 +325,16 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
             if (job->pieces == 0)
                 gpu_finish(g, job, rc);
         } else if (job->staged) {
-            took = gpu_ring_take(g, job);
-            if (took == GPU_RING_FULL) {
+            enum gpu_took took = gpu_staging_take(g, job);
+
+            if (took == GPU_FULL) {
                 job = next_to_try(g, job, &passed);
                 continue;
             }
-            if (took == GPU_RING_RESTS) /* else it may have failed, and be gone */
+            if (took == GPU_PAUSED) /* after TOOK the job may have failed, and be freed */
                 job->staged = false;
         } else {
-            launch(g, direction, job);
+            launch_next(g, direction, job);
         }
         moved = true;
         passed = (struct passed){.rings = 0};
@@ -373,7 +350,6 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
 
     while (s->n > 0) {
         struct gpu_launch *l = &s->launches[s->oldest];
-        struct device_job *job = l->job;
         CUresult r = cuda.cuEventQuery(l->done);
 
         if (r == CUDA_ERROR_NOT_READY)
@@ -388,16 +364,16 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;
         s->bytes -= l->bytes;
-        if (l->turn)
-            gpu_ring_launched(g, l->turn);
+        if (l->slice)
+            gpu_staging_launched(g, l->slice);
         else
-            gpu_piece_end(g, job);
+            gpu_piece_end(g, l->job);
         moved = true;
     }
     return moved;
 }
 
-/* Copies that wait for their turn behind a bus that is busy, or stuck. */
+/* Fails copies that waited past their deadline behind a bus that is busy, or stuck. */
 void gpu_expire(struct gpu *g)
 {
     uint64_t now_ms = job_clock_ms();
@@ -411,8 +387,6 @@ void gpu_expire(struct gpu *g)
     while ((node = list_pop_front(&expired)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
 
-        gpu_finish(g, job,
-                   job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
-                              "the deadline passed before the copy could begin"));
+        gpu_finish(g, job, job_refuse_late(job));
     }
 }

@@ -1,11 +1,13 @@
 #include "daemon/device/gpu.h"
 
+#include "proto/staging.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What one launch is made of. Runs go to the driver as one batch, rows as another; both are read
- * before the calls return. */
+/* One launch: runs go to the driver as one batch, rows as another. The driver reads both before the
+ * calls return. */
 struct gpu_dma {
     struct plan_extent extents[GPU_DMA_EXTENTS];
     CUdeviceptr to[GPU_DMA_EXTENTS], from[GPU_DMA_EXTENTS];
@@ -30,61 +32,66 @@ struct plan_extent *gpu_dma_extents(struct gpu *g)
     return g->dma->extents;
 }
 
-uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
-                      struct ucm_copy_item *items)
+/* item_bytes: of one slot, from the first plane's offset on. */
+static uint32_t plan(struct gpu *g, enum ucm_copy_direction direction,
+                     const struct ucm_copy_plane *planes, uint32_t n_planes,
+                     struct ucm_copy_item *items, uint32_t n_items, uint64_t item_bytes)
 {
-    const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
-    enum ucm_copy_direction direction = job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP;
     uint32_t n;
-    uint64_t offset = planes->slot_offset;
-    uint64_t bytes = piece->bytes / piece->n_items;
 
-    for (uint32_t i = 0; i < piece->n_items; i++) {
-        items[i].memory = gpu_memory_pin_of(&g->memory, items[i].slot + offset, bytes);
+    for (uint32_t i = 0; i < n_items; i++) {
+        items[i].memory =
+            gpu_memory_pin_of(&g->memory, items[i].slot + planes->slot_offset, item_bytes);
         if (items[i].memory == 0)
             return 0;
     }
-    n = plan_extents(planes, piece->n_planes, items, piece->n_items, g->dma->extents,
-                     GPU_DMA_EXTENTS);
+    n = plan_extents(planes, n_planes, items, n_items, g->dma->extents, GPU_DMA_EXTENTS);
     return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
+}
+
+uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                      struct ucm_copy_item *items)
+{
+    return plan(g, job_direction(job), &job->region->planes[piece->first_plane], piece->n_planes,
+                items, piece->n_items, piece->bytes / piece->n_items);
 }
 
 uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
-                            uint64_t slice, uint64_t pitch)
+                            uint64_t slice)
 {
-    enum ucm_copy_direction direction = job->op == DEVICE_LOAD ? UCM_COPY_LOAD : UCM_COPY_DUMP;
     uint64_t bytes = piece->bytes / piece->n_items;
     struct ucm_copy_plane plane = {.base = slice,
-                                   .stride = pitch,
+                                   .stride = ucm_staging_pitch(bytes),
                                    .slot_offset =
                                        job->region->planes[piece->first_plane].slot_offset,
                                    .chunk = (uint32_t)bytes};
-    uint32_t n;
 
-    for (uint32_t i = 0; i < piece->n_items; i++) {
-        uint64_t slot = job->items[piece->first_item + i].slot;
-        uint32_t memory = gpu_memory_pin_of(&g->memory, slot + plane.slot_offset, bytes);
-
-        if (memory == 0)
-            return 0;
-        items[i] = (struct ucm_copy_item){.slot = slot, .block = i, .memory = memory};
-    }
-    n = plan_extents(&plane, 1, items, piece->n_items, g->dma->extents, GPU_DMA_EXTENTS);
-    return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
+    for (uint32_t i = 0; i < piece->n_items; i++)
+        items[i] =
+            (struct ucm_copy_item){.slot = job->items[piece->first_item + i].slot, .block = i};
+    return plan(g, job_direction(job), &plane, 1, items, piece->n_items, bytes);
 }
 
-static CUDA_MEMCPY2D rows_of(const struct plan_extent *e, bool load)
+/* Drivers before CUDA 13 have no batches: one call an extent. */
+static CUresult launch_singly(struct gpu *g, CUstream stream, bool load, uint32_t n)
 {
-    CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
-                       .srcDevice = load ? e->slot : e->page,
-                       .srcPitch = load ? e->slot_pitch : e->page_pitch,
-                       .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-                       .dstDevice = load ? e->page : e->slot,
-                       .dstPitch = load ? e->page_pitch : e->slot_pitch,
-                       .WidthInBytes = e->width,
-                       .Height = e->rows};
-    return c;
+    CUresult r = CUDA_SUCCESS;
+
+    for (uint32_t i = 0; r == CUDA_SUCCESS && i < n; i++) {
+        const struct plan_extent *e = &g->dma->extents[i];
+        CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .srcDevice = load ? e->slot : e->page,
+                           .srcPitch = load ? e->slot_pitch : e->page_pitch,
+                           .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .dstDevice = load ? e->page : e->slot,
+                           .dstPitch = load ? e->page_pitch : e->slot_pitch,
+                           .WidthInBytes = e->width,
+                           .Height = e->rows};
+
+        r = cuda.cuMemcpy2DAsync(&c, stream);
+    }
+    return r;
 }
 
 static CUmemcpy3DOperand operand(uint64_t address, uint64_t pitch)
@@ -96,21 +103,8 @@ static CUmemcpy3DOperand operand(uint64_t address, uint64_t pitch)
     return o;
 }
 
-/* Drivers before CUDA 13 have no such batches: one call an extent. */
-static CUresult launch_singly(struct gpu *g, CUstream stream, bool load, uint32_t n)
-{
-    CUresult r = CUDA_SUCCESS;
-
-    for (uint32_t i = 0; r == CUDA_SUCCESS && i < n; i++) {
-        CUDA_MEMCPY2D c = rows_of(&g->dma->extents[i], load);
-
-        r = cuda.cuMemcpy2DAsync(&c, stream);
-    }
-    return r;
-}
-
-/* In stream order on both sides: the looser orders would let the engine read a dump's pages before
- * what the stream waited for. */
+/* In stream order on both sides: with the looser source orders the engine could read a dump's pages
+ * before what the stream waited for. */
 static CUresult launch_batches(struct gpu *g, CUstream stream, bool load, uint32_t n)
 {
     CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
@@ -143,15 +137,15 @@ static CUresult launch_batches(struct gpu *g, CUstream stream, bool load, uint32
     return r;
 }
 
-CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
-                        uint32_t n)
+CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n)
 {
+    CUstream stream = g->streams[direction].stream;
     bool load = direction == UCM_COPY_LOAD;
     CUresult r = cuda.cuMemcpyBatchAsync && cuda.cuMemcpy3DBatchAsync
                      ? launch_batches(g, stream, load, n)
                      : launch_singly(g, stream, load, n);
 
-    /* A part may be on its way, and nobody will wait for it. */
+    /* A part may be under way, and no event will follow it. */
     if (r != CUDA_SUCCESS)
         (void)cuda.cuStreamSynchronize(stream);
     return r;

@@ -5,11 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- IPC memory ---- */
 
-/* Fills size; the memory must be this GPU's own. */
+/* Fills size, and checks that the memory is this GPU's own. */
 static int ipc_inspect(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
                        struct gpu_ipc *ipc)
 {
@@ -35,9 +34,9 @@ static bool ipc_is_of(const struct gpu_ipc *ipc, const struct worker *worker)
     return ipc->pid == worker->pid && ipc->start == worker->start;
 }
 
-/* The driver gives an allocation that is open already once more, at the same address: for another
+/* When an allocation is open already, the driver returns it again at the same address. For another
  * process, or a worker that came back with its old pid, that would be memory which it does not own.
- * Different bytes may name one allocation: the driver does not look at all of them. */
+ * Comparing addresses is needed because the driver ignores some of a handle's bytes. */
 static int ipc_refuse_foreign(struct gpu *g, struct device_job *job,
                               const struct gpu_ipc_wish *wish, CUdeviceptr address,
                               const struct worker *worker)
@@ -127,8 +126,8 @@ int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish
 
 /* ---- VMM memory ---- */
 
-/* Maps an imported allocation at map->address. map->handle stays the caller's. The driver tells
- * nobody the allocation's size, and maps it as a whole or not at all. */
+/* Maps an imported allocation at map->address. map->handle stays the caller's. The driver does not
+ * tell the allocation's size, and maps it as a whole or not at all. */
 static CUresult vmm_map(struct gpu *g, uint64_t bytes, struct gpu_map *map)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = g->ordinal},
@@ -169,11 +168,10 @@ static void vmm_close(struct gpu_map *map)
 
 static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_map *map)
 {
-    const struct msg_handle *h = &job->region->handles[i];
+    const struct device_handle *h = &job->region->handles[i];
     int ordinal = -1;
-    CUresult r =
-        cuda.cuMemImportFromShareableHandle(&map->handle, (void *)(intptr_t)job->region->fds[i],
-                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult r = cuda.cuMemImportFromShareableHandle(&map->handle, (void *)(intptr_t)h->fd,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "a descriptor is no CUDA memory");
@@ -198,9 +196,8 @@ static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
 
 static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_region *mapping)
 {
-    const struct msg_handle *h = &job->region->handles[i];
-    struct gpu_ipc_wish wish = {
-        .ipc = job->region->ipc_bytes[i], .offset = h->offset, .bytes = h->bytes};
+    const struct device_handle *h = &job->region->handles[i];
+    struct gpu_ipc_wish wish = {.ipc = h->ipc, .offset = h->offset, .bytes = h->bytes};
     struct gpu_map *map = &mapping->maps[i];
     int rc;
 
@@ -237,8 +234,8 @@ static uint32_t memory_of(const struct gpu_region *mapping, uint32_t handle)
     return i;
 }
 
-/* The kernel reads the planes from GPU memory: over the bus each look at them would cost as much as
- * the chunk's first bytes. */
+/* The kernel reads the planes from GPU memory. Over the bus each read would cost as much as the
+ * chunk's first bytes. */
 static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
 {
     struct device_region *region = job->region;
@@ -253,8 +250,8 @@ static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_regio
         region->planes[p].memory = memory_of(mapping, (uint32_t)spec->handle);
     }
     r = cuda.cuMemAlloc(&mapping->planes, size);
-    /* Not cuMemcpyHtoD: that may return before the bytes are there, and no stream of ours waits for
-     * the legacy one. */
+    /* Not cuMemcpyHtoD: it may return before the bytes are there, and no stream of ours waits for
+     * the legacy stream. */
     if (r == CUDA_SUCCESS)
         r = cuda.cuMemcpyHtoDAsync(mapping->planes, region->planes, size, g->uploads);
     if (r == CUDA_SUCCESS)
@@ -273,7 +270,8 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 
     if (!mapping)
         return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for the region");
-    /* Only dumps with an event need to see it; but memory is shared among regions of one worker. */
+    /* Only dumps with an event need to see the worker. Without it, the connection tells workers
+     * apart, since regions of one worker share memory. */
     if (worker_open(&mapping->worker, region->pid) < 0)
         mapping->worker.start = region->owner;
     while (rc == 0 && mapping->n < region->n_handles) {
@@ -286,13 +284,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
         mapping_free(mapping);
         return rc;
     }
-    for (uint32_t i = 0; i < region->n_handles; i++) {
-        if (region->fds[i] >= 0)
-            close(
-                region
-                    ->fds[i]); /* it would keep the memory, even when mapping and worker are gone */
-        region->fds[i] = -1;
-    }
+    region_close_fds(region); /* they would keep the memory when mapping and worker are gone */
     region->mapping = mapping;
     return 0;
 }
@@ -305,9 +297,9 @@ void gpu_region_close(struct device_region *region)
 
 /* ---- events ---- */
 
-/* Each dump opens the event anew, and after the worker recorded it: a worker that destroys an event
- * and makes another may get the same handle bytes again, and an old opening could speak for the new
- * one. */
+/* Each dump opens the event again, after the worker recorded it: a worker that destroys an event and
+ * creates another may get the same handle bytes, and an old opening could stand for the new event.
+ */
 int gpu_event_open(struct gpu *g, struct device_job *job)
 {
     const struct gpu_region *mapping = job->region->mapping;

@@ -3,6 +3,7 @@
 #include "daemon/base/config.h"
 #include "daemon/device/cpu.h"
 #include "daemon/device/cuda.h"
+#include "daemon/device/work.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,21 +11,19 @@
 #include <string.h>
 #include <uv.h>
 
-struct memory {
-    void *base;
-    uint64_t bytes;
-};
-
 struct device_set {
     uv_loop_t *loop;
     struct device_config config;
     struct device *devices[1 + DEVICE_GPUS_MAX];
     uint32_t n;
-    struct memory *memory; /* all that was added, for GPUs that appear later */
+    struct memory {
+        void *base;
+        uint64_t bytes;
+    } * memory; /* all that was added, for GPUs that appear later */
     size_t n_memory, cap_memory;
     char why_no_gpu[200];
 
-    /* A thread that asks the driver for its GPUs; while `starting`, `gpus` is its own. */
+    /* A thread that enumerates the driver's GPUs; it owns `gpus` while `starting`. */
     bool starting;
     uv_thread_t thread;
     uv_async_t started;
@@ -76,7 +75,7 @@ static void free_cb(uv_handle_t *handle)
     free(handle->data);
 }
 
-/* Looks for GPUs as the configuration asks. 0, or -code with *e. */
+/* Looks for GPUs as the configuration says. 0, or -code with *e. */
 static int find_gpus(struct device_set *s, char note[200], struct ucm_error *e)
 {
     if (s->config.cuda == CONFIG_CUDA_OFF) {
@@ -160,11 +159,6 @@ struct device *device_set_at(struct device_set *s, uint32_t i)
     return s->devices[i];
 }
 
-static bool text_is(struct proto_str s, const char *text)
-{
-    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
-}
-
 static struct device *find_gpu(struct device_set *s, struct proto_bin gpu, struct ucm_error *e)
 {
     char uuid[2 * UCM_UUID_BYTES + 1];
@@ -221,6 +215,7 @@ int device_set_memory_add(struct device_set *s, void *base, uint64_t bytes)
     }
     s->memory[s->n_memory++] = (struct memory){base, bytes};
     for (uint32_t i = 0; i < s->n; i++)
-        s->devices[i]->ops->memory_add(s->devices[i], base, bytes);
+        if (s->devices[i]->ops->memory_add)
+            s->devices[i]->ops->memory_add(s->devices[i], base, bytes);
     return 0;
 }

@@ -1,24 +1,24 @@
-/* The contract of a device: what holds workers' KV memory and copies between it and slots.
+/* The contract of a device: it holds workers' KV memory and copies between that and slots.
  * `cpu` maps shared memory and copies with memcpy; `cuda` opens IPC handles and launches copies.
+ * README.md in this folder describes how.
  *
- * Promises: nothing is launched that is not inside a region's registered bounds (region_check has
- * seen every number, the device sees every block id). A dump reads only after its event, and one
- * with an event succeeds only if the worker was alive when the event was seen (a dying worker's
- * events may read as signalled). Of a worker that has hung up, and so may use its memory for
- * anything, no further piece is copied, and a dump succeeds only if it had not when the last byte
- * was read. A job that was accepted completes exactly once, on the loop.
- * Closing a region completes only after every job of it is done and its mappings are closed.
+ * Promises:
+ * - Nothing is launched outside a region's registered bounds: region_check has checked every
+ *   number, and the device checks every block id.
+ * - A dump reads only after its event. A dump with an event succeeds only if the worker was alive
+ *   after the event was seen signalled: the events of a dying process may read as signalled.
+ * - Once a worker has hung up, no further piece of its copies begins, and a dump succeeds only if
+ *   the worker had not hung up when the last byte was read.
+ * - Every accepted job completes exactly once, on the loop.
+ * - A CLOSE completes after every copy of its region or staging ring, and after the unmapping.
  *
- * Order for one region: OPEN; when that is done with 0, any loads and dumps; CLOSE, after which
- * nothing is submitted. A region whose OPEN failed holds nothing and needs no CLOSE.
+ * Order: OPEN; after it completed with 0 any loads and dumps; CLOSE, after which nothing is
+ * submitted. What failed to open holds nothing and needs no CLOSE.
  *
- * A GPU belongs to the NUMA node that its slot hangs on: its thread keeps to the processors there,
- * and who looks for slots for it is told.
- *
- * Threads: functions below on the loop only, and none of them waits (but see device_set_new). Each
- * device has threads of its own; for CUDA exactly one a GPU makes all CUDA calls, and it makes its
- * context (about 600 MiB of GPU memory) when the first region is opened: a GPU that nobody uses
- * costs nothing. */
+ * Threads: call everything below on the loop only. No call blocks, except where device_set_new says
+ * so. Each device has threads of its own. One thread a GPU makes all of its CUDA calls; it creates
+ * the context (about 600 MiB of GPU memory) when the first region opens. It runs on the processors
+ * of the NUMA node that the GPU hangs on; device.node tells callers where to take slots. */
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 
@@ -35,81 +35,102 @@
 
 struct uv_loop_s;
 struct device;
+struct device_job;
 
-/* A worker's registered memory. Filled by region_check from the wire's message; the caller adds
- * device and pid before OPEN, the device the addresses. Owned by the front's connection; opaque
- * fields belong to the device. */
-struct device_region {
-    struct device *device;
-    uint32_t part, blocks, shards;
-    uint64_t shard_bytes;
-    uint32_t n_handles, n_planes;
-    struct msg_handle *handles; /* copies, ipc bytes included (in ipc_bytes) */
-    uint8_t (*ipc_bytes)[UCM_MAX_HANDLE_BYTES];
-    int *fds; /* one a handle, -1 when it has none; owned; closed when the device has mapped them,
-                 or with the region */
-    struct msg_plane *spec;
-    uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
-    struct ucm_copy_plane *planes; /* base filled by the device when it opens */
-    pid_t pid;                     /* of the worker, as the kernel names it; 0: not visible here */
-    uint64_t owner;                /* its connection: tells workers apart that are not visible */
-    const int *peer_fd;   /* its socket, open until the region is closed, to be asked whether the
-                             worker has hung up; NULL: nobody is asked */
-    uint32_t ring_region; /* how orders on its connection's ring name it; 0: none does */
-    void *mapping;        /* device's own */
+/* The device's own count of the copies that use a region or a staging ring. */
+struct device_users {
+    uint32_t jobs;            /* copies that were submitted and are not done */
+    struct device_job *close; /* the CLOSE that waits for them */
 };
 
-/* Slices of a worker's GPU memory that copies may go through, and the memory that it shares for
- * that (proto/staging.h). Filled by the caller; owned by the front's connection. Trusted with nothing:
- * a worker that breaks the rules gets its copies late, or gets other bytes of its own. */
-struct device_staging {
-    struct device *device;
-    pid_t pid;
+struct device_handle {
+    uint64_t kind, offset, bytes; /* kind: enum ucm_handle_kind */
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
-    uint64_t offset, slice_bytes;
-    uint32_t slices;
-    int fd;        /* the shared memory; owned; closed and -1 when the device has mapped it */
+    int fd; /* owned; -1: none. The device closes it once it has mapped the memory */
+};
+
+/* A worker's registered memory. region_check fills it; the caller adds device, pid, owner and
+ * peer_fd before OPEN; the device adds addresses. */
+struct device_region {
+    struct device *device;
+    pid_t pid;          /* of the worker, as the kernel names it; 0: not visible here */
+    uint64_t owner;     /* its connection; finds the staging ring of that connection */
+    const int *peer_fd; /* its socket, open until the region is closed, to ask whether the worker
+                           hung up; NULL: never ask */
+    uint32_t part, blocks, shards;
+    uint64_t shard_bytes;
+    uint32_t ring_region; /* what orders of a staging ring call it; 0: never staged */
+    uint32_t n_handles, n_planes;
+    struct device_handle *handles;
+    struct msg_plane *spec;
+    uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
+    struct ucm_copy_plane *planes; /* OPEN fills the bases */
+    struct device_users users;
     void *mapping; /* device's own */
 };
 
+/* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
+ * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid and owner. The
+ * device trusts nothing in it: a worker that breaks the rules delays its own copies, or gets wrong
+ * bytes of its own. */
+struct device_staging {
+    pid_t pid;
+    uint64_t owner;
+    uint8_t ipc[UCM_MAX_HANDLE_BYTES];
+    uint64_t offset, slice_bytes;
+    uint32_t slices;
+    int fd;           /* the shared memory; owned; closed and -1 once the device has mapped it */
+    struct list link; /* device's own from here on: among its open staging rings */
+    struct device_users users;
+    void *mapping;
+};
+
 /* Checks a registration against the namespace's geometry (shards of this part, shard_bytes) and the
- * handles' sizes: handles are of the device's kind, every plane's last block ends inside its
- * handle, strides hold a chunk, planes are sorted by shard and the chunks of each shard add up to
- * shard_bytes. No byte belongs to two chunks: planes of one allocation may interleave only with one
- * stride. Takes the descriptors of fds that handles name (dup'ed by the caller: it owns the array,
- * entries taken are set to -1), each for one handle. 0 and *out, or -code with *e; then nothing was
- * taken. */
+ * sizes of its handles:
+ * - handles are of the device's kind;
+ * - every plane's last block ends inside its handle, and strides hold a chunk;
+ * - planes are sorted by shard, and the chunks of each shard add up to shard_bytes;
+ * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only.
+ * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
+ * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
                  int *fds, uint32_t n_fds, struct device_region **out, struct ucm_error *e);
-void region_free(struct device_region *r); /* a region that is not open; NULL-safe */
+void region_free(struct device_region *r); /* of a region that is not open; NULL-safe */
+
+/* The same for a staging ring. */
+int staging_check(const struct msg_ring_register *m, int *fds, uint32_t n_fds,
+                  struct device_staging **out, struct ucm_error *e);
+void staging_free(struct device_staging *s); /* of one that is not open; NULL-safe */
 
 enum device_op {
-    DEVICE_OPEN,          /* map the region's handles */
-    DEVICE_CLOSE,         /* unmap them; queued behind the region's jobs */
-    DEVICE_STAGING_OPEN,  /* map the ring; cuda only */
-    DEVICE_STAGING_CLOSE, /* unmap it; queued behind the copies that may go through it */
+    DEVICE_OPEN,  /* map the memory of a region or a staging ring (cuda only) */
+    DEVICE_CLOSE, /* unmap it, after the copies that use it */
     DEVICE_LOAD,
     DEVICE_DUMP,
 };
 
-/* One piece of work. Allocated by the caller, untouched by it from submit until `done`, which may
- * free it. */
+/* One piece of work. The caller allocates it and does not touch it from submit until `done`, which
+ * may free it. A copy passes through the open staging ring of its region's owner where that pays. */
 struct device_job {
     enum device_op op;
-    struct device_region *region; /* but for RING_OPEN and RING_CLOSE */
-    struct device_staging
-        *ring; /* theirs; of a copy: an open ring that it may go through, or NULL */
+    struct device_region *region;      /* or, for OPEN and CLOSE: */
+    struct device_staging *staging;    /* the device fills it for copies */
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */
     const uint8_t *event;   /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
-    uint64_t deadline_ms;   /* uv_now() time by which a job that has not begun fails; 0: none, but a
+    uint64_t deadline_ms;   /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */
     uint8_t priority;       /* 0 to 7; loads go before dumps of the same priority */
+    bool straight;          /* never through a staging ring */
     struct ucm_error error; /* out, when status is not 0 */
-    /* 0; -ETIMEDOUT (event or deadline); -EINVAL (the worker's handles, ids or event are wrong);
-     * -EBUSY (OPEN: an older region still holds the memory); -EIO (device or worker failed);
-     * -ECANCELED (the worker has hung up). */
+    /* status is one of:
+     * - 0
+     * - -ETIMEDOUT: the event or the deadline
+     * - -EINVAL: the worker's handles, ids or event are wrong
+     * - -EBUSY (OPEN): an older registration still holds the memory
+     * - -EIO: the device or the worker failed
+     * - -ECANCELED: the worker has hung up */
     void (*done)(struct device_job *job, int status);
     /* The device's own, from submit to done. */
     struct list link;
@@ -124,7 +145,7 @@ struct device_stats {
     char name[64]; /* "cpu", "NVIDIA H200" */
     uint8_t uuid[UCM_UUID_BYTES];
     bool cuda, failed; /* failed: a sticky error; the daemon must restart */
-    uint64_t jobs, load_bytes, dump_bytes, regions, context_bytes, rings;
+    uint64_t jobs, load_bytes, dump_bytes, regions, context_bytes, staging_rings;
     /* cuda: launches, and the bytes that they moved, by enum copy_strategy. */
     uint64_t launches[COPY_STRATEGIES], bytes[COPY_STRATEGIES];
 };
@@ -133,11 +154,11 @@ struct device_ops {
     const char *name;
     /* 0, or -EAGAIN: its queue is full. OPEN and CLOSE are never refused. */
     int (*submit)(struct device *d, struct device_job *job);
-    /* Memory that slots will lie in: pin it for DMA. Returns at once; jobs submitted later may use
-     * it. It stays mapped until the device is closed. */
+    /* Memory that slots will lie in: the device pins it for DMA. Returns at once; jobs submitted
+     * later may use it. It stays mapped until the device is closed. NULL: nothing to pin. */
     void (*memory_add)(struct device *d, void *base, uint64_t bytes);
     void (*stats)(struct device *d, struct device_stats *out);
-    /* All jobs done, all regions closed. Joins the threads, closes handles on the loop. */
+    /* After all jobs are done and everything is closed. Joins the threads. */
     void (*close)(struct device *d);
 };
 
@@ -153,21 +174,20 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
-    const char *calibration; /* folder where a GPU's costs are kept; NULL or "": nowhere; alive as
-                                long as the devices */
-    const struct numa *numa; /* what GPUs' nodes are asked of, borrowed; NULL: they have none */
-    /* Called on the loop when a device has failed for good (sticky CUDA error); once a device. */
+    const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
+    const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
+    /* Runs on the loop, once a device, when the device failed for good (a sticky CUDA error). */
     void (*failed)(void *ctx, const char *why);
-    /* Called on the loop once the GPUs are known, where device_set_new did not wait for that; gpus
-     * may be 0, note says why. May be NULL. */
+    /* Runs on the loop when the GPUs are known, if device_set_new did not wait for that; gpus may
+     * be 0, note says why. May be NULL. */
     void (*found)(void *ctx, uint32_t gpus, const char *note);
     void *ctx;
 };
 
-/* Makes cpu, and every GPU that the driver shows. Without a driver there is none, and *note says
- * why; with one, starting it takes long (hundreds of ms): for CONFIG_CUDA_AUTO a thread does that
- * and the GPUs appear later (*note says so), for CONFIG_CUDA_REQUIRED this call waits, and fails
- * when there is no GPU. note is "" when there is nothing to say. */
+/* Creates cpu and every GPU that the driver shows. Without a driver there is none, and *note says
+ * why. Starting a driver takes hundreds of ms: for CONFIG_CUDA_AUTO a thread does it and the GPUs
+ * appear later (*note says so); for CONFIG_CUDA_REQUIRED this call waits, and fails without a GPU.
+ * note is "" when there is nothing to say. */
 struct device_set;
 int device_set_new(struct uv_loop_s *loop, const struct device_config *config,
                    struct device_set **out, char note[200], struct ucm_error *e);
@@ -178,7 +198,7 @@ struct device *device_set_at(struct device_set *s, uint32_t i); /* 0 is cpu */
  * INVALID, DEVICE, or BUSY while the GPUs are still starting. */
 struct device *device_set_find(struct device_set *s, struct proto_str name, struct proto_bin gpu,
                                struct ucm_error *e);
-/* Give memory to every device, those that appear later included. 0 or -ENOMEM. */
+/* Gives memory to every device, those that appear later included. 0 or -ENOMEM. */
 int device_set_memory_add(struct device_set *s, void *base, uint64_t bytes);
 
 #endif

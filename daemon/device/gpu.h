@@ -1,13 +1,18 @@
-/* One GPU, as the files cuda*.c share it: cuda.c has the device and its thread, cuda_copy.c the way
- * of a copy, cuda_busy.c who else is there, cuda_dma.c a copy's form on the copy engines,
- * cuda_ring.c its form through slices of the worker's memory, cuda_calibrate.c what it costs,
- * cuda_region.c what regions map, cuda_memory.c the pinning of slots, cuda_context.c the context
- * and its loss.
+/* One GPU, as the files cuda*.c share it. In reading order:
+ * - cuda.c: the device and its thread
+ * - cuda_copy.c: a copy's way from submit to done
+ * - cuda_dma.c: a piece as commands of the copy engines
+ * - cuda_staging.c: a piece through a slice of a worker's staging ring
+ * - cuda_busy.c: do other processes use the GPU?
+ * - cuda_calibrate.c: what copies cost on this GPU
+ * - cuda_region.c: what regions map
+ * - cuda_memory.c: pinning of slots
+ * - cuda_context.c: the context and its loss
  *
- * The thread owns everything but the inbox: the loop puts jobs into that and wakes the thread, done
- * jobs go back through the outbox. A copy waits in `waiting` for its event, then in `ready`, and is
- * launched piece by piece, so that an urgent job overtakes all but GPU_AHEAD_BYTES and one launch.
- * Threads: functions below on the GPU's thread only. */
+ * The thread owns everything below that is not in struct work. A copy waits in `waiting` for its
+ * event, then in `ready`. It is launched piece by piece, so an urgent job overtakes all but
+ * GPU_AHEAD_BYTES and one launch.
+ * Threads: call the functions below on the GPU's thread only. */
 #ifndef UCMD_DEVICE_GPU_H
 #define UCMD_DEVICE_GPU_H
 
@@ -19,48 +24,46 @@
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 
-#include <stdatomic.h>
-
 #define GPU_LAUNCHES 16                /* under way in one direction */
 #define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a chunk larger than that is not cut */
 #define GPU_LAUNCH_ITEMS 4096
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
-#define GPU_AHEAD_BYTES                                                                            \
-    (32ull                                                                                         \
-     << 20) /* launched and not done, besides the newest: keeps the bus busy without a gap   \
-                   */
+/* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
+#define GPU_AHEAD_BYTES (32ull << 20)
 
-/* A kernel on its way. items is pinned memory that the GPU reads while the kernel runs: it belongs
- * to the launch and is written again only after `done`. */
+/* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
+ * them before `done`. */
 struct gpu_launch {
     CUevent done;
     struct device_job *job;
     struct ucm_copy_item *items;
     uint64_t bytes;
     enum copy_strategy strategy;
-    uint64_t begun_ns, cost_ns; /* by the costs measured; the maker sets them */
-    uint64_t due_ns;            /* when it should be done, with what is before it */
-    bool told;                  /* the loop, that it will be soon */
-    struct gpu_turn *turn; /* of a ring that it serves, or NULL: then it is a piece by itself */
+    uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
+    uint64_t due_ns;            /* estimated end, counting the launches before it */
+    bool announced;             /* work_soon was called for it */
+    struct gpu_slice *slice;    /* that it fills or empties; NULL: it is a piece by itself */
 };
 
-/* One direction: its launches finish in the order in which they were made. */
+/* One direction. Launches finish in the order in which they were made. */
 struct gpu_stream {
     CUstream stream;
     struct gpu_launch launches[GPU_LAUNCHES];
     uint32_t oldest, n;
     uint64_t bytes;
-    uint64_t done_ns; /* when the last one was seen done, */
-    uint64_t due_ns;  /* and when the newest should be */
+    uint64_t done_ns; /* when the last launch was seen done */
+    uint64_t due_ns;  /* when the newest should be done */
 };
 
-/* An empty kernel, to see whether others' run. */
+/* Empty kernels that show whether others' kernels run. */
 struct gpu_probe {
     CUstream stream;
     CUevent done;
-    bool launched;     /* ever: `done` tells something */
-    bool wanted;       /* as soon as nothing is under way; until then nothing more is launched, */
-    uint64_t until_ns; /* but by companions no longer than until then */
+    bool launched; /* `done` was recorded at least once */
+    /* Wanted: probe as soon as nothing is under way. Until then nothing more is launched; slices
+     * hold this up until until_ns only. */
+    bool wanted;
+    uint64_t until_ns;
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -77,26 +80,14 @@ struct gpu_memory {
     size_t fresh; /* how many are GPU_PIN_NEW */
 };
 
-/* memory_add on its way to the thread. */
-struct gpu_added {
-    struct list link;
-    uint64_t base, bytes;
-};
-
 struct gpu {
-    struct device device;
-    struct job_outbox outbox;
+    struct work work;
+    struct list added; /* under work's mutex: struct gpu_added, memory that the thread adds */
     uv_thread_t thread;
-    uv_mutex_t mutex;
-    uv_cond_t cond;
-    /* Under the mutex. */
-    struct job_queue inbox;
-    struct list added;
-    bool quit;
 
     /* The loop's. */
     struct device_config config;
-    bool failed_told;
+    bool failure_reported;
 
     /* Written by the thread, read by the loop. `why` is set before `failed`. */
     atomic_bool failed;
@@ -114,39 +105,38 @@ struct gpu {
     struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
     struct job_queue ready;
     struct list waiting;
-    struct list opened; /* IPC memory, struct gpu_ipc */
-    struct list rings;  /* struct gpu_ring */
-    uint32_t turns;     /* of all rings, under way */
+    struct list opened;   /* IPC memory, struct gpu_ipc */
+    struct list stagings; /* struct gpu_staging */
+    uint32_t slices;      /* of all staging rings, under way */
     struct gpu_memory memory;
-    CUstream uploads;    /* waits for nobody's copies and kernels */
+    CUstream uploads;    /* never behind copies or kernels */
     struct gpu_dma *dma; /* scratch */
     struct nvml nvml;
     struct costs_table costs;
     struct busy busy;
     struct gpu_probe probe;
-    uint64_t moved_ns;   /* when something last went on */
-    uint64_t expired_ms; /* when deadlines of queued copies were last looked at */
+    uint64_t moved_ns;   /* when something last made progress */
+    uint64_t expired_ms; /* when deadlines of queued copies were last checked */
 };
 
 /* ---- cuda_context.c ---- */
 
-/* With the first region: context, kernel, streams. 0 or -errno, job->error filled. */
+/* With the first OPEN: context, kernel, streams. 0 or -errno, job->error filled. */
 int gpu_context_open(struct gpu *g, struct device_job *job);
 void gpu_context_close(struct gpu *g);
-/* The context is lost: every job fails from now on, and the daemon is told to restart. */
+/* The context is lost: every job fails from now on, and the loop reports it (config.failed). */
 void gpu_fail(struct gpu *g, CUresult r, const char *what);
-/* Says what CUDA refused: fills job->error and returns -EIO for a lost context, else `status`. */
+/* Fills job->error with what CUDA refused; returns -EIO for a lost context, else `status`. */
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
 int gpu_refuse_failed(struct gpu *g, struct device_job *job);
 
 /* ---- cuda_copy.c ---- */
 
-/* A copy ends: gives it back, and lets a CLOSE go that waited for the region's last one. */
-void gpu_finish(struct gpu *g, struct device_job *job, int status);
-/* After gpu_fail, and again in each turn of the thread's loop: all copies end, those last of which
- * companions have claimed turns. */
+void gpu_finish(struct gpu *g, struct device_job *job, int status); /* a copy ends */
+/* After gpu_fail, in every round of the thread: ends all copies. Those whose slices companions have
+ * claimed end last. */
 void gpu_abandon(struct gpu *g);
-/* Each does what can be done now, and tells whether that was anything. */
+/* Each does what can be done now, and returns whether that was anything. */
 bool gpu_events_poll(struct gpu *g);
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
@@ -154,20 +144,19 @@ void gpu_expire(struct gpu *g);
 
 /* Room for one more launch; NULL: none now. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
-/* What was enqueued is followed by an event: `turn` is told of its end, or the job when that is
- * NULL. */
+/* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
+ * the slice or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
-                           struct device_job *job, uint64_t bytes, struct gpu_turn *turn);
-/* A piece, straight between slots and pages. It counts in job->pieces already. */
-CUresult gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
-                          const struct job_piece *piece);
-/* A piece ends. */
+                           struct device_job *job, uint64_t bytes, struct gpu_slice *slice);
+/* Launches a piece, counted in job->pieces, straight between slots and pages. On an error the job
+ * fails. */
+void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
+                      const struct job_piece *piece);
 void gpu_piece_end(struct gpu *g, struct device_job *job);
-/* Nothing more of a job begins; it ends with its last piece. */
+/* No further piece begins; the job ends with its last piece. */
 void gpu_job_fail(struct device_job *job, int status);
-/* A piece ends badly, and with it the job. */
+/* gpu_job_fail and gpu_piece_end. */
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
-
 /* The copy kernel over planes in GPU memory and pinned items. */
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
@@ -177,14 +166,14 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 
 CUresult gpu_probe_open(struct gpu *g);
 void gpu_probe_close(struct gpu *g);
-/* Shall the SMs be left alone: do other processes' kernels run? When that is not known, yes, and a
- * probe is wanted; while companions move slices, what was known last. */
+/* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While slices
+ * are under way: what was known last. */
 bool gpu_others_run(struct gpu *g);
-/* The same, for a question that is worth a probe at once where one is due and possible. */
+/* The same; probes at once where a probe is due and possible. */
 bool gpu_others_look(struct gpu *g);
-/* Makes the probe that is wanted: 0.3 ms at most when nobody is there, 3 ms where the second look
- * is as slow as the first; twenty times a second at most, a hundred while others may have gone.
- * False: it must wait for what is under way, and so must new launches. */
+/* Makes the wanted probe. It takes 0.3 ms at most when nobody is there, 3 ms where the second look
+ * is as slow as the first. At most 20 a second, 100 while others may have gone. false: the probe
+ * waits for what is under way, and so must new launches. */
 bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
@@ -198,29 +187,26 @@ void gpu_calibrate(struct gpu *g);
 
 int gpu_dma_init(struct gpu *g); /* 0 or -ENOMEM */
 void gpu_dma_close(struct gpu *g);
-/* The extents of a piece, kept for gpu_dma_launch; notes in the items which memory their slots lie
- * in. 0: the piece is none for the copy engines, it has too many extents. */
+/* Computes the extents of a piece between slots and pages and keeps them for gpu_dma_launch. Fills
+ * in which memory the items' slots lie. Returns their number; 0: too many for the copy engines. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
-struct plan_extent *gpu_dma_extents(struct gpu *g); /* those that gpu_dma_plan keeps */
-/* The same, of a piece between its slots and a slice, where item i begins at slice + i * pitch. */
+/* The same between slots and a slice, where item i begins at slice + i * pitch. Fills items. */
 uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
-                            uint64_t slice, uint64_t pitch);
-/* Sends the n extents on their way. After an error nothing of them is under way. */
-CUresult gpu_dma_launch(struct gpu *g, CUstream stream, enum ucm_copy_direction direction,
-                        uint32_t n);
+                            uint64_t slice);
+struct plan_extent *gpu_dma_extents(struct gpu *g); /* those of the last plan */
+/* Enqueues the n extents. After an error nothing of them is under way. */
+CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n);
 
 /* ---- cuda_region.c ---- */
 
 struct gpu_region {
     struct worker worker;
-    uint64_t seen_ms;        /* when the worker was last looked for, */
-    bool seen_alive;         /* and what was seen */
-    CUdeviceptr planes;      /* struct ucm_copy_plane of all planes, in GPU memory */
-    uint32_t jobs;           /* copies that the thread has taken and not finished */
-    struct device_job *last; /* the CLOSE that waits for them */
-    uint32_t n;              /* maps made so far */
+    uint64_t seen_ms;   /* when the worker was last looked for, */
+    bool seen_alive;    /* and what was seen */
+    CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
+    uint32_t n;         /* maps made so far */
     struct gpu_map {
         struct gpu_ipc *ipc; /* or, for VMM memory: */
         CUmemGenericAllocationHandle handle;
@@ -250,7 +236,7 @@ int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish
                 const struct worker *worker, struct gpu_ipc **out);
 void gpu_ipc_put(struct gpu_ipc *ipc);
 
-/* The context is current. Fills the region's planes and mapping. 0 or -errno, job->error filled. */
+/* Fills the region's planes and mapping. 0 or -errno, job->error filled. */
 int gpu_region_open(struct gpu *g, struct device_job *job);
 void gpu_region_close(struct device_region *region);
 
@@ -258,38 +244,32 @@ void gpu_region_close(struct device_region *region);
 int gpu_event_open(struct gpu *g, struct device_job *job);
 void gpu_event_close(struct device_job *job); /* harmless when none is open */
 
-/* ---- cuda_ring.c ---- */
+/* ---- cuda_staging.c ---- */
 
-struct gpu_ring;
-struct gpu_turn;
+struct gpu_staging;
+struct gpu_slice;
 
-int gpu_ring_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
-void gpu_ring_close(struct device_staging *ring);
-/* Counts a copy in and out that may use the ring; out: the CLOSE that may go now, or NULL. */
-void gpu_ring_ref(struct device_staging *ring);
-struct device_job *gpu_ring_unref(struct device_staging *ring);
-/* false: it is kept, and comes back from the last unref. */
-bool gpu_ring_may_close(struct device_job *close);
-
-/* Does it pay to carry the job out through its ring? */
-bool gpu_ring_pays(struct gpu *g, struct device_job *job);
-enum gpu_ring_took { GPU_RING_TOOK, GPU_RING_FULL, GPU_RING_RESTS };
-/* Begins the job's next piece; the stream has room. FULL: no slice is free now. RESTS: the ring
+int gpu_staging_open(struct gpu *g, struct device_job *job); /* 0 or -errno, job->error filled */
+void gpu_staging_close(struct device_staging *staging);
+/* Does it pay to pass the job through its staging ring? */
+bool gpu_staging_pays(struct gpu *g, struct device_job *job);
+enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
+/* Begins the job's next piece; the stream has room. FULL: no slice is free now. PAUSED: the ring
  * takes nothing for a while, or never again. */
-enum gpu_ring_took gpu_ring_take(struct gpu *g, struct device_job *job);
-/* A launch for the turn is done. */
-void gpu_ring_launched(struct gpu *g, struct gpu_turn *turn);
-/* Looks what companions have done. */
-bool gpu_rings_poll(struct gpu *g);
-/* Launches what turns wait for. */
-bool gpu_rings_fill(struct gpu *g, enum ucm_copy_direction direction);
-/* After gpu_fail: turns that wait for nobody end. */
-void gpu_rings_abandon(struct gpu *g);
+enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
+void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */
+/* Handles what companions have done. */
+bool gpu_stagings_poll(struct gpu *g);
+/* Launches what slices wait for. */
+bool gpu_stagings_fill(struct gpu *g, enum ucm_copy_direction direction);
+/* After gpu_fail: ends slices that no companion has claimed. */
+void gpu_stagings_abandon(struct gpu *g);
 
 /* ---- cuda_memory.c ---- */
 
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
-/* Sees that all slots of the job lie in memory that was added, and pins what is not pinned yet. */
+/* Checks that all slots of the job lie in memory that was added, and pins what is not pinned yet.
+ * 0 or -errno, job->error filled. */
 int gpu_memory_need(struct gpu *g, struct device_job *job);
 /* Names the pinned piece that holds all of the range; 0: no single one does. */
 uint32_t gpu_memory_pin_of(const struct gpu_memory *m, uint64_t begin, uint64_t bytes);

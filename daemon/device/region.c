@@ -1,17 +1,15 @@
-#include "daemon/device/device.h"
+#include "daemon/device/work.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#define SLICE_GRAIN 4096u /* slices are whole pages */
 
 /* Refuses and returns -UCM_WIRE_INVALID. */
 #define REFUSE(e, ...) ucm_error_set(e, UCM_WIRE_INVALID, __VA_ARGS__)
-
-static bool text_is(struct proto_str s, const char *text)
-{
-    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
-}
 
 /* ---- handles ---- */
 
@@ -111,7 +109,7 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     return 0;
 }
 
-/* Shards in order without a gap, each adding up to shard_bytes: then a shard's chunks are
+/* Shards come in order without a gap and each adds up to shard_bytes, so a shard's chunks are
  * contiguous in a slot. */
 static int check_shards(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
                         struct ucm_error *e)
@@ -154,7 +152,7 @@ static int check_shards(const struct msg_region_register *m, uint32_t shards, ui
 
 /* The memory from a plane's first byte to its last. */
 struct span {
-    uint32_t memory; /* handles of one allocation count as one memory */
+    uint32_t memory; /* the same for handles of one allocation */
     uint32_t plane;
     uint64_t begin, end, stride, chunk;
 };
@@ -170,7 +168,7 @@ static int span_order(const void *a, const void *b)
     return 0;
 }
 
-/* By place inside a stride, which is one and the same for all that are compared. */
+/* By place inside the stride that all compared spans have in common. */
 static int residue_order(const void *a, const void *b)
 {
     const struct span *x = a, *y = b;
@@ -188,8 +186,8 @@ static int refuse_overlap(const struct span *x, const struct span *y, struct ucm
         x->plane < y->plane ? x->plane : y->plane, x->plane < y->plane ? y->plane : x->plane);
 }
 
-/* Spans that run into each other: their planes interleave. With one stride they share no byte when
- * their chunks share none on the circle of that stride. */
+/* Spans that run into each other belong to interleaved planes. With one stride the planes share no
+ * byte if their chunks share none on the circle of that stride. */
 static int check_interleaved(struct span *s, uint32_t n, struct ucm_error *e)
 {
     uint64_t stride = s[0].stride;
@@ -208,27 +206,34 @@ static int check_interleaved(struct span *s, uint32_t n, struct ucm_error *e)
     return 0;
 }
 
-static uint32_t memory_of(const struct msg_region_register *m, uint32_t handle)
+/* Are the two handles of one allocation? A memfd that came twice is one file; descriptors of CUDA
+ * memory can't be compared. */
+static bool same_memory(const struct msg_handle *a, const struct msg_handle *b, const int *fds)
 {
-    const struct msg_handle *h = &m->handles.p[handle];
+    struct stat x, y;
 
-    if (h->kind != UCM_HANDLE_CUDA_IPC)
-        return handle;
-    for (uint32_t i = 0; i < handle; i++) {
-        const struct msg_handle *other = &m->handles.p[i];
+    if (a->kind != b->kind)
+        return false;
+    if (a->kind == UCM_HANDLE_CUDA_IPC)
+        return memcmp(a->ipc.p, b->ipc.p, a->ipc.n) == 0;
+    return a->kind == UCM_HANDLE_MEMFD && fstat(fds[a->fd], &x) == 0 &&
+           fstat(fds[b->fd], &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
 
-        if (other->kind == UCM_HANDLE_CUDA_IPC && memcmp(other->ipc.p, h->ipc.p, h->ipc.n) == 0)
+static uint32_t memory_of(const struct msg_region_register *m, uint32_t handle, const int *fds)
+{
+    for (uint32_t i = 0; i < handle; i++)
+        if (same_memory(&m->handles.p[i], &m->handles.p[handle], fds))
             return i;
-    }
     return handle;
 }
 
-static void spans_fill(const struct msg_region_register *m, struct span *s)
+static void spans_fill(const struct msg_region_register *m, const int *fds, struct span *s)
 {
     uint32_t memory[UCM_MAX_HANDLES];
 
     for (uint32_t i = 0; i < m->handles.n; i++)
-        memory[i] = memory_of(m, i);
+        memory[i] = memory_of(m, i, fds);
     for (uint32_t i = 0; i < m->planes.n; i++) {
         const struct msg_plane *p = &m->planes.p[i];
         uint64_t begin = m->handles.p[p->handle].offset + p->offset;
@@ -240,7 +245,7 @@ static void spans_fill(const struct msg_region_register *m, struct span *s)
     qsort(s, m->planes.n, sizeof(*s), span_order);
 }
 
-static int check_overlap(const struct msg_region_register *m, struct ucm_error *e)
+static int check_overlap(const struct msg_region_register *m, const int *fds, struct ucm_error *e)
 {
     struct span *s = calloc(m->planes.n, sizeof(*s));
     uint32_t n = m->planes.n;
@@ -248,7 +253,7 @@ static int check_overlap(const struct msg_region_register *m, struct ucm_error *
 
     if (!s)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory to check %u planes", n);
-    spans_fill(m, s);
+    spans_fill(m, fds, s);
     for (uint32_t first = 0, next; rc == 0 && first < n; first = next) {
         uint64_t end = s[first].end;
 
@@ -271,16 +276,13 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     if (!r)
         return NULL;
     r->handles = calloc(n_handles, sizeof(*r->handles));
-    r->ipc_bytes = calloc(n_handles, sizeof(*r->ipc_bytes));
-    r->fds = calloc(n_handles, sizeof(*r->fds));
     r->spec = calloc(n_planes, sizeof(*r->spec));
     r->shard_first = calloc(shards + 1, sizeof(*r->shard_first));
     r->planes = calloc(n_planes, sizeof(*r->planes));
-    if (!r->handles || !r->ipc_bytes || !r->fds || !r->spec || !r->shard_first || !r->planes) {
+    if (!r->handles || !r->spec || !r->shard_first || !r->planes) {
         region_free(r);
         return NULL;
     }
-    r->n_handles = n_handles;
     r->n_planes = n_planes;
     r->shards = shards;
     return r;
@@ -288,20 +290,20 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
 
 static void fill_handles(struct device_region *r, const struct msg_region_register *m, int *fds)
 {
-    for (uint32_t i = 0; i < r->n_handles; i++) {
-        struct msg_handle *h = &r->handles[i];
+    for (uint32_t i = 0; i < m->handles.n; i++) {
+        const struct msg_handle *from = &m->handles.p[i];
+        struct device_handle *h = &r->handles[i];
 
-        *h = m->handles.p[i];
-        r->fds[i] = -1;
+        *h = (struct device_handle){
+            .kind = from->kind, .offset = from->offset, .bytes = from->bytes, .fd = -1};
         if (h->kind == UCM_HANDLE_CUDA_IPC) {
-            memcpy(r->ipc_bytes[i], h->ipc.p, UCM_MAX_HANDLE_BYTES);
-            h->ipc = (struct proto_bin){r->ipc_bytes[i], UCM_MAX_HANDLE_BYTES};
+            memcpy(h->ipc, from->ipc.p, sizeof(h->ipc));
         } else {
-            h->ipc = (struct proto_bin){NULL, 0};
-            r->fds[i] = fds[h->fd];
-            fds[h->fd] = -1;
+            h->fd = fds[from->fd];
+            fds[from->fd] = -1;
         }
     }
+    r->n_handles = m->handles.n;
 }
 
 static void fill_planes(struct device_region *r, const struct msg_region_register *m)
@@ -332,7 +334,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     if (rc == 0)
         rc = check_shards(m, shards, shard_bytes, e);
     if (rc == 0)
-        rc = check_overlap(m, e);
+        rc = check_overlap(m, fds, e);
     if (rc < 0)
         return rc;
     r = region_alloc(m->handles.n, m->planes.n, shards);
@@ -349,18 +351,55 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     return 0;
 }
 
+void region_close_fds(struct device_region *r)
+{
+    for (uint32_t i = 0; i < r->n_handles; i++) {
+        if (r->handles[i].fd >= 0)
+            close(r->handles[i].fd);
+        r->handles[i].fd = -1;
+    }
+}
+
 void region_free(struct device_region *r)
 {
     if (!r)
         return;
-    for (uint32_t i = 0; i < r->n_handles; i++)
-        if (r->fds[i] >= 0)
-            close(r->fds[i]);
+    region_close_fds(r);
     free(r->handles);
-    free(r->ipc_bytes);
-    free(r->fds);
     free(r->spec);
     free(r->shard_first);
     free(r->planes);
     free(r);
+}
+
+/* ---- staging rings ---- */
+
+int staging_check(const struct msg_ring_register *m, int *fds, uint32_t n_fds,
+                  struct device_staging **out, struct ucm_error *e)
+{
+    struct device_staging *s;
+
+    if (m->slice_bytes % SLICE_GRAIN != 0)
+        return REFUSE(e, "slice_bytes: %" PRIu64 "; a multiple of %u is right", m->slice_bytes,
+                      SLICE_GRAIN);
+    if (m->fd >= n_fds || fds[m->fd] < 0)
+        return REFUSE(e, "fd: %" PRIu64 "; %u descriptors came with the request", m->fd, n_fds);
+    s = calloc(1, sizeof(*s));
+    if (!s)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a ring");
+    s->offset = m->offset;
+    s->slice_bytes = m->slice_bytes;
+    s->slices = (uint32_t)m->slices;
+    s->fd = fds[m->fd];
+    fds[m->fd] = -1;
+    memcpy(s->ipc, m->ipc.p, sizeof(s->ipc));
+    *out = s;
+    return 0;
+}
+
+void staging_free(struct device_staging *s)
+{
+    if (s && s->fd >= 0)
+        close(s->fd);
+    free(s);
 }

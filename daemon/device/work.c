@@ -6,14 +6,13 @@
 #include <inttypes.h>
 #include <linux/magic.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#define OUTBOX_AWAKE_NS 250000u /* for what is done soon */
-#define OUTBOX_LINGER_NS 50000u /* and then: who waited for it may send the next */
+#define AWAKE_NS 250000u /* the loop stays awake for a job that ends soon */
+#define LINGER_NS 50000u /* and after it: the client that waited may send its next request */
 
 /* ---- queue ---- */
 
@@ -85,21 +84,16 @@ struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op 
     return first_from(q, op == DEVICE_DUMP, 2);
 }
 
-/* Some piece of it was taken. */
-static bool job_moves(const struct device_job *job)
-{
-    return job->pieces > 0 || job->next_item > 0 || job->next_plane > 0;
-}
-
 static void expire_list(struct list *head, uint64_t now_ms, struct list *expired)
 {
     struct list *next;
 
     for (struct list *node = head->next; node != head; node = next) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+        bool moves = job->pieces > 0 || job->next_item > 0 || job->next_plane > 0;
 
         next = node->next;
-        if (job_moves(job) || !job_late(job, now_ms))
+        if (moves || !job_late(job, now_ms))
             continue;
         list_remove(node);
         list_push_back(expired, node);
@@ -134,16 +128,16 @@ uint64_t job_clock_ms(void)
     return uv_hrtime() / 1000000;
 }
 
-int job_refuse(struct device_job *job, int status, int code, const char *format, ...)
+int job_refuse_late(struct device_job *job)
 {
-    char text[sizeof(job->error.text)];
-    va_list args;
+    return job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
+                      "the deadline passed before the copy could begin");
+}
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    ucm_error_set(&job->error, code, "%s", text);
-    return status;
+int job_refuse_deserted(struct device_job *job)
+{
+    return job_refuse(job, -ECANCELED, UCM_WIRE_CANCELLED,
+                      "the worker hung up: its memory may be in use for something else");
 }
 
 int job_check(struct device_job *job, uint64_t now_ms)
@@ -151,12 +145,11 @@ int job_check(struct device_job *job, uint64_t now_ms)
     const struct device_region *r = job->region;
 
     if (job_late(job, now_ms))
-        return job_refuse(job, -ETIMEDOUT, UCM_WIRE_DEADLINE,
-                          "the deadline passed before the copy could begin");
+        return job_refuse_late(job);
     if (job->n_items == 0 || job->n_planes == 0 || job->first_plane >= r->n_planes ||
         job->n_planes > r->n_planes - job->first_plane)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "planes %u to %u are asked for; the region has %u", job->first_plane,
+                          "the copy names planes %u to %u; the region has %u", job->first_plane,
                           job->first_plane + job->n_planes, r->n_planes);
     for (uint32_t i = 0; i < job->n_items; i++)
         if (job->items[i].block >= r->blocks)
@@ -176,12 +169,6 @@ bool job_deserted(const struct device_job *job)
     return poll(&p, 1, 0) > 0;
 }
 
-int job_refuse_deserted(struct device_job *job)
-{
-    return job_refuse(job, -ECANCELED, UCM_WIRE_CANCELLED,
-                      "the worker hung up: its memory may be in use for something else");
-}
-
 uint64_t job_item_bytes(const struct device_job *job)
 {
     const struct ucm_copy_plane *first = &job->region->planes[job->first_plane];
@@ -190,7 +177,7 @@ uint64_t job_item_bytes(const struct device_job *job)
     return last->slot_offset + last->chunk - first->slot_offset;
 }
 
-/* A part of one item that is larger than a piece: as many planes as fit. */
+/* One item is larger than a piece: takes as many of its planes as fit. */
 static void cut_planes(struct device_job *job, uint64_t max_bytes, struct job_piece *out)
 {
     const struct ucm_copy_plane *planes = &job->region->planes[job->first_plane];
@@ -214,7 +201,7 @@ bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_ite
 
     assert(job->next_item < job->n_items);
     out->first_item = job->next_item;
-    if (n == 0 || job->next_plane != 0) { /* or an item that a smaller piece has begun */
+    if (n == 0 || job->next_plane != 0) { /* or a smaller piece has begun this item */
         cut_planes(job, max_bytes, out);
         return job->next_item == job->n_items;
     }
@@ -251,100 +238,144 @@ int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t b
     return 0;
 }
 
-/* ---- outbox ---- */
+/* ---- work ---- */
 
-static void outbox_count(struct job_outbox *b, const struct device_job *job, int status)
+#define WORK_OF(handle, member) LIST_ENTRY(handle, struct work, member)
+
+static void users_drop(struct work *w, struct device_users *u)
 {
+    if (--u->jobs > 0 || !u->close)
+        return;
+    job_queue_push(&w->inbox, u->close);
+    u->close = NULL;
+    uv_cond_signal(&w->cond);
+}
+
+static void count_done(struct work *w, const struct device_job *job, int status)
+{
+    uint64_t *open = job->staging ? &w->stats.staging_rings : &w->stats.regions;
+
     if (job_is_copy(job)) {
-        b->accepted--;
-        b->stats.jobs++;
+        w->accepted--;
+        w->stats.jobs++;
     }
     if (status != 0)
         return;
-    switch (job->op) {
-    case DEVICE_OPEN:
-        b->stats.regions++;
-        break;
-    case DEVICE_CLOSE:
-        b->stats.regions--;
-        break;
-    case DEVICE_STAGING_OPEN:
-        b->stats.rings++;
-        break;
-    case DEVICE_STAGING_CLOSE:
-        b->stats.rings--;
-        break;
-    case DEVICE_LOAD:
-        b->stats.load_bytes += job->n_items * job_item_bytes(job);
-        break;
-    case DEVICE_DUMP:
-        b->stats.dump_bytes += job->n_items * job_item_bytes(job);
-        break;
-    }
+    if (job->op == DEVICE_LOAD)
+        w->stats.load_bytes += job->n_items * job_item_bytes(job);
+    else if (job->op == DEVICE_DUMP)
+        w->stats.dump_bytes += job->n_items * job_item_bytes(job);
+    else
+        *open += job->op == DEVICE_OPEN ? 1 : -UINT64_C(1);
+    if (job->op == DEVICE_OPEN && job->staging)
+        list_push_back(&w->staging_open, &job->staging->link);
 }
 
-static void outbox_awake_cb(uv_idle_t *awake)
+static void awake_cb(uv_idle_t *awake)
 {
-    struct job_outbox *b =
-        (struct job_outbox *)((char *)awake - offsetof(struct job_outbox, awake));
-
-    if (uv_hrtime() >= b->awake_until_ns)
+    if (uv_hrtime() >= WORK_OF(awake, awake)->awake_until_ns)
         uv_idle_stop(awake);
 }
 
-static void outbox_stay_awake(struct job_outbox *b, uint64_t ns)
+static void stay_awake(struct work *w, uint64_t ns)
 {
-    b->awake_until_ns = uv_hrtime() + ns;
-    (void)uv_idle_start(&b->awake, outbox_awake_cb); /* fails without a callback only */
+    w->awake_until_ns = uv_hrtime() + ns;
+    (void)uv_idle_start(&w->awake, awake_cb); /* fails without a callback only */
 }
 
-static void outbox_deliver_cb(uv_async_t *async)
+static void deliver_cb(uv_async_t *async)
 {
-    struct job_outbox *b =
-        (struct job_outbox *)((char *)async - offsetof(struct job_outbox, async));
-    bool soon = atomic_exchange(&b->soon, false);
+    struct work *w = WORK_OF(async, async);
+    bool soon = atomic_exchange(&w->soon, false);
     struct list done, *node;
 
     list_init(&done);
-    uv_mutex_lock(&b->mutex);
-    list_move(&done, &b->done);
-    uv_mutex_unlock(&b->mutex);
-    if (list_empty(&done) ? soon : uv_is_active((uv_handle_t *)&b->awake))
-        outbox_stay_awake(b, list_empty(&done) ? OUTBOX_AWAKE_NS : OUTBOX_LINGER_NS);
+    uv_mutex_lock(&w->mutex);
+    list_move(&done, &w->done);
+    uv_mutex_unlock(&w->mutex);
+    if (list_empty(&done) ? soon : uv_is_active((uv_handle_t *)&w->awake))
+        stay_awake(w, list_empty(&done) ? AWAKE_NS : LINGER_NS);
     while ((node = list_pop_front(&done)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
         int status = job->status;
 
-        outbox_count(b, job, status);
+        count_done(w, job, status);
         job->done(job, status);
     }
-    if (b->woken_cb)
-        b->woken_cb(b);
+    if (w->delivered_cb)
+        w->delivered_cb(w);
 }
 
-int job_outbox_init(struct job_outbox *b, uv_loop_t *loop)
+int work_init(struct work *w, uv_loop_t *loop, const struct device_ops *ops)
 {
-    int rc = uv_mutex_init(&b->mutex);
+    int rc = uv_mutex_init(&w->mutex);
 
     if (rc < 0)
         return rc;
-    rc = uv_async_init(loop, &b->async, outbox_deliver_cb);
-    if (rc < 0) {
-        uv_mutex_destroy(&b->mutex);
-        return rc;
-    }
-    (void)uv_idle_init(loop, &b->awake); /* can't fail */
-    atomic_init(&b->soon, false);
-    list_init(&b->done);
+    rc = uv_cond_init(&w->cond);
+    if (rc < 0)
+        goto err_after_mutex;
+    rc = uv_async_init(loop, &w->async, deliver_cb);
+    if (rc < 0)
+        goto err_after_cond;
+    (void)uv_idle_init(loop, &w->awake); /* can't fail */
+    atomic_init(&w->soon, false);
+    job_queue_init(&w->inbox);
+    list_init(&w->done);
+    list_init(&w->staging_open);
+    w->device = (struct device){.ops = ops, .node = NUMA_NONE};
     return 0;
+
+err_after_cond:
+    uv_cond_destroy(&w->cond);
+err_after_mutex:
+    uv_mutex_destroy(&w->mutex);
+    return rc;
 }
 
-int job_outbox_accept(struct job_outbox *b, struct device_job *job)
+/* The open staging ring that the copy may pass through, or NULL. */
+static struct device_staging *staging_for(struct work *w, const struct device_job *job)
 {
+    if (job->straight || job->region->ring_region == 0)
+        return NULL;
+    for (struct list *node = w->staging_open.next; node != &w->staging_open; node = node->next) {
+        struct device_staging *s = LIST_ENTRY(node, struct device_staging, link);
+
+        if (s->owner == job->region->owner)
+            return s;
+    }
+    return NULL;
+}
+
+/* Under the mutex. A CLOSE stays out of the inbox while copies use what it closes. */
+static void submit_locked(struct work *w, struct device_job *job)
+{
+    struct device_users *users =
+        job->staging && job->op == DEVICE_CLOSE ? &job->staging->users : &job->region->users;
+
     if (job_is_copy(job)) {
-        if (b->accepted == DEVICE_QUEUE_MAX)
+        users->jobs++;
+        if (job->staging)
+            job->staging->users.jobs++;
+    } else if (job->op == DEVICE_CLOSE && users->jobs > 0) {
+        users->close = job;
+        return;
+    }
+    job_queue_push(&w->inbox, job);
+    uv_cond_signal(&w->cond);
+}
+
+int work_submit(struct device *d, struct device_job *job)
+{
+    struct work *w = (struct work *)d;
+
+    if (job_is_copy(job)) {
+        if (w->accepted == DEVICE_QUEUE_MAX)
             return -EAGAIN;
-        b->accepted++;
+        w->accepted++;
+        job->staging = staging_for(w, job);
+    } else if (job->op == DEVICE_CLOSE && job->staging) {
+        list_remove(&job->staging->link);
     }
     list_init(&job->link);
     job->status = 0;
@@ -353,50 +384,64 @@ int job_outbox_accept(struct job_outbox *b, struct device_job *job)
     job->scratch = NULL;
     job->error.code = 0;
     job->error.text[0] = '\0';
+    uv_mutex_lock(&w->mutex);
+    submit_locked(w, job);
+    uv_mutex_unlock(&w->mutex);
     return 0;
 }
 
-void job_outbox_put(struct job_outbox *b, struct device_job *job, int status)
+void work_finish_locked(struct work *w, struct device_job *job, int status)
 {
     job->status = status;
-    uv_mutex_lock(&b->mutex);
-    list_push_back(&b->done, &job->link);
-    uv_mutex_unlock(&b->mutex);
-    uv_async_send(&b->async);
+    if (job_is_copy(job)) {
+        users_drop(w, &job->region->users);
+        if (job->staging)
+            users_drop(w, &job->staging->users);
+    }
+    list_push_back(&w->done, &job->link);
+    uv_async_send(&w->async);
 }
 
-void job_outbox_wake(struct job_outbox *b)
+void work_finish(struct work *w, struct device_job *job, int status)
 {
-    uv_async_send(&b->async);
+    uv_mutex_lock(&w->mutex);
+    work_finish_locked(w, job, status);
+    uv_mutex_unlock(&w->mutex);
 }
 
-void job_outbox_soon(struct job_outbox *b)
+void work_wake(struct work *w)
 {
-    atomic_store(&b->soon, true);
-    uv_async_send(&b->async);
+    uv_async_send(&w->async);
 }
 
-static void outbox_awake_closed_cb(uv_handle_t *handle)
+void work_soon(struct work *w)
 {
-    struct job_outbox *b =
-        (struct job_outbox *)((char *)handle - offsetof(struct job_outbox, awake));
-
-    b->closed_cb((uv_handle_t *)&b->async);
+    atomic_store(&w->soon, true);
+    uv_async_send(&w->async);
 }
 
-/* One after the other: the owner of both goes with the last. */
-static void outbox_async_closed_cb(uv_handle_t *handle)
+void work_quit(struct work *w)
 {
-    struct job_outbox *b =
-        (struct job_outbox *)((char *)handle - offsetof(struct job_outbox, async));
-
-    uv_close((uv_handle_t *)&b->awake, outbox_awake_closed_cb);
+    uv_mutex_lock(&w->mutex);
+    w->quit = true;
+    uv_cond_broadcast(&w->cond);
+    uv_mutex_unlock(&w->mutex);
 }
 
-void job_outbox_close(struct job_outbox *b, uv_close_cb closed_cb)
+static void awake_closed_cb(uv_handle_t *handle)
 {
-    assert(b->accepted == 0);
-    uv_mutex_destroy(&b->mutex);
-    b->closed_cb = closed_cb;
-    uv_close((uv_handle_t *)&b->async, outbox_async_closed_cb);
+    free(WORK_OF(handle, awake));
+}
+
+static void async_closed_cb(uv_handle_t *handle)
+{
+    uv_close((uv_handle_t *)&WORK_OF(handle, async)->awake, awake_closed_cb);
+}
+
+void work_close(struct work *w)
+{
+    assert(w->accepted == 0);
+    uv_cond_destroy(&w->cond);
+    uv_mutex_destroy(&w->mutex);
+    uv_close((uv_handle_t *)&w->async, async_closed_cb);
 }

@@ -1,17 +1,27 @@
-/* What devices share: the queue that jobs wait in, how a job is cut into pieces, and the way of
- * done jobs back to the loop. Inside this room only.
+/* What devices share: the queue in which jobs wait, the way from the loop to a device's threads and
+ * back, and how a job is cut into pieces. Inside this room only.
  *
- * Promises: the queue takes no memory of its own and never grows past DEVICE_QUEUE_MAX loads and
- * dumps. Pieces of a job cover each (item, plane) once. A job put into the outbox calls done once.
- * Threads: a queue belongs to whoever holds its owner's lock; the outbox takes jobs from any thread
- * and delivers on the loop. */
+ * Promises:
+ * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
+ * - Pieces of a job cover each (item, plane) once.
+ * - work_finish runs `done` of its job once, on the loop; a CLOSE reaches the threads only after
+ *   every copy of its region or staging ring.
+ * Threads: a queue belongs to whichever thread holds its owner's lock. */
 #ifndef UCMD_DEVICE_WORK_H
 #define UCMD_DEVICE_WORK_H
 
 #include "daemon/device/device.h"
 
 #include <stdatomic.h>
+#include <string.h>
 #include <uv.h>
+
+static inline bool text_is(struct proto_str s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
+}
+/* region.c: closes the descriptors of the handles that still have one. */
+void region_close_fds(struct device_region *r);
 
 /* ---- queue ---- */
 
@@ -25,84 +35,93 @@ struct job_queue {
 void job_queue_init(struct job_queue *q);
 bool job_queue_empty(const struct job_queue *q);
 void job_queue_push(struct job_queue *q, struct device_job *job);
-/* Back to the front of its class, to go on with. */
-void job_queue_push_front(struct job_queue *q, struct device_job *job);
-struct device_job *job_queue_pop_control(struct job_queue *q); /* or NULL */
+void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its class */
+struct device_job *job_queue_pop_control(struct job_queue *q);          /* or NULL */
 /* The most urgent copy, left in the queue, or NULL. */
 struct device_job *job_queue_first(const struct job_queue *q);
 /* Of one direction only. */
 struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op op);
-/* The next one of its direction behind `job`, or NULL. */
+/* The next one of its direction after `job`, or NULL. */
 struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job);
-/* Takes out every copy of which no piece was taken and whose deadline has passed, and appends it to
- * `expired`. */
+/* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
 /* Appends every job of `from`, in order; `from` is empty afterwards. */
 void job_queue_move(struct job_queue *to, struct job_queue *from);
 
 /* ---- jobs ---- */
 
-/* On the clock of uv_now(), from any thread. */
-uint64_t job_clock_ms(void);
+uint64_t job_clock_ms(void); /* the clock of uv_now(); any thread */
 static inline bool job_is_copy(const struct device_job *job)
 {
     return job->op == DEVICE_LOAD || job->op == DEVICE_DUMP;
+}
+static inline enum ucm_copy_direction job_direction(const struct device_job *job)
+{
+    return job->op == DEVICE_DUMP ? UCM_COPY_DUMP : UCM_COPY_LOAD;
 }
 static inline bool job_late(const struct device_job *job, uint64_t now_ms)
 {
     return job->deadline_ms != 0 && now_ms >= job->deadline_ms;
 }
+/* Fills job->error and returns `status`: job_refuse(job, status, code, format, ...). */
+#define job_refuse(job, status, code, ...)                                                         \
+    ((void)ucm_error_set(&(job)->error, code, __VA_ARGS__), (status))
+int job_refuse_late(struct device_job *job);     /* -ETIMEDOUT */
+int job_refuse_deserted(struct device_job *job); /* -ECANCELED */
 /* What must hold before a copy begins: it is not late, its planes and block ids are the region's.
  * 0 or -errno, job->error filled. */
 int job_check(struct device_job *job, uint64_t now_ms);
-/* Fills job->error and returns `status`. */
-int job_refuse(struct device_job *job, int status, int code, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
 uint64_t job_item_bytes(const struct device_job *job);
 /* Has its worker hung up? One system call. */
 bool job_deserted(const struct device_job *job);
-/* Likewise job_refuse, for that reason: -ECANCELED. */
-int job_refuse_deserted(struct device_job *job);
-/* Memory that a peer shares is safe to touch for good: a memfd that can't shrink, of tmpfs, whose
- * holes are filled on demand. 0, or -EINVAL with job->error; `what` names it there. */
+/* Checks that memory which a peer shares is safe to touch: a memfd that can't shrink, on tmpfs,
+ * which fills holes on demand. 0, or -EINVAL with job->error, where `what` names the memory. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);
 
 struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;
     uint64_t bytes;
 };
-/* The next piece of about max_bytes (at least one chunk) and at most max_items. true: it was the
- * last one. Not called again after that. */
+/* The next piece of about max_bytes (at least one chunk) and at most max_items. Returns true for
+ * the last one, and is not called again after that. */
 bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_items,
                     struct job_piece *out);
 
-/* ---- outbox ---- */
+/* ---- work: the part of a device that all kinds have ---- */
 
-struct job_outbox {
-    uv_async_t async;
+struct work {
+    struct device device;
     uv_mutex_t mutex;
+    uv_cond_t cond; /* signalled with everything that goes into the inbox, and with quit */
+    /* Under the mutex. */
+    struct job_queue inbox;
     struct list done;
-    atomic_bool soon; /* something will be done */
+    bool quit;
+
+    uv_async_t async;
+    atomic_bool soon; /* a job is about to end */
     /* Loop only. */
-    uv_idle_t awake; /* while it runs the loop doesn't sleep */
+    uv_idle_t awake; /* while it runs the loop does not sleep */
     uint64_t awake_until_ns;
-    uv_close_cb closed_cb;
-    uint32_t accepted; /* loads and dumps under way */
+    uint32_t accepted;        /* loads and dumps under way */
+    struct list staging_open; /* struct device_staging */
     struct device_stats stats;
-    void (*woken_cb)(struct job_outbox *b); /* after each delivery; may be NULL */
+    void (*delivered_cb)(struct work *w); /* after each delivery; may be NULL */
 };
 
-int job_outbox_init(struct job_outbox *b, uv_loop_t *loop);
-/* Loop: counts a job in. 0, or -EAGAIN when DEVICE_QUEUE_MAX copies are under way. */
-int job_outbox_accept(struct job_outbox *b, struct device_job *job);
-/* Any thread: the job is done. */
-void job_outbox_put(struct job_outbox *b, struct device_job *job, int status);
-void job_outbox_wake(struct job_outbox *b);
-/* Any thread: a job will be done within a tenth of a millisecond or so. The loop stays awake until
- * one is and shortly after, for a quarter of a millisecond at most: to wake a processor that sleeps
- * takes up to half as long. */
-void job_outbox_soon(struct job_outbox *b);
-/* Loop, nothing accepted any more. closed_cb gets b->async.data, which is the caller's to set. */
-void job_outbox_close(struct job_outbox *b, uv_close_cb closed_cb);
+/* On zeroed memory that begins with w. 0 or -errno. */
+int work_init(struct work *w, uv_loop_t *loop, const struct device_ops *ops);
+/* Loop: struct device_ops's submit. */
+int work_submit(struct device *d, struct device_job *job);
+/* Any thread: the job is done. _locked: the caller holds the mutex. */
+void work_finish(struct work *w, struct device_job *job, int status);
+void work_finish_locked(struct work *w, struct device_job *job, int status);
+/* Any thread: a job will be done within about 0.1 ms. Waking a sleeping processor takes up to half
+ * as long, so the loop stays awake until a job is done and shortly after, at most 0.25 ms. */
+void work_soon(struct work *w);
+void work_wake(struct work *w); /* any thread: delivered_cb runs soon */
+void work_quit(struct work *w); /* sets quit and signals */
+/* Loop: nothing is accepted and no thread uses w any more. Frees it when the loop has run. */
+void work_close(struct work *w);
 
 #endif

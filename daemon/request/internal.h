@@ -32,8 +32,8 @@ struct session {
     bool hello, closing;
     uint64_t *ns_open;    /* bitmap of namespaces' places */
     uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
-    struct table regions, rings, leases;
-    uint32_t region_names, ring_names, lease_names; /* given out so far; see session_name */
+    struct table regions, stagings, leases;
+    uint32_t region_names, staging_names, lease_names; /* given out so far; see session_name */
     uint32_t leased_keys;
     struct list requests;
     uint32_t n_requests;
@@ -140,37 +140,30 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
 void lease_end(struct session *s, uint32_t name);
 void leases_end_all(struct session *s);
 
-/* region.c */
-struct session_region {
+/* registered.c: a region or a staging ring of a session */
+struct registered {
     struct session *s;
-    struct device_region *region;
-    struct ns *ns;
-    uint32_t number, name; /* in the session's table, and on the wire */
-    uint32_t transfers;    /* that use it */
-    enum { REGION_OPENING, REGION_OPEN, REGION_CLOSING } state;
+    struct table *table;   /* of the session's regions, or of its staging rings */
+    uint32_t number, name; /* in that table, and on the wire */
+    uint32_t transfers;    /* that use the region */
+    enum { REGISTERED_OPENING, REGISTERED_OPEN, REGISTERED_CLOSING } state;
     bool close_sent;
+    struct device *device;
+    struct device_region *region;   /* owned; one of the two is NULL */
+    struct device_staging *staging; /* likewise */
+    struct ns *ns;                  /* of a region */
     struct device_job job;
-    struct list pending; /* the register, or unregisters, that wait for the job */
+    struct list pending; /* requests that wait for the job: the register, or unregisters */
 };
-struct session_region *call_region(struct call *call, uint64_t name);
-void region_transfer_ended(struct session_region *r);
-void regions_close_all(struct session *s);
-/* Requests that wait for a job of the device. start: one more; 0, or -code with call->error.
- * answer: all of them, with the error, or else the result. */
-int pending_start(struct call *call, struct list *pending);
-void pending_answer(struct session *s, struct list *pending, const struct ucm_error *e,
-                    const struct proto_message *m, const void *result);
-/* Each descriptor that came was named. 0, or -code with call->error. */
-int fds_all_taken(struct call *call);
-
-/* ring.c */
-/* The session's open ring on that device, or NULL. */
-struct device_staging *session_ring_of(const struct session *s, const struct device *device);
-void rings_close_all(struct session *s);
+/* The open region that the call names, or NULL with call->error. */
+struct registered *call_region(struct call *call, uint64_t name);
+void region_transfer_ended(struct registered *r);
+/* Begins to close all regions and staging rings of a session whose requests have ended. */
+void registered_close_all(struct session *s);
 
 /* transfer.c */
 /* Stops the transfers that use the region. */
-void transfers_stop_region(struct session_region *r);
+void transfers_stop_region(struct registered *r);
 
 /* methods, one file a group */
 int method_hello(struct call *call);

@@ -331,7 +331,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     s->conn = conn;
     s->peer = *peer;
     table_init(&s->regions, rq->rooms.config->max_regions_conn);
-    table_init(&s->rings, DEVICE_GPUS_MAX);
+    table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, rq->rooms.config->max_leases_conn);
     list_init(&s->requests);
     cache_owner_init(&s->owner);
@@ -387,9 +387,8 @@ void session_settle(struct session *s)
 
     if (!s->closing || s->n_requests > 0)
         return;
-    regions_close_all(s);
-    rings_close_all(s);
-    if (table_count(&s->regions) > 0 || table_count(&s->rings) > 0)
+    registered_close_all(s);
+    if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
     leases_end_all(s);
     cache_owner_gone(rq->rooms.cache, &s->owner);
@@ -397,7 +396,7 @@ void session_settle(struct session *s)
     list_remove(&s->link);
     rq->n_sessions--;
     table_close(&s->regions);
-    table_close(&s->rings);
+    table_close(&s->stagings);
     table_close(&s->leases);
     conn_free(s->conn);
     free(s->ns_open);

@@ -132,7 +132,7 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
         proto_pack_u64(pk, "sm_bytes", ds.bytes[COPY_SM]);
         proto_pack_u64(pk, "staged_launches", ds.launches[COPY_STAGED]);
         proto_pack_u64(pk, "staged_bytes", ds.bytes[COPY_STAGED]);
-        proto_pack_u64(pk, "rings", ds.rings);
+        proto_pack_u64(pk, "rings", ds.staging_rings);
     }
 }
 

@@ -74,7 +74,7 @@ static bool transfer_slowed(struct transfer *t)
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
-    struct session_region *region = t->region;
+    struct registered *region = t->region;
     struct msg_blocks_r r = {.status = {t->status, t->n_keys}, .bytes = t->bytes};
 
     assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
@@ -205,7 +205,7 @@ void transfer_stop_cb(struct request *r)
     transfer_pump(t);
 }
 
-void transfers_stop_region(struct session_region *region)
+void transfers_stop_region(struct registered *region)
 {
     struct session *s = region->s;
     struct list *node, *next;

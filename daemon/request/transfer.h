@@ -10,8 +10,8 @@ struct transfer {
     struct request r;
     enum transfer_kind kind;
     struct ns *ns;
-    struct session_region *region; /* not for prefetch */
-    uint32_t n_keys, part, parts;  /* items = n_keys * parts; load and dump have one part */
+    struct registered *region;    /* not for prefetch */
+    uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
     uint32_t cursor, jobs, waits_n;
     uint64_t window_bytes, in_window, bytes;

@@ -177,14 +177,12 @@ bool batch_send(struct transfer *t)
 {
     struct copy_batch *b = t->open;
     struct device_region *region = t->region->region;
-    struct device_staging *ring = session_ring_of(t->r.s, region->device);
 
-    if (ring)
+    if (region->ring_region != 0)
         batch_sort(b);
     b->job = (struct device_job){
         .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
         .region = region,
-        .ring = ring,
         .items = b->items,
         .n_items = b->n,
         .first_plane = t->first_plane,

@@ -127,7 +127,7 @@ static int steps_begin(struct call *call, struct transfer *t, uint64_t step)
 static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
 {
-    struct session_region *region = call_region(call, p->region);
+    struct registered *region = call_region(call, p->region);
     struct transfer *t;
     uint32_t n;
 

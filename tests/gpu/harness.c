@@ -284,6 +284,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
     }
     (*out)->device = t->gpu;
     (*out)->pid = pid;
+    (*out)->owner = (uint64_t)pid;
     return 0;
 }
 
@@ -333,7 +334,6 @@ void job_init(struct test_job *j, enum device_op op, struct device_region *r,
 {
     *j = (struct test_job){.job = {.op = op,
                                    .region = r,
-                                   .ring = r->ring_region != 0 ? ring_of_worker(r->pid) : NULL,
                                    .items = items,
                                    .n_items = n,
                                    .n_planes = r->n_planes,

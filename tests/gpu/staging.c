@@ -34,7 +34,7 @@ static int ring_job(struct test_device *t, enum device_op op, struct device_stag
     struct test_job j;
     int rc;
 
-    j = (struct test_job){.job = {.op = op, .ring = ring, .done = job_done}};
+    j = (struct test_job){.job = {.op = op, .staging = ring, .done = job_done}};
     rc = job_run(t, &j);
     if (rc != 0)
         printf("INFO  ring: %s\n", j.job.error.text);
@@ -99,15 +99,15 @@ static void ring_open(struct test_device *t, struct ring_of *of)
     of->words = mmap(NULL, sizeof(*of->words), PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
     if (of->words == MAP_FAILED)
         die("a ring's words");
-    of->ring = (struct device_staging){.device = t->gpu,
-                                       .pid = w->pid,
+    of->ring = (struct device_staging){.pid = w->pid,
+                                       .owner = (uint64_t)w->pid,
                                        .offset = w->reply.value,
                                        .slice_bytes = STAGING_SLICE_BYTES,
                                        .slices = STAGING_SLICES,
                                        .fd = w->fd};
     memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
     w->fd = -1;
-    if (CHECK(ring_job(t, DEVICE_STAGING_OPEN, &of->ring) == 0, "its ring opens") &&
+    if (CHECK(ring_job(t, DEVICE_OPEN, &of->ring) == 0, "its ring opens") &&
         CHECK(slices_clear(t, of) == CUDA_SUCCESS, "its slices are cleared"))
         worker_do(w, WORKER_RING_SERVE, 0, 0, 0);
 }
@@ -130,7 +130,7 @@ static void ring_close(struct test_device *t, struct ring_of *of)
 {
     if (!of->ring.mapping)
         return;
-    (void)ring_job(t, DEVICE_STAGING_CLOSE, &of->ring);
+    (void)ring_job(t, DEVICE_CLOSE, &of->ring);
     munmap(of->words, sizeof(*of->words));
     of->words = NULL;
 }
@@ -140,13 +140,6 @@ void rings_close(struct test_device *t)
     for (unsigned i = 0; i < n_rings; i++)
         ring_close(t, &rings[i]);
     n_rings = 0;
-}
-
-struct device_staging *ring_of_worker(pid_t pid)
-{
-    struct ring_of *of = ring_find(pid);
-
-    return of ? &of->ring : NULL;
 }
 
 struct ucm_staging *ring_words(const struct test_worker *w)

@@ -7,7 +7,6 @@
 
 void rings_watch(struct test_worker *w);
 void rings_close(struct test_device *t);
-struct device_staging *ring_of_worker(pid_t pid); /* NULL: it has none */
 /* The worker's companion gets to know the region, whose memory begins at `offset` of its
  * allocation. */
 void ring_region(struct test_device *t, struct device_region *r, uint64_t offset);

@@ -198,11 +198,11 @@ Test(device_jobs, stats_count_what_was_done)
 Test(device_jobs, descriptors_are_given_back)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY);
-    int fd = r->fds[0];
+    int fd = r->handles[0].fd;
 
     cr_assert_geq(fcntl(fd, F_GETFD), 0);
     open_ok(r);
-    cr_assert_eq(r->fds[0], -1);
+    cr_assert_eq(r->handles[0].fd, -1);
     cr_assert_eq(fcntl(fd, F_GETFD), -1, "an open region needs no descriptor");
     close_ok(r);
 }

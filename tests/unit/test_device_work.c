@@ -107,7 +107,7 @@ Test(device_work, only_what_does_not_move_expires)
     cr_assert_eq(job_queue_first(&q), &jobs[1]);
 }
 
-static struct job_outbox outbox;
+static struct work *w;
 static unsigned delivered;
 
 static void job_done_cb(struct device_job *job, int status)
@@ -116,50 +116,46 @@ static void job_done_cb(struct device_job *job, int status)
     delivered += status == 0;
 }
 
-static void outbox_closed_cb(uv_handle_t *handle)
-{
-    *(bool *)handle->data = true;
-}
-
 static void run_until_asleep(uv_loop_t *loop)
 {
     do
         (void)uv_run(loop, UV_RUN_NOWAIT);
-    while (uv_is_active((uv_handle_t *)&outbox.awake));
+    while (uv_is_active((uv_handle_t *)&w->awake));
 }
 
 /* Told that a job is about to end the loop stays awake, but not for long when it does not; and it
  * is told in vain by one that has ended. */
 Test(device_work, the_loop_is_awake_when_a_job_ends_but_not_for_good, .timeout = 20)
 {
-    struct device_job job = {.op = DEVICE_OPEN, .done = job_done_cb};
-    bool closed = false;
+    struct device_region region = {.n_planes = 0};
+    struct device_job job = {.op = DEVICE_OPEN, .region = &region, .done = job_done_cb};
     uv_loop_t loop;
 
     cr_assert_eq(uv_loop_init(&loop), 0);
-    cr_assert_eq(job_outbox_init(&outbox, &loop), 0);
-    outbox.async.data = &closed;
-    job_outbox_soon(&outbox);
+    w = calloc(1, sizeof(*w));
+    cr_assert(w);
+    cr_assert_eq(work_init(w, &loop, NULL), 0);
+    work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);
-    cr_assert(uv_is_active((uv_handle_t *)&outbox.awake));
+    cr_assert(uv_is_active((uv_handle_t *)&w->awake));
     run_until_asleep(&loop);
-    cr_assert_eq(job_outbox_accept(&outbox, &job), 0);
-    job_outbox_soon(&outbox);
+    cr_assert_eq(work_submit(&w->device, &job), 0);
+    cr_assert_eq(job_queue_pop_control(&w->inbox), &job);
+    work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);
-    job_outbox_put(&outbox, &job, 0);
+    work_finish(w, &job, 0);
     run_until_asleep(&loop);
     cr_assert_eq(delivered, 1);
-    list_init(&job.link);
-    cr_assert_eq(job_outbox_accept(&outbox, &job), 0);
-    job_outbox_put(&outbox, &job, 0);
-    job_outbox_soon(&outbox);
+    cr_assert_eq(work_submit(&w->device, &job), 0);
+    cr_assert_eq(job_queue_pop_control(&w->inbox), &job);
+    work_finish(w, &job, 0);
+    work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);
     cr_assert_eq(delivered, 2);
-    cr_assert(!uv_is_active((uv_handle_t *)&outbox.awake), "what was to come has come");
-    job_outbox_soon(&outbox);
+    cr_assert(!uv_is_active((uv_handle_t *)&w->awake), "what was to come has come");
+    work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);
-    job_outbox_close(&outbox, outbox_closed_cb); /* while it is kept awake */
+    work_close(w); /* while it is kept awake */
     (void)uv_run(&loop, UV_RUN_DEFAULT);
-    cr_assert(closed);
     cr_assert_eq(uv_loop_close(&loop), 0);
 }

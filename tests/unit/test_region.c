@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* A registration that is right: cpu, one handle of 1 MiB, 16 blocks, 2 shards of 2 planes of 1 KiB
@@ -108,7 +109,7 @@ Test(region, takes_over_what_was_said)
     cr_assert_eq(r->shards, 2);
     cr_assert_eq(r->n_handles, 1);
     cr_assert_eq(r->n_planes, 4);
-    cr_assert_eq(r->fds[0], fd);
+    cr_assert_eq(r->handles[0].fd, fd);
     cr_assert_eq(fds[1], -1, "the descriptor was taken");
     cr_assert_neq(fds[0], -1, "the other was not");
     cr_assert_eq(r->shard_first[0], 0);
@@ -132,9 +133,9 @@ Test(region, keeps_its_own_copy_of_ipc_handles)
     use_cuda(1);
     cr_assert_eq(ask(2, 2 * CHUNK, &r), 0, "%s", e.text);
     memset(ipc[0], 9, 64);
-    cr_assert_eq(r->ipc_bytes[0][5], 1);
-    cr_assert_eq(r->handles[0].ipc.p[63], 1);
-    cr_assert_eq(r->fds[0], -1);
+    cr_assert_eq(r->handles[0].ipc[5], 1);
+    cr_assert_eq(r->handles[0].ipc[63], 1);
+    cr_assert_eq(r->handles[0].fd, -1);
     region_free(r);
 }
 
@@ -187,6 +188,20 @@ Test(region, descriptor_that_is_gone_is_refused)
     close(fds[1]);
     fds[1] = -1;
     refused("descriptor 1");
+}
+
+/* By two descriptors: without the look at the file behind them two chunks would share bytes. */
+Test(region, one_memfd_that_came_twice_is_one_memory)
+{
+    m.handles.n = 2;
+    handles[1] = handles[0];
+    handles[1].fd = 0;
+    planes[2].handle = planes[3].handle = 1;
+    planes[2].offset = 0;
+    refused("planes 0 and 2 overlap");
+    close(fds[0]);
+    fds[0] = memfd_create("other", MFD_CLOEXEC);
+    accepted();
 }
 
 Test(region, one_descriptor_has_one_handle)

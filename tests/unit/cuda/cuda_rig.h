@@ -140,8 +140,8 @@ static inline int job_wait(struct test_job *j)
 static inline int control(enum device_op op, struct device_region *region,
                           struct device_staging *ring, struct ucm_error *e)
 {
-    struct device *device = region ? region->device : ring->device;
-    struct test_job j = {.job = {.op = op, .region = region, .ring = ring}};
+    struct device *device = region ? region->device : gpu;
+    struct test_job j = {.job = {.op = op, .region = region, .staging = ring}};
     int rc;
 
     job_submit(&j, device);
@@ -196,6 +196,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
     cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, 0, &r, &e), 0, "%s", e.text);
     r->device = device;
     r->pid = pid;
+    r->owner = (uint64_t)(uintptr_t)w;
     return r;
 }
 
@@ -232,9 +233,9 @@ static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *
 
     cr_assert_eq(ucm_shared_memory(sizeof(*w->shared), &w->ring.fd, &memory), 0);
     w->shared = memory;
-    w->ring.device = gpu;
     w->ring.pid = pid;
-    return control(DEVICE_STAGING_OPEN, NULL, &w->ring, e);
+    w->ring.owner = w->region->owner;
+    return control(DEVICE_OPEN, NULL, &w->ring, e);
 }
 
 /* A ring that nobody serves. */
@@ -279,7 +280,7 @@ static inline void ring_close(struct worker_side *w)
 {
     struct ucm_error e = {0};
 
-    cr_assert_eq(control(DEVICE_STAGING_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
+    cr_assert_eq(control(DEVICE_CLOSE, NULL, &w->ring, &e), 0, "%s", e.text);
     if (w->served)
         companion_serve(&w->companion, NULL);
     munmap(w->shared, sizeof(*w->shared));
@@ -343,10 +344,7 @@ static inline void fill(void *p, size_t n, uint64_t seed)
 
 static inline void copy_init(struct test_job *j, struct worker_side *w, enum device_op op)
 {
-    *j = (struct test_job){.job = {.op = op,
-                                   .region = w->region,
-                                   .ring = w->shared ? &w->ring : NULL,
-                                   .n_planes = w->n_planes}};
+    *j = (struct test_job){.job = {.op = op, .region = w->region, .n_planes = w->n_planes}};
     j->job.items = j->items;
 }
 

@@ -278,22 +278,28 @@ Test(cuda_faults, memory_that_changes_underneath, .timeout = 60)
 Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
 {
     static struct test_job j[2];
-    struct device_staging old;
-    struct ucm_staging *shared;
+    struct device_staging second;
     uint32_t generation;
+    void *memory;
 
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_companion(&bad, 65536, 4);
-    old = bad.ring;
-    shared = bad.shared;
-    generation = atomic_load(&shared->words.generation);
-    cr_assert_eq(ring_open(&bad, getpid(), &e), -EBUSY);
+    generation = atomic_load(&bad.shared->words.generation);
+    second = (struct device_staging){.pid = getpid(),
+                                     .owner = bad.ring.owner + 1,
+                                     .offset = bad.ring.offset,
+                                     .slice_bytes = bad.ring.slice_bytes,
+                                     .slices = bad.ring.slices};
+    memcpy(second.ipc, bad.ring.ipc, sizeof(second.ipc));
+    cr_assert_eq(ucm_shared_memory(sizeof(*bad.shared), &second.fd, &memory), 0);
+    cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
     cr_assert(strstr(e.text, "older connection"), "%s", e.text);
-    close(bad.ring.fd);
-    munmap(bad.shared, sizeof(*bad.shared));
-    bad.ring = old;
-    bad.shared = shared;
+    second.owner = bad.ring.owner;
+    cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
+    cr_assert(strstr(e.text, "unregister it first"), "%s", e.text);
+    close(second.fd);
+    munmap(memory, sizeof(*bad.shared));
     for (unsigned i = 0; i < 2; i++) {
         copy_half(&j[i], &bad, i ? DEVICE_DUMP : DEVICE_LOAD);
         job_submit(&j[i], gpu);
@@ -320,10 +326,10 @@ Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 60)
 
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
-    bad.ring = (struct device_staging){
-        .device = gpu, .pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
+    bad.ring =
+        (struct device_staging){.pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
     cr_assert_eq(ftruncate(fd, sizeof(struct ucm_staging)), 0);
-    cr_assert_eq(control(DEVICE_STAGING_OPEN, NULL, &bad.ring, &e), -EINVAL);
+    cr_assert_eq(control(DEVICE_OPEN, NULL, &bad.ring, &e), -EINVAL);
     cr_assert(strstr(e.text, "F_SEAL_SHRINK"), "%s", e.text);
     close(fd);
     worker_end(&bad);

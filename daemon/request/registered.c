@@ -1,0 +1,330 @@
+/* What a worker registers with a device: regions and staging rings. Both open, are named by the
+ * worker, and close by unregister or with their session. The device completes a close after all
+ * copies and the unmapping; then the worker may free its memory.
+ *
+ *   OPENING --opened--> OPEN --unregister, session closes--> CLOSING --closed--> gone
+ *      `--failed--> gone
+ *
+ * A region sends its close when its last transfer has ended. */
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- requests that wait for a job of the device ---- */
+
+struct pending_request {
+    struct request r;
+    struct list node;
+};
+
+/* Opening and closing a mapping can't be stopped half way, and end soon by themselves. */
+static void pending_stop_cb(struct request *q)
+{
+    (void)q;
+}
+
+/* 0, or -code with call->error. */
+static int pending_start(struct call *call, struct list *pending)
+{
+    struct pending_request *q = calloc(1, sizeof(*q));
+    int rc;
+
+    if (!q)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    q->r.stop_cb = pending_stop_cb;
+    rc = request_start(call, &q->r, sizeof(*q), 0);
+    if (rc != 0) {
+        free(q);
+        return rc;
+    }
+    list_push_back(pending, &q->node);
+    return 0;
+}
+
+/* Answers all of them, with the error or else the result. */
+static void pending_answer(struct registered *r, const struct ucm_error *e,
+                           const struct proto_message *m, const void *result)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&r->pending)) != NULL) {
+        struct pending_request *q = LIST_ENTRY(node, struct pending_request, node);
+
+        if (e && !r->s->closing)
+            session_reply_error(r->s, q->r.msgid, e);
+        else
+            session_reply(r->s, q->r.msgid, m, result);
+        request_end(&q->r);
+        free(q);
+    }
+}
+
+/* ---- states ---- */
+
+static void registered_free(struct registered *r)
+{
+    if (r->number != 0)
+        table_remove(r->table, r->number);
+    region_free(r->region);
+    staging_free(r->staging);
+    free(r);
+}
+
+static void registered_end(struct registered *r)
+{
+    struct session *s = r->s;
+
+    s->rq->rooms.metrics->regions -= r->region != NULL;
+    registered_free(r);
+    session_settle(s);
+}
+
+/* The device promises to take every open and every close. */
+static void registered_submit(struct registered *r, enum device_op op,
+                              void (*done)(struct device_job *job, int status))
+{
+    int rc;
+
+    r->job =
+        (struct device_job){.op = op, .region = r->region, .staging = r->staging, .done = done};
+    rc = r->device->ops->submit(r->device, &r->job);
+    assert(rc == 0);
+    (void)rc;
+}
+
+/* A device that failed for good has nothing mapped any more. */
+static void closed_cb(struct device_job *job, int status)
+{
+    struct registered *r = LIST_ENTRY(job, struct registered, job);
+
+    pending_answer(r, status == 0 ? NULL : &job->error, &proto_none, NULL);
+    registered_end(r);
+}
+
+static void close_try(struct registered *r)
+{
+    if (r->state != REGISTERED_CLOSING || r->transfers > 0 || r->close_sent)
+        return;
+    r->close_sent = true;
+    registered_submit(r, DEVICE_CLOSE, closed_cb);
+}
+
+static void registered_close(struct registered *r)
+{
+    if (r->state == REGISTERED_OPENING)
+        return; /* opened_cb sees that the session closes */
+    r->state = REGISTERED_CLOSING;
+    close_try(r);
+}
+
+void region_transfer_ended(struct registered *r)
+{
+    r->transfers--;
+    close_try(r);
+}
+
+static void close_all(const struct table *t)
+{
+    for (uint32_t i = table_next(t, 0); i; i = table_next(t, i))
+        registered_close(table_get(t, i));
+}
+
+void registered_close_all(struct session *s)
+{
+    close_all(&s->regions);
+    close_all(&s->stagings);
+}
+
+static void opened_cb(struct device_job *job, int status)
+{
+    struct registered *r = LIST_ENTRY(job, struct registered, job);
+    struct session *s = r->s;
+
+    if (status != 0) {
+        pending_answer(r, &job->error, NULL, NULL);
+        registered_end(r);
+        return;
+    }
+    r->state = REGISTERED_OPEN;
+    if (r->region)
+        pending_answer(r, NULL, &proto_region, &(struct msg_region){r->name});
+    else
+        pending_answer(r, NULL, &proto_ring, &(struct msg_ring){r->name});
+    if (s->closing)
+        session_settle(s);
+}
+
+/* ---- register ---- */
+
+static struct registered *registered_new(struct call *call, struct device *device)
+{
+    struct registered *r = calloc(1, sizeof(*r));
+
+    if (!r) {
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a registration");
+        return NULL;
+    }
+    r->s = call->s;
+    r->device = device;
+    list_init(&r->pending);
+    return r;
+}
+
+/* Every descriptor that came must have been taken. 0, or -code with call->error. */
+static int fds_all_taken(struct call *call)
+{
+    for (uint32_t i = 0; i < call->n_fds; i++)
+        if (call->fds[i] >= 0)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "%u descriptors came and nothing names the one at place %u",
+                                 call->n_fds, i);
+    return 0;
+}
+
+/* Names r, whose object was checked, and opens it. 0, or -code; then r is freed. */
+static int registered_open(struct call *call, struct registered *r, struct table *table,
+                           uint32_t *names, const char *full)
+{
+    int rc = fds_all_taken(call);
+
+    if (rc == 0) {
+        r->table = table;
+        r->number = table_add(table, r);
+        if (r->number == 0)
+            rc = ucm_error_set(&call->error, UCM_WIRE_BUSY, "%s", full);
+    }
+    if (rc == 0)
+        rc = pending_start(call, &r->pending);
+    if (rc != 0) {
+        registered_free(r);
+        return rc;
+    }
+    r->name = session_name(names, r->number);
+    call->s->rq->rooms.metrics->regions += r->region != NULL;
+    registered_submit(r, DEVICE_OPEN, opened_cb);
+    return 0;
+}
+
+int method_region_register(struct call *call)
+{
+    struct session *s = call->s;
+    struct msg_region_register m;
+    struct registered *r;
+    struct device *device;
+    struct ns *ns;
+    int rc = proto_decode(&proto_region_register, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    ns = call_namespace(call, m.ns);
+    if (!ns)
+        return -call->error.code;
+    if (m.part >= ns->identity.parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu; this namespace has parts 0 to %u",
+                             (unsigned long long)m.part, ns->identity.parts - 1);
+    device = device_set_find(s->rq->rooms.devices, m.device, m.gpu, &call->error);
+    r = device ? registered_new(call, device) : NULL;
+    if (!r)
+        return -call->error.code;
+    r->ns = ns;
+    rc = region_check(&m, ns->identity.shards[m.part], ns->identity.shard_bytes, call->fds,
+                      call->n_fds, &r->region, &call->error);
+    if (rc != 0) {
+        registered_free(r);
+        return rc;
+    }
+    r->region->device = device;
+    r->region->pid = s->peer.pid;
+    r->region->owner = (uint64_t)(uintptr_t)s;
+    r->region->peer_fd = &s->peer.fd;
+    return registered_open(call, r, &s->regions, &s->region_names,
+                           "this connection has as many regions as "
+                           "limits.regions_per_connection allows");
+}
+
+int method_ring_register(struct call *call)
+{
+    struct session *s = call->s;
+    struct msg_ring_register m;
+    struct registered *r;
+    struct device *device;
+    int rc = proto_decode(&proto_ring_register, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    device =
+        device_set_find(s->rq->rooms.devices, (struct proto_str){"cuda", 4}, m.gpu, &call->error);
+    r = device ? registered_new(call, device) : NULL;
+    if (!r)
+        return -call->error.code;
+    rc = staging_check(&m, call->fds, call->n_fds, &r->staging, &call->error);
+    if (rc != 0) {
+        registered_free(r);
+        return rc;
+    }
+    r->staging->pid = s->peer.pid;
+    r->staging->owner = (uint64_t)(uintptr_t)s;
+    return registered_open(call, r, &s->stagings, &s->staging_names,
+                           "this connection has a ring on each GPU");
+}
+
+/* ---- unregister ---- */
+
+/* Open, or closing already. NULL with call->error. */
+static struct registered *find(struct call *call, const struct table *table, const char *kind,
+                               uint64_t name)
+{
+    struct registered *r = table_get(table, session_number(name));
+
+    if (r && r->name == name && r->state != REGISTERED_OPENING)
+        return r;
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "%s %llu is not registered on this connection",
+                  kind, (unsigned long long)name);
+    return NULL;
+}
+
+struct registered *call_region(struct call *call, uint64_t name)
+{
+    struct registered *r = find(call, &call->s->regions, "region", name);
+
+    if (r && r->state == REGISTERED_CLOSING) {
+        ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                      "region %llu is being unregistered on this connection",
+                      (unsigned long long)name);
+        return NULL;
+    }
+    return r;
+}
+
+/* One that closes already is awaited: NOT_FOUND would mean that its memory is free. */
+static int unregister(struct call *call, struct registered *r)
+{
+    int rc = r ? pending_start(call, &r->pending) : -call->error.code;
+
+    if (rc != 0 || r->state == REGISTERED_CLOSING)
+        return rc;
+    if (r->region)
+        transfers_stop_region(r);
+    registered_close(r);
+    return 0;
+}
+
+int method_region_unregister(struct call *call)
+{
+    struct msg_region m;
+    int rc = proto_decode(&proto_region, call->env, &m, &call->error);
+
+    return rc != 0 ? rc : unregister(call, find(call, &call->s->regions, "region", m.region));
+}
+
+int method_ring_unregister(struct call *call)
+{
+    struct msg_ring m;
+    int rc = proto_decode(&proto_ring, call->env, &m, &call->error);
+
+    return rc != 0 ? rc : unregister(call, find(call, &call->s->stagings, "ring", m.ring));
+}
