@@ -22,33 +22,13 @@ static int count_take_cb(struct client_call *call, struct proto_envelope *env, s
     return 0;
 }
 
-static int keys_send(struct ucm_namespace *ns, struct counted *counted, enum ucm_method method,
-                     const void *keys, uint32_t n_keys, int64_t deadline_ns)
-{
-    struct ucm_client *c = ns->handle.client;
-    struct proto_bin bin = {0};
-    int r = client_begin(c, &ns->handle, deadline_ns);
-
-    if (r)
-        return r;
-    if (keys || n_keys > 0)
-        r = client_keys_check(c, ns, keys, n_keys, &bin);
-    if (r) {
-        client_writer_release(c);
-        return r;
-    }
-    if (method == UCM_METHOD_EVICT)
-        return client_request_wait(&counted->call, method, &proto_evict,
-                                   &(struct msg_evict){.ns = ns->handle.id, .keys = bin},
-                                   deadline_ns);
-    return client_request_wait(&counted->call, method, &proto_keys,
-                               &(struct msg_keys){.ns = ns->handle.id, .keys = bin}, deadline_ns);
-}
-
 static int keys_call(struct ucm_namespace *ns, enum ucm_method method, const void *keys,
                      uint32_t n_keys, int timeout_ms, uint64_t *changed, uint64_t *busy)
 {
     struct counted counted = {.changed = changed, .busy = busy};
+    struct msg_evict evict = {0};
+    struct msg_keys other = {0};
+    struct proto_bin bin = {0};
     struct ucm_client *c;
     int64_t deadline_ns;
     int r;
@@ -59,14 +39,16 @@ static int keys_call(struct ucm_namespace *ns, enum ucm_method method, const voi
     r = client_enter(c);
     if (r)
         return r;
-    r = client_call_init(&counted.call, c, count_take_cb, NULL);
-    if (r)
-        return client_leave(c, r);
     deadline_ns = client_deadline(c, timeout_ms);
-    do
-        r = keys_send(ns, &counted, method, keys, n_keys, deadline_ns);
-    while (r == CLIENT_AGAIN);
-    client_call_close(&counted.call);
+    if (keys || n_keys > 0)
+        r = client_keys_check(c, ns, keys, n_keys, &bin);
+    evict.keys = other.keys = bin;
+    if (r == 0 && method == UCM_METHOD_EVICT)
+        r = client_exchange(&counted.call, count_take_cb, &ns->handle, &evict.ns, method,
+                            &proto_evict, &evict, deadline_ns);
+    else if (r == 0)
+        r = client_exchange(&counted.call, count_take_cb, &ns->handle, &other.ns, method,
+                            &proto_keys, &other, deadline_ns);
     return client_leave(c, r);
 }
 

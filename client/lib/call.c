@@ -44,8 +44,8 @@ uint32_t client_msgid(struct ucm_client *c)
 {
     uint32_t msgid;
 
-    /* The number wraps; a task can be older than that. 0 is what the daemon answers to when it
-     * cannot tell the request. */
+    /* The counter wraps, and a task can be older than a wrap. The daemon answers to 0 when it cannot
+     * decode the id. */
     do
         msgid = c->next_msgid++;
     while (msgid == 0 || client_call_find(c, msgid));
@@ -97,7 +97,7 @@ void client_call_finish_all(struct ucm_client *c, int status, const char *text)
             client_call_finish(c->calls[i], status, text);
 }
 
-/* Another thread reads: sleeps until it finished this call or passed the reading on. */
+/* Another thread reads: sleeps until that one finishes this call or stops reading. */
 static int follow(struct client_call *call, int64_t deadline_ns)
 {
     struct ucm_client *c = call->client;
@@ -131,7 +131,7 @@ bool client_call_progress(struct ucm_client *c, const struct msg_progress *m)
 {
     struct client_call *call = client_call_find(c, (uint32_t)m->msgid);
 
-    if (!call) /* of a task that was freed */
+    if (!call) /* the user freed the task */
         return true;
     if (!call->progress_cb || m->shards <= call->layers || !call->progress_cb(call, m))
         return false;

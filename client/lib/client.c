@@ -33,7 +33,7 @@ int64_t client_now_ns(void)
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms)
 {
     if (timeout_ms == 0)
-        return 0; /* long past: nothing blocks, and no clock need be read */
+        return 0; /* long past: nothing blocks, and nobody reads the clock */
     if (timeout_ms < 0)
         timeout_ms = c->default_timeout_ms;
     return client_now_ns() + (int64_t)timeout_ms * 1000000;
@@ -67,7 +67,7 @@ int client_enter(struct ucm_client *c)
     c->users += !closing;
     if (closing)
         pthread_mutex_unlock(&c->lock);
-    atomic_fetch_sub(&c->entering, 1); /* not of a closing client's: it may be gone behind this */
+    atomic_fetch_sub(&c->entering, 1); /* when closing, this allows ucm_close to free the client */
     return closing ? client_fail(UCM_EDISCONNECTED, "the client is being closed") : 0;
 }
 
@@ -115,7 +115,6 @@ static int open_descriptors(struct ucm_client *c)
     return 0;
 }
 
-/* The descriptors may be missing. */
 static void client_free(struct ucm_client *c)
 {
     struct client_handle *h;
@@ -212,13 +211,13 @@ void ucm_close(struct ucm_client *c)
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
-    pthread_cond_broadcast(&c->idle); /* for those who wait while it is down already */
-    /* No deadline: nothing blocks any more, those inside are on their way out. */
+    pthread_cond_broadcast(&c->idle); /* wakes threads that wait on a link that was down already */
+    /* No deadline: nothing blocks any more, and the threads inside are on their way out. */
     (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);
-    while (atomic_load(&c->entering) > 0) /* who waited for the lock finds out, and leaves */
+    while (atomic_load(&c->entering) > 0) /* these see `closing` when they get the lock */
         (void)nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
     client_free(c);
 }
@@ -262,12 +261,11 @@ int ucm_fd(struct ucm_client *c)
     return client_leave(c, c->epoll_fd);
 }
 
-/* Lets ucm_fd rest until another task is done. */
+/* Makes ucm_fd unreadable until another task is done. */
 static void unsignal(struct ucm_client *c)
 {
     uint64_t count;
 
-    /* Not blocking, and only ever empty when it was not signalled. */
     if (c->signalled && read(c->event_fd, &count, sizeof count) >= 0)
         c->signalled = false;
 }

@@ -1,10 +1,10 @@
-/* A child that a worker forks would keep the connection and the regions' descriptors open, and with
- * them the worker's memory in the daemon, after the worker has died. So it drops them at once. */
+/* A forked child inherits the connection and the regions' descriptors. Left open, they would keep the
+ * worker's memory mapped in the daemon after the worker has died, so the child closes them at once. */
 #include "client/lib/internal.h"
 
 #include <unistd.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before any client's */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before any client's lock */
 static TAILQ_HEAD(, ucm_client) clients = TAILQ_HEAD_INITIALIZER(clients);
 
 static void prepare(void)
@@ -43,7 +43,8 @@ static void drop(struct ucm_client *c)
         close(c->epoll_fd);
     if (c->event_fd >= 0)
         close(c->event_fd);
-    c->fd = c->epoll_fd = c->event_fd = -1; /* others' by the time that the child forks */
+    c->fd = c->epoll_fd = c->event_fd =
+        -1; /* the numbers may be other files' when it forks again */
 }
 
 static void in_child(void)

@@ -1,19 +1,8 @@
-/* The inside of libucmclient: one client, its connection, the calls on their way.
+/* The inside of libucmclient. README.md explains states, threads and tokens.
  *
- * One mutex guards a client. It is dropped only around a poll, and the receive behind it, by
- * whoever holds the reader's token (`reading`), and around a poll by a sender whose frame did not
- * fit into the socket (`writing`, the writer's token). Encoding, sends that do not block and
- * dispatch happen under it. There is no thread of the library's own: among the threads that wait
- * for an answer one holds the reader's token, takes in what arrives for all of them and wakes
- * whoever it was for; when it leaves, it wakes another one to read on (client_lead_pass).
- *
- * The connection is a small state machine that any caller moves on within its own deadline and may
- * leave half-way: DOWN -> HELLO (connected, hello on its way) -> UP. Each namespace and region is a
- * handle with a state of its own on the present connection; a break makes all of them STALE, and
- * the next caller sends them again (client_begin). So a deadline never throws progress away.
- *
- * The socket's descriptor is closed only when nobody holds a token: a break shuts it down, which
- * wakes the holders, and the last of them closes it. */
+ * Unless a comment says otherwise, the caller of each function here holds the client's lock, and a
+ * function that waits drops the lock meanwhile. Deadlines are in CLOCK_MONOTONIC nanoseconds; 0 is
+ * long past. Functions return 0 or -UCM_E* with ucm_errmsg set. */
 #ifndef UCM_CLIENT_INTERNAL_H
 #define UCM_CLIENT_INTERNAL_H
 
@@ -28,42 +17,40 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define CLIENT_BUCKETS 256   /* of the table of calls; message ids are handed out in order */
+#define CLIENT_BUCKETS 256   /* of the hash table of calls, by message id */
 #define CLIENT_ORPHANS 256   /* timed-out calls whose late answer must be undone */
 #define CLIENT_FOLLOWUPS 256 /* cancels, releases and unregisters that nobody waits for */
 #define CLIENT_DEFAULT_TIMEOUT_MS 10000
-
 #define CLIENT_WHY_BYTES 480
 
-/* The link was found broken before the first byte of a request left: nothing happened, so the
- * request begins anew, on the next link. Never leaves the library. */
+/* The link broke before the first byte of a request left, so the daemon knows nothing of it and the
+ * caller sends it again on the next link. Never leaves the library. */
 #define CLIENT_AGAIN 1
 
 /* ---- calls: call.c ---- */
 
 struct client_call;
 
-/* Takes the result out of an answer, under the client's lock; the call is still in the table.
- * Returns 0, or -UCM_E* with *e filled. */
+/* Takes the result out of an answer. The call is still in the table. 0, or -UCM_E* with *e filled. */
 typedef int (*client_take_cb)(struct client_call *call, struct proto_envelope *env,
                               struct ucm_error *e);
-/* Runs once, under the lock, when the call became done, whatever its status. May be NULL. */
+/* Runs once, when the call is done, whatever its status. May be NULL. */
 typedef void (*client_done_cb)(struct client_call *call);
-/* The daemon told how far a load has come, under the lock. False: it does not fit the load. */
+/* The daemon reported progress of a load. False: the report does not fit the load. */
 typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_progress *m);
 
-/* One request on its way. Lives on the waiter's stack or inside a task or a handle. */
+/* One request on its way. It lives on the waiter's stack, or inside a task or a handle. */
 struct client_call {
     struct ucm_client *client;
     client_take_cb take_cb;
     client_done_cb done_cb;
-    client_progress_cb progress_cb; /* NULL: not a load that asked */
-    uint32_t layers;                /* that have landed, as told before the answer */
+    client_progress_cb progress_cb; /* NULL: a report of progress is an error */
+    uint32_t layers;                /* landed so far, by the latest report */
     uint32_t msgid;
     bool linked; /* in the table: an answer is awaited */
     bool done;
-    int64_t expected_ns; /* when its answer should come; 0: nobody knows */
-    int status;          /* when done: 0 or -UCM_E*, its sentence in error */
+    int64_t expected_ns; /* when its answer should come; 0: unknown */
+    int status;          /* when done: 0, or -UCM_E* with its sentence in `error` */
     struct ucm_error error;
     struct client_call *next; /* in its bucket */
     unsigned n_waiting;       /* threads on `cond` */
@@ -72,7 +59,7 @@ struct client_call {
 };
 TAILQ_HEAD(client_calls, client_call);
 
-/* init makes the condition variable, once; reset readies a call for another request. */
+/* init creates the condition variable, once. reset prepares the call for another request. */
 int client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
                      client_done_cb done_cb);
 void client_call_close(struct client_call *call);
@@ -81,37 +68,39 @@ void client_call_reset(struct client_call *call);
 /* Gives the call the next free message id and puts it into the table. */
 void client_call_link(struct client_call *call);
 uint32_t client_msgid(struct ucm_client *c);
-/* Takes it out again; a late answer will be dropped. */
+/* Takes the call out of the table: the library drops a late answer. */
 void client_call_unlink(struct client_call *call);
 struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid);
 /* Unlinks, sets the outcome, wakes the waiters. text NULL: call->error is filled already. */
 void client_call_finish(struct client_call *call, int status, const char *text);
 void client_call_finish_all(struct ucm_client *c, int status, const char *text);
-/* Waits until the call is done. 0, or -UCM_EDEADLINE, which leaves the call as it was. */
+/* Waits until the call is done. 0, or -UCM_EDEADLINE, which leaves the call as it was. Sets no
+ * ucm_errmsg. */
 int client_call_wait(struct client_call *call, int64_t deadline_ns);
-/* The same, until so many layers have landed, or the call is done. */
+/* The same, until that many layers have landed or the call is done. */
 int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t deadline_ns);
-/* Takes a notification of progress. False: it is not the protocol. */
+/* Takes a report of progress. False: it violates the protocol. */
 bool client_call_progress(struct ucm_client *c, const struct msg_progress *m);
-/* The outcome of a done call, as a return value of the API (its sentence becomes ucm_errmsg). */
+/* The outcome of a done call; its sentence becomes ucm_errmsg. */
 int client_call_status(const struct client_call *call);
 
-/* ---- handles: namespaces and regions, restore.c ---- */
+/* ---- handles (namespaces and regions): handle.c ---- */
 
 enum client_handle_state {
     HANDLE_STALE,   /* the present connection does not know it */
-    HANDLE_PENDING, /* asked for, `call` is on its way */
-    HANDLE_READY,   /* `id` names it */
-    HANDLE_REFUSED, /* the daemon refused it again: call->error says why */
+    HANDLE_PENDING, /* its request is on its way */
+    HANDLE_READY,   /* `id` names it on the present connection */
+    HANDLE_REFUSED, /* the daemon refused it after a reconnect: call.error says why */
 };
 
 struct client_handle {
     struct ucm_client *client;
     bool is_region;
-    bool listed; /* in client->handles: a reconnect restores it */
+    bool listed; /* in client->handles: a reconnect registers it again */
     enum client_handle_state state;
     uint32_t id;
-    unsigned refs; /* the caller's, one for each thread that waits or sends, a region's on its ns */
+    unsigned
+        refs; /* the user's, each waiting or sending thread's, and a region's on its namespace */
     struct client_call call;
     TAILQ_ENTRY(client_handle) node;
 };
@@ -120,7 +109,7 @@ TAILQ_HEAD(client_handles, client_handle);
 struct ucm_namespace {
     struct client_handle handle;
     struct msg_ns_open open; /* views into `text`, `shards`, `salt` */
-    char *text;              /* every string, one after the other */
+    char *text;              /* all strings, one after the other */
     uint32_t *shards;
     uint8_t *salt;
     uint8_t fingerprint[32];
@@ -129,7 +118,7 @@ struct ucm_namespace {
 struct ucm_region {
     struct client_handle handle;
     struct ucm_namespace *ns;
-    struct msg_region_register msg; /* views into what follows */
+    struct msg_region_register msg; /* views into the members below */
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
     struct msg_handle *handles;
@@ -141,20 +130,20 @@ struct ucm_region {
 
 int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_region,
                        client_take_cb take_cb);
-void client_handle_ref(struct client_handle *h);
-void client_handle_unref(struct client_handle *h); /* frees at the last */
+/* Opens or registers a new handle for the user. `parent` (may be NULL) must be ready first. On
+ * failure the handle is dropped. */
+int client_handle_open(struct client_handle *h, struct client_handle *parent, int64_t deadline_ns);
+void client_handle_unref(struct client_handle *h); /* the last one frees */
 void client_handle_list(struct client_handle *h);
 void client_handle_unlist(struct client_handle *h);
-/* Ends whatever waits for it and gives the caller's reference back. */
+/* Ends all waits for it and gives the user's reference back. */
 void client_handle_drop(struct client_handle *h);
 void client_handle_stale_all(struct ucm_client *c); /* the connection broke */
-/* Sends its open or register; the writer's token is held and given back. */
-int client_handle_send(struct client_handle *h, int64_t deadline_ns);
 void client_namespace_free(struct ucm_namespace *ns);
 void client_region_free(struct ucm_region *region);
 
-/* Connects if need be, restores the handles, and returns with the writer's token once `h` (may be
- * NULL) is ready: until client_request gives the token back, ids stay valid. */
+/* Connects if need be, registers stale handles again, and returns with the writer's token once `h`
+ * (may be NULL) is ready. Ids stay valid until client_request_send gives the token back. */
 int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns);
 
 /* ---- staging rings: staging.c ---- */
@@ -164,8 +153,8 @@ struct ucm_staging;
 struct ucm_ring_registration {
     struct ucm_client *client;
     struct ucm_staging *memory;
-    uint64_t attempt; /* of connecting, that it was made on */
-    uint32_t id;      /* 0: the daemon does not know it (any more) */
+    uint64_t attempt; /* the value of client->attempts of its connection */
+    uint32_t id;      /* 0: the daemon does not know it, or not any more */
     TAILQ_ENTRY(ucm_ring_registration) node;
 };
 TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
@@ -180,12 +169,12 @@ void client_stagings_free(struct ucm_client *c);
 enum client_link {
     LINK_DOWN,
     LINK_BREAKING, /* broken, but a companion may still move the worker's bytes: see link.c */
-    LINK_HELLO,
+    LINK_HELLO,    /* connected, hello is on its way */
     LINK_UP,
 };
 
-/* A lease's number in the API is this library's own: the daemon may use its number again after a
- * restart, and a lease of before must not end one of now. */
+/* The user sees numbers of the library's own: after a restart the daemon may use its number again,
+ * and an old lease must not end a new one. */
 struct client_lease {
     uint32_t number; /* 0: free */
     uint32_t wire;
@@ -204,47 +193,47 @@ struct client_followup {
 
 TAILQ_HEAD(client_tasks, ucm_task);
 
-/* pace.c: how long requests took lately. A thread that waits for one and knows about when it ends
- * is awake by then: waking it from its sleep takes as long as moving some MiB. */
-struct client_pace {
-    int64_t key_ns; /* for each block; 0: none was seen */
+/* spin.c: how long recent requests took. A waiter that knows about when its request ends spins
+ * around that time, since waking a sleeping thread takes as long as moving some MiB. */
+struct client_spin {
+    int64_t key_ns; /* for each block, smoothed; 0: nothing measured yet */
 };
-void client_pace_learn(struct client_pace *p, uint32_t n_keys, int64_t took_ns);
+void client_spin_learn(struct client_spin *s, uint32_t n_keys, int64_t took_ns);
 /* When a request that is sent now should end; 0: unknown, or too late to be worth a spin. */
-int64_t client_pace_expect(const struct client_pace *p, uint32_t n_keys);
-/* As poll() of one descriptor, until shortly after expected_ns, around which it spins for at most
- * 0.16 ms. 0: nothing came until then. Any thread, no lock held. */
-int client_pace_poll(struct pollfd *p, int64_t expected_ns, int64_t deadline_ns);
+int64_t client_spin_expect(const struct client_spin *s, uint32_t n_keys);
+/* Like poll() of one descriptor until shortly after expected_ns; spins for at most 0.16 ms around
+ * that time. 0: nothing came until then. Any thread, without the lock. */
+int client_spin_poll(struct pollfd *p, int64_t expected_ns, int64_t deadline_ns);
 
 struct ucm_client {
     pthread_mutex_t lock;
-    TAILQ_ENTRY(ucm_client) node; /* of every client of the process, see fork.c */
-    bool forked;                  /* this is a child's copy: of no use */
+    TAILQ_ENTRY(ucm_client) node; /* in fork.c's list of all clients of the process */
+    bool forked;                  /* this is a forked child's copy, which is of no use */
     char *socket;
     char name[UCM_MAX_NAME_BYTES + 1];
     int default_timeout_ms;
 
     unsigned users;            /* threads inside */
-    _Atomic unsigned entering; /* and those that wait for the lock to be so */
+    _Atomic unsigned entering; /* threads that wait for the lock to come inside */
     bool closing;
     pthread_cond_t idle; /* a token or the link changed hands, or users fell to 0 */
 
     enum client_link link;
-    int fd;               /* -1: none; may outlive LINK_DOWN, see the top */
-    uint64_t generation;  /* connections that said hello */
-    uint64_t attempts;    /* connections tried */
+    int fd;               /* -1: none. May outlive LINK_DOWN, until both tokens are free */
+    uint64_t generation;  /* counts connections that said hello */
+    uint64_t attempts;    /* counts tries to connect */
     struct backoff retry; /* in nanoseconds */
     int64_t up_since_ns;
     int64_t settled_by_ns;           /* while breaking: when to stop waiting for companions */
     int why;                         /* while down: -UCM_E* of the last try or break ... */
     char why_text[CLIENT_WHY_BYTES]; /* ... and its sentence */
-    bool refused;              /* the last try failed in a way that trying again will not mend */
-    struct ucm_error farewell; /* what the daemon said of the connection as a whole */
+    bool refused;                    /* the last try failed in a way that a retry will not mend */
+    struct ucm_error farewell;       /* the daemon's error for the whole connection */
     struct client_call hello;
     struct ucm_server_info info;
     uint32_t max_frame_bytes;
 
-    bool reading, writing; /* tokens */
+    bool reading, writing; /* a thread holds the token */
     struct proto_buf out;  /* belongs to the writer's token */
     struct {
         uint8_t *p;
@@ -259,7 +248,7 @@ struct ucm_client {
     struct client_followup followups[CLIENT_FOLLOWUPS];
     unsigned n_followups;
 
-    struct client_handles handles; /* namespaces before the regions that need them */
+    struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
     struct client_tasks tasks;
     struct client_staging_queue rings;
@@ -268,14 +257,14 @@ struct ucm_client {
     uint32_t n_leases, next_lease;
 
     int epoll_fd, event_fd;
-    bool polled;                /* somebody asked for ucm_fd */
+    bool polled;                /* the user asked for ucm_fd */
     bool signalled;             /* event_fd is readable */
     unsigned tasks_done;        /* since the last ucm_process */
-    struct client_pace pace[2]; /* of loads, of dumps */
+    struct client_spin spin[2]; /* of loads, of dumps */
 };
 
-/* client.c: the door of every API function. enter locks and counts the caller in; leave passes the
- * reader's role on, sends what nobody waits for, unlocks and returns status. */
+/* client.c: every API function goes in by enter, which locks and counts the caller, and out by
+ * leave, which passes the reader's role on, sends followups, unlocks and returns `status`. */
 int client_enter(struct ucm_client *c);
 int client_leave(struct ucm_client *c, int status);
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
@@ -284,12 +273,13 @@ int client_cond_init(pthread_cond_t *cond); /* 0 or -UCM_ENOMEMORY */
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
 
-/* fork.c: what a fork() of the worker leaves to the child. */
+/* fork.c: makes a forked child close its copies of descriptors. Without any client's lock. */
 int client_fork_init(void); /* once in a process */
 void client_fork_watch(struct ucm_client *c);
 void client_fork_forget(struct ucm_client *c);
 
 /* link.c: connecting and breaking. */
+int client_link_init(struct ucm_client *c);
 int client_link_up(struct ucm_client *c, int64_t deadline_ns);
 /* Breaks the connection. Every call under way ends with status and text, now or when companions
  * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
@@ -298,62 +288,68 @@ void client_link_break(struct ucm_client *c, int status, const char *text);
 void client_link_try_settle(struct ucm_client *c);
 /* Waits for that. 0, also when no break is under way, or -UCM_EDEADLINE. */
 int client_link_settle(struct ucm_client *c, int64_t deadline_ns);
+/* Closes the socket of a broken link when nobody uses it any more. */
+void client_link_reap(struct ucm_client *c);
 static inline bool client_link_live(const struct ucm_client *c)
 {
     return c->link == LINK_HELLO || c->link == LINK_UP;
 }
-/* Closes the socket of a broken link when nobody uses it any more. */
-void client_link_reap(struct ucm_client *c);
-int client_link_init(struct ucm_client *c);
 
 /* io.c: bytes out and in. */
-/* Until the writer's token may be free, or -UCM_EDEADLINE. */
+/* Returns when the writer's token may be free, or -UCM_EDEADLINE. */
 int client_writer_wait(struct ucm_client *c, int64_t deadline_ns);
 void client_writer_release(struct ucm_client *c);
-/* Sends c->out; the caller holds the writer's token and keeps it. On -UCM_EDEADLINE nothing was
- * sent; a frame that was sent in part breaks the link. May be CLIENT_AGAIN, and so may what builds
- * on it. */
+/* Sends c->out. The caller holds the writer's token and keeps it. -UCM_EDEADLINE: nothing was sent;
+ * a frame that was sent in part breaks the link. May return CLIENT_AGAIN. */
 int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t deadline_ns);
-/* Takes the reader's token, waits until something arrived (or `also`, POLLOUT, is ready),
- * dispatches it. 0, or ETIMEDOUT. The token must be free and the link not DOWN. expected_ns: see
- * client_pace_poll; 0: no idea. */
+/* Takes the reader's token, which must be free, waits until something arrives (or `also`, POLLOUT,
+ * is ready) and dispatches it. On a breaking link it waits for companions instead. 0, or ETIMEDOUT.
+ * The link must not be DOWN. expected_ns: see client_spin_poll; 0: unknown. */
 int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns);
-/* Dispatches what has arrived, never blocks. */
+/* Dispatches what has arrived. Never blocks. */
 void client_read_ready(struct ucm_client *c);
+/* Wakes a waiter to read on, if nobody reads. */
 void client_lead_pass(struct ucm_client *c);
-/* Makes ucm_fd readable for another thread. */
+/* Makes ucm_fd readable. */
 void client_signal(struct ucm_client *c);
 
 /* request.c: one request, built on the above. */
 
-/* After client_begin. prepare empties c->out and links the call; send takes how the encoding into
- * c->out went, sends, and gives the writer's token back. On failure the call is not linked. */
+/* After client_begin. prepare empties c->out and links the call. send takes the status of encoding
+ * into c->out, sends, and gives the writer's token back; on failure it unlinks the call. send and
+ * what builds on it may return CLIENT_AGAIN, exchange does not. */
 void client_request_prepare(struct client_call *call);
 int client_request_send(struct client_call *call, int encoded, const struct ucm_error *e,
                         const int *fds, uint32_t n_fds, int64_t deadline_ns);
-/* Both, for a message of the tables. */
+/* Both, for a message of proto's tables. */
 int client_request(struct client_call *call, enum ucm_method method, const struct proto_message *m,
                    const void *params, const int *fds, uint32_t n_fds, int64_t deadline_ns);
-/* The same and waits. When the deadline passes, the answer is dropped, and undone where it would
- * leave something behind in the daemon. */
+/* The same, and waits. When the deadline passes, the library drops the answer, and undoes what it
+ * would leave behind in the daemon. */
 int client_request_wait(struct client_call *call, enum ucm_method method,
                         const struct proto_message *m, const void *params, int64_t deadline_ns);
-/* Decodes a result; what does not fit is -UCM_EPROTOCOL. */
+/* From client_begin to the answer, for a request that names `h` in *id (a field of *params), on as
+ * many links as it takes. Inits and closes the call. */
+int client_exchange(struct client_call *call, client_take_cb take_cb, struct client_handle *h,
+                    uint64_t *id, enum ucm_method method, const struct proto_message *m,
+                    const void *params, int64_t deadline_ns);
+/* Decodes a result; one that does not fit is -UCM_EPROTOCOL. */
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e);
-/* Gives up on an answer. -UCM_EDEADLINE, with a sentence. */
+int client_take_none_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e);
+/* Gives up on an answer. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, enum ucm_method method);
-/* The late answer of a call that was given up. */
+/* Takes the late answer of a call that was given up. */
 void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env);
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
 void client_followup_flush(struct ucm_client *c);
 
-/* lookup.c: whether the daemon takes so many keys; *out is how they travel. */
+/* lookup.c: may a request have so many keys? *out is how they travel. */
 int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns, const void *keys,
                       uint32_t n_keys, struct proto_bin *out);
 
 /* lease.c */
-int client_lease_prepare(struct ucm_client *c); /* makes the table */
+int client_lease_prepare(struct ucm_client *c); /* creates the table */
 uint32_t client_lease_add(struct ucm_client *c, uint32_t wire, uint32_t lease_ms);
 uint32_t client_lease_find(struct ucm_client *c, uint32_t number); /* on the wire; 0: ended */
 void client_lease_end(struct ucm_client *c, uint32_t number);
@@ -362,7 +358,7 @@ void client_lease_end_all(struct ucm_client *c);
 /* task.c */
 void client_task_free_all(struct ucm_client *c);
 
-/* error.c: sets ucm_errmsg and returns -status. */
+/* error.c: sets ucm_errmsg and returns -status. Without the lock. */
 int client_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int client_fail_as(int status, const char *text); /* status is negative already; returned */
 int client_fail_wire(int status, const struct ucm_error *e);

@@ -9,11 +9,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_BYTES 65536 /* what the receive buffer begins with */
-#define IN_ROOM 4096   /* and the least that a receive is offered, but for a frame's rest */
-#define READ_ROUNDS 64 /* receives of one non-blocking look */
+#define IN_BYTES 65536 /* first size of the receive buffer */
+#define IN_ROOM 4096   /* smallest room for a receive, unless it is for the rest of a frame */
+#define READ_ROUNDS 64 /* receives of one client_read_ready */
 #define SETTLE_STEP_NS 1000000
-#define SLICE_NS 5000000 /* how long a blocked sender relies on another thread's reading */
+#define SLICE_NS 5000000 /* how long a blocked sender relies on another thread to read */
 
 static int left_ms(int64_t deadline_ns)
 {
@@ -27,7 +27,7 @@ static int left_ms(int64_t deadline_ns)
 
 /* ---- in ---- */
 
-/* Room for the rest of the frame that has begun, else for whatever comes. */
+/* Makes room for the rest of a frame that has begun, or for anything. */
 static bool in_reserve(struct ucm_client *c)
 {
     size_t have = c->in.end - c->in.begin;
@@ -66,7 +66,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
     }
     if (env->error.code) {
         call->error = env->error;
-        /* A later daemon may know codes that this library's callers do not. */
+        /* A newer daemon may have codes that enum ucm_status lacks. */
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
         r = call->take_cb(call, env, &call->error);
@@ -88,7 +88,7 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
     struct ucm_error e;
 
     if (env->error.code) {
-        c->farewell = env->error; /* why it is about to hang up */
+        c->farewell = env->error; /* the daemon will hang up for this reason */
         return;
     }
     if (env->method.n != sizeof UCM_PROGRESS - 1 ||
@@ -153,7 +153,7 @@ static void received(struct ucm_client *c, ssize_t got, int error)
     }
 }
 
-/* There is nothing to read any more: looks again every millisecond whether companions have ended. */
+/* On a breaking link: looks every millisecond whether companions have ended. */
 static int wait_settled(struct ucm_client *c, int64_t deadline_ns)
 {
     int64_t now = client_now_ns(), until = now + SETTLE_STEP_NS;
@@ -183,7 +183,7 @@ int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t d
     c->reading = true;
     pthread_mutex_unlock(&c->lock);
     if (deadline_ns != 0 || also) {
-        n = expected_ns != 0 ? client_pace_poll(&p, expected_ns, deadline_ns) : 0;
+        n = expected_ns != 0 ? client_spin_poll(&p, expected_ns, deadline_ns) : 0;
         if (n == 0)
             n = poll(&p, 1, left_ms(deadline_ns));
     } else {
@@ -229,6 +229,14 @@ void client_signal(struct ucm_client *c)
 
 /* ---- out ---- */
 
+int client_writer_wait(struct ucm_client *c, int64_t deadline_ns)
+{
+    client_lead_pass(c);
+    if (client_cond_wait(c, &c->idle, deadline_ns) == 0 || !c->writing)
+        return 0;
+    return client_fail(UCM_EDEADLINE, "ucmd did not read the requests before this one in time");
+}
+
 void client_writer_release(struct ucm_client *c)
 {
     c->writing = false;
@@ -266,8 +274,8 @@ static ssize_t send_some(struct ucm_client *c, size_t begin, const int *fds, uin
     return send(c->fd, c->out.p + begin, c->out.n - begin, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* The socket is full. Somebody must read meanwhile: a daemon that cannot send its answers stops
- * reading requests. Where another thread reads, it may stop at any time, so look again soon. */
+/* The socket is full. A daemon that cannot send its answers stops reading requests, so some thread
+ * must read meanwhile. Another reader may stop at any time: look again soon. */
 static int wait_room(struct ucm_client *c, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = POLLOUT};
@@ -282,7 +290,7 @@ static int wait_room(struct ucm_client *c, int64_t deadline_ns)
     return p.revents == 0 && client_now_ns() >= deadline_ns ? ETIMEDOUT : 0;
 }
 
-/* Answers that it gave before, and its reason to hang up, may still lie in the socket. */
+/* Earlier answers, and the reason for hanging up, may still lie in the socket. */
 static void hung_up(struct ucm_client *c, int error, int64_t deadline_ns)
 {
     while (client_link_live(c) && c->reading)
@@ -306,7 +314,7 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
                 continue;
             if (sent == 0)
                 return client_fail(UCM_EDEADLINE, "ucmd did not read the request in time");
-            /* What follows would be taken for the rest of this frame. */
+            /* The daemon would take the next frame for the rest of this one. */
             client_link_break(c, UCM_EDISCONNECTED, "a deadline passed in the middle of a request");
         } else if (errno == ETOOMANYREFS) {
             return client_fail(UCM_EBUSY, "too many descriptors of this user are on their way");

@@ -1,6 +1,6 @@
-/* The original connector hashes with Python: MD5 over its meta string and a pickle. So this writes
- * the bytes that CPython's pickle.dumps(x, protocol=5) writes for a str and for
- * (bytes, tuple of ints), frames and memo opcodes included. */
+/* The original connector computes its keys in Python, as MD5 over a string and a pickle. So this
+ * writes the bytes of CPython's pickle.dumps(x, protocol=5) for a str and for (bytes, tuple of
+ * ints), with frames and memo opcodes, and has libcrypto hash them. */
 #include "client/lib/internal.h"
 
 #include <openssl/evp.h>
@@ -9,10 +9,10 @@
 
 #define KEY_BYTES 16
 #define MAX_TOKENS (1u << 20)
-#define FRAME_HEADER 9 /* 0x95 and its length in 8 bytes */
+#define FRAME_HEADER 9 /* OP_FRAME and the length in 8 bytes */
 #define FRAME_TARGET 65536
 #define TOKEN_BYTES 7  /* the longest form of an unsigned 32-bit number */
-#define FIXED_BYTES 64 /* everything but tokens and frame headers, and to spare */
+#define FIXED_BYTES 64 /* more than everything but tokens and frame headers */
 
 enum {
     OP_MARK = '(',
@@ -34,7 +34,7 @@ enum {
 struct pickle {
     uint8_t *p;
     size_t n;
-    size_t frame; /* where the open frame begins, 0: none is open */
+    size_t frame; /* where the open frame begins; 0: none is open */
 };
 
 static void frame_close(struct pickle *k)
@@ -50,7 +50,7 @@ static void frame_close(struct pickle *k)
     k->frame = 0;
 }
 
-/* Before each value: a frame that has grown to its target ends here. */
+/* Before each value: ends a frame that has grown to its target. */
 static void value_begin(struct pickle *k)
 {
     if (k->frame != 0 && k->n - k->frame - FRAME_HEADER >= FRAME_TARGET)

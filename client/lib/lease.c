@@ -12,7 +12,7 @@ int client_lease_prepare(struct ucm_client *c)
 
     if (c->leases)
         return 0;
-    /* Twice what the daemon gives at once: half of the slots are free or have run out. */
+    /* Twice what the daemon grants at a time, so half of the table is free or has run out. */
     while (n < LEASES_MAX && n / 2 < c->info.max_leases)
         n *= 2;
     c->leases = calloc(n, sizeof *c->leases);
@@ -47,7 +47,7 @@ uint32_t client_lease_find(struct ucm_client *c, uint32_t number)
     if (number == 0 || !c->leases)
         return 0;
     lease = &c->leases[number % c->n_leases];
-    /* One that has run out is nobody's: what the wire called it may be another's by now. */
+    /* After a lease ran out the daemon may use its wire number for another one. */
     return lease->number == number && lease->ends_ns > client_now_ns() ? lease->wire : 0;
 }
 

@@ -83,8 +83,7 @@ void client_link_reap(struct ucm_client *c)
     c->fd = -1;
 }
 
-/* BUSY and SHUTDOWN pass, and a daemon that hangs up may be one that is going; the rest stays so.
- */
+/* BUSY and SHUTDOWN pass, and a daemon that hangs up may be shutting down. */
 static bool is_final(int status)
 {
     return status != UCM_EBUSY && status != UCM_ESHUTDOWN && status != UCM_EDISCONNECTED;
@@ -148,7 +147,7 @@ int client_link_settle(struct ucm_client *c, int64_t deadline_ns)
     return 0;
 }
 
-/* A try that did not come as far as a connection. */
+/* A try to connect failed. */
 static void not_opened(struct ucm_client *c, int status, const char *what, int error)
 {
     c->why = -status;
@@ -162,7 +161,7 @@ static void not_opened(struct ucm_client *c, int status, const char *what, int e
 
 static void connect_failed(struct ucm_client *c, int error)
 {
-    /* A daemon that starts makes its socket first and sets the mode then. */
+    /* Later on it may be a daemon that has bound its socket and not set the mode yet. */
     if ((error == EACCES || error == EPERM) && c->generation == 0)
         not_opened(c, UCM_EDENIED, "this user may not connect to", error);
     else if (error == EAGAIN)
@@ -171,7 +170,7 @@ static void connect_failed(struct ucm_client *c, int error)
         not_opened(c, UCM_ENODAEMON, "no ucmd listens on", error);
 }
 
-/* On an empty socket: never blocks, never partial. */
+/* The socket is empty, so the send neither blocks nor stops half-way. */
 static void say_hello(struct ucm_client *c)
 {
     struct msg_hello m = {

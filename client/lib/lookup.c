@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* A lookup on its way; the pointers are the caller's, written when a sound answer came. */
+/* The pointers are the user's. They are written when an answer came that fits the question. */
 struct lookup {
     struct client_call call;
     const struct ucm_lookup *asked;
@@ -67,7 +67,8 @@ int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns
     return 0;
 }
 
-/* Half of the caller's time at most: an answer that comes too late tells not even what is here. */
+/* How long the daemon may wait for the shared tier: at most half of the caller's time, since an
+ * answer that comes too late does not even report local hits. */
 static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_ns)
 {
     int64_t half_ms = (deadline_ns - client_now_ns()) / 2000000;
@@ -79,31 +80,12 @@ static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_
     return half_ms < UCM_DEADLINE_MS ? (uint64_t)half_ms : UCM_DEADLINE_MS;
 }
 
-static int lookup_send(struct ucm_namespace *ns, struct lookup *l, int64_t deadline_ns)
+static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
 {
     struct ucm_client *c = ns->handle.client;
     struct msg_lookup m = {.each = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
-                           .shared = l->asked->shared != NULL,
-                           .wait_ms = lookup_wait_ms(l->asked, deadline_ns)};
-    int r = client_begin(c, &ns->handle, deadline_ns);
-
-    if (r)
-        return r;
-    m.ns = ns->handle.id;
-    r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
-    if (r == 0 && l->asked->lease_ms)
-        r = client_lease_prepare(c);
-    if (r) {
-        client_writer_release(c);
-        return r;
-    }
-    return client_request_wait(&l->call, UCM_METHOD_LOOKUP, &proto_lookup, &m, deadline_ns);
-}
-
-static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
-{
-    struct ucm_client *c = ns->handle.client;
+                           .shared = l->asked->shared != NULL};
     int64_t deadline_ns;
     int r;
 
@@ -112,14 +94,14 @@ static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
     r = client_enter(c);
     if (r)
         return r;
-    r = client_call_init(&l->call, c, lookup_take_cb, NULL);
-    if (r)
-        return client_leave(c, r);
     deadline_ns = client_deadline(c, timeout_ms);
-    do
-        r = lookup_send(ns, l, deadline_ns);
-    while (r == CLIENT_AGAIN);
-    client_call_close(&l->call);
+    m.wait_ms = lookup_wait_ms(l->asked, deadline_ns);
+    r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
+    if (r == 0 && l->asked->lease_ms)
+        r = client_lease_prepare(c);
+    if (r == 0)
+        r = client_exchange(&l->call, lookup_take_cb, &ns->handle, &m.ns, UCM_METHOD_LOOKUP,
+                            &proto_lookup, &m, deadline_ns);
     return client_leave(c, r);
 }
 
@@ -143,20 +125,13 @@ int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *asked, in
     return lookup(ns, &l, timeout_ms);
 }
 
-static int release_take_cb(struct client_call *call, struct proto_envelope *env,
-                           struct ucm_error *e)
-{
-    (void)call;
-    return client_take(&proto_none, env, NULL, e);
-}
-
 static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
 {
     struct client_call call;
     struct msg_release m = {0};
     int r;
 
-    /* Of before a reconnect, or given back already: nothing to tell, so do not connect for it. */
+    /* It is of a connection before, or ended: that needs no daemon. */
     if (client_lease_find(c, lease) == 0)
         return 0;
     r = client_begin(c, NULL, deadline_ns);
@@ -167,13 +142,13 @@ static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
         client_writer_release(c);
         return 0;
     }
-    r = client_call_init(&call, c, release_take_cb, NULL);
+    r = client_call_init(&call, c, client_take_none_cb, NULL);
     if (r) {
         client_writer_release(c);
         return r;
     }
     r = client_request_wait(&call, UCM_METHOD_RELEASE, &proto_release, &m, deadline_ns);
-    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN) /* run out, or ended with the connection */
+    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN) /* it ran out, or ended with the connection */
         r = 0;
     if (r == 0)
         client_lease_end(c, lease);

@@ -25,7 +25,7 @@ void client_namespace_free(struct ucm_namespace *ns)
     free(ns);
 }
 
-/* What the daemon cannot tell, because it would not be sent as meant. */
+/* Checks what the wire could not carry as meant. The daemon checks the rest. */
 static int identity_check(const struct ucm_identity *id)
 {
     if (!id->model || !id->dtype || !id->layout)
@@ -119,19 +119,9 @@ int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity
     r = namespace_new(c, identity, &ns);
     if (r)
         return client_leave(c, r);
-    do {
-        r = client_begin(c, NULL, deadline_ns);
-        if (r == 0)
-            r = client_handle_send(&ns->handle, deadline_ns);
-    } while (r == CLIENT_AGAIN);
-    if (r == 0 && client_call_wait(&ns->handle.call, deadline_ns) != 0)
-        r = client_call_orphan(&ns->handle.call, UCM_METHOD_NS_OPEN);
-    if (r == 0)
-        r = client_call_status(&ns->handle.call);
+    r = client_handle_open(&ns->handle, NULL, deadline_ns);
     if (r == 0)
         *out = ns;
-    else
-        client_handle_drop(&ns->handle);
     return client_leave(c, r);
 }
 

@@ -138,7 +138,7 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
         region_release(region);
         return r;
     }
-    client_handle_ref(&ns->handle);
+    ns->handle.refs++;
     *out = region;
     return 0;
 }
@@ -163,30 +163,13 @@ int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *
     r = region_new(ns, spec, &region);
     if (r)
         return client_leave(c, r);
-    do {
-        r = client_begin(c, &ns->handle, deadline_ns);
-        if (r == 0)
-            r = client_handle_send(&region->handle, deadline_ns);
-    } while (r == CLIENT_AGAIN);
-    if (r == 0 && client_call_wait(&region->handle.call, deadline_ns) != 0)
-        r = client_call_orphan(&region->handle.call, UCM_METHOD_REGION_REGISTER);
-    if (r == 0)
-        r = client_call_status(&region->handle.call);
+    r = client_handle_open(&region->handle, &ns->handle, deadline_ns);
     if (r == 0)
         *out = region;
-    else
-        client_handle_drop(&region->handle);
     return client_leave(c, r);
 }
 
-static int unregister_take_cb(struct client_call *call, struct proto_envelope *env,
-                              struct ucm_error *e)
-{
-    (void)call;
-    return client_take(&proto_none, env, NULL, e);
-}
-
-/* The region is unlisted, so a reconnect leaves it alone, and its id means nothing after one. */
+/* The region is unlisted: a reconnect does not register it, and ends the meaning of its id. */
 static int unregister(struct ucm_region *region, int64_t deadline_ns)
 {
     struct client_handle *h = &region->handle;
@@ -195,11 +178,11 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
     uint64_t attempts = c->attempts;
     int r = 0;
 
-    /* Asked for again after a reconnect: what the answer will name has to be closed. */
+    /* A reconnect has sent it again: the answer will bring an id that must be unregistered. */
     if (h->state == HANDLE_PENDING && client_call_wait(&h->call, deadline_ns) != 0)
         return client_fail(UCM_EDEADLINE, "ucmd did not answer region.register in time");
     client_handle_unlist(h);
-    if (h->state == HANDLE_REFUSED) /* it had been registered, on a connection before */
+    if (h->state == HANDLE_REFUSED)
         return client_fail(
             UCM_EDISCONNECTED,
             "ucmd refused the region after a reconnect; it closes the mapping of the "
@@ -213,7 +196,7 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
     if (h->state != HANDLE_READY || c->link != LINK_UP || c->attempts != attempts)
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the region by itself");
-    r = client_call_init(&call, c, unregister_take_cb, NULL);
+    r = client_call_init(&call, c, client_take_none_cb, NULL);
     if (r)
         return r;
     c->writing = true;
@@ -240,7 +223,7 @@ int ucm_region_unregister(struct ucm_region *region, int timeout_ms)
         return r;
     client_handle_unlist(&region->handle);
     r = unregister(region, client_deadline(c, timeout_ms));
-    /* An earlier call whose deadline passed did it after all. */
+    /* An earlier call that timed out has unregistered it after all. */
     if (r == -UCM_ENOTFOUND)
         r = 0;
     if (r == 0 || r == -UCM_EDISCONNECTED)

@@ -54,6 +54,25 @@ int client_request_wait(struct client_call *call, enum ucm_method method,
     return client_call_status(call);
 }
 
+int client_exchange(struct client_call *call, client_take_cb take_cb, struct client_handle *h,
+                    uint64_t *id, enum ucm_method method, const struct proto_message *m,
+                    const void *params, int64_t deadline_ns)
+{
+    int r = client_call_init(call, h->client, take_cb, NULL);
+
+    if (r)
+        return r;
+    do {
+        r = client_begin(h->client, h, deadline_ns);
+        if (r == 0) {
+            *id = h->id;
+            r = client_request_wait(call, method, m, params, deadline_ns);
+        }
+    } while (r == CLIENT_AGAIN);
+    client_call_close(call);
+    return r;
+}
+
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e)
 {
@@ -69,7 +88,14 @@ int client_take(const struct proto_message *m, struct proto_envelope *env, void 
     return -UCM_EPROTOCOL;
 }
 
-/* A free place, or the oldest lookup's: its lease runs out. NULL: mappings alone are waited for. */
+int client_take_none_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+{
+    (void)call;
+    return client_take(&proto_none, env, NULL, e);
+}
+
+/* A free entry, or the oldest lookup's, whose lease runs out by itself. NULL: all are
+ * registrations. */
 static struct client_orphan *orphan_place(struct ucm_client *c)
 {
     struct client_orphan *oldest = NULL;
@@ -142,7 +168,7 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     if (c->n_followups < CLIENT_FOLLOWUPS)
         c->followups[c->n_followups++] = (struct client_followup){method, id};
     else if (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER)
-        /* A cancel can be left out and a lease runs out; a mapping would stay. */
+        /* A cancel may be lost, and a lease runs out; a mapping would stay. */
         client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
 }
 
@@ -167,8 +193,8 @@ static int followup_encode(struct ucm_client *c, const struct client_followup *f
     }
 }
 
-/* Never blocks and never touches ucm_errmsg: it runs on the way out of other calls. What finds no
- * room now goes with a later call. */
+/* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no
+ * room in the socket leaves with a later call. */
 void client_followup_flush(struct ucm_client *c)
 {
     unsigned i;

@@ -1,6 +1,5 @@
-/* Rings. A registration lives and dies with one connection: its shared memory is never used for
- * another, so nothing that an old daemon, or an old connection's end of this one, still writes
- * there can be taken for an order of now. */
+/* A staging ring's registration lives and dies with one connection. Its shared memory never serves
+ * another one, so an order that an old daemon still writes there reaches nobody. */
 #include "proto/staging.h"
 #include "client/lib/internal.h"
 
@@ -25,13 +24,6 @@ static int register_take_cb(struct client_call *call, struct proto_envelope *env
     if (r == 0)
         ((struct ring_call *)call)->id = (uint32_t)m.ring;
     return r;
-}
-
-static int unregister_take_cb(struct client_call *call, struct proto_envelope *env,
-                              struct ucm_error *e)
-{
-    (void)call;
-    return client_take(&proto_none, env, NULL, e);
 }
 
 bool client_stagings_abandon(struct ucm_client *c)
@@ -66,7 +58,7 @@ void client_stagings_free(struct ucm_client *c)
         ring_free(TAILQ_FIRST(&c->rings));
 }
 
-/* The daemon's copy of the descriptor is the one that lives on. */
+/* *fd is the caller's to send and close; the daemon keeps its copy. */
 static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, int *fd)
 {
     struct ucm_ring_registration *ring = calloc(1, sizeof *ring);
@@ -80,7 +72,7 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
         free(ring);
         return r;
     }
-    /* A child must not keep it, nor find what its parent does there. */
+    /* A forked child must neither keep the memory nor see its parent's orders. */
     (void)madvise(memory, sizeof *ring->memory, MADV_DONTFORK);
     ring->client = c;
     ring->memory = memory;
@@ -115,7 +107,7 @@ static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_s
         r = client_call_orphan(&call.call, UCM_METHOD_RING_REGISTER);
     if (r == 0)
         r = client_call_status(&call.call);
-    /* The answer came; whether the connection is still there, the next look will tell. */
+    /* The connection may have broken since the answer came. */
     if (r == 0 && (c->link != LINK_UP || c->attempts != ring->attempt))
         r = client_fail(UCM_EDISCONNECTED, "the connection broke behind the ring's registration");
     if (r == 0)
@@ -181,7 +173,7 @@ static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
     if (ring->id == 0)
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the ring by itself");
-    r = client_call_init(&call, c, unregister_take_cb, NULL);
+    r = client_call_init(&call, c, client_take_none_cb, NULL);
     if (r)
         return r;
     c->writing = true;
@@ -206,7 +198,7 @@ int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)
     if (r)
         return r;
     r = unregister(ring, client_deadline(c, timeout_ms));
-    /* An earlier call whose deadline passed did it after all. */
+    /* An earlier call that timed out has unregistered it after all. */
     if (r == -UCM_ENOTFOUND)
         r = 0;
     if (r == 0)
@@ -222,7 +214,7 @@ void ucm_ring_free(struct ucm_ring_registration *ring)
         return;
     c = ring->client;
     if (client_enter(c) != 0)
-        return; /* it goes with the client */
+        return; /* ucm_close frees it */
     ring_free(ring);
     (void)client_leave(c, 0);
 }

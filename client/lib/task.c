@@ -9,9 +9,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 struct ucm_task {
     struct client_call call;
     TAILQ_ENTRY(ucm_task) node;
-    bool counted;             /* its end is to be told to ucm_process: false until it was sent */
+    bool counted;             /* it was sent: ucm_process counts its end */
     bool reported;            /* the result was taken */
-    struct client_pace *pace; /* what it was sent by, and tells of; NULL: a prefetch */
+    struct client_spin *spin; /* learns how long it took; NULL: a prefetch */
     int64_t sent_ns;
     uint64_t bytes;
     uint32_t n_ok, n_keys;
@@ -35,8 +35,8 @@ static int task_take_cb(struct client_call *call, struct proto_envelope *env, st
     for (uint32_t i = 0; i < task->n_keys; i++)
         task->n_ok += task->result[i] == UCM_BLOCK_IS_OK || task->result[i] == UCM_BLOCK_IS_EXISTS;
     task->bytes = m.bytes;
-    if (task->pace && task->n_ok > 0)
-        client_pace_learn(task->pace, task->n_keys, client_now_ns() - task->sent_ns);
+    if (task->spin && task->n_ok > 0)
+        client_spin_learn(task->spin, task->n_keys, client_now_ns() - task->sent_ns);
     return 0;
 }
 
@@ -99,7 +99,6 @@ void client_task_free_all(struct ucm_client *c)
     }
 }
 
-/* The three methods differ in one message each. */
 struct transfer {
     enum ucm_method method;
     struct ucm_namespace *ns;
@@ -207,13 +206,13 @@ static int transfer(const struct transfer *t, int timeout_ms, struct ucm_task **
         return client_leave(c, r);
     }
     if (t->region) {
-        task->pace = &c->pace[t->method == UCM_METHOD_DUMP];
+        task->spin = &c->spin[t->method == UCM_METHOD_DUMP];
         task->sent_ns = client_now_ns();
-        task->call.expected_ns = client_pace_expect(task->pace, task->n_keys);
+        task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
     }
     TAILQ_INSERT_TAIL(&c->tasks, task, node);
     task->counted = true;
-    if (task->call.done) /* while the sender read for want of room */
+    if (task->call.done) /* the sender read answers while the socket was full */
         task_done_cb(&task->call);
     *out = task;
     return client_leave(c, 0);

@@ -28,7 +28,7 @@ int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_re
     return client_call_init(&h->call, c, take_cb, handle_done_cb);
 }
 
-void client_handle_ref(struct client_handle *h)
+static void handle_ref(struct client_handle *h)
 {
     h->refs++;
 }
@@ -72,18 +72,19 @@ void client_handle_stale_all(struct ucm_client *c)
     struct client_handle *h;
 
     TAILQ_FOREACH(h, &c->handles, node)
-    if (h->state != HANDLE_PENDING) /* those end with their call */
+    if (h->state != HANDLE_PENDING) /* handle_done_cb sees to the others */
         h->state = HANDLE_STALE;
 }
 
-int client_handle_send(struct client_handle *h, int64_t deadline_ns)
+/* Sends its open or register. The writer's token is held, and given back. */
+static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     struct ucm_client *c = h->client;
     struct ucm_namespace *ns = (struct ucm_namespace *)h;
     struct ucm_region *region = (struct ucm_region *)h;
     int r;
 
-    client_handle_ref(h);
+    handle_ref(h);
     h->state = HANDLE_PENDING;
     if (h->is_region) {
         region->msg.ns = region->ns->handle.id;
@@ -105,13 +106,32 @@ int client_handle_send(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
-/* ---- bringing the daemon up to date ---- */
+int client_handle_open(struct client_handle *h, struct client_handle *parent, int64_t deadline_ns)
+{
+    int r;
+
+    do {
+        r = client_begin(h->client, parent, deadline_ns);
+        if (r == 0)
+            r = handle_send(h, deadline_ns);
+    } while (r == CLIENT_AGAIN);
+    if (r == 0 && client_call_wait(&h->call, deadline_ns) != 0)
+        r = client_call_orphan(&h->call,
+                               h->is_region ? UCM_METHOD_REGION_REGISTER : UCM_METHOD_NS_OPEN);
+    if (r == 0)
+        r = client_call_status(&h->call);
+    if (r != 0)
+        client_handle_drop(h);
+    return r;
+}
+
+/* ---- registering again after a reconnect ---- */
 
 static int handle_wait(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
-    client_handle_ref(h);
+    handle_ref(h);
     r = client_call_wait(&h->call, deadline_ns);
     client_handle_unref(h);
     if (r)
@@ -120,7 +140,7 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
-/* A region follows its namespace: one that is refused, or was closed, refuses it too. */
+/* If a region's namespace was refused or closed, the region counts as refused, too. */
 static void follow_parent(struct client_handle *h)
 {
     struct client_handle *parent = &((struct ucm_region *)h)->ns->handle;
@@ -137,15 +157,15 @@ static void follow_parent(struct client_handle *h)
     }
 }
 
-/* Sends the first handle that the daemon does not know, or waits for the namespace that it needs.
- * 1: look again, 0: none is left, else an error. The list may change whenever this waits or sends.
- */
+/* Sends the first handle that the daemon does not know, or waits for its namespace. 1: call again,
+ * 0: none is left, else an error. The list may change whenever this waits or sends. */
 static int restore_step(struct ucm_client *c, int64_t deadline_ns)
 {
     struct client_handle *h;
     int r;
 
-    /* Namespaces stand before their regions, so none of those listed is STALE behind the first. */
+    /* A namespace precedes its regions in the list, so a region found here has a namespace that is
+     * not STALE. */
     TAILQ_FOREACH(h, &c->handles, node)
     {
         if (h->state == HANDLE_STALE && h->is_region)
@@ -158,12 +178,12 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     if (h->is_region && ((struct ucm_region *)h)->ns->handle.state == HANDLE_PENDING)
         return (r = handle_wait(&((struct ucm_region *)h)->ns->handle, deadline_ns)) ? r : 1;
     c->writing = true;
-    r = client_handle_send(h, deadline_ns);
+    r = handle_send(h, deadline_ns);
     return r == -UCM_EDEADLINE ? r : 1;
 }
 
-/* A refusal that may pass is tried again by the next call that needs the handle; a namespace's,
- * too, by those that need its region. */
+/* After a refusal that may pass, the next call that needs the handle tries again. A call that needs
+ * a region also retries its namespace. */
 static int refused(struct client_handle *h)
 {
     int status = h->call.status;
@@ -179,14 +199,6 @@ static int refused(struct client_handle *h)
     return client_call_status(&h->call);
 }
 
-int client_writer_wait(struct ucm_client *c, int64_t deadline_ns)
-{
-    client_lead_pass(c);
-    if (client_cond_wait(c, &c->idle, deadline_ns) == 0 || !c->writing)
-        return 0;
-    return client_fail(UCM_EDEADLINE, "ucmd did not read the requests before this one in time");
-}
-
 int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns)
 {
     for (;;) {
@@ -200,7 +212,7 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
         } else if (r == 0 && h && h->state == HANDLE_PENDING) {
             r = handle_wait(h, deadline_ns);
         } else if (r == 0 && h && h->state == HANDLE_REFUSED) {
-            client_read_ready(c); /* perhaps that daemon is gone */
+            client_read_ready(c); /* notices whether the daemon that refused it has gone */
             if (c->link == LINK_UP && h->state == HANDLE_REFUSED)
                 return refused(h);
         } else if (r == 0) {
