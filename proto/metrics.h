@@ -86,7 +86,8 @@
     X(nvme_scrub_bad, counter, "parts", "that the scrub found damaged or unreadable")              \
     X(nvme_bad_headers, counter, "pages", "headers of sound parts found damaged while it ran")     \
     X(nvme_quarantined_bytes, gauge, "bytes", "of segments that are not written to any more")      \
-    X(nvme_files_lost, gauge, "files", "of nvme.paths, that could not be opened at the start")     \
+    X(nvme_files_lost, gauge, "files",                                                             \
+      "of nvme.paths: not opened, or removed or cut while in use")                                 \
     X(nvme_returned, counter, "files", "that take writes again after they had failed")             \
     X(blocks_shared, gauge, "blocks", "of the complete ones, known to lie on a share only")        \
     X(lookup_hits_shared, counter, "blocks", "keys found with a part on a share only")             \

@@ -2,6 +2,7 @@
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
 #include "daemon/base/take.h"
+#include "daemon/format/nvme_format.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -360,14 +361,15 @@ static int check_room(const struct config *c, struct config_error *e, const stru
                       size_t i)
 {
     const char *path = c->nvme_paths.item[i];
+    uint64_t file = nvme_file_bytes(c->nvme_size, c->nvme_segment);
     uint64_t wanted = 0, there = 0, room;
     struct statvfs fs;
 
     for (size_t j = 0; j <= i; j++) {
         if (folders[j].device != folders[i].device)
             continue;
-        wanted += c->nvme_size;
-        there += folders[j].there;
+        wanted += file;
+        there += folders[j].there < file ? folders[j].there : file;
     }
     if (statvfs(path, &fs) < 0)
         return fail(c, e, "nvme.paths", "nvme.paths: %.160s: %s; name a folder on a local disk",

@@ -34,6 +34,7 @@ struct nvme_device {
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
     bool degraded;
+    bool lost; /* removed or cut while in use */
     /* The run before wrote on after its last checkpoint, and did not end in order. */
     bool went_on;
     char reason[128];

@@ -397,6 +397,31 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
     return 0;
 }
 
+int nvme_file_intact(const struct nvme_file *f)
+{
+    struct stat st;
+
+    if (f->device)
+        return 0;
+    if (fstat(f->fd, &st) < 0)
+        return -errno;
+    if (st.st_nlink == 0)
+        return -ENOENT;
+    return (uint64_t)st.st_size < f->bytes ? -ENXIO : 0;
+}
+
+const char *nvme_file_trouble(int status)
+{
+    switch (status) {
+    case -ENOENT:
+        return "it was removed or replaced while in use: restart ucmd";
+    case -ENXIO:
+        return "it was cut while in use: restart ucmd";
+    default:
+        return strerror(-status);
+    }
+}
+
 static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes,
                      struct ucm_error *e)
 {
@@ -418,6 +443,7 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
         rc = state_load(f, segment_bytes);
     if (rc == 0)
         rc = file_fit(f, wanted, segment_bytes);
+    f->bytes = file_bytes(f->segments, segment_bytes);
     if (rc < 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s can't be used: %s", f->path, strerror(-rc));
     return rc;

@@ -23,6 +23,7 @@ struct nvme_file {
     bool device;
     uint8_t uuid[NVME_UUID_BYTES];
     uint64_t segments; /* to be used now, by the configured size */
+    uint64_t bytes;    /* of these and what lies before them */
     uint64_t epoch;    /* of its last opening; 0: new */
     /* What the state pages said. */
     uint64_t state_segments;
@@ -40,6 +41,11 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);
 /* Makes names in the folder durable. 0 or -errno. */
 int nvme_folder_sync(const char *folder);
+/* 0; -ENOENT when the file has no name any more (removed, or another was renamed over it), -ENXIO
+ * when it was cut: a later start would not find what lies in it. Cheap. */
+int nvme_file_intact(const struct nvme_file *f);
+/* A sentence for an error of the file, or of nvme_file_intact. */
+const char *nvme_file_trouble(int status);
 /* Unlocks and closes. */
 void nvme_file_close(struct nvme_file *f);
 

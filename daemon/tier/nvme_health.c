@@ -187,6 +187,8 @@ static void probe_ended(struct health_file *f)
         return;
     d->write_failures = WRITE_FAILURES_MAX - 1; /* on trial: one more and it is out again */
     segment_file_start(&t->segments, (uint32_t)(d - t->devices));
+    t->metrics->nvme_files_lost -= d->lost;
+    d->lost = false;
     t->metrics->nvme_returned++;
     log_warn(ROOM, "file-returned", "path=%s: takes writes again", d->file.path);
     nvme_writes_go_on(t);
@@ -211,12 +213,15 @@ static void timer_cb(uv_timer_t *timer)
 void nvme_write_failed(struct tier *t, unsigned file, int status)
 {
     struct nvme_device *d = &t->devices[file];
+    bool gone = status == -ENOENT || status == -ENXIO;
 
     d->write_failures++;
     if (d->degraded ||
-        (status != -EROFS && status != -ENOSPC && d->write_failures < WRITE_FAILURES_MAX))
+        (!gone && status != -EROFS && status != -ENOSPC && d->write_failures < WRITE_FAILURES_MAX))
         return;
-    device_degrade(t, d, strerror(-status));
+    d->lost = gone;
+    t->metrics->nvme_files_lost += gone;
+    device_degrade(t, d, nvme_file_trouble(status));
     probe_later(health_file(t, d));
 }
 

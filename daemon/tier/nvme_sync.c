@@ -51,7 +51,7 @@ int nvme_device_sync(struct nvme_device *d)
 
     /* One at a time: of two, only one would be told. */
     uv_mutex_lock(&d->sync_lock);
-    rc = fdatasync(d->file.fd) < 0 ? -errno : 0;
+    rc = fdatasync(d->file.fd) < 0 ? -errno : nvme_file_intact(&d->file);
     if (rc < 0) {
         atomic_store(&d->sync_error, rc);
         atomic_fetch_add(&d->syncs_failed, 1);
@@ -68,7 +68,7 @@ bool nvme_sync_trusted(struct tier *t, struct nvme_device *d)
         return true;
     d->syncs_failed_seen = failed;
     log_error("tier", "sync-failed", "path=%s error=%s: what it holds may not survive",
-              d->file.path, strerror(-d->sync_error));
+              d->file.path, nvme_file_trouble(d->sync_error));
     segment_file_distrust(&t->segments, (uint32_t)(d - t->devices));
     nvme_write_failed(t, (unsigned)(d - t->devices), d->sync_error);
     return false;

@@ -334,6 +334,10 @@ Test(damage, the_scrub_finds_it_before_anybody_reads)
         close_host();
         scrub_finds(&harms[i], true);
     }
+    /* the last harm cut the file: the daemon can't promise what it holds, and says so at its end */
+    worker_close(&w);
+    cr_expect_eq(host_stop(&host), 1);
+    start_again();
 }
 
 /* The next start finds what it finds by headers alone. */

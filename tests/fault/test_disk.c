@@ -185,6 +185,23 @@ static void failing_writes(int error)
     cr_expect_eq(load_all(0), BLOCKS);
 }
 
+/* The file holds whole segments, which is less than nvme.size. */
+Test(disk, a_full_file_system_does_not_stop_a_restart)
+{
+    host = (struct host){.nvme = true,
+                         .sets = {"nvme.size=64MiB", "nvme.segment=4MiB", "log.level=error"}};
+    fault_map();
+    daemon_start();
+    store(0);
+    worker_close(&w);
+    cr_assert_eq(host_stop(&host), 0);
+    set(&fault->no_room, 1);
+    daemon_start();
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+    cr_expect_eq(load_all(0), BLOCKS);
+}
+
 Test(disk, a_disk_that_failed_comes_back)
 {
     failing_writes(EIO);
@@ -245,6 +262,74 @@ Test(disk, a_stop_whose_sync_fails_says_so)
     cr_expect_eq(host_stop(&host), 1);
     set(&fault->sync_error, 0);
     daemon_start();
+}
+
+/* ---- the file is taken away ---- */
+
+static void cache_file(const char *name, char out[128])
+{
+    snprintf(out, 128, "%.64s/%s", host.dir, name);
+}
+
+static void file_removed(const char *path)
+{
+    cr_assert_eq(unlink(path), 0);
+}
+
+static void file_replaced(const char *path)
+{
+    char other[128];
+    int fd;
+
+    cache_file("other", other);
+    fd = open(other, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+    cr_assert_eq(rename(other, path), 0);
+    cr_assert_eq(unlink(path), 0); /* so that the next start has nothing to refuse */
+}
+
+static void file_cut(const char *path)
+{
+    cr_assert_eq(truncate(path, 8 << 20), 0);
+}
+
+/* Nothing that a kill would lose is called durable, and health says why. */
+static void file_taken_away(void (*take_away)(const char *path), const char *reason)
+{
+    char path[128];
+
+    open_host("nvme.io=auto");
+    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_OK);
+    cache_file("ucmd.cache", path);
+    take_away(path);
+    for (unsigned i = 1; i < 4; i++)
+        cr_expect_eq(dump_durable(i), UCM_BLOCK_IS_NOT_DURABLE, "%u", i);
+    cr_expect(health_is(w.client, "degraded"));
+    cr_expect(health_says(w.client, reason), "%s", reason);
+    cr_expect_eq(metric(w.client, "nvme_files_lost"), 1u);
+    cr_expect_geq(metric(w.client, "nvme_sync_errors"), 1u);
+    worker_close(&w);
+    host_kill(&host);
+    daemon_start();
+    for (uint64_t end = now_ms() + 20000; !health_is(w.client, "ok"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "it does not begin anew");
+    cr_expect_eq(dump_durable(5), UCM_BLOCK_IS_OK);
+}
+
+Test(disk, a_file_that_is_removed_while_in_use_takes_nothing_durable)
+{
+    file_taken_away(file_removed, "was removed");
+}
+
+Test(disk, nor_does_one_that_is_replaced)
+{
+    file_taken_away(file_replaced, "was removed");
+}
+
+Test(disk, nor_one_that_is_cut)
+{
+    file_taken_away(file_cut, "was cut");
 }
 
 /* ---- the ring ---- */

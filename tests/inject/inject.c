@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -113,6 +114,17 @@ static void *real(const char *name)
     if (!p)
         abort();
     return p;
+}
+
+EXPORT int statvfs(const char *path, struct statvfs *out)
+{
+    int (*f)(const char *, struct statvfs *), rc;
+
+    *(void **)&f = real("statvfs");
+    rc = f(path, out);
+    if (rc == 0 && load(&inject->no_room))
+        out->f_bavail = out->f_bfree = 0;
+    return rc;
 }
 
 EXPORT int io_uring_queue_init_params(unsigned entries, struct io_uring *ring,

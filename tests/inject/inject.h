@@ -9,6 +9,7 @@ struct inject {
     int short_by;                            /* transfers end early by so many bytes */
     int setup_error;                         /* of making a ring */
     int ring_error;                          /* of all that a ring completes */
+    int no_room;                             /* the file system has none left */
     int failed;                              /* calls that did, so far */
 };
 

@@ -425,6 +425,18 @@ bool health_is(struct ucm_client *c, const char *status)
     return is;
 }
 
+bool health_says(struct ucm_client *c, const char *text)
+{
+    uint8_t *p;
+    size_t n;
+    bool says;
+
+    cr_assert_eq(ucm_call(c, "health", NULL, 0, -1, &p, &n), 0, "%s", ucm_errmsg());
+    says = memmem(p, n, text, strlen(text)) != NULL;
+    free(p);
+    return says;
+}
+
 /* ---- raw sockets ---- */
 
 int raw_connect(const struct host *h)

@@ -94,6 +94,8 @@ void arena_wait(struct ucm_client *c);
 
 /* What `health` says of the daemon. */
 bool health_is(struct ucm_client *c, const char *status);
+/* Whether its answer has this text anywhere. */
+bool health_says(struct ucm_client *c, const char *text);
 
 uint64_t now_ms(void);
 void sleep_ms(int ms);

@@ -320,7 +320,7 @@ static void degraded_by(int error)
     struct tier_stats stats;
 
     stored(CONFIG_IO_THREADS, 60);
-    fault.write_error = error;
+    fault.write_error = fault.sync_error = error; /* health checks fail, too: it stays off */
     fault.writes_fail = 1000000;
     for (unsigned i = 10; i < 60; i++) {
         int rc = part_write(&rig, i, 40000);
@@ -355,7 +355,7 @@ Test(nvme_faults, other_files_go_on)
     rig_open(&rig);
     rig_memory(&rig, 100, 50000);
     cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
-    fault.write_error = EROFS;
+    fault.write_error = fault.sync_error = EROFS; /* health checks fail, too: it stays off */
     fault.writes_fail = 3; /* one operation with its retries: one file is given up */
     cr_assert_eq(rig_write(&rig, 20, 21, 50000), 0);
     tier_nvme.stats(rig.tier, &stats);
