@@ -100,6 +100,11 @@ static void descriptors_raise(void)
     }
 }
 
+static void root_warn_cb(const char *text)
+{
+    fprintf(stderr, "ucmd: warning: %s\n", text);
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {0};
@@ -113,7 +118,8 @@ int main(int argc, char **argv)
     o.sets = calloc((size_t)argc, sizeof(*o.sets));
     if (!o.sets)
         return 1;
-    if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0) {
+    if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0 ||
+        config_check_roots(&config, root_warn_cb, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
         config_free(&config);
         free(o.sets);

@@ -142,6 +142,11 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
 /* What no single key can tell: sizes against each other, paths that must exist and be writable,
  * room on the file system. Changes nothing on disk. */
 int config_check(const struct config *c, struct config_error *e);
+/* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a folder;
+ * warn_cb with where and why for each that is missing or does not answer. Blocks up to 2 s for each
+ * root: not for the loop. */
+int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
+                       struct config_error *e);
 /* Is any entry of nvme.paths there? Then one that is not may be a disk that has died. */
 bool config_nvme_there(const struct config *c);
 /* Takes the reloadable keys of `fresh` over into c; returns how many of the others differ and names

@@ -1,9 +1,15 @@
 #include "daemon/base/config_roots.h"
 
+#include "daemon/base/nfs_target.h"
+
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 
 #define NFS "nfs://"
 #define ROOTS "share.roots"
@@ -29,8 +35,8 @@ static bool is_nfs(const char *text)
 
 static int target_check(const char *key, const char *target, char why[CONFIG_WHY_BYTES])
 {
-    const char *server = target + strlen(NFS);
-    size_t n;
+    struct nfs_target nfs;
+    const char *wrong = NULL;
 
     if (target[0] == '/')
         return 0;
@@ -39,10 +45,8 @@ static int target_check(const char *key, const char *target, char why[CONFIG_WHY
                       "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
                       "one of them",
                       key, target);
-    n = strcspn(server, "/?");
-    if (n == 0 || server[n] != '/' || server[n + 1] == '\0' || server[n + 1] == '?')
-        return refuse(why, "%s: \"%.80s\" lacks a server or an export; write nfs://SERVER/EXPORT",
-                      key, target);
+    if (nfs_target_parse(target, &nfs, &wrong) < 0)
+        return refuse(why, "%s: \"%.80s\": %s", key, target, wrong);
     return 0;
 }
 
@@ -58,6 +62,13 @@ static int target_take(const char *key, const char *text, size_t n, struct confi
     return target_check(key, out->target, why);
 }
 
+static int word_twice(const char *key, const char *word, const struct config_root *root,
+                      char why[CONFIG_WHY_BYTES])
+{
+    return refuse(why, "%s: %s is given twice behind %.80s; leave one out", key, word,
+                  root->target);
+}
+
 static int word_take(const char *key, const char *word, size_t n, struct config_root *out,
                      char why[CONFIG_WHY_BYTES])
 {
@@ -65,6 +76,8 @@ static int word_take(const char *key, const char *word, size_t n, struct config_
     char text[32];
 
     if (n == 2 && memcmp(word, "ro", 2) == 0) {
+        if (out->read_only)
+            return word_twice(key, "ro", out, why);
         out->read_only = true;
         return 0;
     }
@@ -74,6 +87,8 @@ static int word_take(const char *key, const char *word, size_t n, struct config_
                       "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
                       "them, or leave it out",
                       key, (int)(n < 40 ? n : 40), word, out->target);
+    if (out->capacity_bytes != 0)
+        return word_twice(key, "capacity=", out, why);
     n -= strlen(capacity);
     memcpy(text, word + strlen(capacity), n);
     text[n] = '\0';
@@ -157,4 +172,50 @@ int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS
                 return refuse(why, "%s: %.160s is there twice; name each root once", *key,
                               out[i].target);
     return rc;
+}
+
+/* ---- what lies at a folder's path ---- */
+
+#define LOOK_S 2 /* of each folder; a mount that hangs does not answer at all */
+
+struct look {
+    char path[CONFIG_ITEM_BYTES];
+    int status;
+};
+
+static void *look_main(void *arg)
+{
+    struct look *l = arg;
+    struct stat st;
+
+    if (stat(l->path, &st) < 0)
+        l->status = -errno;
+    else
+        l->status = S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+    return NULL;
+}
+
+int config_root_look(const char *folder)
+{
+    struct look *l = calloc(1, sizeof(*l));
+    struct timespec until;
+    pthread_t thread;
+    int status;
+
+    if (!l)
+        return -ENOMEM;
+    snprintf(l->path, sizeof(l->path), "%s", folder);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LOOK_S;
+    if (pthread_create(&thread, NULL, look_main, l) != 0) {
+        free(l);
+        return -ENOMEM;
+    }
+    if (pthread_timedjoin_np(thread, NULL, &until) != 0) {
+        pthread_detach(thread);
+        return -ETIMEDOUT; /* the thread may still write to *l, which is therefore not freed */
+    }
+    status = l->status;
+    free(l);
+    return status;
 }

@@ -1,22 +1,27 @@
 /* The shared tier's roots as the configuration names them, by share.roots or, as UCM writes it, by
- * share.storage_backends. Looks at no root: whether one is there is found out by using it.
- * Pure functions. */
+ * share.storage_backends. Any thread. */
 #ifndef UCMD_BASE_CONFIG_ROOTS_H
 #define UCMD_BASE_CONFIG_ROOTS_H
 
 #include "daemon/base/config_table.h"
 
 struct config_root {
-    char target[CONFIG_ITEM_BYTES]; /* a folder's absolute path, or nfs://SERVER/EXPORT[?OPTIONS] */
-    uint64_t capacity_bytes;        /* 0: no bound */
+    char
+        target[CONFIG_ITEM_BYTES]; /* absolute path of a folder, or nfs://SERVER/EXPORT[?OPTIONS] */
+    uint64_t capacity_bytes;       /* 0: no bound */
     bool read_only;
 };
 
 /* "TARGET [capacity=SIZE] [ro]". 0, or -EINVAL with a sentence that begins with `key`. */
 int config_root_parse(const char *key, const char *item, struct config_root *out,
                       char why[CONFIG_WHY_BYTES]);
-/* All of them, in order. 0 and *n; -EINVAL with a sentence and the key that it is about. */
+/* All of them, in order. 0 and *n; -EINVAL with a sentence and the key that it is about. No I/O. */
 int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
                  const char **key, char why[CONFIG_WHY_BYTES]);
+
+/* What lies at the path of a folder's root: 0: a folder; -ENOTDIR: something else; -ENOENT: nothing;
+ * -ETIMEDOUT: the file system does not answer within 2 s; -errno. Blocks; a thread makes the call
+ * and, after a timeout, stays behind until the file system answers. */
+int config_root_look(const char *folder);
 
 #endif

@@ -9,9 +9,9 @@
 #ifndef UCMD_SHARE_NFS_CONN_H
 #define UCMD_SHARE_NFS_CONN_H
 
+#include "daemon/base/nfs_target.h"
 #include "daemon/share/nfs_proc.h"
 #include "daemon/share/nfs_rpc.h"
-#include "daemon/share/nfs_target.h"
 
 #include <stdbool.h>
 #include <sys/socket.h>

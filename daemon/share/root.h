@@ -106,6 +106,8 @@ void share_root_close(struct share_root *r);
 /* Ends the root's own checks, as far as they can be; none begins any more. What waits in the queue
  * of writes and of the background is ended with -ECANCELED. */
 void share_root_stop(struct share_root *r);
+/* Begins a health check now: when it fails, the breaker opens without waiting for other failures. */
+void share_root_check(struct share_root *r);
 /* Tasks, the root's own too, that were not released yet. */
 uint32_t share_root_busy(const struct share_root *r);
 

@@ -75,9 +75,14 @@ static bool status_local(int status)
     return status == -ENOMEM || status == -ECANCELED || status == -EMFILE || status == -ENFILE;
 }
 
+static const char *status_text(int status)
+{
+    return status == -ENODEV ? "the folder or export does not exist" : strerror(-status);
+}
+
 static void reason_note(struct share_root *r, int status)
 {
-    snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", strerror(-status));
+    snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", status_text(status));
 }
 
 static void root_good(struct share_root *r)
@@ -89,16 +94,19 @@ static void root_good(struct share_root *r)
     log_info("share", "root-up", "root=%s", r->shown);
 }
 
-static void root_bad(struct share_root *r, int status)
+/* A failed health check counts as much as FAILURES of other operations. */
+static void root_bad(struct share_root *r, const struct share_task *t, int status)
 {
-    if (breaker_bad(&r->breaker, now_of(r))) {
-        r->stats.breaks++;
-        r->config.metrics->share_breaks++;
-        r->config.metrics->share_roots_down++;
-        log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, strerror(-status));
-        root_check_plan(r);
-        root_flush(r);
-    }
+    uint64_t now = now_of(r);
+
+    if (!(t == &r->check ? breaker_trip(&r->breaker, now) : breaker_bad(&r->breaker, now)))
+        return;
+    r->stats.breaks++;
+    r->config.metrics->share_breaks++;
+    r->config.metrics->share_roots_down++;
+    log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, status_text(status));
+    root_check_plan(r);
+    root_flush(r);
 }
 
 static void writes_judge(struct share_root *r, const struct share_task *t, int status)
@@ -108,7 +116,7 @@ static void writes_judge(struct share_root *r, const struct share_task *t, int s
         reason_note(r, status);
         if (breaker_bad(&r->writes, now_of(r)))
             log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
-                     strerror(-status));
+                     status_text(status));
     } else if (t->op.verb == SHARE_WRITE && status == 0 && breaker_good(&r->writes)) {
         r->writes_status = 0;
         log_info("share", "root-takes-writes", "root=%s", r->shown);
@@ -123,7 +131,7 @@ void root_judge(struct share_root *r, const struct share_task *t, int status)
     else if (status_answers(status) || status_stops_writes(t, status))
         root_good(r);
     else
-        root_bad(r, status);
+        root_bad(r, t, status);
 }
 
 void root_count(struct share_root *r, const struct share_task *t, int status)
@@ -163,22 +171,29 @@ static uint64_t check_ms(const struct share_root *r)
     return r->config.deadline_ms < CHECK_MS ? r->config.deadline_ms : CHECK_MS;
 }
 
-static void check_begin_cb(struct deadline *d)
+void share_root_check(struct share_root *r)
 {
-    struct share_root *r = LIST_ENTRY(d, struct share_root, check_at);
     struct share_task *t = &r->check;
 
     if (r->stopped || t->state != SHARE_TASK_NONE)
-        return; /* its release plans anew */
-    if (!breaker_try(&r->breaker, now_of(r))) {
-        root_check_plan(r);
         return;
-    }
     t->op = (struct share_op){.verb = SHARE_CHECK};
     if (root_task_arm(t, now_of(r) + check_ms(r)) < 0)
-        breaker_again(&r->breaker, now_of(r)); /* no memory: the next who is refused tries again */
+        breaker_again(&r->breaker, now_of(r)); /* the next refused task plans another check */
     else
         root_begin(r, t);
+}
+
+static void check_at_cb(struct deadline *d)
+{
+    struct share_root *r = LIST_ENTRY(d, struct share_root, check_at);
+
+    if (r->stopped || r->check.state != SHARE_TASK_NONE)
+        return; /* check_released_cb plans the next one */
+    if (breaker_try(&r->breaker, now_of(r)))
+        share_root_check(r);
+    else
+        root_check_plan(r);
 }
 
 static void check_released_cb(struct share_task *t)
@@ -191,7 +206,7 @@ void root_check_plan(struct share_root *r)
 {
     if (r->stopped || r->check.state != SHARE_TASK_NONE || deadline_armed(&r->check_at))
         return;
-    if (deadline_arm(r->config.deadlines, &r->check_at, r->breaker.until_ms, check_begin_cb) < 0)
+    if (deadline_arm(r->config.deadlines, &r->check_at, r->breaker.backoff.until, check_at_cb) < 0)
         log_warn("share", "check-later", "root=%s reason=\"%s\"", r->shown, "no memory for it");
 }
 
@@ -246,7 +261,7 @@ bool share_root_takes_writes(const struct share_root *r)
 
     if (r->config.read_only || r->stopped || !breaker_closed(&r->breaker))
         return false;
-    return breaker_closed(w) || (w->state == BREAKER_OPEN && now_of(r) >= w->until_ms);
+    return breaker_closed(w) || (w->state == BREAKER_OPEN && backoff_ready(&w->backoff, now_of(r)));
 }
 
 enum share_health share_root_health(const struct share_root *r)

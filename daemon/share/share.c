@@ -169,6 +169,8 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
     err = roots_take(c, roots, &settings, e);
     if (err == 0)
         err = share_new(&settings, out);
+    for (uint32_t i = 0; err == 0 && i < settings.n; i++)
+        share_root_check((*out)->roots[i]); /* a root that is missing shows in health and log */
     if (err < 0 && e->text[0] == '\0')
         ucm_error_set(e, UCM_WIRE_IO, "share.roots: %s", strerror(-err));
     return err;

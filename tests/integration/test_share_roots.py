@@ -111,6 +111,31 @@ class Policies(RootsCase):
 
 
 class Missing(RootsCase):
+    def test_missing_at_the_start_shows_at_once_and_comes_by_itself(self):
+        os.rmdir(self.roots[0])
+        one = self.over(self.roots[:2], **{"share.spread": "tiered"})
+        self.until(lambda: self.health(one) == "down", "its health")
+        self.assertIn("does not exist", self.root(one)["reason"])
+        self.assertEqual(one.client.call("health")["status"], "degraded")
+        os.mkdir(self.roots[0])
+        self.until(lambda: self.health(one) == "up", "its return")
+
+    def checked(self, *words):
+        argv = [os.environ.get("UCMD", os.path.join(TOP, "build/ucmd")), "--check", "--set", "socket=/tmp/ucmd-check.sock"]
+        for word in words:
+            argv += ["--set", word]
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    def test_a_check_refuses_a_file_and_warns_of_what_is_missing(self):
+        with open(os.path.join(self.folder, "file"), "w"):
+            done = self.checked("share.roots=" + os.path.join(self.folder, "file"))
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("is not a folder", done.stderr)
+        done = self.checked("share.roots=" + os.path.join(self.folder, "later"))
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("warning: --set: share.roots: ", done.stderr)
+        self.assertEqual(self.checked("share.roots=nfs://h/x?version=4").returncode, 1)
+
     def test_removed_it_is_missed_and_comes_back_by_itself(self):
         one, away = self.over(self.roots[:1]), self.roots[0] + ".away"
         bytes_of = self.dumped(one, range(4))

@@ -3,6 +3,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 static struct config c;
@@ -82,7 +83,7 @@ Test(config_roots, roots_that_make_no_sense)
     set("share.roots=/a,/a/");
     check_refused("--set: share.roots: /a is there twice", "once");
     set("share.roots=nfs://server");
-    check_refused("--set: share.roots: \"nfs://server\" lacks", "write nfs://SERVER/EXPORT");
+    check_refused("--set: share.roots: \"nfs://server\": write the path", "nfs://server/export");
     set("share.roots=/a");
     set("share.storage_backends=/b");
     check_refused("--set: share.storage_backends and share.roots", "leave one of them out");
@@ -94,6 +95,51 @@ Test(config_roots, roots_that_make_no_sense)
     set("share.storage_backends=/b");
     set("share.deadline=20ms");
     check_refused("--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
+}
+
+/* What the start would refuse, the check refuses, and says where it was set. */
+Test(config_roots, targets_and_words_that_no_start_takes)
+{
+    static const struct {
+        const char *root, *right;
+    } cases[] = {{"nfs://h/x?version=4", "version=3"},
+                 {"nfs://h/x?bogus=1", "options are"},
+                 {"nfs://h/x?nfsport=99999", "1 to 65535"},
+                 {"nfs://h:0/x", "1 to 65535"},
+                 {"nfs://h/x?uid=-1", "numbers"},
+                 {"nfs://h/x?uid=1&uid=2", "once"},
+                 {"/a capacity=1GiB capacity=2GiB", "capacity= is given twice"},
+                 {"/a ro ro", "ro is given twice"}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[128];
+
+        snprintf(text, sizeof(text), "share.roots=%s", cases[i].root);
+        set(text);
+        check_refused("--set: share.roots: ", cases[i].right);
+    }
+}
+
+static unsigned warnings;
+
+static void warn_cb(const char *text)
+{
+    cr_assert_eq(strncmp(text, "--set: share.roots: /", 21), 0, "%s", text);
+    cr_assert_not_null(strstr(text, "No such file"), "%s", text);
+    warnings++;
+}
+
+Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
+{
+    cr_assert_eq(config_root_look("/tmp"), 0);
+    cr_assert_eq(config_root_look("/proc/version"), -ENOTDIR);
+    cr_assert_eq(config_root_look("/nonexistent/kv"), -ENOENT);
+    set("share.roots=/nonexistent/kv,/tmp,nfs://192.0.2.1/kv");
+    cr_assert_eq(config_check_roots(&c, warn_cb, &e), 0, "%s", e.text);
+    cr_assert_eq(warnings, 1);
+    set("share.roots=/proc/version");
+    cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
+    cr_assert_not_null(strstr(e.text, "/proc/version is not a folder"), "%s", e.text);
 }
 
 Test(config_roots, a_spread_that_was_removed_names_its_successor)

@@ -1,5 +1,5 @@
 /* What targets of NFS mean, and what is said of those that are none. */
-#include "daemon/share/nfs_target.h"
+#include "daemon/base/nfs_target.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -45,7 +45,9 @@ Test(nfs_target, what_is_wrong_is_said)
                  {"nfs://server/kv?uid=-1", "numbers"},
                  {"nfs://server/kv?uid=99999999999", "numbers"},
                  {"nfs://server/kv?readahead=1", "options are"},
-                 {"nfs://server/kv?version", "NAME=VALUE"}};
+                 {"nfs://server/kv?version", "NAME=VALUE"},
+                 {"nfs://server/kv?uid=1&uid=1", "once"},
+                 {"nfs://server/kv?nfsport=99999", "port"}};
     char text[NFS_EXPORT_CAP + 32] = "nfs://s/";
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

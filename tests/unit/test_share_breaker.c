@@ -18,7 +18,7 @@ static uint64_t open_at(uint64_t now_ms)
     cr_assert_not(breaker_bad(&b, now_ms));
     cr_assert_not(breaker_bad(&b, now_ms));
     cr_assert(breaker_bad(&b, now_ms));
-    return b.until_ms;
+    return b.backoff.until;
 }
 
 Test(share_breaker, opens_after_failures_in_a_row_only)
@@ -54,9 +54,9 @@ Test(share_breaker, pauses_double_up_to_the_longest_and_begin_anew)
         cr_assert(breaker_try(&b, now));
         cr_assert_not(breaker_bad(&b, now), "it was open already");
         pause = pause * 2 < BREAKER_PAUSE_MAX_MS ? pause * 2 : BREAKER_PAUSE_MAX_MS;
-        cr_assert_geq(b.until_ms, now + pause);
-        cr_assert_leq(b.until_ms, now + pause + pause / 4);
-        now = b.until_ms;
+        cr_assert_geq(b.backoff.until, now + pause);
+        cr_assert_leq(b.backoff.until, now + pause + pause / 4);
+        now = b.backoff.until;
     }
     cr_assert_eq(pause, BREAKER_PAUSE_MAX_MS);
     cr_assert(breaker_try(&b, now));
@@ -70,7 +70,7 @@ Test(share_breaker, late_news_change_nothing_while_it_is_open)
 
     for (int i = 0; i < 10; i++)
         cr_assert_not(breaker_bad(&b, 100));
-    cr_assert_eq(b.until_ms, until);
+    cr_assert_eq(b.backoff.until, until);
 }
 
 Test(share_breaker, a_trial_that_told_nothing_may_be_made_again)
@@ -92,7 +92,7 @@ Test(share_breaker, hosts_do_not_come_back_at_once)
     for (uint64_t now = 0; now < 5; now++) {
         breaker_bad(&b, now);
         breaker_bad(&other, now);
-        apart += b.until_ms != other.until_ms;
+        apart += b.backoff.until != other.backoff.until;
         breaker_good(&b);
         breaker_good(&other);
     }

@@ -1,4 +1,4 @@
-#include "daemon/share/nfs_target.h"
+#include "daemon/base/nfs_target.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -56,40 +56,54 @@ static const char *option_id(struct span value, int64_t *out)
     return NULL;
 }
 
-static const char *option_set(struct nfs_target *t, struct span name, struct span value)
+/* The text up to '&' or the end is NAME=VALUE. `seen`: a bit for each option that came before. */
+static const char *option_set(struct nfs_target *t, const char *at, size_t n, unsigned *seen)
 {
-    if (span_is(name, "version"))
-        return span_is(value, "3") ? NULL : "version 3 of NFS is spoken, no other";
-    if (span_is(name, "nfsport"))
+    static const char *const names[] = {"version", "nfsport", "mountport", "uid", "gid"};
+    const char *equals = memchr(at, '=', n);
+    struct span name = {at, equals ? (size_t)(equals - at) : 0}, value;
+    unsigned i = 0;
+
+    if (!equals)
+        return "an option is NAME=VALUE";
+    value = (struct span){equals + 1, n - name.n - 1};
+    while (i < sizeof(names) / sizeof(names[0]) && !span_is(name, names[i]))
+        i++;
+    if (*seen >> i & 1)
+        return "each option may be given once";
+    *seen |= 1u << i;
+    switch (i) {
+    case 0:
+        return span_is(value, "3") ? NULL : "only version 3 of NFS is supported; write version=3";
+    case 1:
         return option_port(value, &t->port);
-    if (span_is(name, "mountport"))
+    case 2:
         return option_port(value, &t->mount_port);
-    if (span_is(name, "uid"))
+    case 3:
         return option_id(value, &t->uid);
-    if (span_is(name, "gid"))
+    case 4:
         return option_id(value, &t->gid);
-    return "options are version, nfsport, mountport, uid and gid";
+    default:
+        return "options are version, nfsport, mountport, uid and gid";
+    }
 }
 
 static const char *options_set(struct nfs_target *t, const char *at)
 {
-    while (*at) {
-        size_t n = strcspn(at, "&");
-        const char *equals = memchr(at, '=', n), *why;
+    const char *why = NULL;
+    unsigned seen = 0;
 
-        if (!equals)
-            return "an option is NAME=VALUE";
-        why = option_set(t, (struct span){at, (size_t)(equals - at)},
-                         (struct span){equals + 1, n - (size_t)(equals - at) - 1});
-        if (why)
-            return why;
+    while (*at && !why) {
+        size_t n = strcspn(at, "&");
+
+        why = option_set(t, at, n, &seen);
         at += n;
         at += *at == '&';
     }
-    return NULL;
+    return why;
 }
 
-/* "[2001:db8::1]" or what has no colon, then perhaps ":port". *at is then at the path. */
+/* "[2001:db8::1]" or a name without a colon, then an optional ":port". Moves *at to the path. */
 static const char *server_set(struct nfs_target *t, const char **at)
 {
     bool bracket = **at == '[';
@@ -101,7 +115,7 @@ static const char *server_set(struct nfs_target *t, const char **at)
         return "a target is nfs://SERVER/EXPORT";
     end = name.at + name.n;
     if (bracket && *end++ != ']')
-        return "an address in brackets ends with one";
+        return "the address lacks its closing bracket; brackets enclose IPv6 addresses";
     memcpy(t->server, name.at, name.n);
     if (*end == ':') {
         struct span port = {end + 1, strcspn(end + 1, "/?")};
@@ -123,7 +137,7 @@ static const char *target_set(struct nfs_target *t, const char *at)
     if (why)
         return why;
     if (n < 2 || *at != '/' || n >= sizeof(t->export))
-        return "behind the server stands the export's path, e.g. nfs://server/export/kv";
+        return "write the path of the export behind the server, e.g. nfs://server/export/kv";
     memcpy(t->export, at, n);
     at += n;
     return options_set(t, *at ? at + 1 : at);
@@ -134,7 +148,7 @@ int nfs_target_parse(const char *text, struct nfs_target *out, const char **why)
     struct nfs_target t = {.port = NFS_PORT, .uid = -1, .gid = -1};
 
     if (strncmp(text, SCHEME, strlen(SCHEME)) != 0)
-        *why = "a target of NFS begins with nfs://";
+        *why = "an NFS target begins with nfs://";
     else
         *why = target_set(&t, text + strlen(SCHEME));
     if (*why)
