@@ -348,7 +348,7 @@ static int arena_init(struct server *s, char text[512])
         return rc;
     cache_arena_attach(s->cache, s->arena);
     if (warm && cache_snapshot_load(s->cache, s->keep) != 0)
-        log_warn("server", "kept-refused", "reason=\"%s\"", "no memory to take it over");
+        log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
     return s->keep ? arena_grow(s->arena) : 0;
 }
 

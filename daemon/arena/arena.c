@@ -327,6 +327,7 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
     e->used[slot] = 1;
     if (e->n_free == 0)
         list_remove(&e->link);
+    a->used_slots++;
     a->used_bytes += slot_bytes;
     a->home[e->home].used_bytes += slot_bytes;
     return ref_of(a, (uint32_t)(e - a->extent), slot);
@@ -347,6 +348,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
+    a->used_slots--;
     a->used_bytes -= e->class->slot_bytes;
     e->used[slot] = 0;
     if (e - a->extent >= a->ready)
@@ -416,6 +418,7 @@ slot_ref arena_slot_keep(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (e->class->slot_bytes != slot_bytes || e->used[slot])
         return 0;
     e->used[slot] = 1;
+    a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);
 }
@@ -438,6 +441,11 @@ int arena_slot_ready(struct arena *a, slot_ref ref)
     uint32_t extent = arena_extent_of(a, ref);
 
     return extent < a->ready ? 0 : extent < a->limit ? -EAGAIN : -ENOSPC;
+}
+
+uint64_t arena_slots_used(const struct arena *a)
+{
+    return a->used_slots;
 }
 
 uint64_t arena_bytes_used(const struct arena *a)

@@ -73,6 +73,7 @@ void arena_slot_own(struct arena *a, slot_ref slot, uint64_t owner);
 /* -EAGAIN: not yet; -ENOSPC: it never will be. */
 int arena_slot_ready(struct arena *a, slot_ref slot);
 
+uint64_t arena_slots_used(const struct arena *a);
 uint64_t arena_bytes_used(const struct arena *a);
 uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* what there will be */

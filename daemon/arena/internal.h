@@ -43,7 +43,7 @@ struct arena {
     uint32_t nodes; /* homes that are a node: config.numa's, or none */
     struct arena_home *home;
     struct arena_class *classes;
-    uint64_t used_bytes;
+    uint64_t used_slots, used_bytes;
 
     uv_async_t grown; /* the thread made `touched` extents ready */
     pthread_t thread;

@@ -71,7 +71,7 @@ static int own_open(const struct persist *k, const char *name, struct stat *st)
         return -1;
     if (fstat(fd, st) == 0 && S_ISREG(st->st_mode) && st->st_uid == geteuid() && st->st_nlink == 1)
         return fd;
-    log_warn(ROOM, "kept-refused", "file=%s: not a file of this user", name);
+    log_warn(ROOM, "snapshot-refused", "file=%s: not a file of this user", name);
     close(fd);
     return -1;
 }

@@ -175,7 +175,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
     assert(list_empty(&c->calm) && c->share_busy == 0);
-    cache_snapshot_rest_free(c); /* where nothing was kept */
+    cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
 }
@@ -206,7 +206,7 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].queue.n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unverified == 0 && !c->adopt;
+    return c->unverified == 0 && !c->loading;
 }
 
 void cache_stop_writing(struct cache *c)

@@ -59,13 +59,13 @@ struct cache {
     uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
     uint32_t share_busy;
     uint32_t tier_busy;
-    uint32_t unverified;    /* parts in DRAM whose copy of an earlier run is to be read first */
-    uint32_t copies;        /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns;   /* namespace of the part that the tier found last */
-    uint64_t keep_again_ms; /* until then no namespace is tried again to be made known */
-    struct snapshot_load *adopt; /* while parts of the arena's file are taken over */
-    struct snapshot_load *rest;  /* of a take-over that was stopped: what it had not reached */
-    struct snapshot_write *keep; /* while they are listed for the next run */
+    uint32_t unverified;        /* parts in DRAM whose copy of an earlier run is to be read first */
+    uint32_t copies;            /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns;       /* namespace of the part that the tier found last */
+    uint64_t keep_again_ms;     /* until then no namespace is tried again to be made known */
+    bool loading;               /* the snapshot of the run before */
+    struct snapshot_load *load; /* while loading; later what a stop left unloaded */
+    struct snapshot_write *snapshot; /* while it is written, at the stop */
     struct cache_stats stats;
 };
 
@@ -198,19 +198,20 @@ void cache_durables_retry(struct cache *c);
  * is read, and written anew if it is not whole. */
 void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
-/* adopt.c */
+/* ---- snapshot_load.c ---- */
+
 /* An extent may have become ready. */
 void cache_snapshot_load_grew(struct cache *c);
-/* What is still to be taken over of the namespace is not wanted. */
-void cache_snapshot_load_forget(struct cache *c, const struct ns *ns);
-/* Calls each for every part that a take-over had not reached when it was stopped, the hottest
- * first: they lie where they lay. part->ns is of the old list, ns the namespace that is meant. */
-void cache_snapshot_rest_walk(struct cache *c,
-                              void (*each)(void *ctx, struct ns *ns,
-                                           const struct snapshot_part *part),
-                              void *ctx);
-/* They are known no more. */
-void cache_snapshot_rest_free(struct cache *c);
+/* What is still to be loaded of the namespace is not wanted. */
+void cache_snapshot_load_drop(struct cache *c, const struct ns *ns);
+/* Calls `each` for every part that was not loaded because the load was stopped, hottest first. Its
+ * bytes are where they were. ns is its namespace; part->ns is the number in the old snapshot. */
+void cache_snapshot_unloaded(struct cache *c,
+                             void (*each)(void *ctx, struct ns *ns,
+                                          const struct snapshot_part *part),
+                             void *ctx);
+/* Frees what is known of these. */
+void cache_snapshot_forget(struct cache *c);
 
 /* shared.c */
 /* Of the blocks that lie on a share only the oldest go until there are as few as have to be. None

@@ -148,7 +148,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 
 void cache_list_sweep_begin(struct cache *c)
 {
-    if (!c->torn || c->adopt || cache_recovering(c))
+    if (!c->torn || c->loading || cache_recovering(c))
         return;
     c->torn = false;
     c->sweep = c->below.n;

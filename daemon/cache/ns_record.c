@@ -149,7 +149,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
     if (rc != 0)
         return rc;
     if (!p->only_shared)
-        cache_snapshot_load_forget(c, ns);
+        cache_snapshot_load_drop(c, ns);
     p->ns = ns;
     ns->purges++;
     if (!c->share)

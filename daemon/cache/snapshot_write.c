@@ -1,12 +1,11 @@
-/* Telling the next run what lies in the arena's file: a list of all parts in DRAM with the
- * checksums of their bytes. Those that were written to the tier have one, the pool computes the
- * others. */
+/* Writing the snapshot at an orderly stop: all parts in DRAM, hottest first, with the checksums of
+ * their bytes. A part that was written to NVMe has its checksum; the pool computes the others. */
 #include "daemon/cache/snapshot.h"
 
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
 #include "daemon/cache/snapshot_format.h"
-#include "daemon/format/checksum.h"
+#include "daemon/cache/snapshot_sum.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -16,271 +15,220 @@
 #include <string.h>
 
 #define ROOM "cache"
-#define WORKS 8u /* as many as the pool has threads, and some that wait */
-#define WORK_PARTS 64u
-#define WORK_BYTES (8u << 20)
-
-struct keep_work {
-    uv_work_t work;
-    struct snapshot_write *keep;
-    uint64_t first;
-    uint32_t n;
-    bool busy;
-};
-
-/* A part beside its place in the manifest. */
-struct keep_part {
-    const void *data;
-    uint64_t bytes;
-    bool summed; /* the manifest has its checksum */
-};
 
 struct snapshot_write {
     struct cache *cache;
-    struct persist *keep;
-    uint32_t *ns_places; /* by a namespace's place in the index: 1 + that in the manifest; 0: it has
-                            no part */
+    struct persist *persist;
+    uint32_t *ns_number; /* by a namespace's place in the index: 1 + its number in the snapshot; 0:
+                          * it is not listed */
     uint32_t namespaces;
-    size_t parts_at, cap; /* in the manifest; cap: parts that there is room for */
-    uint8_t *manifest;
-    struct keep_part *parts;
-    uint64_t n, at, start_ns;
-    struct keep_work works[WORKS];
+    uint8_t *snapshot, *parts; /* parts: behind the namespaces */
+    struct sums_part *memory;  /* by part: where its bytes are */
+    uint64_t n, cap, start_ns;
+    struct sums sums;
 };
 
-/* ---- what there is to keep ---- */
-
-static bool part_kept(const struct block *b, const struct ns *ns, uint32_t part)
+static uint8_t *part_at(const struct snapshot_write *w, uint64_t i)
 {
-    return b->part[part].dram == PART_DRAM_READY && block_complete(b, ns) &&
-           !(b->flags & BLOCK_DOOMED);
+    return w->parts + i * SNAPSHOT_PART_BYTES;
 }
 
-static void count_cb(void *ctx, block_ref ref, uint32_t uses)
-{
-    struct snapshot_write *k = ctx;
-    struct ns *ns;
-    const struct block *b = cache_block(k->cache, ref, &ns);
+/* ---- namespaces ---- */
 
-    (void)uses;
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        if (!part_kept(b, ns, i))
-            continue;
-        k->cap++;
-        k->ns_places[index_ns_place(k->cache->config.index, ns)] = 1;
-    }
+static void ns_list(struct snapshot_write *w, const struct ns *ns)
+{
+    w->ns_number[index_ns_place(w->cache->config.index, ns)] = 1;
 }
 
-static void rest_count_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
+static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
 {
-    struct snapshot_write *k = ctx;
-
     (void)part;
-    k->cap++;
-    k->ns_places[index_ns_place(k->cache->config.index, ns)] = 1;
+    ns_list(ctx, ns);
 }
 
-/* Its bytes are where they were, and as good as they were: the next run compares them. */
-static void rest_list_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
+/* Numbers the namespaces that have something in DRAM. Returns the bytes that they take. */
+static size_t namespaces_number(struct snapshot_write *w)
 {
-    struct snapshot_write *k = ctx;
-    struct snapshot_part kept = *part;
-
-    kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
-    snapshot_part_encode(k->manifest + k->parts_at + k->n * SNAPSHOT_PART_BYTES, &kept);
-    k->parts[k->n++] = (struct keep_part){.bytes = ns_part_bytes(ns, kept.part), .summed = true};
-}
-
-static void list_cb(void *ctx, block_ref ref, uint32_t uses)
-{
-    struct snapshot_write *k = ctx;
-    struct cache *c = k->cache;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-    struct snapshot_part kept = {.uses = uses};
-
-    kept.ns = k->ns_places[index_ns_place(k->cache->config.index, ns)] - 1;
-    memcpy(kept.key, b->key, sizeof(kept.key));
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        const struct part *p = &b->part[i];
-
-        if (!part_kept(b, ns, i))
-            continue;
-        kept.part = i;
-        kept.stored = p->nvme == PART_NVME_READY;
-        kept.checksum = p->checksum; /* 0: not known */
-        arena_slot_place(c->arena, p->slot, &kept.extent, &kept.slot);
-        snapshot_part_encode(k->manifest + k->parts_at + k->n * SNAPSHOT_PART_BYTES, &kept);
-        k->parts[k->n++] = (struct keep_part){.data = arena_memory(c->arena, p->slot),
-                                              .bytes = ns_part_bytes(ns, i),
-                                              .summed = kept.checksum != 0};
-    }
-}
-
-/* Bytes that the namespaces take; their places are given out on the way. */
-static size_t namespaces_place(struct snapshot_write *k)
-{
-    struct index *ix = k->cache->config.index;
+    struct index *ix = w->cache->config.index;
     uint8_t identity[NS_CANONICAL_MAX];
     size_t bytes = 0;
 
+    cache_snapshot_unloaded(w->cache, ns_unloaded_cb, w);
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        const struct ns *ns = index_ns_at(ix, place);
         int n;
 
-        if (k->ns_places[place] == 0)
+        if (ns && ns->dram_bytes > 0)
+            ns_list(w, ns);
+        if (w->ns_number[place] == 0)
             continue;
-        n = ns_identity_encode(&index_ns_at(ix, place)->identity, identity, sizeof(identity));
+        n = ns_identity_encode(&ns->identity, identity, sizeof(identity));
         assert(n > 0); /* namespace.open takes none that is longer */
         bytes += snapshot_ns_bytes((uint32_t)n);
-        k->ns_places[place] = ++k->namespaces;
+        w->ns_number[place] = ++w->namespaces;
     }
     return bytes;
 }
 
-static void namespaces_write(struct snapshot_write *k)
+static void namespaces_write(struct snapshot_write *w)
 {
-    struct index *ix = k->cache->config.index;
+    struct index *ix = w->cache->config.index;
     uint8_t identity[NS_CANONICAL_MAX];
-    size_t at = SNAPSHOT_HEAD_BYTES;
+    uint8_t *at = w->snapshot + SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
-        struct snapshot_ns kept = {.identity = identity};
+        struct snapshot_ns out = {.identity = identity};
 
-        if (k->ns_places[place] == 0)
+        if (w->ns_number[place] == 0)
             continue;
-        kept.fingerprint = ns->fingerprint;
-        kept.identity_bytes =
+        out.fingerprint = ns->fingerprint;
+        out.identity_bytes =
             (uint32_t)ns_identity_encode(&ns->identity, identity, sizeof(identity));
-        at += snapshot_ns_encode(k->manifest + at, &kept);
+        at += snapshot_ns_encode(at, &out);
     }
-    assert(at == k->parts_at);
+    assert(at == w->parts);
 }
 
-/* ---- checksums ---- */
+/* ---- parts ---- */
 
-static void work_cb(uv_work_t *work)
+static void part_add(struct snapshot_write *w, const struct ns *ns, struct snapshot_part *part,
+                     const void *data)
 {
-    struct keep_work *w = work->data;
-    struct snapshot_write *k = w->keep;
+    assert(w->n < w->cap);
+    part->ns = w->ns_number[index_ns_place(w->cache->config.index, ns)] - 1;
+    snapshot_part_encode(part_at(w, w->n), part);
+    w->memory[w->n++] = (struct sums_part){.data = data, .bytes = ns_part_bytes(ns, part->part)};
+}
 
-    for (uint64_t i = w->first; i < w->first + w->n; i++) {
-        if (k->parts[i].summed)
+/* Its bytes were not looked at since the last snapshot: the next run compares them. */
+static void part_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part *part)
+{
+    struct snapshot_part again = *part;
+
+    part_add(ctx, ns, &again, NULL);
+}
+
+static void block_cb(void *ctx, block_ref ref, uint32_t uses)
+{
+    struct snapshot_write *w = ctx;
+    struct cache *c = w->cache;
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    struct snapshot_part part = {.uses = uses};
+
+    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+        return;
+    memcpy(part.key, b->key, sizeof(part.key));
+    for (part.part = 0; part.part < ns->identity.parts; part.part++) {
+        const struct part *p = &b->part[part.part];
+
+        if (p->dram != PART_DRAM_READY)
             continue;
-        snapshot_checksum_put(k->manifest + k->parts_at + i * SNAPSHOT_PART_BYTES,
-                              checksum_of(k->parts[i].data, k->parts[i].bytes));
-        k->parts[i].summed = true;
+        part.stored = p->nvme == PART_NVME_READY;
+        part.checksum = p->checksum; /* 0: not known */
+        arena_slot_place(c->arena, p->slot, &part.extent, &part.slot);
+        part_add(w, ns, &part, part.checksum ? NULL : arena_memory(c->arena, p->slot));
     }
 }
 
-static void keep_pump(struct snapshot_write *k);
-
-static void work_done_cb(uv_work_t *work, int status)
+static bool sum_part_cb(void *ctx, uint64_t i, struct sums_part *out)
 {
-    struct keep_work *w = work->data;
+    struct snapshot_write *w = ctx;
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
-    w->busy = false;
-    keep_pump(w->keep);
+    *out = w->memory[i];
+    return true;
 }
 
-static void keep_pump(struct snapshot_write *k)
+static void sum_done_cb(void *ctx, uint64_t i, const struct sums_part *part)
 {
-    for (unsigned i = 0; i < WORKS; i++) {
-        struct keep_work *w = &k->works[i];
-        uint64_t bytes = 0;
-        int rc;
+    if (part->data)
+        snapshot_checksum_put(part_at(ctx, i), part->checksum);
+}
 
-        if (w->busy)
-            continue;
-        while (k->at < k->n && k->parts[k->at].summed)
-            k->at++;
-        if (k->at == k->n)
-            return;
-        w->keep = k;
-        w->work.data = w;
-        w->first = k->at;
-        while (k->at < k->n && k->at - w->first < WORK_PARTS && bytes < WORK_BYTES)
-            bytes += k->parts[k->at++].bytes;
-        w->n = (uint32_t)(k->at - w->first);
-        w->busy = true;
-        rc = uv_queue_work(k->cache->config.loop, &w->work, work_cb, work_done_cb);
-        assert(rc == 0); /* refuses a missing callback only */
-        (void)rc;
-    }
+static void sum_piece_cb(void *ctx)
+{
+    struct snapshot_write *w = ctx;
+
+    (void)sums_pump(&w->sums);
 }
 
 /* ---- begin and end ---- */
 
-static void keep_free(struct snapshot_write *k)
+static void write_free(struct snapshot_write *w)
 {
-    free(k->ns_places);
-    free(k->parts);
-    free(k);
+    free(w->ns_number);
+    free(w->memory);
+    free(w);
 }
 
-int cache_snapshot_start(struct cache *c, struct persist *keep)
+int cache_snapshot_start(struct cache *c, struct persist *k)
 {
-    struct snapshot_write *k = calloc(1, sizeof(*k));
+    struct snapshot_write *w = calloc(1, sizeof(*w));
+    size_t head_bytes;
     int rc = -ENOMEM;
 
-    if (!k)
+    if (!w)
         return rc;
-    k->cache = c;
-    k->keep = keep;
-    k->start_ns = uv_hrtime();
-    k->ns_places = calloc(index_ns_places(c->config.index), sizeof(*k->ns_places));
-    if (!k->ns_places)
-        goto err_after_keep;
-    policy_walk(c->config.policy, count_cb, k);
-    cache_snapshot_rest_walk(c, rest_count_cb, k);
-    k->parts = calloc(k->cap + 1, sizeof(*k->parts));
-    if (!k->parts)
-        goto err_after_keep;
-    k->parts_at = SNAPSHOT_HEAD_BYTES + namespaces_place(k);
-    rc = persist_create(keep, k->parts_at + k->cap * SNAPSHOT_PART_BYTES, &k->manifest);
+    w->cache = c;
+    w->persist = k;
+    w->start_ns = uv_hrtime();
+    w->cap = arena_slots_used(c->arena);
+    w->ns_number = calloc(index_ns_places(c->config.index), sizeof(*w->ns_number));
+    w->memory = calloc(w->cap + 1, sizeof(*w->memory));
+    if (!w->ns_number || !w->memory)
+        goto err_after_write;
+    head_bytes = SNAPSHOT_HEAD_BYTES + namespaces_number(w);
+    rc = persist_create(k, head_bytes + w->cap * SNAPSHOT_PART_BYTES, &w->snapshot);
     if (rc < 0)
-        goto err_after_keep;
-    namespaces_write(k);
-    policy_walk(c->config.policy, list_cb, k);
-    cache_snapshot_rest_walk(c, rest_list_cb, k);
-    assert(k->n == k->cap);
-    c->keep = k;
-    keep_pump(k);
+        goto err_after_write;
+    w->parts = w->snapshot + head_bytes;
+    namespaces_write(w);
+    policy_walk(c->config.policy, block_cb, w);
+    cache_snapshot_unloaded(c, part_unloaded_cb, w);
+    w->sums = (struct sums){.loop = c->config.loop,
+                            .pieces = SUMS_PIECES,
+                            .n = w->n,
+                            .part_cb = sum_part_cb,
+                            .done_cb = sum_done_cb,
+                            .piece_cb = sum_piece_cb,
+                            .ctx = w};
+    c->snapshot = w;
+    (void)sums_pump(&w->sums);
     return 0;
 
-err_after_keep:
-    log_warn(ROOM, "not-kept", "error=%s", strerror(-rc));
-    keep_free(k);
+err_after_write:
+    log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
+    write_free(w);
     return rc;
 }
 
 void cache_snapshot_cut(struct cache *c)
 {
-    c->keep->at = c->keep->n;
+    c->snapshot->sums.n = c->snapshot->sums.at;
 }
 
 bool cache_snapshot_ready(const struct cache *c)
 {
-    for (unsigned i = 0; i < WORKS; i++)
-        if (c->keep->works[i].busy)
-            return false;
-    return c->keep->at == c->keep->n;
+    const struct sums *s = &c->snapshot->sums;
+
+    return s->at == s->n && !sums_busy(s);
 }
 
-/* What was not computed in time is left out. */
-static uint64_t parts_pack(struct snapshot_write *k, uint64_t *bytes)
+/* Leaves out the parts whose checksum was not computed in time. */
+static uint64_t parts_pack(struct snapshot_write *w, uint64_t *bytes)
 {
-    uint8_t *p = k->manifest + k->parts_at;
     uint64_t n = 0;
 
-    for (uint64_t i = 0; i < k->n; i++) {
-        if (!k->parts[i].summed)
+    for (uint64_t i = 0; i < w->n; i++) {
+        struct snapshot_part part;
+
+        snapshot_part_decode(part_at(w, i), &part);
+        if (part.checksum == 0)
             continue;
         if (i != n)
-            memcpy(p + n * SNAPSHOT_PART_BYTES, p + i * SNAPSHOT_PART_BYTES, SNAPSHOT_PART_BYTES);
-        *bytes += k->parts[i].bytes;
+            memcpy(part_at(w, n), part_at(w, i), SNAPSHOT_PART_BYTES);
+        *bytes += w->memory[i].bytes;
         n++;
     }
     return n;
@@ -288,23 +236,24 @@ static uint64_t parts_pack(struct snapshot_write *k, uint64_t *bytes)
 
 void cache_snapshot_finish(struct cache *c)
 {
-    struct snapshot_write *k = c->keep;
+    struct snapshot_write *w = c->snapshot;
     uint64_t bytes = 0;
-    struct snapshot_head head = {.arena = persist_identity(k->keep),
+    struct snapshot_head head = {.arena = persist_identity(w->persist),
                                  .extent = arena_extent_bytes(c->arena),
-                                 .namespaces = k->namespaces};
+                                 .parts = parts_pack(w, &bytes),
+                                 .namespaces = w->namespaces};
     int rc;
 
-    head.parts = parts_pack(k, &bytes);
     snprintf(head.program, sizeof(head.program), "ucmd %s", UCM_VERSION);
-    snapshot_seal(k->manifest, k->parts_at + head.parts * SNAPSHOT_PART_BYTES, &head);
-    rc = persist_commit(k->keep);
+    snapshot_seal(w->snapshot, (size_t)(part_at(w, head.parts) - w->snapshot), &head);
+    rc = persist_commit(w->persist);
     if (rc == 0)
-        log_info(ROOM, "kept", "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f",
-                 head.parts, k->n, bytes, (double)(uv_hrtime() - k->start_ns) / 1e9);
+        log_info(ROOM, "snapshot-written",
+                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f", head.parts,
+                 w->n, bytes, (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
-        log_warn(ROOM, "not-kept", "error=%s", strerror(-rc));
-    c->keep = NULL;
-    cache_snapshot_rest_free(c);
-    keep_free(k);
+        log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
+    c->snapshot = NULL;
+    cache_snapshot_forget(c);
+    write_free(w);
 }
