@@ -75,6 +75,28 @@ void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v)
     msgpack_pack_uint64(pk, v);
 }
 
+void proto_pack_text(msgpack_packer *pk, const char *key, const char *text)
+{
+    proto_pack_str(pk, key);
+    proto_pack_str(pk, text);
+}
+
+void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n)
+{
+    proto_pack_str(pk, key);
+    msgpack_pack_bin(pk, n);
+    proto_pack_raw(pk, p, n);
+}
+
+void proto_pack_flag(msgpack_packer *pk, const char *key, bool on)
+{
+    proto_pack_str(pk, key);
+    if (on)
+        msgpack_pack_true(pk);
+    else
+        msgpack_pack_false(pk);
+}
+
 /* ---- frames ---- */
 
 /* The length is not known yet: its four bytes are filled in at the end. */

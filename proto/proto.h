@@ -110,10 +110,13 @@ void proto_notification_begin(struct proto_builder *pb, struct proto_buf *b, con
  * of the buffer or is not one value, NO_MEMORY. */
 int proto_response_end(struct proto_builder *pb, struct ucm_error *e);
 
-/* Small helpers over msgpack_pack_*. */
+/* Small helpers over msgpack_pack_*: a string; a key and its value. */
 void proto_pack_str(msgpack_packer *pk, const char *s);
 void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n);
 void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v);
+void proto_pack_text(msgpack_packer *pk, const char *key, const char *text);
+void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n);
+void proto_pack_flag(msgpack_packer *pk, const char *key, bool on);
 /* Bytes that are MessagePack already. */
 void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n);
 

@@ -1,8 +1,10 @@
-/* pin, unpin, evict, namespace.purge: by key at once, or a whole namespace a page a turn of the
- * loop, so that millions of blocks hold nobody up. */
+/* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
+ * stored blocks. By key at once; a whole namespace a page a turn of the loop, so that millions of
+ * blocks delay nobody. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,31 +12,19 @@
 
 struct change {
     enum ucm_method method;
-    uint64_t tier;
+    uint64_t tier; /* as in UCM_MSG_EVICT */
     struct msg_count_r result;
 };
-
-struct sweep {
-    struct request r;
-    struct list link; /* in the sweeps while there is something to walk */
-    struct ns *ns;
-    struct change change;
-    uint64_t cursor;
-    bool walked;
-    bool purges; /* namespace.purge; evict, when files on shares go too, whichever host's */
-    struct cache_purge purge;
-    int purge_status;
-};
-
-/* In the words of the wire: 0 all, 3 shared only. */
-static bool reaches_shares(const struct change *k)
-{
-    return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
-}
 
 static bool evicts(const struct change *k)
 {
     return k->method == UCM_METHOD_EVICT || k->method == UCM_METHOD_NS_PURGE;
+}
+
+/* 0: all tiers; 3: shared only. */
+static bool reaches_shares(const struct change *k)
+{
+    return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
 }
 
 static void change_evict(struct cache *c, struct change *k, block_ref ref)
@@ -73,17 +63,18 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
     if (n == 0)
         return -call->error.code;
     for (uint32_t i = 0; i < n; i++) {
-        /* Found one at a time: evicting one block may take another's place in the scratch list. */
+        /* Found one at a time: to evict one block may free another. */
         const uint8_t *key = keys.p + (size_t)i * ns->identity.key_bytes;
         block_ref ref = index_find(rq->rooms.index, ns, key);
 
-        /* Another host may have stored what this one does not know. */
-        if (!ref && evicts(k) && reaches_shares(k))
-            cache_shared_remove(rq->rooms.cache, ns, key);
-        if (ref)
+        if (ref) {
             change_apply(rq->rooms.cache, k, ref);
-        else
-            k->result.missing++;
+            continue;
+        }
+        k->result.missing++;
+        /* Another host may have stored a block that this one does not know. */
+        if (evicts(k) && reaches_shares(k))
+            cache_shared_remove(rq->rooms.cache, ns, key);
     }
     session_reply(call->s, call->msgid, &proto_count_r, &k->result);
     return 0;
@@ -91,29 +82,47 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
 
 /* ---- a whole namespace ---- */
 
-/* Why a request was stopped that has nothing to show for it. */
+struct sweep {
+    struct request r;
+    struct list link; /* in rq->sweeps while there are blocks to walk */
+    struct ns *ns;
+    struct change change;
+    uint64_t cursor;
+    bool walked;
+    bool purges; /* `purge` is under way: namespace.purge, or evict that removes shared files */
+    struct cache_purge purge;
+    int purge_status;
+};
+
+/* Why a sweep was stopped. */
 static void stopped_error(const struct sweep *sw, struct ucm_error *e)
 {
     const struct requests *rq = sw->r.s->rq;
 
     if (rq->draining)
         ucm_error_set(e, UCM_WIRE_SHUTDOWN,
-                      "the daemon is shutting down; what was asked for may be incomplete");
+                      "the daemon is shutting down; only some of the blocks may have changed");
     else if (uv_now(rq->rooms.loop) >= sw->r.deadline.at_ms)
         ucm_error_set(e, UCM_WIRE_DEADLINE, "not done in time; try again");
     else
-        ucm_error_set(e, UCM_WIRE_CANCELLED, "what was asked for may be incomplete");
+        ucm_error_set(e, UCM_WIRE_CANCELLED, "only some of the blocks may have changed");
 }
 
-static void sweep_answer(struct sweep *sw)
+static bool sweep_done(const struct sweep *sw)
+{
+    return sw->walked && (!sw->purges || cache_purge_kept(&sw->purge));
+}
+
+static void sweep_end(struct sweep *sw)
 {
     struct ucm_error e = {0};
 
-    if (!sw->walked || (sw->purges && !cache_purge_kept(&sw->purge)))
+    list_remove(&sw->link);
+    if (!sweep_done(sw))
         stopped_error(sw, &e);
     else if (sw->purge_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
-                      "the blocks are gone, but storage failed to keep that (%s): they may come "
+                      "the blocks are gone, but storage failed to record that (%s): they may come "
                       "back when the daemon restarts; try again",
                       strerror(-sw->purge_status));
     else if (sw->purges && sw->purge.share_status != 0)
@@ -121,23 +130,9 @@ static void sweep_answer(struct sweep *sw)
                       "the blocks are gone from this host, but some may be left on the shared tier "
                       "(%s); try again",
                       strerror(-sw->purge.share_status));
-    if (e.code == 0)
-        session_reply(sw->r.s, sw->r.msgid, &proto_count_r, &sw->change.result);
-    else if (!sw->r.s->closing)
-        session_reply_error(sw->r.s, sw->r.msgid, &e);
-}
-
-static void sweep_end(struct sweep *sw)
-{
-    struct session *s = sw->r.s;
-
-    list_remove(&sw->link);
-    sweep_answer(sw);
     if (sw->purges)
-        cache_purge_end(s->rq->rooms.cache, &sw->purge);
-    request_end(&sw->r);
-    free(sw);
-    session_settle(s);
+        cache_purge_end(sw->r.s->rq->rooms.cache, &sw->purge);
+    request_end(&sw->r, &e, &proto_count_r, &sw->change.result);
 }
 
 static void sweep_stop_cb(struct request *r)
@@ -145,33 +140,29 @@ static void sweep_stop_cb(struct request *r)
     sweep_end(LIST_ENTRY(r, struct sweep, r));
 }
 
-/* Its end is known when both are: the walk, and whether storage has it. */
-static void sweep_check(struct sweep *sw)
-{
-    if (sw->walked && (!sw->purges || cache_purge_kept(&sw->purge)))
-        sweep_end(sw);
-}
-
 static void purge_done_cb(struct cache_purge *p, int status)
 {
     struct sweep *sw = LIST_ENTRY(p, struct sweep, purge);
 
     sw->purge_status = status;
-    sweep_check(sw);
+    if (sweep_done(sw))
+        sweep_end(sw);
 }
 
 static void sweep_step(struct requests *rq, struct sweep *sw)
 {
+    block_ref refs[SWEEP_PAGE];
     uint32_t n;
 
-    sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, &n);
+    sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, refs, &n);
     for (uint32_t i = 0; i < n; i++)
-        change_apply(rq->rooms.cache, &sw->change, rq->refs[i]);
+        change_apply(rq->rooms.cache, &sw->change, refs[i]);
     if (sw->cursor != 0)
         return;
     sw->walked = true;
     list_remove(&sw->link);
-    sweep_check(sw);
+    if (sweep_done(sw))
+        sweep_end(sw);
 }
 
 static void sweeper_cb(uv_idle_t *idle)
@@ -190,26 +181,18 @@ static void sweeper_cb(uv_idle_t *idle)
 static int change_all(struct call *call, struct ns *ns, const struct change *k)
 {
     struct requests *rq = call->s->rq;
-    struct sweep *sw = calloc(1, sizeof(*sw));
-    int rc;
+    struct sweep *sw = request_new(call, sizeof(*sw), UCM_DEADLINE_MS, sweep_stop_cb);
 
     if (!sw)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    sw->r.stop_cb = sweep_stop_cb;
+        return -call->error.code;
     sw->purge.done_cb = purge_done_cb;
-    rc = request_start(call, &sw->r, sizeof(*sw), UCM_DEADLINE_MS);
-    if (rc != 0) {
-        free(sw);
-        return rc;
-    }
     sw->ns = ns;
     sw->change = *k;
     sw->purges =
         k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && evicts(k) && reaches_shares(k));
     sw->purge.only_shared = k->method == UCM_METHOD_EVICT;
     if (sw->purges && cache_purge_begin(rq->rooms.cache, &sw->purge, ns) != 0) {
-        request_end(&sw->r);
-        free(sw);
+        request_refuse(&sw->r);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
     list_push_back(&rq->sweeps, &sw->link);
@@ -217,6 +200,8 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
         abort(); /* libuv: only fails for a NULL callback */
     return 0;
 }
+
+/* ---- the methods ---- */
 
 static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys, uint64_t tier)
 {
@@ -228,7 +213,7 @@ static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys,
     return keys.n > 0 ? change_keys(call, ns, &k, keys) : change_all(call, ns, &k);
 }
 
-static int keys_call(struct call *call)
+int method_purge(struct call *call)
 {
     struct msg_keys m;
     int rc = proto_decode(&proto_keys, call->env, &m, &call->error);
@@ -237,29 +222,9 @@ static int keys_call(struct call *call)
 }
 
 /* Pinned blocks take room from every tenant. */
-static int pin_call(struct call *call)
-{
-    if (!call->s->peer.admin)
-        return ucm_error_set(
-            &call->error, UCM_WIRE_DENIED,
-            "%s is for operators: root, the daemon's own user, and whom `admins` names",
-            proto_method_name(call->method));
-    return keys_call(call);
-}
-
 int method_pin(struct call *call)
 {
-    return pin_call(call);
-}
-
-int method_unpin(struct call *call)
-{
-    return pin_call(call);
-}
-
-int method_purge(struct call *call)
-{
-    return keys_call(call);
+    return call_operator(call) ? method_purge(call) : -call->error.code;
 }
 
 int method_evict(struct call *call)
@@ -268,4 +233,63 @@ int method_evict(struct call *call)
     int rc = proto_decode(&proto_evict, call->env, &m, &call->error);
 
     return rc != 0 ? rc : change_call(call, m.ns, m.keys, m.tier);
+}
+
+/* ---- share.collect ---- */
+
+static_assert(SHARE_MAX_ROOTS == 8, "bounds of the message");
+
+/* A root that is read-only here is collected by the hosts that write to it. */
+static int root_collect(struct call *call, uint32_t root, bool named, struct msg_collect_r *r)
+{
+    const struct request_rooms *rooms = &call->s->rq->rooms;
+    int err = rooms->share_ops->collect(rooms->share, root);
+
+    switch (err) {
+    case 0:
+        r->roots++;
+        return 0;
+    case -EALREADY:
+        r->busy++;
+        return 0;
+    case -EROFS:
+    case -EINVAL:
+        if (!named)
+            return 0;
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "root %u is read-only here: a host that writes to it collects it",
+                             root + 1);
+    case -ECANCELED:
+        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
+    default:
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "root %u: %s", root + 1,
+                             strerror(-err));
+    }
+}
+
+int method_share_collect(struct call *call)
+{
+    const struct request_rooms *rooms = &call->s->rq->rooms;
+    struct msg_collect m;
+    struct msg_collect_r r = {0};
+    uint32_t n;
+    int rc = proto_decode(&proto_collect, call->env, &m, &call->error);
+
+    if (rc != 0)
+        return rc;
+    if (!call_operator(call))
+        return -call->error.code;
+    if (!rooms->share)
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "there is no shared tier: share.roots in the configuration is empty");
+    n = rooms->share_ops->roots(rooms->share);
+    if (m.root > n)
+        return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                             "the shared tier has no root %u, it has %u", (unsigned)m.root, n);
+    for (uint32_t i = 0; rc == 0 && i < n; i++)
+        if (m.root == 0 || m.root == i + 1)
+            rc = root_collect(call, i, m.root != 0, &r);
+    if (rc == 0)
+        session_reply(call->s, call->msgid, &proto_collect_r, &r);
+    return rc;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define LS_PAGE 256
+#define LS_MAX 4096 /* UCM_MSG_LS bounds `limit` */
 #define VERIFY_IN_FLIGHT 8
 
 /* ---- namespace.list ---- */
@@ -17,12 +18,12 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
 
     msgpack_pack_map(pk, 16);
     proto_pack_u64(pk, "ns", ns->id);
-    pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
-    pack_text(pk, "tenant", id->tenant);
-    pack_text(pk, "model", id->model);
-    pack_text(pk, "revision", id->revision);
-    pack_text(pk, "dtype", id->dtype);
-    pack_text(pk, "layout", id->layout);
+    proto_pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
+    proto_pack_text(pk, "tenant", id->tenant);
+    proto_pack_text(pk, "model", id->model);
+    proto_pack_text(pk, "revision", id->revision);
+    proto_pack_text(pk, "dtype", id->dtype);
+    proto_pack_text(pk, "layout", id->layout);
     proto_pack_u64(pk, "block_tokens", id->block_tokens);
     proto_pack_u64(pk, "key_bytes", id->key_bytes);
     proto_pack_u64(pk, "parts", id->parts);
@@ -37,7 +38,7 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
     proto_pack_u64(pk, "shared_bytes", ns->share_bytes);
 }
 
-/* Room for one namespace of the longest names and most parts, so that a page never fails. */
+/* Bytes of a namespace with the longest names and most parts: a full page still fits a frame. */
 #define NS_PACKED_MAX 8192
 #define NS_PAGE_MAX (UCM_MAX_FRAME_BYTES / NS_PACKED_MAX - 1)
 
@@ -76,6 +77,29 @@ int method_ns_list(struct call *call)
 
 /* ---- ls ---- */
 
+struct page {
+    block_ref *refs;
+    uint32_t n;
+};
+
+static void page_visit_cb(void *ctx, block_ref ref, struct block *b)
+{
+    struct page *p = ctx;
+
+    (void)b;
+    p->refs[p->n++] = ref;
+}
+
+uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32_t limit,
+                     block_ref *refs, uint32_t *n)
+{
+    struct page page = {.refs = refs};
+    uint64_t next = index_scan(rq->rooms.index, ns, cursor, limit, page_visit_cb, &page);
+
+    *n = page.n;
+    return next;
+}
+
 static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct block *b)
 {
     uint32_t nvme = 0, shared = 0;
@@ -85,13 +109,13 @@ static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct blo
         shared += part_on_share(&b->part[i]);
     }
     msgpack_pack_map(pk, 8);
-    pack_bin(pk, "key", b->key, ns->identity.key_bytes);
+    proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
     proto_pack_u64(pk, "dram", b->dram_parts);
     proto_pack_u64(pk, "nvme", nvme);
     proto_pack_u64(pk, "shared", shared);
     proto_pack_u64(pk, "ready", b->ready);
-    pack_flag(pk, "complete", block_complete(b, ns));
-    pack_flag(pk, "pinned", b->flags & BLOCK_PINNED);
+    proto_pack_flag(pk, "complete", block_complete(b, ns));
+    proto_pack_flag(pk, "pinned", b->flags & BLOCK_PINNED);
     proto_pack_u64(pk, "leases", b->leases);
 }
 
@@ -99,6 +123,7 @@ int method_ls(struct call *call)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
+    block_ref refs[LS_MAX];
     uint32_t n;
     struct proto_builder pb;
     struct msg_ls m;
@@ -111,13 +136,13 @@ int method_ls(struct call *call)
     ns = call_namespace(call, m.ns);
     if (!ns)
         return -call->error.code;
-    next = blocks_page(rq, ns, m.cursor, m.limit ? (uint32_t)m.limit : LS_PAGE, &n);
+    next = blocks_page(rq, ns, m.cursor, m.limit ? (uint32_t)m.limit : LS_PAGE, refs, &n);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
-        pack_block(&pb.pk, ns, index_block(rq->rooms.index, rq->refs[i]));
+        pack_block(&pb.pk, ns, index_block(rq->rooms.index, refs[i]));
     proto_pack_u64(&pb.pk, "next", next);
     session_reply_end(s, call->msgid, &pb);
     return 0;
@@ -133,9 +158,9 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
 
     msgpack_pack_map(pk, 8);
     proto_pack_u64(pk, "part", part);
-    pack_text(pk, "dram", dram[p->dram]);
-    pack_text(pk, "nvme", nvme[p->nvme]);
-    pack_text(pk, "shared", shared[p->share]);
+    proto_pack_text(pk, "dram", dram[p->dram]);
+    proto_pack_text(pk, "nvme", nvme[p->nvme]);
+    proto_pack_text(pk, "shared", shared[p->share]);
     proto_pack_u64(pk, "root", p->root);
     proto_pack_u64(pk, "users", p->users);
     proto_pack_u64(pk, "loc", p->loc);
@@ -169,11 +194,11 @@ int method_inspect(struct call *call)
     b = index_block(rq->rooms.index, ref);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 8);
-    pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
-    pack_flag(&pb.pk, "complete", block_complete(b, ns));
+    proto_pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
+    proto_pack_flag(&pb.pk, "complete", block_complete(b, ns));
     proto_pack_u64(&pb.pk, "ready", b->ready);
-    pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
-    pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
+    proto_pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
+    proto_pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
     proto_pack_u64(&pb.pk, "leases", b->leases);
     proto_pack_u64(&pb.pk, "heat", policy_heat(rq->rooms.policy, ref));
     proto_pack_str(&pb.pk, "parts");
@@ -190,8 +215,8 @@ struct verify {
     struct request r;
     struct ns *ns;
     struct msg_verify_r result;
-    uint32_t n, at, part, in_flight; /* refs[at]'s part is next */
-    bool stopping, pumping;
+    uint32_t n, at, part, in_flight; /* part `part` of refs[at] is next */
+    bool stopping;
     block_ref refs[];
 };
 
@@ -204,14 +229,9 @@ static void verify_pump(struct verify *v);
 
 static void verify_end(struct verify *v)
 {
-    struct session *s = v->r.s;
-
     for (uint32_t i = 0; i < v->n; i++)
-        cache_drop(s->rq->rooms.cache, v->refs[i]);
-    session_reply(s, v->r.msgid, &proto_verify_r, &v->result);
-    request_end(&v->r);
-    free(v);
-    session_settle(s);
+        cache_drop(v->r.s->rq->rooms.cache, v->refs[i]);
+    request_end(&v->r, NULL, &proto_verify_r, &v->result);
 }
 
 static void check_done_cb(struct cache_check *k, int status)
@@ -254,7 +274,7 @@ static void verify_pump(struct verify *v)
         if (verify_part(v, v->refs[v->at], v->part) == -EBUSY) {
             if (v->in_flight > 0)
                 return;
-            v->result.skipped++; /* no room at all: don't wait for who knows what */
+            v->result.skipped++; /* no read of this verify will end and make room */
         }
         if (++v->part == v->ns->identity.parts) {
             v->part = 0;
@@ -291,18 +311,11 @@ int method_verify(struct call *call)
     if (!ns)
         return -call->error.code;
     limit = m.limit ? (uint32_t)m.limit : LS_PAGE;
-    v = calloc(1, sizeof(*v) + limit * sizeof(v->refs[0]));
+    v = request_new(call, sizeof(*v) + limit * sizeof(v->refs[0]), UCM_DEADLINE_MS, verify_stop_cb);
     if (!v)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    v->r.stop_cb = verify_stop_cb;
-    rc = request_start(call, &v->r, sizeof(*v) + limit * sizeof(v->refs[0]), UCM_DEADLINE_MS);
-    if (rc != 0) {
-        free(v);
-        return rc;
-    }
+        return -call->error.code;
     v->ns = ns;
-    v->result.next = blocks_page(rq, ns, m.cursor, limit, &v->n);
-    memcpy(v->refs, rq->refs, v->n * sizeof(v->refs[0]));
+    v->result.next = blocks_page(rq, ns, m.cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
         cache_hold(rq->rooms.cache, v->refs[i]);
     verify_pump(v);

@@ -8,20 +8,20 @@
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
+/* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at least
+ * so many. An operator's may hold all. */
+#define SESSION_MIN_NAMESPACES 16
 
 struct requests {
     struct request_rooms rooms;
     struct list sessions, active, sweeps;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
-    uint8_t secret[4];        /* keys hashes of what peers choose */
-    uint64_t transfer_memory; /* bytes of request objects under way */
+    uint8_t secret[4]; /* keys hashes of what peers choose */
+    uint64_t memory;   /* bytes of request objects under way, and of shared lookups */
     bool draining;
     uv_idle_t sweeper;
-    struct proto_buf out;            /* one answer at a time */
-    block_ref refs[UCM_MAX_KEYS];    /* scratch of one call */
-    block_ref missing[UCM_MAX_KEYS]; /* likewise, of lookups on the shared tier */
-    uint8_t status[UCM_MAX_KEYS];    /* likewise */
+    struct proto_buf out; /* one answer at a time */
 };
 
 struct session {
@@ -32,6 +32,7 @@ struct session {
     bool hello, closing;
     uint64_t *ns_open;    /* bitmap of namespaces' places */
     uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
+    uint32_t n_ns;        /* open ones */
     struct table regions, stagings, leases;
     uint32_t region_names, staging_names, lease_names; /* given out so far; see session_name */
     uint32_t leased_keys;
@@ -40,15 +41,17 @@ struct session {
     struct cache_owner owner;
 };
 
-/* A request that is answered later. */
+/* A request that is answered later: the first member of what its method keeps. request_new makes
+ * it, request_end answers and frees it. */
 struct request {
-    struct list link, link_all;
+    struct list link, link_all; /* of its session, of all */
     struct session *s;
     uint32_t msgid;
     enum ucm_method method;
     struct deadline deadline;
     size_t memory;
-    /* Cancelled, past its deadline, or its peer gone: end soon, answering for what was done. */
+    /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
+     * again. Ends the request now or soon, with what was done; may end no other request. */
     void (*stop_cb)(struct request *r);
 };
 
@@ -70,14 +73,13 @@ typedef int (*method_fn)(struct call *call);
 void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
                    const void *result);
 void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e);
-/* Tells how far a load has come. False: it was not sent, the peer does not read. */
+/* Sends a load's progress. False: not sent, because the peer does not read. */
 bool session_progress(struct session *s, const struct msg_progress *m);
 /* For free maps: begin, pack, end. */
 void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
 void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);
-/* What the wire calls an object by: its number in a table of the session, and above it bits that
- * differ from one to the next, so that the name of one which has ended is not that of its
- * successor (but for one in 2048). */
+/* An object's name on the wire: its number in a table of the session, with bits above it that count
+ * up. So the name of an object that has ended is not its successor's, but for one in 2048. */
 #define SESSION_NUMBERS (UINT32_C(1) << 21)
 static inline uint32_t session_name(uint32_t *names, uint32_t number)
 {
@@ -87,51 +89,58 @@ static inline uint32_t session_number(uint64_t name)
 {
     return (uint32_t)name & (SESSION_NUMBERS - 1);
 }
-/* After anything of a closing session ended. May free it. */
+/* Call when anything of a session ended. Frees a closing session that has nothing left. */
 void session_settle(struct session *s);
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability);
-/* How many keys are in the blob; 0 with call->error when it is no whole number of keys, or too
- * many. */
+/* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);
 
-/* pack.c: fields of free maps */
-void pack_bin(msgpack_packer *pk, const char *name, const uint8_t *p, size_t n);
-void pack_text(msgpack_packer *pk, const char *name, const char *text);
-void pack_flag(msgpack_packer *pk, const char *name, bool on);
+/* Whether the peer is an operator; false with call->error. */
+bool call_operator(struct call *call);
 
-/* Blocks of a namespace, a page of them, in rq->refs. Returns the next cursor, 0 at the end. */
+/* inspect.c: a page of a namespace's blocks from cursor on (0: the start), `limit` at most. Returns
+ * the next cursor, 0 at the end. */
 uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32_t limit,
-                     uint32_t *n);
+                     block_ref *refs, uint32_t *n);
 
 /* request.c */
-/* Admits r (zeroed, with stop_cb set) as under way. deadline_ms 0 takes the default. 0, or BUSY, or
- * SHUTDOWN but for what gives a mapping back. */
-int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms);
-/* Takes r out; the caller answers first and frees it afterwards. */
-void request_end(struct request *r);
+/* A request under way: `bytes` of zeroed memory that begin with a struct request. deadline_ms 0
+ * takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains
+ * (unregistering is still taken). */
+void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
+                  void (*stop_cb)(struct request *r));
+/* Answers with *e if it is an error (NULL: none), else with the result; frees r, and the session if
+ * r was the last thing that a closing one waited for. */
+void request_end(struct request *r, const struct ucm_error *e, const struct proto_message *m,
+                 const void *result);
+/* Ends a request that its method refuses after all: the caller returns call->error. */
+void request_refuse(struct request *r);
+/* Counts `bytes` against limits.frame_memory until memory_return. False: there is no room. */
+bool memory_take(struct requests *rq, size_t bytes);
+void memory_return(struct requests *rq, size_t bytes);
 
-/* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in the
- * cache, as far as there is room, before done_cb runs. */
+/* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
+ * the cache, as far as there is room, before done_cb runs. */
 struct shared_lookup {
     struct share_lookup p;
     struct requests *rq;
     struct ns *ns;
-    void (*done_cb)(struct shared_lookup *k); /* frees it */
+    void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
     void *ctx;
-    size_t memory;
+    size_t memory;       /* counted against limits.frame_memory */
     const uint8_t *keys; /* a copy of all that were named */
-    uint32_t n;
 };
-/* Asks for those of keys[from, n) that are not found here, of a chain or each by itself, for
- * wait_ms at most. 0: done_cb will run. Anything else: nothing to wait for. */
+/* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. Waits for
+ * wait_ms at most (0: share.lookup_deadline). 0: done_cb will run. Otherwise there is nothing to wait
+ * for. */
 int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
                         bool each, uint64_t wait_ms, struct shared_lookup **out);
 void shared_lookup_free(struct shared_lookup *k);
-/* done_cb runs no more; frees it. */
+/* done_cb does not run any more; frees it. */
 void shared_lookup_cancel(struct shared_lookup *k);
 
 /* lookup.c */
@@ -178,8 +187,7 @@ int method_load(struct call *call);
 int method_dump(struct call *call);
 int method_prefetch(struct call *call);
 int method_cancel(struct call *call);
-int method_pin(struct call *call);
-int method_unpin(struct call *call);
+int method_pin(struct call *call); /* unpin too */
 int method_evict(struct call *call);
 int method_purge(struct call *call);
 int method_stats(struct call *call);

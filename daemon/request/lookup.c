@@ -1,4 +1,4 @@
-/* lookup, release, and leases: what a lookup promises to keep. */
+/* lookup, release, and the leases that lookups take. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
@@ -41,7 +41,7 @@ static void lease_expired_cb(struct deadline *d)
     lease_end(l->s, l->name);
 }
 
-/* refs may hold zeroes, which are passed over. */
+/* Skips zeroes in refs. */
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name)
 {
@@ -87,12 +87,14 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     return 0;
 }
 
-/* One that waits for the shared tier. */
-struct lookup_wait {
-    struct request r;
-    struct shared_lookup *lookup;
-    struct ns *ns;
-    struct msg_lookup m; /* its keys are in lookup's copy */
+/* ---- lookup ---- */
+
+/* What the cache knows of a lookup's keys. */
+struct found {
+    uint32_t n; /* keys */
+    uint32_t hits, dram, shared;
+    block_ref refs[UCM_MAX_KEYS]; /* 0: a miss */
+    uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
 };
 
 static enum ucm_lookup_status status_of(struct cache *c, block_ref ref)
@@ -102,96 +104,98 @@ static enum ucm_lookup_status status_of(struct cache *c, block_ref ref)
     return cache_on_share(c, ref) ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME;
 }
 
-/* Fills rq->status and clears what is not found from rq->refs. Returns how many hits need a share.
- */
-static uint32_t look(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
-                     struct msg_lookup_r *r)
+/* Without `each` the search ends at the first miss. */
+static void keys_find(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
+                      struct found *f)
 {
-    uint32_t shared = 0;
+    struct cache *c = rq->rooms.cache;
 
-    index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, rq->refs);
+    f->n = n;
+    f->hits = f->dram = f->shared = 0;
+    index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
-        enum ucm_lookup_status status = UCM_LOOKUP_MISS;
+        enum ucm_lookup_status status;
 
-        rq->status[i] = UCM_LOOKUP_MISS;
-        if (!cache_found(rq->rooms.cache, rq->refs[i])) {
-            rq->refs[i] = 0;
+        if (!cache_found(c, f->refs[i])) {
+            f->refs[i] = 0;
+            f->status[i] = UCM_LOOKUP_MISS;
             if (!m->each)
                 break;
             continue;
         }
-        status = status_of(rq->rooms.cache, rq->refs[i]);
-        r->hits++;
-        r->dram += status == UCM_LOOKUP_DRAM;
-        shared += status == UCM_LOOKUP_SHARED;
-        /* A client that did not ask for the difference may not know of it. */
-        rq->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
+        status = status_of(c, f->refs[i]);
+        f->hits++;
+        f->dram += status == UCM_LOOKUP_DRAM;
+        f->shared += status == UCM_LOOKUP_SHARED;
+        /* A client that did not set `shared` may not know that status. */
+        f->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
     }
-    if (m->each)
-        r->status = (struct proto_bin){rq->status, n};
-    r->shared = m->shared ? shared : 0;
-    return shared;
 }
 
-/* The policy takes what it is told of at once for one chain; keys looked at each by itself are
- * none. */
-static void touch(struct requests *rq, const struct msg_lookup *m, uint32_t n)
+/* The policy takes the keys of one call for one chain; with `each` they are none. */
+static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
+                       uint32_t covered)
 {
-    uint32_t step = m->each ? 1 : n;
+    uint32_t step = m->each ? 1 : covered;
 
-    for (uint32_t i = 0; i < n; i += step)
-        cache_touch(rq->rooms.cache, rq->refs + i, step);
+    for (uint32_t i = 0; i < covered; i += step)
+        cache_touch(rq->rooms.cache, f->refs + i, step);
 }
 
-/* Of what was just looked at. */
-static int lookup_answer(struct call *call, const struct msg_lookup *m, uint32_t n,
-                         struct msg_lookup_r *r, uint32_t shared)
+/* Takes the lease and fills *r. 0 or -code with call->error. */
+static int lookup_result(struct call *call, const struct msg_lookup *m, const struct found *f,
+                         struct msg_lookup_r *r)
 {
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
-    uint32_t covered = m->each ? n : (uint32_t)r->hits, lease = 0;
+    struct requests *rq = call->s->rq;
+    uint32_t covered = m->each ? f->n : f->hits, lease = 0;
 
-    if (m->lease_ms > 0 && r->hits > 0) {
-        int rc = lease_new(call, rq->refs, covered, m->lease_ms, &lease);
+    if (m->lease_ms > 0 && f->hits > 0) {
+        int rc = lease_new(call, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;
     }
-    touch(rq, m, covered);
+    keys_touch(rq, m, f, covered);
     rq->rooms.metrics->lookups++;
-    rq->rooms.metrics->lookup_keys += n;
-    rq->rooms.metrics->lookup_hits += r->hits;
-    rq->rooms.metrics->lookup_hits_shared += shared;
-    r->lease = lease;
-    session_reply(s, call->msgid, &proto_lookup_r, r);
+    rq->rooms.metrics->lookup_keys += f->n;
+    rq->rooms.metrics->lookup_hits += f->hits;
+    rq->rooms.metrics->lookup_hits_shared += f->shared;
+    *r = (struct msg_lookup_r){.hits = f->hits,
+                               .dram = f->dram,
+                               .lease = lease,
+                               .status = {f->status, m->each ? f->n : 0},
+                               .shared = m->shared ? f->shared : 0};
     return 0;
 }
 
-/* ---- waiting for the shared tier ---- */
+/* ---- a lookup that waits for the shared tier ---- */
 
-/* Looks once more: what was found meanwhile is here now, and what has gone is not. */
+struct lookup_wait {
+    struct request r;
+    struct shared_lookup *lookup;
+    struct ns *ns;
+    struct msg_lookup m; /* its keys are in lookup's copy */
+};
+
+/* Looks at all keys again: the shared tier's answer is noted in the cache now, and other blocks
+ * came and went meanwhile. */
 static void wait_end(struct lookup_wait *w)
 {
     struct session *s = w->r.s;
     struct call call = {.s = s, .msgid = w->r.msgid, .method = w->r.method};
     struct msg_lookup_r r = {0};
-    uint32_t n = w->m.keys.n / w->ns->identity.key_bytes, shared;
+    struct found f;
 
-    request_end(&w->r);
     if (!s->closing) {
-        shared = look(s->rq, w->ns, &w->m, n, &r);
-        if (lookup_answer(&call, &w->m, n, &r, shared) != 0)
-            session_reply_error(s, call.msgid, &call.error);
+        keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
+        (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
     }
-    free(w);
-    session_settle(s);
+    request_end(&w->r, &call.error, &proto_lookup_r, &r);
 }
 
 static void wait_done_cb(struct shared_lookup *k)
 {
-    struct lookup_wait *w = k->ctx;
-
-    wait_end(w);
+    wait_end(k->ctx);
     shared_lookup_free(k);
 }
 
@@ -204,28 +208,28 @@ static void wait_stop_cb(struct request *r)
     shared_lookup_cancel(k);
 }
 
-/* The shared tier keeps its deadline; this one is for the case that it does not. */
+/* The shared tier ends a lookup at its deadline; this is for a tier that does not. */
 #define WAIT_GRACE_MS 1000
 
-/* False: nothing is to be waited for. */
-static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_lookup *m, uint32_t n,
-                         uint32_t hits)
+/* False: there is nothing to wait for, or no room for one more request. Then what this host has is
+ * the answer. */
+static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_lookup *m,
+                         const struct found *f)
 {
     struct requests *rq = call->s->rq;
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
-    if (!rq->rooms.share || hits == n ||
-        shared_lookup_start(rq, ns, m->keys, m->each ? 0 : hits, m->each, m->wait_ms, &lookup) != 0)
+    if (f->hits == f->n || shared_lookup_start(rq, ns, m->keys, m->each ? 0 : f->hits, m->each,
+                                               m->wait_ms, &lookup) != 0)
         return false;
-    w = calloc(1, sizeof(*w));
-    if (!w)
-        goto err_after_lookup;
-    w->r.stop_cb = wait_stop_cb;
-    /* Too many requests: what is here is an answer, too. */
-    if (request_start(call, &w->r, sizeof(*w) + lookup->memory,
-                      lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS) != 0)
-        goto err_after_wait;
+    w = request_new(call, sizeof(*w),
+                    lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
+    if (!w) {
+        call->error.code = 0;
+        shared_lookup_cancel(lookup);
+        return false;
+    }
     w->ns = ns;
     w->lookup = lookup;
     w->m = *m;
@@ -234,21 +238,15 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     lookup->done_cb = wait_done_cb;
     rq->rooms.metrics->lookups_waited++;
     return true;
-
-err_after_wait:
-    call->error.code = 0;
-    free(w);
-err_after_lookup:
-    shared_lookup_cancel(lookup);
-    return false;
 }
 
 int method_lookup(struct call *call)
 {
     struct msg_lookup m;
-    struct msg_lookup_r r = {0};
+    struct msg_lookup_r r;
+    struct found f;
     struct ns *ns;
-    uint32_t n, shared;
+    uint32_t n;
     int rc = proto_decode(&proto_lookup, call->env, &m, &call->error);
 
     if (rc != 0)
@@ -257,10 +255,13 @@ int method_lookup(struct call *call)
     n = ns ? call_keys(call, ns, m.keys) : 0;
     if (n == 0)
         return -call->error.code;
-    shared = look(call->s->rq, ns, &m, n, &r);
-    if (lookup_waits(call, ns, &m, n, (uint32_t)r.hits))
+    keys_find(call->s->rq, ns, &m, n, &f);
+    if (lookup_waits(call, ns, &m, &f))
         return 0;
-    return lookup_answer(call, &m, n, &r, shared);
+    rc = lookup_result(call, &m, &f, &r);
+    if (rc == 0)
+        session_reply(call->s, call->msgid, &proto_lookup_r, &r);
+    return rc;
 }
 
 int method_release(struct call *call)

@@ -29,17 +29,10 @@ static void pending_stop_cb(struct request *q)
 /* 0, or -code with call->error. */
 static int pending_start(struct call *call, struct list *pending)
 {
-    struct pending_request *q = calloc(1, sizeof(*q));
-    int rc;
+    struct pending_request *q = request_new(call, sizeof(*q), 0, pending_stop_cb);
 
     if (!q)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    q->r.stop_cb = pending_stop_cb;
-    rc = request_start(call, &q->r, sizeof(*q), 0);
-    if (rc != 0) {
-        free(q);
-        return rc;
-    }
+        return -call->error.code;
     list_push_back(pending, &q->node);
     return 0;
 }
@@ -50,16 +43,10 @@ static void pending_answer(struct registered *r, const struct ucm_error *e,
 {
     struct list *node;
 
-    while ((node = list_pop_front(&r->pending)) != NULL) {
-        struct pending_request *q = LIST_ENTRY(node, struct pending_request, node);
-
-        if (e && !r->s->closing)
-            session_reply_error(r->s, q->r.msgid, e);
-        else
-            session_reply(r->s, q->r.msgid, m, result);
-        request_end(&q->r);
-        free(q);
-    }
+    r->s->n_requests++; /* keeps the session until registered_end or opened_cb settles it */
+    while ((node = list_pop_front(&r->pending)) != NULL)
+        request_end(&LIST_ENTRY(node, struct pending_request, node)->r, e, m, result);
+    r->s->n_requests--;
 }
 
 /* ---- states ---- */

@@ -88,10 +88,24 @@ static bool gives_back(enum ucm_method method)
     return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER;
 }
 
-int request_start(struct call *call, struct request *r, size_t memory, uint64_t deadline_ms)
+bool memory_take(struct requests *rq, size_t bytes)
 {
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
+    if (rq->memory + bytes > rq->rooms.config->max_frame_memory)
+        return false;
+    rq->memory += bytes;
+    return true;
+}
+
+void memory_return(struct requests *rq, size_t bytes)
+{
+    rq->memory -= bytes;
+}
+
+/* 0 or -code: whether one more request may begin. */
+static int request_admit(struct call *call)
+{
+    const struct session *s = call->s;
+    const struct requests *rq = s->rq;
     const struct config *config = rq->rooms.config;
 
     if (rq->draining && !gives_back(call->method))
@@ -101,28 +115,52 @@ int request_start(struct call *call, struct request *r, size_t memory, uint64_t 
                              "this connection has %u requests under way, as many as "
                              "limits.requests_per_connection allows",
                              s->n_requests);
-    if (rq->n_active >= config->max_requests ||
-        rq->transfer_memory + memory > config->max_frame_memory)
+    if (rq->n_active >= config->max_requests)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "the daemon has %u requests under way; try again", rq->n_active);
+                             "the daemon has %u requests under way, as many as limits.requests "
+                             "allows; try again",
+                             rq->n_active);
+    return 0;
+}
+
+void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
+                  void (*stop_cb)(struct request *r))
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    struct request *r;
+
+    if (request_admit(call) != 0)
+        return NULL;
+    if (!memory_take(rq, bytes)) {
+        ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                      "the requests under way take as much memory as limits.frame_memory allows; "
+                      "try again");
+        return NULL;
+    }
     if (deadline_ms == 0)
-        deadline_ms = config->deadline_ms;
-    if (deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
-                     expired_cb) != 0)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a deadline");
+        deadline_ms = rq->rooms.config->deadline_ms;
+    r = calloc(1, bytes);
+    if (!r || deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
+                           expired_cb) != 0) {
+        memory_return(rq, bytes);
+        free(r);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+        return NULL;
+    }
     r->s = s;
     r->msgid = call->msgid;
     r->method = call->method;
-    r->memory = memory;
-    rq->transfer_memory += memory;
+    r->memory = bytes;
+    r->stop_cb = stop_cb;
     list_push_back(&s->requests, &r->link);
     list_push_back(&rq->active, &r->link_all);
     s->n_requests++;
     rq->rooms.metrics->requests_active = ++rq->n_active;
-    return 0;
+    return r;
 }
 
-void request_end(struct request *r)
+void request_refuse(struct request *r)
 {
     struct requests *rq = r->s->rq;
 
@@ -130,8 +168,22 @@ void request_end(struct request *r)
     list_remove(&r->link);
     list_remove(&r->link_all);
     r->s->n_requests--;
-    rq->transfer_memory -= r->memory;
+    memory_return(rq, r->memory);
     rq->rooms.metrics->requests_active = --rq->n_active;
+    free(r);
+}
+
+void request_end(struct request *r, const struct ucm_error *e, const struct proto_message *m,
+                 const void *result)
+{
+    struct session *s = r->s;
+
+    if (e && e->code != 0)
+        session_reply_error(s, r->msgid, e);
+    else
+        session_reply(s, r->msgid, m, result);
+    request_refuse(r);
+    session_settle(s);
 }
 
 int method_cancel(struct call *call)
@@ -146,7 +198,7 @@ int method_cancel(struct call *call)
     for (struct list *n = s->requests.next; n != &s->requests; n = n->next) {
         struct request *r = LIST_ENTRY(n, struct request, link);
 
-        /* Mapping and unmapping can't be stopped half way. */
+        /* Mapping and unmapping can't be stopped half way; their ends are near. */
         if (r->msgid != m.msgid || gives_back(r->method) ||
             r->method == UCM_METHOD_REGION_REGISTER || r->method == UCM_METHOD_RING_REGISTER)
             continue;

@@ -23,7 +23,7 @@ static const method_fn methods[UCM_METHOD_COUNT] = {
     [UCM_METHOD_DUMP] = method_dump,
     [UCM_METHOD_CANCEL] = method_cancel,
     [UCM_METHOD_PIN] = method_pin,
-    [UCM_METHOD_UNPIN] = method_unpin,
+    [UCM_METHOD_UNPIN] = method_pin,
     [UCM_METHOD_EVICT] = method_evict,
     [UCM_METHOD_STATS] = method_stats,
     [UCM_METHOD_HEALTH] = method_health,
@@ -41,6 +41,8 @@ void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_err
 {
     struct proto_buf *out = &s->rq->out;
 
+    if (s->closing)
+        return;
     s->rq->rooms.metrics->requests_failed++;
     if (e->code == UCM_WIRE_BUSY)
         s->rq->rooms.metrics->requests_busy++;
@@ -98,15 +100,26 @@ static bool ns_is_open(const struct session *s, const struct ns *ns)
     return s->ns_open[place / 64] >> (place % 64) & 1;
 }
 
-/* It stays while the connection lives. */
-static void ns_set_open(struct session *s, struct ns *ns)
+/* The namespace stays while the connection lives. 0 or -code with call->error. */
+static int ns_set_open(struct call *call, struct ns *ns)
 {
+    struct session *s = call->s;
     uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+    uint32_t most = s->rq->rooms.config->max_namespaces_tenant / 4;
 
     if (ns_is_open(s, ns))
-        return;
+        return 0;
+    if (most < SESSION_MIN_NAMESPACES)
+        most = SESSION_MIN_NAMESPACES;
+    if (!s->peer.admin && s->n_ns >= most)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection has %u namespaces open; one may have a quarter of "
+                             "limits.namespaces_per_tenant",
+                             s->n_ns);
     s->ns_open[place / 64] |= UINT64_C(1) << (place % 64);
+    s->n_ns++;
     index_ns_use(s->rq->rooms.index, ns);
+    return 0;
 }
 
 static void ns_close_all(struct session *s)
@@ -123,11 +136,9 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && (ns_is_open(s, ns) || s->peer.admin)) {
-        ns_set_open(s, ns);
-        return ns;
-    }
-    /* The same words whether it exists or not: who may not know is not told. */
+    if (ns && (ns_is_open(s, ns) || s->peer.admin))
+        return ns_set_open(call, ns) == 0 ? ns : NULL;
+    /* The same words whether it exists or not: that is another tenant's secret. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                   "namespace %llu is not open on this connection; call namespace.open first",
                   (unsigned long long)id);
@@ -148,6 +159,15 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
     else
         return n;
     return 0;
+}
+
+bool call_operator(struct call *call)
+{
+    if (!call->s->peer.admin)
+        ucm_error_set(&call->error, UCM_WIRE_DENIED,
+                      "%s is for operators: root, the daemon's own user, and whom `admins` names",
+                      proto_method_name(call->method));
+    return call->s->peer.admin;
 }
 
 /* ---- hello, namespaces ---- */
@@ -299,9 +319,10 @@ int method_ns_open(struct call *call)
             "for another",
             (unsigned)s->peer.uid, s->peer.tenant);
     rc = ns_open_checked(call, &m, &ns);
+    if (rc == 0)
+        rc = ns_set_open(call, ns);
     if (rc != 0)
         return rc;
-    ns_set_open(s, ns);
     bit_set(s->ns_durable, index_ns_place(s->rq->rooms.index, ns),
             m.durability == UCM_DURABILITY_NVME);
     r = (struct msg_ns_open_r){.ns = ns->id,

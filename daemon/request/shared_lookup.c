@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* From the end: where there is no room for all, the tail of a chain is what its head can do
- * without. */
+/* From the end: a chain's head is worth more than its tail, and the cache forgets the oldest notes
+ * when it has no room for all. */
 static void lookup_note(struct shared_lookup *k)
 {
     const struct share_lookup *p = &k->p;
@@ -29,44 +29,51 @@ static void lookup_done_cb(struct share_lookup *p)
     k->done_cb(k);
 }
 
-/* How many are to be asked for; their places in rq->missing. */
-static uint32_t keys_missing(struct requests *rq, struct ns *ns, const uint8_t *keys, uint32_t from,
-                             uint32_t n)
+/* What to ask for, in `asked`. Returns how many keys. */
+static uint32_t keys_missing(struct requests *rq, struct ns *ns, struct proto_bin keys,
+                             uint32_t from, uint8_t *asked)
 {
-    uint32_t missing = 0;
+    uint32_t key_bytes = ns->identity.key_bytes, n = keys.n / key_bytes - from, missing = 0;
+    const uint8_t *key = keys.p + (size_t)from * key_bytes;
+    block_ref refs[UCM_MAX_KEYS];
 
-    index_find_many(rq->rooms.index, ns, keys + (size_t)from * ns->identity.key_bytes, n - from,
-                    false, rq->missing + from);
-    for (uint32_t i = from; i < n; i++)
-        if (!cache_found(rq->rooms.cache, rq->missing[i]))
-            rq->missing[missing++] = i;
+    index_find_many(rq->rooms.index, ns, key, n, false, refs);
+    for (uint32_t i = 0; i < n; i++)
+        if (!cache_found(rq->rooms.cache, refs[i]))
+            memcpy(asked + (size_t)missing++ * key_bytes, key + (size_t)i * key_bytes, key_bytes);
     return missing;
 }
 
-/* The keys, those that are asked for, and the answers behind it. */
+/* Behind it: the keys, those to ask for, and the answers. NULL: nothing to ask for, or no memory. */
 static struct shared_lookup *lookup_new(struct requests *rq, struct ns *ns, struct proto_bin keys,
-                                        uint32_t missing)
+                                        uint32_t from)
 {
-    uint32_t key_bytes = ns->identity.key_bytes;
-    size_t memory = sizeof(struct shared_lookup) + keys.n + (size_t)missing * (key_bytes + 1);
-    struct shared_lookup *k = calloc(1, memory);
+    uint32_t key_bytes = ns->identity.key_bytes, most = keys.n / key_bytes - from;
+    size_t memory = sizeof(struct shared_lookup) + keys.n + (size_t)most * (key_bytes + 1);
+    struct shared_lookup *k;
     uint8_t *all, *asked;
 
-    if (!k)
+    if (!memory_take(rq, memory))
         return NULL;
+    k = calloc(1, memory);
+    if (!k) {
+        memory_return(rq, memory);
+        return NULL;
+    }
     all = (uint8_t *)(k + 1);
     asked = all + keys.n;
     memcpy(all, keys.p, keys.n);
-    for (uint32_t i = 0; i < missing; i++)
-        memcpy(asked + (size_t)i * key_bytes, all + (size_t)rq->missing[i] * key_bytes, key_bytes);
     k->rq = rq;
     k->ns = ns;
     k->memory = memory;
     k->keys = all;
-    k->n = keys.n / key_bytes;
     k->p.keys = asked;
-    k->p.answers = asked + (size_t)missing * key_bytes;
-    return k;
+    k->p.answers = asked + (size_t)most * key_bytes;
+    k->p.n = keys_missing(rq, ns, keys, from, asked);
+    if (k->p.n > 0)
+        return k;
+    shared_lookup_free(k);
+    return NULL;
 }
 
 int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
@@ -74,21 +81,17 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
 {
     const struct request_rooms *rooms = &rq->rooms;
     uint64_t most_ms = rooms->config->share_lookup_ms;
-    uint32_t last = ns->identity.parts - 1, missing;
+    uint32_t last = ns->identity.parts - 1;
     struct shared_lookup *k;
     int rc;
 
     if (!rooms->share || rq->draining)
         return -ENOENT;
-    missing = keys_missing(rq, ns, keys.p, from, keys.n / ns->identity.key_bytes);
-    if (missing == 0)
-        return -ENOENT;
-    k = lookup_new(rq, ns, keys, missing);
+    k = lookup_new(rq, ns, keys, from);
     if (!k)
-        return -ENOMEM;
+        return -ENOENT;
     memcpy(k->p.fingerprint, ns->fingerprint, sizeof(k->p.fingerprint));
     k->p.key_bytes = ns->identity.key_bytes;
-    k->p.n = missing;
     k->p.part = last;
     k->p.part_bytes = ns_part_bytes(ns, last);
     k->p.each = each;
@@ -96,7 +99,7 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
     k->p.done_cb = lookup_done_cb;
     rc = rooms->share_ops->lookup(rooms->share, &k->p);
     if (rc != 0)
-        free(k);
+        shared_lookup_free(k);
     else
         *out = k;
     return rc;
@@ -104,11 +107,12 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
 
 void shared_lookup_free(struct shared_lookup *k)
 {
+    memory_return(k->rq, k->memory);
     free(k);
 }
 
 void shared_lookup_cancel(struct shared_lookup *k)
 {
     k->rq->rooms.share_ops->lookup_cancel(k->rq->rooms.share, &k->p);
-    free(k);
+    shared_lookup_free(k);
 }

@@ -12,7 +12,7 @@ static uint64_t write_amplification(const struct metrics *m)
     return m->nvme_stored_bytes > 0 ? (uint64_t)(1000 * written / (double)m->nvme_stored_bytes) : 0;
 }
 
-/* Gauges that other rooms know are read when they are asked for. */
+/* Gauges that other rooms own: read only when somebody asks. */
 static void gauges_read(struct requests *rq)
 {
     struct request_rooms *r = &rq->rooms;
@@ -62,15 +62,15 @@ static void pack_tiers(msgpack_packer *pk, const struct request_rooms *r)
         return;
     r->tier_ops->stats(r->tier, &ts);
     msgpack_pack_map(pk, 9);
-    pack_text(pk, "name", r->tier_ops->name);
-    pack_text(pk, "engine", ts.engine);
+    proto_pack_text(pk, "name", r->tier_ops->name);
+    proto_pack_text(pk, "engine", ts.engine);
     proto_pack_u64(pk, "capacity_bytes", ts.capacity_bytes);
     proto_pack_u64(pk, "used_bytes", ts.used_bytes);
     proto_pack_u64(pk, "queued", ts.queued);
     proto_pack_u64(pk, "in_flight", ts.in_flight);
-    pack_flag(pk, "recovering", ts.recovering);
-    pack_flag(pk, "degraded", ts.degraded);
-    pack_text(pk, "reason", ts.degraded ? ts.reason : "");
+    proto_pack_flag(pk, "recovering", ts.recovering);
+    proto_pack_flag(pk, "degraded", ts.degraded);
+    proto_pack_text(pk, "reason", ts.degraded ? ts.reason : "");
 }
 
 static void pack_shares(msgpack_packer *pk, const struct request_rooms *r)
@@ -85,10 +85,10 @@ static void pack_shares(msgpack_packer *pk, const struct request_rooms *r)
 
         r->share_ops->stats(r->share, i, &rs);
         msgpack_pack_map(pk, 17);
-        pack_text(pk, "name", rs.target);
-        pack_text(pk, "backend", rs.backend);
-        pack_text(pk, "health", health[rs.health]);
-        pack_text(pk, "reason", rs.reason);
+        proto_pack_text(pk, "name", rs.target);
+        proto_pack_text(pk, "backend", rs.backend);
+        proto_pack_text(pk, "health", health[rs.health]);
+        proto_pack_text(pk, "reason", rs.reason);
         proto_pack_u64(pk, "capacity_bytes", rs.capacity_bytes);
         proto_pack_u64(pk, "used_bytes", rs.used_bytes);
         proto_pack_u64(pk, "files", rs.files);
@@ -117,10 +117,10 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
 
         d->ops->stats(d, &ds);
         msgpack_pack_map(pk, 16);
-        pack_text(pk, "name", ds.name);
-        pack_bin(pk, "uuid", ds.uuid, sizeof(ds.uuid));
-        pack_flag(pk, "cuda", ds.cuda);
-        pack_flag(pk, "failed", ds.failed);
+        proto_pack_text(pk, "name", ds.name);
+        proto_pack_bin(pk, "uuid", ds.uuid, sizeof(ds.uuid));
+        proto_pack_flag(pk, "cuda", ds.cuda);
+        proto_pack_flag(pk, "failed", ds.failed);
         proto_pack_u64(pk, "jobs", ds.jobs);
         proto_pack_u64(pk, "load_bytes", ds.load_bytes);
         proto_pack_u64(pk, "dump_bytes", ds.dump_bytes);
@@ -136,7 +136,7 @@ static void pack_devices(msgpack_packer *pk, struct device_set *devices)
     }
 }
 
-/* Only where memory is spread over several. */
+/* Empty unless the arena is spread over several NUMA nodes. */
 static void pack_nodes(msgpack_packer *pk, const struct arena *a)
 {
     uint32_t n = arena_nodes(a);
@@ -166,11 +166,11 @@ int method_stats(struct call *call)
     gauges_read(rq);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 10);
-    pack_text(&pb.pk, "version", UCM_VERSION);
-    pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
+    proto_pack_text(&pb.pk, "version", UCM_VERSION);
+    proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", uv_now(rq->rooms.loop) - rq->started_ms);
     proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());
-    pack_text(&pb.pk, "policy", policy_name());
+    proto_pack_text(&pb.pk, "policy", policy_name());
     pack_metrics(&pb.pk, rq->rooms.metrics);
     pack_tiers(&pb.pk, &rq->rooms);
     pack_shares(&pb.pk, &rq->rooms);
@@ -197,7 +197,7 @@ int method_health(struct call *call)
     n = requests_health(s->rq, reasons, REASONS_MAX, &health);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 2);
-    pack_text(&pb.pk, "status", names[health]);
+    proto_pack_text(&pb.pk, "status", names[health]);
     proto_pack_str(&pb.pk, "reasons");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)

@@ -2,14 +2,14 @@
  *
  * A transfer walks its items (a part of a block each) with a cursor. An item that begins takes a
  * slot (load: cache_get, dump: cache_fill_claim) and joins a batch; a batch becomes one device job;
- * a job's end gives the slots back. Items under way are bounded in bytes, so that a transfer larger
- * than the arena flows through it. When there is no room the transfer waits for any release, if
- * something is under way that will release, and gives the rest up otherwise.
+ * when the job ends, the slots are given back. Bytes under way are bounded, so that a transfer larger
+ * than the arena flows through it. Without room the transfer waits until somebody releases a slot;
+ * if nobody holds one that he will release, it gives up the rest.
  *
- *   begun -> [waits for its read] -> in a batch -> in a job -> ended
+ *   begun -> [waits for its read] -> [read, waits for a batch] -> in a batch -> in a job -> ended
  *
- * Stopping (cancel, deadline, peer gone) ends what has not reached a job; jobs are awaited, since
- * the device may still touch the worker's pages. */
+ * Stopping (cancel, deadline, connection closed) ends items that have not reached a job. Jobs are
+ * awaited, since the device may still touch the worker's pages. */
 #include "daemon/request/transfer.h"
 #include "daemon/request/internal.h"
 
@@ -52,8 +52,8 @@ static void calm_end_cb(struct deadline *d)
     transfer_pump(t);
 }
 
-/* The answer of a dump waits for the disks, if that is wished. It holds nothing meanwhile that
- * others might need. */
+/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most. It
+ * holds no slot, block or lease meanwhile. */
 static bool transfer_slowed(struct transfer *t)
 {
     struct request_rooms *rooms = &t->r.s->rq->rooms;
@@ -74,22 +74,17 @@ static bool transfer_slowed(struct transfer *t)
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
-    struct registered *region = t->region;
     struct msg_blocks_r r = {.status = {t->status, t->n_keys}, .bytes = t->bytes};
 
-    assert(t->jobs == 0 && !t->open && list_empty(&t->waits));
+    assert(t->jobs == 0 && !t->open && t->waits_n == 0);
     t->finished = true;
     cache_pressure_cancel(&t->calm);
     deadline_disarm(s->rq->rooms.deadlines, &t->calm_end);
     transfer_release(t);
-    session_reply(s, t->r.msgid, &proto_blocks_r, &r);
-    request_end(&t->r);
-    steps_free(t->steps);
     free(t->spare);
-    free(t);
-    if (region)
-        region_transfer_ended(region);
-    session_settle(s);
+    if (t->region)
+        region_transfer_ended(t->region);
+    request_end(&t->r, NULL, &proto_blocks_r, &r);
 }
 
 static bool transfer_done(const struct transfer *t)
@@ -116,7 +111,7 @@ void transfer_room_cb(struct cache_room *r)
     transfer_pump(LIST_ENTRY(r, struct transfer, room));
 }
 
-/* Waits for room, or gives up when nothing is under way that could make any. */
+/* Waits for room, or gives the rest up when nothing is under way that could make any. */
 static void transfer_park(struct transfer *t)
 {
     if (list_empty(&t->room.link) && !cache_room_wait(cache_of(t), &t->room))
@@ -125,7 +120,7 @@ static void transfer_park(struct transfer *t)
 
 static void batch_flush(struct transfer *t)
 {
-    bool whole = t->cursor == items_of(t) && list_empty(&t->waits);
+    bool whole = t->cursor == items_of(t) && list_empty(&t->waits) && list_empty(&t->ready);
 
     if (!t->open || t->open->n == 0)
         return;
@@ -134,7 +129,7 @@ static void batch_flush(struct transfer *t)
         steps_add(t);
         return;
     }
-    /* While a job is under way the batch may grow: its end comes here again. */
+    /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
     if (t->steps || (t->jobs > 0 && t->open->n < t->open->cap))
         return;
     if (!batch_send(t))
@@ -148,13 +143,11 @@ void transfer_pump(struct transfer *t)
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
-    while (!t->stopping && t->cursor < items_of(t) &&
+    busy = !ready_take(t);
+    while (!busy && !t->stopping && t->cursor < items_of(t) &&
            (t->in_window < t->window_bytes || t->in_window == 0)) {
-        if (item_begin(t, t->cursor) == -EBUSY) {
-            busy = true;
-            break;
-        }
-        t->cursor++;
+        busy = item_begin(t, t->cursor) == -EBUSY;
+        t->cursor += !busy;
     }
     if (t->open && t->open->n == 0) {
         batch_free(t->open);
@@ -164,7 +157,7 @@ void transfer_pump(struct transfer *t)
     if (t->steps) {
         if (!steps_pump(t))
             busy = true;
-        steps_tell(t);
+        steps_report(t);
     }
     if (busy)
         transfer_park(t);
@@ -187,15 +180,7 @@ void transfer_stop_cb(struct request *r)
         t->lookup = NULL;
         memset(t->status, UCM_BLOCK_CANCELLED, t->n_keys);
     }
-    while ((node = list_pop_front(&t->waits)) != NULL) {
-        struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
-
-        cache_get_cancel(cache_of(t), &iw->w);
-        item_status(t, iw->item, UCM_BLOCK_CANCELLED);
-        t->in_window -= iw->bytes;
-        t->waits_n--;
-        free(iw);
-    }
+    waits_abandon(t);
     while ((node = t->durables.next) != &t->durables)
         durable_abandon(LIST_ENTRY(node, struct durable_wait, link));
     batch_abandon(t);

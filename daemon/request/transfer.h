@@ -13,7 +13,7 @@ struct transfer {
     struct registered *region;    /* not for prefetch */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
-    uint32_t cursor, jobs, waits_n;
+    uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
     bool stopping, pumping, finished;
@@ -23,9 +23,10 @@ struct transfer {
     struct copy_batch *open;      /* filling up */
     struct shared_lookup *lookup; /* a prefetch that waits for the shared tier, else NULL */
     struct steps *steps;          /* a load that goes layer by layer, else NULL */
-    struct list waits;            /* items that wait for a read */
-    struct list durables;         /* items that wait for stable storage; counted in waits_n too */
-    struct item_wait *spare;
+    struct list waits;            /* struct item_wait: waiting for a read */
+    struct list ready;            /* struct item_wait: read, and waiting for a place in a batch */
+    struct list durables;         /* struct durable_wait: waiting for stable storage */
+    struct item_wait *spare;      /* the next item's, if it has to wait */
     struct cache_room room;
     struct cache_pressure calm; /* a dump whose answer is held back */
     struct deadline calm_end;   /* for so long at most */
@@ -44,13 +45,13 @@ struct item_wait {
     uint64_t bytes;
 };
 
-/* Outlives its transfer when that is stopped: t is NULL then. */
+/* Outlives its transfer when that is stopped; then t is NULL. */
 struct durable_wait {
     struct cache_durable d;
     struct list link;
     struct transfer *t;
     uint32_t item;
-    enum ucm_block_status status; /* when all goes well */
+    enum ucm_block_status status; /* once it is durable */
 };
 
 struct copy_batch {
@@ -91,7 +92,7 @@ static inline uint32_t item_part(const struct transfer *t, uint32_t item)
     return t->part + item % t->parts;
 }
 
-/* Where slots are best had for it. */
+/* The node where its slots should lie. */
 static inline int node_of(const struct transfer *t)
 {
     return t->region ? t->region->region->device->node : NUMA_NONE;
@@ -100,7 +101,7 @@ static inline int node_of(const struct transfer *t)
 /* A key's status is the worst of its parts'. */
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
 
-/* transfer.c: moves the transfer on as far as it goes now. May end and free it. */
+/* transfer.c: starts all that can be started now. May end and free the transfer. */
 void transfer_pump(struct transfer *t);
 void transfer_stop_cb(struct request *r);
 void transfer_room_cb(struct cache_room *r);
@@ -108,12 +109,16 @@ void transfer_room_cb(struct cache_room *r);
 /* transfer_copy.c */
 /* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no room now. */
 int item_begin(struct transfer *t, uint32_t item);
-/* Sends the open batch as a device job. False: the device's queue is full, the batch stays open. */
+/* Puts items that were read into the open batch. False: it is full and the device takes no job. */
+bool ready_take(struct transfer *t);
+/* Ends what waits for a read or for a place in a batch as CANCELLED. */
+void waits_abandon(struct transfer *t);
+/* Sends the open batch as a device job. False: the device's queue is full; the batch stays open. */
 bool batch_send(struct transfer *t);
 void batch_free(struct copy_batch *b);
-/* The item is stored: it ends with `status` when its part is on stable storage, too. */
+/* The item is in DRAM: it gets `status` once its part is on stable storage. */
 void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status status);
-/* Nobody waits for it any more. */
+/* Ends the item as NOT_DURABLE; the write goes on. */
 void durable_abandon(struct durable_wait *dw);
 /* Gives up what is in the open batch. */
 void batch_abandon(struct transfer *t);
@@ -122,19 +127,20 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status);
 /* What a job's end means for its items; counts errors. */
 enum ucm_block_status batch_outcome(struct transfer *t, int status);
 
-/* transfer_steps.c: a load that goes layer by layer, and tells. */
-/* How much memory the steps of a load take; 0 or -ENOMEM to make them. */
+/* transfer_steps.c: a load that goes layer by layer and reports progress. */
+/* Bytes that the steps of a load take. */
 size_t steps_memory(uint32_t step, uint32_t shards);
-int steps_new(struct transfer *t, uint32_t step);
-void steps_free(struct steps *st);
-uint32_t steps_batch_items(const struct transfer *t);
-/* Closes the open batch: its steps are sent by steps_pump. */
+/* Sets up zeroed memory of steps_memory bytes as t->steps. */
+void steps_init(struct transfer *t, void *memory, uint32_t step);
+/* Shards in one step. */
+uint32_t steps_shards(const struct transfer *t);
+/* Closes the open batch; steps_pump sends its steps. */
 void steps_add(struct transfer *t);
-/* Sends what may go now. False: the device's queue is full, and nothing is under way. */
+/* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
 bool steps_pump(struct transfer *t);
-/* Tells of what has landed since it was last told. */
-void steps_tell(struct transfer *t);
-/* Is nothing left to be sent? */
+/* Reports the steps that have landed since the last report. */
+void steps_report(struct transfer *t);
+/* Whether every step of every closed batch was sent. */
 bool steps_sent(const struct transfer *t);
 /* Gives up what was not sent. */
 void steps_abandon(struct transfer *t);

@@ -19,22 +19,24 @@ void batch_free(struct copy_batch *b)
     free(b);
 }
 
+/* How many items one job copies. */
+static uint32_t batch_items(const struct transfer *t)
+{
+    uint64_t item_bytes =
+        t->steps ? steps_shards(t) * t->ns->identity.shard_bytes : ns_part_bytes(t->ns, t->part);
+    uint64_t n = JOB_BYTES / item_bytes;
+
+    n = n > JOB_ITEMS ? JOB_ITEMS : n == 0 ? 1 : n;
+    return n < items_of(t) ? (uint32_t)n : items_of(t);
+}
+
 static struct copy_batch *batch_new(struct transfer *t)
 {
-    uint64_t part_bytes = ns_part_bytes(t->ns, t->part);
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t cap = items_of(t), most;
+    uint32_t cap = batch_items(t);
 
     if (!b)
         return NULL;
-    if (t->steps)
-        most = steps_batch_items(t);
-    else
-        most = part_bytes >= JOB_BYTES ? 1 : (uint32_t)(JOB_BYTES / part_bytes);
-    if (cap > JOB_ITEMS)
-        cap = JOB_ITEMS;
-    if (cap > most)
-        cap = most;
     b->t = t;
     list_init(&b->link);
     b->cap = cap;
@@ -86,7 +88,7 @@ void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status statu
         return;
     }
     free(dw);
-    /* Shards are still to come: the dump that brings the last of them waits for the part. */
+    /* -EINPROGRESS: shards are missing; the dump that brings the last of them waits instead. */
     item_status(t, item, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
 }
 
@@ -161,8 +163,8 @@ static int slot_order(const void *a, const void *b)
     return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-/* Freed slots are handed out in the reverse order; in theirs, neighbours are one run between them
- * and the worker's slices, where the order of blocks is free. */
+/* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
+ * become one run of the copy to the worker's slices, where blocks may come in any order. */
 static void batch_sort(struct copy_batch *b)
 {
     uint32_t i = 1;
@@ -265,21 +267,67 @@ static void item_ready_cb(struct cache_wait *w, int status)
         metrics_of(t)->prefetch_blocks++;
         t->bytes += iw->bytes;
         t->in_window -= iw->bytes;
-    } else if (batch_reserve(t) == 0) {
-        read_count(t, w);
-        batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else {
-        /* Full batch, full device: rare enough to give the item up rather than to queue it once
-         * more. */
-        cache_put(cache_of(t), ref, part);
-        item_status(t, item, UCM_BLOCK_NO_ROOM);
-        t->in_window -= iw->bytes;
+        read_count(t, w);
+        t->waits_n++;
+        list_push_back(&t->ready, &iw->link);
+        iw = NULL;
     }
     free(iw);
     transfer_pump(t);
 }
 
-/* A prefetch larger than the arena would only chase its own blocks out again. */
+/* Gives up an item that was read: it leaves the window, its slot is free. */
+static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
+{
+    struct transfer *t = iw->t;
+
+    cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
+    item_status(t, iw->item, status);
+    t->in_window -= iw->bytes;
+    t->waits_n--;
+    free(iw);
+}
+
+bool ready_take(struct transfer *t)
+{
+    while (!list_empty(&t->ready)) {
+        int rc = batch_reserve(t);
+        struct item_wait *iw;
+
+        if (rc == -EBUSY)
+            return false;
+        iw = LIST_ENTRY(list_pop_front(&t->ready), struct item_wait, link);
+        if (rc != 0) {
+            ready_drop(iw, UCM_BLOCK_NO_ROOM);
+            continue;
+        }
+        batch_add(t, iw->item, cache_memory(cache_of(t), t->refs[item_key(t, iw->item)], t->part),
+                  NULL);
+        t->waits_n--;
+        free(iw);
+    }
+    return true;
+}
+
+void waits_abandon(struct transfer *t)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&t->waits)) != NULL) {
+        struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
+
+        cache_get_cancel(cache_of(t), &iw->w);
+        item_status(t, iw->item, UCM_BLOCK_CANCELLED);
+        t->in_window -= iw->bytes;
+        t->waits_n--;
+        free(iw);
+    }
+    while ((node = list_pop_front(&t->ready)) != NULL)
+        ready_drop(LIST_ENTRY(node, struct item_wait, link), UCM_BLOCK_CANCELLED);
+}
+
+/* A prefetch larger than the arena would evict its own blocks. */
 static bool prefetch_enough(const struct transfer *t)
 {
     return t->kind == TRANSFER_PREFETCH &&

@@ -6,24 +6,18 @@
 
 #define WINDOW_BYTES (256u << 20)
 
-/* `more`: bytes that it takes besides. */
+/* Behind the struct: `steps_bytes` for its steps, and the arrays. */
 static struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
-                                     uint32_t n_keys, uint64_t deadline_ms, size_t more)
+                                     uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes)
 {
-    size_t memory = sizeof(struct transfer) + n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1);
-    struct transfer *t = calloc(1, memory);
+    size_t memory =
+        sizeof(struct transfer) + steps_bytes + n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1);
+    struct transfer *t = request_new(call, memory, deadline_ms, transfer_stop_cb);
     uint64_t window;
 
-    if (!t) {
-        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    if (!t)
         return NULL;
-    }
-    t->r.stop_cb = transfer_stop_cb;
-    if (request_start(call, &t->r, memory + more, deadline_ms) != 0) {
-        free(t);
-        return NULL;
-    }
-    t->refs = (block_ref *)(t + 1);
+    t->refs = (block_ref *)((uint8_t *)(t + 1) + steps_bytes);
     t->blocks = t->refs + n_keys;
     t->status = (uint8_t *)(t->blocks + n_keys);
     t->kind = kind;
@@ -36,11 +30,12 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     list_init(&t->room.link);
     list_init(&t->calm.link);
     list_init(&t->waits);
+    list_init(&t->ready);
     list_init(&t->durables);
     return t;
 }
 
-/* What a load and a dump have in common, by name. */
+/* The fields that load and dump have in common. */
 struct copy_params {
     uint64_t region, shard, shards, priority, deadline_ms;
     struct proto_bin keys, blocks;
@@ -56,8 +51,8 @@ static int range_check(struct call *call, const struct copy_params *p, uint32_t 
     return 0;
 }
 
-/* Two keys in one page would leave either's bytes there: a client's bug that it should hear of. A
- * set with open addressing, twice as large as need be; zero is an empty place. */
+/* Refuses a load of two keys into one block, which would leave either's bytes there. A hash set with
+ * open addressing, at most half full; zero is an empty place. */
 static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n)
 {
     /* A random odd factor: a peer can't choose blocks that fall together. */
@@ -109,18 +104,11 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
     t->shards = p->shards ? (uint32_t)p->shards : r->shards - t->shard;
     t->first_plane = r->shard_first[t->shard];
     t->n_planes = r->shard_first[t->shard + t->shards] - t->first_plane;
-}
-
-/* The layers of all blocks can only go in order when all blocks are there at once: a large window.
- */
-static int steps_begin(struct call *call, struct transfer *t, uint64_t step)
-{
-    if (step == 0)
-        return 0;
-    if (steps_new(t, (uint32_t)step) != 0)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-    t->window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / 2;
-    return 0;
+    if (p->step == 0)
+        return;
+    steps_init(t, t + 1, (uint32_t)p->step);
+    /* Layer 0 of all blocks can go first only if all blocks are in DRAM at once. */
+    t->window_bytes = arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
 /* Everything that is checked before anything moves. NULL with call->error. */
@@ -146,10 +134,8 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     if (!t)
         return NULL;
     copy_range(t, p, region->region);
-    if (blocks_take(call, t, region->region, p->blocks) != 0 ||
-        steps_begin(call, t, p->step) != 0) {
-        request_end(&t->r);
-        free(t);
+    if (blocks_take(call, t, region->region, p->blocks) != 0) {
+        request_refuse(&t->r);
         return NULL;
     }
     t->region = region;
@@ -166,7 +152,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 
     index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        /* A doomed block is still good for a load: its key may come from a lookup with a lease. */
+        /* A doomed block may still be loaded: its key may come from a lookup with a lease. */
         if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
             cache_hold(rq->rooms.cache, t->refs[i]);
             continue;

@@ -1,19 +1,14 @@
-/* A load in steps: layer 0 of all blocks, then layer 1 of all, and the client is told of each.
+/* A load in steps: layer 0 of all blocks, then layer 1 of all; the client gets a progress
+ * notification for each.
  *
- * A batch is copied by one job a step. Among the batches that have steps to send, the one that is
- * furthest behind goes first, and few jobs are under way at once: so a batch whose blocks had to be
- * read from NVMe catches up before the others go on.
+ * A batch is copied by one job a step. The batch that is furthest behind goes first, and few jobs
+ * are under way at once: so a batch whose blocks had to be read from NVMe catches up before the
+ * others go on.
  *
  * A step has landed when every item has ended or is in a batch, and every batch has landed it. */
 #include "daemon/request/transfer.h"
 
-#include <assert.h>
-#include <errno.h>
-#include <stdlib.h>
-
 #define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
-#define STEP_JOB_BYTES (32u << 20)
-#define STEP_JOB_ITEMS 512u
 
 struct step_job {
     struct device_job job;
@@ -24,7 +19,7 @@ struct step_job {
 
 struct steps {
     uint32_t step, n;
-    uint32_t told, failed_told; /* steps; keys whose status is not OK */
+    uint32_t reported, reported_failed; /* steps; keys whose status is not OK */
     uint32_t batches_n;
     struct list batches; /* by next_step */
     struct list idle;
@@ -34,15 +29,15 @@ struct steps {
 
 size_t steps_memory(uint32_t step, uint32_t shards)
 {
-    return step == 0 ? 0 : sizeof(struct steps) + (size_t)shards * sizeof(uint32_t);
+    size_t bytes = sizeof(struct steps) + (size_t)shards * sizeof(uint32_t);
+
+    return step == 0 ? 0 : (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
 }
 
-int steps_new(struct transfer *t, uint32_t step)
+void steps_init(struct transfer *t, void *memory, uint32_t step)
 {
-    struct steps *st = calloc(1, steps_memory(step, t->shards));
+    struct steps *st = memory;
 
-    if (!st)
-        return -ENOMEM;
     st->step = step < t->shards ? step : t->shards;
     st->n = (t->shards - 1) / st->step + 1;
     list_init(&st->batches);
@@ -50,21 +45,11 @@ int steps_new(struct transfer *t, uint32_t step)
     for (uint32_t i = 0; i < STEP_JOBS; i++)
         list_push_back(&st->idle, &st->jobs[i].link);
     t->steps = st;
-    return 0;
 }
 
-void steps_free(struct steps *st)
+uint32_t steps_shards(const struct transfer *t)
 {
-    assert(!st || list_empty(&st->batches));
-    free(st);
-}
-
-uint32_t steps_batch_items(const struct transfer *t)
-{
-    uint64_t bytes = t->steps->step * t->ns->identity.shard_bytes;
-    uint64_t items = STEP_JOB_BYTES / bytes;
-
-    return items == 0 ? 1 : items > STEP_JOB_ITEMS ? STEP_JOB_ITEMS : (uint32_t)items;
+    return t->steps->step;
 }
 
 /* ---- batches ---- */
@@ -182,28 +167,28 @@ void steps_abandon(struct transfer *t)
     }
 }
 
-/* ---- telling ---- */
+/* ---- reporting ---- */
 
-void steps_tell(struct transfer *t)
+void steps_report(struct transfer *t)
 {
     struct steps *st = t->steps;
     struct msg_progress m = {.msgid = t->r.msgid};
-    uint32_t done = st->told, failed = 0;
+    uint32_t done = st->reported, failed = 0;
 
     if (t->stopping || t->cursor < items_of(t) || t->open || t->waits_n > 0)
         return;
     while (done < st->n && st->landed[done] == st->batches_n)
         done++;
-    /* The answer tells of the last one. */
-    if (done == st->told || done == st->n)
+    /* The answer reports the last step. */
+    if (done == st->reported || done == st->n)
         return;
     for (uint32_t i = 0; i < t->n_keys; i++)
         failed += t->status[i] != UCM_BLOCK_OK;
     m.shards = (uint64_t)done * st->step;
-    if (failed != st->failed_told)
+    if (failed != st->reported_failed)
         m.status = (struct proto_bin){t->status, t->n_keys};
     if (!session_progress(t->r.s, &m))
         return;
-    st->told = done;
-    st->failed_told = failed;
+    st->reported = done;
+    st->reported_failed = failed;
 }
