@@ -39,16 +39,16 @@ static void transfer_release(struct transfer *t)
     lease_end(t->r.s, t->lease);
 }
 
-static void calm_cb(struct cache_pressure *w)
+static void pressure_eased_cb(struct cache_pressure *w)
 {
-    transfer_pump(LIST_ENTRY(w, struct transfer, calm));
+    transfer_pump(LIST_ENTRY(w, struct transfer, pressure));
 }
 
-static void calm_end_cb(struct deadline *d)
+static void pressure_over_cb(struct deadline *d)
 {
-    struct transfer *t = LIST_ENTRY(d, struct transfer, calm_end);
+    struct transfer *t = LIST_ENTRY(d, struct transfer, pressure_end);
 
-    cache_pressure_cancel(&t->calm);
+    cache_pressure_cancel(&t->pressure);
     transfer_pump(t);
 }
 
@@ -59,14 +59,14 @@ static bool transfer_slowed(struct transfer *t)
     struct request_rooms *rooms = &t->r.s->rq->rooms;
     uint64_t at_ms = uv_now(rooms->loop) + rooms->config->nvme_pressure_ms;
 
-    if (t->calmed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
+    if (t->slowed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
         rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(t)) ||
-        deadline_arm(rooms->deadlines, &t->calm_end, at_ms, calm_end_cb) != 0)
+        deadline_arm(rooms->deadlines, &t->pressure_end, at_ms, pressure_over_cb) != 0)
         return false;
-    t->calmed = true;
-    t->calm.eased_cb = calm_cb;
+    t->slowed = true;
+    t->pressure.eased_cb = pressure_eased_cb;
     transfer_release(t);
-    cache_pressure_wait(cache_of(t), &t->calm);
+    cache_pressure_wait(cache_of(t), &t->pressure);
     metrics_of(t)->dumps_slowed++;
     return true;
 }
@@ -78,8 +78,8 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && t->waits_n == 0);
     t->finished = true;
-    cache_pressure_cancel(&t->calm);
-    deadline_disarm(s->rq->rooms.deadlines, &t->calm_end);
+    cache_pressure_cancel(&t->pressure);
+    deadline_disarm(s->rq->rooms.deadlines, &t->pressure_end);
     transfer_release(t);
     free(t->spare);
     if (t->region)

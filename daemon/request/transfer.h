@@ -28,9 +28,9 @@ struct transfer {
     struct list durables;         /* struct durable_wait: waiting for stable storage */
     struct item_wait *spare;      /* the next item's, if it has to wait */
     struct cache_room room;
-    struct cache_pressure calm; /* a dump whose answer is held back */
-    struct deadline calm_end;   /* for so long at most */
-    bool released, calmed;
+    struct cache_pressure pressure; /* a dump whose answer is held back */
+    struct deadline pressure_end;   /* for so long at most */
+    bool released, slowed;
     /* n_keys each, in one allocation behind the struct */
     block_ref *refs;
     uint32_t *blocks;

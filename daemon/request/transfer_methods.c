@@ -28,7 +28,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
     t->room.room_cb = transfer_room_cb;
     list_init(&t->room.link);
-    list_init(&t->calm.link);
+    list_init(&t->pressure.link);
     list_init(&t->waits);
     list_init(&t->ready);
     list_init(&t->durables);

@@ -201,7 +201,7 @@ static inline void rig_open(void)
                               .extent_ready = extent_ready_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
-    cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 8, &rig.index), 0);
+    cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);
     cr_assert_eq(policy_new(rig.index, 8, &rig.policy), 0);
     cc.index = rig.index;
     cc.policy = rig.policy;

@@ -1,0 +1,203 @@
+/* The methods as a connection calls them, over a cache whose tier and share a test plays. */
+#ifndef UCMD_TESTS_REQUEST_RIG_H
+#define UCMD_TESTS_REQUEST_RIG_H
+
+#include "daemon/request/internal.h"
+#include "tests/unit/cache_share_rig.h"
+
+/* ---- a connection that keeps what it is sent ---- */
+
+#define ANSWERS_MAX 64
+
+struct conn {
+    struct answer {
+        uint8_t *frame;
+        size_t bytes;
+        uint32_t msgid;
+    } answer[ANSWERS_MAX];
+    unsigned n;
+    bool freed;
+};
+
+static struct {
+    struct conn conn;
+    struct config config;
+    struct deadlines deadlines;
+    struct requests *requests;
+    struct front_handler handler;
+    void *session;
+    uint32_t msgid;
+} door;
+
+void conn_send(struct conn *c, struct proto_buf *b)
+{
+    struct answer *a = &c->answer[c->n++];
+
+    cr_assert_lt(c->n, ANSWERS_MAX);
+    *a = (struct answer){.frame = malloc(b->n), .bytes = b->n};
+    cr_assert(a->frame);
+    memcpy(a->frame, b->p, b->n);
+    a->msgid = a->frame[PROTO_HEADER_BYTES + 2]; /* small numbers only */
+    b->n = 0;
+}
+
+void conn_welcome(struct conn *c)
+{
+    (void)c;
+}
+
+bool conn_backed_up(const struct conn *c)
+{
+    (void)c;
+    return false;
+}
+
+void conn_offend(struct conn *c, const struct ucm_error *e)
+{
+    (void)c;
+    cr_assert_fail("%s", e->text);
+}
+
+void conn_drop(struct conn *c, const char *reason)
+{
+    (void)c;
+    cr_assert_fail("%s", reason);
+}
+
+void conn_free(struct conn *c)
+{
+    c->freed = true;
+}
+
+static inline void open_door(void)
+{
+    static const struct peer peer = {.admin = true, .tenant = "t"};
+    struct request_rooms rooms = {.loop = &rig.loop,
+                                  .config = &door.config,
+                                  .metrics = &rig.metrics,
+                                  .deadlines = &door.deadlines,
+                                  .share_ops = &fake_share_ops,
+                                  .share = &share};
+
+    open_shared();
+    rig.cache->config.shared_blocks = 500;
+    config_init(&door.config);
+    door.config.share_lookup_ms = 50;
+    cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
+    rooms.index = rig.index;
+    rooms.arena = rig.arena;
+    rooms.cache = rig.cache;
+    rooms.policy = rig.policy;
+    rooms.tier_ops = &fake_ops;
+    rooms.tier = &rig.tier;
+    cr_assert_eq(requests_new(&rooms, &door.requests), 0);
+    door.handler = requests_handler(door.requests);
+    door.session = door.handler.open_cb(door.handler.ctx, &door.conn, &peer);
+    cr_assert(door.session);
+    ((struct session *)door.session)->hello = true;
+    while (arena_bytes_ready(rig.arena) < arena_bytes_configured(rig.arena))
+        turn();
+}
+
+static inline void hang_up(void)
+{
+    if (door.session)
+        door.handler.close_cb(door.session);
+    door.session = NULL;
+}
+
+static inline void close_door(void)
+{
+    hang_up();
+    cr_expect(door.conn.freed, "the session has ended");
+    cr_expect_eq(requests_active(door.requests), 0u);
+    requests_free(door.requests);
+    deadlines_close(&door.deadlines);
+    close_shared();
+    config_free(&door.config);
+    for (unsigned i = 0; i < door.conn.n; i++)
+        free(door.conn.answer[i].frame);
+}
+
+static inline uint32_t call(enum ucm_method method, const struct proto_message *m,
+                            const void *params)
+{
+    struct proto_buf b;
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+
+    proto_buf_init(&b, 1 << 20);
+    cr_assert_eq(proto_request(&b, ++door.msgid, method, m, params, &e), 0, "%s", e.text);
+    cr_assert_eq(proto_envelope_open(&env, b.p + PROTO_HEADER_BYTES, b.n - PROTO_HEADER_BYTES,
+                                     &answerable, &e),
+                 0, "%s", e.text);
+    door.handler.frame_cb(door.session, &env, NULL, 0);
+    proto_envelope_close(&env);
+    memset(b.p, 0xAA, b.n); /* a frame dies with the call */
+    proto_buf_free(&b);
+    return door.msgid;
+}
+
+static inline struct answer *answer_of(uint32_t msgid)
+{
+    for (unsigned i = 0; i < door.conn.n; i++)
+        if (door.conn.answer[i].msgid == msgid)
+            return &door.conn.answer[i];
+    return NULL;
+}
+
+/* An error's code; 0: a result. */
+static inline int answer_code(uint32_t msgid)
+{
+    struct answer *a = answer_of(msgid);
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+    int code;
+
+    cr_assert(a, "no answer to %u", msgid);
+    cr_assert_eq(proto_envelope_open(&env, a->frame + PROTO_HEADER_BYTES,
+                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
+                 0);
+    code = env.error.code;
+    proto_envelope_close(&env);
+    return code;
+}
+
+/* What a result says; views into the answer's frame. */
+static inline void result_of(uint32_t msgid, const struct proto_message *m, void *out)
+{
+    struct answer *a = answer_of(msgid);
+    struct proto_envelope env;
+    struct ucm_error e = {0};
+    bool answerable;
+
+    cr_assert(a, "no answer to %u", msgid);
+    cr_assert_eq(proto_envelope_open(&env, a->frame + PROTO_HEADER_BYTES,
+                                     a->bytes - PROTO_HEADER_BYTES, &answerable, &e),
+                 0);
+    cr_assert_eq(env.error.code, 0, "%s", env.error.text);
+    cr_assert_eq(proto_decode(m, &env, out, &e), 0, "%s", e.text);
+    proto_envelope_close(&env);
+}
+
+/* ---- keys ---- */
+
+#define KEYS_MAX 64
+
+static uint8_t keys[KEYS_MAX * 16];
+
+/* Keys of rig.one: numbers from `first` on. */
+static inline struct proto_bin chain(uint64_t first, uint32_t n)
+{
+    memset(keys, 0, sizeof(keys));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t number = first + i;
+
+        memcpy(keys + 16 * (size_t)i, &number, sizeof(number));
+    }
+    return (struct proto_bin){keys, 16 * n};
+}
+
+#endif

@@ -1,0 +1,206 @@
+/* Requests at their bounds: a device whose queue is full, namespaces a connection, memory. */
+#include "tests/unit/request_rig.h"
+
+/* ---- a device that takes jobs when a test lets it ---- */
+
+static struct {
+    struct device device;
+    struct list jobs;
+    unsigned refused, copied;
+    bool full;
+} gpu;
+
+static int gpu_submit(struct device *d, struct device_job *job)
+{
+    (void)d;
+    if (gpu.full && job->op != DEVICE_CLOSE) {
+        gpu.refused++;
+        return -EAGAIN;
+    }
+    list_push_back(&gpu.jobs, &job->link);
+    return 0;
+}
+
+static const struct device_ops gpu_ops = {.name = "test", .submit = gpu_submit};
+
+static void gpu_finish_all(void)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&gpu.jobs)) != NULL) {
+        struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+
+        gpu.copied += job->op == DEVICE_LOAD ? job->n_items : 0;
+        job->done(job, 0);
+    }
+}
+
+static void open_all(void)
+{
+    open_door();
+    gpu.device = (struct device){.ops = &gpu_ops, .node = NUMA_NONE};
+    list_init(&gpu.jobs);
+}
+
+static void close_all(void)
+{
+    hang_up();
+    gpu_finish_all();
+    close_door();
+}
+
+TestSuite(request, .init = open_all, .fini = close_all);
+
+/* An open region of `blocks` blocks, without planes. Returns its name. */
+static uint32_t region_open(struct ns *ns, uint32_t blocks)
+{
+    struct session *s = door.session;
+    struct registered *r = calloc(1, sizeof(*r));
+
+    cr_assert(r);
+    r->region = calloc(1, sizeof(*r->region));
+    cr_assert(r->region);
+    r->region->shard_first = calloc(SHARDS + 1, sizeof(uint32_t));
+    cr_assert(r->region->shard_first);
+    r->region->blocks = blocks;
+    r->region->shards = SHARDS;
+    r->region->device = r->device = &gpu.device;
+    r->s = s;
+    r->ns = ns;
+    r->table = &s->regions;
+    r->state = REGISTERED_OPEN;
+    r->number = table_add(&s->regions, r);
+    r->name = session_name(&s->region_names, r->number);
+    list_init(&r->pending);
+    rig.metrics.regions++;
+    return r->name;
+}
+
+#define MANY 516 /* more than one job copies */
+
+/* Blocks 1 to MANY on the tier only; small, so that DRAM holds all. */
+static struct ns *store_many(void)
+{
+    struct ns *ns = space("small", 1, 1024 / SHARDS);
+
+    share.refuse = -EROFS;
+    share.refuse_n = MANY;
+    for (uint64_t i = 1; i <= MANY; i++)
+        drop(store_below(ns, i));
+    return ns;
+}
+
+static uint32_t load_many(struct ns *ns)
+{
+    static uint8_t all[MANY * 16], blocks[MANY * 4];
+    struct msg_load m = {.region = region_open(ns, MANY),
+                         .keys = {all, sizeof(all)},
+                         .blocks = {blocks, sizeof(blocks)}};
+
+    for (uint64_t i = 0; i < MANY; i++) {
+        uint64_t number = i + 1;
+        uint32_t block = (uint32_t)i;
+
+        memcpy(all + 16 * i, &number, sizeof(number));
+        memcpy(blocks + 4 * i, &block, sizeof(block));
+    }
+    return call(UCM_METHOD_LOAD, &proto_load, &m);
+}
+
+/* What was read is kept until the device takes jobs again. */
+Test(request, a_full_device_makes_no_block_miss)
+{
+    uint32_t id = load_many(store_many());
+    struct msg_blocks_r r;
+
+    gpu.full = true;
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    cr_assert_gt(gpu.refused, 0u);
+    cr_assert_null(answer_of(id));
+    gpu.full = false;
+    cache_room_grew(rig.cache); /* somebody else's copy ends */
+    for (int i = 0; i < 20 && !answer_of(id); i++) {
+        turn();
+        gpu_finish_all();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+    result_of(id, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < MANY; i++)
+        cr_assert_eq(r.status.p[i], UCM_BLOCK_OK, "block %u: %u", i, r.status.p[i]);
+    cr_expect_eq(gpu.copied, (unsigned)MANY);
+}
+
+Test(request, what_waits_for_a_full_device_can_be_cancelled)
+{
+    uint32_t id = load_many(store_many());
+    struct msg_blocks_r r;
+
+    gpu.full = true;
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    result_of(id, &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[MANY - 1], UCM_BLOCK_CANCELLED);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_CANCELLED);
+}
+
+/* ---- namespaces ---- */
+
+static int open_ns(uint32_t number)
+{
+    uint32_t shards = SHARDS;
+    char model[16];
+    struct msg_ns_open m = {.dtype = {"b", 1},
+                            .layout = {"l", 1},
+                            .block_tokens = 16,
+                            .key_bytes = 16,
+                            .parts = 1,
+                            .shards = {&shards, 1},
+                            .shard_bytes = 1024};
+    uint32_t id;
+
+    m.model = (struct proto_str){model, (uint32_t)snprintf(model, sizeof(model), "%u", number)};
+    id = call(UCM_METHOD_NS_OPEN, &proto_ns_open, &m);
+    return answer_code(id);
+}
+
+Test(request, a_connection_opens_so_many_namespaces)
+{
+    struct session *s = door.session;
+
+    s->peer.admin = false;
+    door.config.max_namespaces_tenant = 80;
+    for (uint32_t i = 0; i < 20; i++)
+        cr_assert_eq(open_ns(i), 0);
+    cr_expect_eq(open_ns(20), UCM_WIRE_BUSY);
+    cr_expect_eq(open_ns(3), 0, "it is open already");
+    s->peer.admin = true;
+    cr_expect_eq(open_ns(20), 0, "an operator's are not counted");
+}
+
+/* ---- memory ---- */
+
+Test(request, a_search_on_the_shared_tier_counts_as_memory)
+{
+    struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
+    uint64_t idle = door.requests->memory;
+    uint32_t id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
+
+    cr_expect_geq(door.requests->memory - idle, (uint64_t)KEYS_MAX * (2 * 16 + 1));
+    cr_expect_eq(requests_active(door.requests), 1u);
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    cr_expect_eq(door.requests->memory, idle);
+}
+
+Test(request, without_memory_for_a_search_it_is_not_made)
+{
+    struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
+    struct msg_blocks_r r;
+
+    door.config.max_frame_memory = sizeof(struct shared_lookup) + KEYS_MAX * (2 * 16 + 1);
+    result_of(call(UCM_METHOD_PREFETCH, &proto_prefetch, &m), &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
+    cr_expect_null(share.lookup);
+}
