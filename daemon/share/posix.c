@@ -16,7 +16,7 @@
 struct share_backend {
     uv_loop_t *loop;
     uv_async_t ended_async;
-    struct posix_folders folders;
+    char *root;
     struct share_temp temp;
     unsigned under_way; /* the loop's: started and not ended */
     pthread_t *threads;
@@ -75,7 +75,7 @@ static void op_run(struct share_backend *b, struct share_op *op)
     int status;
 
     pthread_mutex_unlock(&b->lock);
-    status = posix_file_run(&b->folders, &b->temp, op);
+    status = posix_file_run(b->root, &b->temp, op);
     pthread_mutex_lock(&b->lock);
     op_ended(b, op, status);
     if (urgent)
@@ -116,7 +116,7 @@ static void backend_free(struct share_backend *b)
 {
     pthread_cond_destroy(&b->work);
     pthread_mutex_destroy(&b->lock);
-    posix_folders_close(&b->folders);
+    free(b->root);
     free(b->threads);
     free(b);
 }
@@ -169,7 +169,8 @@ static struct share_backend *backend_new(const struct share_backend_config *conf
 
     if (!b)
         return NULL;
-    if (posix_folders_init(&b->folders, config->target) < 0) {
+    b->root = strdup(config->target);
+    if (!b->root) {
         free(b);
         return NULL;
     }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -90,7 +91,13 @@ static int file_read(struct share_op *op, int folder)
 /* Not all file systems sync folders. */
 static int folder_sync(int folder)
 {
-    return fsync(folder) < 0 && errno != EINVAL ? -errno : 0;
+    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
+
+    if (fd < 0)
+        return -errno;
+    err = fsync(fd) < 0 && errno != EINVAL ? -errno : 0;
+    close(fd);
+    return err;
 }
 
 /* A file that nobody has, its name in op->temp. A descriptor or -errno. */
@@ -250,82 +257,114 @@ static int folder_check(struct share_op *op, int folder, const struct share_temp
     return err;
 }
 
-static int root_check(struct posix_folders *folders, const struct share_temp *temps,
-                      struct share_op *op)
-{
-    struct posix_folder *folder;
-    struct stat st;
-    int root, err = posix_folders_renew(folders, &root);
+/* ---- folders ---- */
 
-    if (err < 0)
-        return err;
-    /* What is known to be there is answered from memory by a client whose server hangs; a name that
-     * never was is not. */
+/* One of the root's own folders, made where it is missing if `make`; no link is followed. A
+ * descriptor; -EBADMSG: something else has its name; -errno. */
+static int folder_open(int parent, const char *name, bool make)
+{
+    int fd;
+
+    if (make && mkdirat(parent, name, 0700) < 0 && errno != EEXIST)
+        return -errno;
+    fd = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    /* EBADMSG of the file system: it can't read the folder. */
+    return errno == EBADMSG ? -EIO : errno == ENOTDIR || errno == ELOOP ? -EBADMSG : -errno;
+}
+
+/* -ENODEV: there is no root, which is never made: that of a file system which is not mounted is
+ * missing, or empty. */
+static int root_open(const char *path)
+{
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    return fd >= 0 ? fd : errno == ENOENT ? -ENODEV : -errno;
+}
+
+/* Walks the path each time, so that what is mounted or taken away is noticed at once. */
+static int bucket_open(const char *path, uint8_t bucket, bool make)
+{
+    int root = root_open(path), blocks, fd;
+    char name[3];
+
+    if (root < 0)
+        return root;
+    blocks = folder_open(root, "blocks", make);
+    close(root);
+    if (blocks < 0)
+        return blocks == -EBADMSG ? -ENOTDIR : blocks;
+    snprintf(name, sizeof(name), "%02x", bucket);
+    fd = folder_open(blocks, name, make);
+    close(blocks);
+    return fd;
+}
+
+static int root_check(const char *path, const struct share_temp *temps, struct share_op *op)
+{
+    struct stat st;
+    int root = root_open(path), folder, err;
+
+    if (root < 0)
+        return root;
+    /* A client whose server hangs answers from memory for what exists, not for a name that never
+     * existed. */
     share_temp_next(temps, op->temp);
     err = fstatat(root, op->temp, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno != ENOENT ? -errno : 0;
     close(root);
     if (err < 0)
         return err;
-    err = posix_folder_get(folders, 0, op->sync, &folder);
-    if (err < 0) /* neither is an answer here */
-        return err == -EBADMSG ? -ENOTDIR : err == -ENOENT ? (op->sync ? -ENODEV : 0) : err;
-    err = op->sync ? folder_check(op, folder->fd, temps) : 0;
-    posix_folder_put(folders, folder);
+    folder = bucket_open(path, 0, op->sync);
+    if (folder == -EBADMSG) /* an answer about a part, which a check has not asked for */
+        return -ENOTDIR;
+    if (folder < 0)
+        return folder != -ENOENT ? folder : op->sync ? -ENODEV : 0;
+    err = op->sync ? folder_check(op, folder, temps) : 0;
+    close(folder);
     return err == -ENOENT || err == -ESTALE ? -ENODEV : err;
 }
 
-static int folder_run(struct share_op *op, int folder, const struct share_temp *temps)
+static int attempt(const char *root, const struct share_temp *temps, struct share_op *op)
 {
+    int folder = bucket_open(root, op->bucket, op->verb == SHARE_WRITE), err;
+
+    if (folder < 0)
+        return folder;
     switch (op->verb) {
     case SHARE_FIND:
-        return file_find(op, folder);
+        err = file_find(op, folder);
+        break;
     case SHARE_READ:
-        return file_read(op, folder);
+        err = file_read(op, folder);
+        break;
     case SHARE_WRITE:
-        return file_write(op, folder, temps);
+        err = file_write(op, folder, temps);
+        break;
     case SHARE_REMOVE:
-        return file_remove(op, folder);
+        err = file_remove(op, folder);
+        break;
     case SHARE_TOUCH:
-        return file_touch(op, folder);
+        err = file_touch(op, folder);
+        break;
     default:
-        return folder_list(op, folder);
+        err = folder_list(op, folder);
     }
-}
-
-/* -ESTALE: once more. What is there may be used without a look at the root, whatever lies at its
- * path by now: it is that part. What is missing, and what changes something, needs the look. */
-static int attempt(struct posix_folders *folders, const struct share_temp *temps,
-                   struct share_op *op)
-{
-    bool looks = op->verb == SHARE_FIND || op->verb == SHARE_READ;
-    struct posix_folder *folder;
-    int err = posix_folder_get(folders, op->bucket, op->verb == SHARE_WRITE, &folder), current;
-
-    if (err < 0)
-        return err;
-    err = looks ? 0 : posix_folder_current(folders, op->bucket, folder);
-    if (err == 0)
-        err = folder_run(op, folder->fd, temps);
-    if (err == -ENOENT || err == -ESTALE) {
-        current = posix_folder_current(folders, op->bucket, folder);
-        err = current < 0 ? current : err;
-    }
-    posix_folder_put(folders, folder);
+    close(folder);
     return err;
 }
 
-int posix_file_run(struct posix_folders *folders, const struct share_temp *temps,
-                   struct share_op *op)
+int posix_file_run(const char *root, const struct share_temp *temps, struct share_op *op)
 {
     bool write = op->verb == SHARE_WRITE;
     int err = -ESTALE;
 
     if (op->verb == SHARE_CHECK)
-        return root_check(folders, temps, op);
+        return root_check(root, temps, op);
     for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (write && err == -ENOENT)); i++)
-        err = attempt(folders, temps, op);
+        err = attempt(root, temps, op);
     if (write && (err == -ENOENT || err == -ESTALE))
-        return -EIO; /* no answer: somebody removes folders again and again */
+        return -EIO; /* somebody removes folders again and again: no answer about the part */
     if (op->verb == SHARE_LIST && (err == -ENOENT || err == -EBADMSG)) {
         op->listing = (struct share_listing){0};
         return 0;

@@ -169,8 +169,6 @@ static void root_mounted_late(struct contract *c)
     cr_assert_eq(contract_write(c, 2, 1000), 0);
     cr_assert_eq(contract_files(c->folder), 2);
     cr_assert_eq(umount2(c->folder, MNT_DETACH), 0);
-    cr_assert_eq(contract_do(c, SHARE_READ, 2, (uint8_t[1000]){0}, 1000), 0,
-                 "what is open may still be used");
     cr_assert_eq(contract_do(c, SHARE_FIND, 3, NULL, 1000), -ENOENT);
     cr_assert_eq(contract_read(c, 2, 1000), -ENOENT);
     cr_assert_eq(contract_read(c, 1, 1000), 0, "the folder below");
