@@ -267,14 +267,14 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
-                   uint32_t slot)
+                   uint32_t number)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     struct part_view was = part_view(b, ns, &b->part[part]);
 
     b->part[part].dram = dram;
-    b->part[part].slot = slot;
+    b->part[part].dram_at.number = number; /* or slot */
     if (dram == PART_DRAM_NONE && b->part[part].nvme == PART_NVME_NONE)
         b->part[part].checksum = 0; /* of bytes that were kept */
     part_changed(c, ref, part, was);
@@ -283,17 +283,33 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
         policy_insert(c->config.policy, ref);
 }
 
-void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
-                   const struct tier_place *place)
+static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part to)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    struct part_view was = part_view(b, ns, &b->part[part]);
+    struct part *p = &b->part[part];
+    struct part_view was = part_view(b, ns, p);
 
-    b->part[part].nvme = nvme;
-    b->part[part].loc = place ? place->loc : 0;
-    b->part[part].checksum = place ? place->checksum : 0;
+    p->nvme = to.nvme;
+    p->nvme_at = to.nvme_at;
+    p->checksum = to.checksum;
     part_changed(c, ref, part, was);
+}
+
+void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place)
+{
+    if (place)
+        nvme_set(c, ref, part,
+                 (struct part){.nvme = PART_NVME_READY,
+                               .nvme_at.loc = place->loc,
+                               .checksum = place->checksum});
+    else
+        nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_NONE});
+}
+
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32_t write)
+{
+    nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.number = write});
 }
 
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,

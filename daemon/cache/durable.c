@@ -39,11 +39,6 @@ static void durable_go_on(struct cache *c, struct cache_durable *d)
         durable_end(d, rc);
 }
 
-static bool part_is_at(const struct part *p, const struct tier_io *io)
-{
-    return p->nvme == PART_NVME_READY && p->loc == io->place.loc;
-}
-
 static void sync_done_cb(struct tier_io *io, int status)
 {
     struct cache_durable *d = LIST_ENTRY(io, struct cache_durable, io);
@@ -52,9 +47,10 @@ static void sync_done_cb(struct tier_io *io, int status)
     const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
 
     c->tier_busy--;
-    if (status == -EBADMSG && part_is_at(p, io)) /* an unverified copy: its bytes are wrong */
+    if (status == -EBADMSG &&
+        part_is_at(p, io->place.loc)) /* an unverified copy: its bytes are wrong */
         cache_nvme_lost(c, d->ref, d->part, true);
-    if (part_is_at(p, io))
+    if (part_is_at(p, io->place.loc))
         durable_end(d, status);
     else /* that copy is gone, so the status says nothing */
         durable_go_on(c, d);
@@ -67,7 +63,7 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
 
     cache_tier_io(c, &d->io, d->ref, d->part, 0);
     d->io.op = TIER_SYNC;
-    d->io.place = (struct tier_place){p->loc, p->checksum};
+    d->io.place = part_place(p);
     d->io.done = sync_done_cb;
     rc = c->tier_ops->submit(c->tier, &d->io);
     if (rc == 0)

@@ -48,7 +48,7 @@ static void read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32
 
     cache_tier_io(c, io, ref, part, slot);
     io->op = TIER_READ;
-    io->place = (struct tier_place){p->loc, p->checksum};
+    io->place = part_place(p);
 }
 
 static void log_read_failed(const struct tier_io *io, int status)
@@ -110,7 +110,7 @@ static void tier_done_cb(struct tier_io *io, int status)
         arena_slot_free(c->arena, f->slot);
         /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. One
          * that recovery has put in its place meanwhile may. */
-        if (p->nvme == PART_NVME_READY && p->loc == io->place.loc)
+        if (part_is_at(p, io->place.loc))
             cache_nvme_lost(c, f->ref, f->part, true);
     }
     fetch_tell(f, status);
@@ -274,7 +274,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
         return CACHE_READY;
     }
     if (p->dram == PART_DRAM_FETCHING) {
-        f = table_get(&c->fetches, p->slot);
+        f = table_get(&c->fetches, part_fetch(p));
         w->shared = f->shared;
         list_push_back(&f->waiters, &w->link);
         c->config.metrics->single_flight++;
@@ -307,8 +307,8 @@ void *cache_memory(struct cache *c, block_ref ref, uint32_t part)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    assert(b->part[part].dram == PART_DRAM_READY && b->part[part].users > 0);
-    return arena_memory(c->arena, b->part[part].slot);
+    assert(b->part[part].users > 0);
+    return arena_memory(c->arena, part_slot(&b->part[part]));
 }
 
 /* ---- verifying ---- */
@@ -325,7 +325,7 @@ static void check_done_cb(struct tier_io *io, int status)
     if (status == -EBADMSG) {
         log_read_failed(io, status);
         /* The place may have been given up, or the part written anew, while it was read. */
-        if (b->part[k->part].nvme == PART_NVME_READY && b->part[k->part].loc == io->place.loc) {
+        if (part_is_at(&b->part[k->part], io->place.loc)) {
             cache_nvme_lost(c, k->ref, k->part, true);
             cache_write_again(c, k->ref);
         }

@@ -126,7 +126,7 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
         if (rc != 0)
             return rc;
     } else {
-        f = table_get(&c->fills, p->slot);
+        f = table_get(&c->fills, part_fill(p));
     }
     if (f->owner != o || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
@@ -182,7 +182,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
 
         if (b->part[i].dram != PART_DRAM_FILLING)
             continue;
-        f = table_get(&c->fills, b->part[i].slot);
+        f = table_get(&c->fills, part_fill(&b->part[i]));
         f->broken = true;
         if (f->copying == 0)
             fill_abort(c, f);

@@ -91,16 +91,23 @@ static inline bool part_backed(const struct part *p)
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
+static inline struct tier_place part_place(const struct part *p)
+{
+    return (struct tier_place){part_loc(p), p->checksum};
+}
+
 static inline uint64_t part_owner(block_ref ref, uint32_t part)
 {
     return (uint64_t)ref << 16 | part;
 }
 
 /* The only writers of a part's state: they keep every count that depends on it. */
+/* number: of the slot (READY), the fill (FILLING) or the fetch (FETCHING). */
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
-                   uint32_t slot);
-void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, enum part_nvme nvme,
-                   const struct tier_place *place);
+                   uint32_t number);
+/* READY at `place`, or NONE with NULL. */
+void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place);
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32_t write);
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root);
 void part_use(struct cache *c, struct part *p);

@@ -11,10 +11,11 @@ void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
     struct block *b = cache_block(c, ref, &ns);
 
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        slot_ref slot = b->part[i].slot;
+        slot_ref slot;
 
         if (b->part[i].dram != PART_DRAM_READY)
             continue;
+        slot = part_slot(&b->part[i]);
         part_set_dram(c, ref, i, PART_DRAM_NONE, 0);
         arena_slot_free(c->arena, slot);
     }
@@ -49,9 +50,9 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    struct tier_place place = {b->part[part].loc, b->part[part].checksum};
+    struct tier_place place = part_place(&b->part[part]);
 
-    part_set_nvme(c, ref, part, PART_NVME_NONE, NULL);
+    part_set_nvme(c, ref, part, NULL);
     if (forget)
         c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
 }
@@ -172,7 +173,7 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     struct block *b = cache_block(c, ref, &ns);
     struct part *p = &b->part[part];
 
-    assert(p->nvme == PART_NVME_READY && p->loc == loc);
+    assert(part_loc(p) == loc);
     if (!tier_may_drop(b, ns, part))
         return false;
     cache_nvme_lost(c, ref, part, false);
@@ -191,7 +192,7 @@ static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (b->part[part].nvme != PART_NVME_READY || b->part[part].loc != loc)
+    if (!part_is_at(&b->part[part], loc))
         return;
     cache_nvme_lost(c, ref, part, true);
     cache_write_again(c, ref);
@@ -219,9 +220,9 @@ static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct
 
     /* The number may be another block's by now, but no other part was ever at `from`. */
     if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
-        b->part[part].nvme != PART_NVME_READY || b->part[part].loc != from)
+        !part_is_at(&b->part[part], from))
         return false;
-    part_set_nvme(c, ref, part, PART_NVME_READY, to);
+    part_set_nvme(c, ref, part, to);
     return true;
 }
 

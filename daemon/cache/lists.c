@@ -117,7 +117,7 @@ static uint64_t written_at(struct cache *c, block_ref ref)
 
     for (uint32_t i = ns->identity.parts; i-- > 0;)
         if (b->part[i].nvme == PART_NVME_READY)
-            return c->tier_ops->sequence(c->tier, b->part[i].loc);
+            return c->tier_ops->sequence(c->tier, part_loc(&b->part[i]));
     return UINT64_MAX;
 }
 

@@ -47,10 +47,10 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
     if (b->flags & BLOCK_DOOMED)
         return false;
     if (p->nvme == PART_NVME_READY) {
-        known = c->tier_ops->sequence(c->tier, p->loc);
+        known = c->tier_ops->sequence(c->tier, part_loc(p));
         if (known == f->sequence && f->duplicate)
             *f->duplicate =
-                (struct tier_duplicate){part_owner(ref, f->name->part), {p->loc, p->checksum}};
+                (struct tier_duplicate){part_owner(ref, f->name->part), {part_loc(p), p->checksum}};
         return known < f->sequence;
     }
     /* Also of what has been dumped anew: this copy may have been promised. */
@@ -83,7 +83,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     same = p->dram == PART_DRAM_READY && p->checksum == f->place.checksum && p->checksum != 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
-    part_set_nvme(c, ref, f->name->part, PART_NVME_READY, &f->place);
+    part_set_nvme(c, ref, f->name->part, &f->place);
     if (p->dram != PART_DRAM_NONE && !same)
         cache_unverified(c, ref, f->name->part);
     return part_owner(ref, f->name->part);

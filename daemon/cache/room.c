@@ -50,7 +50,7 @@ static slot_ref block_slot(struct cache *c, block_ref ref)
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         if (b->part[i].dram == PART_DRAM_READY)
-            return b->part[i].slot;
+            return part_slot(&b->part[i]);
     return 0;
 }
 

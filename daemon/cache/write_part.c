@@ -24,8 +24,7 @@ static void nvme_done_cb(struct tier_io *io, int status)
     c->tier_busy--;
     c->write[WRITE_NVME].writing_bytes -= io->bytes;
     table_remove(&c->writes, w->number);
-    part_set_nvme(c, w->ref, w->part, status == 0 ? PART_NVME_READY : PART_NVME_NONE,
-                  status == 0 ? &io->place : NULL);
+    part_set_nvme(c, w->ref, w->part, status == 0 ? &io->place : NULL);
     list_init(&waiters);
     list_splice_front(&waiters, &w->waiters); /* each holds the block */
     cache_put(c, w->ref, w->part);
@@ -51,7 +50,7 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
     w->ref = ref;
     w->part = part;
     list_init(&w->waiters);
-    cache_tier_io(c, &w->io, ref, part, p->slot);
+    cache_tier_io(c, &w->io, ref, part, part_slot(p));
     w->io.op = TIER_WRITE;
     w->io.done = nvme_done_cb;
     rc = c->tier_ops->submit(c->tier, &w->io);
@@ -61,7 +60,7 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
         return rc;
     }
     part_use(c, p);
-    part_set_nvme(c, ref, part, PART_NVME_WRITING, &(struct tier_place){.loc = w->number});
+    part_set_nvme_writing(c, ref, part, w->number);
     c->tier_busy++;
     c->write[WRITE_NVME].writing_bytes += w->io.bytes;
     return 0;
@@ -69,7 +68,7 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
 
 struct list *cache_write_waiters(struct cache *c, const struct part *p)
 {
-    return &((struct nvme_write *)table_get(&c->writes, (uint32_t)p->loc))->waiters;
+    return &((struct nvme_write *)table_get(&c->writes, part_write(p)))->waiters;
 }
 
 /* ---- the shared tier ---- */
@@ -121,7 +120,7 @@ int cache_share_write(struct cache *c, block_ref ref, uint32_t part)
     w->part = part;
     w->io = (struct share_io){.write = true,
                               .id = cache_shared_id(c, ref, part),
-                              .data = arena_memory(c->arena, p->slot),
+                              .data = arena_memory(c->arena, part_slot(p)),
                               .bytes = ns_part_bytes(ns, part),
                               .done_cb = share_done_cb,
                               .released_cb = share_released_cb};

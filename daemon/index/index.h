@@ -14,6 +14,7 @@
 
 #include "proto/limits.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,36 +29,78 @@ typedef uint32_t block_ref;
 
 enum part_dram {
     PART_DRAM_NONE = 0,
-    PART_DRAM_FILLING,  /* a dump is writing it: `slot` is the fill's number, not a slot */
-    PART_DRAM_FETCHING, /* a read is writing it; `slot` is the fetch's number, not a slot */
+    PART_DRAM_FILLING,  /* a dump is writing it */
+    PART_DRAM_FETCHING, /* a read is writing it */
     PART_DRAM_READY,
 };
 
 enum part_nvme {
     PART_NVME_NONE = 0,
-    PART_NVME_WRITING, /* loc is the write's number */
-    PART_NVME_READY,   /* loc and checksum are set */
+    PART_NVME_WRITING,
+    PART_NVME_READY,
 };
 
-/* What is thought to lie on a root of the shared tier, whose files may go at any time. */
+/* What this host believes to lie on the shared tier, whose files may go at any time. */
 enum part_share {
     PART_SHARE_NONE = 0,
-    PART_SHARE_PRESUMED, /* a probe took it for granted */
-    PART_SHARE_WRITING,  /* on its way there, from here */
-    PART_SHARE_KNOWN,    /* it was asked for, read or written */
+    PART_SHARE_PRESUMED, /* a shared lookup did not ask for it, but for keys around it */
+    PART_SHARE_WRITING,  /* this host is writing it */
+    PART_SHARE_KNOWN,    /* a root said so, or this host read or wrote it */
 };
 
 struct part {
-    uint64_t loc;       /* tier location, opaque; valid when nvme == PART_NVME_READY */
-    uint64_t checksum;  /* XXH3-64 of the payload; likewise, and of one in DRAM that was kept over a
-                         * restart and has no copy on the tier; 0 when it is not known */
-    uint32_t slot;      /* arena slot, fill or fetch number, by `dram` */
-    uint16_t dram : 2;  /* enum part_dram */
-    uint16_t nvme : 2;  /* enum part_nvme */
-    uint16_t share : 2; /* enum part_share */
-    uint16_t root : 4;  /* which, from 1, when share is PRESUMED or KNOWN; 0: not known */
-    uint16_t users;     /* copies, reads and writes under way that need the DRAM slot to stay */
+    union {
+        uint64_t loc;    /* READY: where the tier has it; opaque */
+        uint32_t number; /* WRITING: of the write */
+    } nvme_at;           /* by `nvme`; read by part_loc and part_write */
+    uint64_t checksum;   /* XXH3-64 of the payload of a copy on NVMe, or of bytes in DRAM that came
+                          * with a snapshot; 0: not known */
+    union {
+        uint32_t slot;   /* READY: in the arena */
+        uint32_t number; /* FILLING, FETCHING: of the fill or fetch */
+    } dram_at;           /* by `dram`; read by part_slot, part_fill and part_fetch */
+    uint16_t dram : 2;   /* enum part_dram */
+    uint16_t nvme : 2;   /* enum part_nvme */
+    uint16_t share : 2;  /* enum part_share */
+    uint16_t root : 4;   /* share_root_id of what is PRESUMED or KNOWN; 0: not known */
+    uint16_t users;      /* copies, reads and writes under way: the slot stays meanwhile */
 };
+
+static inline uint32_t part_slot(const struct part *p)
+{
+    assert(p->dram == PART_DRAM_READY);
+    return p->dram_at.slot;
+}
+
+static inline uint32_t part_fill(const struct part *p)
+{
+    assert(p->dram == PART_DRAM_FILLING);
+    return p->dram_at.number;
+}
+
+static inline uint32_t part_fetch(const struct part *p)
+{
+    assert(p->dram == PART_DRAM_FETCHING);
+    return p->dram_at.number;
+}
+
+static inline uint64_t part_loc(const struct part *p)
+{
+    assert(p->nvme == PART_NVME_READY);
+    return p->nvme_at.loc;
+}
+
+static inline uint32_t part_write(const struct part *p)
+{
+    assert(p->nvme == PART_NVME_WRITING);
+    return p->nvme_at.number;
+}
+
+/* The copy on NVMe is the one at loc. */
+static inline bool part_is_at(const struct part *p, uint64_t loc)
+{
+    return p->nvme == PART_NVME_READY && p->nvme_at.loc == loc;
+}
 
 /* As many users a part has by requests; the rest is for what the cache does by itself. */
 #define PART_USERS_MAX (UINT16_MAX - 256)

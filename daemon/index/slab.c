@@ -7,6 +7,8 @@
 /* A multiple of the record's alignment such that a key of 32 bytes lies in one cache line. */
 #define RECORD_ALIGN 32u
 
+static_assert(sizeof(struct part) == 24, "of the 128 bytes that a block may take");
+
 /* ---- chunks ---- */
 
 static uint32_t record_bytes(uint32_t parts)

@@ -163,7 +163,7 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
     proto_pack_text(pk, "shared", shared[p->share]);
     proto_pack_u64(pk, "root", p->root);
     proto_pack_u64(pk, "users", p->users);
-    proto_pack_u64(pk, "loc", p->loc);
+    proto_pack_u64(pk, "loc", p->nvme == PART_NVME_READY ? part_loc(p) : 0);
     proto_pack_u64(pk, "checksum", p->checksum);
 }
 

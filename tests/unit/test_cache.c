@@ -395,7 +395,7 @@ Test(cache, no_writes_once_it_stops)
 Test(cache, the_tier_may_not_drop_what_is_leased_pinned_or_read)
 {
     block_ref ref = store_below(rig.one, 1);
-    uint64_t loc = block_of(ref)->part[0].loc;
+    uint64_t loc = part_loc(&block_of(ref)->part[0]);
     struct waiter w = {0};
 
     cr_expect_not(fake_reclaim(&rig.tier, loc), "leased");
@@ -418,7 +418,7 @@ Test(cache, what_lies_in_dram_as_well_survives_the_tier)
 
     turn();
     fake_next(&rig.tier, 0);
-    cr_expect(fake_reclaim(&rig.tier, block_of(ref)->part[0].loc), "leased, but in DRAM");
+    cr_expect(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])), "leased, but in DRAM");
     cr_expect(cache_found(rig.cache, ref));
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "the only copy");
     drop(ref);
@@ -427,7 +427,7 @@ Test(cache, what_lies_in_dram_as_well_survives_the_tier)
 Test(cache, a_part_that_goes_takes_its_siblings_along)
 {
     block_ref ref = store_below(rig.two, 1);
-    uint64_t loc = block_of(ref)->part[1].loc;
+    uint64_t loc = part_loc(&block_of(ref)->part[1]);
     unsigned before = rig.tier.forgets;
 
     drop(ref);
@@ -509,7 +509,7 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
     cr_expect(cache_found(rig.cache, ref[1]));
     for (int i = 0; i < 8; i++)
         drop(ref[i]);
-    f = table_get(&rig.cache->fills, block_of(more)->part[0].slot);
+    f = table_get(&rig.cache->fills, part_fill(&block_of(more)->part[0]));
     cache_fill_done(rig.cache, f, 2, false);
     drop(more);
     cache_owner_gone(rig.cache, &rig.owner[0]);

@@ -35,12 +35,13 @@ static block_ref store_both(uint64_t number)
 static void move(block_ref ref)
 {
     struct tier *t = &rig.tier;
-    struct place *from = &t->place[block_of(ref)->part[0].loc - 1];
+    struct place *from = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
     struct tier_place to = {.loc = t->places + 1, .checksum = from->bytes};
 
     t->place[t->places++] = *from;
     from->live = false;
-    cr_assert(t->callbacks.moved(t->callbacks.ctx, from->owner, block_of(ref)->part[0].loc, &to));
+    cr_assert(
+        t->callbacks.moved(t->callbacks.ctx, from->owner, part_loc(&block_of(ref)->part[0]), &to));
 }
 
 static void expect_next(enum tier_op op, uint64_t loc)
@@ -56,11 +57,11 @@ Test(cache_durable, a_sync_of_the_place_that_it_has_left_is_none)
     struct promise p;
 
     promise(&p, ref);
-    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     move(ref);
     fake_next(&rig.tier, 0);
     cr_assert_eq(p.status, NOT_YET, "its new place has not been synced");
-    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
     drop(ref);
@@ -72,12 +73,12 @@ Test(cache_durable, what_was_reclaimed_meanwhile_is_written_again)
     struct promise p;
 
     promise(&p, ref);
-    cr_assert(fake_reclaim(&rig.tier, block_of(ref)->part[0].loc));
+    cr_assert(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])));
     fake_next(&rig.tier, 0);
     cr_assert_eq(p.status, NOT_YET, "nothing of it is there");
     expect_next(TIER_WRITE, 0);
     fake_next(&rig.tier, 0);
-    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
     drop(ref);
@@ -134,7 +135,7 @@ Test(cache_durable, what_is_gone_everywhere_is_not_promised)
     struct promise p;
 
     promise(&p, ref);
-    cr_assert(fake_reclaim(&rig.tier, block_of(ref)->part[0].loc));
+    cr_assert(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])));
     block_leave_dram(rig.cache, ref, true);
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, -ENOENT);
@@ -153,7 +154,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     cr_assert(n && rig.tier.n_pending == 0);
     rig.tier.naming = NULL;
     n->done(n, 0);
-    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
     drop(ref);
@@ -176,7 +177,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     promise(&p, ref);
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
     rig.tier.naming->done(rig.tier.naming, 0);
-    expect_next(TIER_SYNC, block_of(ref)->part[0].loc);
+    expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
     drop(ref);
@@ -188,9 +189,9 @@ Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
 {
     block_ref ref = store_both(1);
     struct tier *t = &rig.tier;
-    const struct place *p = &t->place[block_of(ref)->part[0].loc - 1];
+    const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
 
-    t->callbacks.lost(t->callbacks.ctx, p->owner, block_of(ref)->part[0].loc);
+    t->callbacks.lost(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
     cr_expect_eq(t->forgets, 1u);
     turn();
     expect_next(TIER_WRITE, 0);
@@ -203,10 +204,10 @@ Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
 {
     block_ref ref = store_below(rig.one, 1);
     struct tier *t = &rig.tier;
-    const struct place *p = &t->place[block_of(ref)->part[0].loc - 1];
+    const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
 
     drop(ref);
-    t->callbacks.lost(t->callbacks.ctx, p->owner, block_of(ref)->part[0].loc);
+    t->callbacks.lost(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
     turn();
     cr_expect_eq(t->n_pending, 0u);
     cr_expect_eq(find(rig.one, 1), 0u);

@@ -16,7 +16,7 @@ TestSuite(cache_nodes, .init = nodes_open, .fini = rig_close);
 static int node_of(block_ref ref)
 {
     cr_assert_eq(block_of(ref)->part[0].dram, PART_DRAM_READY);
-    return arena_slot_node(rig.arena, block_of(ref)->part[0].slot);
+    return arena_slot_node(rig.arena, part_slot(&block_of(ref)->part[0]));
 }
 
 static void tier_run(void)

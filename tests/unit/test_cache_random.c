@@ -73,7 +73,7 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
                         : 0;
         r->users += p->users;
         r->fetching += p->dram == PART_DRAM_FETCHING;
-        cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[p->loc - 1].live);
+        cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[part_loc(p) - 1].live);
         cr_assert(p->users == 0 || in_dram, "a user of nothing");
     }
     cr_assert(b->ready == ready && b->dram_parts == dram && b->here == here);

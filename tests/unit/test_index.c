@@ -131,8 +131,8 @@ Test(index, a_new_block_is_all_zero_but_its_key)
         cr_assert_eq(b->ns, ns->id);
         cr_assert(b->ready == 0 && b->leases == 0 && b->flags == 0 && b->policy_data == 0);
         for (uint32_t i = 0; i < 3; i++) {
-            cr_assert(b->part[i].loc == 0 && b->part[i].dram == 0 && b->part[i].users == 0);
-            b->part[i].loc = 7;
+            cr_assert(b->part[i].nvme_at.loc == 0 && b->part[i].dram == 0 && b->part[i].users == 0);
+            b->part[i].nvme_at.loc = 7;
             b->part[i].dram = PART_DRAM_READY;
         }
         b->ready = 3;
