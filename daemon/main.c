@@ -100,7 +100,7 @@ static void descriptors_raise(void)
     }
 }
 
-static void root_warn_cb(const char *text)
+static void warn_cb(const char *text)
 {
     fprintf(stderr, "ucmd: warning: %s\n", text);
 }
@@ -119,12 +119,14 @@ int main(int argc, char **argv)
     if (!o.sets)
         return 1;
     if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0 ||
-        config_check_roots(&config, root_warn_cb, &e) != 0) {
+        config_check_roots(&config, warn_cb, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
         config_free(&config);
         free(o.sets);
         return 1;
     }
+    for (size_t i = 0; i < config.warnings.n; i++)
+        warn_cb(config.warnings.item[i]);
     if (o.check) {
         config_print(&config);
         config_free(&config);

@@ -324,7 +324,6 @@ static int arena_init(struct server *s, char text[512])
     struct arena_config ac = {
         .size = c->arena_size / c->arena_extent * c->arena_extent,
         .extent = c->arena_extent,
-        .hugepages = c->arena_hugepages,
         .prefault = c->arena_prefault,
         .extent_ready = extent_ready_cb,
         .numa = numa_used(s),

@@ -73,7 +73,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         rc = -errno;
         goto err_after_extents;
     }
-    if (config->hugepages && madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
+    if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
         log_info("arena", "no-hugepages", "errno=%d", errno);
     /* A core dump of the cache would be as large as the host and hold tenants' data. */
     if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)

@@ -25,7 +25,7 @@ struct uv_loop_s;
 
 struct arena_config {
     uint64_t size, extent; /* bytes; size is rounded down to whole extents */
-    bool hugepages, prefault;
+    bool prefault;
     bool file; /* map `fd`, borrowed (daemon/arena/persist.h). Its room is taken extent by extent as
                 * if prefault were set, so that it can't run out under a slot; where it ends the
                 * arena ends. */

@@ -1,4 +1,4 @@
-/* What no single key can tell; see config_check. */
+/* What only the whole configuration tells; see config_check. */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
 #include "daemon/base/take.h"
@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <libgen.h>
 #include <linux/magic.h>
 #include <stdarg.h>
@@ -15,39 +16,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysinfo.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-#define PATH_TAIL 120
-
-static int fail(const struct config *c, struct config_error *e, const char *key, const char *format,
-                ...) __attribute__((format(printf, 4, 5)));
-
-/* Begins with where the key was set; a default has no line, so it only names the file. */
-static int fail(const struct config *c, struct config_error *e, const char *key, const char *format,
-                ...)
-{
-    const struct config_key *k = config_key_find(key);
-    const char *file = c->origin.file ? c->origin.file : "";
-    size_t length = strlen(file), skip = length > PATH_TAIL ? length - PATH_TAIL : 0;
-    size_t size = sizeof(e->text), n = 0;
-    uint32_t line;
-    va_list args;
-
-    assert(k);
-    line = c->origin.line[config_key_place(k)];
-    if (line == CONFIG_LINE_SET)
-        n = (size_t)snprintf(e->text, size, "--set: ");
-    else if (line > 0)
-        n = (size_t)snprintf(e->text, size, "%s%s:%u: ", skip > 0 ? "..." : "", file + skip, line);
-    else if (file[0] != '\0')
-        n = (size_t)snprintf(e->text, size, "%s%s: ", skip > 0 ? "..." : "", file + skip);
-    va_start(args, format);
-    vsnprintf(e->text + n, size - n, format, args);
-    va_end(args);
-    return -EINVAL;
-}
 
 /* The value of a key as it would be written. */
 struct shown {
@@ -75,9 +48,9 @@ static int check_power_of_two(const struct config *c, struct config_error *e, co
         return 0;
     while (below * 2 < value)
         below *= 2;
-    return fail(c, e, key, "%s is %s, not a power of two; write %lluMiB or %lluMiB", key,
-                show(c, key).text, (unsigned long long)(below / MIB),
-                (unsigned long long)(below * 2 / MIB));
+    return config_fail(c, e, key, "%s is %s, not a power of two; write %lluMiB or %lluMiB", key,
+                       show(c, key).text, (unsigned long long)(below / MIB),
+                       (unsigned long long)(below * 2 / MIB));
 }
 
 /* Is the value of `key` at least `times` the value of `than`? */
@@ -90,8 +63,8 @@ static int check_at_least(const struct config *c, struct config_error *e, const 
         return 0;
     if (times > 1)
         snprintf(factor, sizeof(factor), "%u times ", times);
-    return fail(c, e, key, "%s (%s) is smaller than %s%s (%s); raise it, or lower %s", key,
-                show(c, key).text, factor, than, show(c, than).text, than);
+    return config_fail(c, e, key, "%s (%s) is smaller than %s%s (%s); raise it, or lower %s", key,
+                       show(c, key).text, factor, than, show(c, than).text, than);
 }
 
 static int check_sizes(const struct config *c, struct config_error *e)
@@ -100,9 +73,6 @@ static int check_sizes(const struct config *c, struct config_error *e)
 
     if (rc == 0)
         rc = check_at_least(c, e, "arena.size", c->arena_size, 1, "arena.extent", c->arena_extent);
-    if (rc == 0)
-        rc = check_at_least(c, e, "limits.requests", c->max_requests, 1,
-                            "limits.requests_per_connection", c->max_requests_conn);
     if (rc < 0 || c->nvme_paths.n == 0)
         return rc;
     rc = check_power_of_two(c, e, "nvme.segment", c->nvme_segment);
@@ -167,10 +137,11 @@ static int check_principals(const struct config *c, struct config_error *e, stru
         const struct principal *a = &all[i - 1], *b = &all[i];
 
         if (a->id == b->id && a->is_gid == b->is_gid)
-            return fail(c, e, "tenants",
-                        "tenants: %s:%u is in \"%.*s\" and in \"%.*s\"; leave it in one of them",
-                        a->is_gid ? "gid" : "uid", a->id, name_length(t->item[a->tenant]),
-                        t->item[a->tenant], name_length(t->item[b->tenant]), t->item[b->tenant]);
+            return config_fail(
+                c, e, "tenants",
+                "tenants: %s:%u is in \"%.*s\" and in \"%.*s\"; leave it in one of them",
+                a->is_gid ? "gid" : "uid", a->id, name_length(t->item[a->tenant]),
+                t->item[a->tenant], name_length(t->item[b->tenant]), t->item[b->tenant]);
     }
     return 0;
 }
@@ -199,10 +170,10 @@ static int check_names(const struct config *c, struct config_error *e)
 
         if (length == name_length(sorted[i - 1]) &&
             memcmp(sorted[i], sorted[i - 1], (size_t)length) == 0)
-            rc = fail(c, e, "tenants",
-                      "tenants: \"%.*s\" is there twice; write all its members behind "
-                      "one name",
-                      length, sorted[i]);
+            rc = config_fail(c, e, "tenants",
+                             "tenants: \"%.*s\" is there twice; write all its members behind "
+                             "one name",
+                             length, sorted[i]);
     }
     free(sorted);
     return rc;
@@ -219,7 +190,7 @@ static int check_tenants(const struct config *c, struct config_error *e)
     if (rc == 0)
         rc = check_principals(c, e, all, n);
     if (rc == -ENOMEM)
-        fail(c, e, "tenants", "tenants: memory ran out");
+        config_fail(c, e, "tenants", "tenants: memory ran out");
     free(all);
     return rc;
 }
@@ -231,16 +202,18 @@ static int check_folder(const struct config *c, struct config_error *e, const ch
                         const char *path, struct stat *st)
 {
     if (stat(path, st) < 0 && errno == ENOENT)
-        return fail(c, e, key, "%s: folder %.160s does not exist; make it, or name one that does",
-                    key, path);
+        return config_fail(c, e, key,
+                           "%s: folder %.160s does not exist; make it, or name one that does", key,
+                           path);
     if (stat(path, st) < 0)
-        return fail(c, e, key, "%s: %.160s: %s; name a folder that the daemon may use", key, path,
-                    strerror(errno));
+        return config_fail(c, e, key, "%s: %.160s: %s; name a folder that the daemon may use", key,
+                           path, strerror(errno));
     if (!S_ISDIR(st->st_mode))
-        return fail(c, e, key, "%s: %.160s is not a folder; name one", key, path);
+        return config_fail(c, e, key, "%s: %.160s is not a folder; name one", key, path);
     if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) < 0)
-        return fail(c, e, key, "%s: folder %.160s: %s for uid %u; give it to the daemon's user",
-                    key, path, strerror(errno), (unsigned)geteuid());
+        return config_fail(c, e, key,
+                           "%s: folder %.160s: %s for uid %u; give it to the daemon's user", key,
+                           path, strerror(errno), (unsigned)geteuid());
     return 0;
 }
 
@@ -253,16 +226,52 @@ static int check_socket(const struct config *c, struct config_error *e)
     if (getenv("LISTEN_FDS")) /* systemd made the socket */
         return 0;
     if (stat(c->socket, &st) == 0 && !S_ISSOCK(st.st_mode))
-        return fail(c, e, "socket", "socket: %s exists and is no socket; name another path",
-                    c->socket);
+        return config_fail(c, e, "socket", "socket: %s exists and is no socket; name another path",
+                           c->socket);
     copy = strdup(c->socket);
     if (!copy) {
-        fail(c, e, "socket", "socket: memory ran out");
+        config_fail(c, e, "socket", "socket: memory ran out");
         return -ENOMEM;
     }
     rc = check_folder(c, e, "socket", dirname(copy), &st);
     free(copy);
     return rc;
+}
+
+/* Unless systemd makes the socket, the daemon gives it to this group. */
+static int check_group(const struct config *c, struct config_error *e)
+{
+    const struct group *group;
+
+    if (c->socket_group[0] == '\0' || getenv("LISTEN_FDS"))
+        return 0;
+    group = getgrnam(c->socket_group);
+    if (!group)
+        return config_fail(c, e, "socket_group",
+                           "socket_group: there is no group \"%s\"; name one that there is",
+                           c->socket_group);
+    if (geteuid() == 0 || group->gr_gid == getegid() || group_member(group->gr_gid))
+        return 0;
+    return config_fail(c, e, "socket_group",
+                       "socket_group: uid %u is not in the group \"%s\", so it can't give the "
+                       "socket to it; add the daemon's user to the group",
+                       (unsigned)geteuid(), c->socket_group);
+}
+
+/* The kernel grants more than there is, and ends the daemon when it touches it. */
+static int check_memory(const struct config *c, struct config_error *e)
+{
+    struct sysinfo host;
+    uint64_t bytes;
+
+    if (sysinfo(&host) < 0)
+        return 0;
+    bytes = (uint64_t)host.totalram * host.mem_unit;
+    if (c->arena_size <= bytes)
+        return 0;
+    return config_fail(c, e, "arena.size",
+                       "arena.size is %s, and this host has %llu MiB of memory; lower it",
+                       show(c, "arena.size").text, (unsigned long long)(bytes / MIB));
 }
 
 /* What the file that an earlier run left in the folder takes already. */
@@ -291,24 +300,26 @@ static int check_keep(const struct config *c, struct config_error *e)
     if (rc < 0)
         return rc;
     if (statfs(path, &fs) < 0 || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
-        return fail(c, e, "arena.keep",
-                    "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a folder that is, "
-                    "e.g. /dev/shm/ucmd",
-                    path);
+        return config_fail(
+            c, e, "arena.keep",
+            "arena.keep: %.160s is not on a tmpfs or hugetlbfs; name a folder that is, "
+            "e.g. /dev/shm/ucmd",
+            path);
     if (c->arena_extent % (uint64_t)fs.f_bsize != 0)
-        return fail(c, e, "arena.extent",
-                    "arena.extent is smaller than a page of %.160s; write at least %lluMiB", path,
-                    (unsigned long long)((uint64_t)fs.f_bsize / MIB));
+        return config_fail(c, e, "arena.extent",
+                           "arena.extent is smaller than a page of %.160s; write at least %lluMiB",
+                           path, (unsigned long long)((uint64_t)fs.f_bsize / MIB));
     snprintf(file, sizeof(file), "%s/%s", path, CONFIG_KEEP_ARENA);
     there = stat(file, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
     room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
     /* a tmpfs without a limit says that it has no blocks */
     if (fs.f_blocks == 0 || room >= c->arena_size)
         return 0;
-    return fail(c, e, "arena.size",
-                "arena.size: the file system of %.160s has room for %llu MiB and %llu MiB are "
-                "wanted; make it larger, or lower arena.size",
-                path, (unsigned long long)(room / MIB), (unsigned long long)(c->arena_size / MIB));
+    return config_fail(
+        c, e, "arena.size",
+        "arena.size: the file system of %.160s has room for %llu MiB and %llu MiB are "
+        "wanted; make it larger, or lower arena.size",
+        path, (unsigned long long)(room / MIB), (unsigned long long)(c->arena_size / MIB));
 }
 
 /* An entry that is used as it is. Whether it may be is found out when it is opened. */
@@ -317,10 +328,11 @@ static int check_as_it_is(const struct config *c, struct config_error *e, const 
     struct stat st;
 
     if (c->nvme_state[0] == '\0')
-        return fail(c, e, "nvme.paths",
-                    "nvme.paths: %.160s is no folder; set nvme.state to a folder for what belongs "
-                    "to it",
-                    path);
+        return config_fail(
+            c, e, "nvme.paths",
+            "nvme.paths: %.160s is no folder; set nvme.state to a folder for what belongs "
+            "to it",
+            path);
     return check_folder(c, e, "nvme.state", c->nvme_state, &st);
 }
 
@@ -372,12 +384,13 @@ static int check_room(const struct config *c, struct config_error *e, const stru
         there += folders[j].there < file ? folders[j].there : file;
     }
     if (statvfs(path, &fs) < 0)
-        return fail(c, e, "nvme.paths", "nvme.paths: %.160s: %s; name a folder on a local disk",
-                    path, strerror(errno));
+        return config_fail(c, e, "nvme.paths",
+                           "nvme.paths: %.160s: %s; name a folder on a local disk", path,
+                           strerror(errno));
     room = (uint64_t)fs.f_bavail * fs.f_frsize + there;
     if (room >= wanted)
         return 0;
-    return fail(
+    return config_fail(
         c, e, "nvme.size",
         "nvme.size: the file system of %.160s has room for %llu MiB and %llu MiB are wanted; "
         "lower nvme.size, or free some",
@@ -402,9 +415,9 @@ static int check_nvme(const struct config *c, struct config_error *e)
             return rc;
         for (size_t j = 0; j < i; j++)
             if (folders[j].device == st.st_dev && folders[j].inode == st.st_ino)
-                return fail(c, e, "nvme.paths",
-                            "nvme.paths: %.100s and %.100s are one; name each once",
-                            c->nvme_paths.item[j], path);
+                return config_fail(c, e, "nvme.paths",
+                                   "nvme.paths: %.100s and %.100s are one; name each once",
+                                   c->nvme_paths.item[j], path);
         folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path)};
         if (!as_it_is)
             rc = check_room(c, e, folders, i);
@@ -423,7 +436,7 @@ static int check_share(const struct config *c, struct config_error *e)
     int rc = config_roots(c, roots, &n, &key, why);
 
     if (rc < 0)
-        return fail(c, e, key, "%s", why);
+        return config_fail(c, e, key, "%s", why);
     if (n == 0)
         return 0;
     return check_at_least(c, e, "share.deadline", c->share_deadline_ms, 1, "share.lookup_deadline",
@@ -441,21 +454,21 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
     uint32_t n;
 
     if (config_roots(c, roots, &n, &key, why) < 0)
-        return fail(c, e, key, "%s", why);
+        return config_fail(c, e, key, "%s", why);
     for (uint32_t i = 0; i < n; i++) {
         int status = roots[i].target[0] == '/' ? config_root_look(roots[i].target) : 0;
 
         if (status == -ENOTDIR)
-            return fail(c, e, key,
-                        "%s: %.120s is not a folder; name the folder of a file system "
-                        "that hosts share",
-                        key, roots[i].target);
+            return config_fail(c, e, key,
+                               "%s: %.120s is not a folder; name the folder of a file system "
+                               "that hosts share",
+                               key, roots[i].target);
         if (status == 0)
             continue;
-        (void)fail(c, e, key,
-                   "%s: %.120s: %s; ucmd starts without this root and uses it as soon as "
-                   "it is there",
-                   key, roots[i].target, strerror(-status));
+        (void)config_fail(c, e, key,
+                          "%s: %.120s: %s; ucmd starts without this root and uses it as soon as "
+                          "it is there",
+                          key, roots[i].target, strerror(-status));
         warn_cb(e->text);
     }
     return 0;
@@ -468,7 +481,11 @@ int config_check(const struct config *c, struct config_error *e)
     if (rc == 0)
         rc = check_tenants(c, e);
     if (rc == 0)
+        rc = check_memory(c, e);
+    if (rc == 0)
         rc = check_socket(c, e);
+    if (rc == 0)
+        rc = check_group(c, e);
     if (rc == 0)
         rc = check_keep(c, e);
     if (rc == 0)

@@ -7,17 +7,20 @@
 
 #define COLUMNS 100
 
-/* The tail goes behind the last line, or on one of its own when that would be too long. */
-static void print_comment(const char *indent, const char *text, const char *tail)
+/* A comment of whole words, in lines of at most COLUMNS. */
+static void print_comment(const char *indent, const char *text)
 {
-    size_t n;
+    size_t room = COLUMNS - strlen(indent) - 2;
 
-    for (; text[n = strcspn(text, "\n")]; text += n + 1)
+    while (*text) {
+        size_t n = strlen(text);
+
+        if (n > room)
+            for (n = room; text[n] != ' ' && n > 1; n--)
+                ;
         printf("%s# %.*s\n", indent, (int)n, text);
-    printf("%s# %s", indent, text);
-    if (*tail && strlen(indent) + 3 + n + strlen(tail) > COLUMNS)
-        printf("\n%s#", indent);
-    printf("%s%s\n", *tail ? " " : "", tail);
+        text += n + (text[n] == ' ');
+    }
 }
 
 /* Double quotes take any text; what config_read lets in has no control characters. */
@@ -56,23 +59,16 @@ static void print_list(const struct config_list *list)
     putchar(']');
 }
 
-/* "Permissions of the socket. Default: 0660." */
 static void print_key_comment(const char *indent, const struct config_key *k)
 {
-    char tail[256];
-    size_t n = (size_t)snprintf(tail, sizeof(tail), "Default: %s",
-                                k->kind == CONFIG_LIST  ? "[]"
-                                : k->initial[0] == '\0' ? "\"\""
-                                                        : k->initial);
-
-    if (k->kind == CONFIG_ENUM) {
-        n += (size_t)snprintf(tail + n, sizeof(tail) - n, "; one of");
-        for (size_t i = 0; k->names[i]; i++)
-            n += (size_t)snprintf(tail + n, sizeof(tail) - n, "%s %s", i > 0 ? "," : "",
-                                  k->names[i]);
-    }
-    snprintf(tail + n, sizeof(tail) - n, ".%s", k->reloadable ? " (reloadable)" : "");
-    print_comment(indent, k->help, tail);
+    print_comment(indent, k->help);
+    printf("%s# Default: %s", indent,
+           k->kind == CONFIG_LIST  ? "[]"
+           : k->initial[0] == '\0' ? "\"\""
+                                   : k->initial);
+    for (size_t i = 0; k->names && k->names[i]; i++)
+        printf("%s %s", i == 0 ? "; one of" : ",", k->names[i]);
+    printf(".%s\n", k->reloadable ? " (reloadable)" : "");
 }
 
 static void print_key(const struct config *c, const struct config_key *k)
@@ -92,31 +88,37 @@ static void print_key(const struct config *c, const struct config_key *k)
     putchar('\n');
 }
 
-static bool in_section(const struct config_key *k, const struct config_section *s)
+static bool shown(const struct config *c, const struct config *defaults, const struct config_key *k,
+                  const struct config_section *s)
 {
     size_t n = strlen(s->name);
 
-    return config_section_length(k->name) == n && memcmp(k->name, s->name, n) == 0;
+    return config_section_length(k->name) == n && memcmp(k->name, s->name, n) == 0 &&
+           (!k->internal || !config_value_equal(c, defaults, k));
 }
 
 void config_print(const struct config *c)
 {
-    const struct config_key *k = config_keys, *end = config_keys + config_key_count;
+    struct config defaults;
 
+    config_init(&defaults);
     for (size_t i = 0; i < config_section_count; i++) {
         const struct config_section *s = &config_sections[i];
-        size_t n = strlen(s->name);
+        bool first = true;
 
-        print_comment("", s->help, "");
-        if (n > 0)
+        printf("%s", i > 0 ? "\n" : "");
+        print_comment("", s->help);
+        if (s->name[0])
             printf("%s:\n", s->name);
-        for (bool first = n > 0; k < end && in_section(k, s); k++, first = false) {
-            if (!first)
+        for (const struct config_key *k = config_keys; k < config_keys + config_key_count; k++) {
+            if (!shown(c, &defaults, k, s))
+                continue;
+            if (!first || !s->name[0])
                 putchar('\n');
             print_key(c, k);
+            first = false;
         }
-        if (i + 1 < config_section_count)
-            putchar('\n');
     }
+    config_free(&defaults);
     fflush(stdout);
 }

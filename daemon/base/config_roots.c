@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,19 +13,6 @@
 #define NFS "nfs://"
 #define ROOTS "share.roots"
 #define BACKENDS "share.storage_backends"
-
-static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(why, CONFIG_WHY_BYTES, format, args);
-    va_end(args);
-    return -EINVAL;
-}
 
 static bool is_nfs(const char *text)
 {
@@ -41,12 +27,13 @@ static int target_check(const char *key, const char *target, char why[CONFIG_WHY
     if (target[0] == '/')
         return 0;
     if (!is_nfs(target))
-        return refuse(why,
-                      "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
-                      "one of them",
-                      key, target);
+        return config_refuse(
+            why,
+            "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
+            "one of them",
+            key, target);
     if (nfs_target_parse(target, &nfs, &wrong) < 0)
-        return refuse(why, "%s: \"%.80s\": %s", key, target, wrong);
+        return config_refuse(why, "%s: \"%.80s\": %s", key, target, wrong);
     return 0;
 }
 
@@ -54,7 +41,8 @@ static int target_take(const char *key, const char *text, size_t n, struct confi
                        char why[CONFIG_WHY_BYTES])
 {
     if (n >= sizeof(out->target))
-        return refuse(why, "%s: a target is longer than %zu bytes", key, sizeof(out->target) - 1);
+        return config_refuse(why, "%s: a target is longer than %zu bytes", key,
+                             sizeof(out->target) - 1);
     memcpy(out->target, text, n);
     out->target[n] = '\0';
     while (out->target[0] == '/' && n > 1 && out->target[n - 1] == '/')
@@ -65,8 +53,8 @@ static int target_take(const char *key, const char *text, size_t n, struct confi
 static int word_twice(const char *key, const char *word, const struct config_root *root,
                       char why[CONFIG_WHY_BYTES])
 {
-    return refuse(why, "%s: %s is given twice behind %.80s; leave one out", key, word,
-                  root->target);
+    return config_refuse(why, "%s: %s is given twice behind %.80s; leave one out", key, word,
+                         root->target);
 }
 
 static int word_take(const char *key, const char *word, size_t n, struct config_root *out,
@@ -83,10 +71,11 @@ static int word_take(const char *key, const char *word, size_t n, struct config_
     }
     if (n <= strlen(capacity) || n - strlen(capacity) >= sizeof(text) ||
         memcmp(word, capacity, strlen(capacity)) != 0)
-        return refuse(why,
-                      "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
-                      "them, or leave it out",
-                      key, (int)(n < 40 ? n : 40), word, out->target);
+        return config_refuse(
+            why,
+            "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
+            "them, or leave it out",
+            key, (int)(n < 40 ? n : 40), word, out->target);
     if (out->capacity_bytes != 0)
         return word_twice(key, "capacity=", out, why);
     n -= strlen(capacity);
@@ -138,8 +127,8 @@ static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_RO
         int rc;
 
         if (*n == CONFIG_MAX_ROOTS)
-            return refuse(why, "%s has more than %d targets; leave some out", BACKENDS,
-                          CONFIG_MAX_ROOTS);
+            return config_refuse(why, "%s has more than %d targets; leave some out", BACKENDS,
+                                 CONFIG_MAX_ROOTS);
         *r = (struct config_root){.capacity_bytes = 0};
         rc = target_take(BACKENDS, p, span, r, why);
         if (rc < 0)
@@ -147,8 +136,8 @@ static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_RO
         (*n)++;
         p += span;
         if (*p == ':' && *++p == '\0')
-            return refuse(why, "%s ends with a colon; write a target behind it, or leave it out",
-                          BACKENDS);
+            return config_refuse(
+                why, "%s ends with a colon; write a target behind it, or leave it out", BACKENDS);
     }
     return 0;
 }
@@ -161,7 +150,8 @@ int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS
     *n = 0;
     *key = c->share_backends[0] ? BACKENDS : ROOTS;
     if (c->share_backends[0] && c->share_roots.n > 0)
-        return refuse(why, "%s and %s both name roots; leave one of them out", BACKENDS, ROOTS);
+        return config_refuse(why, "%s and %s both name roots; leave one of them out", BACKENDS,
+                             ROOTS);
     if (c->share_backends[0])
         rc = backends_parse(c->share_backends, out, n, why);
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
@@ -169,8 +159,8 @@ int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
-                return refuse(why, "%s: %.160s is there twice; name each root once", *key,
-                              out[i].target);
+                return config_refuse(why, "%s: %.160s is there twice; name each root once", *key,
+                                     out[i].target);
     return rc;
 }
 

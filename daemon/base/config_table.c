@@ -21,7 +21,7 @@ static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const spread_names[] = {"tiered", "hashed", NULL};
-static const char *const probe_names[] = {"prefix", "exact", NULL};
+static const char *const lookup_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
@@ -91,220 +91,219 @@ static const char *item_tenant(const char *text)
 
 /* ---- the table ---- */
 
-#define AT(field) offsetof(struct config, field)
+#define KEY(name_, kind_, field_, initial_)                                                        \
+    .name = name_, .kind = CONFIG_##kind_, .offset = offsetof(struct config, field_),              \
+    .initial = initial_
+#define RANGE(min_, max_) .min = min_, .max = max_
 
 const struct config_section config_sections[] = {
     {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
-         "with\n"
-         "B, KiB, MiB, GiB or TiB (none: bytes), durations with ms, s, min or h. To check a "
-         "changed file:\n"
-         "ucmd --check --config FILE. SIGHUP reloads the keys marked (reloadable)."},
-    {"log", "One line an event on standard error."},
-    {"arena", "DRAM: staging buffers and the DRAM tier in one."},
-    {"index", "What is cached where."},
-    {"nvme", "The tier on local disks. Without paths the cache is DRAM only."},
+         "with B, KiB, MiB, GiB or TiB (none: bytes), durations whole numbers with ms, s, min or "
+         "h. ucmd --check --config FILE checks a changed file. SIGHUP reloads the keys that are "
+         "marked (reloadable); the others take effect at the next start."},
+    {"log", "One line for each event, on standard error."},
+    {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
+    {"index", "What is cached, and where."},
+    {"nvme", "The tier on local disks. Without paths there is none."},
     {"share", "The tier that several hosts have in common. Without roots there is none."},
-    {"device", "Where workers keep their KV memory."},
+    {"device", "The GPUs."},
     {"copy", "How bytes get into and out of GPUs."},
-    {"limits", "Hard bounds; past one of them a peer is answered BUSY or turned away."},
-    {"lease", "What a lookup may hold on to."},
-    {"request", "How long things may take."},
+    {"limits", "Hard bounds. A client that reaches one is answered BUSY, or turned away."},
+    {"lease", "How long a lookup may protect what it found."},
+    {"request", "How long requests may take."},
     {"shutdown", "What happens on SIGTERM."},
 };
 const size_t config_section_count = sizeof(config_sections) / sizeof(config_sections[0]);
 
 const struct config_key config_keys[] = {
-    {"socket", CONFIG_PATH, false, AT(socket), "/run/ucmd/ucmd.sock", 1, SOCKET_BYTES, NULL, NULL,
-     "Path of the Unix socket that workers connect to. Its folder must exist. Not used when "
-     "systemd\n"
-     "passes the socket (ucmd.socket)."},
-    {"socket_mode", CONFIG_OCTAL, false, AT(socket_mode), "0660", 0, 0777, NULL, NULL,
-     "Permissions of the socket."},
-    {"socket_group", CONFIG_STRING, false, AT(socket_group), "", 0, 64, NULL, NULL,
-     "Group that owns the socket; \"\" keeps the daemon's."},
-    {"tenants", CONFIG_LIST, false, AT(tenants), "", 0, 4096, NULL, item_tenant,
-     "Who shares cache with whom: a list of \"name uid:N uid:N gid:N\". The first that names a "
-     "peer's\n"
-     "uid or primary gid is its tenant; who is in none is a tenant by itself, named uid:N."},
-    {"admins", CONFIG_LIST, false, AT(admins), "", 0, 1024, NULL, item_admin,
-     "Who may use operators' calls besides root and the daemon's own user: a list of uid:N and "
-     "gid:N,\n"
-     "gid being a peer's primary group."},
+    {KEY("socket", PATH, socket, "/run/ucmd/ucmd.sock"), RANGE(1, SOCKET_BYTES),
+     .help = "Path of the Unix socket that workers connect to. Its folder must exist. Not used "
+             "when systemd passes the socket (ucmd.socket)."},
+    {KEY("socket_mode", OCTAL, socket_mode, "0660"), RANGE(0, 0777),
+     .help = "Permissions of the socket."},
+    {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
+     .help = "Group that owns the socket; \"\": the daemon's own."},
+    {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item = item_tenant,
+     .help = "Who shares cache with whom: a list of \"NAME uid:N uid:N gid:N\". A client belongs "
+             "to the first tenant that lists its uid or its primary gid. One that no tenant lists "
+             "is a tenant by itself, named uid:N."},
+    {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item = item_admin,
+     .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
+             "uid:N and gid:N, where gid is a client's primary group."},
 
-    {"log.level", CONFIG_ENUM, true, AT(log_level), "info", 0, 0, level_names, NULL,
-     "Least level that is logged."},
+    {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
+     .help = "Least level that is logged."},
 
-    {"arena.size", CONFIG_SIZE, false, AT(arena_size), "4GiB", MIB, 15 * TIB, NULL, NULL,
-     "DRAM that the daemon takes, rounded down to whole extents."},
-    {"arena.extent", CONFIG_SIZE, false, AT(arena_extent), "64MiB", MIB, GIB, NULL, NULL,
-     "Unit in which DRAM moves between slot sizes; a power of two, and no part of a block may be\n"
-     "larger."},
-    {"arena.hugepages", CONFIG_BOOL, false, AT(arena_hugepages), "true", 0, 1, NULL, NULL,
-     "Ask the kernel for transparent huge pages."},
-    {"arena.prefault", CONFIG_BOOL, false, AT(arena_prefault), "true", 0, 1, NULL, NULL,
-     "Touch all DRAM at start, behind the open socket; false touches a page at its first use."},
-    {"arena.keep", CONFIG_STRING, false, AT(arena_keep), "", 0, 160, NULL, NULL,
-     "Folder on a tmpfs or hugetlbfs, best one of its own: DRAM lies in a file there and is found "
-     "again\n"
-     "after an orderly stop and start (docs/operations.md). All of it is taken at start, whatever\n"
-     "arena.prefault says. \"\" keeps nothing."},
-    {"arena.numa", CONFIG_ENUM, false, AT(arena_numa), "auto", 0, 0, numa_names, NULL,
-     "On a host of several NUMA nodes: auto spreads DRAM over them, and blocks lie on the node of "
-     "the\n"
-     "GPU that asked where that can be had; off leaves that to the kernel. So does auto where the\n"
-     "daemon was given a memory policy (numactl, NUMAPolicy=), or with arena.prefault false and "
-     "no\n"
-     "arena.keep."},
+    {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
+     .help = "DRAM that the daemon takes, rounded down to whole extents."},
+    {KEY("arena.extent", SIZE, arena_extent, "64MiB"), RANGE(MIB, GIB),
+     .help = "Unit in which DRAM moves between slot sizes; a power of two. No part of a block may "
+             "be larger."},
+    {KEY("arena.prefault", BOOL, arena_prefault, "true"), .internal = true,
+     .help = "Touch all DRAM at start, behind the open socket; false touches a page at its first "
+             "use, and places nothing on NUMA nodes."},
+    {KEY("arena.keep", STRING, arena_keep, ""), RANGE(0, 160),
+     .help = "Folder on a tmpfs or hugetlbfs, best one of its own, that keeps DRAM over an "
+             "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
+    {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
+     .help = "On a host of several NUMA nodes: auto spreads DRAM over them and puts a block on "
+             "the node of the GPU that asks for it, where there is room; off leaves that to the "
+             "kernel. So does auto when the daemon was given a memory policy (numactl, "
+             "NUMAPolicy=)."},
 
-    {"index.max_blocks", CONFIG_COUNT, false, AT(index_max_blocks), "16777216", 1024, 1ull << 31,
-     NULL, NULL,
-     "Blocks that the index holds at most, over all tiers; about 128 bytes each. When it is full, "
-     "those\n"
-     "make way that were not used for longest, also on NVMe (index_evicted in the stats)."},
+    {KEY("index.max_blocks", COUNT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
+     .help = "Blocks that the index holds at most, over all tiers; about 128 bytes each. A full "
+             "index drops the blocks that were not used for longest, from NVMe too (index_evicted "
+             "in the stats)."},
 
-    {"nvme.paths", CONFIG_LIST, false, AT(nvme_paths), "", 0, CONFIG_MAX_PATHS, NULL, item_folder,
-     "Folders, best one a disk, in each of which one file is made: [/var/lib/ucmd/nvme0, ...]; or\n"
-     "block devices, and files, that are used as they are once 'ucmctl format' was run on them."},
-    {"nvme.state", CONFIG_STRING, false, AT(nvme_state), "", 0, 1024, NULL, NULL,
-     "Folder for the little that belongs to devices and files of nvme.paths and can't lie beside\n"
-     "them. Without it their blocks are lost."},
-    {"nvme.size", CONFIG_SIZE, false, AT(nvme_size), "64GiB", 4 * MIB, 16 * TIB, NULL, NULL,
-     "Size of each of these files; of a device at most so much is used."},
-    {"nvme.segment", CONFIG_SIZE, false, AT(nvme_segment), "64MiB", MIB, GIB, NULL, NULL,
-     "Unit in which the files are written and reclaimed; a power of two."},
-    {"nvme.depth", CONFIG_INT, false, AT(nvme_depth), "128", 1, 4096, NULL, NULL,
-     "Requests in flight for each path."},
-    {"nvme.io", CONFIG_ENUM, false, AT(nvme_io), "auto", 0, 0, io_names, NULL,
-     "How the files are read and written; auto takes io_uring where the kernel allows it, else\n"
-     "threads."},
-    {"nvme.threads", CONFIG_INT, false, AT(nvme_threads), "4", 1, 256, NULL, NULL,
-     "Threads for checksums and blocking I/O."},
-    {"nvme.backlog", CONFIG_SIZE, false, AT(nvme_backlog), "1GiB", MIB, 64 * TIB, NULL, NULL,
-     "Bytes that may wait in DRAM to be written; past it DRAM is no longer kept for what waits."},
-    {"nvme.scrub", CONFIG_SIZE, false, AT(nvme_scrub), "32MiB", 0, TIB, NULL, NULL,
-     "Bytes a second that are read and verified in the background, behind all other work; 0: "
-     "none."},
-    {"nvme.scrub_interval", CONFIG_DURATION, false, AT(nvme_scrub_interval_ms), "24h", 10,
-     365 * 24 * HOUR, NULL, NULL,
-     "From the beginning of one such pass over all that lies there to the beginning of the next."},
-    {"nvme.quarantine", CONFIG_INT, false, AT(nvme_quarantine), "5", 0, 100, NULL, NULL,
-     "Percent of a file's segments that may be in quarantine for bad blocks; past it (and past "
-     "one)\n"
-     "the file takes no more writes."},
-    {"nvme.pressure", CONFIG_ENUM, false, AT(nvme_pressure), "drop", 0, 0, pressure_names, NULL,
-     "Past nvme.backlog, drop answers dumps at once, and what DRAM has no room for is not "
-     "written;\n"
-     "slow holds the answers of dumps back, so that engines dump no faster than the disks write."},
-    {"nvme.pressure_wait", CONFIG_DURATION, false, AT(nvme_pressure_ms), "200ms", 1, 60 * SECOND,
-     NULL, NULL, "How long slow holds one answer back at most."},
-    {"nvme.admission", CONFIG_ENUM, false, AT(nvme_admission), "all", 0, 0, admission_names, NULL,
-     "Which blocks are written: all that are dumped, or only those that were used or dumped again\n"
-     "(reuse): a third to a quarter of the writes, but what DRAM could not keep until its second "
-     "use is\n"
-     "lost. Dumps that ask for durability are always written."},
-    {"nvme.rewrite", CONFIG_INT, false, AT(nvme_rewrite), "50", 0, 75, NULL, NULL,
-     "How much of a segment, in percent, may be written again before it is reused: parts that were "
-     "read\n"
-     "since they were written; 0 drops them with the rest."},
+    {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item = item_folder,
+     .help = "Folders, best one a disk, in each of which the daemon makes one file: "
+             "[/var/lib/ucmd/nvme0, ...]; or block devices, and files, on which 'ucmctl format' "
+             "was run."},
+    {KEY("nvme.state", STRING, nvme_state, ""), RANGE(0, 1024),
+     .help = "Folder for a few small files that belong to the devices and files of nvme.paths. "
+             "Devices and files need it; folders do not."},
+    {KEY("nvme.size", SIZE, nvme_size, "64GiB"), RANGE(4 * MIB, 16 * TIB),
+     .help = "Size of the file in each folder; how much of a device or file is used at most."},
+    {KEY("nvme.segment", SIZE, nvme_segment, "64MiB"), RANGE(MIB, GIB),
+     .help = "Unit in which the files are written and reclaimed; a power of two. A file keeps the "
+             "one that it was made with."},
+    {KEY("nvme.depth", INT, nvme_depth, "128"), RANGE(1, 4096),
+     .help = "Requests in flight for each path."},
+    {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names,
+     .help = "How the files are read and written: auto takes io_uring where the kernel allows it, "
+             "otherwise threads."},
+    {KEY("nvme.threads", INT, nvme_threads, "4"), RANGE(1, 256),
+     .help = "Threads for checksums, and for reads and writes without io_uring."},
+    {KEY("nvme.backlog", SIZE, nvme_backlog, "1GiB"), RANGE(MIB, 64 * TIB),
+     .help = "Bytes in DRAM that may wait to be written, at most half of arena.size. Beyond that, "
+             "DRAM may drop what waits."},
+    {KEY("nvme.scrub", SIZE, nvme_scrub, "32MiB"), RANGE(0, TIB),
+     .help = "Bytes a second that are read and verified in the background, behind all other work; "
+             "0: none."},
+    {KEY("nvme.scrub_interval", DURATION, nvme_scrub_interval_ms, "24h"),
+     RANGE(10, 365 * 24 * HOUR), .internal = true,
+     .help = "From the beginning of one scrub to the beginning of the next."},
+    {KEY("nvme.quarantine", INT, nvme_quarantine, "5"), RANGE(0, 100), .internal = true,
+     .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
+             "(and beyond one segment) the file takes no more writes."},
+    {KEY("nvme.pressure", ENUM, nvme_pressure, "drop"), .names = pressure_names,
+     .help = "Beyond nvme.backlog, drop answers dumps at once, and what DRAM has no room for is "
+             "not written; slow delays the answers of dumps, each by 200 ms at most, so that "
+             "engines dump no faster than the disks write."},
+    {KEY("nvme.pressure_wait", DURATION, nvme_pressure_ms, "200ms"), RANGE(1, 60 * SECOND),
+     .internal = true, .help = "How long slow delays one answer at most."},
+    {KEY("nvme.admission", ENUM, nvme_admission, "all"), .names = admission_names,
+     .help = "Which blocks are written: all that are dumped; or, with reuse, only those that are "
+             "used or dumped a second time. reuse writes a quarter to a third as much, and loses "
+             "what DRAM drops before its second use. Dumps that ask for durability are always "
+             "written."},
+    {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
+     .help = "Percent of a segment that may be written again before the segment is reused: parts "
+             "that were read since they were written."},
 
-    {"share.roots", CONFIG_LIST, false, AT(share_roots), "", 0, CONFIG_MAX_ROOTS, NULL, item_root,
-     "What hosts share: folders of mounted file systems and NFS servers that the daemon speaks to\n"
-     "itself, e.g. [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. Behind a "
-     "target may "
-     "stand\n"
-     "capacity=SIZE (files go beyond it; none: no bound) and ro (nothing is written there)."},
-    {"share.storage_backends", CONFIG_STRING, false, AT(share_backends), "", 0, 4096, NULL, NULL,
-     "The same as UCM writes it: targets with colons between them."},
-    {"share.spread", CONFIG_ENUM, false, AT(share_spread), "tiered", 0, 0, spread_names, NULL,
-     "How blocks are spread over several roots. tiered: to the first root that takes writes; what\n"
-     "garbage collection would remove from it is copied to the next one. hashed: each block has "
-     "one\n"
-     "root, by its key; for servers that are alike."},
-    {"share.lookup", CONFIG_ENUM, false, AT(share_lookup), "prefix", 0, 0, probe_names, NULL,
-     "How the end of a prefix is found. prefix: in a few round trips, taking for granted that what "
-     "lies\n"
-     "before a block that is there is there as well; exact asks for every block."},
-    {"share.lookup_deadline", CONFIG_DURATION, false, AT(share_lookup_ms), "50ms", 1, 10 * SECOND,
-     NULL, NULL,
-     "How long a lookup waits for the roots at most; what is not known by then is a miss."},
-    {"share.negative", CONFIG_DURATION, false, AT(share_negative_ms), "2s", 0, HOUR, NULL, NULL,
-     "How long it is remembered that a block is not there."},
-    {"share.deadline", CONFIG_DURATION, false, AT(share_deadline_ms), "5s", 10, 600 * SECOND, NULL,
-     NULL,
-     "How long one read or write may take; later it is given up. Where several roots may have a "
-     "block,\n"
-     "one that does not answer leaves half of the time to the others."},
-    {"share.depth", CONFIG_INT, false, AT(share_depth), "64", 1, 1024, NULL, NULL,
-     "Requests under way for each NFS server."},
-    {"share.threads", CONFIG_INT, false, AT(share_threads), "16", 2, 256, NULL, NULL,
-     "Threads for each folder, each of which has one request under way."},
-    {"share.admission", CONFIG_ENUM, false, AT(share_admission), "all", 0, 0, admission_names, NULL,
-     "Which blocks are written: all, or only those that are used or stored again, as "
-     "nvme.admission says it."},
-    {"share.sync", CONFIG_BOOL, false, AT(share_sync), "false", 0, 1, NULL, NULL,
-     "Have each file on the server's stable storage before it gets its name. Without, a crash of "
-     "the server\n"
-     "may leave files that are cut short: they are found out, as misses."},
-    {"share.low", CONFIG_INT, false, AT(share_low), "90", 1, 100, NULL, NULL,
-     "Percent of its capacity that garbage collection brings a root back to."},
-    {"share.collect", CONFIG_DURATION, false, AT(share_collect_ms), "10min", SECOND, 24 * HOUR,
-     NULL, NULL,
-     "From one garbage collection of a root to the next; ucmctl share collect begins one at once."},
-    {"share.touch", CONFIG_DURATION, false, AT(share_touch_ms), "1h", 0, 365 * 24 * HOUR, NULL,
-     NULL, "A file that is read gets a new modification time when the old one is older than this."},
+    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS), .item = item_root,
+     .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
+             "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
+             "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
+             "(nothing is written there)."},
+    {KEY("share.storage_backends", STRING, share_backends, ""), RANGE(0, 4096),
+     .help = "The same in the form of UCM's storage_backends: targets with colons between them."},
+    {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
+     .help =
+         "How blocks are spread over several roots. tiered: to the first root that takes writes; "
+         "what garbage collection would remove from it is copied to the next one. hashed: each "
+         "block has one root, by its key; for servers that are alike."},
+    {KEY("share.lookup", ENUM, share_lookup, "prefix"), .names = lookup_names,
+     .help = "How a lookup finds how much of a prompt is there. prefix: in a few round trips, "
+             "assuming that the blocks before one that is there are there too; exact: it asks for "
+             "every block."},
+    {KEY("share.lookup_deadline", DURATION, share_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
+     .help = "How long a lookup waits for the roots at most. What is not known by then is a "
+             "miss."},
+    {KEY("share.negative", DURATION, share_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
+     .help = "How long the daemon remembers that a block is not there."},
+    {KEY("share.deadline", DURATION, share_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
+     .help = "How long one read or write may take. Of several roots that may have a block, one "
+             "that does not answer leaves half of this time to the others."},
+    {KEY("share.depth", INT, share_depth, "64"), RANGE(1, 1024),
+     .help = "Requests in flight for each NFS server."},
+    {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
+     .help = "Threads for each folder; each has one request in flight."},
+    {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
+     .help = "Which blocks are written; see nvme.admission."},
+    {KEY("share.sync", BOOL, share_sync, "false"),
+     .help = "Have the server make each file durable before it gets its name. Without, a crash of "
+             "the server may leave files that are cut short; loads take them for misses."},
+    {KEY("share.collect", DURATION, share_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),
+     .help = "From one garbage collection of a root to the next; 'ucmctl share collect' begins "
+             "one at once."},
+    {KEY("share.touch", DURATION, share_touch_ms, "1h"), RANGE(0, 365 * 24 * HOUR),
+     .internal = true,
+     .help = "A file that is read gets a new modification time when the old one is older than "
+             "this."},
 
-    {"device.cuda", CONFIG_ENUM, false, AT(cuda), "auto", 0, 0, cuda_names, NULL,
-     "NVIDIA GPUs: auto uses them where a driver is, required refuses to start without one."},
-    {"device.cpu_threads", CONFIG_INT, false, AT(cpu_threads), "2", 1, 256, NULL, NULL,
-     "Threads that copy for regions in host memory."},
+    {KEY("device.cuda", ENUM, cuda, "auto"), .names = cuda_names,
+     .help = "NVIDIA GPUs: auto uses them where there is a driver; required refuses to start "
+             "without one."},
+    {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 256), .internal = true,
+     .help = "Threads that copy for workers whose KV memory is host memory."},
 
-    {"copy.strategy", CONFIG_ENUM, false, AT(copy_strategy), "auto", 0, 0, copy_names, NULL,
-     "dma: by the copy engines, which take nothing from the engine's kernels; sm: by a kernel, "
-     "which is\n"
-     "faster for small scattered chunks; staged: through slices of the worker's memory, where it "
-     "has "
-     "a\n"
-     "companion; auto takes for each copy what costs least."},
-    {"copy.calibration", CONFIG_STRING, false, AT(copy_calibration), "/var/lib/ucmd", 0, 160, NULL,
-     NULL,
-     "Folder that keeps what auto measured at a GPU's first use (a fraction of a second); \"\" "
-     "measures\n"
-     "at every start, as does a folder that can't be written."},
+    {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names,
+     .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a "
+             "kernel, which is faster for small scattered chunks; staged: through slices of the "
+             "worker's memory, where the worker has a companion. auto takes for each copy what "
+             "costs least."},
+    {KEY("copy.calibration", STRING, copy_calibration, "/var/lib/ucmd"), RANGE(0, 160),
+     .internal = true,
+     .help = "Folder that keeps what auto measured at a GPU's first use; \"\" measures at every "
+             "start, as does a folder that can't be written to."},
 
-    {"limits.connections", CONFIG_INT, false, AT(max_connections), "1024", 1, 65536, NULL, NULL,
-     "Clients connected at once."},
-    {"limits.requests", CONFIG_INT, false, AT(max_requests), "4096", 1, 1048576, NULL, NULL,
-     "Requests under way in all."},
-    {"limits.requests_per_connection", CONFIG_INT, false, AT(max_requests_conn), "256", 1, 65536,
-     NULL, NULL, "Requests under way for one client."},
-    {"limits.regions_per_connection", CONFIG_INT, false, AT(max_regions_conn), "64", 1, 4096, NULL,
-     NULL, "Regions that one client may register."},
-    {"limits.leases_per_connection", CONFIG_INT, false, AT(max_leases_conn), "4096", 1, 1048576,
-     NULL, NULL, "Leases that one client may hold."},
-    {"limits.namespaces", CONFIG_INT, false, AT(max_namespaces), "4096", 1, 32768, NULL, NULL,
-     "Namespaces known at once, over all tenants."},
-    {"limits.namespaces_per_tenant", CONFIG_INT, false, AT(max_namespaces_tenant), "1024", 1, 32768,
-     NULL, NULL,
-     "Of these, how many one tenant may have. At either bound the one that was used least recently "
-     "gives way, if it is not open and holds no blocks."},
-    {"limits.frame_memory", CONFIG_SIZE, false, AT(max_frame_memory), "256MiB",
-     2 * UCM_MAX_FRAME_BYTES, TIB, NULL, NULL, "Memory of the frames of all requests under way."},
+    {KEY("limits.connections", INT, max_connections, "1024"), RANGE(1, 65536),
+     .help = "Clients connected at once."},
+    {KEY("limits.requests_per_connection", INT, max_requests_conn, "256"),
+     RANGE(1, CONFIG_MAX_REQUESTS), .internal = true, .help = "Requests of one client at once."},
+    {KEY("limits.namespaces", INT, max_namespaces, "4096"), RANGE(1, 32768),
+     .help = "Namespaces known at once, over all tenants."},
+    {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
+     .help = "How many of these one tenant may have. At either bound the namespace that was used "
+             "least recently makes room, if it is not open and holds no blocks."},
+    {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),
+     RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
+     .help = "Memory of the frames of all requests in progress."},
 
-    {"lease.max", CONFIG_DURATION, false, AT(lease_max_ms), "10min", SECOND, UCM_DEADLINE_MS, NULL,
-     NULL, "Longest lease that a lookup may take."},
+    {KEY("lease.max", DURATION, lease_max_ms, "10min"), RANGE(SECOND, UCM_DEADLINE_MS),
+     .help = "Longest lease that a lookup may take."},
 
-    {"request.deadline", CONFIG_DURATION, true, AT(deadline_ms), "30s", 1, UCM_DEADLINE_MS, NULL,
-     NULL, "Deadline of a request that names none."},
-    {"request.handshake", CONFIG_DURATION, false, AT(handshake_ms), "10s", 10, HOUR, NULL, NULL,
-     "Time until a client must have said hello, and for a frame that has begun to arrive whole."},
+    {KEY("request.deadline", DURATION, deadline_ms, "30s"), RANGE(1, UCM_DEADLINE_MS),
+     .reloadable = true, .help = "Deadline of a request that names none."},
+    {KEY("request.handshake", DURATION, handshake_ms, "10s"), RANGE(10, HOUR), .internal = true,
+     .help = "Time until a client must have said hello, and for a frame that has begun to arrive "
+             "whole."},
 
-    {"shutdown.drain", CONFIG_DURATION, false, AT(drain_ms), "10s", 0, HOUR, NULL, NULL,
-     "Time that requests under way get to finish before the daemon ends."},
+    {KEY("shutdown.drain", DURATION, drain_ms, "10s"), RANGE(0, HOUR),
+     .help = "Time that requests in progress get to finish before the daemon ends."},
 };
 const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
 
 _Static_assert(sizeof(config_keys) / sizeof(config_keys[0]) <= CONFIG_MAX_KEYS,
                "struct config_origin has a line for every key");
+
+static const struct config_retired retired[] = {
+    {"arena.hugepages", "true", "the daemon always asks for transparent huge pages"},
+    {"share.low", "90", "garbage collection brings a root to 90 percent of its capacity"},
+    {"limits.requests", "4096", "4096 requests may be in progress"},
+    {"limits.regions_per_connection", "64", "a client may register 64 regions"},
+    {"limits.leases_per_connection", "4096", "a client may hold 4096 leases"},
+};
+
+const struct config_retired *config_retired_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof(retired) / sizeof(retired[0]); i++)
+        if (strcmp(retired[i].name, name) == 0)
+            return &retired[i];
+    return NULL;
+}
 
 size_t config_section_length(const char *name)
 {

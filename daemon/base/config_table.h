@@ -14,7 +14,7 @@ enum config_kind {
     CONFIG_BOOL,     /* bool: true, false */
     CONFIG_ENUM,     /* an enum from 0, by the names in `names` */
     CONFIG_STRING,   /* char *, at most max bytes */
-    CONFIG_PATH,     /* likewise, absolute */
+    CONFIG_PATH,     /* the same, absolute */
     CONFIG_LIST,     /* struct config_list, at most max items */
 };
 
@@ -23,13 +23,21 @@ enum config_kind {
 struct config_key {
     const char *name; /* "section.key", or "key" at the top */
     enum config_kind kind;
-    bool reloadable;
-    size_t offset;            /* in struct config */
-    const char *initial;      /* as config_set takes it */
+    size_t offset;       /* in struct config */
+    const char *initial; /* as config_set takes it */
+    const char *help;
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
     const char *const *names; /* CONFIG_ENUM: NULL at the end */
     const char *(*item)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
-    const char *help; /* lines of at most 100 columns, each but the last ending in \n */
+    bool reloadable;
+    bool internal; /* for tests and measurements: config_print shows it only where it is set */
+};
+
+/* A key of earlier versions: accepted, and without effect. */
+struct config_retired {
+    const char *name;
+    const char *value; /* what is in force now; a file that sets just this gets no warning */
+    const char *instead;
 };
 
 struct config_section {
@@ -37,7 +45,7 @@ struct config_section {
     const char *help;
 };
 
-extern const struct config_key config_keys[]; /* those of a section stand together */
+extern const struct config_key config_keys[]; /* a section's keys lie side by side */
 extern const size_t config_key_count;
 extern const struct config_section config_sections[]; /* in the keys' order */
 extern const size_t config_section_count;
@@ -47,10 +55,15 @@ size_t config_section_length(const char *name);
 
 /* The key of this name, or NULL. */
 const struct config_key *config_key_find(const char *name);
+const struct config_retired *config_retired_find(const char *name);
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 
 #define CONFIG_WHY_BYTES 384
+
+/* Writes a sentence; returns -EINVAL. */
+int config_refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* Sets the key from text. 0, or -EINVAL with a sentence in why (which begins with the key's name)
  * or -ENOMEM; c is untouched on failure. Lists: config_list_set. */
@@ -62,7 +75,7 @@ int config_size_parse(const char *what, const char *text, uint64_t *out,
 /* Replaces a list; takes the items of `list` on success. */
 int config_list_set(struct config *c, const struct config_key *k, struct config_list *list,
                     char why[CONFIG_WHY_BYTES]);
-/* The key's list as one comma-separated string: config_set's form. */
+/* The items of a comma-separated string, which is config_set's form of a list. */
 int config_list_split(struct config_list *out, const char *text);
 int config_list_add(struct config_list *list, const char *item);
 void config_list_free(struct config_list *list);
@@ -73,6 +86,15 @@ void config_list_free(struct config_list *list);
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES]);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
+/* Notes in c->warnings that a file or --set names a key that has no effect any more; at: "FILE:LINE"
+ * or "--set". 0 or -ENOMEM. */
+int config_warn_retired(struct config *c, const struct config_retired *r, const char *at,
+                        const char *text);
+
+/* Begins *e with the place, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
+ * CONFIG_LINE_SET; file may be NULL. Returns -EINVAL. */
+int config_error_at(struct config_error *e, const char *file, uint32_t line, const char *format,
+                    ...) __attribute__((format(printf, 4, 5)));
 
 static inline void *config_field(struct config *c, const struct config_key *k)
 {
@@ -89,8 +111,7 @@ static inline size_t config_key_place(const struct config_key *k)
     return (size_t)(k - config_keys);
 }
 
-/* Who a uid or gid belongs to: "uid:N" or "gid:N" into *is_gid and *id. false when it is neither.
- */
+/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when text is neither. */
 bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
 
 #endif

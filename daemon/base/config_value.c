@@ -22,10 +22,7 @@ static const struct unit duration_units[] = {
     {"h", 3600000}, {"min", 60000}, {"s", 1000}, {"ms", 1}, {NULL, 0},
 };
 
-static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static int refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
+int config_refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
 {
     va_list args;
 
@@ -80,7 +77,7 @@ static int in_bounds(const struct config_key *k, uint64_t value, char why[CONFIG
     number_text(k, value, is);
     number_text(k, k->min, min);
     number_text(k, k->max, max);
-    return refuse(why, "%s is %s; it must be from %s to %s", k->name, is, min, max);
+    return config_refuse(why, "%s is %s; it must be from %s to %s", k->name, is, min, max);
 }
 
 /* A number with one of the units; what people write instead gets an answer of its own. */
@@ -96,31 +93,34 @@ static int parse_united(const struct config_key *k, const char *text, uint64_t *
     const char *rest;
 
     if (!digits(text, &n, &rest))
-        return refuse(why, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what, right);
+        return config_refuse(why, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what,
+                             right);
     if (*rest == '\0' && is_size)
         rest = "B";
     else if (*rest == '\0' && n != 0)
-        return refuse(why, "%s: \"%.40s\" has no unit; write ms, s, min or h behind the number",
-                      k->name, text);
+        return config_refuse(why,
+                             "%s: \"%.40s\" has no unit; write ms, s, min or h behind the number",
+                             k->name, text);
     else if (*rest == '\0')
         rest = "ms";
     for (const struct unit *u = units; u->name; u++) {
         if (strcmp(rest, u->name) != 0)
             continue;
         if (__builtin_mul_overflow(n, u->factor, &value))
-            return refuse(why, "%s: \"%.40s\" is too large", k->name, text);
+            return config_refuse(why, "%s: \"%.40s\" is too large", k->name, text);
         *out = value;
         return in_bounds(k, value, why);
     }
     if (is_size && strchr("kKmMgGtT", *rest) &&
         (rest[1] == '\0' || !strcasecmp(rest + 1, "b") || !strcasecmp(rest + 1, "ib")))
-        return refuse(why, "%s: \"%.40s\" may mean powers of 1000 or of 1024; write %llu%ciB",
-                      k->name, text, (unsigned long long)n, toupper((unsigned char)*rest));
+        return config_refuse(why,
+                             "%s: \"%.40s\" may mean powers of 1000 or of 1024; write %llu%ciB",
+                             k->name, text, (unsigned long long)n, toupper((unsigned char)*rest));
     if (!is_size && strcmp(rest, "m") == 0)
-        return refuse(why,
-                      "%s: \"%.40s\" may mean minutes or milliseconds; write %llumin or %llums",
-                      k->name, text, (unsigned long long)n, (unsigned long long)n);
-    return refuse(why, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what, right);
+        return config_refuse(
+            why, "%s: \"%.40s\" may mean minutes or milliseconds; write %llumin or %llums", k->name,
+            text, (unsigned long long)n, (unsigned long long)n);
+    return config_refuse(why, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what, right);
 }
 
 static int parse_count(const struct config_key *k, const char *text, uint64_t *out,
@@ -129,7 +129,7 @@ static int parse_count(const struct config_key *k, const char *text, uint64_t *o
     const char *rest;
 
     if (!digits(text, out, &rest) || *rest != '\0')
-        return refuse(why, "%s: \"%.40s\" is not a whole number", k->name, text);
+        return config_refuse(why, "%s: \"%.40s\" is not a whole number", k->name, text);
     return in_bounds(k, *out, why);
 }
 
@@ -139,9 +139,9 @@ static int parse_octal(const struct config_key *k, const char *text, uint64_t *o
     size_t n = strlen(text);
 
     if (text[0] != '0' || n < 2 || n > 8 || strspn(text, "01234567") != n)
-        return refuse(why,
-                      "%s: \"%.40s\" is not an octal number; write it with a leading 0, e.g. 0660",
-                      k->name, text);
+        return config_refuse(
+            why, "%s: \"%.40s\" is not an octal number; write it with a leading 0, e.g. 0660",
+            k->name, text);
     *out = strtoull(text, NULL, 8);
     return in_bounds(k, *out, why);
 }
@@ -150,8 +150,8 @@ static int parse_bool(const struct config_key *k, const char *text, uint64_t *ou
                       char why[CONFIG_WHY_BYTES])
 {
     if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
-        return refuse(why, "%s: \"%.40s\" is neither true nor false; write one of the two", k->name,
-                      text);
+        return config_refuse(why, "%s: \"%.40s\" is neither true nor false; write one of the two",
+                             k->name, text);
     *out = text[0] == 't';
     return 0;
 }
@@ -163,8 +163,8 @@ static int parse_enum(const struct config_key *k, const char *text, uint64_t *ou
     size_t n = 0;
 
     if (strcmp(k->name, "share.spread") == 0 && strcmp(text, "round-robin") == 0)
-        return refuse(why, "%s: round-robin was removed; write hashed, which spreads as evenly",
-                      k->name);
+        return config_refuse(
+            why, "%s: round-robin was removed; write hashed, which spreads as evenly", k->name);
     for (uint64_t i = 0; k->names[i]; i++) {
         if (strcmp(k->names[i], text) == 0) {
             *out = i;
@@ -172,8 +172,8 @@ static int parse_enum(const struct config_key *k, const char *text, uint64_t *ou
         }
         n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s", i > 0 ? ", " : "", k->names[i]);
     }
-    return refuse(why, "%s: \"%.40s\" is not one of its values; write one of %s", k->name, text,
-                  list);
+    return config_refuse(why, "%s: \"%.40s\" is not one of its values; write one of %s", k->name,
+                         text, list);
 }
 
 static int parse_number(const struct config_key *k, const char *text, uint64_t *out,
@@ -202,13 +202,14 @@ static int set_string(struct config *c, const struct config_key *k, const char *
     char *copy;
 
     if (k->kind == CONFIG_PATH && text[0] != '/')
-        return refuse(why, "%s: \"%.80s\" is not an absolute path; begin it with /", k->name, text);
+        return config_refuse(why, "%s: \"%.80s\" is not an absolute path; begin it with /", k->name,
+                             text);
     if (n < k->min || n > k->max)
-        return refuse(why, "%s is %zu bytes long; it must be from %llu to %llu", k->name, n,
-                      (unsigned long long)k->min, (unsigned long long)k->max);
+        return config_refuse(why, "%s is %zu bytes long; it must be from %llu to %llu", k->name, n,
+                             (unsigned long long)k->min, (unsigned long long)k->max);
     copy = strdup(text);
     if (!copy) {
-        refuse(why, "%s: memory ran out", k->name);
+        config_refuse(why, "%s: memory ran out", k->name);
         return -ENOMEM;
     }
     free(*field);
@@ -293,16 +294,16 @@ int config_list_set(struct config *c, const struct config_key *k, struct config_
     struct config_list *field = config_field(c, k);
 
     if (list->n > k->max)
-        return refuse(why, "%s has %zu items; it may have at most %llu", k->name, list->n,
-                      (unsigned long long)k->max);
+        return config_refuse(why, "%s has %zu items; it may have at most %llu", k->name, list->n,
+                             (unsigned long long)k->max);
     for (size_t i = 0; i < list->n; i++) {
         const char *right = k->item ? k->item(list->item[i]) : NULL;
 
         if (right)
-            return refuse(why, "%s: \"%.80s\" is wrong; %s", k->name, list->item[i], right);
+            return config_refuse(why, "%s: \"%.80s\" is wrong; %s", k->name, list->item[i], right);
         if (strlen(list->item[i]) >= CONFIG_ITEM_BYTES)
-            return refuse(why, "%s: an item is longer than %d bytes", k->name,
-                          CONFIG_ITEM_BYTES - 1);
+            return config_refuse(why, "%s: an item is longer than %d bytes", k->name,
+                                 CONFIG_ITEM_BYTES - 1);
     }
     config_list_free(field);
     *field = *list;

@@ -27,14 +27,6 @@ void log_set_level(enum log_level level)
     __atomic_store_n(&present_level, (int)level, __ATOMIC_RELAXED);
 }
 
-int log_level_parse(const char *name)
-{
-    for (int i = 0; i <= LOG_DEBUG; i++)
-        if (strcmp(name, level_names[i]) == 0)
-            return i;
-    return -1;
-}
-
 /* The variable alone is not enough: it is inherited by children whose standard error goes
  * elsewhere. */
 static void journal_detect(void)

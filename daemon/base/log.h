@@ -17,8 +17,6 @@ struct log_site {
 };
 
 void log_set_level(enum log_level level);
-/* "error", "warn", "info", "debug" to a level, or -1. */
-int log_level_parse(const char *name);
 
 /* event: a few words with dashes, e.g. "read-failed"; format: "key=%s key=%d"; may be "". */
 void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,

@@ -62,11 +62,9 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     l->number = table_add(&s->leases, l);
     if (l->number == 0) {
         free(l);
-        return ucm_error_set(
-            &call->error, UCM_WIRE_BUSY,
-            "this connection has %u leases, as many as limits.leases_per_connection "
-            "allows; release some",
-            table_count(&s->leases));
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection has %u leases, as many as one may have; release some",
+                             table_count(&s->leases));
     }
     if (deadline_arm(rq->rooms.deadlines, &l->deadline,
                      uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit),

@@ -229,8 +229,7 @@ int method_region_register(struct call *call)
     r->region->owner = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
     return registered_open(call, r, &s->regions, &s->region_names,
-                           "this connection has as many regions as "
-                           "limits.regions_per_connection allows");
+                           "this connection has as many regions as one may have");
 }
 
 int method_ring_register(struct call *call)

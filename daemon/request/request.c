@@ -115,10 +115,9 @@ static int request_admit(struct call *call)
                              "this connection has %u requests under way, as many as "
                              "limits.requests_per_connection allows",
                              s->n_requests);
-    if (rq->n_active >= config->max_requests)
+    if (rq->n_active >= CONFIG_MAX_REQUESTS)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "the daemon has %u requests under way, as many as limits.requests "
-                             "allows; try again",
+                             "the daemon has %u requests under way, as many as it may; try again",
                              rq->n_active);
     return 0;
 }

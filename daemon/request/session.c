@@ -187,8 +187,8 @@ int method_hello(struct call *call)
         .max_frame_bytes = UCM_MAX_FRAME_BYTES,
         .max_keys = UCM_MAX_KEYS,
         .max_requests = config->max_requests_conn,
-        .max_regions = config->max_regions_conn,
-        .max_leases = config->max_leases_conn,
+        .max_regions = CONFIG_MAX_REGIONS_CONN,
+        .max_leases = CONFIG_MAX_LEASES_CONN,
         .max_lease_ms = config->lease_max_ms,
         .max_deadline_ms = UCM_DEADLINE_MS,
     };
@@ -351,9 +351,9 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     s->rq = rq;
     s->conn = conn;
     s->peer = *peer;
-    table_init(&s->regions, rq->rooms.config->max_regions_conn);
+    table_init(&s->regions, CONFIG_MAX_REGIONS_CONN);
     table_init(&s->stagings, DEVICE_GPUS_MAX);
-    table_init(&s->leases, rq->rooms.config->max_leases_conn);
+    table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
     list_init(&s->requests);
     cache_owner_init(&s->owner);
     list_push_back(&rq->sessions, &s->link);

@@ -225,7 +225,7 @@ class Daemon:
     def __init__(self, options, folder):
         self.socket = options["socket"]
         words = {"socket": self.socket, "arena.size": options["arena"], "device.cuda": "required",
-                 "arena.hugepages": "false", "nvme.paths": options["nvme"] or "", "nvme.size": "24GiB"}
+                 "nvme.paths": options["nvme"] or "", "nvme.size": "24GiB"}
         if not options["nvme"]:
             del words["nvme.paths"], words["nvme.size"]
         argv = [os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))]

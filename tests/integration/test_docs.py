@@ -58,15 +58,7 @@ def make_names():
 
 @functools.cache
 def config_keys():
-    """Of ucmd.yaml, full names."""
-    keys, section = set(), ""
-    for line in (TOP / "config/ucmd.yaml").read_text().splitlines():
-        found = re.match(r"( *)([a-z_]+):(.*)", line)
-        if found and not found[1] and not found[3]:
-            section = found[2]
-        elif found:
-            keys.add(f"{section}.{found[2]}" if found[1] else found[2])
-    return keys
+    return set(re.findall(r'KEY\("([a-z_.]+)"', (TOP / "daemon/base/config_table.c").read_text()))
 
 
 @functools.cache

@@ -35,12 +35,8 @@ static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 
 static void open_arena(uint64_t size, bool prefault)
 {
-    struct arena_config c = {.size = size,
-                             .extent = MIB,
-                             .hugepages = true,
-                             .prefault = prefault,
-                             .extent_ready = ready_cb,
-                             .ctx = &loop};
+    struct arena_config c = {
+        .size = size, .extent = MIB, .prefault = prefault, .extent_ready = ready_cb, .ctx = &loop};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);

@@ -119,7 +119,7 @@ Test(config, defaults)
     cr_assert_eq(c.log_level, LOG_INFO);
     cr_assert_eq(c.arena_size, 4ull << 30);
     cr_assert_eq(c.arena_extent, 64u << 20);
-    cr_assert(c.arena_hugepages && c.arena_prefault);
+    cr_assert(c.arena_prefault);
     cr_assert_eq(c.arena_numa, CONFIG_NUMA_AUTO);
     cr_assert_eq(c.index_max_blocks, 16777216);
     cr_assert_eq(c.nvme_paths.n, 0);
@@ -150,7 +150,7 @@ Test(config, the_file_that_ships_holds_the_defaults_and_every_key)
     cr_assert_eq(config_read(&c, "config/ucmd.yaml", &e), 0, "%s", e.text);
     all_equal(&c, &fresh);
     for (size_t i = 0; i < config_key_count; i++)
-        cr_assert_gt(c.origin.line[i], 0, "%s is not in config/ucmd.yaml", config_keys[i].name);
+        cr_assert_eq(c.origin.line[i] == 0, config_keys[i].internal, "%s", config_keys[i].name);
     config_free(&fresh);
 }
 
@@ -277,9 +277,9 @@ Test(config, other_kinds)
     set("arena.numa=off");
     cr_assert_eq(c.arena_numa, CONFIG_NUMA_OFF);
     set_refused("arena.numa=on", "auto");
-    set("arena.hugepages=false");
-    cr_assert_not(c.arena_hugepages);
-    set_refused("arena.hugepages=yes", "neither true nor false");
+    set("share.sync=true");
+    cr_assert(c.share_sync);
+    set_refused("share.sync=yes", "neither true nor false");
     set("nvme.io=uring");
     cr_assert_eq(c.nvme_io, CONFIG_IO_URING);
     set_refused("nvme.io=io_uring", "auto, uring, threads");
@@ -407,11 +407,45 @@ Test(config, keys_and_sections_set_twice)
             "section arena is there twice, in line 1 too");
 }
 
+/* The line of the mistake, not the one at which the parser gave up. */
+Test(config, the_line_of_an_open_quote_or_bracket_and_behind_a_byte_order_mark)
+{
+    refused("\xef\xbb\xbfsocket: /a\narena:\n  sise: 4GiB\n", 3, "did you mean");
+    refused("\xef\xbb\xbf# c\n\narena:\n  sise: 4GiB\n", 4, "did you mean");
+    refused("log:\n  level: info\nsocket: \"/a\narena:\n  size: 4GiB\n", 3, "close");
+    refused("socket: '/a\n\n\n", 1, "close");
+    refused("log:\n  level: info\nsocket: \"/a\narena:\n  keep: \"/b\"\n", 3,
+            "a quote that is not");
+    refused("nvme:\n  paths: [/a, \"/b]\n  size: 1GiB\n", 2, "close");
+    refused("nvme:\n  paths: [/a, /b\n  size: 1GiB\n", 2, "close what begins here");
+    cr_assert_eq(read_text("\xef\xbb\xbfsocket: /a\n"), 0, "%s", e.text);
+}
+
+static void warned(size_t i, const char *says)
+{
+    cr_assert_gt(c.warnings.n, i);
+    cr_assert_not_null(strstr(c.warnings.item[i], says), "%s", c.warnings.item[i]);
+}
+
+/* Every host that has an older ucmd.yaml names all keys of its time. */
+Test(config, a_key_of_earlier_versions_is_ignored_with_a_warning)
+{
+    cr_assert_eq(read_text("arena:\n  hugepages: true\nlimits:\n  requests: 4096\n"), 0);
+    cr_assert_eq(c.warnings.n, 0, "it says what holds now");
+    cr_assert_eq(read_text("log:\n  level: warn\nshare:\n  low: 80\n"), 0, "%s", e.text);
+    warned(0, "ucmd.yaml:4: share.low is no key any more");
+    warned(0, "90 percent");
+    cr_assert_eq(c.log_level, LOG_WARN);
+    set("limits.leases_per_connection=7");
+    warned(1, "--set: limits.leases_per_connection");
+    refused("share:\n  lowest: 80\n", 2, "unknown key");
+}
+
 Test(config, what_is_not_yaml_or_too_much_of_it)
 {
     refused("arena:\n\tsize: 4GiB\n", 2, "a tab; indent with spaces");
     refused("arena:\n  size: 4GiB\n extent: 1MiB\n", 3, "indented");
-    refused("arena: {size: 4GiB\n", 2, "");
+    refused("arena: {size: 4GiB\n", 1, "close what begins here");
     refused("- a\n", 1, "key: value");
     refused("just text\n", 1, "key: value");
     refused("arena: &x\n  size: 4GiB\n", 1, "anchors");
@@ -439,6 +473,10 @@ Test(config, a_huge_file_is_not_read)
     write_bytes(text, n - 1);
     cr_assert_eq(config_read(&c, file, &e), 0, "%s", e.text);
     memset(text, '[', n - 1); /* nor does nesting cost anything */
+    write_bytes(text, n - 1);
+    cr_assert_eq(config_read(&c, file, &e), -EINVAL);
+    for (size_t i = 0; i < n - 1; i++)
+        text[i] = "- "[i % 2];
     write_bytes(text, n - 1);
     cr_assert_eq(config_read(&c, file, &e), -EINVAL);
     free(text);
@@ -482,8 +520,6 @@ Test(config, sizes_against_each_other)
     set("nvme.segment=1049000");
     check_refused("--set: nvme.segment", "power of two");
     set("nvme.segment=1MiB");
-    set("limits.requests=10");
-    check_refused("--set: limits.requests (10) is smaller", "limits.requests_per_connection");
 }
 
 Test(config, a_check_names_the_line_of_the_file)
@@ -512,6 +548,34 @@ Test(config, the_sockets_folder)
     snprintf(text, sizeof(text), "socket=%s/ucmd.sock", file);
     set(text);
     check_refused("--set: socket: ", "is not a folder");
+}
+
+Test(config, the_sockets_group)
+{
+    set_sound();
+    set("socket_group=nosuchgroup");
+    check_refused("--set: socket_group: there is no group \"nosuchgroup\"", "name one");
+    set("socket_group=");
+    cr_assert_eq(read_text("log:\n  level: info\nsocket_group: nosuchgroup\n"), 0);
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    cr_assert_not_null(strstr(e.text, "ucmd.yaml:3: socket_group: "), "%s", e.text);
+    set("socket_group=daemon");
+    cr_assert_eq(geteuid() == 0 ? 0 : config_check(&c, &e), geteuid() == 0 ? 0 : -EINVAL);
+    if (geteuid() != 0)
+        cr_skip_test("needs root for the rest");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    cr_assert_eq(chmod(folder, 0777), 0);
+    cr_assert_eq(seteuid(65534), 0);
+    check_refused("--set: socket_group: uid 65534 is not in the group \"daemon\"", "add");
+    cr_assert_eq(seteuid(0), 0);
+}
+
+Test(config, more_memory_than_the_host_has)
+{
+    set_sound();
+    set("arena.size=15TiB");
+    check_refused("--set: arena.size is 15TiB, and this host has ", "lower it");
 }
 
 Test(config, nvme_folders)

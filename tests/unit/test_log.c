@@ -205,11 +205,3 @@ Test(log, lines_of_threads_do_not_mix)
     cr_assert_eq(lines(text), 800 + LOG_BURST);
     free(text);
 }
-
-Test(log, level_names)
-{
-    cr_assert_eq(log_level_parse("error"), LOG_ERROR);
-    cr_assert_eq(log_level_parse("debug"), LOG_DEBUG);
-    cr_assert_eq(log_level_parse("INFO"), -1);
-    cr_assert_eq(log_level_parse(""), -1);
-}
