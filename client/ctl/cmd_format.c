@@ -1,31 +1,19 @@
 /* format: marks a block device, or a file, as one that ucmd may take as an entry of nvme.paths.
  * What the mark looks like is in docs/storage-format.md, "Devices and files". */
 #include "client/ctl/ctl.h"
+#include "client/ctl/offline.h"
+#include "daemon/format/io.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/fs.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-#define PAGE 4096u
 #define ENDS (1u << 20) /* looked at, and cleared, at the beginning and at the end */
-#define TAKE_TRIES 50
-#define MAGIC "UCMDBLNK"
 
 struct target {
     int fd;
-    bool device;
     uint64_t bytes;
     uint8_t *first, *last; /* ENDS bytes each; what there is of them */
     size_t ends;
@@ -56,7 +44,7 @@ static const char *found(const struct target *t)
         if (signatures[i].at + signatures[i].n <= t->ends &&
             memcmp(t->first + signatures[i].at, signatures[i].bytes, signatures[i].n) == 0)
             return signatures[i].what;
-    if (t->ends >= 8 && memcmp(t->first, MAGIC, 8) == 0)
+    if (t->ends >= NVME_PAGE && nvme_mark_decode(t->first) == 0)
         return NULL;
     return all_zero(t->first, t->ends) && all_zero(t->last, t->ends) ? NULL : "something";
 }
@@ -65,51 +53,21 @@ static int ends_transfer(const struct target *t, bool write)
 {
     const uint64_t at[] = {0, t->bytes - t->ends};
     uint8_t *const p[] = {t->first, t->last};
+    int rc = 0;
 
-    for (unsigned i = 0; i < 2; i++) {
-        ssize_t n = write ? pwrite(t->fd, p[i], t->ends, (off_t)at[i])
-                          : pread(t->fd, p[i], t->ends, (off_t)at[i]);
-
-        if (n != (ssize_t)t->ends)
-            return n < 0 ? -errno : -EIO;
-    }
-    return 0;
+    for (unsigned i = 0; i < 2 && rc == 0; i++)
+        rc = write ? io_write(t->fd, p[i], t->ends, at[i]) : io_read(t->fd, p[i], t->ends, at[i]);
+    return rc;
 }
 
 static int mark_write(const struct target *t)
 {
-    uint8_t page[PAGE] = {0};
-    uint64_t sum;
+    uint8_t page[NVME_PAGE];
+    int rc;
 
-    memcpy(page, MAGIC, 8);
-    page[8] = 1;
-    sum = XXH3_64bits(page, PAGE - 8);
-    for (unsigned i = 0; i < 8; i++)
-        page[PAGE - 8 + i] = (uint8_t)(sum >> (8 * i));
-    if (pwrite(t->fd, page, PAGE, 0) != (ssize_t)PAGE || fsync(t->fd) < 0)
-        return -errno;
-    return 0;
-}
-
-/* A daemon that has just ended may hold it until its last transfers have. */
-static int take(struct target *t, const char *path)
-{
-    const struct timespec pause = {.tv_nsec = 100000000};
-
-    for (int i = 0; i < TAKE_TRIES; i++) {
-        if (i > 0)
-            nanosleep(&pause, NULL);
-        t->fd = open(path, O_RDWR | O_CLOEXEC | (t->device ? O_EXCL : 0));
-        if (t->fd >= 0 && flock(t->fd, LOCK_EX | LOCK_NB) == 0)
-            return CTL_OK;
-        if (errno != EBUSY && errno != EWOULDBLOCK)
-            return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
-        if (t->fd >= 0)
-            close(t->fd);
-        t->fd = -1;
-    }
-    return ctl_fail(CTL_ERROR, "%s is in use: mounted, part of something else, or a daemon has it",
-                    path);
+    nvme_mark_encode(page);
+    rc = io_write(t->fd, page, NVME_PAGE, 0);
+    return rc == 0 && fsync(t->fd) < 0 ? -errno : rc;
 }
 
 static int target_open(struct target *t, const char *path)
@@ -121,20 +79,21 @@ static int target_open(struct target *t, const char *path)
         return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
         return ctl_fail(CTL_ERROR, "%s is neither a block device nor a file", path);
-    t->device = S_ISBLK(st.st_mode);
-    rc = take(t, path);
-    if (rc != CTL_OK)
-        return rc;
-    t->bytes = (uint64_t)st.st_size;
-    if (t->device && ioctl(t->fd, BLKGETSIZE64, &t->bytes) < 0)
-        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+    t->fd = offline_take(path, S_ISBLK(st.st_mode));
+    if (t->fd == -EBUSY || t->fd == -EWOULDBLOCK)
+        return ctl_fail(CTL_ERROR,
+                        "%s is in use: mounted, part of something else, or a daemon has it", path);
+    rc = t->fd < 0 ? t->fd : io_length(t->fd, &t->bytes);
+    if (rc < 0)
+        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(-rc));
     t->ends = t->bytes < ENDS ? (size_t)t->bytes : ENDS;
     t->first = calloc(1, ENDS);
     t->last = calloc(1, ENDS);
     if (!t->first || !t->last)
         return ctl_fail(CTL_ERROR, "no memory");
-    if (ends_transfer(t, false) < 0)
-        return ctl_fail(CTL_ERROR, "%s can't be read: %s", path, strerror(errno));
+    rc = ends_transfer(t, false);
+    if (rc < 0)
+        return ctl_fail(CTL_ERROR, "%s can't be read: %s", path, strerror(-rc));
     return CTL_OK;
 }
 
@@ -153,9 +112,10 @@ static int target_format(struct target *t, const struct args *a, const char *pat
     memset(t->first, 0, ENDS);
     memset(t->last, 0, ENDS);
     /* No other's signature may outlive it: of a partition table there is a copy at the end. */
-    if ((what && ends_transfer(t, true) < 0) || mark_write(t) < 0)
-        return ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(errno));
-    return CTL_OK;
+    rc = what ? ends_transfer(t, true) : 0;
+    if (rc == 0)
+        rc = mark_write(t);
+    return rc == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(-rc));
 }
 
 int cmd_format(const struct args *a)

@@ -1,8 +1,12 @@
-/* verify --offline: walks the files of the NVMe tier and tells what it found; repairs are
- * cmd_salvage.c's. */
+/* verify --offline: walks the files of the NVMe tier and prints what it found; cmd_salvage.c
+ * repairs. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/offline.h"
 #include "client/ctl/table.h"
+#include "daemon/format/bytes.h"
+#include "daemon/format/checkpoint_format.h"
+#include "daemon/format/checksum.h"
+#include "daemon/format/io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,61 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #define NAMESPACES_MAX 65536u
-#define NAME_PAGES_MAX 65536u
-
-#define INDEX_ENTRIES_MAX 2048u
-#define INDEX_HEAD 56u
-#define INDEX_ENTRY 96u
-
-uint32_t offline_u32(const uint8_t *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-uint64_t offline_u64(const uint8_t *p)
-{
-    return offline_u32(p) | (uint64_t)offline_u32(p + 4) << 32;
-}
-
-bool offline_read(int fd, void *p, size_t n, uint64_t at)
-{
-    size_t done = 0;
-
-    while (done < n) {
-        ssize_t got = pread(fd, (char *)p + done, n - done, (off_t)(at + done));
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return false;
-        done += (size_t)got;
-    }
-    return true;
-}
-
-enum page_kind offline_page_kind(const uint8_t *page, const char *magic)
-{
-    size_t n = strlen(magic);
-
-    if (memcmp(page, magic, n) != 0)
-        return PAGE_NONE;
-    return offline_u32(page + n) == FORMAT_VERSION &&
-                   offline_u64(page + PAGE - 8) == XXH3_64bits(page, PAGE - 8)
-               ? PAGE_GOOD
-               : PAGE_DAMAGED;
-}
-
-static bool page_blank(const uint8_t *page)
-{
-    return page[0] == 0 && memcmp(page, page + 1, PAGE - 1) == 0;
-}
+#define INDEX_BUFFER (1u << 20)
 
 /* ---- namespaces ---- */
 
@@ -90,105 +43,84 @@ static struct space *space_of(struct offline *o, const uint8_t *fingerprint)
 /* The identity is: 16 bytes of domain, then tenant and model, each with its length before it. */
 static void model_take(struct space *s, const uint8_t *identity, uint32_t n)
 {
-    uint32_t tenant = n >= 20 ? offline_u32(identity + 16) : 0, model;
+    uint32_t tenant = n >= 20 ? get32(identity + 16) : 0, model;
 
     if (n < 24 || tenant > n - 24)
         return;
-    model = offline_u32(identity + 20 + tenant);
+    model = get32(identity + 20 + tenant);
     if (model > UCM_MAX_NAME_BYTES || model > n - 24 - tenant)
         return;
     memcpy(s->model, identity + 24 + tenant, model);
 }
 
-static void names_read(struct offline *o)
+static void spaces_read(struct offline *o)
 {
-    uint8_t page[PAGE];
-    struct stat st;
+    struct nvme_ns_record r;
     char path[PATH_BYTES];
-    int fd;
+    int fd, rc = 0;
 
-    offline_path(o, "ucmd.namespaces", path);
+    offline_path(o, NVME_NS_FILE, path);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return; /* the parts then show as of namespaces without a name */
-    o->corrupt_names += fstat(fd, &st) == 0 && st.st_size % PAGE != 0;
-    for (uint64_t i = 0; i < NAME_PAGES_MAX && offline_read(fd, page, PAGE, i * PAGE); i++) {
+    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
         struct space *s;
 
-        if (offline_page_kind(page, "UCMN") != PAGE_GOOD || offline_u32(page + 8) > 4000) {
-            o->corrupt_names++;
-            continue;
-        }
-        s = space_of(o, page + 32);
+        rc = nvme_ns_record_read(fd, i, &r);
+        o->corrupt_spaces += rc == -EBADMSG;
+        s = rc == 0 ? space_of(o, r.fingerprint) : NULL;
         if (!s)
             continue;
         s->named = true;
-        if (offline_u64(page + 64) > s->from_sequence)
-            s->from_sequence = offline_u64(page + 64);
-        model_take(s, page + 72, offline_u32(page + 8));
+        if (r.from_sequence > s->from_sequence)
+            s->from_sequence = r.from_sequence;
+        model_take(s, r.identity, r.identity_bytes);
     }
     close(fd);
 }
 
-/* ---- the checkpoint ---- */
-
-/* One record at `at`, read into `buffer`; its length, 0 when it does not pass. */
-static size_t record_read(int fd, uint8_t *buffer, uint64_t at)
-{
-    uint32_t entries;
-    size_t n;
-
-    if (!offline_read(fd, buffer, INDEX_HEAD, at) || memcmp(buffer, "UCMI", 4) != 0 ||
-        offline_u32(buffer + 4) != FORMAT_VERSION)
-        return 0;
-    entries = offline_u32(buffer + 48);
-    n = INDEX_HEAD + (size_t)entries * INDEX_ENTRY;
-    if (entries > INDEX_ENTRIES_MAX ||
-        !offline_read(fd, buffer + INDEX_HEAD, n + 8 - INDEX_HEAD, at + INDEX_HEAD))
-        return 0;
-    return XXH3_64bits(buffer, n) == offline_u64(buffer + n) ? n + 8 : 0;
-}
-
 static void index_read(struct offline *o)
 {
-    uint8_t *buffer = malloc(INDEX_HEAD + (size_t)INDEX_ENTRIES_MAX * INDEX_ENTRY + 8);
-    uint64_t at = 0;
-    struct stat st;
+    struct checkpoint_reader r = {.capacity = INDEX_BUFFER};
+    struct checkpoint_span span;
     char path[PATH_BYTES];
-    size_t n;
-    int fd;
 
-    offline_path(o, "ucmd.index", path);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    o->index_there = fd >= 0;
-    while (fd >= 0 && buffer && (n = record_read(fd, buffer, at)) > 0) {
-        o->index_records++;
-        at += n;
+    offline_path(o, NVME_INDEX_FILE, path);
+    r.fd = open(path, O_RDONLY | O_CLOEXEC);
+    o->index_there = r.fd >= 0;
+    r.buffer = malloc(r.capacity);
+    while (r.fd >= 0 && r.buffer && !r.end) {
+        checkpoint_read(&r);
+        for (size_t at = 0; at < r.good; at += checkpoint_span_bytes(span.entries)) {
+            (void)checkpoint_span_decode(r.buffer + at, r.good - at, &span); /* it passes */
+            o->index_spans++;
+        }
     }
-    o->index_damaged = fd >= 0 && (fstat(fd, &st) < 0 || at != (uint64_t)st.st_size);
-    if (fd >= 0)
-        close(fd);
-    free(buffer);
+    o->index_damaged = r.damaged;
+    if (r.fd >= 0)
+        close(r.fd);
+    free(r.buffer);
 }
 
-/* ---- slots ---- */
+/* ---- records ---- */
 
-/* Whether the slot is to stay. */
-static bool slot_check(struct offline *o, const uint8_t *page, uint64_t at, uint64_t stride)
+/* Whether the record is to stay. */
+static bool record_check(struct offline *o, const struct nvme_record_header *h, uint64_t at,
+                         uint64_t stride)
 {
-    struct space *s = space_of(o, page + 32);
-    uint64_t bytes = offline_u64(page + 104);
+    struct space *s = space_of(o, h->fingerprint);
+    uint64_t bytes = h->payload_bytes;
 
-    if (!s || bytes == 0 || bytes > stride - PAGE) {
+    if (!s || bytes > stride - NVME_PAGE) {
         o->corrupt_headers++;
-    } else if (at + PAGE + bytes > o->size) {
+    } else if (at + NVME_PAGE + bytes > o->size) {
         o->cut++;
-    } else if (!offline_read(o->fd, o->payload, bytes, at + PAGE)) {
+    } else if (io_read(o->fd, o->payload, bytes, at + NVME_PAGE) < 0) {
         o->unreadable++;
-    } else if (XXH3_64bits(o->payload, bytes) != offline_u64(page + 128)) {
+    } else if (checksum_of(o->payload, bytes) != h->checksum) {
         o->corrupt_payloads++;
         s->corrupt++;
-    } else if (offline_u64(page + 120) < s->from_sequence) {
+    } else if (h->sequence < s->from_sequence) {
         s->purged++;
         return true;
     } else {
@@ -201,174 +133,153 @@ static bool slot_check(struct offline *o, const uint8_t *page, uint64_t at, uint
     return false;
 }
 
-/* A segment that passed, and where its slots of this opening end. */
+/* A segment that passed, and where its records of this opening end. */
 struct look {
-    uint32_t number, end;
-    uint64_t base, sequence, stride;
+    struct nvme_segment_header segment;
+    uint64_t base;
+    uint32_t end;
 };
 
-static bool slot_passes(const struct offline *o, const struct look *l, uint32_t slot,
-                        const uint8_t *page)
+static uint64_t record_at(const struct look *l, uint32_t record)
 {
-    return memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == l->number &&
-           offline_u32(page + 12) == slot && offline_u64(page + 112) == l->sequence;
+    return l->base + nvme_record_offset(l->segment.stride, record);
 }
 
-static void slot_look(struct offline *o, const struct look *l, uint32_t slot)
+/* 0 and its header; as nvme_record_header_decode, or as io_read. */
+static int record_read(const struct offline *o, uint64_t at, uint8_t *page,
+                       struct nvme_record_header *h)
 {
-    uint64_t at = l->base + PAGE + slot * l->stride;
-    uint8_t page[PAGE];
-    bool good = true;
+    int rc = io_read(o->fd, page, NVME_PAGE, at);
 
-    if (at + PAGE > o->size)
-        return;
-    if (!offline_read(o->fd, page, PAGE, at)) {
-        o->unreadable++;
-        salvage_slot(o, at);
-        return;
-    }
-    switch (offline_page_kind(page, "UCMS")) {
-    case PAGE_NONE: /* never written in this opening, unless others behind it were */
-        good = slot >= l->end || page_blank(page);
+    return rc < 0 ? rc : nvme_record_header_decode(page, h);
+}
+
+static bool record_passes(const struct offline *o, const struct look *l, uint32_t record,
+                          const struct nvme_record_header *h)
+{
+    return nvme_record_belongs(h, o->super.uuid, l->segment.segment, record, l->segment.sequence);
+}
+
+/* Whether the record may stay as it is. */
+static bool record_judge(struct offline *o, const struct look *l, uint32_t record, int rc,
+                         const uint8_t *page, const struct nvme_record_header *h)
+{
+    bool good;
+
+    if (rc == -EILSEQ) { /* never written in this opening, unless others behind it were */
+        good = record >= l->end || nvme_page_blank(page);
         o->corrupt_headers += !good;
-        break;
-    case PAGE_DAMAGED:
-        good = false;
-        o->corrupt_headers++;
-        break;
-    case PAGE_GOOD:
-        if (slot_passes(o, l, slot, page)) {
-            good = slot_check(o, page, at, l->stride);
-        } else if (offline_u64(page + 112) == l->sequence &&
-                   (slot < l->end || memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0)) {
-            good = false;
-            o->foreign++;
-        } else { /* of an earlier opening: a lost write when later ones are there */
-            good = slot >= l->end;
-            o->stale += !good;
-        }
+        return good;
     }
-    if (!good)
-        salvage_slot(o, at);
+    if (rc < 0) {
+        o->corrupt_headers += rc == -EBADMSG || rc == -EPROTONOSUPPORT;
+        o->unreadable += rc != -EBADMSG && rc != -EPROTONOSUPPORT;
+        return false;
+    }
+    if (record_passes(o, l, record, h))
+        return record_check(o, h, record_at(l, record), l->segment.stride);
+    if (h->generation == l->segment.sequence &&
+        (record < l->end || memcmp(h->uuid, o->super.uuid, sizeof(h->uuid)) == 0)) {
+        o->misplaced++;
+        return false;
+    }
+    /* of an earlier opening: a lost write when later ones are there */
+    good = record >= l->end;
+    o->stale += !good;
+    return good;
 }
 
-/* Slots are written front to back: the last one of this opening. */
-static uint32_t slots_end(const struct offline *o, const struct look *l, uint32_t slots)
+/* Records are written front to back: the last one of this opening. */
+static uint32_t records_end(const struct offline *o, const struct look *l, uint32_t records)
 {
-    uint8_t page[PAGE];
+    struct nvme_record_header h;
+    uint8_t page[NVME_PAGE];
 
-    while (slots > 0 &&
-           !(offline_read(o->fd, page, PAGE, l->base + PAGE + (slots - 1) * l->stride) &&
-             offline_page_kind(page, "UCMS") == PAGE_GOOD && slot_passes(o, l, slots - 1, page)))
-        slots--;
-    return slots;
+    while (records > 0 && !(record_read(o, record_at(l, records - 1), page, &h) == 0 &&
+                            record_passes(o, l, records - 1, &h)))
+        records--;
+    return records;
 }
 
-/* Without a header of the segment: does its first slot tell that there was one? */
-static bool header_missing(const struct offline *o, uint32_t number, uint64_t base)
+/* Without a header of the segment: does its first record tell that there was one? */
+static bool header_missing(const struct offline *o, uint32_t number)
 {
-    uint8_t page[PAGE];
+    struct nvme_record_header h;
+    uint8_t page[NVME_PAGE];
 
-    return offline_read(o->fd, page, PAGE, base + PAGE) &&
-           offline_page_kind(page, "UCMS") == PAGE_GOOD &&
-           memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 && offline_u32(page + 8) == number &&
-           offline_u32(page + 12) == 0;
+    return record_read(o, offline_segment_at(o, number) + NVME_PAGE, page, &h) == 0 &&
+           nvme_record_belongs(&h, o->super.uuid, number, 0, h.generation);
 }
 
 /* Whether the header passes, or does so now. */
-static bool segment_header(struct offline *o, uint32_t number, uint64_t base, uint8_t page[PAGE])
+static bool segment_header(struct offline *o, uint32_t number, struct nvme_segment_header *out)
 {
-    uint64_t stride;
+    uint8_t page[NVME_PAGE];
+    int rc = io_read(o->fd, page, NVME_PAGE, offline_segment_at(o, number));
     bool ours;
 
-    if (!offline_read(o->fd, page, PAGE, base)) {
+    if (rc < 0) {
         o->unreadable++;
-        return salvage_segment(o, number, page);
+        return salvage_segment(o, number, out);
     }
-    stride = offline_u64(page + 40);
-    switch (offline_page_kind(page, "UCMG")) {
-    case PAGE_NONE:
-        if (!header_missing(o, number, base)) {
-            o->empty++;
-            return false;
-        }
-        o->corrupt_headers++;
-        return salvage_segment(o, number, page);
-    case PAGE_DAMAGED:
-        o->corrupt_headers++;
-        return salvage_segment(o, number, page);
-    case PAGE_GOOD:
-        break;
-    }
-    ours = memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0;
-    if (!ours && !header_missing(o, number, base)) {
-        o->empty++; /* of a cache that was on the device before */
+    rc = nvme_segment_header_decode(page, out);
+    ours = rc == 0 && memcmp(out->uuid, o->super.uuid, sizeof(out->uuid)) == 0;
+    if ((rc == -EILSEQ || (rc == 0 && !ours)) && !header_missing(o, number)) {
+        o->empty++; /* or of a cache that was on the device before */
         return false;
     }
-    if (ours && offline_u32(page + 8) == number && stride >= 2 * PAGE &&
-        stride <= o->segment_bytes && stride % PAGE == 0)
+    if (ours && out->segment == number && out->stride <= o->super.segment_bytes)
         return true;
-    o->foreign++;
-    return salvage_segment(o, number, page);
+    o->corrupt_headers += rc < 0;
+    o->misplaced += rc == 0;
+    return salvage_segment(o, number, out);
 }
 
 static void segment_look(struct offline *o, uint32_t number)
 {
-    struct look l = {.number = number, .base = o->data_offset + number * o->segment_bytes};
-    uint8_t page[PAGE];
-    uint32_t slots;
+    struct look l = {.base = offline_segment_at(o, number)};
+    struct nvme_record_header h;
+    uint8_t page[NVME_PAGE];
+    uint32_t records;
 
-    if (l.base + PAGE > o->size || !segment_header(o, number, l.base, page))
+    if (l.base + NVME_PAGE > o->size || !segment_header(o, number, &l.segment))
         return;
-    l.sequence = offline_u64(page + 32);
-    l.stride = offline_u64(page + 40);
-    slots = (uint32_t)((o->segment_bytes - PAGE) / l.stride);
-    l.end = slots_end(o, &l, slots);
-    if (o->state_damaged && l.sequence >> 40 > o->epoch)
-        o->epoch = l.sequence >> 40;
+    records = (uint32_t)nvme_records(o->super.segment_bytes, l.segment.stride);
+    l.end = records_end(o, &l, records);
+    if (o->states.good != 3 && l.segment.sequence >> (64 - NVME_EPOCH_BITS) > o->state.epoch)
+        o->state.epoch = l.segment.sequence >> (64 - NVME_EPOCH_BITS);
     o->segments++;
-    for (uint32_t i = 0; i < slots; i++)
-        slot_look(o, &l, i);
+    for (uint32_t i = 0; i < records && record_at(&l, i) + NVME_PAGE <= o->size; i++) {
+        int rc = record_read(o, record_at(&l, i), page, &h);
+
+        if (!record_judge(o, &l, i, rc, page, &h))
+            salvage_record(o, record_at(&l, i));
+    }
 }
 
 /* ---- the file ---- */
 
+static unsigned copies_n(unsigned bits)
+{
+    return (bits & 1) + (bits >> 1 & 1);
+}
+
 /* The pages between the superblock and the segments. */
 static void own_pages_read(struct offline *o)
 {
-    uint64_t change = 0;
-    uint8_t page[PAGE];
+    struct nvme_quarantine q = {0};
 
-    for (unsigned copy = 0; copy < 2; copy++) {
-        if (!offline_read(o->fd, page, PAGE, STATE_AT(copy))) {
-            o->unreadable++;
-            o->state_damaged = true;
-        } else if (offline_page_kind(page, "UCMDSTAT") == PAGE_GOOD &&
-                   memcmp(page + 16, o->uuid, sizeof(o->uuid)) == 0 &&
-                   offline_u64(page + 40) <= SEGMENTS_MAX) {
-            if (offline_u64(page + 32) >= o->epoch) {
-                o->epoch = offline_u64(page + 32);
-                o->state_segments = offline_u64(page + 40);
-            }
-        } else if (!page_blank(page)) { /* the second copy is written at the first start */
-            o->corrupt_headers++;
-            o->state_damaged = true;
-        }
-        if (!offline_read(o->fd, page, PAGE, QUARANTINE_AT(copy)))
-            o->unreadable++;
-        else if (offline_page_kind(page, "UCMQ") == PAGE_DAMAGED)
-            o->corrupt_headers++;
-        else if (offline_page_kind(page, "UCMQ") == PAGE_GOOD && offline_u64(page + 32) > change) {
-            change = offline_u64(page + 32);
-            o->quarantined = offline_u32(page + 8);
-        }
-    }
-    o->short_file = o->data_offset + o->state_segments * o->segment_bytes > o->size;
+    o->states = nvme_state_read(o->fd, o->super.uuid, &o->state);
+    o->quarantines = nvme_quarantine_read(o->fd, o->super.uuid, &q);
+    o->corrupt_headers += copies_n(o->states.damaged) + copies_n(o->quarantines.damaged);
+    o->unreadable += copies_n(o->states.unreadable) + copies_n(o->quarantines.unreadable);
+    o->quarantined = q.count;
+    o->short_file = o->super.data_offset + o->state.segments * o->super.segment_bytes > o->size;
 }
 
 static bool anything_wrong(const struct offline *o)
 {
-    return o->corrupt_headers + o->corrupt_payloads + o->corrupt_names + o->foreign + o->stale +
+    return o->corrupt_headers + o->corrupt_payloads + o->corrupt_spaces + o->misplaced + o->stale +
                    o->unreadable + o->cut >
                0 ||
            o->index_damaged || o->short_file;
@@ -388,7 +299,7 @@ static cJSON *salvaged_json(const struct offline *o)
     cJSON_AddItemToObject(j, "segments_rebuilt", answer_json_u64(o->rebuilt));
     cJSON_AddItemToObject(j, "segments_emptied", answer_json_u64(o->emptied));
     cJSON_AddItemToObject(j, "pages_rewritten", answer_json_u64(o->pages_written));
-    cJSON_AddBoolToObject(j, "names_rewritten", o->names_rewritten);
+    cJSON_AddBoolToObject(j, "names_rewritten", o->spaces_rewritten);
     cJSON_AddBoolToObject(j, "checkpoint_removed", o->index_removed);
     cJSON_AddBoolToObject(j, "file_grown", o->grown);
     cJSON_AddItemToObject(j, "quarantine_lifted", answer_json_u64(o->lifted));
@@ -420,12 +331,12 @@ static int print_json(const struct offline *o)
     cJSON_AddItemToObject(j, "bytes", answer_json_u64(o->bytes));
     cJSON_AddItemToObject(j, "corrupt_headers", answer_json_u64(o->corrupt_headers));
     cJSON_AddItemToObject(j, "corrupt_payloads", answer_json_u64(o->corrupt_payloads));
-    cJSON_AddItemToObject(j, "misplaced", answer_json_u64(o->foreign));
+    cJSON_AddItemToObject(j, "misplaced", answer_json_u64(o->misplaced));
     cJSON_AddItemToObject(j, "stale", answer_json_u64(o->stale));
     cJSON_AddItemToObject(j, "cut", answer_json_u64(o->cut));
     cJSON_AddItemToObject(j, "unreadable", answer_json_u64(o->unreadable));
-    cJSON_AddItemToObject(j, "corrupt_names", answer_json_u64(o->corrupt_names));
-    cJSON_AddItemToObject(j, "checkpoint_records", answer_json_u64(o->index_records));
+    cJSON_AddItemToObject(j, "corrupt_names", answer_json_u64(o->corrupt_spaces));
+    cJSON_AddItemToObject(j, "checkpoint_records", answer_json_u64(o->index_spans));
     cJSON_AddBoolToObject(j, "checkpoint_damaged", o->index_damaged);
     cJSON_AddBoolToObject(j, "file_cut", o->short_file);
     cJSON_AddItemToObject(j, "segments_quarantined", answer_json_u64(o->quarantined));
@@ -439,8 +350,8 @@ static void print_salvaged(const struct offline *o)
     printf("salvaged: %" PRIu64 " slots dropped, %" PRIu64 " segment headers made again, %" PRIu64
            " segments emptied, %" PRIu64 " other pages written\n",
            o->dropped, o->rebuilt, o->emptied, o->pages_written);
-    if (o->names_rewritten)
-        printf("salvaged: ucmd.namespaces written anew with %" PRIu64 " records\n", o->names_kept);
+    if (o->spaces_rewritten)
+        printf("salvaged: ucmd.namespaces written anew with %" PRIu64 " records\n", o->spaces_kept);
     if (o->index_removed)
         printf("salvaged: ucmd.index removed; the next start reads the slots' headers instead\n");
     if (o->grown)
@@ -460,9 +371,9 @@ static int print_text(const struct offline *o)
            o->segments, o->empty, o->live, human_bytes(a, o->bytes));
     printf("%" PRIu64 " headers corrupt, %" PRIu64 " payloads corrupt, %" PRIu64
            " misplaced, %" PRIu64 " stale, %" PRIu64 " cut, %" PRIu64 " unreadable\n",
-           o->corrupt_headers, o->corrupt_payloads, o->foreign, o->stale, o->cut, o->unreadable);
+           o->corrupt_headers, o->corrupt_payloads, o->misplaced, o->stale, o->cut, o->unreadable);
     printf("namespaces: %" PRIu64 " records corrupt; checkpoint: %" PRIu64 " records, %s%s\n",
-           o->corrupt_names, o->index_records,
+           o->corrupt_spaces, o->index_spans,
            !o->index_there    ? "not there"
            : o->index_damaged ? "damaged behind them"
                               : "sound",
@@ -489,16 +400,11 @@ static int print_text(const struct offline *o)
 static void walk(struct offline *o)
 {
     own_pages_read(o);
-    names_read(o);
+    spaces_read(o);
     index_read(o);
-    for (uint64_t i = 0; o->data_offset + i * o->segment_bytes < o->size; i++)
+    for (uint64_t i = 0; offline_segment_at(o, (uint32_t)i) < o->size; i++)
         segment_look(o, (uint32_t)i);
-    salvage_state(o);
-    salvage_quarantine(o);
-    salvage_size(o);
-    salvage_sync(o);
-    salvage_names(o);
-    salvage_index(o);
+    salvage_rest(o);
 }
 
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift)
@@ -511,7 +417,7 @@ int offline_verify(const char *path, const char *state, bool json, bool salvage,
         rc = json ? print_json(&o) : print_text(&o);
     }
     if (rc == CTL_OK && o.error != 0)
-        rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(o.error));
+        rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(-o.error));
     else if (rc == CTL_OK && anything_wrong(&o))
         rc = CTL_CORRUPT;
     offline_close(&o);

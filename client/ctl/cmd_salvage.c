@@ -1,6 +1,7 @@
-/* verify --offline --salvage: makes the files such that the next start finds nothing damaged. Only
+/* verify --offline --salvage: repairs the files so that the next start finds nothing damaged. Only
  * what did not pass is written over; no sound part is lost. */
 #include "client/ctl/offline.h"
+#include "daemon/format/io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,112 +10,76 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+static const uint8_t zeros[NVME_PAGE];
 
-#define NAME_PAGES_MAX 65536u
-#define EPOCH_SHIFT 40
-
-static void put32(uint8_t *p, uint32_t v)
+/* Whether it worked; otherwise the first failure is remembered. */
+static bool worked(struct offline *o, int rc)
 {
-    for (unsigned i = 0; i < 4; i++)
-        p[i] = (uint8_t)(v >> (8 * i));
+    if (rc < 0 && o->error == 0)
+        o->error = rc;
+    return rc >= 0;
 }
 
-static void put64(uint8_t *p, uint64_t v)
+static int errno_of(int rc)
 {
-    put32(p, (uint32_t)v);
-    put32(p + 4, (uint32_t)(v >> 32));
+    return rc < 0 ? -errno : rc;
 }
 
-static void failed(struct offline *o)
+static bool page_put(struct offline *o, const uint8_t *page, uint64_t at)
 {
-    if (o->error == 0)
-        o->error = errno ? errno : EIO;
+    return worked(o, io_write(o->fd, page, NVME_PAGE, at));
 }
 
-static bool write_page(struct offline *o, int fd, const uint8_t *page, uint64_t at)
+/* ---- records and segments ---- */
+
+void salvage_record(struct offline *o, uint64_t at)
 {
-    ssize_t n;
-
-    do
-        n = pwrite(fd, page, PAGE, (off_t)at);
-    while (n < 0 && errno == EINTR);
-    if (n == (ssize_t)PAGE)
-        return true;
-    failed(o);
-    return false;
-}
-
-static void page_begin(const struct offline *o, uint8_t *page, const char *magic)
-{
-    memset(page, 0, PAGE);
-    memcpy(page, magic, strlen(magic));
-    put32(page + strlen(magic), FORMAT_VERSION);
-    memcpy(page + 16, o->uuid, sizeof(o->uuid));
-}
-
-static void page_end(uint8_t *page)
-{
-    put64(page + PAGE - 8, XXH3_64bits(page, PAGE - 8));
-}
-
-/* ---- slots and segments ---- */
-
-void salvage_slot(struct offline *o, uint64_t at)
-{
-    static const uint8_t zeros[PAGE];
-
-    if (o->salvage && at + PAGE <= o->size && write_page(o, o->fd, zeros, at))
+    if (o->salvage && at + NVME_PAGE <= o->size && page_put(o, zeros, at))
         o->dropped++;
 }
 
-/* Slot `slot` of segment `number`, its header at `at`: the opening that wrote it; 0: there is none.
- */
-static uint64_t slot_generation(const struct offline *o, uint32_t number, uint32_t slot,
-                                uint64_t at, uint8_t page[PAGE])
+/* The header of record `record` of segment `number` at `at`, of whatever opening. */
+static bool record_find(const struct offline *o, uint32_t number, uint32_t record, uint64_t at,
+                        struct nvme_record_header *out)
 {
-    if (!offline_read(o->fd, page, PAGE, at) || offline_page_kind(page, "UCMS") != PAGE_GOOD ||
-        memcmp(page + 16, o->uuid, sizeof(o->uuid)) != 0 || offline_u32(page + 8) != number ||
-        offline_u32(page + 12) != slot)
-        return 0;
-    return offline_u64(page + 112);
+    uint8_t page[NVME_PAGE];
+
+    return io_read(o->fd, page, NVME_PAGE, at) == 0 && nvme_record_header_decode(page, out) == 0 &&
+           nvme_record_belongs(out, o->super.uuid, number, record, out->generation);
 }
 
-/* From slot to slot: where slot 1 of the same opening begins; without one, behind slot 0. */
-static uint64_t stride_find(const struct offline *o, uint32_t number, uint64_t generation,
-                            uint64_t first_bytes)
+/* From record to record: where record 1 of the same opening begins; without one, behind record 0. */
+static uint64_t stride_find(const struct offline *o, uint32_t number,
+                            const struct nvme_record_header *first)
 {
-    uint64_t base = o->data_offset + number * o->segment_bytes + PAGE;
-    uint64_t shortest = PAGE + (first_bytes + PAGE - 1) / PAGE * PAGE;
-    uint8_t page[PAGE];
+    uint64_t base = offline_segment_at(o, number) + NVME_PAGE;
+    uint64_t shortest = nvme_stride(first->payload_bytes), end = o->super.segment_bytes;
+    struct nvme_record_header h;
 
-    for (uint64_t s = shortest; PAGE + s + PAGE <= o->segment_bytes && s <= 2 * shortest; s += PAGE)
-        if (slot_generation(o, number, 1, base + s, page) == generation)
+    for (uint64_t s = shortest; s + 2 * NVME_PAGE <= end && s <= 2 * shortest; s += NVME_PAGE)
+        if (record_find(o, number, 1, base + s, &h) && h.generation == first->generation)
             return s;
     return shortest;
 }
 
-bool salvage_segment(struct offline *o, uint32_t number, uint8_t page[PAGE])
+bool salvage_segment(struct offline *o, uint32_t number, struct nvme_segment_header *out)
 {
-    uint64_t base = o->data_offset + number * o->segment_bytes, generation, bytes, stride;
-    static const uint8_t zeros[PAGE];
+    uint64_t base = offline_segment_at(o, number);
+    struct nvme_record_header first;
+    uint8_t page[NVME_PAGE];
 
-    if (!o->salvage || base + PAGE > o->size)
+    if (!o->salvage || base + NVME_PAGE > o->size)
         return false;
-    generation = slot_generation(o, number, 0, base + PAGE, page);
-    bytes = offline_u64(page + 104);
-    if (generation == 0 || bytes == 0 || bytes > o->segment_bytes - 2 * PAGE) {
-        o->emptied += write_page(o, o->fd, zeros, base);
+    if (!record_find(o, number, 0, base + NVME_PAGE, &first) ||
+        first.payload_bytes > o->super.segment_bytes - 2 * NVME_PAGE) {
+        o->emptied += page_put(o, zeros, base);
         return false;
     }
-    stride = stride_find(o, number, generation, bytes);
-    page_begin(o, page, "UCMG");
-    put32(page + 8, number);
-    put64(page + 32, generation);
-    put64(page + 40, stride);
-    page_end(page);
-    if (!write_page(o, o->fd, page, base))
+    *out = (struct nvme_segment_header){
+        .segment = number, .sequence = first.generation, .stride = stride_find(o, number, &first)};
+    memcpy(out->uuid, o->super.uuid, sizeof(out->uuid));
+    nvme_segment_header_encode(out, page);
+    if (!page_put(o, page, base))
         return false;
     o->rebuilt++;
     return true;
@@ -122,46 +87,31 @@ bool salvage_segment(struct offline *o, uint32_t number, uint8_t page[PAGE])
 
 /* ---- pages of the file itself ---- */
 
-void salvage_state(struct offline *o)
+static void salvage_state(struct offline *o)
 {
-    uint8_t page[PAGE];
+    struct nvme_state s = o->state;
+    uint8_t page[NVME_PAGE];
 
-    if (!o->salvage)
-        return;
-    page_begin(o, page, "UCMDSTAT");
-    put64(page + 32, o->epoch);
-    put64(page + 40,
-          o->state_segments ? o->state_segments : (o->size - o->data_offset) / o->segment_bytes);
-    page_end(page);
-    for (unsigned copy = 0; copy < 2; copy++) {
-        uint8_t was[PAGE];
-
-        if (offline_read(o->fd, was, PAGE, STATE_AT(copy)) &&
-            offline_page_kind(was, "UCMDSTAT") == PAGE_GOOD)
-            continue;
-        o->pages_written += write_page(o, o->fd, page, STATE_AT(copy));
-    }
+    if (s.segments == 0)
+        s.segments = (o->size - o->super.data_offset) / o->super.segment_bytes;
+    memcpy(s.uuid, o->super.uuid, sizeof(s.uuid));
+    nvme_state_encode(&s, page);
+    for (unsigned copy = 0; copy < 2; copy++)
+        if (!(o->states.good & 1u << copy))
+            o->pages_written += page_put(o, page, NVME_STATE_OFFSET(copy));
 }
 
 /* A damaged copy is emptied; to lift the quarantine, both are. */
-void salvage_quarantine(struct offline *o)
+static void salvage_quarantine(struct offline *o)
 {
-    static const uint8_t zeros[PAGE];
+    unsigned bad = o->quarantines.damaged | o->quarantines.unreadable;
     bool lifted = o->lift && o->quarantined > 0;
 
-    if (!o->salvage && !o->lift)
-        return;
     for (unsigned copy = 0; copy < 2; copy++) {
-        uint8_t was[PAGE];
-        bool read = offline_read(o->fd, was, PAGE, QUARANTINE_AT(copy));
-        bool damaged = !read || offline_page_kind(was, "UCMQ") == PAGE_DAMAGED;
-
-        if (!o->lift && !damaged)
+        if (!(bad & 1u << copy) && !(o->lift && o->quarantines.good & 1u << copy))
             continue;
-        if (read && memcmp(was, zeros, PAGE) == 0)
-            continue;
-        if (write_page(o, o->fd, zeros, QUARANTINE_AT(copy)))
-            o->pages_written += damaged;
+        if (page_put(o, zeros, NVME_QUARANTINE_OFFSET(copy)))
+            o->pages_written += bad >> copy & 1;
         else
             lifted = false;
     }
@@ -169,101 +119,95 @@ void salvage_quarantine(struct offline *o)
 }
 
 /* As the daemon does it, so that the room is there when it is needed. */
-void salvage_size(struct offline *o)
+static void salvage_length(struct offline *o)
 {
-    uint64_t want = o->data_offset + o->state_segments * o->segment_bytes;
+    uint64_t want = o->super.data_offset + o->state.segments * o->super.segment_bytes;
 
-    if (!o->salvage || !o->short_file || o->device)
+    if (!o->short_file || o->device)
         return; /* a device that was exchanged for a smaller one stays so */
-    errno = posix_fallocate(o->fd, 0, (off_t)want);
-    if (errno == 0)
-        o->grown = true;
-    else
-        failed(o);
+    o->grown = worked(o, -posix_fallocate(o->fd, 0, (off_t)want));
 }
 
 /* ---- the other files ---- */
 
-static void folder_sync(struct offline *o)
+static bool spaces_copy(struct offline *o, int from, int to)
 {
-    int fd = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct nvme_ns_record r;
+    uint8_t page[NVME_PAGE];
+    int rc = 0;
 
-    if (fd < 0 || fsync(fd) < 0)
-        failed(o);
-    if (fd >= 0)
-        close(fd);
+    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
+        rc = nvme_ns_record_read(from, i, &r);
+        if (rc < 0)
+            continue;
+        nvme_ns_record_encode(&r, page);
+        if (!worked(o, io_write(to, page, NVME_PAGE, o->spaces_kept * NVME_PAGE)))
+            return false;
+        o->spaces_kept++;
+    }
+    return worked(o, errno_of(fsync(to)));
 }
 
-static bool names_copy(struct offline *o, int from, int to)
+/* The daemon's user must be able to go on with it. */
+static bool owner_copy(struct offline *o, int from, int to)
 {
-    uint8_t page[PAGE];
+    struct stat st;
 
-    for (uint64_t i = 0; i < NAME_PAGES_MAX && offline_read(from, page, PAGE, i * PAGE); i++) {
-        if (offline_page_kind(page, "UCMN") != PAGE_GOOD)
-            continue;
-        if (!write_page(o, to, page, o->names_kept * PAGE))
-            return false;
-        o->names_kept++;
-    }
-    if (fsync(to) == 0)
-        return true;
-    failed(o);
-    return false;
+    return worked(o, errno_of(fstat(from, &st))) &&
+           worked(o, errno_of(fchown(to, st.st_uid, st.st_gid))) &&
+           worked(o, errno_of(fchmod(to, st.st_mode & 07777)));
 }
 
 /* Beside the old one and then in its place: a crash leaves either. */
-void salvage_names(struct offline *o)
+static void salvage_spaces(struct offline *o)
 {
     char path[PATH_BYTES], fresh[PATH_BYTES];
     int from, to;
 
-    if (!o->salvage || o->corrupt_names == 0)
+    if (o->corrupt_spaces == 0)
         return;
-    offline_path(o, "ucmd.namespaces", path);
-    offline_path(o, "ucmd.namespaces.tmp", fresh);
-    from = open(path, O_RDONLY | O_CLOEXEC);
-    to = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (from < 0 || to < 0) {
-        failed(o);
-    } else if (names_copy(o, from, to)) {
-        struct stat st;
-
-        /* the daemon's user must be able to go on with it */
-        if (fstat(from, &st) < 0 || fchown(to, st.st_uid, st.st_gid) < 0 ||
-            fchmod(to, st.st_mode & 07777) < 0 || rename(fresh, path) < 0)
-            failed(o);
-        else
-            o->names_rewritten = true;
-    }
+    offline_path(o, NVME_NS_FILE, path);
+    offline_path(o, NVME_NS_FILE ".tmp", fresh);
+    from = errno_of(open(path, O_RDONLY | O_CLOEXEC));
+    to = errno_of(open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    o->spaces_rewritten = worked(o, from) && worked(o, to) && spaces_copy(o, from, to) &&
+                          owner_copy(o, from, to) && worked(o, errno_of(rename(fresh, path)));
     if (from >= 0)
         close(from);
     if (to >= 0)
         close(to);
-    if (o->names_rewritten)
-        folder_sync(o);
-    else
+    if (!o->spaces_rewritten)
         unlink(fresh);
+    else
+        (void)worked(o, io_folder_sync(o->folder));
 }
 
 /* A checkpoint saves time only; one that tells of what has been changed here must go. */
-void salvage_index(struct offline *o)
+static void salvage_index(struct offline *o)
 {
     char path[PATH_BYTES];
 
-    if (!o->salvage || !o->index_there ||
+    if (!o->index_there ||
         !(o->index_damaged || o->dropped > 0 || o->rebuilt > 0 || o->emptied > 0))
         return;
-    offline_path(o, "ucmd.index", path);
-    if (unlink(path) == 0) {
-        o->index_removed = true;
-        folder_sync(o);
-    } else {
-        failed(o);
-    }
+    offline_path(o, NVME_INDEX_FILE, path);
+    o->index_removed = worked(o, errno_of(unlink(path)));
+    if (o->index_removed)
+        (void)worked(o, io_folder_sync(o->folder));
 }
 
-void salvage_sync(struct offline *o)
+void salvage_rest(struct offline *o)
 {
-    if ((o->salvage || o->lift) && fsync(o->fd) < 0)
-        failed(o);
+    if (o->salvage)
+        salvage_state(o);
+    if (o->salvage || o->lift)
+        salvage_quarantine(o);
+    if (o->salvage)
+        salvage_length(o);
+    if (o->salvage || o->lift)
+        (void)worked(o, errno_of(fsync(o->fd)));
+    if (!o->salvage)
+        return;
+    salvage_spaces(o);
+    salvage_index(o);
 }

@@ -29,10 +29,6 @@ enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COP
 enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
-/* In each folder of nvme.paths: the cache, the namespaces of its parts, the index's checkpoint. */
-#define CONFIG_NVME_FILE "ucmd.cache"
-#define CONFIG_NVME_NAMES "ucmd.namespaces"
-#define CONFIG_NVME_INDEX "ucmd.index"
 #define CONFIG_MAX_PATHS 16
 #define CONFIG_MAX_ROOTS 8
 /* In arena.keep: the arena's memory, and what lies where in it. */

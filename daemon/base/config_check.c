@@ -280,7 +280,7 @@ static uint64_t bytes_there(const char *folder)
     char path[CONFIG_ITEM_BYTES + 32];
     struct stat st;
 
-    snprintf(path, sizeof(path), "%s/%s", folder, CONFIG_NVME_FILE);
+    snprintf(path, sizeof(path), "%s/%s", folder, NVME_CACHE_FILE);
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
 }
 

@@ -4,6 +4,7 @@
 #include "daemon/format/checksum.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MAGIC_MARK "UCMDBLNK"
@@ -13,6 +14,12 @@
 #define MAGIC_RECORD "UCMS"
 #define MAGIC_NAME "UCMN"
 #define MAGIC_QUARANTINE "UCMQ"
+
+void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT])
+{
+    for (unsigned i = 0; i < NVME_UUID_BYTES; i++)
+        snprintf(out + 2 * (size_t)i, 3, "%02x", uuid[i]);
+}
 
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)

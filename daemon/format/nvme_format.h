@@ -8,12 +8,19 @@
 
 #include "proto/limits.h"
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #define NVME_PAGE 4096u
 #define NVME_FORMAT_VERSION 1u
 #define NVME_UUID_BYTES 16
 #define NVME_EPOCH_BITS 24 /* of a sequence; the rest counts within the epoch */
+
+/* What a folder of nvme.paths holds. */
+#define NVME_CACHE_FILE "ucmd.cache"
+#define NVME_NS_FILE "ucmd.namespaces"
+#define NVME_INDEX_FILE "ucmd.index"
 
 /* Places of a file's own pages; the first segment begins at data_offset of the superblock. */
 #define NVME_SUPER_OFFSET 0u
@@ -89,6 +96,25 @@ int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segmen
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
+
+/* In hexadecimal: the name of a device's folder in nvme.state. */
+#define NVME_UUID_TEXT (2 * NVME_UUID_BYTES + 1)
+void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT]);
+
+/* Nothing but zeros: never written. */
+static inline bool nvme_page_blank(const uint8_t page[NVME_PAGE])
+{
+    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
+}
+
+/* Whether the header is that of record number `record` of an opening of a segment. */
+static inline bool nvme_record_belongs(const struct nvme_record_header *h,
+                                       const uint8_t uuid[NVME_UUID_BYTES], uint32_t segment,
+                                       uint32_t record, uint64_t generation)
+{
+    return memcmp(h->uuid, uuid, NVME_UUID_BYTES) == 0 && h->segment == segment &&
+           h->record == record && h->generation == generation;
+}
 
 /* What `ucmctl format` writes to the first page of a file or device that may be made ours. */
 void nvme_mark_encode(uint8_t page[NVME_PAGE]);

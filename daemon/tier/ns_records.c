@@ -1,9 +1,8 @@
 #include "daemon/tier/ns_records.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
-#include "daemon/tier/nvme_file.h"
+#include "daemon/format/io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PAGES_MAX 65536u /* that are looked at in one file */
-#define SPARE_PAGES 64u  /* beside two for each namespace: a file is allowed that many */
+#define SPARE_PAGES 64u /* beside two for each namespace: a file is allowed that many */
 #define REWRITE_SUFFIX ".tmp"
 
 /* ---- in memory ---- */
@@ -118,8 +116,8 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
     }
     n->count = left;
     enough = SPARE_PAGES + 2 * (uint64_t)left;
-    if (enough > PAGES_MAX)
-        enough = PAGES_MAX;
+    if (enough > NVME_NS_RECORDS_MAX)
+        enough = NVME_NS_RECORDS_MAX;
     for (unsigned i = 0; i < n->n_files; i++) {
         n->files[i].rewrite = n->files[i].path && n->files[i].pages >= enough;
         n->files[i].check_at = enough;
@@ -130,32 +128,26 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
 
 static int file_read(struct ns_records *n, struct ns_file *f, int fd)
 {
-    uint8_t page[NVME_PAGE];
-    struct nvme_ns_record name;
+    struct nvme_ns_record r;
     uint64_t damaged = 0;
-    ssize_t got = 0;
+    int rc = 0;
 
-    memset(&name, 0, sizeof(name));
-    for (uint64_t i = 0; i < PAGES_MAX; i++) {
-        got = pread(fd, page, sizeof(page), (off_t)(i * NVME_PAGE));
-        if (got != (ssize_t)sizeof(page))
-            break;
-        if (nvme_ns_record_decode(page, &name) < 0) {
-            damaged++;
+    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
+        rc = nvme_ns_record_read(fd, i, &r);
+        damaged += rc == -EBADMSG;
+        if (rc < 0)
             continue;
-        }
-        if (ns_records_set(n, &name) < 0)
+        if (ns_records_set(n, &r) < 0)
             return -ENOMEM;
         f->pages = i + 1;
     }
-    damaged += got > 0 && got != (ssize_t)sizeof(page);
     n->damaged += damaged;
-    if (got < 0)
-        log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
-    n->unread |= got < 0;
+    if (rc < 0 && rc != -EBADMSG && rc != -ENODATA) {
+        log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(-rc));
+        n->unread = true;
+    }
     if (damaged > 0)
-        log_warn("tier", "names-damaged", "path=%s records=%llu", f->path,
-                 (unsigned long long)damaged);
+        log_warn("tier", "names-damaged", "path=%s records=%" PRIu64, f->path, damaged);
     return 0;
 }
 
@@ -177,7 +169,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
 
     f->check_at = SPARE_PAGES;
     f->folder = strdup(folder);
-    if (!f->folder || asprintf(&f->path, "%s/%s", folder, CONFIG_NVME_NAMES) < 0) {
+    if (!f->folder || asprintf(&f->path, "%s/" NVME_NS_FILE, folder) < 0) {
         f->path = NULL;
         return -ENOMEM;
     }
@@ -192,7 +184,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     f->named = true;
     rc = file_read(n, f, fd);
     /* The run that wrote the last of them may have ended before they were on the disk. */
-    if (rc == 0 && (fdatasync(fd) < 0 || nvme_folder_sync(folder) < 0)) {
+    if (rc == 0 && (fdatasync(fd) < 0 || io_folder_sync(folder) < 0)) {
         log_error("tier", "names-not-synced", "path=%s error=%s", f->path, strerror(errno));
         n->doubtful = true;
     }
@@ -231,26 +223,15 @@ void ns_records_close(struct ns_records *n)
 
 /* ---- writing ---- */
 
-static int pages_write(int fd, const uint8_t *pages, uint64_t n, uint64_t at)
+static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
 {
-    size_t bytes = (size_t)n * NVME_PAGE, done = 0;
-
-    while (done < bytes) {
-        ssize_t wrote = pwrite(fd, pages + done, bytes - done, (off_t)(at * NVME_PAGE + done));
-
-        if (wrote < 0 && errno == EINTR)
-            continue;
-        if (wrote <= 0)
-            return wrote < 0 ? -errno : -EIO;
-        done += (size_t)wrote;
-    }
-    return 0;
+    return io_write(fd, page, NVME_PAGE, i * NVME_PAGE);
 }
 
 /* The file is under its name, also after a power failure. */
 static int file_named(struct ns_file *f)
 {
-    int rc = f->named ? 0 : nvme_folder_sync(f->folder);
+    int rc = f->named ? 0 : io_folder_sync(f->folder);
 
     if (rc == 0)
         f->named = true;
@@ -267,7 +248,7 @@ static int file_append(struct ns_file *f, const uint8_t *page)
     KILL_POINT("name-begin");
     KILL_POINT_WITH("name-torn",
                     if (pwrite(fd, page, 512, (off_t)(f->pages * NVME_PAGE)) < 0) abort());
-    rc = f->pages < PAGES_MAX ? pages_write(fd, page, 1, f->pages) : -ENOSPC;
+    rc = f->pages < NVME_NS_RECORDS_MAX ? record_write(fd, page, f->pages) : -ENOSPC;
     if (rc == 0 && fdatasync(fd) < 0)
         rc = -errno;
     close(fd);
@@ -297,11 +278,11 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
             n->name[i] == known && name->from_sequence > from ? name->from_sequence : from;
         nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("names-torn", if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
-        rc = pages_write(fd, page, 1, i);
+        rc = record_write(fd, page, i);
     }
     if (rc == 0 && !known) {
         nvme_ns_record_encode(name, page);
-        rc = pages_write(fd, page, 1, n->count);
+        rc = record_write(fd, page, n->count);
     }
     return rc < 0 ? rc : (int64_t)n->count + (known == NULL);
 }

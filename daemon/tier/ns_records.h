@@ -9,7 +9,7 @@
 #ifndef UCMD_TIER_NS_RECORDS_H
 #define UCMD_TIER_NS_RECORDS_H
 
-#include "daemon/format/nvme_format.h"
+#include "daemon/format/nvme_read.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -88,8 +88,8 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
 static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct ucm_error *e)
 {
     for (unsigned i = 0; i < t->files; i++)
-        if (t->devices[i].file.epoch > last)
-            last = t->devices[i].file.epoch;
+        if (t->devices[i].file.state.epoch > last)
+            last = t->devices[i].file.state.epoch;
     if (last + 1 >= 1u << NVME_EPOCH_BITS) {
         ucm_error_set(e, UCM_WIRE_IO, "the files of nvme.paths are worn out: delete them");
         return -EOVERFLOW;

@@ -4,10 +4,10 @@
  * start believes a span only if the segment has not been opened again since. */
 #include "daemon/tier/nvme.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/format/checkpoint_format.h"
+#include "daemon/format/io.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -49,8 +49,7 @@ struct nvme_checkpoint {
 
 static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
 {
-    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].folder, CONFIG_NVME_INDEX,
-             suffix);
+    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].folder, NVME_INDEX_FILE, suffix);
 }
 
 /* ---- describing: on the loop ---- */
@@ -123,23 +122,6 @@ static bool step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
 
 /* ---- writing: in the pool, or at the end on the loop ---- */
 
-static int buffer_write(struct nvme_checkpoint *k)
-{
-    size_t done = 0;
-
-    while (done < k->n) {
-        ssize_t n = pwrite(k->fd, k->buffer + done, k->n - done, (off_t)(k->offset + done));
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        done += (size_t)n;
-    }
-    k->offset += done;
-    return 0;
-}
-
 /* The records first: what a checkpoint tells of shall be there after a power failure. Where a sync
  * failed that is not known any more, also of the copies of what was moved. */
 static int file_publish(struct nvme_checkpoint *k)
@@ -159,7 +141,7 @@ static int file_publish(struct nvme_checkpoint *k)
     if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
-    return nvme_folder_sync(d->folder);
+    return io_folder_sync(d->folder);
 }
 
 static void step_write(struct nvme_checkpoint *k)
@@ -171,7 +153,8 @@ static void step_write(struct nvme_checkpoint *k)
         k->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     }
     KILL_POINT("checkpoint-begin");
-    k->status = k->fd < 0 ? -errno : buffer_write(k);
+    k->status = k->fd < 0 ? -errno : io_write(k->fd, k->buffer, k->n, k->offset);
+    k->offset += k->n;
     if (k->status == 0 && k->last)
         k->status = file_publish(k);
     if (k->fd >= 0 && (k->last || k->status < 0)) {

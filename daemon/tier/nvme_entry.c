@@ -1,7 +1,7 @@
 #include "daemon/tier/nvme_entry.h"
 
 #include "daemon/base/take.h"
-#include "daemon/tier/nvme_file.h"
+#include "daemon/format/io.h"
 #include "proto/errors.h"
 
 #include <errno.h>
@@ -65,31 +65,10 @@ int nvme_entry_open_device(const char *path, struct ucm_error *e)
     return rc;
 }
 
-int nvme_entry_bytes(int fd, uint64_t *out)
-{
-    struct stat st;
-    uint64_t bytes;
-
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    bytes = (uint64_t)st.st_size;
-    if (S_ISBLK(st.st_mode) && ioctl(fd, BLKGETSIZE64, &bytes) < 0)
-        return -errno;
-    *out = bytes;
-    return 0;
-}
-
-bool nvme_entry_blank(int fd, const uint8_t *page)
-{
-    uint64_t bytes;
-
-    return nvme_mark_decode(page) == 0 || (nvme_entry_bytes(fd, &bytes) == 0 && bytes == 0);
-}
-
 int nvme_entry_folder(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
                       char **out, struct ucm_error *e)
 {
-    char name[2 * NVME_UUID_BYTES + 1], *folder;
+    char name[NVME_UUID_TEXT], *folder;
     int rc = 0;
 
     if (state[0] == '\0') {
@@ -97,12 +76,11 @@ int nvme_entry_folder(const char *path, const char *state, const uint8_t uuid[NV
                       "%s is no folder: set nvme.state to a folder for what belongs to it", path);
         return -EINVAL;
     }
-    for (unsigned i = 0; i < NVME_UUID_BYTES; i++)
-        snprintf(name + 2 * (size_t)i, 3, "%02x", uuid[i]);
+    nvme_uuid_text(uuid, name);
     if (asprintf(&folder, "%s/%s", state, name) < 0)
         return -ENOMEM;
     if (mkdir(folder, 0700) == 0)
-        rc = nvme_folder_sync(state);
+        rc = io_folder_sync(state);
     else if (errno != EEXIST)
         rc = -errno;
     if (rc < 0) {

@@ -22,10 +22,6 @@ int nvme_entry_kind(const char *path, enum nvme_entry *out, struct ucm_error *e)
 /* Opens a device for this process alone, to the exclusion of mounts as well. Its descriptor, or
  * -errno with *e. */
 int nvme_entry_open_device(const char *path, struct ucm_error *e);
-/* Of a file or device. */
-int nvme_entry_bytes(int fd, uint64_t *out);
-/* May it be made ours: an empty file, or marked by `ucmctl format`? page: its first one. */
-bool nvme_entry_blank(int fd, const uint8_t *page);
 /* The folder of its own in nvme.state, made if need be; *out from malloc. 0, or -errno with *e. */
 int nvme_entry_folder(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
                       char **out, struct ucm_error *e);

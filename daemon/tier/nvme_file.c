@@ -1,9 +1,9 @@
 #include "daemon/tier/nvme_file.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/base/take.h"
+#include "daemon/format/io.h"
 #include "daemon/tier/nvme_entry.h"
 #include "proto/errors.h"
 
@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,47 +20,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- pages ---- */
-
-static uint8_t *page_new(void)
-{
-    uint8_t *page = aligned_alloc(NVME_PAGE, NVME_PAGE);
-
-    if (page)
-        memset(page, 0, NVME_PAGE);
-    return page;
-}
-
-static int page_read(int fd, uint64_t offset, uint8_t *page)
-{
-    ssize_t n;
-
-    do
-        n = pread(fd, page, NVME_PAGE, (off_t)offset);
-    while (n < 0 && errno == EINTR);
-    if (n < 0)
-        return -errno;
-    if (n < (ssize_t)NVME_PAGE) /* the end of the file: what is missing is not ours */
-        memset(page + n, 0, NVME_PAGE - (size_t)n);
-    return 0;
-}
-
-static int page_write(int fd, uint64_t offset, const uint8_t *page)
-{
-    ssize_t n;
-
-    do
-        n = pwrite(fd, page, NVME_PAGE, (off_t)offset);
-    while (n < 0 && errno == EINTR);
-    if (n < 0)
-        return -errno;
-    return n == (ssize_t)NVME_PAGE ? 0 : -EIO;
-}
-
 /* ---- opening ---- */
 
-/* name may be a folder, with O_TMPFILE. Falls back to the page cache where O_DIRECT is not known.
- */
+/* Falls back to the page cache where O_DIRECT is not known. */
 static int file_open(const char *name, int flags)
 {
     int fd = open(name, flags | O_RDWR | O_CLOEXEC | O_DIRECT, 0600);
@@ -136,50 +99,26 @@ static int random_fill(uint8_t *p, size_t n)
 
 static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes)
 {
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
     struct nvme_super super = {.segment_bytes = segment_bytes, .data_offset = NVME_DATA_OFFSET};
     struct nvme_state state = {.segments = segments};
-    uint8_t *page = page_new();
-    int rc = page ? random_fill(super.uuid, sizeof(super.uuid)) : -ENOMEM;
+    int rc = random_fill(super.uuid, sizeof(super.uuid));
 
     if (rc == 0)
         rc = file_reserve(f, file_bytes(segments, segment_bytes));
-    if (rc == 0) {
-        memcpy(state.uuid, super.uuid, sizeof(state.uuid));
-        nvme_state_encode(&state, page);
-        rc = page_write(f->fd, NVME_STATE_OFFSET(0), page);
-    }
+    if (rc < 0)
+        return rc;
+    memcpy(state.uuid, super.uuid, sizeof(state.uuid));
+    nvme_state_encode(&state, page);
+    rc = io_write(f->fd, page, NVME_PAGE, NVME_STATE_OFFSET(0));
     if (rc == 0) {
         nvme_super_encode(&super, page);
-        rc = page_write(f->fd, NVME_SUPER_OFFSET, page);
+        rc = io_write(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
     }
-    if (rc == 0 && fsync(f->fd) < 0)
-        rc = -errno;
-    free(page);
-    return rc;
+    return rc == 0 && fsync(f->fd) < 0 ? -errno : rc;
 }
 
-int nvme_folder_sync(const char *folder)
-{
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc;
-
-    if (fd < 0)
-        return -errno;
-    rc = fsync(fd) < 0 ? -errno : 0;
-    close(fd);
-    return rc;
-}
-
-/* Gives the nameless file its name; refuses when there is one by now. */
-static int file_link(const struct nvme_file *f)
-{
-    char self[64];
-
-    snprintf(self, sizeof(self), "/proc/self/fd/%d", f->fd);
-    return linkat(AT_FDCWD, self, AT_FDCWD, f->path, AT_SYMLINK_FOLLOW) < 0 ? -errno : 0;
-}
-
-/* Is the file that was opened and locked still the one that is being made? */
+/* Is the file that was opened and locked still the one that has this name? */
 static bool file_is(const struct nvme_file *f, const char *path)
 {
     struct stat one, other;
@@ -188,10 +127,20 @@ static bool file_is(const struct nvme_file *f, const char *path)
            one.st_dev == other.st_dev;
 }
 
-/* Under another name where none can't be had. What a daemon that was killed here has left is taken
- * up: it is nobody's, once it can be locked. */
-static int file_make_named(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
-                           struct ucm_error *e)
+/* Never over a file that has the name by now. */
+static int file_rename(const char *from, const char *to)
+{
+    int rc = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
+
+    if (rc < 0 && errno == EINVAL) /* the file system does not know how */
+        rc = rename(from, to);
+    return rc < 0 ? -errno : 0;
+}
+
+/* Under another name until it is whole. The next daemon takes over what one that was killed here
+ * has left: it is nobody's, once it can be locked. */
+static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
+                     struct ucm_error *e)
 {
     char path[PATH_MAX];
     int rc =
@@ -199,53 +148,23 @@ static int file_make_named(struct nvme_file *f, uint64_t segments, uint64_t segm
 
     if (rc == 0)
         rc = f->fd = file_open(path, O_CREAT);
-    if (rc < 0)
-        return rc;
-    rc = file_lock(f, e);
+    if (rc >= 0)
+        rc = file_lock(f, e);
     if (rc == 0 && !file_is(f, path))
         rc = -EWOULDBLOCK; /* another daemon has finished it meanwhile */
-    if (rc < 0)
-        return rc;
-    rc = file_format(f, segments, segment_bytes);
-    if (rc == 0 && rename(path, f->path) < 0)
-        rc = -errno;
-    if (rc < 0)
-        unlink(path);
-    return rc;
-}
-
-static int file_make_nameless(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
-                              struct ucm_error *e)
-{
-    int rc = file_lock(f, e);
-
-    if (rc == 0)
+    if (rc == 0) {
         rc = file_format(f, segments, segment_bytes);
-    return rc == 0 ? file_link(f) : rc;
-}
-
-/* The file gets its name when it is whole: a daemon that is killed before has left none. */
-static int file_make(struct nvme_file *f, const char *folder, uint64_t segments,
-                     uint64_t segment_bytes, struct ucm_error *e)
-{
-    int rc = file_open(folder, O_TMPFILE);
-
-    f->fd = rc < 0 ? -1 : rc;
-    if (rc == -EOPNOTSUPP || rc == -EISDIR || rc == -ENOENT)
-        rc = file_make_named(f, segments, segment_bytes, e);
-    else if (rc >= 0)
-        rc = file_make_nameless(f, segments, segment_bytes, e);
+        if (rc == 0)
+            rc = file_rename(path, f->path);
+        if (rc < 0)
+            unlink(path);
+    }
     if (rc == 0)
-        rc = nvme_folder_sync(folder);
-    if (rc == 0)
-        return 0;
-    if (e->code == 0)
+        rc = io_folder_sync(f->folder);
+    if (rc < 0 && e->code == 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
                       file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
                       rc == -ENOSPC || rc == -EFBIG ? "; make room or lower nvme.size" : "");
-    if (f->fd >= 0)
-        close(f->fd);
-    f->fd = -1;
     return rc;
 }
 
@@ -258,18 +177,16 @@ static const char *start_empty(const struct nvme_file *f)
 
 static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_error *e)
 {
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE] = {0};
     struct nvme_super super;
-    uint8_t *page = page_new();
-    int rc = page ? page_read(f->fd, NVME_SUPER_OFFSET, page) : -ENOMEM;
-    uint32_t version = page ? nvme_super_version(page) : 0;
+    ssize_t n = io_read_some(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
+    int rc;
 
-    if (rc < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "%s can't be read: %s", f->path, strerror(-rc));
-        free(page);
-        return rc;
+    if (n < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be read: %s", f->path, strerror((int)-n));
+        return (int)n;
     }
     rc = nvme_super_decode(page, &super);
-    free(page);
     if (rc == -EILSEQ)
         ucm_error_set(e, UCM_WIRE_INVALID,
                       f->as_it_is
@@ -282,7 +199,7 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
             e, UCM_WIRE_INVALID,
             "%s has storage format version %u, this ucmd needs %u: run the ucmd that wrote "
             "it, or %s to start empty",
-            f->path, version, NVME_FORMAT_VERSION, start_empty(f));
+            f->path, nvme_super_version(page), NVME_FORMAT_VERSION, start_empty(f));
     else if (rc < 0)
         ucm_error_set(e, UCM_WIRE_INVALID, "the superblock of %s is damaged: %s to start empty",
                       f->path, start_empty(f));
@@ -300,82 +217,59 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
 }
 
 /* A state page is gone, perhaps the newer one: the sequences of the segments tell the epoch. */
-static int epoch_rebuild(struct nvme_file *f, uint64_t segment_bytes, uint8_t *page)
+static int epoch_rebuild(struct nvme_file *f, uint64_t segment_bytes)
 {
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
     struct nvme_segment_header header;
 
-    for (uint64_t i = 0; i < f->state_segments; i++) {
-        int rc = page_read(f->fd, file_bytes(i, segment_bytes), page);
+    for (uint64_t i = 0; i < f->state.segments; i++) {
+        int rc = io_read(f->fd, page, NVME_PAGE, file_bytes(i, segment_bytes));
 
+        if (rc == -ENODATA)
+            break;
         if (rc < 0)
             return rc;
         if (nvme_segment_header_decode(page, &header) == 0 &&
             memcmp(header.uuid, f->uuid, sizeof(f->uuid)) == 0 &&
-            header.sequence >> (64 - NVME_EPOCH_BITS) > f->epoch)
-            f->epoch = header.sequence >> (64 - NVME_EPOCH_BITS);
+            header.sequence >> (64 - NVME_EPOCH_BITS) > f->state.epoch)
+            f->state.epoch = header.sequence >> (64 - NVME_EPOCH_BITS);
     }
     f->damaged++;
     log_warn("tier", "state-rebuilt", "path=%s epoch=%" PRIu64 " segments=%" PRIu64, f->path,
-             f->epoch, f->state_segments);
+             f->state.epoch, f->state.segments);
     return 0;
-}
-
-/* Until the first start the second copy is blank. */
-static bool page_blank(const uint8_t *page)
-{
-    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
 }
 
 static int state_load(struct nvme_file *f, uint64_t segment_bytes)
 {
-    struct nvme_state state;
+    struct nvme_copies c = nvme_state_read(f->fd, f->uuid, &f->state);
     uint64_t bytes;
-    uint8_t *page = page_new();
-    bool found = false, damaged = false;
-    int rc = page ? 0 : -ENOMEM;
+    int rc = c.error;
 
-    for (unsigned copy = 0; copy < 2 && rc == 0; copy++) {
-        rc = page_read(f->fd, NVME_STATE_OFFSET(copy), page);
-        if (rc < 0)
-            break;
-        if (nvme_state_decode(page, &state) < 0 ||
-            memcmp(state.uuid, f->uuid, sizeof(f->uuid)) != 0) {
-            damaged |= !page_blank(page);
-            continue;
-        }
-        if (found && state.epoch <= f->epoch)
-            continue;
-        found = true;
-        f->epoch = state.epoch;
-        f->state_segments = state.segments;
-        f->state_next = 1 - copy;
-    }
-    if (rc == 0 && !found) {
-        rc = nvme_entry_bytes(f->fd, &bytes);
+    f->state_next = c.next;
+    if (rc == 0 && c.good == 0) {
+        rc = io_length(f->fd, &bytes);
         if (rc == 0)
-            f->state_segments = file_segments(bytes, segment_bytes);
+            f->state.segments = file_segments(bytes, segment_bytes);
     }
-    if (rc == 0 && (damaged || !found))
-        rc = epoch_rebuild(f, segment_bytes, page);
-    free(page);
-    return rc;
+    return rc == 0 && (c.damaged || c.good == 0) ? epoch_rebuild(f, segment_bytes) : rc;
 }
 
 /* Lets the file grow to `wanted` segments, or makes do with those that it has. */
 static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes)
 {
     uint64_t bytes;
-    int rc = nvme_entry_bytes(f->fd, &bytes);
+    int rc = io_length(f->fd, &bytes);
 
     if (rc < 0)
         return rc;
-    if (bytes < file_bytes(f->state_segments, segment_bytes)) {
+    if (bytes < file_bytes(f->state.segments, segment_bytes)) {
         f->damaged++;
         log_warn("tier", "file-was-cut", "path=%s: what lay behind its end is gone", f->path);
     }
-    if (wanted <= f->state_segments && bytes >= file_bytes(wanted, segment_bytes)) {
+    if (wanted <= f->state.segments && bytes >= file_bytes(wanted, segment_bytes)) {
         f->segments = wanted;
-        if (wanted < f->state_segments)
+        if (wanted < f->state.segments)
             log_warn("tier", "file-larger-than-configured",
                      "path=%s: the rest lies unused; delete the file to give it back", f->path);
         return 0;
@@ -383,13 +277,13 @@ static int file_fit(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes
     rc = file_reserve(f, file_bytes(wanted, segment_bytes));
     if (rc == 0) {
         f->segments = wanted;
-        if (wanted > f->state_segments)
-            f->state_segments = wanted;
+        if (wanted > f->state.segments)
+            f->state.segments = wanted;
         return 0;
     }
     f->segments = file_segments(bytes, segment_bytes);
-    if (f->segments > f->state_segments)
-        f->segments = f->state_segments;
+    if (f->segments > f->state.segments)
+        f->segments = f->state.segments;
     if (f->segments == 0)
         return rc;
     log_warn("tier", "file-not-grown", "path=%s segments=%" PRIu64 " wanted=%" PRIu64 " error=%s",
@@ -438,7 +332,7 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
     if (rc < 0)
         return rc;
     /* Whoever made the file may have died before its name was on the disk. */
-    rc = f->as_it_is ? 0 : nvme_folder_sync(f->folder);
+    rc = f->as_it_is ? 0 : io_folder_sync(f->folder);
     if (rc == 0)
         rc = state_load(f, segment_bytes);
     if (rc == 0)
@@ -474,13 +368,13 @@ static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
                        uint64_t segment_bytes, struct ucm_error *e)
 {
     f->folder = strdup(folder);
-    if (!f->folder || asprintf(&f->path, "%s/%s", folder, CONFIG_NVME_FILE) < 0) {
+    if (!f->folder || asprintf(&f->path, "%s/" NVME_CACHE_FILE, folder) < 0) {
         f->path = NULL;
         return -ENOMEM;
     }
     f->fd = file_open(f->path, 0);
     if (f->fd == -ENOENT)
-        return file_make(f, folder, wanted, segment_bytes, e);
+        return file_make(f, wanted, segment_bytes, e);
     if (f->fd < 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s can't be opened: %s", f->path, strerror(-f->fd));
     return f->fd < 0 ? f->fd : 0;
@@ -491,18 +385,18 @@ static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
 static int as_it_is_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
                            struct ucm_error *e)
 {
-    uint8_t *page = page_new();
-    int rc = page ? page_read(f->fd, NVME_SUPER_OFFSET, page) : -ENOMEM;
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE] = {0};
+    ssize_t n = io_read_some(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
+    int rc = n < 0 ? (int)n : 0;
 
-    if (rc == 0 && nvme_entry_blank(f->fd, page)) {
+    if (n == 0 || (n > 0 && nvme_mark_decode(page) == 0)) {
         nvme_mark_encode(page);
-        rc = page_write(f->fd, NVME_SUPER_OFFSET, page);
+        rc = io_write(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
         if (rc == 0)
             rc = file_format(f, segments, segment_bytes);
         if (rc == 0)
             log_info("tier", "formatted", "path=%s segments=%" PRIu64, f->path, segments);
     }
-    free(page);
     if (rc < 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s can't be made a cache: %s", f->path, strerror(-rc));
     return rc;
@@ -523,7 +417,7 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
         return f->fd;
     rc = file_lock(f, e);
     if (rc == 0 && f->device)
-        rc = nvme_entry_bytes(f->fd, &bytes);
+        rc = io_length(f->fd, &bytes);
     if (rc == 0 && f->device && file_segments(bytes, segment_bytes) < *wanted)
         *wanted = file_segments(bytes, segment_bytes);
     if (rc == 0 && *wanted < 2) {
@@ -532,16 +426,6 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
         return -EINVAL;
     }
     return rc == 0 ? as_it_is_format(f, *wanted, segment_bytes, e) : rc;
-}
-
-static void file_drop(struct nvme_file *f)
-{
-    if (f->fd >= 0) {
-        nvme_file_close(f);
-        return;
-    }
-    free(f->path);
-    free(f->folder);
 }
 
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
@@ -567,7 +451,7 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
     if (rc == 0 && f.as_it_is)
         rc = nvme_entry_folder(entry, state, f.uuid, &f.folder, e);
     if (rc < 0) {
-        file_drop(&f);
+        nvme_file_close(&f);
         return rc;
     }
     *out = f;
@@ -576,23 +460,16 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
 
 int nvme_file_start(struct nvme_file *f, uint64_t epoch)
 {
-    struct nvme_state state = {.epoch = epoch, .segments = f->state_segments};
-    uint8_t *page = page_new();
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
     int rc;
 
-    if (!page)
-        return -ENOMEM;
-    memcpy(state.uuid, f->uuid, sizeof(state.uuid));
-    nvme_state_encode(&state, page);
+    f->state.epoch = epoch;
+    memcpy(f->state.uuid, f->uuid, sizeof(f->uuid));
+    nvme_state_encode(&f->state, page);
     KILL_POINT("start-begin");
-    rc = page_write(f->fd, NVME_STATE_OFFSET(f->state_next), page);
+    rc = io_write(f->fd, page, NVME_PAGE, NVME_STATE_OFFSET(f->state_next));
     KILL_POINT("start-written");
-    free(page);
-    if (rc == 0 && fdatasync(f->fd) < 0)
-        rc = -errno;
-    if (rc == 0)
-        f->epoch = epoch;
-    return rc;
+    return rc == 0 && fdatasync(f->fd) < 0 ? -errno : rc;
 }
 
 void nvme_file_close(struct nvme_file *f)

@@ -8,7 +8,7 @@
 #ifndef UCMD_TIER_NVME_FILE_H
 #define UCMD_TIER_NVME_FILE_H
 
-#include "daemon/format/nvme_format.h"
+#include "daemon/format/nvme_read.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,14 +24,13 @@ struct nvme_file {
     uint8_t uuid[NVME_UUID_BYTES];
     uint64_t segments; /* to be used now, by the configured size */
     uint64_t bytes;    /* of these and what lies before them */
-    uint64_t epoch;    /* of its last opening; 0: new */
-    /* What the state pages said. */
-    uint64_t state_segments;
+    /* The state page: the epoch of its last opening, 0 when it is new; all segments it has. */
+    struct nvme_state state;
     unsigned state_next; /* copy to write next */
     unsigned damaged;    /* of its own pages, and 1 for a cut file: found at the opening */
 };
 
-/* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes CONFIG_NVME_FILE
+/* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes NVME_CACHE_FILE
  * in a folder, or takes a file or device as it is (nvme_entry.h; `state` is nvme.state, and a
  * device may be smaller than size_bytes). 0, or -errno with *e saying what would be right; see
  * take_failed for what speaks of a failing device. */
@@ -39,8 +38,6 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);
-/* Makes names in the folder durable. 0 or -errno. */
-int nvme_folder_sync(const char *folder);
 /* 0; -ENOENT when the file has no name any more (removed, or another was renamed over it), -ENXIO
  * when it was cut: a later start would not find what lies in it. Cheap. */
 int nvme_file_intact(const struct nvme_file *f);

@@ -5,6 +5,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
+#include "daemon/format/io.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -44,13 +45,8 @@ struct nvme_health {
 static void store_work_cb(uv_work_t *work)
 {
     struct health_file *f = work->data;
-    int fd = f->device->file.fd;
-    ssize_t n;
 
-    do
-        n = pwrite(fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
-    while (n < 0 && errno == EINTR);
-    f->status = n < 0 ? -errno : n < (ssize_t)NVME_PAGE ? -EIO : 0;
+    f->status = io_write(f->device->file.fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
     if (f->status == 0)
         f->status = nvme_device_sync(f->device);
 }
@@ -99,22 +95,10 @@ static void store(struct health_file *f)
 static void list_load(struct health_file *f)
 {
     const struct nvme_file *file = &f->device->file;
-    struct nvme_quarantine found;
 
+    if (file->fd >= 0)
+        f->next = nvme_quarantine_read(file->fd, file->uuid, &f->list).next;
     memcpy(f->list.uuid, file->uuid, sizeof(f->list.uuid));
-    for (unsigned copy = 0; copy < 2 && file->fd >= 0; copy++) {
-        ssize_t n;
-
-        do
-            n = pread(file->fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(copy));
-        while (n < 0 && errno == EINTR);
-        if (n != (ssize_t)NVME_PAGE || nvme_quarantine_decode(f->page, &found) < 0 ||
-            memcmp(found.uuid, file->uuid, sizeof(found.uuid)) != 0 ||
-            found.change <= f->list.change)
-            continue;
-        f->list = found;
-        f->next = 1 - copy;
-    }
 }
 
 /* ---- degraded, and back ---- */

@@ -7,6 +7,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
+#include "daemon/format/io.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -64,31 +65,6 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
 
 /* ---- in the pool ---- */
 
-static int whole(ssize_t n)
-{
-    return n < 0 ? -errno : n < (ssize_t)NVME_PAGE ? -EIO : 0;
-}
-
-static int page_read(int fd, uint8_t *page, uint64_t offset)
-{
-    ssize_t n;
-
-    do
-        n = pread(fd, page, NVME_PAGE, (off_t)offset);
-    while (n < 0 && errno == EINTR);
-    return whole(n);
-}
-
-static int page_write(int fd, const uint8_t *page, uint64_t offset)
-{
-    ssize_t n;
-
-    do
-        n = pwrite(fd, page, NVME_PAGE, (off_t)offset);
-    while (n < 0 && errno == EINTR);
-    return whole(n);
-}
-
 /* Read again once it was written: the place may be beyond repairing. */
 static int header_repair(struct repair *m, int which)
 {
@@ -97,14 +73,14 @@ static int header_repair(struct repair *m, int which)
     uint64_t offset = m->offset[which];
 
     for (;;) {
-        int rc = page_read(m->fd, found, offset);
+        int rc = io_read(m->fd, found, NVME_PAGE, offset);
 
         if (rc == 0 && memcmp(found, want, NVME_PAGE) == 0)
             return 0;
         if (m->bad[which])
             return rc < 0 ? rc : -EIO;
         m->bad[which] = true;
-        rc = m->may_write ? page_write(m->fd, want, offset) : -EROFS;
+        rc = m->may_write ? io_write(m->fd, want, NVME_PAGE, offset) : -EROFS;
         if (rc < 0)
             return rc;
     }

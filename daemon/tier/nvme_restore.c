@@ -2,9 +2,9 @@
  * a millisecond a turn. What a checkpoint does not cover is left to the scan of the records. */
 #include "daemon/tier/nvme.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/log.h"
 #include "daemon/format/checkpoint_format.h"
+#include "daemon/format/nvme_read.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -25,11 +25,7 @@ struct nvme_restore {
     uv_idle_t idle;
     uv_work_t work;
     unsigned file;
-    int fd;
-    uint64_t offset;
-    uint8_t *buffer;
-    size_t n, good; /* bytes read; of whole spans that passed */
-    bool damaged, end;
+    struct checkpoint_reader reader;
     /* What of it is taken over. */
     size_t at;
     uint32_t entry;
@@ -44,35 +40,15 @@ static void read_next(struct nvme_restore *r);
 static void read_cb(uv_work_t *work)
 {
     struct nvme_restore *r = work->data;
-    struct checkpoint_span span;
     char path[PATH_BYTES];
-    ssize_t got = 0;
-    int rc = 0;
 
-    if (r->fd < 0) {
-        snprintf(path, sizeof(path), "%s/%s", r->tier->devices[r->file].folder, CONFIG_NVME_INDEX);
-        r->fd = open(path, O_RDONLY | O_CLOEXEC);
-        r->offset = 0;
+    if (r->reader.fd < 0) {
+        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE, r->tier->devices[r->file].folder);
+        r->reader.fd = open(path, O_RDONLY | O_CLOEXEC);
+        r->reader.offset = 0;
     }
-    r->n = r->good = 0;
-    while (r->fd >= 0 && r->n < BUFFER_BYTES) {
-        got = pread(r->fd, r->buffer + r->n, BUFFER_BYTES - r->n, (off_t)(r->offset + r->n));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            break;
-        r->n += (size_t)got;
-    }
-    while (r->good < r->n) {
-        rc = checkpoint_span_decode(r->buffer + r->good, r->n - r->good, &span);
-        if (rc < 0)
-            break;
-        r->good += checkpoint_span_bytes(span.entries);
-    }
-    /* a span that goes on behind a full buffer is read again from its start */
-    r->damaged = rc == -EBADMSG || (rc == -EAGAIN && r->n < BUFFER_BYTES) || got < 0;
-    r->end = r->damaged || r->n < BUFFER_BYTES;
-    r->offset += r->good;
+    if (r->reader.fd >= 0)
+        checkpoint_read(&r->reader);
 }
 
 /* ---- on the loop ---- */
@@ -81,9 +57,9 @@ static void restore_free_cb(uv_handle_t *handle)
 {
     struct nvme_restore *r = handle->data;
 
-    if (r->fd >= 0)
-        close(r->fd);
-    free(r->buffer);
+    if (r->reader.fd >= 0)
+        close(r->reader.fd);
+    free(r->reader.buffer);
     free(r);
 }
 
@@ -100,13 +76,14 @@ static void restore_end(struct nvme_restore *r)
 
 static void file_end(struct nvme_restore *r)
 {
-    r->tier->metrics->nvme_damaged_pages += r->damaged;
-    if (r->damaged)
+    r->tier->metrics->nvme_damaged_pages += r->reader.damaged;
+    if (r->reader.damaged)
         log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
-                 r->tier->devices[r->file].folder, r->offset);
-    if (r->fd >= 0)
-        close(r->fd);
-    r->fd = -1;
+                 r->tier->devices[r->file].folder, r->reader.offset);
+    if (r->reader.fd >= 0)
+        close(r->reader.fd);
+    r->reader =
+        (struct checkpoint_reader){.fd = -1, .buffer = r->reader.buffer, .capacity = BUFFER_BYTES};
     r->file++;
 }
 
@@ -136,8 +113,8 @@ static void entry_take(struct nvme_restore *r)
     struct segment *s = r->segment;
     struct nvme_record_header h;
 
-    if (checkpoint_entry_decode(r->buffer + r->at, r->entry, &h) && h.record >= r->span.from &&
-        h.record < r->span.to && s->states[h.record] == RECORD_EMPTY &&
+    if (checkpoint_entry_decode(r->reader.buffer + r->at, r->entry, &h) &&
+        h.record >= r->span.from && h.record < r->span.to && s->states[h.record] == RECORD_EMPTY &&
         nvme_stride(h.payload_bytes) <= r->span.stride)
         nvme_recover_record(r->tier, s, h.record, &h);
     r->entry++;
@@ -146,10 +123,10 @@ static void entry_take(struct nvme_restore *r)
 /* Some entries, or the next span; false at the end of the buffer. */
 static bool slice_step(struct nvme_restore *r)
 {
-    if (r->at == r->good)
+    if (r->at == r->reader.good)
         return false;
     if (r->entry == 0) {
-        int rc = checkpoint_span_decode(r->buffer + r->at, r->good - r->at, &r->span);
+        int rc = checkpoint_span_decode(r->reader.buffer + r->at, r->reader.good - r->at, &r->span);
 
         assert(rc == 0); /* it passed in the pool */
         (void)rc;
@@ -177,7 +154,7 @@ static void idle_cb(uv_idle_t *idle)
     if (more)
         return;
     uv_idle_stop(idle);
-    if (r->end || r->tier->closing)
+    if (r->reader.end || r->reader.fd < 0 || r->tier->closing)
         file_end(r);
     read_next(r);
 }
@@ -216,15 +193,16 @@ void nvme_restore_start(struct tier *t)
     struct nvme_restore *r = calloc(1, sizeof(*r));
 
     if (r)
-        r->buffer = malloc(BUFFER_BYTES);
-    if (!r || !r->buffer || uv_idle_init(t->loop, &r->idle) != 0) {
-        free(r ? r->buffer : NULL);
+        r->reader.buffer = malloc(BUFFER_BYTES);
+    if (!r || !r->reader.buffer || uv_idle_init(t->loop, &r->idle) != 0) {
+        free(r ? r->reader.buffer : NULL);
         free(r);
         nvme_recover_records(t);
         return;
     }
     r->tier = t;
-    r->fd = -1;
+    r->reader.fd = -1;
+    r->reader.capacity = BUFFER_BYTES;
     r->idle.data = r;
     t->restore = r;
     nvme_hold(t);

@@ -6,6 +6,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
+#include "daemon/format/io.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -76,23 +77,6 @@ static bool header_right(const struct nvme_scrub *k)
            memcmp(h.fingerprint, w->fingerprint, sizeof(h.fingerprint)) == 0;
 }
 
-static int piece_read(const struct nvme_scrub *k)
-{
-    size_t got = 0;
-
-    while (got < k->piece) {
-        ssize_t n =
-            pread(k->fd, k->buffer + got, k->piece - got, (off_t)(k->offset + k->done + got));
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO; /* 0: the file ends here */
-        got += (size_t)n;
-    }
-    return 0;
-}
-
 static void work_cb(uv_work_t *work)
 {
     struct nvme_scrub *k = work->data;
@@ -101,7 +85,9 @@ static void work_cb(uv_work_t *work)
 
     /* where the scheduler knows no priorities nothing is lost */
     (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
-    k->status = piece_read(k);
+    k->status = io_read(k->fd, k->buffer, k->piece, k->offset + k->done);
+    if (k->status == -ENODATA)
+        k->status = -EIO;
     if (before >= 0)
         (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, (int)before);
     if (k->status < 0)

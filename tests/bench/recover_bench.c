@@ -83,7 +83,7 @@ static void ns_records_make(void)
 {
     static struct nvme_ns_record name;
     static uint8_t page[NVME_PAGE];
-    int fd = file_open(CONFIG_NVME_NAMES, O_WRONLY | O_CREAT | O_TRUNC);
+    int fd = file_open(NVME_NS_FILE, O_WRONLY | O_CREAT | O_TRUNC);
 
     name.identity_bytes =
         (uint32_t)ns_identity_encode(&b.identity, name.identity, NVME_IDENTITY_BYTES);
@@ -169,8 +169,8 @@ static void files_make(void)
     static uint8_t page[NVME_PAGE];
     struct nvme_super super = {
         .uuid = "recover_bench", .segment_bytes = SEGMENT, .data_offset = NVME_DATA_OFFSET};
-    int cache = file_open(CONFIG_NVME_FILE, O_RDWR | O_CREAT | O_TRUNC);
-    int index = file_open(CONFIG_NVME_INDEX, O_WRONLY | O_CREAT | O_TRUNC);
+    int cache = file_open(NVME_CACHE_FILE, O_RDWR | O_CREAT | O_TRUNC);
+    int index = file_open(NVME_INDEX_FILE, O_WRONLY | O_CREAT | O_TRUNC);
 
     cache_make(cache, &super);
     for (uint64_t s = 0; s < b.segments; s++) {

@@ -184,7 +184,7 @@ int alone_open(const struct alone_options *o, struct alone **out, char *why, siz
         a->jobs_n = a->parts / 2; /* no part may be written twice at once */
     a->random = clock_ns();
     config_init(&a->config);
-    snprintf(a->file, sizeof(a->file), "%s/%s", o->folder, CONFIG_NVME_FILE);
+    snprintf(a->file, sizeof(a->file), "%s/%s", o->folder, NVME_CACHE_FILE);
     snprintf(why, why_bytes, "memory ran out");
     rc = uv_loop_init(&a->loop);
     if (rc < 0)

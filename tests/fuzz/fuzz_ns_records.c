@@ -45,7 +45,7 @@ static void folder_make(void)
         snprintf(folder, sizeof(folder), "%s", "/tmp/ucm-fuzz-XXXXXX");
         must(mkdtemp(folder) != NULL);
     }
-    snprintf(path, sizeof(path), "%s/%s", folder, CONFIG_NVME_NAMES);
+    snprintf(path, sizeof(path), "%s/%s", folder, NVME_NS_FILE);
     must(atexit(folder_remove) == 0);
 }
 

@@ -215,7 +215,7 @@ static inline void rig_close_tier(struct rig *r)
 
 static inline void rig_path(const struct rig *r, unsigned file, char out[128])
 {
-    snprintf(out, 128, "%s/%s", r->folders[file], CONFIG_NVME_FILE);
+    snprintf(out, 128, "%s/%s", r->folders[file], NVME_CACHE_FILE);
 }
 
 static inline void rig_close(struct rig *r)
@@ -227,9 +227,9 @@ static inline void rig_close(struct rig *r)
     for (unsigned i = 0; i < r->config.nvme_paths.n; i++) {
         rig_path(r, i, path);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_INDEX);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], NVME_INDEX_FILE);
         unlink(path);
-        snprintf(path, sizeof(path), "%s/%s", r->folders[i], CONFIG_NVME_NAMES);
+        snprintf(path, sizeof(path), "%s/%s", r->folders[i], NVME_NS_FILE);
         unlink(path);
         rmdir(r->folders[i]);
     }

@@ -1,0 +1,105 @@
+#include "daemon/format/nvme_read.h"
+
+#include "daemon/format/checkpoint_format.h"
+#include "daemon/format/io.h"
+
+#include <errno.h>
+#include <stdalign.h>
+#include <string.h>
+
+static bool copy_read(int fd, uint64_t at, unsigned copy, uint8_t *page, struct nvme_copies *c)
+{
+    ssize_t n = io_read_some(fd, page, NVME_PAGE, at);
+
+    if (n >= 0) { /* what is missing at the end of a file was never written */
+        memset(page + n, 0, NVME_PAGE - (size_t)n);
+        return true;
+    }
+    c->unreadable |= 1u << copy;
+    c->error = (int)n;
+    return false;
+}
+
+/* Whether the copy counts so far. */
+static bool copy_judge(bool passes, bool newer, unsigned copy, const uint8_t *page,
+                       struct nvme_copies *c)
+{
+    if (!passes) {
+        c->damaged |= nvme_page_blank(page) ? 0 : 1u << copy;
+        return false;
+    }
+    newer = newer || c->good == 0;
+    c->good |= 1u << copy;
+    if (newer)
+        c->next = 1 - copy;
+    return newer;
+}
+
+struct nvme_copies nvme_state_read(int fd, const uint8_t uuid[NVME_UUID_BYTES],
+                                   struct nvme_state *out)
+{
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
+    struct nvme_copies c = {0};
+    struct nvme_state s;
+
+    memset(&s, 0, sizeof(s));
+    for (unsigned i = 0; i < 2; i++) {
+        bool passes;
+
+        if (!copy_read(fd, NVME_STATE_OFFSET(i), i, page, &c))
+            continue;
+        passes = nvme_state_decode(page, &s) == 0 && memcmp(s.uuid, uuid, sizeof(s.uuid)) == 0;
+        if (copy_judge(passes, s.epoch > out->epoch, i, page, &c))
+            *out = s;
+    }
+    return c;
+}
+
+struct nvme_copies nvme_quarantine_read(int fd, const uint8_t uuid[NVME_UUID_BYTES],
+                                        struct nvme_quarantine *out)
+{
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
+    struct nvme_copies c = {0};
+    struct nvme_quarantine q;
+
+    memset(&q, 0, sizeof(q));
+    for (unsigned i = 0; i < 2; i++) {
+        bool passes;
+
+        if (!copy_read(fd, NVME_QUARANTINE_OFFSET(i), i, page, &c))
+            continue;
+        passes = nvme_quarantine_decode(page, &q) == 0 && memcmp(q.uuid, uuid, sizeof(q.uuid)) == 0;
+        if (copy_judge(passes, q.change > out->change, i, page, &c))
+            *out = q;
+    }
+    return c;
+}
+
+int nvme_ns_record_read(int fd, uint64_t i, struct nvme_ns_record *out)
+{
+    uint8_t page[NVME_PAGE];
+    ssize_t n = io_read_some(fd, page, NVME_PAGE, i * NVME_PAGE);
+
+    if (n <= 0)
+        return n < 0 ? (int)n : -ENODATA;
+    return n == (ssize_t)NVME_PAGE && nvme_ns_record_decode(page, out) == 0 ? 0 : -EBADMSG;
+}
+
+void checkpoint_read(struct checkpoint_reader *r)
+{
+    ssize_t n = io_read_some(r->fd, r->buffer, r->capacity, r->offset);
+    struct checkpoint_span span;
+    int rc = 0;
+
+    r->good = 0;
+    while (n > 0 && r->good < (size_t)n) {
+        rc = checkpoint_span_decode(r->buffer + r->good, (size_t)n - r->good, &span);
+        if (rc < 0)
+            break;
+        r->good += checkpoint_span_bytes(span.entries);
+    }
+    /* a span that goes on behind a full buffer is read again from its start */
+    r->damaged = n < 0 || rc == -EBADMSG || (rc == -EAGAIN && (size_t)n < r->capacity);
+    r->end = r->damaged || (size_t)n < r->capacity;
+    r->offset += r->good;
+}
