@@ -9,17 +9,17 @@
 
 /* ---- changes: a namespace, maybe keys, and counts in the answer ---- */
 
-#define NO_TIER UINT64_MAX
-
 struct change {
-    const char *method, *done; /* done: what the counted blocks now are */
-    uint64_t tier;             /* NO_TIER: the method takes none */
+    const char *method, *done; /* done: what the counted blocks are now */
+    uint64_t tier;             /* evict: 0: all tiers */
     bool ask_whole, ask_always;
+    struct ctl_namespace ns;
 };
 
-static int print_change(const struct ctl *c, const struct ctl_namespace *ns,
-                        const struct change *how, const msgpack_object *counts)
+static int print_change(const struct ctl *c, const msgpack_object *counts)
 {
+    static const char *const fields[] = {"blocks", "busy", "missing"};
+    const struct change *how = c->ctx;
     uint64_t busy = answer_u64(counts, "busy"), missing = answer_u64(counts, "missing");
     cJSON *j;
 
@@ -33,67 +33,55 @@ static int print_change(const struct ctl *c, const struct ctl_namespace *ns,
         return CTL_OK;
     }
     j = cJSON_CreateObject();
-    cJSON_AddNumberToObject(j, "ns", ns->ns);
-    cJSON_AddItemToObject(j, "blocks", answer_json_u64(answer_u64(counts, "blocks")));
-    cJSON_AddItemToObject(j, "busy", answer_json_u64(busy));
-    cJSON_AddItemToObject(j, "missing", answer_json_u64(missing));
+    ctl_json_u64(j, "ns", how->ns.ns);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        ctl_json_u64(j, fields[i], answer_u64(counts, fields[i]));
     return ctl_print_json(j, false);
 }
 
-static int change_call(struct ctl *c, const struct ctl_namespace *ns, const struct change *how,
-                       const uint8_t *keys, size_t n)
+static int change_call(struct ctl *c, const uint8_t *keys, size_t n)
 {
-    bool tier = how->tier != NO_TIER && how->tier != 0;
-    struct answer counts;
+    const struct change *how = c->ctx;
     msgpack_packer pk;
     msgpack_sbuffer params;
-    int rc;
 
-    answer_map(&pk, &params, 1u + (n > 0) + tier);
-    answer_put_u64(&pk, "ns", ns->ns);
+    answer_map(&pk, &params, 1u + (n > 0) + (how->tier > 0));
+    answer_put_u64(&pk, "ns", how->ns.ns);
     if (n > 0)
         answer_put_bin(&pk, "keys", keys, n);
-    if (tier)
+    if (how->tier > 0)
         answer_put_u64(&pk, "tier", how->tier);
-    rc = ctl_call(c, how->method, &params, &counts);
-    if (rc != CTL_OK)
-        return rc;
-    rc = print_change(c, ns, how, counts.root);
-    answer_close(&counts);
-    return rc;
+    return ctl_show(c, how->method, &params, print_change);
 }
 
-static int change_ask(struct ctl *c, const struct ctl_namespace *ns, const struct change *how,
-                      bool whole)
+static int change_ask(const struct args *a, const struct change *how, bool whole)
 {
+    const struct ctl_namespace *ns = &how->ns;
+
     if (!how->ask_always && !(how->ask_whole && whole))
         return CTL_OK;
     if (!whole)
-        return ctl_confirm(c->args, "%s %d blocks of namespace %" PRIu32 " (%s)?", c->args->command,
-                           c->args->n_words - 1, ns->ns, ns->model);
-    return ctl_confirm(c->args, "%s all %" PRIu64 " blocks of namespace %" PRIu32 " (%s)?",
-                       c->args->command, ns->blocks, ns->ns, ns->model);
+        return ctl_confirm(a, "%s %d blocks of namespace %" PRIu32 " (%s)?", a->command,
+                           a->n_words - 1, ns->ns, ns->model);
+    return ctl_confirm(a, "%s all %" PRIu64 " blocks of namespace %" PRIu32 " (%s)?", a->command,
+                       ns->blocks, ns->ns, ns->model);
 }
 
-static int change_run(const struct args *a, const struct change *how)
+static int change(struct ctl *c)
 {
-    struct ctl_namespace ns;
-    struct ctl c;
+    const struct args *a = c->args;
+    struct change *how = c->ctx;
     uint8_t *keys = NULL;
     size_t n = 0;
-    int rc = ctl_open(&c, a);
+    int rc = ctl_namespace_find(c, a->word[0], &how->ns);
 
-    if (rc != CTL_OK)
-        return rc;
-    rc = ctl_namespace_find(&c, a->word[0], &ns);
     if (rc == CTL_OK)
-        rc = ctl_keys(a, a->word + 1, a->n_words - 1, &ns, &keys, &n);
+        rc = ctl_keys(a, a->word + 1, a->n_words - 1, &how->ns, &keys, &n);
     if (rc == CTL_OK)
-        rc = change_ask(&c, &ns, how, n == 0);
+        rc = change_ask(a, how, n == 0);
     if (rc == CTL_OK)
-        rc = change_call(&c, &ns, how, keys, n);
+        rc = change_call(c, keys, n);
     free(keys);
-    ctl_close(&c);
     return rc;
 }
 
@@ -110,33 +98,32 @@ int cmd_evict(const struct args *a)
     if (i == sizeof tiers / sizeof tiers[0])
         return program_usage_error(a, "--tier %s: wanted all, dram, nvme or share", tier);
     how.tier = i;
-    return change_run(a, &how);
+    return ctl_run(a, change, &how);
 }
 
 int cmd_pin(const struct args *a)
 {
-    return change_run(a, &(struct change){.method = "pin", .done = "pinned", .tier = NO_TIER});
+    return ctl_run(a, change, &(struct change){.method = "pin", .done = "pinned"});
 }
 
 int cmd_unpin(const struct args *a)
 {
-    return change_run(a, &(struct change){.method = "unpin", .done = "unpinned", .tier = NO_TIER});
+    return ctl_run(a, change, &(struct change){.method = "unpin", .done = "unpinned"});
 }
 
 int cmd_purge(const struct args *a)
 {
-    return change_run(
-        a, &(struct change){
-               .method = "namespace.purge", .done = "purged", .tier = NO_TIER, .ask_always = true});
+    struct change how = {.method = "namespace.purge", .done = "purged", .ask_always = true};
+
+    return ctl_run(a, change, &how);
 }
 
 /* ---- verify ---- */
 
-struct verified {
-    uint64_t checked, corrupt, failed, skipped;
-};
+enum { CHECKED, CORRUPT, FAILED, SKIPPED, VERIFIED };
+static const char *const verified_fields[VERIFIED] = {"checked", "corrupt", "failed", "skipped"};
 
-static int verify_namespace(struct ctl *c, uint32_t ns, struct verified *sum)
+static int verify_namespace(struct ctl *c, uint32_t ns, uint64_t sum[VERIFIED])
 {
     bool progress = isatty(STDERR_FILENO);
     uint64_t cursor = 0;
@@ -148,21 +135,19 @@ static int verify_namespace(struct ctl *c, uint32_t ns, struct verified *sum)
         rc = ctl_page(c, "verify", ns, args_number(c->args, "page"), &cursor, &page);
         if (rc != CTL_OK)
             break;
-        sum->checked += answer_u64(page.root, "checked");
-        sum->corrupt += answer_u64(page.root, "corrupt");
-        sum->failed += answer_u64(page.root, "failed");
-        sum->skipped += answer_u64(page.root, "skipped");
+        for (size_t i = 0; i < VERIFIED; i++)
+            sum[i] += answer_u64(page.root, verified_fields[i]);
         answer_close(&page);
         if (progress)
             fprintf(stderr, "\rnamespace %" PRIu32 ": %" PRIu64 " checked, %" PRIu64 " corrupt ",
-                    ns, sum->checked, sum->corrupt);
+                    ns, sum[CHECKED], sum[CORRUPT]);
     } while (cursor != 0);
     if (progress)
         fprintf(stderr, "\r\033[K");
     return rc;
 }
 
-static int verify_all(struct ctl *c, struct verified *sum)
+static int verify_all(struct ctl *c, uint64_t sum[VERIFIED])
 {
     uint64_t cursor = 0;
     int rc;
@@ -181,50 +166,46 @@ static int verify_all(struct ctl *c, struct verified *sum)
     return rc;
 }
 
-static int print_verified(const struct ctl *c, const struct verified *sum)
+static int print_verified(const struct ctl *c, const uint64_t sum[VERIFIED])
 {
     cJSON *j;
 
     if (!c->json) {
         printf("%" PRIu64 " parts checked: %" PRIu64 " corrupt, %" PRIu64 " unreadable, %" PRIu64
                " skipped: not on NVMe, or in use\n",
-               sum->checked, sum->corrupt, sum->failed, sum->skipped);
+               sum[CHECKED], sum[CORRUPT], sum[FAILED], sum[SKIPPED]);
         return CTL_OK;
     }
     j = cJSON_CreateObject();
-    cJSON_AddItemToObject(j, "checked", answer_json_u64(sum->checked));
-    cJSON_AddItemToObject(j, "corrupt", answer_json_u64(sum->corrupt));
-    cJSON_AddItemToObject(j, "failed", answer_json_u64(sum->failed));
-    cJSON_AddItemToObject(j, "skipped", answer_json_u64(sum->skipped));
+    for (size_t i = 0; i < VERIFIED; i++)
+        ctl_json_u64(j, verified_fields[i], sum[i]);
     return ctl_print_json(j, false);
+}
+
+static int verify(struct ctl *c)
+{
+    uint64_t sum[VERIFIED] = {0};
+    struct ctl_namespace ns;
+    int rc;
+
+    if (c->args->n_words == 0) {
+        rc = verify_all(c, sum);
+    } else {
+        rc = ctl_namespace_find(c, c->args->word[0], &ns);
+        if (rc == CTL_OK)
+            rc = verify_namespace(c, ns.ns, sum);
+    }
+    if (rc == CTL_OK)
+        rc = print_verified(c, sum);
+    return rc == CTL_OK && sum[CORRUPT] + sum[FAILED] > 0 ? CTL_CORRUPT : rc;
 }
 
 int cmd_verify(const struct args *a)
 {
-    struct verified sum = {0};
-    struct ctl_namespace ns;
-    struct ctl c;
-    int rc;
-
     if (args_given(a, "offline"))
         return offline_verify(args_text(a, "offline"), args_text(a, "state"), args_flag(a, "json"),
                               args_flag(a, "salvage"), args_flag(a, "lift-quarantine"));
     if (args_flag(a, "salvage") || args_flag(a, "lift-quarantine") || args_given(a, "state"))
         return ctl_fail(CTL_USAGE, "--salvage, --lift-quarantine and --state need --offline PATH");
-    rc = ctl_open(&c, a);
-    if (rc != CTL_OK)
-        return rc;
-    if (a->n_words == 0) {
-        rc = verify_all(&c, &sum);
-    } else {
-        rc = ctl_namespace_find(&c, a->word[0], &ns);
-        if (rc == CTL_OK)
-            rc = verify_namespace(&c, ns.ns, &sum);
-    }
-    if (rc == CTL_OK)
-        rc = print_verified(&c, &sum);
-    ctl_close(&c);
-    if (rc == CTL_OK && sum.corrupt + sum.failed > 0)
-        return CTL_CORRUPT;
-    return rc;
+    return ctl_run(a, verify, NULL);
 }

@@ -1,60 +1,43 @@
 /* share: the roots of the shared tier, and a collection of them now. */
 #include "client/ctl/ctl.h"
-#include "client/ctl/table.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void root_row(struct table *t, const msgpack_object *o)
+static int print_roots(const struct ctl *c, const msgpack_object *stats)
 {
-    char text[256], human[HUMAN_BYTES];
-    uint64_t capacity = answer_u64(o, "capacity_bytes");
-
-    table_cell(t, "%s", answer_text(o, "name", text, sizeof text));
-    table_cell(t, "%s", answer_text(o, "backend", text, sizeof text));
-    table_cell(t, "%s", answer_text(o, "health", text, sizeof text));
-    table_cell(t, "%s", human_bytes(human, answer_u64(o, "used_bytes")));
-    table_cell(t, "%s", capacity ? human_bytes(human, capacity) : "-");
-    table_cell(t, "%" PRIu64, answer_u64(o, "files"));
-    table_cell(t, "%s", human_bytes(human, answer_u64(o, "read_bytes")));
-    table_cell(t, "%s", human_bytes(human, answer_u64(o, "write_bytes")));
-    table_cell(t, "%.1f", (double)answer_u64(o, "latency_us") / 1000);
-    table_cell(t, "%" PRIu64, answer_u64(o, "failures"));
-    table_cell(t, "%" PRIu64, answer_u64(o, "timeouts"));
-    table_cell(t, "%s", answer_text(o, "reason", text, sizeof text));
-}
-
-static int roots_print(const msgpack_object *stats)
-{
-    static const char *const titles[] = {"ROOT",       "KIND",   "HEALTH",   ">USED", ">CAPACITY",
-                                         ">FILES",     ">READ",  ">WRITTEN", ">MS",   ">FAILURES",
-                                         ">TIMED OUT", "REASON", NULL};
-    struct table t;
-
-    if (answer_count(stats, "shares") == 0) {
-        printf("no shared tier: see share.roots in the configuration\n");
-        return CTL_OK;
-    }
-    table_begin(&t, titles);
-    for (uint32_t i = 0; i < answer_count(stats, "shares"); i++)
-        root_row(&t, answer_at(stats, "shares", i));
-    return table_end(&t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
-}
-
-static int roots_print_json(const msgpack_object *stats)
-{
+    static const struct ctl_column columns[] = {{"ROOT", "name", SHOW_TEXT},
+                                                {"KIND", "backend", SHOW_TEXT},
+                                                {"HEALTH", "health", SHOW_TEXT},
+                                                {">USED", "used_bytes", SHOW_BYTES},
+                                                {">CAPACITY", "capacity_bytes", SHOW_BOUND},
+                                                {">FILES", "files", SHOW_NUMBER},
+                                                {">READ", "read_bytes", SHOW_BYTES},
+                                                {">WRITTEN", "write_bytes", SHOW_BYTES},
+                                                {">MS", "latency_us", SHOW_US},
+                                                {">FAILURES", "failures", SHOW_NUMBER},
+                                                {">TIMED OUT", "timeouts", SHOW_NUMBER},
+                                                {"REASON", "reason", SHOW_TEXT},
+                                                {0}};
     const msgpack_object *shares = answer_get(stats, "shares");
-    cJSON *j = cJSON_CreateObject();
+    cJSON *j;
 
-    cJSON_AddItemToObject(j, "shares", shares ? answer_json(shares) : cJSON_CreateArray());
-    return ctl_print_json(j, false);
+    if (c->json) {
+        j = cJSON_CreateObject();
+        cJSON_AddItemToObject(j, "shares", shares ? answer_json(shares) : cJSON_CreateArray());
+        return ctl_print_json(j, false);
+    }
+    if (answer_count(stats, "shares") > 0)
+        return ctl_table(stats, "shares", columns);
+    printf("no shared tier: see share.roots in the configuration\n");
+    return CTL_OK;
 }
 
 /* ---- collect ---- */
 
-/* By its number, or as `ucmctl share` names it. 0: there is none. */
+/* Finds a root by its number, or by its name in the list of `ucmctl share`. */
 static int root_find(struct ctl *c, const char *word, uint64_t *root)
 {
     char *end, name[256];
@@ -82,61 +65,40 @@ static int collect_print(const struct ctl *c, const msgpack_object *counts)
     cJSON *j;
 
     if (!c->json) {
-        printf("a collection begins of %" PRIu64 " roots", roots);
+        printf("a collection begins on %" PRIu64 " roots", roots);
         if (busy > 0)
-            printf(", of %" PRIu64 " one is under way", busy);
+            printf("; on %" PRIu64 " one is under way", busy);
         printf("\n");
         return CTL_OK;
     }
     j = cJSON_CreateObject();
-    cJSON_AddItemToObject(j, "roots", answer_json_u64(roots));
-    cJSON_AddItemToObject(j, "busy", answer_json_u64(busy));
+    ctl_json_u64(j, "roots", roots);
+    ctl_json_u64(j, "busy", busy);
     return ctl_print_json(j, false);
 }
 
-static int collect(struct ctl *c, const char *word)
+static int collect(struct ctl *c)
 {
     msgpack_packer pk;
     msgpack_sbuffer params;
-    struct answer counts;
-    uint64_t root = 0;
-    int rc = word ? root_find(c, word, &root) : CTL_OK;
+    uint64_t root = 0; /* all */
+    int rc = c->args->n_words > 1 ? root_find(c, c->args->word[1], &root) : CTL_OK;
 
     if (rc != CTL_OK)
         return rc;
     answer_map(&pk, &params, 1);
     answer_put_u64(&pk, "root", root);
-    rc = ctl_call(c, "share.collect", &params, &counts);
-    if (rc != CTL_OK)
-        return rc;
-    rc = collect_print(c, counts.root);
-    answer_close(&counts);
-    return rc;
+    return ctl_show(c, "share.collect", &params, collect_print);
 }
 
 static int show(struct ctl *c)
 {
-    struct answer stats;
-    int rc = ctl_call(c, "stats", NULL, &stats);
-
-    if (rc != CTL_OK)
-        return rc;
-    rc = c->json ? roots_print_json(stats.root) : roots_print(stats.root);
-    answer_close(&stats);
-    return rc;
+    return ctl_show(c, "stats", NULL, print_roots);
 }
 
 int cmd_share(const struct args *a)
 {
-    struct ctl c;
-    int rc;
-
     if (a->n_words > 0 && strcmp(a->word[0], "collect") != 0)
         return program_usage_error(a, "%s: wanted nothing, or collect", a->word[0]);
-    rc = ctl_open(&c, a);
-    if (rc != CTL_OK)
-        return rc;
-    rc = a->n_words > 0 ? collect(&c, a->n_words > 1 ? a->word[1] : NULL) : show(&c);
-    ctl_close(&c);
-    return rc;
+    return ctl_run(a, a->n_words > 0 ? collect : show, NULL);
 }

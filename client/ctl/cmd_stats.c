@@ -1,6 +1,5 @@
 /* stats: every counter, as a table, as deltas while watching, as JSON or for Prometheus. */
 #include "client/ctl/ctl.h"
-#include "client/ctl/table.h"
 #include "proto/metrics.h"
 
 #include <inttypes.h>
@@ -53,12 +52,12 @@ static int print_table(const msgpack_object *stats, bool nonzero)
         table_cell(&t, "%s", known != NULL && strcmp(known->unit, "bytes") != 0 ? known->unit : "");
         table_cell(&t, "%s", known != NULL ? known->help : "");
     }
-    return table_end(&t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
+    return ctl_table_end(&t);
 }
 
 /* ---- Prometheus ---- */
 
-/* A label's value with what the text format wants escaped. */
+/* A label's value, escaped for the text format. */
 static const char *label(const msgpack_object *map, const char *field, char *buf, size_t n)
 {
     char plain[160];
@@ -124,7 +123,7 @@ static void prometheus_list(const msgpack_object *stats, const char *list, const
     }
 }
 
-static void print_prometheus(const msgpack_object *stats)
+static int print_prometheus(const msgpack_object *stats)
 {
     static const struct series tier[] = {
         {"capacity_bytes", "tier_capacity_bytes", "gauge", "bytes a tier can hold"},
@@ -177,6 +176,7 @@ static void print_prometheus(const msgpack_object *stats)
     prometheus_list(stats, "tiers", "tier", tier, sizeof tier / sizeof tier[0]);
     prometheus_list(stats, "shares", "root", root, sizeof root / sizeof root[0]);
     prometheus_list(stats, "devices", "device", device, sizeof device / sizeof device[0]);
+    return CTL_OK;
 }
 
 /* ---- watching ---- */
@@ -230,7 +230,7 @@ static void watch_line(const struct sample *from, const struct sample *to, doubl
     fflush(stdout);
 }
 
-/* Gauges as they are, counters as what they grew by. */
+/* Gauges as they are, counters as their growth. */
 static int watch_json(const struct sample *from, const struct sample *to, double seconds)
 {
     cJSON *j = cJSON_CreateObject(), *m;
@@ -282,33 +282,25 @@ static int watch(struct ctl *c)
     return rc;
 }
 
+static int print_stats(const struct ctl *c, const msgpack_object *stats)
+{
+    if (args_flag(c->args, "prometheus"))
+        return print_prometheus(stats);
+    if (c->json)
+        return ctl_print_json(answer_json(stats), false);
+    return print_table(stats, args_flag(c->args, "nonzero"));
+}
+
+static int stats(struct ctl *c)
+{
+    return args_given(c->args, "watch") ? watch(c) : ctl_show(c, "stats", NULL, print_stats);
+}
+
 int cmd_stats(const struct args *a)
 {
-    struct ctl c;
-    struct answer stats;
-    int rc;
-
     if (args_given(a, "count") && !args_given(a, "watch"))
         return program_usage_error(a, "--count goes with --watch");
     if (args_flag(a, "prometheus") && (args_given(a, "watch") || args_flag(a, "json")))
         return program_usage_error(a, "--prometheus goes with neither --watch nor --json");
-    rc = ctl_open(&c, a);
-    if (rc != CTL_OK)
-        return rc;
-    if (args_given(a, "watch")) {
-        rc = watch(&c);
-        ctl_close(&c);
-        return rc;
-    }
-    rc = ctl_call(&c, "stats", NULL, &stats);
-    ctl_close(&c);
-    if (rc != CTL_OK)
-        return rc;
-    if (args_flag(a, "prometheus"))
-        print_prometheus(stats.root);
-    else
-        rc = c.json ? ctl_print_json(answer_json(stats.root), false)
-                    : print_table(stats.root, args_flag(a, "nonzero"));
-    answer_close(&stats);
-    return rc;
+    return ctl_run(a, stats, NULL);
 }

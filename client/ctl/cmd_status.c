@@ -1,6 +1,5 @@
 /* status, health, version: is it there, and is it well? */
 #include "client/ctl/ctl.h"
-#include "client/ctl/table.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -150,80 +149,82 @@ static void print_status(const struct ctl *c, const msgpack_object *stats,
     print_devices(stats);
 }
 
-int cmd_status(const struct args *a)
+static int status(struct ctl *c)
 {
-    struct ctl c;
     struct answer stats, health;
-    int rc = ctl_open(&c, a);
+    int rc = ctl_call(c, "stats", NULL, &stats);
 
     if (rc != CTL_OK)
         return rc;
-    rc = ctl_call(&c, "stats", NULL, &stats);
-    if (rc != CTL_OK)
-        goto out;
-    rc = ctl_call(&c, "health", NULL, &health);
-    if (rc != CTL_OK)
-        goto err_after_stats;
-    if (c.json)
-        rc = ctl_print_json(status_json(&c, stats.root, health.root), false);
-    else
-        print_status(&c, stats.root, health.root);
-    answer_close(&health);
-err_after_stats:
+    rc = ctl_call(c, "health", NULL, &health);
+    if (rc == CTL_OK) {
+        if (c->json)
+            rc = ctl_print_json(status_json(c, stats.root, health.root), false);
+        else
+            print_status(c, stats.root, health.root);
+        answer_close(&health);
+    }
     answer_close(&stats);
-out:
-    ctl_close(&c);
     return rc;
+}
+
+int cmd_status(const struct args *a)
+{
+    return ctl_run(a, status, NULL);
+}
+
+static int print_health(const struct ctl *c, const msgpack_object *health)
+{
+    int rc = CTL_OK;
+    char text[64];
+
+    answer_text(health, "status", text, sizeof text);
+    if (c->json) {
+        rc = ctl_print_json(answer_json(health), false);
+    } else {
+        printf("%s\n", text);
+        print_reasons(health);
+    }
+    return rc != CTL_OK || strcmp(text, "ok") == 0 || strcmp(text, "recovering") == 0
+               ? rc
+               : CTL_UNHEALTHY;
+}
+
+static int health(struct ctl *c)
+{
+    return ctl_show(c, "health", NULL, print_health);
 }
 
 int cmd_health(const struct args *a)
 {
-    struct ctl c;
-    struct answer health;
-    char text[64];
-    int rc = ctl_open(&c, a);
+    return ctl_run(a, health, NULL);
+}
 
-    if (rc != CTL_OK)
-        return rc;
-    rc = ctl_call(&c, "health", NULL, &health);
-    ctl_close(&c);
-    if (rc != CTL_OK)
-        return rc;
-    answer_text(health.root, "status", text, sizeof text);
-    if (c.json) {
-        rc = ctl_print_json(answer_json(health.root), false);
-    } else {
-        printf("%s\n", text);
-        print_reasons(health.root);
-    }
-    answer_close(&health);
-    return rc == CTL_OK && strcmp(text, "ok") != 0 && strcmp(text, "recovering") != 0
-               ? CTL_UNHEALTHY
-               : rc;
+static int version_json(const char *daemon)
+{
+    cJSON *j = cJSON_CreateObject();
+
+    cJSON_AddStringToObject(j, "ucmctl", UCM_VERSION);
+    cJSON_AddStringToObject(j, "library", ucm_version());
+    cJSON_AddItemToObject(j, "daemon", daemon ? cJSON_CreateString(daemon) : cJSON_CreateNull());
+    return ctl_print_json(j, false);
+}
+
+static int version(struct ctl *c)
+{
+    if (c->json)
+        return version_json(c->server.server);
+    printf("daemon  %s\n", c->server.server);
+    return CTL_OK;
 }
 
 int cmd_version(const struct args *a)
 {
-    struct ctl c;
-    cJSON *j;
+    bool json = args_flag(a, "json");
     int rc;
 
-    if (!args_flag(a, "json"))
+    if (!json)
         printf("ucmctl  %s\nlibrary %s\n", UCM_VERSION, ucm_version());
-    rc = ctl_open(&c, a);
-    if (rc == CTL_OK)
-        ctl_close(&c);
-    if (!args_flag(a, "json")) {
-        if (rc == CTL_OK)
-            printf("daemon  %s\n", c.server.server);
-        return rc;
-    }
-    j = cJSON_CreateObject();
-    cJSON_AddStringToObject(j, "ucmctl", UCM_VERSION);
-    cJSON_AddStringToObject(j, "library", ucm_version());
-    if (rc == CTL_OK)
-        cJSON_AddStringToObject(j, "daemon", c.server.server);
-    else
-        cJSON_AddNullToObject(j, "daemon");
-    return ctl_print_json(j, false) != CTL_OK ? CTL_ERROR : rc;
+    rc = ctl_run(a, version, NULL);
+    return json && rc != CTL_OK && version_json(NULL) != CTL_OK ? CTL_ERROR : rc;
 }

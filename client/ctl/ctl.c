@@ -53,7 +53,7 @@ static const char *socket_path(const struct args *a)
     return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
 }
 
-int ctl_open(struct ctl *c, const struct args *a)
+static int ctl_open(struct ctl *c, const struct args *a)
 {
     struct ucm_options options = {.name = program_name()};
     int rc;
@@ -66,21 +66,21 @@ int ctl_open(struct ctl *c, const struct args *a)
     options.socket = c->socket;
     options.default_timeout_ms = c->timeout_ms;
     rc = answer_connect(&options, c->timeout_ms, &c->client);
-    if (rc < 0)
-        return fail_status(c, rc, true);
-    rc = ucm_server_info(c->client, &c->server);
-    if (rc < 0) {
-        rc = fail_status(c, rc, true);
-        ctl_close(c);
-        return rc;
-    }
-    return CTL_OK;
+    if (rc == 0)
+        rc = ucm_server_info(c->client, &c->server);
+    return rc < 0 ? fail_status(c, rc, true) : CTL_OK;
 }
 
-void ctl_close(struct ctl *c)
+int ctl_run(const struct args *a, int (*body)(struct ctl *c), void *ctx)
 {
-    ucm_close(c->client);
-    c->client = NULL;
+    struct ctl c;
+    int rc = ctl_open(&c, a);
+
+    c.ctx = ctx;
+    if (rc == CTL_OK)
+        rc = body(&c);
+    ucm_close(c.client);
+    return rc;
 }
 
 int ctl_call(struct ctl *c, const char *method, msgpack_sbuffer *params, struct answer *out)
@@ -100,6 +100,19 @@ int ctl_page(struct ctl *c, const char *method, uint32_t ns, uint64_t limit, uin
     return rc < 0 ? fail_status(c, rc, false) : CTL_OK;
 }
 
+int ctl_show(struct ctl *c, const char *method, msgpack_sbuffer *params,
+             int (*show)(const struct ctl *c, const msgpack_object *result))
+{
+    struct answer result;
+    int rc = ctl_call(c, method, params, &result);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = show(c, result.root);
+    answer_close(&result);
+    return rc;
+}
+
 int ctl_print_json(cJSON *document, bool one_line)
 {
     char *text = NULL;
@@ -113,6 +126,81 @@ int ctl_print_json(cJSON *document, bool one_line)
     fflush(stdout);
     cJSON_free(text);
     return CTL_OK;
+}
+
+void ctl_json_u64(cJSON *object, const char *name, uint64_t v)
+{
+    cJSON_AddItemToObject(object, name, answer_json_u64(v));
+}
+
+/* ---- tables ---- */
+
+void ctl_table_begin(struct table *t, const struct ctl_column *columns)
+{
+    const char *titles[TABLE_MAX_COLUMNS + 1] = {0};
+
+    for (size_t i = 0; i < TABLE_MAX_COLUMNS && columns[i].title; i++)
+        titles[i] = columns[i].title;
+    table_begin(t, titles);
+}
+
+static void cell(struct table *t, const struct ctl_column *column, const msgpack_object *o)
+{
+    uint64_t v = answer_u64(o, column->field);
+    bool flag = answer_flag(o, column->field);
+    char text[257];
+
+    switch (column->format) {
+    case SHOW_TEXT:
+        table_cell(t, "%s", answer_text(o, column->field, text, sizeof text));
+        break;
+    case SHOW_PREFIX:
+        table_cell(t, "%.12s", answer_text(o, column->field, text, sizeof text));
+        break;
+    case SHOW_NUMBER:
+        table_cell(t, "%" PRIu64, v);
+        break;
+    case SHOW_BYTES:
+    case SHOW_BOUND:
+        table_cell(t, "%s", v == 0 && column->format == SHOW_BOUND ? "-" : human_bytes(text, v));
+        break;
+    case SHOW_US:
+        table_cell(t, "%.1f", (double)v / 1000);
+        break;
+    case SHOW_HEX:
+        table_cell(t, "%" PRIx64, v);
+        break;
+    case SHOW_HASH:
+        table_cell(t, "%016" PRIx64, v);
+        break;
+    case SHOW_YES:
+        table_cell(t, "%s", flag ? "yes" : "-");
+        break;
+    case SHOW_COMPLETE:
+        table_cell(t, "%s", flag ? "complete" : "partial");
+        break;
+    }
+}
+
+void ctl_table_row(struct table *t, const struct ctl_column *columns, const msgpack_object *o)
+{
+    for (; columns->title; columns++)
+        cell(t, columns, o);
+}
+
+int ctl_table_end(struct table *t)
+{
+    return table_end(t, stdout) < 0 ? ctl_fail(CTL_ERROR, "memory ran out") : CTL_OK;
+}
+
+int ctl_table(const msgpack_object *map, const char *array, const struct ctl_column *columns)
+{
+    struct table t;
+
+    ctl_table_begin(&t, columns);
+    for (uint32_t i = 0; i < answer_count(map, array); i++)
+        ctl_table_row(&t, columns, answer_at(map, array, i));
+    return ctl_table_end(&t);
 }
 
 /* ---- namespaces ---- */
@@ -243,8 +331,8 @@ int ctl_confirm(const struct args *a, const char *format, ...)
     if (args_flag(a, "yes"))
         return CTL_OK;
     if (!isatty(STDIN_FILENO))
-        return program_usage_error(
-            a, "'%s' drops cached blocks: add --yes to do it without being asked", a->command);
+        return program_usage_error(a, "'%s' drops cached blocks: without a terminal it needs --yes",
+                                   a->command);
     va_start(ap, format);
     vfprintf(stderr, format, ap);
     va_end(ap);

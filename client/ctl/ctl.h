@@ -1,15 +1,16 @@
-/* ucmctl, the operator's command line: a client like any other, on ucm_call.
+/* ucmctl, the operator's command line: a client of the daemon, by ucm_call.
  *
- * ucmctl.c has the table of commands; each file cmd_*.c is a group of them; program.h parses and
- * teaches, answer.h reads the daemon's results, table.h prints them for people.
- * Promise: what fails says so in a sentence on standard error and in the exit code; with --json,
- * standard output carries one JSON document (one a line for `stats --watch`) and nothing else.
+ * ucmctl.c has the table of commands, and each cmd_*.c implements a group of them. program.h parses
+ * the command line and prints help, answer.h reads the daemon's results, table.h prints tables.
+ * Promise: a failure prints one sentence on standard error and sets the exit code. With --json,
+ * standard output is one JSON document (one a line for `stats --watch`) and nothing else.
  * Threads: one. */
 #ifndef UCM_CTL_CTL_H
 #define UCM_CTL_CTL_H
 
 #include "client/ctl/answer.h"
 #include "client/ctl/program.h"
+#include "client/ctl/table.h"
 
 enum ctl_exit {
     CTL_OK = 0,
@@ -27,23 +28,57 @@ struct ctl {
     const char *socket;
     struct ucm_client *client;
     struct ucm_server_info server;
+    void *ctx; /* the command's own */
 };
 
-/* Reads the common options and connects. CTL_OK, or an exit code with its sentence printed. */
-int ctl_open(struct ctl *c, const struct args *a);
-void ctl_close(struct ctl *c);
+/* All functions below that return int return CTL_OK, or another exit code after they printed a
+ * sentence. */
 
-/* Calls a method; takes params (may be NULL) and destroys it. CTL_OK and *out for answer_close, or
- * an exit code with its sentence printed. */
+/* Reads the common options, connects, runs the body and disconnects. */
+int ctl_run(const struct args *a, int (*body)(struct ctl *c), void *ctx);
+
+/* Calls a method. Destroys params (may be NULL). On CTL_OK *out is for answer_close. */
 int ctl_call(struct ctl *c, const char *method, msgpack_sbuffer *params, struct answer *out);
-/* The same for answer_page. */
+/* The same by answer_page. */
 int ctl_page(struct ctl *c, const char *method, uint32_t ns, uint64_t limit, uint64_t *cursor,
              struct answer *out);
+/* Calls a method and has `show` print its result. Destroys params (may be NULL). */
+int ctl_show(struct ctl *c, const char *method, msgpack_sbuffer *params,
+             int (*show)(const struct ctl *c, const msgpack_object *result));
 /* Prints and frees the document (NULL: memory ran out). */
 int ctl_print_json(cJSON *document, bool one_line);
+void ctl_json_u64(cJSON *object, const char *name, uint64_t v);
 
 /* Prints "ucmctl: sentence" and returns `code`. */
 int ctl_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- tables of the daemon's objects ---- */
+
+enum ctl_format {
+    SHOW_TEXT,
+    SHOW_PREFIX, /* 12 characters of a text */
+    SHOW_NUMBER,
+    SHOW_BYTES,
+    SHOW_BOUND, /* bytes; "-" for 0 */
+    SHOW_US,    /* microseconds, in milliseconds */
+    SHOW_HEX,
+    SHOW_HASH, /* 16 hexadecimal digits */
+    SHOW_YES,  /* "yes" or "-" */
+    SHOW_COMPLETE,
+};
+
+/* A column shows one field of each object. */
+struct ctl_column {
+    const char *title; /* as struct table has it; NULL ends a list of columns */
+    const char *field;
+    enum ctl_format format;
+};
+
+void ctl_table_begin(struct table *t, const struct ctl_column *columns);
+void ctl_table_row(struct table *t, const struct ctl_column *columns, const msgpack_object *o);
+int ctl_table_end(struct table *t); /* prints it */
+/* Prints a table of the objects in an array of `map`. */
+int ctl_table(const msgpack_object *map, const char *array, const struct ctl_column *columns);
 
 /* ---- namespaces and keys, as people name them ---- */
 
@@ -55,14 +90,14 @@ struct ctl_namespace {
     char model[257];
 };
 
-#define CTL_FINGERPRINT_DIGITS 4 /* the shortest prefix taken */
+#define CTL_FINGERPRINT_DIGITS 4 /* of the shortest prefix */
 
-/* By number, or by a prefix of the fingerprint that only one has. */
+/* Finds a namespace by its number, or by a prefix of its fingerprint that no other one has. */
 int ctl_namespace_find(struct ctl *c, const char *name, struct ctl_namespace *out);
-/* Hex words to keys, one after the other. On success *keys is from malloc, NULL for no words. */
+/* Turns hexadecimal words into packed keys. *keys is from malloc, NULL for no words. */
 int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_namespace *ns,
              uint8_t **keys, size_t *bytes);
-/* Asks on a terminal, wants --yes elsewhere. CTL_OK: go on. */
+/* Asks on a terminal; elsewhere --yes must be given. CTL_OK: go on. */
 int ctl_confirm(const struct args *a, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

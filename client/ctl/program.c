@@ -192,7 +192,7 @@ static int unknown_option(const struct args *a, const char *word)
     return program_usage_error(a, "unknown option '%s'", word);
 }
 
-/* One option at argv[*i], which may take argv[*i + 1] too. 0 or PROGRAM_EXIT_USAGE. */
+/* Parses the option at argv[*i], which may use argv[*i + 1], too. 0 or PROGRAM_EXIT_USAGE. */
 static int parse_option(struct args *a, int argc, char **argv, int *i)
 {
     const char *name = argv[*i] + 2, *equal = strchr(name, '=');
@@ -222,8 +222,8 @@ static int parse_option(struct args *a, int argc, char **argv, int *i)
     return 0;
 }
 
-/* Takes options until the end or, with stop_at_word, until the first word. Words are moved to the
- * front of argv. 0 or PROGRAM_EXIT_USAGE; *used: how much of argv was taken. */
+/* Parses options until the end or, with stop_at_word, until the first word, and moves words to the
+ * front of argv. *used: how much of argv it took. 0 or PROGRAM_EXIT_USAGE. */
 static int args_parse(struct args *a, int argc, char **argv, bool stop_at_word, int *used)
 {
     bool options = true;
@@ -286,10 +286,10 @@ static void print_help(const struct program *p)
 
         printf("%*s%s\n", width < 26 ? 26 - width : 2, "", c->summary);
     }
-    printf("  help [COMMAND]          this text, or a command's\n");
+    printf("  help [COMMAND]          show this text, or that of a command\n");
     print_options("Options", p->options, p->n_options);
-    printf("  --help                  this text; behind a command, that command's\n"
-           "  --version               the version\n");
+    printf("  --help                  show this text; after a command, that command's\n"
+           "  --version               show the version\n");
     if (p->help != NULL)
         printf("\n%s", p->help);
 }

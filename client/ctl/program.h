@@ -1,10 +1,10 @@
-/* A command-line program as tables: options and commands are declared once, and parsing, usage and
- * `--help` come from there. Used by ucmctl and ucm-bench.
+/* A command-line program from tables: a program declares its options and commands once, and this
+ * parses the command line and prints usage and `--help`. For ucmctl and ucm-bench.
  *
- * Promise: an option that no table names, a value out of its bounds and a missing word are refused
- * with a sentence that names them, before a command runs. Options may stand before or after the
- * command; "--name=value" and "--name value" are the same; "--" ends the options.
- * Threads: none; called from main. Nothing is allocated: words and texts point into argv. */
+ * Promise: before a command runs, an unknown option, a value out of bounds or a missing word is
+ * refused with a sentence that names it. Options may come before or after the command;
+ * "--name=value" and "--name value" are the same; "--" ends the options.
+ * For main only. Nothing is allocated: words and texts point into argv. */
 #ifndef UCM_CTL_PROGRAM_H
 #define UCM_CTL_PROGRAM_H
 
@@ -25,9 +25,9 @@ enum arg_kind {
 struct arg_option {
     const char *name; /* without its dashes */
     enum arg_kind kind;
-    const char *value; /* what usage calls the value; NULL for a flag */
+    const char *value; /* the value's name in usage; NULL for a flag */
     const char *help;
-    const char *fallback; /* what holds when the option is not given; NULL: nothing */
+    const char *fallback; /* the value if the option is not given; NULL: none */
     uint64_t min, max;
 };
 
@@ -41,7 +41,7 @@ struct args {
     const struct arg_option *option[ARGS_MAX_OPTIONS];
     struct arg_value value[ARGS_MAX_OPTIONS];
     size_t n_options;
-    char **word; /* what is neither an option nor the command */
+    char **word; /* neither options nor the command */
     int n_words;
     const char *command;
 };
@@ -54,9 +54,9 @@ uint64_t args_number(const struct args *a, const char *name);  /* 0 when there i
 
 struct program_command {
     const char *name;
-    const char *words;   /* what usage shows behind the name: "NS [KEY...]" */
+    const char *words;   /* for usage, after the name: "NS [KEY...]" */
     const char *summary; /* one line */
-    const char *help;    /* the rest of `COMMAND --help`: what it does, examples */
+    const char *help;    /* the rest of `COMMAND --help`: details, examples */
     const struct arg_option *options;
     size_t n_options;
     int min_words, max_words;
@@ -65,7 +65,7 @@ struct program_command {
 
 struct program {
     const char *name, *version, *summary;
-    const char *help; /* behind the lists in `--help`: exit codes, examples */
+    const char *help; /* the end of `--help`: exit codes, examples */
     const struct arg_option *options;
     size_t n_options;
     const struct program_command *commands;
@@ -77,8 +77,8 @@ struct program {
 
 /* Parses, runs one command and returns the program's exit code. */
 int program_main(const struct program *p, int argc, char **argv);
-/* Prints "NAME: sentence" and where help is, for what only a command can check. PROGRAM_EXIT_USAGE.
- */
+/* For what only a command can check: prints "NAME: sentence" and where to find help. Returns
+ * PROGRAM_EXIT_USAGE. */
 int program_usage_error(const struct args *a, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* The running program's name. */

@@ -1,5 +1,5 @@
 /* Text for people: tables with columns as wide as they need, sizes and times with units.
- * Threads: none; a table belongs to whoever made it. */
+ * A table belongs to one thread. */
 #ifndef UCM_CTL_TABLE_H
 #define UCM_CTL_TABLE_H
 
@@ -10,18 +10,18 @@
 #define TABLE_MAX_COLUMNS 16
 
 struct table {
-    const char *title[TABLE_MAX_COLUMNS]; /* a leading '>' sets the column to the right */
+    const char *title[TABLE_MAX_COLUMNS]; /* a leading '>' aligns the column to the right */
     size_t n_columns;
     char **cell;
     size_t n_cells, cap;
-    int failed; /* memory ran out; told by table_end */
+    int failed; /* memory ran out; table_end returns it */
 };
 
 /* Titles end with NULL; they must outlive the table. */
 void table_begin(struct table *t, const char *const *titles);
 /* Appends one cell; rows fill from left to right. */
 void table_cell(struct table *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Prints (out NULL: does not), frees. 0 or -ENOMEM. */
+/* Prints the table (unless out is NULL) and frees it. 0 or -ENOMEM. */
 int table_end(struct table *t, FILE *out);
 
 /* Each returns buf. */
