@@ -143,6 +143,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
         return rc;
     }
     c->idle.data = c;
+    backoff_init(&c->record_retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
     table_init(&c->writes, CACHE_MAX_WRITES);

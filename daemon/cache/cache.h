@@ -63,15 +63,15 @@ struct cache_purge {
     bool only_shared; /* what lies on NVMe is only evicted, and may come back */
     int share_status; /* out: 0, or why some files may be left on a share */
     struct ns *ns;
-    struct cache_naming *naming;
+    struct cache_record *record;
     bool sharing;
     int status;
     struct share_purge share;
 };
-/* 0: done_cb will run unless cache_purge_kept says that nothing waits (there is no tier and no
+/* 0: done_cb will run unless cache_purge_done says that nothing waits (there is no tier and no
  * share); -ENOMEM. */
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns);
-bool cache_purge_kept(const struct cache_purge *p);
+bool cache_purge_done(const struct cache_purge *p);
 /* done_cb runs no more. */
 void cache_purge_end(struct cache *c, struct cache_purge *p);
 /* Nothing waits to be written to the tier or a share, or to be taken over from the run before. */

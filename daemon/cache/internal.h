@@ -4,6 +4,7 @@
 
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "proto/backoff.h"
 
 #include <uv.h>
 
@@ -11,6 +12,8 @@
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
 #define CACHE_MAX_WRITES (1u << 16)
+#define RECORD_RETRY_MIN_MS 5000u
+#define RECORD_RETRY_MAX_MS 60000u
 /* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 
@@ -62,7 +65,7 @@ struct cache {
     uint32_t unverified;        /* parts in DRAM whose copy of an earlier run is to be read first */
     uint32_t copies;            /* users held by copies, reads and writes: what can make room */
     uint32_t restored_ns;       /* namespace of the part that the tier found last */
-    uint64_t keep_again_ms;     /* until then no namespace is tried again to be made known */
+    struct backoff record_retry; /* of namespace records that failed */
     bool loading;               /* the snapshot of the run before */
     struct snapshot_load *load; /* while loading; later what a stop left unloaded */
     struct snapshot_write *snapshot; /* while it is written, at the stop */

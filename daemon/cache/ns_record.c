@@ -1,5 +1,6 @@
-/* Namespaces that the tier has to know of: those whose parts are written, and those that were
- * purged. */
+/* Records of namespaces: the tier has one on stable storage for each namespace of which it stores
+ * parts, or no later start would know whose they are. A purge is a record too: nothing that was
+ * stored before it is found again. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -10,45 +11,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cache_naming {
-    struct tier_ns_record naming;
+struct cache_record {
+    struct tier_ns_record tier;
     struct cache *cache;
     struct ns *ns;
-    struct cache_purge *purge; /* NULL: nobody waits */
-    uint64_t begin_ms;
+    struct cache_purge *purge; /* NULL: none, or it ended */
     uint8_t identity[NS_CANONICAL_MAX];
 };
 
 static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
 
-/* A folder that was full, say, may have room again. One that is slow to say no is asked less often,
- * as the namespace's writes wait meanwhile. */
-#define AGAIN_MS 5000u
-#define AGAIN_SHARE 8u
-#define AGAIN_MAX_MS 60000u
-
-static uint64_t again_ms(uint64_t took_ms)
+/* A folder that was full may have room again. One failure counts a pause, however many namespaces
+ * had it. */
+static void record_failed(struct cache *c)
 {
-    uint64_t pause_ms = took_ms * AGAIN_SHARE;
+    uint64_t now_ms = uv_now(c->config.loop);
 
-    return pause_ms < AGAIN_MS ? AGAIN_MS : pause_ms > AGAIN_MAX_MS ? AGAIN_MAX_MS : pause_ms;
+    if (backoff_ready(&c->record_retry, now_ms))
+        backoff_fail(&c->record_retry, now_ms);
 }
 
-static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *k, int status)
+static void state_set(struct cache_record *r, int status)
 {
-    bool forget = k->naming.forget;
+    struct ns *ns = r->ns;
 
-    if (status != 0) {
-        uint64_t now_ms = uv_now(c->config.loop);
-
-        if (k->naming.from_sequence > ns->record_from) /* a purge's may have come in between */
-            ns->record_from = k->naming.from_sequence;
-        c->keep_again_ms = now_ms + again_ms(now_ms - k->begin_ms);
-    } else {
-        c->keep_again_ms = 0;
-    }
-    /* Its blocks are written either way: they serve until the daemon ends. */
-    if (!forget)
+    if (status == 0)
+        backoff_reset(&r->cache->record_retry);
+    else
+        record_failed(r->cache);
+    if (status != 0 && r->tier.from_sequence > ns->record_from) /* a purge may have raised it */
+        ns->record_from = r->tier.from_sequence;
+    /* After a failure its blocks are written all the same: they serve until the daemon ends. */
+    if (!r->tier.forget)
         ns->record = status == 0 ? NS_RECORD_WRITTEN : NS_RECORD_FAILED;
     else if (status == 0 && ns->record != NS_RECORD_PENDING)
         ns->record = NS_RECORD_WRITTEN;
@@ -56,68 +50,70 @@ static void kept_set(struct cache *c, struct ns *ns, const struct cache_naming *
 
 static void purge_check(struct cache_purge *p)
 {
-    if (cache_purge_kept(p))
+    if (cache_purge_done(p))
         p->done_cb(p, p->status);
 }
 
-static void naming_done_cb(struct tier_ns_record *n, int status)
+static void record_done_cb(struct tier_ns_record *n, int status)
 {
-    struct cache_naming *k = (struct cache_naming *)n;
-    struct cache *c = k->cache;
-    struct cache_purge *p = k->purge;
+    struct cache_record *r = LIST_ENTRY(n, struct cache_record, tier);
+    struct cache *c = r->cache;
+    struct cache_purge *p = r->purge;
 
     if (status != 0 && n->forget)
-        log_error("cache", "purge-not-kept", "namespace=%u error=%s: it may come back", k->ns->id,
+        log_error("cache", "purge-not-recorded",
+                  "namespace=%u error=%s: a later start may find its blocks again", r->ns->id,
                   strerror(-status));
-    kept_set(c, k->ns, k, status);
-    index_ns_unuse(c->config.index, k->ns);
+    state_set(r, status);
+    index_ns_unuse(c->config.index, r->ns);
     c->tier_busy--;
-    free(k);
+    free(r);
     if (p) {
-        p->naming = NULL;
+        p->record = NULL;
         p->status = status;
         purge_check(p);
     }
     cache_writes_unstall(c);
 }
 
-static int naming_start(struct cache *c, struct ns *ns, struct cache_purge *p)
+static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
 {
-    struct cache_naming *k = calloc(1, sizeof(*k));
-    int n = k ? ns_identity_encode(&ns->identity, k->identity, sizeof(k->identity)) : -ENOMEM;
+    struct cache_record *r = calloc(1, sizeof(*r));
+    int n = r ? ns_identity_encode(&ns->identity, r->identity, sizeof(r->identity)) : -ENOMEM;
 
     if (n < 0) {
-        free(k);
+        free(r);
         return n;
     }
-    k->cache = c;
-    k->ns = ns;
-    k->purge = p;
-    k->naming.fingerprint = ns->fingerprint;
-    k->naming.identity = k->identity;
-    k->naming.identity_bytes = (uint32_t)n;
-    k->begin_ms = uv_now(c->config.loop);
-    k->naming.forget = p != NULL;
-    k->naming.from_sequence = ns->record_from;
-    k->naming.done = naming_done_cb;
+    r->cache = c;
+    r->ns = ns;
+    r->purge = p;
+    r->tier = (struct tier_ns_record){.fingerprint = ns->fingerprint,
+                                      .identity = r->identity,
+                                      .identity_bytes = (uint32_t)n,
+                                      .forget = p != NULL,
+                                      .from_sequence = ns->record_from,
+                                      .done = record_done_cb};
     if (p)
-        p->naming = k;
+        p->record = r;
     index_ns_use(c->config.index, ns);
     c->tier_busy++;
-    c->tier_ops->ns_record(c->tier, &k->naming);
+    c->tier_ops->ns_record(c->tier, &r->tier);
     return 0;
 }
 
 void cache_ns_record(struct cache *c, struct ns *ns)
 {
     if (ns->record == NS_RECORD_FAILED && ns->purges == 0 &&
-        uv_now(c->config.loop) >= c->keep_again_ms)
+        backoff_ready(&c->record_retry, uv_now(c->config.loop)))
         ns->record = NS_RECORD_NONE;
     if (ns->record != NS_RECORD_NONE)
         return;
-    ns->record = naming_start(c, ns, NULL) == 0 ? NS_RECORD_PENDING : NS_RECORD_FAILED;
-    if (ns->record == NS_RECORD_FAILED)
-        c->keep_again_ms = uv_now(c->config.loop) + AGAIN_MS;
+    ns->record = NS_RECORD_PENDING;
+    if (record_start(c, ns, NULL) != 0) {
+        ns->record = NS_RECORD_FAILED;
+        record_failed(c);
+    }
 }
 
 bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint)
@@ -132,6 +128,8 @@ bool cache_ns_writable(const struct ns *ns)
     return ns->record != NS_RECORD_PENDING && ns->purges == 0;
 }
 
+/* ---- purges ---- */
+
 static void purge_shared_cb(struct share_purge *sp, int status, uint64_t files)
 {
     struct cache_purge *p = LIST_ENTRY(sp, struct cache_purge, share);
@@ -144,7 +142,7 @@ static void purge_shared_cb(struct share_purge *sp, int status, uint64_t files)
 
 int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
 {
-    int rc = c->tier && !p->only_shared ? naming_start(c, ns, p) : 0;
+    int rc = c->tier && !p->only_shared ? record_start(c, ns, p) : 0;
 
     if (rc != 0)
         return rc;
@@ -161,16 +159,16 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
     return 0;
 }
 
-bool cache_purge_kept(const struct cache_purge *p)
+bool cache_purge_done(const struct cache_purge *p)
 {
-    return p->naming == NULL && !p->sharing;
+    return !p->record && !p->sharing;
 }
 
 void cache_purge_end(struct cache *c, struct cache_purge *p)
 {
-    if (p->naming)
-        p->naming->purge = NULL;
-    p->naming = NULL;
+    if (p->record)
+        p->record->purge = NULL;
+    p->record = NULL;
     if (p->sharing)
         c->share_ops->purge_cancel(c->share, &p->share);
     p->sharing = false;

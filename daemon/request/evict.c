@@ -110,7 +110,7 @@ static void stopped_error(const struct sweep *sw, struct ucm_error *e)
 
 static bool sweep_done(const struct sweep *sw)
 {
-    return sw->walked && (!sw->purges || cache_purge_kept(&sw->purge));
+    return sw->walked && (!sw->purges || cache_purge_done(&sw->purge));
 }
 
 static void sweep_end(struct sweep *sw)

@@ -521,10 +521,10 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     cr_assert(share.purge && rig.tier.naming);
     rig.tier.naming->done(rig.tier.naming, 0);
     cr_expect_eq(purged, 1);
-    cr_expect_not(cache_purge_kept(&p));
+    cr_expect_not(cache_purge_done(&p));
     share.purge->done_cb(share.purge, -ETIMEDOUT, 3);
     cr_expect_eq(purged, 0);
-    cr_expect(cache_purge_kept(&p));
+    cr_expect(cache_purge_done(&p));
     cr_expect_eq(p.share_status, -ETIMEDOUT);
     cache_purge_end(rig.cache, &p);
 }
