@@ -62,12 +62,12 @@ struct cache {
     uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
     uint32_t share_busy;
     uint32_t tier_busy;
-    uint32_t unverified;        /* parts in DRAM whose copy of an earlier run is to be read first */
-    uint32_t copies;            /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns;       /* namespace of the part that the tier found last */
-    struct backoff record_retry; /* of namespace records that failed */
-    bool loading;               /* the snapshot of the run before */
-    struct snapshot_load *load; /* while loading; later what a stop left unloaded */
+    uint32_t unverified;  /* parts in DRAM whose copy of an earlier run is to be read first */
+    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
+    uint32_t restored_ns; /* namespace of the part that the tier found last */
+    struct backoff record_retry;     /* of namespace records that failed */
+    bool loading;                    /* the snapshot of the run before */
+    struct snapshot_load *load;      /* while loading; later what a stop left unloaded */
     struct snapshot_write *snapshot; /* while it is written, at the stop */
     struct cache_stats stats;
 };

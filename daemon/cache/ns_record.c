@@ -16,7 +16,6 @@ struct cache_record {
     struct cache *cache;
     struct ns *ns;
     struct cache_purge *purge; /* NULL: none, or it ended */
-    uint8_t identity[NS_CANONICAL_MAX];
 };
 
 static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
@@ -79,18 +78,15 @@ static void record_done_cb(struct tier_ns_record *n, int status)
 static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
 {
     struct cache_record *r = calloc(1, sizeof(*r));
-    int n = r ? ns_identity_encode(&ns->identity, r->identity, sizeof(r->identity)) : -ENOMEM;
 
-    if (n < 0) {
-        free(r);
-        return n;
-    }
+    if (!r)
+        return -ENOMEM;
     r->cache = c;
     r->ns = ns;
     r->purge = p;
     r->tier = (struct tier_ns_record){.fingerprint = ns->fingerprint,
-                                      .identity = r->identity,
-                                      .identity_bytes = (uint32_t)n,
+                                      .identity = ns->canonical,
+                                      .identity_bytes = ns->canonical_bytes,
                                       .forget = p != NULL,
                                       .from_sequence = ns->record_from,
                                       .done = record_done_cb};

@@ -50,21 +50,17 @@ static void ns_unloaded_cb(void *ctx, struct ns *ns, const struct snapshot_part 
 static size_t namespaces_number(struct snapshot_write *w)
 {
     struct index *ix = w->cache->config.index;
-    uint8_t identity[NS_CANONICAL_MAX];
     size_t bytes = 0;
 
     cache_snapshot_unloaded(w->cache, ns_unloaded_cb, w);
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
-        int n;
 
         if (ns && ns->dram_bytes > 0)
             ns_list(w, ns);
         if (w->ns_number[place] == 0)
             continue;
-        n = ns_identity_encode(&ns->identity, identity, sizeof(identity));
-        assert(n > 0); /* namespace.open takes none that is longer */
-        bytes += snapshot_ns_bytes((uint32_t)n);
+        bytes += snapshot_ns_bytes(ns->canonical_bytes);
         w->ns_number[place] = ++w->namespaces;
     }
     return bytes;
@@ -73,19 +69,16 @@ static size_t namespaces_number(struct snapshot_write *w)
 static void namespaces_write(struct snapshot_write *w)
 {
     struct index *ix = w->cache->config.index;
-    uint8_t identity[NS_CANONICAL_MAX];
     uint8_t *at = w->snapshot + SNAPSHOT_HEAD_BYTES;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
-        struct snapshot_ns out = {.identity = identity};
 
-        if (w->ns_number[place] == 0)
-            continue;
-        out.fingerprint = ns->fingerprint;
-        out.identity_bytes =
-            (uint32_t)ns_identity_encode(&ns->identity, identity, sizeof(identity));
-        at += snapshot_ns_encode(at, &out);
+        if (w->ns_number[place] != 0)
+            at += snapshot_ns_encode(at,
+                                     &(struct snapshot_ns){.fingerprint = ns->fingerprint,
+                                                           .identity = ns->canonical,
+                                                           .identity_bytes = ns->canonical_bytes});
     }
     assert(at == w->parts);
 }

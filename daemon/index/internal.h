@@ -151,6 +151,9 @@ uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */
 
+/* SHA-256 of a canonical identity. 0 or -ENOMEM. */
+int ns_canonical_fingerprint(const uint8_t *bytes, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
+
 int ns_set_init(struct ns_set *set, uint32_t max);
 void ns_set_close(struct ns_set *set);
 uint64_t ns_set_bytes(const struct ns_set *set);

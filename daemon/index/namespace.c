@@ -1,3 +1,4 @@
+/* The namespaces of the index: found by identity, numbered, bounded in all and a tenant. */
 #include "daemon/index/index.h"
 
 #include "daemon/index/internal.h"
@@ -6,13 +7,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* ---- one allocation a namespace: itself, its table, the numbers, the salt and the strings ---- */
+/* ---- one allocation a namespace ---- */
 
 struct ns_memory {
     struct ns ns;
     struct ns_table table;
     size_t size_bytes;
-    uint32_t shards[];
+    uint32_t shards[]; /* then the canonical identity, then the strings */
 };
 
 static const char *copy_text(uint8_t **at, const char *text)
@@ -24,30 +25,28 @@ static const char *copy_text(uint8_t **at, const char *text)
     return copy;
 }
 
-static struct ns *ns_new(const struct ns_identity *from, const uint8_t *fingerprint)
+static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonical, uint32_t n)
 {
-    size_t text = strlen(from->tenant) + strlen(from->model) + strlen(from->revision) +
-                  strlen(from->dtype) + strlen(from->layout) + 5;
-    size_t n = sizeof(struct ns_memory) + from->parts * sizeof(uint32_t) + from->salt_bytes + text;
-    struct ns_memory *m = calloc(1, n);
+    /* No string is longer here than in the canonical form, which has 4 bytes for each length. */
+    size_t shards = from->parts * sizeof(uint32_t),
+           size_bytes = sizeof(struct ns_memory) + shards + 2 * n;
+    struct ns_memory *m = calloc(1, size_bytes);
     struct ns_identity *to;
     uint8_t *at;
 
     if (!m)
         return NULL;
     m->table.key_bytes = from->key_bytes;
-    m->size_bytes = n;
+    m->size_bytes = size_bytes;
     m->ns.table = &m->table;
-    memcpy(m->ns.fingerprint, fingerprint, sizeof(m->ns.fingerprint));
+    m->ns.canonical = at = (uint8_t *)(m->shards + from->parts);
+    m->ns.canonical_bytes = n;
+    memcpy(at, canonical, n);
     to = &m->ns.identity;
     *to = *from;
-    memcpy(m->shards, from->shards, from->parts * sizeof(uint32_t));
-    to->shards = m->shards;
-    at = (uint8_t *)(m->shards + from->parts);
-    to->salt = at;
-    if (from->salt_bytes > 0)
-        memcpy(at, from->salt, from->salt_bytes);
-    at += from->salt_bytes;
+    to->shards = memcpy(m->shards, from->shards, shards);
+    to->salt = at + n - from->salt_bytes; /* ends it */
+    at += n;
     to->tenant = copy_text(&at, from->tenant);
     to->model = copy_text(&at, from->model);
     to->revision = copy_text(&at, from->revision);
@@ -138,7 +137,7 @@ static void set_remove(struct ns_set *set, struct ns *ns)
         link = &(*link)->chain;
     *link = ns->chain;
     set->at[place] = NULL;
-    /* The next one at this place has another number, until they run out. */
+    /* The next namespace at this place has another id, until ids run out. */
     if (++set->round[place] > (UINT32_MAX - set->max) / set->max)
         set->round[place] = 0;
     set->count--;
@@ -146,8 +145,7 @@ static void set_remove(struct ns_set *set, struct ns *ns)
     ns_free(ns);
 }
 
-/* The one that was used least recently among those that hold nothing and nobody uses; of this
- * tenant, or of any (NULL). */
+/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any. */
 static struct ns *set_idle(const struct ns_set *set, const char *tenant)
 {
     struct ns *oldest = NULL;
@@ -171,7 +169,7 @@ static uint32_t set_count_tenant(const struct ns_set *set, const char *tenant)
     return n;
 }
 
-/* Below the bounds, or an idle one gives way. */
+/* Removes an idle namespace when there are as many as there may be. 0, or -code with *e. */
 static int set_make_room(struct ns_set *set, const char *tenant, bool bound_tenant,
                          struct ucm_error *e)
 {
@@ -213,14 +211,18 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
 static int ns_open(struct index *ix, const struct ns_identity *identity, bool bound_tenant,
                    struct ns **out, struct ucm_error *e)
 {
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint8_t canonical[NS_CANONICAL_MAX], fingerprint[UCM_FINGERPRINT_BYTES];
     uint32_t place = 0;
     struct ns *ns;
-    int rc = identity_check(identity, e);
+    int rc = identity_check(identity, e), n;
 
     if (rc != 0)
         return rc;
-    if (ns_fingerprint(identity, fingerprint) != 0)
+    n = ns_identity_encode(identity, canonical, sizeof(canonical));
+    if (n < 0)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "the namespace's identity has over %u bytes",
+                             NS_CANONICAL_MAX);
+    if (ns_canonical_fingerprint(canonical, (size_t)n, fingerprint) != 0)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     ns = index_ns_find(ix, fingerprint);
     if (ns) {
@@ -230,9 +232,10 @@ static int ns_open(struct index *ix, const struct ns_identity *identity, bool bo
     rc = set_make_room(&ix->ns, identity->tenant, bound_tenant, e);
     if (rc != 0)
         return rc;
-    ns = ns_new(identity, fingerprint);
+    ns = ns_new(identity, canonical, (uint32_t)n);
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    memcpy(ns->fingerprint, fingerprint, sizeof(fingerprint));
     while (ix->ns.at[place])
         place++;
     set_add(&ix->ns, ns, place);
