@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,6 +106,14 @@ static void warn_cb(const char *text)
     fprintf(stderr, "ucmd: warning: %s\n", text);
 }
 
+/* Fixed, or glibc raises both to multiples of the largest block ever freed, and the daemon keeps the
+ * memory of its busiest moment. */
+static void heap_bound(void)
+{
+    if (mallopt(M_MMAP_THRESHOLD, 256 << 10) != 1 || mallopt(M_TRIM_THRESHOLD, 4 << 20) != 1)
+        log_warn("main", "heap", "reason=\"%s\"", "mallopt refused a threshold");
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {0};
@@ -136,6 +145,7 @@ int main(int argc, char **argv)
     log_set_level(config.log_level);
     signal(SIGPIPE, SIG_IGN);
     descriptors_raise();
+    heap_bound();
     if (threads_set(config.nvme_threads) != 0 || server_new(&config, &o.from, &server, text) != 0) {
         fprintf(stderr, "ucmd: %s\n", text);
         free(o.sets);
