@@ -2,27 +2,29 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define VERSION 3
+#define FIGURES (sizeof(struct costs) / sizeof(double))
 
-/* The engines leave the SMs and their path to memory alone: an idle GPU may be busy a moment later,
- * so that the kernel must be faster by this. */
+/* The engines leave the SMs and their path to memory alone, and an idle GPU may be busy a moment
+ * later: the kernel must be faster by this. */
 #define KERNEL_GAIN_IDLE 1.15
-/* Beside another process: measured at 0.4 of its speed, in turns of about 2 ms, and it takes as
- * much from the other as it lasts. */
+/* Beside another process the kernel had 0.4 of its speed, in turns of about 2 ms, and takes as much
+ * from the other as it lasts. */
 #define KERNEL_SLOWER_BUSY 2.5
 #define KERNEL_GAIN_BUSY 3.0
-#define KERNEL_UNDISTURBED                                                                         \
-    1.5 /* times a large transfer's time; 1.1 alone, 2.5 and more beside others */
+/* Times a large transfer's time: 1.1 alone, 2.5 and more beside others. */
+#define KERNEL_UNDISTURBED 1.5
 
-/* It takes memory traffic and a few CTAs from the worker, 0.02 of its speed. Others that leave
- * pauses wait for each of their kernels, and pay with a third of their p99: they are left alone
- * where the engines are not hopeless. */
+/* Staging takes memory traffic and a few CTAs from the worker, 0.02 of its speed. Others that leave
+ * pauses wait for each of their kernels and would pay with a third of their p99: staging must save
+ * most of the time there. */
 #define STAGED_GAIN 0.97
 #define STAGED_GAIN_PAUSES 0.25
 
-/* Narrower runs to the GPU are not all the engines' work: batches of them took up to 0.3 of another
+/* The engines don't move narrower runs to the GPU alone: batches of them took up to 0.3 of another
  * process's speed, where rows took nothing. */
 #define RUN_LEAST 32768u
 
@@ -46,16 +48,11 @@ void costs_default(struct costs_table *t)
 
 void costs_format(const struct costs_table *t, const char *of, char text[COSTS_TEXT_BYTES])
 {
+    const double *v = &t->of[0].byte_ns;
     int n = snprintf(text, COSTS_TEXT_BYTES, "ucm-copy %d %s", VERSION, of);
 
-    for (unsigned i = 0; i < 2 && n < COSTS_TEXT_BYTES; i++) {
-        const struct costs *c = &t->of[i];
-
-        n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n),
-                      " %.6f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.6f", c->byte_ns,
-                      c->run_ns[0], c->run_ns[1], c->run_ns[2], c->run_ns[3], c->op_ns,
-                      c->row_ns[0], c->row_ns[1], c->kernel_ns, c->kernel_byte_ns);
-    }
+    for (unsigned i = 0; i < 2 * FIGURES && n < COSTS_TEXT_BYTES; i++)
+        n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n), " %.6f", v[i]);
     if (n < COSTS_TEXT_BYTES - 1)
         memcpy(text + n, "\n", 2);
 }
@@ -68,40 +65,36 @@ static bool within(double v, double low, double high)
 /* From 0.1 to 10,000 GB/s, and no step longer than 100 ms. */
 bool costs_sound(const struct costs_table *t)
 {
+    bool sound = true;
+
     for (unsigned i = 0; i < 2; i++) {
         const struct costs *c = &t->of[i];
 
-        if (!within(c->byte_ns, 1e-4, 10) || !within(c->kernel_byte_ns, 1e-4, 10) ||
-            !within(c->op_ns, 0, 1e8) || !within(c->row_ns[0], 0, 1e8) ||
-            !within(c->row_ns[1], 0, 1e8) || !within(c->kernel_ns, 0, 1e8))
-            return false;
+        sound &= within(c->byte_ns, 1e-4, 10) && within(c->kernel_byte_ns, 1e-4, 10) &&
+                 within(c->op_ns, 0, 1e8) && within(c->row_ns[0], 0, 1e8) &&
+                 within(c->row_ns[1], 0, 1e8) && within(c->kernel_ns, 0, 1e8);
         for (unsigned w = 0; w < COSTS_WIDTHS; w++)
-            if (!within(c->run_ns[w], 1, 1e8))
-                return false;
+            sound &= within(c->run_ns[w], 1, 1e8);
     }
-    return true;
+    return sound;
 }
 
 int costs_parse(struct costs_table *t, const char *of, const char *text)
 {
     struct costs_table read;
-    char head[256];
+    double *v = &read.of[0].byte_ns;
+    char head[256], *end;
     size_t length = (size_t)snprintf(head, sizeof(head), "ucm-copy %d %s ", VERSION, of);
 
     if (length >= sizeof(head) || strncmp(text, head, length) != 0)
         return -EINVAL;
     text += length;
-    for (unsigned i = 0; i < 2; i++) {
-        struct costs *c = &read.of[i];
-        int n = 0;
-
-        if (sscanf(text, "%lf %lf %lf %lf %lf %lf %lf %lf %lf %lf %n", &c->byte_ns, &c->run_ns[0],
-                   &c->run_ns[1], &c->run_ns[2], &c->run_ns[3], &c->op_ns, &c->row_ns[0],
-                   &c->row_ns[1], &c->kernel_ns, &c->kernel_byte_ns, &n) != 10)
+    for (unsigned i = 0; i < 2 * FIGURES; i++, text = end) {
+        v[i] = strtod(text, &end);
+        if (end == text)
             return -EINVAL;
-        text += n;
     }
-    if (*text != '\0' || !costs_sound(&read))
+    if (strcmp(text, "\n") != 0 || !costs_sound(&read))
         return -EINVAL;
     *t = read;
     return 0;
@@ -115,7 +108,7 @@ bool costs_undisturbed(const struct costs_table *t)
 
 /* ---- estimates ---- */
 
-/* Between the measured widths a straight line; beyond the last, the bus's speed. */
+/* A straight line between the measured widths; beyond the last, the bus's speed. */
 static double run_ns(const struct costs *c, uint64_t width)
 {
     uint64_t at = COSTS_WIDTH_FIRST;
@@ -133,12 +126,12 @@ static double run_ns(const struct costs *c, uint64_t width)
 
 static double row_ns(const struct costs *c, uint64_t width)
 {
-    double share;
+    double fraction;
 
     if (width <= COSTS_ROW_NARROW || width >= COSTS_ROW_WIDE)
         return c->row_ns[width >= COSTS_ROW_WIDE];
-    share = (double)(width - COSTS_ROW_NARROW) / (COSTS_ROW_WIDE - COSTS_ROW_NARROW);
-    return c->row_ns[0] + share * (c->row_ns[1] - c->row_ns[0]);
+    fraction = (double)(width - COSTS_ROW_NARROW) / (COSTS_ROW_WIDE - COSTS_ROW_NARROW);
+    return c->row_ns[0] + fraction * (c->row_ns[1] - c->row_ns[0]);
 }
 
 static double extent_ns(const struct costs *c, const struct plan_extent *e)

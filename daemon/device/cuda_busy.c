@@ -1,9 +1,9 @@
-/* The witnesses of busy.h, on a GPU. */
+/* The two sources of busy.h, on a GPU. */
 #include "daemon/device/gpu.h"
 
-#define GPU_SEEN_BYTES (1u << 20) /* shorter launches tell nothing */
-/* While slices move, what is known is believed for longer by the first, and a probe waits for their
- * end for no longer than the second. */
+#define GPU_SEEN_BYTES (1u << 20) /* shorter launches say nothing */
+/* While slices are under way: how much longer an answer stays valid, and how long a probe waits for
+ * the slices to end. */
 #define GPU_PROBE_STAGED_NS 150000000ull
 #define GPU_PROBE_DRAIN_NS 3000000ull
 
@@ -28,8 +28,8 @@ void gpu_probe_close(struct gpu *g)
     g->probe = (struct gpu_probe){0};
 }
 
-/* How long one kernel that copies nothing takes; BUSY_PROBE_TURN_NS: longer than that, or it could
- * not be asked. It may still run then. */
+/* How long an empty kernel takes. BUSY_PROBE_TURN_NS: longer than that, or it failed; it may still
+ * run then. */
 static uint64_t probe_ns(struct gpu *g)
 {
     uint64_t begin_ns = uv_hrtime(), ns;
@@ -66,13 +66,13 @@ static void probe(struct gpu *g)
     bool others = true;
 
     if (!g->probe.launched || cuda.cuEventQuery(g->probe.done) == CUDA_SUCCESS)
-        others = probes_show(g, &longest_ns); /* else the last one still waits for its turn */
+        others = probes_show(g, &longest_ns); /* else the last one still waits */
     if (others && !g->busy.others && longest_ns < BUSY_PROBE_TURN_NS)
-        others = probes_show(g, &longest_ns); /* once may be the host's doing */
+        others = probes_show(g, &longest_ns); /* once may be the host's fault */
     busy_probed(&g->busy, uv_hrtime(), others, longest_ns);
 }
 
-/* Turns that begin before the probe can be made are waited for, but not for long. */
+/* Slices that begin before the probe is possible delay it, but not for long. */
 static void probe_want(struct gpu *g, uint64_t now_ns)
 {
     if (g->probe.wanted)
@@ -112,15 +112,14 @@ bool gpu_probe_ready(struct gpu *g)
     if (g->slices > 0) { /* it would find the companions */
         if (uv_hrtime() < g->probe.until_ns)
             return false;
-        busy_unknown(&g->busy, uv_hrtime()); /* one that hangs must hold up nobody */
-        g->probe.wanted = false;
-        return true;
+        busy_unknown(&g->busy, uv_hrtime()); /* a companion that hangs must not delay others */
+    } else {
+        if (g->streams[0].n + g->streams[1].n > 0)
+            return false;
+        while (uv_hrtime() < busy_quiet_ns(&g->busy))
+            ;
+        probe(g);
     }
-    if (g->streams[0].n + g->streams[1].n > 0)
-        return false;
-    while (uv_hrtime() < busy_quiet_ns(&g->busy))
-        ;
-    probe(g);
     g->probe.wanted = false;
     return true;
 }

@@ -7,15 +7,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BYTES (16ull << 20)   /* moved by one measurement at most */
-#define SPREAD (512ull << 20) /* of rows, where the GPU has four times that to spare */
+#define BYTES (16ull << 20)   /* of one measurement at most */
+#define SPREAD (512ull << 20) /* of rows, if the GPU has four times that to spare */
 #define BLOCK_STEP 1237       /* from a block to the next of rows: odd */
 #define ROUNDS 3
 #define LIMIT_NS 1000000000ull
 #define KERNEL_CHUNK 65536u
 #define ROWS_FEW 4
 #define ROWS_MANY 32
-#define ROW_LEAST_NS 40.0 /* what is measured for less is too good for a region of some GiB */
+#define ROW_LEAST_NS 40.0 /* a lower figure would be too good for a region of some GiB */
 
 struct bench {
     struct gpu *g;
@@ -29,8 +29,8 @@ struct bench {
 
 /* ---- one measurement ---- */
 
-/* Rows lie as far apart as layers do, as far as the memory allows, and their blocks in no order:
- * close together they are cheaper than any real ones. */
+/* Rows lie as far apart as layers do, if the memory allows that, and their blocks in no order: rows
+ * close together are cheaper than any real ones. */
 static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
 {
     uint32_t n = (uint32_t)(bytes / width / rows);
@@ -60,7 +60,7 @@ static CUresult copy_kernel(struct bench *b, uint64_t bytes)
                              KERNEL_CHUNK, b->direction);
 }
 
-/* The best of some rounds, in ns. width 0: by the kernel. */
+/* The best of ROUNDS, in ns. width 0: by the kernel. */
 static double measure(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
 {
     double best = 1e12;
@@ -73,7 +73,7 @@ static double measure(struct bench *b, uint64_t width, uint32_t rows, uint64_t b
         if (b->r == CUDA_SUCCESS)
             b->r = cuda.cuStreamSynchronize(b->g->streams[b->direction].stream);
         ns = (double)(uv_hrtime() - begin);
-        if (i > 0 && ns < best) /* the first pays for what is made at first use */
+        if (i > 0 && ns < best) /* the first round pays for lazy initialisation */
             best = ns;
         if (uv_hrtime() > b->end_ns && b->r == CUDA_SUCCESS)
             b->r = CUDA_ERROR_TIMEOUT;
@@ -86,8 +86,8 @@ static double at_least_0(double v)
     return v > 0 ? v : 0;
 }
 
-/* Fills row_ns[i] by extents of FEW and of MANY rows, and returns what an extent costs to begin.
- * launch_ns: what any launch takes besides. */
+/* Fills row_ns[i] from extents of FEW and of MANY rows, and returns what an extent costs to begin.
+ * launch_ns: the fixed time of any launch. */
 static double measure_rows(struct bench *b, struct costs *c, unsigned i, uint64_t width,
                            uint64_t bytes, double launch_ns)
 {
@@ -215,13 +215,12 @@ static void file_write(const struct gpu *g, const char *of, const struct costs_t
         (void)unlink(fresh);
 }
 
-void gpu_calibrate(struct gpu *g)
+void gpu_calibrate(struct gpu *g, char *driver)
 {
     bool kept = g->config.calibration && g->config.calibration[0] != '\0';
-    char of[128], driver[80];
+    char of[128];
     int version = 0;
 
-    nvml_driver(&g->nvml, driver);
     (void)cuda.cuDriverGetVersion(&version);
     for (char *p = driver; *p; p++)
         if (*p <= ' ')

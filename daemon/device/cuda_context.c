@@ -1,4 +1,5 @@
 #include "daemon/device/gpu.h"
+#include "daemon/device/nvml.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -116,7 +117,6 @@ void gpu_context_close(struct gpu *g)
     g->uploads = NULL;
     gpu_probe_close(g);
     gpu_dma_close(g);
-    nvml_close(&g->nvml);
     if (g->items)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
@@ -130,17 +130,15 @@ void gpu_context_close(struct gpu *g)
 
 int gpu_context_open(struct gpu *g, struct device_job *job)
 {
-    uint64_t before, after;
+    struct nvml before, after;
     CUresult r;
 
-    nvml_open(&g->nvml, g->work.stats.uuid);
-    before = nvml_used_bytes(&g->nvml);
+    nvml_read(&before, g->work.stats.uuid);
     r = cuda.cuDeviceGet(&g->dev, g->ordinal);
     if (r == CUDA_SUCCESS)
         r = cuda.cuDevicePrimaryCtxRetain(&g->context, g->dev);
     if (r != CUDA_SUCCESS) {
         g->context = NULL;
-        nvml_close(&g->nvml);
         return gpu_refuse(g, job, -EIO, r, "the GPU gives no context");
     }
     r = cuda.cuCtxSetCurrent(g->context);
@@ -160,11 +158,11 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         gpu_context_close(g);
         return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");
     }
-    after = nvml_used_bytes(&g->nvml);
+    nvml_read(&after, g->work.stats.uuid);
     /* Roughly: other processes may have taken or freed memory meanwhile. */
-    if (before != 0 && after > before)
-        atomic_store(&g->context_bytes, after - before);
+    if (before.used_bytes != 0 && after.used_bytes > before.used_bytes)
+        atomic_store(&g->context_bytes, after.used_bytes - before.used_bytes);
     if (g->config.strategy != COPY_SM)
-        gpu_calibrate(g);
+        gpu_calibrate(g, after.driver);
     return 0;
 }

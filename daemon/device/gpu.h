@@ -20,7 +20,6 @@
 #include "daemon/device/costs.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/cuda_api.h"
-#include "daemon/device/nvml.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 
@@ -111,7 +110,6 @@ struct gpu {
     struct gpu_memory memory;
     CUstream uploads;    /* never behind copies or kernels */
     struct gpu_dma *dma; /* scratch */
-    struct nvml nvml;
     struct costs_table costs;
     struct busy busy;
     struct gpu_probe probe;
@@ -180,8 +178,9 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
 
 /* ---- cuda_calibrate.c ---- */
 
-/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. */
-void gpu_calibrate(struct gpu *g);
+/* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. driver: its
+ * version, "" when not known. */
+void gpu_calibrate(struct gpu *g, char *driver);
 
 /* ---- cuda_dma.c ---- */
 
