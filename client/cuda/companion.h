@@ -1,11 +1,13 @@
-/* The companion's inside: slices of GPU memory, and a thread that moves what the daemon orders
- * between them and the worker's pages (proto/staging.h). Knows nothing of connections: whoever owns it
- * gives it one shared memory after the other.
+/* The inside of the companion: slices of GPU memory, and a thread that moves what the daemon orders
+ * between them and the worker's pages (proto/staging.h). It knows nothing of connections: its owner
+ * hands it one shared memory after the other.
  *
- * Promises: no kernel is launched for an order that does not fit the regions added here, or for a
- * ring that is dead. companion_region_remove returns when no kernel of the region runs any more,
- * companion_serve(NULL) when none of the old ring does.
- * Threads: any, but init and close; the thread of its own makes all launches. */
+ * Promises:
+ * - No kernel is launched for an order that does not fit the regions added here, or for a shared
+ *   memory that is dead.
+ * - When companion_region_remove returns, no kernel of the region runs any more. When
+ *   companion_serve returns, none of the previous shared memory does.
+ * Threads: any, but one for init and close. A thread of the companion makes all launches. */
 #ifndef UCM_CUDA_COMPANION_H
 #define UCM_CUDA_COMPANION_H
 
@@ -22,16 +24,16 @@ struct companion_region {
     struct ucm_copy_plane *spec;
     uint32_t n_planes, blocks;
     uint32_t kernels; /* under way */
+    void *user;       /* companion_region_mark */
 };
 
-/* What the companion knows of a turn that it has claimed. */
-struct companion_turn {
-    bool claimed;
+struct companion_slice {
+    bool claimed; /* and then its order: */
     uint32_t tag;
     CUevent moved;
     struct ucm_copy_item *items; /* pinned; the kernel reads them */
     struct companion_region *region;
-    struct ucm_staging_order order; /* a copy that nobody else can change */
+    struct ucm_staging_order order; /* a copy that the daemon can't change */
 };
 
 struct companion {
@@ -42,38 +44,42 @@ struct companion {
     CUstream streams[2]; /* by enum ucm_copy_direction */
     CUdeviceptr base;    /* of the first slice */
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
-    uint64_t offset, slice_bytes; /* offset: from the allocation that ipc names */
-    uint32_t slices;
-    struct ucm_copy_item *items;
-    struct companion_turn *turns;
+    uint64_t offset; /* of base in the allocation that ipc names */
+    uint64_t slice_bytes;
+    uint32_t n_slices;
+    struct ucm_copy_item *items; /* of all slices */
+    struct companion_slice *slices;
 
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* Under the mutex. */
     bool quit;
-    struct ucm_staging *wanted,
-        *ring; /* the thread takes over `wanted` when `ring`'s turns have ended */
-    struct companion_region *regions[COMPANION_REGIONS]; /* number - 1 */
+    struct ucm_staging *served; /* by the thread; it turns to `wanted` when no order is claimed */
+    struct ucm_staging *wanted;
+    struct companion_region *regions[COMPANION_REGIONS]; /* by number - 1 */
 };
 
-/* Makes the slices on that GPU, in the process's primary context, and starts the thread. A CUDA
- * error; then nothing is left. */
+/* Creates the slices on that GPU, in the process's primary context, and starts the thread. On a CUDA
+ * error nothing is left. */
 CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
-                        uint64_t slice_bytes, uint32_t slices);
-/* Ends the thread and frees the slices. No ring may be served, and the daemon not use them. */
+                        uint64_t slice_bytes, uint32_t n_slices);
+/* Ends the thread and frees the slices, which the daemon must not use any more. */
 void companion_close(struct companion *c);
 
-/* From now on orders come from this ring, whose generation is set; NULL: from none. The old one is
- * dead when this returns and may be unmapped. */
-void companion_serve(struct companion *c, struct ucm_staging *ring);
+/* Takes orders from this shared memory from now on, whose generation is set; NULL: from none. The
+ * previous one is dead on return and may be unmapped. */
+void companion_serve(struct companion *c, struct ucm_staging *staging);
 
-/* Takes note of a region; planes' bases are addresses in this process. *number is what orders name
- * it by. A CUDA error; OUT_OF_MEMORY: COMPANION_REGIONS are known. */
+/* Adds a region; planes' bases are addresses in this process. Orders call it *number. A CUDA error;
+ * OUT_OF_MEMORY also when there are COMPANION_REGIONS already. */
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks, uint32_t *number);
 void companion_region_remove(struct companion *c, uint32_t number);
-/* Is it memory of the slices' GPU? A CUDA error: of none. */
+/* Attaches a pointer to a region; find detaches it and returns the region's number, or 0. */
+void companion_region_mark(struct companion *c, uint32_t number, void *user);
+uint32_t companion_region_find(struct companion *c, const void *user);
+/* Is the address on the slices' GPU? A CUDA error: on none. */
 CUresult companion_owns(struct companion *c, uint64_t address, bool *owns);
 
 #endif

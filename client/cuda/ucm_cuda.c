@@ -4,16 +4,18 @@
 #include "client/cuda/stream_wait.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #define SLICE_BYTES (16u << 20)
 #define SLICES 4
-#define KEEP_MS 50           /* how often the ring is looked after */
-#define KEEP_TIMEOUT_MS 1000 /* of what is asked of the daemon then */
+#define KEEP_MS 50           /* how often the keeper checks the staging ring */
+#define KEEP_TIMEOUT_MS 1000 /* of the keeper's calls to the daemon */
 #define STREAM_TIMEOUT_MS 10000
 
 struct ucm_cuda {
@@ -22,21 +24,16 @@ struct ucm_cuda {
     struct ucm_client *client;
     uint8_t gpu[UCM_UUID_BYTES];
     pthread_t keeper;
-    bool kept; /* the keeper runs */
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    /* Under the mutex. */
-    bool quit;
-    struct ucm_region *regions[COMPANION_REGIONS]; /* by the number that orders have */
-    /* The keeper's, and before and after it the opener's and closer's. */
+    int keeper_quit; /* an eventfd; -1: the keeper does not run */
+    /* The keeper's; before and after it, the opener's and the closer's. */
     struct ucm_ring_registration *ring;
-    uint64_t generation; /* of the connection that the ring was last asked for on */
+    uint64_t generation; /* of the connection on which the ring was last registered */
 };
 
 /* ---- errors ---- */
 
 static _Thread_local char message[256];
-static _Thread_local bool ours; /* else the client library's is the last */
+static _Thread_local bool ours; /* false: the last message is the client library's */
 
 const char *ucm_cuda_errmsg(void)
 {
@@ -71,7 +68,7 @@ static int pass(int r)
     return r;
 }
 
-/* ---- the ring ---- */
+/* ---- the staging ring ---- */
 
 static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
 {
@@ -79,22 +76,22 @@ static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
                                  .ipc = cuda->companion.ipc,
                                  .offset = cuda->companion.offset,
                                  .slice_bytes = cuda->companion.slice_bytes,
-                                 .slices = cuda->companion.slices};
+                                 .slices = cuda->companion.n_slices};
     uint64_t before = ucm_generation(cuda->client), after;
     void *memory;
     int r = ucm_ring_register(cuda->client, &spec, timeout_ms, &cuda->ring, &memory);
 
     after = ucm_generation(cuda->client);
-    /* Another thread may have reconnected meanwhile: only of a ring that still lives is it sure
-     * which connection it belongs to. */
+    /* Another thread may have reconnected meanwhile. Only a ring that still lives certainly belongs
+     * to the connection of now. */
     cuda->generation = r == 0 && ucm_ring_alive(cuda->ring) == 1 ? after : before;
     if (r == 0)
         companion_serve(&cuda->companion, memory);
     return r;
 }
 
-/* Its orders are served until the daemon has let go of it, and its memory is there until the
- * companion has. After an error all is as before: the daemon still uses the slices. */
+/* Serves orders until the daemon has closed the ring, and keeps the memory until the companion has
+ * left it. On an error nothing changes: the daemon still uses the slices. */
 static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
 {
     int r = ucm_ring_alive(cuda->ring) == 1 ? ucm_ring_unregister(cuda->ring, timeout_ms) : 0;
@@ -107,7 +104,8 @@ static int ring_drop(struct ucm_cuda *cuda, int timeout_ms)
     return 0;
 }
 
-/* Never connects by itself: a new generation says that somebody did. */
+/* Registers again after a reconnect. Never connects by itself: a new generation shows that another
+ * call did. */
 static void keep(struct ucm_cuda *cuda, bool *again)
 {
     int r;
@@ -125,66 +123,43 @@ static void keep(struct ucm_cuda *cuda, bool *again)
 static void *keeper_run(void *arg)
 {
     struct ucm_cuda *cuda = arg;
+    struct pollfd quit = {.fd = cuda->keeper_quit, .events = POLLIN};
     bool again = false;
 
-    pthread_mutex_lock(&cuda->mutex);
-    while (!cuda->quit) {
-        struct timespec until;
-
-        (void)clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += KEEP_MS * 1000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        (void)pthread_cond_timedwait(&cuda->changed, &cuda->mutex, &until);
-        if (cuda->quit)
-            break;
-        pthread_mutex_unlock(&cuda->mutex);
+    while (poll(&quit, 1, KEEP_MS) <= 0)
         keep(cuda, &again);
-        pthread_mutex_lock(&cuda->mutex);
-    }
-    pthread_mutex_unlock(&cuda->mutex);
     return NULL;
 }
 
 static int keeper_start(struct ucm_cuda *cuda)
 {
-    pthread_condattr_t monotonic;
-    int rc = pthread_condattr_init(&monotonic);
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    rc = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    if (rc == 0)
-        rc = pthread_cond_init(&cuda->changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
-    if (rc != 0)
-        return rc;
-    cuda->quit = false;
+    cuda->keeper_quit = eventfd(0, EFD_CLOEXEC);
+    if (cuda->keeper_quit < 0)
+        return errno;
     rc = pthread_create(&cuda->keeper, NULL, keeper_run, cuda);
-    if (rc != 0)
-        (void)pthread_cond_destroy(&cuda->changed);
-    cuda->kept = rc == 0;
+    if (rc != 0) {
+        close(cuda->keeper_quit);
+        cuda->keeper_quit = -1;
+    }
     return rc;
 }
 
 static void keeper_stop(struct ucm_cuda *cuda)
 {
-    if (!cuda->kept)
+    if (cuda->keeper_quit < 0)
         return;
-    cuda->kept = false;
-    pthread_mutex_lock(&cuda->mutex);
-    cuda->quit = true;
-    pthread_cond_signal(&cuda->changed);
-    pthread_mutex_unlock(&cuda->mutex);
+    (void)eventfd_write(cuda->keeper_quit, 1);
     (void)pthread_join(cuda->keeper, NULL);
-    (void)pthread_cond_destroy(&cuda->changed);
+    close(cuda->keeper_quit);
+    cuda->keeper_quit = -1;
 }
 
 static void cuda_free(struct ucm_cuda *cuda)
 {
     stream_waits_close(&cuda->waits);
     companion_close(&cuda->companion);
-    (void)pthread_mutex_destroy(&cuda->mutex);
     free(cuda);
 }
 
@@ -217,6 +192,7 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     if (!cuda)
         return fail(UCM_ENOMEMORY, "no memory for the companion");
     cuda->client = client;
+    cuda->keeper_quit = -1;
     memcpy(cuda->gpu, gpu, sizeof cuda->gpu);
     rc = companion_init(&cuda->companion, gpu, o.slice_bytes, o.slices);
     if (rc != CUDA_SUCCESS) {
@@ -227,15 +203,14 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     if (rc != CUDA_SUCCESS) {
         companion_close(&cuda->companion);
         free(cuda);
-        return fail_cuda(rc, "no pinned memory for streams to wait at");
+        return fail_cuda(rc, "no pinned memory for waits of streams");
     }
-    (void)pthread_mutex_init(&cuda->mutex, NULL);
     r = pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
         r = fail(UCM_ENOMEMORY, "no thread for the companion");
         if (ring_drop(cuda, timeout_ms) != 0) {
             companion_serve(&cuda->companion, NULL);
-            return r; /* better lost than freed under the daemon's copies */
+            return r; /* leaks: the daemon's copies may still use the slices */
         }
     }
     if (r == 0)
@@ -256,7 +231,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
     if (cuda->ring)
         r = pass(ring_drop(cuda, timeout_ms));
     if (r != 0) {
-        (void)keeper_start(cuda); /* without it a new connection gets no ring, and no more */
+        (void)keeper_start(cuda); /* without it a new connection only gets no ring */
         return r;
     }
     cuda_free(cuda);
@@ -276,8 +251,8 @@ void ucm_cuda_abandon(struct ucm_cuda *cuda)
 
 /* ---- regions ---- */
 
-/* The daemon can't tell everywhere: a driver may map another GPU's memory for it, over the link
- * between the two, as if it were its own. */
+/* The daemon can't always check this: a driver may map another GPU's memory for it, over the link
+ * between the two, like its own. */
 static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addresses)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -342,36 +317,27 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
         companion_region_remove(&cuda->companion, number);
         return r;
     }
-    pthread_mutex_lock(&cuda->mutex);
-    cuda->regions[number - 1] = *out;
-    pthread_mutex_unlock(&cuda->mutex);
+    companion_region_mark(&cuda->companion, number, *out);
     return 0;
 }
 
 int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region, int timeout_ms)
 {
-    uint32_t i = 0;
+    uint32_t number;
     int r;
 
     if (!cuda || !region)
         return fail(UCM_EINVALID, "cuda or region is NULL");
-    /* Out of the list before it is freed: the next region may get its address. */
-    pthread_mutex_lock(&cuda->mutex);
-    while (i < COMPANION_REGIONS && cuda->regions[i] != region)
-        i++;
-    if (i < COMPANION_REGIONS)
-        cuda->regions[i] = NULL;
-    pthread_mutex_unlock(&cuda->mutex);
-    if (i == COMPANION_REGIONS)
+    /* Detached before the region is freed: the next region may get its address. */
+    number = companion_region_find(&cuda->companion, region);
+    if (number == 0)
         return fail(UCM_EINVALID, "the region was not registered with this companion");
     r = pass(ucm_region_unregister(region, timeout_ms));
     if (r != 0 && r != -UCM_EDISCONNECTED) {
-        pthread_mutex_lock(&cuda->mutex);
-        cuda->regions[i] = region;
-        pthread_mutex_unlock(&cuda->mutex);
+        companion_region_mark(&cuda->companion, number, region);
         return r;
     }
-    companion_region_remove(&cuda->companion, i + 1);
+    companion_region_remove(&cuda->companion, number);
     return r;
 }
 
@@ -386,7 +352,7 @@ static int stream_check(struct ucm_cuda *cuda, CUstream stream)
     if (rc == CUDA_SUCCESS)
         rc = cuStreamGetCtx(stream, &context);
     if (rc != CUDA_SUCCESS)
-        return fail_cuda(rc, "the stream can't be asked");
+        return fail_cuda(rc, "the stream can't be queried");
     if (context != cuda->companion.context)
         return fail(UCM_EINVALID, "the stream is not of the GPU's primary context");
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
