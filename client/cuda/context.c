@@ -1,6 +1,6 @@
 #include "client/cuda/context.h"
 
-/* The mode of the thread that is inside. */
+/* The mode to return to, of a thread between enter and leave. */
 static _Thread_local CUstreamCaptureMode capture_mode;
 
 CUresult ucm_context_enter(CUcontext context)

@@ -4,9 +4,9 @@
 
 #include <cuda.h>
 
-/* The caller's thread may have another context, or none. And while any thread of the process
- * captures a graph, allocations and the like fail and spoil it, unless their thread is relaxed
- * about it: it is, until leave. Not to be entered twice. A CUDA error: nothing is to be left. */
+/* Makes the context current, whatever context the thread has. While any thread of the process
+ * captures a graph, allocations and the like fail and spoil the capture unless their thread is in
+ * relaxed mode: it is, until leave. Does not nest. On a CUDA error don't leave. */
 CUresult ucm_context_enter(CUcontext context);
 void ucm_context_leave(void);
 

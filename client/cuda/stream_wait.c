@@ -5,9 +5,9 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-/* The client library tells of one task at a time: for how long the oldest wait's is listened to
- * before the others are asked for. */
-#define SLICE_MS 1
+/* The client library waits for one task at a time: for so long for the oldest wait's task, before
+ * the others are polled. */
+#define TURN_MS 1
 #define MS_NS INT64_C(1000000)
 
 static int64_t now_ns(void)
@@ -18,24 +18,24 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* ---- slots; under the mutex ---- */
+/* ---- entries; under the mutex ---- */
 
-static struct stream_wait *slot_find(struct stream_waits *w)
+static struct stream_wait *entry_find(struct stream_waits *w)
 {
     for (unsigned i = 0; i < STREAM_WAITS; i++)
-        if (w->slots[i].state == STREAM_WAIT_FREE)
-            return &w->slots[i];
+        if (w->entries[i].state == STREAM_WAIT_FREE)
+            return &w->entries[i];
     return NULL;
 }
 
-/* What the word's reader sees then is all that the client library told of before. */
+/* Release: the stream then sees everything that the client library saw. */
 static void let_go(struct stream_waits *w, struct stream_wait *wait)
 {
     TAILQ_REMOVE(&w->pending, wait, node);
-    atomic_store_explicit(&w->words[wait - w->slots], wait->value, memory_order_release);
+    atomic_store_explicit(&w->words[wait - w->entries], wait->value, memory_order_release);
 }
 
-static void slot_free(struct stream_waits *w, struct stream_wait *wait)
+static void entry_free(struct stream_waits *w, struct stream_wait *wait)
 {
     if (wait->state == STREAM_WAIT_PENDING)
         let_go(w, wait);
@@ -62,8 +62,8 @@ static void give_up_until(struct stream_waits *w, int64_t until_ns)
 
 /* ---- the thread; the mutex is held where nothing else is said ---- */
 
-/* An older wait for no more layers of the same task says what there is to say for this one. */
-static bool stands_behind(struct stream_waits *w, const struct stream_wait *wait)
+/* Does an older wait for no more layers of the same task end first? */
+static bool is_covered(struct stream_waits *w, const struct stream_wait *wait)
 {
     const struct stream_wait *older = TAILQ_FIRST(&w->pending);
 
@@ -73,7 +73,7 @@ static bool stands_behind(struct stream_waits *w, const struct stream_wait *wait
 }
 
 /* NULL: this round is over. */
-static struct stream_wait *next_to_ask(struct stream_waits *w)
+static struct stream_wait *next_to_poll(struct stream_waits *w)
 {
     struct stream_wait *wait;
 
@@ -82,36 +82,35 @@ static struct stream_wait *next_to_ask(struct stream_waits *w)
         if (wait->round == w->round)
             continue;
         wait->round = w->round;
-        if (!stands_behind(w, wait))
+        if (!is_covered(w, wait))
             return wait;
     }
     return NULL;
 }
 
-/* Have the layers landed, or has the task failed? One that failed by a deadline of the daemon's
- * says the same as one that is not as far; but only the former, that not even no layers have
- * landed. */
+/* Have the layers landed, or has the task failed? EDEADLINE means "not yet", or that the task failed
+ * by the daemon's deadline; only in the latter case does the wait for 0 layers fail, too. */
 static bool over(struct ucm_task *task, uint32_t layers, int timeout_ms)
 {
     return ucm_task_wait_layers(task, layers, timeout_ms, NULL) != -UCM_EDEADLINE ||
            ucm_task_wait_layers(task, 0, 0, NULL) != 0;
 }
 
-static void ask(struct stream_waits *w, struct stream_wait *wait)
+static void poll_task(struct stream_waits *w, struct stream_wait *wait)
 {
-    int timeout_ms = wait == TAILQ_FIRST(&w->pending) ? SLICE_MS : 0;
+    int timeout_ms = wait == TAILQ_FIRST(&w->pending) ? TURN_MS : 0;
     struct ucm_task *task = wait->task;
     uint32_t layers = wait->layers, value = wait->value;
     bool ended;
 
-    w->asked = task;
+    w->polled = task;
     pthread_mutex_unlock(&w->mutex);
     ended = over(task, layers, timeout_ms);
     pthread_mutex_lock(&w->mutex);
-    w->asked = NULL;
+    w->polled = NULL;
     pthread_cond_broadcast(&w->changed);
     if (ended && wait->state == STREAM_WAIT_PENDING && wait->value == value)
-        slot_free(w, wait);
+        entry_free(w, wait);
 }
 
 static void *thread_run(void *arg)
@@ -121,10 +120,10 @@ static void *thread_run(void *arg)
     (void)prctl(PR_SET_NAME, "ucm-streams");
     pthread_mutex_lock(&w->mutex);
     while (!w->quit) {
-        struct stream_wait *wait = next_to_ask(w);
+        struct stream_wait *wait = next_to_poll(w);
 
         if (wait) {
-            ask(w, wait);
+            poll_task(w, wait);
         } else if (TAILQ_EMPTY(&w->pending)) {
             pthread_cond_wait(&w->changed, &w->mutex);
         } else {
@@ -150,13 +149,13 @@ static int thread_start(struct stream_waits *w)
 
 /* ---- waits ---- */
 
-static int slot_begin(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
-                      int64_t deadline_ns, struct stream_wait **out, uint32_t *value)
+static int entry_begin(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
+                       int64_t deadline_ns, struct stream_wait **out, uint32_t *value)
 {
     struct stream_wait *wait;
 
     pthread_mutex_lock(&w->mutex);
-    wait = slot_find(w);
+    wait = entry_find(w);
     if (!wait || thread_start(w) != 0) {
         pthread_mutex_unlock(&w->mutex);
         return wait ? -UCM_ENOMEMORY : -UCM_EBUSY;
@@ -175,8 +174,8 @@ static int slot_begin(struct stream_waits *w, struct ucm_task *task, uint32_t la
     return 0;
 }
 
-/* The stream's wait is enqueued without the mutex: where the stream's queue is full of what stands
- * behind earlier waits, it lasts until the thread has ended one of them. */
+/* Enqueues the stream's wait without the mutex: if the stream's queue is full of work behind earlier
+ * waits, enqueuing blocks until the thread has ended one of them. */
 int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
                      CUstream stream, int timeout_ms, CUresult *error)
 {
@@ -188,16 +187,16 @@ int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t lay
 
     if (over(task, layers, 0))
         return 0;
-    r = slot_begin(w, task, layers, deadline_ns, &wait, &value);
+    r = entry_begin(w, task, layers, deadline_ns, &wait, &value);
     if (r != 0)
         return r;
-    rc = cuStreamWaitValue32(stream, w->words_gpu + (size_t)(wait - w->slots) * sizeof *w->words,
+    rc = cuStreamWaitValue32(stream, w->words_gpu + (size_t)(wait - w->entries) * sizeof *w->words,
                              value, CU_STREAM_WAIT_VALUE_GEQ);
     if (rc == CUDA_SUCCESS)
         return 0;
     pthread_mutex_lock(&w->mutex);
     if (wait->value == value)
-        slot_free(w, wait);
+        entry_free(w, wait);
     pthread_mutex_unlock(&w->mutex);
     *error = rc;
     return -UCM_EDEVICE;
@@ -209,22 +208,22 @@ int stream_waits_end(struct stream_waits *w, struct ucm_task *task)
 
     pthread_mutex_lock(&w->mutex);
     for (unsigned i = 0; i < STREAM_WAITS; i++) {
-        struct stream_wait *wait = &w->slots[i];
+        struct stream_wait *wait = &w->entries[i];
         uint32_t layers = wait->layers, value = wait->value;
         bool landed;
 
         if (wait->task != task)
             continue;
-        pthread_mutex_unlock(&w->mutex); /* the call may have a broken connection to end */
+        pthread_mutex_unlock(&w->mutex); /* over() may have to end a broken connection */
         landed = over(task, layers, 0);
         pthread_mutex_lock(&w->mutex);
         if (wait->task != task || wait->value != value)
-            continue; /* the thread has seen that it is over */
+            continue; /* the thread ended it */
         if (wait->state == STREAM_WAIT_GIVEN_UP || !landed)
             r = -UCM_EDEADLINE;
-        slot_free(w, wait);
+        entry_free(w, wait);
     }
-    while (w->asked == task) /* a slice at the most */
+    while (w->polled == task) /* for TURN_MS at most */
         pthread_cond_wait(&w->changed, &w->mutex);
     pthread_mutex_unlock(&w->mutex);
     return r;
@@ -282,8 +281,8 @@ void stream_waits_stop(struct stream_waits *w)
     w->runs = false;
 }
 
-/* A context that can't be synchronized may have streams that are still to look at a word: then the
- * words stay for as long as the context does. */
+/* A context that can't be synchronized may have streams that will still poll a word: then the words
+ * stay as long as the context. */
 void stream_waits_close(struct stream_waits *w)
 {
     if (ucm_context_enter(w->context) == CUDA_SUCCESS) {

@@ -1,25 +1,26 @@
-/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd, and its streams wait
- * for what is loaded. Optional: everything works without it, and the daemon uses it only where it
- * pays, which is for chunks below 512 KiB.
+/* libucmclient_cuda: lets a worker's own process move small chunks for ucmd, and lets its streams
+ * wait for loads. Optional: everything works without it, and the daemon uses it only where it pays,
+ * which is for chunks below 512 KiB.
  *
- * The companion keeps a ring of slices in the worker's GPU memory (64 MiB unless asked otherwise).
- * The daemon's copy engines move whole slices over the bus, and a kernel of the companion, on a
- * stream of high priority of its own, scatters them to the worker's pages or gathers them. So small
- * chunks reach the bus's speed, and the worker's kernels don't have to take turns with another
+ * The companion keeps a staging ring: slices of the worker's GPU memory, 64 MiB by default. The
+ * daemon's copy engines move whole slices over the bus. A kernel of the companion, on a
+ * high-priority stream of its own, scatters them to the worker's pages or gathers them. So small
+ * chunks reach the bus's speed, and the worker's kernels need not take turns with another
  * process's.
  *
- * What ucm_load and ucm_dump promise stays: a load is done only when its bytes are visible to any
- * kernel launched after; a dump reads only after its event. A companion that gets no processor for
- * 20 ms is passed by; one whose daemon is gone moves nothing any more. Its kernels run beside the
- * worker's, but CUDA holds up every launch in a process while it loads another kernel lazily behind
- * one that runs: a worker with kernels that run for seconds sets CUDA_MODULE_LOADING=EAGER.
+ * ucm_load and ucm_dump keep their promises: a load is done only when its bytes are visible to any
+ * kernel launched afterwards; a dump reads only after its event. The daemon copies without the
+ * companion when that gets no processor for 20 ms. A companion whose daemon is gone moves nothing.
+ * Its kernels run beside the worker's. But while CUDA loads a kernel lazily behind a kernel that
+ * runs, it blocks every launch in the process: a worker with kernels that run for seconds should set
+ * CUDA_MODULE_LOADING=EAGER.
  *
- * Threads: every function may be called from any thread, but none of a handle during or after its
- * ucm_cuda_close. The library has two threads of its own a handle: one launches kernels (it sleeps
- * while there is nothing to move), one sees to it that a new connection gets a new ring. The first
- * ucm_cuda_stream_wait that has to wait begins a third. It uses the GPU's primary context, which is
- * the CUDA runtime's, and leaves each caller's current one alone. Fork: as ucmclient.h says; close
- * nothing in the child.
+ * Threads: call every function from any thread, but none of a handle during or after its
+ * ucm_cuda_close. The library runs two threads a handle: one launches kernels and sleeps while there
+ * is nothing to move, one registers the ring again after a reconnect. The first
+ * ucm_cuda_stream_wait that has to wait starts a third. The library uses the GPU's primary context,
+ * which is the CUDA runtime's, and does not change the caller's current context. Fork: as
+ * ucmclient.h says; close nothing in the child.
  *
  * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. Outputs are untouched
  * on failure. Timeouts as in ucmclient.h. */
@@ -39,26 +40,25 @@ struct ucm_cuda_options {
     uint32_t slices;      /* 2 to 8; 0: 4 */
 };
 
-/* The sentence of the calling thread's last failed call into this library, "" when there was none.
- * Valid until the thread's next call into it. */
+/* The sentence of the calling thread's last failed call into this library; "" when no call failed.
+ * Valid until the thread's next call. */
 UCM_API const char *ucm_cuda_errmsg(void);
 
-/* Makes the ring on the GPU with that UUID (16 bytes) and registers it; one a client and GPU.
- * options may be NULL. On success *out is the caller's, to close before the client. */
+/* Creates the ring on the GPU with that UUID (16 bytes) and registers it; one a client and GPU.
+ * options may be NULL. On success the caller owns *out and closes it before the client. */
 UCM_API int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
                           const struct ucm_cuda_options *options, int timeout_ms,
                           struct ucm_cuda **out);
-/* Lets every stream go on that still waits by ucm_cuda_stream_wait, waits for what moves through
- * the ring, and frees it; its regions must have been unregistered. On an error the handle stays, as
- * the daemon may still use the ring: call again, or ucm_cuda_abandon, before ucm_close. Where a
- * stream ever waited, it waits for all work of the context, as cudaDeviceSynchronize would, however
- * long that takes. NULL is fine.
- */
+/* Lets every stream go on that still waits (ucm_cuda_stream_wait), waits for copies through the
+ * ring, and frees it. Unregister its regions first. On an error the handle stays, because the daemon
+ * may still use the ring: call again, or ucm_cuda_abandon, before ucm_close. If a stream ever
+ * waited, this waits for all work of the context, as cudaDeviceSynchronize does, however long that
+ * takes. NULL is fine. */
 UCM_API int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms);
-/* Closes without asking the daemon, for one that does not answer; regions need not be unregistered.
- * Waits for kernels under way. The client's ucm_close must come next, with which the daemon's
- * copies end (ucmclient.h says when); until then they may write to the regions' memory. NULL is
- * fine. */
+/* Closes without asking the daemon, for a daemon that does not answer; regions need not be
+ * unregistered. Waits for kernels under way. Call the client's ucm_close next: it ends the daemon's
+ * copies (ucmclient.h says when), which may write to the regions' memory until then. NULL is fine.
+ */
 UCM_API void ucm_cuda_abandon(struct ucm_cuda *cuda);
 
 /* ucm_region_register for a region on that GPU whose copies may go through the ring. addresses[i]:
@@ -67,8 +67,8 @@ UCM_API int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace
                                      const struct ucm_region_spec *spec, const uint64_t *addresses,
                                      int timeout_ms, struct ucm_region **out);
 /* ucm_region_unregister, which says when the memory may be freed, for a region of the call above.
- * Behind the daemon's answer it waits for a kernel of the region's that still runs, as cudaFree
- * would. */
+ * After the daemon's answer it waits for a kernel of the region that still runs, as cudaFree would.
+ */
 UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
                                        int timeout_ms);
 
@@ -100,11 +100,11 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
  * not tried. Don't close a handle whose streams waited while a graph is captured. */
 UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
                                  void *stream, int timeout_ms);
-/* Of a task with such waits, before ucm_task_free: ends those that are left (their streams go on),
- * and returns when the library does not look at the task any more. 0: every wait ended because its
- * layers lay there, or the task had failed, which its result tells. -UCM_EDEADLINE: a stream went
- * on before, by its timeout, this call or ucm_cuda_close; what it then read may be anything, though
- * the task's result is good. It says so once: further calls for the task return 0. */
+/* Call this for a task with such waits before ucm_task_free. Ends the waits that are left (their
+ * streams go on), and returns when the library no longer uses the task. 0: every wait ended because
+ * its layers were there, or because the task failed, which its result says. -UCM_EDEADLINE: a stream
+ * went on early, by its timeout, this call or ucm_cuda_close; it may have read anything, though the
+ * task's result is good. Reported once: further calls for the task return 0. */
 UCM_API int ucm_cuda_stream_waits_end(struct ucm_cuda *cuda, struct ucm_task *task);
 
 #ifdef __cplusplus

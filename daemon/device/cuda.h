@@ -1,5 +1,5 @@
-/* GPUs of the CUDA driver. Inside this room only; no CUDA type in it, so that who includes it
- * builds without CUDA's headers. In a build without CUDA there is no driver. */
+/* GPUs of the CUDA driver. Inside this room only. It uses no CUDA type, so that device.c builds
+ * without CUDA's headers; cuda_none.c takes the place of the driver there. */
 #ifndef UCMD_DEVICE_CUDA_H
 #define UCMD_DEVICE_CUDA_H
 
@@ -9,7 +9,7 @@ struct cuda_gpu_id {
     char name[64];
     uint8_t uuid[UCM_UUID_BYTES];
     int ordinal;
-    char pci[24]; /* address, "0000:3b:00.0"; "": not told */
+    char pci[24]; /* address, "0000:3b:00.0"; "": not known */
 };
 
 struct cuda_gpus {

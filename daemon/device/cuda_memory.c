@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Registering takes about 50 ms a GiB and holds up the driver: pieces of this size bound that, and
- * a job waits for no more than those that it needs. */
+/* Registering takes about 50 ms a GiB and blocks the driver. Pieces of this size bound that, and a
+ * job waits only for the pieces that it needs. */
 #define GPU_PIN_BYTES (256ull << 20)
 
 /* The first pin whose end is above the address. */
@@ -37,7 +37,7 @@ static int memory_grow(struct gpu_memory *m)
     return 0;
 }
 
-/* Without memory for the list the rest stays unknown, and jobs with slots there are refused. */
+/* Without memory for the list the rest stays unknown, and begin() refuses jobs with slots there. */
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes)
 {
     while (bytes > 0) {
@@ -55,9 +55,9 @@ void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes)
     }
 }
 
-/* Portable: one registration serves all GPUs, and only one of them may make it. Kernels are given
- * host addresses as they are, so the GPU must see the memory at the same address; it does on every
- * 64-bit Linux. */
+/* Portable: one registration serves all GPUs, and only one GPU may make it. Kernels get host
+ * addresses unchanged, so the GPU must see the memory at the same address; it does on every 64-bit
+ * Linux. */
 static CUresult pin(struct gpu *g, struct gpu_pin *p)
 {
     void *memory = (void *)(uintptr_t)p->base;
@@ -79,7 +79,7 @@ static CUresult pin(struct gpu *g, struct gpu_pin *p)
     return r;
 }
 
-/* One slot's bytes; *last is the pin of the slot before, where this one most likely is too. */
+/* Of one slot; *last is the pin of the slot before, which most likely holds this one, too. */
 static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uint64_t end,
                       size_t *last)
 {
@@ -136,7 +136,7 @@ void gpu_memory_pin_one(struct gpu *g)
 {
     for (size_t i = 0; i < g->memory.n; i++) {
         if (g->memory.pins[i].state == GPU_PIN_NEW) {
-            (void)pin(g, &g->memory.pins[i]); /* a job that needs it will say what is wrong */
+            (void)pin(g, &g->memory.pins[i]); /* a job that needs it reports the error */
             return;
         }
     }

@@ -25,7 +25,7 @@ static struct run run_at(const struct ucm_copy_plane *planes, uint32_t first, ui
 
 /* ---- one item after the other, rows over planes ---- */
 
-/* Does the run go on at `e`'s pitch, as its next row? The second row sets the pitch. */
+/* Is the run the next row of `e`? The second row sets the pitch. */
 static bool row_joins(const struct plan_extent *e, const struct ucm_copy_plane *first,
                       const struct ucm_copy_plane *next, uint64_t width)
 {
@@ -45,7 +45,7 @@ static bool row_joins(const struct plan_extent *e, const struct ucm_copy_plane *
            slot_pitch <= PLAN_PITCH_MAX;
 }
 
-/* The extent of block 0 in a slot at 0 that begins at plane *p, which moves behind it. */
+/* The extent of block 0 in a slot at 0 that begins at plane *p; advances *p past it. */
 static struct plan_extent rows_at(const struct ucm_copy_plane *planes, uint32_t *p,
                                   uint32_t n_planes)
 {
@@ -95,7 +95,7 @@ static void emit_by_item(const struct ucm_copy_plane *planes, uint32_t n_planes,
 
 /* ---- one plane after the other, rows over items ---- */
 
-/* How many items from `first` on are consecutive blocks whose slots lie a fixed distance apart. */
+/* Counts the items from `first` on that are consecutive blocks in slots a fixed distance apart. */
 static uint32_t items_in_row(const struct ucm_copy_item *items, uint32_t first, uint32_t n_items)
 {
     uint32_t n = 1;

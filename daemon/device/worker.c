@@ -9,10 +9,10 @@
 
 #define STAT_FLAGS 9
 #define STAT_START 22
-#define FLAG_EXITING 0x4 /* PF_EXITING, set by the kernel first of all when a process exits */
+#define FLAG_EXITING 0x4 /* PF_EXITING, which the kernel sets first when a process exits */
 
-/* Field n of /proc/<pid>/stat, n > 2. The second is the program's name in brackets, which may hold
- * anything. */
+/* Field n of /proc/<pid>/stat, n > 2. The second field is the program's name in brackets, which may
+ * hold anything. */
 static int stat_field(const char *text, unsigned n, uint64_t *out)
 {
     const char *p = strrchr(text, ')');
@@ -30,7 +30,7 @@ static int stat_field(const char *text, unsigned n, uint64_t *out)
     return errno != 0 || end == p ? -EIO : 0;
 }
 
-/* Reads from the start, so that the kernel writes the text anew. -ESRCH: the process has gone. */
+/* Reads from offset 0, so that the kernel writes the text again. -ESRCH: the process is gone. */
 static int stat_read(int fd, uint64_t *flags, uint64_t *start)
 {
     char text[1024];

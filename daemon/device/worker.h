@@ -11,12 +11,11 @@
 
 struct worker {
     pid_t pid;
-    uint64_t start; /* clock ticks after boot: tells processes apart that had one pid in turn */
-    int fd;         /* of /proc/<pid>/stat, which names the process and not its number; -1: none */
+    uint64_t start; /* clock ticks after boot; differs between processes that had the same pid */
+    int fd;         /* /proc/<pid>/stat, bound to the process and not to its number; -1: none */
 };
 
-/* 0, or -errno: the process has gone, or cannot be seen from here. worker_close is harmless then.
- */
+/* 0, or -errno: the process is gone, or not visible from here. worker_close is harmless then. */
 int worker_open(struct worker *w, pid_t pid);
 bool worker_alive(const struct worker *w);
 void worker_close(struct worker *w);
