@@ -201,7 +201,7 @@ suite() {
         # Long, and of one thread.
         test_cache_random | test_index | test_index_full | test_plan) [ "$label" = tsan ] || work+=("$program") ;;
         # Of disks, deadlines and starts.
-        test_entries | test_place | test_keep | test_cuda_faults | test_damage | test_restart | test_disk | \
+        test_entries | test_place | test_keep | test_damage | test_restart | test_disk | \
             test_durability | test_share_gc)
             waits+=("$program") ;;
         *) work+=("$program") ;;

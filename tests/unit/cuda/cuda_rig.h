@@ -82,6 +82,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
     cr_assert(mkdtemp(folder));
     calibration_write();
     fake_cuda_install();
+    fake_clock_stop();
     uv_loop_init(&loop);
     cr_assert_eq(device_set_new(&loop, &config, &set, note, &e), 0, "%s", e.text);
     cr_assert_eq(device_set_count(set), 1 + FAKE_GPUS);
@@ -135,6 +136,17 @@ static inline int job_wait(struct test_job *j)
         uv_run(&loop, UV_RUN_ONCE);
     fake_cuda_fence();
     return j->status;
+}
+
+/* Lets the daemon's clock pass until the job is done. */
+static inline int job_wait_passing(struct test_job *j)
+{
+    while (!j->done) {
+        fake_clock_pass(5);
+        uv_run(&loop, UV_RUN_NOWAIT);
+        usleep(200);
+    }
+    return job_wait(j);
 }
 
 static inline int control(enum device_op op, struct device_region *region,

@@ -29,7 +29,8 @@ struct op {
     const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
     uint64_t planes, items;       /* a kernel, when n_items is not 0 */
     uint32_t n_planes, n_items, direction, slow_us;
-    size_t n; /* or copies */
+    bool companion; /* a kernel of the companion's */
+    size_t n;       /* or copies */
     struct rows rows[];
 };
 
@@ -45,7 +46,45 @@ static unsigned objects;  /* streams and events */
 static unsigned enqueued; /* on all streams, and not done */
 static uint64_t seed = 88172645463325252u;
 static atomic_uint delay_us, slow_us, lost, bad_records;
-static atomic_bool no_waits, capturing;
+static atomic_bool no_waits, capturing, held, holds;
+static atomic_ullong stopped_ms; /* 0: the clock runs */
+
+/* ---- the clock: the linker puts this in place of job_clock_ms ---- */
+
+uint64_t __real_job_clock_ms(void);
+uint64_t __wrap_job_clock_ms(void);
+uint64_t __wrap_job_clock_ms(void)
+{
+    uint64_t ms = atomic_load(&stopped_ms);
+
+    return ms != 0 ? ms : __real_job_clock_ms();
+}
+
+void fake_clock_stop(void)
+{
+    atomic_store(&stopped_ms, __real_job_clock_ms());
+}
+
+void fake_clock_pass(unsigned ms)
+{
+    atomic_fetch_add(&stopped_ms, ms);
+}
+
+uint64_t fake_clock_ms(void)
+{
+    return __wrap_job_clock_ms();
+}
+
+void fake_cuda_hold(bool hold)
+{
+    atomic_store(&holds, false);
+    atomic_store(&held, hold);
+}
+
+bool fake_cuda_holds(void)
+{
+    return atomic_load(&holds);
+}
 
 void fake_cuda_delay(unsigned max_us)
 {
@@ -162,6 +201,10 @@ static void *stream_run(void *arg)
         } else if (!o->event) {
             wait_a_little();
             usleep(o->slow_us);
+            while (o->companion && atomic_load(&held)) {
+                atomic_store(&holds, true);
+                usleep(50);
+            }
             op_run(o);
         }
         pthread_mutex_lock(&mutex);
@@ -281,7 +324,7 @@ CUresult cuStreamDestroy(CUstream s)
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUstream s, void **arguments, unsigned takes_us)
+static CUresult launch(CUstream s, void **arguments, bool companion)
 {
     struct op *o = op_new(0);
 
@@ -290,7 +333,8 @@ static CUresult launch(CUstream s, void **arguments, unsigned takes_us)
     o->items = *(uint64_t *)arguments[2];
     o->n_items = *(uint32_t *)arguments[3];
     o->direction = *(uint32_t *)arguments[5];
-    o->slow_us = takes_us;
+    o->companion = companion;
+    o->slow_us = companion ? atomic_load(&slow_us) : 0;
     return op_send(s, o);
 }
 
@@ -300,7 +344,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
                         void **extra)
 {
     (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return launch(s, arguments, atomic_load(&slow_us));
+    return launch(s, arguments, true);
 }
 
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
@@ -308,7 +352,7 @@ CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigne
                                  void **arguments, void **extra)
 {
     (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return launch(s, arguments, 0);
+    return launch(s, arguments, false);
 }
 
 static struct rows rows_of(const CUDA_MEMCPY2D *c)

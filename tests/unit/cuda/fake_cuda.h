@@ -26,6 +26,15 @@ void fake_cuda_delay(unsigned max_us);
 void fake_cuda_lose(CUresult r);
 /* The companion's kernels take so long. */
 void fake_cuda_slow(unsigned us);
+/* The companion's kernels don't begin before this is called with false. */
+void fake_cuda_hold(bool hold);
+bool fake_cuda_holds(void); /* one of them at least waits for that */
+/* The clock by which the daemon's device room counts its timeouts (job_clock_ms). It stands still
+ * from the first call on and moves by fake_clock_pass only, so that no timeout depends on how busy
+ * the host is. */
+void fake_clock_stop(void);
+void fake_clock_pass(unsigned ms);
+uint64_t fake_clock_ms(void);
 /* The companion's next n events can't be recorded. */
 void fake_cuda_fail_records(unsigned n);
 /* No stream can wait for a word; every stream is being captured. */

@@ -89,13 +89,12 @@ Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
     worker_ring(&w, getpid(), MIB, 4);
     copy_half(&j, &w, DEVICE_LOAD);
     job_submit(&j, gpu);
-    while (!posted(&w) && !j.done)
+    while (!posted(&w))
         uv_run(&loop, UV_RUN_NOWAIT);
     hang_up();
-    if (job_wait(&j) != 0) { /* else it was revoked before */
-        expect_given_up(&j);
-        cr_expect_eq(memcmp(zeros, (void *)(uintptr_t)w.memory, w.bytes), 0);
-    }
+    fake_clock_pass(20);
+    expect_given_up(&j);
+    cr_expect_eq(memcmp(zeros, (void *)(uintptr_t)w.memory, w.bytes), 0);
     end();
 }
 
@@ -112,16 +111,17 @@ Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
     fake_cuda_event_handle(event, handle);
     copy_half(&j, &w, DEVICE_DUMP);
     j.job.event = handle;
-    j.job.deadline_ms = uv_hrtime() / 1000000 + 3600000;
+    j.job.deadline_ms = fake_clock_ms() + 3600000;
     job_submit(&j, gpu);
     loop_for(20);
     hang_up();
+    fake_clock_pass(10);
     expect_given_up(&j);
     cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
     end();
 }
 
-/* ---- claimed turns ---- */
+/* ---- claimed orders ---- */
 
 static bool claimed(const struct worker_side *of)
 {
@@ -132,23 +132,16 @@ static bool claimed(const struct worker_side *of)
     return false;
 }
 
-/* A copy of which the companion has claimed a turn, whose kernel takes long. On a busy host it may
- * be too late for that: then the ring rests for a second, and once more. */
+/* A copy of which the companion has claimed an order; its kernel does not begin yet. The clock
+ * stands still, so the companion is never too late. */
 static void begin_claimed(struct test_job *j, enum device_op op)
 {
-    fake_cuda_slow(1500000);
     worker_companion(&w, MIB, 4);
-    for (unsigned attempt = 0; attempt < 12; attempt++) {
-        copy_half(j, &w, op);
-        job_submit(j, gpu);
-        while (!j->done) {
-            if (claimed(&w))
-                return;
-            uv_run(&loop, UV_RUN_NOWAIT);
-        }
-        loop_for(1100);
-    }
-    cr_assert_fail("no turn was claimed");
+    fake_cuda_hold(true);
+    copy_half(j, &w, op);
+    job_submit(j, gpu);
+    while (!claimed(&w) || !fake_cuda_holds())
+        uv_run(&loop, UV_RUN_NOWAIT);
 }
 
 Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
@@ -158,8 +151,8 @@ Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
     begin(COPY_STAGED);
     begin_claimed(&j, DEVICE_DUMP);
     hang_up();
+    fake_cuda_hold(false);
     expect_given_up(&j);
-    fake_cuda_slow(0);
     end();
 }
 
@@ -176,11 +169,12 @@ Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed, .timeout = 6
     copy_half(&k, &other, DEVICE_LOAD);
     job_submit(&k, gpu);
     cr_expect_eq(job_wait(&k), -EIO);
-    cr_expect(!j.done || !claimed(&w));
+    loop_for(20);
+    cr_expect(!j.done, "its kernel may still write");
+    fake_cuda_hold(false);
     cr_expect_eq(job_wait(&j), -EIO, "%s", j.job.error.text);
-    cr_expect(!claimed(&w), "its kernel may still write");
+    cr_expect(!claimed(&w));
     fake_cuda_lose(CUDA_SUCCESS);
-    fake_cuda_slow(0);
     worker_end(&other);
     end();
 }
@@ -193,31 +187,24 @@ Test(cuda_hangup, copies_that_wait_for_slices_hold_up_nobody, .timeout = 60)
 {
     static struct worker_side other;
     static struct test_job many[MANY], one;
-    unsigned left = 0;
 
     begin(COPY_STAGED);
     worker_begin(&other, getpid(), 2, 4096, 0);
     worker_companion(&w, 65536, 4);
-    fake_cuda_slow(300000);
-    for (unsigned attempt = 0; attempt < 10 && left == 0; attempt++) {
-        for (unsigned i = 0; i < MANY; i++) {
-            copy_init(&many[i], &w, DEVICE_LOAD);
-            copy_add(&many[i], &w, i, i);
-            job_submit(&many[i], gpu);
-        }
-        copy_half(&one, &other, DEVICE_LOAD);
-        job_submit(&one, gpu);
-        cr_assert_eq(job_wait(&one), 0, "%s", one.job.error.text);
-        /* Slices are waited for for a tenth of a second, then the ring rests. */
-        for (unsigned i = 0; i < MANY; i++)
-            left += !many[i].done;
-        left = left == MANY ? left : 0;
-        for (unsigned i = 0; i < MANY; i++)
-            cr_assert_eq(job_wait(&many[i]), 0, "%s", many[i].job.error.text);
-        loop_for(1100);
+    fake_cuda_hold(true);
+    for (unsigned i = 0; i < MANY; i++) {
+        copy_init(&many[i], &w, DEVICE_LOAD);
+        copy_add(&many[i], &w, i, i);
+        job_submit(&many[i], gpu);
     }
-    cr_expect_eq(left, MANY, "it stood behind them");
-    fake_cuda_slow(0);
+    copy_half(&one, &other, DEVICE_LOAD);
+    job_submit(&one, gpu);
+    cr_assert_eq(job_wait(&one), 0, "%s", one.job.error.text);
+    for (unsigned i = 0; i < MANY; i++)
+        cr_expect_not(many[i].done);
+    fake_cuda_hold(false);
+    for (unsigned i = 0; i < MANY; i++)
+        cr_assert_eq(job_wait(&many[i]), 0, "%s", many[i].job.error.text);
     worker_end(&other);
     end();
     hang_up();

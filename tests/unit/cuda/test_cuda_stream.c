@@ -261,14 +261,18 @@ Test(cuda_stream, goes_on_at_its_deadline_and_that_is_told)
 {
     struct ucm_task *task = load(1);
     int64_t begun = fake_now_ms();
+    CUstream late;
 
+    cr_assert_eq(cuStreamCreateWithPriority(&late, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
     await(task, 2, stream, NEVER_MS);
-    await(task, 2, stream, 50);
-    await(task, 1, stream, 50);
-    fake_sleep_ms(60);
+    await(task, 2, late, 50);
+    await(task, 1, late, 50);
+    expect_free(late);
+    cr_expect_geq(fake_now_ms() - begun, 50);
+    cr_expect(parked(stream));
     rig_tell_layers(&rig, 0, 2, NULL, 0);
     expect_free(stream);
-    cr_expect_geq(fake_now_ms() - begun, 50);
+    cr_assert_eq(cuStreamDestroy(late), CUDA_SUCCESS);
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     expect_result(task, 0);
     end(task, -UCM_EDEADLINE);
