@@ -2,8 +2,7 @@
  * polls by itself; a thread waits for the tasks with the client library and writes the words.
  *
  * Promises:
- * - Every wait ends at its deadline at the latest, and its stream goes on. Only when the connection
- *   breaks while a companion's kernel is under way may the client library delay that.
+ * - Every wait ends at its deadline at the latest, and its stream goes on.
  * - The thread makes no CUDA call, so nothing that blocks the driver delays a wait's end.
  * - A word only grows, so a stream that reaches a wait late does not stop, even if the wait's entry
  *   has another wait by then.

@@ -75,29 +75,31 @@ UCM_API int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region 
 /* ---- streams that wait for layers ---- */
 
 /* Makes `stream` (a cudaStream_t or CUstream of the GPU's primary context) wait until the first
- * `layers` layers of the load lie in all blocks, as ucm_task_wait_layers says (UINT32_MAX: until
- * the task is done), and returns: kernels that are enqueued behind it begin after that, and no
- * thread of the caller's waits. Layers that lie there already cost the stream nothing. While
- * several loads are waited for, all but the oldest wait's may be told of a millisecond late.
+ * `layers` layers of the load are in all blocks, as ucm_task_wait_layers defines (UINT32_MAX: until
+ * the task is done), and returns at once. Kernels enqueued afterwards begin after that; no thread
+ * of the caller waits. Layers that are there already cost the stream nothing. While several loads
+ * are awaited, the stream may go on up to 1 ms late for all but the oldest.
  *
- * Nothing stays parked: the stream goes on, too, when the task failed or was cancelled, when the
- * connection broke, or timeout_ms after this call (negative: 10 s). So what was computed behind it
- * may be believed only when the task's result is good (ucm_task_check, ucm_task_wait) and
- * ucm_cuda_stream_waits_end returned 0.
+ * The stream also goes on when the task fails or is cancelled, when the connection breaks, or
+ * timeout_ms after this call (negative: 10 s). So trust what was computed after the wait only when
+ * the task's result is good (ucm_task_check, ucm_task_wait) and ucm_cuda_stream_waits_end returned
+ * 0.
  *
  * -UCM_EBUSY: 256 waits are pending, or were given up and not ended yet. -UCM_EINVALID: the stream
  * is of another context, or is being captured into a graph.
  *
- * What the caller must know: CUDA does not see what the stream waits for. While it waits, so does
- * whoever calls cudaDeviceSynchronize or what synchronizes by itself (cudaFree, registering and
- * unregistering of regions here), loads a kernel lazily (CUDA_MODULE_LOADING=EAGER), or launches
- * into a full queue, some thousand launches behind; at the longest until the timeout. A wait on the
- * legacy default stream holds up every stream that is not non-blocking. Streams beyond
- * CUDA_DEVICE_MAX_CONNECTIONS share queues, so that others of the caller's may stand behind the
- * wait. The companion's kernels must not, as the load may need them: their streams have the two
- * highest priorities, which a stream that waits should not have. Where a launch into a full queue
- * holds up the whole driver, a load through slices would fail after 5 s and leave the ring unused:
- * not tried. Don't close a handle whose streams waited while a graph is captured. */
+ * CUDA does not know what the stream waits for. Note:
+ * - While it waits, these block, until the timeout at the longest: cudaDeviceSynchronize and what
+ *   synchronizes by itself (cudaFree, registering and unregistering of regions here); lazy loading
+ *   of a kernel (set CUDA_MODULE_LOADING=EAGER); a launch into a full queue, some thousand launches
+ *   behind.
+ * - A wait on the legacy default stream blocks every stream that is not non-blocking.
+ * - Streams beyond CUDA_DEVICE_MAX_CONNECTIONS share queues, so other streams may block, too.
+ * - The companion's kernels must not block, as the load may need them. Their streams have the two
+ *   highest priorities: give a stream that waits a lower one.
+ * - If a launch into a full queue blocked the whole driver, a load through slices would fail after
+ *   5 s and leave the ring unused. This was not tried.
+ * - Don't close a handle whose streams waited while a graph is being captured. */
 UCM_API int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t layers,
                                  void *stream, int timeout_ms);
 /* Call this for a task with such waits before ucm_task_free. Ends the waits that are left (their
