@@ -7,27 +7,6 @@
 #define GPU_PROBE_STAGED_NS 150000000ull
 #define GPU_PROBE_DRAIN_NS 3000000ull
 
-CUresult gpu_probe_open(struct gpu *g)
-{
-    int least, greatest;
-    CUresult r = cuda.cuCtxGetStreamPriorityRange(&least, &greatest);
-
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamCreateWithPriority(&g->probe.stream, CU_STREAM_NON_BLOCKING, greatest);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuEventCreate(&g->probe.done, CU_EVENT_DISABLE_TIMING);
-    return r;
-}
-
-void gpu_probe_close(struct gpu *g)
-{
-    if (g->probe.done)
-        (void)cuda.cuEventDestroy(g->probe.done);
-    if (g->probe.stream)
-        (void)cuda.cuStreamDestroy(g->probe.stream);
-    g->probe = (struct gpu_probe){0};
-}
-
 /* How long an empty kernel takes. BUSY_PROBE_TURN_NS: longer than that, or it failed; it may still
  * run then. */
 static uint64_t probe_ns(struct gpu *g)

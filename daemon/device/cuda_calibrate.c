@@ -34,7 +34,7 @@ struct bench {
 static CUresult copy_extents(struct bench *b, uint64_t width, uint32_t rows, uint64_t bytes)
 {
     uint32_t n = (uint32_t)(bytes / width / rows);
-    struct plan_extent *extents = gpu_dma_extents(b->g);
+    struct plan_extent *extents = b->g->dma.extents;
     uint64_t pitch = b->pages_bytes / rows;
 
     for (uint32_t i = 0; i < n; i++)

@@ -68,61 +68,67 @@ static CUresult streams_create(struct gpu *g)
 {
     int least, greatest;
     CUresult r = cuda.cuCtxGetStreamPriorityRange(&least, &greatest);
+    const struct {
+        CUstream *stream;
+        int priority;
+    } streams[] = {{&g->streams[UCM_COPY_LOAD].stream, greatest},
+                   {&g->streams[UCM_COPY_DUMP].stream, least},
+                   {&g->uploads, greatest},
+                   {&g->probe.stream, greatest}};
 
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamCreateWithPriority(&g->streams[UCM_COPY_LOAD].stream,
-                                            CU_STREAM_NON_BLOCKING, greatest);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamCreateWithPriority(&g->streams[UCM_COPY_DUMP].stream,
-                                            CU_STREAM_NON_BLOCKING, least);
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuStreamCreateWithPriority(&g->uploads, CU_STREAM_NON_BLOCKING, greatest);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 4; i++)
+        r = cuda.cuStreamCreateWithPriority(streams[i].stream, CU_STREAM_NON_BLOCKING,
+                                            streams[i].priority);
     return r;
 }
 
 static CUresult launches_create(struct gpu *g)
 {
     size_t n = 2 * GPU_LAUNCHES * GPU_LAUNCH_ITEMS;
-    void *items;
-    CUresult r = cuda.cuMemHostAlloc(&items, n * sizeof(*g->items),
+    CUresult r = cuda.cuMemHostAlloc((void **)&g->items, n * sizeof(*g->items),
                                      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
 
-    if (r != CUDA_SUCCESS)
-        return r;
-    g->items = items;
     for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * GPU_LAUNCHES; i++) {
         struct gpu_launch *l = &g->streams[i / GPU_LAUNCHES].launches[i % GPU_LAUNCHES];
 
         l->items = g->items + i * GPU_LAUNCH_ITEMS;
         r = cuda.cuEventCreate(&l->done, CU_EVENT_DISABLE_TIMING);
     }
-    return r;
+    return r == CUDA_SUCCESS ? cuda.cuEventCreate(&g->probe.done, CU_EVENT_DISABLE_TIMING) : r;
+}
+
+static void event_destroy(CUevent event)
+{
+    if (event)
+        (void)cuda.cuEventDestroy(event);
+}
+
+static void stream_destroy(CUstream stream)
+{
+    if (stream)
+        (void)cuda.cuStreamDestroy(stream);
 }
 
 /* Undoes gpu_context_open, whole or in part. */
 void gpu_context_close(struct gpu *g)
 {
     for (unsigned i = 0; i < 2; i++) {
-        struct gpu_stream *s = &g->streams[i];
-
         for (unsigned j = 0; j < GPU_LAUNCHES; j++)
-            if (s->launches[j].done)
-                (void)cuda.cuEventDestroy(s->launches[j].done);
-        if (s->stream)
-            (void)cuda.cuStreamDestroy(s->stream);
-        *s = (struct gpu_stream){0};
+            event_destroy(g->streams[i].launches[j].done);
+        stream_destroy(g->streams[i].stream);
+        g->streams[i] = (struct gpu_stream){0};
     }
-    if (g->uploads)
-        (void)cuda.cuStreamDestroy(g->uploads);
-    g->uploads = NULL;
-    gpu_probe_close(g);
-    gpu_dma_close(g);
+    event_destroy(g->probe.done);
+    stream_destroy(g->probe.stream);
+    stream_destroy(g->uploads);
     if (g->items)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
         (void)cuda.cuModuleUnload(g->module);
     (void)cuda.cuCtxSetCurrent(NULL);
     (void)cuda.cuDevicePrimaryCtxRelease(g->dev);
+    g->probe = (struct gpu_probe){0};
+    g->uploads = NULL;
     g->items = NULL;
     g->module = NULL;
     g->context = NULL;
@@ -150,10 +156,6 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
         r = streams_create(g);
     if (r == CUDA_SUCCESS)
         r = launches_create(g);
-    if (r == CUDA_SUCCESS)
-        r = gpu_probe_open(g);
-    if (r == CUDA_SUCCESS && gpu_dma_init(g) < 0)
-        r = CUDA_ERROR_OUT_OF_MEMORY;
     if (r != CUDA_SUCCESS) {
         gpu_context_close(g);
         return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for copies");

@@ -174,10 +174,10 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
-    pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, false);
+    pick = costs_pick(c, g->dma.extents, extents, piece->bytes, false);
     /* What the engines do best does not depend on others. A companion's kernels count as others'. */
     if (pick == COPY_SM && (g->slices > 0 || gpu_others_run(g)))
-        pick = costs_pick(c, gpu_dma_extents(g), extents, piece->bytes, true);
+        pick = costs_pick(c, g->dma.extents, extents, piece->bytes, true);
     return pick;
 }
 
@@ -194,7 +194,7 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
     if (g->config.strategy != COPY_SM)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
-    cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, gpu_dma_extents(g), extents)
+    cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, g->dma.extents, extents)
                                       : costs_kernel_ns(costs, piece->bytes);
     l->cost_ns = (uint64_t)cost_ns;
     l->begun_ns = uv_hrtime();

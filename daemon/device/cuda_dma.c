@@ -2,36 +2,6 @@
 
 #include "proto/staging.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* One launch: runs go to the driver as one batch, rows as another. The driver reads both before the
- * calls return. */
-struct gpu_dma {
-    struct plan_extent extents[GPU_DMA_EXTENTS];
-    CUdeviceptr to[GPU_DMA_EXTENTS], from[GPU_DMA_EXTENTS];
-    size_t sizes[GPU_DMA_EXTENTS];
-    CUDA_MEMCPY3D_BATCH_OP ops[GPU_DMA_EXTENTS];
-};
-
-int gpu_dma_init(struct gpu *g)
-{
-    g->dma = calloc(1, sizeof(*g->dma));
-    return g->dma ? 0 : -ENOMEM;
-}
-
-void gpu_dma_close(struct gpu *g)
-{
-    free(g->dma);
-    g->dma = NULL;
-}
-
-struct plan_extent *gpu_dma_extents(struct gpu *g)
-{
-    return g->dma->extents;
-}
-
 /* item_bytes: of one slot, from the first plane's offset on. */
 static uint32_t plan(struct gpu *g, enum ucm_copy_direction direction,
                      const struct ucm_copy_plane *planes, uint32_t n_planes,
@@ -45,8 +15,8 @@ static uint32_t plan(struct gpu *g, enum ucm_copy_direction direction,
         if (items[i].memory == 0)
             return 0;
     }
-    n = plan_extents(planes, n_planes, items, n_items, g->dma->extents, GPU_DMA_EXTENTS);
-    return costs_cut(&g->costs.of[direction], g->dma->extents, n, GPU_DMA_EXTENTS);
+    n = plan_extents(planes, n_planes, items, n_items, g->dma.extents, GPU_DMA_EXTENTS);
+    return costs_cut(&g->costs.of[direction], g->dma.extents, n, GPU_DMA_EXTENTS);
 }
 
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
@@ -79,7 +49,7 @@ static CUresult launch_singly(struct gpu *g, CUstream stream, bool load, uint32_
     CUresult r = CUDA_SUCCESS;
 
     for (uint32_t i = 0; r == CUDA_SUCCESS && i < n; i++) {
-        const struct plan_extent *e = &g->dma->extents[i];
+        const struct plan_extent *e = &g->dma.extents[i];
         CUDA_MEMCPY2D c = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                            .srcDevice = load ? e->slot : e->page,
                            .srcPitch = load ? e->slot_pitch : e->page_pitch,
@@ -108,7 +78,7 @@ static CUmemcpy3DOperand operand(uint64_t address, uint64_t pitch)
 static CUresult launch_batches(struct gpu *g, CUstream stream, bool load, uint32_t n)
 {
     CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
-    struct gpu_dma *d = g->dma;
+    struct gpu_dma *d = &g->dma;
     size_t n_runs = 0, n_rows = 0, first = 0;
     CUresult r = CUDA_SUCCESS;
 

@@ -289,7 +289,7 @@ static CUresult slice_launch(struct gpu *g, struct gpu_slice *slice)
         return CUDA_SUCCESS;
     }
     l->strategy = COPY_STAGED;
-    l->cost_ns = (uint64_t)costs_dma_ns(&g->costs.of[direction], gpu_dma_extents(g), n);
+    l->cost_ns = (uint64_t)costs_dma_ns(&g->costs.of[direction], g->dma.extents, n);
     l->begun_ns = uv_hrtime();
     r = gpu_dma_launch(g, direction, n);
     if (r != CUDA_SUCCESS)
@@ -346,7 +346,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     enum ucm_copy_direction direction = job_direction(job);
     const struct costs *costs = &g->costs.of[direction];
     struct ucm_copy_item *items = gpu_launch_next(g, direction)->items;
-    const struct plan_extent *extents = gpu_dma_extents(g);
+    const struct plan_extent *extents = g->dma.extents;
     struct device_job first = *job;
     struct job_piece piece;
     double times, idle_ns, busy_ns, staged_ns;

@@ -79,6 +79,15 @@ struct gpu_memory {
     size_t fresh; /* how many are GPU_PIN_NEW */
 };
 
+/* Scratch of one launch: runs go to the driver as one batch, rows as another. The driver reads both
+ * before the calls return. */
+struct gpu_dma {
+    struct plan_extent extents[GPU_DMA_EXTENTS];
+    CUdeviceptr to[GPU_DMA_EXTENTS], from[GPU_DMA_EXTENTS];
+    size_t sizes[GPU_DMA_EXTENTS];
+    CUDA_MEMCPY3D_BATCH_OP ops[GPU_DMA_EXTENTS];
+};
+
 struct gpu {
     struct work work;
     struct list added; /* under work's mutex: struct gpu_added, memory that the thread adds */
@@ -108,8 +117,8 @@ struct gpu {
     struct list stagings; /* struct gpu_staging */
     uint32_t slices;      /* of all staging rings, under way */
     struct gpu_memory memory;
-    CUstream uploads;    /* never behind copies or kernels */
-    struct gpu_dma *dma; /* scratch */
+    CUstream uploads; /* never behind copies or kernels */
+    struct gpu_dma dma;
     struct costs_table costs;
     struct busy busy;
     struct gpu_probe probe;
@@ -162,8 +171,6 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
 
 /* ---- cuda_busy.c ---- */
 
-CUresult gpu_probe_open(struct gpu *g);
-void gpu_probe_close(struct gpu *g);
 /* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While slices
  * are under way: what was known last. */
 bool gpu_others_run(struct gpu *g);
@@ -184,17 +191,14 @@ void gpu_calibrate(struct gpu *g, char *driver);
 
 /* ---- cuda_dma.c ---- */
 
-int gpu_dma_init(struct gpu *g); /* 0 or -ENOMEM */
-void gpu_dma_close(struct gpu *g);
-/* Computes the extents of a piece between slots and pages and keeps them for gpu_dma_launch. Fills
- * in which memory the items' slots lie. Returns their number; 0: too many for the copy engines. */
+/* Fills g->dma.extents with those of a piece between slots and pages, for gpu_dma_launch, and in the
+ * items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
-/* The same between slots and a slice, where item i begins at slice + i * pitch. Fills items. */
+/* The same between slots and the slice at that address. Fills the items. */
 uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
                             uint64_t slice);
-struct plan_extent *gpu_dma_extents(struct gpu *g); /* those of the last plan */
 /* Enqueues the n extents. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n);
 
