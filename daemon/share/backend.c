@@ -11,6 +11,7 @@
 
 int share_op_place(struct share_op *op)
 {
+    struct block_file_name name;
     int err;
 
     if (op->verb == SHARE_CHECK || op->verb == SHARE_LIST)
@@ -18,9 +19,10 @@ int share_op_place(struct share_op *op)
     op->file.payload_bytes = op->bytes;
     if (op->by_name) {
         memcpy(op->file.identity, op->identity, sizeof(op->identity));
-        return block_file_name_part(op->name, &op->file.part) || block_file_temp_valid(op->name)
-                   ? 0
-                   : -EINVAL;
+        if (block_file_name_parse(op->name, &name) < 0)
+            return block_file_temp_valid(op->name) ? 0 : -EINVAL;
+        op->file.part = name.part;
+        return 0;
     }
     op->file.part = op->id.part;
     err = block_file_place(&op->id, op->file.identity, op->name);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FINGERPRINT_NAME_BYTES 16u
 #define AT_VERSION 4
 #define AT_BYTES 8
 #define AT_CHECKSUM 16
@@ -61,7 +60,7 @@ int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE
         return err;
     at = hex_put(name, id->key, id->key_bytes);
     *at++ = '-';
-    at = hex_put(at, id->fingerprint, FINGERPRINT_NAME_BYTES);
+    at = hex_put(at, id->fingerprint, BLOCK_FILE_NAMESPACE_BYTES);
     *at++ = '-';
     at = hex_put(at, &part, 1);
     *at = '\0';
@@ -73,34 +72,37 @@ static size_t hex_span(const char *s)
     return strspn(s, "0123456789abcdef");
 }
 
-bool block_file_name_valid(const char *name)
+static uint8_t byte_of(const char *hex)
+{
+    uint8_t byte = 0;
+
+    for (unsigned i = 0; i < 2; i++)
+        byte = (uint8_t)(byte << 4 | (hex[i] <= '9' ? hex[i] - '0' : hex[i] - 'a' + 10));
+    return byte;
+}
+
+int block_file_name_parse(const char *name, struct block_file_name *out)
 {
     size_t n = hex_span(name);
 
     if (n % 2 != 0 || n < 2 * UCM_MIN_KEY_BYTES || n > 2 * UCM_MAX_KEY_BYTES || name[n] != '-')
-        return false;
+        return -EINVAL;
+    out->key_chars = n;
     name += n + 1;
-    n = hex_span(name);
-    if (n != 2 * FINGERPRINT_NAME_BYTES || name[n] != '-')
-        return false;
-    name += n + 1;
-    return hex_span(name) == 2 && name[2] == '\0';
+    n = 2 * BLOCK_FILE_NAMESPACE_BYTES;
+    if (hex_span(name) != n || name[n] != '-' || hex_span(name + n + 1) != 2 || name[n + 3] != '\0')
+        return -EINVAL;
+    for (unsigned i = 0; i < BLOCK_FILE_NAMESPACE_BYTES; i++)
+        out->namespace[i] = byte_of(name + 2 * (size_t)i);
+    out->part = byte_of(name + n + 1);
+    return 0;
 }
 
-static uint32_t digit(char c)
+bool block_file_name_valid(const char *name)
 {
-    return (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
-}
+    struct block_file_name parsed;
 
-bool block_file_name_part(const char *name, uint32_t *part)
-{
-    size_t n;
-
-    if (!block_file_name_valid(name))
-        return false;
-    n = strlen(name);
-    *part = digit(name[n - 2]) << 4 | digit(name[n - 1]);
-    return true;
+    return block_file_name_parse(name, &parsed) == 0;
 }
 
 /* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */

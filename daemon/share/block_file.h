@@ -17,6 +17,7 @@
 #define BLOCK_FILE_HEADER_BYTES 64u
 #define BLOCK_FILE_VERSION 1u
 #define BLOCK_FILE_IDENTITY_BYTES 16u
+#define BLOCK_FILE_NAMESPACE_BYTES 16u
 #define BLOCK_FILE_BUCKETS 256u
 
 /* "<key, 64 hex digits at most>-<32 hex digits of the fingerprint>-<part, 2 hex digits>" */
@@ -44,12 +45,17 @@ struct block_file_header {
  * 0, or -EINVAL for an id that no namespace has. */
 int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
                      char name[BLOCK_FILE_NAME_CAP]);
-/* Could this be a block file's name, a temporary file's? Nothing else in a bucket is looked at, or
- * removed. Neither leads out of the bucket. */
+/* What the name of a block file says. */
+struct block_file_name {
+    uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES]; /* the first bytes of the fingerprint */
+    uint8_t part;
+    size_t key_chars; /* the name begins with so many digits of the key */
+};
+/* 0, or -EINVAL for another name, a temporary file's too. Only files with such a name, or with one
+ * that block_file_temp_valid accepts, are looked at or removed; neither leads out of the bucket. */
+int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
-/* Which part a block file's name says it is; false for another name. */
-bool block_file_name_part(const char *name, uint32_t *part);
 /* Of this host, this process (its number and when it began) and nobody's before: counter. */
 void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
                           char out[BLOCK_FILE_TEMP_CAP]);

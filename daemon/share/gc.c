@@ -21,7 +21,7 @@ static void step_start(struct gc *gc, enum gc_step step);
 
 bool gc_is_marker(const char *name)
 {
-    return strspn(name, "0-") == 2 * UCM_MIN_KEY_BYTES + 1 + 2 * GC_NAMESPACE_BYTES + 3 &&
+    return strspn(name, "0-") == 2 * UCM_MIN_KEY_BYTES + 1 + 2 * BLOCK_FILE_NAMESPACE_BYTES + 3 &&
            name[2 * UCM_MIN_KEY_BYTES] == '-';
 }
 
@@ -83,11 +83,12 @@ static void failed(struct gc *gc, int status)
 
 /* ---- the marker ---- */
 
-static void marker_take(struct gc *gc)
+/* A marker that can't be read has no time: a pass is due, and writes it anew. */
+static void marker_take(struct gc *gc, int status)
 {
-    gc->usage.known = true;
-    gc->usage.bytes = get64(gc->marker);
-    gc->usage.files = get64(gc->marker + 8);
+    gc->marked_ns = status == 0 ? gc->task.op.mtime_ns : 0;
+    if (status == 0)
+        gc->usage = (struct gc_usage){true, get64(gc->marker), get64(gc->marker + 8)};
 }
 
 static void marker_make(struct gc *gc)
@@ -96,19 +97,10 @@ static void marker_make(struct gc *gc)
     put64(gc->marker + 8, gc->usage.files);
 }
 
-static uint64_t marker_time(const struct share_listing *l)
-{
-    for (uint32_t i = 0; i < l->n; i++)
-        if (gc_is_marker(l->names + l->files[i].name))
-            return l->files[i].mtime_ns;
-    return 0;
-}
-
-/* How long ago the marker was set; very long: never, or its time makes no sense. One that another
- * host set since the server was asked for its time is a little ahead of that. */
+/* How long ago the marker was set; very long: never, or its time makes no sense. */
 static uint64_t marker_age_ms(const struct gc *gc)
 {
-    return gc->last_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->last_ns) / NS_PER_MS;
+    return gc->marked_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->marked_ns) / NS_PER_MS;
 }
 
 /* ---- is a pass due? ---- */
@@ -198,19 +190,6 @@ static void clock_taken(struct gc *gc, int status)
         err = share_root_time(gc->config.root, &gc->pass.now_ns);
     if (err < 0)
         failed(gc, status);
-    else
-        step_start(gc, GC_STEP_LAST);
-}
-
-/* A folder that can't be listed is left out of a pass, so that of the marker must not hold it up.
- */
-static void last_ended(struct gc *gc, int status)
-{
-    bool unlisted = status < 0 && status != -ENOENT;
-
-    gc->blind = unlisted ? gc->blind + 1 : 0;
-    if (unlisted && gc->blind < GC_TRIES)
-        failed(gc, status);
     else if (due(gc))
         step_start(gc, GC_STEP_CLAIM);
     else
@@ -221,8 +200,7 @@ static void step_ended(struct gc *gc, int status)
 {
     switch (gc->step) {
     case GC_STEP_READ:
-        if (status == 0)
-            marker_take(gc);
+        marker_take(gc, status);
         if (gc->config.root->config.read_only)
             idle(gc, jittered(gc->config.collect_ms));
         else
@@ -230,11 +208,6 @@ static void step_ended(struct gc *gc, int status)
         return;
     case GC_STEP_CLOCK:
         clock_taken(gc, status);
-        return;
-    case GC_STEP_LAST:
-        gc->last_ns = marker_time(&gc->task.op.listing);
-        share_listing_free(&gc->task.op.listing);
-        last_ended(gc, status);
         return;
     case GC_STEP_CLAIM:
         begin(gc);
@@ -253,7 +226,6 @@ static void step_cb(struct share_task *t)
 
     gc->under_way = false;
     if (gc->stopped) {
-        share_listing_free(&t->op.listing);
         idle(gc, 0);
         return;
     }
@@ -267,8 +239,6 @@ static enum share_verb step_verb(enum gc_step step)
         return SHARE_READ;
     case GC_STEP_CLOCK:
         return SHARE_CHECK;
-    case GC_STEP_LAST:
-        return SHARE_LIST;
     case GC_STEP_CLAIM:
         return SHARE_TOUCH;
     case GC_STEP_UNMARK:
@@ -338,7 +308,7 @@ void gc_stop(struct gc *gc)
         gc->step = GC_STEP_IDLE;
     }
     if (gc->step == GC_STEP_SWEEP)
-        gc_pass_stop(gc);
+        gc_sweep_stop(&gc->sweep);
 }
 
 bool gc_busy(const struct gc *gc)

@@ -1,60 +1,61 @@
-/* Capacity of one shared root, kept by every host that has it, at the same time and without locks.
+/* Keeps one shared root within its capacity. Every host that has the root runs this, at the same
+ * time and without locks.
  *
- * A pass asks the server for its time, lists all buckets and adds up bytes by age; when that is
- * more than the root may hold it finds the age beyond which files go to bring it to `low` percent,
- * lists again and removes them. Nothing is written down that a next pass would rely on, so a host
- * that dies in a pass leaves nothing to repair, and hosts that run at once find the same age, of
- * which a file that another one removed is simply not part any more.
+ * A pass asks the server for its time, lists all buckets and adds up bytes by age. When the root
+ * holds more than it may, the pass finds which files go to bring it to `low` percent (gc_ages.h),
+ * lists all buckets again and removes them. No pass relies on anything that an earlier one wrote:
+ * a host that dies in a pass leaves nothing to repair. Hosts that run at once find the same files; a
+ * file that another host removed counts as removed.
  *
- * Of a block's parts the highest goes first, in a sweep before that of the others, because it is
- * the one that is looked for; and the others count as an eighth younger than they are, so that a
- * cut that falls between the times of one block's parts takes the highest alone: what stays is
- * asked for by nobody and goes with a later pass. Times of one block that are further apart than
- * that end in a promise that a read finds empty: a miss.
+ * A block's highest part goes first, in a sweep before that of its other parts, because hosts look
+ * for the highest part. The parts of one block have different times, so the others count as an
+ * eighth younger: a cut that falls between their times takes the highest part alone. Nobody looks
+ * for the others, and a later pass removes them. If the times are further apart than that, a host
+ * may find a block whose other part is gone: a miss.
  *
- * When somebody last began or ended a pass is the time of a block file of no namespace, the marker,
- * which also says what the root held then. It saves work and nothing else: hosts that find it young
- * leave the pass to the other, unless the root holds more than they allow.
+ * The marker is a block file of no namespace. Its time says when a host last began or ended a pass,
+ * its payload what the root held then. Hosts that find it young leave the pass to that host, unless
+ * the root holds more than they allow. The marker saves work and nothing else.
  *
  * Threads: the loop. */
 #ifndef UCMD_SHARE_GC_H
 #define UCMD_SHARE_GC_H
 
-#include "daemon/share/gc_sweep.h"
+#include "daemon/share/root.h"
 
 struct gc;
 
-#define GC_TEMP_AGE_NS (3600ull * 1000000000u) /* a temporary file this old is a dead writer's */
+#define GC_TEMP_AGE_NS (3600ull * 1000000000u) /* the writer of a temporary file this old is dead */
 #define GC_FULL_PAUSE_MS 60000u                /* between passes because the server was full */
 
 struct gc_config {
-    struct share_root *root; /* of one that is read-only nothing but the marker is read */
-    struct share_root *next; /* cold files are copied there before they go; NULL: they just go */
-    bool sync;               /* what is copied is on stable storage before it goes */
-    unsigned low;            /* percent of the root's capacity, or of what is used */
-    uint64_t collect_ms;     /* from pass to pass */
-    uint64_t first_ms;       /* until the first one, about; 0: seconds */
+    struct share_root *root; /* if it is read-only, only its marker is read */
+    struct share_root *next; /* files are copied there before they go; NULL: no copies */
+    bool sync;               /* a copy is on stable storage before its file goes */
+    unsigned low;        /* percent of the capacity, or of what is used when the server is full */
+    uint64_t collect_ms; /* from pass to pass */
+    uint64_t first_ms;   /* about how long until the first pass; 0: up to 10 s */
 };
 
 /* Passes begin by themselves. 0 or -ENOMEM. */
 int gc_new(const struct gc_config *config, struct gc **out);
-/* No pass begins any more; that under way ends. */
+/* No further pass begins; a pass under way ends. */
 void gc_stop(struct gc *gc);
 bool gc_busy(const struct gc *gc); /* operations are under way */
-/* Not busy. NULL-safe. */
+/* Not while busy. NULL-safe. */
 void gc_free(struct gc *gc);
 
-/* The server had no room for a write: the root is brought to `low` percent of what is on it. Call
- * it for every such write. */
+/* For each write that the server had no room for: a pass will bring the root to `low` percent of
+ * what is on it. */
 void gc_full(struct gc *gc);
-/* A pass begins now, whoever ran one when. 0; -EALREADY; -EROFS; -ECANCELED after gc_stop. */
+/* Begins a pass now, whatever the marker says. 0; -EALREADY; -EROFS; -ECANCELED after gc_stop. */
 int gc_run(struct gc *gc);
 
 struct gc_usage {
     bool known;
     uint64_t bytes, files;
 };
-/* As of the last pass that this host ran or knows of. */
+/* As of the last pass that this host ran or read of. */
 struct gc_usage gc_usage(const struct gc *gc);
 
 #endif

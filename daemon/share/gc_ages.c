@@ -1,13 +1,13 @@
 #include "daemon/share/gc_ages.h"
 
-#include <string.h>
+#include <xxhash.h>
 
 #define SUBS_LOG2 6 /* classes to a doubling */
 #define LEAST_LOG2 38
 
 _Static_assert(GC_AGE_LEAST_NS == 1ull << LEAST_LOG2, "classes are cut from the bits of an age");
 
-static unsigned class_of(uint64_t age_ns)
+static uint32_t class_of(uint64_t age_ns)
 {
     unsigned log2, class;
 
@@ -19,62 +19,21 @@ static unsigned class_of(uint64_t age_ns)
     return class < GC_AGES ? class : GC_AGES - 1;
 }
 
-/* The least age in a class that is not the first. */
-static uint64_t class_from(unsigned class)
+uint32_t gc_cell(uint64_t age_ns, const void *key, size_t n)
 {
-    unsigned octave = (class - 1) >> SUBS_LOG2, sub = (class - 1) & ((1u << SUBS_LOG2) - 1);
-
-    return ((1ull << SUBS_LOG2) + sub) << (LEAST_LOG2 - SUBS_LOG2 + octave);
+    return class_of(age_ns) * GC_GROUPS + (uint32_t)(XXH3_64bits(key, n) % GC_GROUPS);
 }
 
-void gc_ages_init(struct gc_ages *a)
+uint32_t gc_ages_cut(const struct gc_ages *a, uint64_t bytes)
 {
-    memset(a, 0, sizeof(*a));
-}
-
-void gc_ages_init_within(struct gc_ages *a, uint64_t age_ns)
-{
-    unsigned class = class_of(age_ns);
-    uint64_t from = class_from(class);
-    /* The last one has no end: it is looked at as if it were as wide as the one before it. */
-    uint64_t width = 1ull << (63u - (unsigned)__builtin_clzll(from) - SUBS_LOG2);
-
-    memset(a, 0, sizeof(*a));
-    a->from_ns = from;
-    a->to_ns = class < GC_AGES - 1 ? from + width : UINT64_MAX;
-    a->width_ns = width / GC_AGES;
-}
-
-static unsigned place_of(const struct gc_ages *a, uint64_t age_ns)
-{
-    uint64_t n;
-
-    if (!a->width_ns)
-        return class_of(age_ns);
-    n = (age_ns - a->from_ns) / a->width_ns;
-    return n < GC_AGES ? (unsigned)n : GC_AGES - 1;
-}
-
-void gc_ages_add(struct gc_ages *a, uint64_t age_ns, uint64_t bytes)
-{
-    if (!a->width_ns || (age_ns >= a->from_ns && age_ns < a->to_ns))
-        a->bytes[place_of(a, age_ns)] += bytes;
-}
-
-struct gc_cut gc_ages_cut(const struct gc_ages *a, uint64_t bytes)
-{
-    struct gc_cut cut = {.age_ns = GC_AGE_NEVER};
-    unsigned least = a->width_ns ? 0 : 1, i = GC_AGES;
+    uint32_t cell = GC_CELLS, cut = GC_CELLS;
     uint64_t sum = 0;
 
-    while (i > least && sum < bytes)
-        sum += a->bytes[--i];
-    if (sum == 0)
-        return cut;
-    cut.age_ns = a->width_ns ? a->from_ns + i * a->width_ns : class_from(i);
-    if (sum > bytes)
-        cut.over = sum - bytes;
-    cut.need = a->bytes[i] - cut.over;
+    while (cell > GC_GROUPS && sum < bytes) {
+        sum += a->bytes[--cell];
+        if (a->bytes[cell] > 0)
+            cut = cell;
+    }
     return cut;
 }
 

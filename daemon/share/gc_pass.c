@@ -6,16 +6,13 @@
 #include <errno.h>
 #include <string.h>
 
-/* A class that would take this much more than is needed is looked at closer first. */
-#define OVER_SHARE 128u
-
 static struct gc *gc_of(struct gc_sweep *s)
 {
     return LIST_ENTRY(s, struct gc, sweep);
 }
 
-/* What a bucket holds now, but for the marker; also what others removed from it and wrote to it
- * since it was last looked at. */
+/* Counts what the bucket holds now, without the marker: other hosts may have written to it or
+ * removed from it since it was last listed. */
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 {
     struct gc_pass *pass = &gc_of(s)->pass;
@@ -37,11 +34,12 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 }
 
 /* Parts below the highest count as an eighth younger: see gc.h. */
-static uint64_t age_of(const struct gc_pass *pass, const struct share_file *file, bool highest)
+static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, const char *name,
+                        size_t key_chars, bool highest)
 {
     uint64_t age = gc_age(pass->now_ns, file->mtime_ns);
 
-    return highest ? age : age - age / 8;
+    return gc_cell(highest ? age : age - age / 8, name, key_chars);
 }
 
 static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
@@ -49,31 +47,25 @@ static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
     return file->mtime_ns < pass->now_ns && pass->now_ns - file->mtime_ns >= GC_TEMP_AGE_NS;
 }
 
-/* Is it of this sweep, old enough, and still needed for the target? */
-static bool block_wanted(const struct gc_pass *pass, const struct share_file *file, bool highest)
-{
-    if (highest != (pass->phase == GC_HIGHEST) || age_of(pass, file, highest) < pass->cut_ns)
-        return false;
-    return pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
-}
-
 static bool wanted(struct gc *gc, const struct share_file *file, const char *name)
 {
     struct gc_pass *pass = &gc->pass;
-    struct gc_name parsed;
+    struct block_file_name parsed;
     bool highest;
+    uint32_t cell;
 
     if (gc_is_marker(name))
         return false;
-    if (gc_name_parse(name, &parsed) < 0)
+    if (block_file_name_parse(name, &parsed) < 0)
         return pass->phase == GC_ADD && block_file_temp_valid(name) && temp_old(pass, file);
     highest = gc_parts_learn(&gc->parts, &parsed);
     if (!highest)
         pass->has_others = true;
-    if (pass->phase == GC_HIGHEST || pass->phase == GC_OTHERS)
-        return block_wanted(pass, file, highest);
-    gc_ages_add(&pass->ages, age_of(pass, file, highest), file->bytes);
-    return false;
+    cell = cell_of(pass, file, name, parsed.key_chars, highest);
+    if (pass->phase == GC_ADD)
+        pass->ages.bytes[cell] += file->bytes;
+    return pass->phase == (highest ? GC_HIGHEST : GC_OTHERS) && cell >= pass->cut &&
+           pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
 }
 
 static bool wanted_cb(struct gc_sweep *s, const struct share_file *file, const char *name)
@@ -109,17 +101,7 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, const 
     gc->config.root->config.metrics->share_gc_bytes += file->bytes;
 }
 
-static int before_cb(struct gc_sweep *s, unsigned slot, const struct share_file *file,
-                     const char *name)
-{
-    struct gc *gc = gc_of(s);
-
-    if (!gc->config.next || block_file_temp_valid(name))
-        return -ENOENT;
-    return gc_demote_begin(&gc->demote, slot, file, name);
-}
-
-/* What the root is to be brought to, given what is on it: UINT64_MAX when it may stay as it is. */
+/* Bytes that the root is brought to; UINT64_MAX: it may stay as it is. */
 static uint64_t target_of(const struct gc *gc)
 {
     uint64_t capacity = gc->config.root->config.capacity_bytes, low = gc->config.low;
@@ -132,69 +114,37 @@ static uint64_t target_of(const struct gc *gc)
     return target;
 }
 
-/* After ADD. True: it is over capacity and there are files that may go. */
-static bool cut_find(struct gc *gc, bool *closer)
+/* True: the root holds too much, and there are files that may go. */
+static bool cut_find(struct gc *gc)
 {
     struct gc_pass *pass = &gc->pass;
-    struct gc_cut cut;
 
     pass->target = target_of(gc);
     if (pass->used_bytes <= pass->target)
         return false;
-    cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target);
-    if (cut.age_ns == GC_AGE_NEVER) {
+    pass->cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target);
+    if (pass->cut == GC_CELLS)
         log_warn("share", "gc-none-old-enough", "root=%u used=%llu target=%llu",
                  gc->config.root->number, (unsigned long long)pass->used_bytes,
                  (unsigned long long)pass->target);
-        return false;
-    }
-    pass->cut_ns = cut.age_ns;
-    pass->need = cut.need;
-    *closer = cut.over > pass->used_bytes / OVER_SHARE;
-    return true;
+    return pass->cut < GC_CELLS;
 }
 
-/* After LOOK. */
-static void cut_refine(struct gc_pass *pass)
-{
-    struct gc_cut cut = gc_ages_cut(&pass->ages, pass->need);
-
-    if (cut.age_ns != GC_AGE_NEVER)
-        pass->cut_ns = cut.age_ns;
-}
-
-/* The phase after one that has ended; false: none. */
+/* False: there is no further phase. */
 static bool phase_next(struct gc *gc)
 {
     struct gc_pass *pass = &gc->pass;
-    bool closer = false;
 
-    switch (pass->phase) {
-    case GC_ADD:
-        if (!cut_find(gc, &closer))
-            return false;
-        if (closer)
-            gc_ages_init_within(&pass->ages, pass->cut_ns);
-        pass->phase = closer ? GC_LOOK : GC_HIGHEST;
-        return true;
-    case GC_LOOK:
-        cut_refine(pass);
-        pass->phase = GC_HIGHEST;
-        return true;
-    case GC_HIGHEST:
-        pass->phase = GC_OTHERS;
-        return pass->has_others && pass->used_bytes > pass->target;
-    default:
+    if (pass->phase == GC_OTHERS)
         return false;
-    }
+    return pass->phase++ == GC_ADD ? cut_find(gc)
+                                   : pass->has_others && pass->used_bytes > pass->target;
 }
 
 static void sweep_done_cb(struct gc_sweep *s, int status)
 {
     struct gc *gc = gc_of(s);
 
-    gc->config.root->config.metrics->share_gc_demoted += gc->demote.files;
-    gc->demote.files = 0;
     if (status < 0 && !s->stopped && !s->given_up) {
         gc->pass.partly = status;
         status = 0;
@@ -210,8 +160,7 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
 static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .wanted_cb = wanted_cb,
                                               .removed_cb = removed_cb,
-                                              .done_cb = sweep_done_cb,
-                                              .before_cb = before_cb};
+                                              .done_cb = sweep_done_cb};
 
 int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
 {
@@ -219,14 +168,6 @@ int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
     gc->pass.now_ns = now_ns;
     gc->pass.for_full = for_full;
     gc->pass.began_ms = uv_now(gc->config.root->config.loop);
-    gc_ages_init(&gc->pass.ages);
-    gc_sweep_init(&gc->sweep, gc->config.root, &sweep_ops);
-    gc_demote_init(&gc->demote, &gc->sweep, gc->config.next, gc->config.sync);
+    gc_sweep_init(&gc->sweep, gc->config.root, gc->config.next, gc->config.sync, &sweep_ops);
     return gc_sweep_start(&gc->sweep);
-}
-
-void gc_pass_stop(struct gc *gc)
-{
-    gc_sweep_stop(&gc->sweep);
-    gc_demote_stop(&gc->demote);
 }

@@ -1,7 +1,5 @@
 #include "daemon/share/gc_purge.h"
 
-#include "daemon/share/gc_parts.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +12,8 @@ struct purge_root {
 
 struct purge {
     struct list link;
-    struct share_purge *asker; /* NULL: was told, or does not care any more */
-    uint8_t namespace[GC_NAMESPACE_BYTES];
+    struct share_purge *asker; /* NULL: its done_cb has run, or it cancelled */
+    uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
     struct deadlines *deadlines;
     struct deadline stall;
     uint64_t files;
@@ -29,13 +27,13 @@ static struct purge *purge_of(struct gc_sweep *s)
     return LIST_ENTRY(s, struct purge_root, sweep)->purge;
 }
 
-/* Which of two says more: a failure before none, and of failures that which came first. */
+/* The first failure of two. */
 static int worse(int a, int b)
 {
     return a < 0 ? a : b;
 }
 
-static void tell(struct purge *p, int status)
+static void report(struct purge *p, int status)
 {
     struct share_purge *asker = p->asker;
 
@@ -51,7 +49,7 @@ static void all_stop(struct purge *p)
 {
     uint32_t n = p->n;
 
-    p->active++; /* the last one that ends would free it */
+    p->active++; /* keeps the last sweep that ends from freeing the purge */
     for (uint32_t i = 0; i < n; i++)
         gc_sweep_stop(&p->roots[i].sweep);
     p->active--;
@@ -59,7 +57,7 @@ static void all_stop(struct purge *p)
 
 static void purge_end(struct purge *p)
 {
-    tell(p, p->status);
+    report(p, p->status);
     list_remove(&p->link);
     free(p);
 }
@@ -68,7 +66,7 @@ static void stalled_cb(struct deadline *d)
 {
     struct purge *p = LIST_ENTRY(d, struct purge, stall);
 
-    tell(p, worse(p->status, -ETIMEDOUT));
+    report(p, worse(p->status, -ETIMEDOUT));
     all_stop(p);
     if (p->active == 0)
         purge_end(p);
@@ -79,12 +77,12 @@ static int stall_arm(struct purge *p, uv_loop_t *loop)
     return deadline_arm(p->deadlines, &p->stall, uv_now(loop) + GC_PURGE_STALL_MS, stalled_cb);
 }
 
-static void got_on(struct gc_sweep *s)
+static void progressed(struct gc_sweep *s)
 {
     struct purge *p = purge_of(s);
 
     if (p->asker && stall_arm(p, s->root->config.loop) < 0)
-        p->status = worse(p->status, -ENOMEM); /* it was armed: can't be */
+        p->status = worse(p->status, -ENOMEM); /* can't happen: it is armed already */
 }
 
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
@@ -93,16 +91,16 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
         purge_of(s)->status = worse(purge_of(s)->status, -EOVERFLOW);
     if (l->unread > 0)
         purge_of(s)->status = worse(purge_of(s)->status, -EIO);
-    got_on(s);
+    progressed(s);
 }
 
 static bool wanted_cb(struct gc_sweep *s, const struct share_file *file, const char *name)
 {
-    struct gc_name parsed;
+    struct block_file_name parsed;
 
     (void)file;
-    return gc_name_parse(name, &parsed) == 0 &&
-           memcmp(parsed.namespace, purge_of(s)->namespace, GC_NAMESPACE_BYTES) == 0;
+    return block_file_name_parse(name, &parsed) == 0 &&
+           memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0;
 }
 
 static void removed_cb(struct gc_sweep *s, const struct share_file *file, const char *name,
@@ -112,7 +110,7 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, const 
     (void)name;
     if (status == 0)
         purge_of(s)->files++;
-    got_on(s);
+    progressed(s);
 }
 
 static void sweep_done_cb(struct gc_sweep *s, int status)
@@ -137,19 +135,19 @@ int gc_purge(struct share_root *const *roots, uint32_t n, struct list *under_way
 
     if (!p)
         return -ENOMEM;
-    memcpy(p->namespace, asker->fingerprint, GC_NAMESPACE_BYTES);
+    memcpy(p->namespace, asker->fingerprint, sizeof(p->namespace));
     p->deadlines = roots[0]->config.deadlines;
     err = stall_arm(p, roots[0]->config.loop);
     for (uint32_t i = 0; err == 0 && i < n; i++) {
         p->roots[i].purge = p;
-        gc_sweep_init(&p->roots[i].sweep, roots[i], &sweep_ops);
+        gc_sweep_init(&p->roots[i].sweep, roots[i], NULL, false, &sweep_ops);
         err = gc_sweep_start(&p->roots[i].sweep);
         p->n += err == 0;
         p->active = p->n;
     }
     list_init(&p->link);
     if (err < 0) {
-        all_stop(p); /* nothing was submitted: they end here */
+        all_stop(p); /* nothing was submitted, so the sweeps end here */
         purge_end(p);
         return err;
     }

@@ -1,7 +1,10 @@
 #include "daemon/share/gc_sweep.h"
 
+#include "daemon/share/gc.h"
+
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int gc_submit(struct share_root *r, struct share_task *t, void (*released_cb)(struct share_task *t))
@@ -16,14 +19,19 @@ int gc_submit(struct share_root *r, struct share_task *t, void (*released_cb)(st
 static void sweep_go(struct gc_sweep *s);
 static void sweep_list(struct gc_sweep *s);
 
-static const struct share_file *slot_file(const struct gc_removal *slot)
+static uint64_t now_of(const struct gc_sweep *s)
 {
-    return &slot->sweep->listing.files[slot->file];
+    return uv_now(s->root->config.loop);
 }
 
-static const char *file_name(const struct gc_sweep *s, uint32_t file)
+static const struct share_file *file_of(const struct gc_removal *rm)
 {
-    return s->listing.names + s->listing.files[file].name;
+    return &rm->sweep->listing.files[rm->file];
+}
+
+static const char *name_of(const struct gc_removal *rm)
+{
+    return rm->sweep->listing.names + file_of(rm)->name;
 }
 
 static void sweep_end(struct gc_sweep *s)
@@ -34,7 +42,7 @@ static void sweep_end(struct gc_sweep *s)
     s->ops->done_cb(s, s->stopped ? -ECANCELED : s->status);
 }
 
-/* It has failed, or is to stop: what is under way ends first. */
+/* It was stopped or has given up: it ends as soon as nothing is under way. */
 static bool sweep_ending(const struct gc_sweep *s)
 {
     return s->stopped || s->given_up;
@@ -54,12 +62,13 @@ static void sweep_pause(struct gc_sweep *s, uint64_t ms)
 {
     if (deadline_armed(&s->pause))
         return;
-    if (deadline_arm(s->root->config.deadlines, &s->pause, uv_now(s->root->config.loop) + ms,
-                     pause_cb) < 0) {
+    if (deadline_arm(s->root->config.deadlines, &s->pause, now_of(s) + ms, pause_cb) < 0) {
         s->status = -ENOMEM;
         s->given_up = true;
     }
 }
+
+/* ---- listing ---- */
 
 static void list_failed(struct gc_sweep *s, int status)
 {
@@ -85,17 +94,16 @@ static void listed_cb(struct share_task *t)
     int status = t->status;
 
     s->listing_under_way = false;
-    s->listing = t->op.listing; /* of one that was too late, too: it is freed with the others */
-    if (s->stopped)
+    s->listing = t->op.listing; /* after a stop too: sweep_end frees it */
+    if (s->stopped) {
         sweep_end(s);
-    else if (status < 0 && status != -ENOENT)
+    } else if (status < 0 && status != -ENOENT) {
         list_failed(s, status);
-    else {
+    } else {
         s->listed = true;
         s->tries = s->unlisted = 0;
-        s->next = 0;
-        if (s->ops->listed_cb)
-            s->ops->listed_cb(s, &s->listing);
+        s->at = 0;
+        s->ops->listed_cb(s, &s->listing);
         sweep_go(s);
     }
 }
@@ -121,13 +129,24 @@ static void sweep_list(struct gc_sweep *s)
     }
 }
 
-/* The slot's file is gone, or stays. */
-static void slot_end(struct gc_removal *slot, int status)
-{
-    struct gc_sweep *s = slot->sweep;
-    uint32_t file = slot->file;
+/* ---- one file ---- */
 
-    slot->state = GC_SLOT_FREE;
+static void copy_end(struct gc_removal *rm)
+{
+    if (!rm->copy)
+        return;
+    free(rm->copy);
+    rm->copy = NULL;
+    rm->sweep->copy_bytes -= file_of(rm)->bytes;
+}
+
+/* The file is gone, or stays. */
+static void removal_end(struct gc_removal *rm, int status)
+{
+    struct gc_sweep *s = rm->sweep;
+
+    copy_end(rm);
+    rm->state = GC_FREE;
     s->busy--;
     if (status == -ENOENT || status == -ESTALE)
         status = 0;
@@ -136,120 +155,175 @@ static void slot_end(struct gc_removal *slot, int status)
     s->failures = status < 0 ? s->failures + 1 : 0;
     if (s->failures == GC_FAILURES)
         s->given_up = true;
-    s->ops->removed_cb(s, &s->listing.files[file], file_name(s, file), status);
+    s->ops->removed_cb(s, file_of(rm), name_of(rm), status);
 }
 
-static void removed_cb(struct share_task *t)
+static struct share_root *removal_root(const struct gc_removal *rm)
 {
-    struct gc_removal *slot = LIST_ENTRY(t, struct gc_removal, task);
-    struct gc_sweep *s = slot->sweep;
+    bool next = rm->verb == SHARE_FIND || rm->verb == SHARE_WRITE;
 
-    slot_end(slot, t->status);
-    sweep_go(s);
+    return next ? rm->sweep->next : rm->sweep->root;
 }
 
-/* A refusal that is more than a wait ends the sweep: the others would be refused as well. */
-static void slot_refused(struct gc_removal *slot, int err)
-{
-    struct gc_sweep *s = slot->sweep;
+static void removal_released_cb(struct share_task *t);
 
-    if (err == -EAGAIN && !s->stopped) {
-        slot->state = GC_SLOT_WAITS;
-        sweep_pause(s, GC_PAUSE_MS / 5);
-        return;
-    }
-    slot_end(slot, err);
-    s->given_up = true;
+/* The copy says that it is whose the read found it to be. */
+static int removal_submit(struct gc_removal *rm)
+{
+    struct gc_sweep *s = rm->sweep;
+    struct share_task t = {.op = {.verb = rm->verb,
+                                  .by_name = true,
+                                  .sync = rm->verb == SHARE_WRITE && s->sync,
+                                  .bucket = (uint8_t)s->bucket,
+                                  .data = rm->copy}};
+
+    if (rm->copy)
+        t.op.bytes = file_of(rm)->bytes - BLOCK_FILE_HEADER_BYTES;
+    memcpy(t.op.identity, rm->task.op.identity, sizeof(t.op.identity));
+    snprintf(t.op.name, sizeof(t.op.name), "%s", name_of(rm));
+    rm->task = t;
+    rm->state = GC_BUSY;
+    return gc_submit(removal_root(rm), &rm->task, removal_released_cb);
 }
 
-static void slot_remove(struct gc_removal *slot)
+static void removal_go(struct gc_removal *rm)
 {
-    struct gc_sweep *s = slot->sweep;
-    int err;
+    struct gc_sweep *s = rm->sweep;
+    int err = removal_submit(rm);
 
-    memset(&slot->task, 0, sizeof(slot->task));
-    slot->task.op.verb = SHARE_REMOVE;
-    slot->task.op.by_name = true;
-    slot->task.op.bucket = (uint8_t)s->bucket;
-    snprintf(slot->task.op.name, sizeof(slot->task.op.name), "%s", file_name(s, slot->file));
-    slot->state = GC_SLOT_BUSY;
-    err = gc_submit(s->root, &slot->task, removed_cb);
-    if (err < 0)
-        slot_refused(slot, err);
-}
-
-/* What comes before, then the removal. */
-static void slot_go(struct gc_removal *slot)
-{
-    struct gc_sweep *s = slot->sweep;
-    int err = -ENOENT;
-
-    if (s->ops->before_cb) {
-        slot->state = GC_SLOT_BEFORE;
-        err = s->ops->before_cb(s, (unsigned)(slot - s->slots), slot_file(slot),
-                                file_name(s, slot->file));
-    }
     if (err == 0)
         return;
-    if (err == -EAGAIN)
-        slot_refused(slot, err);
-    else
-        slot_remove(slot);
+    if (err == -EAGAIN && !s->stopped &&
+        (rm->verb == SHARE_REMOVE || rm->tries++ < GC_COPY_TRIES)) {
+        rm->state = GC_WAITS;
+        sweep_pause(s, GC_WAIT_MS);
+    } else if (rm->verb != SHARE_REMOVE && !s->stopped) {
+        copy_end(rm);
+        rm->verb = SHARE_REMOVE;
+        removal_go(rm);
+    } else { /* the others would be refused as well */
+        removal_end(rm, err);
+        s->given_up = true;
+    }
 }
 
-void gc_sweep_resume(struct gc_sweep *s, unsigned i)
+/* What follows an operation of a copy. Only what the next root lacks is read. */
+static enum share_verb removal_next(const struct gc_removal *rm, int status)
 {
-    if (sweep_ending(s)) {
-        slot_end(&s->slots[i], -ECANCELED);
-        sweep_go(s);
-        return;
+    bool missing = status == -ENOENT || status == -ESTALE || status == -EBADMSG;
+
+    if (rm->verb == SHARE_FIND && missing)
+        return SHARE_READ;
+    return rm->verb == SHARE_READ && status == 0 ? SHARE_WRITE : SHARE_REMOVE;
+}
+
+static void removal_released_cb(struct share_task *t)
+{
+    struct gc_removal *rm = LIST_ENTRY(t, struct gc_removal, task);
+    struct gc_sweep *s = rm->sweep;
+    int status = t->status;
+
+    if (rm->verb == SHARE_WRITE && status == 0)
+        s->root->config.metrics->share_gc_demoted++;
+    if (rm->verb == SHARE_WRITE && (status == -ENOSPC || status == -EDQUOT) && s->next->gc)
+        gc_full(s->next->gc); /* it may have no other writer */
+    if (rm->verb == SHARE_REMOVE || sweep_ending(s)) {
+        removal_end(rm, rm->verb == SHARE_REMOVE ? status : -ECANCELED);
+    } else {
+        rm->verb = removal_next(rm, status);
+        rm->tries = 0;
+        if (rm->verb == SHARE_REMOVE)
+            copy_end(rm);
+        removal_go(rm);
     }
-    slot_remove(&s->slots[i]);
     sweep_go(s);
 }
 
-static void slots_again(struct gc_sweep *s)
+static bool copy_wanted(const struct gc_removal *rm)
 {
-    for (unsigned i = 0; i < GC_REMOVALS; i++) {
-        struct gc_removal *slot = &s->slots[i];
+    const struct gc_sweep *s = rm->sweep;
+    uint64_t bytes = file_of(rm)->bytes;
 
-        if (slot->state != GC_SLOT_WAITS)
-            continue;
-        if (sweep_ending(s))
-            slot_end(slot, -ECANCELED);
-        else
-            slot_go(slot);
-        if (deadline_armed(&s->pause))
-            return;
+    return s->next && bytes > BLOCK_FILE_HEADER_BYTES && bytes <= GC_COPY_BYTES &&
+           block_file_name_valid(name_of(rm)) && share_root_takes_writes(s->next);
+}
+
+/* Memory for the copy, when bound and pace allow it. 0, -EAGAIN, -ENOMEM. */
+static int copy_begin(struct gc_removal *rm)
+{
+    struct gc_sweep *s = rm->sweep;
+    uint64_t bytes = file_of(rm)->bytes, now_ms = now_of(s);
+
+    if (s->copy_bytes + bytes > GC_COPY_BYTES || s->copy_free_ms > now_ms + GC_WAIT_MS)
+        return -EAGAIN;
+    rm->copy = malloc(bytes - BLOCK_FILE_HEADER_BYTES);
+    if (!rm->copy)
+        return -ENOMEM;
+    s->copy_bytes += bytes;
+    if (s->copy_free_ms < now_ms)
+        s->copy_free_ms = now_ms;
+    s->copy_free_ms += bytes / GC_COPY_BYTES_PER_MS;
+    return 0;
+}
+
+static void removal_begin(struct gc_removal *rm)
+{
+    int err = copy_wanted(rm) ? copy_begin(rm) : -ENOENT;
+
+    rm->tries = 0;
+    rm->verb = err == 0 || err == -EAGAIN ? SHARE_FIND : SHARE_REMOVE;
+    if (err == -EAGAIN) {
+        rm->state = GC_WAITS;
+        sweep_pause(rm->sweep, GC_WAIT_MS);
+    } else {
+        removal_go(rm);
     }
 }
 
-static struct gc_removal *slot_free(struct gc_sweep *s)
+/* ---- a bucket's files ---- */
+
+static void waiting_go(struct gc_sweep *s)
+{
+    for (unsigned i = 0; i < GC_REMOVALS && !deadline_armed(&s->pause); i++) {
+        struct gc_removal *rm = &s->removals[i];
+
+        if (rm->state != GC_WAITS)
+            continue;
+        if (sweep_ending(s))
+            removal_end(rm, -ECANCELED);
+        else if (rm->verb == SHARE_FIND && !rm->copy)
+            removal_begin(rm);
+        else
+            removal_go(rm);
+    }
+}
+
+static struct gc_removal *removal_free(struct gc_sweep *s)
 {
     for (unsigned i = 0; i < GC_REMOVALS; i++)
-        if (s->slots[i].state == GC_SLOT_FREE)
-            return &s->slots[i];
+        if (s->removals[i].state == GC_FREE)
+            return &s->removals[i];
     return NULL;
 }
 
-/* Asks about files until the slots are full, the bucket is done, or the loop is to have its turn.
- */
+/* Asks about files until GC_REMOVALS are under way, the bucket is done, or GC_STEP were asked
+ * about. */
 static void files_go(struct gc_sweep *s)
 {
-    for (unsigned i = 0; s->next < s->listing.n; i++) {
-        struct gc_removal *slot = slot_free(s);
+    for (unsigned i = 0; s->at < s->listing.n; i++) {
+        struct gc_removal *rm = removal_free(s);
 
-        if (!slot || deadline_armed(&s->pause) || sweep_ending(s))
+        if (!rm || deadline_armed(&s->pause) || sweep_ending(s))
             return;
         if (i == GC_STEP) {
             sweep_pause(s, 0);
             return;
         }
-        slot->file = s->next++;
-        if (!s->ops->wanted_cb(s, slot_file(slot), file_name(s, slot->file)))
+        rm->file = s->at++;
+        if (!s->ops->wanted_cb(s, file_of(rm), name_of(rm)))
             continue;
         s->busy++;
-        slot_go(slot);
+        removal_begin(rm);
     }
 }
 
@@ -257,8 +331,7 @@ static void sweep_go(struct gc_sweep *s)
 {
     if (sweep_ending(s))
         deadline_disarm(s->root->config.deadlines, &s->pause);
-    if (!deadline_armed(&s->pause))
-        slots_again(s);
+    waiting_go(s);
     files_go(s);
     if (s->busy > 0 || (deadline_armed(&s->pause) && !sweep_ending(s)))
         return;
@@ -270,19 +343,21 @@ static void sweep_go(struct gc_sweep *s)
     sweep_list(s);
 }
 
-void gc_sweep_init(struct gc_sweep *s, struct share_root *root, const struct gc_sweep_ops *ops)
+void gc_sweep_init(struct gc_sweep *s, struct share_root *root, struct share_root *next, bool sync,
+                   const struct gc_sweep_ops *ops)
 {
     memset(s, 0, sizeof(*s));
     s->root = root;
+    s->next = next;
+    s->sync = sync;
     s->ops = ops;
     for (unsigned i = 0; i < GC_REMOVALS; i++)
-        s->slots[i].sweep = s;
+        s->removals[i].sweep = s;
 }
 
 int gc_sweep_start(struct gc_sweep *s)
 {
-    int err =
-        deadline_arm(s->root->config.deadlines, &s->pause, uv_now(s->root->config.loop), pause_cb);
+    int err = deadline_arm(s->root->config.deadlines, &s->pause, now_of(s), pause_cb);
 
     if (err < 0)
         return err;
@@ -302,10 +377,10 @@ void gc_sweep_stop(struct gc_sweep *s)
         return;
     s->listing_under_way = false;
     for (unsigned i = 0; i < GC_REMOVALS; i++) {
-        struct gc_removal *slot = &s->slots[i];
+        struct gc_removal *rm = &s->removals[i];
 
-        if (slot->state == GC_SLOT_BUSY && share_root_cancel(s->root, &slot->task))
-            slot_end(slot, -ECANCELED);
+        if (rm->state == GC_BUSY && share_root_cancel(removal_root(rm), &rm->task))
+            removal_end(rm, -ECANCELED);
     }
     sweep_go(s);
 }

@@ -40,7 +40,7 @@ struct rig_host {
 struct rig {
     uv_loop_t *loop, own_loop;
     struct deadlines *deadlines, own_deadlines;
-    uv_timer_t timer, young;
+    uv_timer_t timer;
     char folder[64];
     struct rig_host hosts[RIG_HOSTS];
     struct {
@@ -98,6 +98,8 @@ static inline void rig_op_done(struct share_op *op, int status)
     op->done = rig_under_way[i].done;
     if (status == 0 && op->verb == SHARE_CHECK && op->sync)
         op->now_ns -= behind;
+    if (status == 0 && op->verb == SHARE_READ)
+        op->mtime_ns -= behind;
     for (uint32_t f = 0; status == 0 && op->verb == SHARE_LIST && f < op->listing.n; f++)
         op->listing.files[f].mtime_ns -= behind;
     if (op->verb == SHARE_LIST && rig_faults[fault].bad_lists > 0 &&
@@ -192,8 +194,9 @@ static inline void rig_folder(struct rig *g)
     cr_assert_eq(mkdir(path, 0700), 0);
 }
 
-/* With passes every `collect_ms`; the first within 1.5 times that. */
-static inline void rig_host_config(struct rig *g, unsigned host, uint64_t collect_ms)
+/* With passes every `collect_ms`; the first within 1.5 times `first_ms`. */
+static inline void rig_host_first(struct rig *g, unsigned host, uint64_t collect_ms,
+                                  uint64_t first_ms)
 {
     struct rig_host *h = &g->hosts[host];
 
@@ -201,8 +204,13 @@ static inline void rig_host_config(struct rig *g, unsigned host, uint64_t collec
     h->config.root = h->root;
     h->config.low = 90;
     h->config.collect_ms = collect_ms;
-    h->config.first_ms = collect_ms;
+    h->config.first_ms = first_ms;
     cr_assert_eq(gc_new(&h->config, &h->gc), 0);
+}
+
+static inline void rig_host_config(struct rig *g, unsigned host, uint64_t collect_ms)
+{
+    rig_host_first(g, host, collect_ms, collect_ms);
 }
 
 static inline void rig_ready_cb(void *ctx)
@@ -232,8 +240,7 @@ static inline void rig_open_on(struct rig *g, uv_loop_t *loop, struct deadlines 
     g->loop = loop;
     g->deadlines = deadlines;
     cr_assert_eq(uv_timer_init(g->loop, &g->timer), 0);
-    cr_assert_eq(uv_timer_init(g->loop, &g->young), 0);
-    g->timer.data = g->young.data = g;
+    g->timer.data = g;
     rig_host(g, 0);
     g->hosts[0].root->config.capacity_bytes = capacity;
 }
@@ -334,7 +341,6 @@ static inline void rig_end(struct rig *g)
     for (unsigned i = 0; i < RIG_HOSTS; i++)
         rig_host_end(g, &g->hosts[i]);
     uv_close((uv_handle_t *)&g->timer, NULL);
-    uv_close((uv_handle_t *)&g->young, NULL);
     if (g->loop == &g->own_loop) {
         deadlines_close(g->deadlines);
         cr_assert_eq(uv_run(g->loop, UV_RUN_DEFAULT), 0);
@@ -465,22 +471,6 @@ static inline uint64_t rig_inversion(const struct rig *g)
         if (access(g->files[i].path, F_OK) == 0 && g->files[i].mtime_s < youngest)
             bytes += g->files[i].bytes;
     return bytes;
-}
-
-static inline void rig_young_cb(uv_timer_t *timer)
-{
-    struct block_file_id none = {.key_bytes = 16};
-    char path[256], name[BLOCK_FILE_NAME_CAP];
-    unsigned bucket;
-
-    rig_place(timer->data, &none, path, name, &bucket);
-    (void)utimensat(AT_FDCWD, path, NULL, 0); /* not while it is being written anew */
-}
-
-/* As if another host began one pass after the other. */
-static inline void rig_marker_young(struct rig *g)
-{
-    uv_timer_start(&g->young, rig_young_cb, 0, 20);
 }
 
 /* ---- whole block files, through the root ---- */
