@@ -5,7 +5,7 @@
             hits = ns.lookup_prefix(keys, lease=30.0)
             region.load(keys[: hits.blocks], block_ids, lease=hits.lease).wait()
 
-Nothing but the standard library is imported; numpy and torch interoperate by address (ucmclient.memory).
+It imports only the standard library; numpy and torch work by address (ucmclient.memory).
 """
 
 from ._native import lib as _lib

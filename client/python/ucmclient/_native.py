@@ -1,7 +1,6 @@
 """libucmclient as ctypes sees it: structures, prototypes, and where the library is found.
 
-Mirrors client/include/ucmclient.h and adds nothing. Functions are called through ctypes.CDLL, which releases the
-interpreter lock for as long as each call takes.
+Mirrors client/include/ucmclient.h. ctypes.CDLL releases the interpreter lock during each call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys and block ids as the library wants them: addresses of packed bytes, without a copy where there is a choice."""
+"""Keys and block ids for the library: addresses of packed bytes, copied only where it must be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Blocks = Union[array.array, memoryview, Iterable[int]]
 
 
 class Borrowed:
-    """Bytes of a Python object by address; keeps the object alive, and unchanged in size, while it lives."""
+    """The bytes of a Python object, by address. Keeps the object alive, and its size fixed."""
 
     __slots__ = ("address", "bytes", "_keep")
 

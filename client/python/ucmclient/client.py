@@ -1,7 +1,7 @@
-"""Client, Namespace, Region and Task: libucmclient's objects with Python's manners.
+"""Client, Namespace, Region and Task: the handles of libucmclient as Python objects.
 
-Everything that ucmclient.h says of threads, deadlines, restarts of the daemon and fork holds here. Timeouts are in
-seconds; None is the client's default. Objects may be closed twice, and are context managers.
+ucmclient.h defines threads, timeouts, restarts of the daemon and fork. Timeouts are in seconds here; None means the
+client's default. Each object is a context manager, and closing it twice does no harm. A failed call raises UcmError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BlockResult(enum.IntEnum):
-    """enum ucm_block_result: what became of one block of a task."""
+    """enum ucm_block_result: the result of one block."""
 
     OK = 0
     MISS = 1
@@ -57,7 +57,7 @@ class MemoryKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Identity:
-    """One set of interchangeable bytes: two workers that agree on every field share blocks. See ucm_identity."""
+    """struct ucm_identity: workers that agree on every field share blocks."""
 
     model: str
     dtype: str
@@ -74,20 +74,20 @@ class Identity:
 
 @dataclass(frozen=True)
 class Memory:
-    """One allocation of a worker: see ucm_memory. `fd` is duplicated by the call that takes it."""
+    """struct ucm_memory: one allocation of a worker. A call that takes it duplicates `fd`."""
 
     kind: MemoryKind
     bytes: int
     offset: int = 0
     fd: int = -1
     ipc: bytes = b""
-    #: What must stay alive for as long as the region is registered.
+    #: An object to keep alive while the region is registered.
     owner: Any = None
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Where the chunks of one layer (or of its K, or its V) lie: block b at offset + b * stride of memory[memory]."""
+    """Where one layer (or its K, or its V) lies: block b at memory[memory] + offset + b * stride."""
 
     memory: int
     offset: int
@@ -112,8 +112,8 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class PrefixHits:
-    """`blocks` from the first key on are complete; `in_dram` of them lie wholly in DRAM, and `shared` must be read from
-    the shared tier (when it was asked for); `lease` is 0 for none."""
+    """`blocks`: how many from the first key on are cached. Of these, `in_dram` lie wholly in DRAM, and `shared` must be
+    read from the shared tier (0 unless tell_shared). `lease`: 0 for none."""
 
     blocks: int
     in_dram: int
@@ -123,7 +123,7 @@ class PrefixHits:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a task did: bytes moved, blocks that are whole now, and for each key a BlockResult's number."""
+    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key."""
 
     bytes: int
     ok: int
@@ -148,7 +148,7 @@ def check_uuid(gpu: bytes) -> None:
 
 
 class _Handle:
-    """A handle of the library, closed once: by whoever is first of close(), the with statement, its parent."""
+    """A handle of the library, which must be freed once, even if several threads close the object."""
 
     def __init__(self) -> None:
         self._handle: Optional[int] = None
@@ -163,7 +163,7 @@ class _Handle:
         return self._handle
 
     def _gone(self) -> bool:
-        """The library has freed it, with its client."""
+        """True when the library freed the handle together with its client."""
         return False
 
     def _take(self) -> Optional[int]:
@@ -186,7 +186,7 @@ class _Handle:
 
 
 class Client(_Handle):
-    """A connection to the daemon of this host. May be shared by threads."""
+    """A connection to the daemon of this host. Threads may share it."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Client(_Handle):
         out = c_void_p()
         options = native.Options(_text(socket), _text(name), max(1, _timeout(default_timeout)))
         check(lib.ucm_connect(byref(options), _timeout(timeout), byref(out)))
-        #: They have threads that use the connection, and so end before it.
+        #: Their threads use the connection, so they end before it.
         self._companions: set[Companion] = set()
         self._process = os.getpid()
         self._handle = out.value
@@ -216,20 +216,20 @@ class Client(_Handle):
 
     @property
     def _forked(self) -> bool:
-        """A child has neither the threads of companions nor their memory."""
+        """True in a forked child, which has neither the threads of companions nor their memory."""
         return os.getpid() != self._process
 
     @property
     def generation(self) -> int:
-        """How often this client has connected; a change says that leases are gone."""
+        """How many connections this client has had. When it changes, all leases have ended."""
         return lib.ucm_generation(self.handle)
 
     def fileno(self) -> int:
-        """Polls readable when process() has something to do."""
+        """A descriptor that polls readable when process() has something to do."""
         return lib.ucm_fd(self.handle)
 
     def process(self) -> int:
-        """Takes in what has arrived, never blocks; how many tasks became done."""
+        """Handles what has arrived, without blocking. Returns how many tasks became done."""
         return check(lib.ucm_process(self.handle))
 
     def server_info(self) -> ServerInfo:
@@ -244,16 +244,16 @@ class Client(_Handle):
         )
 
     def namespace(self, identity: Identity, timeout: Optional[float] = None, durable: bool = False) -> "Namespace":
-        """durable: this client's dumps that don't say it otherwise are stored when they are on NVMe."""
+        """durable: a dump is done when it is on NVMe, unless the dump says otherwise."""
         return Namespace(self, identity, timeout, durable)
 
     def release(self, lease: int, timeout: Optional[float] = None) -> None:
-        """Ends a lease early; one that is gone already is no error, and neither is 0."""
+        """Ends a lease early. 0, or a lease that has ended already, is no error."""
         check(lib.ucm_release(self.handle, lease, _timeout(timeout)))
 
 
 class Namespace(_Handle):
-    """Opened for one Identity. Its regions must be unregistered before it is closed."""
+    """A namespace, opened for one Identity. Unregister its regions before you close it."""
 
     def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None, durable: bool = False):
         super().__init__()
@@ -310,8 +310,8 @@ class Namespace(_Handle):
         wait: float = 0.0,
         tell_shared: bool = False,
     ) -> PrefixHits:
-        """How many blocks from the first key on are there without a gap. lease: seconds to keep them, 0 for none.
-        wait: seconds to wait for the shared tier, 0 for as long as the daemon is configured to."""
+        """How many blocks from the first key on are cached without a gap. lease: seconds to keep them, 0 for none.
+        wait: longest wait for the shared tier in seconds, 0 for the daemon's setting."""
         shared = c_uint32() if tell_shared else None
         lookup, _, keep = self._lookup(keys, lease, wait, shared)
         hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
@@ -332,8 +332,8 @@ class Namespace(_Handle):
         wait: float = 0.0,
         tell_shared: bool = False,
     ) -> tuple[bytes, int]:
-        """For each key a Found's number, and the lease over those that were found. What must be read from the shared
-        tier is NVME unless tell_shared."""
+        """For each key a Found's number, and a lease on those that were found. Blocks of the shared tier count as NVME
+        unless tell_shared."""
         lookup, n, keep = self._lookup(keys, lease, wait, c_uint32() if tell_shared else None)
         found, hits, number = ctypes.create_string_buffer(max(n, 1)), c_uint32(), c_uint32()
         check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
@@ -349,7 +349,7 @@ class Namespace(_Handle):
         deadline: float = 0.0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Brings blocks into DRAM; part None: all parts."""
+        """Reads blocks into DRAM; part None: all parts."""
         transfer = native.Transfer(priority=priority, deadline_ms=_timeout(deadline))
         transfer.part = 0 if part is None else part + 1
         return Task(lib.ucm_prefetch, self.handle, self.client, self.identity, transfer, keys, None, timeout)
@@ -362,14 +362,14 @@ class Namespace(_Handle):
         return changed.value
 
     def pin(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> int:
-        """Pinned blocks are never evicted. None: every block. How many changed."""
+        """Pinned blocks are never evicted. keys None: every block. Returns how many changed."""
         return self._change(lib.ucm_pin, keys, timeout)
 
     def unpin(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> int:
         return self._change(lib.ucm_unpin, keys, timeout)
 
     def evict(self, keys: Optional[Keys] = None, timeout: Optional[float] = None) -> tuple[int, int]:
-        """Drops blocks; those in use are left. How many went, and how many were in use."""
+        """Drops blocks. Returns how many were dropped at once, and how many are pinned or in use."""
         busy = c_uint64()
         return self._change(lib.ucm_evict, keys, timeout, byref(busy)), busy.value
 
@@ -383,12 +383,12 @@ class Namespace(_Handle):
         gpu: Optional[bytes] = None,
         timeout: Optional[float] = None,
     ) -> "Region":
-        """Paged KV memory of this worker; gpu: the UUID of the GPU that it lies on, None for host memory."""
+        """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory."""
         return Region(self, memory, planes, blocks, part, gpu, timeout)
 
 
 class Region(_Handle):
-    """Registered memory, which must stay allocated until close() or unregister() has returned."""
+    """Registered memory. It must stay allocated until close() or unregister() has returned."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ class Region(_Handle):
         return self.ns.client.closed
 
     def unregister(self, timeout: Optional[float] = None) -> None:
-        """Returns when the daemon has closed its mapping; on failure the region stays."""
+        """Returns when the daemon has closed its mapping. If it raises, the region stays registered."""
         handle = self.handle
         try:
             self._unregister(handle, _timeout(timeout))
@@ -466,8 +466,8 @@ class Region(_Handle):
         step: int = 0,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: layer-wise, for
-        Task.wait_layers, told of every so many layers."""
+        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: copies layer by layer,
+        with a report every `step` layers, for Task.wait_layers."""
         transfer = native.Transfer(
             shard=shard, n_shards=shards, priority=priority, deadline_ms=_timeout(deadline), lease=lease, step=step
         )
@@ -487,8 +487,8 @@ class Region(_Handle):
         durable: Optional[bool] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
-        """Stores blocks of the region's pages. event: 64 bytes of a CUDA IPC event recorded behind the last write.
-        durable: stored means on NVMe, or in DRAM (False); None: as the namespace was opened."""
+        """Stores blocks of the region's pages. event: the 64 bytes of a CUDA IPC event, recorded after the last write.
+        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
         transfer = native.Transfer(
@@ -543,7 +543,8 @@ class Task(_Handle):
         return TaskResult(result.bytes, result.n_ok, ctypes.string_at(result.result, result.n_keys))
 
     def check(self) -> Optional[TaskResult]:
-        """None while it is under way. The result is told once, to whoever is first of check() and wait()."""
+        """None while the task is under way. The first check() or wait() after that gets the result, later ones
+        raise."""
         result = native.Result()
         rc = lib.ucm_task_check(self.handle, byref(result))
         if rc == -Status.PENDING:
@@ -557,12 +558,12 @@ class Task(_Handle):
         return self._result(result)
 
     def wait_layers(self, layers: int, timeout: Optional[float] = None) -> bytes:
-        """Of a load with `step`: waits until that many layers lie in all blocks; for each key a BlockResult's number as
-        known by now. The result is still to be taken by check() or wait()."""
+        """For a load with `step`: waits until that many layers have landed in all blocks. Returns a BlockResult's
+        number for each key so far; check() or wait() must still take the result."""
         result = ctypes.create_string_buffer(max(self._keys, 1))
         check(lib.ucm_task_wait_layers(self.handle, layers, _timeout(timeout), result))
         return result.raw[: self._keys]
 
     def cancel(self, timeout: Optional[float] = None) -> None:
-        """Asks the daemon to stop; the task still becomes done."""
+        """Asks the daemon to stop the task, which then becomes done."""
         check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))

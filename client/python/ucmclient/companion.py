@@ -1,14 +1,14 @@
-"""Companion: a worker's own kernels move small chunks for the daemon. Mirrors client/include/ucmclient_cuda.h.
+"""Companion: kernels in the worker's process move small chunks for the daemon. Mirrors ucmclient_cuda.h.
 
     memory, base, gpu = cuda_allocation(tensor.data_ptr())
     with Companion(client, gpu) as companion:
         region = companion.register(ns, [memory], planes, [base], blocks=1024)
 
-libucmclient_cuda is optional and looked for when the first companion is made: the file that UCMCLIENT_CUDA_LIB names,
-else beside this package, beside libucmclient, or where the loader looks.
+The first companion loads the optional libucmclient_cuda: the file that UCMCLIENT_CUDA_LIB names, else one beside this
+package, beside libucmclient, or on the loader's path.
 
-It pays for chunks below 512 KiB, and takes 64 MiB of the GPU's memory. Ends: regions before their companion, which sees
-to it, and companions before their client; a client that is closed takes both along.
+A companion pays for chunks below 512 KiB and takes 64 MiB of GPU memory. It unregisters its regions when it is closed,
+and a client closes its companions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROTOTYPES = {
 
 
 class CompanionMissing(UcmError):
-    """libucmclient_cuda can't be loaded; str() says where it was looked for, and what is to be done."""
+    """libucmclient_cuda can't be loaded; str() says which files were tried and what to do."""
 
     def __init__(self, tried: Sequence[str]):
         super().__init__(
@@ -62,7 +62,7 @@ def _candidates() -> list[str]:
 
 @lru_cache(maxsize=None)
 def _library() -> ctypes.CDLL:
-    """What it needs of libucmclient it finds in the one that this process has loaded, by its name."""
+    """It uses the libucmclient that this process has loaded."""
     tried = []
     for path in _candidates():
         try:
@@ -76,7 +76,7 @@ def _library() -> ctypes.CDLL:
 
 
 def require() -> None:
-    """Raises CompanionMissing where no companion can be made."""
+    """Raises CompanionMissing if companions are impossible here."""
     _library()
 
 
@@ -85,8 +85,8 @@ def _check(rc: int) -> None:
 
 
 class Companion(_Handle):
-    """A ring of slices in the memory of the GPU with that UUID; one a client and GPU. 0: the library's sizes, four
-    slices of 16 MiB."""
+    """A staging ring in the memory of the GPU with that UUID; one for each client and GPU. Sizes of 0: four slices of
+    16 MiB."""
 
     def __init__(
         self, client: Client, gpu: bytes, *, slice_bytes: int = 0, slices: int = 0, timeout: Optional[float] = None
@@ -117,23 +117,24 @@ class Companion(_Handle):
         part: int = 0,
         timeout: Optional[float] = None,
     ) -> CompanionRegion:
-        """Namespace.register for memory on this GPU, whose copies may go through the slices. addresses: where each
-        memory begins in this process, its offset counted in."""
+        """Namespace.register for memory on this GPU; its copies may go through the ring. addresses: where each memory
+        begins in this process, including its offset."""
         return CompanionRegion(self, ns, memory, planes, addresses, blocks, part, timeout)
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """Unregisters its regions, waits for what moves through the slices, and frees them; on failure it stays."""
+        """Unregisters its regions, waits for copies through the ring, and frees it. If it raises, the companion
+        stays."""
         with self._ending:
             if self.closed or self.client.closed or self.client._forked:
                 return
             for region in list(self._regions):
-                CompanionRegion.unregister(region, timeout)  # a subclass's may lead here
+                CompanionRegion.unregister(region, timeout)  # a subclass's unregister may call close
             _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
             self._take()
             self.client._companions.discard(self)
 
     def _abandon(self) -> None:
-        """By the client that is being closed."""
+        """For the client's close()."""
         with self._ending:
             handle = self._take()
             if handle is not None:
@@ -142,7 +143,7 @@ class Companion(_Handle):
 
 
 class CompanionRegion(Region):
-    """A Region whose copies may go through the companion's slices."""
+    """A Region whose copies may go through the companion's ring."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class CompanionRegion(Region):
         timeout: Optional[float],
     ):
         if ns.client is not companion.client:
-            raise ValueError("the namespace is another client's than the companion: they must be of one connection")
+            raise ValueError("the namespace is another client's than the companion")
         if len(addresses) != len(memory):
             raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
         self.companion = companion

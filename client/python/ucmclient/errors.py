@@ -1,4 +1,4 @@
-"""What can go wrong, by the numbers of ucmclient.h."""
+"""Errors, with the numbers of ucmclient.h."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Status(enum.IntEnum):
 
 
 class UcmError(Exception):
-    """A call failed. `status` says how (a Status, or a plain int from a newer library), str() has the sentence."""
+    """A call failed. `status` is a Status (an int if the library is newer); str() is the sentence."""
 
     def __init__(self, code: int, message: str):
         super().__init__(message)
@@ -43,12 +43,12 @@ class UcmError(Exception):
 
     @property
     def away(self) -> bool:
-        """The daemon is not there, or went away in the middle: what was asked may be asked again later."""
+        """The daemon is not there, or went away during the call. A later retry may succeed."""
         return self.status in (Status.DISCONNECTED, Status.NO_DAEMON, Status.SHUTDOWN)
 
 
 def check(rc: int, sentence: Callable[[], bytes] = lib.ucm_errmsg) -> int:
-    """rc of a call of the library; raises on failure, with its sentence."""
+    """Returns the rc of a library call, or raises UcmError with its sentence."""
     if rc >= 0:
         return rc
     text = sentence().decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Chained block keys, by the library: see ucm_keys_sha256 and ucm_keys_md5."""
+"""Chained block keys: ucm_keys_sha256 and ucm_keys_md5."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _blocks(tokens: Blocks, block_tokens: int):
 
 
 def sha256_chain(tokens: Blocks, block_tokens: int, parent: Optional[bytes] = None) -> bytes:
-    """Keys of 32 bytes, packed, of the whole blocks of `tokens`; parent: the key before them."""
+    """Packed keys of 32 bytes for the full blocks of `tokens`; parent: the key before them."""
     if parent is not None and len(parent) != 32:
         raise ValueError(f"the parent key has 32 bytes, {len(parent)} were given")
     borrowed, n = _blocks(tokens, block_tokens)
@@ -29,7 +29,7 @@ def sha256_chain(tokens: Blocks, block_tokens: int, parent: Optional[bytes] = No
 
 
 def md5_chain(meta: str, tokens: Blocks, block_tokens: int, parent: Optional[bytes] = None) -> bytes:
-    """Keys of 16 bytes as the original UCM library makes them; meta is its "model:size:dtype:rank"."""
+    """Packed keys of 16 bytes like the original UCM library's; meta is its "model:size:dtype:rank"."""
     if parent is not None and len(parent) != 16:
         raise ValueError(f"the parent key has 16 bytes, {len(parent)} were given")
     borrowed, n = _blocks(tokens, block_tokens)

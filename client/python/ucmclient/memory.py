@@ -1,6 +1,6 @@
-"""Memory that a region may name: shared host memory, and CUDA memory by its address.
+"""Memory for regions: shared host memory, and CUDA memory by its address.
 
-No bytes are copied here. A tensor is anything with data_ptr() or DLPack; torch itself is not imported.
+Copies no bytes and does not import torch. A tensor is anything with data_ptr(), an array interface or DLPack.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
 class SharedMemory:
-    """A sealed memfd, mapped: host memory that the daemon can map too. `buffer` is a writable memoryview, from which
-    numpy.frombuffer and torch.frombuffer make arrays without a copy. Unmapped when the last view of it is gone."""
+    """Host memory that the daemon can map: a sealed memfd. `buffer` is a writable memoryview, which numpy.frombuffer
+    and torch.frombuffer turn into arrays without a copy. It is unmapped when its last view is gone."""
 
     def __init__(self, size: int):
         fd, address = c_int(-1), c_void_p()
@@ -33,7 +33,7 @@ class SharedMemory:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.munmap.argtypes = [c_void_p, c_size_t]
         libc.munmap(address, size)
-        # Python's own mapping counts its views, so that it can't go while one is used.
+        # Python's own mapping counts its views, so it stays while one is in use.
         self._map = mmap.mmap(self.fd, size)
         self.buffer = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -57,11 +57,11 @@ def data_pointer(tensor: Any) -> int:
             return getattr(tensor, interface)["data"][0]
     if hasattr(tensor, "__dlpack__"):
         return _dlpack_pointer(tensor.__dlpack__())
-    raise TypeError(f"{type(tensor).__name__} tells no address: it needs data_ptr(), an array interface or DLPack")
+    raise TypeError(f"{type(tensor).__name__} has no address: it needs data_ptr(), an array interface or DLPack")
 
 
 class _DLTensor(ctypes.Structure):
-    """The head of DLTensor (dlpack.h, version 0.8): as much as an address needs."""
+    """The head of DLTensor (dlpack.h, version 0.8), as far as an address needs it."""
 
     _fields_ = [
         ("data", c_void_p),
@@ -82,7 +82,7 @@ def _dlpack_pointer(capsule: Any) -> int:
     return (tensor.data or 0) + tensor.byte_offset
 
 
-# ---- CUDA, by the driver's interface ----
+# ---- CUDA, by the driver's API ----
 
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _POSIX_FD = 1  # CUmemAllocationHandleType
@@ -118,7 +118,7 @@ def gpu_uuid(ordinal: int) -> bytes:
 
 
 def _descriptor(pointer: int) -> Optional[int]:
-    """Of VMM memory (expandable segments) that can be exported; None: the memory is not of that kind."""
+    """A descriptor of VMM memory (expandable segments). None: the memory is not VMM memory."""
     handle, fd = c_uint64(), c_int(-1)
     if _cuda().cuMemRetainAllocationHandle(byref(handle), c_void_p(pointer)) != 0:
         return None
@@ -136,8 +136,8 @@ def _descriptor(pointer: int) -> Optional[int]:
 
 
 def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
-    """The whole allocation that `pointer` lies in, to be shared by handle; its first address; the UUID of its GPU. The
-    calling thread needs a CUDA context (torch has made one)."""
+    """The allocation that contains `pointer`, its first address, and the UUID of its GPU. The calling thread needs a
+    CUDA context, which torch creates."""
     base, whole, ordinal = c_uint64(), c_size_t(), c_int()
     _call("cuMemGetAddressRange_v2", byref(base), byref(whole), c_uint64(pointer))
     _call("cuPointerGetAttribute", byref(ordinal), _ORDINAL, c_uint64(pointer))
@@ -155,18 +155,18 @@ def in_shared_memory(pointer: int) -> bool:
 
 
 def shared_memory_of(pointer: int) -> tuple[Memory, int]:
-    """The SharedMemory of this process that `pointer` lies in, and its first address."""
+    """The SharedMemory of this process that contains `pointer`, and its first address."""
     for shared in list(_shared):
         if shared.address <= pointer < shared.address + shared.size:
             return shared.memory(), shared.address
     raise UcmError(
         Status.INVALID,
-        "host memory that the daemon shall copy to must lie in a SharedMemory: allocate the KV tensors from one",
+        "the daemon can copy only to host memory in a SharedMemory: allocate the KV tensors from one",
     )
 
 
 class _Descriptor:
-    """Closes a descriptor with the Memory that names it."""
+    """Closes a descriptor when the Memory that owns this goes."""
 
     def __init__(self, fd: int):
         self.fd = fd

@@ -1,6 +1,6 @@
-"""Whether a worker's small chunks go through a companion (../companion.py), and its region registered with one.
+"""Whether a worker uses a companion (../companion.py) for small chunks, and registering its region with one.
 
-Promises: what a companion fails at after the engine's start costs its help only: the region is registered without.
+Promise: if a companion fails after the engine's start, the region is registered without it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
 
-#: Chunks from here on need no help (docs/copy.md).
+#: Chunks of this size and more need no companion (docs/copy.md).
 _LARGE = 512 << 10
 
 
 @dataclass(frozen=True)
 class RegionMemory:
-    """The allocations that a layout lies in and where each begins, its planes, and the UUID of the GPU."""
+    """A layout's allocations, where each begins, its planes, and the UUID of the GPU."""
 
     memory: Sequence[Memory] = ()
     addresses: Sequence[int] = ()
@@ -34,17 +34,17 @@ class RegionMemory:
 
 
 class _Accompanied(CompanionRegion):
-    """Ends its companion with itself: an engine that sleeps wants all of its memory back."""
+    """Closes its companion when it is unregistered, since an engine that sleeps wants all its memory back."""
 
     def unregister(self, timeout: Optional[float] = None) -> None:
         self.companion.close(timeout)
 
 
 class Accompaniment:
-    """What the setting `companion` comes to for one worker."""
+    """The setting `companion`, applied to one worker."""
 
     def __init__(self, settings: Settings, layout: Layout, on_gpu: bool, writes: bool):
-        """writes: this rank stores. Raises Unsupported for "on" where it can't be."""
+        """writes: this rank stores. Raises Unsupported if the setting is "on" and a companion is impossible."""
         self._setting = settings.companion
         self._obstacle = _obstacle(settings, layout, on_gpu, writes)
         if self._setting == "on" and self._obstacle is not None:
@@ -54,19 +54,20 @@ class Accompaniment:
 
     @property
     def used(self) -> bool:
-        """There is to be one, and it was not refused."""
+        """The worker has a companion, or will have one when the daemon is there."""
         return self._obstacle is None and self._refused is None
 
     @property
     def why(self) -> str:
-        """For the log, after the start."""
+        """A sentence for the log, after the start."""
         obstacle = self._obstacle if self._refused is None else str(self._refused)
         if obstacle is not None:
             return f"no companion: {obstacle}"
         return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(self, ns: Namespace, of: RegionMemory, blocks: int, part: int, timeout: float) -> Optional[Region]:
-        """None: to be registered without a companion. Raises only what doing so would raise, too."""
+        """Returns None if the region must be registered without a companion. Raises only errors that would hit that,
+        too."""
         if self._obstacle is not None or of.gpu is None:
             return None
         try:
@@ -84,7 +85,7 @@ class Accompaniment:
             return None
 
     def started(self) -> None:
-        """Raises Unsupported for "on" when the start's registration had to do without."""
+        """Raises Unsupported if the setting is "on" and the first registration had no companion."""
         if self._setting == "on" and self._refused is not None:
             raise _refusal(str(self._refused))
 
@@ -94,7 +95,7 @@ def _largest(layout: Layout) -> int:
 
 
 def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) -> Optional[str]:
-    """Why there is to be no companion."""
+    """Why this worker gets no companion; None if it gets one."""
     if settings.companion == "off":
         return 'the setting is "off"'
     if not on_gpu:

@@ -1,11 +1,11 @@
-"""UcmConnector: vLLM's door to ucmd, by KVConnectorBase_V1.
+"""UcmConnector: ucmd as a KVConnectorBase_V1 of vLLM.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "UcmConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "ucmclient.vllm.connector", "kv_load_failure_policy": "recompute"}'
 
-Here is only what vLLM calls; scheduler.py and worker.py do the work. The worker's half knows the layout of the KV
-tensors, so it names the namespace, and the scheduler's half opens the same one when the engine hands over what the
-workers said (get_handshake_metadata).
+This file has only what vLLM calls; scheduler.py and worker.py do the work. The worker's half knows the layout of the KV
+tensors, so it names the namespace. vLLM's handshake (get_handshake_metadata) carries the name to the scheduler's half,
+which opens the same namespace.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.ucmclient")
 
-#: A vLLM without handle_preemptions overwrites blocks that are being stored and tells nobody; one that is older than
-#: build_connector_worker_meta can't tell what came of a load, and may give an aborted request's blocks away under one.
+#: A vLLM without handle_preemptions overwrites blocks that are being stored. One without build_connector_worker_meta
+#: can't report the outcome of a load, and may reuse an aborted request's blocks during a load.
 _NEEDED = (
     "get_handshake_metadata",
     "set_xfer_handshake_metadata",
@@ -67,8 +67,8 @@ class UcmHandshake(_HandshakeBase):
 
 @dataclass
 class UcmProgress(_base.KVConnectorWorkerMetadata):
-    """The plan that a worker has carried out, 0 for none that was asked for; and what it would have told in the handshake,
-    where that did not reach the scheduler's half (MultiConnector passes one connector's on)."""
+    """The number of the plan that a worker has carried out, 0 if no report was asked for. Also the handshake's content
+    if that did not reach the scheduler's half (MultiConnector passes on one connector's only)."""
 
     number: int
     identities: frozenset[Identity] = frozenset()
@@ -99,17 +99,17 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A store that is dropped is a miss some day, no error."""
+        """False: a lost store causes a miss later, no error."""
         return False
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
-        """All layers of a block side by side are one large copy."""
+        """True if all layers of a block should lie side by side, which makes one large copy."""
         return self._settings.block_layout and not self._settings.layerwise
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
-        """The same, as vLLM from 0.31 on has it; backends that can't do it keep theirs."""
+        """The same for vLLM from 0.31 on. Backends that can't do it keep their layout."""
         if find_spec("vllm.v1.kv_cache_layout") is None:
             return None
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
@@ -173,14 +173,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are stored behind the step, all layers at once: nothing is held up in between."""
+        """Nothing: blocks are stored after the step, all layers at once."""
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
             self._start_stores(self._worker)
 
     def _start_stores(self, worker: WorkerHalf) -> None:
-        """Once a plan: vLLM 0.20 does not call wait_for_save in a step without tokens, but always asks what has finished."""
+        """Runs once for each plan. vLLM 0.20 skips wait_for_save in a step without tokens, but always calls
+        get_finished."""
         plan = self._plan()
         if plan is not self._carried_out:
             self._carried_out = plan
@@ -217,7 +218,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def _connect(self, identities: Collection[Identity]) -> None:
         if len(identities) > 1:
-            raise Unsupported(f"the engine's ranks keep their KV in {len(identities)} different ways")
+            raise Unsupported(f"the engine's ranks keep their KV in {len(identities)} different layouts")
         for identity in identities:
             self._scheduler.connect(identity, f"vllm-scheduler-{os.getpid()}")
 
@@ -228,7 +229,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
-        """For vLLM's statistics."""
+        """Splits hits into DRAM and NVMe, for vLLM's statistics."""
         slow = min(self._scheduler.from_nvme(request), num_external_tokens)
         tiers = {_base.CacheHitSource.HOST: num_external_tokens - slow, _base.CacheHitSource.DISK: slow}
         return {tier: tokens for tier, tokens in tiers.items() if tokens}
@@ -247,7 +248,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def reset_cache(self) -> bool:
         if not self._settings.keep_on_reset:
-            logger.warning("the cache was reset: this engine shares with no other until it is started again")
+            logger.warning("the cache was reset: this engine shares with no other engine until its restart")
             self._scheduler.reset()
         return True
 
@@ -261,7 +262,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
 
 def _engine(config: Any) -> dict[str, Any]:
-    """Who arranges a block's bytes, in ways that shapes don't tell."""
+    """What arranges a block's bytes beyond the tensors' shapes: vLLM's version and the attention backends."""
     import vllm
 
     known: dict[str, Any] = {"vllm": ".".join(str(getattr(vllm, "__version__", "")).split(".")[:2])}
@@ -286,7 +287,7 @@ def _no_event() -> None:
 
 
 def _record_event() -> Any:
-    """Behind all that the step has enqueued; the daemon waits for it before it reads."""
+    """Records an event after all work of the step. The daemon waits for the event before it reads."""
     import torch
 
     event = torch.cuda.Event(interprocess=True)
@@ -295,8 +296,8 @@ def _record_event() -> Any:
 
 
 def _share(kv_caches: dict[str, Any]) -> list[SharedMemory]:
-    """The daemon can map host memory that was made for it and no other: moves an engine's KV tensors there, while
-    nothing is in them. Each keeps its object, shape and strides."""
+    """Moves an engine's KV tensors, while they are empty, into memory that the daemon can map. Each tensor keeps its
+    object, shape and strides."""
     shared: dict[int, SharedMemory] = {}
     for tensor in kv_caches.values():
         if in_shared_memory(tensor.data_ptr()):

@@ -1,7 +1,6 @@
-"""From an engine's configuration to a namespace: everything that changes the bytes of a block, or what its key means.
+"""From an engine's configuration to a namespace: everything that changes a block's bytes or the meaning of its key.
 
-Reads vLLM's configuration objects by attribute and imports nothing of it, so that what is missing in an older or newer
-vLLM is found here, with a sentence, and not in the middle of a request.
+Reads vLLM's configuration objects by attribute, without importing vLLM, and refuses at the start what it can't share.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from ..client import Identity
 from .layout import Layout
 from .settings import Settings
 
-#: Algorithms whose hashes several processes agree on, with the length of their keys.
-#: Of a model folder: its weights, and what becomes of images and videos before they reach them.
+#: Files of a model folder that matter: its weights, and how images and videos are processed.
 _FILES = (".safetensors", ".bin", ".pt", ".gguf", "processor_config.json")
+#: Hash algorithms on which processes can agree, with the bytes of a key.
 _HASHES = {"sha256": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "xxhash": 16, "xxhash_cbor": 16}
 
-#: A block of these is kept for as long as its request, and holds the KV of its tokens and nothing else.
+#: Kinds of KV cache whose blocks hold the KV of their tokens only, and live as long as their request.
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "UniformTypeKVCacheSpecs")
 
 
 class Unsupported(ValueError):
-    """This engine's configuration can't share its cache; the message says what to change."""
+    """The connector can't serve this engine's configuration; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which part of each block this rank holds. Ranks with the same part hold the same bytes; one of them writes."""
+    """Which part of each block this rank holds. Ranks with the same part hold the same bytes, and one of them
+    stores."""
 
     part: int
     parts: int
@@ -39,7 +39,7 @@ class Ranks:
 
 
 def check_engine(config: Any, kv_cache_config: Any) -> None:
-    """Refuses what would share wrong bytes, or none."""
+    """Refuses configurations that would share wrong bytes, or none at all."""
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.enable_prefix_caching:
         raise Unsupported("ucmd needs the engine's block hashes: start without --no-enable-prefix-caching")
@@ -79,7 +79,7 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
 
 
 def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
-    """Length of a key. Block hashes start from a seed; where each process draws its own, nothing is ever shared."""
+    """Returns the bytes of a key. Refuses algorithms for which each process draws its own seed: they share nothing."""
     if algorithm not in _HASHES or _HASHES[algorithm] < 16:
         raise Unsupported(
             f"--prefix-caching-hash-algo {algorithm} is not supported: use sha256 or sha256_cbor"
@@ -119,7 +119,7 @@ def _digest(value: Any) -> str:
 
 
 def _weights(config: Any, settings: Settings) -> str:
-    """Whatever is known of the weights: a name can stand for others tomorrow."""
+    """All that is known of the weights, since a model's name may later stand for other weights."""
     model = config.model_config
     hf_config = getattr(model, "hf_config", None)
     known = {
@@ -142,14 +142,14 @@ def _weights(config: Any, settings: Settings) -> str:
 
 
 def _processor(model: Any) -> dict[str, Any]:
-    """What an engine does to all images and videos alike: the hashes in a request's keys know its own options alone."""
+    """Engine-wide options for images and videos. A request's keys cover only its own options."""
     multimodal = getattr(model, "multimodal_config", None)
     settings = {name: getattr(multimodal, name, None) for name in ("mm_processor_kwargs", "video_pruning_rate")}
     return {name: value for name, value in settings.items() if value}
 
 
 def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
-    """Of a model that is a folder: weights written over are others."""
+    """Names, sizes and times of a model folder's files, which change when weights are overwritten."""
     if not os.path.isdir(folder):
         return None
     with os.scandir(folder) as entries:
@@ -158,7 +158,7 @@ def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
 
 
 def _long_rope(model: Any) -> bool:
-    """Models with two sets of rotary factors use the long one for all requests of an engine that takes long ones."""
+    """Does the engine use the long set of a model with two sets of rotary factors?"""
     text = getattr(model, "hf_text_config", None) or getattr(model, "hf_config", None)
     scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     short = getattr(text, "original_max_position_embeddings", None)
@@ -170,7 +170,7 @@ def _long_rope(model: Any) -> bool:
 def identity_of(
     config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any]
 ) -> Identity:
-    """engine: what else arranges the bytes."""
+    """engine: anything else that arranges the bytes."""
     cache = config.cache_config
     algorithm = cache.prefix_caching_hash_algo
     seed = os.environ.get("PYTHONHASHSEED", "default")

@@ -1,6 +1,6 @@
-"""Where an engine's KV tensors keep each block: planes for the daemon, from shapes and strides alone.
+"""Where an engine's KV tensors keep each block, from their shapes and strides.
 
-A tensor needs data_ptr(), shape, stride(), element_size(), and may have dtype; torch is not imported.
+A tensor needs data_ptr(), shape, stride(), element_size(), and may have dtype. Does not import torch.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """Chunks of each shard, in the engine's order of layers; `name` tells layouts apart that differ in their bytes."""
+    """The chunks of each shard, in the engine's order of layers. Layouts with different bytes differ in `name`."""
 
     layers: tuple[tuple[Chunk, ...], ...]
     blocks: int
     layer_bytes: int
     name: str
-    #: By the engine's name of a layer, the shard that it is, or is in.
+    #: From the engine's name of a layer to its shard.
     numbers: Mapping[str, int]
 
 
 def _block_dimension(shape: Sequence[int], blocks: int) -> int:
-    """Which dimension counts blocks: the first one that is `blocks`, or a multiple (kernel blocks), with one of K and V
-    at most before it."""
+    """Which dimension counts blocks: the first that is a multiple of `blocks` (kernel blocks). Only one of K and V may
+    precede it."""
     if len(shape) > 1:
         first, second = (n % blocks == 0 and n >= blocks for n in shape[:2])
-        # As few blocks as K and V are: [2, blocks, ...] and [blocks, 2, ...] look alike for 2 of them.
+        # With 2 blocks, [2, blocks, ...] and [blocks, 2, ...] look alike.
         if first and not (shape[0] == 2 and blocks < 2 and second):
             return 0
         if second and shape[0] == 2:
@@ -54,7 +54,7 @@ def _block_dimension(shape: Sequence[int], blocks: int) -> int:
 
 
 def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
-    """The pieces of memory that a block is made of: one, or one for K and one for V, or one a head."""
+    """The pieces of memory of a block: one in all, one each for K and V, or one a head."""
     shape, strides, element = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
     d = _block_dimension(shape, blocks)
     if d == 0 and shape[0] == 2 == blocks and shape[1] == 2:
@@ -77,7 +77,7 @@ def tensor_chunks(tensor: Any, blocks: int) -> list[Chunk]:
 
 
 def _description(tensor: Any, chunks: Sequence[Chunk], blocks: int) -> str:
-    """Of the bytes' order within a block: shape without the blocks, dimensions from the outermost, type."""
+    """Describes the order of bytes in a block: shape without the blocks, order of dimensions, type."""
     d = _block_dimension(tuple(tensor.shape), blocks)
     inner = [i for i in range(len(tensor.shape)) if i != d]
     order = sorted(inner, key=lambda i: (-tensor.stride()[i], i))
@@ -88,7 +88,7 @@ def _description(tensor: Any, chunks: Sequence[Chunk], blocks: int) -> str:
 
 
 def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Neighbours made one, in the order given."""
+    """Merges neighbouring chunks; keeps their order."""
     out: list[Chunk] = []
     for chunk in chunks:
         last = out[-1] if out else None
@@ -102,9 +102,9 @@ def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def layout_of(kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False) -> Layout:
-    """Layers in the mapping's order, which the engine builds in the model's. Layers that share one tensor are one. Where
-    all layers of a block lie side by side, or layers differ in size, they are one shard, unless they are loaded one by
-    one."""
+    """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
+    of a block lie side by side, or layers differ in size, they form one shard, unless they are loaded layer by
+    layer."""
     layers: list[tuple[Chunk, ...]] = []
     descriptions: list[str] = []
     seen: dict[tuple[Chunk, ...], int] = {}

@@ -1,7 +1,8 @@
-"""The connection of an engine to its daemon, which may be away: then nothing is asked of it, and a thread looks for it.
+"""The connection of an engine to its daemon. While the daemon is away, no call goes to it and a thread tries to
+connect.
 
-Threads: all but the search is the caller's. What the search finds is taken over as a whole, so that a caller sees a
-namespace with its region, or neither.
+That thread publishes client, namespace and region together, so callers see all of them or none. Everything else runs on
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ logger = logging.getLogger("ucmclient.vllm")
 Result = TypeVar("Result")
 #: Seconds.
 _BUSY_PAUSE = 0.1
-#: Registers the caller's memory; the argument behind the namespace is a timeout.
+#: Registers the caller's memory; the second argument is a timeout.
 Setup = Callable[[Namespace, float], Optional[Region]]
 
 
 class Link:
-    """One client, one namespace, and a worker's region. Calls made through it cost an engine a bounded time, whatever
-    the daemon does."""
+    """One client, one namespace, and a worker's region. Calls through it take a bounded time, whatever the daemon
+    does."""
 
     def __init__(self, settings: Settings, identity: Identity, name: str, setup: Optional[Setup] = None):
         self.settings = settings
@@ -34,7 +35,8 @@ class Link:
         self.name = name
         self.setup = setup
         self._lock = threading.Lock()
-        #: Held while the memory is registered: it neither goes nor comes back meanwhile. Taken before the other lock.
+        #: Held while the memory is registered, so that it is neither dropped nor restored meanwhile. Taken before
+        #: _lock.
         self._setting_up = threading.Lock()
         self._closed = threading.Event()
         self._search: Optional[threading.Thread] = None
@@ -42,7 +44,7 @@ class Link:
         self._ns: Optional[Namespace] = None
         self._region: Optional[Region] = None
         self._silent_until = 0.0
-        #: The engine's memory is not there.
+        #: The engine sleeps: its memory is not there.
         self._asleep = False
         try:
             self._open_first()
@@ -55,7 +57,7 @@ class Link:
     # ---- opening ----
 
     def _open_first(self) -> None:
-        """An engine that does not start without a daemon waits for one that is busy, as it is while its GPUs start."""
+        """If the daemon is required and busy, as while its GPUs start, this waits for it."""
         until = time.monotonic() + self.settings.connect_timeout
         while True:
             try:
@@ -82,7 +84,7 @@ class Link:
         with self._lock:
             if not self._closed.is_set():
                 self._client, self._ns, self._region = client, ns, region
-                self._search = None  # it may live on for a moment, but looks for nothing any more
+                self._search = None  # the thread is about to end
                 return
         client.close()
 
@@ -118,7 +120,7 @@ class Link:
         return self._region if time.monotonic() >= self._silent_until else None
 
     def ask(self, call: Callable[..., Result], *args: Any, **named: Any) -> Optional[Result]:
-        """What the call returns; None when the daemon did not answer in time, or refused."""
+        """Returns the call's result; None if the daemon did not answer in time, or refused."""
         try:
             result = call(*args, **named)
         except UcmError as error:
@@ -143,7 +145,8 @@ class Link:
             self.ask(self._client.release, lease, timeout=self.settings.lookup_timeout)
 
     def drop_region(self) -> None:
-        """Returns when the daemon has let go of the memory; one that does not answer lets go with the connection."""
+        """Returns when the daemon has unmapped the memory. If the daemon does not answer, this breaks the
+        connection."""
         with self._setting_up, self._lock:
             self._asleep = True
             region, self._region = self._region, None
@@ -152,11 +155,11 @@ class Link:
         try:
             region.unregister(timeout=self.settings.connect_timeout)
         except UcmError as error:
-            logger.error("ucmd does not let go of the memory (%s): the connection is made anew", error)
+            logger.error("ucmd did not unmap the memory (%s): connecting again", error)
             self.cut()
 
     def restore_region(self) -> None:
-        """Through a new connection, some time, where this one's daemon does not take it."""
+        """Registers the memory again. If that fails, a new connection will register it."""
         with self._setting_up:
             self._asleep = False
             ns = self._ns if self._region is None else None
@@ -167,7 +170,7 @@ class Link:
             self.cut()
 
     def cut(self) -> None:
-        """Ends the connection, and with it all that the daemon does for it; another one is looked for."""
+        """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one."""
         self._drop()
         self._look_for_it()
 
@@ -184,5 +187,5 @@ class Link:
 
 
 def _may_pass(error: UcmError) -> bool:
-    """A daemon that is away, or busy, may be back; one that refuses will refuse again."""
+    """A daemon that is away or busy may recover; one that refuses will refuse again."""
     return error.away or error.status in (Status.DEADLINE, Status.BUSY)

@@ -1,4 +1,4 @@
-"""Is it sooner to load from NVMe than to compute? Off unless the setting `prefill_rate` says how fast computing is."""
+"""Is loading from NVMe faster than computing? Only with the setting `prefill_rate`, the speed of computing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import UcmError
 from .link import Link
 from .settings import Settings
 
-#: Share of the newest measurement in the rate.
+#: Weight of the newest measurement in the rate.
 _NEWEST = 0.3
-#: Loads of fewer tokens tell more of the engine's steps than of the disk.
+#: The time of a smaller load depends more on the engine's steps than on the disk.
 _MEASURABLE = 256
 
 
 class NvmeRate:
-    """Tokens a second that came from NVMe, as requests have waited for them. Until something was measured a load is
-    tried. What is not worth waiting for is read into DRAM behind everything else, for whoever asks next, and measured
-    on its way, so that a disk which was slow for a while gets another chance."""
+    """Measures how many tokens a second requests get from NVMe. Before the first measurement every load is worth
+    trying. Blocks that are not worth the wait are read into DRAM with low priority, for the next request. That is
+    measured, too, so a disk that was slow for a while gets another chance."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -27,7 +27,7 @@ class NvmeRate:
         self._tokens, self._began = 0, 0.0
 
     def worth(self, tokens: int, slow: int) -> bool:
-        """Of `tokens` that could be loaded, `slow` are on NVMe."""
+        """Is loading `tokens` worthwhile, when `slow` of them are on NVMe?"""
         computing = self.settings.prefill_rate
         if not computing or not slow or not self.tokens_per_second:
             return True
@@ -41,7 +41,7 @@ class NvmeRate:
         self.tokens_per_second = rate if not old else old + _NEWEST * (rate - old)
 
     def bring_in(self, link: Link, keys: bytes, tokens: int) -> None:
-        """One at a time: more would only wait behind it."""
+        """Reads blocks into DRAM, one request at a time: a second one would only wait."""
         if self._busy() or link.ns is None:
             return
         self._task = link.ask(
@@ -59,7 +59,7 @@ class NvmeRate:
             if result.all_ok:
                 self.measured(self._tokens, time.monotonic() - self._began)
         except UcmError:
-            pass  # gone with its connection
+            pass  # its connection broke
         self._task.close()
         self._task = None
         return False

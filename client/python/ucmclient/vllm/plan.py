@@ -1,4 +1,4 @@
-"""What the scheduler's half of the connector tells the workers' halves in a step."""
+"""What the scheduler's half of the connector sends to the workers' halves in each step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Copy:
 class Plan:
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
-    #: Requests whose blocks are about to be used for others: nothing of theirs may be read any more.
+    #: Requests whose blocks will be reused: stores must stop reading them.
     preempted: set[str] = field(default_factory=set)
-    #: Requests that are over, whose blocks are kept until every rank has said that no store reads them.
+    #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.
     ended: set[str] = field(default_factory=set)
-    #: Which plan this is; not 0: the workers say when they have carried it out.
+    #: This plan's number. If it is not 0, the workers report when they have carried the plan out.
     number: int = 0
-    #: The scheduler's half knows the namespace; if not, the workers name it.
+    #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True

@@ -1,14 +1,13 @@
-"""The scheduler's half of the connector: what is looked up, promised, loaded and stored, request by request.
+"""The scheduler's half of the connector: decides for each request what to look up, load and store.
 
-Knows vLLM's objects by a few of their attributes (request_id, block_hashes, num_tokens, the fields of SchedulerOutput)
-and imports nothing of it.
+Uses a few attributes of vLLM's objects (request_id, block_hashes, num_tokens, the fields of SchedulerOutput) and
+imports nothing of vLLM.
 
-Promises: a hit is leased until it has been loaded, or its request is gone; a block is stored once its last token's KV
-is computed by the step that the store is told with, from valid blocks; a request's blocks are not given back while a
-store reads them.
+Promises: a hit is leased until it is loaded or its request is gone. A store covers only blocks that are complete after
+the step whose plan contains it, computed from valid blocks. A request's blocks are not reused while a store reads them.
 
-A load within a step may fail when every rank has computed with what it should have brought. Stores of such a step, and
-of those that were scheduled before its outcome was known, are held until all ranks have told the outcome.
+A load within a step can fail after every rank has computed with its blocks. So stores of that step, and of steps that
+were scheduled before its outcome was known, are held until all ranks have reported the outcome.
 """
 
 from __future__ import annotations
@@ -25,52 +24,52 @@ from .nvme import NvmeRate
 from .plan import Copy, Plan
 from .settings import Settings
 
-#: Keys of one request to the daemon (proto/limits.h).
+#: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
 
-#: In a request's kv_transfer_params: a prefill instance is asked for its answer's, which the decode instance is given.
+#: In kv_transfer_params: PREFILL goes to the prefill instance; its answer has HANDOVER, which goes to decode.
 PREFILL, HANDOVER = "ucmd_prefill", "ucmd_blocks"
 
 
 @dataclass
 class _Promise:
-    """The first blocks of a request were found, and are kept for it by a lease until `until`."""
+    """A lookup found the first blocks of a request; a lease keeps them until `until`."""
 
     blocks: int
     lease: int
     until: float
-    #: How many of them are not in DRAM.
+    #: How many of these are not in DRAM.
     on_nvme: int = 0
-    #: The engine has the blocks before this one itself.
+    #: The engine itself has the blocks before this one.
     start: int = 0
 
 
 @dataclass
 class _Request:
     vllm: Any
-    #: Hashed into its keys; empty: they are the engine's own.
+    #: Hashed into its keys; empty: the keys are the engine's hashes.
     prefix: bytes = b""
-    #: How often it had been preempted when its blocks were given to it.
+    #: vLLM's count of its preemptions when it got its blocks.
     preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
-    #: Blocks that are stored, or told to be.
+    #: How many blocks are stored or planned to be.
     stored: int = 0
-    #: A store was told to the workers: they report when the blocks may be given back.
+    #: A plan has a store of it: the workers report when its blocks may be reused.
     told: bool = False
     promise: Optional[_Promise] = None
     loading: bool = False
     began: float = 0.0
-    #: Tokens of the load that come from NVMe.
+    #: How many tokens of the load come from NVMe.
     slow: int = 0
-    #: The engine's block ids that its latest load is to fill.
+    #: The engine's block ids that its latest load fills.
     loads: frozenset[int] = frozenset()
-    #: Blocks and loads of before it was preempted.
+    #: Its blocks and loads before each preemption.
     past: list[tuple[list[int], frozenset[int]]] = field(default_factory=list)
-    #: It was computed from blocks whose load, for another request, failed, or from before a reset: it is not stored.
+    #: It used blocks whose load for another request failed, or blocks from before a reset: do not store it.
     tainted: bool = False
-    #: A load of it failed: it is computed, lest it try for ever.
+    #: A load of it failed: compute it, without another try.
     failed: bool = False
-    #: Until then blocks that were handed over are waited for.
+    #: How long to wait for blocks that a prefill instance hands over.
     wait_until: float = 0.0
 
     def keys(self, first: int, end: int) -> bytes:
@@ -80,7 +79,7 @@ class _Request:
         return b"".join(hashes)
 
     def preempted(self) -> bool:
-        """Since this was last asked: then it has lost its blocks, and stores of them may have been cancelled."""
+        """True if it was preempted since the last call. It has then lost its blocks, and stores may be cancelled."""
         times = getattr(self.vllm, "num_preemptions", 0)
         if times == self.preemptions:
             return False
@@ -92,7 +91,7 @@ class _Request:
 
 @dataclass
 class _Held:
-    """A store that waits for the outcome of the plans up to this one."""
+    """A store that waits for the outcome of all plans up to `plan`."""
 
     plan: int
     request: _Request
@@ -101,8 +100,8 @@ class _Held:
 
 
 def adapter_of(request: Any) -> bytes:
-    """The engine's hashes know a LoRA adapter by its name, which other engines may give to other weights: keys of such
-    requests are hashed again with the adapter's path and the sizes and times of its files."""
+    """vLLM hashes a LoRA adapter by its name, which may stand for other weights in another engine. So keys of such
+    requests are hashed again with this digest of the adapter's path and the sizes and times of its files."""
     lora = getattr(request, "lora_request", None)
     if lora is None:
         return b""
@@ -112,7 +111,7 @@ def adapter_of(request: Any) -> bytes:
         if os.path.isdir(path):
             with os.scandir(path) as entries:
                 files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
-    except OSError:  # it is being written: nobody can tell what the engine has
+    except OSError:  # it is being written, so the engine's version is unknown
         return os.urandom(32)
     return hashlib.sha256(repr((path, files)).encode()).digest()
 
@@ -125,22 +124,23 @@ class SchedulerHalf:
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
         self._nvme = NvmeRate(settings)
-        #: Drawn when the engine says that all KV of before is void; in the keys from then on.
+        #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
-        #: Numbers: of the latest plan, of the latest with loads within its step, of the latest whose outcome is known.
+        #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
         self._number = self._risky = self._known = 0
         self._held: list[_Held] = []
-        #: The engine's block ids that a failed load within a step has left invalid: the request that computes them again.
+        #: Block ids that a failed load within a step left invalid, with the request that computes them again ("":
+        #: none).
         self._invalid: dict[int, str] = {}
-        #: Loads within a step of requests that are over: the plan by whose outcome they are known, blocks, those loaded.
+        #: Finished requests with loads within a step: the plan that decides, their blocks, and which were loaded.
         self._gone: list[tuple[int, list[int], frozenset[int]]] = []
-        #: What adapters looked like when they were first used, by number and path.
+        #: Digests of adapters at their first use, by number and path.
         self._adapters: dict[tuple[Any, str], bytes] = {}
-        #: Requests that are over, and have stores that are held.
+        #: Finished requests whose stores are held.
         self._ending: set[str] = set()
 
     def connect(self, identity: Identity, name: str) -> None:
-        """An engine that has slept hands over the same identity again: the connection stays."""
+        """Keeps the connection if the identity is the same, as after the engine slept."""
         if self.link is not None and self.link.identity == identity:
             return
         for tracked in self._requests.values():
@@ -153,21 +153,21 @@ class SchedulerHalf:
             self.link.close()
 
     def reset(self) -> None:
-        """Nothing that was stored before is loaded by this engine again. Its weights may be others now, which no other
-        engine can know: from here on it shares with itself alone."""
+        """This engine's weights may have changed, and no other engine knows. From now on it loads nothing older and
+        shares only with itself."""
         self._epoch = os.urandom(16)
         for tracked in self._requests.values():
             self._release(tracked)
             tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
-            # One that has not lost its blocks goes on from what is void.
+            # A request that keeps its blocks continues from old KV.
             tracked.preempted()
             tracked.tainted |= bool(tracked.blocks)
 
     # ---- lookups ----
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
-        """How many tokens behind `computed` can be loaded; the last one of a request is left to be computed. None: ask
-        again, a prefill instance is still storing them."""
+        """How many tokens after `computed` can be loaded, and whether between steps. The engine always computes a
+        request's last token. None: ask again, since a prefill instance is still storing them."""
         if self.link is None or not self.settings.load or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._tracked(request)
@@ -199,7 +199,7 @@ class SchedulerHalf:
         return self._epoch + self._adapter(request)
 
     def _adapter(self, request: Any) -> bytes:
-        """An adapter that was written over: the engine may have the one or the other, so that it shares with nobody."""
+        """If an adapter's files change, the engine may have either version, so its keys become unique."""
         now = adapter_of(request)
         if not now:
             return now
@@ -208,8 +208,8 @@ class SchedulerHalf:
         return now if self._adapters.setdefault(name, now) == now else os.urandom(32)
 
     def _promise(self, tracked: _Request) -> Optional[_Promise]:
-        """vLLM asks for a waiting request again in every step: a promise that still holds is kept. The engine's own
-        hits are asked for too: so the daemon knows that they are in use, and what it has lost of them is stored."""
+        """Looks the request up, unless a promise still holds (vLLM asks again in every step). The lookup includes the
+        engine's own hits: so the daemon knows that they are in use, and those that it lost are stored again."""
         promise = tracked.promise
         if promise and time.monotonic() < promise.until:
             return promise
@@ -226,13 +226,13 @@ class SchedulerHalf:
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None
-        # Half of the lease is left for the load.
+        # This leaves half of the lease for the load.
         until = time.monotonic() + self.settings.lease / 2
         tracked.promise = _Promise(hits.blocks, hits.lease, until, hits.blocks - hits.in_dram)
         return tracked.promise
 
     def _handed_over(self, tracked: _Request) -> int:
-        """How many blocks a prefill instance has said that it stores; they are waited for, for a while."""
+        """How many blocks a prefill instance hands over. Starts the time limit for waiting."""
         params = getattr(tracked.vllm, "kv_transfer_params", None) or {}
         blocks = params.get(HANDOVER, 0)
         if not isinstance(blocks, int) or tracked.failed or self.link is None or self.link.ns is None:
@@ -246,10 +246,10 @@ class SchedulerHalf:
         if promise is not None and self.link is not None:
             self.link.release(promise.lease)
 
-    # ---- a request's way ----
+    # ---- steps ----
 
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
-        """The request has blocks; `tokens` of what was promised are to be loaded into them."""
+        """vLLM gave the request blocks and wants `tokens` of the promised tokens loaded into them."""
         tracked = self._tracked(request)
         tracked.blocks = list(blocks)
         promise = tracked.promise
@@ -262,16 +262,16 @@ class SchedulerHalf:
         self._plan.loads.append(copy)
         tracked.loads, tracked.began = frozenset(copy.blocks), time.monotonic()
         tracked.slow = min(promise.on_nvme, end - first) * self.block_tokens
-        # A load within a step is over when the request is: its lease lasts until then, or runs out.
+        # After a load within a step the lease stays until the request ends, or runs out.
         tracked.loading = self.settings.async_load
 
     def from_nvme(self, request: Any) -> int:
-        """Tokens of what is loaded for it."""
+        """How many tokens of its load come from NVMe."""
         tracked = self._requests.get(request.request_id)
         return tracked.slow if tracked is not None else 0
 
     def step(self, output: Any) -> Plan:
-        """What the workers are to do with this step."""
+        """Returns the workers' plan for this step."""
         self._number += 1
         if getattr(output, "has_sync_kv_loads", False) or (self._plan.loads and not self.settings.async_load):
             self._risky = self._number
@@ -314,7 +314,7 @@ class SchedulerHalf:
         self._store(tracked, after // self.block_tokens)
 
     def _store(self, tracked: _Request, end: int) -> None:
-        """Only what has a hash: tokens that were proposed, but may be rejected, have none."""
+        """Stores blocks up to `end`, if they have a hash. Speculated tokens, which may be rejected, have none."""
         request = tracked.vllm
         clean = self._invalid.keys().isdisjoint(tracked.blocks[:end])
         for block in () if clean else tracked.blocks[:end]:
@@ -337,8 +337,8 @@ class SchedulerHalf:
                 self._plan.stores.append(copy)
 
     def received(self, finished: Any, invalid: Any, number: int) -> None:
-        """Loads that the workers have ended; blocks that failed: those are computed, and stored anew; and the plan that
-        all ranks have carried out by now, 0: not told."""
+        """The workers' report. finished: requests whose loads ended. invalid: blocks that failed, which are computed
+        and stored again. number: the latest plan that all ranks have carried out, 0 if unknown."""
         for request_id in finished or ():
             tracked = self._requests.get(request_id)
             if tracked is not None:
@@ -359,12 +359,12 @@ class SchedulerHalf:
         self._end()
 
     def _failed(self, invalid: Any) -> None:
-        """Whatever is held was computed by steps that may have used them."""
+        """Drops all held stores: their steps may have used these blocks."""
         for held in self._held:
             held.request.stored = min(held.request.stored, held.first)
         self._held = []
         if not self.settings.async_load:
-            # Where nobody computes them again, the engine itself goes on to take them for good.
+            # If no request computes them again, the engine itself treats them as valid.
             self._invalid.update({block: "" for block in invalid if block not in self._invalid})
             gone = [(blocks, loads) for _, blocks, loads in self._gone]
             for blocks, loads in gone + [past for tracked in self._requests.values() for past in tracked.past]:
@@ -380,34 +380,34 @@ class SchedulerHalf:
                 if not self.settings.async_load:
                     self._invalid.update(dict.fromkeys(tracked.blocks[bad[0] :], tracked.vllm.request_id))
             else:
-                # The other request computes that block again, and perhaps after this one has used it; or this one does,
-                # where the other is gone.
+                # The other request computes that block again, perhaps after this one has used it. If the other is gone,
+                # this one does.
                 tracked.tainted = True
                 for block in tracked.blocks[bad[0] :]:
                     if self._invalid.get(block) == "":
                         self._invalid[block] = tracked.vllm.request_id
 
     def _forget_invalid(self, requests: set[str]) -> None:
-        """They will not compute them any more: nobody does, before they are given out anew."""
+        """These requests will not compute their invalid blocks; nobody does until the engine reuses the blocks."""
         for block, owner in self._invalid.items():
             if owner in requests:
                 self._invalid[block] = ""
 
     def _begin_anew(self, tracked: _Request, computed: int) -> None:
-        """What the request is to compute or load, and has not from the engine's own cache, is no longer invalid."""
+        """Blocks that the request will compute or load, not those from the engine's cache, are no longer invalid."""
         for i, block in enumerate(tracked.blocks if self._invalid else ()):
             if i >= computed // self.block_tokens or block in tracked.loads:
                 self._invalid.pop(block, None)
 
     def _end(self) -> None:
-        """Requests that are over, once no store of theirs is held."""
+        """Passes finished requests to the plan, once none of their stores is held."""
         held = {held.copy.request for held in self._held}
         self._plan.ended |= self._ending - held
         self._ending &= held
 
     def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
-        """Must the request's blocks be kept until the workers have reported it; and what a decode instance has to know
-        of a request that asked for prefill only."""
+        """Returns whether its blocks must stay until the workers report it, and kv_transfer_params for decode if the
+        request asked for prefill only."""
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return False, None
@@ -422,7 +422,7 @@ class SchedulerHalf:
         asked = (getattr(request, "kv_transfer_params", None) or {}).get(PREFILL)
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
         if tracked.loading or not tracked.told:
-            return False, handover  # vLLM itself waits for a load
+            return False, handover  # vLLM itself waits for the load
         self._ending.add(request.request_id)
         self._end()
         return True, handover

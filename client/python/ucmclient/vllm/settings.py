@@ -1,4 +1,4 @@
-"""What `kv_connector_extra_config` may say, checked when the engine starts."""
+"""The settings in `kv_connector_extra_config`, checked when the engine starts."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ _CHOICES = {"companion": ("auto", "on", "off")}
 
 @dataclass(frozen=True)
 class Settings:
-    """Times are in seconds. An engine never waits longer than these say for the daemon."""
+    """Times are in seconds, and bound all waits for the daemon. docs/vllm.md has the same list."""
 
-    #: Path of the daemon's socket; None: $UCM_SOCKET or the system's.
+    #: Path of the daemon's socket; None: $UCM_SOCKET, else the default.
     socket: Optional[str] = None
-    #: Load between steps, while other requests run; False: before the step that needs the blocks.
+    #: Load between steps, while other requests run; False: at the start of the step that needs the blocks.
     async_load: bool = True
-    #: With async_load false: begin a layer's attention as soon as that layer is there.
+    #: With async_load false: start a layer's attention as soon as that layer has arrived.
     layerwise: bool = False
-    #: Ask the engine to keep all layers of a block side by side, where its backends can.
+    #: Ask the engine to keep all layers of a block side by side, if its backends can.
     block_layout: bool = True
-    #: Move small chunks by this process's own kernels (ucmclient.Companion), which takes 64 MiB of the GPU's memory:
-    #: "auto": where that pays and can be, "on": refuse to start where it can't be, "off".
+    #: Move small chunks with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
+    #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     companion: str = "auto"
     #: Store what this engine computes.
     store: bool = True
     #: Load what is stored.
     load: bool = True
-    #: Hits of fewer tokens than this are recomputed: a load costs a round trip.
+    #: Compute hits of fewer tokens: a load costs a round trip.
     min_load_tokens: int = 0
-    #: Tokens that this engine computes in a second. Given, hits on NVMe which would take longer than that are computed,
-    #: and read into DRAM for the next request. 0: they are loaded.
+    #: Tokens that this engine computes in a second. If set, hits on NVMe that would take longer than that are computed,
+    #: and read into DRAM for the next request. 0: they are always loaded.
     prefill_rate: float = 0.0
     #: A lookup that takes longer is a miss.
     lookup_timeout: float = 0.02
-    #: For opening and registering: the engine's start waits so long for a daemon that is slow.
+    #: Limit for opening and registering, at the engine's start.
     connect_timeout: float = 30.0
-    #: Don't start without the daemon; False: start, and use it when it is there.
+    #: Don't start without the daemon; False: start, and use the daemon once it is there.
     required: bool = False
-    #: A daemon that was away is tried again after so long.
+    #: Pause before trying a daemon again that was away or slow.
     retry_interval: float = 1.0
-    #: How long the daemon keeps blocks that a lookup has promised.
+    #: How long the daemon keeps blocks that a lookup found.
     lease: float = 60.0
-    #: A load, or a store, that takes longer is given up.
+    #: A load or a store that takes longer fails.
     transfer_deadline: float = 30.0
-    #: Blocks that a prefill instance has handed over are waited for so long, then computed.
+    #: How long to wait for blocks that a prefill instance hands over, before computing them.
     handover_wait: float = 2.0
-    #: Store on NVMe before it counts as stored.
+    #: A store is done when it is on NVMe.
     durable: bool = False
-    #: When the engine resets external caches, too (sleeping does), it may have other weights from then on: loads nothing of
-    #: before, and shares with nobody any more. True: the weights never change, go on.
+    #: When the engine resets external caches (sleeping does), its weights may change: it then loads nothing older and
+    #: shares with no other engine any more. True: the weights never change, so nothing of this happens.
     keep_on_reset: bool = False
-    #: Separates this engine's cache from others' with the same model; for what the namespace can't know.
+    #: Separates this engine's cache from others with the same model, for reasons that the namespace can't know.
     salt: str = ""
-    #: Names the weights where model and revision do not.
+    #: Names the weights; None: the model's revision does.
     revision: Optional[str] = None
 
     def for_role(self, producer: bool, consumer: bool) -> "Settings":
-        """kv_role: a producer that is no consumer does not load, and the other way round. vLLM gives a producer's blocks
-        away while steps that write to them are under way, which a load must not meet."""
+        """For kv_role: a mere producer does not load, and a mere consumer does not store. (vLLM reuses a producer's
+        blocks while steps that write to them are under way, which must not meet a load.)"""
         return replace(self, store=self.store and producer, load=self.load and consumer)
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "Settings":
-        """Unknown keys, and values of another type than the default's, are refused with the sentence that helps."""
+        """Refuses unknown names and values of another type than the default's, with a helpful message."""
         known = {field.name: field for field in fields(cls)}
         values = {}
         for name, value in extra.items():

@@ -1,8 +1,8 @@
-"""A worker's half of the connector: loads into, and stores out of, the engine's KV tensors.
+"""The worker's half of the connector: loads into the engine's KV tensors, and stores from them.
 
-Promises: no block that a store may still read is given back to the engine; a load that did not deliver a block names
-it; and no call waits longer than the settings say, but one that has to cut the connection for the engine's own kernels,
-with a companion. Imports nothing of vLLM, and of torch only events, on a GPU.
+Promises: the engine gets no block back that a store may still read; a load reports every block that it did not deliver;
+no call waits longer than the settings say, except that cutting the connection waits for a companion's kernels (at most
+5 s). Imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
 
-#: Time that a daemon which went away in the middle of a load is given to end what it had begun.
+#: When the daemon goes away during a load, its last copies may land within this time.
 _GRACE = 0.5
-#: A store that was cancelled ends with the piece that is being copied.
+#: Limit for a cancelled store to end, which it does after the piece that is being copied.
 _STOP = 2.0
 
 
@@ -55,10 +55,10 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
 class _Load:
     request: str
     blocks: list[int]
-    #: None: the daemon was not there.
+    #: None: there was no daemon.
     task: Optional[Task]
     failed: set[int] = field(default_factory=set)
-    #: Not to be reported before then.
+    #: The load must not be reported before this time.
     not_before: float = 0.0
 
 
@@ -75,7 +75,7 @@ class WorkerHalf:
         on_gpu: bool,
         event: Callable[[], Any],
     ):
-        """writes: this rank stores; event() makes and records a GPU event behind the step's work, None on a CPU."""
+        """writes: this rank stores. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -91,17 +91,17 @@ class WorkerHalf:
             self.link.close()
             raise
         self._loads: list[_Load] = []
-        #: Loads within the step are given up then.
+        #: When loads within the step have failed.
         self._until = 0.0
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
-        #: Tasks of each request's stores, with what must live as long.
+        #: Tasks of each request's stores, each with an object that must live as long.
         self._stores: dict[str, list[tuple[Task, Any]]] = {}
-        #: Requests that are over and not reported yet.
+        #: Finished requests that are not reported yet.
         self._ending: set[str] = set()
 
     def _register(self, ns: Namespace, timeout: float) -> Region:
-        """On any thread: handles are made on one that has a CUDA context."""
+        """Runs on any thread; the memory handles were made on a thread with a CUDA context."""
         of, blocks = self._memory, self._layout.blocks
         region = self.companion.register(ns, of, blocks, self._part, timeout)
         if region is not None:
@@ -109,13 +109,14 @@ class WorkerHalf:
         return ns.register(of.memory, of.planes, blocks=blocks, part=self._part, gpu=of.gpu, timeout=timeout)
 
     def unregister(self) -> None:
-        """Idempotent; returns when the daemon has let go of the memory. So does this process: a handle keeps memory."""
+        """Returns when the daemon has unmapped the memory. Idempotent. Drops this process's handles too: they keep
+        memory."""
         self._drain_stores(list(self._stores))
         self.link.drop_region()
         self._memory = RegionMemory()
 
     def restore(self) -> None:
-        """The tensors have their addresses again, and other memory behind them."""
+        """The tensors have the same addresses again, with other memory behind them."""
         if not self._memory.memory:
             self._memory = region_memory(self._layout, self._on_gpu)
             self.link.restore_region()
@@ -138,7 +139,7 @@ class WorkerHalf:
         )
 
     def wait_layer(self, name: str) -> None:
-        """With layer-wise loads: the layer is there, or its load will be reported as failed, when this returns."""
+        """For layer-wise loads: on return the layer has arrived, or its load will be reported as failed."""
         if not self.settings.layerwise or not self._loads:
             return
         layers = self._numbers.get(name, self._shards) + 1
@@ -166,10 +167,10 @@ class WorkerHalf:
         self._loads = []
 
     def _give_up(self, load: _Load, error: UcmError) -> None:
-        """The step goes on, and may use these blocks for anything: nobody must write to them any more."""
+        """The step continues and may reuse these blocks, so nothing may write to them any more."""
         self._judge(load, None, error)
         if error.status == Status.DEADLINE:
-            logger.error("a load does not end: the connection to ucmd is made anew")
+            logger.error("a load does not end: connecting to ucmd again")
             self.link.cut()
 
     def _judge(self, load: _Load, result: Optional[TaskResult], error: Optional[UcmError] = None) -> None:
@@ -206,7 +207,7 @@ class WorkerHalf:
         event = None
         for copy in plan.stores if self.writes else ():
             region = self.link.region
-            if region is None:  # perhaps since the last one: each call that is not answered costs its timeout
+            if region is None:  # also when the last call timed out: each such call costs its timeout
                 return
             if event is None:
                 event = self.event()
@@ -219,11 +220,11 @@ class WorkerHalf:
                 self._stores.setdefault(copy.request, []).append((task, event))
 
     def preempted(self, plan: Plan) -> None:
-        """Called before the blocks of these requests are overwritten."""
+        """vLLM calls this before it overwrites the blocks of these requests."""
         self._drain_stores(plan.preempted)
 
     def _drain_stores(self, requests: Any) -> None:
-        """Returns when no store of theirs reads any more: ended, or cancelled, or cut off with the connection."""
+        """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection."""
         for request in requests:
             for task, _ in self._stores.pop(request, []):
                 self._stop_store(task)
@@ -235,8 +236,8 @@ class WorkerHalf:
                 task.wait(_STOP)
         except UcmError as error:
             if not error.away:
-                # What is stored through a connection that has ended is never published.
-                logger.error("a store can't be stopped (%s): the connection to ucmd is made anew", error)
+                # The daemon never publishes what a broken connection was storing.
+                logger.error("a store can't be stopped (%s): connecting to ucmd again", error)
                 self.link.cut()
         task.close()
 
@@ -252,7 +253,7 @@ class WorkerHalf:
     # ---- reports ----
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Requests that are over and whose stores are, too; and requests whose loads are."""
+        """Finished requests whose stores have ended, and requests whose loads have ended."""
         for name, tasks in list(self._stores.items()):
             left = [(task, keep) for task, keep in tasks if not self._store_done(task)]
             if left:
