@@ -1,7 +1,6 @@
 #include "daemon/share/nfs_conn.h"
 
 #include "daemon/base/log.h"
-#include "daemon/share/nfs_status.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -391,19 +390,6 @@ static int name_begin(struct nfs_conn *c)
     return 0;
 }
 
-/* An address is none to be looked up. */
-static bool address_known(struct nfs_conn *c)
-{
-    static const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
-    struct addrinfo *found;
-
-    if (getaddrinfo(c->target.server, NULL, &hints, &found) != 0)
-        return false;
-    address_set(c, found);
-    freeaddrinfo(found);
-    return true;
-}
-
 /* ---- its user ---- */
 
 static void watch_cb(uv_timer_t *timer)
@@ -475,13 +461,9 @@ int nfs_conn_want(struct nfs_conn *c)
         return c->error;
     conn_set(c, NFS_NAME);
     watch_begin(c);
-    if (address_known(c)) {
-        conn_mount(c);
-    } else {
-        err = name_begin(c);
-        if (err < 0)
-            conn_failed(c, err);
-    }
+    err = name_begin(c);
+    if (err < 0)
+        conn_failed(c, err);
     return c->state == NFS_DOWN ? c->error : 0;
 }
 

@@ -114,12 +114,7 @@ static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const 
 
 void nfs_remove_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_REMOVE, remove_reply);
-
-    if (!call)
-        return;
-    nfs_put_place(&call->rpc.out, &t->folder, t->op->name);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_REMOVE, &t->folder, t->op->name, remove_reply);
 }
 
 static void touched_reply(struct nfs_task *t, const struct nfs_call *call,
@@ -131,12 +126,7 @@ static void touched_reply(struct nfs_task *t, const struct nfs_call *call,
 
 static void set_time_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_SETATTR, touched_reply);
-
-    if (!call)
-        return;
-    nfs_put_touch(&call->rpc.out, &t->file);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_SETATTR, &t->file, NULL, touched_reply);
 }
 
 /* ---- looking a file up ---- */
@@ -180,12 +170,7 @@ static void attributes_reply(struct nfs_task *t, const struct nfs_call *call,
 /* For servers that leave them out. */
 static void attributes_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, attributes_reply);
-
-    if (!call)
-        return;
-    nfs_put_handle(&call->rpc.out, &t->file);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_GETATTR, &t->file, NULL, attributes_reply);
 }
 
 static void look_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
@@ -202,10 +187,5 @@ static void look_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 void nfs_look_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_LOOKUP, look_reply);
-
-    if (!call)
-        return;
-    nfs_put_place(&call->rpc.out, &t->folder, t->op->name);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, t->op->name, look_reply);
 }

@@ -56,20 +56,15 @@ static void made_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 static void make_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_MKDIR, made_reply);
     struct nfs_handle *parent;
     char name[sizeof("blocks")];
 
-    if (!call)
-        return;
-    folder_wanted(t, name, &parent);
-    nfs_put_mkdir(&call->rpc.out, parent, name);
-    nfs_call_send(call);
+    (void)folder_wanted(t, name, &parent);
+    nfs_ask(t, NFS_MKDIR, parent, name, made_reply);
 }
 
-static void found_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void found(struct nfs_task *t, struct nfs_handle *folder, const struct nfs_reply *r)
 {
-    struct nfs_handle *folder = call->at ? &t->b->buckets[t->bucket] : &t->b->blocks;
     int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
 
@@ -87,6 +82,18 @@ static void found_reply(struct nfs_task *t, const struct nfs_call *call, const s
     }
 }
 
+static void blocks_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+{
+    (void)call;
+    found(t, &t->b->blocks, r);
+}
+
+static void bucket_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+{
+    (void)call;
+    found(t, &t->b->buckets[t->bucket], r);
+}
+
 void nfs_folder_step(struct nfs_task *t)
 {
     static nfs_step *const steps[] = {
@@ -94,19 +101,15 @@ void nfs_folder_step(struct nfs_task *t)
         [SHARE_WRITE] = nfs_look_step,    [SHARE_TOUCH] = nfs_look_step,
         [SHARE_REMOVE] = nfs_remove_step, [SHARE_LIST] = nfs_list_step,
         [SHARE_CHECK] = nfs_create_step};
-    struct nfs_call *call;
     struct nfs_handle *parent;
     char name[sizeof("blocks")];
+    bool blocks;
 
     if (t->b->buckets[t->bucket].n > 0) {
         t->folder = t->b->buckets[t->bucket];
         steps[t->op->verb](t);
         return;
     }
-    call = nfs_call_new(t, NFS_LOOKUP, found_reply);
-    if (!call)
-        return;
-    call->at = folder_wanted(t, name, &parent) != &t->b->blocks;
-    nfs_put_place(&call->rpc.out, parent, name);
-    nfs_call_send(call);
+    blocks = folder_wanted(t, name, &parent) == &t->b->blocks;
+    nfs_ask(t, NFS_LOOKUP, parent, name, blocks ? blocks_reply : bucket_reply);
 }

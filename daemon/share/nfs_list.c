@@ -49,7 +49,6 @@ static void blank_reply(struct nfs_task *t, const struct nfs_call *call, const s
 static void blanks_step(struct nfs_task *t)
 {
     struct share_listing *l = &t->lister.out;
-    struct nfs_call *call;
 
     while (t->blank < l->n && l->files[t->blank].mtime_ns != NO_TIME)
         t->blank++;
@@ -58,11 +57,7 @@ static void blanks_step(struct nfs_task *t)
         nfs_task_settle(t);
         return;
     }
-    call = nfs_call_new(t, NFS_LOOKUP, blank_reply);
-    if (!call)
-        return;
-    nfs_put_place(&call->rpc.out, &t->folder, l->names + l->files[t->blank].name);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, l->names + l->files[t->blank].name, blank_reply);
 }
 
 /* ---- pages ---- */

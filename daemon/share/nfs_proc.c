@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <string.h>
 
 #define PORTMAP_PROGRAM 100000u
@@ -55,11 +56,33 @@ static void put_attributes(struct nfs_xdr_out *o, uint32_t mode, bool now)
     nfs_xdr_put_u32(o, now ? SET_TO_SERVER_TIME : DONT_CHANGE);
 }
 
-void nfs_put_touch(struct nfs_xdr_out *o, const struct nfs_handle *file)
+void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_handle *h,
+                  const char *name)
 {
-    nfs_put_handle(o, file);
-    put_attributes(o, 0, true);
-    nfs_xdr_put_u32(o, false); /* whatever its ctime is */
+    enum { GUARDED = 1 };
+
+    nfs_put_handle(o, h);
+    if (name)
+        nfs_xdr_put_string(o, name);
+    switch (proc) {
+    case NFS_SETATTR:
+        put_attributes(o, 0, true);
+        nfs_xdr_put_u32(o, false); /* whatever its ctime is */
+        break;
+    case NFS_COMMIT:
+        nfs_xdr_put_u64(o, 0);
+        nfs_xdr_put_u32(o, 0); /* all of it */
+        break;
+    case NFS_CREATE:
+        nfs_xdr_put_u32(o, GUARDED);
+        put_attributes(o, 0600, false);
+        break;
+    case NFS_MKDIR:
+        put_attributes(o, 0700, false);
+        break;
+    default:
+        break;
+    }
 }
 
 void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n)
@@ -81,21 +104,6 @@ void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_
     nfs_xdr_put_u32(o, n);
 }
 
-void nfs_put_create(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name)
-{
-    enum { GUARDED = 1 };
-
-    nfs_put_place(o, folder, name);
-    nfs_xdr_put_u32(o, GUARDED);
-    put_attributes(o, 0600, false);
-}
-
-void nfs_put_mkdir(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name)
-{
-    nfs_put_place(o, folder, name);
-    put_attributes(o, 0700, false);
-}
-
 void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
                          const uint8_t verifier[NFS_VERIFIER_BYTES], uint32_t names_bytes,
                          uint32_t page_bytes)
@@ -107,19 +115,62 @@ void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder,
     nfs_xdr_put_u32(o, page_bytes);
 }
 
-void nfs_put_commit(struct nfs_xdr_out *o, const struct nfs_handle *file)
-{
-    nfs_put_handle(o, file);
-    nfs_xdr_put_u64(o, 0);
-    nfs_xdr_put_u32(o, 0); /* all of it */
-}
-
 void nfs_put_getport(struct nfs_xdr_out *o)
 {
     nfs_xdr_put_u32(o, MOUNT_PROGRAM);
     nfs_xdr_put_u32(o, 3);
     nfs_xdr_put_u32(o, IPPROTO_TCP);
     nfs_xdr_put_u32(o, 0);
+}
+
+/* ---- statuses ---- */
+
+static const struct {
+    uint32_t status;
+    int error;
+} errors[] = {{NFS_OK, 0},
+              {NFS_ERR_PERM, -EPERM},
+              {NFS_ERR_NOENT, -ENOENT},
+              {NFS_ERR_ACCES, -EACCES},
+              {NFS_ERR_EXIST, -EEXIST},
+              {NFS_ERR_NOTEMPTY, -EEXIST},
+              {NFS_ERR_NOTDIR, -ENOTDIR},
+              {NFS_ERR_ISDIR, -EISDIR},
+              {NFS_ERR_FBIG, -EFBIG},
+              {NFS_ERR_NOSPC, -ENOSPC},
+              {NFS_ERR_DQUOT, -EDQUOT},
+              {NFS_ERR_ROFS, -EROFS},
+              {NFS_ERR_NAMETOOLONG, -ENAMETOOLONG},
+              {NFS_ERR_STALE, -ESTALE},
+              {NFS_ERR_BADHANDLE, -ESTALE},
+              {NFS_ERR_BAD_COOKIE, -EAGAIN},
+              {NFS_ERR_JUKEBOX, -EAGAIN},
+              {NFS_ERR_NOTSUPP, -EOPNOTSUPP}};
+
+int nfs_status_errno(uint32_t status)
+{
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+        if (errors[i].status == status)
+            return errors[i].error;
+    return -EIO;
+}
+
+int nfs_mount_errno(uint32_t status)
+{
+    switch (status) {
+    case NFS_OK:
+        return 0;
+    case NFS_ERR_PERM:
+    case NFS_ERR_ACCES:
+        return -EACCES;
+    case NFS_ERR_NOENT:
+    case NFS_ERR_NOTDIR:
+    case NFS_ERR_INVAL:
+    case NFS_ERR_NAMETOOLONG:
+        return -ENODEV; /* there is no such root: -ENOENT would be an answer about a part */
+    default:
+        return -EIO;
+    }
 }
 
 /* ---- results ---- */

@@ -29,6 +29,34 @@ enum nfs_proc {
     NFS_PROCS
 };
 
+enum nfs_status {
+    NFS_OK = 0,
+    NFS_ERR_PERM = 1,
+    NFS_ERR_NOENT = 2,
+    NFS_ERR_IO = 5,
+    NFS_ERR_ACCES = 13,
+    NFS_ERR_EXIST = 17,
+    NFS_ERR_NOTDIR = 20,
+    NFS_ERR_ISDIR = 21,
+    NFS_ERR_INVAL = 22,
+    NFS_ERR_FBIG = 27,
+    NFS_ERR_NOSPC = 28,
+    NFS_ERR_ROFS = 30,
+    NFS_ERR_NAMETOOLONG = 63,
+    NFS_ERR_NOTEMPTY = 66,
+    NFS_ERR_DQUOT = 69,
+    NFS_ERR_STALE = 70,
+    NFS_ERR_BADHANDLE = 10001,
+    NFS_ERR_BAD_COOKIE = 10003,
+    NFS_ERR_NOTSUPP = 10004,
+    NFS_ERR_JUKEBOX = 10008
+};
+
+/* What NFS and mountd say, as errno says it: 0 or -errno; -EIO for numbers that are none.
+ * NFS_ERR_JUKEBOX (try again later) is -EAGAIN, a handle that is no good -ESTALE. */
+int nfs_status_errno(uint32_t status);
+int nfs_mount_errno(uint32_t status);
+
 enum nfs_type { NFS_TYPE_FILE = 1, NFS_TYPE_FOLDER = 2 };
 
 struct nfs_handle {
@@ -44,7 +72,7 @@ struct nfs_attributes {
 
 /* One for all procedures; what a reply does not have is zero. */
 struct nfs_reply {
-    uint32_t status; /* nfs_status.h */
+    uint32_t status; /* enum nfs_status */
     struct nfs_attributes attributes;
     struct nfs_attributes folder;         /* that the name is in, or that was read */
     struct nfs_handle handle;             /* LOOKUP and MNT with 0: there is one */
@@ -64,20 +92,23 @@ struct nfs_entry {
 /* Program, version and number. */
 void nfs_put_proc(struct nfs_xdr_out *o, enum nfs_proc proc);
 
-void nfs_put_handle(struct nfs_xdr_out *o, const struct nfs_handle *h); /* GETATTR, FSINFO */
-void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder,
-                   const char *name); /* LOOKUP, REMOVE; RENAME: two of them */
-void nfs_put_touch(struct nfs_xdr_out *o, const struct nfs_handle *file); /* SETATTR */
+void nfs_put_handle(struct nfs_xdr_out *o, const struct nfs_handle *h);
+void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
+/* All arguments of a procedure that takes a handle and perhaps a name:
+ * - GETATTR, FSINFO
+ * - SETATTR: both times become the server's now
+ * - COMMIT: of the whole file
+ * - LOOKUP, REMOVE
+ * - CREATE (guarded), MKDIR: for the owner only */
+void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_handle *h,
+                  const char *name);
 void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n);
 /* All but the bytes themselves and their padding, which follow. */
 void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n,
                    bool sync);
-void nfs_put_create(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
-void nfs_put_mkdir(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
 void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
                          const uint8_t verifier[NFS_VERIFIER_BYTES], uint32_t names_bytes,
                          uint32_t page_bytes);
-void nfs_put_commit(struct nfs_xdr_out *o, const struct nfs_handle *file);
 void nfs_put_getport(struct nfs_xdr_out *o); /* of mountd */
 
 /* x: what follows an accepted reply's header. READ: x may end before the bytes. 0; -EPROTO: it is

@@ -232,6 +232,17 @@ void nfs_call_send(struct nfs_call *call)
     t->b->write_calls += t->writes;
 }
 
+void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
+             nfs_replied *replied)
+{
+    struct nfs_call *call = nfs_call_new(t, proc, replied);
+
+    if (!call)
+        return;
+    nfs_put_args(&call->rpc.out, proc, h, name);
+    nfs_call_send(call);
+}
+
 void nfs_task_let_go(struct nfs_task *t)
 {
     struct nfs_conn *c = &t->b->conn;

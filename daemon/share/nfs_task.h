@@ -10,7 +10,6 @@
 
 #include "daemon/share/backend.h"
 #include "daemon/share/nfs_conn.h"
-#include "daemon/share/nfs_status.h"
 
 #define NFS_ATTEMPTS 3u     /* of an operation: handles went stale, the connection was lost */
 #define NFS_LATER_TURNS 20u /* how often it may be told to come back later */
@@ -92,6 +91,9 @@ void nfs_tasks_fail(struct share_backend *b, int error);
 struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied *replied);
 /* Its arguments were put into call->rpc.out. The task may be gone when this returns. */
 void nfs_call_send(struct nfs_call *call);
+/* A request with nothing but a handle and perhaps a name: see nfs_put_args. */
+void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
+             nfs_replied *replied);
 /* The operation was given up: its memory is its owner's again when this returns. */
 void nfs_task_let_go(struct nfs_task *t);
 /* When nothing of the task is awaited and it is over, or given up. */

@@ -6,14 +6,8 @@
 
 void nfs_unlink_temp_step(struct nfs_task *t)
 {
-    struct nfs_call *call;
-
-    t->temp_made = false; /* what can't be removed is the garbage collection's */
-    call = nfs_call_new(t, NFS_REMOVE, NULL);
-    if (!call)
-        return;
-    nfs_put_place(&call->rpc.out, &t->folder, t->temp);
-    nfs_call_send(call);
+    t->temp_made = false; /* what can't be removed is left to garbage collection */
+    nfs_ask(t, NFS_REMOVE, &t->folder, t->temp, NULL);
 }
 
 /* ---- its name ---- */
@@ -73,12 +67,7 @@ static void committed_reply(struct nfs_task *t, const struct nfs_call *call,
 
 static void commit_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_COMMIT, committed_reply);
-
-    if (!call)
-        return;
-    nfs_put_commit(&call->rpc.out, &t->file);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_COMMIT, &t->file, NULL, committed_reply);
 }
 
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n);
@@ -155,12 +144,7 @@ static void time_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 static void time_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, time_reply);
-
-    if (!call)
-        return;
-    nfs_put_handle(&call->rpc.out, &t->file);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_GETATTR, &t->file, NULL, time_reply);
 }
 
 static void check_written_reply(struct nfs_task *t, const struct nfs_call *call,
@@ -198,12 +182,7 @@ static void root_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 void nfs_check_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_GETATTR, root_reply);
-
-    if (!call)
-        return;
-    nfs_put_handle(&call->rpc.out, &t->b->conn.root);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_GETATTR, &t->b->conn.root, NULL, root_reply);
 }
 
 /* ---- a file of its own ---- */
@@ -233,12 +212,7 @@ static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call,
 /* For servers that don't tell the new file's handle. */
 static void temp_find_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_LOOKUP, temp_found_reply);
-
-    if (!call)
-        return;
-    nfs_put_place(&call->rpc.out, &t->folder, t->temp);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, t->temp, temp_found_reply);
 }
 
 static void created_reply(struct nfs_task *t, const struct nfs_call *call,
@@ -261,12 +235,7 @@ static void created_reply(struct nfs_task *t, const struct nfs_call *call,
 
 void nfs_create_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_CREATE, created_reply);
-
-    if (!call)
-        return;
     share_temp_next(&t->b->temps, t->temp);
     t->temp_made = true;
-    nfs_put_create(&call->rpc.out, &t->folder, t->temp);
-    nfs_call_send(call);
+    nfs_ask(t, NFS_CREATE, &t->folder, t->temp, created_reply);
 }

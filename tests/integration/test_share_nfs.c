@@ -5,7 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/share/nfs_conn.h"
-#include "daemon/share/nfs_status.h"
+#include "daemon/share/nfs_proc.h"
 
 #include <signal.h>
 
