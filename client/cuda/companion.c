@@ -264,7 +264,7 @@ CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks, uint32_t *number)
 {
-    struct companion_region *region;
+    struct companion_region *region = NULL;
     uint32_t i = 0;
     CUresult r = ucm_context_enter(c->context);
 

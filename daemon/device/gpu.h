@@ -1,13 +1,4 @@
-/* One GPU, as the files cuda*.c share it. In reading order:
- * - cuda.c: the device and its thread
- * - cuda_copy.c: a copy's way from submit to done
- * - cuda_dma.c: a piece as commands of the copy engines
- * - cuda_staging.c: a piece through a slice of a worker's staging ring
- * - cuda_busy.c: do other processes use the GPU?
- * - cuda_calibrate.c: what copies cost on this GPU
- * - cuda_region.c: what regions map
- * - cuda_memory.c: pinning of slots
- * - cuda_context.c: the context and its loss
+/* One GPU, as the files cuda*.c share it; README.md says which file does what.
  *
  * The thread owns everything below that is not in struct work. A copy waits in `waiting` for its
  * event, then in `ready`. It is launched piece by piece, so an urgent job overtakes all but

@@ -269,20 +269,21 @@ static int check_overlap(const struct msg_region_register *m, const int *fds, st
 
 /* ---- building ---- */
 
+/* One allocation: the region, then its arrays by falling alignment. */
 static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards)
 {
-    struct device_region *r = calloc(1, sizeof(*r));
+    struct device_region *r;
+    size_t handles = n_handles * sizeof(*r->handles), spec = n_planes * sizeof(*r->spec);
+    size_t planes = n_planes * sizeof(*r->planes);
+    size_t shard_first = (shards + (size_t)1) * sizeof(*r->shard_first);
 
+    r = calloc(1, sizeof(*r) + handles + spec + planes + shard_first);
     if (!r)
         return NULL;
-    r->handles = calloc(n_handles, sizeof(*r->handles));
-    r->spec = calloc(n_planes, sizeof(*r->spec));
-    r->shard_first = calloc(shards + 1, sizeof(*r->shard_first));
-    r->planes = calloc(n_planes, sizeof(*r->planes));
-    if (!r->handles || !r->spec || !r->shard_first || !r->planes) {
-        region_free(r);
-        return NULL;
-    }
+    r->handles = (struct device_handle *)(r + 1);
+    r->spec = (struct msg_plane *)((char *)r->handles + handles);
+    r->planes = (struct ucm_copy_plane *)((char *)r->spec + spec);
+    r->shard_first = (uint32_t *)((char *)r->planes + planes);
     r->n_planes = n_planes;
     r->shards = shards;
     return r;
@@ -365,10 +366,6 @@ void region_free(struct device_region *r)
     if (!r)
         return;
     region_close_fds(r);
-    free(r->handles);
-    free(r->spec);
-    free(r->shard_first);
-    free(r->planes);
     free(r);
 }
 
