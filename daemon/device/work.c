@@ -390,7 +390,7 @@ int work_submit(struct device *d, struct device_job *job)
     return 0;
 }
 
-void work_finish_locked(struct work *w, struct device_job *job, int status)
+static void finish(struct work *w, struct device_job *job, int status)
 {
     job->status = status;
     if (job_is_copy(job)) {
@@ -399,14 +399,21 @@ void work_finish_locked(struct work *w, struct device_job *job, int status)
             users_drop(w, &job->staging->users);
     }
     list_push_back(&w->done, &job->link);
+}
+
+void work_finish_locked(struct work *w, struct device_job *job, int status)
+{
+    finish(w, job, status);
     uv_async_send(&w->async);
 }
 
+/* Wakes the loop after the mutex is free, which the loop takes next. */
 void work_finish(struct work *w, struct device_job *job, int status)
 {
     uv_mutex_lock(&w->mutex);
-    work_finish_locked(w, job, status);
+    finish(w, job, status);
     uv_mutex_unlock(&w->mutex);
+    uv_async_send(&w->async);
 }
 
 void work_wake(struct work *w)

@@ -136,6 +136,41 @@ Test(cuda_copy, staged_without_a_ring_goes_straight, .timeout = 60)
     daemon_end();
 }
 
+static void expect_staged(struct test_job *j, bool staged)
+{
+    uint64_t before = staged_bytes();
+
+    job_submit(j, gpu);
+    cr_assert_eq(job_wait(j), 0, "%s", j->job.error.text);
+    cr_expect_eq(staged_bytes() > before, staged);
+}
+
+/* The device finds the staging ring by the region's owner. */
+Test(cuda_copy, only_the_owners_ring_is_used, .timeout = 60)
+{
+    static struct test_job j;
+
+    daemon_begin(COPY_STAGED, 6 * MIB);
+    worker_begin(&a, getpid(), 4, 4096, 0);
+    worker_begin(&b, getpid(), 4, 4096, 0);
+    worker_companion(&a, 65536, 4);
+    b.region->ring_region = a.region->ring_region;
+    copy_half(&j, &a, DEVICE_LOAD);
+    expect_staged(&j, true);
+    copy_half(&j, &a, DEVICE_LOAD);
+    j.job.straight = true;
+    expect_staged(&j, false);
+    copy_half(&j, &b, DEVICE_LOAD);
+    expect_staged(&j, false);
+    ring_close(&a);
+    copy_half(&j, &a, DEVICE_LOAD);
+    expect_staged(&j, false);
+    worker_end(&a);
+    worker_end(&b);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
 /* ---- two regions on two rings of one GPU ---- */
 
 Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
