@@ -350,16 +350,17 @@ static struct device_staging *staging_for(struct work *w, const struct device_jo
 /* Under the mutex. A CLOSE stays out of the inbox while copies use what it closes. */
 static void submit_locked(struct work *w, struct device_job *job)
 {
-    struct device_users *users =
-        job->staging && job->op == DEVICE_CLOSE ? &job->staging->users : &job->region->users;
-
     if (job_is_copy(job)) {
-        users->jobs++;
+        job->region->users.jobs++;
         if (job->staging)
             job->staging->users.jobs++;
-    } else if (job->op == DEVICE_CLOSE && users->jobs > 0) {
-        users->close = job;
-        return;
+    } else if (job->op == DEVICE_CLOSE) {
+        struct device_users *u = job->staging ? &job->staging->users : &job->region->users;
+
+        if (u->jobs > 0) {
+            u->close = job;
+            return;
+        }
     }
     job_queue_push(&w->inbox, job);
     uv_cond_signal(&w->cond);
