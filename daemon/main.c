@@ -127,15 +127,12 @@ int main(int argc, char **argv)
     o.sets = calloc((size_t)argc, sizeof(*o.sets));
     if (!o.sets)
         return 1;
-    if (options_read(argc, argv, &o, &config, &e) != 0 || config_check(&config, &e) != 0 ||
-        config_check_roots(&config, warn_cb, &e) != 0) {
+    if (options_read(argc, argv, &o, &config, &e) != 0 || server_check(&config, warn_cb, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
         config_free(&config);
         free(o.sets);
         return 1;
     }
-    for (size_t i = 0; i < config.warnings.n; i++)
-        warn_cb(config.warnings.item[i]);
     if (o.check) {
         config_print(&config);
         config_free(&config);

@@ -212,6 +212,8 @@ static void hup_cb(uv_signal_t *signal, int number)
     } else {
         int held = config_reload(&s->config, &fresh, &e);
 
+        for (size_t i = 0; i < fresh.warnings.n; i++)
+            log_warn("server", "key-ignored", "reason=\"%s\"", fresh.warnings.item[i]);
         log_set_level(s->config.log_level);
         log_info("server", "reloaded", "need_restart=%d%s%s", held, held ? " first=" : "",
                  held ? e.text : "");
@@ -453,6 +455,23 @@ static int front_init(struct server *s, char text[512])
     rc = front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, &e);
     if (rc != 0)
         snprintf(text, 512, "%s", e.text);
+    return rc;
+}
+
+int server_check(const struct config *config, void (*warn_cb)(const char *text),
+                 struct config_error *e)
+{
+    char why[200];
+    int rc = config_check(config, e);
+
+    for (size_t i = 0; rc == 0 && i < config->warnings.n; i++)
+        warn_cb(config->warnings.item[i]);
+    if (rc == 0)
+        rc = config_check_roots(config, warn_cb, e);
+    if (rc == 0)
+        rc = tier_nvme_check(config, e);
+    if (rc == 0 && device_check((int)config->cuda, why) < 0)
+        rc = config_fail(config, e, "device.cuda", "device.cuda is required, but %s", why);
     return rc;
 }
 

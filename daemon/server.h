@@ -18,6 +18,11 @@ struct server_sources {
     int n_sets;
 };
 
+/* Everything that server_new would refuse of the configuration, but for what another process has in
+ * use now, and changes nothing. warn_cb runs with what is odd, and no reason not to start. Blocks.
+ * 0 or -EINVAL with *e, which names file and line. */
+int server_check(const struct config *config, void (*warn_cb)(const char *text),
+                 struct config_error *e);
 /* config is taken over on success and freed with the server. 0, or -errno with why in text. */
 int server_new(struct config *config, const struct server_sources *sources, struct server **out,
                char text[512]);

@@ -104,6 +104,11 @@ static int find_gpus(struct device_set *s, char note[200], struct ucm_error *e)
 
 /* ---- the set ---- */
 
+int device_check(int cuda, char why[200])
+{
+    return cuda == CONFIG_CUDA_REQUIRED ? cuda_load(why) : 0;
+}
+
 int device_set_new(struct uv_loop_s *loop, const struct device_config *config,
                    struct device_set **out, char note[200], struct ucm_error *e)
 {

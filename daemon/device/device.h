@@ -189,6 +189,9 @@ struct device_config {
  * appear later (*note says so); for CONFIG_CUDA_REQUIRED this call waits, and fails without a GPU.
  * note is "" when there is nothing to say. */
 struct device_set;
+/* Whether the driver that CONFIG_CUDA_REQUIRED needs is installed. Does not start it, so whether it
+ * shows a GPU is open. 0 or -ENOENT with why. */
+int device_check(int cuda, char why[200]);
 int device_set_new(struct uv_loop_s *loop, const struct device_config *config,
                    struct device_set **out, char note[200], struct ucm_error *e);
 void device_set_free(struct device_set *s); /* NULL-safe; run the loop once more afterwards */

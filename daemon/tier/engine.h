@@ -52,4 +52,7 @@ struct engine_ops {
 extern const struct engine_ops engine_uring;
 extern const struct engine_ops engine_threads;
 
+/* Whether the kernel lets this process use io_uring. 0 or -errno. */
+int engine_uring_check(void);
+
 #endif

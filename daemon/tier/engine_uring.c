@@ -194,6 +194,16 @@ static int ring_setup(struct io_uring *ring, unsigned depth)
     return io_uring_queue_init_params(entries, ring, &params);
 }
 
+int engine_uring_check(void)
+{
+    struct io_uring ring;
+    int rc = ring_setup(&ring, 1);
+
+    if (rc == 0)
+        io_uring_queue_exit(&ring);
+    return rc;
+}
+
 static void ring_buffers_init(struct engine *e)
 {
     unsigned n = RING_BUFFERS_MAX;

@@ -214,6 +214,23 @@ static int ops_init(struct tier *t)
 
 /* ---- the door ---- */
 
+int tier_nvme_check(const struct config *c, struct config_error *e)
+{
+    for (size_t i = 0; i < c->nvme_paths.n; i++) {
+        struct ucm_error why = {0};
+        int rc = nvme_file_check(c->nvme_paths.item[i], c->nvme_segment, &why);
+
+        if (rc < 0 && rc != -ENOENT && !take_failed(rc)) /* these are left out */
+            return config_fail(c, e, "nvme.paths", "nvme.paths: %s", why.text);
+    }
+    if (c->nvme_paths.n > 0 && c->nvme_io == CONFIG_IO_URING && engine_uring_check() < 0)
+        return config_fail(c, e, "nvme.io",
+                           "nvme.io: io_uring is refused here (%s); allow it, or write auto or "
+                           "threads",
+                           strerror(-engine_uring_check()));
+    return 0;
+}
+
 static int config_fits(const struct config *c, struct ucm_error *e)
 {
     if (c->nvme_paths.n > 0 && c->nvme_paths.n <= NVME_LOC_FILES)

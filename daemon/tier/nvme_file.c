@@ -458,6 +458,47 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
     return 0;
 }
 
+static int there_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_error *e)
+{
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE] = {0};
+    struct stat st;
+    ssize_t n;
+
+    if (fstat(f->fd, &st) < 0 || (!S_ISREG(st.st_mode) && !(f->as_it_is && S_ISBLK(st.st_mode)))) {
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
+        return -EINVAL;
+    }
+    n = io_read_some(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
+    if (f->as_it_is && (n == 0 || (n > 0 && nvme_mark_decode(page) == 0)))
+        return 0; /* blank: to be formatted */
+    return super_check(f, segment_bytes, e);
+}
+
+int nvme_file_check(const char *entry, uint64_t segment_bytes, struct ucm_error *e)
+{
+    struct nvme_file f = {.fd = -1};
+    enum nvme_entry kind;
+    char path[PATH_MAX];
+    int rc = nvme_entry_kind(entry, &kind, e);
+
+    if (rc < 0)
+        return rc;
+    f.path = path;
+    f.as_it_is = kind != NVME_ENTRY_FOLDER;
+    snprintf(path, sizeof(path), f.as_it_is ? "%s" : "%s/" NVME_CACHE_FILE, entry);
+    f.fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (f.fd < 0 && errno == ENOENT)
+        return 0;
+    if (f.fd < 0) {
+        rc = -errno;
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be opened: %s", path, strerror(-rc));
+        return rc;
+    }
+    rc = there_check(&f, segment_bytes, e);
+    close(f.fd);
+    return rc;
+}
+
 int nvme_file_start(struct nvme_file *f, uint64_t epoch)
 {
     alignas(NVME_PAGE) uint8_t page[NVME_PAGE];

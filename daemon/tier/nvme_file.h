@@ -36,6 +36,9 @@ struct nvme_file {
  * take_failed for what speaks of a failing device. */
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);
+/* What nvme_file_open would refuse of what lies at the entry now; opens it for reading, and takes no
+ * lock. 0, also where nothing lies yet; or -errno with *e, as there. */
+int nvme_file_check(const char *entry, uint64_t segment_bytes, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);
 /* 0; -ENOENT when the file has no name any more (removed, or another was renamed over it), -ENXIO

@@ -34,6 +34,7 @@
 #include <stdint.h>
 
 struct config;
+struct config_error;
 struct ucm_error;
 struct uv_loop_s;
 struct tier;
@@ -187,5 +188,9 @@ struct tier_ops {
 };
 
 extern const struct tier_ops tier_nvme;
+
+/* What tier_nvme.open would refuse of the configuration and of what lies at nvme.paths, but for what
+ * another process has in use. Any thread, before open. 0 or -EINVAL with *e. */
+int tier_nvme_check(const struct config *c, struct config_error *e);
 
 #endif

@@ -160,6 +160,63 @@ class Service(unittest.TestCase):
         self.assertEqual(run("--chekc").returncode, 2)
         self.assertEqual(run("extra").returncode, 2)
 
+    def refused_alike(self, text, line, says):
+        """--check and the start refuse this with the same words, and leave nothing behind."""
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write(text)
+        words = [UCMD, "--config", self.dir + "/ucmd.yaml", "--set", "socket=" + self.socket, *SMALL]
+        told = [subprocess.run(words + more, capture_output=True, text=True, timeout=TIMEOUT_S)
+                for more in (["--check"], [])]
+        for done in told:
+            self.assertEqual(done.returncode, 1, text)
+            self.assertIn(f"ucmd.yaml:{line}: ", done.stderr)
+            self.assertIn(says, done.stderr)
+        self.assertEqual(told[0].stderr, told[1].stderr)
+        self.assertFalse(os.path.exists(self.socket))
+
+    def test_check_refuses_what_the_start_refuses(self):
+        folder = self.dir + "/nvme"
+        os.mkdir(folder)
+        nvme = f"nvme:\n  size: 64MiB\n  segment: 4MiB\n  paths: [{folder}]\n"
+        self.refused_alike("log:\n  level: info\nsocket_group: nosuchgroup\n", 3, "no group")
+        self.refused_alike("arena:\n  keep: /\n", 2, "not on a tmpfs")
+        self.refused_alike("arena:\n  keep: /nowhere\n", 2, "does not exist")
+        self.refused_alike(nvme.replace("nvme]", "none]"), 4, "does not exist")
+        self.refused_alike(nvme.replace("]", f", {folder}/]"), 4, "name each once")
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:  # no driver
+            done = subprocess.run([UCMD, "--check", "--set", "socket=" + self.socket, "--set", "arena.size=64MiB",
+                                   "--set", "device.cuda=required"], capture_output=True, text=True, timeout=TIMEOUT_S)
+            self.assertIn("--set: device.cuda is required, but", done.stderr)
+        cache = folder + "/ucmd.cache"
+        with open(cache, "wb") as other:
+            other.write(b"x" * 65536)
+        self.refused_alike(nvme, 4, "is not a file of ucmd")
+        os.unlink(cache)
+        os.mkdir(cache)
+        self.refused_alike(nvme, 4, "is not a regular file")
+        os.rmdir(cache)
+        daemon = self.start("--config", self.dir + "/ucmd.yaml")
+        self.healthy()
+        running = subprocess.run([UCMD, "--check", "--config", self.dir + "/ucmd.yaml", "--set",
+                                  "socket=" + self.socket, *SMALL], capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(running.returncode, 0, "beside the daemon that runs with it: " + running.stderr)
+        daemon.terminate()
+        daemon.wait(TIMEOUT_S)
+        self.refused_alike(nvme.replace("4MiB", "8MiB"), 4, "set nvme.segment to that")
+
+    def test_a_key_of_earlier_versions_does_not_stop_an_upgrade(self):
+        with open(self.dir + "/ucmd.yaml", "w") as config:
+            config.write("limits:\n  requests: 17\n  connections: 32\n")
+        check = subprocess.run([UCMD, "--check", "--config", self.dir + "/ucmd.yaml", "--set", "socket=" + self.socket],
+                               capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(check.returncode, 0, check.stderr)
+        self.assertIn("ucmd.yaml:2: limits.requests is no key any more", check.stderr)
+        self.start("--config", self.dir + "/ucmd.yaml")
+        self.healthy()
+        self.assertIn("limits.requests is no key any more", self.log())
+
 
 if __name__ == "__main__":
     unittest.main()
