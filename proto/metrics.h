@@ -46,6 +46,7 @@
     X(arena_bytes_used, gauge, "bytes", "DRAM in slots that hold a part")                          \
     X(arena_evicted_blocks, counter, "blocks", "blocks evicted from DRAM")                         \
     X(arena_evicted_lost, counter, "blocks", "of these, blocks that lay nowhere else")             \
+    X(arena_candidates, counter, "blocks", "blocks looked at for eviction from DRAM")              \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "a slot was wanted and everything was in use")                 \
     X(arena_slots_near, counter, "slots", "slots had on the NUMA node of the GPU that asked")      \

@@ -391,7 +391,7 @@ int arena_slot_node(struct arena *a, slot_ref ref)
     return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
 }
 
-void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx, uint64_t owner),
+void arena_extent_owners(struct arena *a, slot_ref ref, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx)
 {
     uint32_t slot;
@@ -399,8 +399,8 @@ void arena_extent_owners(struct arena *a, slot_ref ref, void (*visit)(void *ctx,
 
     /* visit may free the last slot, which takes owner and used away. */
     for (uint32_t i = 0; e->used && i < e->slots; i++)
-        if (e->used[i])
-            visit(ctx, e->owner[i]);
+        if (e->used[i] && !visit(ctx, e->owner[i]))
+            return;
 }
 
 /* ---- slots of an earlier run ---- */

@@ -59,9 +59,9 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
-/* Calls visit for each slot in use of the slot's extent: to empty it for another size. One that was
- * kept has the owner 0 until it gets another. */
-void arena_extent_owners(struct arena *a, slot_ref slot, void (*visit)(void *ctx, uint64_t owner),
+/* Calls visit for each slot in use of the slot's extent, until it says false: to empty it for
+ * another size. One that was kept has the owner 0 until it gets another. */
+void arena_extent_owners(struct arena *a, slot_ref slot, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx);
 
 /* Slots of an earlier run in a file's memory: taken before arena_grow, in use from then on, but

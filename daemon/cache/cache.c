@@ -27,6 +27,18 @@ struct ns *cache_ns(struct cache *c, block_ref ref)
 
 /* ---- the turn of the loop ---- */
 
+static void idle_cb(uv_idle_t *idle);
+
+static void idle_start(struct cache *c)
+{
+    if (!c->idle_on && !c->closing) {
+        int rc = uv_idle_start(&c->idle, idle_cb);
+
+        assert(rc == 0);
+        c->idle_on = true;
+    }
+}
+
 static void room_wake(struct cache *c)
 {
     struct list *node;
@@ -38,9 +50,23 @@ static void room_wake(struct cache *c)
         r->room_cb(r);
         /* It waits again: there was too little for it, so there is too little for those behind.
          * Only the address is compared: r may be gone. */
-        if (c->room.prev == node)
+        if (c->room.prev == node || c->room.next == node)
             break;
     }
+}
+
+/* One a turn of the loop, each in its turn. */
+static void yielded_wake(struct cache *c)
+{
+    struct list *node = list_pop_front(&c->yielded);
+
+    if (node) {
+        struct cache_room *r = LIST_ENTRY(node, struct cache_room, link);
+
+        r->room_cb(r);
+    }
+    if (!list_empty(&c->yielded))
+        idle_start(c);
 }
 
 static void calm_wake(struct cache *c)
@@ -54,22 +80,11 @@ static void calm_wake(struct cache *c)
     }
 }
 
-static void idle_cb(uv_idle_t *idle);
-
-static void idle_start(struct cache *c)
-{
-    if (!c->idle_on && !c->closing) {
-        int rc = uv_idle_start(&c->idle, idle_cb);
-
-        assert(rc == 0);
-        c->idle_on = true;
-    }
-}
-
 /* Something is under way, or about to be, whose end may make room. */
 static bool room_may_come(const struct cache *c)
 {
-    return c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 || c->write[WRITE_SHARE].full ||
+    return c->searching || c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
+           c->write[WRITE_SHARE].full ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
@@ -100,17 +115,27 @@ static void idle_cb(uv_idle_t *idle)
 
     uv_idle_stop(idle);
     c->idle_on = false;
+    c->wake = c->wake || c->searching;
+    c->searching = false;
     if (c->wake)
         room_wake(c);
+    yielded_wake(c);
     pump(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
     calm_wake(c);
 }
 
+void cache_search_later(struct cache *c)
+{
+    c->searching = true;
+    idle_start(c);
+}
+
 void cache_released(struct cache *c)
 {
     c->fruitless = 0;
+    c->stuck = UINT64_MAX;
     if (!list_empty(&c->room)) {
         c->wake = true;
         idle_start(c);
@@ -151,6 +176,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->stalled_durables);
     list_init(&c->fills_by_age);
     list_init(&c->room);
+    list_init(&c->yielded);
     list_init(&c->calm);
     *out = c;
     return 0;
@@ -167,6 +193,7 @@ static void idle_closed_cb(uv_handle_t *handle)
         free(c->write[to].queue.entries);
         free(c->write[to].stalled.entries);
     }
+    free(c->blockers);
     free(c);
 }
 
@@ -174,8 +201,8 @@ void cache_free(struct cache *c)
 {
     if (!c)
         return;
-    assert(c->tier_busy == 0 && list_empty(&c->room) && list_empty(&c->fills_by_age));
-    assert(list_empty(&c->calm) && c->share_busy == 0);
+    assert(c->tier_busy == 0 && list_empty(&c->room) && table_count(&c->fills) == 0);
+    assert(list_empty(&c->yielded) && list_empty(&c->calm) && c->share_busy == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -265,6 +292,7 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     c->dirty_bytes += slot_bytes * (uint64_t)step(was.dirty, is.dirty);
     c->stats.complete += (uint64_t)step(was.complete, block_complete(b, ns));
     cache_list_place(c, ref);
+    cache_reconsider(c, ref);
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
@@ -423,8 +451,10 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned)
         return false;
     b->flags ^= BLOCK_PINNED;
     c->stats.pinned += pinned ? 1 : -1;
-    if (!pinned)
+    if (!pinned) {
+        cache_reconsider(c, ref);
         cache_released(c);
+    }
     return true;
 }
 
@@ -442,12 +472,21 @@ bool block_idle(const struct block *b, const struct ns *ns)
 
 /* ---- waiting for room ---- */
 
-bool cache_room_wait(struct cache *c, struct cache_room *r)
+bool cache_room_wait(struct cache *c, struct cache_room *r, bool first)
 {
     if (!room_may_come(c))
         return false;
-    list_push_back(&c->room, &r->link);
+    if (first)
+        list_push_front(&c->room, &r->link);
+    else
+        list_push_back(&c->room, &r->link);
     return true;
+}
+
+void cache_room_yield(struct cache *c, struct cache_room *r)
+{
+    list_push_back(&c->yielded, &r->link);
+    idle_start(c);
 }
 
 void cache_room_grew(struct cache *c)

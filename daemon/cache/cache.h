@@ -183,8 +183,10 @@ struct cache_room {
     void (*room_cb)(struct cache_room *r); /* something was released: try again */
 };
 /* False when nothing is under way that could make room (a copy, a read, a write, the arena's
- * growth): waiting would be for ever. */
-bool cache_room_wait(struct cache *c, struct cache_room *r);
+ * growth): waiting would be for ever. first: before those who wait already. */
+bool cache_room_wait(struct cache *c, struct cache_room *r, bool first);
+/* Enough was done in this turn of the loop: room_cb runs in the next. */
+void cache_room_yield(struct cache *c, struct cache_room *r);
 /* The arena has grown, or will not grow any more. */
 void cache_room_grew(struct cache *c);
 void cache_room_cancel(struct cache_room *r); /* r is initialised and may be waiting or not */

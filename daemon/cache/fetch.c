@@ -233,8 +233,9 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* Held from here on: making room must not take the block itself. */
     cache_hold(c, ref);
-    f->slot = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node);
-    if (f->slot == 0)
+    rc =
+        cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
+    if (rc != 0)
         goto err_after_hold;
     if (index_block(c->config.index, ref)->part[part].nvme == PART_NVME_READY)
         rc = tier_start(f, priority);
@@ -252,6 +253,7 @@ err_after_slot:
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
     index_block(c->config.index, ref)->leases--; /* nothing can have become due meanwhile */
+    cache_reconsider(c, ref);
     table_remove(&c->fetches, f->number);
 err_after_fetch:
     free(f);
@@ -342,8 +344,8 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
 
     if (b->part[part].nvme != PART_NVME_READY)
         return -ENOENT;
-    k->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), NUMA_NONE);
-    if (k->slot == 0)
+    /* Not the part's slot: the extent it lies in can't be emptied. */
+    if (cache_slot(c, ns_part_bytes(ns, part), 0, NUMA_NONE, &k->slot) != 0)
         return -EBUSY;
     k->cache = c;
     k->ref = ref;

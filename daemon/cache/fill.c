@@ -69,13 +69,14 @@ static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint3
     struct ns *ns = cache_ns(c, ref);
     uint32_t shards = ns->identity.shards[part];
     struct cache_fill *f = calloc(1, sizeof(*f) + (shards + 63) / 64 * sizeof(uint64_t));
+    int rc;
 
     if (!f)
         return -ENOMEM;
-    f->slot = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node);
-    if (f->slot == 0) {
+    rc = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node, &f->slot);
+    if (rc != 0) {
         free(f);
-        return -EBUSY;
+        return rc;
     }
     f->number = table_add(&c->fills, f);
     if (f->number == 0) {
@@ -133,7 +134,6 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     if (p->share == PART_SHARE_PRESUMED)
         part_set_share(c, ref, part, PART_SHARE_NONE, 0);
     list_remove(&f->link_age);
-    list_push_back(&c->fills_by_age, &f->link_age);
     if (f->copying == 0)
         c->copies++;
     f->copying += n;
@@ -160,6 +160,8 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         fill_abort(c, f);
     else if (f->done == f->shards && !f->broken)
         fill_publish(c, f);
+    else if (f->copying == 0)
+        list_push_back(&c->fills_by_age, &f->link_age);
 }
 
 void cache_owner_gone(struct cache *c, struct cache_owner *o)
@@ -192,13 +194,8 @@ void cache_fills_break(struct cache *c, block_ref ref)
 
 bool cache_fill_reclaim(struct cache *c)
 {
-    for (struct list *n = c->fills_by_age.next; n != &c->fills_by_age; n = n->next) {
-        struct cache_fill *f = LIST_ENTRY(n, struct cache_fill, link_age);
-
-        if (f->copying > 0)
-            continue;
-        fill_abort(c, f);
-        return true;
-    }
-    return false;
+    if (list_empty(&c->fills_by_age))
+        return false;
+    fill_abort(c, LIST_ENTRY(c->fills_by_age.next, struct cache_fill, link_age));
+    return true;
 }

@@ -51,11 +51,14 @@ struct cache {
     struct write_target write[WRITE_TARGETS];
     struct list durables;         /* of cache_durable.link: wait for room in the tier's queue */
     struct list stalled_durables; /* likewise, of namespaces that may not be written now */
-    struct list fills_by_age;     /* oldest progress first */
-    struct list room;
-    struct list calm; /* of cache_calm.link */
-    uv_idle_t idle;   /* runs while `room` is to be woken or writes are to be pumped */
+    struct list fills_by_age;     /* that no copy is writing, oldest progress first */
+    struct list room, yielded;    /* of cache_room.link */
+    struct list calm;             /* of cache_calm.link */
+    uv_idle_t idle;               /* runs while somebody waits for the next turn of the loop */
     bool idle_on, wake, closing, no_writes;
+    bool searching;       /* for room, and not at its end: goes on in the next turn of the loop */
+    uint64_t *blockers;   /* room.c: for each extent the owner of a slot that kept it from moving */
+    uint64_t stuck;       /* blocks that a search has not looked at since something was released */
     uint32_t fruitless;   /* searches for room in the index, since something was released */
     uint64_t sweep;       /* of `below`, still to be looked at by cache_list_sweep */
     bool torn;            /* not every part of a block was restored, as the index was full */
@@ -154,9 +157,16 @@ block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum 
  * all. False: none may. */
 bool cache_coldest_drop(struct cache *c);
 
-/* A slot, on the node if that costs nothing; evicts what must go. 0 when everything is in use, or
- * lies nowhere else while the arena has more room in a moment. */
-slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node);
+/* A slot, on the node if that costs nothing; evicts what must leave. 0, or
+ * - -EBUSY: everything is in use, or lies nowhere else while the arena has more room in a moment;
+ * - -EFBIG: no extent is as long.
+ * owner: part_owner(), or 0 for a slot that holds no part. */
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out);
+/* The block's state changed, and it may be one that may leave now. */
+void cache_reconsider(struct cache *c, block_ref ref);
+/* cache.c: a search for room looked at as many blocks as it may in one turn of the loop: those who
+ * wait for room try again in the next. */
+void cache_search_later(struct cache *c);
 
 /* Later in this turn of the loop: wake who waits for room, write what waits. */
 void cache_released(struct cache *c);
@@ -250,7 +260,7 @@ bool cache_ns_writable(const struct ns *ns);
 
 /* Drops the block's fills, those that a copy is writing when it has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);
-/* Drops the oldest fill that no copy is writing. False when there is none. */
+/* Drops the oldest fill that no copy is writing. False: there is none. */
 bool cache_fill_reclaim(struct cache *c);
 
 #endif

@@ -80,6 +80,7 @@ void cache_settle(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
+    cache_reconsider(c, ref);
     if (b->leases > 0 || !block_idle(b, ns))
         return;
     /* An incomplete block in DRAM may still be completed and the policy will find it; one that is

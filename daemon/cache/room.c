@@ -1,73 +1,269 @@
-/* Making room in DRAM: which blocks go, and when a whole extent must change its slot size. */
+/* Room in DRAM: which block leaves next, and when a whole extent changes its slot size.
+ *
+ * The policy orders the blocks; this file says which of them may leave. A block that a search meets
+ * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
+ * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
+ * search that found nothing costs nothing until something was released. `arena_candidates` counts
+ * the looks. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
-/* Extents of another slot size that could not be emptied: not to be tried again for one slot. */
-#define REFUSED_MAX 8
-#define VICTIM_TRIES 256
-/* Before giving up: thousands that are pinned or leased may lie in front of one that may go. */
-#define LAST_TRIES 16384
-/* Of the coldest, one on the wanted NUMA node goes first: of so many at most, and of that share. */
+#include <errno.h>
+#include <stdlib.h>
+
+/* The lists of the policy. */
+enum {
+    LIST_CANDIDATES = POLICY_CANDIDATES,
+    /* In use, or nowhere else while it is leased, pinned, or being written. */
+    LIST_HELD,
+    /* Nowhere else, and waits to be written: leaves when nothing else may. */
+    LIST_UNWRITTEN,
+    /* Nowhere else, while the arena still grows. */
+    LIST_ONLY_COPY,
+    /* Leased or pinned with a copy below: may leave DRAM, but not the index. */
+    LIST_KEPT,
+    /* Of another slot size than was wanted, in an extent that could not be emptied. */
+    LIST_STUCK,
+};
+_Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few lists");
+
+/* Looks of one search; it goes on in the next turn of the loop. */
+#define LOOKS 4096
+/* Of them among the stuck at first: blocks of the wanted size lie there, too. */
+#define STUCK_LOOKS 16
+/* Of the coldest, one on the wanted NUMA node goes first: one of so many at most, and of that
+ * fraction of all. */
 #define NEAR_TRIES 16
-#define NEAR_SHARE 32
+#define NEAR_FRACTION 32
 /* Memory that is waited for: a slow virtual machine was seen to touch 280 MiB a second. */
 #define SOON_BYTES (256u << 20)
 
 struct room_search {
     struct cache *cache;
-    bool lose;  /* blocks that lie nowhere else may go though they wait to be written */
+    bool lose;  /* blocks that lie nowhere else may leave though they wait to be written */
     bool spare; /* the arena has room in a moment: what lies nowhere else stays */
+    bool drop;  /* the block is to leave all tiers */
     uint64_t slot_bytes;
     int node;
-    uint32_t refused[REFUSED_MAX], n_refused;
+    int64_t looks;
+    uint64_t judged;  /* blocks */
+    uint64_t blocker; /* owner of a slot that keeps an extent from being emptied */
     bool blocked;
 };
 
-static bool block_may_go(struct room_search *s, block_ref ref)
+/* ---- what may leave ---- */
+
+static bool arena_grows(const struct cache *c)
 {
-    struct cache *c = s->cache;
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    bool kept = b->leases > 0 || b->flags & BLOCK_PINNED;
+    return arena_room_comes(c->arena, SOON_BYTES);
+}
+
+static unsigned list_for_dram(const struct room_search *s, const struct block *b,
+                              const struct ns *ns)
+{
+    bool only_copy = false;
 
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
 
         if (p->users > 0)
-            return false;
-        if (p->dram != PART_DRAM_READY || part_backed(p))
-            continue;
-        if (kept || s->spare || !block_idle(b, ns) || (b->flags & BLOCK_QUEUED && !s->lose))
-            return false;
+            return LIST_HELD;
+        only_copy = only_copy || (p->dram == PART_DRAM_READY && !part_backed(p));
     }
-    return true;
+    if (!only_copy)
+        return LIST_CANDIDATES;
+    if (b->leases > 0 || b->flags & BLOCK_PINNED || !block_idle(b, ns))
+        return LIST_HELD;
+    if (s->spare)
+        return LIST_ONLY_COPY;
+    return b->flags & BLOCK_QUEUED && !s->lose ? LIST_UNWRITTEN : LIST_CANDIDATES;
 }
 
-static slot_ref block_slot(struct cache *c, block_ref ref)
+static unsigned list_for(const struct room_search *s, block_ref ref)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct block *b = cache_block(s->cache, ref, &ns);
+    unsigned list = list_for_dram(s, b, ns);
 
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].dram == PART_DRAM_READY)
-            return part_slot(&b->part[i]);
-    return 0;
+    if (list != LIST_CANDIDATES || !s->drop)
+        return list;
+    if (b->leases > 0 || b->flags & BLOCK_PINNED || !block_idle(b, ns))
+        return LIST_KEPT;
+    return b->flags & BLOCK_QUEUED ? LIST_UNWRITTEN : LIST_CANDIDATES;
 }
 
-static bool may_go_cb(void *ctx, block_ref ref)
+void cache_reconsider(struct cache *c, block_ref ref)
+{
+    unsigned was = policy_list(c->config.policy, ref), list;
+    struct room_search s = {.cache = c, .drop = true};
+
+    if (was == LIST_CANDIDATES || was == LIST_STUCK)
+        return;
+    s.spare = arena_grows(c);
+    list = list_for(&s, ref);
+    if (list != was)
+        policy_move(c->config.policy, ref, list);
+}
+
+/* ---- slots of the wanted size ---- */
+
+/* A slot of that size among those of the block, else any of them; 0: it has none. */
+static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    slot_ref any = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        slot_ref slot;
+
+        if (b->part[i].dram != PART_DRAM_READY)
+            continue;
+        slot = part_slot(&b->part[i]);
+        if (arena_slot_bytes(c->arena, slot) == slot_bytes)
+            return slot;
+        any = any ? any : slot;
+    }
+    return any;
+}
+
+/* The slot can't be emptied now. Owner 0: it is not known to be a part's. */
+static bool owner_blocks(struct room_search *s, uint64_t owner)
+{
+    block_ref ref = (block_ref)(owner >> 16);
+    const struct block *b = index_peek(s->cache->config.index, ref);
+    const struct ns *ns = b ? index_ns(s->cache->config.index, b->ns) : NULL;
+    uint32_t part = owner & 0xffff;
+
+    return !b || part >= ns->identity.parts || b->part[part].dram != PART_DRAM_READY ||
+           list_for_dram(s, b, ns) != LIST_CANDIDATES;
+}
+
+static bool owner_blocked_cb(void *ctx, uint64_t owner)
 {
     struct room_search *s = ctx;
-    slot_ref slot = block_slot(s->cache, ref);
-    uint32_t extent;
 
-    if (slot == 0 || !block_may_go(s, ref))
-        return false;
-    extent = arena_extent_of(s->cache->arena, slot);
-    for (uint32_t i = 0; i < s->n_refused; i++)
-        if (s->refused[i] == extent)
-            return false;
-    return true;
+    s->looks--;
+    s->cache->config.metrics->arena_candidates++;
+    s->blocked = owner == 0 || owner_blocks(s, owner);
+    s->blocker = owner;
+    return !s->blocked;
 }
+
+/* All blocks in the slot's extent may leave. Remembers the first that may not, so that asking again
+ * costs one look until that one may. */
+static bool extent_may_go(struct room_search *s, slot_ref slot)
+{
+    struct cache *c = s->cache;
+    uint32_t extent = arena_extent_of(c->arena, slot);
+
+    if (!c->blockers)
+        c->blockers = calloc(arena_bytes_configured(c->arena) / arena_extent_bytes(c->arena),
+                             sizeof(*c->blockers));
+    if (c->blockers && c->blockers[extent] != 0 &&
+        index_peek(c->config.index, (block_ref)(c->blockers[extent] >> 16)) &&
+        owner_blocks(s, c->blockers[extent]))
+        return false;
+    s->blocked = false;
+    s->blocker = 0;
+    arena_extent_owners(c->arena, slot, owner_blocked_cb, s);
+    if (c->blockers)
+        c->blockers[extent] = s->blocked ? s->blocker : 0;
+    return !s->blocked;
+}
+
+static unsigned judge_slot_cb(void *ctx, block_ref ref)
+{
+    struct room_search *s = ctx;
+    struct arena *a = s->cache->arena;
+    unsigned list = list_for(s, ref);
+    slot_ref slot;
+
+    s->judged++;
+    s->cache->config.metrics->arena_candidates++;
+    if (list != LIST_CANDIDATES)
+        return list;
+    slot = block_slot(s->cache, ref, s->slot_bytes);
+    if (slot == 0)
+        return LIST_HELD;
+    if (arena_slot_bytes(a, slot) == s->slot_bytes || extent_may_go(s, slot))
+        return LIST_CANDIDATES;
+    return LIST_STUCK;
+}
+
+static bool near_cb(void *ctx, block_ref ref)
+{
+    struct room_search *s = ctx;
+    struct arena *a = s->cache->arena;
+    slot_ref slot = block_slot(s->cache, ref, s->slot_bytes);
+
+    s->cache->config.metrics->arena_candidates++;
+    return slot != 0 && arena_slot_node(a, slot) == s->node &&
+           arena_slot_bytes(a, slot) == s->slot_bytes && list_for(s, ref) == LIST_CANDIDATES;
+}
+
+/* ---- searching ---- */
+
+static block_ref victim_near(struct room_search *s)
+{
+    struct policy *policy = s->cache->config.policy;
+    uint64_t tries = policy_count(policy) / NEAR_FRACTION;
+
+    if (s->node == NUMA_NONE)
+        return 0;
+    return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
+}
+
+static block_ref victim_from(struct room_search *s, unsigned list)
+{
+    return policy_victim(s->cache->config.policy, list, judge_slot_cb, s, &s->looks);
+}
+
+/* Each of them is looked at once, at most, after something was released. */
+static block_ref victim_stuck(struct room_search *s, uint64_t most)
+{
+    struct cache *c = s->cache;
+    uint64_t n = policy_list_count(c->config.policy, LIST_STUCK), judged = s->judged;
+    int64_t rest;
+    block_ref ref;
+
+    if (c->stuck > n)
+        c->stuck = n;
+    if (most > c->stuck)
+        most = c->stuck;
+    if (s->looks <= 0 || most == 0)
+        return 0;
+    rest = s->looks - (int64_t)most;
+    s->looks = rest < 0 ? s->looks : (int64_t)most;
+    ref = victim_from(s, LIST_STUCK);
+    s->looks += rest < 0 ? 0 : rest;
+    c->stuck -= s->judged - judged;
+    return ref;
+}
+
+/* What went aside was coldest then. */
+static block_ref victim_find(struct room_search *s)
+{
+    block_ref ref = victim_near(s);
+
+    if (ref == 0 && s->lose)
+        ref = victim_from(s, LIST_UNWRITTEN);
+    if (ref == 0 && !s->spare)
+        ref = victim_from(s, LIST_ONLY_COPY);
+    if (ref == 0)
+        ref = victim_from(s, LIST_KEPT);
+    if (ref == 0)
+        ref = victim_stuck(s, STUCK_LOOKS);
+    if (ref == 0)
+        ref = victim_from(s, LIST_CANDIDATES);
+    if (ref == 0 && !s->spare && !s->lose) {
+        s->lose = true;
+        ref = victim_from(s, LIST_UNWRITTEN);
+    }
+    return ref ? ref : victim_stuck(s, UINT64_MAX);
+}
+
+/* ---- leaving ---- */
 
 /* Parts that were waiting for their turn to be written will not be. */
 static uint32_t parts_unwritten(const struct block *b, const struct ns *ns)
@@ -99,40 +295,30 @@ static void block_evict(struct cache *c, block_ref ref)
     }
 }
 
-static void owner_blocked_cb(void *ctx, uint64_t owner)
-{
-    struct room_search *s = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    struct ns *ns;
-    struct block *b;
-
-    if (ref == 0) { /* kept over a restart, and not known to be good yet */
-        s->blocked = true;
-        return;
-    }
-    b = cache_block(s->cache, ref, &ns);
-    if (b->part[owner & 0xffff].dram != PART_DRAM_READY || !block_may_go(s, ref))
-        s->blocked = true;
-}
-
-static void owner_evict_cb(void *ctx, uint64_t owner)
+static bool owner_evict_cb(void *ctx, uint64_t owner)
 {
     struct room_search *s = ctx;
 
     block_evict(s->cache, (block_ref)(owner >> 16));
+    return true;
 }
 
-/* The coldest block has another slot size: its whole extent must go, or none of it. */
-static bool extent_steal(struct room_search *s, slot_ref slot)
+/* Makes one step towards a slot. False: nothing more may leave now. */
+static bool room_step(struct room_search *s)
 {
     struct cache *c = s->cache;
+    block_ref victim = victim_find(s);
+    slot_ref slot;
 
-    s->blocked = false;
-    arena_extent_owners(c->arena, slot, owner_blocked_cb, s);
-    if (s->blocked) {
-        if (s->n_refused == REFUSED_MAX)
-            return false;
-        s->refused[s->n_refused++] = arena_extent_of(c->arena, slot);
+    if (victim == 0 && (s->looks <= 0 || c->stuck > 0)) {
+        cache_search_later(c);
+        return false;
+    }
+    if (victim == 0)
+        return !s->spare && cache_fill_reclaim(c);
+    slot = block_slot(c, victim, s->slot_bytes);
+    if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
+        block_evict(c, victim);
         return true;
     }
     arena_extent_owners(c->arena, slot, owner_evict_cb, s);
@@ -140,84 +326,26 @@ static bool extent_steal(struct room_search *s, slot_ref slot)
     return true;
 }
 
-/* Its slot is one that is wanted. */
-static bool near_cb(void *ctx, block_ref ref)
-{
-    struct room_search *s = ctx;
-    struct arena *a = s->cache->arena;
-    slot_ref slot = block_slot(s->cache, ref);
-
-    return slot != 0 && arena_slot_node(a, slot) == s->node &&
-           arena_slot_bytes(a, slot) == s->slot_bytes && may_go_cb(s, ref);
-}
-
-static block_ref near_victim(struct room_search *s)
-{
-    struct policy *policy = s->cache->config.policy;
-    uint64_t tries = policy_count(policy) / NEAR_SHARE;
-
-    if (s->node == NUMA_NONE)
-        return 0;
-    return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
-}
-
-/* Makes one step towards a slot. False: nothing more can go. */
-static bool room_step(struct room_search *s)
-{
-    struct cache *c = s->cache;
-    block_ref victim = near_victim(s);
-    slot_ref slot;
-
-    if (victim == 0)
-        victim = policy_victim(c->config.policy, may_go_cb, s, VICTIM_TRIES);
-    if (victim == 0 && s->spare)
-        return false;
-    if (victim == 0)
-        victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
-    if (victim == 0 && !s->lose) {
-        s->lose = true;
-        victim = policy_victim(c->config.policy, may_go_cb, s, LAST_TRIES);
-    }
-    if (victim == 0)
-        return cache_fill_reclaim(c);
-    slot = block_slot(c, victim);
-    if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
-        block_evict(c, victim);
-        return true;
-    }
-    return extent_steal(s, slot);
-}
-
-static void slot_count(struct room_search *s, slot_ref slot)
-{
-    struct cache *c = s->cache;
-
-    if (slot == 0)
-        c->config.metrics->arena_full += !s->spare;
-    else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
-        c->config.metrics->arena_slots_near++;
-    else if (s->node != NUMA_NONE)
-        c->config.metrics->arena_slots_far++;
-}
-
 /* ---- room in the index ---- */
 
-static bool may_drop_cb(void *ctx, block_ref ref)
+static unsigned judge_drop_cb(void *ctx, block_ref ref)
 {
-    struct cache *c = ctx;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
+    struct room_search *s = ctx;
 
-    return b->leases == 0 && !(b->flags & (BLOCK_PINNED | BLOCK_QUEUED)) && block_idle(b, ns);
+    s->cache->config.metrics->arena_candidates++;
+    return list_for(s, ref);
 }
 
 bool cache_coldest_drop(struct cache *c)
 {
-    block_ref ref = policy_victim(c->config.policy, may_drop_cb, c, VICTIM_TRIES);
+    struct room_search s = {.cache = c, .drop = true, .looks = LOOKS};
+    block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, judge_drop_cb, &s, &s.looks);
     const struct block *b;
     struct ns *ns;
     bool was_complete;
 
+    if (ref == 0)
+        ref = policy_victim(c->config.policy, LIST_STUCK, judge_drop_cb, &s, &s.looks);
     if (ref == 0)
         return false;
     b = cache_block(c, ref, &ns);
@@ -230,19 +358,38 @@ bool cache_coldest_drop(struct cache *c)
     return true;
 }
 
-/* ---- room for a part ---- */
+/* ---- a slot ---- */
 
-slot_ref cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node)
+static void slot_count(struct room_search *s, slot_ref slot)
+{
+    struct cache *c = s->cache;
+
+    if (slot == 0)
+        c->config.metrics->arena_full += !s->spare && !c->searching;
+    else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
+        c->config.metrics->arena_slots_near++;
+    else if (s->node != NUMA_NONE)
+        c->config.metrics->arena_slots_far++;
+}
+
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out)
 {
     struct room_search s = {.cache = c,
                             .lose = c->dirty_bytes > c->config.backlog_bytes,
-                            .spare = arena_room_comes(c->arena, SOON_BYTES),
+                            .spare = arena_grows(c),
+                            .looks = LOOKS,
                             .slot_bytes = arena_padded(bytes),
                             .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
-    slot_ref slot = arena_alloc(c->arena, bytes, owner, s.node);
+    slot_ref slot;
 
-    while (slot == 0 && room_step(&s))
+    if (s.slot_bytes > arena_extent_bytes(c->arena))
+        return -EFBIG;
+    slot = arena_alloc(c->arena, bytes, owner, s.node);
+    while (slot == 0 && !c->searching && room_step(&s))
         slot = arena_alloc(c->arena, bytes, owner, s.node);
     slot_count(&s, slot);
-    return slot;
+    if (slot == 0)
+        return -EBUSY;
+    *out = slot;
+    return 0;
 }

@@ -50,6 +50,7 @@ static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool qu
     } else {
         b->flags &= (uint16_t)~queued_flag[to];
         c->dirty_bytes -= dirty;
+        cache_reconsider(c, ref);
     }
 }
 

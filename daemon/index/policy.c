@@ -16,10 +16,10 @@
 /* What a block remembers: policy_data. */
 #define DATA_USES 0x7u
 #define DATA_QUEUE_SHIFT 3
-#define DATA_QUEUE (0xfu << DATA_QUEUE_SHIFT)
-#define DATA_KNOWN (1u << 7) /* was here before: coming back is a use */
-#define DATA_CLOCK_SHIFT 8   /* inserts, mod 2^24, when it was inserted or a use was counted */
-#define CLOCK_MASK 0xffffffu
+#define DATA_QUEUE (0x1fu << DATA_QUEUE_SHIFT)
+#define DATA_KNOWN (1u << 8) /* was here before: coming back is a use */
+#define DATA_CLOCK_SHIFT 9   /* inserts, mod 2^23, when it was inserted or a use was counted */
+#define CLOCK_MASK 0x7fffffu
 
 /* Lookup, load and what follows are one use: another counts only when this share of the capacity
  * has been inserted since. */
@@ -37,17 +37,18 @@
 
 struct queue {
     block_ref front, back;
+    uint64_t n;
 };
 
 struct policy {
     struct index *ix;
-    struct queue queue[QUEUES];
-    uint32_t floor; /* priority; its queue is floor % QUEUES */
-    uint32_t clock; /* inserts, wrapping */
+    struct queue queue[QUEUES + POLICY_LISTS]; /* the last ones: lists aside; [QUEUES] is empty */
+    uint32_t floor;                            /* priority; its queue is floor % QUEUES */
+    uint32_t clock;                            /* inserts, wrapping */
     uint32_t window;
     block_ref run; /* the last of the present run of inserts, or 0 */
     uint32_t run_n;
-    uint64_t count;
+    uint64_t count, candidates;
     uint32_t ghost_sets;
     uint32_t (*ghost)[GHOST_WAYS];
 };
@@ -99,7 +100,8 @@ static void set_queue(struct block *b, uint32_t queue)
 
 static void set_clock(const struct policy *p, struct block *b)
 {
-    b->policy_data = (b->policy_data & 0xffu) | p->clock << DATA_CLOCK_SHIFT;
+    b->policy_data = (b->policy_data & ((1u << DATA_CLOCK_SHIFT) - 1)) | p->clock
+                                                                             << DATA_CLOCK_SHIFT;
 }
 
 static void set_uses(struct block *b, uint32_t uses)
@@ -133,6 +135,8 @@ static void link_behind(struct policy *p, block_ref ref, struct block *b, uint32
         index_block(p->ix, next)->policy_prev = ref;
     else
         q->back = ref;
+    q->n++;
+    p->candidates += queue < QUEUES;
 }
 
 static void unlink_block(struct policy *p, struct block *b)
@@ -148,6 +152,8 @@ static void unlink_block(struct policy *p, struct block *b)
     else
         q->back = b->policy_prev;
     b->policy_prev = b->policy_next = 0;
+    q->n--;
+    p->candidates -= queue_of(b) < QUEUES;
 }
 
 /* ---- ghosts ---- */
@@ -248,27 +254,55 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
         ghost_put(p, b);
 }
 
-block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref), void *ctx,
-                        uint32_t tries)
+static struct queue *list_of(struct policy *p, unsigned list)
 {
-    p->run = 0;
-    if (p->count == 0)
-        return 0;
-    for (; tries > 0; tries--) {
-        struct block *b;
-        block_ref ref;
+    if (list != POLICY_CANDIDATES)
+        return &p->queue[QUEUES + list];
+    while (p->candidates > 0 && !p->queue[p->floor % QUEUES].back)
+        p->floor++;
+    return &p->queue[p->floor % QUEUES];
+}
 
-        while (!p->queue[p->floor % QUEUES].back)
-            p->floor++;
-        ref = p->queue[p->floor % QUEUES].back;
-        if (may(ctx, ref))
+unsigned policy_list(const struct policy *p, block_ref ref)
+{
+    const struct block *b = index_block(p->ix, ref);
+
+    if (!(b->flags & BLOCK_IN_POLICY) || queue_of(b) < QUEUES)
+        return POLICY_CANDIDATES;
+    return queue_of(b) - QUEUES;
+}
+
+void policy_move(struct policy *p, block_ref ref, unsigned list)
+{
+    struct block *b = index_block(p->ix, ref);
+    struct queue *q;
+
+    p->run = 0;
+    unlink_block(p, b);
+    q = list_of(p, list);
+    link_behind(p, ref, b, (uint32_t)(q - p->queue), list == POLICY_CANDIDATES ? q->back : 0);
+}
+
+block_ref policy_victim(struct policy *p, unsigned from,
+                        unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks)
+{
+    block_ref ref;
+
+    p->run = 0;
+    while (*looks > 0 && (ref = list_of(p, from)->back) != 0) {
+        unsigned list = judge(ctx, ref);
+
+        --*looks;
+        if (list == POLICY_CANDIDATES)
             return ref;
-        /* Out of the way, so that the next search does not meet it again and the floor can rise. */
-        b = index_block(p->ix, ref);
-        unlink_block(p, b);
-        link_behind(p, ref, b, (p->floor + 1) % QUEUES, 0);
+        policy_move(p, ref, list);
     }
     return 0;
+}
+
+uint64_t policy_list_count(const struct policy *p, unsigned list)
+{
+    return list == POLICY_CANDIDATES ? p->candidates : p->queue[QUEUES + list].n;
 }
 
 block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
@@ -286,15 +320,21 @@ block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref 
     return 0;
 }
 
+static void queue_walk(const struct policy *p, const struct queue *q,
+                       void (*visit)(void *ctx, block_ref ref, uint32_t uses), void *ctx)
+{
+    for (block_ref ref = q->front; ref; ref = index_block(p->ix, ref)->policy_next)
+        visit(ctx, ref, uses_of(index_block(p->ix, ref)));
+}
+
+/* What is aside was colder than the candidates when it went there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx)
 {
-    for (uint32_t i = QUEUES; i-- > 0;) {
-        block_ref ref = p->queue[(p->floor + i) % QUEUES].front;
-
-        for (; ref; ref = index_block(p->ix, ref)->policy_next)
-            visit(ctx, ref, uses_of(index_block(p->ix, ref)));
-    }
+    for (uint32_t i = QUEUES; i-- > 0;)
+        queue_walk(p, &p->queue[(p->floor + i) % QUEUES], visit, ctx);
+    for (uint32_t i = 1; i < POLICY_LISTS; i++)
+        queue_walk(p, &p->queue[QUEUES + i], visit, ctx);
 }
 
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses)

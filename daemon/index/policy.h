@@ -22,13 +22,24 @@ void policy_insert(struct policy *p, block_ref ref);
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
 /* The block left DRAM; evicted tells eviction from removal. Clears BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);
-/* The block that should leave next and for which may(ctx, ref) says yes; 0 when none of the first
- * `tries` candidates may. Candidates that may not are passed by, and keep their place or lose it as
- * the policy likes. Does not remove. */
-block_ref policy_victim(struct policy *p, bool (*may)(void *ctx, block_ref ref), void *ctx,
-                        uint32_t tries);
-/* One of the `tries` that should leave next and for which `like` says yes; they keep their places.
- */
+/* Every block is a candidate, or in one of the lists aside, which hold what may not leave now: so
+ * that no search meets it again. The caller says what each list means, and brings a block back when
+ * it may leave; touching it does, too. */
+enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
+
+/* Looks for a block that may leave, among the candidates or in a list aside, coldest first. judge
+ * says in which list the block belongs. POLICY_CANDIDATES: it may leave, and is returned, where it
+ * is. Another: it moves there, behind the others. Each call of judge takes one from *looks, which
+ * judge may reduce, too; 0 when there is no more block or no look left. */
+block_ref policy_victim(struct policy *p, unsigned from,
+                        unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks);
+/* The list of a block; POLICY_CANDIDATES for one that is not in the policy. */
+unsigned policy_list(const struct policy *p, block_ref ref);
+/* Back among the candidates it is the coldest of them; in a list aside it is the last. */
+void policy_move(struct policy *p, block_ref ref, unsigned list);
+uint64_t policy_list_count(const struct policy *p, unsigned list);
+/* One of the `tries` candidates that should leave next and for which `like` says yes; they keep
+ * their places. */
 block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
                       uint32_t tries);
 uint64_t policy_count(const struct policy *p);

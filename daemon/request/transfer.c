@@ -14,6 +14,7 @@
 #include "daemon/request/internal.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,6 +96,11 @@ static bool transfer_done(const struct transfer *t)
 
 /* ---- the pump ---- */
 
+/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their
+ * turn, too. */
+#define PUMP_ITEMS 512
+#define PUMP_SLOTS 64
+
 static void give_up(struct transfer *t, enum ucm_block_status status)
 {
     for (; t->cursor < items_of(t); t->cursor++) {
@@ -108,21 +114,48 @@ static void give_up(struct transfer *t, enum ucm_block_status status)
 
 void transfer_room_cb(struct cache_room *r)
 {
-    transfer_pump(LIST_ENTRY(r, struct transfer, room));
+    struct transfer *t = LIST_ENTRY(r, struct transfer, room);
+
+    t->yielded = false;
+    transfer_pump(t);
 }
 
-/* Waits for room, or gives the rest up when nothing is under way that could make any. */
+/* Waits for room, or gives the rest up when nothing is under way that could make any. One that has
+ * nothing under way goes before the others: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
-    if (list_empty(&t->room.link) && !cache_room_wait(cache_of(t), &t->room))
+    if (list_empty(&t->room.link) && !cache_room_wait(cache_of(t), &t->room, t->in_window == 0))
         give_up(t, UCM_BLOCK_NO_ROOM);
+}
+
+/* Begins items. False: there is no room now. */
+static bool items_begin(struct transfer *t)
+{
+    uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS;
+
+    while (!t->stopping && !t->yielded && t->cursor < items_of(t) &&
+           (t->in_window < t->window_bytes || t->in_window == 0)) {
+        uint32_t waits = t->waits_n;
+
+        if (items-- == 0 || slots == 0) {
+            t->yielded = true;
+            cache_room_cancel(&t->room);
+            cache_room_yield(cache_of(t), &t->room);
+            break;
+        }
+        if (item_begin(t, t->cursor) == -EBUSY)
+            return false;
+        slots -= t->kind == TRANSFER_DUMP || t->waits_n > waits;
+        t->cursor++;
+    }
+    return true;
 }
 
 static void batch_flush(struct transfer *t)
 {
     bool whole = t->cursor == items_of(t) && list_empty(&t->waits) && list_empty(&t->ready);
 
-    if (!t->open || t->open->n == 0)
+    if (!t->open || t->open->n == 0 || t->yielded)
         return;
     /* The last batch of a load in steps must not fall behind the others. */
     if (t->steps && (whole || steps_sent(t))) {
@@ -138,17 +171,12 @@ static void batch_flush(struct transfer *t)
 
 void transfer_pump(struct transfer *t)
 {
-    bool busy = false;
+    bool busy;
 
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
-    busy = !ready_take(t);
-    while (!busy && !t->stopping && t->cursor < items_of(t) &&
-           (t->in_window < t->window_bytes || t->in_window == 0)) {
-        busy = item_begin(t, t->cursor) == -EBUSY;
-        t->cursor += !busy;
-    }
+    busy = !ready_take(t) || !items_begin(t);
     if (t->open && t->open->n == 0) {
         batch_free(t->open);
         t->open = NULL;
@@ -174,6 +202,7 @@ void transfer_stop_cb(struct request *r)
     if (t->stopping)
         return;
     t->stopping = true;
+    t->yielded = false;
     cache_room_cancel(&t->room);
     if (t->lookup) {
         shared_lookup_cancel(t->lookup);

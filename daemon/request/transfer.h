@@ -16,7 +16,7 @@ struct transfer {
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
-    bool stopping, pumping, finished;
+    bool stopping, pumping, finished, yielded;
     bool has_event, durable; /* durable: a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
@@ -42,7 +42,6 @@ struct item_wait {
     struct list link;
     struct transfer *t;
     uint32_t item;
-    uint64_t bytes;
 };
 
 /* Outlives its transfer when that is stopped; then t is NULL. */
@@ -96,6 +95,12 @@ static inline uint32_t item_part(const struct transfer *t, uint32_t item)
 static inline int node_of(const struct transfer *t)
 {
     return t->region ? t->region->region->device->node : NUMA_NONE;
+}
+
+/* What an item takes of the window: its slot. */
+static inline uint64_t item_room(const struct transfer *t, uint32_t item)
+{
+    return arena_padded(ns_part_bytes(t->ns, item_part(t, item)));
 }
 
 /* A key's status is the worst of its parts'. */

@@ -6,6 +6,7 @@
 
 #define JOB_BYTES (32u << 20)
 #define JOB_ITEMS 512u
+#define READS_FIRST 32u
 
 /* ---- batches ---- */
 
@@ -115,7 +116,7 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     if (ok && t->durable)
         item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);
-    t->in_window -= ns_part_bytes(t->ns, t->part);
+    t->in_window -= item_room(t, b->item[i]);
     if (!ok)
         return;
     t->bytes += copied_bytes(t);
@@ -261,12 +262,12 @@ static void item_ready_cb(struct cache_wait *w, int status)
                     : status == -EBUSY ? UCM_BLOCK_NO_ROOM
                                        : UCM_BLOCK_FAILED);
         metrics_of(t)->load_blocks_missed += status == -ENOENT && t->kind == TRANSFER_LOAD;
-        t->in_window -= iw->bytes;
+        t->in_window -= item_room(t, item);
     } else if (t->kind == TRANSFER_PREFETCH) {
         cache_put(cache_of(t), ref, part);
         metrics_of(t)->prefetch_blocks++;
-        t->bytes += iw->bytes;
-        t->in_window -= iw->bytes;
+        t->bytes += ns_part_bytes(t->ns, part);
+        t->in_window -= item_room(t, item);
     } else {
         read_count(t, w);
         t->waits_n++;
@@ -284,7 +285,7 @@ static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
 
     cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
     item_status(t, iw->item, status);
-    t->in_window -= iw->bytes;
+    t->in_window -= item_room(t, iw->item);
     t->waits_n--;
     free(iw);
 }
@@ -319,7 +320,7 @@ void waits_abandon(struct transfer *t)
 
         cache_get_cancel(cache_of(t), &iw->w);
         item_status(t, iw->item, UCM_BLOCK_CANCELLED);
-        t->in_window -= iw->bytes;
+        t->in_window -= item_room(t, iw->item);
         t->waits_n--;
         free(iw);
     }
@@ -341,12 +342,18 @@ static int wait_reserve(struct transfer *t)
     return t->spare ? 0 : -ENOMEM;
 }
 
+/* Of requests of one priority, those go first that have few reads under way: a small one must not
+ * wait for all reads of a large one. */
+static uint8_t read_priority(const struct transfer *t)
+{
+    return (uint8_t)(2 * t->priority + (t->waits_n < READS_FIRST));
+}
+
 /* Load and prefetch. 0: begun or ended; -EBUSY: no room now. */
 static int item_get(struct transfer *t, uint32_t item)
 {
     uint32_t part = item_part(t, item);
     block_ref ref = t->refs[item_key(t, item)];
-    uint64_t bytes = ns_part_bytes(t->ns, part);
     int rc = wait_reserve(t);
 
     if (rc == 0 && t->kind == TRANSFER_LOAD)
@@ -354,9 +361,9 @@ static int item_get(struct transfer *t, uint32_t item)
     if (rc == 0 && prefetch_enough(t))
         rc = -ENOSPC;
     if (rc == 0)
-        rc = cache_get(cache_of(t), ref, part, t->priority, node_of(t), &t->spare->w);
+        rc = cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
     if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
-        t->in_window += bytes;
+        t->in_window += item_room(t, item);
         metrics_of(t)->load_blocks_dram++;
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else if (rc == CACHE_READY) {
@@ -367,11 +374,10 @@ static int item_get(struct transfer *t, uint32_t item)
         t->spare = NULL;
         iw->t = t;
         iw->item = item;
-        iw->bytes = bytes;
         iw->w.ready_cb = item_ready_cb;
         list_push_back(&t->waits, &iw->link);
         t->waits_n++;
-        t->in_window += bytes;
+        t->in_window += item_room(t, item);
     } else if (rc == -EBUSY) {
         return rc;
     } else {
@@ -397,7 +403,7 @@ static int item_fill(struct transfer *t, uint32_t item)
         return rc;
     if (rc == 0) {
         batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
-        t->in_window += ns_part_bytes(t->ns, t->part);
+        t->in_window += item_room(t, item);
     } else if (rc == -EEXIST) {
         if (t->durable)
             item_durable(t, item, UCM_BLOCK_EXISTS);

@@ -17,7 +17,7 @@
 #include "daemon/tier/segment.h"
 #include "daemon/tier/tier.h"
 
-#define NVME_PRIORITIES 8
+#define NVME_PRIORITIES 16
 #define NVME_READS_QUEUED_MAX 65536u
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */

@@ -68,7 +68,7 @@ struct tier_io {
     void *data;
     uint64_t bytes;   /* payload, without padding */
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
-    uint8_t priority; /* 0 to 7, more is sooner among reads; reads go before writes */
+    uint8_t priority; /* 0 to 15, more is sooner among reads; reads go before writes */
     bool check;       /* a read that only checks the part: no use of it */
     struct tier_name name;
     struct tier_place place;                      /* in for a read, out for a write */

@@ -63,11 +63,22 @@ static void own_no_ghosts_open(void)
     own_open();
 }
 
+enum { BUSY = 1 }; /* a list aside */
+
+static unsigned own_any_cb(void *ctx, block_ref ref)
+{
+    (void)ctx, (void)ref;
+    return POLICY_CANDIDATES;
+}
+
 /* As the daemon does: the lookup's hits, and the same again when they are loaded. */
 static void own_hits(const uint32_t *id, uint32_t n)
 {
     block_ref *refs = zeroed(n, sizeof(*refs));
 
+    while (policy_list_count(own_policy, BUSY) > 0)
+        policy_move(own_policy, policy_victim(own_policy, BUSY, own_any_cb, NULL, &(int64_t){1}),
+                    POLICY_CANDIDATES);
     for (uint32_t i = 0; i < n; i++)
         refs[i] = own_ref[id[i]];
     policy_touch(own_policy, refs, n);
@@ -95,15 +106,16 @@ static uint32_t own_number(block_ref ref)
     return id;
 }
 
-static bool own_may_cb(void *ctx, block_ref ref)
+static unsigned own_judge_cb(void *ctx, block_ref ref)
 {
     (void)ctx;
-    return !busy(own_number(ref));
+    return busy(own_number(ref)) ? BUSY : POLICY_CANDIDATES;
 }
 
 static uint32_t own_victim(void)
 {
-    block_ref ref = policy_victim(own_policy, own_may_cb, NULL, UINT32_MAX);
+    block_ref ref =
+        policy_victim(own_policy, POLICY_CANDIDATES, own_judge_cb, NULL, &(int64_t){INT64_MAX});
     uint32_t id = own_number(ref);
 
     policy_remove(own_policy, ref, true);

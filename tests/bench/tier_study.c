@@ -179,15 +179,23 @@ static void nvme_write(uint32_t id)
 
 /* ---- DRAM ---- */
 
-static bool may_cb(void *ctx, block_ref ref)
+enum { BUSY = 1 }; /* a list aside */
+
+static unsigned judge_cb(void *ctx, block_ref ref)
 {
     (void)ctx;
-    return places[number_of(ref)].busy != now;
+    return places[number_of(ref)].busy == now ? BUSY : POLICY_CANDIDATES;
+}
+
+static unsigned any_cb(void *ctx, block_ref ref)
+{
+    (void)ctx, (void)ref;
+    return POLICY_CANDIDATES;
 }
 
 static void dram_evict(void)
 {
-    block_ref ref = policy_victim(policy, may_cb, NULL, UINT32_MAX);
+    block_ref ref = policy_victim(policy, POLICY_CANDIDATES, judge_cb, NULL, &(int64_t){INT64_MAX});
     uint32_t id = number_of(ref);
 
     policy_remove(policy, ref, true);
@@ -251,6 +259,9 @@ static void use(const struct request *r, uint32_t n)
 
     for (uint32_t i = 0; i < n; i++)
         refs[i] = places[r->id[i]].ref;
+    while (policy_list_count(policy, BUSY) > 0)
+        policy_move(policy, policy_victim(policy, BUSY, any_cb, NULL, &(int64_t){1}),
+                    POLICY_CANDIDATES);
     policy_touch(policy, refs, n); /* the lookup */
     policy_touch(policy, refs, n); /* the load */
     free(refs);

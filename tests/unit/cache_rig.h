@@ -376,7 +376,7 @@ static inline void asker_cb(struct cache_room *r)
 
     a->calls++;
     if (a->again)
-        a->again = cache_room_wait(rig.cache, r);
+        a->again = cache_room_wait(rig.cache, r, false);
 }
 
 static inline void ask(struct asker *a)

@@ -165,7 +165,7 @@ struct visit {
     bool frees, twins;
 };
 
-static void visit_cb(void *ctx, uint64_t owner)
+static bool visit_cb(void *ctx, uint64_t owner)
 {
     struct visit *v = ctx;
 
@@ -178,6 +178,7 @@ static void visit_cb(void *ctx, uint64_t owner)
         arena_slot_free(arena, v->slot[owner + 1]);
         v->slot[owner + 1] = 0;
     }
+    return true;
 }
 
 Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
@@ -232,7 +233,7 @@ static void held_check(const struct held *h)
 
 static uint64_t present_extent;
 
-static void extent_owner_cb(void *ctx, uint64_t owner)
+static bool extent_owner_cb(void *ctx, uint64_t owner)
 {
     uint64_t *n = ctx;
 
@@ -240,9 +241,10 @@ static void extent_owner_cb(void *ctx, uint64_t owner)
         if (held[i].slot && held[i].owner == owner) {
             cr_assert_eq(arena_extent_of(arena, held[i].slot), present_extent);
             (*n)++;
-            return;
+            return true;
         }
     cr_assert_fail("an owner of no slot");
+    return false;
 }
 
 static void owners_check(slot_ref slot)

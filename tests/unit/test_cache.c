@@ -588,7 +588,7 @@ Test(cache, nobody_waits_where_nothing_is_under_way)
     more = open_block(rig.one, 100);
     cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
     cr_expect_eq(rig.metrics.arena_full, 1u);
-    cr_expect_not(cache_room_wait(rig.cache, &a.r));
+    cr_expect_not(cache_room_wait(rig.cache, &a.r, false));
     drop(ref[0]);
     cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
     cache_fill_done(rig.cache, f, 1, false);
@@ -606,7 +606,7 @@ Test(cache, who_waits_is_woken_later_and_all_of_them)
     cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
     for (int i = 0; i < 3; i++) {
         ask(&a[i]);
-        cr_assert(cache_room_wait(rig.cache, &a[i].r));
+        cr_assert(cache_room_wait(rig.cache, &a[i].r, false));
     }
     cache_room_cancel(&a[1].r);
     cache_room_cancel(&a[1].r);
@@ -628,7 +628,7 @@ Test(cache, who_still_has_too_little_lets_the_next_go_first)
     cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
     for (int i = 0; i < 2; i++) {
         ask(&a[i]);
-        cr_assert(cache_room_wait(rig.cache, &a[i].r));
+        cr_assert(cache_room_wait(rig.cache, &a[i].r, false));
     }
     a[0].again = true;
     cache_fill_done(rig.cache, f, 1, false);
@@ -666,6 +666,42 @@ Test(cache, clean_blocks_go_before_those_that_wait_to_be_written)
     rig.tier.refuse_n = 0;
 }
 
+/* ---- slots ---- */
+
+static void tier_finish_all(void)
+{
+    for (int i = 0; i < 10; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+}
+
+/* After a restart with a smaller arena.extent. */
+Test(cache, a_part_longer_than_an_extent_evicts_nothing)
+{
+    struct ns *big = space("big", 1, MIB);
+    struct cache_check k = {0};
+    struct cache_wait w = {0};
+    struct cache_fill *f;
+    block_ref ref;
+
+    for (uint64_t i = 0; i < 8; i++)
+        drop(store(rig.one, i));
+    tier_finish_all();
+    ref = open_block(big, 1);
+    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EFBIG);
+    rig.tier.place[rig.tier.places++] =
+        (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
+    rig.tier.n_live++;
+    part_set_nvme(rig.cache, ref, 0, &(struct tier_place){.loc = rig.tier.places});
+    cr_expect_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), -EFBIG);
+    cr_expect_eq(cache_verify(rig.cache, &k, ref, 0), -EBUSY);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
+    cr_expect_eq(rig.metrics.arena_candidates, 0u);
+    drop(ref);
+}
+
 /* ---- verifying ---- */
 
 static int check_status;
@@ -674,6 +710,32 @@ static void check_cb(struct cache_check *k, int status)
 {
     (void)k;
     check_status = status;
+}
+
+/* The slot that a verify reads into stays: its extent is not emptied for another slot size. */
+Test(cache, an_extent_that_is_verified_into_is_not_emptied)
+{
+    struct cache_check k = {.done_cb = check_cb};
+    block_ref ref[8];
+    struct cache_fill *f;
+
+    for (uint64_t i = 0; i < 8; i++)
+        drop(ref[i] = store(rig.one, i));
+    tier_finish_all();
+    cr_assert_eq(cache_evict(rig.cache, ref[1], CACHE_DRAM), CACHE_EVICT_DONE);
+    cache_hold(rig.cache, ref[0]);
+    cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);
+    for (uint32_t i = 4; i < 8; i++)
+        cache_touch(rig.cache, &ref[i], 1); /* the extent of the others is colder */
+    drop(ref[0]);
+    ref[0] = open_block(rig.two, 100);
+    cr_assert_eq(claim(ref[0], 0, 0, SHARDS, &f), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u, "%u",
+                 (unsigned)rig.metrics.arena_evicted_blocks);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
+    cache_fill_done(rig.cache, f, SHARDS, false);
+    fake_next(&rig.tier, 0);
+    drop(ref[0]);
 }
 
 Test(cache, verify_drops_what_is_corrupt_and_only_that)

@@ -250,7 +250,7 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
     cr_expect_eq(rig.metrics.arena_full, 0u);
     ask(&a);
-    cr_expect(cache_room_wait(rig.cache, &a.r));
+    cr_expect(cache_room_wait(rig.cache, &a.r, false));
 
     cr_assert_eq(sem_post(&more), 0);
     arena_wait(2 * MIB);
@@ -311,7 +311,7 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
         refs[i] = store(rig.one, i + 1);
     cr_assert_eq(rig.tier.n_pending, 0u);
     ask(&a);
-    cr_assert(cache_room_wait(rig.cache, &a.r));
+    cr_assert(cache_room_wait(rig.cache, &a.r, false));
     turn();
     cr_assert_gt(rig.tier.n_pending, 0u);
     cr_expect_eq(a.calls, 0);
@@ -332,11 +332,11 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
     ask(&a);
-    cr_assert(cache_room_wait(rig.cache, &a.r));
+    cr_assert(cache_room_wait(rig.cache, &a.r, false));
     for (unsigned i = 0; i < 3; i++)
         turn();
     cr_expect_eq(a.calls, 1);
-    cr_expect_not(cache_room_wait(rig.cache, &a.r), "nothing is under way");
+    cr_expect_not(cache_room_wait(rig.cache, &a.r, false), "nothing is under way");
     rig.tier.refuse_n = 0;
     for (unsigned i = 0; i < 8; i++)
         drop(refs[i]);

@@ -52,11 +52,14 @@ struct recount {
         below;
 };
 
+#define HELD 1u /* the list of what is in use, see room.c */
+
 static void recount_cb(void *ctx, block_ref ref, struct block *b)
 {
     struct recount *r = ctx;
     const struct ns *ns = cache_ns(rig.cache, ref);
     uint32_t ready = 0, dram = 0, here = 0;
+    unsigned aside, now;
 
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         const struct part *p = &b->part[i];
@@ -85,6 +88,11 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
               "a block that nobody would ever find");
     cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DOOMED));
+    /* What went aside has come back if it may leave. */
+    aside = policy_list(rig.policy, ref);
+    cache_reconsider(rig.cache, ref);
+    now = policy_list(rig.policy, ref);
+    cr_assert(now == aside || now == HELD || (now != POLICY_CANDIDATES && aside != HELD));
     r->complete += ready == ns->identity.parts;
     r->pinned += !!(b->flags & BLOCK_PINNED);
 }
@@ -145,7 +153,7 @@ static void chaos_wait_room(void)
     if (!list_empty(&a->r.link))
         return;
     a->again = below(2);
-    chaos.waits += cache_room_wait(rig.cache, &a->r);
+    chaos.waits += cache_room_wait(rig.cache, &a->r, false);
 }
 
 static void chaos_claim(void)

@@ -58,18 +58,26 @@ static block_ref add(uint32_t number)
     return ref;
 }
 
-static bool any_cb(void *ctx, block_ref ref)
+/* Lists aside. */
+enum { PINNED = 1, OTHERS };
+
+static unsigned any_cb(void *ctx, block_ref ref)
 {
     (void)ctx;
     (void)ref;
-    return true;
+    return POLICY_CANDIDATES;
 }
 
-static bool unpinned_cb(void *ctx, block_ref ref)
+static unsigned unpinned_cb(void *ctx, block_ref ref)
 {
     if (ctx)
         ++*(uint32_t *)ctx;
-    return !pinned[number_of(ref)];
+    return pinned[number_of(ref)] ? PINNED : POLICY_CANDIDATES;
+}
+
+static block_ref victim(unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t looks)
+{
+    return policy_victim(p, POLICY_CANDIDATES, judge, ctx, &looks);
 }
 
 static void drop(block_ref ref, bool evicted)
@@ -82,7 +90,7 @@ static void drop(block_ref ref, bool evicted)
 /* Evicts one block and returns its number, N when there was none. */
 static uint32_t evict(void)
 {
-    block_ref ref = policy_victim(p, any_cb, NULL, 1);
+    block_ref ref = victim(any_cb, NULL, 1);
     uint32_t number = ref ? number_of(ref) : N;
 
     if (ref)
@@ -94,7 +102,7 @@ Test(policy, has_a_name_and_starts_empty)
 {
     cr_assert_neq(policy_name()[0], '\0');
     cr_assert_eq(policy_count(p), 0);
-    cr_assert_eq(policy_victim(p, any_cb, NULL, 10), 0);
+    cr_assert_eq(victim(any_cb, NULL, 10), 0);
     policy_free(NULL);
 }
 
@@ -218,10 +226,11 @@ Test(policy, what_is_not_in_it_is_not_touched)
     policy_remove(p, ref, false);
     policy_touch(p, &ref, 1);
     cr_assert_eq(policy_count(p), 0);
-    cr_assert_eq(policy_victim(p, any_cb, NULL, 1), 0);
+    cr_assert_eq(victim(any_cb, NULL, 1), 0);
 }
 
-Test(policy, the_pinned_are_passed_by)
+/* Each is looked at once: then it is aside, and no search meets it again until it comes back. */
+Test(policy, the_pinned_are_looked_at_once)
 {
     uint32_t asked = 0;
 
@@ -230,26 +239,55 @@ Test(policy, the_pinned_are_passed_by)
         add(i);
         pinned[i] = i % 10 != 3; /* nine in ten */
     }
-    /* Few tries a call: calls make progress, and nothing is rescanned without end. */
-    for (uint32_t got = 0, calls = 0; got < 200; calls++) {
-        block_ref ref = policy_victim(p, unpinned_cb, &asked, 8);
+    for (uint32_t got = 0; got < 200;) {
+        block_ref ref = victim(unpinned_cb, &asked, 8);
 
-        cr_assert_lt(calls, 1000);
         if (!ref)
             continue;
         cr_assert(!pinned[number_of(ref)]);
         drop(ref, true);
         got++;
     }
-    cr_assert_lt(asked, 2500);
-    cr_assert_eq(policy_count(p), 1800);
-    asked = 0;
-    cr_assert_eq(policy_victim(p, unpinned_cb, &asked, 5000), 0);
-    cr_assert_eq(asked, 5000);
+    cr_assert_eq(victim(unpinned_cb, &asked, 5000), 0);
+    cr_expect_eq(asked, 2000u);
+    cr_expect_eq(policy_count(p), 1800);
+    cr_expect_eq(policy_list_count(p, PINNED), 1800);
+    cr_expect_eq(policy_list_count(p, POLICY_CANDIDATES), 0);
+    cr_assert_eq(victim(unpinned_cb, &asked, 5000), 0);
+    cr_expect_eq(asked, 2000u);
+}
+
+Test(policy, what_comes_back_leaves_next)
+{
+    block_ref refs[10];
+    int64_t looks = 100;
+
     memset(pinned, 0, sizeof(pinned));
-    for (uint32_t i = 0; i < 1800; i++)
-        cr_assert_neq(evict(), N);
-    cr_assert_eq(policy_count(p), 0);
+    for (uint32_t i = 0; i < 10; i++) {
+        refs[i] = add(i);
+        pinned[i] = i >= 4 && i < 8;
+    }
+    cr_expect_eq(evict(), 9u);
+    cr_expect_eq(evict(), 8u);
+    cr_expect_eq(number_of(victim(unpinned_cb, NULL, 100)), 3u);
+    for (uint32_t i = 4; i < 8; i++)
+        cr_expect_eq(policy_list(p, refs[i]), PINNED);
+    policy_move(p, refs[4], POLICY_CANDIDATES); /* head first, as a request lets go of its blocks */
+    policy_move(p, refs[5], POLICY_CANDIDATES);
+    cr_expect_eq(evict(), 5u);
+    cr_expect_eq(evict(), 4u);
+    cr_expect_eq(evict(), 3u);
+    policy_touch(p, &refs[6], 1); /* brings it back, too, as what was used last */
+    cr_expect_eq(policy_list(p, refs[6]), POLICY_CANDIDATES);
+    for (uint32_t i = 3; i-- > 0;)
+        cr_expect_eq(evict(), i);
+    cr_expect_eq(evict(), 6u);
+    policy_move(p, refs[7], OTHERS);
+    cr_expect_eq(policy_victim(p, PINNED, any_cb, NULL, &looks), 0u);
+    cr_expect_eq(policy_victim(p, OTHERS, any_cb, NULL, &looks), refs[7]);
+    cr_expect_eq(looks, 99);
+    drop(refs[7], true);
+    cr_expect_eq(policy_count(p), 0u);
 }
 
 /* ---- anything in any order ---- */
@@ -260,7 +298,7 @@ static uint32_t in_dram_n;
 static void random_step(uint64_t r)
 {
     uint32_t number = (uint32_t)(r >> 8) % N;
-    block_ref refs[8], victim;
+    block_ref refs[8], ref;
 
     switch (r % 8) {
     case 0:
@@ -286,15 +324,17 @@ static void random_step(uint64_t r)
         return;
     case 6:
         pinned[number] = !pinned[number] && number % 5 == 0;
+        if (!pinned[number] && in_dram[number] && policy_list(p, in_dram[number]) == PINNED)
+            policy_move(p, in_dram[number], POLICY_CANDIDATES);
         return;
     default:
-        victim = policy_victim(p, unpinned_cb, NULL, 64);
-        if (!victim)
+        ref = victim(unpinned_cb, NULL, 64);
+        if (!ref)
             return;
-        number = number_of(victim);
-        cr_assert_eq(in_dram[number], victim);
+        number = number_of(ref);
+        cr_assert_eq(in_dram[number], ref);
         cr_assert(!pinned[number]);
-        drop(victim, true);
+        drop(ref, true);
         in_dram[number] = 0;
         in_dram_n--;
     }
@@ -311,6 +351,9 @@ Test(policy, random_operations_lose_nothing)
         random_step(r >> 11);
         cr_assert_eq(policy_count(p), in_dram_n);
     }
+    for (uint32_t i = 0; i < N; i++)
+        if (in_dram[i])
+            policy_move(p, in_dram[i], POLICY_CANDIDATES);
     for (; in_dram_n > 0; in_dram_n--) {
         uint32_t number = evict();
 

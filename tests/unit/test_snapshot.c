@@ -401,10 +401,10 @@ static void see_cb(void *ctx, block_ref ref, uint32_t uses)
     seen_uses[seen_n++] = uses;
 }
 
-static bool any_cb(void *ctx, block_ref ref)
+static unsigned any_cb(void *ctx, block_ref ref)
 {
     (void)ctx, (void)ref;
-    return true;
+    return POLICY_CANDIDATES;
 }
 
 Test(kept, what_goes_first_goes_first_again)
@@ -434,7 +434,7 @@ Test(kept, what_goes_first_goes_first_again)
     for (unsigned i = 0; i < 40; i++)
         policy_restore(p, seen[i], seen_uses[i]);
     for (unsigned i = 40; i-- > 0;) {
-        order[i] = policy_victim(p, any_cb, NULL, 1);
+        order[i] = policy_victim(p, POLICY_CANDIDATES, any_cb, NULL, &(int64_t){1});
         policy_remove(p, order[i], true);
     }
     cr_expect_eq(memcmp(order, seen, sizeof(order)), 0);
