@@ -132,3 +132,45 @@ void cuda_enumerate(struct cuda_gpus *out)
         snprintf(out->why, sizeof(out->why), "the NVIDIA driver shows no GPU");
     }
 }
+
+/* ---- the management library ---- */
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+static void uuid_print(const uint8_t uuid[16], char text[64])
+{
+    int n = snprintf(text, 64, "GPU-");
+
+    for (unsigned i = 0; i < 16; i++)
+        n += snprintf(text + n, 64 - (size_t)n,
+                      i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+}
+
+void nvml_read(struct nvml *out, const uint8_t uuid[16])
+{
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *device;
+    int (*init)(void), (*shutdown)(void), (*by_uuid)(const char *, void **);
+    int (*memory)(void *, struct nvml_memory *), (*driver)(char *, unsigned);
+    struct nvml_memory read;
+    char text[64];
+
+    *out = (struct nvml){0};
+    if (!library)
+        return;
+    pointer_set(&init, dlsym(library, "nvmlInit_v2"));
+    pointer_set(&shutdown, dlsym(library, "nvmlShutdown"));
+    pointer_set(&by_uuid, dlsym(library, "nvmlDeviceGetHandleByUUID"));
+    pointer_set(&memory, dlsym(library, "nvmlDeviceGetMemoryInfo"));
+    pointer_set(&driver, dlsym(library, "nvmlSystemGetDriverVersion"));
+    uuid_print(uuid, text);
+    if (init && shutdown && init() == 0) {
+        if (by_uuid && memory && by_uuid(text, &device) == 0 && memory(device, &read) == 0)
+            out->used_bytes = read.used;
+        if (driver && driver(out->driver, sizeof(out->driver)) != 0)
+            out->driver[0] = '\0';
+        shutdown();
+    }
+    dlclose(library);
+}

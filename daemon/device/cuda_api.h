@@ -1,6 +1,5 @@
-/* The CUDA driver's functions, taken from libcuda.so.1 while the program runs: one binary serves
- * hosts with and without a GPU. Inside this room only. Threads: loaded once on the loop, constant
- * after. */
+/* The CUDA driver's functions, loaded from libcuda.so.1 at run time: one binary serves hosts with and
+ * without a GPU. Inside this room only. Threads: loaded once on the loop, constant afterwards. */
 #ifndef UCMD_DEVICE_CUDA_API_H
 #define UCMD_DEVICE_CUDA_API_H
 
@@ -78,5 +77,12 @@ extern struct cuda_api cuda;
 
 /* "CUDA_ERROR_X (sentence)" into text. */
 void cuda_error_text(CUresult r, char *text, size_t size);
+
+/* From the driver's management library, which may be missing. Takes milliseconds; any thread. */
+struct nvml {
+    uint64_t used_bytes; /* of one GPU's memory, by all processes; 0: not known */
+    char driver[80];     /* its version, "" when not known */
+};
+void nvml_read(struct nvml *out, const uint8_t uuid[16]);
 
 #endif

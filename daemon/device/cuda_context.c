@@ -1,5 +1,4 @@
 #include "daemon/device/gpu.h"
-#include "daemon/device/nvml.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* What the tests over the fake driver share: two GPUs, a worker's memory with its region, its ring
- * with or without a companion behind it, and jobs. This process is the daemon; the companion is the
- * worker, whose pid may be a child's. */
+/* What the tests on the fake driver share: two GPUs, a worker's memory with its region, its staging
+ * ring with or without a companion, and jobs. This process is the daemon; the companion is the
+ * worker, whose pid may be a child's. The daemon's clock stands still: see fake_clock_pass. */
 #ifndef UCM_TESTS_CUDA_RIG_H
 #define UCM_TESTS_CUDA_RIG_H
 
@@ -45,7 +45,7 @@ static inline void failed_cb(void *ctx, const char *why)
     failures++;
 }
 
-/* A host that is busy with tests measures anything: the figures are given. */
+/* Gives the costs: what a busy host would measure is random. */
 static inline void calibration_write(void)
 {
     char path[160], text[COSTS_TEXT_BYTES];
@@ -314,7 +314,7 @@ static inline void worker_end(struct worker_side *w)
     cr_assert_eq(cuMemFree(w->memory), CUDA_SUCCESS);
 }
 
-/* A process for the kernel to name; it does nothing, or what it is told to before. */
+/* A process with a pid of its own; it calls `run`, or does nothing. */
 static inline pid_t child_begin(void (*run)(struct ucm_staging *ring), struct ucm_staging *ring)
 {
     pid_t pid = fork();

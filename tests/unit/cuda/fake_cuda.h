@@ -1,10 +1,10 @@
-/* A CUDA driver of two GPUs whose memory is the host's: what the device room and the companion ask
- * of a driver, and no more. The two link into one program, each in the role of its process.
+/* A CUDA driver of two GPUs whose memory is the host's. It has what the device room and the companion
+ * need, and no more. The two link into one program, each in the role of its process.
  *
- * Promises: what is enqueued on a stream happens in its order, on a thread of the stream's own, and
- * not before fake_cuda_delay; kernels read their items and planes only then, so that a descriptor
- * that is written again too early shows. Freed memory that is open stays until it is closed.
- * Threads: any, but install and the setters, which come first. */
+ * Promises: each stream runs its work in order, on a thread of its own, after the delay of
+ * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
+ * overwritten too early shows. Freed memory that is open stays until it is closed.
+ * Threads: any; install and fake_cuda_delay come first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H
 #define UCM_TESTS_FAKE_CUDA_H
 
@@ -22,13 +22,13 @@
 void fake_cuda_install(void);
 /* Everything on a stream takes a random time up to this. */
 void fake_cuda_delay(unsigned max_us);
-/* From now on every question of the daemon's for an event is answered with this error. */
+/* Every query of an event by the daemon returns this error from now on. */
 void fake_cuda_lose(CUresult r);
 /* The companion's kernels take so long. */
 void fake_cuda_slow(unsigned us);
 /* The companion's kernels don't begin before this is called with false. */
 void fake_cuda_hold(bool hold);
-bool fake_cuda_holds(void); /* one of them at least waits for that */
+bool fake_cuda_holds(void); /* at least one of them waits for that */
 /* The clock by which the daemon's device room counts its timeouts (job_clock_ms). It stands still
  * from the first call on and moves by fake_clock_pass only, so that no timeout depends on how busy
  * the host is. */
@@ -50,7 +50,7 @@ void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
  * and companion order themselves by words that each has mapped for itself: ThreadSanitizer takes
  * these for different ones. */
 void fake_cuda_fence(void);
-/* What is there: all of it must go. */
+/* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 
 #endif

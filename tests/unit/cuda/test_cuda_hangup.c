@@ -1,6 +1,6 @@
-/* Workers that hang up, or whose GPU is lost, while copies of theirs are under way: nothing is
- * written to memory that they may use for something else, nor stored of it; and whose copies wait
- * hold up nobody else's. */
+/* Workers that hang up, or lose their GPU, while their copies are under way. The daemon writes nothing
+ * to memory that they may use for something else, and stores nothing of it. Copies that wait delay
+ * nobody else's. */
 #include "tests/unit/cuda/cuda_rig.h"
 
 #include <sys/socket.h>
@@ -79,7 +79,7 @@ static bool posted(const struct worker_side *of)
     return ucm_staging_phase_of(atomic_load(&of->shared->words.slices[0].state)) == STAGING_POSTED;
 }
 
-/* What no companion has claimed goes straight, but not to a worker that is gone. */
+/* A revoked order's piece goes straight, but not to a worker that is gone. */
 Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
 {
     static const uint8_t zeros[BLOCKS * 8192];
@@ -98,7 +98,7 @@ Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
     end();
 }
 
-/* Else a region could not be closed before the deadline. */
+/* Otherwise the region could not be closed before the deadline. */
 Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
 {
     static struct test_job j;
@@ -156,7 +156,7 @@ Test(cuda_hangup, what_is_gathered_afterwards_is_not_stored, .timeout = 60)
     end();
 }
 
-/* The kernel runs in the worker, whose GPU is well: the copy has ended when that has. */
+/* The kernel runs in the worker, whose own context is fine: the copy ends when the kernel does. */
 Test(cuda_hangup, a_lost_context_waits_for_what_companions_claimed, .timeout = 60)
 {
     static struct worker_side other;
