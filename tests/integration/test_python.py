@@ -258,7 +258,8 @@ class Manners(Case):
         ended = time.monotonic()
         stop.set()
         thread.join()
-        self.assertGreater(sum(started < at < ended for at in turns), 10)
+        # With the interpreter lock held it would be 1, before the call began to wait.
+        self.assertGreater(sum(started < at < ended for at in turns), 3)
 
     def test_keys(self):
         tokens = array.array("I", range(1, 33))

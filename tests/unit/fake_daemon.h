@@ -43,6 +43,7 @@ struct fake {
     pthread_t thread;
     int wake;
     atomic_bool stop, paused, hang_up;
+    atomic_bool is_paused; /* the thread has seen `paused` */
 
     pthread_mutex_t lock; /* of what follows, and of sends */
     int listener;
@@ -496,11 +497,13 @@ FAKE_FN void *fake_run(void *arg)
     while (!atomic_load(&f->stop)) {
         struct pollfd p[2 + FAKE_CONNS] = {{.fd = f->wake, .events = POLLIN},
                                            {.fd = f->listener, .events = POLLIN}};
+        bool paused = atomic_load(&f->paused);
         uint64_t v;
 
+        atomic_store(&f->is_paused, paused);
         for (int i = 0; i < FAKE_CONNS; i++) {
             p[2 + i].fd = f->conns[i];
-            p[2 + i].events = atomic_load(&f->paused) ? 0 : POLLIN;
+            p[2 + i].events = paused ? 0 : POLLIN;
         }
         poll(p, 2 + FAKE_CONNS, 1000);
         if (p[0].revents && read(f->wake, &v, sizeof v) < 0)

@@ -64,7 +64,7 @@ Test(client_layers, the_descriptor_tells_of_them)
     struct pollfd p = {.fd = fd, .events = POLLIN};
 
     tell(1, NULL, 0);
-    cr_expect_eq(poll(&p, 1, 5000), 1);
+    cr_expect_eq(poll(&p, 1, 20000), 1);
     cr_expect_eq(ucm_process(rig.client), 0, "no task is done");
     cr_expect_eq(ucm_task_wait_layers(task, 1, 0, NULL), 0);
     ucm_task_free(task);

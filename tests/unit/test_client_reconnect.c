@@ -202,12 +202,21 @@ Test(client_reconnect, a_busy_namespace_is_tried_again)
     cr_expect_eq(rig_load(&rig, 1, 0, &task), 0, "%s", ucm_errmsg());
 }
 
-static bool slow_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
+static atomic_bool go;
+
+static bool late_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     (void)f, (void)conn, (void)env;
-    if (method == UCM_METHOD_REGION_REGISTER)
-        fake_sleep_ms(600);
+    while (method == UCM_METHOD_REGION_REGISTER && !atomic_load(&go))
+        fake_sleep_ms(1);
     return false;
+}
+
+static void *go_soon(void *arg)
+{
+    fake_sleep_ms(50);
+    atomic_store(&go, true);
+    return arg;
 }
 
 /* No call has time enough for the whole, but together they get there. */
@@ -216,16 +225,17 @@ Test(client_reconnect, short_deadlines_make_progress)
     struct ucm_task *task = NULL;
     unsigned tries = 0;
 
-    rig.fake.hook = slow_regions;
+    rig.fake.hook = late_regions;
     restart();
     while (!task && tries++ < 1000) {
+        atomic_store(&go, tries > 4);
         struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 1};
         int r = ucm_load(rig.region, &t, 10, &task);
 
         cr_expect(r == 0 || r == -UCM_EDEADLINE || r == -UCM_EDISCONNECTED, "%s", ucm_errmsg());
     }
     cr_assert_not_null(task);
-    cr_expect(tries > 3, "%u", tries);
+    cr_expect(tries > 4, "%u", tries);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2);
     cr_expect_eq(ucm_generation(rig.client), 2);
 }
@@ -233,12 +243,16 @@ Test(client_reconnect, short_deadlines_make_progress)
 /* Closed while its registration is on its way again: nothing of it stays in the daemon. */
 Test(client_reconnect, unregister_meanwhile)
 {
-    rig.fake.hook = slow_regions;
+    pthread_t t;
+
+    rig.fake.hook = late_regions;
     restart();
+    cr_assert_eq(pthread_create(&t, NULL, go_soon, NULL), 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_UNREGISTER), 1);
     cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
+    pthread_join(t, NULL);
 }
 
 Test(client_reconnect, unregister_without_a_daemon)
