@@ -12,7 +12,7 @@ int answer_connect(const struct ucm_options *options, int timeout_ms, struct ucm
 {
     int rc = ucm_connect(options, timeout_ms < ABSENT_MS ? timeout_ms : ABSENT_MS, out);
 
-    /* It listens, but has not said hello yet. */
+    /* It listens, but has not answered hello yet. */
     if (rc == -UCM_EDEADLINE && timeout_ms > ABSENT_MS)
         rc = ucm_connect(options, timeout_ms, out);
     return rc;
@@ -53,7 +53,6 @@ void answer_close(struct answer *a)
 int answer_page(struct ucm_client *client, const char *method, uint32_t ns, uint64_t limit,
                 uint64_t *cursor, int timeout_ms, struct answer *out)
 {
-    struct answer page;
     msgpack_packer pk;
     msgpack_sbuffer params;
     uint64_t next;
@@ -64,18 +63,16 @@ int answer_page(struct ucm_client *client, const char *method, uint32_t ns, uint
         answer_put_u64(&pk, "ns", ns);
     answer_put_u64(&pk, "cursor", *cursor);
     answer_put_u64(&pk, "limit", limit);
-    rc = answer_call(client, method, &params, timeout_ms, &page);
+    rc = answer_call(client, method, &params, timeout_ms, out);
     msgpack_sbuffer_destroy(&params);
     if (rc < 0)
         return rc;
-    next = answer_u64(page.root, "next");
+    next = answer_u64(out->root, "next");
     if (next != 0 && next == *cursor) {
-        answer_close(&page);
+        answer_close(out);
         return -UCM_EPROTOCOL;
     }
     *cursor = next;
-    *out = page;
-    out->root = &out->unpacked.data;
     return 0;
 }
 

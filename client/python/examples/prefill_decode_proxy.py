@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Prefill and decode apart: one door for clients, with instances behind it that share a ucmd.
+"""A proxy for prefill and decode instances that share a ucmd.
 
     prefill_decode_proxy.py --listen 127.0.0.1:8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 
-A completion goes to a prefill instance for one token, which stores the prompt's KV in ucmd, and then to a decode
-instance, which loads it; the client gets the decode instance's answer, streamed if it asked for that. Everything else
-goes to the decode instance as it is. Each option may be given several times: instances take turns. When prefill fails
-the decode instance computes the prompt itself.
+It sends a completion first to a prefill instance for one token, which stores the prompt's KV in ucmd, and then to a
+decode instance, which loads it. The client gets the decode instance's answer, streamed on request. All other requests
+go to the decode instance. Repeat --prefill and --decode to name several instances, which take turns. If prefill fails,
+the decode instance computes the prompt.
 
-An example of how the parts fit, from the standard library alone: no TLS, no authentication, one thread a connection.
+This is an example, with the standard library only: no TLS, no authentication, one thread a connection.
 """
 
 import argparse
@@ -26,7 +26,7 @@ log = logging.getLogger("proxy")
 
 
 class Turns:
-    """Instances, one after the other; may be asked by several threads."""
+    """Instances in turn. Thread-safe."""
 
     def __init__(self, urls):
         self._next = itertools.cycle([urlsplit(url) for url in urls])
@@ -78,7 +78,7 @@ class Proxy(BaseHTTPRequestHandler):
         return self.rfile.read(length)
 
     def prefill(self, body):
-        """What the decode instance has to know of it; None: nothing."""
+        """The kv_transfer_params for decode, from prefill's answer; None if there are none."""
         connection = self.server.prefill.connect(self.server.timeout_s)
         try:
             connection.request("POST", self.path, json.dumps(prefill_request(body)), self.pass_headers())
@@ -116,7 +116,7 @@ class Proxy(BaseHTTPRequestHandler):
     answered = False
 
     def answer(self, response):
-        """As it comes, so that a stream stays one."""
+        """Passes the answer on piece by piece, so that a stream stays a stream."""
         self.answered = True
         self.send_response(response.status)
         self.send_header("Content-Type", response.getheader("Content-Type", "application/json"))

@@ -298,8 +298,8 @@ class Namespace(_Handle):
         self, keys: Keys, lease: float, wait: float, shared: Optional[c_uint32]
     ) -> tuple[native.Lookup, int, object]:
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
-        told = ctypes.pointer(shared) if shared is not None else None
-        return native.Lookup(borrowed.address, n, _timeout(lease), _timeout(wait), told), n, borrowed
+        out = ctypes.pointer(shared) if shared is not None else None
+        return native.Lookup(borrowed.address, n, _timeout(lease), _timeout(wait), out), n, borrowed
 
     def lookup_prefix(
         self,

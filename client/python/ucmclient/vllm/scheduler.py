@@ -55,7 +55,7 @@ class _Request:
     #: How many blocks are stored or planned to be.
     stored: int = 0
     #: A plan has a store of it: the workers report when its blocks may be reused.
-    told: bool = False
+    reported_later: bool = False
     promise: Optional[_Promise] = None
     loading: bool = False
     began: float = 0.0
@@ -85,7 +85,7 @@ class _Request:
             return False
         self.preemptions = times
         self.past += [(self.blocks, self.loads)] if self.loads else []
-        self.blocks, self.stored, self.told, self.loads = [], 0, False, frozenset()
+        self.blocks, self.stored, self.reported_later, self.loads = [], 0, False, frozenset()
         return True
 
 
@@ -327,7 +327,7 @@ class SchedulerHalf:
             return
         if end <= tracked.stored:
             return
-        tracked.told = True
+        tracked.reported_later = True
         while tracked.stored < end:
             first, tracked.stored = tracked.stored, min(end, tracked.stored + _MAX_KEYS)
             copy = Copy(request.request_id, tracked.keys(first, tracked.stored), tracked.blocks[first : tracked.stored])
@@ -421,7 +421,7 @@ class SchedulerHalf:
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
         asked = (getattr(request, "kv_transfer_params", None) or {}).get(PREFILL)
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
-        if tracked.loading or not tracked.told:
+        if tracked.loading or not tracked.reported_later:
             return False, handover  # vLLM itself waits for the load
         self._ending.add(request.request_id)
         self._end()
