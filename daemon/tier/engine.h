@@ -21,6 +21,7 @@
 /* Memory of the caller, untouched by it from start to done. */
 struct engine_op {
     bool write;
+    bool idle;       /* of a read: with the I/O priority "idle" */
     uint32_t file;   /* number in the list given to open */
     uint32_t buffer; /* of a read: registered buffer of its one iovec */
     uint64_t offset;

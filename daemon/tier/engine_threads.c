@@ -2,8 +2,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <linux/ioprio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 struct engine {
     uv_loop_t *loop;
@@ -43,10 +46,17 @@ static void op_work_cb(uv_work_t *work)
     int fd = e->fds[op->file];
     off_t offset = (off_t)op->offset;
 
+    long before = op->idle ? syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) : -1;
+
+    if (before >= 0) /* where the scheduler knows no priorities nothing is lost */
+        (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
+                      IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
     op->result = op->write ? pwritev(fd, op->iov, (int)op->iovs, offset)
                            : preadv(fd, op->iov, (int)op->iovs, offset);
     if (op->result < 0)
         op->result = -errno;
+    if (before >= 0)
+        (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, (int)before);
 }
 
 static void op_done_cb(uv_work_t *work, int status)

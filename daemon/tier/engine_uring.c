@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <liburing.h>
+#include <linux/ioprio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,6 +76,8 @@ static void sqe_fill(const struct engine *e, struct io_uring_sqe *sqe, struct en
     else
         io_uring_prep_read(sqe, (int)op->file, base, bytes, op->offset);
     sqe->flags |= IOSQE_FIXED_FILE;
+    if (op->idle)
+        sqe->ioprio = IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0);
     if (op->write) /* finding its pages takes the kernel long: on a thread of its own */
         sqe->flags |= IOSQE_ASYNC;
     io_uring_sqe_set_data(sqe, op);

@@ -38,7 +38,7 @@ static void device_init(struct tier *t, struct nvme_device *d, const char *folde
     d->file.fd = -1;
     for (unsigned i = 0; i < NVME_PRIORITIES; i++)
         list_init(&d->reads[i]);
-    list_init(&d->unread);
+    list_init(&d->unchecked);
     list_init(&d->unsynced);
     list_init(&d->syncing);
 }
@@ -427,11 +427,46 @@ void nvme_release(struct tier *t)
         tier_free(t);
 }
 
+static void job_work_cb(uv_work_t *work)
+{
+    struct nvme_job *job = work->data;
+
+    if (job->run)
+        job->run(job);
+}
+
+static void job_done_cb(uv_work_t *work, int status)
+{
+    struct nvme_job *job = work->data;
+    struct tier *t = job->tier;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    job->done(job);
+    nvme_release(t);
+}
+
+void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvme_job *job),
+                    void (*done)(struct nvme_job *job))
+{
+    int rc;
+
+    job->work.data = job;
+    job->tier = t;
+    job->run = run;
+    job->done = done;
+    nvme_hold(t);
+    rc = uv_queue_work(t->loop, &job->work, job_work_cb, job_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
 static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) || nvme_recovering(t));
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) ||
+           nvme_recovering(t) || t->checks > 0);
     nvme_hold(t);
     t->closing = true;
     nvme_release(t);
@@ -450,7 +485,7 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
         return -EINVAL;
     if (io->op == TIER_SYNC)
         return nvme_sync_part(t, io);
-    return io->op == TIER_READ ? nvme_read(t, io) : nvme_write(t, io);
+    return io->op == TIER_READ ? nvme_read(t, io, false) : nvme_write(t, io);
 }
 
 static void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)

@@ -22,10 +22,18 @@
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
-#define NVME_SYNC_READS 4u /* of parts of an earlier run, a file */
-#define NVME_SCANS 128u    /* headers read at a time by recovery */
+#define NVME_SYNC_CHECKS 4u /* of parts of an earlier run, a file */
+#define NVME_SCANS 128u     /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
+
+/* Work for libuv's pool. The tier is held until done has returned. */
+struct nvme_job {
+    uv_work_t work;
+    struct tier *tier;
+    void (*run)(struct nvme_job *job);  /* in the pool; NULL: nothing is to be done there */
+    void (*done)(struct nvme_job *job); /* on the loop */
+};
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
@@ -41,11 +49,11 @@ struct nvme_device {
     struct tier *tier;
     /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
      * that is running. */
-    struct list unread, unsynced, syncing;
-    unsigned sync_reads; /* under way */
+    struct list unchecked, unsynced, syncing;
+    unsigned sync_checks; /* under way */
     bool sync_busy;
     int sync_status;
-    uv_work_t sync_work;
+    struct nvme_job sync_job;
     uv_mutex_t sync_lock;
     _Atomic uint32_t syncs_failed;
     _Atomic int sync_error; /* the last one's */
@@ -88,7 +96,7 @@ struct nvme_recovery {
     uint32_t numbers;              /* segments of the longest file */
     uint64_t before;               /* sequences of earlier runs are below this */
     bool again;                    /* `turn` brings the loop back here */
-    uv_work_t turn;
+    struct nvme_job turn;
     struct list duplicates; /* found twice, to be compared */
     unsigned duplicates_n, duplicate_reads;
     uint64_t segments, segments_done, parts, bytes, refused;
@@ -100,7 +108,7 @@ struct nvme_ns_writer {
     struct list queue; /* of tier_ns_record; the first is being written while busy */
     bool busy;
     int status;
-    uv_work_t work;
+    struct nvme_job job;
     struct nvme_ns_record name;
 };
 
@@ -147,6 +155,7 @@ struct tier {
     struct nvme_restore *restore;       /* while one is read */
     struct nvme_mover *mover;           /* NULL: nothing is moved */
     bool stalled;                       /* no room until a write has ended */
+    unsigned checks;                    /* under way */
     unsigned held; /* functions that are going to touch the tier after calling done */
     bool closing;
 };
@@ -154,11 +163,14 @@ struct tier {
 /* Whoever calls `done` and goes on holds the tier: it may be closed from there. */
 void nvme_hold(struct tier *t);
 void nvme_release(struct tier *t);
+void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvme_job *job),
+                    void (*done)(struct nvme_job *job));
 
 /* ---- nvme_io.c ---- */
 
 bool nvme_ring_usable(const struct tier *t);
-int nvme_read(struct tier *t, struct tier_io *io);
+/* idle: behind all other I/O of the host, and not counted. */
+int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
 /* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
  * Whoever calls sees to it that writes go on. */
@@ -255,18 +267,29 @@ void nvme_write_worked(struct tier *t, unsigned file);
 /* What the record holds is not what was written to it. */
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
 
-/* ---- nvme_repair.c ---- */
+/* ---- nvme_check.c ---- */
 
 /* What the header of a segment in use says, and that of a record in it. */
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
                             struct nvme_segment_header *out);
 void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
                            const struct tier_described *d, struct nvme_record_header *out);
-/* Compares both, of a live record whose payload is sound, with what lies on the disk, and writes anew
- * what differs, unsynced. 0: done will be called, on a later turn of the loop, with 0 when both are
- * right by now. -ENOENT: what they should say is not known, or they never counted; -ENOMEM. */
-int nvme_repair(struct tier *t, struct segment *s, uint32_t record,
-                void (*done)(void *ctx, int status), void *ctx);
+
+/* A live record to be read and compared with what is known of it. */
+struct nvme_check {
+    uint64_t owner, bytes;
+    uint32_t part;
+    struct tier_place place;
+    bool headers; /* and its header and its segment's, which are repaired, unsynced */
+    bool idle;    /* behind all other I/O of the host, and not counted as a read */
+    /* status: 0 when all is right by now, or the record was forgotten meanwhile; -errno of the read
+     * or the repair. */
+    void (*done)(struct tier *t, void *ctx, int status, bool bad_header);
+    void *ctx;
+};
+
+/* 0: done will be called, on the loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
+int nvme_check(struct tier *t, const struct nvme_check *asked);
 
 /* ---- nvme_scrub.c ---- */
 

@@ -44,7 +44,7 @@ struct nvme_checkpoint {
     size_t n;
     bool last; /* of this file */
     int status;
-    uv_work_t work;
+    struct nvme_job job;
 };
 
 static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
@@ -212,18 +212,16 @@ static void begin(struct nvme_checkpoint *k, const char *suffix)
 
 static void step(struct nvme_checkpoint *k);
 
-static void work_cb(uv_work_t *work)
+static void write_run(struct nvme_job *job)
 {
-    step_write(work->data);
+    step_write(LIST_ENTRY(job, struct nvme_checkpoint, job));
 }
 
-static void work_done_cb(uv_work_t *work, int status)
+static void write_done(struct nvme_job *job)
 {
-    struct nvme_checkpoint *k = work->data;
+    struct nvme_checkpoint *k = LIST_ENTRY(job, struct nvme_checkpoint, job);
     struct tier *t = k->tier;
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
     (void)nvme_sync_trusted(t, &t->devices[k->file]);
     if (t->closing) {
         if (k->fd >= 0)
@@ -243,15 +241,11 @@ static void work_done_cb(uv_work_t *work, int status)
 static void idle_cb(uv_idle_t *idle)
 {
     struct nvme_checkpoint *k = idle->data;
-    int rc;
 
     if (!k->tier->closing && !step_describe(k, TURN_NS))
         return;
     uv_idle_stop(idle);
-    k->work.data = k;
-    rc = uv_queue_work(k->tier->loop, &k->work, work_cb, work_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    nvme_job_start(k->tier, &k->job, write_run, write_done);
 }
 
 static void step(struct nvme_checkpoint *k)

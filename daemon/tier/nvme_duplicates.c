@@ -19,12 +19,7 @@ struct duplicate {
     struct segment *segment; /* held as if read */
     uint32_t record;
     struct nvme_record_header header;
-};
-
-struct duplicate_read {
-    struct tier_io io;
-    struct tier *tier;
-    struct duplicate *duplicate;
+    struct tier_duplicate other; /* the place that was taken over, while it is read */
 };
 
 static void duplicate_free(struct tier *t, struct duplicate *w)
@@ -50,57 +45,37 @@ void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
 
 /* ---- one that is read ---- */
 
-static void read_done_cb(struct tier_io *io, int status)
+static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header)
 {
-    struct duplicate_read *r = (struct duplicate_read *)io;
-    struct tier *t = r->tier;
+    struct duplicate *w = ctx;
     struct tier_duplicate other;
     struct segment *s;
     uint32_t record;
 
+    (void)bad_header; /* none was looked at */
     t->recovery.duplicate_reads--;
     if (!t->closing && status < 0 && status != -ESTALE) {
-        if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0)
-            t->callbacks.lost(t->callbacks.ctx, io->name.owner, io->place.loc);
-        (void)nvme_recover_duplicate(t, r->duplicate->segment, r->duplicate->record,
-                                     &r->duplicate->header, &other);
+        if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
+            0)
+            t->callbacks.lost(t->callbacks.ctx, w->other.owner, w->other.place.loc);
+        (void)nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other);
     }
-    duplicate_free(t, r->duplicate);
-    free(io->data);
-    free(r);
+    duplicate_free(t, w);
     nvme_recover_go_on(t);
-    nvme_release(t);
 }
 
-static int read_start(struct tier *t, struct duplicate *w, const struct tier_duplicate *other)
+static int check_start(struct tier *t, struct duplicate *w, const struct tier_duplicate *other)
 {
-    struct duplicate_read *r = calloc(1, sizeof(*r));
-    uint64_t bytes = w->header.payload_bytes;
-    void *data = r ? aligned_alloc(NVME_PAGE, nvme_padded(bytes)) : NULL;
-    int rc = -ENOMEM;
+    int rc = nvme_check(t, &(struct nvme_check){.owner = other->owner,
+                                                .part = w->header.part,
+                                                .bytes = w->header.payload_bytes,
+                                                .place = other->place,
+                                                .done = check_done_cb,
+                                                .ctx = w});
 
-    if (data) {
-        r->io = (struct tier_io){.op = TIER_READ,
-                                 .data = data,
-                                 .bytes = bytes,
-                                 .buffer = UINT32_MAX,
-                                 .check = true,
-                                 .place = other->place,
-                                 .done = read_done_cb};
-        r->io.name.part = w->header.part;
-        r->io.name.owner = other->owner;
-        r->tier = t;
-        r->duplicate = w;
-        rc = nvme_read(t, &r->io);
-    }
-    if (rc < 0) {
-        free(data);
-        free(r);
-        return rc;
-    }
-    t->recovery.duplicate_reads++;
-    nvme_hold(t);
-    return 0;
+    w->other = *other;
+    t->recovery.duplicate_reads += rc == 0;
+    return rc;
 }
 
 /* ---- one after the other ---- */
@@ -117,7 +92,7 @@ bool nvme_duplicates_step(struct tier *t)
         /* Asked again: the other place may be known to be bad by now, or have been replaced. */
         if (!nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other) &&
             other.owner != 0)
-            rc = read_start(t, w, &other);
+            rc = check_start(t, w, &other);
         if (rc == -EAGAIN && k->duplicate_reads > 0)
             break;
         list_remove(&w->link);

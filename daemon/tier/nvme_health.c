@@ -29,7 +29,7 @@ struct health_file {
     bool busy, due, probing;
     uint64_t probe_ms, pause_ms; /* when the next probe is due; 0: none is. The last pause */
     int status;
-    uv_work_t work;
+    struct nvme_job job;
 };
 
 struct nvme_health {
@@ -42,9 +42,9 @@ struct nvme_health {
 
 /* ---- keeping the list: a page is written by the pool ---- */
 
-static void store_work_cb(uv_work_t *work)
+static void store_run(struct nvme_job *job)
 {
-    struct health_file *f = work->data;
+    struct health_file *f = LIST_ENTRY(job, struct health_file, job);
 
     f->status = io_write(f->device->file.fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
     if (f->status == 0)
@@ -54,13 +54,11 @@ static void store_work_cb(uv_work_t *work)
 static void store(struct health_file *f);
 static void probe_ended(struct health_file *f);
 
-static void store_done_cb(uv_work_t *work, int status)
+static void store_done(struct nvme_job *job)
 {
-    struct health_file *f = work->data;
+    struct health_file *f = LIST_ENTRY(job, struct health_file, job);
     struct tier *t = f->tier;
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
     f->busy = false;
     (void)nvme_sync_trusted(t, f->device);
     if (f->status == 0)
@@ -72,24 +70,17 @@ static void store_done_cb(uv_work_t *work, int status)
         probe_ended(f);
     if (f->due) /* the next start must know of it, too */
         store(f);
-    nvme_release(t);
 }
 
 static void store(struct health_file *f)
 {
-    int rc;
-
     f->due = f->busy;
     if (f->busy)
         return;
     f->busy = true;
     f->list.change++;
     nvme_quarantine_encode(&f->list, f->page);
-    f->work.data = f;
-    nvme_hold(f->tier);
-    rc = uv_queue_work(f->tier->loop, &f->work, store_work_cb, store_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    nvme_job_start(f->tier, &f->job, store_run, store_done);
 }
 
 static void list_load(struct health_file *f)

@@ -15,7 +15,7 @@
 #define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
 /* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_RECORD, IO_SEQUENCE, IO_MOVED };
+enum { IO_SEGMENT, IO_RECORD, IO_SEQUENCE, IO_MOVED, IO_IDLE };
 
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
@@ -160,7 +160,7 @@ static void op_log(const struct nvme_op *op, const char *event, int status)
 
 /* ---- reads ---- */
 
-int nvme_read(struct tier *t, struct tier_io *io)
+int nvme_read(struct tier *t, struct tier_io *io, bool idle)
 {
     struct nvme_device *d;
     struct segment *s;
@@ -174,6 +174,7 @@ int nvme_read(struct tier *t, struct tier_io *io)
         return -EAGAIN;
     segment_read_begin(s);
     io_place(io, s, record);
+    io->scratch[IO_IDLE] = idle ? io : NULL;
     d = &t->devices[s->file];
     list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
                    &io->link);
@@ -208,6 +209,7 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
         op->e.iov = &op->iov;
         op->e.iovs = 1;
         op->e.buffer = io->buffer;
+        op->e.idle = io->scratch[IO_IDLE] != NULL;
         op_begin(op, s->file, segment_record_offset(&t->segments, s, io_record(io)) + NVME_PAGE);
     }
 }
@@ -244,8 +246,8 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
 
     if (sum == io->place.checksum) {
         s->used[io_record(io)] |= !io->check;
-        t->metrics->nvme_reads++;
-        t->metrics->nvme_read_bytes += io->bytes;
+        t->metrics->nvme_reads += !io->scratch[IO_IDLE];
+        t->metrics->nvme_read_bytes += io->scratch[IO_IDLE] ? 0 : io->bytes;
         return 0;
     }
     t->metrics->nvme_corrupt++;

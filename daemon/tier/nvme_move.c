@@ -147,7 +147,7 @@ static int move_start(struct nvme_mover *m, uint32_t record)
     };
     v->io.name.owner = owner;
     m->bytes += v->io.data ? nvme_padded(d.bytes) : 0;
-    rc = v->io.data ? nvme_read(t, &v->io) : -ENOMEM;
+    rc = v->io.data ? nvme_read(t, &v->io, false) : -ENOMEM;
     if (rc < 0)
         move_free(v);
     else

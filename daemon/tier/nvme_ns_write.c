@@ -8,40 +8,26 @@
 
 static void name_next(struct tier *t);
 
-static void name_work_cb(uv_work_t *work)
+static void write_run(struct nvme_job *job)
 {
-    struct nvme_ns_writer *n = work->data;
+    struct nvme_ns_writer *n = LIST_ENTRY(job, struct nvme_ns_writer, job);
 
     n->status = ns_records_write(&n->tier->names, &n->name);
 }
 
-static void name_end(struct tier *t, int status)
+static void write_done(struct nvme_job *job)
 {
+    struct nvme_ns_writer *n = LIST_ENTRY(job, struct nvme_ns_writer, job);
+    struct tier *t = job->tier;
     struct tier_ns_record *asked =
-        LIST_ENTRY(list_pop_front(&t->naming.queue), struct tier_ns_record, link);
+        LIST_ENTRY(list_pop_front(&n->queue), struct tier_ns_record, link);
 
-    t->naming.busy = false;
-    if (status == 0)
-        status = ns_records_set(&t->names, &t->naming.name);
-    asked->done(asked, status);
+    n->busy = false;
+    if (n->status == 0)
+        n->status = ns_records_set(&t->names, &n->name);
+    asked->done(asked, n->status);
     name_next(t);
-    nvme_release(t);
-}
-
-static void name_done_cb(uv_work_t *work, int status)
-{
-    struct nvme_ns_writer *n = work->data;
-
-    assert(status == 0); /* nobody cancels */
-    (void)status;
-    name_end(n->tier, n->status);
-}
-
-static void name_known_cb(uv_work_t *work)
-{
-    struct nvme_ns_writer *n = work->data;
-
-    n->status = 0;
+    nvme_release(t); /* the request's */
 }
 
 /* Through the pool also when nothing needs to be written: done never runs inside the call. */
@@ -51,7 +37,6 @@ static void name_next(struct tier *t)
     const struct tier_ns_record *asked;
     const struct nvme_ns_record *known;
     bool kept;
-    int rc;
 
     if (n->busy || list_empty(&n->queue))
         return;
@@ -65,10 +50,8 @@ static void name_next(struct tier *t)
     n->name.identity_bytes = asked->identity_bytes;
     n->name.from_sequence = known ? known->from_sequence : asked->from_sequence;
     n->busy = true;
-    n->work.data = n;
-    rc = uv_queue_work(t->loop, &n->work, kept ? name_known_cb : name_work_cb, name_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    n->status = 0;
+    nvme_job_start(t, &n->job, kept ? NULL : write_run, write_done);
 }
 
 void nvme_ns_write(struct tier *t, struct tier_ns_record *asked)

@@ -197,11 +197,6 @@ static void segment_known(struct tier *t, struct segment *s)
     nvme_writes_go_on(t);
 }
 
-static bool page_blank(const uint8_t *page)
-{
-    return page[0] == 0 && memcmp(page, page + 1, NVME_PAGE - 1) == 0;
-}
-
 static void record_seen(struct tier *t, struct segment *s, uint32_t record, const uint8_t *page)
 {
     struct nvme_record_header h;
@@ -215,7 +210,7 @@ static void record_seen(struct tier *t, struct segment *s, uint32_t record, cons
     if (ours)
         nvme_recover_record(t, s, record, &h);
     /* not wanted, or emptied by whoever repaired the file */
-    if (s->states[record] == RECORD_EMPTY && (ours || page_blank(page)))
+    if (s->states[record] == RECORD_EMPTY && (ours || nvme_page_blank(page)))
         s->states[record] = RECORD_DEAD;
 }
 
@@ -336,35 +331,19 @@ static void headers_pump(struct tier *t)
     nvme_restore_start(t);
 }
 
-static void turn_cb(uv_work_t *work)
+static void turn_done(struct nvme_job *job)
 {
-    (void)work; /* for the turn of the loop that its end takes */
+    job->tier->recovery.again = false;
+    if (!job->tier->closing)
+        recover_pump(job->tier);
 }
 
-static void turn_done_cb(uv_work_t *work, int status)
-{
-    struct tier *t = work->data;
-
-    (void)status;
-    t->recovery.again = false;
-    if (!t->closing)
-        recover_pump(t);
-    nvme_release(t);
-}
-
+/* In the next turn of the loop. */
 static void recover_again(struct tier *t)
 {
-    struct nvme_recovery *r = &t->recovery;
-    int rc;
-
-    if (r->again)
-        return;
-    r->again = true;
-    r->turn.data = t;
-    nvme_hold(t);
-    rc = uv_queue_work(t->loop, &r->turn, turn_cb, turn_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    if (!t->recovery.again)
+        nvme_job_start(t, &t->recovery.turn, NULL, turn_done);
+    t->recovery.again = true;
 }
 
 static void records_pump(struct tier *t)

@@ -23,7 +23,7 @@
 struct nvme_restore {
     struct tier *tier;
     uv_idle_t idle;
-    uv_work_t work;
+    struct nvme_job job;
     unsigned file;
     struct checkpoint_reader reader;
     /* What of it is taken over. */
@@ -37,9 +37,9 @@ static void read_next(struct nvme_restore *r);
 
 /* ---- in the pool ---- */
 
-static void read_cb(uv_work_t *work)
+static void read_run(struct nvme_job *job)
 {
-    struct nvme_restore *r = work->data;
+    struct nvme_restore *r = LIST_ENTRY(job, struct nvme_restore, job);
     char path[PATH_BYTES];
 
     if (r->reader.fd < 0) {
@@ -159,12 +159,10 @@ static void idle_cb(uv_idle_t *idle)
     read_next(r);
 }
 
-static void read_done_cb(uv_work_t *work, int status)
+static void read_done(struct nvme_job *job)
 {
-    struct nvme_restore *r = work->data;
+    struct nvme_restore *r = LIST_ENTRY(job, struct nvme_restore, job);
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
     r->at = 0;
     r->entry = 0;
     (void)uv_idle_start(&r->idle, idle_cb); /* refuses a missing callback only */
@@ -173,7 +171,6 @@ static void read_done_cb(uv_work_t *work, int status)
 static void read_next(struct nvme_restore *r)
 {
     struct tier *t = r->tier;
-    int rc;
 
     while (r->file < t->files && t->devices[r->file].file.fd < 0)
         r->file++;
@@ -181,10 +178,7 @@ static void read_next(struct nvme_restore *r)
         restore_end(r);
         return;
     }
-    r->work.data = r;
-    rc = uv_queue_work(t->loop, &r->work, read_cb, read_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    nvme_job_start(t, &r->job, read_run, read_done);
 }
 
 /* Held until the end, so that a close waits for it. Without memory the records are scanned. */

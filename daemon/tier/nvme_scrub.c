@@ -1,30 +1,18 @@
-/* The scrub: reads what lies in sealed segments, slowly and behind all other work, and verifies
- * header and payload, so that a block that has gone bad is found before somebody needs it.
- *
- * One piece at a time is read, by the pool, with the lowest I/O priority, into the one buffer. What
- * a record should hold the index tells, not the record. */
+/* The scrub: checks what lies in sealed segments, slowly and behind all other work, so that a block
+ * that has gone bad is found before somebody needs it. One record at a time; what it should hold the
+ * index tells, not the record. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
-#include "daemon/format/io.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <linux/ioprio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#include <xxhash.h>
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h> /* the widest vectors that this CPU has */
-#endif
 
 #define ROOM "tier"
-#define PIECE_BYTES (1u << 20)
-#define FIRST_MS 60000u   /* after the start, at most: whoever starts has other work to do */
+#define FIRST_MS 60000u   /* after the start, at most: the start has other work */
 #define BUSY_MS 20u       /* to the next look at a busy device, */
 #define BUSY_MAX_MS 1000u /* which is read from all the same after this long */
 #define RECOVERING_MS 1000u
@@ -35,24 +23,13 @@
 struct nvme_scrub {
     struct tier *tier;
     uv_timer_t timer;
-    uv_work_t work;
     uint64_t rate, interval_ms;
-    uint8_t *buffer;
-    XXH3_state_t *hash;
     /* The pass. */
     uint64_t begun_ms, due_ns, busy_since_ms;
-    unsigned file, unreadable;
-    uint32_t number, record;
-    /* The record that is being read. */
-    struct segment *segment; /* NULL: none is */
-    uint64_t owner, offset, end, done;
+    unsigned file, unreadable; /* file UINT_MAX: none is under way */
+    uint32_t number, record;   /* the cursor */
     struct tier_described want;
-    struct nvme_record_header header; /* as it should be */
-    uint64_t sum;
-    bool again, header_bad, repairing;
-    int status;
-    int fd;
-    size_t piece;
+    struct nvme_check check; /* of the record at the cursor */
 };
 
 static void timer_cb(uv_timer_t *timer);
@@ -62,126 +39,55 @@ static void step_in(struct nvme_scrub *k, uint64_t ms)
     (void)uv_timer_start(&k->timer, timer_cb, ms, 0); /* refuses a closing handle only */
 }
 
-/* ---- in the pool ---- */
-
-static bool header_right(const struct nvme_scrub *k)
-{
-    const struct nvme_record_header *w = &k->header;
-    struct nvme_record_header h;
-
-    return nvme_record_header_decode(k->buffer, &h) == 0 &&
-           memcmp(h.uuid, w->uuid, sizeof(h.uuid)) == 0 && h.segment == w->segment &&
-           h.record == w->record && h.generation == w->generation && h.sequence == w->sequence &&
-           h.payload_bytes == w->payload_bytes && h.checksum == w->checksum && h.part == w->part &&
-           h.key_bytes == w->key_bytes && memcmp(h.key, w->key, h.key_bytes) == 0 &&
-           memcmp(h.fingerprint, w->fingerprint, sizeof(h.fingerprint)) == 0;
-}
-
-static void work_cb(uv_work_t *work)
-{
-    struct nvme_scrub *k = work->data;
-    long before = syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0);
-    uint64_t payload = NVME_PAGE + k->want.bytes, from = k->done == 0 ? NVME_PAGE : 0, to;
-
-    /* where the scheduler knows no priorities nothing is lost */
-    (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
-    k->status = io_read(k->fd, k->buffer, k->piece, k->offset + k->done);
-    if (k->status == -ENODATA)
-        k->status = -EIO;
-    if (before >= 0)
-        (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, (int)before);
-    if (k->status < 0)
-        return;
-    if (k->done == 0) {
-        k->header_bad = !header_right(k);
-        (void)XXH3_64bits_reset(k->hash);
-    }
-    to = payload - k->done < k->piece ? payload - k->done : k->piece;
-    (void)XXH3_64bits_update(k->hash, k->buffer + from, to - from);
-    k->done += k->piece;
-    if (k->done == k->end)
-        k->sum = XXH3_64bits_digest(k->hash);
-}
-
 /* ---- what was found ---- */
 
-static void record_bad(struct nvme_scrub *k, const char *what)
+/* Where the payload is gone the part is a miss from now on. */
+static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
 {
+    const struct tier_place *place = &k->check.place;
     struct tier *t = k->tier;
-    struct segment *s = k->segment;
+    struct segment *s;
+    uint32_t record;
 
+    if (segment_find(&t->segments, place->loc, k->want.bytes, &s, &record) < 0)
+        return; /* forgotten meanwhile: nobody's bytes */
     t->metrics->nvme_scrub_bad++;
     log_error(ROOM, "scrub-found", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 ": %s",
-              t->devices[s->file].file.path, k->offset, k->want.bytes, what);
-    nvme_quarantine_add(t, s, k->record);
+              t->devices[s->file].file.path, segment_record_offset(&t->segments, s, record),
+              k->want.bytes, what);
+    nvme_quarantine_add(t, s, record);
+    if (lost)
+        t->callbacks.lost(t->callbacks.ctx, k->check.owner, place->loc);
 }
 
-/* The part's bytes are gone: it is a miss from now on. */
-static void record_lost(struct nvme_scrub *k)
+static void record_judge(struct nvme_scrub *k, int status, bool bad_header)
 {
-    const struct segment *s = k->segment;
+    bool unreadable = status < 0 && status != -EBADMSG && !bad_header;
 
-    k->tier->callbacks.lost(k->tier->callbacks.ctx, k->owner,
-                            segment_loc(&k->tier->segments, s, k->record));
+    k->unreadable = unreadable ? k->unreadable + 1 : 0;
+    if (k->unreadable == UNREADABLE_MAX)
+        log_error(ROOM, "scrub-stopped", "path=%s: %u parts in a row can't be read: %s",
+                  k->tier->devices[k->file].file.path, UNREADABLE_MAX, strerror(-status));
+    if (bad_header)
+        record_bad(k, "a header is damaged; the payload is sound", false);
+    else if (status == -EBADMSG)
+        record_bad(k, "the checksum does not agree", true);
+    else if (unreadable)
+        record_bad(k, strerror(-status), true);
 }
 
-static void go_on(struct nvme_scrub *k, bool record_done)
-{
-    struct tier *t = k->tier;
-    uint64_t now = uv_hrtime();
-
-    if (record_done) {
-        segment_read_end(&t->segments, k->segment);
-        k->segment = NULL;
-        k->record++;
-    }
-    if (!t->closing)
-        step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
-}
-
-static void repaired_cb(void *ctx, int status)
+static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header)
 {
     struct nvme_scrub *k = ctx;
+    uint64_t now = uv_hrtime();
 
-    (void)status; /* told, and tried again by the next pass */
-    k->repairing = false;
-    go_on(k, true);
-}
-
-/* Whether this record is done with, as soon as nothing in it is being repaired. */
-static bool record_judge(struct nvme_scrub *k)
-{
-    struct tier *t = k->tier;
-    const struct segment *s = k->segment;
-
-    if (s->states[k->record] != RECORD_LIVE)
-        return true; /* forgotten meanwhile: nobody's bytes */
-    if (k->status < 0 && !k->again) {
-        k->again = true;
-        k->done = 0;
-        return false;
-    }
-    if (k->status < 0) {
-        t->metrics->nvme_read_errors++;
-        if (++k->unreadable == UNREADABLE_MAX)
-            log_error(ROOM, "scrub-stopped", "path=%s: %u parts in a row can't be read: %s",
-                      t->devices[s->file].file.path, UNREADABLE_MAX, strerror(-k->status));
-        record_bad(k, strerror(-k->status));
-        record_lost(k);
-        return true;
-    }
-    k->unreadable = 0;
-    if (k->done < k->end)
-        return false;
-    if (k->sum != k->want.checksum) {
-        t->metrics->nvme_corrupt++;
-        record_bad(k, "the checksum does not agree");
-        record_lost(k);
-    } else if (k->header_bad) {
-        record_bad(k, "the header is damaged; the payload is sound");
-        k->repairing = nvme_repair(t, k->segment, k->record, repaired_cb, k) == 0;
-    }
-    return true;
+    if (t->closing)
+        return;
+    if (status == 0)
+        t->metrics->nvme_scrub_bytes += nvme_stride(k->want.bytes);
+    record_judge(k, status, bad_header);
+    k->record++;
+    step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
 }
 
 /* ---- the pass ---- */
@@ -212,15 +118,16 @@ static bool record_wanted(struct nvme_scrub *k, struct segment *s)
     if (s->states[k->record] != RECORD_LIVE ||
         !t->callbacks.describe(t->callbacks.ctx, s->owners[k->record], &k->want))
         return false;
-    k->owner = s->owners[k->record];
-    nvme_record_header_of(t, s, k->record, &k->want, &k->header);
-    k->segment = s;
-    k->offset = segment_record_offset(&t->segments, s, k->record);
-    k->end = nvme_stride(k->want.bytes);
-    k->done = 0;
-    k->again = false;
-    k->fd = t->devices[s->file].file.fd;
-    segment_read_begin(s);
+    k->check = (struct nvme_check){
+        .owner = s->owners[k->record],
+        .part = k->want.name.part,
+        .bytes = k->want.bytes,
+        .place = {segment_loc(&t->segments, s, k->record), k->want.checksum},
+        .headers = true,
+        .idle = true,
+        .done = check_done_cb,
+        .ctx = k,
+    };
     return true;
 }
 
@@ -267,53 +174,31 @@ static bool device_busy(struct nvme_scrub *k)
     return false;
 }
 
-static void work_done_cb(uv_work_t *work, int status)
+static void check_start(struct nvme_scrub *k)
 {
-    struct nvme_scrub *k = work->data;
-    struct tier *t = k->tier;
-    bool record_done;
+    uint64_t now = uv_hrtime();
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
-    if (k->status == 0)
-        t->metrics->nvme_scrub_bytes += k->piece;
-    record_done = t->closing || record_judge(k);
-    if (!k->repairing)
-        go_on(k, record_done);
-    nvme_release(t);
-}
-
-static void piece_start(struct nvme_scrub *k)
-{
-    uint64_t now = uv_hrtime(), left = k->end - k->done;
-    int rc;
-
-    k->piece = left < PIECE_BYTES ? left : PIECE_BYTES;
     if (k->due_ns + BURST_NS < now)
         k->due_ns = now;
-    k->due_ns += (uint64_t)((double)k->piece * 1e9 / (double)k->rate);
-    k->work.data = k;
-    nvme_hold(k->tier);
-    rc = uv_queue_work(k->tier->loop, &k->work, work_cb, work_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
+    k->due_ns += (uint64_t)((double)nvme_stride(k->want.bytes) * 1e9 / (double)k->rate);
+    if (nvme_check(k->tier, &k->check) < 0)
+        step_in(k, BUSY_MS); /* no memory, or a full queue */
 }
 
 static void timer_cb(uv_timer_t *timer)
 {
     struct nvme_scrub *k = timer->data;
-    int rc = 0;
+    int rc;
 
     if (k->tier->closing)
-        return; /* who could tell what lies there may be gone */
+        return; /* the index may be gone */
     if (nvme_recovering(k->tier)) {
         step_in(k, RECOVERING_MS);
         return;
     }
     if (k->file == UINT_MAX)
         pass_begin(k);
-    if (!k->segment)
-        rc = cursor_next(k);
+    rc = cursor_next(k);
     if (rc == -ENOENT)
         pass_end(k);
     else if (rc == -EAGAIN)
@@ -321,17 +206,10 @@ static void timer_cb(uv_timer_t *timer)
     else if (device_busy(k))
         step_in(k, BUSY_MS);
     else
-        piece_start(k);
+        check_start(k);
 }
 
 /* ---- life ---- */
-
-static void scrub_free(struct nvme_scrub *k)
-{
-    XXH3_freeState(k->hash);
-    free(k->buffer);
-    free(k);
-}
 
 int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms)
 {
@@ -346,12 +224,7 @@ int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms)
     k->rate = rate;
     k->interval_ms = interval_ms;
     k->file = UINT_MAX;
-    k->buffer = aligned_alloc(NVME_PAGE, PIECE_BYTES);
-    k->hash = XXH3_createState();
-    if (!k->buffer || !k->hash || uv_timer_init(t->loop, &k->timer) < 0) {
-        scrub_free(k);
-        return -ENOMEM;
-    }
+    (void)uv_timer_init(t->loop, &k->timer); /* can't fail */
     k->timer.data = k;
     uv_unref((uv_handle_t *)&k->timer);
     t->scrub = k;
@@ -361,7 +234,7 @@ int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms)
 
 static void closed_cb(uv_handle_t *handle)
 {
-    scrub_free(handle->data);
+    free(handle->data);
 }
 
 void nvme_scrub_close(struct tier *t)

@@ -74,23 +74,20 @@ bool nvme_sync_trusted(struct tier *t, struct nvme_device *d)
     return false;
 }
 
-static void sync_work_cb(uv_work_t *work)
+static void sync_run(struct nvme_job *job)
 {
-    struct nvme_device *d = work->data;
+    struct nvme_device *d = LIST_ENTRY(job, struct nvme_device, sync_job);
 
     KILL_POINT("sync-begin");
     d->sync_status = nvme_device_sync(d);
 }
 
-static void sync_done_cb(uv_work_t *work, int status)
+static void sync_done(struct nvme_job *job)
 {
-    struct nvme_device *d = work->data;
-    struct tier *t = d->tier;
+    struct nvme_device *d = LIST_ENTRY(job, struct nvme_device, sync_job);
+    struct tier *t = job->tier;
 
-    assert(status == 0); /* nobody cancels */
-    (void)status;
     KILL_POINT("sync-done");
-    nvme_hold(t);
     t->metrics->nvme_syncs++;
     /* Another's failure may be about what these wait for. */
     if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
@@ -101,16 +98,14 @@ static void sync_done_cb(uv_work_t *work, int status)
 
         sync_end(t, io, d->sync_status == 0 && failed ? -EIO : d->sync_status);
     }
-    d->sync_busy = false; /* not sooner: who is told may ask for the next, which is not this one */
+    d->sync_busy = false; /* not sooner: a callback may ask for the next, which is not this one */
     nvme_sync_pump(t, d);
     nvme_writes_go_on(t);
-    nvme_release(t);
 }
 
 void nvme_sync_pump(struct tier *t, struct nvme_device *d)
 {
     struct list *node, *next;
-    int rc;
 
     if (d->sync_busy)
         return;
@@ -128,101 +123,52 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d)
     }
     if (!list_empty(&d->syncing)) {
         d->sync_busy = true;
-        d->sync_work.data = d;
-        rc = uv_queue_work(t->loop, &d->sync_work, sync_work_cb, sync_done_cb);
-        assert(rc == 0); /* refuses a missing callback only */
-        (void)rc;
+        nvme_job_start(t, &d->sync_job, sync_run, sync_done);
     }
     nvme_release(t);
 }
 
 /* ---- what an earlier run wrote ---- */
 
-struct sync_read {
-    struct tier_io io;
-    struct tier_io *asked;
-    struct nvme_device *device;
-};
+static void checks_pump(struct tier *t, struct nvme_device *d);
 
-static void reads_pump(struct tier *t, struct nvme_device *d);
-
-static void read_end(struct tier *t, struct nvme_device *d, struct tier_io *asked, int status)
+static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header)
 {
+    struct tier_io *asked = ctx;
+    struct nvme_device *d = &t->devices[io_segment(asked)->file];
+
+    (void)bad_header; /* repaired, or the status says so */
+    d->sync_checks--;
     if (status < 0) {
         sync_end(t, asked, status);
     } else {
         list_push_back(&d->unsynced, &asked->link);
         nvme_sync_pump(t, d);
     }
+    checks_pump(t, d);
 }
 
-static void headers_done_cb(void *ctx, int status)
+static int check_start(struct tier *t, struct nvme_device *d, struct tier_io *asked)
 {
-    struct sync_read *r = ctx;
-    struct nvme_device *d = r->device;
-    struct tier *t = d->tier;
+    int rc = nvme_check(t, &(struct nvme_check){.owner = asked->name.owner,
+                                                .part = asked->name.part,
+                                                .bytes = asked->bytes,
+                                                .place = asked->place,
+                                                .headers = true,
+                                                .done = check_done_cb,
+                                                .ctx = asked});
 
-    nvme_hold(t);
-    d->sync_reads--;
-    read_end(t, d, r->asked, status);
-    free(r->io.data);
-    free(r);
-    reads_pump(t, d);
-    nvme_release(t);
+    d->sync_checks += rc == 0;
+    return rc;
 }
 
-static void read_done_cb(struct tier_io *io, int status)
-{
-    struct sync_read *r = (struct sync_read *)io;
-    struct tier *t = r->device->tier;
-    struct segment *s;
-    uint32_t record;
-    int rc =
-        status < 0 ? status : segment_find(&t->segments, io->place.loc, io->bytes, &s, &record);
-
-    if (rc == 0)
-        rc = nvme_repair(t, s, record, headers_done_cb, r);
-    if (rc == 0)
-        return;
-    /* It was forgotten while it was read, so its asker looks again; or nobody describes it. */
-    headers_done_cb(r, status == 0 && (rc == -ESTALE || rc == -ENOENT) ? 0 : rc);
-}
-
-static int read_start(struct tier *t, struct nvme_device *d, struct tier_io *asked)
-{
-    struct sync_read *r = calloc(1, sizeof(*r));
-    void *data = r ? aligned_alloc(NVME_PAGE, nvme_padded(asked->bytes)) : NULL;
-    int rc = -ENOMEM;
-
-    if (data) {
-        r->io = (struct tier_io){.op = TIER_READ,
-                                 .data = data,
-                                 .bytes = asked->bytes,
-                                 .buffer = UINT32_MAX,
-                                 .check = true,
-                                 .name = asked->name,
-                                 .place = asked->place,
-                                 .done = read_done_cb};
-        r->asked = asked;
-        r->device = d;
-        rc = nvme_read(t, &r->io);
-    }
-    if (rc < 0) {
-        free(data);
-        free(r);
-        return rc;
-    }
-    d->sync_reads++;
-    return 0;
-}
-
-static void reads_pump(struct tier *t, struct nvme_device *d)
+static void checks_pump(struct tier *t, struct nvme_device *d)
 {
     struct list *node;
 
-    while (d->sync_reads < NVME_SYNC_READS && (node = list_pop_front(&d->unread)) != NULL) {
+    while (d->sync_checks < NVME_SYNC_CHECKS && (node = list_pop_front(&d->unchecked)) != NULL) {
         struct tier_io *asked = LIST_ENTRY(node, struct tier_io, link);
-        int rc = read_start(t, d, asked);
+        int rc = check_start(t, d, asked);
 
         if (rc < 0)
             sync_end(t, asked, rc);
@@ -250,10 +196,10 @@ int nvme_sync_part(struct tier *t, struct tier_io *io)
     if (s->sequence >= t->recovery.before) {
         list_push_back(&d->unsynced, &io->link);
         nvme_sync_pump(t, d);
-    } else if (d->sync_reads == NVME_SYNC_READS) {
-        list_push_back(&d->unread, &io->link);
+    } else if (d->sync_checks == NVME_SYNC_CHECKS) {
+        list_push_back(&d->unchecked, &io->link);
     } else {
-        rc = read_start(t, d, io);
+        rc = check_start(t, d, io);
         rc = rc == -EAGAIN ? -EBUSY : rc; /* nothing of the caller's would end the wait */
     }
     if (rc < 0) {

@@ -1,0 +1,195 @@
+/* Checks a record for the tier's own sake: before what an earlier run wrote is called durable, in
+ * the scrub, and where recovery has found a part twice.
+ *
+ * The payload is read like any other and compared with its checksum. Then the two headers that a
+ * later start finds the part by, the record's and its segment's, are compared with what the index
+ * knows. This run needs neither, so a bad one would be noticed by the next start only. One that
+ * differs is written again in its place: it says of this opening of the segment what it always
+ * said, and a write that is cut off leaves damage where damage was. */
+#include "daemon/tier/nvme.h"
+
+#include "daemon/base/log.h"
+#include "daemon/format/io.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OF_SEGMENT, OF_RECORD, HEADERS };
+
+struct check {
+    struct nvme_job job;
+    struct tier_io io;
+    struct nvme_check asked;
+    struct segment *segment; /* held as if read, while headers are compared */
+    uint32_t record;
+    bool may_write;
+    uint8_t *pages; /* HEADERS as they should be, and behind them one as it is */
+    uint64_t offset[HEADERS];
+    bool bad[HEADERS];
+    int fd, status;
+};
+
+void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
+                           const struct tier_described *d, struct nvme_record_header *out)
+{
+    *out = (struct nvme_record_header){
+        .key_bytes = d->name.key_bytes,
+        .part = d->name.part,
+        .segment = s->number,
+        .record = record,
+        .payload_bytes = d->bytes,
+        .generation = s->sequence,
+        .sequence = s->sequences[record],
+        .checksum = d->checksum,
+    };
+    memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
+    memcpy(out->fingerprint, d->name.fingerprint, sizeof(out->fingerprint));
+    memcpy(out->key, d->name.key, d->name.key_bytes);
+}
+
+void nvme_segment_header_of(const struct tier *t, const struct segment *s,
+                            struct nvme_segment_header *out)
+{
+    *out = (struct nvme_segment_header){
+        .segment = s->number,
+        .sequence = s->sequence,
+        .stride = (uint64_t)s->stride_pages * NVME_PAGE,
+    };
+    memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
+}
+
+static void check_end(struct check *c, int status)
+{
+    struct tier *t = c->job.tier;
+
+    t->checks--;
+    c->asked.done(t, c->asked.ctx, status, c->bad[OF_SEGMENT] || c->bad[OF_RECORD]);
+    free(c->pages);
+    free(c);
+    nvme_release(t);
+}
+
+/* ---- the headers: in the pool ---- */
+
+/* Read again once it was written: the place may be beyond repair. */
+static int header_repair(struct check *c, int which)
+{
+    const uint8_t *want = c->pages + (size_t)which * NVME_PAGE;
+    uint8_t *found = c->pages + (size_t)HEADERS * NVME_PAGE;
+    uint64_t offset = c->offset[which];
+
+    for (;;) {
+        int rc = io_read(c->fd, found, NVME_PAGE, offset);
+
+        if (rc == 0 && memcmp(found, want, NVME_PAGE) == 0)
+            return 0;
+        if (c->bad[which])
+            return rc < 0 ? rc : -EIO;
+        c->bad[which] = true;
+        rc = c->may_write ? io_write(c->fd, want, NVME_PAGE, offset) : -EROFS;
+        if (rc < 0)
+            return rc;
+    }
+}
+
+static void headers_run(struct nvme_job *job)
+{
+    struct check *c = LIST_ENTRY(job, struct check, job);
+
+    for (int i = 0; i < HEADERS && c->status == 0; i++)
+        c->status = header_repair(c, i);
+}
+
+/* ---- the headers: on the loop ---- */
+
+static void headers_done(struct nvme_job *job)
+{
+    struct check *c = LIST_ENTRY(job, struct check, job);
+    struct tier *t = job->tier;
+    const char *path = t->devices[c->segment->file].file.path;
+
+    for (int i = 0; i < HEADERS; i++) {
+        if (!c->bad[i])
+            continue;
+        t->metrics->nvme_bad_headers++;
+        log_error("tier", "header-damaged", "path=%s offset=%" PRIu64 ": %s%s", path, c->offset[i],
+                  c->status < 0 ? "not repaired: " : "written again",
+                  c->status < 0 ? strerror(-c->status) : "");
+        nvme_quarantine_add(t, c->segment, c->record);
+    }
+    segment_read_end(&t->segments, c->segment);
+    check_end(c, c->status);
+}
+
+/* False: there is nothing to compare them with, or they never counted. */
+static bool headers_start(struct check *c)
+{
+    struct tier *t = c->job.tier;
+    struct tier_described d = {0};
+    struct nvme_segment_header segment;
+    struct nvme_record_header record;
+    struct segment *s;
+
+    if (t->closing ||
+        segment_find(&t->segments, c->io.place.loc, c->io.bytes, &s, &c->record) < 0 ||
+        s->header != SEGMENT_HEADER_WRITTEN || !t->callbacks.describe ||
+        !t->callbacks.describe(t->callbacks.ctx, s->owners[c->record], &d))
+        return false;
+    c->segment = s;
+    c->fd = t->devices[s->file].file.fd;
+    c->may_write = !t->devices[s->file].degraded;
+    nvme_segment_header_of(t, s, &segment);
+    nvme_segment_header_encode(&segment, c->pages + (size_t)OF_SEGMENT * NVME_PAGE);
+    nvme_record_header_of(t, s, c->record, &d, &record);
+    nvme_record_header_encode(&record, c->pages + (size_t)OF_RECORD * NVME_PAGE);
+    c->offset[OF_SEGMENT] = segment_offset(&t->segments, s);
+    c->offset[OF_RECORD] = segment_record_offset(&t->segments, s, c->record);
+    segment_read_begin(s);
+    nvme_job_start(t, &c->job, headers_run, headers_done);
+    return true;
+}
+
+/* ---- the payload ---- */
+
+static void read_done_cb(struct tier_io *io, int status)
+{
+    struct check *c = LIST_ENTRY(io, struct check, io);
+
+    free(io->data);
+    io->data = NULL;
+    if (status < 0 || !c->asked.headers || !headers_start(c))
+        check_end(c, status);
+}
+
+int nvme_check(struct tier *t, const struct nvme_check *asked)
+{
+    struct check *c = calloc(1, sizeof(*c));
+    int rc = -ENOMEM;
+
+    if (!c)
+        return rc;
+    c->job.tier = t;
+    c->asked = *asked;
+    c->pages = aligned_alloc(NVME_PAGE, (size_t)(HEADERS + 1) * NVME_PAGE);
+    c->io = (struct tier_io){.op = TIER_READ,
+                             .data = aligned_alloc(NVME_PAGE, nvme_padded(asked->bytes)),
+                             .bytes = asked->bytes,
+                             .buffer = UINT32_MAX,
+                             .check = true,
+                             .name = {.owner = asked->owner, .part = asked->part},
+                             .place = asked->place,
+                             .done = read_done_cb};
+    if (c->io.data && c->pages)
+        rc = nvme_read(t, &c->io, asked->idle);
+    if (rc < 0) {
+        free(c->io.data);
+        free(c->pages);
+        free(c);
+        return rc;
+    }
+    t->checks++;
+    nvme_hold(t);
+    return 0;
+}
