@@ -29,7 +29,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
             log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
             return NULL;
         }
-        ns->record = f->ns_record_doubtful ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
+        ns->record = f->ns_record_unsynced ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
         /* An identity that is not this fingerprint's: nobody will find anything in it. */
         if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
             return NULL;

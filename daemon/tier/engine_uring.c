@@ -28,7 +28,7 @@ struct buffer {
 /* An operation goes queue -> sent -> kernel -> done. `queue` has no SQE yet: SQEs are filled and
  * submitted once an iteration of the loop, right before it would sleep. `sent` has SQEs that the
  * kernel has not consumed, in their order. */
-struct engine {
+struct uring {
     struct io_uring ring;
     uv_poll_t poll;
     uv_prepare_t prepare;
@@ -40,7 +40,7 @@ struct engine {
     struct buffer *buffers;
 };
 
-static void op_finish(struct engine *e, struct engine_op *op, ssize_t result)
+static void op_finish(struct uring *e, struct engine_op *op, ssize_t result)
 {
     if (--e->under_way == 0)
         uv_unref((uv_handle_t *)&e->poll);
@@ -49,7 +49,7 @@ static void op_finish(struct engine *e, struct engine_op *op, ssize_t result)
 
 /* The ring takes nothing any more: what it has not taken is given back. SQEs that were filled stay
  * where they are; nothing is submitted again, so the kernel never looks at them. */
-static void ring_give_up(struct engine *e, int rc)
+static void ring_give_up(struct uring *e, int rc)
 {
     struct list rest;
     struct list *node;
@@ -63,7 +63,7 @@ static void ring_give_up(struct engine *e, int rc)
         op_finish(e, LIST_ENTRY(node, struct engine_op, link), -EIO);
 }
 
-static void sqe_fill(const struct engine *e, struct io_uring_sqe *sqe, struct engine_op *op)
+static void sqe_fill(const struct uring *e, struct io_uring_sqe *sqe, struct engine_op *op)
 {
     char *base = op->iov[0].iov_base;
     unsigned bytes = (unsigned)op->iov[0].iov_len;
@@ -83,7 +83,7 @@ static void sqe_fill(const struct engine *e, struct io_uring_sqe *sqe, struct en
     io_uring_sqe_set_data(sqe, op);
 }
 
-static void ring_fill(struct engine *e)
+static void ring_fill(struct uring *e)
 {
     while (!list_empty(&e->queue)) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&e->ring);
@@ -97,7 +97,7 @@ static void ring_fill(struct engine *e)
     }
 }
 
-static void ring_submit(struct engine *e)
+static void ring_submit(struct uring *e)
 {
     unsigned tries = 0;
 
@@ -123,7 +123,7 @@ static void ring_submit(struct engine *e)
 
 static void prepare_cb(uv_prepare_t *handle)
 {
-    struct engine *e = handle->data;
+    struct uring *e = handle->data;
 
     ring_submit(e);
     if (list_empty(&e->queue) && list_empty(&e->sent))
@@ -133,7 +133,7 @@ static void prepare_cb(uv_prepare_t *handle)
 /* A turn's share of completions; the poll is level-triggered, so the rest comes with the next. */
 static void poll_cb(uv_poll_t *handle, int status, int events)
 {
-    struct engine *e = handle->data;
+    struct uring *e = handle->data;
     struct io_uring_cqe *cqe;
 
     (void)events;
@@ -197,7 +197,7 @@ static int ring_setup(struct io_uring *ring, unsigned depth)
     return io_uring_queue_init_params(entries, ring, &params);
 }
 
-int engine_uring_check(void)
+int uring_check(void)
 {
     struct io_uring ring;
     int rc = ring_setup(&ring, 1);
@@ -207,7 +207,7 @@ int engine_uring_check(void)
     return rc;
 }
 
-static void ring_buffers_init(struct engine *e)
+static void ring_buffers_init(struct uring *e)
 {
     unsigned n = RING_BUFFERS_MAX;
     int rc = io_uring_register_buffers_sparse(&e->ring, n);
@@ -223,7 +223,7 @@ static void ring_buffers_init(struct engine *e)
         log_warn("tier", "buffers-not-registered", "error=%s", strerror(rc < 0 ? -rc : ENOMEM));
 }
 
-static int handles_init(struct engine *e, uv_loop_t *loop)
+static int handles_init(struct uring *e, uv_loop_t *loop)
 {
     int rc = uv_poll_init(loop, &e->poll, e->ring.ring_fd);
 
@@ -239,7 +239,7 @@ static int handles_init(struct engine *e, uv_loop_t *loop)
 
 static void engine_closed_cb(uv_handle_t *handle)
 {
-    struct engine *e = handle->data;
+    struct uring *e = handle->data;
 
     if (--e->handles > 0)
         return;
@@ -247,7 +247,7 @@ static void engine_closed_cb(uv_handle_t *handle)
     free(e);
 }
 
-static void uring_close(struct engine *e)
+void uring_close(struct uring *e)
 {
     if (!e)
         return;
@@ -258,10 +258,9 @@ static void uring_close(struct engine *e)
     io_uring_queue_exit(&e->ring);
 }
 
-static int uring_open(uv_loop_t *loop, const int *fds, unsigned files, unsigned depth,
-                      struct engine **out)
+int uring_open(uv_loop_t *loop, const int *fds, unsigned files, unsigned depth, struct uring **out)
 {
-    struct engine *e = calloc(1, sizeof(*e));
+    struct uring *e = calloc(1, sizeof(*e));
     unsigned first = 0;
     int rc;
 
@@ -302,7 +301,7 @@ err_after_alloc:
 
 /* Pins the memory. Where that is refused (RLIMIT_MEMLOCK, memory of another driver) reads of this
  * buffer go unregistered, a few per cent dearer. */
-static void uring_buffer_add(struct engine *e, uint32_t buffer, void *base, uint64_t bytes)
+void uring_buffer_add(struct uring *e, uint32_t buffer, void *base, uint64_t bytes)
 {
     struct iovec iov = {.iov_base = base, .iov_len = bytes};
     int rc;
@@ -318,7 +317,7 @@ static void uring_buffer_add(struct engine *e, uint32_t buffer, void *base, uint
     e->buffers[buffer] = (struct buffer){.base = base, .bytes = bytes};
 }
 
-static void uring_start(struct engine *e, struct engine_op *op)
+void uring_start(struct uring *e, struct engine_op *op)
 {
     assert(!e->failed);
     if (e->under_way++ == 0)
@@ -328,16 +327,7 @@ static void uring_start(struct engine *e, struct engine_op *op)
     list_push_back(&e->queue, &op->link);
 }
 
-static bool uring_failed(const struct engine *e)
+bool uring_failed(const struct uring *e)
 {
     return e->failed;
 }
-
-const struct engine_ops engine_uring = {
-    .name = "io_uring",
-    .open = uring_open,
-    .close = uring_close,
-    .buffer_add = uring_buffer_add,
-    .start = uring_start,
-    .failed = uring_failed,
-};

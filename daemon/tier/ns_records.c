@@ -18,14 +18,14 @@
 /* ---- in memory ---- */
 
 /* The first record that is not before the fingerprint. */
-static uint32_t name_place(const struct ns_records *n, const uint8_t *fingerprint)
+static uint32_t record_place(const struct ns_records *n, const uint8_t *fingerprint)
 {
     uint32_t low = 0, high = n->count;
 
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
 
-        if (memcmp(n->name[mid]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) < 0)
+        if (memcmp(n->record[mid]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) < 0)
             low = mid + 1;
         else
             high = mid;
@@ -33,53 +33,54 @@ static uint32_t name_place(const struct ns_records *n, const uint8_t *fingerprin
     return low;
 }
 
-static struct nvme_ns_record *name_of(const struct ns_records *n, const uint8_t *fingerprint)
+static struct nvme_ns_record *record_of(const struct ns_records *n, const uint8_t *fingerprint)
 {
-    uint32_t i = name_place(n, fingerprint);
+    uint32_t i = record_place(n, fingerprint);
 
-    return i < n->count && memcmp(n->name[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
-               ? n->name[i]
+    return i < n->count &&
+                   memcmp(n->record[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
+               ? n->record[i]
                : NULL;
 }
 
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n, const uint8_t *fingerprint)
 {
-    return name_of(n, fingerprint);
+    return record_of(n, fingerprint);
 }
 
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence)
 {
-    struct nvme_ns_record *known = name_of(n, fingerprint);
+    struct nvme_ns_record *known = record_of(n, fingerprint);
 
     /* A file may be being written anew: it gets the one number or the other. */
     if (known && known->from_sequence < from_sequence)
         __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
 }
 
-int ns_records_set(struct ns_records *n, const struct nvme_ns_record *name)
+int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
 {
-    uint32_t i = name_place(n, name->fingerprint);
+    uint32_t i = record_place(n, r->fingerprint);
     struct nvme_ns_record *known;
 
-    if (name_of(n, name->fingerprint)) {
-        ns_records_forget(n, name->fingerprint, name->from_sequence);
+    if (record_of(n, r->fingerprint)) {
+        ns_records_forget(n, r->fingerprint, r->from_sequence);
         return 0;
     }
     if (n->count == n->cap) {
         uint32_t cap = n->cap ? 2 * n->cap : 16;
-        struct nvme_ns_record **p = realloc(n->name, cap * sizeof(*p));
+        struct nvme_ns_record **p = realloc(n->record, cap * sizeof(*p));
 
         if (!p)
             return -ENOMEM;
-        n->name = p;
+        n->record = p;
         n->cap = cap;
     }
     known = malloc(sizeof(*known));
     if (!known)
         return -ENOMEM;
-    *known = *name;
-    memmove(n->name + i + 1, n->name + i, (n->count - i) * sizeof(n->name[0]));
-    n->name[i] = known;
+    *known = *r;
+    memmove(n->record + i + 1, n->record + i, (n->count - i) * sizeof(n->record[0]));
+    n->record[i] = known;
     n->count++;
     return 0;
 }
@@ -89,8 +90,8 @@ uint64_t ns_records_last_sequence(const struct ns_records *n)
     uint64_t last = 0;
 
     for (uint32_t i = 0; i < n->count; i++)
-        if (n->name[i]->from_sequence > last)
-            last = n->name[i]->from_sequence;
+        if (n->record[i]->from_sequence > last)
+            last = n->record[i]->from_sequence;
     return last;
 }
 
@@ -109,10 +110,10 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
     uint32_t left = 0;
 
     for (uint32_t i = 0; i < n->count; i++) {
-        if (!wanted || wanted(ctx, n->name[i]->fingerprint))
-            n->name[left++] = n->name[i];
+        if (!wanted || wanted(ctx, n->record[i]->fingerprint))
+            n->record[left++] = n->record[i];
         else
-            free(n->name[i]);
+            free(n->record[i]);
     }
     n->count = left;
     enough = SPARE_PAGES + 2 * (uint64_t)left;
@@ -143,11 +144,11 @@ static int file_read(struct ns_records *n, struct ns_file *f, int fd)
     }
     n->damaged += damaged;
     if (rc < 0 && rc != -EBADMSG && rc != -ENODATA) {
-        log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(-rc));
+        log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(-rc));
         n->unread = true;
     }
     if (damaged > 0)
-        log_warn("tier", "names-damaged", "path=%s records=%" PRIu64, f->path, damaged);
+        log_warn("tier", "ns-records-damaged", "path=%s records=%" PRIu64, f->path, damaged);
     return 0;
 }
 
@@ -159,7 +160,7 @@ static void rewrite_remove(const struct ns_file *f)
     if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
         return;
     if (unlink(path) < 0 && errno != ENOENT)
-        log_warn("tier", "names-left", "path=%s error=%s", path, strerror(errno));
+        log_warn("tier", "ns-records-left", "path=%s error=%s", path, strerror(errno));
     free(path);
 }
 
@@ -178,15 +179,15 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     if (fd < 0) {
         n->unread |= errno != ENOENT;
         if (errno != ENOENT)
-            log_error("tier", "names-not-read", "path=%s error=%s", f->path, strerror(errno));
+            log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;
     }
-    f->named = true;
+    f->linked = true;
     rc = file_read(n, f, fd);
     /* The run that wrote the last of them may have ended before they were on the disk. */
     if (rc == 0 && (fdatasync(fd) < 0 || io_folder_sync(folder) < 0)) {
-        log_error("tier", "names-not-synced", "path=%s error=%s", f->path, strerror(errno));
-        n->doubtful = true;
+        log_error("tier", "ns-records-not-synced", "path=%s error=%s", f->path, strerror(errno));
+        n->unsynced = true;
     }
     close(fd);
     return rc;
@@ -215,9 +216,9 @@ void ns_records_close(struct ns_records *n)
         free(n->files[i].path);
     }
     for (uint32_t i = 0; i < n->count; i++)
-        free(n->name[i]);
+        free(n->record[i]);
     free(n->files);
-    free(n->name);
+    free(n->record);
     *n = (struct ns_records){0};
 }
 
@@ -229,12 +230,12 @@ static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
 }
 
 /* The file is under its name, also after a power failure. */
-static int file_named(struct ns_file *f)
+static int file_link(struct ns_file *f)
 {
-    int rc = f->named ? 0 : io_folder_sync(f->folder);
+    int rc = f->linked ? 0 : io_folder_sync(f->folder);
 
     if (rc == 0)
-        f->named = true;
+        f->linked = true;
     return rc;
 }
 
@@ -254,34 +255,35 @@ static int file_append(struct ns_file *f, const uint8_t *page)
     close(fd);
     KILL_POINT("name-done");
     if (rc == 0)
-        rc = file_named(f);
+        rc = file_link(f);
     if (rc == 0)
         f->pages++;
     return rc;
 }
 
 /* All records, and the new one in its place or behind them. Returns how many, or -errno. */
-static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record *name, int fd)
+static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record *r, int fd)
 {
-    const struct nvme_ns_record *known = ns_records_find(n, name->fingerprint);
+    const struct nvme_ns_record *known = ns_records_find(n, r->fingerprint);
     uint8_t page[NVME_PAGE];
     struct nvme_ns_record one;
     int rc = 0;
 
     for (uint32_t i = 0; i < n->count && rc == 0; i++) {
-        uint64_t from = __atomic_load_n(&n->name[i]->from_sequence, __ATOMIC_RELAXED);
+        uint64_t from = __atomic_load_n(&n->record[i]->from_sequence, __ATOMIC_RELAXED);
 
-        memcpy(one.fingerprint, n->name[i]->fingerprint, sizeof(one.fingerprint));
-        one.identity_bytes = n->name[i]->identity_bytes;
-        memcpy(one.identity, n->name[i]->identity, one.identity_bytes);
+        memcpy(one.fingerprint, n->record[i]->fingerprint, sizeof(one.fingerprint));
+        one.identity_bytes = n->record[i]->identity_bytes;
+        memcpy(one.identity, n->record[i]->identity, one.identity_bytes);
         one.from_sequence =
-            n->name[i] == known && name->from_sequence > from ? name->from_sequence : from;
+            n->record[i] == known && r->from_sequence > from ? r->from_sequence : from;
         nvme_ns_record_encode(&one, page);
-        KILL_POINT_WITH("names-torn", if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
+        KILL_POINT_WITH("ns-records-torn",
+                        if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
         rc = record_write(fd, page, i);
     }
     if (rc == 0 && !known) {
-        nvme_ns_record_encode(name, page);
+        nvme_ns_record_encode(r, page);
         rc = record_write(fd, page, n->count);
     }
     return rc < 0 ? rc : (int64_t)n->count + (known == NULL);
@@ -289,7 +291,7 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
 
 /* Until the rename the old file is the file, from then on the new one; both are whole. */
 static int file_rewrite(const struct ns_records *n, struct ns_file *f,
-                        const struct nvme_ns_record *name)
+                        const struct nvme_ns_record *r)
 {
     uint64_t before = f->pages;
     char *path = NULL;
@@ -298,11 +300,11 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
 
     if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
         return -ENOMEM;
-    KILL_POINT("names-begin");
+    KILL_POINT("ns-records-begin");
     fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    pages = fd < 0 ? -errno : all_write(n, name, fd);
+    pages = fd < 0 ? -errno : all_write(n, r, fd);
     rc = pages < 0 ? (int)pages : 0;
-    KILL_POINT("names-written");
+    KILL_POINT("ns-records-written");
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
     if (fd >= 0)
@@ -314,43 +316,44 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
     free(path);
     if (rc < 0)
         return rc;
-    KILL_POINT("names-renamed");
-    f->named = false;
+    KILL_POINT("ns-records-renamed");
+    f->linked = false;
     f->pages = (uint64_t)pages;
-    log_info("tier", "names-written-anew", "path=%s records=%" PRIu64 " before=%" PRIu64, f->path,
-             f->pages, before);
+    log_info("tier", "ns-records-written-anew", "path=%s records=%" PRIu64 " before=%" PRIu64,
+             f->path, f->pages, before);
     return 0;
 }
 
-static int file_write(const struct ns_records *n, struct ns_file *f,
-                      const struct nvme_ns_record *name, const uint8_t *page)
+static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
+                      const uint8_t *page)
 {
     int rc;
 
     if (!f->rewrite)
         return file_append(f, page);
     f->rewrite = false;
-    rc = file_rewrite(n, f, name);
+    rc = file_rewrite(n, f, r);
     if (rc == 0)
-        return file_named(f);
+        return file_link(f);
     /* The old one does as long as it has room; the next time that it is due comes later. */
-    log_warn("tier", "names-not-written-anew", "path=%s error=%s", f->path, strerror(-rc));
+    log_warn("tier", "ns-records-not-written-anew", "path=%s error=%s", f->path, strerror(-rc));
     f->check_at = f->pages + SPARE_PAGES;
     return file_append(f, page);
 }
 
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *name)
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r)
 {
     uint8_t page[NVME_PAGE];
     int rc = 0;
 
-    nvme_ns_record_encode(name, page);
+    nvme_ns_record_encode(r, page);
     for (unsigned i = 0; i < n->n_files; i++) {
-        int one = n->files[i].path ? file_write(n, &n->files[i], name, page) : 0;
+        int one = n->files[i].path ? file_write(n, &n->files[i], r, page) : 0;
 
         if (one == 0)
             continue;
-        log_error("tier", "name-not-written", "path=%s error=%s", n->files[i].path, strerror(-one));
+        log_error("tier", "ns-record-not-written", "path=%s error=%s", n->files[i].path,
+                  strerror(-one));
         rc = one;
     }
     return rc;

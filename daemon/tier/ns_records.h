@@ -19,16 +19,16 @@ struct ns_file {
     uint64_t pages;    /* where the next record goes */
     uint64_t check_at; /* from so many pages on it may be worth writing anew */
     bool rewrite;      /* by the next ns_records_write */
-    bool named;        /* a power failure leaves it under its name */
+    bool linked;       /* a power failure leaves it under its name */
 };
 
 struct ns_records {
     struct ns_file *files;
     unsigned n_files;
-    uint64_t damaged;             /* records that were passed over */
-    struct nvme_ns_record **name; /* by fingerprint */
+    uint64_t damaged;               /* records that were passed over */
+    struct nvme_ns_record **record; /* by fingerprint */
     uint32_t count, cap;
-    bool doubtful; /* what was found is not known to be on the disk */
+    bool unsynced; /* what was found is not known to be on the disk */
     bool unread;   /* a file could not be read: there may be others */
 };
 
@@ -40,7 +40,7 @@ void ns_records_close(struct ns_records *n);
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n,
                                              const uint8_t *fingerprint);
 /* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */
-int ns_records_set(struct ns_records *n, const struct nvme_ns_record *name);
+int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r);
 /* In memory, of a record that is there: records before this one are not to be found. */
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence);
 
@@ -54,6 +54,6 @@ bool ns_records_crowded(const struct ns_records *n);
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
 /* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *name);
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r);
 
 #endif

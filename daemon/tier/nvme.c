@@ -109,7 +109,7 @@ static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct 
  * later one, in which nothing was written but a namespace purged. */
 static int epoch_check(struct tier *t, uint64_t *epoch, struct ucm_error *e)
 {
-    uint64_t named = ns_records_last_sequence(&t->names) >> (64 - NVME_EPOCH_BITS);
+    uint64_t named = ns_records_last_sequence(&t->ns_records) >> (64 - NVME_EPOCH_BITS);
 
     return named < *epoch ? 0 : devices_start(t, named, epoch, e);
 }
@@ -142,32 +142,19 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
     t->ring_depth = clamp(c->nvme_depth, 1, (DEPTH_MAX - NVME_SCANS) / t->files - 1);
     t->threads_depth = clamp(2 * pool / t->files, 1, t->ring_depth);
     t->writes_max = clamp(t->ring_depth / 4, 1, NVME_WRITES_MAX);
-    rc = engine_threads.open(t->loop, fds, t->files, t->threads_depth, &t->threads);
-    if (rc < 0) {
-        ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
-        return rc;
-    }
     if (c->nvme_io == CONFIG_IO_THREADS)
         return 0;
-    rc = engine_uring.open(t->loop, fds, t->files, (t->ring_depth + 1) * t->files + NVME_SCANS,
-                           &t->ring);
+    rc = uring_open(t->loop, fds, t->files, (t->ring_depth + 1) * t->files + NVME_SCANS, &t->ring);
     if (rc == 0)
         return 0;
     if (c->nvme_io == CONFIG_IO_URING && rc != -ENODEV) {
         ucm_error_set(e, UCM_WIRE_IO,
                       "io_uring is refused here (%s): allow it, or set nvme.io to auto or threads",
                       strerror(-rc));
-        engine_threads.close(t->threads);
         return rc;
     }
     log_warn(ROOM, "io-uring-refused", "error=%s engine=threads", strerror(-rc));
     return 0;
-}
-
-static void engines_close(struct tier *t)
-{
-    engine_uring.close(t->ring);
-    engine_threads.close(t->threads);
 }
 
 /* ---- operations ---- */
@@ -223,11 +210,11 @@ int tier_nvme_check(const struct config *c, struct config_error *e)
         if (rc < 0 && rc != -ENOENT && !take_failed(rc)) /* these are left out */
             return config_fail(c, e, "nvme.paths", "nvme.paths: %s", why.text);
     }
-    if (c->nvme_paths.n > 0 && c->nvme_io == CONFIG_IO_URING && engine_uring_check() < 0)
+    if (c->nvme_paths.n > 0 && c->nvme_io == CONFIG_IO_URING && uring_check() < 0)
         return config_fail(c, e, "nvme.io",
                            "nvme.io: io_uring is refused here (%s); allow it, or write auto or "
                            "threads",
-                           strerror(-engine_uring_check()));
+                           strerror(-uring_check()));
     return 0;
 }
 
@@ -285,14 +272,14 @@ static int space_open(struct tier *t, const struct config *c, struct ucm_error *
     if (rc == 0)
         rc = segments_init(t, epoch);
     if (rc < 0)
-        ns_records_close(&t->names);
+        ns_records_close(&t->ns_records);
     return rc;
 }
 
 static void space_close(struct tier *t)
 {
     segment_table_close(&t->segments);
-    ns_records_close(&t->names);
+    ns_records_close(&t->ns_records);
 }
 
 /* What reads and writes them. */
@@ -314,13 +301,13 @@ static int work_open(struct tier *t, const struct config *c, struct ucm_error *e
 err_after_checksums:
     checksum_pool_close(&t->checksums);
 err_after_engines:
-    engines_close(t);
+    uring_close(t->ring);
     return rc;
 }
 
 static void work_close(struct tier *t)
 {
-    engines_close(t);
+    uring_close(t->ring);
     checksum_pool_close(&t->checksums);
     ops_close(t);
 }
@@ -475,7 +462,7 @@ static void nvme_close(struct tier *t)
 static void nvme_buffer_add(struct tier *t, uint32_t buffer, void *base, uint64_t bytes)
 {
     if (t->ring)
-        engine_uring.buffer_add(t->ring, buffer, base, bytes);
+        uring_buffer_add(t->ring, buffer, base, bytes);
 }
 
 static int nvme_submit(struct tier *t, struct tier_io *io)
@@ -518,8 +505,7 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
             snprintf(out->reason, sizeof(out->reason), "%s", d->reason);
         }
     }
-    snprintf(out->engine, sizeof(out->engine), "%s",
-             nvme_ring_usable(t) ? engine_uring.name : engine_threads.name);
+    snprintf(out->engine, sizeof(out->engine), "%s", nvme_ring_usable(t) ? "io_uring" : "threads");
 }
 
 static uint64_t nvme_sequence(struct tier *t, uint64_t loc)

@@ -109,7 +109,7 @@ struct nvme_ns_writer {
     bool busy;
     int status;
     struct nvme_job job;
-    struct nvme_ns_record name;
+    struct nvme_ns_record record;
 };
 
 struct nvme_health;
@@ -129,7 +129,7 @@ struct tier {
     struct segment_table segments;
     struct checksum_pool checksums;
 
-    struct engine *ring, *threads;                  /* ring: NULL when there is none */
+    struct uring *ring;                             /* NULL when there is none */
     unsigned ring_depth, threads_depth, writes_max; /* a file */
     unsigned ring_faults; /* operations in a row that the threads could do and the ring could not */
     bool ring_off;
@@ -145,8 +145,8 @@ struct tier {
     unsigned reads_queued, writes_queued; /* not yet given to the engine */
     unsigned writes_in_flight, turn;      /* turn: file that the next write goes to */
     uint64_t record_sequence;
-    struct ns_records names;
-    struct nvme_ns_writer naming;
+    struct ns_records ns_records;
+    struct nvme_ns_writer ns_writer;
     struct nvme_recovery recovery;
     struct nvme_health *health;
     struct nvme_budget *budget;
@@ -169,6 +169,8 @@ void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvm
 /* ---- nvme_io.c ---- */
 
 bool nvme_ring_usable(const struct tier *t);
+/* Through the ring if that is wanted and possible, else through the threads. op->file is set. */
+void nvme_op_start(struct tier *t, struct engine_op *op, bool ring);
 /* idle: behind all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
@@ -209,8 +211,8 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* ---- nvme_move.c ---- */
 
-/* Share: percent of a segment. 0 or -ENOMEM. */
-int nvme_move_open(struct tier *t, unsigned share);
+/* percent: of a segment's records that may be moved. 0 or -ENOMEM. */
+int nvme_move_open(struct tier *t, unsigned percent);
 void nvme_move_close(struct tier *t);
 bool nvme_moving(const struct tier *t);
 /* What is gone from this segment may lie, not synced yet, in another file. */

@@ -25,7 +25,7 @@
 #define SPAN_RECORDS 64u
 #define TICK_MS 5000
 #define DUE_BYTES (64ull << 20) /* written since the last one, and */
-#define DUE_SHARE 32            /* so many times the last one's size */
+#define DUE_FACTOR 32           /* so many times the last one's size */
 
 struct nvme_checkpoint {
     struct tier *tier;
@@ -261,7 +261,7 @@ static void timer_cb(uv_timer_t *timer)
     struct nvme_checkpoint *k = timer->data;
     uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
 
-    if (k->tier->closing || written < DUE_BYTES || written < DUE_SHARE * k->size)
+    if (k->tier->closing || written < DUE_BYTES || written < DUE_FACTOR * k->size)
         return; /* the next write comes here again */
     if (k->busy || nvme_recovering(k->tier)) {
         nvme_checkpoint_later(k->tier);

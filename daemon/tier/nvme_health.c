@@ -1,11 +1,12 @@
-/* Files that can't be relied upon: segments with bad blocks go into quarantine, which is kept in
- * the file; a file that failed takes no writes until a probe, at growing intervals, finds it well.
- * The probe is the writing of the quarantine's page, so that what could not be kept then is kept.
- */
+/* The health of the tier's files. A segment with bad blocks goes into quarantine; the list of these
+ * is kept in the file. A file that failed takes no writes until a health check succeeds; the pauses
+ * between checks grow. The check writes and syncs the page of the quarantine, so that a list that
+ * could not be kept earlier is kept then. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
 #include "daemon/format/io.h"
+#include "proto/backoff.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -17,8 +18,8 @@
 
 #define ROOM "tier"
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
-#define PROBE_MIN_MS 1000u
-#define PROBE_MAX_MS 300000u
+#define CHECK_MIN_MS 1000u    /* between health checks of a file that failed */
+#define CHECK_MAX_MS 300000u
 
 struct health_file {
     struct tier *tier;
@@ -26,8 +27,9 @@ struct health_file {
     struct nvme_quarantine list;
     uint8_t *page;
     unsigned next; /* copy to write next */
-    bool busy, due, probing;
-    uint64_t probe_ms, pause_ms; /* when the next probe is due; 0: none is. The last pause */
+    bool busy, due;
+    bool waiting, checking; /* for the next health check; one is under way */
+    struct backoff retry;   /* reset by a write that succeeds */
     int status;
     struct nvme_job job;
 };
@@ -52,7 +54,7 @@ static void store_run(struct nvme_job *job)
 }
 
 static void store(struct health_file *f);
-static void probe_ended(struct health_file *f);
+static void check_ended(struct health_file *f);
 
 static void store_done(struct nvme_job *job)
 {
@@ -63,11 +65,11 @@ static void store_done(struct nvme_job *job)
     (void)nvme_sync_trusted(t, f->device);
     if (f->status == 0)
         f->next = 1 - f->next;
-    else if (!f->probing)
+    else if (!f->checking)
         log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", f->device->file.path,
                   strerror(-f->status));
-    if (f->probing && !t->closing)
-        probe_ended(f);
+    if (f->checking && !t->closing)
+        check_ended(f);
     if (f->due) /* the next start must know of it, too */
         store(f);
 }
@@ -129,33 +131,32 @@ static void timer_arm(struct nvme_health *k)
     uint64_t now = uv_now(k->tier->loop), next = UINT64_MAX;
 
     for (unsigned i = 0; i < k->tier->files; i++)
-        if (k->file[i].probe_ms > 0 && !k->file[i].probing && k->file[i].probe_ms < next)
-            next = k->file[i].probe_ms;
+        if (k->file[i].waiting && !k->file[i].checking && k->file[i].retry.until < next)
+            next = k->file[i].retry.until;
     if (next != UINT64_MAX) /* refuses a closing handle only */
         (void)uv_timer_start(&k->timer, timer_cb, next > now ? next - now : 0, 0);
 }
 
-static void probe_later(struct health_file *f)
+static void check_later(struct health_file *f)
 {
-    uint64_t pause = 2 * f->pause_ms;
-
-    f->pause_ms = pause < PROBE_MIN_MS ? PROBE_MIN_MS : pause > PROBE_MAX_MS ? PROBE_MAX_MS : pause;
-    f->probe_ms = uv_now(f->tier->loop) + f->pause_ms;
+    f->waiting = true;
+    (void)backoff_fail(&f->retry, uv_now(f->tier->loop));
     timer_arm(f->tier->health);
 }
 
-static void probe_ended(struct health_file *f)
+static void check_ended(struct health_file *f)
 {
     struct tier *t = f->tier;
     struct nvme_device *d = f->device;
 
-    f->probing = false;
+    f->checking = false;
     if (f->status < 0) {
-        log_debug(ROOM, "probe-failed", "path=%s error=%s", d->file.path, strerror(-f->status));
-        probe_later(f);
+        log_debug(ROOM, "health-check-failed", "path=%s error=%s", d->file.path,
+                  nvme_file_trouble(f->status));
+        check_later(f);
         return;
     }
-    f->probe_ms = 0;
+    f->waiting = false;
     d->degraded = false;
     bound_check(t, d);
     if (d->degraded)
@@ -177,9 +178,9 @@ static void timer_cb(uv_timer_t *timer)
     for (unsigned i = 0; i < k->tier->files && !k->tier->closing; i++) {
         struct health_file *f = &k->file[i];
 
-        if (f->probe_ms == 0 || f->probing || f->probe_ms > now)
+        if (!f->waiting || f->checking || !backoff_ready(&f->retry, now))
             continue;
-        f->probing = true;
+        f->checking = true;
         store(f);
     }
     timer_arm(k);
@@ -197,13 +198,13 @@ void nvme_write_failed(struct tier *t, unsigned file, int status)
     d->lost = gone;
     t->metrics->nvme_files_lost += gone;
     device_degrade(t, d, nvme_file_trouble(status));
-    probe_later(health_file(t, d));
+    check_later(health_file(t, d));
 }
 
 void nvme_write_worked(struct tier *t, unsigned file)
 {
     t->devices[file].write_failures = 0;
-    t->health->file[file].pause_ms = 0;
+    backoff_reset(&t->health->file[file].retry);
 }
 
 /* ---- quarantine ---- */
@@ -295,6 +296,7 @@ int nvme_health_open(struct tier *t, unsigned percent)
         f->tier = t;
         f->device = &t->devices[i];
         f->page = k->pages + (size_t)i * NVME_PAGE;
+        backoff_init(&f->retry, CHECK_MIN_MS, CHECK_MAX_MS, 0);
         list_load(f);
         list_apply(f);
     }

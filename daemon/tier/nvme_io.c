@@ -52,7 +52,7 @@ static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums
 
 bool nvme_ring_usable(const struct tier *t)
 {
-    return t->ring && !t->ring_off && !engine_uring.failed(t->ring);
+    return t->ring && !t->ring_off && !uring_failed(t->ring);
 }
 
 static unsigned device_depth(struct tier *t)
@@ -60,14 +60,18 @@ static unsigned device_depth(struct tier *t)
     return nvme_ring_usable(t) ? t->ring_depth : t->threads_depth;
 }
 
+void nvme_op_start(struct tier *t, struct engine_op *op, bool ring)
+{
+    op->fd = t->devices[op->file].file.fd;
+    if (ring && nvme_ring_usable(t))
+        uring_start(t->ring, op);
+    else
+        threads_start(t->loop, op);
+}
+
 static void op_start(struct nvme_op *op)
 {
-    struct tier *t = op->tier;
-
-    if (nvme_ring_usable(t) && op->attempts + 1 < ATTEMPTS)
-        engine_uring.start(t->ring, &op->e);
-    else
-        engine_threads.start(t->threads, &op->e);
+    nvme_op_start(op->tier, &op->e, op->attempts + 1 < ATTEMPTS);
 }
 
 static void op_advance(struct nvme_op *op, uint64_t bytes)

@@ -29,7 +29,7 @@ struct move {
 
 struct nvme_mover {
     struct tier *tier;
-    unsigned share;
+    unsigned percent;
     struct segment *segment; /* that is being emptied; NULL: idle */
     uint32_t record, left;   /* the cursor; how many may still be moved */
     unsigned active;         /* operations under way */
@@ -256,7 +256,7 @@ void nvme_move_check(struct tier *t)
         m->segment = s;
         m->unsynced = false;
         m->record = 0;
-        m->left = (uint32_t)((uint64_t)s->records * m->share / 100);
+        m->left = (uint32_t)((uint64_t)s->records * m->percent / 100);
         m->left = m->left < MOVED_MAX ? m->left : MOVED_MAX;
         pump(m);
     }
@@ -275,17 +275,17 @@ bool nvme_emptying(const struct tier *t, const struct segment *s)
     return t->mover && t->mover->segment == s;
 }
 
-int nvme_move_open(struct tier *t, unsigned share)
+int nvme_move_open(struct tier *t, unsigned percent)
 {
     struct nvme_mover *m;
 
-    if (share == 0 || !t->callbacks.moved || !t->callbacks.describe)
+    if (percent == 0 || !t->callbacks.moved || !t->callbacks.describe)
         return 0;
     m = calloc(1, sizeof(*m));
     if (!m)
         return -ENOMEM;
     m->tier = t;
-    m->share = share;
+    m->percent = percent;
     list_init(&m->moved);
     t->mover = m;
     return 0;

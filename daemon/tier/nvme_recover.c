@@ -127,7 +127,7 @@ bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
                             const struct nvme_record_header *h, struct tier_duplicate *other)
 {
     struct nvme_recovery *r = &t->recovery;
-    const struct nvme_ns_record *known = ns_records_find(&t->names, h->fingerprint);
+    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, h->fingerprint);
     struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
     struct tier_found found = {
         .name = &name,
@@ -140,13 +140,13 @@ bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
 
     *other = (struct tier_duplicate){.owner = 0};
     KILL_POINT("recover-record");
-    s->unknown |= !known && t->names.unread;
+    s->unknown |= !known && t->ns_records.unread;
     if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
-        found.ns_record_doubtful = t->names.doubtful;
+        found.ns_record_unsynced = t->ns_records.unsynced;
         owner = t->callbacks.restore(t->callbacks.ctx, &found);
     }
     if (owner == 0)
@@ -250,7 +250,7 @@ static void scan_done_cb(struct engine_op *e, ssize_t result)
 
     if (result != (ssize_t)NVME_PAGE && !op->retried) {
         op->retried = true;
-        engine_threads.start(op->tier->threads, &op->e);
+        nvme_op_start(op->tier, &op->e, false);
         return;
     }
     scan_finish(op, result == (ssize_t)NVME_PAGE);
@@ -275,10 +275,7 @@ static void scan_start(struct tier *t, struct segment *s, uint32_t record)
     };
     t->recovery.in_flight++;
     nvme_hold(t);
-    if (nvme_ring_usable(t))
-        engine_uring.start(t->ring, &op->e);
-    else
-        engine_threads.start(t->threads, &op->e);
+    nvme_op_start(t, &op->e, true);
 }
 
 /* ---- in which order ---- */

@@ -23,7 +23,7 @@ static struct segment *io_segment(const struct tier_io *io)
 /* A later start would pass it over. */
 static bool io_purged(const struct tier *t, const struct tier_io *io)
 {
-    const struct nvme_ns_record *name = ns_records_find(&t->names, io->name.fingerprint);
+    const struct nvme_ns_record *name = ns_records_find(&t->ns_records, io->name.fingerprint);
     struct segment *s;
     uint32_t record;
 

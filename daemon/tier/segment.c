@@ -19,7 +19,7 @@
 
 /* Free segments that a file should have: one of so many, so many at least and at most. A small file
  * has one. */
-#define SHORT_SHARE 32u
+#define SHORT_FRACTION 32u
 #define SHORT_MIN 2u
 #define SHORT_MAX 4u
 #define SHORT_SMALL 8u
@@ -308,11 +308,11 @@ void segment_withhold(struct segment_table *t, struct segment *s)
 
 static uint32_t free_wanted(const struct segment_file *f)
 {
-    uint32_t share = f->count / SHORT_SHARE;
+    uint32_t wanted = f->count / SHORT_FRACTION;
 
     if (f->count < SHORT_SMALL)
         return 1;
-    return share < SHORT_MIN ? SHORT_MIN : share > SHORT_MAX ? SHORT_MAX : share;
+    return wanted < SHORT_MIN ? SHORT_MIN : wanted > SHORT_MAX ? SHORT_MAX : wanted;
 }
 
 bool segment_short(const struct segment_table *t)
@@ -576,6 +576,22 @@ static void segment_defer(struct segment_table *t, struct segment *s)
     list_push_back(&t->sealed[s->rank], &s->link);
 }
 
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
+{
+    struct candidate candidates[CANDIDATES];
+    unsigned n = candidates_collect(t, callbacks, candidates);
+
+    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
+        struct segment *s = candidates[i].segment;
+
+        if (!segment_busy(s, callbacks))
+            return s;
+        segment_defer(t, s);
+    }
+    return NULL;
+}
+
+/* Tries all of one collection: of a new one the oldest would be asked again and again. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped)
 {
@@ -597,19 +613,4 @@ int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callba
         segment_defer(t, s);
     }
     return -ENOSPC;
-}
-
-struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
-{
-    struct candidate candidates[CANDIDATES];
-    unsigned n = candidates_collect(t, callbacks, candidates);
-
-    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
-        struct segment *s = candidates[i].segment;
-
-        if (!segment_busy(s, callbacks))
-            return s;
-        segment_defer(t, s);
-    }
-    return NULL;
 }

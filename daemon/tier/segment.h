@@ -51,7 +51,7 @@ struct segment_file {
 struct segment_table {
     uint64_t segment_bytes, sequence; /* sequence: of the next opening */
     uint64_t capacity_bytes, used_bytes;
-    uint32_t files, turn; /* turn: file that is asked first */
+    uint32_t files;
     struct segment_file *file;
     struct list sealed[SEGMENT_RANKS];
 };

@@ -91,7 +91,7 @@ struct tier_found {
     const uint8_t *identity;      /* of its namespace, as tier_ns_record had it */
     uint32_t identity_bytes;
     bool
-        ns_record_doubtful; /* the namespace's name may not be on stable storage: to be named again */
+        ns_record_unsynced; /* the namespace's name may not be on stable storage: to be named again */
     uint64_t bytes, sequence;
     struct tier_place place;
     struct tier_duplicate

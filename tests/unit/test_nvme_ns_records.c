@@ -47,7 +47,7 @@ static void close_all(void)
     }
 }
 
-TestSuite(nvme_names, .init = open_all, .fini = close_all);
+TestSuite(nvme_ns_records, .init = open_all, .fini = close_all);
 
 static void reopen(void)
 {
@@ -114,7 +114,7 @@ static void damage(unsigned i, long long page, const void *with, size_t n)
     close(fd);
 }
 
-Test(nvme_names, a_start_finds_all_of_them)
+Test(nvme_ns_records, a_start_finds_all_of_them)
 {
     for (unsigned i = 0; i < 50; i++)
         cr_assert_eq(keep(i * 7919 % 50, i), 0);
@@ -124,7 +124,7 @@ Test(nvme_names, a_start_finds_all_of_them)
     cr_expect_eq(names.count, 50u);
 }
 
-Test(nvme_names, the_highest_sequence_counts)
+Test(nvme_ns_records, the_highest_sequence_counts)
 {
     cr_assert_eq(keep(1, 10), 0);
     cr_assert_eq(keep(1, 30), 0);
@@ -135,7 +135,7 @@ Test(nvme_names, the_highest_sequence_counts)
 }
 
 /* However often it is purged: 64 records and two for each namespace. */
-Test(nvme_names, a_file_does_not_grow_for_ever)
+Test(nvme_ns_records, a_file_does_not_grow_for_ever)
 {
     for (unsigned i = 0; i < 500; i++) {
         if (ns_records_crowded(&names))
@@ -150,7 +150,7 @@ Test(nvme_names, a_file_does_not_grow_for_ever)
         expect(i % 5, i);
 }
 
-Test(nvme_names, what_nobody_wants_goes)
+Test(nvme_ns_records, what_nobody_wants_goes)
 {
     for (unsigned i = 0; i < 100; i++)
         cr_assert_eq(keep(i, i), 0);
@@ -177,7 +177,7 @@ Test(nvme_names, what_nobody_wants_goes)
         expect(i, i);
 }
 
-Test(nvme_names, a_damaged_record_is_passed_over_and_a_damaged_tail_written_over)
+Test(nvme_ns_records, a_damaged_record_is_passed_over_and_a_damaged_tail_written_over)
 {
     for (unsigned i = 0; i < 6; i++)
         cr_assert_eq(keep(i, i), 0);
@@ -195,7 +195,7 @@ Test(nvme_names, a_damaged_record_is_passed_over_and_a_damaged_tail_written_over
     expect(7, 7);
 }
 
-Test(nvme_names, each_folder_is_enough)
+Test(nvme_ns_records, each_folder_is_enough)
 {
     char path[128];
 
@@ -212,7 +212,7 @@ Test(nvme_names, each_folder_is_enough)
 }
 
 /* A start removes what was left; what can't be written anew goes on growing. */
-Test(nvme_names, a_rewrite_that_fails_loses_nothing)
+Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
 {
     char path[128], left[160];
     int fd;
