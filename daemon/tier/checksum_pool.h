@@ -1,10 +1,12 @@
-/* XXH3-64 of parts, in libuv's thread pool. Of small ones the sum takes less time than the way to
- * a thread and back: whoever has them asks checksum_of on the loop.
+/* Checksums of parts in libuv's thread pool. For small parts the way to a thread and back takes
+ * longer than the sum: their owner calls checksum_of on the loop.
  *
- * Promise: every operation that was pushed comes back once through `done`, on the loop; urgent ones
- * (reads) before others (writes) as far as they have not begun. Under load a piece of work takes
- * several operations, so that a wake-up is shared; others wait for one that is whole, or for
- * checksum_flush, which must follow.
+ * Promises:
+ * - Every operation that was pushed comes back once through `done`, on the loop.
+ * - Urgent ones (reads) start before others (writes).
+ * - Others are summed in batches, so that several share a wake-up. A batch starts when it is full,
+ *   or at checksum_flush, which must follow the last push.
+ *
  * Threads: push and done on the loop; between them a thread of the pool reads io->data. */
 #ifndef UCMD_TIER_CHECKSUM_POOL_H
 #define UCMD_TIER_CHECKSUM_POOL_H
@@ -20,8 +22,7 @@
 
 struct checksum_batch;
 
-/* A batch is ready: all urgent, or none. The pool isn't touched after it: the last one may close
- * it. */
+/* A batch is ready: all urgent, or none. May close the pool when it was the last. */
 typedef void (*checksum_done_cb)(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
 struct checksum_pool {
@@ -31,8 +32,8 @@ struct checksum_pool {
     struct list urgent, later; /* of tier_io.link */
     unsigned later_n;          /* in `later`, and their bytes */
     uint64_t later_bytes;
-    bool flush;       /* what is in `later` now does not wait for more */
-    struct list idle; /* batches that nobody works on */
+    bool flush;       /* start what is in `later` now */
+    struct list idle; /* free batches */
     struct checksum_batch *batches;
 };
 
@@ -42,7 +43,7 @@ int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned thread
 /* Nothing may be under way. */
 void checksum_pool_close(struct checksum_pool *p);
 void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent);
-/* No more of those that are not urgent come soon. */
+/* No more pushes that are not urgent come soon. */
 void checksum_flush(struct checksum_pool *p);
 
 #endif

@@ -52,7 +52,7 @@ void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_
 {
     struct nvme_ns_record *known = record_of(n, fingerprint);
 
-    /* A file may be being written anew: it gets the one number or the other. */
+    /* A rewrite that runs meanwhile takes the one number or the other. */
     if (known && known->from_sequence < from_sequence)
         __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
 }
@@ -152,7 +152,7 @@ static int file_read(struct ns_records *n, struct ns_file *f, int fd)
     return 0;
 }
 
-/* What a daemon that died while it wrote the file anew has left. */
+/* Removes what a daemon that died while it rewrote the file has left. */
 static void rewrite_remove(const struct ns_file *f)
 {
     char *path;
@@ -184,7 +184,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     }
     f->linked = true;
     rc = file_read(n, f, fd);
-    /* The run that wrote the last of them may have ended before they were on the disk. */
+    /* The run that wrote the last of them may have ended before they were synced. */
     if (rc == 0 && (fdatasync(fd) < 0 || io_folder_sync(folder) < 0)) {
         log_error("tier", "ns-records-not-synced", "path=%s error=%s", f->path, strerror(errno));
         n->unsynced = true;
@@ -246,14 +246,14 @@ static int file_append(struct ns_file *f, const uint8_t *page)
 
     if (fd < 0)
         return -errno;
-    KILL_POINT("name-begin");
-    KILL_POINT_WITH("name-torn",
+    KILL_POINT("ns-append-begin");
+    KILL_POINT_WITH("ns-append-torn",
                     if (pwrite(fd, page, 512, (off_t)(f->pages * NVME_PAGE)) < 0) abort());
     rc = f->pages < NVME_NS_RECORDS_MAX ? record_write(fd, page, f->pages) : -ENOSPC;
     if (rc == 0 && fdatasync(fd) < 0)
         rc = -errno;
     close(fd);
-    KILL_POINT("name-done");
+    KILL_POINT("ns-append-done");
     if (rc == 0)
         rc = file_link(f);
     if (rc == 0)
@@ -278,7 +278,7 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
         one.from_sequence =
             n->record[i] == known && r->from_sequence > from ? r->from_sequence : from;
         nvme_ns_record_encode(&one, page);
-        KILL_POINT_WITH("ns-records-torn",
+        KILL_POINT_WITH("ns-rewrite-torn",
                         if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
         rc = record_write(fd, page, i);
     }
@@ -300,11 +300,11 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
 
     if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
         return -ENOMEM;
-    KILL_POINT("ns-records-begin");
+    KILL_POINT("ns-rewrite-begin");
     fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     pages = fd < 0 ? -errno : all_write(n, r, fd);
     rc = pages < 0 ? (int)pages : 0;
-    KILL_POINT("ns-records-written");
+    KILL_POINT("ns-rewrite-written");
     if (rc == 0 && fsync(fd) < 0)
         rc = -errno;
     if (fd >= 0)
@@ -316,11 +316,11 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
     free(path);
     if (rc < 0)
         return rc;
-    KILL_POINT("ns-records-renamed");
+    KILL_POINT("ns-rewrite-renamed");
     f->linked = false;
     f->pages = (uint64_t)pages;
-    log_info("tier", "ns-records-written-anew", "path=%s records=%" PRIu64 " before=%" PRIu64,
-             f->path, f->pages, before);
+    log_info("tier", "ns-records-rewritten", "path=%s records=%" PRIu64 " before=%" PRIu64, f->path,
+             f->pages, before);
     return 0;
 }
 
@@ -336,7 +336,7 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
     if (rc == 0)
         return file_link(f);
     /* The old one does as long as it has room; the next time that it is due comes later. */
-    log_warn("tier", "ns-records-not-written-anew", "path=%s error=%s", f->path, strerror(-rc));
+    log_warn("tier", "ns-records-not-rewritten", "path=%s error=%s", f->path, strerror(-rc));
     f->check_at = f->pages + SPARE_PAGES;
     return file_append(f, page);
 }

@@ -1,12 +1,12 @@
-/* Inside of the NVMe tier, shared by nvme.c (opening, the tier's door) and nvme_io.c (the way of a
- * read and of a write). Nobody else includes it.
+/* Inside of the NVMe tier: what its files share. Nobody else includes it.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
- * A write: submit -> checksum -> ready -> a record, with its neighbours one engine operation -> done
+ * A write: submit -> checksum -> ready -> a record; with its neighbours one engine operation ->
+ * done
  *
- * Reads wait for a place in their file's depth by priority; writes take what reads leave, but each
- * file may always have one under way. An operation is tried three times, the last time by the
- * threads, so that a ring that only pretends is found out. */
+ * Reads wait by priority until their file's depth allows them; writes take what reads leave, but
+ * each file may always have one under way. An operation is tried three times, the last time by the
+ * threads, in case the ring is at fault. */
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
@@ -43,12 +43,12 @@ struct nvme_device {
     unsigned write_failures;                   /* in a row */
     bool degraded;
     bool lost; /* removed or cut while in use */
-    /* The run before wrote on after its last checkpoint, and did not end in order. */
+    /* The run before wrote after its last checkpoint, and did not stop in an orderly way. */
     bool went_on;
     char reason[128];
     struct tier *tier;
-    /* Of tier_io.link: who waits for an earlier run's part to be read, for a sync, and for the one
-     * that is running. */
+    /* Of TIER_SYNC, by tier_io.link: those that wait for a check of an earlier run's part, for a
+     * sync, and for the sync that is running. */
     struct list unchecked, unsynced, syncing;
     unsigned sync_checks; /* under way */
     bool sync_busy;
@@ -156,11 +156,11 @@ struct tier {
     struct nvme_mover *mover;           /* NULL: nothing is moved */
     bool stalled;                       /* no room until a write has ended */
     unsigned checks;                    /* under way */
-    unsigned held; /* functions that are going to touch the tier after calling done */
+    unsigned held;                      /* how often nvme_hold was called and not undone */
     bool closing;
 };
 
-/* Whoever calls `done` and goes on holds the tier: it may be closed from there. */
+/* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
 void nvme_hold(struct tier *t);
 void nvme_release(struct tier *t);
 void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvme_job *job),
@@ -174,8 +174,8 @@ void nvme_op_start(struct tier *t, struct engine_op *op, bool ring);
 /* idle: behind all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
-/* A part that was read elsewhere: it keeps its checksum and the number that it was written under.
- * Whoever calls sees to it that writes go on. */
+/* Writes a part that the mover has read: it keeps its checksum and its sequence. The caller pumps
+ * the writes. */
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* Begins what is ready, as far as the files and this turn of the loop allow. */
 void nvme_pump_writes(struct tier *t);
@@ -188,23 +188,23 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
 /* 0 or -ENOMEM. */
 int nvme_budget_open(struct tier *t);
 void nvme_budget_close(struct tier *t);
-/* Is something of this turn's share of writes left? Otherwise they are pumped in the next. */
+/* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
 bool nvme_budget_left(struct tier *t);
 /* A write of so many parts was begun. */
 void nvme_budget_spend(struct tier *t, unsigned parts);
-/* Writes are ready: they are pumped in the next turn. */
+/* Writes are ready: the next turn pumps them. */
 void nvme_budget_pump_later(struct tier *t);
-/* A checksum of a write was asked for: it is flushed after a turn in which none was. */
+/* A write was pushed to the checksums: they are flushed after a turn without such a push. */
 void nvme_budget_checksum_later(struct tier *t);
 
 /* ---- nvme_sync.c ---- */
 
 int nvme_sync_part(struct tier *t, struct tier_io *io);
-/* The one way to sync a file, from any thread. The kernel tells of a failure once and then counts
- * what it could not write as clean, so it must reach all who trust the file. */
+/* Syncs a file and looks whether it is intact, from any thread. Nothing else may sync it: the
+ * kernel reports a failure once and then counts what it could not write as clean. */
 int nvme_device_sync(struct nvme_device *d);
-/* False after such a failure: all that lies in the file may not be there after a power failure,
- * whatever the next sync says, and is never acknowledged as durable by this run. */
+/* False after a failed sync: what lies in the file may not survive a power failure, whatever the
+ * next sync says, and this run never calls it durable. */
 bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
 /* A segment's header has been written, or could not be. */
 void nvme_sync_pump(struct tier *t, struct nvme_device *d);
@@ -215,7 +215,7 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 int nvme_move_open(struct tier *t, unsigned percent);
 void nvme_move_close(struct tier *t);
 bool nvme_moving(const struct tier *t);
-/* What is gone from this segment may lie, not synced yet, in another file. */
+/* Parts that left this segment may lie in another file, not synced yet. */
 bool nvme_emptying(const struct tier *t, const struct segment *s);
 /* A segment may have been opened: others have to be emptied. */
 void nvme_move_check(struct tier *t);
@@ -233,16 +233,16 @@ void nvme_recover_close(struct tier *t);
 bool nvme_recovering(const struct tier *t);
 /* The segment has records of an earlier run that are not all known yet. */
 bool nvme_to_recover(const struct tier *t, const struct segment *s);
-/* The checkpoints have told what they know: on with the records. */
+/* The checkpoints are read: goes on with the records. */
 void nvme_recover_records(struct tier *t);
 /* A record of an adopted segment whose header is known. */
 void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
                          const struct nvme_record_header *h);
-/* The same for one that was found twice: false where the other place still counts, `other`, or no
- * place does (other->owner 0). */
+/* The same for one that was found twice. False: `other` still counts, or, with owner 0, no place
+ * does. */
 bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
                             const struct nvme_record_header *h, struct tier_duplicate *other);
-/* Something that the last step waited for has ended. */
+/* The last step goes on. */
 void nvme_recover_go_on(struct tier *t);
 
 /* ---- nvme_duplicates.c ---- */
@@ -266,12 +266,12 @@ void nvme_health_close(struct tier *t);
 /* A write or a sync of the file failed, or a write did not. */
 void nvme_write_failed(struct tier *t, unsigned file, int status);
 void nvme_write_worked(struct tier *t, unsigned file);
-/* What the record holds is not what was written to it. */
+/* The record does not hold what was written to it: its segment goes into quarantine. */
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
 
 /* ---- nvme_check.c ---- */
 
-/* What the header of a segment in use says, and that of a record in it. */
+/* What the headers of a segment in use and of a record in it should say. */
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
                             struct nvme_segment_header *out);
 void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
@@ -305,7 +305,7 @@ void nvme_scrub_close(struct tier *t);
 
 int nvme_checkpoint_open(struct tier *t);
 void nvme_checkpoint_close(struct tier *t);
-/* Something was written: one may be due in a while. */
+/* Something was written: a checkpoint may be due in a while. */
 void nvme_checkpoint_later(struct tier *t);
 /* Blocks until it is on stable storage. */
 void nvme_checkpoint_last(struct tier *t);

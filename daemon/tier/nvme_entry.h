@@ -1,9 +1,10 @@
-/* What an entry of nvme.paths is. A folder: a file is made in it, and what belongs to that file
- * lies beside it. A block device, or a file: it is used as it is, and what belongs to it (its
- * names, its checkpoint) lies in a folder of nvme.state that has its UUID for a name.
+/* What an entry of nvme.paths is:
+ * - a folder: the tier makes a file in it, with its namespace records and checkpoint beside it;
+ * - a block device or a file: the tier uses it as it is. The rest lies in a folder of nvme.state
+ *   that has its UUID for a name.
  *
- * Promise: a device or file that is used as it is was empty or marked by `ucmctl format` before
- * anything was written to it; one that is mounted, or part of something else, is refused.
+ * Promise: before anything is written to a device or file, it was empty or marked by `ucmctl
+ * format`. A device that is mounted, or part of something else, is refused.
  * Threads: any; all of it blocks. */
 #ifndef UCMD_TIER_NVME_ENTRY_H
 #define UCMD_TIER_NVME_ENTRY_H

@@ -1,10 +1,13 @@
-/* One file of the NVMe tier: made, checked, locked, prepared. What lies in its segments is not this
- * room's matter.
+/* One file of the NVMe tier: made, checked, locked, prepared. Its segments are not this file's
+ * matter.
  *
- * Promise: a file that this room did not make, or one of another version or layout, is refused and
- * not touched; a file is never truncated; two processes never have one open. A file is under its
- * name only once it is whole. Threads: one at a time; all of it blocks, for a few milliseconds
- * where nothing is wrong. */
+ * Promises:
+ * - A file of somebody else, of another version or another layout is refused and not touched.
+ * - A file is never truncated.
+ * - Two processes never have one open.
+ * - A file has its name only once it is whole.
+ *
+ * Threads: one at a time; all of it blocks, for a few milliseconds where nothing is wrong. */
 #ifndef UCMD_TIER_NVME_FILE_H
 #define UCMD_TIER_NVME_FILE_H
 
@@ -36,8 +39,8 @@ struct nvme_file {
  * take_failed for what speaks of a failing device. */
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);
-/* What nvme_file_open would refuse of what lies at the entry now; opens it for reading, and takes no
- * lock. 0, also where nothing lies yet; or -errno with *e, as there. */
+/* What nvme_file_open would refuse of what lies at the entry now; opens it for reading, and takes
+ * no lock. 0, also where nothing lies yet; or -errno with *e, as there. */
 int nvme_file_check(const char *entry, uint64_t segment_bytes, struct ucm_error *e);
 /* Makes `epoch` durable: to be called before anything else is written. */
 int nvme_file_start(struct nvme_file *f, uint64_t epoch);

@@ -182,8 +182,8 @@ static void segment_not_read(struct tier *t, struct segment *s)
              t->devices[s->file].file.path, s->number);
 }
 
-/* Records are written front to back: between those of this opening there is no other. What lies there
- * instead is damaged, or the disk has lost a write. */
+/* Records are written front to back: between those of this opening there is no other. What lies
+ * there instead is damaged, or the disk has lost a write. */
 static void segment_known(struct tier *t, struct segment *s)
 {
     for (uint32_t i = s->covered; i < s->seen_to; i++)

@@ -1,18 +1,23 @@
-/* Which record of which segment of which file is free, in use, or to be had again. RAM only: no I/O.
+/* Which record of which segment of which file is free, in use, or reclaimable. RAM only, no I/O.
  *
  * A segment is FREE, then OPEN for records of one stride, then SEALED, and FREE again when its last
- * live record is gone. One that is withheld is not FREE for anybody. Every file has its own open
- * segment for each stride that is being written, so that writes, and later the reads of what was
- * written together, spread over the devices. Promise: a record is handed out once a generation; a
- * segment with reads or writes under way is never reused; finding a victim looks at a bounded
- * number of candidates. Thread: the loop only. */
+ * live record is gone. A withheld one is not FREE for anybody. Every file has its own open segment
+ * for each stride that is being written, so that writes, and later the reads of what was written
+ * together, spread over the devices.
+ *
+ * Promises:
+ * - A record is handed out once a generation.
+ * - A segment with reads or writes under way is never reused.
+ * - Finding a victim looks at a bounded number of candidates.
+ *
+ * Thread: the loop only. */
 #ifndef UCMD_TIER_SEGMENT_H
 #define UCMD_TIER_SEGMENT_H
 
 #include "daemon/tier/tier.h"
 
 enum segment_state { SEGMENT_FREE, SEGMENT_OPEN, SEGMENT_SEALED };
-/* On disk, the records of a segment count with its header only. */
+/* On disk, a segment's records count only together with its header. */
 enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HEADER_FAILED };
 enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 
@@ -22,17 +27,17 @@ struct segment {
     uint64_t *owners;    /* records of them, then as many of the next three; none while FREE */
     uint64_t *sequences; /* of the writes */
     uint8_t *states;
-    uint8_t *used;         /* 1: read by somebody who needed it, since it was written */
+    uint8_t *used;         /* 1: read since it was written, and not only checked */
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, records, next, live;
     uint32_t reads, writes; /* under way */
-    uint32_t covered;       /* recovery: records from the first on that a checkpoint told of */
+    uint32_t covered;       /* recovery: so many records a checkpoint covers, from the first on */
     uint32_t scans;         /* recovery: records whose headers are still to be seen */
     uint32_t seen_to;       /* recovery: behind the last record that this opening wrote */
-    bool unknown;           /* there may be more in it than is known: no checkpoint tells of it */
+    bool unknown;           /* it may hold more than is known: no checkpoint covers it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
-    bool withheld;          /* in the file's list of those from when it is sealed or free */
+    bool withheld;          /* in the file's list of these once it is sealed or free */
     bool quarantined;       /* withheld, by this start and by later ones */
 };
 
@@ -63,22 +68,21 @@ void segment_table_close(struct segment_table *t);
 
 /* No more writes to this file; what lies there stays readable. */
 void segment_file_stop(struct segment_table *t, uint32_t file);
-/* What lies there is not certain to survive: as if its segments' headers had failed. Later writes
- * go to other segments. */
+/* A sync failed: what lies there may not survive, as if its segments' headers had failed. Later
+ * writes go to other segments. */
 void segment_file_distrust(struct segment_table *t, uint32_t file);
 /* It takes writes again. */
 void segment_file_start(struct segment_table *t, uint32_t file);
 /* Does any file take writes? */
 bool segment_writable(const struct segment_table *t);
 
-/* Few segments are free, for the files that take writes together: a share of all, so that some can
- * be emptied before the last is needed. */
+/* So few segments of the writable files are free that some should be emptied ahead of need. */
 bool segment_short(const struct segment_table *t);
-/* Would segment_reserve find a record without reclaim? Only where `keep` segments are free, and go on
- * to be. */
+/* Would segment_reserve find a record without reclaim, and leave `keep` segments free? */
 bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep);
-/* A record of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0; -ENOSPC
- * when a segment must be reclaimed first; -ENOMEM. The record is WRITING, counts in segment->writes.
+/* A record of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0;
+ * -ENOSPC when a segment must be reclaimed first; -ENOMEM. The record is WRITING, counts in
+ * segment->writes.
  */
 int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
                     struct segment **out, uint32_t *record);
@@ -87,19 +91,20 @@ bool segment_has_next(const struct segment *s, uint32_t record, uint64_t stride)
 /* The write has ended: the record is LIVE or, if it failed, DEAD and the segment sealed. */
 void segment_written(struct segment_table *t, struct segment *s, uint32_t record, bool ok);
 
-/* The free segment has records from an earlier run: sealed, with no live record yet, and held as if
- * read until segment_read_end, while segment_restore tells what lives in it. 0, -EINVAL when it is
- * not free or the stride can't be, -ENOMEM. */
+/* The free segment has records from an earlier run. It becomes sealed, with no live record, and is
+ * held as if read until segment_read_end; until then segment_restore adds what is live. 0; -EINVAL
+ * when it is not free or the stride can't be; -ENOMEM. */
 int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
                   uint64_t stride, struct segment **out);
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t record, uint64_t owner,
                      uint64_t sequence);
 
-/* What lies in it may still be needed though nobody knows of it: it is not written to again until
- * the next start, and no checkpoint tells of it. */
+/* It may hold parts that are not known: nothing is written to it until the next start, and no
+ * checkpoint covers it. */
 void segment_withhold(struct segment_table *t, struct segment *s);
 
-/* Record of a place that is live and of this generation, and not shorter than `bytes`. 0 or -ESTALE.
+/* Record of a place that is live and of this generation, and not shorter than `bytes`. 0 or
+ * -ESTALE.
  */
 int segment_find(const struct segment_table *t, uint64_t loc, uint64_t bytes, struct segment **out,
                  uint32_t *record);
@@ -107,17 +112,17 @@ void segment_read_begin(struct segment *s);
 void segment_read_end(struct segment_table *t, struct segment *s);
 void segment_forget(struct segment_table *t, struct segment *s, uint32_t record);
 
-/* Never to be written to again: what is live in it may be read until it goes by itself. False: it
+/* It is never written to again; what is live in it may be read until it goes by itself. False: it
  * is in quarantine already. */
 bool segment_quarantine(struct segment_table *t, struct segment *s);
 
-/* Makes one segment of a writable file free. *dropped: live records that were given up for it, also
- * when it failed. 0 or -ENOSPC. */
+/* Makes one segment of a writable file free. *dropped: live records that it dropped, also when it
+ * failed. 0 or -ENOSPC. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped);
 
-/* The segment that should be reclaimed next, of a writable file and with nothing in use; NULL when
- * none is found. Still as it was: what shall stay of it can be moved before segment_take. */
+/* The segment to be reclaimed next, of a writable file and with nothing in use; NULL when there is
+ * none. The caller may move parts out of it before segment_take. */
 struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
 /* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a
  * drop was refused. */

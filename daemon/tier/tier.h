@@ -39,12 +39,13 @@ struct ucm_error;
 struct uv_loop_s;
 struct tier;
 
-/* SYNC: done when the part at `place`, written before, is on stable storage with all that a later
- * start needs to find it; -errno when that can't be promised, -ESTALE when its namespace was purged
- * after it was written. Of its name the fingerprint counts; its `data` has no meaning. */
+/* TIER_SYNC: completes when the part at `place`, written before, is on stable storage with all that
+ * a later start needs to find it. It fails with -errno when the tier can't promise that, and with
+ * -ESTALE when the namespace was purged after the part was written. Uses the fingerprint of `name`,
+ * and not `data`. */
 enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
-/* Where a stored part lies and how to know that it is the right one. Kept in the index. */
+/* Where a stored part lies and how to recognize it. The index keeps it. */
 struct tier_place {
     uint64_t loc;      /* device, position and generation; opaque to all but the tier */
     uint64_t checksum; /* XXH3-64 of the payload's `bytes` bytes */
@@ -57,12 +58,12 @@ struct tier_name {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint8_t key[UCM_MAX_KEY_BYTES];
     uint32_t key_bytes, part;
-    uint64_t owner; /* given back to tier_callbacks.drop; process-local, not stored */
+    uint64_t owner; /* the caller's word for it, handed to its callbacks; not stored */
 };
 
-/* One operation. Allocated by the caller (embedded in its own object), untouched by it from submit
- * until `done` runs. `data` is a slot of the arena: 4096-aligned, padded to 4096 bytes; the padding is written
- * as it is and may be overwritten by a read. */
+/* One operation. The caller allocates it (embedded in its own object) and leaves it alone from
+ * submit until `done` runs. `data` is a slot of the arena: 4096-aligned and padded to 4096 bytes. A
+ * write stores the padding as it is, a read may overwrite it. */
 struct tier_io {
     enum tier_op op;
     void *data;
@@ -78,24 +79,21 @@ struct tier_io {
     void *scratch[8];
 };
 
-/* Where a part lies already that is found a second time. */
+/* The place of a part that recovery finds a second time. */
 struct tier_duplicate {
-    uint64_t owner; /* 0: nowhere */
+    uint64_t owner; /* 0: there is none */
     struct tier_place place;
 };
 
-/* A part that an earlier run has left, found by its header. Its bytes are checked when they are
- * read. */
+/* A part of an earlier run, found by its header. Its first reader verifies the bytes. */
 struct tier_found {
     const struct tier_name *name; /* without owner */
-    const uint8_t *identity;      /* of its namespace, as tier_ns_record had it */
+    const uint8_t *identity;      /* of its namespace, as in tier_ns_record */
     uint32_t identity_bytes;
-    bool
-        ns_record_unsynced; /* the namespace's name may not be on stable storage: to be named again */
+    bool ns_record_unsynced; /* the namespace record may not be on stable storage: write it again */
     uint64_t bytes, sequence;
     struct tier_place place;
-    struct tier_duplicate
-        *duplicate; /* out: of one that is refused because this sequence is known */
+    struct tier_duplicate *duplicate; /* out: where the part lies that has this sequence already */
 };
 
 /* What a checkpoint keeps of a part. */
@@ -104,58 +102,58 @@ struct tier_described {
     uint64_t bytes, checksum;
 };
 
+/* All run on the loop. */
 struct tier_callbacks {
-    /* The tier wants to reuse the place: may the part that lies there be dropped? true: it is
-     * dropped from the index now, and the place is the tier's. false: it is in use or pinned. */
+    /* The tier wants to reuse the place. true: the caller has dropped the part from the index, and
+     * the place is the tier's. false: the part is in use or pinned. Not from inside submit. */
     bool (*drop)(void *ctx, uint64_t owner, uint64_t loc);
-    /* 0 (cold) to 3: how much the part deserves to stay when its neighbours go. TIER_HEAT_BUSY:
-     * drop would say no now; said here, the neighbours are spared. Neither is called from inside
-     * submit. */
+    /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_BUSY:
+     * drop would refuse now; the tier then spares the neighbours. Not from inside submit. */
     unsigned (*heat)(void *ctx, uint64_t owner);
-    /* From open on until stats says no more `recovering`, for each part of an earlier run: its
-     * owner from now on, or 0 when it is not wanted. May call forget. NULL: the tier starts empty.
-     */
+    /* For each part of an earlier run, from open until stats no longer says `recovering`. Returns
+     * the part's owner, or 0 when the caller does not want it. May call forget. NULL: the tier
+     * starts empty. */
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
-    /* No more of them will come. Not from inside open; NULL: nobody waits for it. */
+    /* Recovery has ended. Not from inside open. May be NULL. */
     void (*recovered)(void *ctx);
-    /* The part that lies in a live record; false: nothing is to be kept of it. NULL: the tier writes
-     * no checkpoints. */
+    /* Describes the part in a live record; false: a checkpoint should leave it out. NULL: the tier
+     * writes no checkpoints. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
-    /* What lies there can't be read, or its bytes are not those that were written: whoever uses the
-     * part, that copy of it is gone. Calls forget. NULL: the tier does not look for such by itself.
-     */
+    /* The part's bytes on storage can't be read, or are not those that were written. The caller
+     * gives up that copy and calls forget. NULL: the tier does not look for such parts by itself.
+     * */
     void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
-    /* The part that lay at `from` lies at `to` as well: true, and that is its place from now on; or
-     * false when it was forgotten meanwhile. NULL: what is reclaimed is dropped, however much it
-     * was read. */
+    /* The part at `from` was copied to `to`. true: the caller uses `to` from now on. false: it has
+     * forgotten the part meanwhile. NULL: the tier moves nothing, and reclaim drops parts however
+     * often they were read. */
     bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
-    /* Is the namespace one of the caller's? Otherwise its name may be forgotten, once recovery is
-     * over. NULL: all are. */
+    /* Does the caller know the namespace? If not, the tier may drop its record once recovery has
+     * ended. NULL: it knows all. */
     bool (*ns_known)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
-/* Makes a namespace known to later starts. Allocated by the caller, like a tier_io; the bytes it
- * points to stay until done. */
+/* Makes a namespace known to later starts. The caller allocates it, like a tier_io, and keeps the
+ * bytes that it points to until `done` runs. */
 struct tier_ns_record {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
-    bool forget;             /* whatever was stored for it before now is not to be found again */
+    bool forget;             /* a purge: no later start finds what was stored before now */
     void (*done)(struct tier_ns_record *n, int status); /* 0: on stable storage; or -errno */
     struct list link;                                   /* the tier's own */
-    /* What is stored from here on counts. In: 0, or what a try that failed left here, so that what
-     * was stored since counts, too. */
+    /* Later starts find what is stored from here on. In: 0, or the number that a try which failed
+     * left here, so that they also find what was stored since. */
     uint64_t from_sequence;
 };
 #define TIER_IDENTITY_BYTES 4000u
 
 struct tier_stats {
-    uint64_t capacity_bytes,
-        used_bytes; /* used: records that are live; capacity: less quarantine */
+    uint64_t capacity_bytes; /* without segments in quarantine */
+    uint64_t used_bytes;     /* of live records */
     uint32_t queued, in_flight;
-    bool degraded; /* no writes, or no reads either: `reason` says why */
+    bool degraded; /* a file takes no writes, or no reads either: `reason` says why */
     char reason[128];
-    bool recovering; /* parts of an earlier run may still turn up */
+    bool recovering; /* recovery may still find parts of an earlier run */
     uint32_t segments, segments_recovered;
     char engine[16]; /* "io_uring" or "threads" */
 };
@@ -168,29 +166,27 @@ struct tier_ops {
                 struct ucm_error *e);
     /* No operation may be under way. Closes its handles on the loop; NULL-safe. */
     void (*close)(struct tier *t);
-    /* Memory that operations will come from, so that it can be registered with the ring. Failure to
-     * register is the tier's to live with. */
+    /* Registers memory that operations will use. Operations work without it, a little slower. */
     void (*buffer_add)(struct tier *t, uint32_t buffer, void *base, uint64_t bytes);
-    /* 0: accepted. The queue is bounded by the config. */
+    /* 0: accepted. The config bounds the queue. */
     int (*submit)(struct tier *t, struct tier_io *io);
-    /* The owner has forgotten the part: its place counts as dead. Not while a read of it is under
-     * way. */
+    /* The caller has forgotten the part: its place is dead. Not while a read of it is under way. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
-    /* When the part that lies there was written: later ones have higher numbers. 0: nothing does.
-     */
+    /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
-    /* Parts of a namespace should be written after it is done, or no later start finds them. */
+    /* Parts of a namespace that are written before this is done may not be found by later starts.
+     * */
     void (*ns_record)(struct tier *t, struct tier_ns_record *n);
-    /* Pushes written data to stable storage before a clean stop. Blocks for as long as the devices
-     * take: with transfers in a stuck device the process could not exit any sooner. */
+    /* Pushes written data to stable storage before an orderly stop. Blocks for as long as the
+     * devices take. 0, or -errno when some of it may be lost. */
     int (*sync)(struct tier *t);
 };
 
 extern const struct tier_ops tier_nvme;
 
-/* What tier_nvme.open would refuse of the configuration and of what lies at nvme.paths, but for what
- * another process has in use. Any thread, before open. 0 or -EINVAL with *e. */
+/* What tier_nvme.open would refuse of the configuration and of what lies at nvme.paths, but for
+ * what another process has in use. Any thread, before open. 0 or -EINVAL with *e. */
 int tier_nvme_check(const struct config *c, struct config_error *e);
 
 #endif

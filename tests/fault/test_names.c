@@ -133,7 +133,8 @@ Test(names, a_purge_is_answered_when_it_is_kept)
     static const struct {
         const char *at;
         uint32_t left;
-    } point[] = {{"name-begin:1", BLOCKS}, {"name-torn:1", BLOCKS}, {"name-done:1", 0}};
+    } point[] = {
+        {"ns-append-begin:1", BLOCKS}, {"ns-append-torn:1", BLOCKS}, {"ns-append-done:1", 0}};
 
     open_host(true);
     for (unsigned i = 0; i < sizeof(point) / sizeof(point[0]); i++) {
@@ -200,8 +201,9 @@ Test(names, without_a_tier_a_purge_waits_for_nothing)
  * that was acknowledged stays: the other namespace's blocks are there, what was purged is not. */
 Test(names, a_file_that_is_written_anew_may_be_interrupted)
 {
-    static const char *const point[] = {"names-begin:1", "names-torn:1", "names-torn:2",
-                                        "names-written:1", "names-renamed:1"};
+    static const char *const point[] = {"ns-rewrite-begin:1", "ns-rewrite-torn:1",
+                                        "ns-rewrite-torn:2", "ns-rewrite-written:1",
+                                        "ns-rewrite-renamed:1"};
     unsigned purges;
 
     open_host(true);
