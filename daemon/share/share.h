@@ -1,14 +1,16 @@
-/* The shared tier: block files that hosts have in common, on one or more roots. The door of this
- * room: `cache` asks for parts, `request` for the end of a prefix.
+/* The shared tier: block files that hosts have in common, on one or more roots. The cache reads and
+ * writes parts here; requests ask which keys exist.
  *
- * Promise: bytes that a read delivers are those that were written for exactly this namespace, key
- * and part; everything else is -ENOENT. A root that is slow, hung, full, read-only or lying costs
- * its own hits only: every operation is told by its deadline at the latest, and a root whose
- * breaker is open refuses at once. What a host does not know by a deadline is a miss, never an
- * error. Ends exactly once, on the loop, never from inside the call that asked. Several hosts do
- * all this at once without talking to each other.
+ * Promises:
+ * - A read delivers the bytes that were written for exactly this namespace, key and part; everything
+ *   else is -ENOENT.
+ * - A root that is slow, hung, full, read-only or lying costs its own hits only. Every operation
+ *   reports by its deadline, and a root whose breaker is open refuses at once. What this host does
+ *   not know by a deadline is a miss, never an error.
+ * - Each callback runs once, on the loop, never from inside the call that asked.
+ * - Several hosts do all this at once without talking to each other.
  *
- * Threads: every function on the loop. */
+ * README.md of this folder has the rest. Threads: every function on the loop. */
 #ifndef UCMD_SHARE_SHARE_H
 #define UCMD_SHARE_SHARE_H
 
@@ -27,26 +29,26 @@ struct uv_loop_s;
 
 #define SHARE_MAX_ROOTS 8u
 
-/* Which root holds a part: 1 to SHARE_MAX_ROOTS; 0: none, or any. A hint: reads ask the others when
- * it is not there any more. */
+/* Number of the root that holds a part: 1 to SHARE_MAX_ROOTS; 0: none, or any. A hint: a read asks
+ * the other roots when the part is not there any more. */
 typedef uint8_t share_root_id;
 
-/* Opens the roots of config->share_roots; does no I/O on them, so no server holds up the start. 0,
- * or -errno with *e saying what would be right. With no roots *out is NULL. */
+/* Opens the roots of config->share_roots. Does no I/O on them, so no server delays the start; a
+ * health check of each is under way on return. 0, or -errno with *e saying what would be right.
+ * Without roots *out is NULL. */
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
                struct metrics *metrics, struct share **out, struct ucm_error *e);
-/* Nothing of the caller's may be under way (share_busy). Closes its handles on the loop. NULL-safe.
- */
+/* Not while share_busy. Closes its handles on the loop. NULL-safe. */
 void share_close(struct share *s);
-/* Operations of callers that are not told yet or whose memory is still needed. */
+/* Operations whose callback has not run, or whose memory is still in use. */
 uint32_t share_busy(const struct share *s);
-/* Reads and lookups go on being answered, garbage collection and writes end: the daemon stops. */
+/* The daemon stops: garbage collection and writes end, reads and lookups go on. */
 void share_stop(struct share *s);
 
 /* ---- parts ---- */
 
-/* One part read or written. Memory of the caller (embedded), untouched by it from submit to
- * `done`; `data` (a slot) from submit to `released`. */
+/* One part read or written. Memory of the caller (embedded), which it does not touch from submit to
+ * done_cb; `data` (a slot) from submit to released_cb. */
 struct share_io {
     bool write;
     struct block_file_id id;
@@ -54,12 +56,14 @@ struct share_io {
     uint64_t bytes; /* of the payload */
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
-    /* The answer, by the deadline at the latest. 0; -ENOENT (read: nowhere, or not to be trusted);
-     * -EEXIST is told as 0; -EBUSY (read): a root that may have it is asked too much already;
-     * -ETIMEDOUT, -EIO, ...: the root's. A write that ends with an error may
-     * leave the whole file all the same, never a part of it. */
+    /* Runs by the deadline at the latest. Status:
+     * - 0; a write of a part that exists already, too
+     * - -ENOENT: a read; no root has the part, or what is there can't be trusted
+     * - -EBUSY: a read; the queue of a root that may have the part is full
+     * - -ETIMEDOUT, -EIO, ...: what a root reported
+     * A write that fails may leave the whole file all the same, never a part of it. */
     void (*done_cb)(struct share_io *io, int status);
-    /* Nobody touches `data` or `io` any more. After done_cb; at once in most cases, late when a
+    /* Nobody touches `data` or `io` any more. Runs after done_cb: at once in most cases, late when a
      * thread hangs in a mounted folder. */
     void (*released_cb)(struct share_io *io);
     /* The room's own. */
@@ -67,76 +71,77 @@ struct share_io {
     void *op;
 };
 
-/* 0: accepted. -EAGAIN: the queue is full, or (write) reads wait: try again at share_ready_cb.
- * -ENOENT: no root that could have it is asked now. -EROFS: no root takes writes now. */
+/* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
+ * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
+ * now. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
-/* Runs when a submit that was refused with -EAGAIN may be accepted. One caller: the cache. */
+/* ready_cb runs when a submit that returned -EAGAIN may be accepted. One caller: the cache. */
 void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
 
-/* ---- which of these keys are there? ---- */
+/* ---- which of these keys exist? ---- */
 
-enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* else: its share_root_id */
+enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* other answers: a share_root_id */
 
 /* Memory of the caller, with keys and answers, until done_cb or cancel. */
 struct share_lookup {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint32_t key_bytes;
-    const uint8_t *keys; /* n of key_bytes each */
-    uint32_t n;          /* at most UCM_MAX_KEYS */
-    uint32_t part;       /* the block's highest: written last, removed first */
-    uint64_t part_bytes; /* of that part's payload */
-    bool each; /* every key by itself; otherwise a chain, of which the end is looked for */
+    const uint8_t *keys;  /* n of key_bytes each */
+    uint32_t n;           /* at most UCM_MAX_KEYS */
+    uint32_t part;        /* the block's highest: written last, removed first */
+    uint64_t part_bytes;  /* of that part's payload */
+    bool each;            /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */
-    /* out. answers[i]: a root, SHARE_MISSING or SHARE_UNKNOWN. A chain: `prefix` keys from the
-     * first on are there, as far as is known; some of them by presumption. */
+    /* out. answers[i]: a root, SHARE_MISSING or SHARE_UNKNOWN. A chain: the first `prefix` keys
+     * exist, as far as is known; some of them are presumed to. */
     uint8_t *answers;
     uint32_t prefix;
     void (*done_cb)(struct share_lookup *p);
     void *op; /* the room's own */
 };
-/* 0: done_cb will run, by the deadline at the latest. -EAGAIN: too many are under way; -ENOENT: no
- * root is asked now, or all keys are known to be missing: no need to wait. */
+/* 0: done_cb will run, by the deadline at the latest. -EAGAIN: too many are under way. -ENOENT:
+ * no root is usable now, or all keys are known to be missing: no need to wait. -ENOMEM. */
 int share_lookup(struct share *s, struct share_lookup *p);
-void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb runs no more */
+void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb will not run */
 
-/* ---- for people ---- */
+/* ---- for operators ---- */
 
-/* The part is to go from every root: an eviction by name. Best effort, in the background. */
+/* Removes the part from every root: an eviction by name. Best effort, in the background. */
 int share_remove(struct share *s, const struct block_file_id *id);
 
-/* All files of a namespace go from every root that takes writes. Memory of the caller. */
+/* Removes all files of a namespace from every root that takes writes. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    void (*done_cb)(struct share_purge *p, int status, uint64_t files); /* worst of the roots */
+    /* status: the first failure of any root, or 0. files: how many were removed. */
+    void (*done_cb)(struct share_purge *p, int status, uint64_t files);
     struct list link;
     void *op;
 };
 int share_purge(struct share *s, struct share_purge *p);
-void share_purge_cancel(struct share *s, struct share_purge *p);
+void share_purge_cancel(struct share *s, struct share_purge *p); /* done_cb will not run */
 
-/* A pass of the garbage collection over this root (below share_roots) begins now; what it did is in
- * the metrics and in share_root_stats. 0; -EALREADY: one is under way; -EROFS; -EINVAL: there is no
- * such root, or nothing is collected; -ECANCELED: stopped. */
+/* Begins a garbage collection of this root (below share_roots) now; metrics and share_root_stats
+ * say what it did. 0; -EALREADY: one is under way; -EROFS; -EINVAL: there is no such root, or it is
+ * not collected; -ECANCELED: stopped. */
 int share_collect(struct share *s, uint32_t root);
 
 enum share_health { SHARE_UP, SHARE_READ_ONLY, SHARE_FULL, SHARE_DOWN };
 struct share_root_stats {
-    const char *target; /* without what may be secret in it */
+    const char *target; /* without user, password and options */
     const char *backend;
     enum share_health health;
-    char reason[128];           /* of the last failure; "" when there was none */
+    char reason[128];           /* of the last failure; "": none yet */
     uint64_t capacity_bytes;    /* 0: no bound */
-    uint64_t used_bytes, files; /* as of the last pass of the garbage collection */
+    uint64_t used_bytes, files; /* as of the last garbage collection of any host */
     uint64_t in_flight, queued; /* operations */
     uint64_t reads, read_bytes, writes, write_bytes, failures, timeouts, breaks;
-    uint64_t latency_us; /* of a small operation, smoothed */
+    uint64_t latency_us; /* of a lookup's operation, smoothed */
 };
-uint32_t share_roots(const struct share *s);
-/* root: 0 and up */
+uint32_t share_roots(const struct share *s); /* how many; s may be NULL */
+/* root: from 0 */
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
-/* The functions above that `cache` and `request` call, as a table: share_tier_ops in the daemon,
- * another in their tests. */
+/* What the cache and requests call, as a table: share_tier_ops in the daemon, a fake in tests. */
 struct share_ops {
     int (*submit)(struct share *s, struct share_io *io);
     void (*on_ready)(struct share *s, void (*ready_cb)(void *ctx), void *ctx);

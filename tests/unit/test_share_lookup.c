@@ -146,27 +146,18 @@ Test(share_lookup, what_is_there_as_a_whole_takes_one_round_trip)
     cr_assert_leq(rig.servers[0].asked[SHARE_FIND], 64);
 }
 
-/* The best of some, as the machine may be busy. */
 Test(share_lookup, at_a_millisecond_each_it_takes_some_milliseconds)
 {
     struct share_settings s = settings_of(1);
-    uint64_t best = UINT64_MAX;
+    uint64_t from;
 
     put(0, 0, 5001);
     rig.servers[0].latency_ms = 1;
-    for (int i = 0; i < 8 || (i < 100 && best >= 30u * 1000000u); i++) {
-        uint64_t from;
-
-        open_with(&s);
-        from = uv_hrtime();
-        cr_assert_eq(prefix_of(0, KEYS, 2000), 5001);
-        if (uv_hrtime() - from < best)
-            best = uv_hrtime() - from;
-        rig_run(NULL, 10);
-        share_close(share);
-    }
-    cr_assert_lt(best, 30u * 1000000u, "%llu ns", (unsigned long long)best);
     open_with(&s);
+    from = uv_now(&rig.loop);
+    cr_assert_eq(prefix_of(0, KEYS, 2000), 5001);
+    cr_assert_leq(uv_now(&rig.loop) - from, 4, "%llu",
+                  (unsigned long long)(uv_now(&rig.loop) - from));
 }
 
 Test(share_lookup, no_wait_for_what_is_known_to_be_missing)
@@ -227,7 +218,7 @@ Test(share_lookup, the_deadline_holds_and_late_answers_help_the_next)
     rig.servers[0].hangs = true;
     from = uv_now(&rig.loop);
     cr_assert_eq(prefix_of(0, 50, 40), 0);
-    cr_assert_leq(uv_now(&rig.loop) - from, 200);
+    cr_assert_leq(uv_now(&rig.loop) - from, 41);
     cr_assert_eq(answers[0], SHARE_UNKNOWN);
     rig_let_go(&rig.servers[0]);
     rig_run(NULL, 20);
@@ -327,7 +318,7 @@ Test(share_lookup, any_root_will_do)
     for (uint32_t i = 0; i < 3000; i++)
         rig_put(&rig.servers[i % 3], i);
     cr_assert_eq(prefix_of(0, KEYS, 10000), 3000);
-    cr_assert_leq(rig.round, 8); /* timers of a busy host run together */
+    cr_assert_leq(rig.round, 8);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(answers[i], 1 + i % 3);
     close_it();
