@@ -1,19 +1,25 @@
-/* How block files get to and from a root: one vtable, two kinds. Knows nothing of the index, of
- * policy or of health; a root (later in this room) has one and bounds what it gives to it.
+/* How block files get to and from a root: one vtable, two kinds (posix, nfs). root.h bounds what a
+ * backend is given.
  *
- * Promise: an operation that was started ends once with `done`, on the loop and never from inside
- * start, unless cancel took it back. A READ that ends with 0 has delivered exactly the bytes that
- * were written for this part: header, identity, length and checksum were compared. A WRITE that
- * ends with 0 left a whole file under its name, or nothing under it, whatever dies in between; one
- * that is there already, with the right length, is not written again (-EEXIST).
- * Answers, which say nothing against the root: 0; -ENOENT and -ESTALE: not there; -EEXIST;
- * -EBADMSG: there is something that is not this part, and a WRITE could not take its place;
- * -EINVAL: no part can be called that. All else is the root's failure, -ENODEV: the root itself is
- * not there. A file of the right length that is damaged stands in the way of every WRITE: who reads
- * -EBADMSG removes it. Threads:
- * every function on the loop; a backend may have threads of its own. While operations are under way
- * the loop stays alive. open does no I/O on the root: a server that hangs at the daemon's start
- * holds nobody up. */
+ * Promises:
+ * - `done` of a started operation runs once, on the loop, never from inside start; not after a
+ *   successful cancel.
+ * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
+ *   and checksum were compared.
+ * - A WRITE leaves a whole file under its name or none, whatever dies meanwhile. A file that exists
+ *   with the right length is not written again (-EEXIST).
+ *
+ * These statuses are answers; every other one is a failure of the root:
+ * - 0
+ * - -ENOENT, -ESTALE: the file does not exist
+ * - -EEXIST
+ * - -EBADMSG: something else has the part's name, and a WRITE could not replace it
+ * - -EINVAL: no part has such a name
+ * Failure -ENODEV: the root itself does not exist. A damaged file of the right length blocks every
+ * WRITE of its part: whoever reads -EBADMSG removes it.
+ *
+ * Threads: every function on the loop; a backend may have threads of its own. The loop stays alive
+ * while operations are under way. open does no I/O on the root. */
 #ifndef UCMD_SHARE_BACKEND_H
 #define UCMD_SHARE_BACKEND_H
 
@@ -22,9 +28,10 @@
 
 #include <uv.h>
 
-/* FIND: is the file there? TOUCH: its modification time becomes now, by the server's clock. LIST:
- * one bucket's files. CHECK: does the root answer, with `sync` does it take writes too, and what
- * time is it there? */
+/* - FIND: does the file exist with this length?
+ * - TOUCH: sets its modification time to the server's now
+ * - LIST: the files of one bucket
+ * - CHECK: does the root answer? With `sync`: does it take writes, and what is its time? */
 enum share_verb {
     SHARE_FIND,
     SHARE_READ,
@@ -35,10 +42,10 @@ enum share_verb {
     SHARE_CHECK
 };
 
-/* Of one bucket: files whose names are a block file's or a temporary file's, nothing else: no
- * folders, no links. Freed by share_listing_free. A bucket that is not there has none. */
-#define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` says so */
-#define SHARE_LISTING_UNREAD 16u       /* with more of these it is no listing */
+/* Of one bucket: regular files with the name of a block file or a temporary file. Empty for a bucket
+ * that does not exist. Freed by share_listing_free. */
+#define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` is set */
+#define SHARE_LISTING_UNREAD 16u       /* more unread files fail the LIST */
 struct share_file {
     uint64_t bytes;    /* of the file, header included */
     uint64_t mtime_ns; /* by the server's clock */
@@ -49,21 +56,21 @@ struct share_listing {
     char *names;
     uint32_t n;
     bool cut;
-    uint32_t unread; /* files left out because nothing could be learnt of them */
+    uint32_t unread; /* files left out because the root reported no size and time */
 };
 
 /* Memory of the caller, untouched by it from start to done. */
 struct share_op {
     enum share_verb verb;
     struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
-    bool by_name;            /* not LIST, CHECK: bucket and name are given, of a listing */
+    bool by_name;            /* the caller gives bucket and name, from a listing */
     uint8_t bucket;          /* LIST, and with by_name; else share_op_place sets it */
-    /* With by_name. READ with 0: whose file the header says it is; all else in it was compared.
-     * WRITE: what the header is to say. */
+    /* With by_name. out, READ with 0: the identity in the header; all else was compared. in, WRITE:
+     * the identity to write. */
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     struct share_listing listing; /* out: LIST with 0, the caller's */
     uint64_t now_ns;              /* out: CHECK with sync and 0: the server's time */
-    uint64_t mtime_ns;            /* out: READ with 0: the file's, by its clock; 0: not learned */
+    uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
     bool sync;                    /* WRITE: on stable storage before done. CHECK: see above */
@@ -90,13 +97,13 @@ struct share_backend_config {
 
 struct share_backend_ops {
     const char *name;
-    /* 0, -ENOMEM, -EINVAL for a target that is none of this kind's. */
+    /* 0, -ENOMEM, -EINVAL for a target that this kind can't use. */
     int (*open)(const struct share_backend_config *config, struct share_backend **out);
     /* Nothing may be under way. Ends on the loop; NULL-safe. */
     void (*close)(struct share_backend *b);
     void (*start)(struct share_backend *b, struct share_op *op);
-    /* True: done will not run, and op and data are the caller's again. False: too late to stop it,
-     * done will run when the root lets go. */
+    /* True: done will not run, and op and data are the caller's again. False: done will run when
+     * the operation returns. */
     bool (*cancel)(struct share_backend *b, struct share_op *op);
 };
 
@@ -106,10 +113,9 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 
 /* ---- for backends ---- */
 
-/* Bucket, name and what the header must say, whatever the verb needs of them; a name that is given
- * is looked at. 0 or -errno. */
+/* Fills in bucket, name and the expected header, or validates a given name. 0 or -errno. */
 int share_op_place(struct share_op *op);
-/* The header of a write, with the payload's checksum. Takes as long as the payload is. */
+/* Makes the header of a WRITE; computes the payload's checksum. */
 void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
@@ -119,7 +125,7 @@ static inline uint64_t share_op_file_bytes(const struct share_op *op)
     return BLOCK_FILE_HEADER_BYTES + op->bytes;
 }
 
-/* A listing as it grows; one of zeroes is empty. Its `out` is the caller's at any time. */
+/* Builds a listing; one of zeroes is empty. `out` is valid at any time. */
 struct share_lister {
     struct share_listing out;
     uint32_t files_cap;
@@ -129,7 +135,7 @@ bool share_lister_wants(const char *name);
 /* 0, also when the listing is cut; -ENOMEM. */
 int share_lister_add(struct share_lister *l, const char *name, uint64_t bytes, uint64_t mtime_ns);
 
-/* What makes temporary names unique in this process; one a backend. */
+/* Makes temporary names that no other process uses; one for each backend. */
 struct share_temp {
     char host[BLOCK_FILE_HOST_CAP];
     uint64_t started;

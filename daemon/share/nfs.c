@@ -1,5 +1,4 @@
-/* Block files on an NFS server that the daemon speaks to itself, over one connection and without a
- * thread: version 3. Requests of all operations are under way at once, up to
+/* The nfs backend: one connection, no thread. Requests of all operations are under way at once, up to
  * `depth`; FIND is one round trip, READ two, WRITE four and one for its data. Operations whose
  * connection is lost begin anew. Checksums are computed on the loop. */
 #include "daemon/base/log.h"

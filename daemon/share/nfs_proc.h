@@ -1,7 +1,6 @@
-/* What is asked of an NFS server (RFC 1813), its mountd and its portmapper (RFC 1833), and what
- * they answer: arguments into a request, results out of a reply. Nothing of a reply is believed:
- * every length in it is compared with what is there and with what the protocol allows. Pure
- * functions, any thread. */
+/* The procedures of NFSv3 and mountd (RFC 1813) and of the portmapper (RFC 1833): arguments into a
+ * request, results out of a reply. Every length in a reply is compared with what was received and
+ * with what the protocol allows. Pure functions, any thread. */
 #ifndef UCMD_SHARE_NFS_PROC_H
 #define UCMD_SHARE_NFS_PROC_H
 
@@ -70,12 +69,12 @@ struct nfs_attributes {
     uint64_t bytes, mtime_ns;
 };
 
-/* One for all procedures; what a reply does not have is zero. */
+/* One for all procedures; fields that a reply lacks are zero. */
 struct nfs_reply {
     uint32_t status; /* enum nfs_status */
     struct nfs_attributes attributes;
-    struct nfs_attributes folder;         /* that the name is in, or that was read */
-    struct nfs_handle handle;             /* LOOKUP and MNT with 0: there is one */
+    struct nfs_attributes folder;         /* of the folder that has the name, or was read */
+    struct nfs_handle handle;             /* LOOKUP and MNT with status 0: always */
     uint32_t count;                       /* READ, WRITE */
     uint8_t verifier[NFS_VERIFIER_BYTES]; /* WRITE, COMMIT, READDIRPLUS */
     uint32_t read_bytes, write_bytes;     /* FSINFO */
@@ -84,7 +83,7 @@ struct nfs_reply {
 };
 
 struct nfs_entry {
-    char name[NFS_NAME_CAP]; /* "" for one that is too long, or has a zero in it */
+    char name[NFS_NAME_CAP]; /* "": too long, or contains a zero */
     uint64_t cookie;
     struct nfs_attributes attributes;
 };
@@ -103,7 +102,7 @@ void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder, const
 void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_handle *h,
                   const char *name);
 void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n);
-/* All but the bytes themselves and their padding, which follow. */
+/* All but the bytes themselves and their padding. */
 void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n,
                    bool sync);
 void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
@@ -111,10 +110,10 @@ void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder,
                          uint32_t page_bytes);
 void nfs_put_getport(struct nfs_xdr_out *o); /* of mountd */
 
-/* x: what follows an accepted reply's header. READ: x may end before the bytes. 0; -EPROTO: it is
- * no reply of that procedure, and nothing of `out` may be used. */
+/* x: what follows an accepted reply's header; of a READ it may end before the bytes. 0; -EPROTO: no
+ * reply of that procedure, nothing of `out` may be used. */
 int nfs_reply_decode(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *out);
-/* The next one: 1; or 0: that was all, and *last says whether the folder has no more. */
+/* 1: the next entry; 0: no more in this reply, *last: none in the folder either. */
 int nfs_entry_next(struct nfs_xdr *entries, struct nfs_entry *out, bool *last);
 
 #endif

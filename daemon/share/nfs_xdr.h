@@ -1,7 +1,6 @@
-/* XDR (RFC 4506): numbers in network order, bytes padded to four. Both cursors are bounded: what
- * does not fit, or is not there, leaves `bad` set, and everything from then on does nothing and
- * yields zeroes; so whoever takes a thing apart asks once, at its end. Pure functions, any thread.
- */
+/* XDR (RFC 4506): numbers in network order, bytes padded to four. Both cursors are bounded: reading
+ * or writing beyond the end sets `bad`; from then on calls do nothing and return zeroes, so a decoder
+ * checks `bad` once, at its end. Pure functions, any thread. */
 #ifndef UCMD_SHARE_NFS_XDR_H
 #define UCMD_SHARE_NFS_XDR_H
 
@@ -17,9 +16,9 @@ uint32_t nfs_xdr_u32(struct nfs_xdr *x);
 uint64_t nfs_xdr_u64(struct nfs_xdr *x);
 bool nfs_xdr_bool(struct nfs_xdr *x); /* bad unless it is 0 or 1 */
 void nfs_xdr_skip(struct nfs_xdr *x, uint32_t n);
-/* n bytes and their padding; they stay where they are. NULL when bad. */
+/* Skips n bytes and their padding; returns where they are, NULL when bad. */
 const uint8_t *nfs_xdr_bytes(struct nfs_xdr *x, uint32_t n);
-/* With their length before them, bad above max. */
+/* The same for bytes with their length before them; bad above max. */
 const uint8_t *nfs_xdr_opaque(struct nfs_xdr *x, uint32_t max, uint32_t *n);
 
 struct nfs_xdr_out {

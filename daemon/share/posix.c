@@ -1,8 +1,8 @@
-/* Block files below a folder of a mounted file system: threads of its own, as many as `depth`,
- * which run one operation at a time. They are not libuv's: a mount that hangs holds its thread for
- * as long as it likes, and checksums must go on meanwhile. Finding and reading go before all else,
- * and one thread in four, at least one, does nothing else. What yields is not starved: one turn in
- * TURNS is its own, or a deadline would be the root's fault that is not. */
+/* The posix backend: block files below a folder of a mounted file system, in `depth` threads that run
+ * one operation each. They are not libuv's: a mount that hangs holds its thread for as long as it
+ * likes, and checksums must go on meanwhile. FIND, READ and CHECK come first, and a quarter of the
+ * threads, at least one, does nothing else. Of TURNS operations one is another one, so that a write
+ * does not miss its deadline behind reads. */
 #include "daemon/share/posix_file.h"
 
 #include <assert.h>
@@ -18,7 +18,7 @@ struct share_backend {
     uv_async_t ended_async;
     char *root;
     struct share_temp temp;
-    unsigned under_way; /* the loop's: started and not ended */
+    unsigned under_way; /* operations whose `done` has not run; the loop's */
     pthread_t *threads;
     unsigned n_threads, others_max;
 
@@ -26,7 +26,7 @@ struct share_backend {
     pthread_cond_t work;
     struct list reads, others, ended; /* of share_op.link */
     unsigned others_busy;
-    unsigned turns; /* that reads had while others waited */
+    unsigned turns; /* of reads while others waited */
     bool stop;
 };
 
@@ -56,7 +56,7 @@ static struct share_op *op_next(struct share_backend *b)
     return op;
 }
 
-/* Locked, so that nobody can close the async before this has returned. */
+/* Locked, so that the async can't be closed before this returns. */
 static void op_ended(struct share_backend *b, struct share_op *op, int status)
 {
     bool first = list_empty(&b->ended);
@@ -68,7 +68,7 @@ static void op_ended(struct share_backend *b, struct share_op *op, int status)
         uv_async_send(&b->ended_async);
 }
 
-/* Locked, but for the operation itself. */
+/* Locked, except while the operation runs. */
 static void op_run(struct share_backend *b, struct share_op *op)
 {
     bool urgent = op_urgent(op);
@@ -126,7 +126,7 @@ static void closed_cb(uv_handle_t *handle)
     backend_free(handle->data);
 }
 
-static void one_gone(struct share_backend *b)
+static void op_left(struct share_backend *b)
 {
     if (--b->under_way == 0)
         uv_unref((uv_handle_t *)&b->ended_async);
@@ -145,7 +145,7 @@ static void ended_cb(uv_async_t *async)
     for (struct list *node; (node = list_pop_front(&ended));) {
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
-        one_gone(b);
+        op_left(b);
         op->done(op, op->status); /* the last one may close the backend */
     }
 }
@@ -247,7 +247,7 @@ static bool posix_cancel(struct share_backend *b, struct share_op *op)
         list_remove(&op->link);
     pthread_mutex_unlock(&b->lock);
     if (queued)
-        one_gone(b);
+        op_left(b);
     return queued;
 }
 

@@ -1,4 +1,4 @@
-/* What root.c (queue, deadlines) and root_health.c (breakers, checks, figures) owe each other. */
+/* What root.c (queues, deadlines) and root_health.c (breakers, checks, counters) share. */
 #ifndef UCMD_SHARE_ROOT_INTERNAL_H
 #define UCMD_SHARE_ROOT_INTERNAL_H
 
@@ -6,23 +6,23 @@
 
 /* ---- root.c ---- */
 
-/* Ends with -EHOSTDOWN what waits, of all classes. */
+/* Ends all waiting tasks with -EHOSTDOWN. */
 void root_flush(struct share_root *r);
 /* 0 or -ENOMEM. */
 int root_task_arm(struct share_task *t, uint64_t at_ms);
-/* Gives it to the backend at once, whatever waits. */
+/* Starts the task on the backend, whatever waits. */
 void root_begin(struct share_root *r, struct share_task *t);
 
 /* ---- root_health.c ---- */
 
 void root_health_init(struct share_root *r);
-/* What an answer, or a deadline that passed (-ETIMEDOUT), says about the root. */
+/* Feeds the breakers with the status of a task; -ETIMEDOUT: its deadline passed. */
 void root_judge(struct share_root *r, const struct share_task *t, int status);
-/* It ended well or badly; for the figures. */
+/* Counts the end of a task. */
 void root_count(struct share_root *r, const struct share_task *t, int status);
-/* May a WRITE be accepted now? It then is the trial, should there be need of one. */
+/* May a WRITE be accepted now? If the breaker of writes is open, this write is its trial. */
 bool root_write_try(struct share_root *r);
-/* The breaker is open: see to it that a check will come. */
+/* The breaker is open: a check will run when its pause ends. */
 void root_check_plan(struct share_root *r);
 void root_check_stop(struct share_root *r);
 
