@@ -146,14 +146,17 @@ static void opened_cb(struct device_job *job, int status)
 
 /* ---- register ---- */
 
-static struct registered *registered_new(struct call *call, struct device *device)
+/* NULL with call->error. */
+static struct registered *registered_new(struct call *call, struct proto_str name,
+                                         struct proto_bin gpu)
 {
-    struct registered *r = calloc(1, sizeof(*r));
+    struct device *device = device_set_find(call->s->rq->rooms.devices, name, gpu, &call->error);
+    struct registered *r = device ? calloc(1, sizeof(*r)) : NULL;
 
-    if (!r) {
+    if (device && !r)
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a registration");
+    if (!r)
         return NULL;
-    }
     r->s = call->s;
     r->device = device;
     list_init(&r->pending);
@@ -200,7 +203,6 @@ int method_region_register(struct call *call)
     struct session *s = call->s;
     struct msg_region_register m;
     struct registered *r;
-    struct device *device;
     struct ns *ns;
     int rc = proto_decode(&proto_region_register, call->env, &m, &call->error);
 
@@ -213,8 +215,7 @@ int method_region_register(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; this namespace has parts 0 to %u",
                              (unsigned long long)m.part, ns->identity.parts - 1);
-    device = device_set_find(s->rq->rooms.devices, m.device, m.gpu, &call->error);
-    r = device ? registered_new(call, device) : NULL;
+    r = registered_new(call, m.device, m.gpu);
     if (!r)
         return -call->error.code;
     r->ns = ns;
@@ -224,7 +225,7 @@ int method_region_register(struct call *call)
         registered_free(r);
         return rc;
     }
-    r->region->device = device;
+    r->region->device = r->device;
     r->region->pid = s->peer.pid;
     r->region->owner = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
@@ -237,14 +238,11 @@ int method_ring_register(struct call *call)
     struct session *s = call->s;
     struct msg_ring_register m;
     struct registered *r;
-    struct device *device;
     int rc = proto_decode(&proto_ring_register, call->env, &m, &call->error);
 
     if (rc != 0)
         return rc;
-    device =
-        device_set_find(s->rq->rooms.devices, (struct proto_str){"cuda", 4}, m.gpu, &call->error);
-    r = device ? registered_new(call, device) : NULL;
+    r = registered_new(call, (struct proto_str){"cuda", 4}, m.gpu);
     if (!r)
         return -call->error.code;
     rc = staging_check(&m, call->fds, call->n_fds, &r->staging, &call->error);
