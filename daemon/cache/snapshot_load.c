@@ -1,6 +1,6 @@
-/* Loading a snapshot: what the run before left in the persistent arena becomes parts of blocks again.
- * The pool compares a part's bytes with its checksum; until then the part is a miss, and its slot
- * has no owner. */
+/* Loading a snapshot: what the run before left in the persistent arena becomes parts of blocks
+ * again. The pool compares a part's bytes with its checksum; until then the part is a miss, and its
+ * slot has no owner. */
 #include "daemon/cache/snapshot.h"
 
 #include "daemon/base/log.h"

@@ -1,10 +1,10 @@
-/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier. Blocks
- * are written from DRAM in the order in which they became complete, a bounded window of bytes at a
- * time. A part that has left DRAM before its turn is not read back, and not written.
+/* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier.
+ * Blocks are written from DRAM in the order in which they became complete, a bounded window of
+ * bytes at a time. A part that has left DRAM before its turn is not read back, and not written.
  *
- * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it is
- * purged, which may take as long as the shared tier does). Its blocks and durable parts are stalled:
- * they step aside, so that no other namespace waits for them.
+ * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
+ * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
+ * stalled: they step aside, so that no other namespace waits for them.
  *
  * The shared tier gets a block's last part when it has all others: a host that finds the last part
  * may count on them. */
@@ -167,7 +167,8 @@ static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t
 }
 
 /* Begins to write what the target lacks of the block. -EAGAIN: the rest has to wait. The shared
- * tier's last part waits for the others: the end of each (cache_write_next_part) comes here again. */
+ * tier's last part waits for the others: the end of each (cache_write_next_part) comes here again.
+ */
 static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigned *left)
 {
     struct ns *ns;

@@ -1,7 +1,8 @@
-/* The index: namespaces, and for each a table from key to block. It stores what is cached where; the
- * cache (daemon/cache), and nobody else, changes that state.
+/* The index: namespaces, and for each a table from key to block. It stores what is cached where;
+ * the cache (daemon/cache), and nobody else, changes that state.
  *
- * A block is in the table from the first shard that a dump brings until no tier holds anything of it.
+ * A block is in the table from the first shard that a dump brings until no tier holds anything of
+ * it.
  *
  * Promises:
  * - Finding n keys costs about n cache misses, which overlap.

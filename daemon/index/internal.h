@@ -26,21 +26,20 @@ struct pages {
 
 void pages_init(struct pages *s);
 void pages_close(struct pages *s);
-/* Zeroed memory, found zero by the kernel at first touch and not by a loop here. Pieces of
- * PAGES_HUGE are aligned to it and are a huge page where one has been made ready in time, else
- * small ones. NULL without memory. */
+/* Zeroed memory, straight from the kernel; NULL without memory. A piece of PAGES_HUGE is aligned to
+ * that, and one huge page if the thread has touched one in time; else the kernel brings small ones.
+ */
 void *pages_new(struct pages *s, size_t size_bytes);
 void pages_free(void *p, size_t size_bytes);
 
-/* ---- slabs: records of one size in chunks that never move ---- */
+/* ---- slabs: records of one size, in the cells of chunks that never move ---- */
 
 /* A block_ref is a chunk's number above SLAB_CELL_BITS bits of position. Chunk 0 does not exist. */
 #define SLAB_CELL_BITS 15
 #define SLAB_CELLS (1u << SLAB_CELL_BITS)
 #define SLAB_CHUNKS (1u << (32 - SLAB_CELL_BITS))
 
-/* What finding a record needs; kept apart from the rest so that it stays in the first-level cache.
- */
+/* What finding a record needs, apart from the rest, so that it stays in the first-level cache. */
 struct slab_place {
     uint8_t *base;
     uint32_t record_bytes;
@@ -48,32 +47,32 @@ struct slab_place {
 
 struct slab_chunk {
     uint32_t size_bytes, records;
-    uint32_t fresh;      /* records before this one have been in use */
-    uint32_t used;       /* records in use; 0 and size_bytes 0: the number is free */
-    uint32_t free_cell;  /* first free record + 1, chained by hash_next */
-    uint32_t prev, next; /* chunks of the class with room */
+    uint32_t fresh;      /* cells from here on were never in use */
+    uint32_t used;       /* cells in use */
+    uint32_t free_cell;  /* 1 + the first free cell before `fresh`, chained by hash_next */
+    uint32_t prev, next; /* in the list of the class's chunks with room */
     uint32_t parts;
 };
 
 struct slab_class {
-    uint32_t open;   /* first chunk with room, 0: none */
-    uint32_t chunks; /* in all */
-    uint32_t empty;  /* of them without a record in use: at most 1 is kept */
+    uint32_t open; /* first chunk with room, 0: none */
+    uint32_t chunks;
+    uint32_t empty; /* chunks without a cell in use: 1 stays, more are freed */
 };
 
 struct slab {
-    struct pages *pages;      /* borrowed */
-    struct slab_place *place; /* by chunk number */
-    struct slab_chunk *chunk;
-    uint32_t chunks, chunks_cap; /* numbers given out, 0 included */
-    uint32_t free_chunk;         /* numbers without memory, chained by next */
+    struct pages *pages;         /* borrowed */
+    struct slab_place *place;    /* by chunk number */
+    struct slab_chunk *chunk;    /* likewise */
+    uint32_t chunks, chunks_cap; /* numbers in use so far, 0 included */
+    uint32_t free_chunk;         /* first number without a chunk, chained by next */
     uint64_t size_bytes;
-    struct slab_class class[UCM_MAX_PARTS + 1];
+    struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
 void slab_init(struct slab *s, struct pages *pages);
 void slab_close(struct slab *s);
-/* A record of this many parts, all zero; 0 without memory. */
+/* A zeroed record for a block with this many parts; 0 without memory. */
 block_ref slab_take(struct slab *s, uint32_t parts);
 void slab_give(struct slab *s, block_ref ref);
 
@@ -88,15 +87,15 @@ static inline struct block *slab_block(const struct slab *s, block_ref ref)
 
 #define BUCKET_ENTRIES 12
 
-/* Slots are filled from the front; tag 0 and ref 0 are an empty slot. What does not fit hangs from
- * overflow, chained by hash_next, and only while every slot is taken. */
+/* Entries are filled from the front; an empty one has tag 0 and ref 0. Blocks that find no entry
+ * hang from overflow, chained by hash_next; there are some only while every entry is taken. */
 struct bucket {
     uint8_t tag[BUCKET_ENTRIES];
     block_ref overflow;
     block_ref ref[BUCKET_ENTRIES];
 };
 
-/* Segments grow from 4 buckets, each as long as all before it, up to 2 MiB. */
+/* The first segment has 4 buckets. Each later one is as long as all before it, up to 2 MiB. */
 #define SEGMENT_MIN 4u
 #define SEGMENT_MAX (PAGES_HUGE / (uint32_t)sizeof(struct bucket))
 
@@ -114,8 +113,8 @@ struct ns_table {
 
 struct ns_set {
     struct ns **at;    /* by place: (id - 1) mod max */
-    uint32_t *round;   /* how often the place was used before */
-    struct ns **chain; /* by fingerprint, mask + 1 of them */
+    uint32_t *round;   /* by place: how many namespaces it had before */
+    struct ns **chain; /* hash table by fingerprint, mask + 1 chains */
     uint32_t mask, count, max, tenant_max;
     uint64_t clock; /* of ns.used */
     uint64_t bytes; /* of namespaces, without their tables */
@@ -135,18 +134,18 @@ void ns_table_close(struct ns_table *t);
 block_ref ns_table_find(const struct index *ix, const struct ns_table *t, const uint8_t *key);
 void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
                         uint32_t n, bool stop_at_gap, block_ref *out);
-/* Links a record whose key is set. 0 or -ENOMEM. */
+/* The record's key is set. 0 or -ENOMEM. */
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref);
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
 
-/* Blocks in the order of their reversed hashes, which splitting and merging of buckets leave alone.
- * Up to SCAN_BATCH of those from position `from` on, all of one bucket; *next is where to go on, 0
- * at the end. Returns how many. */
+/* Scans in the order of reversed hashes, which splits and merges do not change. Finds up to
+ * SCAN_BATCH blocks from position `from` on, all of one bucket, and returns how many. *next: the
+ * position to go on from, 0 at the end. */
 #define SCAN_BATCH 32
 uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_t from,
                        block_ref out[SCAN_BATCH], uint64_t position[SCAN_BATCH], uint64_t *next);
 
-/* The bucket that a hash belongs to: for tests that make buckets overflow. */
+/* For tests that make buckets overflow. */
 uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */

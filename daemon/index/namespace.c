@@ -195,7 +195,7 @@ static int set_make_room(struct ns_set *set, const char *tenant, bool bound_tena
                          set->max);
 }
 
-/* ---- the room's door ---- */
+/* ---- for others ---- */
 
 static int identity_check(const struct ns_identity *id, struct ucm_error *e)
 {

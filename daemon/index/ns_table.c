@@ -10,14 +10,15 @@
 static_assert(sizeof(struct bucket) == 64, "a bucket is a cache line");
 static_assert(HASH_SECRET_BYTES >= XXH3_SECRET_SIZE_MIN, "as XXH3 asks");
 
-/* Blocks a bucket: a split above, a merge below. Apart, so that neither undoes the other. */
+/* Blocks a bucket, on average: more cause a split, fewer a merge. Far apart, so that an insert and
+ * a remove in turn do not split and merge in turn. */
 #define LOAD_MAX 6u
 #define LOAD_MIN 2u
 
-/* Segments that double: 4, 4, 8, ... buckets; all later ones have SEGMENT_MAX. */
+/* Segments have 4, 4, 8, ... buckets, and SEGMENT_MAX after so many. */
 #define DOUBLINGS 13u
 static_assert(SEGMENT_MIN << DOUBLINGS == SEGMENT_MAX, "the doubling ends at the largest segment");
-#define SEGMENT_PAGES_BYTES (64u << 10) /* from here on from pages_new, which needs no clearing */
+#define SEGMENT_PAGES_BYTES (64u << 10) /* segments of this length and more are from pages_new */
 
 /* ---- hashes and keys ---- */
 
@@ -36,7 +37,7 @@ static inline uint64_t record_hash(const struct index *ix, const struct ns_table
     return hash_of(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
 }
 
-/* The bucket's number takes the low bits, the tag the high ones. */
+/* The low bits of the hash choose the bucket, so the tag takes high ones. */
 static inline uint8_t hash_tag(uint64_t hash)
 {
     uint8_t tag = (uint8_t)(hash >> 56);
@@ -44,7 +45,7 @@ static inline uint8_t hash_tag(uint64_t hash)
     return tag ? tag : 1;
 }
 
-/* A key has at least 16 bytes: its first and its last 16 are all of it. */
+/* A key has 16 to 32 bytes, so its first 16 and its last 16 cover it. */
 static inline bool key_equal(const uint8_t *a, const uint8_t *b, uint32_t key_bytes)
 {
     uint64_t x[4], y[4];
@@ -174,8 +175,7 @@ static void bucket_prefetch(const struct index *ix, const struct bucket *b)
         __builtin_prefetch(slab_block(&ix->slab, b->ref[i]));
 }
 
-/* Puts all that `from` had into one of the two, by a bit of the hash, and leaves it without the
- * rest. */
+/* Empties `from` and puts each of its blocks into `zero` or `one`, by a bit of the hash. */
 static void bucket_deal(const struct index *ix, const struct ns_table *t, struct bucket *from,
                         struct bucket *zero, struct bucket *one, uint32_t bit)
 {
@@ -249,7 +249,7 @@ static int table_start(struct pages *pages, struct ns_table *t)
     return 0;
 }
 
-/* One more bucket takes its share of an old one. Without memory the buckets just become longer. */
+/* A new bucket takes its blocks from an old one. Without memory the buckets get longer instead. */
 static void table_split(struct index *ix, struct ns_table *t)
 {
     uint32_t fresh = t->buckets, bit = 1u << high_bit(fresh);
@@ -314,9 +314,9 @@ int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
     return 0;
 }
 
-/* The last slot, or else the first of the overflow, fills the gap. */
+/* The first block of the overflow fills the gap, or else the last entry. */
 static void entry_clear(const struct index *ix, const struct ns_table *t, struct bucket *b,
-                        uint32_t slot)
+                        uint32_t entry)
 {
     uint32_t last = entries_used(b) - 1;
     block_ref ref = b->overflow;
@@ -326,12 +326,12 @@ static void entry_clear(const struct index *ix, const struct ns_table *t, struct
 
         b->overflow = block->hash_next;
         block->hash_next = 0;
-        b->tag[slot] = hash_tag(record_hash(ix, t, ref));
-        b->ref[slot] = ref;
+        b->tag[entry] = hash_tag(record_hash(ix, t, ref));
+        b->ref[entry] = ref;
         return;
     }
-    b->tag[slot] = b->tag[last];
-    b->ref[slot] = b->ref[last];
+    b->tag[entry] = b->tag[last];
+    b->ref[entry] = b->ref[last];
     b->tag[last] = 0;
     b->ref[last] = 0;
 }
@@ -340,12 +340,12 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 {
     struct bucket *b = bucket_at(t, bucket_of(t, record_hash(ix, t, ref)));
     block_ref *link = &b->overflow;
-    uint32_t slot = 0;
+    uint32_t entry = 0;
 
-    while (slot < BUCKET_ENTRIES && b->ref[slot] != ref)
-        slot++;
-    if (slot < BUCKET_ENTRIES) {
-        entry_clear(ix, t, b, slot);
+    while (entry < BUCKET_ENTRIES && b->ref[entry] != ref)
+        entry++;
+    if (entry < BUCKET_ENTRIES) {
+        entry_clear(ix, t, b, entry);
     } else {
         while (*link != ref) {
             assert(*link != 0);
@@ -360,21 +360,21 @@ void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref)
 
 /* ---- many blocks ---- */
 
-/* A key goes through three stages, AHEAD keys apart: its bucket is asked for, its record is asked
- * for, it is compared. So 2 * AHEAD misses are under way at any time. */
+/* A key goes through three stages, AHEAD keys apart: prefetch its bucket, prefetch its record,
+ * compare. So 2 * AHEAD cache misses are under way at any time. */
 #define AHEAD 16u
 #define RING (2 * AHEAD)
 
-struct probe {
+struct search {
     const struct bucket *bucket;
     const struct block *block; /* first record with the tag, or NULL */
     block_ref ref;
-    uint32_t others; /* more slots have the tag */
+    uint32_t others; /* further entries with the tag */
     uint8_t tag;
 };
 
-static inline void probe_hash(const struct index *ix, const struct ns_table *t, struct probe *p,
-                              const uint8_t *key)
+static inline void search_hash(const struct index *ix, const struct ns_table *t, struct search *p,
+                               const uint8_t *key)
 {
     uint64_t hash = hash_of(ix, key, t->key_bytes);
 
@@ -383,7 +383,7 @@ static inline void probe_hash(const struct index *ix, const struct ns_table *t, 
     __builtin_prefetch(p->bucket);
 }
 
-static inline void probe_bucket(const struct index *ix, struct probe *p)
+static inline void search_bucket(const struct index *ix, struct search *p)
 {
     uint32_t match = entries_match(p->bucket, p->tag);
 
@@ -394,12 +394,12 @@ static inline void probe_bucket(const struct index *ix, struct probe *p)
     p->ref = p->bucket->ref[__builtin_ctz(match)];
     p->block = slab_block(&ix->slab, p->ref);
     __builtin_prefetch(p->block);
-    /* Whoever finds a block looks at its state next. */
+    /* The caller looks at the block's state next. */
     __builtin_prefetch(&p->block->ready);
 }
 
-static inline block_ref probe_compare(const struct index *ix, const struct ns_table *t,
-                                      const struct probe *p, const uint8_t *key)
+static inline block_ref search_compare(const struct index *ix, const struct ns_table *t,
+                                       const struct search *p, const uint8_t *key)
 {
     if (p->block && key_equal(p->block->key, key, t->key_bytes))
         return p->ref;
@@ -411,20 +411,20 @@ static inline block_ref probe_compare(const struct index *ix, const struct ns_ta
 void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
                         uint32_t n, bool stop_at_gap, block_ref *out)
 {
-    struct probe ring[RING];
+    struct search ring[RING];
     uint32_t done = 0;
 
     for (uint32_t i = 0; t->blocks > 0 && done < n; i++) {
         if (i >= RING) {
-            out[done] = probe_compare(ix, t, &ring[i % RING], keys + (size_t)done * t->key_bytes);
+            out[done] = search_compare(ix, t, &ring[i % RING], keys + (size_t)done * t->key_bytes);
             done++;
             if (stop_at_gap && out[done - 1] == 0)
                 break;
         }
         if (i >= AHEAD && i - AHEAD < n)
-            probe_bucket(ix, &ring[(i - AHEAD) % RING]);
+            search_bucket(ix, &ring[(i - AHEAD) % RING]);
         if (i < n)
-            probe_hash(ix, t, &ring[i % RING], keys + (size_t)i * t->key_bytes);
+            search_hash(ix, t, &ring[i % RING], keys + (size_t)i * t->key_bytes);
     }
     memset(out + done, 0, (n - done) * sizeof(*out));
 }
@@ -446,7 +446,7 @@ struct batch {
     bool cut; /* there were more */
 };
 
-/* Keeps the SCAN_BATCH foremost, in order. */
+/* Keeps the first SCAN_BATCH by position, sorted. */
 static void batch_add(struct batch *k, block_ref ref, uint64_t position)
 {
     uint32_t i = k->n;
@@ -466,7 +466,7 @@ static void batch_add(struct batch *k, block_ref ref, uint64_t position)
     k->position[i] = position;
 }
 
-/* Where the positions of the bucket's hashes end; 0 for the last one. */
+/* The position behind the last one that the bucket's hashes may have; 0 for the last bucket. */
 static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
 {
     uint32_t bits = high_bit(t->mask) + 1, half = (t->mask >> 1) + 1;

@@ -1,5 +1,6 @@
-/* Memory of the index. The first touch of a huge page clears 2 MiB, or has a virtual machine's host
- * find them: too long for a turn of the loop, so a thread touches some ahead. */
+/* Memory of the index. At the first touch of a huge page the kernel clears 2 MiB, and a virtual
+ * machine's host may have to find them first. That is too long for a turn of the loop, so a thread
+ * touches some pieces ahead. */
 #include "daemon/index/internal.h"
 
 #include <sys/mman.h>
@@ -24,7 +25,7 @@ static uint8_t *map_aligned(void)
     return aligned;
 }
 
-/* Refused where huge pages are off: small ones do, slower. */
+/* Where huge pages are off this fails, and small ones serve. */
 static void ask_huge(uint8_t *p)
 {
     (void)madvise(p, PAGES_HUGE, MADV_HUGEPAGE);
@@ -51,7 +52,7 @@ static void *ahead_thread(void *arg)
             *(volatile uint8_t *)p = 0;
         }
         pthread_mutex_lock(&s->lock);
-        if (!p) /* no memory: not again before somebody wants some */
+        if (!p) /* no memory: not again before a piece is asked for */
             pthread_cond_wait(&s->taken, &s->lock);
         else
             s->ahead[s->n++] = p;
@@ -74,7 +75,7 @@ static uint8_t *ahead_take(struct pages *s)
     return p;
 }
 
-/* ---- the door ---- */
+/* ---- for the index ---- */
 
 void pages_init(struct pages *s)
 {
@@ -110,7 +111,7 @@ void *pages_new(struct pages *s, size_t size_bytes)
     p = map_aligned();
     if (!p)
         return map(size_bytes);
-    /* A small page in it keeps the first touches small; the kernel may make it huge by and by. */
+    /* Touched before madvise, so that this touch brings a small page and not a huge one. */
     *(volatile uint8_t *)p = 0;
     ask_huge(p);
     return p;

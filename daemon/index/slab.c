@@ -4,7 +4,7 @@
 
 #define CHUNK_MIN (64u << 10)
 #define CHUNK_DOUBLINGS 5 /* 64 KiB to 2 MiB */
-/* A multiple of the record's alignment such that a key of 32 bytes lies in one cache line. */
+/* So that a record's key of 32 bytes lies in one cache line. */
 #define RECORD_ALIGN 32u
 
 static_assert(sizeof(struct part) == 24, "of the 128 bytes that a block may take");
@@ -63,7 +63,7 @@ static int directory_grow(struct slab *s)
     return 0;
 }
 
-/* A chunk's number, or 0. */
+/* Returns a free number for a chunk, or 0. */
 static uint32_t number_take(struct slab *s)
 {
     uint32_t number = s->free_chunk;
@@ -135,7 +135,7 @@ static void chunk_free(struct slab *s, uint32_t number)
 
 block_ref slab_take(struct slab *s, uint32_t parts)
 {
-    uint32_t number, slot;
+    uint32_t number, cell;
     struct slab_chunk *c;
     struct block *b;
     block_ref ref;
@@ -149,8 +149,8 @@ block_ref slab_take(struct slab *s, uint32_t parts)
     c = &s->chunk[number];
     if (c->used == 0)
         s->class[parts].empty--;
-    slot = c->free_cell ? c->free_cell - 1 : c->fresh++;
-    ref = number << SLAB_CELL_BITS | slot;
+    cell = c->free_cell ? c->free_cell - 1 : c->fresh++;
+    ref = number << SLAB_CELL_BITS | cell;
     b = slab_block(s, ref);
     if (c->free_cell)
         c->free_cell = b->hash_next;
