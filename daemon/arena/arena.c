@@ -65,7 +65,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     if (!a->extent)
         goto err_after_lock;
     for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
-        a->extent[i].home = a->nodes; /* until it is seen where it lies */
+        a->extent[i].home = a->nodes; /* until its memory is touched */
     a->base = mmap(NULL, a->extents * config->extent, PROT_READ | PROT_WRITE,
                    config->file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    config->file ? config->fd : -1, 0);
@@ -75,7 +75,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     }
     if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
         log_info("arena", "no-hugepages", "errno=%d", errno);
-    /* A core dump of the cache would be as large as the host and hold tenants' data. */
+    /* A core dump would be as large as the host's memory, and hold tenants' data. */
     if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);
     rc = config->file ? 0 : arena_grow(a);
@@ -208,7 +208,7 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     a->home[e->home].n_free++;
 }
 
-/* Slots of it may have been kept: the others of their size are free now. */
+/* Some of its slots may be of an earlier run; the others of that size are free now. */
 void arena_extent_ready(struct arena *a, uint32_t extent)
 {
     struct extent *e = &a->extent[extent];
@@ -260,7 +260,7 @@ static struct extent *first_of(const struct list *extents)
     return list_empty(extents) ? NULL : LIST_ENTRY(extents->next, struct extent, link);
 }
 
-/* An extent with room for slots of the class, which may not be there yet, or a free one. */
+/* An extent with room for a slot of the class (NULL: there is none yet), or a free one. */
 static struct extent *extent_at_home(const struct arena *a, const struct arena_class *c,
                                      uint32_t home)
 {
@@ -269,8 +269,8 @@ static struct extent *extent_at_home(const struct arena *a, const struct arena_c
     return e ? e : first_of(&a->home[home].free);
 }
 
-/* Free ones are taken first where nobody wants them, then where there are most of them, so that no
- * node runs out before the others. */
+/* A free extent of no node in particular comes first, then one of the node with most free extents,
+ * so that no node runs out before the others. */
 static struct extent *extent_anywhere(const struct arena *a, const struct arena_class *c)
 {
     struct extent *e = NULL;
@@ -352,7 +352,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     a->used_bytes -= e->class->slot_bytes;
     e->used[slot] = 0;
     if (e - a->extent >= a->ready)
-        return; /* one that was kept; arena_extent_ready will see */
+        return; /* of an earlier run; arena_extent_ready counts it as free */
     a->home[e->home].used_bytes -= e->class->slot_bytes;
     e->free_slot[e->n_free++] = slot;
     if (e->n_free == e->slots) {
@@ -405,7 +405,7 @@ void arena_extent_owners(struct arena *a, slot_ref ref, bool (*visit)(void *ctx,
 
 /* ---- slots of an earlier run ---- */
 
-slot_ref arena_slot_keep(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes)
+slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes)
 {
     uint64_t slot_bytes = arena_padded(bytes);
     struct extent *e = &a->extent[extent];

@@ -1,4 +1,4 @@
-/* The arena's growth: a thread touches extent after extent, the loop takes them over. */
+/* The arena's growth: a thread touches extent after extent; the loop hands out their slots. */
 #include "daemon/arena/arena.h"
 #include "daemon/arena/internal.h"
 
@@ -36,7 +36,7 @@ static void grown_cb(uv_async_t *async)
         a->config.ended(a->config.ctx);
 }
 
-/* One write a page: MADV_POPULATE_WRITE is newer than the kernels that are still about. */
+/* One write a page: MADV_POPULATE_WRITE is newer than kernels in use. */
 static int touch(char *p, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
@@ -44,7 +44,7 @@ static int touch(char *p, uint64_t bytes)
     return 0;
 }
 
-/* Reads only, as there may be something in it. */
+/* Reads only: the file may have parts of an earlier run. */
 static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
 {
     int rc;
@@ -59,8 +59,8 @@ static int touch_file(int fd, uint64_t offset, const char *p, uint64_t bytes)
     return 0;
 }
 
-/* A policy of this thread and none of the memory: that would split the mapping at every extent,
- * where a process may have some 65000 pieces, and need not hold for a file's (mbind(2)). */
+/* Sets a policy for this thread. One for the memory would split the mapping at every extent, of
+ * which a process may have some 65000, and need not hold for a file's memory (mbind(2)). */
 static void extent_place(struct arena *a, uint32_t extent)
 {
     int rc = a->nodes > 0 ? a->config.numa->prefer(a->config.numa->node[extent % a->nodes]) : 0;
@@ -70,7 +70,7 @@ static void extent_place(struct arena *a, uint32_t extent)
     a->unplaced |= rc < 0;
 }
 
-/* Its node may have been full, or a file's memory may be there from an earlier run. */
+/* Where it really is: the node may have been full, or the file have the memory already. */
 static void extent_settle(struct arena *a, uint32_t extent)
 {
     const char *base = a->base + (uint64_t)extent * a->config.extent;

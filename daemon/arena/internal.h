@@ -10,12 +10,13 @@
 #include <uv.h>
 
 struct extent {
-    struct list link; /* in arena.free, in its class's partial list, or nowhere (full, not ready) */
+    struct list link; /* in its home's free list, in its class's partial list, or (full, not ready)
+                       * in none */
     struct arena_class *class;
     uint64_t *owner;     /* one a slot in use */
     uint32_t *free_slot; /* stack of free slots; NULL until the extent has a class */
     uint32_t slots, n_free, home;
-    uint8_t *used; /* bitmap, one byte a slot: tells a double free, and which owners are real */
+    uint8_t *used; /* a byte for each slot: it is in use */
 };
 
 struct arena_class {
@@ -25,8 +26,8 @@ struct arena_class {
     struct list partial[]; /* extents with a free slot, by home */
 };
 
-/* Memory of one NUMA node, the extents' home. The last home, the only one where nothing is placed,
- * is of memory that lies anywhere. */
+/* The extents of one NUMA node. The last home has those of no node in particular; without placement
+ * it is the only one. */
 struct arena_home {
     struct list free; /* extents without a class */
     uint32_t n_free, ready;
@@ -51,14 +52,14 @@ struct arena {
     uint32_t touched;
     bool stop, ended; /* ended: there will be no more than `touched` */
     bool threaded;
-    bool unplaced; /* the thread's: it was told that extents can't be placed */
+    bool unplaced; /* the thread's: placing failed, and was logged */
 };
 
-/* arena.c: the extent after the last that is ready is ready, too. */
+/* arena.c: the next extent is ready. */
 void arena_extent_ready(struct arena *a, uint32_t extent);
-/* The home that memory of the node is kept in; the last: of no node in particular. */
+/* The home of a node; the last one for a node that is not among config.numa's. */
 uint32_t arena_home_of(const struct arena *a, int node);
-/* grow.c: the thread ends; its handle is the caller's to close, if there is one (threaded). */
+/* grow.c: ends the thread. The caller closes `grown` if `threaded`. */
 void arena_grow_stop(struct arena *a);
 
 #endif

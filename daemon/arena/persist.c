@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define ROOM "arena"
-#define NEW_MANIFEST CONFIG_KEEP_MANIFEST ".tmp"
+#define NEW_SNAPSHOT CONFIG_KEEP_MANIFEST ".tmp"
 
 struct map {
     uint8_t *p;
@@ -25,8 +25,8 @@ struct map {
 struct persist {
     int folder, fd; /* folder: holds the lock; fd: the arena's file, -1 for none */
     uint8_t boot[16];
-    struct map manifest, fresh;
-    bool ours; /* not the run's before any more */
+    struct map snapshot, fresh; /* of the run before; that this run writes */
+    bool ours;                  /* persist_take or persist_reset succeeded */
     bool committed;
 };
 
@@ -76,7 +76,7 @@ static int own_open(const struct persist *k, const char *name, struct stat *st)
     return -1;
 }
 
-static void manifest_map(struct persist *k)
+static void snapshot_map(struct persist *k)
 {
     struct stat st;
     int fd = own_open(k, CONFIG_KEEP_MANIFEST, &st);
@@ -87,7 +87,7 @@ static void manifest_map(struct persist *k)
     if (st.st_size > 0) {
         p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
         if (p != MAP_FAILED)
-            k->manifest = (struct map){p, (size_t)st.st_size, (size_t)st.st_size};
+            k->snapshot = (struct map){p, (size_t)st.st_size, (size_t)st.st_size};
     }
     close(fd);
 }
@@ -115,18 +115,18 @@ int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_
         free(k);
         return rc;
     }
-    (void)unlinkat(k->folder, NEW_MANIFEST, 0); /* of a run that was killed while it wrote it */
+    (void)unlinkat(k->folder, NEW_SNAPSHOT, 0); /* of a run that was killed while it wrote it */
     k->fd = own_open(k, CONFIG_KEEP_ARENA, &st);
     if (k->fd >= 0)
-        manifest_map(k);
+        snapshot_map(k);
     *out = k;
     return 0;
 }
 
 const uint8_t *persist_snapshot(const struct persist *k, size_t *n)
 {
-    *n = k->manifest.n;
-    return k->manifest.p;
+    *n = k->snapshot.n;
+    return k->snapshot.p;
 }
 
 struct persist_identity persist_identity(const struct persist *k)
@@ -142,7 +142,7 @@ struct persist_identity persist_identity(const struct persist *k)
     return id;
 }
 
-/* ---- one of the two ---- */
+/* ---- taking it over, or starting anew ---- */
 
 int persist_take(struct persist *k)
 {
@@ -156,7 +156,7 @@ int persist_take(struct persist *k)
 
 void persist_forget(struct persist *k)
 {
-    map_close(&k->manifest);
+    map_close(&k->snapshot);
 }
 
 int persist_reset(struct persist *k, uint64_t bytes)
@@ -185,15 +185,15 @@ int persist_fd(const struct persist *k)
 
 /* ---- at the end ---- */
 
-/* Filled through a mapping, as a hugetlbfs has no write; its room is taken first, or there would be
- * a SIGBUS where the file system is full. */
+/* A hugetlbfs has no write(2), so the file is mapped; its room is taken first, as a full file
+ * system would cause a SIGBUS. */
 int persist_create(struct persist *k, size_t n, uint8_t **out)
 {
     struct map m = {.n = n};
     struct stat st;
     int rc = 0;
     int fd =
-        openat(k->folder, NEW_MANIFEST, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+        openat(k->folder, NEW_SNAPSHOT, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
 
     if (fd < 0)
         return -errno;
@@ -210,7 +210,7 @@ int persist_create(struct persist *k, size_t n, uint8_t **out)
     }
     close(fd);
     if (rc < 0) {
-        (void)unlinkat(k->folder, NEW_MANIFEST, 0);
+        (void)unlinkat(k->folder, NEW_SNAPSHOT, 0);
         return rc;
     }
     k->fresh = m;
@@ -222,7 +222,7 @@ int persist_commit(struct persist *k)
 {
     map_close(&k->fresh);
     KILL_POINT("persist-written");
-    if (renameat(k->folder, NEW_MANIFEST, k->folder, CONFIG_KEEP_MANIFEST) < 0)
+    if (renameat(k->folder, NEW_SNAPSHOT, k->folder, CONFIG_KEEP_MANIFEST) < 0)
         return -errno;
     KILL_POINT("persist-named");
     k->committed = true;
@@ -234,9 +234,9 @@ void persist_close(struct persist *k)
     if (!k)
         return;
     map_close(&k->fresh);
-    map_close(&k->manifest);
+    map_close(&k->snapshot);
     if (k->ours && !k->committed) {
-        (void)unlinkat(k->folder, NEW_MANIFEST, 0);
+        (void)unlinkat(k->folder, NEW_SNAPSHOT, 0);
         (void)unlinkat(k->folder, CONFIG_KEEP_ARENA, 0); /* gives its memory back */
     }
     if (k->fd >= 0)

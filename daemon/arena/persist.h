@@ -21,33 +21,33 @@
 
 struct persist;
 
-/* What a manifest belongs to: another boot, another file or another size is another arena. */
+/* The arena that a snapshot belongs to: this boot, this file, this size. */
 struct persist_identity {
     uint8_t boot[16];
     uint64_t inode, bytes;
 };
 
-/* Takes the lock; waits some seconds for a predecessor that is still ending. 0, or -errno with a
- * sentence in why. */
 #define PERSIST_WHY_BYTES 400
+/* Takes the lock; waits some seconds for another daemon that is ending. 0, or -errno with a
+ * sentence in `why`. */
 int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_BYTES]);
-/* NULL-safe. The arena must be unmapped. Its file goes unless persist_commit succeeded, or neither
- * persist_take nor persist_reset was called: then all is left for another try. */
+/* Call it after the arena is unmapped; NULL-safe. Removes the arena's file, unless persist_commit
+ * succeeded, or neither persist_take nor persist_reset was called (the next start may use it). */
 void persist_close(struct persist *k);
 
-/* The manifest of the run before; NULL: there is none. */
+/* The snapshot of the run before, valid until persist_forget; NULL: there is none. */
 const uint8_t *persist_snapshot(const struct persist *k, size_t *n);
-/* Of the arena's file as it lies there. */
+/* Of the arena's file as it is now. */
 struct persist_identity persist_identity(const struct persist *k);
-/* The arena is going to be used: the manifest, if there is one, is removed. Its bytes stay until
- * persist_forget. 0, or -errno: the arena must not be used. */
+/* Before the arena's file is used: removes the snapshot's file. 0; or -errno, and the arena's file
+ * must not be used. */
 int persist_take(struct persist *k);
 void persist_forget(struct persist *k);
-/* Nothing of the run before is to be used: a new file, all zero. */
+/* Instead of persist_take: a new arena file, all zero. 0 or -errno. */
 int persist_reset(struct persist *k, uint64_t bytes);
-int persist_fd(const struct persist *k);
+int persist_fd(const struct persist *k); /* the arena's file */
 
-/* A new manifest of n bytes, all zero, to be filled; then given its name. 0 or -errno. */
+/* A new snapshot: n zeroed bytes, which the caller fills in before persist_commit. 0 or -errno. */
 int persist_create(struct persist *k, size_t n, uint8_t **out);
 int persist_commit(struct persist *k);
 

@@ -17,6 +17,15 @@ struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns)
     return b;
 }
 
+struct part *cache_part(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    assert(part < ns->identity.parts);
+    return &b->part[part];
+}
+
 struct ns *cache_ns(struct cache *c, block_ref ref)
 {
     struct ns *ns;
@@ -48,8 +57,8 @@ static void room_wake(struct cache *c)
         struct cache_room *r = LIST_ENTRY(node, struct cache_room, link);
 
         r->room_cb(r);
-        /* It waits again: there was too little for it, so there is too little for those behind.
-         * Only the address is compared: r may be gone. */
+        /* It waits again, so there is too little room for those behind it, too. This compares the
+         * address only: r may be freed. */
         if (c->room.prev == node || c->room.next == node)
             break;
     }
@@ -69,18 +78,18 @@ static void yielded_wake(struct cache *c)
         idle_start(c);
 }
 
-static void calm_wake(struct cache *c)
+static void pressure_wake(struct cache *c)
 {
     struct list *node;
 
-    while (!cache_back_pressure(c) && (node = list_pop_front(&c->calm)) != NULL) {
+    while (!cache_back_pressure(c) && (node = list_pop_front(&c->pressure)) != NULL) {
         struct cache_pressure *w = LIST_ENTRY(node, struct cache_pressure, link);
 
         w->eased_cb(w);
     }
 }
 
-/* Something is under way, or about to be, whose end may make room. */
+/* An operation is under way, or about to be, whose end may make room. */
 static bool room_may_come(const struct cache *c)
 {
     return c->searching || c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
@@ -123,7 +132,7 @@ static void idle_cb(uv_idle_t *idle)
     pump(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
-    calm_wake(c);
+    pressure_wake(c);
 }
 
 void cache_search_later(struct cache *c)
@@ -148,7 +157,7 @@ void cache_released(struct cache *c)
         }
     if (c->sweep > 0)
         idle_start(c);
-    if (!list_empty(&c->calm) && !cache_back_pressure(c))
+    if (!list_empty(&c->pressure) && !cache_back_pressure(c))
         idle_start(c);
 }
 
@@ -177,7 +186,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->fills_by_age);
     list_init(&c->room);
     list_init(&c->yielded);
-    list_init(&c->calm);
+    list_init(&c->pressure);
     *out = c;
     return 0;
 }
@@ -202,7 +211,7 @@ void cache_free(struct cache *c)
     if (!c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->room) && table_count(&c->fills) == 0);
-    assert(list_empty(&c->yielded) && list_empty(&c->calm) && c->share_busy == 0);
+    assert(list_empty(&c->yielded) && list_empty(&c->pressure) && c->share_busy == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -252,13 +261,17 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 
 /* ---- the state of a part ---- */
 
-/* What the counts are made of, before a change and after it. */
+/* What the counts depend on, before a change and after it. */
 struct part_view {
     bool complete, whole, in_dram, on_nvme, on_share, here, dirty;
 };
 
-static struct part_view part_view(const struct block *b, const struct ns *ns, const struct part *p)
+static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
 {
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    const struct part *p = &b->part[part];
+
     return (struct part_view){
         .complete = block_complete(b, ns),
         .whole = part_whole(p),
@@ -279,9 +292,8 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    const struct part *p = &b->part[part];
     uint64_t slot_bytes = arena_padded(ns_part_bytes(ns, part));
-    struct part_view is = part_view(b, ns, p);
+    struct part_view is = part_view(c, ref, part);
 
     b->ready = (uint16_t)(b->ready + step(was.whole, is.whole));
     b->dram_parts = (uint16_t)(b->dram_parts + step(was.in_dram, is.in_dram));
@@ -298,26 +310,24 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
                    uint32_t number)
 {
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part_view was = part_view(b, ns, &b->part[part]);
+    struct part_view was = part_view(c, ref, part);
+    struct part *p = cache_part(c, ref, part);
+    const struct block *b = index_block(c->config.index, ref);
 
-    b->part[part].dram = dram;
-    b->part[part].dram_at.number = number; /* or slot */
-    if (dram == PART_DRAM_NONE && b->part[part].nvme == PART_NVME_NONE)
-        b->part[part].checksum = 0; /* of bytes that were kept */
+    p->dram = dram;
+    p->dram_at.number = number; /* or slot */
+    if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
+        p->checksum = 0; /* it came with a snapshot */
     part_changed(c, ref, part, was);
-    /* Leaving the policy is the evicting caller's: it alone knows why. */
+    /* Only who evicts takes it out of the policy, which learns why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
         policy_insert(c->config.policy, ref);
 }
 
 static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part to)
 {
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part *p = &b->part[part];
-    struct part_view was = part_view(b, ns, p);
+    struct part_view was = part_view(c, ref, part);
+    struct part *p = cache_part(c, ref, part);
 
     p->nvme = to.nvme;
     p->nvme_at = to.nvme_at;
@@ -327,13 +337,12 @@ static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part 
 
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place)
 {
+    struct part to = {.nvme = PART_NVME_NONE};
+
     if (place)
-        nvme_set(c, ref, part,
-                 (struct part){.nvme = PART_NVME_READY,
-                               .nvme_at.loc = place->loc,
-                               .checksum = place->checksum});
-    else
-        nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_NONE});
+        to = (struct part){
+            .nvme = PART_NVME_READY, .nvme_at.loc = place->loc, .checksum = place->checksum};
+    nvme_set(c, ref, part, to);
 }
 
 void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32_t write)
@@ -344,13 +353,12 @@ void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root)
 {
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part_view was = part_view(b, ns, &b->part[part]);
+    struct part_view was = part_view(c, ref, part);
+    struct part *p = cache_part(c, ref, part);
 
     assert(root <= SHARE_MAX_ROOTS);
-    b->part[part].share = share;
-    b->part[part].root = root;
+    p->share = share;
+    p->root = root;
     part_changed(c, ref, part, was);
 }
 
@@ -509,7 +517,7 @@ bool cache_back_pressure(const struct cache *c)
 
 void cache_pressure_wait(struct cache *c, struct cache_pressure *w)
 {
-    list_push_back(&c->calm, &w->link);
+    list_push_back(&c->pressure, &w->link);
 }
 
 void cache_pressure_cancel(struct cache_pressure *w)

@@ -43,8 +43,7 @@ static void sync_done_cb(struct tier_io *io, int status)
 {
     struct cache_durable *d = LIST_ENTRY(io, struct cache_durable, io);
     struct cache *c = d->cache;
-    struct ns *ns;
-    const struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
+    const struct part *p = cache_part(c, d->ref, d->part);
 
     c->tier_busy--;
     if (status == -EBADMSG &&

@@ -1,4 +1,5 @@
-/* Reading parts from the tier, or from a share, into the slots that copies read from. */
+/* Reading parts from NVMe or the shared tier into the slots that copies read from; one read serves
+ * all who ask for the part. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -19,32 +20,36 @@ struct cache_fetch {
     uint32_t part, number;
     slot_ref slot;
     bool shared; /* which of io */
-    bool failed; /* told, and what reads from the share may still write into the slot */
+    bool failed; /* reported; a thread of the shared tier may still write into the slot */
     struct list waiters;
 };
 
-void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part, slot_ref slot)
+struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
+    struct tier_name name = {
+        .key_bytes = ns->identity.key_bytes, .part = part, .owner = part_owner(ref, part)};
 
-    *io = (struct tier_io){.bytes = ns_part_bytes(ns, part)};
+    memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
+    memcpy(name.key, b->key, sizeof(name.key));
+    return name;
+}
+
+void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part, slot_ref slot)
+{
+    *io = (struct tier_io){.bytes = ns_part_bytes(cache_ns(c, ref), part),
+                           .name = cache_tier_name(c, ref, part)};
     if (slot != 0) {
         io->data = arena_memory(c->arena, slot);
         io->buffer = arena_extent_of(c->arena, slot);
     }
-    memcpy(io->name.fingerprint, ns->fingerprint, sizeof(io->name.fingerprint));
-    memcpy(io->name.key, b->key, sizeof(io->name.key));
-    io->name.key_bytes = ns->identity.key_bytes;
-    io->name.part = part;
-    io->name.owner = part_owner(ref, part);
 }
 
 static void read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
                       slot_ref slot)
 {
-    struct ns *ns;
-    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+    const struct part *p = cache_part(c, ref, part);
 
     cache_tier_io(c, io, ref, part, slot);
     io->op = TIER_READ;
@@ -58,32 +63,29 @@ static void log_read_failed(const struct tier_io *io, int status)
              io->name.part, (unsigned long long)io->place.loc);
 }
 
-/* The fetch's own use and hold keep part and block until the last waiter was told: what one does
- * may make room, or cancel another. */
-static void fetch_tell(struct cache_fetch *f, int status)
+/* A waiter's callback may make room, or cancel another waiter. The fetch's own use and lease keep
+ * part and block until the last callback has run. */
+static void fetch_report(struct cache_fetch *f, int status)
 {
     struct cache *c = f->cache;
-    struct ns *ns;
-    struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+    struct part *p = cache_part(c, f->ref, f->part);
     struct list *node;
 
     while ((node = list_pop_front(&f->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
+        int rc = status == 0 && p->users >= PART_USERS_MAX ? -EBUSY : status;
 
-        int told = status == 0 && p->users >= PART_USERS_MAX ? -EBUSY : status;
-
-        if (told == 0)
+        if (rc == 0)
             part_use(c, p);
-        w->ready_cb(w, told);
+        w->ready_cb(w, rc);
     }
 }
 
-/* Ends with a use of the fetch's own when the part is there. */
+/* The read ended. With status 0 the fetch has a use of the part. */
 static void fetch_take(struct cache_fetch *f, int status)
 {
     struct cache *c = f->cache;
-    struct ns *ns;
-    struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+    struct part *p = cache_part(c, f->ref, f->part);
 
     table_remove(&c->fetches, f->number);
     if (status == 0) {
@@ -94,26 +96,25 @@ static void fetch_take(struct cache_fetch *f, int status)
     }
 }
 
-/* ---- from the tier ---- */
+/* ---- from NVMe ---- */
 
 static void tier_done_cb(struct tier_io *io, int status)
 {
     struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.tier);
     struct cache *c = f->cache;
-    struct ns *ns;
-    const struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
+    const struct part *p = cache_part(c, f->ref, f->part);
 
     c->tier_busy--;
     fetch_take(f, status);
     if (status != 0) {
         log_read_failed(io, status);
         arena_slot_free(c->arena, f->slot);
-        /* A copy that can't be read must not stay a hit: the engine would ask for it for ever. One
-         * that recovery has put in its place meanwhile may. */
+        /* A copy that can't be read must not stay a hit: engines would ask for it again and again.
+         * Recovery may have found another in the meantime; that one stays. */
         if (part_is_at(p, io->place.loc))
             cache_nvme_lost(c, f->ref, f->part, true);
     }
-    fetch_tell(f, status);
+    fetch_report(f, status);
     if (status == 0)
         cache_put(c, f->ref, f->part);
     cache_drop(c, f->ref);
@@ -139,10 +140,10 @@ static int tier_start(struct cache_fetch *f, uint8_t priority)
     return -EIO;
 }
 
-/* ---- from a share ---- */
+/* ---- from the shared tier ---- */
 
-/* It is not there, or nobody knows in time: a miss, for this block's other parts as well. The slot
- * has no owner while a thread that hangs may write into it. */
+/* The part is not there, or no root said so in time: a miss, and the block's other parts are no
+ * hits either. The slot has no owner while a thread that hangs may write into it. */
 static void share_missed(struct cache_fetch *f)
 {
     struct cache *c = f->cache;
@@ -151,7 +152,7 @@ static void share_missed(struct cache_fetch *f)
     arena_slot_own(c->arena, f->slot, 0);
     cache_shared_forget(c, f->ref);
     c->config.metrics->share_forgotten++;
-    fetch_tell(f, -ENOENT);
+    fetch_report(f, -ENOENT);
     cache_drop(c, f->ref);
 }
 
@@ -168,8 +169,8 @@ static void share_done_cb(struct share_io *io, int status)
     }
     part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
     cache_write_fetched(c, f->ref);
-    fetch_tell(f, 0);
-    cache_drop(c, f->ref); /* the fetch's use is left */
+    fetch_report(f, 0);
+    cache_drop(c, f->ref); /* share_released_cb ends the fetch's use */
 }
 
 static void share_released_cb(struct share_io *io)
@@ -214,7 +215,7 @@ static int share_start(struct cache_fetch *f)
     return -ENOENT;
 }
 
-/* ---- a part's bytes ---- */
+/* ---- for requests ---- */
 
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
                        struct cache_wait *w)
@@ -231,7 +232,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     f->number = table_add(&c->fetches, f);
     if (f->number == 0)
         goto err_after_fetch;
-    /* Held from here on: making room must not take the block itself. */
+    /* The fetch holds the block: making room must not evict it. */
     cache_hold(c, ref);
     rc =
         cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
@@ -252,7 +253,7 @@ err_after_slot:
     rc = rc == -EAGAIN ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
-    index_block(c->config.index, ref)->leases--; /* nothing can have become due meanwhile */
+    index_block(c->config.index, ref)->leases--; /* as it was: nothing to settle */
     cache_reconsider(c, ref);
     table_remove(&c->fetches, f->number);
 err_after_fetch:
@@ -271,7 +272,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     list_init(&w->link);
     if (p->dram == PART_DRAM_READY) {
         if (p->users >= PART_USERS_MAX)
-            return -EBUSY; /* a key may come often in a request, and requests are many */
+            return -EBUSY; /* one key may come often in a request */
         part_use(c, p);
         return CACHE_READY;
     }
@@ -326,7 +327,7 @@ static void check_done_cb(struct tier_io *io, int status)
     arena_slot_free(c->arena, k->slot);
     if (status == -EBADMSG) {
         log_read_failed(io, status);
-        /* The place may have been given up, or the part written anew, while it was read. */
+        /* During the read the place may have been reclaimed, or the part written anew. */
         if (part_is_at(&b->part[k->part], io->place.loc)) {
             cache_nvme_lost(c, k->ref, k->part, true);
             cache_write_again(c, k->ref);

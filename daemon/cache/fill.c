@@ -1,4 +1,4 @@
-/* Filling parts from workers' memory, shard by shard, and publishing them when they are whole. */
+/* Fills: dumps copy a part from a worker's memory shard by shard; the whole part is published. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -14,7 +14,7 @@ struct cache_fill {
     slot_ref slot;
     uint32_t done;    /* shards whose bytes are in the slot */
     uint32_t copying; /* shards claimed and not yet reported */
-    bool broken;      /* to be dropped when the last copy has ended */
+    bool broken;      /* dropped when the last copy has ended */
     uint64_t claimed[];
 };
 
@@ -23,7 +23,7 @@ void cache_owner_init(struct cache_owner *o)
     list_init(&o->fills);
 }
 
-/* Takes the fill out of everything but its slot. */
+/* The slot and the part's state are the caller's. */
 static void fill_unlink(struct cache *c, struct cache_fill *f)
 {
     list_remove(&f->link_owner);
@@ -117,8 +117,8 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     assert(n > 0 && shard + n <= ns->identity.shards[part]);
     if (b->flags & BLOCK_DOOMED)
         return -EINPROGRESS;
-    /* A fill that was begun before the part turned up on the tier goes on. What is only presumed
-     * to lie on a share is taken: who computes it anew may have missed it there. */
+    /* A fill goes on when recovery finds the part in the meantime. A part that is only PRESUMED is
+     * taken: the worker that computed it anew may have missed it there. */
     if (p->dram != PART_DRAM_FILLING &&
         (part_whole_here(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
@@ -172,13 +172,12 @@ void cache_owner_gone(struct cache *c, struct cache_owner *o)
         fill_abort(c, LIST_ENTRY(node, struct cache_fill, link_owner));
 }
 
-/* No more shards are taken for a block that was evicted: its fills would never become whole. */
 void cache_fills_break(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    b->leases++; /* an aborted fill settles its block, which must outlive this loop */
+    b->leases++; /* fill_abort settles the block, which must outlive this loop */
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         struct cache_fill *f;
 

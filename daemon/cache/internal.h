@@ -8,14 +8,15 @@
 
 #include <uv.h>
 
-/* Fills and reads under way at once; more are -EBUSY. */
+/* Operations under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
 #define CACHE_MAX_WRITES (1u << 16)
+/* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
+#define CACHE_WRITE_WINDOW (64u << 20)
+/* Between two tries to write the record of a namespace. */
 #define RECORD_RETRY_MIN_MS 5000u
 #define RECORD_RETRY_MAX_MS 60000u
-/* Bytes handed to the tier for writing at once: enough for any disk's queue, little to lose. */
-#define CACHE_WRITE_WINDOW (64u << 20)
 
 enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
 
@@ -29,11 +30,11 @@ struct write_target {
     struct block_queue queue;   /* in the order in which they became complete */
     struct block_queue stalled; /* blocks of namespaces that may not be written now */
     uint64_t writing_bytes;     /* of parts whose write is under way */
-    bool full; /* it refused an operation, and has not said since that it takes more */
-    bool pump; /* the idle callback pumps */
+    bool full; /* it refused an operation: no more before one has ended, or it says so */
+    bool pump; /* the idle callback is to begin writes */
 };
 
-/* Blocks by their policy_prev and policy_next: what came last in front. */
+/* Blocks linked by policy_prev and policy_next, the newest in front. */
 struct block_list {
     block_ref front, back;
     uint64_t n;
@@ -42,56 +43,60 @@ struct block_list {
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
-    struct tier *tier;
+    struct tier *tier; /* NULL: none */
     const struct share_ops *share_ops;
-    struct share *share;
-    struct block_list below, shared; /* nothing of these lies in DRAM; in any tier here */
+    struct share *share; /* NULL: none */
     struct arena *arena;
+    uint32_t tier_busy, share_busy; /* operations under way */
+    uint32_t copies;                /* users by copies, reads and writes: their end may make room */
     struct table fills, fetches, writes;
+    struct list fills_by_age; /* those that no copy is writing, oldest progress first */
+    struct cache_stats stats;
+    /* The idle callback. */
+    uv_idle_t idle; /* runs when there is work for the next turn of the loop */
+    bool idle_on, wake, closing;
+    struct list room, yielded; /* of cache_room.link */
+    struct list pressure;      /* of cache_pressure.link */
+    /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
-    struct list durables;         /* of cache_durable.link: wait for room in the tier's queue */
+    bool no_writes;
+    uint64_t dirty_bytes;         /* in DRAM, not on NVMe, and waiting to be written there */
+    struct list durables;         /* of cache_durable.link: wait for the tier */
     struct list stalled_durables; /* likewise, of namespaces that may not be written now */
-    struct list fills_by_age;     /* that no copy is writing, oldest progress first */
-    struct list room, yielded;    /* of cache_room.link */
-    struct list calm;             /* of cache_calm.link */
-    uv_idle_t idle;               /* runs while somebody waits for the next turn of the loop */
-    bool idle_on, wake, closing, no_writes;
-    bool searching;       /* for room, and not at its end: goes on in the next turn of the loop */
-    uint64_t *blockers;   /* room.c: for each extent the owner of a slot that kept it from moving */
-    uint64_t stuck;       /* blocks that a search has not looked at since something was released */
-    uint32_t fruitless;   /* searches for room in the index, since something was released */
-    uint64_t sweep;       /* of `below`, still to be looked at by cache_list_sweep */
-    bool torn;            /* not every part of a block was restored, as the index was full */
-    uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
-    uint32_t share_busy;
-    uint32_t tier_busy;
-    uint32_t unverified;  /* parts in DRAM whose copy of an earlier run is to be read first */
-    uint32_t copies;      /* users held by copies, reads and writes: what can make room */
-    uint32_t restored_ns; /* namespace of the part that the tier found last */
-    struct backoff record_retry;     /* of namespace records that failed */
+    uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
+    struct backoff record_retry; /* of namespace records that failed */
+    /* Making room. */
+    bool searching;     /* a search for a slot goes on in the next turn of the loop */
+    uint64_t *blockers; /* room.c: for each extent the owner of a slot that kept it from moving */
+    uint64_t stuck;     /* blocks that a search has not looked at since something was released */
+    uint32_t fruitless; /* searches for room in the index since something was released */
+    struct block_list below, shared; /* blocks with nothing in DRAM: some part here; no part here */
+    uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
+    bool torn;      /* recovery left out parts of some blocks, as the index was full */
+    /* An earlier run. */
+    uint32_t restored_ns;            /* namespace of the part that the tier found last */
     bool loading;                    /* the snapshot of the run before */
     struct snapshot_load *load;      /* while loading; later what a stop left unloaded */
     struct snapshot_write *snapshot; /* while it is written, at the stop */
-    struct cache_stats stats;
 };
 
 struct snapshot_part;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
+struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
 
-/* Where no root of the shared tier is needed. */
 static inline bool part_whole_here(const struct part *p)
 {
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
 }
 
-/* What a dump is writing anew does not lie on a share for as long. */
+/* While a dump writes a part anew, the shared tier's copy does not count. */
 static inline bool part_whole(const struct part *p)
 {
     return part_whole_here(p) || (part_on_share(p) && p->dram != PART_DRAM_FILLING);
 }
 
-/* Losing its slot loses nothing. What is only presumed may turn out not to be there. */
+/* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
 static inline bool part_backed(const struct part *p)
 {
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
@@ -102,13 +107,26 @@ static inline struct tier_place part_place(const struct part *p)
     return (struct tier_place){part_loc(p), p->checksum};
 }
 
+/* A part as the owner of a slot or of a place on NVMe. */
 static inline uint64_t part_owner(block_ref ref, uint32_t part)
 {
     return (uint64_t)ref << 16 | part;
 }
 
-/* The only writers of a part's state: they keep every count that depends on it. */
-/* number: of the slot (READY), the fill (FILLING) or the fetch (FETCHING). */
+static inline block_ref owner_block(uint64_t owner)
+{
+    return (block_ref)(owner >> 16);
+}
+
+static inline uint32_t owner_part(uint64_t owner)
+{
+    return owner & 0xffff;
+}
+
+/* ---- cache.c ---- */
+
+/* Only these write a part's state; they keep every count that depends on it.
+ * number: of the slot (READY), the fill (FILLING) or the fetch (FETCHING). */
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,
                    uint32_t number);
 /* READY at `place`, or NONE with NULL. */
@@ -119,44 +137,70 @@ void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_sha
 void part_use(struct cache *c, struct part *p);
 void part_unuse(struct cache *c, struct part *p);
 
-/* Nothing reads, writes or fills any of its parts. */
+/* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
+/* Something was released. In the next turn of the loop waiters for room try again, and writes
+ * begin. */
+void cache_released(struct cache *c);
+/* A search for room looked at as many blocks as it may in one turn of the loop: waiters for room
+ * try again in the next. */
+void cache_search_later(struct cache *c);
+
+/* ---- fill.c ---- */
+
+/* Drops the block's fills; a fill that a copy is writing goes when the copy has ended. */
+void cache_fills_break(struct cache *c, block_ref ref);
+/* Drops the oldest fill that no copy is writing. False: there is none. */
+bool cache_fill_reclaim(struct cache *c);
+
+/* ---- fetch.c ---- */
+
+/* What the tier stores beside a part. */
+struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
+/* Fills in an operation but for op, place and done. slot: 0 for none. */
+void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
+                   slot_ref slot);
+
+/* ---- leave.c ---- */
+
 /* Frees the slots of its READY parts; none of them may have a user. */
 void block_leave_dram(struct cache *c, block_ref ref, bool evicted);
-
-/* The part's copy on the tier is gone or not to be trusted. */
+/* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
-/* After anything of the block was released: carries out a doomed block's end, removes an empty one.
- */
+/* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
-/* Drops the block from every tier here, and forgets what lies on a share. It must be idle. */
+/* Removes the block from every tier here, and forgets its files on the shared tier. It must be
+ * idle. */
 void cache_discard(struct cache *c, block_ref ref);
 
-/* lists.c */
+/* ---- lists.c ---- */
+
 /* After the block's state changed: puts it into the list where it belongs, or takes it out. */
 void cache_list_place(struct cache *c, block_ref ref);
-/* Out of its list, if it is in one, as the policy has the same links. */
+/* Takes it out of its list, if it is in one: the policy needs the links. */
 void cache_list_unlink(struct cache *c, block_ref ref);
-/* Blocks of one prefix were used, head first; those that are 0 or in no list are passed over. */
+/* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
-/* The oldest of the list that may goes. False: those that were looked at are all held or used. */
+/* Drops the oldest block of the list that may be dropped. False: of those at its end none may. */
 bool cache_list_drop(struct cache *c, struct block_list *l);
-/* During recovery, in a full index: a block goes that lies on NVMe only and was written before what
- * has this number. False: none was found. */
+/* During recovery, in a full index: drops a block that lies on NVMe only and was written before
+ * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
-/* After that, and once all is taken over that was kept in DRAM: blocks that were restored in part
- * go, by cache_list_sweep in each turn until it says false. */
+/* When recovery and the load of the snapshot are over: drops blocks that lack parts, some in each
+ * turn of the loop until cache_list_sweep returns false. */
 void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep(struct cache *c);
-/* What may make way for a new block in a full index: what lies on a share only, what left DRAM
- * first of the rest, and what is coldest there. */
+/* Which blocks may make way for a new one in a full index: those on the shared tier only, also
+ * those that left DRAM, also the coldest in DRAM. */
 enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };
 /* A new block; 0 when there is no room. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room);
-/* room.c: the coldest block in DRAM that nobody holds, uses or waits to write to the tier goes from
- * all. False: none may. */
-bool cache_coldest_drop(struct cache *c);
 
+/* ---- room.c ---- */
+
+/* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
+ * none may be dropped. */
+bool cache_coldest_drop(struct cache *c);
 /* A slot, on the node if that costs nothing; evicts what must leave. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more room in a moment;
  * - -EFBIG: no extent is as long.
@@ -164,23 +208,16 @@ bool cache_coldest_drop(struct cache *c);
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
-/* cache.c: a search for room looked at as many blocks as it may in one turn of the loop: those who
- * wait for room try again in the next. */
-void cache_search_later(struct cache *c);
 
-/* Later in this turn of the loop: wake who waits for room, write what waits. */
-void cache_released(struct cache *c);
+/* ---- queue.c ---- */
 
-/* fetch.c: fills in everything of an operation but op, place and done. slot: 0 for none. */
-void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
-                   slot_ref slot);
-
-/* queue.c. Push returns 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. Pop needs one
- * that is not empty; unpop follows a pop. */
+/* 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. */
 int queue_push(struct block_queue *q, block_ref ref);
 int queue_push_front(struct block_queue *q, block_ref ref);
+/* The queue must not be empty. */
 block_ref queue_pop(struct block_queue *q);
 block_ref queue_pop_last(struct block_queue *q);
+/* Puts back what queue_pop has just taken. */
 void queue_unpop(struct block_queue *q, block_ref ref);
 
 /* ---- write_behind.c ---- */
@@ -233,34 +270,32 @@ void cache_snapshot_unloaded(struct cache *c,
 /* Frees what is known of these. */
 void cache_snapshot_forget(struct cache *c);
 
-/* shared.c */
-/* Of the blocks that lie on a share only the oldest go until there are as few as have to be. None
- * that is held. */
+/* ---- shared.c ---- */
+
+/* Drops the oldest of too many blocks that lie on the shared tier only, but none that is held. */
 void cache_shared_trim(struct cache *c);
-/* Nothing of the block is thought to lie on a share any more. */
+/* Nothing of the block is believed to lie on the shared tier any more. */
 void cache_shared_forget(struct cache *c, block_ref ref);
-/* Names one of its parts for the share. */
+/* The name of a part's file. */
 struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
 
-/* restore.c */
-/* Parts of earlier runs may still turn up: what was dumped since waits, or there might be a second
- * copy, newer and not durable, of what is. */
+/* ---- recovery.c ---- */
+
+/* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
+ * may have been promised, and a newer one that is not durable must not take its place. */
 bool cache_recovering(struct cache *c);
+/* For tier_callbacks. */
 void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 
-/* naming.c */
-bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint);
-/* Makes the namespace known to later starts, unless it is, or could not be made so a moment ago;
- * its blocks are written when that has ended. There must be a tier. */
-void cache_ns_record(struct cache *c, struct ns *ns);
-/* False: its blocks have to wait; the end of what they wait for pumps the writes. */
-bool cache_ns_writable(const struct ns *ns);
+/* ---- ns_record.c ---- */
 
-/* Drops the block's fills, those that a copy is writing when it has ended. */
-void cache_fills_break(struct cache *c, block_ref ref);
-/* Drops the oldest fill that no copy is writing. False: there is none. */
-bool cache_fill_reclaim(struct cache *c);
+/* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
+ * Its blocks wait until the try has ended. There must be a tier. */
+void cache_ns_record(struct cache *c, struct ns *ns);
+/* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
+bool cache_ns_writable(const struct ns *ns);
+bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */
 
 #endif

@@ -1,4 +1,4 @@
-/* How blocks leave a tier: by name, because their place is taken back, or because they are not
+/* Blocks leave a tier: evicted by name, because their place is reclaimed, or because they are not
  * whole any more. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
@@ -34,8 +34,8 @@ static void block_leave_nvme(struct cache *c, block_ref ref)
             cache_nvme_lost(c, ref, i, true);
 }
 
-/* Also where this host knows of no file: other hosts may have written it. While its namespace is
- * purged all files go, but for one that is being written meanwhile. */
+/* Also where this host knows of no file: another may have written it. A purge of the namespace
+ * removes all files by itself, but for one that is written meanwhile (its block is doomed). */
 static void block_leave_share(struct cache *c, block_ref ref)
 {
     struct ns *ns;
@@ -83,13 +83,13 @@ void cache_settle(struct cache *c, block_ref ref)
     cache_reconsider(c, ref);
     if (b->leases > 0 || !block_idle(b, ns))
         return;
-    /* An incomplete block in DRAM may still be completed and the policy will find it; one that is
-     * left on the tier alone would be found by nobody. */
+    /* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would
+     * ever find one without anything in DRAM. */
     if (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)))
         cache_discard(c, ref);
 }
 
-/* Leaving DRAM alone loses nothing: every part lies below as well. */
+/* Leaving DRAM loses nothing. */
 static bool block_clean(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
@@ -106,7 +106,7 @@ static bool block_on_share(const struct block *b, const struct ns *ns)
     return false;
 }
 
-/* Some part lies on the tier, or is on its way there. */
+/* Some part lies on NVMe, or is on its way there. */
 static bool block_stored(const struct block *b, const struct ns *ns)
 {
     for (uint32_t i = 0; i < ns->identity.parts; i++)
@@ -115,7 +115,7 @@ static bool block_stored(const struct block *b, const struct ns *ns)
     return false;
 }
 
-/* Something of it lies in one of these. */
+/* Something of it lies in one of these tiers. */
 static bool block_lies_in(const struct block *b, const struct ns *ns, unsigned tiers)
 {
     return tiers == CACHE_ALL ? b->ready > 0
@@ -153,12 +153,14 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     return CACHE_EVICT_DONE;
 }
 
-/* ---- the tier takes a place back ---- */
+/* ---- callbacks of the tier ---- */
 
-/* What lies in DRAM as well loses nothing, nor what lies on a share, unless it is being read. */
-static bool tier_may_drop(const struct block *b, const struct ns *ns, uint32_t part)
+/* The part loses nothing when it lies in DRAM or on the shared tier, too, and is not being read. */
+static bool tier_may_drop(struct cache *c, uint64_t owner)
 {
-    const struct part *p = &b->part[part];
+    struct ns *ns;
+    const struct block *b = cache_block(c, owner_block(owner), &ns);
+    const struct part *p = &b->part[owner_part(owner)];
 
     if (p->dram == PART_DRAM_READY || (p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE))
         return true;
@@ -168,16 +170,13 @@ static bool tier_may_drop(const struct block *b, const struct ns *ns, uint32_t p
 static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
     struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part *p = &b->part[part];
+    block_ref ref = owner_block(owner);
+    const struct part *p = cache_part(c, ref, owner_part(owner));
 
     assert(part_loc(p) == loc);
-    if (!tier_may_drop(b, ns, part))
+    if (!tier_may_drop(c, owner))
         return false;
-    cache_nvme_lost(c, ref, part, false);
+    cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
         cache_discard(c, ref);
     else
@@ -188,14 +187,11 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
 static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
 {
     struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
+    block_ref ref = owner_block(owner);
 
-    if (!part_is_at(&b->part[part], loc))
+    if (!part_is_at(cache_part(c, ref, owner_part(owner)), loc))
         return;
-    cache_nvme_lost(c, ref, part, true);
+    cache_nvme_lost(c, ref, owner_part(owner), true);
     cache_write_again(c, ref);
     cache_settle(c, ref);
 }
@@ -203,23 +199,19 @@ static void tier_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
 static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 {
     struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
 
-    if (!tier_may_drop(b, ns, owner & 0xffff))
-        return TIER_HEAT_BUSY;
-    return policy_heat(c->config.policy, ref);
+    return tier_may_drop(c, owner) ? policy_heat(c->config.policy, owner_block(owner))
+                                   : TIER_HEAT_BUSY;
 }
 
 static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)
 {
     struct cache *c = ctx;
-    block_ref ref = (block_ref)(owner >> 16);
-    uint32_t part = owner & 0xffff;
+    block_ref ref = owner_block(owner);
+    uint32_t part = owner_part(owner);
     const struct block *b = index_peek(c->config.index, ref);
 
-    /* The number may be another block's by now, but no other part was ever at `from`. */
+    /* Another block may have the number by now, but no other part was ever at `from`. */
     if (!b || part >= index_ns(c->config.index, b->ns)->identity.parts ||
         !part_is_at(&b->part[part], from))
         return false;

@@ -1,4 +1,5 @@
-/* Over a restart: parts that the tier finds again, and what its checkpoints keep of them. */
+/* Recovery: the tier offers the parts that earlier runs wrote, and asks for what its checkpoints
+ * list. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -30,7 +31,7 @@ static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
             return NULL;
         }
         ns->record = f->ns_record_unsynced ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
-        /* An identity that is not this fingerprint's: nobody will find anything in it. */
+        /* The identity does not have this fingerprint: nobody would find the part. */
         if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
             return NULL;
     }
@@ -53,7 +54,7 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
                 (struct tier_duplicate){part_owner(ref, f->name->part), {part_loc(p), p->checksum}};
         return known < f->sequence;
     }
-    /* Also of what has been dumped anew: this copy may have been promised. */
+    /* Also when the part was dumped since the start: this copy may have been promised. */
     return p->nvme == PART_NVME_NONE;
 }
 
@@ -71,15 +72,15 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
         ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
-    /* What was dropped for others in the last run may be found again, and before them. */
+    /* A block that made way in the run before may be found again, before those it made way for. */
     if (ref == 0 && index_full(c->config.index) && cache_list_drop_older(c, f->sequence))
         ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
     if (ref == 0)
         return 0;
-    p = &index_block(c->config.index, ref)->part[f->name->part];
+    p = cache_part(c, ref, f->name->part);
     if (!part_wanted(c, ref, f))
         return 0;
-    /* DRAM that was kept over the restart has been compared with its checksum. */
+    /* Bytes from a snapshot were compared with their checksum. */
     same = p->dram == PART_DRAM_READY && p->checksum == f->place.checksum && p->checksum != 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
@@ -106,21 +107,18 @@ void cache_recovered_cb(void *ctx)
     cache_durables_retry(c);
 }
 
-/* ---- what a checkpoint keeps ---- */
+/* ---- checkpoints ---- */
 
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
 {
     struct cache *c = ctx;
-    uint32_t part = owner & 0xffff;
+    uint32_t part = owner_part(owner);
     struct ns *ns;
-    const struct block *b = cache_block(c, (block_ref)(owner >> 16), &ns);
+    const struct block *b = cache_block(c, owner_block(owner), &ns);
 
     if (b->part[part].nvme != PART_NVME_READY || b->flags & BLOCK_DOOMED)
         return false;
-    memcpy(out->name.fingerprint, ns->fingerprint, sizeof(out->name.fingerprint));
-    memcpy(out->name.key, b->key, sizeof(out->name.key));
-    out->name.key_bytes = ns->identity.key_bytes;
-    out->name.part = part;
+    out->name = cache_tier_name(c, owner_block(owner), part);
     out->bytes = ns_part_bytes(ns, part);
     out->checksum = b->part[part].checksum;
     return true;

@@ -1,6 +1,6 @@
-/* What lies on the shared tier, as far as this host knows. Other hosts write and remove files
- * without saying so: a place here is a hint, and what turns out not to be there is forgotten. Of
- * blocks that lie on a share only there are few enough not to fill the index. */
+/* What this host believes about the shared tier. Other hosts write and remove files without a word,
+ * so a root here is a hint, and a part that is not there is forgotten. Blocks that lie on the
+ * shared tier only are bounded in number, so that they do not fill the index. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -24,7 +24,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     const struct block *b;
 
     if (ns->purges > 0)
-        return; /* it was found before it was removed */
+        return; /* the lookup found it before the purge removed it */
     if (ref == 0 && c->shared.n >= c->config.shared_blocks && !cache_list_drop(c, &c->shared))
         return;
     if (ref == 0)
@@ -53,8 +53,7 @@ void cache_shared_forget(struct cache *c, block_ref ref)
 
 void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 {
-    struct ns *ns;
-    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+    const struct part *p = cache_part(c, ref, part);
 
     if (c->tier && p->share == PART_SHARE_KNOWN && p->dram == PART_DRAM_NONE && !part_whole_here(p))
         part_set_share(c, ref, part, PART_SHARE_PRESUMED, p->root);
@@ -81,7 +80,7 @@ struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t pa
 
 void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key)
 {
-    /* The last part first: without it nobody looks for the others. */
+    /* The last part first: lookups ask for it, so without it nobody reads the others. */
     for (uint32_t i = ns->identity.parts; c->share && i-- > 0;) {
         struct block_file_id id = id_of(ns, key, i);
 
@@ -90,7 +89,7 @@ void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *ke
     }
 }
 
-/* ---- the door ---- */
+/* ---- attaching ---- */
 
 static void ready_cb(void *ctx)
 {

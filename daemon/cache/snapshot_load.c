@@ -231,7 +231,7 @@ static void slots_take(struct snapshot_load *l)
 
         if (ns && k.part < ns->identity.parts)
             l->slots[i] =
-                arena_slot_keep(l->cache->arena, k.extent, k.slot, ns_part_bytes(ns, k.part));
+                arena_slot_take(l->cache->arena, k.extent, k.slot, ns_part_bytes(ns, k.part));
     }
 }
 

@@ -147,8 +147,7 @@ static enum copy copy_of(const struct part *p, enum write_to to)
 static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t part,
                       unsigned *left)
 {
-    struct ns *ns;
-    const struct part *p = &cache_block(c, ref, &ns)->part[part];
+    const struct part *p = cache_part(c, ref, part);
     enum copy copy = copy_of(p, to);
     int rc;
 

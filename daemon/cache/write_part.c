@@ -35,8 +35,7 @@ static void nvme_done_cb(struct tier_io *io, int status)
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
 {
     struct nvme_write *w = calloc(1, sizeof(*w));
-    struct ns *ns;
-    struct part *p = &cache_block(c, ref, &ns)->part[part];
+    struct part *p = cache_part(c, ref, part);
     int rc;
 
     if (!w)

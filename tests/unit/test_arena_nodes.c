@@ -207,8 +207,8 @@ Test(arena_nodes, kept_memory_counts_where_it_lies)
     cr_assert(c.fd >= 0 && ftruncate(c.fd, 4 * MIB) == 0);
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    kept = arena_slot_keep(arena, 2, 1, MIB / 4);
-    early = arena_slot_keep(arena, 3, 1, MIB / 4);
+    kept = arena_slot_take(arena, 2, 1, MIB / 4);
+    early = arena_slot_take(arena, 3, 1, MIB / 4);
     cr_assert(kept != 0 && early != 0);
     arena_slot_free(arena, early);
     fake_memory.lies = lies;

@@ -283,7 +283,7 @@ Test(growing, no_extent_changes_its_slots)
 /* The next extent is full of what was kept over a restart: to wait for it would be in vain. */
 Test(growing, room_that_is_taken_is_not_waited_for)
 {
-    cr_assert_neq(arena_slot_keep(rig.arena, 1, 0, MIB / 4), 0u);
+    cr_assert_neq(arena_slot_take(rig.arena, 1, 0, MIB / 4), 0u);
     fill_and_wait(0, 4);
     cr_expect_eq(try_store(4), 0);
     cr_expect_eq(rig.metrics.arena_evicted_lost, 1u);

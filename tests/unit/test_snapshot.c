@@ -300,15 +300,15 @@ Test(kept, slots_are_where_they_were)
     arena_close();
     arena_open(persist_fd(k), 8 * MIB);
     for (unsigned i = 0; i < 40; i++) {
-        kept[i] = arena_slot_keep(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
+        kept[i] = arena_slot_take(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
         cr_assert_eq(kept[i], slots[i]);
         cr_expect_eq(arena_slot_ready(arena, kept[i]), -EAGAIN);
     }
-    cr_expect_eq(arena_slot_keep(arena, extent[0], number[0], MIB / 4 - 5), 0u, "taken");
-    cr_expect_eq(arena_slot_keep(arena, extent[0], 1, MIB / 8), 0u, "another size");
-    cr_expect_eq(arena_slot_keep(arena, extent[0], 4, MIB / 4), 0u, "behind the extent");
-    cr_expect_eq(arena_slot_keep(arena, 8, 0, MIB), 0u, "behind the arena");
-    cr_expect_eq(arena_slot_keep(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
+    cr_expect_eq(arena_slot_take(arena, extent[0], number[0], MIB / 4 - 5), 0u, "taken");
+    cr_expect_eq(arena_slot_take(arena, extent[0], 1, MIB / 8), 0u, "another size");
+    cr_expect_eq(arena_slot_take(arena, extent[0], 4, MIB / 4), 0u, "behind the extent");
+    cr_expect_eq(arena_slot_take(arena, 8, 0, MIB), 0u, "behind the arena");
+    cr_expect_eq(arena_slot_take(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
     cr_expect_eq(arena_alloc(arena, 4096, 0, NUMA_NONE), 0u, "nothing is ready");
     arena_slot_free(arena, kept[1]); /* before its extent is ready */
     arena_wait(8 * MIB);
@@ -363,7 +363,7 @@ Test(kept, where_the_room_ends_the_arena_ends)
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
-    slot = arena_slot_keep(arena, 7, 0, MIB);
+    slot = arena_slot_take(arena, 7, 0, MIB);
     cr_assert_neq(slot, 0u);
     cr_assert_eq(arena_grow(arena), 0);
     for (int i = 0; i < 5000 && ended == 0; i++) {
