@@ -105,7 +105,7 @@ bool block_file_name_valid(const char *name)
     return block_file_name_parse(name, &parsed) == 0;
 }
 
-/* Of a host's name in a temporary one; not the C library's idea of a letter, which has a locale. */
+/* Allowed in a temporary file's name; isalnum would depend on the locale. */
 static bool host_byte(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||

@@ -1,10 +1,9 @@
-/* The bytes and the names of block files, which hosts share: docs/storage-format.md, "Block files",
- * is their text. Pure functions, any thread.
+/* Headers and names of block files, as docs/storage-format.md, "Block files", defines them. Pure
+ * functions, any thread.
  *
- * Promise: block_file_decode says 0 only for the header of the very part that was asked for: magic,
- * version, checksum of the header, identity (namespace, part and key, all of them) and length
- * agree. What lies behind it counts when its checksum is the header's; nothing else from a share is
- * trusted. */
+ * Promise: block_file_decode returns 0 only for the header of the wanted part: magic, version,
+ * checksum of the header, identity (namespace, part and key) and length agree. The payload counts if
+ * its checksum is the header's. Nothing else on a root is trusted. */
 #ifndef UCMD_SHARE_BLOCK_FILE_H
 #define UCMD_SHARE_BLOCK_FILE_H
 
@@ -41,8 +40,8 @@ struct block_file_header {
     uint32_t part;
 };
 
-/* Where the part's file is: its bucket, which is also the first byte of its identity, and its name.
- * 0, or -EINVAL for an id that no namespace has. */
+/* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that no
+ * namespace has. */
 int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
                      char name[BLOCK_FILE_NAME_CAP]);
 /* What the name of a block file says. */
@@ -56,18 +55,18 @@ struct block_file_name {
 int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
-/* Of this host, this process (its number and when it began) and nobody's before: counter. */
+/* Unique by host, process (number and start) and counter. */
 void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
                           char out[BLOCK_FILE_TEMP_CAP]);
-/* The host's name as far as it fits, anything unusual in it replaced. */
+/* The host's name, cut to fit, with other characters than letters, digits, '.' and '_' replaced. */
 void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP]);
 
 void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES]);
-/* Whose file it says it is, which is not looked at. */
+/* The identity in the header, unchecked. */
 void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                          uint8_t identity[BLOCK_FILE_IDENTITY_BYTES]);
-/* What was asked for is `wanted`, without its checksum. 0 and *checksum of the payload; -EILSEQ: no
- * block file; -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
+/* wanted: all but the checksum. 0 and *checksum of the payload; -EILSEQ: no block file;
+ * -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                       const struct block_file_header *wanted, uint64_t *checksum);
 

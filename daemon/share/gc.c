@@ -1,4 +1,4 @@
-/* When passes begin, and the marker that tells other hosts. */
+/* When passes begin; the marker, by which hosts see each other's passes. */
 #include "daemon/share/gc_internal.h"
 
 #include "daemon/base/log.h"
@@ -25,7 +25,7 @@ bool gc_is_marker(const char *name)
            name[2 * UCM_MIN_KEY_BYTES] == '-';
 }
 
-/* Between half of it and one and a half times, so that hosts that were started together part. */
+/* Between half of `ms` and one and a half times, so that hosts started together drift apart. */
 static uint64_t jittered(uint64_t ms)
 {
     uint64_t x = uv_hrtime() * 0x9e3779b97f4a7c15ull;
@@ -55,7 +55,7 @@ static void next_in(struct gc *gc, uint64_t in_ms)
         log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
 }
 
-/* Nothing is under way any more until the next pass. */
+/* Nothing is under way until the next pass. */
 static void idle(struct gc *gc, uint64_t next_ms)
 {
     gc->step = GC_STEP_IDLE;
@@ -63,13 +63,13 @@ static void idle(struct gc *gc, uint64_t next_ms)
     next_in(gc, next_ms);
 }
 
-/* Of several in a row the first is told. */
-static void failure_note(struct gc *gc, const char *event, bool *told, int status)
+/* Logs the first of several failures in a row. */
+static void failure_note(struct gc *gc, const char *event, bool *logged, int status)
 {
     gc->config.root->config.metrics->share_gc_failed++;
-    if (*told)
+    if (*logged)
         return;
-    *told = true;
+    *logged = true;
     log_warn("share", event, "root=%u step=%d error=%s", gc->config.root->number, (int)gc->step,
              strerror(-status));
 }
@@ -105,8 +105,8 @@ static uint64_t marker_age_ms(const struct gc *gc)
 
 /* ---- is a pass due? ---- */
 
-/* The server was full, and nobody has begun or ended a pass since. In doubt, since the server's
- * time is a little later than when it was asked for, it is due. */
+/* The server was full, and no host has begun or ended a pass since. The server's time is a little
+ * later than the question for it, so in doubt a pass is due. */
 static bool due_full(const struct gc *gc)
 {
     return gc->full &&
@@ -164,23 +164,23 @@ void gc_pass_ended(struct gc *gc, int status)
     step_start(gc, GC_STEP_UNMARK);
 }
 
-/* The marker is written, or not: it only saves work. */
+/* With or without a new marker, which only saves work. */
 static void ended(struct gc *gc)
 {
     uint64_t capacity = gc->config.root->config.capacity_bytes, in_ms = gc->config.collect_ms;
 
     if (capacity && gc->usage.bytes > capacity && gc->pass.removed > 0)
-        in_ms = SOON_MS; /* ages of parts were not all known, or it grew meanwhile */
+        in_ms = SOON_MS; /* highest parts were not all known, or the root grew meanwhile */
     idle(gc, jittered(in_ms));
     if (gc->full) {
         gc->full = false;
-        gc_full(gc); /* while this pass was under way, which was not for that */
+        gc_full(gc); /* the server became full during this pass, which was for something else */
     }
 }
 
 /* ---- steps ---- */
 
-/* A server that is full takes no check's file; its time as of the last one that it took will do. */
+/* A full server takes no file of a CHECK; its time as of an earlier CHECK will do. */
 static void clock_taken(struct gc *gc, int status)
 {
     int err = status;
@@ -273,7 +273,7 @@ static void step_start(struct gc *gc, enum gc_step step)
     if (err == -EAGAIN && ++gc->tries < STEP_TRIES)
         err = next_arm(gc, GC_PAUSE_MS);
     if (err < 0 && step >= GC_STEP_UNMARK)
-        ended(gc); /* it only saves work */
+        ended(gc);
     else if (err < 0)
         failed(gc, err);
 }

@@ -1,18 +1,19 @@
-/* Which of these keys are there, in few round trips.
+/* Shared lookups: which of these keys exist, in few round trips.
  *
- * A chain is searched from both sides of its end: `lo` keys are there, and key `hi` is not, as far
- * as is known. A wave asks for up to LOOKUP_WAVE keys between them at once, evenly spaced; the first
- * wave also for the first few, as most chains that are not there at all are told by these. The next
- * wave begins as soon as, in the keys' order, the first that is not there is known; what the rest
- * of a wave answers later is remembered for the next asker, and so is what comes after a deadline.
- * Keys that are asked one by one (`each`, or share.lookup: exact) are pipelined instead. */
+ * The search for the end of a chain narrows an interval: the first `lo` keys exist, key `hi` does
+ * not, as far as is known. A wave asks for up to LOOKUP_WAVE keys between them, evenly spaced; the
+ * first wave also asks for the first few, because most chains that do not exist at all end there.
+ * The next wave begins as soon as the first missing key of the wave is known. Answers that come
+ * later, also those after the deadline, go to the answer cache.
+ *
+ * With `each`, or share.lookup: exact, every key is asked for, LOOKUP_WAVE at a time. */
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOKUP_WAVE 64u /* keys under way for one lookup */
+#define LOOKUP_WAVE 64u /* keys under way of one lookup */
 #define LOOKUP_HEAD 4u  /* the first few */
 #define LOOKUPS 256u    /* under way */
 
@@ -20,7 +21,7 @@ struct key_state {
     uint32_t key;
     uint8_t pending; /* roots that have not answered */
     uint8_t found;   /* a share_root_id, 0: none so far */
-    bool failed;     /* a root that could have it did not answer */
+    bool failed;     /* a root that could have the key gave no answer */
 };
 
 struct lookup {
@@ -29,7 +30,7 @@ struct lookup {
     struct share_lookup *asker;
     struct deadline deadline;
     struct list finds;                       /* under way, of find.link */
-    share_roots_mask asked, begun, answered; /* roots: may be asked, were, and said something */
+    share_roots_mask asked, begun, answered; /* roots: usable, asked, answered */
     uint32_t lo, hi, next;
     bool chain, over;
     struct key_state keys[LOOKUP_WAVE];
@@ -38,11 +39,11 @@ struct lookup {
     uint32_t n_free;
 };
 
-/* One key asked of one root. Outlives the lookup when the root is late. */
+/* One key on one root. Outlives the lookup when the root is late. */
 struct find {
     struct share_task task;
     struct share *share;
-    struct lookup *lookup; /* NULL: it has ended */
+    struct lookup *lookup; /* NULL: the lookup has ended */
     struct list link;
     uint32_t root, place;
 };
@@ -77,7 +78,7 @@ static void find_detach(struct find *f)
     f->lookup = NULL;
 }
 
-/* What is under way goes on for nobody; what was not begun ends here. */
+/* A find that the backend has goes on, for the answer cache; one that waits is cancelled. */
 static void find_leave(struct find *f)
 {
     find_detach(f);
@@ -85,7 +86,7 @@ static void find_leave(struct find *f)
         free(f);
 }
 
-/* Another key gets the place: roots that have not answered do so for nobody. */
+/* Frees the place for another key: detaches the finds that have not ended. */
 static void key_leave(struct lookup *p, uint32_t place)
 {
     struct list *next;
@@ -102,7 +103,7 @@ static void key_leave(struct lookup *p, uint32_t place)
     }
 }
 
-/* A key's answer, for the asker and for those behind it in the pipeline. */
+/* Records a key's answer; without waves its place goes to another key. */
 static void key_answered(struct lookup *p, uint32_t place)
 {
     struct key_state *s = &p->keys[place];
@@ -134,7 +135,7 @@ static void find_answer(struct find *f, int status)
         k->failed = true;
     if (status == 0 || status == -ENOENT)
         p->answered |= 1u << f->root;
-    /* Told once: by the first root that has it, or by the last one. */
+    /* The first root that has the key decides, or the last one to answer. */
     if (open && (k->found || k->pending == 0))
         key_answered(p, (uint32_t)(k - p->keys));
     if (lookup_step(p))
@@ -189,7 +190,7 @@ static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
     return 0;
 }
 
-/* Asks those roots that nothing is remembered of. */
+/* Asks those roots of which the answer cache knows nothing. */
 static void key_ask(struct lookup *p, uint32_t place, uint32_t key)
 {
     struct share *s = p->share;
@@ -243,7 +244,7 @@ static void finds_leave(struct lookup *p)
         find_leave(LIST_ENTRY(p->finds.next, struct find, link));
 }
 
-/* As far as the answers reach, in the keys' order. */
+/* Narrows the interval by the answers, in the keys' order. */
 static void wave_close(struct lookup *p)
 {
     for (uint32_t i = 0; i < p->n_keys; i++) {
@@ -268,7 +269,7 @@ static uint32_t wave_key(const struct lookup *p, uint32_t i, uint32_t n)
         return p->lo + i;
     if (i < head)
         return i;
-    /* The last key counts while nobody has said that one is not there. */
+    /* While no key is known to be missing, the last key is asked for, too. */
     if (p->hi == p->asker->n)
         return p->lo + head - 1 + (uint32_t)((uint64_t)(i - head + 1) * (wide - head) / (n - head));
     return p->lo + (uint32_t)((uint64_t)(i + 1) * wide / (n + 1));
@@ -319,13 +320,13 @@ static bool each_step(struct lookup *p)
 static bool lookup_step(struct lookup *p)
 {
     if (p->over)
-        return false; /* its end is on its way */
+        return false; /* its end is scheduled */
     return by_waves(p) ? chain_step(p) : each_step(p);
 }
 
 /* ---- begin and end ---- */
 
-static void roots_tell(const struct lookup *p, bool late)
+static void roots_report(const struct lookup *p, bool late)
 {
     for (uint32_t i = 0; i < p->share->n; i++) {
         bool answered = p->answered >> i & 1, begun = p->begun >> i & 1;
@@ -341,13 +342,13 @@ static void lookup_free(struct lookup *p, bool late)
 {
     deadline_disarm(p->share->settings.deadlines, &p->deadline);
     finds_leave(p);
-    roots_tell(p, late);
+    roots_report(p, late);
     list_remove(&p->link);
     p->share->n_lookups--;
     free(p);
 }
 
-/* Keys before one that is there are taken for granted. */
+/* Keys before one that exists are presumed to exist, on the same root. */
 static void presume(struct share_lookup *asker)
 {
     uint8_t root = SHARE_UNKNOWN;
@@ -408,7 +409,7 @@ static struct lookup *lookup_new(struct share *s, struct share_lookup *asker)
     return p;
 }
 
-/* Nothing was asked of anybody, and nothing is there. */
+/* No root was asked, and no key exists. */
 static bool nothing_found(const struct lookup *p)
 {
     for (uint32_t i = 0; p->over && i < p->asker->n; i++)

@@ -112,7 +112,7 @@ static void backend_close(struct share_backend *b)
     assert(b->under_way == 0);
     b->closing = true;
     nfs_conn_close(&b->conn, conn_closed_cb);
-    list_free_tasks(&b->reads); /* of operations that were given up: temporary files stay */
+    list_free_tasks(&b->reads); /* of cancelled operations: their temporary files stay */
     list_free_tasks(&b->writes);
     uv_close((uv_handle_t *)&b->turn, timer_closed_cb);
     uv_close((uv_handle_t *)&b->again, timer_closed_cb);
@@ -149,7 +149,7 @@ static void backend_start(struct share_backend *b, struct share_op *op)
         nfs_op_ended(b, op, err);
         return;
     }
-    if (op->verb == SHARE_CHECK) /* somebody paces these: no pause of ours */
+    if (op->verb == SHARE_CHECK) /* the root's back-off paces health checks */
         b->conn.refused_until = 0;
     nfs_task_begin(t);
     nfs_pump(b);
@@ -166,7 +166,7 @@ static bool backend_cancel(struct share_backend *b, struct share_op *op)
     }
     nfs_task_let_go(t);
     t->queued = false;
-    list_remove(&t->link); /* of whichever list it is in, or of none */
+    list_remove(&t->link); /* from the list that it is in, if any */
     nfs_task_settle(t);
     nfs_pump(b);
     return true;

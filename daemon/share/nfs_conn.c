@@ -14,7 +14,7 @@
 #define MIN_TRANSFER_BYTES 4096u
 #define RESERVED_PORTS 512u /* below 1024 */
 
-/* One connection of TCP. Freed when the loop has let it go. */
+/* One TCP connection. Freed when the loop has closed it. */
 struct nfs_link {
     uv_poll_t poll;
     struct nfs_conn *conn;
@@ -22,8 +22,8 @@ struct nfs_link {
     struct nfs_rpc_call call; /* of the steps up to NFS_UP, one at a time */
     int events;
     bool connected;
-    bool serving; /* its poll_cb sends what comes up meanwhile */
-    bool over;    /* what it was for is done, or failed: `error` */
+    bool serving; /* its poll_cb runs, and sends what is queued meanwhile */
+    bool over;    /* its step is done, or failed with `error` */
     int error;
 };
 
@@ -119,7 +119,7 @@ static void link_poll_cb(uv_poll_t *poll, int status, int events)
         link_arm(l);
 }
 
-/* A server that is gone without a word is noticed by the kernel also while nobody asks it. */
+/* Keep-alive: the kernel notices a vanished server while no request is under way. */
 static void socket_tune(int fd)
 {
     static const struct {
@@ -143,7 +143,7 @@ static void port_set(struct sockaddr_storage *address, uint16_t port)
         ((struct sockaddr_in *)address)->sin_port = htons(port);
 }
 
-/* Servers may ask for a port that only root can have. Who can't, or finds none, goes on without. */
+/* Servers may insist on a port below 1024. Without the privilege, or a free one, any port does. */
 static void port_reserve(const struct nfs_conn *c, int fd)
 {
     struct sockaddr_storage own = {.ss_family = c->address.ss_family};
@@ -270,7 +270,7 @@ static int step_done(struct nfs_rpc_call *call, int status, struct nfs_xdr *x)
     return 0;
 }
 
-/* The link's only question, or its first. */
+/* The request of this step. */
 static void conn_ask(struct nfs_link *l)
 {
     struct nfs_conn *c = l->conn;
@@ -331,7 +331,7 @@ static void conn_mount(struct nfs_conn *c)
         conn_step(c, NFS_PORT, PORTMAP_PORT);
 }
 
-/* The link is over, and nothing of it is on the stack. */
+/* Not from inside the link's own functions: closes it and takes the next step. */
 static void conn_over(struct nfs_conn *c)
 {
     int error = c->link->error;

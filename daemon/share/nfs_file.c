@@ -21,7 +21,7 @@ uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max)
     return chunk < max ? (uint32_t)chunk : max;
 }
 
-/* Of a file by its handle: one that is gone meanwhile was somebody's to remove. */
+/* For requests by a file's handle: a stale one means that another host removed the file. */
 static int gone_errno(uint32_t status)
 {
     return status == NFS_ERR_STALE ? -ENOENT : nfs_status_errno(status);
@@ -29,7 +29,7 @@ static int gone_errno(uint32_t status)
 
 /* ---- reading ---- */
 
-/* Bytes of the file to header and payload, from the wire. Its owner may have given it up. */
+/* Bytes of the file go to header and payload, unless the operation was cancelled. */
 static struct iovec read_land(struct nfs_rpc_call *rpc, uint32_t at)
 {
     const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
@@ -43,7 +43,7 @@ static struct iovec read_land(struct nfs_rpc_call *rpc, uint32_t at)
     return (struct iovec){(uint8_t *)op->data + (place - BLOCK_FILE_HEADER_BYTES), call->n - at};
 }
 
-/* No more than was asked for: there is no room for them. */
+/* A reply with more bytes than requested has no room. */
 static int read_bulk(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
 {
     const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
@@ -71,7 +71,7 @@ static void read_reply(struct nfs_task *t, const struct nfs_call *call, const st
     }
     t->moved += r->count;
     if (r->count < call->n)
-        read_send(t, call->at + r->count, call->n - r->count); /* in the place of this one */
+        read_send(t, call->at + r->count, call->n - r->count); /* a short read: the rest */
     else if (t->moved == share_op_file_bytes(t->op))
         nfs_task_end(t, share_op_verify(t->op));
 }
@@ -131,7 +131,7 @@ static void set_time_step(struct nfs_task *t)
 
 /* ---- looking a file up ---- */
 
-/* err: 0 for the file that is looked for; -EBADMSG: something else has its name. */
+/* err: 0: the file exists; -EBADMSG: something else has its name. */
 static void looked(struct nfs_task *t, int err)
 {
     switch (t->op->verb) {
@@ -167,7 +167,7 @@ static void attributes_reply(struct nfs_task *t, const struct nfs_call *call,
     looked(t, r->status == NFS_OK ? file_fits(t, &r->attributes) : gone_errno(r->status));
 }
 
-/* For servers that leave them out. */
+/* For servers whose LOOKUP has no attributes. */
 static void attributes_step(struct nfs_task *t)
 {
     nfs_ask(t, NFS_GETATTR, &t->file, NULL, attributes_reply);

@@ -26,10 +26,10 @@ void nfs_folder_stale(struct nfs_task *t)
 
     t->b->blocks.n = 0;
     if (bucket->n == t->folder.n && memcmp(bucket->bytes, t->folder.bytes, bucket->n) == 0)
-        bucket->n = 0; /* not one that somebody has looked up since */
+        bucket->n = 0; /* unless another task has looked it up anew */
 }
 
-/* The folder that the task needs next: `blocks` in the root, or its bucket in that. */
+/* The handle that the task lacks: of `blocks`, or of its bucket; its name and parent. */
 static struct nfs_handle *folder_wanted(struct nfs_task *t, char name[sizeof("blocks")],
                                         struct nfs_handle **parent)
 {
@@ -51,7 +51,7 @@ static void made_reply(struct nfs_task *t, const struct nfs_call *call, const st
     if (r->status != NFS_OK && r->status != NFS_ERR_EXIST)
         nfs_task_end(t, nfs_status_errno(r->status));
     else
-        nfs_task_next(t, nfs_folder_step); /* its handle may not have come: it is looked up */
+        nfs_task_next(t, nfs_folder_step); /* looks it up: MKDIR need not return the handle */
 }
 
 static void make_step(struct nfs_task *t)

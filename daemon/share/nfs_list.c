@@ -5,8 +5,8 @@
 
 #define PAGE_BYTES 65536u    /* of a reply, attributes and handles included */
 #define NAMES_BYTES 8192u    /* of which names and cookies */
-#define MAX_PAGES (1u << 18) /* a server may say for ever that there is more */
-#define NO_TIME UINT64_MAX   /* of a file whose attributes did not come */
+#define MAX_PAGES (1u << 18) /* bounds a server that never ends its listing */
+#define NO_TIME UINT64_MAX   /* of a file without attributes so far */
 
 static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
 {
@@ -21,7 +21,7 @@ static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
     return share_lister_add(&t->lister, e->name, a->bytes, a->mtime_ns);
 }
 
-/* ---- attributes that did not come with the names ---- */
+/* ---- attributes that READDIRPLUS left out ---- */
 
 static void blanks_step(struct nfs_task *t);
 

@@ -41,7 +41,7 @@ void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder, const
     nfs_xdr_put_string(o, name);
 }
 
-/* sattr3 with a mode or without; no owner, no size; times as the server has them, or none. */
+/* sattr3: a mode or none; no owner, no size; both times the server's now, or none. */
 static void put_attributes(struct nfs_xdr_out *o, uint32_t mode, bool now)
 {
     enum { DONT_CHANGE, SET_TO_SERVER_TIME };
@@ -290,7 +290,7 @@ int nfs_entry_next(struct nfs_xdr *entries, struct nfs_entry *out, bool *last)
     return 1;
 }
 
-/* All of it is walked before anybody takes anything from it. */
+/* Walks all entries, so that a bad one is found before any is used. */
 static void get_page(struct nfs_xdr *x, struct nfs_reply *out)
 {
     struct nfs_entry entry;
@@ -334,7 +334,7 @@ static void get_good(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *ou
         get_change(x, &out->attributes);
         get_verifier(x, out);
         break;
-    case NFS_MOUNT_MNT: /* ways to say who one is follow */
+    case NFS_MOUNT_MNT: /* authentication flavors follow */
         get_handle(x, &out->handle);
         break;
     default: /* SETATTR, REMOVE, RENAME: as when it failed */

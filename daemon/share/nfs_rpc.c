@@ -14,7 +14,7 @@
 #define HOST_CAP 256   /* of AUTH_SYS's host name: 255 bytes */
 #define SEND_PIECES 64 /* of one sendmsg */
 #define CALL_PIECES 4  /* request, payload in two, padding */
-#define READ_TURNS 16  /* before others have their turn */
+#define READ_TURNS 16  /* then the loop goes on */
 #define READ_BYTES (1u << 20)
 
 static const uint8_t padding[4];
@@ -154,7 +154,7 @@ static int call_pieces(const struct nfs_rpc_call *call, struct iovec out[CALL_PI
     return n;
 }
 
-/* Calls that are out now await their replies. */
+/* n more bytes were sent: calls that are complete now await their replies. */
 static void sent_count(struct nfs_rpc *r, size_t n)
 {
     while (n > 0) {
@@ -201,7 +201,7 @@ bool nfs_rpc_sending(const struct nfs_rpc *r)
     return !list_empty(&r->sending);
 }
 
-/* A server that got half a request gets the other half: all behind it would be lost otherwise. */
+/* A request that was sent in part must be completed: the stream would be lost otherwise. */
 static int payload_copy(struct nfs_rpc_call *call)
 {
     size_t first = call->payload[0].iov_len, all = payload_bytes(call);

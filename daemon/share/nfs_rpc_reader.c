@@ -42,7 +42,7 @@ static int accepted_errno(uint32_t state)
     }
 }
 
-/* Up to what the procedure answers; x is bad when it is no such header, or not all of it. */
+/* Leaves x at the procedure's results; x is bad when the header is malformed or incomplete. */
 static int header_get(struct nfs_xdr *x)
 {
     enum { REPLY = 1, ACCEPTED = 0, DENIED = 1 };
@@ -103,11 +103,11 @@ static int mark_take(struct nfs_rpc *r)
     if (in->call && in->announced > in->call->reply_bytes)
         return -EPROTO;
     if (in->left == 0)
-        return in->last ? record_end(r) : -EPROTO; /* one that is empty would be followed by more */
+        return in->last ? record_end(r) : -EPROTO; /* an empty fragment must be the last */
     return 0;
 }
 
-/* Bytes of the file that were not received in their place. What comes after them is padding. */
+/* Copies bytes of the file that were received elsewhere. What follows them is padding. */
 static void bulk_take(struct nfs_rpc_reader *in, const uint8_t *bytes, uint32_t n)
 {
     while (n > 0 && in->bulk_at < in->bulk_bytes) {
@@ -124,7 +124,7 @@ static void bulk_take(struct nfs_rpc_reader *in, const uint8_t *bytes, uint32_t 
     }
 }
 
-/* Do the file's bytes begin somewhere in what has come? */
+/* Do the file's bytes begin in what was received so far? */
 static int bulk_find(struct nfs_rpc_reader *in)
 {
     struct nfs_xdr x = {in->record, in->record + in->record_bytes, false};
@@ -176,7 +176,7 @@ static int record_take(struct nfs_rpc *r, const uint8_t *bytes, uint32_t n)
     return in->call && in->call->bulk && before < NFS_RPC_HEAD_BYTES ? bulk_find(in) : 0;
 }
 
-/* Where the current fragment's next bytes may be received in their place. */
+/* Where the current fragment's next bytes of the file can be received directly. */
 static struct iovec direct(const struct nfs_rpc_reader *in)
 {
     struct iovec to = {0};

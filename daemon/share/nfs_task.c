@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WRITE_STEP_OF 16u /* steps one is a write's, whatever else waits */
+#define WRITE_STEP_OF 16u
 
 static struct list *task_queue(struct nfs_task *t)
 {
@@ -65,7 +65,7 @@ static bool task_again(struct nfs_task *t)
         return false;
     if (t->status == -ESTALE) {
         nfs_folder_stale(t);
-        if (t->attempts > 1) /* not a folder of ours: the export's own handle, then */
+        if (t->attempts > 1) /* fresh folders did not help: the export's own handle is stale */
             nfs_conn_drop(&b->conn, -ESTALE);
     }
     nfs_task_begin(t);
@@ -84,7 +84,7 @@ static void ended_cb(uv_timer_t *timer)
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
         b->under_way--;
-        op->done(op, op->status); /* the last one may close the backend */
+        op->done(op, op->status); /* may close the backend */
     }
 }
 
@@ -97,10 +97,10 @@ void nfs_op_ended(struct share_backend *b, struct share_op *op, int status)
         uv_timer_start(&b->turn, ended_cb, 0, 0);
 }
 
-static void task_told(struct nfs_task *t)
+static void task_report(struct nfs_task *t)
 {
     if (t->status == -ESTALE)
-        t->status = -ENODEV; /* with fresh handles too: it is no answer about a part */
+        t->status = -ENODEV; /* with fresh handles too: no answer about a part */
     if (t->status == 0 && t->op->verb == SHARE_LIST) {
         t->op->listing = t->lister.out;
         t->lister = (struct share_lister){0};
@@ -120,10 +120,9 @@ void nfs_task_settle(struct nfs_task *t)
     if (!t->op)
         nfs_task_free(t);
     else if (!task_again(t))
-        task_told(t);
+        task_report(t);
 }
 
-/* Takes the task's step out of the queue: it is over. */
 void nfs_task_end(struct nfs_task *t, int status)
 {
     if (!t->over) {
@@ -168,7 +167,7 @@ static void call_count_down(struct nfs_call *call)
     t->b->write_calls -= t->writes;
 }
 
-/* What can't be read is as good as lost, and so is all that comes after it. */
+/* A reply that can't be decoded loses the connection, and with it all other replies. */
 static int call_done(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
 {
     struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
@@ -261,7 +260,7 @@ void nfs_task_let_go(struct nfs_task *t)
     }
 }
 
-/* Reading goes first, but a write that has begun is not to wait for ever. */
+/* Reads go first; one step in WRITE_STEP_OF is a write's, so that writes do not starve. */
 static struct nfs_task *pump_next(struct share_backend *b)
 {
     bool may_write = b->write_calls < b->write_calls_max;

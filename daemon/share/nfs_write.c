@@ -23,7 +23,7 @@ static void renamed_reply(struct nfs_task *t, const struct nfs_call *call,
     else if (err == -EISDIR || err == -EEXIST || err == -ENOTDIR)
         err = -EBADMSG; /* a folder has the name */
     else if (err == -ENOENT)
-        err = -ESTALE; /* somebody removed the file, or the folder: once more */
+        err = -ESTALE; /* another host removed the file or the folder: try again */
     nfs_task_end(t, err);
 }
 
@@ -40,7 +40,7 @@ static void rename_step(struct nfs_task *t)
 
 /* ---- its bytes ---- */
 
-/* Another verifier than before: the server was restarted, and may have lost what it held. */
+/* A new verifier: the server was restarted and may have lost unstable writes. */
 static void verifier_check(struct nfs_task *t, const uint8_t verifier[NFS_VERIFIER_BYTES])
 {
     if (!t->verifier_known)
@@ -72,7 +72,7 @@ static void commit_step(struct nfs_task *t)
 
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n);
 
-/* All bytes are on the server, if it still is what it was when it got the first ones. */
+/* All bytes were written, unless the server was restarted in between. */
 static void all_written(struct nfs_task *t)
 {
     if (t->verifier_changed)
@@ -100,7 +100,7 @@ static void written_reply(struct nfs_task *t, const struct nfs_call *call,
         all_written(t);
 }
 
-/* Bytes of the file go out from where they lie: they are the server's until it has answered. */
+/* Header and payload are sent from the operation's memory, which stays in use until the reply. */
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n)
 {
     struct nfs_call *call = nfs_call_new(t, NFS_WRITE, written_reply);
@@ -132,7 +132,7 @@ static void write_data_step(struct nfs_task *t)
     write_send(t, at, n);
 }
 
-/* ---- does the root take writes, and what time is it there? ---- */
+/* ---- CHECK: does the root take writes, and what is its time? ---- */
 
 static void time_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
 {
@@ -157,7 +157,7 @@ static void check_written_reply(struct nfs_task *t, const struct nfs_call *call,
         nfs_task_next(t, time_step);
 }
 
-/* A full server says so when bytes come, not when the file is made. */
+/* A full server refuses bytes, not the making of a file. */
 static void check_write_step(struct nfs_task *t)
 {
     struct nfs_call *call = nfs_call_new(t, NFS_WRITE, check_written_reply);
@@ -185,7 +185,7 @@ void nfs_check_step(struct nfs_task *t)
     nfs_ask(t, NFS_GETATTR, &t->b->conn.root, NULL, root_reply);
 }
 
-/* ---- a file of its own ---- */
+/* ---- the temporary file ---- */
 
 static void fill(struct nfs_task *t)
 {
@@ -209,7 +209,7 @@ static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call,
         fill(t);
 }
 
-/* For servers that don't tell the new file's handle. */
+/* For servers whose CREATE returns no handle. */
 static void temp_find_step(struct nfs_task *t)
 {
     nfs_ask(t, NFS_LOOKUP, &t->folder, t->temp, temp_found_reply);
@@ -220,7 +220,7 @@ static void created_reply(struct nfs_task *t, const struct nfs_call *call,
 {
     (void)call;
     t->file = r->handle;
-    if (r->status == NFS_ERR_EXIST) { /* -EEXIST would say that the part is there */
+    if (r->status == NFS_ERR_EXIST) { /* -EEXIST would mean that the part exists */
         t->temp_made = false;
         nfs_task_end(t, -EIO);
     } else if (r->status != NFS_OK) {

@@ -146,7 +146,7 @@ static void ended_cb(uv_async_t *async)
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
         op_left(b);
-        op->done(op, op->status); /* the last one may close the backend */
+        op->done(op, op->status); /* may close the backend */
     }
 }
 

@@ -9,7 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ATTEMPTS 3u /* of an operation whose folder or file is taken away beneath it */
+#define ATTEMPTS 3u /* of an operation whose folder or file another host removes */
 #define NEW_FILE (O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC)
 
 static uint64_t mtime_ns(const struct stat *st)
@@ -100,7 +100,7 @@ static int folder_sync(int folder)
     return err;
 }
 
-/* A file that nobody has, its name in op->temp. A descriptor or -errno. */
+/* Makes a new file, named op->temp. A descriptor or -errno. */
 static int temp_open(struct share_op *op, int folder, const struct share_temp *temps)
 {
     int fd = -1;
@@ -111,10 +111,10 @@ static int temp_open(struct share_op *op, int folder, const struct share_temp *t
         if (fd < 0 && errno != EEXIST)
             return -errno;
     }
-    return fd < 0 ? -EIO : fd; /* -EEXIST would say that the part is there */
+    return fd < 0 ? -EIO : fd; /* -EEXIST would mean that the part exists */
 }
 
-/* A file server may tell of a full disk as late as at the end: close counts. */
+/* A file server may report a full disk as late as at close. */
 static int temp_fill(struct share_op *op, int fd)
 {
     int err = file_move(fd, op, true);
@@ -142,7 +142,7 @@ static int file_write(struct share_op *op, int folder, const struct share_temp *
     if (err == 0 && renameat(folder, op->temp, folder, op->name) < 0)
         err = errno == EISDIR ? -EBADMSG : -errno;
     if (err < 0) {
-        unlinkat(folder, op->temp, 0); /* else the garbage collection's, when it is old */
+        unlinkat(folder, op->temp, 0); /* on failure garbage collection removes it when it is old */
         return err;
     }
     return op->sync ? folder_sync(folder) : 0;
@@ -155,20 +155,19 @@ static int file_remove(const struct share_op *op, int folder)
     return 0;
 }
 
-/* Both times: that is allowed to everybody who may write, and NULL is the server's now, not ours.
- */
+/* NULL sets both times to the server's now, and needs no more than the right to write. */
 static int file_touch(const struct share_op *op, int folder)
 {
     return utimensat(folder, op->name, NULL, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
 }
 
-/* -EBADMSG would say that the bucket is none. */
+/* -EBADMSG would mean that the bucket is no folder. */
 static int list_error(int error)
 {
     return error == EBADMSG ? -EIO : -error;
 }
 
-/* One bad file is no bad folder; a root that has gone is not asked for each of its files. */
+/* A few unreadable files are left out; any other error, or more of them, fails the LIST. */
 static int entry_unread(struct share_lister *l, int error)
 {
     bool bad =
@@ -230,7 +229,7 @@ static int folder_list(struct share_op *op, int folder)
     return err;
 }
 
-/* A file is made and removed again. */
+/* Makes a file and removes it again. */
 static int folder_check(struct share_op *op, int folder, const struct share_temp *temps)
 {
     struct stat st = {0};
@@ -242,10 +241,10 @@ static int folder_check(struct share_op *op, int folder, const struct share_temp
     wrote = pwrite(fd, op->temp, sizeof(op->temp), 0);
     err = wrote == (ssize_t)sizeof(op->temp) ? 0
           : wrote < 0                        ? -errno
-                                             : -EIO; /* whether it is full counts */
+                                             : -EIO; /* a short write: the disk is full */
     if (err == 0 && fdatasync(fd) < 0)
         err = -errno;
-    /* Of a file that was just written a client may answer with its own clock. */
+    /* Setting the times brings the server's clock; after a write alone a client may show its own. */
     if (err == 0 && (futimens(fd, NULL) < 0 || fstat(fd, &st) < 0))
         err = -errno;
     if (close(fd) < 0 && err == 0)
@@ -274,8 +273,7 @@ static int folder_open(int parent, const char *name, bool make)
     return errno == EBADMSG ? -EIO : errno == ENOTDIR || errno == ELOOP ? -EBADMSG : -errno;
 }
 
-/* -ENODEV: there is no root, which is never made: that of a file system which is not mounted is
- * missing, or empty. */
+/* -ENODEV: the root does not exist. It is never made: its file system may not be mounted yet. */
 static int root_open(const char *path)
 {
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -283,7 +281,7 @@ static int root_open(const char *path)
     return fd >= 0 ? fd : errno == ENOENT ? -ENODEV : -errno;
 }
 
-/* Walks the path each time, so that what is mounted or taken away is noticed at once. */
+/* Walks from the root each time, so a mount or an unmount takes effect at once. */
 static int bucket_open(const char *path, uint8_t bucket, bool make)
 {
     int root = root_open(path), blocks, fd;
@@ -316,7 +314,7 @@ static int root_check(const char *path, const struct share_temp *temps, struct s
     if (err < 0)
         return err;
     folder = bucket_open(path, 0, op->sync);
-    if (folder == -EBADMSG) /* an answer about a part, which a check has not asked for */
+    if (folder == -EBADMSG) /* would be an answer about a part */
         return -ENOTDIR;
     if (folder < 0)
         return folder != -ENOENT ? folder : op->sync ? -ENODEV : 0;
@@ -364,7 +362,7 @@ int posix_file_run(const char *root, const struct share_temp *temps, struct shar
     for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (write && err == -ENOENT)); i++)
         err = attempt(root, temps, op);
     if (write && (err == -ENOENT || err == -ESTALE))
-        return -EIO; /* somebody removes folders again and again: no answer about the part */
+        return -EIO; /* folders are removed again and again: no answer about the part */
     if (op->verb == SHARE_LIST && (err == -ENOENT || err == -EBADMSG)) {
         op->listing = (struct share_listing){0};
         return 0;

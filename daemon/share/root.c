@@ -7,8 +7,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define STORE_BYTES (64ull << 20)    /* of writes that wait or are under way, or one */
-#define BACKGROUND_PATIENCE_MS 1000u /* then one of them goes before all else */
+#define STORE_BYTES (64ull << 20)    /* of queued and begun writes, except a single larger one */
+#define BACKGROUND_PATIENCE_MS 1000u /* then a background task goes before all else */
 
 static const uint32_t queue_max[SHARE_CLASSES] = {4096, 4096, 1024, 256};
 
@@ -34,7 +34,7 @@ static void target_show(const char *target, char out[SHARE_TARGET_SHOWN])
              (int)strcspn(at ? at + 1 : server, "?"), at ? at + 1 : server);
 }
 
-/* ---- what may begin, and what may wait ---- */
+/* ---- which tasks may begin, and which may wait ---- */
 
 static uint32_t begun_all(const struct share_root *r)
 {
@@ -50,7 +50,7 @@ static uint32_t at_least_one(uint32_t n)
     return n > 0 ? n : 1;
 }
 
-/* Half of the places while something is read, else three quarters: who comes to read finds some. */
+/* Half of the depth while reads are under way, else three quarters: a new read can begin at once. */
 static uint32_t stores_max(const struct share_root *r)
 {
     uint32_t depth = r->config.depth;
@@ -58,7 +58,7 @@ static uint32_t stores_max(const struct share_root *r)
     return at_least_one(r->begun[SHARE_LOAD] > 0 ? depth / 2 : depth * 3 / 4);
 }
 
-/* Lookups always find an eighth of the places that nothing else takes. */
+/* An eighth of the depth is for lookups only. */
 static bool class_may_begin(const struct share_root *r, enum share_class class)
 {
     uint32_t depth = r->config.depth, all = begun_all(r);
@@ -106,7 +106,7 @@ static struct share_task *task_next(const struct share_root *r)
     return NULL;
 }
 
-/* ---- a task's way ---- */
+/* ---- a task's states ---- */
 
 static bool task_own(const struct share_task *t)
 {
@@ -124,16 +124,17 @@ static void task_accounts_close(struct share_task *t)
     if (t->class == SHARE_STORE)
         t->root->store_bytes -= t->op.bytes;
     if (t->op.verb == SHARE_WRITE)
-        breaker_again(&t->root->writes, now_of(t->root)); /* it was the trial, and told nothing */
+        breaker_again(&t->root->writes,
+                      now_of(t->root)); /* in case it was a trial without result */
     t->state = SHARE_TASK_NONE;
 }
 
-/* It is in nobody's hands any more. The task may be gone when this returns. */
-static void task_end(struct share_task *t, int status, bool tell)
+/* Neither queue nor backend has the task any more. It may be freed when this returns. */
+static void task_end(struct share_task *t, int status, bool report)
 {
     deadline_disarm(t->root->config.deadlines, &t->deadline);
     task_accounts_close(t);
-    if (tell) {
+    if (report) {
         t->status = status;
         if (t->done_cb)
             t->done_cb(t, status);
@@ -141,7 +142,7 @@ static void task_end(struct share_task *t, int status, bool tell)
     t->released_cb(t);
 }
 
-static void ready_tell(struct share_root *r)
+static void ready_report(struct share_root *r)
 {
     for (int c = 0; c < SHARE_CLASSES; c++) {
         bool room = c == SHARE_STORE ? class_may_wait(r, SHARE_STORE, STORE_BYTES / 2)
@@ -167,7 +168,7 @@ static void queue_begin(struct share_root *r)
 static void root_pump(struct share_root *r)
 {
     queue_begin(r);
-    ready_tell(r);
+    ready_report(r);
 }
 
 static void backend_done_cb(struct share_op *op, int status)
@@ -182,11 +183,11 @@ static void backend_done_cb(struct share_op *op, int status)
     }
     r->heard_ms = now_of(r);
     if (!late) {
-        t->state = SHARE_TASK_ENDING; /* who is flushed in between can't take it back */
+        t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
         root_count(r, t, status);
         root_judge(r, t, status);
     } else if (op->verb == SHARE_LIST && status == 0) {
-        share_listing_free(&op->listing); /* nobody waits for it */
+        share_listing_free(&op->listing); /* after the deadline: unused */
     }
     task_end(t, status, !late);
     root_pump(r);
@@ -202,7 +203,7 @@ void root_begin(struct share_root *r, struct share_task *t)
     r->config.ops->start(r->backend, &t->op);
 }
 
-/* The backend has it, and can't give it back: it is told now and released when that is over. */
+/* The backend can't give the memory back: done_cb runs now, released_cb when it can. */
 static void task_late(struct share_task *t)
 {
     t->root->late += !task_own(t);
@@ -211,8 +212,9 @@ static void task_late(struct share_task *t)
         t->done_cb(t, -ETIMEDOUT);
 }
 
-/* Threads that hang are all it has: few of them are told of too rarely to open the breaker. */
-static bool stands_still(const struct share_root *r)
+/* All that is under way is late. A backend with few threads then ends nothing more, so the deadlines
+ * of waiting tasks have to count as failures, or the breaker would never open. */
+static bool all_late(const struct share_root *r)
 {
     return r->late > 0 && r->late == begun_all(r);
 }
@@ -226,7 +228,7 @@ static void deadline_cb(struct deadline *d)
     if (t->state == SHARE_TASK_QUEUED) {
         task_unqueue(t);
         t->state = SHARE_TASK_ENDING;
-        if (stands_still(r)) {
+        if (all_late(r)) {
             root_count(r, t, -ETIMEDOUT);
             root_judge(r, t, -ETIMEDOUT);
         }
@@ -361,7 +363,7 @@ int share_root_open(const struct share_root_config *config, struct share_root **
     if (!r)
         return -ENOMEM;
     r->config = *config;
-    r->config.target = r->config.host = NULL; /* the backend's copies count */
+    r->config.target = r->config.host = NULL; /* borrowed */
     for (int c = 0; c < SHARE_CLASSES; c++)
         list_init(&r->queue[c]);
     root_health_init(r);

@@ -1,5 +1,4 @@
-/* What a root's answers say about it: breakers, the checks that end their pauses, its clock and its
- * figures. */
+/* Health of a root: breakers, health checks, the server's time, counters. */
 #include "daemon/share/root_internal.h"
 
 #include "daemon/base/log.h"
@@ -8,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FAILURES 5u     /* in a row, until the root is left alone */
-#define LATE_LOOKUPS 8u /* likewise, until lookups leave it alone */
-#define SILENT_MS 1000u /* lookups are under way and nothing was heard: others are spared */
+#define FAILURES 5u     /* in a row open the breaker */
+#define LATE_LOOKUPS 8u /* in a row open that of lookups */
+#define SILENT_MS 1000u /* without an answer, while lookups wait: no further ones */
 #define CHECK_MS 5000u
 #define CLOCK_KEPT_MS (3600u * 1000u)
 #define CLOCK_RETRY_MS (60u * 1000u)
@@ -53,7 +52,7 @@ static bool status_answers(int status)
     }
 }
 
-/* It answered, and takes no more. */
+/* The root answered, and takes no writes. */
 static bool status_stops_writes(const struct share_task *t, int status)
 {
     switch (status) {
@@ -69,7 +68,7 @@ static bool status_stops_writes(const struct share_task *t, int status)
     }
 }
 
-/* Of this host: says nothing about the root. */
+/* A failure of this host says nothing about the root. */
 static bool status_local(int status)
 {
     return status == -ENOMEM || status == -ECANCELED || status == -EMFILE || status == -ENFILE;
@@ -127,7 +126,7 @@ void root_judge(struct share_root *r, const struct share_task *t, int status)
 {
     writes_judge(r, t, status);
     if (status_local(status))
-        breaker_again(&r->breaker, now_of(r)); /* only a check can have been its trial */
+        breaker_again(&r->breaker, now_of(r)); /* in case it was a health check */
     else if (status_answers(status) || status_stops_writes(t, status))
         root_good(r);
     else
@@ -164,7 +163,7 @@ void root_count(struct share_root *r, const struct share_task *t, int status)
     }
 }
 
-/* ---- is it back? ---- */
+/* ---- health checks ---- */
 
 static uint64_t check_ms(const struct share_root *r)
 {
@@ -218,10 +217,10 @@ void root_check_stop(struct share_root *r)
         r->check.state = SHARE_TASK_NONE;
     }
     if (r->clock.state != SHARE_TASK_NONE)
-        (void)share_root_cancel(r, &r->clock); /* else share_root_busy counts it */
+        (void)share_root_cancel(r, &r->clock); /* if it can't, share_root_busy counts it */
 }
 
-/* ---- is it asked? ---- */
+/* ---- is the root usable? ---- */
 
 bool share_root_asked(const struct share_root *r)
 {
@@ -298,7 +297,7 @@ int share_root_time(struct share_root *r, uint64_t *now_ns)
         r->clock.op = (struct share_op){.verb = SHARE_CHECK, .sync = true};
         r->clock.deadline_ms = now + check_ms(r);
         r->clock_again_ms = now + CLOCK_RETRY_MS;
-        (void)share_root_submit(r, &r->clock); /* not now: asked for again */
+        (void)share_root_submit(r, &r->clock); /* if it is refused, a later call tries again */
     }
     if (!known)
         return -EAGAIN;

@@ -1,5 +1,4 @@
-/* The door's opening, closing and figures; the rest of it is share_io.c's, share_policy.c's and
- * lookup.c's. */
+/* Opening, closing and counters of the shared tier, purges and collections. */
 #include "daemon/share/share.h"
 
 #include "daemon/base/config_roots.h"
@@ -14,7 +13,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Whose targets begin with what; one line a kind. */
+/* How targets begin; one line for each kind of backend. */
 static const struct {
     const char *begins;
     const struct share_backend_ops *ops;
@@ -56,7 +55,7 @@ static int root_open(struct share *s, const struct share_root_spec *spec)
     return 0;
 }
 
-/* Where cold files of a root go. */
+/* The root that files of this one are copied to before they are removed. */
 static struct share_root *colder(const struct share *s, uint32_t root)
 {
     if (s->settings.spread != CONFIG_SPREAD_TIERED)
@@ -164,7 +163,7 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
     }
     if (settings.n == 0)
         return 0;
-    (void)gethostname(host, sizeof(host) - 1); /* else the process's start tells hosts apart */
+    (void)gethostname(host, sizeof(host) - 1); /* without it the start time tells hosts apart */
     settings.host = host;
     err = roots_take(c, roots, &settings, e);
     if (err == 0)
@@ -219,7 +218,7 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
     s->ready_ctx = ctx;
 }
 
-/* ---- for people ---- */
+/* ---- for operators ---- */
 
 int share_purge(struct share *s, struct share_purge *p)
 {
@@ -234,7 +233,7 @@ int share_purge(struct share *s, struct share_purge *p)
             roots[n++] = s->roots[i];
     err = n == 0 ? -EROFS : gc_purge(roots, n, &s->purges, p);
     if (err == 0)
-        s->seed++; /* what was there until now is no answer any more */
+        s->seed++; /* invalidates all answers in the cache */
     return err;
 }
 

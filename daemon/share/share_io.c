@@ -1,4 +1,4 @@
-/* Parts read and written, and errands: files that are removed or touched with nobody waiting. */
+/* Reads and writes of parts, and background operations: files removed or touched. */
 #include "daemon/share/share_internal.h"
 
 #include "daemon/base/log.h"
@@ -7,16 +7,16 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* One part's way: over one root after the other until one has it, within one deadline. */
+/* One read or write of a part: one root after the other until one succeeds, within one deadline. */
 struct part_io {
     struct share_task task;
     struct share *share;
     struct share_io *io;
-    uint8_t roots[SHARE_MAX_ROOTS]; /* to be asked, in this order */
+    uint8_t roots[SHARE_MAX_ROOTS]; /* in the order in which they are asked */
     uint32_t n, at;
     uint64_t deadline_ms;
     int status; /* the worst so far */
-    bool told;
+    bool late;  /* done_cb has run */
 };
 
 static uint64_t now_of(const struct share *s)
@@ -24,7 +24,7 @@ static uint64_t now_of(const struct share *s)
     return uv_now(s->settings.loop);
 }
 
-/* ---- errands ---- */
+/* ---- background operations ---- */
 
 struct background {
     struct share_task task;
@@ -36,7 +36,7 @@ static void background_released_cb(struct share_task *t)
 {
     struct background *e = t->owner;
 
-    /* What could not be removed stands in the way of who writes it anew. */
+    /* A file that could not be removed blocks the writes of its part: do not call it missing. */
     if (t->op.verb == SHARE_REMOVE && (t->status == 0 || t->status == -ENOENT))
         share_remember(e->share, &t->op.id, e->root, false, e->share->settings.negative_ms);
     free(e);
@@ -65,7 +65,7 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
     return err;
 }
 
-/* By the server's clock. */
+/* Touches the file that was read when its time is older than share.touch. */
 static void touch(struct share *s, uint32_t root, const struct share_task *t)
 {
     uint64_t now_ns;
@@ -78,7 +78,7 @@ static void touch(struct share *s, uint32_t root, const struct share_task *t)
                                       t->op.bytes); /* else its next reader */
 }
 
-/* Somebody may have put a good one in its place by now: then that one is lost, a miss. */
+/* Removes the file. A good one that another host put there meanwhile is lost: a miss. */
 static void damaged(struct share *s, uint32_t root, const struct share_task *t)
 {
     s->settings.metrics->share_damaged++;
@@ -98,7 +98,7 @@ static uint32_t root_of(const struct part_io *m)
     return m->roots[m->at];
 }
 
-/* A root that hangs leaves those behind it half of the time. */
+/* A root that hangs leaves half of the remaining time to those behind it. */
 static uint64_t turn_until_ms(const struct part_io *m)
 {
     bool last = m->io->write || m->at + 1 == m->n;
@@ -106,7 +106,7 @@ static uint64_t turn_until_ms(const struct part_io *m)
     return last ? m->deadline_ms : m->deadline_ms - (m->deadline_ms - now_of(m->share)) / 2;
 }
 
-/* Asks the root whose turn it is, or one behind it. 0, or -errno of the last one. */
+/* Submits to the present root, or to one behind it. 0, or -errno of the last one. */
 static int part_io_begin(struct part_io *m)
 {
     int err = m->status;
@@ -130,14 +130,14 @@ static void part_io_end(struct part_io *m, int status)
     io->released_cb(io);
 }
 
-/* The root can't let go of the memory yet, so no other one can be asked. */
+/* The root still uses the memory, so no other root can be asked. */
 static void part_io_late_cb(struct share_task *t, int status)
 {
     struct part_io *m = t->owner;
 
     if (!share_task_late(t))
         return;
-    m->told = true;
+    m->late = true;
     m->io->done_cb(m->io, status);
 }
 
@@ -168,7 +168,7 @@ static void read_answered(struct part_io *m, int status)
     m->at++;
     err = part_io_begin(m);
     if (err == -EAGAIN)
-        m->status = -EBUSY; /* it might have it */
+        m->status = -EBUSY; /* that root may have the part */
     if (err < 0)
         part_io_end(m, m->status);
 }
@@ -193,7 +193,7 @@ static void part_io_released_cb(struct share_task *t)
 {
     struct part_io *m = t->owner;
 
-    if (m->told) {
+    if (m->late) {
         struct share_io *io = m->io;
 
         free(m);

@@ -1,4 +1,4 @@
-/* Which root a block goes to and comes from, and what is remembered of their answers. */
+/* Which roots a block is written to and read from, and the answers that are remembered. */
 #include "daemon/share/share_internal.h"
 
 #include <string.h>
@@ -39,8 +39,8 @@ enum share_known share_recall(const struct share *s, const struct block_file_id 
 
 /* ---- rendezvous ---- */
 
-/* Each root has a number of its own for each part; the highest has the part. A root that goes so
- * gives away its own parts and no others. All parts of a block go to one root. */
+/* Each root has its own weight for each block; the highest weight has the block, with all its parts.
+ * When a root leaves, only its own blocks move. */
 static uint64_t rendezvous(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
     uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES];
@@ -50,7 +50,7 @@ static uint64_t rendezvous(const struct share *s, const struct block_file_id *id
     return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes, s->roots[root]->hash);
 }
 
-/* Of those that take part in the hashing and are asked now. SHARE_MAX_ROOTS: none. */
+/* Among the writable roots of `asked`. SHARE_MAX_ROOTS: none. */
 static uint32_t hashed_root(const struct share *s, const struct block_file_id *id,
                             share_roots_mask asked)
 {
@@ -83,12 +83,12 @@ share_roots_mask share_holders(const struct share *s, const struct block_file_id
     if (one < SHARE_MAX_ROOTS)
         mask |= 1u << one;
     for (uint32_t i = 0; i < s->n; i++)
-        if (s->roots[i]->config.read_only) /* who filled it did not hash by our roots */
+        if (s->roots[i]->config.read_only) /* its writers did not hash over our roots */
             mask |= asked & 1u << i;
     return mask;
 }
 
-/* ---- where to ---- */
+/* ---- writes ---- */
 
 uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t out[SHARE_MAX_ROOTS])
 {
@@ -99,7 +99,7 @@ uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t o
         if (share_root_asked(s->roots[i]))
             up |= 1u << i;
     if (s->settings.spread == CONFIG_SPREAD_HASHED) {
-        /* No other one: nobody would look for it there. */
+        /* Only this one: no host would look for the block elsewhere. */
         one = hashed_root(s, id, up);
         if (one < SHARE_MAX_ROOTS && share_root_takes_writes(s->roots[one]))
             out[n++] = (uint8_t)one;
