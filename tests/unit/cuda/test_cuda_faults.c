@@ -6,18 +6,23 @@
 static struct worker_side bad, good;
 static struct ucm_error e;
 
+#define GOOD_SLOT 256u /* the good one's first slot: copies of the bad one may still be under way */
+
 /* After whatever the bad one did: the good one's dump is right. */
 static void still_sound(void)
 {
     static struct test_job j;
+    uint8_t *first = slots + GOOD_SLOT * good.slot_bytes;
 
     fill((void *)(uintptr_t)good.memory, good.bytes, uv_hrtime());
-    memset(slots, 0, BLOCKS * good.slot_bytes);
-    copy_half(&j, &good, DEVICE_DUMP);
+    memset(first, 0, BLOCKS * good.slot_bytes);
+    copy_init(&j, &good, DEVICE_DUMP);
+    for (uint32_t n = 0; n < BLOCKS; n++)
+        copy_add(&j, &good, GOOD_SLOT + n, n);
     job_submit(&j, gpu);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
-    for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
-        cr_assert_eq(memcmp(slots + n * good.slot_bytes,
+    for (uint32_t n = 0; n < BLOCKS; n++)
+        cr_assert_eq(memcmp(first + n * good.slot_bytes,
                             (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.chunk,
                             good.chunk),
                      0);
