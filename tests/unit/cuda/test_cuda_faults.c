@@ -56,14 +56,15 @@ static unsigned posted(const struct ucm_staging *ring)
     return directions;
 }
 
-/* Takes posted orders to `to`, as a companion would. */
+/* Takes posted orders to `to`, as a companion would. Having seen the first of them revoked, the
+ * daemon may revoke the next itself. */
 static void orders_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
         uint64_t state = atomic_load(&ring->words.slices[i].state);
 
         if (ucm_staging_phase_of(state) == STAGING_POSTED)
-            cr_assert(ucm_staging_move(ring, i, ucm_staging_tag_of(state), STAGING_POSTED, to));
+            (void)ucm_staging_move(ring, i, ucm_staging_tag_of(state), STAGING_POSTED, to);
     }
 }
 
