@@ -4,13 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Room for any one message, so that the caller's struct changes only when all of it is sound. */
-union any_message {
-#define S(suffix, list) struct msg_##suffix suffix;
-    UCM_MESSAGES(S)
-#undef S
-};
-
 static int map_decode(const struct proto_message *m, const msgpack_object *from, msgpack_zone *zone,
                       void *out, const struct proto_where *where);
 
@@ -293,7 +286,7 @@ int proto_decode(const struct proto_message *m, struct proto_envelope *env, void
                  struct ucm_error *e)
 {
     struct proto_where where = {.e = e};
-    union any_message message;
+    union proto_any message; /* *out changes only when all of it is sound */
     int rc;
 
     if (m->free)

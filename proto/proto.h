@@ -54,6 +54,13 @@ UCM_MESSAGES(S)
 extern const struct proto_message proto_none;     /* the empty map; its struct is NULL */
 extern const struct proto_message proto_free_map; /* any map: read env->body; its struct is NULL */
 
+/* Room for any one message. */
+union proto_any {
+#define S(suffix, list) struct msg_##suffix suffix;
+    UCM_MESSAGES(S)
+#undef S
+};
+
 /* Decodes env->body into the struct that belongs to m, e.g. proto_lookup and struct msg_lookup.
  * Views point into the frame, NULL where the field is absent; arrays lie in memory of env and die
  * with it. Refuses a missing, unknown, repeated, mistyped or out-of-bounds field with a sentence

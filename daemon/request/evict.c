@@ -215,10 +215,9 @@ static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys,
 
 int method_purge(struct call *call)
 {
-    struct msg_keys m;
-    int rc = proto_decode(&proto_keys, call->env, &m, &call->error);
+    const struct msg_keys *m = &call->params.keys;
 
-    return rc != 0 ? rc : change_call(call, m.ns, m.keys, 0);
+    return change_call(call, m->ns, m->keys, 0);
 }
 
 /* Pinned blocks take room from every tenant. */
@@ -229,10 +228,9 @@ int method_pin(struct call *call)
 
 int method_evict(struct call *call)
 {
-    struct msg_evict m;
-    int rc = proto_decode(&proto_evict, call->env, &m, &call->error);
+    const struct msg_evict *m = &call->params.evict;
 
-    return rc != 0 ? rc : change_call(call, m.ns, m.keys, m.tier);
+    return change_call(call, m->ns, m->keys, m->tier);
 }
 
 /* ---- share.collect ---- */
@@ -270,25 +268,23 @@ static int root_collect(struct call *call, uint32_t root, bool named, struct msg
 int method_share_collect(struct call *call)
 {
     const struct request_rooms *rooms = &call->s->rq->rooms;
-    struct msg_collect m;
+    const struct msg_collect *m = &call->params.collect;
     struct msg_collect_r r = {0};
     uint32_t n;
-    int rc = proto_decode(&proto_collect, call->env, &m, &call->error);
+    int rc = 0;
 
-    if (rc != 0)
-        return rc;
     if (!call_operator(call))
         return -call->error.code;
     if (!rooms->share)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "there is no shared tier: share.roots in the configuration is empty");
     n = rooms->share_ops->roots(rooms->share);
-    if (m.root > n)
+    if (m->root > n)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
-                             "the shared tier has no root %u, it has %u", (unsigned)m.root, n);
+                             "the shared tier has no root %u, it has %u", (unsigned)m->root, n);
     for (uint32_t i = 0; rc == 0 && i < n; i++)
-        if (m.root == 0 || m.root == i + 1)
-            rc = root_collect(call, i, m.root != 0, &r);
+        if (m->root == 0 || m->root == i + 1)
+            rc = root_collect(call, i, m->root != 0, &r);
     if (rc == 0)
         session_reply(call->s, call->msgid, &proto_collect_r, &r);
     return rc;

@@ -47,14 +47,11 @@ int method_ns_list(struct call *call)
     struct session *s = call->s;
     struct index *ix = s->rq->rooms.index;
     struct proto_builder pb;
-    struct msg_page m;
+    const struct msg_page *m = &call->params.page;
     uint32_t places[NS_PAGE_MAX], n = 0, end = index_ns_places(ix), place, limit;
-    int rc = proto_decode(&proto_page, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
-    limit = m.limit && m.limit < NS_PAGE_MAX ? (uint32_t)m.limit : NS_PAGE_MAX;
-    place = m.cursor < end ? (uint32_t)m.cursor : end;
+    limit = m->limit && m->limit < NS_PAGE_MAX ? (uint32_t)m->limit : NS_PAGE_MAX;
+    place = m->cursor < end ? (uint32_t)m->cursor : end;
     for (; place < end; place++) {
         const struct ns *ns = index_ns_at(ix, place);
 
@@ -126,17 +123,13 @@ int method_ls(struct call *call)
     block_ref refs[LS_MAX];
     uint32_t n;
     struct proto_builder pb;
-    struct msg_ls m;
-    struct ns *ns;
+    const struct msg_ls *m = &call->params.ls;
+    struct ns *ns = call_namespace(call, m->ns);
     uint64_t next;
-    int rc = proto_decode(&proto_ls, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
     if (!ns)
         return -call->error.code;
-    next = blocks_page(rq, ns, m.cursor, m.limit ? (uint32_t)m.limit : LS_PAGE, refs, &n);
+    next = blocks_page(rq, ns, m->cursor, m->limit ? (uint32_t)m->limit : LS_PAGE, refs, &n);
     session_reply_begin(s, call->msgid, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");
@@ -172,22 +165,18 @@ int method_inspect(struct call *call)
     struct session *s = call->s;
     struct requests *rq = s->rq;
     struct proto_builder pb;
-    struct msg_key m;
-    struct ns *ns;
+    const struct msg_key *m = &call->params.key;
+    struct ns *ns = call_namespace(call, m->ns);
     struct block *b;
     block_ref ref;
-    int rc = proto_decode(&proto_key, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
     if (!ns)
         return -call->error.code;
-    if (m.key.n != ns->identity.key_bytes)
+    if (m->key.n != ns->identity.key_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "key: %u bytes; this namespace's keys have %u", m.key.n,
+                             "key: %u bytes; this namespace's keys have %u", m->key.n,
                              ns->identity.key_bytes);
-    ref = index_find(rq->rooms.index, ns, m.key.p);
+    ref = index_find(rq->rooms.index, ns, m->key.p);
     if (ref == 0)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "no such block in namespace %u",
                              ns->id);
@@ -299,23 +288,19 @@ static void verify_stop_cb(struct request *r)
 int method_verify(struct call *call)
 {
     struct requests *rq = call->s->rq;
-    struct msg_ls m;
+    const struct msg_ls *m = &call->params.ls;
     struct verify *v;
-    struct ns *ns;
+    struct ns *ns = call_namespace(call, m->ns);
     uint32_t limit;
-    int rc = proto_decode(&proto_ls, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
     if (!ns)
         return -call->error.code;
-    limit = m.limit ? (uint32_t)m.limit : LS_PAGE;
+    limit = m->limit ? (uint32_t)m->limit : LS_PAGE;
     v = request_new(call, sizeof(*v) + limit * sizeof(v->refs[0]), UCM_DEADLINE_MS, verify_stop_cb);
     if (!v)
         return -call->error.code;
     v->ns = ns;
-    v->result.next = blocks_page(rq, ns, m.cursor, limit, v->refs, &v->n);
+    v->result.next = blocks_page(rq, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
         cache_hold(rq->rooms.cache, v->refs[i]);
     verify_pump(v);

@@ -60,13 +60,14 @@ struct call {
     struct session *s;
     uint32_t msgid;
     enum ucm_method method;
-    struct proto_envelope *env;
+    union proto_any params; /* decoded; views die with the call */
     int *fds;
     uint32_t n_fds;
     struct ucm_error error;
 };
 
-/* A method: answers, or sets call->error and returns its negative code. */
+/* A method: answers, now or later, and returns 0; or sets call->error and returns its negative
+ * code. */
 typedef int (*method_fn)(struct call *call);
 
 /* session.c */

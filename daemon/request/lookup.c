@@ -240,23 +240,19 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 
 int method_lookup(struct call *call)
 {
-    struct msg_lookup m;
+    const struct msg_lookup *m = &call->params.lookup;
     struct msg_lookup_r r;
     struct found f;
-    struct ns *ns;
-    uint32_t n;
-    int rc = proto_decode(&proto_lookup, call->env, &m, &call->error);
+    struct ns *ns = call_namespace(call, m->ns);
+    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
-    n = ns ? call_keys(call, ns, m.keys) : 0;
     if (n == 0)
         return -call->error.code;
-    keys_find(call->s->rq, ns, &m, n, &f);
-    if (lookup_waits(call, ns, &m, &f))
+    keys_find(call->s->rq, ns, m, n, &f);
+    if (lookup_waits(call, ns, m, &f))
         return 0;
-    rc = lookup_result(call, &m, &f, &r);
+    rc = lookup_result(call, m, &f, &r);
     if (rc == 0)
         session_reply(call->s, call->msgid, &proto_lookup_r, &r);
     return rc;
@@ -264,12 +260,9 @@ int method_lookup(struct call *call)
 
 int method_release(struct call *call)
 {
-    struct msg_release m;
-    int rc = proto_decode(&proto_release, call->env, &m, &call->error);
+    const struct msg_release *m = &call->params.release;
 
-    if (rc != 0)
-        return rc;
-    lease_end(call->s, (uint32_t)m.lease);
+    lease_end(call->s, (uint32_t)m->lease);
     session_reply(call->s, call->msgid, &proto_none, NULL);
     return 0;
 }

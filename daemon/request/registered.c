@@ -201,25 +201,22 @@ static int registered_open(struct call *call, struct registered *r, struct table
 int method_region_register(struct call *call)
 {
     struct session *s = call->s;
-    struct msg_region_register m;
+    const struct msg_region_register *m = &call->params.region_register;
     struct registered *r;
-    struct ns *ns;
-    int rc = proto_decode(&proto_region_register, call->env, &m, &call->error);
+    struct ns *ns = call_namespace(call, m->ns);
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
     if (!ns)
         return -call->error.code;
-    if (m.part >= ns->identity.parts)
+    if (m->part >= ns->identity.parts)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; this namespace has parts 0 to %u",
-                             (unsigned long long)m.part, ns->identity.parts - 1);
-    r = registered_new(call, m.device, m.gpu);
+                             (unsigned long long)m->part, ns->identity.parts - 1);
+    r = registered_new(call, m->device, m->gpu);
     if (!r)
         return -call->error.code;
     r->ns = ns;
-    rc = region_check(&m, ns->identity.shards[m.part], ns->identity.shard_bytes, call->fds,
+    rc = region_check(m, ns->identity.shards[m->part], ns->identity.shard_bytes, call->fds,
                       call->n_fds, &r->region, &call->error);
     if (rc != 0) {
         registered_free(r);
@@ -236,16 +233,14 @@ int method_region_register(struct call *call)
 int method_ring_register(struct call *call)
 {
     struct session *s = call->s;
-    struct msg_ring_register m;
+    const struct msg_ring_register *m = &call->params.ring_register;
     struct registered *r;
-    int rc = proto_decode(&proto_ring_register, call->env, &m, &call->error);
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    r = registered_new(call, (struct proto_str){"cuda", 4}, m.gpu);
+    r = registered_new(call, (struct proto_str){"cuda", 4}, m->gpu);
     if (!r)
         return -call->error.code;
-    rc = staging_check(&m, call->fds, call->n_fds, &r->staging, &call->error);
+    rc = staging_check(m, call->fds, call->n_fds, &r->staging, &call->error);
     if (rc != 0) {
         registered_free(r);
         return rc;
@@ -299,16 +294,10 @@ static int unregister(struct call *call, struct registered *r)
 
 int method_region_unregister(struct call *call)
 {
-    struct msg_region m;
-    int rc = proto_decode(&proto_region, call->env, &m, &call->error);
-
-    return rc != 0 ? rc : unregister(call, find(call, &call->s->regions, "region", m.region));
+    return unregister(call, find(call, &call->s->regions, "region", call->params.region.region));
 }
 
 int method_ring_unregister(struct call *call)
 {
-    struct msg_ring m;
-    int rc = proto_decode(&proto_ring, call->env, &m, &call->error);
-
-    return rc != 0 ? rc : unregister(call, find(call, &call->s->stagings, "ring", m.ring));
+    return unregister(call, find(call, &call->s->stagings, "ring", call->params.ring.ring));
 }

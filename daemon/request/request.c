@@ -188,17 +188,14 @@ void request_end(struct request *r, const struct ucm_error *e, const struct prot
 int method_cancel(struct call *call)
 {
     struct session *s = call->s;
-    struct msg_cancel m;
+    const struct msg_cancel *m = &call->params.cancel;
     struct msg_cancel_r result = {0};
-    int rc = proto_decode(&proto_cancel, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
     for (struct list *n = s->requests.next; n != &s->requests; n = n->next) {
         struct request *r = LIST_ENTRY(n, struct request, link);
 
         /* Mapping and unmapping can't be stopped half way; their ends are near. */
-        if (r->msgid != m.msgid || gives_back(r->method) ||
+        if (r->msgid != m->msgid || gives_back(r->method) ||
             r->method == UCM_METHOD_REGION_REGISTER || r->method == UCM_METHOD_RING_REGISTER)
             continue;
         s->rq->rooms.metrics->requests_cancelled++;

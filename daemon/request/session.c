@@ -177,7 +177,7 @@ int method_hello(struct call *call)
     struct session *s = call->s;
     const struct config *config = s->rq->rooms.config;
     static const char server[] = "ucmd " UCM_VERSION;
-    struct msg_hello m;
+    const struct msg_hello *m = &call->params.hello;
     struct msg_hello_r r = {
         .version = UCM_PROTOCOL_VERSION,
         .server = {server, sizeof(server) - 1},
@@ -192,19 +192,16 @@ int method_hello(struct call *call)
         .max_lease_ms = config->lease_max_ms,
         .max_deadline_ms = UCM_DEADLINE_MS,
     };
-    int rc = proto_decode(&proto_hello, call->env, &m, &call->error);
 
-    if (rc != 0)
-        return rc;
-    if (m.version_min > m.version_max)
-        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                             "version_max: %llu; it is at least version_min, %llu",
-                             (unsigned long long)m.version_max, (unsigned long long)m.version_min);
-    if (m.version_min > UCM_PROTOCOL_VERSION || m.version_max < UCM_PROTOCOL_VERSION)
+    if (m->version_min > m->version_max)
+        return ucm_error_set(
+            &call->error, UCM_WIRE_INVALID, "version_max: %llu; it is at least version_min, %llu",
+            (unsigned long long)m->version_max, (unsigned long long)m->version_min);
+    if (m->version_min > UCM_PROTOCOL_VERSION || m->version_max < UCM_PROTOCOL_VERSION)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "this daemon speaks version %d, the client %llu to %llu",
-                             UCM_PROTOCOL_VERSION, (unsigned long long)m.version_min,
-                             (unsigned long long)m.version_max);
+                             UCM_PROTOCOL_VERSION, (unsigned long long)m->version_min,
+                             (unsigned long long)m->version_max);
     s->hello = true;
     conn_welcome(s->conn);
     session_reply(s, call->msgid, &proto_hello_r, &r);
@@ -305,26 +302,24 @@ bool session_durable(const struct session *s, const struct ns *ns, uint64_t dura
 int method_ns_open(struct call *call)
 {
     struct session *s = call->s;
-    struct msg_ns_open m;
+    const struct msg_ns_open *m = &call->params.ns_open;
     struct msg_ns_open_r r;
     struct ns *ns;
-    int rc = proto_decode(&proto_ns_open, call->env, &m, &call->error);
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    if (m.tenant.n > 0 && !str_equal(m.tenant, s->peer.tenant))
+    if (m->tenant.n > 0 && !str_equal(m->tenant, s->peer.tenant))
         return ucm_error_set(
             &call->error, UCM_WIRE_DENIED,
             "uid %u belongs to tenant \"%s\"; the config's `tenants` tells who may act "
             "for another",
             (unsigned)s->peer.uid, s->peer.tenant);
-    rc = ns_open_checked(call, &m, &ns);
+    rc = ns_open_checked(call, m, &ns);
     if (rc == 0)
         rc = ns_set_open(call, ns);
     if (rc != 0)
         return rc;
     bit_set(s->ns_durable, index_ns_place(s->rq->rooms.index, ns),
-            m.durability == UCM_DURABILITY_NVME);
+            m->durability == UCM_DURABILITY_NVME);
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     session_reply(s, call->msgid, &proto_ns_open_r, &r);
@@ -374,7 +369,7 @@ static void method_quote(struct proto_str method, char out[65])
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
 {
     struct session *s = session;
-    struct call call = {.s = s, .msgid = env->msgid, .env = env, .fds = fds, .n_fds = n_fds};
+    struct call call = {.s = s, .msgid = env->msgid, .fds = fds, .n_fds = n_fds};
     int method;
 
     if (env->type != PROTO_REQUEST) {
@@ -396,7 +391,9 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
                method != UCM_METHOD_RING_REGISTER) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID,
                       "only region.register and ring.register take descriptors");
-    } else if (methods[method](&call) == 0) {
+    } else if (proto_decode(proto_method_params(call.method), env, &call.params, &call.error) ==
+                   0 &&
+               methods[method](&call) == 0) {
         return;
     }
     session_reply_error(s, env->msgid, &call.error);

@@ -166,45 +166,35 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 
 int method_load(struct call *call)
 {
-    struct msg_load m;
-    struct copy_params p;
-    struct transfer *t;
-    int rc = proto_decode(&proto_load, call->env, &m, &call->error);
+    const struct msg_load *m = &call->params.load;
+    struct copy_params p = {m->region,      m->shard, m->shards, m->priority,
+                            m->deadline_ms, m->keys,  m->blocks, m->step};
+    struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
-    if (rc != 0)
-        return rc;
-    p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
-                             m.deadline_ms, m.keys,  m.blocks, m.step};
-    t = copy_new(call, TRANSFER_LOAD, &p);
     if (!t)
         return -call->error.code;
-    t->lease = (uint32_t)m.lease;
-    blocks_find(t, m.keys.p);
+    t->lease = (uint32_t)m->lease;
+    blocks_find(t, m->keys.p);
     transfer_pump(t);
     return 0;
 }
 
 int method_dump(struct call *call)
 {
-    struct msg_dump m;
-    struct copy_params p;
-    struct transfer *t;
-    int rc = proto_decode(&proto_dump, call->env, &m, &call->error);
+    const struct msg_dump *m = &call->params.dump;
+    struct copy_params p = {m->region,      m->shard, m->shards, m->priority,
+                            m->deadline_ms, m->keys,  m->blocks, 0};
+    struct transfer *t = copy_new(call, TRANSFER_DUMP, &p);
 
-    if (rc != 0)
-        return rc;
-    p = (struct copy_params){m.region,      m.shard, m.shards, m.priority,
-                             m.deadline_ms, m.keys,  m.blocks, 0};
-    t = copy_new(call, TRANSFER_DUMP, &p);
     if (!t)
         return -call->error.code;
-    t->has_event = m.event.n > 0;
-    t->durable = session_durable(call->s, t->ns, m.durability);
+    t->has_event = m->event.n > 0;
+    t->durable = session_durable(call->s, t->ns, m->durability);
     if (t->has_event)
-        memcpy(t->event, m.event.p, sizeof(t->event));
+        memcpy(t->event, m->event.p, sizeof(t->event));
     for (uint32_t i = 0; i < t->n_keys; i++) {
         t->refs[i] =
-            cache_open(cache_of(t), t->ns, m.keys.p + (size_t)i * t->ns->identity.key_bytes);
+            cache_open(cache_of(t), t->ns, m->keys.p + (size_t)i * t->ns->identity.key_bytes);
         if (t->refs[i] == 0)
             t->status[i] = UCM_BLOCK_NO_ROOM;
     }
@@ -229,31 +219,26 @@ static void prefetch_looked_cb(struct shared_lookup *k)
 
 int method_prefetch(struct call *call)
 {
-    struct msg_prefetch m;
+    const struct msg_prefetch *m = &call->params.prefetch;
     struct transfer *t;
-    struct ns *ns;
-    uint32_t n;
-    int rc = proto_decode(&proto_prefetch, call->env, &m, &call->error);
+    struct ns *ns = call_namespace(call, m->ns);
+    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
 
-    if (rc != 0)
-        return rc;
-    ns = call_namespace(call, m.ns);
-    n = ns ? call_keys(call, ns, m.keys) : 0;
     if (n == 0)
         return -call->error.code;
-    if (m.part > ns->identity.parts)
+    if (m->part > ns->identity.parts)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
-                             (unsigned long long)m.part, ns->identity.parts,
+                             (unsigned long long)m->part, ns->identity.parts,
                              ns->identity.parts - 1);
-    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m.deadline_ms, 0);
+    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m->deadline_ms, 0);
     if (!t)
         return -call->error.code;
-    t->part = m.part ? (uint32_t)m.part - 1 : 0;
-    t->parts = m.part ? 1 : ns->identity.parts;
-    t->priority = (uint8_t)m.priority;
-    if (shared_lookup_start(call->s->rq, ns, m.keys, 0, false, m.deadline_ms, &t->lookup) != 0) {
-        prefetch_begin(t, m.keys.p);
+    t->part = m->part ? (uint32_t)m->part - 1 : 0;
+    t->parts = m->part ? 1 : ns->identity.parts;
+    t->priority = (uint8_t)m->priority;
+    if (shared_lookup_start(call->s->rq, ns, m->keys, 0, false, m->deadline_ms, &t->lookup) != 0) {
+        prefetch_begin(t, m->keys.p);
         return 0;
     }
     t->lookup->ctx = t;
