@@ -193,7 +193,7 @@ int proto_response(struct proto_buf *b, uint32_t msgid, const struct proto_messa
     return frame_end_message(&pb, m, result, e);
 }
 
-/* The table's sentence stands in where the error has none of its own. */
+/* An error without a sentence gets the table's. */
 static void error_pack(msgpack_packer *pk, const struct ucm_error *error)
 {
     assert(error->code > 0);
@@ -232,8 +232,8 @@ int proto_notification_error(struct proto_buf *b, const struct ucm_error *error)
     return frame_end(&pb, NULL);
 }
 
-/* What the caller packed is looked at like a peer's frame: better an error here than a frame that
- * the other side takes for an attack. */
+/* Checks what the caller packed like a peer's frame: better an error here than a frame that the other
+ * side refuses. */
 int proto_response_end(struct proto_builder *pb, struct ucm_error *e)
 {
     int rc = frame_end(pb, e);
@@ -241,7 +241,7 @@ int proto_response_end(struct proto_builder *pb, struct ucm_error *e)
 
     if (rc)
         return rc;
-    rc = proto_frame_walk(pb->buf->p + pb->start + PROTO_HEADER_BYTES,
-                          pb->buf->n - pb->start - PROTO_HEADER_BYTES, &elements, e);
+    rc = proto_frame_check(pb->buf->p + pb->start + PROTO_HEADER_BYTES,
+                           pb->buf->n - pb->start - PROTO_HEADER_BYTES, &elements, e);
     return rc ? frame_drop(pb, rc) : 0;
 }

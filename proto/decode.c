@@ -180,13 +180,12 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
 
 /* ---- maps ---- */
 
-/* A peer's word made fit for a sentence: printable ASCII, and short. */
-static void word_text(const msgpack_object_str *s, char *out, size_t room)
+void proto_quote(struct proto_str s, char *out, size_t room)
 {
-    size_t n = s->size < room - 1 ? s->size : room - 1;
+    size_t n = s.n < room - 1 ? s.n : room - 1;
 
     for (size_t i = 0; i < n; i++)
-        out[i] = s->ptr[i] > ' ' && s->ptr[i] < 0x7f && s->ptr[i] != '"' ? s->ptr[i] : '?';
+        out[i] = s.p[i] > ' ' && s.p[i] < 0x7f && s.p[i] != '"' ? s.p[i] : '?';
     out[n] = '\0';
 }
 
@@ -197,7 +196,7 @@ static int unknown_refuse(const struct proto_message *m, const msgpack_object_st
     size_t n = 0;
 
     proto_where_prefix(where, prefix, sizeof(prefix));
-    word_text(name, word, sizeof(word));
+    proto_quote((struct proto_str){name->ptr, name->size}, word, sizeof(word));
     for (uint32_t i = 0; i < m->n_fields && n < sizeof(known); i++)
         n += (size_t)snprintf(known + n, sizeof(known) - n, "%s%s", i ? ", " : "",
                               m->fields()[i].name);

@@ -174,7 +174,7 @@ int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t 
 
     memset(env, 0, sizeof(*env));
     *answerable = peek_request(body, n, &env->msgid);
-    rc = proto_frame_walk(body, n, &elements, e);
+    rc = proto_frame_check(body, n, &elements, e);
     if (rc)
         return rc;
     rc = unpack(env, body, n, elements, e);

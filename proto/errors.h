@@ -1,5 +1,5 @@
 /* Error codes of the wire. A code and its name never change meaning; new ones are appended.
- * Source: docs/protocol.md, "Errors". */
+ * docs/protocol.md, "Errors", says when each is sent. */
 #ifndef UCM_PROTO_ERRORS_H
 #define UCM_PROTO_ERRORS_H
 
@@ -25,8 +25,8 @@ enum ucm_wire_error {
 #undef X
 };
 
-/* An error on its way to a peer: a stable code and a sentence that says what would be right.
- * code 0 means none. Plain memory, owned by whoever declares it. */
+/* An error for a peer: a stable code and a sentence that says what is wrong and what would be right.
+ * code 0: none. */
 struct ucm_error {
     int code; /* enum ucm_wire_error */
     char text[240];

@@ -89,8 +89,8 @@ static int token_read(struct token *t, const uint8_t *p, size_t left, size_t at,
     return 0;
 }
 
-/* Every value takes a byte at least, so a count beyond the bytes that are left is a lie; refusing
- * it here keeps msgpack-c from allocating by it. */
+/* Every value takes a byte at least, so a count beyond the bytes that are left is false; refused here,
+ * it does not make msgpack-c allocate. */
 static int walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
 {
     uint64_t wanted[UCM_MAX_DEPTH + 1] = {1}; /* values still to come, by depth */
@@ -139,18 +139,11 @@ static int walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_er
     return 0;
 }
 
-int proto_frame_walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
+int proto_frame_check(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
 {
     if (n == 0 || n > UCM_MAX_FRAME_BYTES)
         return ucm_error_set(e, UCM_WIRE_INVALID,
                              "the frame's body has %zu bytes; it must have 1 to %u", n,
                              UCM_MAX_FRAME_BYTES);
     return walk(body, n, elements, e);
-}
-
-int proto_frame_check(const uint8_t *body, size_t n, struct ucm_error *e)
-{
-    uint32_t elements;
-
-    return proto_frame_walk(body, n, &elements, e);
 }

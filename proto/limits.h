@@ -1,5 +1,4 @@
-/* Hard bounds of the wire, told to every client in hello's answer. The daemon may be configured
- * below those marked (config), never above. */
+/* Hard bounds of the wire, the same for every daemon of this version. */
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 

@@ -1,18 +1,22 @@
 /* Every message of the wire, declared once. From each list come a C struct, an encoder and a
- * decoder (proto.h), so client and daemon cannot disagree. docs/protocol.md tells the meaning.
+ * decoder (proto.h), so client and daemon cannot disagree. docs/protocol.md has the meaning of
+ * methods and fields.
  *
  * F(kind, name, need, min, max)
- *   kind  u64   unsigned integer, min..max are its bounds
- *         str   UTF-8 text, min..max bound its length in bytes
- *         bin   binary, min..max bound its length in bytes
- *         flag  boolean
- *         u32s  array of unsigned integers below 2^32, min..max bound its length
- *         handles, planes   arrays of the maps declared below, min..max bound their length
- *   need  REQ or OPT. An absent optional field is 0, false or empty; an encoder leaves such a
- *         field out.
  *
- * A message is a MessagePack map from field name to value. A field that the list does not name is
- * refused, so that a misspelled option is an error and not a surprise. */
+ * kind:
+ * - u64: unsigned integer; min..max are its bounds
+ * - str: UTF-8 text; min..max bound its length in bytes
+ * - bin: binary; min..max bound its length in bytes
+ * - flag: boolean
+ * - u32s: array of unsigned integers below 2^32; min..max bound its length
+ * - handles, planes: arrays of the maps declared below; min..max bound their length
+ *
+ * need: REQ or OPT. An absent optional field is 0, false or empty; an encoder leaves such a field
+ * out.
+ *
+ * A message is a MessagePack map from field name to value. The decoder refuses a field that the list
+ * does not name, so that a misspelled option is an error. */
 #ifndef UCM_PROTO_MESSAGES_H
 #define UCM_PROTO_MESSAGES_H
 
@@ -29,8 +33,8 @@
 
 /* ---- parts of messages ---- */
 
-/* Memory of a worker. kind: enum ucm_handle_kind. A descriptor is named by its position among those
- * that travel with the frame. */
+/* Memory of a worker. kind: enum ucm_handle_kind. fd: the descriptor's position among those that came
+ * with the frame. */
 #define UCM_MSG_HANDLE(F)                                                                          \
     F(u64, kind, REQ, 0, 2)                                                                        \
     F(u64, bytes, REQ, 1, UINT64_MAX / 2)                                                          \
@@ -73,8 +77,8 @@ enum ucm_handle_kind {
     F(u64, max_lease_ms, REQ, 1, UCM_U32)                                                          \
     F(u64, max_deadline_ms, REQ, 1, UCM_U32)
 
-/* shards: layers of each part; one number stands for every part. durability: of this connection's
- * dumps that name none; no part of the identity. */
+/* shards: layers of each part; one number means all parts. durability: of this connection's dumps
+ * that name none; not part of the identity. */
 #define UCM_MSG_NS_OPEN(F)                                                                         \
     F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
     F(str, model, REQ, 1, UCM_MAX_NAME_BYTES)                                                      \
@@ -103,8 +107,8 @@ enum ucm_handle_kind {
     F(u64, ring_region, OPT, 0, UCM_U32)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
 
-/* GPU memory of the worker that copies may go through, see proto/staging.h. ipc and offset name the
- * first slice, fd is the shared memory. */
+/* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
+ * first slice; fd is the shared memory. */
 #define UCM_MSG_RING_REGISTER(F)                                                                   \
     F(bin, gpu, REQ, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
     F(bin, ipc, REQ, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                   \
@@ -114,8 +118,8 @@ enum ucm_handle_kind {
     F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 #define UCM_MSG_RING(F) F(u64, ring, REQ, 1, UCM_U32)
 
-/* keys: key_bytes each, one after the other, the chain's head first. shared: tell apart what lies
- * on a share only. wait_ms: for the shared tier; 0: as long as the daemon is configured to. */
+/* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
+ * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. */
 #define UCM_MSG_LOOKUP(F)                                                                          \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -133,7 +137,7 @@ enum ucm_handle_kind {
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
- * little-endian). shards: 0 means all from `shard` on. step: tell of every so many layers. */
+ * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers. */
 #define UCM_MSG_LOAD(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -144,8 +148,8 @@ enum ucm_handle_kind {
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, step, OPT, 0, UCM_MAX_SHARDS)
-/* The notification of a load that asked for it: so many of its layers have landed. status: as the
- * result's; left out when it has not changed since it was last told (all OK at first). */
+/* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
+ * left out while it has not changed since the last one (at first all OK). */
 #define UCM_MSG_PROGRESS(F)                                                                        \
     F(u64, msgid, REQ, 0, UCM_U32)                                                                 \
     F(u64, shards, REQ, 1, UCM_MAX_SHARDS)                                                         \
@@ -192,7 +196,7 @@ enum ucm_durability {
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                           \
     F(u64, tier, OPT, 0, 3)
-/* blocks: how many changed; busy: how many could not, being read, written or leased. */
+/* blocks: how many changed; busy: how many did not, being pinned, read, written or leased. */
 #define UCM_MSG_COUNT_R(F)                                                                         \
     F(u64, blocks, REQ, 0, UINT64_MAX)                                                             \
     F(u64, busy, OPT, 0, UINT64_MAX)                                                               \
@@ -206,7 +210,7 @@ enum ucm_durability {
 #define UCM_MSG_KEY(F)                                                                             \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, key, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_KEY_BYTES)
-/* verify takes ls's message: it reads every block of the page that lies on NVMe and checks it. */
+/* verify takes ls's message: it reads the page's parts that lie on NVMe and checks them. */
 #define UCM_MSG_VERIFY_R(F)                                                                        \
     F(u64, checked, REQ, 0, UINT64_MAX)                                                            \
     F(u64, corrupt, OPT, 0, UINT64_MAX)                                                            \
@@ -214,8 +218,8 @@ enum ucm_durability {
     F(u64, skipped, OPT, 0, UINT64_MAX)                                                            \
     F(u64, next, OPT, 0, UINT64_MAX)
 
-/* root: of the shared tier, from 1; 0: each. roots: where a collection begins; busy: where one is
- * under way. */
+/* root: of the shared tier, from 1; 0: each. roots: how many begin a collection; busy: how many have
+ * one under way. */
 #define UCM_MSG_COLLECT(F) F(u64, root, OPT, 0, 8)
 #define UCM_MSG_COLLECT_R(F)                                                                       \
     F(u64, roots, REQ, 0, 8)                                                                       \
@@ -266,7 +270,7 @@ enum ucm_lookup_status {
     UCM_LOOKUP_MISS = 0,
     UCM_LOOKUP_DRAM = 1,   /* every part lies in DRAM */
     UCM_LOOKUP_NVME = 2,   /* every part is complete, at least one must be read from NVMe */
-    UCM_LOOKUP_SHARED = 3, /* or from a share; told to who set `shared`, 2 to others */
+    UCM_LOOKUP_SHARED = 3, /* or from the shared tier; 2 for clients that did not set `shared` */
 };
 
 /* One byte a key in the status of load, dump and prefetch. */
@@ -274,7 +278,7 @@ enum ucm_block_status {
     UCM_BLOCK_OK = 0,
     UCM_BLOCK_MISS = 1,        /* load, prefetch: not here, or not whole */
     UCM_BLOCK_FAILED = 2,      /* its read or its checksum failed: a miss, and the copy is gone */
-    UCM_BLOCK_NO_ROOM = 3,     /* the arena is full of pinned blocks; nothing was moved */
+    UCM_BLOCK_NO_ROOM = 3,     /* DRAM is full of blocks in use; nothing was moved */
     UCM_BLOCK_EXISTS = 4,      /* dump: complete already, nothing was copied */
     UCM_BLOCK_IN_PROGRESS = 5, /* dump: another worker is storing this part; nothing was copied */
     UCM_BLOCK_CANCELLED = 6,   /* cancelled or past its deadline before it was moved */

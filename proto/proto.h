@@ -1,4 +1,4 @@
-/* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md is its text.
+/* The wire, shared by both sides: frames, envelopes, messages. docs/protocol.md describes it.
  *
  * Promise: no byte of a peer makes this room allocate more than 100 bytes for each value that
  * the frame really holds, read past it, or recurse without bound. A frame is walked once (depth,
@@ -19,8 +19,9 @@
 uint32_t proto_frame_length(const uint8_t header[PROTO_HEADER_BYTES]);
 
 /* Checks one body of n bytes: exactly one MessagePack value, within UCM_MAX_DEPTH and
- * UCM_MAX_ELEMENTS, no length beyond the end, no ext types. 0 or -code with *e filled. */
-int proto_frame_check(const uint8_t *body, size_t n, struct ucm_error *e);
+ * UCM_MAX_ELEMENTS, no length beyond the end, no ext types. 0 and how many values it has, or -code
+ * with *e filled. */
+int proto_frame_check(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e);
 
 /* ---- opening a frame ---- */
 
@@ -37,9 +38,9 @@ struct proto_envelope {
     msgpack_unpacked unpacked;
 };
 
-/* Checks and opens. On success the caller calls proto_envelope_close. On failure nothing is held,
- * and *answerable tells whether the frame began as a request with a msgid: then env->type and
- * env->msgid are set, so that it can be answered with the error. */
+/* Checks and opens. On success the caller calls proto_envelope_close. On failure nothing is held;
+ * *answerable then says whether the frame began as a request with a msgid: if so, env->type and
+ * env->msgid are set, and the caller can answer with the error. */
 int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t n, bool *answerable,
                         struct ucm_error *e);
 void proto_envelope_close(struct proto_envelope *env);
@@ -68,6 +69,9 @@ union proto_any {
 int proto_decode(const struct proto_message *m, struct proto_envelope *env, void *out,
                  struct ucm_error *e);
 
+/* A peer's word made fit for a sentence: printable ASCII, cut to fit. */
+void proto_quote(struct proto_str s, char *out, size_t room);
+
 /* enum ucm_method, or -1. */
 int proto_method_find(struct proto_str method);
 const char *proto_method_name(enum ucm_method method);
@@ -76,9 +80,9 @@ const struct proto_message *proto_method_result(enum ucm_method method);
 
 /* ---- building frames ---- */
 
-/* A growing buffer that refuses to pass `limit` bytes. Owned by the caller; p is from malloc.
- * An append that fails sets `failed` until its frame ends: one look at the end of a frame is
- * enough, and a frame that failed leaves the buffer as it was before it. */
+/* A buffer that grows up to `limit` bytes. Owned by the caller; p is from malloc. An append that fails
+ * sets `failed` until the frame ends: to check at the end of a frame is enough, and a frame that
+ * failed leaves the buffer as it was. */
 struct proto_buf {
     uint8_t *p;
     size_t n, cap, limit;
@@ -101,8 +105,8 @@ int proto_notification(struct proto_buf *b, const char *method, const struct pro
 /* The notification "error", for a frame that can't be answered. */
 int proto_notification_error(struct proto_buf *b, const struct ucm_error *error);
 
-/* For results that are free maps: begin, pack the one map with pb->pk, end. The packer's return
- * values need no look: end tells, and refuses what proto_frame_check would. */
+/* For results that are free maps: begin, pack the one map with pb->pk, end. Ignore the packer's
+ * return values: end reports their failures, and refuses what proto_frame_check would. */
 struct proto_builder {
     struct proto_buf *buf;
     size_t start;

@@ -1,5 +1,5 @@
-/* The message tables that proto/messages.h becomes: inside this room, and for tests that hold the
- * documentation against them. Constant data; any thread. */
+/* The message tables that proto/messages.h expands to: for this room, and for tests that compare the
+ * documentation with them. Constant data; any thread. */
 #ifndef UCM_PROTO_TABLES_H
 #define UCM_PROTO_TABLES_H
 
@@ -47,7 +47,7 @@ const struct proto_message *proto_entry_message(enum proto_kind kind);
 
 /* ---- checks that decoder and encoder share; sentences about a field ---- */
 
-/* Where a field stands: inside entry `index` of the array `outer`, or at the top (outer NULL). */
+/* Where a field is: inside entry `index` of the array `outer`, or at the top (outer NULL). */
 struct proto_where {
     const char *outer;
     uint32_t index;
@@ -66,12 +66,8 @@ int proto_refuse(const struct proto_field *f, const struct proto_where *where, c
 /* "planes[3]." or "" */
 void proto_where_prefix(const struct proto_where *where, char *out, size_t room);
 
-/* Packs one message as a map. 0 or -UCM_WIRE_INVALID; what the packer's buffer thinks of it is
- * asked at the end of the frame. */
+/* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full buffer. */
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
                        const struct proto_where *where);
-
-/* The walk of proto_frame_check; *elements: how many values the frame has. */
-int proto_frame_walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e);
 
 #endif

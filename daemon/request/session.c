@@ -356,16 +356,6 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     return s;
 }
 
-/* A peer's bytes in our sentences: what is no plain character becomes a question mark. */
-static void method_quote(struct proto_str method, char out[65])
-{
-    uint32_t n = method.n < 64 ? method.n : 64;
-
-    for (uint32_t i = 0; i < n; i++)
-        out[i] = method.p[i] >= ' ' && method.p[i] <= '~' ? method.p[i] : '?';
-    out[n] = '\0';
-}
-
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
 {
     struct session *s = session;
@@ -383,7 +373,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
     if (method < 0) {
         char name[65];
 
-        method_quote(env->method, name);
+        proto_quote(env->method, name, sizeof(name));
         ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%s\"", name);
     } else if (!s->hello && method != UCM_METHOD_HELLO) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");

@@ -75,7 +75,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct ucm_error e = {0};
     struct proto_envelope env;
     bool answerable;
-    int checked = proto_frame_check(data, n, &e);
+    uint32_t elements;
+    int checked = proto_frame_check(data, n, &elements, &e);
     int rc = proto_envelope_open(&env, data, n, &answerable, &e);
 
     must(checked == 0 || (checked == -UCM_WIRE_INVALID && rc == checked));

@@ -14,11 +14,12 @@
 static int check(const uint8_t *p, size_t n, struct ucm_error *e)
 {
     uint8_t *copy = malloc(n ? n : 1);
+    uint32_t elements;
     int rc;
 
     if (n > 0)
         memcpy(copy, p, n);
-    rc = proto_frame_check(copy, n, e);
+    rc = proto_frame_check(copy, n, &elements, e);
     free(copy);
     return rc;
 }
