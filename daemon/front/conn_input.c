@@ -64,7 +64,13 @@ static void frame_expired_cb(struct deadline *d)
     struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
     struct front *f = c->front;
     bool was_excused = c->excused;
+    uint64_t frames = c->frames;
 
+    /* What has arrived was in time: it may be the daemon that is late. */
+    if (!c->stalled)
+        conn_read(c);
+    if (c->state != CONN_OPEN || c->frames != frames)
+        return;
     /* Not to blame: a peer that is stopped, one that the daemon does not read from, and one that
      * was either a moment ago. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
@@ -269,8 +275,10 @@ static void frames_handle(struct conn *c)
             break;
         frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n, frame_has_fds(c, at, end));
         at = end;
-        if (c->greeted && c->state == CONN_OPEN)
+        if (c->greeted && c->state == CONN_OPEN) {
+            c->frames++;
             deadline_disarm(c->front->deadlines, &c->frame_deadline);
+        }
     }
     if (c->state == CONN_OPEN && at > 0) {
         memmove(c->in, c->in + at, c->in_n - at);

@@ -44,9 +44,10 @@ struct conn {
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
-    bool greeted; /* the peer has said hello */
-    bool stalled; /* whole frames wait in `in` until the peer has read its answers */
-    bool excused; /* a frame's time was over, and it was not the peer's fault */
+    bool greeted;    /* the peer has said hello */
+    uint64_t frames; /* handled since hello */
+    bool stalled;    /* whole frames wait in `in` until the peer has read its answers */
+    bool excused;    /* a frame's time was over, and it was not the peer's fault */
     int fd, events;
 
     uint8_t *in;

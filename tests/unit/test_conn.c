@@ -192,6 +192,42 @@ Test(conn, a_dropped_connection_ends_after_the_call)
     expect_closed();
 }
 
+/* ---- time ---- */
+
+static void greet(void)
+{
+    conn_welcome(rig.conn);
+}
+
+/* The loop was held up for longer than a hello may take; meanwhile it arrived. */
+Test(conn, a_late_daemon_blames_no_peer)
+{
+    rig.on_frame = greet;
+    rig.config.handshake_ms = 20;
+    front_drop_all(rig.front);
+    close(rig.peer);
+    connect_peer();
+    send_frame();
+    uv_sleep(60);
+    for (int i = 0; i < 5; i++)
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+    cr_expect_eq(rig.calls, 1);
+    cr_expect_not(rig.closed);
+}
+
+Test(conn, who_says_no_hello_is_dropped)
+{
+    rig.config.handshake_ms = 20;
+    front_drop_all(rig.front);
+    close(rig.peer);
+    connect_peer();
+    for (int i = 0; i < 200 && !rig.closed; i++) {
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+        uv_sleep(5);
+    }
+    cr_expect(rig.closed);
+}
+
 /* ---- how many a uid may have ---- */
 
 /* 0, or the refusal's code; its sentence must have `word`. */
