@@ -34,7 +34,7 @@ struct options {
     bool check;
 };
 
-/* --config first, wherever it stands: each --set goes over the file. */
+/* Reads --config first, wherever it is on the command line: each --set overrides the file. */
 static int options_read(int argc, char **argv, struct options *o, struct config *c,
                         struct config_error *e)
 {

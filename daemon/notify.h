@@ -1,5 +1,5 @@
-/* systemd: readiness, the socket that it may have opened for us, and the watchdog. Does nothing
- * where there is no systemd. Thread: the loop only. */
+/* systemd: readiness, socket activation, the watchdog. Does nothing without systemd.
+ * Thread: the loop only. */
 #ifndef UCMD_NOTIFY_H
 #define UCMD_NOTIFY_H
 
@@ -10,7 +10,8 @@
 struct notify {
     uv_timer_t timer;
     bool timing;
-    /* Whether work that was under way went on since the last call; asked before each feeding. */
+    /* Called before each watchdog message: whether work under way made progress since the last call.
+     * Without progress no message is sent, and systemd restarts the daemon. */
     bool (*progress_cb)(void *ctx);
     void *ctx;
 };

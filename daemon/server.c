@@ -39,7 +39,7 @@ struct server {
     struct cache *cache;
     struct numa numa; /* no nodes: nothing is placed */
     struct arena *arena;
-    struct persist *keep; /* NULL: DRAM ends with the daemon */
+    struct persist *persist; /* the persistent arena; NULL: DRAM ends with the daemon */
     struct tier *tier;
     struct share *share; /* NULL: nothing is shared with other hosts */
     struct device_set *devices;
@@ -49,13 +49,15 @@ struct server {
     uv_signal_t term, intr, hup;
     uv_timer_t stop_timer;
     uint64_t stop_at_ms, progress_seen;
-    enum { SERVING, DRAINING, DROPPING, KEEPING, STOPPED } state;
+    /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was stopped,
+     * connections end. SNAPSHOT: the list of parts in DRAM is being written. */
+    enum { SERVING, DRAINING, DROPPING, SNAPSHOT, STOPPED } state;
     int exit_status;
 };
 
 /* ---- stopping ---- */
 
-/* Who stopped us shall not take what could not be synced for stored. */
+/* The exit status says when the last writes may not be found again. */
 static void tier_sync(struct server *s)
 {
     if (!s->tier || tier_nvme.sync(s->tier) == 0)
@@ -76,7 +78,7 @@ static void rooms_free(struct server *s)
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
-    persist_close(s->keep);
+    persist_close(s->persist);
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
     uv_close((uv_handle_t *)&s->term, NULL);
@@ -85,11 +87,12 @@ static void rooms_free(struct server *s)
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
 }
 
-/* Nobody uses anything any more. What a device that failed may have written is not kept. */
+/* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written where
+ * it should not. */
 static void stop_last(struct server *s)
 {
-    if (s->keep && s->exit_status == 0 && cache_snapshot_start(s->cache, s->keep) == 0) {
-        s->state = KEEPING;
+    if (s->persist && s->exit_status == 0 && cache_snapshot_start(s->cache, s->persist) == 0) {
+        s->state = SNAPSHOT;
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
         return;
     }
@@ -97,7 +100,7 @@ static void stop_last(struct server *s)
     rooms_free(s);
 }
 
-static void keep_tick(struct server *s, bool late)
+static void snapshot_tick(struct server *s, bool late)
 {
     if (late)
         cache_snapshot_cut(s->cache);
@@ -113,8 +116,8 @@ static uint32_t server_share_busy(const struct server *s)
     return s->share ? share_busy(s->share) : 0;
 }
 
-/* A thread hangs in a mounted folder, and may still write to its slot: the memory stays as it is,
- * and what NVMe has is not lost for that. */
+/* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
+ * is synced and closed in order, then the process exits. */
 static void stop_beside_share(struct server *s)
 {
     log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
@@ -130,7 +133,7 @@ static void stop_tick_cb(uv_timer_t *timer)
     struct server *s = timer->data;
     bool late = uv_now(&s->loop) >= s->stop_at_ms;
 
-    /* What is still to be written is worth the wait: the next start will find it. */
+    /* Waits for write-behind too: the next start finds what was written. */
     if (s->state == DRAINING &&
         ((requests_active(s->requests) == 0 && cache_written(s->cache)) || late)) {
         if (requests_active(s->requests) > 0)
@@ -140,12 +143,12 @@ static void stop_tick_cb(uv_timer_t *timer)
         if (s->share)
             share_stop(s->share);
         s->state = DROPPING;
-        /* A copy that never ends must not keep the daemon: as long again, then out. */
+        /* As long again for copies under way; then the daemon exits even if one never ends. */
         s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms + 1000;
         return;
     }
-    if (s->state == KEEPING)
-        keep_tick(s, late);
+    if (s->state == SNAPSHOT)
+        snapshot_tick(s, late);
     if (s->state != DROPPING)
         return;
     if (requests_active(s->requests) == 0)
@@ -184,7 +187,7 @@ static void term_cb(uv_signal_t *signal, int number)
     server_stop(signal->data, 0);
 }
 
-/* The file and what went over it, as at the start. */
+/* The file, and the --set values over it, as at the start. */
 static int sources_read(const struct server_sources *from, struct config *c, struct config_error *e)
 {
     int rc = config_read(c, from->path, e);
@@ -295,7 +298,7 @@ static int loop_init(struct server *s)
     return rc;
 }
 
-/* Nothing at all where there is one node. */
+/* Places nothing on a host with one node. */
 static void numa_init(struct server *s)
 {
     struct numa *n = &s->numa;
@@ -336,21 +339,21 @@ static int arena_init(struct server *s, char text[512])
     int rc = 0;
 
     if (c->arena_keep[0] != '\0') {
-        rc = persist_open(c->arena_keep, &s->keep, text);
+        rc = persist_open(c->arena_keep, &s->persist, text);
         if (rc == 0)
-            rc = cache_snapshot_open(s->keep, ac.size, ac.extent, &warm);
+            rc = cache_snapshot_open(s->persist, ac.size, ac.extent, &warm);
         if (rc != 0)
             return rc;
         ac.file = true;
-        ac.fd = persist_fd(s->keep);
+        ac.fd = persist_fd(s->persist);
     }
     rc = arena_new(&s->loop, &ac, &s->arena);
     if (rc != 0)
         return rc;
     cache_arena_attach(s->cache, s->arena);
-    if (warm && cache_snapshot_load(s->cache, s->keep) != 0)
+    if (warm && cache_snapshot_load(s->cache, s->persist) != 0)
         log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
-    return s->keep ? arena_grow(s->arena) : 0;
+    return s->persist ? arena_grow(s->arena) : 0;
 }
 
 static int cache_init(struct server *s, char text[512])
@@ -365,7 +368,7 @@ static int cache_init(struct server *s, char text[512])
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
     if (rc != 0)
         return rc;
-    /* Half of the arena may wait for the disk, or loads would find no room beside it. */
+    /* At most half of the arena waits for the disk, so that loads find room beside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
     cc.share_reused = c->share_admission == CONFIG_ADMIT_REUSE;
@@ -387,7 +390,7 @@ static int cache_init(struct server *s, char text[512])
     return rc == 0 ? arena_init(s, text) : rc;
 }
 
-/* Looks at no root yet: a server that hangs does not hold the start up. */
+/* Does no I/O on roots yet: a server that hangs does not delay the start. */
 static int share_init(struct server *s, char text[512])
 {
     struct ucm_error e = {0};
@@ -496,14 +499,14 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         rc = share_init(s, text);
     if (rc == 0)
         rc = front_init(s, text);
-    if (rc == 0 && s->keep)
-        rc = persist_take(s->keep);
+    if (rc == 0 && s->persist)
+        rc = persist_take(s->persist);
     if (rc != 0) {
         if (text[0] == '\0')
             snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
         arena_free(s->arena); /* joins its thread */
-        persist_close(s->keep);
-        return rc; /* the process ends: nothing is served yet, and the kernel takes back the rest */
+        persist_close(s->persist);
+        return rc; /* the process exits: the kernel frees the rest */
     }
     *config = (struct config){0};
     *out = s;
