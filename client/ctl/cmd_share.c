@@ -65,9 +65,9 @@ static int collect_print(const struct ctl *c, const msgpack_object *counts)
     cJSON *j;
 
     if (!c->json) {
-        printf("garbage collection begins on %" PRIu64 " root%s", roots, roots == 1 ? "" : "s");
+        printf("a collection begins on %" PRIu64 " roots", roots);
         if (busy > 0)
-            printf("; it runs on %" PRIu64 " already", busy);
+            printf("; on %" PRIu64 " one is under way", busy);
         printf("\n");
         return CTL_OK;
     }

@@ -11,8 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As many nodes as a kernel can have. Processors beyond these are not used. */
-#define SET_BITS 1024u
+#define SET_BITS                                                                                   \
+    1024u /* as many nodes as a kernel can have; processors after these are not used               \
+           */
 #define WORD_BITS (8 * sizeof(unsigned long))
 #define LIST_BYTES 8192
 
@@ -99,7 +100,7 @@ int numa_of_pci(const struct numa *n, const char *address)
 
 /* ---- the kernel ---- */
 
-/* The kernel expects the number of bits plus one. */
+/* The kernel takes the number of bits to be one more than there are. */
 static int policy_get(int *mode, struct set *nodes, unsigned long flags)
 {
     return syscall(SYS_get_mempolicy, mode, nodes->word, SET_BITS + 1, NULL, flags) == 0 ? 0

@@ -1,11 +1,12 @@
-/* Replays a trace against eviction policies: which keeps the blocks that prefix lookups will want?
- * docs/eviction.md has the question and the answer. The daemon's own policy runs as it is, through
- * daemon/index/policy.h; the others are simulated in policy_sims.h.
- * Usage: policy_study TRACE.jsonl [percent of the distinct blocks ...], default 5 10 25 50
+/* Replays a trace or a workload against eviction policies: which keeps the blocks that prefix
+ * lookups will want? docs/eviction.md has the question and the answer. The daemon's own policy runs
+ * as it is, through daemon/index/policy.h; the others are simulated in policy_sims.h.
+ * Usage: policy_study TRACE.jsonl|WORKLOAD [percent of the distinct blocks ...], default 5 10 25 50
  */
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "tests/bench/policy_sims.h"
+#include "tests/bench/policy_workloads.h"
 
 #include <stdio.h>
 
@@ -65,20 +66,18 @@ static void own_no_ghosts_open(void)
 
 enum { BUSY = 1 }; /* a list aside */
 
-static unsigned own_any_cb(void *ctx, block_ref ref)
-{
-    (void)ctx, (void)ref;
-    return POLICY_CANDIDATES;
-}
-
 /* As the daemon does: the lookup's hits, and the same again when they are loaded. */
 static void own_hits(const uint32_t *id, uint32_t n)
 {
     block_ref *refs = zeroed(n, sizeof(*refs));
 
-    while (policy_list_count(own_policy, BUSY) > 0)
-        policy_move(own_policy, policy_victim(own_policy, BUSY, own_any_cb, NULL, &(int64_t){1}),
-                    POLICY_CANDIDATES);
+    /* The request before lets go of its blocks, head first. */
+    for (uint32_t i = 0; now > 1 && i < requests[now - 2].n; i++) {
+        block_ref ref = own_ref[requests[now - 2].id[i]];
+
+        if (ref && policy_list(own_policy, ref) == BUSY)
+            policy_move(own_policy, ref, POLICY_CANDIDATES);
+    }
     for (uint32_t i = 0; i < n; i++)
         refs[i] = own_ref[id[i]];
     policy_touch(own_policy, refs, n);
@@ -273,12 +272,13 @@ int main(int argc, char **argv)
     size_t k;
 
     if (argc < 2 || sizes > SIZES_MAX) {
-        fprintf(stderr, "usage: %s TRACE.jsonl [percent ...]\n", argv[0]);
+        fprintf(stderr, "usage: %s TRACE.jsonl|WORKLOAD [percent ...]; workloads:\n", argv[0]);
+        workload_list(stderr);
         return 2;
     }
     for (int i = 0; i < argc - 2; i++)
         size[i] = strtod(argv[i + 2], NULL);
-    if (trace_read(argv[1]) != 0)
+    if (workload_make(argv[1], 1) != 0 && trace_read(argv[1]) != 0)
         return 1;
     tell_reuse();
     printf("prefix hit rate, %% of all references\n%-28s", "cache, % of the blocks");

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct request {
     uint32_t *id;
@@ -26,21 +27,14 @@ static void *zeroed(size_t n, size_t size)
     return p;
 }
 
-static void request_add(const cJSON *ids)
+static void request_add(const uint32_t *id, uint32_t n)
 {
     static uint32_t cap;
-    struct request r = {.n = (uint32_t)cJSON_GetArraySize(ids)};
-    const cJSON *id;
-    uint32_t i = 0;
+    struct request r = {.n = n};
 
-    r.id = zeroed(r.n, sizeof(*r.id));
-    cJSON_ArrayForEach(id, ids)
-    {
-        r.id[i] = (uint32_t)id->valuedouble;
-        n_ids = r.id[i] >= n_ids ? r.id[i] + 1 : n_ids;
-        i++;
-    }
-    n_references += r.n;
+    r.id = zeroed(n, sizeof(*r.id));
+    memcpy(r.id, id, n * sizeof(*r.id));
+    n_references += n;
     if (n_requests == cap) {
         cap = cap ? cap * 2 : 1024;
         requests = realloc(requests, cap * sizeof(*requests));
@@ -48,6 +42,21 @@ static void request_add(const cJSON *ids)
             abort();
     }
     requests[n_requests++] = r;
+}
+
+static void request_parse(const cJSON *ids)
+{
+    uint32_t n = (uint32_t)cJSON_GetArraySize(ids), i = 0, *id = zeroed(n, sizeof(*id));
+    const cJSON *number;
+
+    cJSON_ArrayForEach(number, ids)
+    {
+        id[i] = (uint32_t)number->valuedouble;
+        n_ids = id[i] >= n_ids ? id[i] + 1 : n_ids;
+        i++;
+    }
+    request_add(id, n);
+    free(id);
 }
 
 static int trace_read(const char *path)
@@ -66,7 +75,7 @@ static int trace_read(const char *path)
         const cJSON *ids = cJSON_GetObjectItem(o, "hash_ids");
 
         if (cJSON_IsArray(ids))
-            request_add(ids);
+            request_parse(ids);
         else
             rc = -1;
         cJSON_Delete(o);
