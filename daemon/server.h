@@ -1,9 +1,15 @@
-/* The server: owns every room, wires them, starts and stops them in order.
+/* The server owns every room, connects them, starts and stops them in order.
  *
- * Start: index, policy, cache, arena (grows on behind), tier, devices, requests, front; the socket
- * comes last, so that who connects is served. Stop: the front lets nobody in, requests drain within
- * shutdown.drain, the rest are stopped, connections end, the tier is synced, and the rooms go in
- * reverse. Thread: the one that calls server_run is the loop. */
+ * Start:
+ * - devices, index, policy, cache, tier, arena (which grows on in the background), shared tier
+ * - requests, then the front: the socket comes last, so that every client that connects is served
+ *
+ * Stop:
+ * - the front accepts nobody, running requests have shutdown.drain to finish, the rest are stopped
+ * - connections end, the snapshot of DRAM is written, the tier is synced
+ * - the rooms close in reverse
+ *
+ * Thread: the one that calls server_run is the loop. */
 #ifndef UCMD_SERVER_H
 #define UCMD_SERVER_H
 

@@ -201,7 +201,7 @@ static uint32_t records_end(const struct offline *o, const struct look *l, uint3
     return records;
 }
 
-/* Without a header of the segment: does its first record tell that there was one? */
+/* Does the first record show that the segment had a header? */
 static bool header_missing(const struct offline *o, uint32_t number)
 {
     struct nvme_record_header h;
@@ -347,13 +347,13 @@ static int print_json(const struct offline *o)
 
 static void print_salvaged(const struct offline *o)
 {
-    printf("salvaged: %" PRIu64 " slots dropped, %" PRIu64 " segment headers made again, %" PRIu64
+    printf("salvaged: %" PRIu64 " records dropped, %" PRIu64 " segment headers made again, %" PRIu64
            " segments emptied, %" PRIu64 " other pages written\n",
            o->dropped, o->rebuilt, o->emptied, o->pages_written);
     if (o->spaces_rewritten)
-        printf("salvaged: ucmd.namespaces written anew with %" PRIu64 " records\n", o->spaces_kept);
+        printf("salvaged: ucmd.namespaces rewritten with %" PRIu64 " records\n", o->spaces_kept);
     if (o->index_removed)
-        printf("salvaged: ucmd.index removed; the next start reads the slots' headers instead\n");
+        printf("salvaged: ucmd.index removed; the next start reads the records' headers instead\n");
     if (o->grown)
         printf("salvaged: ucmd.cache has its length again\n");
     if (o->lifted > 0)
@@ -367,7 +367,7 @@ static int print_text(const struct offline *o)
     struct table t;
     char a[HUMAN_BYTES], hex[17];
 
-    printf("%" PRIu64 " segments in use, %" PRIu64 " empty; %" PRIu64 " slots live, %s\n",
+    printf("%" PRIu64 " segments in use, %" PRIu64 " empty; %" PRIu64 " records live, %s\n",
            o->segments, o->empty, o->live, human_bytes(a, o->bytes));
     printf("%" PRIu64 " headers corrupt, %" PRIu64 " payloads corrupt, %" PRIu64
            " misplaced, %" PRIu64 " stale, %" PRIu64 " cut, %" PRIu64 " unreadable\n",

@@ -48,7 +48,8 @@ static bool record_find(const struct offline *o, uint32_t number, uint32_t recor
            nvme_record_belongs(out, o->super.uuid, number, record, out->generation);
 }
 
-/* From record to record: where record 1 of the same opening begins; without one, behind record 0. */
+/* From record to record: where record 1 of the same opening begins; without one, behind record 0.
+ * */
 static uint64_t stride_find(const struct offline *o, uint32_t number,
                             const struct nvme_record_header *first)
 {
@@ -182,7 +183,7 @@ static void salvage_spaces(struct offline *o)
         (void)worked(o, io_folder_sync(o->folder));
 }
 
-/* A checkpoint saves time only; one that tells of what has been changed here must go. */
+/* A checkpoint saves time only; one that lists what has been changed here must go. */
 static void salvage_index(struct offline *o)
 {
     char path[PATH_BYTES];

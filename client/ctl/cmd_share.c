@@ -65,9 +65,9 @@ static int collect_print(const struct ctl *c, const msgpack_object *counts)
     cJSON *j;
 
     if (!c->json) {
-        printf("a collection begins on %" PRIu64 " roots", roots);
+        printf("garbage collection begins on %" PRIu64 " root%s", roots, roots == 1 ? "" : "s");
         if (busy > 0)
-            printf("; on %" PRIu64 " one is under way", busy);
+            printf("; it runs on %" PRIu64 " already", busy);
         printf("\n");
         return CTL_OK;
     }

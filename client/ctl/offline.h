@@ -62,7 +62,7 @@ void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES
 
 /* The record whose header lies at `at` is none any more. */
 void salvage_record(struct offline *o, uint64_t at);
-/* The segment's header does not pass: makes it from its first records, where they tell how it was.
+/* The segment's header does not pass: makes it from its first records, where they show how it was.
  * Whether it did, and the header. */
 bool salvage_segment(struct offline *o, uint32_t number, struct nvme_segment_header *out);
 /* After all has been seen: state pages, quarantine, length, ucmd.namespaces, ucmd.index. */

@@ -78,8 +78,8 @@ static int super_read(struct offline *o)
                         o->file, nvme_super_version(page), NVME_FORMAT_VERSION);
     if (rc == -EBADMSG || (rc == 0 && o->super.data_offset > o->size))
         return ctl_fail(CTL_CORRUPT,
-                        "%s: the superblock is damaged, and without it nothing can be told from "
-                        "anything: %s to start empty",
+                        "%s: the superblock is damaged, and without it nothing can be found: %s "
+                        "to start empty",
                         o->file,
                         o->as_it_is ? "run 'ucmctl format --force' on it"
                                     : "delete the folder's three files");

@@ -115,7 +115,7 @@ UCM_API int ucm_fd(struct ucm_client *client);
  * -UCM_EDISCONNECTED or -UCM_EPROTOCOL: the connection broke, and no task ended with it. */
 UCM_API int ucm_process(struct ucm_client *client);
 
-/* The daemon of the present connection, or of the last one. */
+/* Describes the daemon of the present connection, or of the last one. */
 struct ucm_server_info {
     char server[64];                                /* "ucmd 0.1.0" */
     char tenant[257];                               /* the tenant that the caller belongs to */
@@ -182,8 +182,7 @@ enum ucm_memory_kind {
 struct ucm_memory {
     enum ucm_memory_kind kind;
     uint64_t bytes;  /* size, counted from `offset` */
-    uint64_t offset; /* bytes from the start of the allocation; mostly 0, but for CUDA_IPC a tensor
-                        may begin anywhere in its allocation */
+    uint64_t offset; /* bytes from the start of the allocation; with CUDA_IPC often not 0 */
     int fd;          /* MEMFD, CUDA_FD: the library duplicates it */
     uint8_t ipc[64]; /* CUDA_IPC: the cudaIpcMemHandle_t */
 };
@@ -195,8 +194,9 @@ struct ucm_plane {
     uint64_t offset;      /* bytes */
     uint64_t stride;      /* bytes from one block to the next; at least chunk_bytes */
     uint32_t chunk_bytes; /* KV bytes of this plane in one block */
-    uint32_t shard; /* layer, from 0. Planes are sorted by it. The chunks of each layer add up to
-                             the namespace's shard_bytes. */
+    /* Layer, from 0. Planes are sorted by it, and the chunks of a layer add up to the namespace's
+     * shard_bytes. */
+    uint32_t shard;
 };
 
 struct ucm_region_spec {
@@ -208,16 +208,16 @@ struct ucm_region_spec {
     uint32_t n_memory; /* 1 to 256, at most 64 of them with a descriptor */
     const struct ucm_plane *planes;
     uint32_t n_planes;    /* 1 to 2048 */
-    uint32_t ring_region; /* how orders on this connection's ring name it; 0: they never do */
+    uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or
  * -UCM_EDISCONNECTED. */
 UCM_API int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
                                 int timeout_ms, struct ucm_region **out);
-/* Returns 0 when the daemon has closed its mapping of the memory. On 0 and -UCM_EDISCONNECTED (the
- * daemon closes the mapping when it sees that the connection is gone) the handle is freed, and the
- * memory may be. On any other error the handle stays; call again. Never connects. */
+/* Returns 0 when the daemon has closed its mapping of the memory. On 0, and on
+ * -UCM_EDISCONNECTED, when the daemon closes the mapping by itself, this frees the handle and the
+ * caller may free the memory. On any other error the handle stays; call again. Never connects. */
 UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
 
 /* Creates a memfd of `bytes` (at least 1), seals it against shrinking and maps it: memory for a
@@ -263,15 +263,17 @@ UCM_API void ucm_ring_free(struct ucm_ring_registration *ring);
 struct ucm_lookup {
     const void *keys; /* n_keys * key_bytes, in the order of the chain */
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
-    uint32_t
-        lease_ms; /* protects the blocks that are found from eviction for that long; 0: no lease */
-    uint32_t
-        wait_ms; /* longest wait for the shared tier, and never more than half of timeout_ms; 0:
-                          as long as the daemon's configuration says */
-    uint32_t *shared; /* if not NULL, receives how many hits must be read from the shared tier, and
-                          found[i] of these is UCM_FOUND_SHARED, not UCM_FOUND_NVME */
+    /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
+    uint32_t lease_ms;
+    /* Longest wait for the shared tier; 0: the daemon's setting. Never more than half of
+     * timeout_ms. */
+    uint32_t wait_ms;
+    /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
+     * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */
+    uint32_t *shared;
 };
 
+/* Where a lookup found a block. */
 enum ucm_found {
     UCM_FOUND_NOT = 0,
     UCM_FOUND_DRAM = 1,
@@ -317,13 +319,14 @@ struct ucm_transfer {
     uint32_t priority;      /* 0 to 7; larger goes first */
     uint32_t deadline_ms;   /* the daemon gives up after so long; 0: its default */
     uint32_t lease;         /* load: ends when the load is done, whatever the result; 0: none */
-    const uint8_t
-        *event;          /* dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker
-                               recorded after its last write to the blocks; else NULL */
+    /* Dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker recorded after its
+     * last write to the blocks. Else NULL. */
+    const uint8_t *event;
     uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
     uint32_t durability; /* dump: enum ucm_durability_wish */
-    uint32_t step;       /* load: not 0: copy layer by layer and report every `step` layers, for
-                               ucm_task_wait_layers; 0: copy block by block, without reports */
+    /* Load: not 0: copy layer by layer and report every `step` layers, for ucm_task_wait_layers; 0:
+     * copy block by block, without reports. */
+    uint32_t step;
 };
 
 /* Each sends a request and returns without waiting for the answer; *out receives a task, for
@@ -341,8 +344,7 @@ struct ucm_result {
     uint64_t bytes; /* moved for this task */
     uint32_t n_ok;  /* blocks with UCM_BLOCK_IS_OK or UCM_BLOCK_IS_EXISTS */
     uint32_t n_keys;
-    const uint8_t
-        *result; /* n_keys of enum ucm_block_result; the task owns it until ucm_task_free */
+    const uint8_t *result; /* n_keys of enum ucm_block_result; valid until ucm_task_free */
 };
 
 /* Handles what has arrived, without blocking. 0 with *out: the task is done. -UCM_EPENDING: it is
@@ -378,8 +380,8 @@ UCM_API int ucm_pin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
 UCM_API int ucm_unpin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed);
 /* Drops blocks from all tiers, the shared tier of all hosts included. keys as above. Pinned blocks
- * stay. Blocks in use are not found any more and go with their last user. *changed receives how many
- * were dropped at once, *busy how many are pinned or in use; both may be NULL. */
+ * stay. Blocks in use are not found any more and go with their last user. *changed receives how
+ * many were dropped at once, *busy how many are pinned or in use; both may be NULL. */
 UCM_API int ucm_evict(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed, uint64_t *busy);
 

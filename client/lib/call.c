@@ -44,8 +44,8 @@ uint32_t client_msgid(struct ucm_client *c)
 {
     uint32_t msgid;
 
-    /* The counter wraps, and a task can be older than a wrap. The daemon answers to 0 when it cannot
-     * decode the id. */
+    /* The counter wraps, and a task can be older than a wrap. The daemon answers to 0 when it
+     * cannot decode the id. */
     do
         msgid = c->next_msgid++;
     while (msgid == 0 || client_call_find(c, msgid));

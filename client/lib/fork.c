@@ -1,5 +1,6 @@
-/* A forked child inherits the connection and the regions' descriptors. Left open, they would keep the
- * worker's memory mapped in the daemon after the worker has died, so the child closes them at once. */
+/* A forked child inherits the connection and the regions' descriptors. Left open, they would keep
+ * the worker's memory mapped in the daemon after the worker has died, so the child closes them at
+ * once. */
 #include "client/lib/internal.h"
 
 #include <unistd.h>

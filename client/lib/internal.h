@@ -31,7 +31,7 @@
 
 struct client_call;
 
-/* Takes the result out of an answer. The call is still in the table. 0, or -UCM_E* with *e filled. */
+/* Takes the result out of an answer; the call is still linked. 0, or -UCM_E* with *e filled. */
 typedef int (*client_take_cb)(struct client_call *call, struct proto_envelope *env,
                               struct ucm_error *e);
 /* Runs once, when the call is done, whatever its status. May be NULL. */
@@ -99,8 +99,7 @@ struct client_handle {
     bool listed; /* in client->handles: a reconnect registers it again */
     enum client_handle_state state;
     uint32_t id;
-    unsigned
-        refs; /* the user's, each waiting or sending thread's, and a region's on its namespace */
+    unsigned refs; /* of the user, of threads that wait or send, of a namespace's regions */
     struct client_call call;
     TAILQ_ENTRY(client_handle) node;
 };

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/sysinfo.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -83,114 +82,82 @@ static int check_sizes(const struct config *c, struct config_error *e)
 
 /* ---- tenants ---- */
 
-struct principal {
-    uint32_t id;
-    bool is_gid;
+struct member {
+    uint64_t who;  /* the id, above it whether it is a gid */
     size_t tenant; /* its place in the list */
 };
 
-static int principal_compare(const void *a, const void *b)
+static int member_compare(const void *a, const void *b)
 {
-    const struct principal *p = a, *q = b;
+    const struct member *m = a, *o = b;
 
-    if (p->is_gid != q->is_gid)
-        return p->is_gid ? 1 : -1;
-    if (p->id != q->id)
-        return p->id < q->id ? -1 : 1;
-    return p->tenant < q->tenant ? -1 : p->tenant > q->tenant;
+    if (m->who != o->who)
+        return m->who < o->who ? -1 : 1;
+    return m->tenant < o->tenant ? -1 : m->tenant > o->tenant;
 }
 
-static int name_length(const char *item)
+static int name_length(const char *tenant)
 {
-    return (int)strcspn(item, " ");
+    return (int)strcspn(tenant, " ");
 }
 
-/* Appends the members of one tenant to all; *n counts them. */
-static int principals_of(const char *item, size_t tenant, struct principal **all, size_t *n)
+/* Puts the members of one tenant, which item_tenant has checked, at `out`; returns their number. */
+static size_t members_of(const struct config *c, size_t tenant, struct member *out)
 {
-    for (const char *p = strchr(item, ' '); p; p = strchr(p + 1, ' ')) {
-        struct principal one = {.tenant = tenant};
-        struct principal *grown = *all;
+    size_t n = 0;
 
-        if ((*n & (*n - 1)) == 0) {
-            grown = realloc(*all, (*n > 0 ? *n * 2 : 1) * sizeof(*grown));
-            if (!grown)
-                return -ENOMEM;
-            *all = grown;
-        }
-        if (!config_principal(p + 1, strcspn(p + 1, " "), &one.is_gid, &one.id))
-            return -EINVAL; /* the table's check let nothing else in */
-        grown[(*n)++] = one;
+    for (const char *p = strchr(c->tenants.item[tenant], ' '); p; p = strchr(p + 1, ' ')) {
+        bool is_gid = false;
+        uint32_t id = 0;
+
+        (void)config_principal(p + 1, strcspn(p + 1, " "), &is_gid, &id);
+        out[n++] = (struct member){(uint64_t)is_gid << 32 | id, tenant};
     }
-    return 0;
+    return n;
 }
 
-/* A uid or gid in two tenants would make a peer's tenant a matter of order. */
-static int check_principals(const struct config *c, struct config_error *e, struct principal *all,
-                            size_t n)
+/* With a uid or gid in two tenants the order of the list would decide. */
+static int check_members(const struct config *c, struct config_error *e, struct member *all)
 {
-    const struct config_list *t = &c->tenants;
+    char *const *name = c->tenants.item;
+    size_t n = 0;
 
-    if (n > 0)
-        qsort(all, n, sizeof(*all), principal_compare);
-    for (size_t i = 1; i < n; i++) {
-        const struct principal *a = &all[i - 1], *b = &all[i];
-
-        if (a->id == b->id && a->is_gid == b->is_gid)
+    for (size_t i = 0; i < c->tenants.n; i++)
+        n += members_of(c, i, all + n);
+    qsort(all, n, sizeof(*all), member_compare);
+    for (size_t i = 1; i < n; i++)
+        if (all[i].who == all[i - 1].who)
             return config_fail(
                 c, e, "tenants",
                 "tenants: %s:%u is in \"%.*s\" and in \"%.*s\"; leave it in one of them",
-                a->is_gid ? "gid" : "uid", a->id, name_length(t->item[a->tenant]),
-                t->item[a->tenant], name_length(t->item[b->tenant]), t->item[b->tenant]);
-    }
+                all[i].who >> 32 ? "gid" : "uid", (unsigned)all[i].who,
+                name_length(name[all[i - 1].tenant]), name[all[i - 1].tenant],
+                name_length(name[all[i].tenant]), name[all[i].tenant]);
     return 0;
-}
-
-static int string_compare(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* Two items of one name: sorted by text they are neighbours, as a space sorts before what names
- * are made of. */
-static int check_names(const struct config *c, struct config_error *e)
-{
-    size_t n = c->tenants.n;
-    char **sorted = n > 0 ? malloc(n * sizeof(*sorted)) : NULL;
-    int rc = 0;
-
-    if (n == 0)
-        return 0;
-    if (!sorted)
-        return -ENOMEM;
-    memcpy(sorted, c->tenants.item, n * sizeof(*sorted));
-    qsort(sorted, n, sizeof(*sorted), string_compare);
-    for (size_t i = 1; i < n && rc == 0; i++) {
-        int length = name_length(sorted[i]);
-
-        if (length == name_length(sorted[i - 1]) &&
-            memcmp(sorted[i], sorted[i - 1], (size_t)length) == 0)
-            rc = config_fail(c, e, "tenants",
-                             "tenants: \"%.*s\" is there twice; write all its members behind "
-                             "one name",
-                             length, sorted[i]);
-    }
-    free(sorted);
-    return rc;
 }
 
 static int check_tenants(const struct config *c, struct config_error *e)
 {
-    struct principal *all = NULL;
-    size_t n = 0;
-    int rc = check_names(c, e);
+    const struct config_list *t = &c->tenants;
+    size_t bytes = 1;
+    struct member *all;
+    int rc;
 
-    for (size_t i = 0; i < c->tenants.n && rc == 0; i++)
-        rc = principals_of(c->tenants.item[i], i, &all, &n);
-    if (rc == 0)
-        rc = check_principals(c, e, all, n);
-    if (rc == -ENOMEM)
-        config_fail(c, e, "tenants", "tenants: memory ran out");
+    for (size_t i = 0; i < t->n; i++) {
+        int n = name_length(t->item[i]);
+
+        bytes += strlen(t->item[i]);
+        for (size_t j = 0; j < i; j++)
+            if (name_length(t->item[j]) == n && memcmp(t->item[i], t->item[j], (size_t)n) == 0)
+                return config_fail(c, e, "tenants",
+                                   "tenants: \"%.*s\" is there twice; write all its members "
+                                   "behind one name",
+                                   n, t->item[i]);
+    }
+    all = malloc(bytes / 6 * sizeof(*all) + 1); /* " uid:N" is the shortest */
+    if (!all)
+        return config_fail(c, e, "tenants", "tenants: memory ran out");
+    rc = check_members(c, e, all);
     free(all);
     return rc;
 }
@@ -275,21 +242,38 @@ static int check_memory(const struct config *c, struct config_error *e)
 }
 
 /* What the file that an earlier run left in the folder takes already. */
-static uint64_t bytes_there(const char *folder)
+static uint64_t bytes_there(const char *folder, const char *name)
 {
     char path[CONFIG_ITEM_BYTES + 32];
     struct stat st;
 
-    snprintf(path, sizeof(path), "%s/%s", folder, NVME_CACHE_FILE);
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+/* Has the file system of `path` room for `wanted` bytes, of which it holds `there` already? */
+static int check_room(const struct config *c, struct config_error *e, const char *key,
+                      const char *path, uint64_t wanted, uint64_t there)
+{
+    struct statfs fs;
+    uint64_t room;
+
+    if (statfs(path, &fs) < 0)
+        return config_fail(c, e, key, "%s: %.160s: %s", key, path, strerror(errno));
+    room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
+    if (fs.f_blocks == 0 || room >= wanted) /* no blocks: a tmpfs without a limit */
+        return 0;
+    return config_fail(c, e, key,
+                       "%s: the file system of %.160s has room for %llu MiB and %llu MiB are "
+                       "wanted; lower %s, or make room",
+                       key, path, (unsigned long long)(room / MIB),
+                       (unsigned long long)(wanted / MIB), key);
 }
 
 /* Of memory, with pages that extents are whole numbers of, and large enough. */
 static int check_keep(const struct config *c, struct config_error *e)
 {
     const char *path = c->arena_keep;
-    uint64_t room, there;
-    char file[CONFIG_ITEM_BYTES + 32];
     struct statfs fs;
     struct stat st;
     int rc;
@@ -309,20 +293,11 @@ static int check_keep(const struct config *c, struct config_error *e)
         return config_fail(c, e, "arena.extent",
                            "arena.extent is smaller than a page of %.160s; write at least %lluMiB",
                            path, (unsigned long long)((uint64_t)fs.f_bsize / MIB));
-    snprintf(file, sizeof(file), "%s/%s", path, CONFIG_KEEP_ARENA);
-    there = stat(file, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
-    room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
-    /* a tmpfs without a limit says that it has no blocks */
-    if (fs.f_blocks == 0 || room >= c->arena_size)
-        return 0;
-    return config_fail(
-        c, e, "arena.size",
-        "arena.size: the file system of %.160s has room for %llu MiB and %llu MiB are "
-        "wanted; make it larger, or lower arena.size",
-        path, (unsigned long long)(room / MIB), (unsigned long long)(c->arena_size / MIB));
+    return check_room(c, e, "arena.size", path, c->arena_size,
+                      bytes_there(path, CONFIG_KEEP_ARENA));
 }
 
-/* An entry that is used as it is. Whether it may be is found out when it is opened. */
+/* A device or file; tier_nvme_check looks into it. */
 static int check_as_it_is(const struct config *c, struct config_error *e, const char *path)
 {
     struct stat st;
@@ -351,7 +326,7 @@ bool config_nvme_there(const struct config *c)
     return false;
 }
 
-/* The daemon starts without a disk that has failed, and is told so when it opens it. */
+/* The daemon starts without a disk that has failed. */
 static bool is_left_out(const struct config *c, const char *path)
 {
     struct stat st;
@@ -368,14 +343,12 @@ struct folder {
     uint64_t there;
 };
 
-/* Folders on one file system share its room. */
-static int check_room(const struct config *c, struct config_error *e, const struct folder *folders,
-                      size_t i)
+/* Folders on one file system have its room in common. */
+static int check_folders_room(const struct config *c, struct config_error *e,
+                              const struct folder *folders, size_t i)
 {
-    const char *path = c->nvme_paths.item[i];
     uint64_t file = nvme_file_bytes(c->nvme_size, c->nvme_segment);
-    uint64_t wanted = 0, there = 0, room;
-    struct statvfs fs;
+    uint64_t wanted = 0, there = 0;
 
     for (size_t j = 0; j <= i; j++) {
         if (folders[j].device != folders[i].device)
@@ -383,18 +356,7 @@ static int check_room(const struct config *c, struct config_error *e, const stru
         wanted += file;
         there += folders[j].there < file ? folders[j].there : file;
     }
-    if (statvfs(path, &fs) < 0)
-        return config_fail(c, e, "nvme.paths",
-                           "nvme.paths: %.160s: %s; name a folder on a local disk", path,
-                           strerror(errno));
-    room = (uint64_t)fs.f_bavail * fs.f_frsize + there;
-    if (room >= wanted)
-        return 0;
-    return config_fail(
-        c, e, "nvme.size",
-        "nvme.size: the file system of %.160s has room for %llu MiB and %llu MiB are wanted; "
-        "lower nvme.size, or free some",
-        path, (unsigned long long)(room / MIB), (unsigned long long)(wanted / MIB));
+    return check_room(c, e, "nvme.size", c->nvme_paths.item[i], wanted, there);
 }
 
 static int check_nvme(const struct config *c, struct config_error *e)
@@ -418,9 +380,9 @@ static int check_nvme(const struct config *c, struct config_error *e)
                 return config_fail(c, e, "nvme.paths",
                                    "nvme.paths: %.100s and %.100s are one; name each once",
                                    c->nvme_paths.item[j], path);
-        folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path)};
+        folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path, NVME_CACHE_FILE)};
         if (!as_it_is)
-            rc = check_room(c, e, folders, i);
+            rc = check_folders_room(c, e, folders, i);
         if (rc < 0)
             return rc;
     }

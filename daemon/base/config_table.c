@@ -16,6 +16,7 @@
 /* sun_path holds 108 bytes, its NUL included. */
 #define SOCKET_BYTES 107
 
+static const char *const bool_names[] = {"false", "true", NULL};
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
@@ -139,7 +140,7 @@ const struct config_key config_keys[] = {
     {KEY("arena.extent", SIZE, arena_extent, "64MiB"), RANGE(MIB, GIB),
      .help = "Unit in which DRAM moves between slot sizes; a power of two. No part of a block may "
              "be larger."},
-    {KEY("arena.prefault", BOOL, arena_prefault, "true"), .internal = true,
+    {KEY("arena.prefault", BOOL, arena_prefault, "true"), .names = bool_names, .internal = true,
      .help = "Touch all DRAM at start, behind the open socket; false touches a page at its first "
              "use, and places nothing on NUMA nodes."},
     {KEY("arena.keep", STRING, arena_keep, ""), RANGE(0, 160),
@@ -232,7 +233,7 @@ const struct config_key config_keys[] = {
      .help = "Threads for each folder; each has one request in flight."},
     {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
      .help = "Which blocks are written; see nvme.admission."},
-    {KEY("share.sync", BOOL, share_sync, "false"),
+    {KEY("share.sync", BOOL, share_sync, "false"), .names = bool_names,
      .help = "Have the server make each file durable before it gets its name. Without, a crash of "
              "the server may leave files that are cut short; loads take them for misses."},
     {KEY("share.collect", DURATION, share_collect_ms, "10min"), RANGE(SECOND, 24 * HOUR),

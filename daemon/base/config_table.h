@@ -27,7 +27,7 @@ struct config_key {
     const char *initial; /* as config_set takes it */
     const char *help;
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
-    const char *const *names; /* CONFIG_ENUM: NULL at the end */
+    const char *const *names; /* CONFIG_ENUM and CONFIG_BOOL: NULL at the end */
     const char *(*item)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
     bool reloadable;
     bool internal; /* for tests and measurements: config_print shows it only where it is set */

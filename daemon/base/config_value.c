@@ -146,16 +146,6 @@ static int parse_octal(const struct config_key *k, const char *text, uint64_t *o
     return in_bounds(k, *out, why);
 }
 
-static int parse_bool(const struct config_key *k, const char *text, uint64_t *out,
-                      char why[CONFIG_WHY_BYTES])
-{
-    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
-        return config_refuse(why, "%s: \"%.40s\" is neither true nor false; write one of the two",
-                             k->name, text);
-    *out = text[0] == 't';
-    return 0;
-}
-
 static int parse_enum(const struct config_key *k, const char *text, uint64_t *out,
                       char why[CONFIG_WHY_BYTES])
 {
@@ -186,7 +176,6 @@ static int parse_number(const struct config_key *k, const char *text, uint64_t *
     case CONFIG_OCTAL:
         return parse_octal(k, text, out, why);
     case CONFIG_BOOL:
-        return parse_bool(k, text, out, why);
     case CONFIG_ENUM:
         return parse_enum(k, text, out, why);
     default:
@@ -338,9 +327,7 @@ const char *config_value_text(const struct config *c, const struct config_key *k
 {
     if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
         return *(char *const *)config_field_const(c, k);
-    if (k->kind == CONFIG_BOOL)
-        return number_get(c, k) ? "true" : "false";
-    if (k->kind == CONFIG_ENUM)
+    if (k->kind == CONFIG_BOOL || k->kind == CONFIG_ENUM)
         return k->names[number_get(c, k)];
     number_text(k, number_get(c, k), buf);
     return buf;

@@ -1,4 +1,4 @@
-/* Deadlines: many points in time behind one libuv timer, which runs only while there is one.
+/* Deadlines: a heap of points in time behind one libuv timer, which runs only while any is armed.
  * Times are uv_now() milliseconds (monotonic: setting the clock changes nothing).
  * Thread: the loop only. */
 #ifndef UCMD_BASE_DEADLINE_H

@@ -27,8 +27,7 @@ void log_set_level(enum log_level level)
     __atomic_store_n(&present_level, (int)level, __ATOMIC_RELAXED);
 }
 
-/* The variable alone is not enough: it is inherited by children whose standard error goes
- * elsewhere. */
+/* The variable alone is not enough: a child inherits it even if its standard error goes elsewhere. */
 static void journal_detect(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -48,7 +47,7 @@ static uint64_t monotonic_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* May this line pass? *held: how many did not since the last one that did. */
+/* May this line pass? *held: how many lines were held back since the last one that passed. */
 static bool site_pass(struct log_site *site, uint32_t *held)
 {
     uint64_t now_ms = monotonic_ms();
@@ -122,7 +121,7 @@ static void line_end(struct line *l)
     l->text[l->n++] = '\n';
 }
 
-/* When standard error can't be written to there is nobody left to tell. */
+/* A failure is not reported: there is no other place to write to. */
 static void line_write(const struct line *l)
 {
     ssize_t n;

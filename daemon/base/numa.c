@@ -11,9 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SET_BITS                                                                                   \
-    1024u /* as many nodes as a kernel can have; processors after these are not used               \
-           */
+/* As many nodes as a kernel can have. Processors beyond these are not used. */
+#define SET_BITS 1024u
 #define WORD_BITS (8 * sizeof(unsigned long))
 #define LIST_BYTES 8192
 
@@ -100,7 +99,7 @@ int numa_of_pci(const struct numa *n, const char *address)
 
 /* ---- the kernel ---- */
 
-/* The kernel takes the number of bits to be one more than there are. */
+/* The kernel expects the number of bits plus one. */
 static int policy_get(int *mode, struct set *nodes, unsigned long flags)
 {
     return syscall(SYS_get_mempolicy, mode, nodes->word, SET_BITS + 1, NULL, flags) == 0 ? 0

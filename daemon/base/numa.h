@@ -1,7 +1,7 @@
-/* NUMA: which nodes memory may lie on, where a PCI device hangs, and where a thread's memory comes
- * from. The topology is sysfs', read when it is asked for; the rest are calls of the kernel, which
- * a container may refuse: whoever asks goes on without. Threads: any; prefer and numa_stay act on
- * the calling thread alone. */
+/* NUMA: which nodes memory may lie on, which node a PCI device belongs to, and which node a thread's
+ * memory comes from. Reads the topology from sysfs at each call. The other calls ask the kernel,
+ * which may refuse in a container; the caller then does without. Threads: any; prefer and numa_stay
+ * act on the calling thread alone. */
 #ifndef UCMD_BASE_NUMA_H
 #define UCMD_BASE_NUMA_H
 
@@ -13,8 +13,8 @@
 struct numa {
     const char *sys;          /* where sysfs is mounted; borrowed */
     uint32_t n;               /* nodes below; with fewer than two there is nothing to place */
-    int node[NUMA_NODES_MAX]; /* as the kernel numbers them, rising */
-    /* Memory that the calling thread touches first comes from the node from now on, from others
+    int node[NUMA_NODES_MAX]; /* the kernel's numbers, rising */
+    /* From now on, memory that the calling thread touches first comes from the node, and from others
      * when that is full. 0 or -errno. */
     int (*prefer)(int node);
     /* The node of the page at this address, which was touched; or -errno. */
@@ -23,13 +23,12 @@ struct numa {
 
 /* The nodes that have memory and processors: a node of memory alone may be a GPU's own, or slow. */
 void numa_read(const char *sys, struct numa *out);
-/* Leaves those that this process may use. 0; or -errno and there are none: -EBUSY, somebody has
- * given the process a memory policy, which is not to be overruled; or the kernel's refusal. */
+/* Removes the nodes that this process may not use. 0; or -errno and no nodes: -EBUSY when the process
+ * was given a memory policy, which the daemon keeps; otherwise the kernel's refusal. */
 int numa_allow(struct numa *n);
-/* The node of a PCI device, "0000:3b:00.0"; NUMA_NONE when it has none, or nobody knows. */
+/* The node of a PCI device, "0000:3b:00.0"; NUMA_NONE when it has none or none is known. */
 int numa_of_pci(const struct numa *n, const char *address);
-/* The calling thread runs on the node's processors from now on, those that it might use before. 0
- * or -errno. */
+/* Restricts the calling thread to those of its processors that belong to the node. 0 or -errno. */
 int numa_stay(const struct numa *n, int node);
 
 #endif

@@ -1,6 +1,6 @@
-/* Small numbers for pointers: what the wire and the index's 32-bit fields name objects by.
- * Numbers run from 1 and are bounded; a freed number is reused last, so that a stale one is likely
- * to be found out. Thread: whoever owns the table. */
+/* Small numbers for pointers, for the wire and the index's 32-bit fields. They run from 1 to `max`.
+ * The number that was freed first is reused first, so that a stale number mostly names nothing.
+ * Thread: the table's owner's. */
 #ifndef UCMD_BASE_TABLE_H
 #define UCMD_BASE_TABLE_H
 

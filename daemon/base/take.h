@@ -1,6 +1,6 @@
-/* Taking what another process may still hold. Promise: one that was killed is waited for, because
- * the kernel lets its files go only when its last transfers have ended, under load seconds later;
- * one that lives is not, for longer than that. Threads: any; both block. */
+/* Locks and devices that another process may still hold. A process that was killed holds its files
+ * until its last transfers have ended, under load for seconds, so both calls retry for TAKE_WAIT_MS;
+ * a process that lives holds them longer. Threads: any; both block. */
 #ifndef UCMD_BASE_TAKE_H
 #define UCMD_BASE_TAKE_H
 
@@ -12,7 +12,7 @@
 int take_lock(int fd);
 /* As open(2) with O_EXCL of a device. A descriptor; -EBUSY: somebody else has it; -errno. */
 int take_open(const char *path, int flags);
-/* Does this -errno tell of a device that fails, and of no mistake of who named it? */
+/* Does this -errno mean that a device fails, and not that somebody named a wrong one? */
 bool take_failed(int rc);
 
 #endif

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define CHECKPOINT_RECORDS 2048u /* of a segment that one span tells of */
+#define CHECKPOINT_RECORDS 2048u /* of a segment in one span */
 #define CHECKPOINT_HEAD_BYTES 56u
 #define CHECKPOINT_ENTRY_BYTES 96u
 #define CHECKPOINT_TAIL_BYTES 8u

@@ -56,8 +56,8 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
     d->tier->metrics->nvme_files_lost++;
 }
 
-/* A mistake of the configuration is refused; a device that fails, or is not there while others are,
- * is done without. */
+/* Refuses a mistake of the configuration; leaves out a device that fails, or that is not there
+ * while others are. */
 static int devices_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
     bool any = config_nvme_there(c);
@@ -105,8 +105,8 @@ static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct 
     return 0;
 }
 
-/* Where both state pages of a file were lost its segments told the epoch; there may have been a
- * later one, in which nothing was written but a namespace purged. */
+/* When both state pages of a file are lost its segments give the epoch. There may have been a later
+ * one, in which nothing was written but a namespace purged. */
 static int epoch_check(struct tier *t, uint64_t *epoch, struct ucm_error *e)
 {
     uint64_t named = ns_records_last_sequence(&t->ns_records) >> (64 - NVME_EPOCH_BITS);
@@ -282,7 +282,7 @@ static void space_close(struct tier *t)
     ns_records_close(&t->ns_records);
 }
 
-/* What reads and writes them. */
+/* What reads and writes the files. */
 static int work_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
     int rc = engines_open(t, c, e);
@@ -312,7 +312,7 @@ static void work_close(struct tier *t)
     ops_close(t);
 }
 
-/* What goes on beside. */
+/* What works beside reads and writes. */
 static int chores_open(struct tier *t, const struct config *c)
 {
     int rc = nvme_budget_open(t);

@@ -1,17 +1,18 @@
-/* What write-behind may take of one turn of the loop. Requests wait while a turn lasts, and a load
- * of a block in DRAM waits twice: until it is read, and until its copy is told. */
+/* How much write-behind may do in one turn of the loop. Requests wait while a turn lasts, and a
+ * load of a block in DRAM waits for two turns: for its request, and for the end of its copy. */
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-/* Of writes begun in one turn: as many as one write has at most, and more writes only if each has
- * few. A header is a page to be filled and hashed. */
+/* Parts of the writes that one turn begins: as many as one write has at most, or several writes of
+ * few. Each part's header is a page to be filled and hashed. */
 #define BUDGET_PARTS NVME_MERGE_IOS
 
 struct nvme_budget {
-    uv_idle_t idle; /* runs for a turn in which something is to be done or counted anew */
+    uv_idle_t
+        idle; /* runs for a turn in which there is something to do, or the budget begins again */
     struct tier *tier;
     unsigned parts; /* of the writes begun in this turn */
     bool pump, gathered;

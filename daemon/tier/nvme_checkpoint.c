@@ -1,7 +1,7 @@
 /* Checkpoints: what lies in which record, written beside each file so that the next start need not
- * read the records' headers. Segment by segment: the loop describes some records a turn until the
- * buffer is full, the pool writes them. No two segments need to agree in time, because the next
- * start believes a span only if the segment has not been opened again since. */
+ * read the records' headers. Segment by segment, the loop describes some records a turn until the
+ * buffer is full, and the pool writes them. Spans of different segments need not be of one moment:
+ * the next start believes a span only if the segment has not been opened again since. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -20,7 +20,7 @@
 
 #define ROOM "tier"
 #define BUFFER_BYTES (1u << 20)
-/* Of one turn of the loop; a span is described as a whole. */
+/* For describing, in one turn of the loop; a span is described as a whole. */
 #define TURN_NS 20000u
 #define SPAN_RECORDS 64u
 #define TICK_MS 5000
@@ -54,7 +54,7 @@ static void path_make(const struct nvme_checkpoint *k, const char *suffix, char 
 
 /* ---- describing: on the loop ---- */
 
-/* How far the records' fates are settled: nothing that is being written lies before it. */
+/* The records up to here are final: none of them is being written. */
 static uint32_t records_settled(const struct segment *s, uint32_t from, uint32_t max)
 {
     uint32_t end = s->state == SEGMENT_OPEN ? s->next : s->records;
@@ -65,7 +65,7 @@ static uint32_t records_settled(const struct segment *s, uint32_t from, uint32_t
     return to;
 }
 
-/* One span at p; false when there is nothing to tell of this segment any more. */
+/* Adds one span to the buffer; false when nothing of this segment is left to describe. */
 static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
 {
     struct tier *t = k->tier;
@@ -76,7 +76,7 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
     uint8_t *p = k->buffer + k->n;
 
     if (s->records == 0 || k->record >= s->records || s->unknown || nvme_emptying(t, s))
-        return false; /* the next start has to look itself */
+        return false; /* the next start reads its headers */
     r.to = records_settled(s, k->record, SPAN_RECORDS);
     if (r.to == r.from)
         return false;
@@ -122,8 +122,8 @@ static bool step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
 
 /* ---- writing: in the pool, or at the end on the loop ---- */
 
-/* The records first: what a checkpoint tells of shall be there after a power failure. Where a sync
- * failed that is not known any more, also of the copies of what was moved. */
+/* Syncs the records first: what a checkpoint lists must be there after a power failure. After a
+ * failed sync that can't be known any more. */
 static int file_publish(struct nvme_checkpoint *k)
 {
     struct nvme_device *d = &k->tier->devices[k->file];
@@ -165,7 +165,7 @@ static void step_write(struct nvme_checkpoint *k)
 
 /* ---- one file after the other ---- */
 
-/* After a failed sync none of the file is published any more, so none is written. */
+/* After a failed sync no checkpoint of the file is published, so none is written. */
 static bool file_next(struct nvme_checkpoint *k)
 {
     while (k->file < k->tier->files &&
@@ -320,13 +320,14 @@ void nvme_checkpoint_close(struct tier *t)
     uv_close((uv_handle_t *)&t->checkpoint->idle, closed_cb);
 }
 
-/* Before a clean stop, all of it at once. One that is being written meanwhile has its own name. */
+/* Before an orderly stop, all of it at once. One that the pool is writing meanwhile has another
+ * name. */
 void nvme_checkpoint_last(struct tier *t)
 {
     struct nvme_checkpoint k = {.tier = t};
 
     if (!t->checkpoint || nvme_recovering(t))
-        return; /* the one from before is still good for what it tells */
+        return; /* the one from before stays valid for what it lists */
     k.buffer = malloc(BUFFER_BYTES);
     if (!k.buffer)
         return;

@@ -1,8 +1,7 @@
-/* Recovery's last step: parts that were found twice under one number of a write. One is the copy of
- * the other: the end of the run that moved it may have cut the move off, so that the copy is not
- * whole, or have come while the original was being written over, so that this one is not. Headers
- * don't tell. So the place that was taken over is read, and where its bytes are wrong, or can't be
- * read, the other one takes over. */
+/* Recovery's last step: parts that were found twice with one sequence. One is the moved copy of the
+ * other. The run that moved it may have ended while it wrote the copy, or while it wrote over the
+ * original, so either may be torn, and headers don't show which. So the place that was taken over
+ * is read, and where its bytes are wrong or can't be read the other one takes its place. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -36,7 +35,7 @@ void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
         t->recovery.duplicates_n < DUPLICATES_MAX && t->callbacks.lost ? malloc(sizeof(*w)) : NULL;
 
     if (!w)
-        return; /* the place that was taken over has to do */
+        return; /* keeps the place that was taken over */
     *w = (struct duplicate){.segment = s, .record = record, .header = *h};
     segment_read_begin(s);
     list_push_back(&t->recovery.duplicates, &w->link);
@@ -89,7 +88,7 @@ bool nvme_duplicates_step(struct tier *t)
         struct tier_duplicate other;
         int rc = 0;
 
-        /* Asked again: the other place may be known to be bad by now, or have been replaced. */
+        /* Once more: the other place may be known to be bad by now, or have been replaced. */
         if (!nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other) &&
             other.owner != 0)
             rc = check_start(t, w, &other);

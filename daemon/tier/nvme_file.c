@@ -138,7 +138,7 @@ static int file_rename(const char *from, const char *to)
 }
 
 /* Under another name until it is whole. The next daemon takes over what one that was killed here
- * has left: it is nobody's, once it can be locked. */
+ * has left, once it can lock it. */
 static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
                      struct ucm_error *e)
 {
@@ -216,7 +216,7 @@ static int super_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
     return 0;
 }
 
-/* A state page is gone, perhaps the newer one: the sequences of the segments tell the epoch. */
+/* A state page is gone, perhaps the newer one: the sequences of the segments give the epoch. */
 static int epoch_rebuild(struct nvme_file *f, uint64_t segment_bytes)
 {
     alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
@@ -331,7 +331,7 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
         rc = super_check(f, segment_bytes, e);
     if (rc < 0)
         return rc;
-    /* Whoever made the file may have died before its name was on the disk. */
+    /* The daemon that made the file may have died before its name was synced. */
     rc = f->as_it_is ? 0 : io_folder_sync(f->folder);
     if (rc == 0)
         rc = state_load(f, segment_bytes);
@@ -515,7 +515,7 @@ int nvme_file_start(struct nvme_file *f, uint64_t epoch)
 
 void nvme_file_close(struct nvme_file *f)
 {
-    /* Said aloud: a ring that is being torn down may hold the file for a while longer. */
+    /* Explicitly: a ring that is being torn down may hold the file for a while longer. */
     if (f->fd >= 0) {
         flock(f->fd, LOCK_UN);
         close(f->fd);

@@ -70,7 +70,7 @@ static void store_done(struct nvme_job *job)
                   strerror(-f->status));
     if (f->checking && !t->closing)
         check_ended(f);
-    if (f->due) /* the next start must know of it, too */
+    if (f->due) /* the list has changed meanwhile */
         store(f);
 }
 
@@ -219,16 +219,16 @@ static void figures_update(struct tier *t)
     t->metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
 }
 
-/* No probing gives such a file back: an operator has to look at the disk. */
+/* No health check gives such a file back: an operator has to look at the disk. */
 static void bound_check(struct tier *t, struct nvme_device *d)
 {
     if (bound_passed(t, d))
         device_degrade(t, d, "too many segments are in quarantine");
 }
 
-/* A crash may have cut a write off that no checkpoint has vouched for: its bytes being wrong says
- * nothing of the disk. Where there were such writes, one of them may also have been the first of a
- * segment's new opening, and lie in what the checkpoint tells of the old one. */
+/* A crash may have cut off a write that no checkpoint covers: wrong bytes there say nothing about
+ * the disk. One of these writes may also have been the first of a segment's new opening, and have
+ * overwritten records that the checkpoint lists for the old one. */
 static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t record)
 {
     return s->sequence < t->recovery.before &&

@@ -91,8 +91,8 @@ static void op_advance(struct nvme_op *op, uint64_t bytes)
     }
 }
 
-/* Where the threads succeed again and again at what the ring could not do, the ring is at fault and
- * not the device. */
+/* When the threads do again and again what the ring could not, the ring is at fault and not the
+ * device. */
 static void ring_judge(struct tier *t, const struct nvme_op *op)
 {
     if (!op->ring_failed) {
@@ -279,7 +279,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     }
     t->backlog_bytes += bytes;
     t->writes_queued++;
-    /* Now and not when it is written: what is forgotten now must be told from what comes later. */
+    /* Numbered now and not when it is written: a purge tells by it what came before. */
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
     io->scratch[IO_MOVED] = NULL;
     if (io->bytes <= CHECKSUM_SMALL) {
@@ -295,11 +295,11 @@ int nvme_write(struct tier *t, struct tier_io *io)
 
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
 {
-    /* Not of the backlog: who is told to wait for that hears of no such write's end. */
+    /* Not counted in the backlog: a caller that waits for that sees its own writes end only. */
     t->writes_queued++;
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)sequence;
     io->scratch[IO_MOVED] = io;
-    list_push_front(&t->ready, &io->link); /* who waits for its segment waits behind it */
+    list_push_front(&t->ready, &io->link); /* writes that wait for its segment wait behind it */
 }
 
 static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
@@ -488,7 +488,7 @@ void nvme_pump_writes(struct tier *t)
     bool full = false;
 
     if (t->recovery.state == RECOVERY_HEADERS)
-        return; /* which segments are free is not known yet */
+        return; /* the free segments are not known yet */
     while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
         int rc = nvme_budget_left(t) ? room_find(t, io, &full, &file) : -EAGAIN;
@@ -564,10 +564,10 @@ static void write_finish(struct nvme_op *op, int status)
     t->writes_in_flight--;
     t->stalled = false;
     list_push_front(&t->write_pool, &op->link);
-    /* Before anything can be reclaimed: what is live must be known to its owner. */
+    /* Before anything can be reclaimed: the owner must know of its live record. */
     for (unsigned i = 0; i < n; i++)
         ios[i]->done(ios[i], status);
-    KILL_POINT("write-told");
+    KILL_POINT("write-reported");
     nvme_checkpoint_later(t);
     nvme_sync_pump(t, d);
     pump_reads(t, d);

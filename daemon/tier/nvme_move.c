@@ -1,12 +1,12 @@
-/* What was read since it was written is written again before its segment is reused, so that the log
- * does not drop it with its neighbours.
+/* Parts that were read since they were written are moved before their segment is reused, so that
+ * the log does not drop them with their neighbours.
  *
- * When few segments are free, the one with the least to lose is emptied ahead of need: of its parts
- * that were read, a share of the segment is read, written to the head of the log, and synced; then
- * the rest is dropped. Until then the segment counts as being read and is not reused, so at every
- * moment a whole copy lies on storage; where the sync fails it is not reused at all. Writers that
- * need its room sooner wait for that, which is bounded: a move that finds no room, or fails, is
- * given up. */
+ * When few segments are free, the one with the least to lose is emptied ahead of need. Up to a
+ * percentage of its records, those that were read, are read, written to the head of the log, and
+ * synced; then the rest is dropped. Until then the segment is held as if read and not reused, so a
+ * whole copy lies on storage at every moment. Where the sync fails the segment is not reused at
+ * all. Writes that need its room wait meanwhile. That wait is bounded: a move that finds no room,
+ * or fails, is given up. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -116,7 +116,7 @@ static void read_cb(struct tier_io *io, int status)
     v->from = io->place.loc;
     io->op = TIER_WRITE;
     io->done = written_cb;
-    /* Under the number that it was written with: a purge of its namespace is told from it. */
+    /* With the sequence of its first write, by which a purge of its namespace judges it. */
     nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]);
 }
 
@@ -198,7 +198,7 @@ static void segment_end(struct nvme_mover *m)
     m->segment = NULL;
     if (m->unsynced)
         segment_withhold(&t->segments, s);
-    /* withheld, its room is nobody's: what is sound in it stays */
+    /* a withheld segment gives no room: its sound parts stay */
     if (!t->closing && !s->withheld) {
         segment_take(&t->segments, s, &t->callbacks, &dropped);
         t->metrics->nvme_reclaimed_blocks += dropped;
@@ -206,7 +206,7 @@ static void segment_end(struct nvme_mover *m)
     segment_read_end(&t->segments, s);
     t->metrics->nvme_reclaimed_segments += s->state == SEGMENT_FREE && !s->withheld;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
-    t->stalled = false; /* whoever called here goes on with the writes */
+    t->stalled = false; /* the caller pumps the writes */
     nvme_move_check(t);
     nvme_release(t);
 }

@@ -1,10 +1,11 @@
-/* Finding again what earlier runs have stored, while the tier serves.
+/* Recovery: finds what earlier runs have stored, while the tier serves.
  *
- * First the header of every segment is read; until they are all known nobody writes, because a
- * segment that seems free may not be. Then the checkpoints tell what they know (nvme_restore.c).
- * Then the headers of the records that they do not cover are read, many at a time; a segment can be
- * reclaimed as soon as its own records are known. At the end what was found twice is compared
- * (nvme_duplicates.c). */
+ * 1. It reads the header of every segment. Writes wait until all are known, because a segment that
+ *    seems free may not be.
+ * 2. It reads the checkpoints (nvme_restore.c).
+ * 3. It reads the headers of records that they do not cover, many at a time. A segment can be
+ *    reclaimed as soon as its own records are known.
+ * 4. It compares what it found twice (nvme_duplicates.c). */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -103,7 +104,7 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
         return; /* of a cache that was here before: a device is not wiped */
     t->metrics->nvme_damaged_pages += rc == -EBADMSG || (rc == 0 && h.segment != s->number);
     if (rc < 0 || h.segment != s->number || h.sequence >= t->recovery.before)
-        return; /* nothing was ever stored here, or nothing that counts */
+        return; /* it holds nothing, or nothing that counts */
     rc = segment_adopt(&t->segments, s->file, s->number, h.sequence, h.stride, &s);
     if (rc == 0)
         t->recovery.segments++;
@@ -174,7 +175,7 @@ void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
 
 /* ---- reading ---- */
 
-/* What could not be read today may be there tomorrow. */
+/* The next start may be able to read it. */
 static void segment_not_read(struct tier *t, struct segment *s)
 {
     segment_withhold(&t->segments, s);
@@ -209,7 +210,7 @@ static void record_seen(struct tier *t, struct segment *s, uint32_t record, cons
         s->seen_to = record + 1;
     if (ours)
         nvme_recover_record(t, s, record, &h);
-    /* not wanted, or emptied by whoever repaired the file */
+    /* not wanted, or emptied by a repair of the file */
     if (s->states[record] == RECORD_EMPTY && (ours || nvme_page_blank(page)))
         s->states[record] = RECORD_DEAD;
 }

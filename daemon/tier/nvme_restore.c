@@ -1,5 +1,5 @@
 /* Recovery from checkpoints: the pool reads and checks a piece, the loop takes its parts over, half
- * a millisecond a turn. What a checkpoint does not cover is left to the scan of the records. */
+ * a millisecond a turn. The scan of the records finds what a checkpoint does not cover. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -29,7 +29,7 @@ struct nvme_restore {
     /* What of it is taken over. */
     size_t at;
     uint32_t entry;
-    struct segment *segment; /* of the span at `at`; NULL: to be passed over */
+    struct segment *segment; /* of the span at `at`; NULL: to be skipped */
     struct checkpoint_span span;
 };
 
@@ -87,7 +87,7 @@ static void file_end(struct nvme_restore *r)
     r->file++;
 }
 
-/* The segment that a span tells of, if that is still as it was; spans follow one another. */
+/* The segment of a span, if it has not been opened again and the span follows the one before. */
 static struct segment *span_segment(struct nvme_restore *r)
 {
     const struct checkpoint_span *c = &r->span;

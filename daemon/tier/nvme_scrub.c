@@ -50,7 +50,7 @@ static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
     uint32_t record;
 
     if (segment_find(&t->segments, place->loc, k->want.bytes, &s, &record) < 0)
-        return; /* forgotten meanwhile: nobody's bytes */
+        return; /* forgotten meanwhile */
     t->metrics->nvme_scrub_bad++;
     log_error(ROOM, "scrub-found", "path=%s offset=%" PRIu64 " bytes=%" PRIu64 ": %s",
               t->devices[s->file].file.path, segment_record_offset(&t->segments, s, record),

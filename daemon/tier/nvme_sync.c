@@ -1,8 +1,8 @@
-/* Making what was written durable: fdatasync of a file for all who wait for it, one at a time in
- * the pool. Who comes while one runs waits for the next, because its write may have ended too late
- * for this one. A record counts only with its segment's header, so it waits for that write as well.
- * Of what an earlier run wrote, the end of that run may have left a header without its payload, and
- * only its headers lead the next start to it: all three are read first. */
+/* Makes what was written durable: one fdatasync of a file at a time, in the pool, for all that wait
+ * for it. A request that comes while one runs waits for the next, because its write may have ended
+ * too late for this one. A record counts only with its segment's header, so it waits for that write
+ * as well. An earlier run may have ended between a header and its payload, so what it wrote is
+ * checked first (nvme_check.c). */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -20,7 +20,7 @@ static struct segment *io_segment(const struct tier_io *io)
     return io->scratch[0];
 }
 
-/* A later start would pass it over. */
+/* A later start would skip it. */
 static bool io_purged(const struct tier *t, const struct tier_io *io)
 {
     const struct nvme_ns_record *name = ns_records_find(&t->ns_records, io->name.fingerprint);
@@ -49,7 +49,7 @@ int nvme_device_sync(struct nvme_device *d)
 {
     int rc;
 
-    /* One at a time: of two, only one would be told. */
+    /* One at a time: the kernel reports a failure to only one of two. */
     uv_mutex_lock(&d->sync_lock);
     rc = fdatasync(d->file.fd) < 0 ? -errno : nvme_file_intact(&d->file);
     if (rc < 0) {
@@ -189,7 +189,7 @@ int nvme_sync_part(struct tier *t, struct tier_io *io)
     if (s->header == SEGMENT_HEADER_FAILED)
         return -EIO;
     d = &t->devices[s->file];
-    segment_read_begin(s); /* its place stays until we know */
+    segment_read_begin(s); /* its place stays until the sync has ended */
     io->scratch[0] = s;
     list_init(&io->link);
     nvme_hold(t);
@@ -200,7 +200,7 @@ int nvme_sync_part(struct tier *t, struct tier_io *io)
         list_push_back(&d->unchecked, &io->link);
     } else {
         rc = check_start(t, d, io);
-        rc = rc == -EAGAIN ? -EBUSY : rc; /* nothing of the caller's would end the wait */
+        rc = rc == -EAGAIN ? -EBUSY : rc; /* no completion of the caller's would end the wait */
     }
     if (rc < 0) {
         segment_read_end(&t->segments, s);

@@ -268,7 +268,7 @@ void segment_file_distrust(struct segment_table *t, uint32_t file)
     while (!list_empty(&f->open))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
     for (uint32_t i = 0; i < f->count; i++)
-        f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one begins anew */
+        f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one gets a new header */
 }
 
 void segment_file_start(struct segment_table *t, uint32_t file)
@@ -549,7 +549,7 @@ static bool segment_busy(const struct segment *s, const struct tier_callbacks *c
 }
 
 /* Asks for every live record until one is refused. While it is being emptied a read counts as under
- * way, so that nothing frees it behind our back. */
+ * way, so that nothing else frees it. */
 void segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
                   uint64_t *dropped)
 {
@@ -570,7 +570,7 @@ void segment_take(struct segment_table *t, struct segment *s, const struct tier_
     segment_read_end(t, s);
 }
 
-/* Refused: others are asked first next time. */
+/* It refused: others go first next time. */
 static void segment_defer(struct segment_table *t, struct segment *s)
 {
     list_remove(&s->link);

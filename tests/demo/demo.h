@@ -1,12 +1,15 @@
 /* The demo: a private ucmd on a temporary folder, two engines of two ranks each, and a multi-turn
  * workload whose every loaded byte is checked.
  *
- * ucm_demo.c is the order of events, demo_daemon.c starts and stops the daemon, demo_engine.c
- * plays, demo_summary.c tells. Processes: main -> engine -> two ranks; each rank has a connection,
- * a region and one part of every block. An engine's rank 0 is its scheduler: it looks up with a
- * lease, tells rank 1 how many blocks to load, and gives the lease back when both have loaded. What
- * they share: struct demo_shared, in memory mapped before the forks; `stop` is main's to set, a
- * rank's counts are its own to write. */
+ * - ucm_demo.c: the order of events
+ * - demo_daemon.c: starts and stops the daemon
+ * - demo_engine.c: plays the workload
+ * - demo_summary.c: prints the summary
+ *
+ * Processes: main -> engine -> two ranks; each rank has a connection, a region and one part of every
+ * block. An engine's rank 0 is its scheduler: it looks up with a lease, tells rank 1 how many blocks
+ * to load, and returns the lease when both have loaded. All of them share struct demo_shared, which
+ * is mapped before the forks: main writes `stop`, a rank writes its own counts. */
 #ifndef UCM_TESTS_DEMO_DEMO_H
 #define UCM_TESTS_DEMO_DEMO_H
 

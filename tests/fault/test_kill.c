@@ -25,10 +25,10 @@ static char ucmd_kill[256], keep[64], keep_set[96];
 static unsigned points, damages;
 
 static const char *const kill_points[] = {
-    "write-begin",      "write-torn",       "write-done",         "write-told",
+    "write-begin",      "write-torn",       "write-done",         "write-reported",
     "sync-begin",       "sync-done",        "ns-append-begin",    "ns-append-torn",
     "ns-append-done",   "checkpoint-begin", "checkpoint-written", "checkpoint-named",
-    "recover-slot",     "recover-segment",  "start-begin",        "start-written",
+    "recover-record",   "recover-segment",  "start-begin",        "start-written",
     "persist-written",  "persist-named",    "persist-take",       "persist-taken",
     "ns-rewrite-begin", "ns-rewrite-torn",  "ns-rewrite-written", "ns-rewrite-renamed"};
 #define POINTS (sizeof(kill_points) / sizeof(kill_points[0]))

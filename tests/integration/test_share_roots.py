@@ -364,7 +364,7 @@ class Room(RootsCase):
         self.until(lambda: not os.path.exists(dead), "the dead host's file")
         self.until(lambda: self.root(one).get("files") == 4 and one.metrics()["share_gc_passes"] == 2, "both roots' end")
         time.sleep(0.3)  # the marker
-        self.assertIn("of 1 root", ctl(one, "share", "collect", self.roots[1]).stdout)
+        self.assertEqual(ctl(one, "share", "collect", self.roots[1]).stdout, "garbage collection begins on 1 root\n")
         shown = ctl(one, "share").stdout.splitlines()
         self.assertEqual(shown[0].split()[:3], ["ROOT", "KIND", "HEALTH"])
         self.assertRegex(shown[1], rf"^{self.roots[0]} +posix +up +32\.\d KiB +1\.0 MiB +4 ")

@@ -279,7 +279,7 @@ Test(config, other_kinds)
     set_refused("arena.numa=on", "auto");
     set("share.sync=true");
     cr_assert(c.share_sync);
-    set_refused("share.sync=yes", "neither true nor false");
+    set_refused("share.sync=yes", "write one of false, true");
     set("nvme.io=uring");
     cr_assert_eq(c.nvme_io, CONFIG_IO_URING);
     set_refused("nvme.io=io_uring", "auto, uring, threads");

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 SONAME = "libucmclient.so.0"
@@ -192,19 +192,3 @@ def _load() -> ctypes.CDLL:
 
 
 lib = _load()
-
-__all__ = [
-    "CudaOptions",
-    "Identity",
-    "Lookup",
-    "Memory",
-    "Options",
-    "Plane",
-    "RegionSpec",
-    "Result",
-    "ServerInfo",
-    "Transfer",
-    "byref",
-    "declare",
-    "lib",
-]

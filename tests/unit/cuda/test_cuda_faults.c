@@ -6,18 +6,23 @@
 static struct worker_side bad, good;
 static struct ucm_error e;
 
+#define GOOD_SLOT 256u /* the good one's first slot: copies of the bad one may still be under way */
+
 /* After whatever the bad one did: the good one's dump is right. */
 static void still_sound(void)
 {
     static struct test_job j;
+    uint8_t *first = slots + GOOD_SLOT * good.slot_bytes;
 
     fill((void *)(uintptr_t)good.memory, good.bytes, uv_hrtime());
-    memset(slots, 0, BLOCKS * good.slot_bytes);
-    copy_half(&j, &good, DEVICE_DUMP);
+    memset(first, 0, BLOCKS * good.slot_bytes);
+    copy_init(&j, &good, DEVICE_DUMP);
+    for (uint32_t n = 0; n < BLOCKS; n++)
+        copy_add(&j, &good, GOOD_SLOT + n, n);
     job_submit(&j, gpu);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
-    for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)
-        cr_assert_eq(memcmp(slots + n * good.slot_bytes,
+    for (uint32_t n = 0; n < BLOCKS; n++)
+        cr_assert_eq(memcmp(first + n * good.slot_bytes,
                             (uint8_t *)(uintptr_t)good.memory + n * (uint64_t)good.chunk,
                             good.chunk),
                      0);
@@ -51,14 +56,15 @@ static unsigned posted(const struct ucm_staging *ring)
     return directions;
 }
 
-/* Takes posted orders to `to`, as a companion would. */
+/* Takes posted orders to `to`, as a companion would. Having seen the first of them revoked, the
+ * daemon may revoke the next itself. */
 static void orders_move(struct ucm_staging *ring, enum ucm_staging_phase to)
 {
     for (uint32_t i = 0; i < UCM_MAX_SLICES; i++) {
         uint64_t state = atomic_load(&ring->words.slices[i].state);
 
         if (ucm_staging_phase_of(state) == STAGING_POSTED)
-            cr_assert(ucm_staging_move(ring, i, ucm_staging_tag_of(state), STAGING_POSTED, to));
+            (void)ucm_staging_move(ring, i, ucm_staging_tag_of(state), STAGING_POSTED, to);
     }
 }
 
@@ -88,8 +94,7 @@ Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
         uv_run(&loop, UV_RUN_NOWAIT);
     loop_for(5);
     cr_assert_not(j.done, "the companion has 20 ms");
-    fake_clock_pass(20);
-    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    cr_assert_eq(job_wait_passing(&j), 0, "%s", j.job.error.text);
     cr_assert_eq(memcmp((uint8_t *)(uintptr_t)bad.memory + 4096, slots + bad.slot_bytes, 4096), 0,
                  "it went straight");
     worker_end(&bad);

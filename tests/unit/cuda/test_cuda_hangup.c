@@ -92,7 +92,7 @@ Test(cuda_hangup, what_is_revoked_goes_nowhere, .timeout = 60)
     while (!posted(&w))
         uv_run(&loop, UV_RUN_NOWAIT);
     hang_up();
-    fake_clock_pass(20);
+    (void)job_wait_passing(&j);
     expect_given_up(&j);
     cr_expect_eq(memcmp(zeros, (void *)(uintptr_t)w.memory, w.bytes), 0);
     end();
@@ -115,7 +115,7 @@ Test(cuda_hangup, its_event_is_not_waited_for, .timeout = 60)
     job_submit(&j, gpu);
     loop_for(20);
     hang_up();
-    fake_clock_pass(10);
+    (void)job_wait_passing(&j);
     expect_given_up(&j);
     cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
     end();
