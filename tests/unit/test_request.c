@@ -58,10 +58,9 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
     struct registered *r = calloc(1, sizeof(*r));
 
     cr_assert(r);
-    r->region = calloc(1, sizeof(*r->region));
+    r->region = calloc(1, sizeof(*r->region) + (SHARDS + 1) * sizeof(uint32_t));
     cr_assert(r->region);
-    r->region->shard_first = calloc(SHARDS + 1, sizeof(uint32_t));
-    cr_assert(r->region->shard_first);
+    r->region->shard_first = (uint32_t *)(r->region + 1); /* freed with the region */
     r->region->blocks = blocks;
     r->region->shards = SHARDS;
     r->region->device = r->device = &gpu.device;
