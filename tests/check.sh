@@ -196,8 +196,8 @@ suite() {
     # The short ones, of units, come first in the list and last here.
     for program in $("${make[@]}" -s "$@" list-tests | tr ' ' '\n' | tac); do
         case ${program##*/} in
-        # Its library goes beneath the plain daemon only.
-        test_power) [ "$label" != plain ] || work+=("$program") ;;
+        # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
+        test_power | test_memory) [ "$label" != plain ] || work+=("$program") ;;
         # Long, and of one thread.
         test_cache_random | test_index | test_index_full | test_plan) [ "$label" = tsan ] || work+=("$program") ;;
         # Of disks, deadlines and starts.

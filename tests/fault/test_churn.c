@@ -766,7 +766,7 @@ static uint64_t daemon_rss_bytes(void)
 }
 
 /* Sanitizers keep what was freed for a while. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SANITIZED
 #define RSS_SLACK_BYTES (400u << 20)
 #else
 #define RSS_SLACK_BYTES (8u << 20)

@@ -13,12 +13,7 @@
 #define CROWD 150
 #define ROUNDS 3
 
-/* Sanitizers keep what was freed for a while. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLACK_BYTES (400u << 20)
-#else
 #define SLACK_BYTES (8u << 20)
-#endif
 
 static struct host host;
 static struct worker worker;

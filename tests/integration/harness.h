@@ -37,6 +37,15 @@ void host_remove(struct host *h); /* stops it if need be and removes the folder 
  * takes most of a test's time for it. */
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 
+/* Built with AddressSanitizer or ThreadSanitizer: gcc says so by macros, clang by __has_feature. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED
+#endif
+#endif
+
 #define WORKER_KEY_BYTES 32
 
 /* A connection with one namespace and one region: `layers` shards, in each two planes (K and V) of

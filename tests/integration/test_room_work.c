@@ -19,9 +19,9 @@
 
 static struct host host;
 static struct worker w, beside;
-static const struct worker_options options = {.layers = 1, .shard_bytes = 512, .blocks = MAX};
+static const struct worker_options options = {.layers = 1, .shard_bytes = 512, .blocks = BIG * MAX};
 static uint8_t keys[MAX * WORKER_KEY_BYTES], status[MAX];
-static uint32_t blocks[MAX];
+static uint32_t blocks[BIG * MAX];
 
 static void open_host(void)
 {
@@ -30,7 +30,7 @@ static void open_host(void)
     worker_open(&w, &host, &options);
     worker_open(&beside, &host, &options);
     arena_wait(w.client);
-    for (uint32_t i = 0; i < MAX; i++)
+    for (uint32_t i = 0; i < BIG * MAX; i++)
         blocks[i] = i;
     keys_make(0, MAX, keys);
 }
@@ -132,7 +132,6 @@ Test(room_work, a_dump_larger_than_dram)
 
 static void beside_requests(uint32_t n)
 {
-    struct ucm_transfer t = {.keys = keys, .blocks = blocks, .n_keys = MAX};
     struct ucm_task *task[BIG];
     struct ucm_result result;
     uint64_t before;
@@ -144,8 +143,11 @@ static void beside_requests(uint32_t n)
         idle += one_load_ms(OTHER + i) / 64;
     before = looks();
     cpu = cpu_seconds();
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) { /* each into blocks of its own */
+        struct ucm_transfer t = {.keys = keys, .blocks = blocks + i * MAX, .n_keys = MAX};
+
         cr_assert_eq(ucm_load(w.region, &t, -1, &task[i]), 0, "%s", ucm_errmsg());
+    }
     do {
         double ms = one_load_ms(OTHER + loads % 2048);
 
