@@ -93,8 +93,9 @@ static void file_make(const uint8_t *data, size_t size, uint64_t *newest)
 static void ns_records_expect(const struct ns_records *n, const uint64_t *newest)
 {
     for (uint32_t i = 0; i < n->count; i++) {
-        must(n->name[i]->identity_bytes >= 1 && n->name[i]->identity_bytes <= NVME_IDENTITY_BYTES);
-        must(ns_records_find(n, n->name[i]->fingerprint) == n->name[i]);
+        must(n->record[i]->identity_bytes >= 1 &&
+             n->record[i]->identity_bytes <= NVME_IDENTITY_BYTES);
+        must(ns_records_find(n, n->record[i]->fingerprint) == n->record[i]);
     }
     for (unsigned i = 0; i < 256; i++) {
         uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {(uint8_t)i};
