@@ -75,12 +75,14 @@ static void timer_cb(uv_timer_t *timer)
     struct deadlines *ds = timer->data;
     uint64_t now = uv_now(timer->loop);
 
+    ds->expiring = true;
     while (ds->n > 0 && ds->heap[0]->at_ms <= now) {
         struct deadline *d = ds->heap[0];
 
         heap_remove(ds, d);
         d->expired_cb(d);
     }
+    ds->expiring = false;
     timer_set(ds);
 }
 
@@ -119,6 +121,9 @@ int deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
     }
     if (deadline_armed(d))
         heap_remove(ds, d);
+    /* Not in this turn of timer_cb: the loop would spin there. */
+    if (ds->expiring && at_ms <= uv_now(ds->timer.loop))
+        at_ms = uv_now(ds->timer.loop) + 1;
     d->at_ms = at_ms;
     d->expired_cb = expired_cb;
     heap_put(ds, ds->n, d);

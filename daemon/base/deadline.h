@@ -19,13 +19,15 @@ struct deadlines {
     uv_timer_t timer;
     struct deadline **heap;
     uint32_t n, cap;
+    bool expiring; /* callbacks run */
 };
 
 int deadlines_init(struct deadlines *ds, uv_loop_t *loop);
 /* Nothing may be armed. Closes the timer on the loop: run it once more afterwards. */
 void deadlines_close(struct deadlines *ds);
 
-/* Arms d (again, if it was) for at_ms; expired_cb runs once, disarmed by then. 0 or -ENOMEM. */
+/* Arms d (again, if it was) for at_ms; expired_cb runs once, disarmed by then. What a callback arms
+ * for a time that has passed expires 1 ms later. 0 or -ENOMEM. */
 int deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
                  void (*expired_cb)(struct deadline *d));
 void deadline_disarm(struct deadlines *ds, struct deadline *d); /* harmless when not armed */

@@ -167,3 +167,21 @@ Test(deadline, callbacks_may_arm_and_disarm)
     for (int i = 0; i < 100; i++)
         cr_expect_eq(items[i].calls, i % 2 ? 0 : 3);
 }
+
+static int again;
+
+static void again_cb(struct deadline *d)
+{
+    if (++again < 100)
+        cr_assert_eq(deadline_arm(&ds, d, uv_now(&loop), again_cb), 0);
+}
+
+Test(deadline, one_that_arms_itself_for_now_leaves_the_loop_its_turn)
+{
+    struct deadline d = {0};
+
+    cr_assert_eq(deadline_arm(&ds, &d, uv_now(&loop), again_cb), 0);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    cr_expect_eq(again, 1);
+    deadline_disarm(&ds, &d);
+}
