@@ -298,9 +298,10 @@ UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_m
 /* What became of one block. */
 enum ucm_block_result {
     UCM_BLOCK_IS_OK = 0,
-    UCM_BLOCK_IS_MISS = 1,        /* not cached, or not complete */
-    UCM_BLOCK_IS_FAILED = 2,      /* reading it failed, or its checksum differs: treat as a miss */
-    UCM_BLOCK_IS_NO_ROOM = 3,     /* DRAM is full of blocks in use; nothing was moved */
+    UCM_BLOCK_IS_MISS = 1,   /* not cached, or not complete */
+    UCM_BLOCK_IS_FAILED = 2, /* reading it failed, or its checksum differs: treat as a miss */
+    /* Not moved: DRAM is full of blocks in use; or this prefetch has read half of DRAM already. */
+    UCM_BLOCK_IS_NO_ROOM = 3,
     UCM_BLOCK_IS_EXISTS = 4,      /* dump: it was stored before */
     UCM_BLOCK_IS_IN_PROGRESS = 5, /* dump: another worker is storing it, or it is on its way out */
     UCM_BLOCK_IS_CANCELLED = 6,   /* a cancel or the deadline came before it was moved */
@@ -318,7 +319,7 @@ struct ucm_transfer {
     uint32_t n_shards;      /* how many layers; 0: all from `shard` on */
     uint32_t priority;      /* 0 to 7; larger goes first */
     uint32_t deadline_ms;   /* the daemon gives up after so long; 0: its default */
-    uint32_t lease;         /* load: ends when the load is done, whatever the result; 0: none */
+    uint32_t lease;         /* load: ends with the load, done or refused; 0: none */
     /* Dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker recorded after its
      * last write to the blocks. Else NULL. */
     const uint8_t *event;

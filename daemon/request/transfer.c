@@ -106,6 +106,9 @@ static void give_up(struct transfer *t, enum ucm_block_status status)
     for (; t->cursor < items_of(t); t->cursor++) {
         if (t->refs[item_key(t, t->cursor)] == 0)
             continue;
+        if (t->kind == TRANSFER_PREFETCH && status == UCM_BLOCK_NO_ROOM &&
+            item_in_dram(t, t->cursor))
+            continue;
         item_status(t, t->cursor, status);
         if (t->kind == TRANSFER_DUMP && status == UCM_BLOCK_NO_ROOM)
             metrics_of(t)->dump_blocks_skipped++;

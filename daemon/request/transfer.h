@@ -121,6 +121,8 @@ void waits_abandon(struct transfer *t);
 /* Sends the open batch as a device job. False: the device's queue is full; the batch stays open. */
 bool batch_send(struct transfer *t);
 void batch_free(struct copy_batch *b);
+/* The item's block must be held. */
+bool item_in_dram(const struct transfer *t, uint32_t item);
 /* The item is in DRAM: it gets `status` once its part is on stable storage. */
 void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status status);
 /* Ends the item as NOT_DURABLE; the write goes on. */

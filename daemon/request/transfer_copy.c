@@ -328,10 +328,17 @@ void waits_abandon(struct transfer *t)
         ready_drop(LIST_ENTRY(node, struct item_wait, link), UCM_BLOCK_CANCELLED);
 }
 
-/* A prefetch larger than the arena would evict its own blocks. */
-static bool prefetch_enough(const struct transfer *t)
+bool item_in_dram(const struct transfer *t, uint32_t item)
 {
-    return t->kind == TRANSFER_PREFETCH &&
+    const struct block *b = index_block(t->r.s->rq->rooms.index, t->refs[item_key(t, item)]);
+
+    return b->part[item_part(t, item)].dram == PART_DRAM_READY;
+}
+
+/* A prefetch larger than the arena would evict its own blocks. What is in DRAM needs no room. */
+static bool prefetch_enough(const struct transfer *t, uint32_t item)
+{
+    return t->kind == TRANSFER_PREFETCH && !item_in_dram(t, item) &&
            t->bytes + t->in_window >= arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
@@ -358,7 +365,7 @@ static int item_get(struct transfer *t, uint32_t item)
 
     if (rc == 0 && t->kind == TRANSFER_LOAD)
         rc = batch_reserve(t);
-    if (rc == 0 && prefetch_enough(t))
+    if (rc == 0 && prefetch_enough(t, item))
         rc = -ENOSPC;
     if (rc == 0)
         rc = cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
@@ -385,6 +392,7 @@ static int item_get(struct transfer *t, uint32_t item)
                     rc == -ENOENT ? UCM_BLOCK_MISS
                     : rc == -EIO  ? UCM_BLOCK_FAILED
                                   : UCM_BLOCK_NO_ROOM);
+        metrics_of(t)->load_blocks_missed += rc == -ENOENT && t->kind == TRANSFER_LOAD;
     }
     return 0;
 }

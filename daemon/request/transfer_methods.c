@@ -171,8 +171,11 @@ int method_load(struct call *call)
                             m->deadline_ms, m->keys,  m->blocks, m->step};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
-    if (!t)
+    if (!t) {
+        /* The client forgot the lease when it sent the load. */
+        lease_end(call->s, (uint32_t)m->lease);
         return -call->error.code;
+    }
     t->lease = (uint32_t)m->lease;
     blocks_find(t, m->keys.p);
     transfer_pump(t);

@@ -211,3 +211,88 @@ Test(request, without_memory_for_a_search_it_is_not_made)
     cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
     cr_expect_null(share.lookup);
 }
+
+/* ---- leases ---- */
+
+static uint32_t load_one(uint64_t key, uint32_t region, uint32_t block, uint32_t lease)
+{
+    uint8_t at[4];
+    struct msg_load m = {
+        .region = region, .keys = chain(key, 1), .blocks = {at, sizeof(at)}, .lease = lease};
+
+    memcpy(at, &block, sizeof(block));
+    return call(UCM_METHOD_LOAD, &proto_load, &m);
+}
+
+static uint32_t lease_one(uint64_t key)
+{
+    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(key, 1), .lease_ms = 60000};
+    struct msg_lookup_r r;
+
+    result_of(call(UCM_METHOD_LOOKUP, &proto_lookup, &m), &proto_lookup_r, &r);
+    cr_assert_neq(r.lease, 0u);
+    cr_assert_eq(rig.metrics.leases, 1u);
+    return (uint32_t)r.lease;
+}
+
+/* The client forgot it when it sent the load. */
+Test(request, a_load_that_is_refused_ends_its_lease)
+{
+    uint32_t region = region_open(rig.one, 4);
+
+    drop(store(rig.one, 1));
+    cr_expect_eq(answer_code(load_one(1, region, 1000, lease_one(1))), UCM_WIRE_INVALID);
+    cr_expect_eq(rig.metrics.leases, 0u);
+    cr_expect_eq(answer_code(load_one(1, 999, 0, lease_one(1))), UCM_WIRE_NOT_FOUND);
+    cr_expect_eq(rig.metrics.leases, 0u);
+    door.config.max_requests_conn = 0;
+    cr_expect_eq(answer_code(load_one(1, region, 0, lease_one(1))), UCM_WIRE_BUSY);
+    cr_expect_eq(rig.metrics.leases, 0u);
+}
+
+/* ---- blocks that are not there, and no room ---- */
+
+Test(request, a_load_counts_what_the_share_has_no_more)
+{
+    uint32_t region = region_open(rig.one, 4), id;
+    struct msg_blocks_r r;
+
+    peer_stores(rig.one, 1, 1);
+    note(rig.one, 1, 1, true);
+    share.refuse = -ENOENT;
+    share.refuse_n = 1;
+    id = load_one(1, region, 0, 0);
+    result_of(id, &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
+    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+}
+
+/* Half of the arena is four parts. */
+Test(request, a_prefetch_finds_room_for_what_is_in_dram)
+{
+    struct msg_prefetch m = {.ns = rig.one->id};
+    struct msg_blocks_r r;
+    uint32_t id;
+
+    share.refuse = -EROFS;
+    share.refuse_n = 7;
+    for (uint64_t i = 1; i <= 5; i++)
+        drop(store_below(rig.one, i));
+    drop(store(rig.one, 6));
+    drop(store(rig.one, 7));
+    turn();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    share.refuse_n = 0;
+    m.keys = chain(1, 7);
+    id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
+    for (int i = 0; i < 20 && !answer_of(id); i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        turn();
+    }
+    result_of(id, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < 7; i++)
+        cr_expect_eq(r.status.p[i], i == 4 ? UCM_BLOCK_NO_ROOM : UCM_BLOCK_OK, "block %u: %u",
+                     i + 1, r.status.p[i]);
+}
