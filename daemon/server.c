@@ -28,6 +28,10 @@
 #define TYPICAL_PART_BYTES (512u << 10)
 #define STOP_TICK_MS 10
 
+/* The daemon opens the first tier that the configuration wants. With none it has DRAM only. */
+static const struct tier_ops *const tiers[] = {&tier_nvme};
+#define TIERS (sizeof(tiers) / sizeof(tiers[0]))
+
 struct server {
     uv_loop_t loop;
     struct config config;
@@ -40,7 +44,8 @@ struct server {
     struct numa numa; /* no nodes: nothing is placed */
     struct arena *arena;
     struct persist *persist; /* the persistent arena; NULL: DRAM ends with the daemon */
-    struct tier *tier;
+    const struct tier_ops *tier_ops;
+    struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
     struct share *share; /* NULL: nothing is shared with other hosts */
     struct device_set *devices;
     struct requests *requests;
@@ -58,13 +63,16 @@ struct server {
 /* ---- stopping ---- */
 
 /* The exit status says when the last writes may not be found again. */
-static void tier_sync(struct server *s)
+static void tier_stop(struct server *s)
 {
-    if (!s->tier || tier_nvme.sync(s->tier) == 0)
+    if (!s->tier)
         return;
-    log_error("server", "sync-failed", "%s", "what was written last may not be found again");
-    if (s->exit_status == 0)
-        s->exit_status = 1;
+    if (s->tier_ops->sync(s->tier) != 0) {
+        log_error("server", "sync-failed", "%s", "what was written last may not be found again");
+        if (s->exit_status == 0)
+            s->exit_status = 1;
+    }
+    s->tier_ops->close(s->tier);
 }
 
 static void rooms_free(struct server *s)
@@ -72,8 +80,7 @@ static void rooms_free(struct server *s)
     s->state = STOPPED;
     front_free(s->front);
     requests_free(s->requests);
-    tier_sync(s);
-    tier_nvme.close(s->tier);
+    tier_stop(s);
     share_close(s->share);
     device_set_free(s->devices);
     cache_free(s->cache);
@@ -123,8 +130,7 @@ static void stop_beside_share(struct server *s)
     log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
     front_free(s->front);
     requests_free(s->requests);
-    tier_sync(s);
-    tier_nvme.close(s->tier);
+    tier_stop(s);
     _exit(s->exit_status);
 }
 
@@ -246,7 +252,7 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
     struct server *s = ctx;
 
     if (s->tier)
-        tier_nvme.buffer_add(s->tier, extent, base, bytes);
+        s->tier_ops->buffer_add(s->tier, extent, base, bytes);
     if (device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
     cache_room_grew(s->cache);
@@ -356,6 +362,27 @@ static int arena_init(struct server *s, char text[512])
     return s->persist ? arena_grow(s->arena) : 0;
 }
 
+static int tier_init(struct server *s, char text[512])
+{
+    struct tier_callbacks callbacks = cache_tier_callbacks(s->cache);
+    struct ucm_error e = {0};
+    size_t i = 0;
+    int rc;
+
+    while (i < TIERS && !tiers[i]->wanted(&s->config))
+        i++;
+    if (i == TIERS)
+        return 0;
+    rc = tiers[i]->open(&s->loop, &s->config, &callbacks, &s->metrics, &s->tier, &e);
+    if (rc != 0) {
+        snprintf(text, 512, "%s", e.text);
+        return rc;
+    }
+    s->tier_ops = tiers[i];
+    cache_tier_attach(s->cache, s->tier_ops, s->tier);
+    return 0;
+}
+
 static int cache_init(struct server *s, char text[512])
 {
     struct config *c = &s->config;
@@ -376,17 +403,8 @@ static int cache_init(struct server *s, char text[512])
     cc.index = s->index;
     cc.policy = s->policy;
     rc = cache_new(&cc, &s->cache);
-    if (rc == 0 && c->nvme_paths.n > 0) {
-        struct tier_callbacks callbacks = cache_tier_callbacks(s->cache);
-        struct ucm_error e = {0};
-
-        rc = tier_nvme.open(&s->loop, c, &callbacks, &s->metrics, &s->tier, &e);
-        if (rc != 0) {
-            snprintf(text, 512, "%s", e.text);
-            return rc;
-        }
-        cache_tier_attach(s->cache, &tier_nvme, s->tier);
-    }
+    if (rc == 0)
+        rc = tier_init(s, text);
     return rc == 0 ? arena_init(s, text) : rc;
 }
 
@@ -436,7 +454,7 @@ static int front_init(struct server *s, char text[512])
         .cache = s->cache,
         .policy = s->policy,
         .devices = s->devices,
-        .tier_ops = &tier_nvme,
+        .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share_ops = &share_tier_ops,
         .share = s->share,
@@ -471,8 +489,9 @@ int server_check(const struct config *config, void (*warn_cb)(const char *text),
         warn_cb(config->warnings.item[i]);
     if (rc == 0)
         rc = config_check_roots(config, warn_cb, e);
-    if (rc == 0)
-        rc = tier_nvme_check(config, e);
+    for (size_t i = 0; rc == 0 && i < TIERS; i++)
+        if (tiers[i]->wanted(config))
+            rc = tiers[i]->check(config, e);
     if (rc == 0 && device_check((int)config->cuda, why) < 0)
         rc = config_fail(config, e, "device.cuda", "device.cuda is required, but %s", why);
     return rc;

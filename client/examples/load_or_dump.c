@@ -87,7 +87,7 @@ static int load_or_dump(struct ucm_namespace *ns, struct ucm_region *region, voi
         transfer.lease = lease; /* keeps the blocks cached until they are loaded */
         r = ucm_load(region, &transfer, -1, &task);
     } else {
-        memset(kv, 42, KV_BYTES); /* stands for computing them */
+        memset(kv, 42, KV_BYTES); /* in place of computing them */
         r = ucm_dump(region, &transfer, -1, &task);
     }
     if (r < 0 || ucm_task_wait(task, -1, &result) < 0)

@@ -18,7 +18,7 @@
  * -UCM_EDISCONNECTED, -UCM_EPROTOCOL, and what the daemon answers.
  *
  * Timeouts. timeout_ms is in milliseconds and bounds the whole call, including a reconnect. 0 never
- * blocks: a call that needs an answer then returns -UCM_EDEADLINE. A negative value stands for the
+ * blocks: a call that needs an answer then returns -UCM_EDEADLINE. A negative value means the
  * client's default (struct ucm_options). If a call times out and its answer arrives later, the
  * library undoes a lease or registration that the answer brings.
  *
@@ -396,7 +396,7 @@ UCM_API int ucm_call(struct ucm_client *client, const char *method, const void *
 /* ---- chained block keys ---- */
 
 /* Computes the keys of consecutive blocks. Key i hashes key i - 1 and the tokens of block i, so a
- * key stands for the whole prefix. parent: the key before the first block, NULL at the start of a
+ * key identifies the whole prefix. parent: the key before the first block, NULL at the start of a
  * sequence. tokens: n_blocks * block_tokens ids. out: room for n_blocks keys of 32 bytes.
  * docs/protocol.md, "Block keys", has the formula and test vectors. Needs no client. */
 UCM_API int ucm_keys_sha256(const uint8_t parent[32], const uint32_t *tokens, uint32_t block_tokens,

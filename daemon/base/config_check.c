@@ -297,7 +297,7 @@ static int check_keep(const struct config *c, struct config_error *e)
                       bytes_there(path, CONFIG_KEEP_ARENA));
 }
 
-/* A device or file; tier_nvme_check looks into it. */
+/* A device or file; the NVMe tier's check looks into it. */
 static int check_as_it_is(const struct config *c, struct config_error *e, const char *path)
 {
     struct stat st;

@@ -102,8 +102,8 @@ int config_root_parse(const char *key, const char *item, struct config_root *out
     return rc;
 }
 
-/* Up to the colon that ends this target. One that a server's port or address has, or "nfs:", does
- * not: behind such a colon stands no path. */
+/* Up to the colon that ends this target. A colon of a port, of an address or of "nfs:" does not end
+ * it: no path follows such a colon. */
 static size_t target_span(const char *list)
 {
     size_t n = strcspn(list, ":");

@@ -319,7 +319,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
         p->checksum = 0; /* it came with a snapshot */
     part_changed(c, ref, part, was);
-    /* Only who evicts takes it out of the policy, which learns why. */
+    /* A block without parts in DRAM stays in the policy here: eviction takes it out, and says why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
         policy_insert(c->config.policy, ref);
 }

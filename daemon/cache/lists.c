@@ -24,7 +24,7 @@ static void list_link(struct cache *c, block_ref ref, unsigned flag)
     struct block_list *l = list_of(c, flag);
     struct block *b = index_block(c->config.index, ref);
 
-    assert(!(b->flags & (BLOCK_IN_POLICY | BLOCK_LISTED))); /* who has the links */
+    assert(!(b->flags & (BLOCK_IN_POLICY | BLOCK_LISTED))); /* the policy or a list has the links */
     b->policy_prev = 0;
     b->policy_next = l->front;
     if (l->front)

@@ -31,8 +31,8 @@ _Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few list
 #define LOOKS 4096
 /* Of them among the stuck at first: blocks of the wanted size lie there, too. */
 #define STUCK_LOOKS 16
-/* Of the coldest, one on the wanted NUMA node goes first: one of so many at most, and of that
- * fraction of all. */
+/* A block on the wanted NUMA node goes first, if one is among the coldest: the search looks at
+ * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
 #define NEAR_TRIES 16
 #define NEAR_FRACTION 32
 /* Memory that is waited for: a slow virtual machine was seen to touch 280 MiB a second. */

@@ -223,8 +223,8 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
     uint32_t least = 0;
 
     p->run = 0;
-    /* From the tail: what is moved to the front last stays longest. Whoever uses a block uses all
-     * before it, so none has fewer uses than those behind it. */
+    /* From the tail: what is moved to the front last stays longest. A request that uses a block
+     * uses all before it, so none has fewer uses than those behind it. */
     while (n-- > 0) {
         struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
 

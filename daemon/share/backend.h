@@ -16,7 +16,7 @@
  * - -EBADMSG: something else has the part's name, and a WRITE could not replace it
  * - -EINVAL: no part has such a name
  * Failure -ENODEV: the root itself does not exist. A damaged file of the right length blocks every
- * WRITE of its part: whoever reads -EBADMSG removes it.
+ * WRITE of its part: a caller whose READ ends with -EBADMSG removes it.
  *
  * Threads: every function on the loop; a backend may have threads of its own. The loop stays alive
  * while operations are under way. open does no I/O on the root. */

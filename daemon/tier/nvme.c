@@ -199,9 +199,14 @@ static int ops_init(struct tier *t)
     return 0;
 }
 
-/* ---- the door ---- */
+/* ---- opening and closing ---- */
 
-int tier_nvme_check(const struct config *c, struct config_error *e)
+static bool nvme_wanted(const struct config *c)
+{
+    return c->nvme_paths.n > 0;
+}
+
+static int nvme_config_check(const struct config *c, struct config_error *e)
 {
     for (size_t i = 0; i < c->nvme_paths.n; i++) {
         struct ucm_error why = {0};
@@ -210,7 +215,7 @@ int tier_nvme_check(const struct config *c, struct config_error *e)
         if (rc < 0 && rc != -ENOENT && !take_failed(rc)) /* these are left out */
             return config_fail(c, e, "nvme.paths", "nvme.paths: %s", why.text);
     }
-    if (c->nvme_paths.n > 0 && c->nvme_io == CONFIG_IO_URING && uring_check() < 0)
+    if (c->nvme_io == CONFIG_IO_URING && uring_check() < 0)
         return config_fail(c, e, "nvme.io",
                            "nvme.io: io_uring is refused here (%s); allow it, or write auto or "
                            "threads",
@@ -534,6 +539,8 @@ static int nvme_sync(struct tier *t)
 
 const struct tier_ops tier_nvme = {
     .name = "nvme",
+    .wanted = nvme_wanted,
+    .check = nvme_config_check,
     .open = nvme_open,
     .close = nvme_close,
     .buffer_add = nvme_buffer_add,

@@ -17,8 +17,8 @@
 #define HEAT_SAMPLES 16u
 #define VICTIM_TRIES 8u
 
-/* Free segments that a file should have: one of so many, so many at least and at most. A small file
- * has one. */
+/* Free segments that a file should have: a 1/SHORT_FRACTION of all, between SHORT_MIN and SHORT_MAX.
+ * A file of fewer than SHORT_SMALL segments needs one. */
 #define SHORT_FRACTION 32u
 #define SHORT_MIN 2u
 #define SHORT_MAX 4u
@@ -129,7 +129,8 @@ static void segment_free(struct segment_table *t, struct segment *s)
     list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
-/* Of a sealed one. A file that is not written to keeps its own away from who looks for room. */
+/* The list for a sealed segment. Those of a file that takes no writes are in a list of their own,
+ * where reclaim does not look. */
 static struct list *sealed_list(struct segment_table *t, const struct segment *s)
 {
     struct segment_file *f = &t->file[s->file];

@@ -1,5 +1,5 @@
-/* The contract of a storage tier below DRAM. A tier is a const struct tier_ops; daemon/server.c
- * lists the tiers that the daemon opens.
+/* The contract of a storage tier below DRAM. A tier is a const struct tier_ops, declared at the end
+ * of this file and listed in `tiers` of daemon/server.c.
  *
  * Every tier promises:
  * - A read delivers the bytes that were written, or fails: -EBADMSG when the checksum disagrees,
@@ -9,6 +9,10 @@
  * - An accepted operation completes exactly once, on the loop, and never from inside submit.
  * - A refused operation never completes.
  * - While an operation is under way the tier keeps the loop alive.
+ * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
+ *   nvme_write_refused and nvme_write_amplification to the cache and to the method stats.
+ * - While operations are under way the watchdog counts on nvme_reads, nvme_writes,
+ *   nvme_read_errors, nvme_write_errors or nvme_corrupt to move, or it takes the daemon for stuck.
  *
  * submit refuses with:
  * - -EAGAIN: the queue is full; a write may be dropped, a read retried after a completion
@@ -47,8 +51,10 @@ enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
 
 /* Where a stored part lies and how to recognize it. The index keeps it. */
 struct tier_place {
-    uint64_t loc;      /* device, position and generation; opaque to all but the tier */
-    uint64_t checksum; /* XXH3-64 of the payload's `bytes` bytes */
+    uint64_t loc; /* device, position and generation; opaque to all but the tier; 0 is legal */
+    /* XXH3-64 of the payload's `bytes` bytes. Each write fills it: a snapshot compares the part's
+     * bytes in DRAM with it. 0 says that nobody knows it: the snapshot then computes it. */
+    uint64_t checksum;
 };
 
 #define TIER_HEAT_BUSY 255u
@@ -72,7 +78,7 @@ struct tier_io {
     uint8_t priority; /* 0 to 15, more is sooner among reads; reads go before writes */
     bool check;       /* a read that only checks the part: no use of it */
     struct tier_name name;
-    struct tier_place place;                      /* in for a read, out for a write */
+    struct tier_place place; /* in for a read or a sync; out, whole, for a write with status 0 */
     void (*done)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
@@ -158,25 +164,38 @@ struct tier_stats {
     char engine[16]; /* "io_uring" or "threads" */
 };
 
+/* The daemon calls every function: none may be NULL. */
 struct tier_ops {
-    const char *name;
+    const char *name; /* in stats and health */
+    /* Does the configuration ask for this tier? */
+    bool (*wanted)(const struct config *c);
+    /* What open would refuse of the configuration and of what lies at its paths, but for what
+     * another process has in use. Only of a wanted tier. Any thread, before open. 0 or -EINVAL with
+     * *e. */
+    int (*check)(const struct config *c, struct config_error *e);
     /* Opens or creates its files by config. 0, or -errno with *e saying what would be right. */
     int (*open)(struct uv_loop_s *loop, const struct config *config,
                 const struct tier_callbacks *callbacks, struct metrics *metrics, struct tier **out,
                 struct ucm_error *e);
-    /* No operation may be under way. Closes its handles on the loop; NULL-safe. */
+    /* No operation and no ns_record may be under way; the `done` of the last one may call close.
+     * Recovery and the tier's own work may: close cuts them short. Closes its handles on the loop;
+     * NULL-safe. The NVMe tier asserts that no read is queued and no write under way, unless such
+     * work of its own is. */
     void (*close)(struct tier *t);
     /* Registers memory that operations will use. Operations work without it, a little slower. */
     void (*buffer_add)(struct tier *t, uint32_t buffer, void *base, uint64_t bytes);
     /* 0: accepted. The config bounds the queue. */
     int (*submit)(struct tier *t, struct tier_io *io);
-    /* The caller has forgotten the part: its place is dead. Not while a read of it is under way. */
+    /* The caller has forgotten the part: its place is dead. Also follows a read that failed or was
+     * refused with -ESTALE, so a place that is dead or reused already stays as it is. Another read
+     * or sync of the place may be under way: it still completes, never with other bytes. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
     /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
-    /* Parts of a namespace that are written before this is done may not be found by later starts.
-     * */
+    /* Later starts may not find parts of a namespace that were written before `done` ran. Several
+     * may be under way, also of one namespace; they take effect in the order of the calls. `done`
+     * never runs inside the call. */
     void (*ns_record)(struct tier *t, struct tier_ns_record *n);
     /* Pushes written data to stable storage before an orderly stop. Blocks for as long as the
      * devices take. 0, or -errno when some of it may be lost. */
@@ -184,9 +203,5 @@ struct tier_ops {
 };
 
 extern const struct tier_ops tier_nvme;
-
-/* What tier_nvme.open would refuse of the configuration and of what lies at nvme.paths, but for
- * what another process has in use. Any thread, before open. 0 or -EINVAL with *e. */
-int tier_nvme_check(const struct config *c, struct config_error *e);
 
 #endif
