@@ -38,8 +38,8 @@ unsigned policy_list(const struct policy *p, block_ref ref);
 /* Back among the candidates it is the coldest of them; in a list aside it is the last. */
 void policy_move(struct policy *p, block_ref ref, unsigned list);
 uint64_t policy_list_count(const struct policy *p, unsigned list);
-/* One of the `tries` candidates that should leave next and for which `like` says yes; they keep
- * their places. */
+/* The first candidate that the caller's `like` accepts, coldest first; 0 when it accepts none of the
+ * `tries` coldest. All keep their places. */
 block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
                       uint32_t tries);
 uint64_t policy_count(const struct policy *p);

@@ -10,7 +10,8 @@
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u
 
-/* What reclaim looks at: so many segments of each rank, so many records of each, so many tries. */
+/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each judged by
+ * HEAT_SAMPLES records; VICTIM_TRIES of them are tried. */
 #define CANDIDATES_RANK 8u
 #define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
 #define LOOK_RANK 64u
@@ -129,8 +130,8 @@ static void segment_free(struct segment_table *t, struct segment *s)
     list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
 }
 
-/* The list for a sealed segment. Those of a file that takes no writes are in a list of their own,
- * where reclaim does not look. */
+/* The list for a sealed segment. Reclaim looks only at t->sealed: neither at withheld segments nor at
+ * those of a file that takes no writes. */
 static struct list *sealed_list(struct segment_table *t, const struct segment *s)
 {
     struct segment_file *f = &t->file[s->file];
