@@ -326,16 +326,16 @@ static int chores_open(struct tier *t, const struct config *c)
         return rc;
     rc = nvme_health_open(t, c->nvme_quarantine);
     if (rc < 0)
-        goto err_after_turn;
+        goto err_after_budget;
     rc = nvme_checkpoint_open(t);
     if (rc < 0)
-        goto err_after_care;
+        goto err_after_health;
     rc = nvme_move_open(t, c->nvme_rewrite);
     if (rc < 0)
         goto err_after_checkpoint;
     rc = nvme_scrub_open(t, c->nvme_scrub, c->nvme_scrub_interval_ms);
     if (rc < 0)
-        goto err_after_mover;
+        goto err_after_move;
     rc = nvme_recover_start(t);
     if (rc < 0)
         goto err_after_scrub;
@@ -343,13 +343,13 @@ static int chores_open(struct tier *t, const struct config *c)
 
 err_after_scrub:
     nvme_scrub_close(t);
-err_after_mover:
+err_after_move:
     nvme_move_close(t);
 err_after_checkpoint:
     nvme_checkpoint_close(t);
-err_after_care:
+err_after_health:
     nvme_health_close(t);
-err_after_turn:
+err_after_budget:
     nvme_budget_close(t);
     return rc;
 }
