@@ -63,11 +63,13 @@ static void timer_set(struct deadlines *ds)
     if (ds->n == 0) {
         rc = uv_timer_stop(&ds->timer);
         assert(rc == 0);
+        (void)rc;
         return;
     }
     rc = uv_timer_start(&ds->timer, timer_cb,
                         ds->heap[0]->at_ms > now ? ds->heap[0]->at_ms - now : 0, 0);
     assert(rc == 0);
+    (void)rc;
 }
 
 static void timer_cb(uv_timer_t *timer)

@@ -44,6 +44,7 @@ static void idle_start(struct cache *c)
         int rc = uv_idle_start(&c->idle, idle_cb);
 
         assert(rc == 0);
+        (void)rc;
         c->idle_on = true;
     }
 }
