@@ -16,11 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NAMESPACES_MAX 65536u
+#define NAMESPACES_MAX 65536u /* a message says so */
 #define INDEX_BUFFER (1u << 20)
 
 /* ---- namespaces ---- */
 
+/* NULL: there is no room for another one, and the walk ends. */
 static struct space *space_of(struct offline *o, const uint8_t *fingerprint)
 {
     struct space *p;
@@ -28,11 +29,15 @@ static struct space *space_of(struct offline *o, const uint8_t *fingerprint)
     for (uint32_t i = 0; i < o->spaces; i++)
         if (memcmp(o->space[i].fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0)
             return &o->space[i];
-    if (o->spaces == NAMESPACES_MAX)
+    if (o->spaces == NAMESPACES_MAX) {
+        o->halt = "more than 65536 namespaces";
         return NULL;
+    }
     p = realloc(o->space, (o->spaces + 1) * sizeof(*p));
-    if (!p)
+    if (!p) {
+        o->halt = "no memory";
         return NULL;
+    }
     o->space = p;
     p = &o->space[o->spaces++];
     memset(p, 0, sizeof(*p));
@@ -53,6 +58,14 @@ static void model_take(struct space *s, const uint8_t *identity, uint32_t n)
     memcpy(s->model, identity + 24 + tenant, model);
 }
 
+static void unread(struct offline *o, const char *name, int rc)
+{
+    if (o->error != 0)
+        return;
+    o->error = rc;
+    o->unread = name;
+}
+
 static void spaces_read(struct offline *o)
 {
     struct nvme_ns_record r;
@@ -61,9 +74,12 @@ static void spaces_read(struct offline *o)
 
     offline_path(o, NVME_NS_FILE, path);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return; /* the parts then show as of namespaces without a name */
-    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
+    if (fd < 0) { /* the parts then show as of namespaces without a name */
+        if (errno != ENOENT)
+            unread(o, NVME_NS_FILE, -errno);
+        return;
+    }
+    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG) && !o->halt; i++) {
         struct space *s;
 
         rc = nvme_ns_record_read(fd, i, &r);
@@ -76,6 +92,8 @@ static void spaces_read(struct offline *o)
             s->from_sequence = r.from_sequence;
         model_take(s, r.identity, r.identity_bytes);
     }
+    if (rc < 0 && rc != -EBADMSG && rc != -ENODATA)
+        unread(o, NVME_NS_FILE, rc);
     close(fd);
 }
 
@@ -87,8 +105,12 @@ static void index_read(struct offline *o)
 
     offline_path(o, NVME_INDEX_FILE, path);
     r.fd = open(path, O_RDONLY | O_CLOEXEC);
-    o->index_there = r.fd >= 0;
+    o->index_there = r.fd >= 0 || errno != ENOENT;
+    if (r.fd < 0 && o->index_there)
+        unread(o, NVME_INDEX_FILE, -errno);
     r.buffer = malloc(r.capacity);
+    if (!r.buffer)
+        o->halt = "no memory";
     while (r.fd >= 0 && r.buffer && !r.end) {
         checkpoint_read(&r);
         for (size_t at = 0; at < r.good; at += checkpoint_span_bytes(span.entries)) {
@@ -104,14 +126,16 @@ static void index_read(struct offline *o)
 
 /* ---- records ---- */
 
-/* Whether the record is to stay. */
+/* Whether the record may stay. It does when the walk ends here: nothing is known against it. */
 static bool record_check(struct offline *o, const struct nvme_record_header *h, uint64_t at,
                          uint64_t stride)
 {
     struct space *s = space_of(o, h->fingerprint);
     uint64_t bytes = h->payload_bytes;
 
-    if (!s || bytes > stride - NVME_PAGE) {
+    if (!s)
+        return true;
+    if (bytes > stride - NVME_PAGE) {
         o->corrupt_headers++;
     } else if (at + NVME_PAGE + bytes > o->size) {
         o->cut++;
@@ -249,7 +273,7 @@ static void segment_look(struct offline *o, uint32_t number)
     if (o->states.good != 3 && l.segment.sequence >> (64 - NVME_EPOCH_BITS) > o->state.epoch)
         o->state.epoch = l.segment.sequence >> (64 - NVME_EPOCH_BITS);
     o->segments++;
-    for (uint32_t i = 0; i < records && record_at(&l, i) + NVME_PAGE <= o->size; i++) {
+    for (uint32_t i = 0; i < records && record_at(&l, i) + NVME_PAGE <= o->size && !o->halt; i++) {
         int rc = record_read(o, record_at(&l, i), page, &h);
 
         if (!record_judge(o, &l, i, rc, page, &h))
@@ -402,7 +426,7 @@ static void walk(struct offline *o)
     own_pages_read(o);
     spaces_read(o);
     index_read(o);
-    for (uint64_t i = 0; offline_segment_at(o, (uint32_t)i) < o->size; i++)
+    for (uint64_t i = 0; offline_segment_at(o, (uint32_t)i) < o->size && !o->halt; i++)
         segment_look(o, (uint32_t)i);
     salvage_rest(o);
 }
@@ -414,9 +438,14 @@ int offline_verify(const char *path, const char *state, bool json, bool salvage,
 
     if (rc == CTL_OK) {
         walk(&o);
-        rc = json ? print_json(&o) : print_text(&o);
+        if (o.halt)
+            rc = ctl_fail(CTL_ERROR, "%s: verify ended before the end of the file", o.halt);
+        else
+            rc = json ? print_json(&o) : print_text(&o);
     }
-    if (rc == CTL_OK && o.error != 0)
+    if (rc == CTL_OK && o.unread)
+        rc = ctl_fail(CTL_ERROR, "%s could not be read: %s", o.unread, strerror(-o.error));
+    else if (rc == CTL_OK && o.error != 0)
         rc = ctl_fail(CTL_ERROR, "not all could be repaired: %s", strerror(-o.error));
     else if (rc == CTL_OK && anything_wrong(&o))
         rc = CTL_CORRUPT;

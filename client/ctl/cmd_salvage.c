@@ -146,6 +146,8 @@ static bool spaces_copy(struct offline *o, int from, int to)
             return false;
         o->spaces_kept++;
     }
+    if (rc != -EBADMSG && rc != -ENODATA && !worked(o, rc))
+        return false; /* what follows may be sound */
     return worked(o, errno_of(fsync(to)));
 }
 
@@ -199,16 +201,19 @@ static void salvage_index(struct offline *o)
 
 void salvage_rest(struct offline *o)
 {
-    if (o->salvage)
+    bool whole = !o->halt;
+
+    if (o->salvage && whole)
         salvage_state(o);
-    if (o->salvage || o->lift)
+    if ((o->salvage || o->lift) && whole)
         salvage_quarantine(o);
-    if (o->salvage)
+    if (o->salvage && whole)
         salvage_length(o);
     if (o->salvage || o->lift)
         (void)worked(o, errno_of(fsync(o->fd)));
     if (!o->salvage)
         return;
-    salvage_spaces(o);
+    if (whole)
+        salvage_spaces(o);
     salvage_index(o);
 }

@@ -37,7 +37,9 @@ struct offline {
     /* Done. */
     uint64_t dropped, rebuilt, emptied, pages_written, spaces_kept, lifted;
     bool index_removed, spaces_rewritten, grown;
-    int error; /* -errno of the first repair that failed */
+    int error;          /* -errno of the first repair that failed, or of the read of `unread` */
+    const char *unread; /* a file beside the cache file that could not be read whole, or NULL */
+    const char *halt;   /* why the walk ended before the end, or NULL: it did not */
 };
 
 /* Header of a segment in the file. */
@@ -65,7 +67,8 @@ void salvage_record(struct offline *o, uint64_t at);
 /* The segment's header does not pass: makes it from its first records, where they show how it was.
  * Whether it did, and the header. */
 bool salvage_segment(struct offline *o, uint32_t number, struct nvme_segment_header *out);
-/* After all has been seen: state pages, quarantine, length, ucmd.namespaces, ucmd.index. */
+/* After all has been seen: state pages, quarantine, length, ucmd.namespaces, ucmd.index. After a
+ * walk that ended early only what the repairs so far need. */
 void salvage_rest(struct offline *o);
 
 #endif

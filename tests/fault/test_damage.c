@@ -2,9 +2,11 @@
  * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
  * counter tells of it. */
 #include "tests/fault/harm.h"
+#include "tests/inject/inject.h"
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -510,6 +512,69 @@ Test(damage, salvage_refuses_what_it_must_not_touch)
     harm_put(fd, "\x01", 1, 8);
     close(fd);
     cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 0, "%s", out);
+    start_again();
+    cr_expect_eq(load_all(0, &(bool){false}), 0u);
+}
+
+/* verify_offline with reads that fail as `fault` says. */
+static int verify_under(const struct inject *fault, const char *more, char *out, size_t cap)
+{
+    const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
+    char path[128], library[256], options[512];
+    FILE *f;
+    int rc;
+
+    snprintf(library, sizeof(library), "%s-inject.so", ucmd ? ucmd : "build/ucmd");
+    cr_assert_eq(access(library, R_OK), 0, "%s is not there", library);
+    snprintf(options, sizeof(options), "%.400s%s", asan ? asan : "",
+             asan && strstr(asan, "link_order") ? "" : ":verify_asan_link_order=0");
+    snprintf(path, sizeof(path), "%s.inject", host.dir);
+    f = fopen(path, "w");
+    cr_assert_not_null(f);
+    cr_assert_eq(fwrite(fault, sizeof(*fault), 1, f), 1u);
+    cr_assert_eq(fclose(f), 0);
+    setenv("ASAN_OPTIONS", options, 1);
+    setenv("UCM_INJECT", path, 1);
+    setenv("LD_PRELOAD", library, 1);
+    rc = verify_offline(more, out, cap);
+    unsetenv("LD_PRELOAD");
+    unsetenv("UCM_INJECT");
+    unlink(path);
+    return rc;
+}
+
+/* The last record of ucmd.namespaces can't be read: it lies farther back than the cache file is
+ * long, so that the fault spares that one. Blank pages before it are damage for salvage to mend. */
+Test(damage, salvage_keeps_namespaces_that_it_cannot_read)
+{
+    static char out[8192];
+    struct inject fault = {.read_error = EIO, .reads = -1};
+    uint8_t record[HARM_PAGE], after[HARM_PAGE];
+    struct stat st;
+    int fd;
+
+    open_host(false);
+    store(0);
+    stop(true);
+    fd = harm_file(&host, "ucmd.cache");
+    cr_assert_eq(fstat(fd, &st), 0);
+    close(fd);
+    fault.read_from = st.st_size + (1 << 20);
+    fd = harm_file(&host, "ucmd.namespaces");
+    harm_get(fd, record, sizeof(record), 0);
+    harm_put(fd, record, sizeof(record), fault.read_from);
+    close(fd);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(verify_under(&fault, "", out, sizeof(out)), 1, "%s", out);
+    cr_expect_not_null(strstr(out, "ucmd.namespaces"), "%s", out);
+    cr_expect_eq(verify_under(&fault, "--salvage", out, sizeof(out)), 1, "%s", out);
+    cr_expect_not_null(strstr(out, "\"names_rewritten\":\tfalse"), "%s", out);
+    fd = harm_file(&host, "ucmd.namespaces");
+    harm_get(fd, after, sizeof(after), fault.read_from);
+    close(fd);
+    cr_expect_eq(memcmp(record, after, sizeof(record)), 0);
+    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 5, "%s", out);
+    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);
     start_again();
     cr_expect_eq(load_all(0, &(bool){false}), 0u);
 }

@@ -90,8 +90,10 @@ EXPORT ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t offset)
 
 EXPORT ssize_t pread(int fd, void *p, size_t n, off_t offset)
 {
-    return due(&inject->reads, &inject->read_error, fd) ? -1
-                                                        : syscall(SYS_pread64, fd, p, n, offset);
+    if (offset >= __atomic_load_n(&inject->read_from, __ATOMIC_RELAXED) &&
+        due(&inject->reads, &inject->read_error, fd))
+        return -1;
+    return syscall(SYS_pread64, fd, p, n, offset);
 }
 
 EXPORT ssize_t pwrite(int fd, const void *p, size_t n, off_t offset)
