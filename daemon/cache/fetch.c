@@ -137,7 +137,7 @@ static int tier_start(struct cache_fetch *f, uint8_t priority)
         return rc;
     log_read_failed(io, rc);
     cache_nvme_lost(c, f->ref, f->part, true);
-    return -EIO;
+    return rc == -ESTALE ? -ENOENT : -EIO;
 }
 
 /* ---- from the shared tier ---- */
@@ -221,6 +221,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
                        struct cache_wait *w)
 {
     struct cache_fetch *f = calloc(1, sizeof(*f));
+    const struct part *p = cache_part(c, ref, part);
     int rc = -EBUSY;
 
     if (!f)
@@ -238,9 +239,12 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
     if (rc != 0)
         goto err_after_hold;
-    if (index_block(c->config.index, ref)->part[part].nvme == PART_NVME_READY)
+    if (p->nvme == PART_NVME_READY)
         rc = tier_start(f, priority);
     else
+        rc = share_start(f);
+    /* tier_start dropped the copy on NVMe; there may be another. */
+    if (rc != 0 && !f->shared && p->nvme != PART_NVME_READY && part_on_share(p))
         rc = share_start(f);
     if (rc != 0)
         goto err_after_slot;

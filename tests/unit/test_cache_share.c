@@ -460,6 +460,27 @@ Test(cache_share, a_copy_on_nvme_that_fails_leaves_the_one_on_the_share)
     drop(ref);
 }
 
+Test(cache_share, what_nvme_knows_no_more_is_read_from_the_share)
+{
+    block_ref ref = store(rig.one, 1);
+    struct waiter w;
+
+    turn();
+    fake_next(&rig.tier, 0);
+    fake_share_next(&share, 0);
+    drop(ref);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cache_hold(rig.cache, ref);
+    rig.tier.refuse = -ESTALE;
+    rig.tier.refuse_n = 1;
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
+    cr_expect(w.w.shared);
+    fake_share_next(&share, 0);
+    cr_expect(w.status == 0 && marks_right(ref, 0));
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
 /* ---- going ---- */
 
 Test(cache_share, evicted_by_name_goes_from_the_share_too)

@@ -267,6 +267,22 @@ Test(request, a_load_counts_what_the_share_has_no_more)
     cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
 }
 
+Test(request, a_load_of_what_nvme_knows_no_more_is_a_miss)
+{
+    uint32_t region = region_open(rig.one, 4), id;
+    struct msg_blocks_r r;
+
+    share.refuse = -EROFS;
+    share.refuse_n = 1;
+    drop(store_below(rig.one, 1));
+    rig.tier.refuse = -ESTALE;
+    rig.tier.refuse_n = 1;
+    id = load_one(1, region, 0, 0);
+    result_of(id, &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
+    cr_expect_eq(rig.metrics.load_blocks_missed, 1u);
+}
+
 /* Half of the arena is four parts. */
 Test(request, a_prefetch_finds_room_for_what_is_in_dram)
 {
