@@ -251,6 +251,7 @@ void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
     cache_writes_unstall(c); /* durables fail now */
+    cache_writes_abandon(c);
     cache_snapshot_load_stop(c);
 }
 

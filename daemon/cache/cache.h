@@ -54,7 +54,8 @@ uint32_t cache_tier_busy(const struct cache *c);
 uint32_t cache_share_busy(const struct cache *c);
 /* Nothing waits to be written, and no snapshot is being loaded. */
 bool cache_written(const struct cache *c);
-/* The daemon stops: no more writes, and what was not loaded of a snapshot stays in it. */
+/* The daemon stops: no more writes. Blocks that wait for one are counted as dropped and logged. What
+ * was not loaded of a snapshot stays in it. */
 void cache_stop_writing(struct cache *c);
 
 /* ---- purges ---- */

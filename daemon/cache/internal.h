@@ -238,6 +238,8 @@ bool cache_write_waits(const struct cache *c, enum write_to to);
 bool cache_write_pump(struct cache *c, enum write_to to);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
+/* Empties the queues at a stop. Unstall first. */
+void cache_writes_abandon(struct cache *c);
 
 /* ---- write_part.c: 0, -EAGAIN (not now), or another -errno: it will not be written ---- */
 

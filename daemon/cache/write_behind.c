@@ -11,6 +11,8 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
+#include "daemon/base/log.h"
+
 #include <errno.h>
 
 /* Parts that one turn of the loop begins to write, and blocks that it looks at for them: a queue of
@@ -250,6 +252,41 @@ static bool queue_step(struct cache *c, enum write_to to, unsigned *left)
     queued_set(c, to, ref, true);
     queue_unpop(&t->queue, ref);
     return false;
+}
+
+/* The parts that have no copy at the target, and none under way. */
+static uint32_t parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        n += b->part[i].dram == PART_DRAM_READY && copy_of(&b->part[i], to) == COPY_NONE;
+    return n;
+}
+
+void cache_writes_abandon(struct cache *c)
+{
+    uint32_t blocks[WRITE_TARGETS] = {0};
+
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
+        while (c->write[to].queue.n > 0) {
+            block_ref ref = queue_pop(&c->write[to].queue);
+            struct ns *ns;
+            const struct block *b;
+            uint32_t parts;
+
+            if (!still_waits(c, to, ref))
+                continue;
+            b = cache_block(c, ref, &ns);
+            parts = b->flags & BLOCK_DOOMED ? 0 : parts_missing(b, ns, to);
+            queued_set(c, to, ref, false);
+            *dropped(c, to) += parts;
+            blocks[to] += parts > 0;
+        }
+    }
+    if (blocks[WRITE_NVME] + blocks[WRITE_SHARE] > 0)
+        log_warn("cache", "write-behind-cut", "nvme_blocks=%u share_blocks=%u", blocks[WRITE_NVME],
+                 blocks[WRITE_SHARE]);
 }
 
 bool cache_write_waits(const struct cache *c, enum write_to to)

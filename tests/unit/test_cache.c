@@ -386,6 +386,8 @@ Test(cache, no_writes_once_it_stops)
     block_ref ref = store(rig.one, 1);
 
     cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
     turn();
     cr_expect_eq(rig.tier.submits, 0u);
     drop(ref);

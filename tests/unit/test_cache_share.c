@@ -413,6 +413,7 @@ Test(cache_share, a_daemon_that_stops_writes_no_more)
     block_ref ref = store(rig.one, 1);
 
     cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
     turn();
     cr_expect_eq(share.submits, 0u);
     drop(ref);
