@@ -8,14 +8,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Lets a sanitizer's allocator fail as libc's does. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void)
+/* Lets a sanitizer's allocator fail as libc's does. Exported, for gcc's runtime is a library. */
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED const char *__asan_default_options(void);
+EXPORTED const char *__asan_default_options(void)
 {
     return "allocator_may_return_null=1";
 }
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
+EXPORTED const char *__tsan_default_options(void);
+EXPORTED const char *__tsan_default_options(void)
 {
     return "allocator_may_return_null=1";
 }
