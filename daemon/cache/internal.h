@@ -261,7 +261,7 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
 /* An extent may have become ready. */
 void cache_snapshot_load_grew(struct cache *c);
-/* What is still to be loaded of the namespace is not wanted. */
+/* Skips the namespace's parts that the snapshot has not loaded yet. */
 void cache_snapshot_load_drop(struct cache *c, const struct ns *ns);
 /* Calls `each` for every part that was not loaded because the load was stopped, hottest first. Its
  * bytes are where they were. ns is its namespace; part->ns is the number in the old snapshot. */

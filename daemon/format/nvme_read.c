@@ -11,7 +11,7 @@ static bool copy_read(int fd, uint64_t at, unsigned copy, uint8_t *page, struct 
 {
     ssize_t n = io_read_some(fd, page, NVME_PAGE, at);
 
-    if (n >= 0) { /* what is missing at the end of a file was never written */
+    if (n >= 0) { /* past the end of the file: never written, so zero */
         memset(page + n, 0, NVME_PAGE - (size_t)n);
         return true;
     }
