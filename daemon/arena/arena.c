@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* slot_ref = 1 + (extent << slot_bits | slot), slot_bits as many as an extent of the smallest slots
@@ -62,7 +63,8 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     rc = -ENOMEM;
     pthread_mutex_init(&a->lock, NULL);
     a->extent = calloc(a->extents, sizeof(*a->extent));
-    if (!a->extent)
+    a->partial = calloc(config->extent / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
+    if (!a->extent || !a->partial)
         goto err_after_lock;
     for (uint32_t i = 0; a->nodes > 0 && i < a->extents; i++)
         a->extent[i].home = a->nodes; /* until its memory is touched */
@@ -71,7 +73,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
                    config->file ? config->fd : -1, 0);
     if (a->base == MAP_FAILED) {
         rc = -errno;
-        goto err_after_extents;
+        goto err_after_lock;
     }
     if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
         log_info("arena", "no-hugepages", "errno=%d", errno);
@@ -86,10 +88,10 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
 
 err_after_map:
     munmap(a->base, a->extents * config->extent);
-err_after_extents:
-    free(a->extent);
 err_after_lock:
     pthread_mutex_destroy(&a->lock);
+    free(a->extent);
+    free(a->partial);
     free(a->home);
 err_after_arena:
     free(a);
@@ -98,18 +100,10 @@ err_after_arena:
 
 static void arena_release(struct arena *a)
 {
-    for (uint32_t i = 0; i < a->extents; i++) {
+    for (uint32_t i = 0; i < a->extents; i++)
         free(a->extent[i].owner);
-        free(a->extent[i].free_slot);
-        free(a->extent[i].used);
-    }
-    while (a->classes) {
-        struct arena_class *c = a->classes;
-
-        a->classes = c->next;
-        free(c);
-    }
     free(a->extent);
+    free(a->partial);
     free(a->home);
     pthread_mutex_destroy(&a->lock);
     free(a);
@@ -134,76 +128,58 @@ void arena_free(struct arena *a)
 
 /* ---- slots ---- */
 
-static struct arena_class *class_find(struct arena *a, uint64_t slot_bytes)
+/* The extents at this home with a free slot of this size. */
+static struct list *partial_of(const struct arena *a, uint64_t slot_bytes, uint32_t home)
 {
-    for (struct arena_class *c = a->classes; c; c = c->next)
-        if (c->slot_bytes == slot_bytes)
-            return c;
-    return NULL;
+    struct list *l = &a->partial[(slot_bytes / ARENA_ALIGN - 1) * (a->nodes + 1) + home];
+
+    if (!l->next)
+        list_init(l);
+    return l;
 }
 
-static struct arena_class *class_new(struct arena *a, uint64_t slot_bytes)
+static bool slot_used(const struct extent *e, uint32_t slot)
 {
-    struct arena_class *c = calloc(1, sizeof(*c) + (a->nodes + 1) * sizeof(c->partial[0]));
-
-    if (!c)
-        return NULL;
-    c->slot_bytes = slot_bytes;
-    for (uint32_t i = 0; i <= a->nodes; i++)
-        list_init(&c->partial[i]);
-    c->next = a->classes;
-    a->classes = c;
-    return c;
+    return !(e->owner[slot] & SLOT_FREE);
 }
 
-static void class_free(struct arena *a, struct arena_class *c)
+static void slot_push_free(struct extent *e, uint32_t slot)
 {
-    struct arena_class **p = &a->classes;
-
-    while (*p != c)
-        p = &(*p)->next;
-    *p = c->next;
-    free(c);
+    e->owner[slot] = SLOT_FREE | e->free_slot;
+    e->free_slot = slot;
+    e->n_free++;
 }
 
-static int extent_carve(struct arena *a, struct extent *e, struct arena_class *c)
+/* From the last on, so that neighbours are handed out in order. */
+static void free_slots_link(struct extent *e)
 {
-    uint32_t slots = (uint32_t)(a->config.extent / c->slot_bytes);
-    uint64_t *owner = calloc(slots, sizeof(*owner));
-    uint32_t *free_slot = malloc(slots * sizeof(*free_slot));
-    uint8_t *used = calloc(slots, 1);
+    e->n_free = 0;
+    for (uint32_t i = e->slots; i-- > 0;)
+        if (!slot_used(e, i))
+            slot_push_free(e, i);
+}
 
-    if (!owner || !free_slot || !used) {
-        free(owner);
-        free(free_slot);
-        free(used);
+static int extent_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
+{
+    uint32_t slots = (uint32_t)(a->config.extent / slot_bytes);
+
+    e->owner = malloc(slots * sizeof(*e->owner));
+    if (!e->owner)
         return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < slots; i++)
-        free_slot[i] = slots - 1 - i; /* lowest first: neighbours are handed out in order */
-    e->owner = owner;
-    e->free_slot = free_slot;
-    e->used = used;
-    e->slots = e->n_free = slots;
-    e->class = c;
-    c->extents++;
+    memset(e->owner, 0xff, slots * sizeof(*e->owner)); /* SLOT_FREE */
+    e->slot_bytes = slot_bytes;
+    e->slots = slots;
+    free_slots_link(e);
     return 0;
 }
 
 static void extent_uncarve(struct arena *a, struct extent *e)
 {
-    struct arena_class *c = e->class;
-
     list_remove(&e->link);
-    if (--c->extents == 0)
-        class_free(a, c);
     free(e->owner);
-    free(e->free_slot);
-    free(e->used);
     e->owner = NULL;
-    e->free_slot = NULL;
-    e->used = NULL;
-    e->class = NULL;
+    e->slot_bytes = 0;
+    e->slots = e->n_free = 0;
     list_push_front(&a->home[e->home].free, &e->link);
     a->home[e->home].n_free++;
 }
@@ -212,38 +188,20 @@ static void extent_uncarve(struct arena *a, struct extent *e)
 void arena_extent_ready(struct arena *a, uint32_t extent)
 {
     struct extent *e = &a->extent[extent];
+    struct arena_home *home = &a->home[e->home];
 
     list_init(&e->link);
-    a->home[e->home].ready++;
-    e->n_free = 0;
-    for (uint32_t i = e->slots; i-- > 0;)
-        if (!e->used[i])
-            e->free_slot[e->n_free++] = i;
-    if (e->class)
-        a->home[e->home].used_bytes += (e->slots - e->n_free) * e->class->slot_bytes;
-    if (!e->class) {
-        list_push_back(&a->home[e->home].free, &e->link);
-        a->home[e->home].n_free++;
+    home->ready++;
+    free_slots_link(e);
+    home->used_bytes += (e->slots - e->n_free) * e->slot_bytes;
+    if (e->slots == 0) {
+        list_push_back(&home->free, &e->link);
+        home->n_free++;
     } else if (e->n_free == e->slots) {
         extent_uncarve(a, e);
     } else if (e->n_free > 0) {
-        list_push_back(&e->class->partial[e->home], &e->link);
+        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
     }
-}
-
-/* The class that has the extent now, or NULL without memory. */
-static struct arena_class *extent_carve_for(struct arena *a, struct extent *e, uint64_t slot_bytes)
-{
-    struct arena_class *c = class_find(a, slot_bytes);
-
-    if (!c)
-        c = class_new(a, slot_bytes);
-    if (c && extent_carve(a, e, c) != 0) {
-        if (c->extents == 0)
-            class_free(a, c);
-        return NULL;
-    }
-    return c;
 }
 
 uint32_t arena_home_of(const struct arena *a, int node)
@@ -260,24 +218,23 @@ static struct extent *first_of(const struct list *extents)
     return list_empty(extents) ? NULL : LIST_ENTRY(extents->next, struct extent, link);
 }
 
-/* An extent with room for a slot of the class (NULL: there is none yet), or a free one. */
-static struct extent *extent_at_home(const struct arena *a, const struct arena_class *c,
-                                     uint32_t home)
+/* An extent with a free slot of this size, or a free one. */
+static struct extent *extent_at_home(const struct arena *a, uint64_t slot_bytes, uint32_t home)
 {
-    struct extent *e = c ? first_of(&c->partial[home]) : NULL;
+    struct extent *e = first_of(partial_of(a, slot_bytes, home));
 
     return e ? e : first_of(&a->home[home].free);
 }
 
 /* A free extent of no node in particular comes first, then one of the node with most free extents,
  * so that no node runs out before the others. */
-static struct extent *extent_anywhere(const struct arena *a, const struct arena_class *c)
+static struct extent *extent_anywhere(const struct arena *a, uint64_t slot_bytes)
 {
     struct extent *e = NULL;
     uint32_t from = a->nodes;
 
-    for (uint32_t i = 0; c && !e && i <= a->nodes; i++)
-        e = first_of(&c->partial[i]);
+    for (uint32_t i = 0; !e && i <= a->nodes; i++)
+        e = first_of(partial_of(a, slot_bytes, i));
     if (!e && a->home[from].n_free == 0)
         for (uint32_t i = 0; i < a->nodes; i++)
             if (a->home[i].n_free > a->home[from].n_free)
@@ -285,23 +242,21 @@ static struct extent *extent_anywhere(const struct arena *a, const struct arena_
     return e ? e : first_of(&a->home[from].free);
 }
 
-/* An extent with room for a slot of this size; NULL when there is none. */
+/* An extent with a free slot of this size; NULL when there is none. */
 static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node)
 {
-    struct arena_class *c = class_find(a, slot_bytes);
     uint32_t home = arena_home_of(a, node);
-    struct extent *e = home < a->nodes ? extent_at_home(a, c, home) : NULL;
+    struct extent *e = home < a->nodes ? extent_at_home(a, slot_bytes, home) : NULL;
 
     if (!e)
-        e = extent_anywhere(a, c);
-    if (!e || e->class)
+        e = extent_anywhere(a, slot_bytes);
+    if (!e || e->slots > 0)
         return e;
-    c = extent_carve_for(a, e, slot_bytes);
-    if (!c)
+    if (extent_carve(a, e, slot_bytes) != 0)
         return NULL;
     list_remove(&e->link);
     a->home[e->home].n_free--;
-    list_push_front(&c->partial[e->home], &e->link);
+    list_push_front(partial_of(a, slot_bytes, e->home), &e->link);
     return e;
 }
 
@@ -316,15 +271,16 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
     struct extent *e;
     uint32_t slot;
 
-    assert(bytes > 0);
+    assert(bytes > 0 && !(owner & SLOT_FREE));
     if (slot_bytes > a->config.extent)
         return 0;
     e = extent_find(a, slot_bytes, node);
     if (!e)
         return 0;
-    slot = e->free_slot[--e->n_free];
+    slot = e->free_slot;
+    e->free_slot = (uint32_t)e->owner[slot];
+    e->n_free--;
     e->owner[slot] = owner;
-    e->used[slot] = 1;
     if (e->n_free == 0)
         list_remove(&e->link);
     a->used_slots++;
@@ -339,7 +295,7 @@ static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
     struct extent *e = &a->extent[extent];
 
     *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
-    assert(ref != 0 && extent < a->extents && *slot < e->slots && e->used[*slot]);
+    assert(ref != 0 && extent < a->extents && *slot < e->slots && slot_used(e, *slot));
     return e;
 }
 
@@ -349,17 +305,15 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     struct extent *e = extent_of(a, ref, &slot);
 
     a->used_slots--;
-    a->used_bytes -= e->class->slot_bytes;
-    e->used[slot] = 0;
+    a->used_bytes -= e->slot_bytes;
+    slot_push_free(e, slot);
     if (e - a->extent >= a->ready)
-        return; /* of an earlier run; arena_extent_ready counts it as free */
-    a->home[e->home].used_bytes -= e->class->slot_bytes;
-    e->free_slot[e->n_free++] = slot;
-    if (e->n_free == e->slots) {
+        return; /* of an earlier run; arena_extent_ready lists the extent */
+    a->home[e->home].used_bytes -= e->slot_bytes;
+    if (e->n_free == e->slots)
         extent_uncarve(a, e);
-    } else if (e->n_free == 1) {
-        list_push_back(&e->class->partial[e->home], &e->link);
-    }
+    else if (e->n_free == 1)
+        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
 }
 
 void *arena_memory(struct arena *a, slot_ref ref)
@@ -367,7 +321,7 @@ void *arena_memory(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
-    return a->base + (uint64_t)(e - a->extent) * a->config.extent + slot * e->class->slot_bytes;
+    return a->base + (uint64_t)(e - a->extent) * a->config.extent + slot * e->slot_bytes;
 }
 
 uint32_t arena_extent_of(struct arena *a, slot_ref ref)
@@ -381,7 +335,7 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref ref)
 {
     uint32_t slot;
 
-    return extent_of(a, ref, &slot)->class->slot_bytes;
+    return extent_of(a, ref, &slot)->slot_bytes;
 }
 
 int arena_slot_node(struct arena *a, slot_ref ref)
@@ -397,9 +351,9 @@ void arena_extent_owners(struct arena *a, slot_ref ref, bool (*visit)(void *ctx,
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
-    /* visit may free the last slot, which takes owner and used away. */
-    for (uint32_t i = 0; e->used && i < e->slots; i++)
-        if (e->used[i] && !visit(ctx, e->owner[i]))
+    /* visit may free the last slot: then the extent has none any more. */
+    for (uint32_t i = 0; i < e->slots; i++)
+        if (slot_used(e, i) && !visit(ctx, e->owner[i]))
             return;
 }
 
@@ -413,11 +367,11 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (extent < a->ready || extent >= a->extents || bytes == 0 || slot_bytes > a->config.extent ||
         slot >= a->config.extent / slot_bytes)
         return 0;
-    if (!e->class && !extent_carve_for(a, e, slot_bytes))
+    if (e->slots == 0 && extent_carve(a, e, slot_bytes) != 0)
         return 0;
-    if (e->class->slot_bytes != slot_bytes || e->used[slot])
+    if (e->slot_bytes != slot_bytes || slot_used(e, slot))
         return 0;
-    e->used[slot] = 1;
+    e->owner[slot] = 0;
     a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);
@@ -468,7 +422,7 @@ bool arena_room_comes(const struct arena *a, uint64_t bytes)
     uint64_t ahead = bytes > a->config.extent ? bytes / a->config.extent : 1;
 
     for (uint64_t i = a->ready; i < a->limit && i < a->ready + ahead; i++)
-        if (!a->extent[i].class)
+        if (a->extent[i].slots == 0)
             return true;
     return false;
 }

@@ -53,8 +53,8 @@ int arena_grow(struct arena *a);
  * loop: run that once more afterwards. */
 void arena_free(struct arena *a);
 
-/* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has room, and no
- * extent is free. owner: for arena_extent_owners. */
+/* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has a free slot,
+ * and no extent is free. owner: for arena_extent_owners; less than 2^63. */
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node);
 void arena_slot_free(struct arena *a, slot_ref slot);
 

@@ -9,27 +9,22 @@
 #include <pthread.h>
 #include <uv.h>
 
-struct extent {
-    struct list link; /* in its home's free list, in its class's partial list, or (full, not ready)
-                       * in none */
-    struct arena_class *class;
-    uint64_t *owner;     /* one a slot in use */
-    uint32_t *free_slot; /* stack of free slots; NULL until the extent has a class */
-    uint32_t slots, n_free, home;
-    uint8_t *used; /* a byte for each slot: it is in use */
-};
+/* In extent.owner: the slot is free; the low 32 bits have the next free one. */
+#define SLOT_FREE (UINT64_C(1) << 63)
 
-struct arena_class {
-    struct arena_class *next;
-    uint64_t slot_bytes;
-    uint32_t extents;
-    struct list partial[]; /* extents with a free slot, by home */
+struct extent {
+    struct list link; /* in its home's free list, in arena.partial, or (full, not ready) in none */
+    uint64_t *owner;  /* by slot */
+    uint64_t slot_bytes; /* of each of its slots */
+    uint32_t slots;      /* 0: it may take any slot size */
+    uint32_t n_free, free_slot;
+    uint32_t home;
 };
 
 /* The extents of one NUMA node. The last home has those of no node in particular; without placement
  * it is the only one. */
 struct arena_home {
-    struct list free; /* extents without a class */
+    struct list free; /* extents without slots */
     uint32_t n_free, ready;
     uint64_t used_bytes;
 };
@@ -43,7 +38,7 @@ struct arena {
     struct extent *extent;
     uint32_t nodes; /* homes that are a node: config.numa's, or none */
     struct arena_home *home;
-    struct arena_class *classes;
+    struct list *partial; /* extents with free slots, by slot size and home */
     uint64_t used_slots, used_bytes;
 
     uv_async_t grown; /* the thread made `touched` extents ready */
