@@ -255,14 +255,14 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
         s->tier_ops->buffer_add(s->tier, extent, base, bytes);
     if (device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
-    cache_room_grew(s->cache);
+    cache_arena_grew(s->cache);
 }
 
 static void arena_ended_cb(void *ctx)
 {
     struct server *s = ctx;
 
-    cache_room_grew(s->cache);
+    cache_arena_grew(s->cache);
 }
 
 static bool progress_cb(void *ctx)
@@ -336,9 +336,9 @@ static int arena_init(struct server *s, char text[512])
         .size = c->arena_size / c->arena_extent * c->arena_extent,
         .extent = c->arena_extent,
         .prefault = c->arena_prefault,
-        .extent_ready = extent_ready_cb,
+        .extent_ready_cb = extent_ready_cb,
         .numa = numa_used(s),
-        .ended = arena_ended_cb,
+        .ended_cb = arena_ended_cb,
         .ctx = s,
     };
     bool warm = false;

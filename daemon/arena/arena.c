@@ -417,7 +417,7 @@ uint64_t arena_bytes_configured(const struct arena *a)
     return a->limit * a->config.extent;
 }
 
-bool arena_room_comes(const struct arena *a, uint64_t bytes)
+bool arena_space_comes(const struct arena *a, uint64_t bytes)
 {
     uint64_t ahead = bytes > a->config.extent ? bytes / a->config.extent : 1;
 

@@ -31,7 +31,7 @@ struct uv_loop_s;
 struct arena_config {
     uint64_t size, extent; /* bytes; size is rounded down to whole extents */
     bool prefault;
-    /* Map `fd`, borrowed (daemon/arena/persist.h). The thread takes the file's room extent by
+    /* Map `fd`, borrowed (daemon/arena/persist.h). The thread takes the file's space extent by
      * extent, as with prefault, so that none is missing under a slot. Where there is no more, the
      * arena ends. */
     bool file;
@@ -40,9 +40,9 @@ struct arena_config {
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
     /* Runs on the loop when an extent is ready, before any slot of it is handed out. */
-    void (*extent_ready)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
-    /* Runs when the file found no more room: the arena has less than configured. May be NULL. */
-    void (*ended)(void *ctx);
+    void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
+    /* Runs when the file system was full: the arena has less than configured. May be NULL. */
+    void (*ended_cb)(void *ctx);
     void *ctx;
 };
 
@@ -85,7 +85,7 @@ uint64_t arena_bytes_ready(const struct arena *a);
 uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
 /* Of the extents that will be ready next, `bytes` of them and one at least, some has no slot of an
  * earlier run. */
-bool arena_room_comes(const struct arena *a, uint64_t bytes);
+bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_extent_bytes(const struct arena *a);
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.

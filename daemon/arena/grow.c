@@ -14,8 +14,8 @@ static void extents_take(struct arena *a, uint32_t upto)
         uint32_t extent = a->ready++;
 
         arena_extent_ready(a, extent);
-        a->config.extent_ready(a->config.ctx, extent, a->base + (uint64_t)extent * a->config.extent,
-                               a->config.extent);
+        a->config.extent_ready_cb(a->config.ctx, extent,
+                                  a->base + (uint64_t)extent * a->config.extent, a->config.extent);
     }
 }
 
@@ -32,8 +32,8 @@ static void grown_cb(uv_async_t *async)
     if (ended)
         a->limit = touched;
     extents_take(a, touched);
-    if (ended && a->config.ended)
-        a->config.ended(a->config.ctx);
+    if (ended && a->config.ended_cb)
+        a->config.ended_cb(a->config.ctx);
 }
 
 /* One write a page: MADV_POPULATE_WRITE is newer than kernels in use. */

@@ -185,7 +185,7 @@ int persist_fd(const struct persist *k)
 
 /* ---- at the end ---- */
 
-/* A hugetlbfs has no write(2), so the file is mapped; its room is taken first, as a full file
+/* A hugetlbfs has no write(2), so the file is mapped; its space is taken first, as a full file
  * system would cause a SIGBUS. */
 int persist_create(struct persist *k, size_t n, uint8_t **out)
 {

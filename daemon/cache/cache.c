@@ -49,33 +49,33 @@ static void idle_start(struct cache *c)
     }
 }
 
-static void room_wake(struct cache *c)
+static void space_wake(struct cache *c)
 {
     struct list *node;
 
     c->wake = false;
-    while ((node = list_pop_front(&c->room)) != NULL) {
-        struct cache_room *r = LIST_ENTRY(node, struct cache_room, link);
+    while ((node = list_pop_front(&c->space_waits)) != NULL) {
+        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
-        r->room_cb(r);
-        /* It waits again, so there is too little room for those behind it, too. This compares the
+        r->retry_cb(r);
+        /* It waits again, so there is too little space for those behind it, too. This compares the
          * address only: r may be freed. */
-        if (c->room.prev == node || c->room.next == node)
+        if (c->space_waits.prev == node || c->space_waits.next == node)
             break;
     }
 }
 
 /* One a turn of the loop, each in its turn. */
-static void yielded_wake(struct cache *c)
+static void next_turn_wake(struct cache *c)
 {
-    struct list *node = list_pop_front(&c->yielded);
+    struct list *node = list_pop_front(&c->next_turn);
 
     if (node) {
-        struct cache_room *r = LIST_ENTRY(node, struct cache_room, link);
+        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
-        r->room_cb(r);
+        r->retry_cb(r);
     }
-    if (!list_empty(&c->yielded))
+    if (!list_empty(&c->next_turn))
         idle_start(c);
 }
 
@@ -84,14 +84,14 @@ static void pressure_wake(struct cache *c)
     struct list *node;
 
     while (!cache_back_pressure(c) && (node = list_pop_front(&c->pressure)) != NULL) {
-        struct cache_pressure *w = LIST_ENTRY(node, struct cache_pressure, link);
+        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
-        w->eased_cb(w);
+        r->retry_cb(r);
     }
 }
 
-/* An operation is under way, or about to be, whose end may make room. */
-static bool room_may_come(const struct cache *c)
+/* An operation is under way, or about to be, whose end may free a slot. */
+static bool space_may_come(const struct cache *c)
 {
     return c->searching || c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->write[WRITE_SHARE].full ||
@@ -112,8 +112,8 @@ static void pump(struct cache *c)
             idle_start(c);
         c->fruitless = 0; /* a block that waits no more may make way in the index */
     }
-    /* No write began: room may not come, and its waiters have to know. */
-    if (pumped && !list_empty(&c->room) && !room_may_come(c)) {
+    /* No write began: if nothing else can free a slot, its waiters have to know. */
+    if (pumped && !list_empty(&c->space_waits) && !space_may_come(c)) {
         c->wake = true;
         idle_start(c);
     }
@@ -128,8 +128,8 @@ static void idle_cb(uv_idle_t *idle)
     c->wake = c->wake || c->searching;
     c->searching = false;
     if (c->wake)
-        room_wake(c);
-    yielded_wake(c);
+        space_wake(c);
+    next_turn_wake(c);
     pump(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
@@ -146,7 +146,7 @@ void cache_released(struct cache *c)
 {
     c->fruitless = 0;
     c->stuck = UINT64_MAX;
-    if (!list_empty(&c->room)) {
+    if (!list_empty(&c->space_waits)) {
         c->wake = true;
         idle_start(c);
     }
@@ -185,8 +185,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->durables);
     list_init(&c->stalled_durables);
     list_init(&c->fills_by_age);
-    list_init(&c->room);
-    list_init(&c->yielded);
+    list_init(&c->space_waits);
+    list_init(&c->next_turn);
     list_init(&c->pressure);
     *out = c;
     return 0;
@@ -211,8 +211,8 @@ void cache_free(struct cache *c)
 {
     if (!c)
         return;
-    assert(c->tier_busy == 0 && list_empty(&c->room) && table_count(&c->fills) == 0);
-    assert(list_empty(&c->yielded) && list_empty(&c->pressure) && c->share_busy == 0);
+    assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
+    assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -436,7 +436,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     block_ref ref = index_find(c->config.index, ns, key);
 
     if (ref == 0)
-        ref = cache_insert(c, ns, key, INDEX_ROOM_DRAM);
+        ref = cache_insert(c, ns, key, INDEX_SPACE_DRAM);
     if (ref != 0)
         cache_hold(c, ref);
     if (c->tier)
@@ -480,49 +480,42 @@ bool block_idle(const struct block *b, const struct ns *ns)
     return true;
 }
 
-/* ---- waiting for room ---- */
+/* ---- waiting for space, and for write-behind ---- */
 
-bool cache_room_wait(struct cache *c, struct cache_room *r, bool first)
+bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first)
 {
-    if (!room_may_come(c))
+    if (!space_may_come(c))
         return false;
     if (first)
-        list_push_front(&c->room, &r->link);
+        list_push_front(&c->space_waits, &r->link);
     else
-        list_push_back(&c->room, &r->link);
+        list_push_back(&c->space_waits, &r->link);
     return true;
 }
 
-void cache_room_yield(struct cache *c, struct cache_room *r)
+void cache_next_turn(struct cache *c, struct cache_retry *r)
 {
-    list_push_back(&c->yielded, &r->link);
+    list_push_back(&c->next_turn, &r->link);
     idle_start(c);
 }
 
-void cache_room_grew(struct cache *c)
+void cache_arena_grew(struct cache *c)
 {
     cache_snapshot_load_grew(c);
     cache_released(c);
 }
-
-void cache_room_cancel(struct cache_room *r)
-{
-    list_remove(&r->link);
-}
-
-/* ---- waiting for the tier to keep up ---- */
 
 bool cache_back_pressure(const struct cache *c)
 {
     return c->dirty_bytes > c->config.backlog_bytes && !c->no_writes;
 }
 
-void cache_pressure_wait(struct cache *c, struct cache_pressure *w)
+void cache_pressure_wait(struct cache *c, struct cache_retry *r)
 {
-    list_push_back(&c->pressure, &w->link);
+    list_push_back(&c->pressure, &r->link);
 }
 
-void cache_pressure_cancel(struct cache_pressure *w)
+void cache_retry_cancel(struct cache_retry *r)
 {
-    list_remove(&w->link);
+    list_remove(&r->link);
 }

@@ -136,7 +136,7 @@ enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: ready_cb will
  * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
  * copy is dropped. -EBUSY: no slot, no place in the tier's queue, or too many
- * users now; see cache_room_wait. node: where a new slot should lie if that costs nothing, or
+ * users now; see cache_space_wait. node: where a new slot should lie if that costs nothing, or
  * NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
@@ -158,7 +158,7 @@ void cache_owner_gone(struct cache *c, struct cache_owner *o);
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
  * part is whole. -EINPROGRESS: another owner fills it, or one of the shards is claimed. -EBUSY: no
- * slot now, see cache_room_wait. node: as in cache_get. */
+ * slot now, see cache_space_wait. node: as in cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
 void *cache_fill_memory(struct cache *c, struct cache_fill *f);
@@ -181,32 +181,28 @@ struct cache_durable {
  * whole; -EOPNOTSUPP: there is no tier; or another -errno of the tier. */
 int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part);
 
-/* ---- waiting for room ---- */
+/* ---- waiting for space, and for write-behind ---- */
 
-struct cache_room {
+/* One who waits to try again. retry_cb runs once. */
+struct cache_retry {
     struct list link;
-    void (*room_cb)(struct cache_room *r); /* something was released: try again */
+    void (*retry_cb)(struct cache_retry *r);
 };
-/* False: nothing is under way that could make room (a copy, a read, a write, the arena's growth),
- * so there is nothing to wait for. first: before those who wait already. */
-bool cache_room_wait(struct cache *c, struct cache_room *r, bool first);
-/* Enough was done in this turn of the loop: room_cb runs in the next. */
-void cache_room_yield(struct cache *c, struct cache_room *r);
-void cache_room_cancel(struct cache_room *r); /* r is initialised; it need not wait */
-/* The arena has grown, or will not grow any more. */
-void cache_room_grew(struct cache *c);
+void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not wait */
 
-/* ---- back-pressure ---- */
+/* retry_cb runs when something was released. False: it will not run, as nothing is under way that
+ * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
+ * already. */
+bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
+/* Enough was done in this turn of the loop: retry_cb runs in the next. */
+void cache_next_turn(struct cache *c, struct cache_retry *r);
+/* The arena has grown, or will not grow any more. */
+void cache_arena_grew(struct cache *c);
 
 /* More DRAM is dirty than backlog_bytes. */
 bool cache_back_pressure(const struct cache *c);
-
-struct cache_pressure {
-    struct list link;
-    void (*eased_cb)(struct cache_pressure *w);
-};
-void cache_pressure_wait(struct cache *c, struct cache_pressure *w);
-void cache_pressure_cancel(struct cache_pressure *w); /* w is initialised; it need not wait */
+/* retry_cb runs when that is over. */
+void cache_pressure_wait(struct cache *c, struct cache_retry *r);
 
 /* ---- verifying ---- */
 

@@ -63,7 +63,7 @@ static void log_read_failed(const struct tier_io *io, int status)
              io->name.part, (unsigned long long)io->place.loc);
 }
 
-/* A waiter's callback may make room, or cancel another waiter. The fetch's own use and lease keep
+/* A waiter's callback may evict, or cancel another waiter. The fetch's own use and lease keep
  * part and block until the last callback has run. */
 static void fetch_report(struct cache_fetch *f, int status)
 {
@@ -233,7 +233,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     f->number = table_add(&c->fetches, f);
     if (f->number == 0)
         goto err_after_fetch;
-    /* The fetch holds the block: making room must not evict it. */
+    /* The fetch holds the block: a search for a slot must not evict it. */
     cache_hold(c, ref);
     rc =
         cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);

@@ -48,15 +48,14 @@ struct cache {
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
-    uint32_t copies;                /* users by copies, reads and writes: their end may make room */
+    uint32_t copies; /* users by copies, reads and writes: their end may free a slot */
     struct table fills, fetches, writes;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
     /* The idle callback. */
     uv_idle_t idle; /* runs when there is work for the next turn of the loop */
     bool idle_on, wake, closing;
-    struct list room, yielded; /* of cache_room.link */
-    struct list pressure;      /* of cache_pressure.link */
+    struct list space_waits, next_turn, pressure; /* of cache_retry.link */
     /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
     bool no_writes;
@@ -65,11 +64,11 @@ struct cache {
     struct list stalled_durables; /* likewise, of namespaces that may not be written now */
     uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
     struct backoff record_retry; /* of namespace records that failed */
-    /* Making room. */
+    /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
-    uint64_t *blockers; /* room.c: for each extent the owner of a slot that kept it from moving */
+    uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint64_t stuck;     /* blocks that a search has not looked at since something was released */
-    uint32_t fruitless; /* searches for room in the index since something was released */
+    uint32_t fruitless; /* searches for space in the index since something was released */
     struct block_list below, shared; /* blocks with nothing in DRAM: some part here; no part here */
     uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
     bool torn;      /* recovery left out parts of some blocks, as the index was full */
@@ -139,11 +138,11 @@ void part_unuse(struct cache *c, struct part *p);
 
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
-/* Something was released. In the next turn of the loop waiters for room try again, and writes
+/* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);
-/* A search for room looked at as many blocks as it may in one turn of the loop: waiters for room
- * try again in the next. */
+/* A search for a slot looked at as many blocks as it may in one turn of the loop: those who wait
+ * for space try again in the next. */
 void cache_search_later(struct cache *c);
 
 /* ---- fill.c ---- */
@@ -192,17 +191,17 @@ void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep(struct cache *c);
 /* Which blocks may make way for a new one in a full index: those on the shared tier only, also
  * those that left DRAM, also the coldest in DRAM. */
-enum index_room { INDEX_ROOM_SHARED, INDEX_ROOM_BELOW, INDEX_ROOM_DRAM };
-/* A new block; 0 when there is no room. */
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room);
+enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
+/* A new block; 0 when the index stays full. */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
 
-/* ---- room.c ---- */
+/* ---- space.c ---- */
 
 /* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
  * none may be dropped. */
 bool cache_coldest_drop(struct cache *c);
 /* A slot, on the node if that costs nothing; evicts what must leave. 0, or
- * - -EBUSY: everything is in use, or lies nowhere else while the arena has more room in a moment;
+ * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
  * - -EFBIG: no extent is as long.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out);

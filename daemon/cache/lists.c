@@ -173,28 +173,28 @@ bool cache_list_sweep(struct cache *c)
     return c->sweep > 0;
 }
 
-/* ---- room in the index ---- */
+/* ---- space in the index ---- */
 
 /* What lies on a share only can be found there again. */
-static bool room_make(struct cache *c, enum index_room room)
+static bool space_make(struct cache *c, enum index_space from)
 {
     if (!index_full(c->config.index) || c->fruitless == FRUITLESS_MAX)
         return false;
     if (cache_list_drop(c, &c->shared) ||
-        (room >= INDEX_ROOM_BELOW && cache_list_drop(c, &c->below)) ||
-        (room >= INDEX_ROOM_DRAM && cache_coldest_drop(c))) {
+        (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->below)) ||
+        (from >= INDEX_SPACE_DRAM && cache_coldest_drop(c))) {
         c->config.metrics->index_evicted++;
         return true;
     }
-    c->fruitless += room == INDEX_ROOM_DRAM;
+    c->fruitless += from == INDEX_SPACE_DRAM;
     return false;
 }
 
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_room room)
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from)
 {
     block_ref ref = index_insert(c->config.index, ns, key);
 
-    if (ref == 0 && room_make(c, room))
+    if (ref == 0 && space_make(c, from))
         ref = index_insert(c->config.index, ns, key);
     return ref;
 }

@@ -20,7 +20,7 @@ struct cache_record {
 
 static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every identity");
 
-/* A folder that was full may have room again. One failure counts a pause, however many namespaces
+/* A folder that was full may have space again. One failure counts a pause, however many namespaces
  * had it. */
 static void record_failed(struct cache *c)
 {

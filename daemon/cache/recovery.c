@@ -71,10 +71,10 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
         return 0;
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
-        ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
+        ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     /* A block that made way in the run before may be found again, before those it made way for. */
     if (ref == 0 && index_full(c->config.index) && cache_list_drop_older(c, f->sequence))
-        ref = cache_insert(c, ns, f->name->key, INDEX_ROOM_SHARED);
+        ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     if (ref == 0)
         return 0;
     p = cache_part(c, ref, f->name->part);

@@ -28,7 +28,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
     if (ref == 0 && c->shared.n >= c->config.shared_blocks && !cache_list_drop(c, &c->shared))
         return;
     if (ref == 0)
-        ref = cache_insert(c, ns, key, INDEX_ROOM_BELOW);
+        ref = cache_insert(c, ns, key, INDEX_SPACE_BELOW);
     if (ref == 0)
         return;
     b = index_block(c->config.index, ref);

@@ -47,7 +47,7 @@ size_t snapshot_ns_encode(uint8_t *p, const struct snapshot_ns *in);
 void snapshot_part_encode(uint8_t *p, const struct snapshot_part *in);
 void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out);
 void snapshot_checksum_put(uint8_t *part, uint64_t checksum);
-/* The last step: p has SNAPSHOT_HEAD_BYTES of room for the head, then namespaces and parts. */
+/* The last step: p begins with SNAPSHOT_HEAD_BYTES for the head, then namespaces and parts. */
 void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h);
 
 /* Is this a manifest that may be used for the arena `of`? 0, or -EBADMSG (damaged),

@@ -131,7 +131,7 @@ static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, sl
     struct block *b;
 
     if (ref == 0)
-        ref = cache_insert(c, ns, k->key, INDEX_ROOM_BELOW);
+        ref = cache_insert(c, ns, k->key, INDEX_SPACE_BELOW);
     if (ref == 0)
         return false;
     b = index_block(c->config.index, ref);

@@ -215,7 +215,7 @@ static bool may_write(const struct ns *ns, enum write_to to)
     return to == WRITE_NVME ? cache_ns_writable(ns) : ns->purges == 0;
 }
 
-/* The block is not written: there is no room for it in a queue. */
+/* The block is not written: a queue is full. */
 static void give_up(struct cache *c, enum write_to to, block_ref ref)
 {
     queued_set(c, to, ref, false);

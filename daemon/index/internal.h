@@ -50,12 +50,12 @@ struct slab_chunk {
     uint32_t fresh;      /* cells from here on were never in use */
     uint32_t used;       /* cells in use */
     uint32_t free_cell;  /* 1 + the first free cell before `fresh`, chained by hash_next */
-    uint32_t prev, next; /* in the list of the class's chunks with room */
+    uint32_t prev, next; /* in the list of the class's chunks with a free cell */
     uint32_t parts;
 };
 
 struct slab_class {
-    uint32_t open; /* first chunk with room, 0: none */
+    uint32_t open; /* first chunk with a free cell, 0: none */
     uint32_t chunks;
     uint32_t empty; /* chunks without a cell in use: 1 stays, more are freed */
 };

@@ -170,8 +170,8 @@ static uint32_t set_count_tenant(const struct ns_set *set, const char *tenant)
 }
 
 /* Removes an idle namespace when there are as many as there may be. 0, or -code with *e. */
-static int set_make_room(struct ns_set *set, const char *tenant, bool bound_tenant,
-                         struct ucm_error *e)
+static int set_make_space(struct ns_set *set, const char *tenant, bool bound_tenant,
+                          struct ucm_error *e)
 {
     bool tenant_full = bound_tenant && set_count_tenant(set, tenant) >= set->tenant_max;
     struct ns *idle;
@@ -229,7 +229,7 @@ static int ns_open(struct index *ix, const struct ns_identity *identity, bool bo
         *out = ns;
         return 0;
     }
-    rc = set_make_room(&ix->ns, identity->tenant, bound_tenant, e);
+    rc = set_make_space(&ix->ns, identity->tenant, bound_tenant, e);
     if (rc != 0)
         return rc;
     ns = ns_new(identity, canonical, (uint32_t)n);

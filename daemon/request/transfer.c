@@ -33,14 +33,14 @@ static void transfer_release(struct transfer *t)
     if (t->released)
         return;
     t->released = true;
-    cache_room_cancel(&t->room);
+    cache_retry_cancel(&t->room);
     for (uint32_t i = 0; i < t->n_keys; i++)
         if (t->refs[i])
             cache_drop(cache_of(t), t->refs[i]);
     lease_end(t->r.s, t->lease);
 }
 
-static void pressure_eased_cb(struct cache_pressure *w)
+static void pressure_eased_cb(struct cache_retry *w)
 {
     transfer_pump(LIST_ENTRY(w, struct transfer, pressure));
 }
@@ -49,7 +49,7 @@ static void pressure_over_cb(struct deadline *d)
 {
     struct transfer *t = LIST_ENTRY(d, struct transfer, pressure_end);
 
-    cache_pressure_cancel(&t->pressure);
+    cache_retry_cancel(&t->pressure);
     transfer_pump(t);
 }
 
@@ -65,7 +65,7 @@ static bool transfer_slowed(struct transfer *t)
         deadline_arm(rooms->deadlines, &t->pressure_end, at_ms, pressure_over_cb) != 0)
         return false;
     t->slowed = true;
-    t->pressure.eased_cb = pressure_eased_cb;
+    t->pressure.retry_cb = pressure_eased_cb;
     transfer_release(t);
     cache_pressure_wait(cache_of(t), &t->pressure);
     metrics_of(t)->dumps_slowed++;
@@ -79,7 +79,7 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && t->waits_n == 0);
     t->finished = true;
-    cache_pressure_cancel(&t->pressure);
+    cache_retry_cancel(&t->pressure);
     deadline_disarm(s->rq->rooms.deadlines, &t->pressure_end);
     transfer_release(t);
     free(t->spare);
@@ -115,7 +115,7 @@ static void give_up(struct transfer *t, enum ucm_block_status status)
     }
 }
 
-void transfer_room_cb(struct cache_room *r)
+void transfer_room_cb(struct cache_retry *r)
 {
     struct transfer *t = LIST_ENTRY(r, struct transfer, room);
 
@@ -127,7 +127,7 @@ void transfer_room_cb(struct cache_room *r)
  * nothing under way goes before the others: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
-    if (list_empty(&t->room.link) && !cache_room_wait(cache_of(t), &t->room, t->in_window == 0))
+    if (list_empty(&t->room.link) && !cache_space_wait(cache_of(t), &t->room, t->in_window == 0))
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
 
@@ -142,8 +142,8 @@ static bool items_begin(struct transfer *t)
 
         if (items-- == 0 || slots == 0) {
             t->yielded = true;
-            cache_room_cancel(&t->room);
-            cache_room_yield(cache_of(t), &t->room);
+            cache_retry_cancel(&t->room);
+            cache_next_turn(cache_of(t), &t->room);
             break;
         }
         if (item_begin(t, t->cursor) == -EBUSY)
@@ -206,7 +206,7 @@ void transfer_stop_cb(struct request *r)
         return;
     t->stopping = true;
     t->yielded = false;
-    cache_room_cancel(&t->room);
+    cache_retry_cancel(&t->room);
     if (t->lookup) {
         shared_lookup_cancel(t->lookup);
         t->lookup = NULL;

@@ -27,9 +27,9 @@ struct transfer {
     struct list ready;            /* struct item_wait: read, and waiting for a place in a batch */
     struct list durables;         /* struct durable_wait: waiting for stable storage */
     struct item_wait *spare;      /* the next item's, if it has to wait */
-    struct cache_room room;
-    struct cache_pressure pressure; /* a dump whose answer is held back */
-    struct deadline pressure_end;   /* for so long at most */
+    struct cache_retry room;
+    struct cache_retry pressure;  /* a dump whose answer is held back */
+    struct deadline pressure_end; /* for so long at most */
     bool released, slowed;
     /* n_keys each, in one allocation behind the struct */
     block_ref *refs;
@@ -109,7 +109,7 @@ void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status
 /* transfer.c: starts all that can be started now. May end and free the transfer. */
 void transfer_pump(struct transfer *t);
 void transfer_stop_cb(struct request *r);
-void transfer_room_cb(struct cache_room *r);
+void transfer_room_cb(struct cache_retry *r);
 
 /* transfer_copy.c */
 /* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no room now. */

@@ -198,7 +198,7 @@ static inline void rig_open(void)
                               .extent = MIB,
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
-                              .extent_ready = extent_ready_cb};
+                              .extent_ready_cb = extent_ready_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);
@@ -363,25 +363,25 @@ static inline void expect_nothing_held(void)
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
 }
 
-/* Who waits for room. */
+/* Who waits for space. */
 struct asker {
-    struct cache_room r;
+    struct cache_retry r;
     int calls;
     bool again;
 };
 
-static inline void asker_cb(struct cache_room *r)
+static inline void asker_cb(struct cache_retry *r)
 {
     struct asker *a = (struct asker *)r;
 
     a->calls++;
     if (a->again)
-        a->again = cache_room_wait(rig.cache, r, false);
+        a->again = cache_space_wait(rig.cache, r, false);
 }
 
 static inline void ask(struct asker *a)
 {
-    *a = (struct asker){.r = {.room_cb = asker_cb}};
+    *a = (struct asker){.r = {.retry_cb = asker_cb}};
     list_init(&a->r.link);
 }
 

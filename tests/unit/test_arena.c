@@ -35,8 +35,11 @@ static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 
 static void open_arena(uint64_t size, bool prefault)
 {
-    struct arena_config c = {
-        .size = size, .extent = MIB, .prefault = prefault, .extent_ready = ready_cb, .ctx = &loop};
+    struct arena_config c = {.size = size,
+                             .extent = MIB,
+                             .prefault = prefault,
+                             .extent_ready_cb = ready_cb,
+                             .ctx = &loop};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
@@ -65,7 +68,7 @@ Test(arena, sizes)
 
 Test(arena, refusals)
 {
-    struct arena_config c = {.size = MIB - 1, .extent = MIB, .extent_ready = ready_cb};
+    struct arena_config c = {.size = MIB - 1, .extent = MIB, .extent_ready_cb = ready_cb};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_expect_eq(arena_new(&loop, &c, &arena), -EINVAL, "not one extent");
@@ -92,7 +95,7 @@ Test(arena, large_ones_of_any_extent)
 {
     uint32_t n = 0, slots = 0;
     struct arena_config c = {
-        .size = 20480 * MIB, .extent = MIB, .extent_ready = count_cb, .ctx = &n};
+        .size = 20480 * MIB, .extent = MIB, .extent_ready_cb = count_cb, .ctx = &n};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);

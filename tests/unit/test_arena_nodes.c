@@ -33,7 +33,7 @@ static void wait_ready(uint64_t bytes)
 static void open_arena(uint64_t size, const struct numa *numa)
 {
     struct arena_config c = {
-        .size = size, .extent = MIB, .prefault = true, .numa = numa, .extent_ready = ready_cb};
+        .size = size, .extent = MIB, .prefault = true, .numa = numa, .extent_ready_cb = ready_cb};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
@@ -182,7 +182,7 @@ Test(arena_nodes, one_node_is_none)
 Test(arena_nodes, without_prefault_nothing_is_placed)
 {
     struct arena_config c = {
-        .size = 4 * MIB, .extent = MIB, .numa = &fake_numa, .extent_ready = ready_cb};
+        .size = 4 * MIB, .extent = MIB, .numa = &fake_numa, .extent_ready_cb = ready_cb};
 
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(arena_new(&loop, &c, &arena), 0);
@@ -201,7 +201,7 @@ Test(arena_nodes, kept_memory_counts_where_it_lies)
                              .file = true,
                              .fd = memfd_create("arena", 0),
                              .numa = &fake_numa,
-                             .extent_ready = ready_cb};
+                             .extent_ready_cb = ready_cb};
     slot_ref early, kept;
 
     cr_assert(c.fd >= 0 && ftruncate(c.fd, 4 * MIB) == 0);

@@ -576,7 +576,7 @@ Test(cache, pinned_blocks_stay)
     cr_expect(cache_in_dram(rig.cache, ref));
 }
 
-/* ---- room ---- */
+/* ---- space ---- */
 
 Test(cache, nobody_waits_where_nothing_is_under_way)
 {
@@ -591,7 +591,7 @@ Test(cache, nobody_waits_where_nothing_is_under_way)
     more = open_block(rig.one, 100);
     cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
     cr_expect_eq(rig.metrics.arena_full, 1u);
-    cr_expect_not(cache_room_wait(rig.cache, &a.r, false));
+    cr_expect_not(cache_space_wait(rig.cache, &a.r, false));
     drop(ref[0]);
     cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
     cache_fill_done(rig.cache, f, 1, false);
@@ -609,10 +609,10 @@ Test(cache, who_waits_is_woken_later_and_all_of_them)
     cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
     for (int i = 0; i < 3; i++) {
         ask(&a[i]);
-        cr_assert(cache_room_wait(rig.cache, &a[i].r, false));
+        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
     }
-    cache_room_cancel(&a[1].r);
-    cache_room_cancel(&a[1].r);
+    cache_retry_cancel(&a[1].r);
+    cache_retry_cancel(&a[1].r);
     cache_fill_done(rig.cache, f, 2, false);
     cr_expect(a[0].calls == 0 && a[2].calls == 0, "not from inside the call that released");
     turn();
@@ -631,7 +631,7 @@ Test(cache, who_still_has_too_little_lets_the_next_go_first)
     cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
     for (int i = 0; i < 2; i++) {
         ask(&a[i]);
-        cr_assert(cache_room_wait(rig.cache, &a[i].r, false));
+        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
     }
     a[0].again = true;
     cache_fill_done(rig.cache, f, 1, false);

@@ -7,18 +7,18 @@
 TestSuite(pressure, .init = rig_open, .fini = rig_close);
 
 struct calm {
-    struct cache_pressure w;
+    struct cache_retry w;
     unsigned calls;
 };
 
-static void calm_cb(struct cache_pressure *w)
+static void calm_cb(struct cache_retry *w)
 {
     ((struct calm *)w)->calls++;
 }
 
 static void calm_ask(struct calm *m)
 {
-    *m = (struct calm){.w.eased_cb = calm_cb};
+    *m = (struct calm){.w.retry_cb = calm_cb};
     list_init(&m->w.link);
     cache_pressure_wait(rig.cache, &m->w);
 }
@@ -54,7 +54,7 @@ Test(pressure, who_waits_is_told_when_the_backlog_is_short_again)
     cr_expect(cache_back_pressure(rig.cache));
     calm_ask(&m);
     calm_ask(&cancelled);
-    cache_pressure_cancel(&cancelled.w);
+    cache_retry_cancel(&cancelled.w);
     turn();
     cr_expect_eq(m.calls, 0u);
     tier_drain();
@@ -250,11 +250,11 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
     cr_expect_eq(rig.metrics.arena_full, 0u);
     ask(&a);
-    cr_expect(cache_room_wait(rig.cache, &a.r, false));
+    cr_expect(cache_space_wait(rig.cache, &a.r, false));
 
     cr_assert_eq(sem_post(&more), 0);
     arena_wait(2 * MIB);
-    cache_room_grew(rig.cache);
+    cache_arena_grew(rig.cache);
     turn();
     cr_expect_eq(a.calls, 1);
     for (uint64_t i = 4; i < 8; i++)
@@ -311,7 +311,7 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
         refs[i] = store(rig.one, i + 1);
     cr_assert_eq(rig.tier.n_pending, 0u);
     ask(&a);
-    cr_assert(cache_room_wait(rig.cache, &a.r, false));
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
     turn();
     cr_assert_gt(rig.tier.n_pending, 0u);
     cr_expect_eq(a.calls, 0);
@@ -332,11 +332,11 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
     ask(&a);
-    cr_assert(cache_room_wait(rig.cache, &a.r, false));
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
     for (unsigned i = 0; i < 3; i++)
         turn();
     cr_expect_eq(a.calls, 1);
-    cr_expect_not(cache_room_wait(rig.cache, &a.r, false), "nothing is under way");
+    cr_expect_not(cache_space_wait(rig.cache, &a.r, false), "nothing is under way");
     rig.tier.refuse_n = 0;
     for (unsigned i = 0; i < 8; i++)
         drop(refs[i]);

@@ -52,7 +52,7 @@ struct recount {
         below;
 };
 
-#define HELD 1u /* the list of what is in use, see room.c */
+#define HELD 1u /* the list of what is in use, see space.c */
 
 static void recount_cb(void *ctx, block_ref ref, struct block *b)
 {
@@ -153,7 +153,7 @@ static void chaos_wait_room(void)
     if (!list_empty(&a->r.link))
         return;
     a->again = below(2);
-    chaos.waits += cache_room_wait(rig.cache, &a->r, false);
+    chaos.waits += cache_space_wait(rig.cache, &a->r, false);
 }
 
 static void chaos_claim(void)
@@ -420,7 +420,7 @@ static void chaos_end(void)
         chaos_release();
     }
     invariants();
-    cr_assert(list_empty(&rig.cache->room), "somebody waits for ever");
+    cr_assert(list_empty(&rig.cache->space_waits), "somebody waits for ever");
     for (uint64_t k = 0; k < KEYS; k++) {
         for (int i = 0; i < 2; i++) {
             block_ref ref = find(i ? rig.one : rig.two, k);

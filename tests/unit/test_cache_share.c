@@ -193,7 +193,7 @@ Test(cache_share, who_finds_the_share_full_is_woken)
         turn();
     cr_assert_eq(get(&w, ref, 0), -EBUSY);
     ask(&a);
-    cr_assert(cache_room_wait(rig.cache, &a.r, false));
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
     turn();
     cr_expect_eq(a.calls, 0);
     fake_share_ready(&share);
@@ -274,7 +274,7 @@ Test(cache_share, what_is_only_presumed_is_no_copy)
     fake_share_next(&share, -EIO);
     note(rig.one, 1, 1, false);
     cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER);
-    for (uint64_t i = 10; i < 30; i++) { /* leased: making room does not take it */
+    for (uint64_t i = 10; i < 30; i++) { /* leased: a search does not take it */
         other = store(rig.one, i);
         drop(other);
     }

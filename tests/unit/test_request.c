@@ -127,7 +127,7 @@ Test(request, a_full_device_makes_no_block_miss)
     cr_assert_gt(gpu.refused, 0u);
     cr_assert_null(answer_of(id));
     gpu.full = false;
-    cache_room_grew(rig.cache); /* somebody else's copy ends */
+    cache_arena_grew(rig.cache); /* somebody else's copy ends */
     for (int i = 0; i < 20 && !answer_of(id); i++) {
         turn();
         gpu_finish_all();

@@ -251,7 +251,7 @@ static void ready_any_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 static void arena_open(int fd, uint64_t size)
 {
     struct arena_config c = {
-        .size = size, .extent = MIB, .file = true, .fd = fd, .extent_ready = ready_cb};
+        .size = size, .extent = MIB, .file = true, .fd = fd, .extent_ready_cb = ready_cb};
 
     ready_n = 0;
     cr_assert_eq(uv_loop_init(&loop), 0);
@@ -344,8 +344,8 @@ Test(kept, where_the_room_ends_the_arena_ends)
     struct arena_config c = {.size = 8 * MIB,
                              .extent = MIB,
                              .file = true,
-                             .extent_ready = ready_any_cb,
-                             .ended = ended_cb};
+                             .extent_ready_cb = ready_any_cb,
+                             .ended_cb = ended_cb};
     uv_async_t awake;
     struct persist *k;
     slot_ref slot;

@@ -1,4 +1,4 @@
-/* Room in DRAM: which block leaves next, and when a whole extent changes its slot size.
+/* Space in DRAM: which block leaves next, and when a whole extent changes its slot size.
  *
  * The policy orders the blocks; this file says which of them may leave. A block that a search meets
  * and that may not leave goes into one of the policy's lists aside, and comes back when what kept
@@ -38,10 +38,10 @@ _Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few list
 /* Memory that is waited for: a slow virtual machine was seen to touch 280 MiB a second. */
 #define SOON_BYTES (256u << 20)
 
-struct room_search {
+struct space_search {
     struct cache *cache;
     bool lose;  /* blocks that lie nowhere else may leave though they wait to be written */
-    bool spare; /* the arena has room in a moment: what lies nowhere else stays */
+    bool spare; /* the arena has space in a moment: what lies nowhere else stays */
     bool drop;  /* the block is to leave all tiers */
     uint64_t slot_bytes;
     int node;
@@ -55,10 +55,10 @@ struct room_search {
 
 static bool arena_grows(const struct cache *c)
 {
-    return arena_room_comes(c->arena, SOON_BYTES);
+    return arena_space_comes(c->arena, SOON_BYTES);
 }
 
-static unsigned list_for_dram(const struct room_search *s, const struct block *b,
+static unsigned list_for_dram(const struct space_search *s, const struct block *b,
                               const struct ns *ns)
 {
     bool only_copy = false;
@@ -79,7 +79,7 @@ static unsigned list_for_dram(const struct room_search *s, const struct block *b
     return b->flags & BLOCK_QUEUED && !s->lose ? LIST_UNWRITTEN : LIST_CANDIDATES;
 }
 
-static unsigned list_for(const struct room_search *s, block_ref ref)
+static unsigned list_for(const struct space_search *s, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(s->cache, ref, &ns);
@@ -95,7 +95,7 @@ static unsigned list_for(const struct room_search *s, block_ref ref)
 void cache_reconsider(struct cache *c, block_ref ref)
 {
     unsigned was = policy_list(c->config.policy, ref), list;
-    struct room_search s = {.cache = c, .drop = true};
+    struct space_search s = {.cache = c, .drop = true};
 
     if (was == LIST_CANDIDATES || was == LIST_STUCK)
         return;
@@ -128,7 +128,7 @@ static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
 }
 
 /* The slot can't be emptied now. Owner 0: it is not known to be a part's. */
-static bool owner_blocks(struct room_search *s, uint64_t owner)
+static bool owner_blocks(struct space_search *s, uint64_t owner)
 {
     block_ref ref = (block_ref)(owner >> 16);
     const struct block *b = index_peek(s->cache->config.index, ref);
@@ -141,7 +141,7 @@ static bool owner_blocks(struct room_search *s, uint64_t owner)
 
 static bool owner_blocked_cb(void *ctx, uint64_t owner)
 {
-    struct room_search *s = ctx;
+    struct space_search *s = ctx;
 
     s->looks--;
     s->cache->config.metrics->arena_candidates++;
@@ -152,7 +152,7 @@ static bool owner_blocked_cb(void *ctx, uint64_t owner)
 
 /* All blocks in the slot's extent may leave. Remembers the first that may not, so that asking again
  * costs one look until that one may. */
-static bool extent_may_go(struct room_search *s, slot_ref slot)
+static bool extent_may_go(struct space_search *s, slot_ref slot)
 {
     struct cache *c = s->cache;
     uint32_t extent = arena_extent_of(c->arena, slot);
@@ -174,7 +174,7 @@ static bool extent_may_go(struct room_search *s, slot_ref slot)
 
 static unsigned judge_slot_cb(void *ctx, block_ref ref)
 {
-    struct room_search *s = ctx;
+    struct space_search *s = ctx;
     struct arena *a = s->cache->arena;
     unsigned list = list_for(s, ref);
     slot_ref slot;
@@ -193,7 +193,7 @@ static unsigned judge_slot_cb(void *ctx, block_ref ref)
 
 static bool near_cb(void *ctx, block_ref ref)
 {
-    struct room_search *s = ctx;
+    struct space_search *s = ctx;
     struct arena *a = s->cache->arena;
     slot_ref slot = block_slot(s->cache, ref, s->slot_bytes);
 
@@ -204,7 +204,7 @@ static bool near_cb(void *ctx, block_ref ref)
 
 /* ---- searching ---- */
 
-static block_ref victim_near(struct room_search *s)
+static block_ref victim_near(struct space_search *s)
 {
     struct policy *policy = s->cache->config.policy;
     uint64_t tries = policy_count(policy) / NEAR_FRACTION;
@@ -214,13 +214,13 @@ static block_ref victim_near(struct room_search *s)
     return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
 }
 
-static block_ref victim_from(struct room_search *s, unsigned list)
+static block_ref victim_from(struct space_search *s, unsigned list)
 {
     return policy_victim(s->cache->config.policy, list, judge_slot_cb, s, &s->looks);
 }
 
 /* Each of them is looked at once, at most, after something was released. */
-static block_ref victim_stuck(struct room_search *s, uint64_t most)
+static block_ref victim_stuck(struct space_search *s, uint64_t most)
 {
     struct cache *c = s->cache;
     uint64_t n = policy_list_count(c->config.policy, LIST_STUCK), judged = s->judged;
@@ -242,7 +242,7 @@ static block_ref victim_stuck(struct room_search *s, uint64_t most)
 }
 
 /* What went aside was coldest then. */
-static block_ref victim_find(struct room_search *s)
+static block_ref victim_find(struct space_search *s)
 {
     block_ref ref = victim_near(s);
 
@@ -297,14 +297,14 @@ static void block_evict(struct cache *c, block_ref ref)
 
 static bool owner_evict_cb(void *ctx, uint64_t owner)
 {
-    struct room_search *s = ctx;
+    struct space_search *s = ctx;
 
     block_evict(s->cache, (block_ref)(owner >> 16));
     return true;
 }
 
 /* Makes one step towards a slot. False: nothing more may leave now. */
-static bool room_step(struct room_search *s)
+static bool space_step(struct space_search *s)
 {
     struct cache *c = s->cache;
     block_ref victim = victim_find(s);
@@ -326,11 +326,11 @@ static bool room_step(struct room_search *s)
     return true;
 }
 
-/* ---- room in the index ---- */
+/* ---- space in the index ---- */
 
 static unsigned judge_drop_cb(void *ctx, block_ref ref)
 {
-    struct room_search *s = ctx;
+    struct space_search *s = ctx;
 
     s->cache->config.metrics->arena_candidates++;
     return list_for(s, ref);
@@ -338,7 +338,7 @@ static unsigned judge_drop_cb(void *ctx, block_ref ref)
 
 bool cache_coldest_drop(struct cache *c)
 {
-    struct room_search s = {.cache = c, .drop = true, .looks = LOOKS};
+    struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
     block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, judge_drop_cb, &s, &s.looks);
     const struct block *b;
     struct ns *ns;
@@ -360,7 +360,7 @@ bool cache_coldest_drop(struct cache *c)
 
 /* ---- a slot ---- */
 
-static void slot_count(struct room_search *s, slot_ref slot)
+static void slot_count(struct space_search *s, slot_ref slot)
 {
     struct cache *c = s->cache;
 
@@ -374,18 +374,18 @@ static void slot_count(struct room_search *s, slot_ref slot)
 
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out)
 {
-    struct room_search s = {.cache = c,
-                            .lose = c->dirty_bytes > c->config.backlog_bytes,
-                            .spare = arena_grows(c),
-                            .looks = LOOKS,
-                            .slot_bytes = arena_padded(bytes),
-                            .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
+    struct space_search s = {.cache = c,
+                             .lose = c->dirty_bytes > c->config.backlog_bytes,
+                             .spare = arena_grows(c),
+                             .looks = LOOKS,
+                             .slot_bytes = arena_padded(bytes),
+                             .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
     slot_ref slot;
 
     if (s.slot_bytes > arena_extent_bytes(c->arena))
         return -EFBIG;
     slot = arena_alloc(c->arena, bytes, owner, s.node);
-    while (slot == 0 && !c->searching && room_step(&s))
+    while (slot == 0 && !c->searching && space_step(&s))
         slot = arena_alloc(c->arena, bytes, owner, s.node);
     slot_count(&s, slot);
     if (slot == 0)
