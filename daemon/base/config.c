@@ -73,6 +73,20 @@ int config_warn_retired(struct config *c, const struct config_retired *r, const 
     return config_list_add(&c->warnings, sentence);
 }
 
+int config_value_renew(struct config *c, const struct config_key *k, const char *at,
+                       const char **text)
+{
+    const struct config_retired_value *r = config_retired_value_find(k->name, *text);
+    char sentence[512];
+
+    if (!r)
+        return 0;
+    *text = r->instead;
+    snprintf(sentence, sizeof(sentence), "%.160s: %s: %s is no value any more, and taken for %s",
+             at, r->key, r->text, r->instead);
+    return config_list_add(&c->warnings, sentence);
+}
+
 /* ---- the whole ---- */
 
 static int key_set(struct config *c, const struct config_key *k, const char *text,
@@ -141,7 +155,7 @@ static int set_unknown(struct config *c, const char *name, const char *text, str
 
 int config_set(struct config *c, const char *assignment, struct config_error *e)
 {
-    const char *equals = strchr(assignment, '=');
+    const char *equals = strchr(assignment, '='), *text;
     const struct config_key *k;
     char name[64], why[CONFIG_WHY_BYTES];
     int rc;
@@ -156,7 +170,12 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
     k = config_key_find(name);
     if (!k)
         return set_unknown(c, name, equals + 1, e);
-    rc = key_set(c, k, equals + 1, why);
+    text = equals + 1;
+    if (config_value_renew(c, k, "--set", &text) < 0) {
+        config_error_at(e, NULL, CONFIG_LINE_SET, "memory ran out");
+        return -ENOMEM;
+    }
+    rc = key_set(c, k, text, why);
     if (rc < 0) {
         config_error_at(e, NULL, CONFIG_LINE_SET, "%s", why);
         return rc;

@@ -245,7 +245,8 @@ static int read_list(struct reader *r, const struct config_key *k, const yaml_no
 
 static int read_scalar(struct reader *r, const struct config_key *k, const yaml_node_t *n)
 {
-    char why[CONFIG_WHY_BYTES];
+    const char *text = scalar(n);
+    char why[CONFIG_WHY_BYTES], at[256];
     int rc;
 
     if (is_null(n))
@@ -257,7 +258,10 @@ static int read_scalar(struct reader *r, const struct config_key *k, const yaml_
     if (k->kind == CONFIG_LIST)
         return FAIL(r, line_of_node(n), "%s takes a list; write it in brackets: [%.80s]", k->name,
                     scalar(n));
-    rc = config_value_set(r->c, k, scalar(n), why);
+    snprintf(at, sizeof(at), "%.200s:%u", r->path, line_of_node(n));
+    if (config_value_renew(r->c, k, at, &text) < 0)
+        return fail_memory(r);
+    rc = config_value_set(r->c, k, text, why);
     if (rc < 0)
         FAIL(r, line_of_node(n), "%s", why);
     return rc;

@@ -220,8 +220,8 @@ const struct config_key config_keys[] = {
              "assuming that the blocks before one that is there are there too; exact: it asks for "
              "every block."},
     {KEY("share.lookup_deadline", DURATION, share_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
-     .help = "How long a lookup waits for the roots at most. What is not known by then is a "
-             "miss."},
+     .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
+             "then count as missing."},
     {KEY("share.negative", DURATION, share_negative_ms, "2s"), RANGE(0, HOUR), .internal = true,
      .help = "How long the daemon remembers that a block is not there."},
     {KEY("share.deadline", DURATION, share_deadline_ms, "5s"), RANGE(10, 600 * SECOND),
@@ -303,6 +303,18 @@ const struct config_retired *config_retired_find(const char *name)
     for (size_t i = 0; i < sizeof(retired) / sizeof(retired[0]); i++)
         if (strcmp(retired[i].name, name) == 0)
             return &retired[i];
+    return NULL;
+}
+
+static const struct config_retired_value retired_values[] = {
+    {"share.spread", "round-robin", "hashed"}, /* spreads as evenly */
+};
+
+const struct config_retired_value *config_retired_value_find(const char *key, const char *text)
+{
+    for (size_t i = 0; i < sizeof(retired_values) / sizeof(retired_values[0]); i++)
+        if (strcmp(retired_values[i].key, key) == 0 && strcmp(retired_values[i].text, text) == 0)
+            return &retired_values[i];
     return NULL;
 }
 

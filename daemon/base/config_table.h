@@ -40,6 +40,12 @@ struct config_retired {
     const char *instead;
 };
 
+/* A value of earlier versions: accepted, and taken for another one. */
+struct config_retired_value {
+    const char *key, *text;
+    const char *instead;
+};
+
 struct config_section {
     const char *name; /* "" is the top */
     const char *help;
@@ -56,6 +62,7 @@ size_t config_section_length(const char *name);
 /* The key of this name, or NULL. */
 const struct config_key *config_key_find(const char *name);
 const struct config_retired *config_retired_find(const char *name);
+const struct config_retired_value *config_retired_value_find(const char *key, const char *text);
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 
@@ -90,6 +97,10 @@ bool config_value_equal(const struct config *a, const struct config *b, const st
  * or "--set". 0 or -ENOMEM. */
 int config_warn_retired(struct config *c, const struct config_retired *r, const char *at,
                         const char *text);
+/* Replaces *text if it is a value of earlier versions, and notes that in c->warnings. at: as above.
+ * 0 or -ENOMEM. */
+int config_value_renew(struct config *c, const struct config_key *k, const char *at,
+                       const char **text);
 
 /* Begins *e with the place, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
  * CONFIG_LINE_SET; file may be NULL. Returns -EINVAL. */

@@ -152,9 +152,6 @@ static int parse_enum(const struct config_key *k, const char *text, uint64_t *ou
     char list[128] = "";
     size_t n = 0;
 
-    if (strcmp(k->name, "share.spread") == 0 && strcmp(text, "round-robin") == 0)
-        return config_refuse(
-            why, "%s: round-robin was removed; write hashed, which spreads as evenly", k->name);
     for (uint64_t i = 0; k->names[i]; i++) {
         if (strcmp(k->names[i], text) == 0) {
             *out = i;

@@ -441,6 +441,17 @@ Test(config, a_key_of_earlier_versions_is_ignored_with_a_warning)
     refused("share:\n  lowest: 80\n", 2, "unknown key");
 }
 
+Test(config, a_value_of_earlier_versions_is_taken_for_another_with_one_warning)
+{
+    cr_assert_eq(read_text("share:\n  spread: round-robin\n"), 0, "%s", e.text);
+    cr_assert_eq(c.share_spread, CONFIG_SPREAD_HASHED);
+    cr_assert_eq(c.warnings.n, 1);
+    warned(0, "ucmd.yaml:2: share.spread: round-robin is no value any more, and taken for hashed");
+    set("share.spread=round-robin");
+    warned(1, "--set: share.spread");
+    refused("share:\n  spread: round\n", 2, "write one of tiered, hashed");
+}
+
 Test(config, what_is_not_yaml_or_too_much_of_it)
 {
     refused("arena:\n\tsize: 4GiB\n", 2, "a tab; indent with spaces");

@@ -141,10 +141,3 @@ Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
     cr_assert_not_null(strstr(e.text, "/proc/version is not a folder"), "%s", e.text);
 }
-
-Test(config_roots, a_spread_that_was_removed_names_its_successor)
-{
-    cr_assert_eq(config_set(&c, "share.spread=round-robin", &e), -EINVAL);
-    cr_assert_not_null(strstr(e.text, "write hashed"), "%s", e.text);
-    set("share.spread=hashed");
-}
