@@ -1,57 +1,74 @@
 #include "daemon/base/deadline.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <stdlib.h>
 
-static void heap_put(struct deadlines *ds, uint32_t i, struct deadline *d)
+/* ---- the heap ---- */
+
+/* Of two heaps one; either may be NULL. The later of their first ones becomes the other's child. */
+static struct deadline *heaps_meld(struct deadline *a, struct deadline *b)
 {
-    ds->heap[i] = d;
-    d->place = i + 1;
+    struct deadline *first = a, *later = b;
+
+    if (!a || !b)
+        return a ? a : b;
+    if (b->at_ms < a->at_ms) {
+        first = b;
+        later = a;
+    }
+    later->back = first;
+    later->next = first->child;
+    if (first->child)
+        first->child->back = later;
+    first->child = later;
+    return first;
 }
 
-static void heap_up(struct deadlines *ds, uint32_t i)
+/* Of d and its siblings one heap: first in pairs, which is what keeps the heap flat. */
+static struct deadline *siblings_meld(struct deadline *d)
 {
-    struct deadline *d = ds->heap[i];
+    struct deadline *pairs = NULL, *all = NULL;
 
-    while (i > 0 && ds->heap[(i - 1) / 2]->at_ms > d->at_ms) {
-        heap_put(ds, i, ds->heap[(i - 1) / 2]);
-        i = (i - 1) / 2;
+    while (d) {
+        struct deadline *a = d, *b = d->next;
+
+        d = b ? b->next : NULL;
+        a->next = NULL;
+        if (b)
+            b->next = NULL;
+        a = heaps_meld(a, b);
+        a->next = pairs;
+        pairs = a;
     }
-    heap_put(ds, i, d);
-}
+    while (pairs) {
+        struct deadline *a = pairs;
 
-static void heap_down(struct deadlines *ds, uint32_t i)
-{
-    struct deadline *d = ds->heap[i];
-
-    for (;;) {
-        uint32_t child = 2 * i + 1;
-
-        if (child >= ds->n)
-            break;
-        if (child + 1 < ds->n && ds->heap[child + 1]->at_ms < ds->heap[child]->at_ms)
-            child++;
-        if (ds->heap[child]->at_ms >= d->at_ms)
-            break;
-        heap_put(ds, i, ds->heap[child]);
-        i = child;
+        pairs = a->next;
+        a->next = NULL;
+        all = heaps_meld(all, a);
     }
-    heap_put(ds, i, d);
+    return all;
 }
 
 static void heap_remove(struct deadlines *ds, struct deadline *d)
 {
-    uint32_t i = d->place - 1;
-    struct deadline *last = ds->heap[--ds->n];
+    struct deadline *below = siblings_meld(d->child);
 
-    d->place = 0;
-    if (last == d)
-        return;
-    heap_put(ds, i, last);
-    heap_up(ds, i);
-    heap_down(ds, last->place - 1);
+    if (d == ds->first) {
+        ds->first = below;
+    } else {
+        if (d->back->child == d)
+            d->back->child = d->next;
+        else
+            d->back->next = d->next;
+        if (d->next)
+            d->next->back = d->back;
+        ds->first = heaps_meld(ds->first, below);
+    }
+    d->child = d->next = d->back = NULL;
+    d->armed = false;
 }
+
+/* ---- the timer ---- */
 
 static void timer_cb(uv_timer_t *timer);
 
@@ -60,14 +77,14 @@ static void timer_set(struct deadlines *ds)
     uint64_t now = uv_now(ds->timer.loop);
     int rc;
 
-    if (ds->n == 0) {
+    if (!ds->first) {
         rc = uv_timer_stop(&ds->timer);
         assert(rc == 0);
         (void)rc;
         return;
     }
-    rc = uv_timer_start(&ds->timer, timer_cb,
-                        ds->heap[0]->at_ms > now ? ds->heap[0]->at_ms - now : 0, 0);
+    rc = uv_timer_start(&ds->timer, timer_cb, ds->first->at_ms > now ? ds->first->at_ms - now : 0,
+                        0);
     assert(rc == 0);
     (void)rc;
 }
@@ -78,8 +95,8 @@ static void timer_cb(uv_timer_t *timer)
     uint64_t now = uv_now(timer->loop);
 
     ds->expiring = true;
-    while (ds->n > 0 && ds->heap[0]->at_ms <= now) {
-        struct deadline *d = ds->heap[0];
+    while (ds->first && ds->first->at_ms <= now) {
+        struct deadline *d = ds->first;
 
         heap_remove(ds, d);
         d->expired_cb(d);
@@ -95,51 +112,33 @@ int deadlines_init(struct deadlines *ds, uv_loop_t *loop)
     return uv_timer_init(loop, &ds->timer);
 }
 
-static void closed_cb(uv_handle_t *handle)
-{
-    struct deadlines *ds = handle->data;
-
-    free(ds->heap);
-    ds->heap = NULL;
-}
-
 void deadlines_close(struct deadlines *ds)
 {
-    assert(ds->n == 0);
-    uv_close((uv_handle_t *)&ds->timer, closed_cb);
+    assert(!ds->first);
+    uv_close((uv_handle_t *)&ds->timer, NULL);
 }
 
-int deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
-                 void (*expired_cb)(struct deadline *d))
+void deadline_arm(struct deadlines *ds, struct deadline *d, uint64_t at_ms,
+                  void (*expired_cb)(struct deadline *d))
 {
-    if (!deadline_armed(d) && ds->n == ds->cap) {
-        uint32_t cap = ds->cap ? 2 * ds->cap : 64;
-        struct deadline **heap = realloc(ds->heap, cap * sizeof(*heap));
-
-        if (!heap)
-            return -ENOMEM;
-        ds->heap = heap;
-        ds->cap = cap;
-    }
-    if (deadline_armed(d))
+    if (d->armed)
         heap_remove(ds, d);
     /* Not in this turn of timer_cb: the loop would spin there. */
     if (ds->expiring && at_ms <= uv_now(ds->timer.loop))
         at_ms = uv_now(ds->timer.loop) + 1;
     d->at_ms = at_ms;
     d->expired_cb = expired_cb;
-    heap_put(ds, ds->n, d);
-    heap_up(ds, ds->n++);
-    if (ds->heap[0] == d)
+    d->armed = true;
+    ds->first = heaps_meld(ds->first, d);
+    if (ds->first == d)
         timer_set(ds);
-    return 0;
 }
 
 void deadline_disarm(struct deadlines *ds, struct deadline *d)
 {
-    if (!deadline_armed(d))
+    if (!d->armed)
         return;
     heap_remove(ds, d);
-    if (ds->n == 0)
+    if (!ds->first)
         timer_set(ds);
 }

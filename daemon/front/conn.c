@@ -364,9 +364,7 @@ void conn_drop(struct conn *c, const char *reason)
     log_warn("front", "dropped", "conn=%llu pid=%d uid=%u reason=\"%s\"", (unsigned long long)c->id,
              (int)c->peer.pid, (unsigned)c->peer.uid, reason);
     c->state = CONN_DRAINING;
-    if (deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS,
-                     drain_expired_cb) != 0)
-        c->out_at = c->out_n; /* no memory to bound the wait: close without sending the rest */
+    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + DRAIN_MS, drain_expired_cb);
     flush_later(c);
 }
 

@@ -74,13 +74,12 @@ static void frame_expired_cb(struct deadline *d)
     /* Not to blame: a peer that is stopped, one that the daemon does not read from, and one that
      * was either a moment ago. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
-    if ((c->excused || was_excused) &&
-        deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms,
-                     frame_expired_cb) == 0)
-        return;
-    violate(c, UCM_WIRE_DEADLINE,
-            c->greeted ? "a frame was begun and not finished in time"
-                       : "hello did not come in time");
+    if (c->excused || was_excused)
+        deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb);
+    else
+        violate(c, UCM_WIRE_DEADLINE,
+                c->greeted ? "a frame was begun and not finished in time"
+                           : "hello did not come in time");
 }
 
 void conn_watch(struct conn *c)
@@ -90,10 +89,9 @@ void conn_watch(struct conn *c)
     if (c->greeted && (c->stalled || c->in_n == 0)) {
         deadline_disarm(f->deadlines, &c->frame_deadline);
         c->excused = false;
-    } else if (!deadline_armed(&c->frame_deadline) &&
-               deadline_arm(f->deadlines, &c->frame_deadline,
-                            uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb) != 0) {
-        conn_close(c, "no memory for a deadline", false);
+    } else if (!deadline_armed(&c->frame_deadline)) {
+        deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + f->config->handshake_ms,
+                     frame_expired_cb);
     }
 }
 

@@ -66,13 +66,8 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
                              "this connection has %u leases, as many as one may have; release some",
                              table_count(&s->leases));
     }
-    if (deadline_arm(rq->rooms.deadlines, &l->deadline,
-                     uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit),
-                     lease_expired_cb) != 0) {
-        table_remove(&s->leases, l->number);
-        free(l);
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
-    }
+    deadline_arm(rq->rooms.deadlines, &l->deadline,
+                 uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
     for (uint32_t i = 0; i < n; i++) {
         if (refs[i] == 0)
             continue;

@@ -140,13 +140,13 @@ void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
     r = calloc(1, bytes);
-    if (!r || deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
-                           expired_cb) != 0) {
+    if (!r) {
         memory_return(rq, bytes);
-        free(r);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
+    deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
+                 expired_cb);
     r->s = s;
     r->msgid = call->msgid;
     r->method = call->method;

@@ -61,9 +61,9 @@ static bool transfer_slowed(struct transfer *t)
     uint64_t at_ms = uv_now(rooms->loop) + rooms->config->nvme_pressure_ms;
 
     if (t->slowed || t->stopping || t->kind != TRANSFER_DUMP || t->bytes == 0 || t->durable ||
-        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(t)) ||
-        deadline_arm(rooms->deadlines, &t->pressure_end, at_ms, pressure_over_cb) != 0)
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(t)))
         return false;
+    deadline_arm(rooms->deadlines, &t->pressure_end, at_ms, pressure_over_cb);
     t->slowed = true;
     t->pressure.retry_cb = pressure_eased_cb;
     transfer_release(t);

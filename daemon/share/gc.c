@@ -42,17 +42,12 @@ static void next_cb(struct deadline *d)
     step_start(gc, gc->step == GC_STEP_IDLE ? GC_STEP_READ : gc->step);
 }
 
-static int next_arm(struct gc *gc, uint64_t in_ms)
+static void next_in(struct gc *gc, uint64_t in_ms)
 {
     const struct share_root_config *root = &gc->config.root->config;
 
-    return deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
-}
-
-static void next_in(struct gc *gc, uint64_t in_ms)
-{
-    if (!gc->stopped && next_arm(gc, in_ms) < 0)
-        log_error("share", "gc-no-memory", "root=%u passes=none", gc->config.root->number);
+    if (!gc->stopped)
+        deadline_arm(root->deadlines, &gc->next, uv_now(root->loop) + in_ms, next_cb);
 }
 
 /* Nothing is under way until the next pass. */
@@ -124,13 +119,10 @@ static bool due(const struct gc *gc)
 static void begin(struct gc *gc)
 {
     bool for_full = due_full(gc);
-    int err;
 
     gc->full = false;
     gc->step = GC_STEP_SWEEP;
-    err = gc_pass_begin(gc, gc->pass.now_ns, for_full);
-    if (err < 0)
-        failed(gc, err);
+    gc_pass_begin(gc, gc->pass.now_ns, for_full);
 }
 
 static void skip(struct gc *gc)
@@ -271,8 +263,8 @@ static void step_start(struct gc *gc, enum gc_step step)
         err = gc_submit(gc->config.root, &gc->task, step_cb);
     gc->under_way = err == 0;
     if (err == -EAGAIN && ++gc->tries < STEP_TRIES)
-        err = next_arm(gc, GC_PAUSE_MS);
-    if (err < 0 && step >= GC_STEP_UNMARK)
+        next_in(gc, GC_PAUSE_MS);
+    else if (err < 0 && step >= GC_STEP_UNMARK)
         ended(gc);
     else if (err < 0)
         failed(gc, err);
@@ -284,17 +276,13 @@ int gc_new(const struct gc_config *config, struct gc **out)
 {
     uint64_t first_ms = config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS;
     struct gc *gc = calloc(1, sizeof(*gc));
-    int err;
 
     if (!gc)
         return -ENOMEM;
     gc->config = *config;
-    err = next_arm(gc, jittered(config->first_ms ? config->first_ms : first_ms));
-    if (err < 0)
-        free(gc);
-    else
-        *out = gc;
-    return err;
+    next_in(gc, jittered(config->first_ms ? config->first_ms : first_ms));
+    *out = gc;
+    return 0;
 }
 
 void gc_stop(struct gc *gc)
@@ -340,17 +328,15 @@ void gc_full(struct gc *gc)
 
 int gc_run(struct gc *gc)
 {
-    int err;
-
     if (gc->stopped)
         return -ECANCELED;
     if (gc->config.root->config.read_only)
         return -EROFS;
     if (gc->step != GC_STEP_IDLE)
         return -EALREADY;
-    err = next_arm(gc, 0);
-    gc->forced = err == 0;
-    return err;
+    next_in(gc, 0);
+    gc->forced = true;
+    return 0;
 }
 
 struct gc_usage gc_usage(const struct gc *gc)

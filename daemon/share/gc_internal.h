@@ -61,8 +61,8 @@ struct gc {
     struct gc_sweep sweep;
 };
 
-/* Begins the sweeps. 0: gc_pass_ended will run, never from inside; -ENOMEM. */
-int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full);
+/* Begins the sweeps. gc_pass_ended will run, never from inside. */
+void gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full);
 void gc_pass_ended(struct gc *gc, int status);
 
 bool gc_is_marker(const char *name);

@@ -150,9 +150,8 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
         status = 0;
     }
     if (status == 0 && phase_next(gc)) {
-        status = gc_sweep_start(&gc->sweep);
-        if (status == 0)
-            return;
+        gc_sweep_start(&gc->sweep);
+        return;
     }
     gc_pass_ended(gc, status);
 }
@@ -162,12 +161,12 @@ static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .removed_cb = removed_cb,
                                               .done_cb = sweep_done_cb};
 
-int gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
+void gc_pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
 {
     memset(&gc->pass, 0, sizeof(gc->pass));
     gc->pass.now_ns = now_ns;
     gc->pass.for_full = for_full;
     gc->pass.began_ms = uv_now(gc->config.root->config.loop);
     gc_sweep_init(&gc->sweep, gc->config.root, gc->config.next, gc->config.sync, &sweep_ops);
-    return gc_sweep_start(&gc->sweep);
+    gc_sweep_start(&gc->sweep);
 }

@@ -72,17 +72,17 @@ static void stalled_cb(struct deadline *d)
         purge_end(p);
 }
 
-static int stall_arm(struct purge *p, uv_loop_t *loop)
+static void stall_arm(struct purge *p, uv_loop_t *loop)
 {
-    return deadline_arm(p->deadlines, &p->stall, uv_now(loop) + GC_PURGE_STALL_MS, stalled_cb);
+    deadline_arm(p->deadlines, &p->stall, uv_now(loop) + GC_PURGE_STALL_MS, stalled_cb);
 }
 
 static void progressed(struct gc_sweep *s)
 {
     struct purge *p = purge_of(s);
 
-    if (p->asker && stall_arm(p, s->root->config.loop) < 0)
-        p->status = worse(p->status, -ENOMEM); /* can't happen: it is armed already */
+    if (p->asker)
+        stall_arm(p, s->root->config.loop);
 }
 
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
@@ -131,25 +131,17 @@ int gc_purge(struct share_root *const *roots, uint32_t n, struct list *under_way
              struct share_purge *asker)
 {
     struct purge *p = calloc(1, sizeof(*p) + n * sizeof(p->roots[0]));
-    int err;
 
     if (!p)
         return -ENOMEM;
     memcpy(p->namespace, asker->fingerprint, sizeof(p->namespace));
     p->deadlines = roots[0]->config.deadlines;
-    err = stall_arm(p, roots[0]->config.loop);
-    for (uint32_t i = 0; err == 0 && i < n; i++) {
+    stall_arm(p, roots[0]->config.loop);
+    p->n = p->active = n;
+    for (uint32_t i = 0; i < n; i++) {
         p->roots[i].purge = p;
         gc_sweep_init(&p->roots[i].sweep, roots[i], NULL, false, &sweep_ops);
-        err = gc_sweep_start(&p->roots[i].sweep);
-        p->n += err == 0;
-        p->active = p->n;
-    }
-    list_init(&p->link);
-    if (err < 0) {
-        all_stop(p); /* nothing was submitted, so the sweeps end here */
-        purge_end(p);
-        return err;
+        gc_sweep_start(&p->roots[i].sweep);
     }
     p->asker = asker;
     asker->op = p;

@@ -60,12 +60,8 @@ static void pause_cb(struct deadline *d)
 
 static void sweep_pause(struct gc_sweep *s, uint64_t ms)
 {
-    if (deadline_armed(&s->pause))
-        return;
-    if (deadline_arm(s->root->config.deadlines, &s->pause, now_of(s) + ms, pause_cb) < 0) {
-        s->status = -ENOMEM;
-        s->given_up = true;
-    }
+    if (!deadline_armed(&s->pause))
+        deadline_arm(s->root->config.deadlines, &s->pause, now_of(s) + ms, pause_cb);
 }
 
 /* ---- listing ---- */
@@ -82,10 +78,10 @@ static void list_failed(struct gc_sweep *s, int status)
         s->left_out++;
         s->given_up = ++s->unlisted == GC_UNLISTED || s->left_out == GC_LEFT_OUT;
     }
-    if (!sweep_ending(s))
-        sweep_pause(s, (uint64_t)GC_PAUSE_MS << s->tries);
     if (sweep_ending(s))
         sweep_end(s);
+    else
+        sweep_pause(s, (uint64_t)GC_PAUSE_MS << s->tries);
 }
 
 static void listed_cb(struct share_task *t)
@@ -355,17 +351,13 @@ void gc_sweep_init(struct gc_sweep *s, struct share_root *root, struct share_roo
         s->removals[i].sweep = s;
 }
 
-int gc_sweep_start(struct gc_sweep *s)
+void gc_sweep_start(struct gc_sweep *s)
 {
-    int err = deadline_arm(s->root->config.deadlines, &s->pause, now_of(s), pause_cb);
-
-    if (err < 0)
-        return err;
     s->active = true;
     s->listed = s->stopped = s->given_up = false;
     s->bucket = s->tries = s->unlisted = s->left_out = s->failures = s->busy = 0;
     s->status = 0;
-    return 0;
+    sweep_pause(s, 0); /* done_cb must not run from inside */
 }
 
 void gc_sweep_stop(struct gc_sweep *s)

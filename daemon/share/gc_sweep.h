@@ -76,8 +76,8 @@ struct gc_sweep {
 
 void gc_sweep_init(struct gc_sweep *s, struct share_root *root, struct share_root *next, bool sync,
                    const struct gc_sweep_ops *ops);
-/* 0: done_cb will run; -ENOMEM. */
-int gc_sweep_start(struct gc_sweep *s);
+/* done_cb will run. */
+void gc_sweep_start(struct gc_sweep *s);
 /* Cancels what it can; done_cb runs with -ECANCELED when the rest has ended, from inside when there
  * is none. Harmless when the sweep is not active. */
 void gc_sweep_stop(struct gc_sweep *s);

@@ -421,7 +421,6 @@ static bool nothing_found(const struct lookup *p)
 int share_lookup(struct share *s, struct share_lookup *asker)
 {
     struct lookup *p;
-    int err;
 
     if (s->n_lookups >= LOOKUPS)
         return -EAGAIN;
@@ -434,13 +433,12 @@ int share_lookup(struct share *s, struct share_lookup *asker)
     s->n_lookups++;
     list_push_back(&s->lookups, &p->link);
     p->over = lookup_step(p);
-    err = nothing_found(p) ? -ENOENT
-                           : deadline_arm(s->settings.deadlines, &p->deadline,
-                                          p->over ? now_of(s) : asker->deadline_ms, deadline_cb);
-    if (err < 0) {
+    if (nothing_found(p)) {
         lookup_free(p, false);
-        return err;
+        return -ENOENT;
     }
+    deadline_arm(s->settings.deadlines, &p->deadline, p->over ? now_of(s) : asker->deadline_ms,
+                 deadline_cb);
     asker->op = p;
     return 0;
 }

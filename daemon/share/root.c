@@ -249,9 +249,9 @@ static void deadline_cb(struct deadline *d)
     root_pump(r);
 }
 
-int root_task_arm(struct share_task *t, uint64_t at_ms)
+void root_task_arm(struct share_task *t, uint64_t at_ms)
 {
-    return deadline_arm(t->root->config.deadlines, &t->deadline, at_ms, deadline_cb);
+    deadline_arm(t->root->config.deadlines, &t->deadline, at_ms, deadline_cb);
 }
 
 static bool verb_changes(enum share_verb verb)
@@ -282,15 +282,11 @@ int share_root_submit(struct share_root *r, struct share_task *t)
 
     if (err < 0)
         return err;
+    if (t->op.verb == SHARE_WRITE && !root_write_try(r))
+        return -EROFS;
     t->root = r;
     t->deadline = (struct deadline){0};
-    err = root_task_arm(t, t->deadline_ms);
-    if (err < 0)
-        return err;
-    if (t->op.verb == SHARE_WRITE && !root_write_try(r)) {
-        deadline_disarm(r->config.deadlines, &t->deadline);
-        return -EROFS;
-    }
+    root_task_arm(t, t->deadline_ms);
     t->status = 0;
     t->state = SHARE_TASK_QUEUED;
     t->submitted_ms = now_of(r);

@@ -121,8 +121,7 @@ uint32_t share_root_busy(const struct share_root *r);
  * - -EHOSTDOWN: the breaker is open
  * - -EROFS: a WRITE, REMOVE or TOUCH of a root that is configured read-only; a WRITE while the
  *   root takes none
- * - -ECANCELED: a SHARE_STORE or SHARE_BACKGROUND after share_root_stop
- * - -ENOMEM */
+ * - -ECANCELED: a SHARE_STORE or SHARE_BACKGROUND after share_root_stop */
 int share_root_submit(struct share_root *r, struct share_task *t);
 /* True: neither callback will run, the task is the caller's again. False: too late, the task goes on
  * as if nothing had happened. */

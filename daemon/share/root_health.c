@@ -177,10 +177,8 @@ void share_root_check(struct share_root *r)
     if (r->stopped || t->state != SHARE_TASK_NONE)
         return;
     t->op = (struct share_op){.verb = SHARE_CHECK};
-    if (root_task_arm(t, now_of(r) + check_ms(r)) < 0)
-        breaker_again(&r->breaker, now_of(r)); /* the next refused task plans another check */
-    else
-        root_begin(r, t);
+    root_task_arm(t, now_of(r) + check_ms(r));
+    root_begin(r, t);
 }
 
 static void check_at_cb(struct deadline *d)
@@ -205,8 +203,7 @@ void root_check_plan(struct share_root *r)
 {
     if (r->stopped || r->check.state != SHARE_TASK_NONE || deadline_armed(&r->check_at))
         return;
-    if (deadline_arm(r->config.deadlines, &r->check_at, r->breaker.backoff.until, check_at_cb) < 0)
-        log_warn("share", "check-later", "root=%s reason=\"%s\"", r->shown, "no memory for it");
+    deadline_arm(r->config.deadlines, &r->check_at, r->breaker.backoff.until, check_at_cb);
 }
 
 void root_check_stop(struct share_root *r)

@@ -8,8 +8,7 @@
 
 /* Ends all waiting tasks with -EHOSTDOWN. */
 void root_flush(struct share_root *r);
-/* 0 or -ENOMEM. */
-int root_task_arm(struct share_task *t, uint64_t at_ms);
+void root_task_arm(struct share_task *t, uint64_t at_ms);
 /* Starts the task on the backend, whatever waits. */
 void root_begin(struct share_root *r, struct share_task *t);
 

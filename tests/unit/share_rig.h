@@ -198,9 +198,7 @@ static inline void rig_start(struct share_backend *b, struct share_op *op)
         s->busy_max = s->busy;
     list_push_back(&s->under_way, &o->link);
     if (!s->hangs)
-        cr_assert_eq(
-            deadline_arm(&rig.clock, &o->deadline, uv_now(&rig.loop) + s->latency_ms, rig_due_cb),
-            0);
+        deadline_arm(&rig.clock, &o->deadline, uv_now(&rig.loop) + s->latency_ms, rig_due_cb);
 }
 
 static inline bool rig_cancel(struct share_backend *b, struct share_op *op)
@@ -225,7 +223,7 @@ static inline void rig_let_go(struct rig_server *s)
     for (struct list *node = s->under_way.next; node != &s->under_way; node = node->next) {
         struct rig_op *o = LIST_ENTRY(node, struct rig_op, link);
 
-        cr_assert_eq(deadline_arm(&rig.clock, &o->deadline, uv_now(&rig.loop), rig_due_cb), 0);
+        deadline_arm(&rig.clock, &o->deadline, uv_now(&rig.loop), rig_due_cb);
     }
 }
 
