@@ -32,12 +32,8 @@ static void drop(struct ucm_client *c)
 
     c->forked = true;
     TAILQ_FOREACH(h, &c->handles, node)
-    {
-        struct ucm_region *region = (struct ucm_region *)h;
-
-        while (h->is_region && region->n_fds > 0)
-            close(region->fds[--region->n_fds]);
-    }
+    while (h->request.n_fds > 0)
+        close(h->fds[--h->request.n_fds]);
     if (c->fd >= 0)
         close(c->fd);
     if (c->epoll_fd >= 0)

@@ -1,13 +1,14 @@
 #include "client/lib/internal.h"
 
 #include <assert.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 /* ---- handles ---- */
 
 static void handle_done_cb(struct client_call *call)
 {
-    struct client_handle *h =
-        (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
+    struct client_handle *h = client_handle_of(call);
 
     if (!client_link_live(h->client)) {
         h->state = HANDLE_STALE;
@@ -18,31 +19,41 @@ static void handle_done_cb(struct client_call *call)
         client_handle_list(h);
 }
 
-int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_region,
-                       client_take_cb take_cb)
-{
-    h->client = c;
-    h->is_region = is_region;
-    h->refs = 1;
-    h->state = HANDLE_STALE;
-    return client_call_init(&h->call, c, take_cb, handle_done_cb);
-}
-
 static void handle_ref(struct client_handle *h)
 {
     h->refs++;
 }
 
+int client_handle_init(struct client_handle *h, struct ucm_client *c,
+                       const struct client_request *request, client_take_cb take_cb)
+{
+    int r = client_call_init(&h->call, c, take_cb, handle_done_cb);
+
+    if (r)
+        return r;
+    h->client = c;
+    h->refs = 1;
+    h->state = HANDLE_STALE;
+    h->request = *request;
+    h->request.fds = h->fds;
+    if (request->handle)
+        handle_ref(request->handle);
+    return 0;
+}
+
 void client_handle_unref(struct client_handle *h)
 {
+    struct client_handle *parent = h->request.handle;
+
     assert(h->refs > 0);
     if (--h->refs > 0)
         return;
     client_call_close(&h->call);
-    if (h->is_region)
-        client_region_free((struct ucm_region *)h);
-    else
-        client_namespace_free((struct ucm_namespace *)h);
+    while (h->request.n_fds > 0)
+        close(h->fds[--h->request.n_fds]);
+    free(h);
+    if (parent)
+        client_handle_unref(parent);
 }
 
 void client_handle_list(struct client_handle *h)
@@ -79,25 +90,15 @@ void client_handle_stale_all(struct ucm_client *c)
 /* Sends its open or register. The writer's token is held, and given back. */
 static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
-    struct ucm_client *c = h->client;
-    struct ucm_namespace *ns = (struct ucm_namespace *)h;
-    struct ucm_region *region = (struct ucm_region *)h;
     int r;
 
     handle_ref(h);
     h->state = HANDLE_PENDING;
-    if (h->is_region) {
-        region->msg.ns = region->ns->handle.id;
-        r = client_request(&h->call, UCM_METHOD_REGION_REGISTER, &proto_region_register,
-                           &region->msg, region->fds, region->n_fds, deadline_ns);
-    } else {
-        r = client_request(&h->call, UCM_METHOD_NS_OPEN, &proto_ns_open, &ns->open, NULL, 0,
-                           deadline_ns);
-    }
+    r = client_request(&h->call, &h->request, deadline_ns);
     if (r && !h->call.done) {
         if (r == -UCM_EDEADLINE) {
             h->state = HANDLE_STALE;
-            c->stale = true;
+            h->client->stale = true;
         } else {
             client_call_finish(&h->call, r, ucm_errmsg());
         }
@@ -106,18 +107,17 @@ static int handle_send(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
-int client_handle_open(struct client_handle *h, struct client_handle *parent, int64_t deadline_ns)
+int client_handle_open(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
     do {
-        r = client_begin(h->client, parent, deadline_ns);
+        r = client_begin(h->client, h->request.handle, deadline_ns);
         if (r == 0)
             r = handle_send(h, deadline_ns);
     } while (r == CLIENT_AGAIN);
     if (r == 0 && client_call_wait(&h->call, deadline_ns) != 0)
-        r = client_call_orphan(&h->call,
-                               h->is_region ? UCM_METHOD_REGION_REGISTER : UCM_METHOD_NS_OPEN);
+        r = client_call_orphan(&h->call, &h->request);
     if (r == 0)
         r = client_call_status(&h->call);
     if (r != 0)
@@ -143,9 +143,9 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
 /* If a region's namespace was refused or closed, the region counts as refused, too. */
 static void follow_parent(struct client_handle *h)
 {
-    struct client_handle *parent = &((struct ucm_region *)h)->ns->handle;
+    const struct client_handle *parent = h->request.handle;
 
-    if (parent->state == HANDLE_READY || parent->state == HANDLE_PENDING)
+    if (!parent || parent->state == HANDLE_READY || parent->state == HANDLE_PENDING)
         return;
     h->state = HANDLE_REFUSED;
     if (parent->listed) {
@@ -168,15 +168,15 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
      * not STALE. */
     TAILQ_FOREACH(h, &c->handles, node)
     {
-        if (h->state == HANDLE_STALE && h->is_region)
+        if (h->state == HANDLE_STALE)
             follow_parent(h);
         if (h->state == HANDLE_STALE)
             break;
     }
     if (!h)
         return 0;
-    if (h->is_region && ((struct ucm_region *)h)->ns->handle.state == HANDLE_PENDING)
-        return (r = handle_wait(&((struct ucm_region *)h)->ns->handle, deadline_ns)) ? r : 1;
+    if (h->request.handle && h->request.handle->state == HANDLE_PENDING)
+        return (r = handle_wait(h->request.handle, deadline_ns)) ? r : 1;
     c->writing = true;
     r = handle_send(h, deadline_ns);
     return r == -UCM_EDEADLINE ? r : 1;
@@ -189,9 +189,9 @@ static int refused(struct client_handle *h)
     int status = h->call.status;
 
     if (status == -UCM_EBUSY || status == -UCM_ENOMEMORY || status == -UCM_EDEADLINE) {
-        struct client_handle *parent = h->is_region ? &((struct ucm_region *)h)->ns->handle : h;
+        struct client_handle *parent = h->request.handle;
 
-        if (parent->state == HANDLE_REFUSED)
+        if (parent && parent->state == HANDLE_REFUSED)
             parent->state = HANDLE_STALE;
         h->state = HANDLE_STALE;
         h->client->stale = true;

@@ -84,6 +84,18 @@ bool client_call_progress(struct ucm_client *c, const struct msg_progress *m);
 /* The outcome of a done call; its sentence becomes ucm_errmsg. */
 int client_call_status(const struct client_call *call);
 
+/* What a request says. */
+struct client_request {
+    enum ucm_method method;
+    const void *params;           /* the struct msg_* of the method's parameters */
+    struct client_handle *handle; /* must be ready before it is sent; NULL: none */
+    uint64_t *handle_id;          /* the field of *params that receives its id */
+    const int *fds;
+    uint32_t n_fds;
+    const char *name; /* not NULL: the method, with packed_bytes of packed parameters */
+    size_t packed_bytes;
+};
+
 /* ---- handles (namespaces and regions): handle.c ---- */
 
 enum client_handle_state {
@@ -93,57 +105,57 @@ enum client_handle_state {
     HANDLE_REFUSED, /* the daemon refused it after a reconnect: call.error says why */
 };
 
+/* The first member of a struct ucm_namespace or ucm_region, whose memory it frees. */
 struct client_handle {
     struct ucm_client *client;
-    bool is_region;
     bool listed; /* in client->handles: a reconnect registers it again */
     enum client_handle_state state;
     uint32_t id;
     unsigned refs; /* of the user, of threads that wait or send, of a namespace's regions */
     struct client_call call;
+    struct client_request request; /* opens it; names a region's namespace, referenced */
+    int fds[UCM_MAX_FRAME_FDS];    /* sent with it, owned */
     TAILQ_ENTRY(client_handle) node;
 };
 TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    struct msg_ns_open open; /* views into `text`, `shards`, `salt` */
-    char *text;              /* all strings, one after the other */
-    uint32_t *shards;
-    uint8_t *salt;
+    struct msg_ns_open open; /* views into `shards` and behind it */
     uint8_t fingerprint[32];
+    uint32_t shards[]; /* then the salt, then the strings */
 };
 
 struct ucm_region {
     struct client_handle handle;
-    struct ucm_namespace *ns;
-    struct msg_region_register msg; /* views into the members below */
+    struct msg_region_register msg; /* views into the members below and behind them */
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
-    struct msg_handle *handles;
-    uint8_t (*ipc)[UCM_MAX_HANDLE_BYTES]; /* of each handle */
-    struct msg_plane *planes;
-    int fds[UCM_MAX_FRAME_FDS];
-    uint32_t n_fds;
+    struct msg_plane planes[]; /* then a struct msg_handle and an IPC handle for each memory */
 };
 
-int client_handle_init(struct client_handle *h, struct ucm_client *c, bool is_region,
-                       client_take_cb take_cb);
-/* Opens or registers a new handle for the user. `parent` (may be NULL) must be ready first. On
- * failure the handle is dropped. */
-int client_handle_open(struct client_handle *h, struct client_handle *parent, int64_t deadline_ns);
+static inline struct client_handle *client_handle_of(struct client_call *call)
+{
+    return (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
+}
+/* On failure nothing is held. */
+int client_handle_init(struct client_handle *h, struct ucm_client *c,
+                       const struct client_request *request, client_take_cb take_cb);
+/* Opens or registers a new handle for the user. On failure the handle is dropped. */
+int client_handle_open(struct client_handle *h, int64_t deadline_ns);
 void client_handle_unref(struct client_handle *h); /* the last one frees */
 void client_handle_list(struct client_handle *h);
 void client_handle_unlist(struct client_handle *h);
 /* Ends all waits for it and gives the user's reference back. */
 void client_handle_drop(struct client_handle *h);
 void client_handle_stale_all(struct ucm_client *c); /* the connection broke */
-void client_namespace_free(struct ucm_namespace *ns);
-void client_region_free(struct ucm_region *region);
 
 /* Connects if need be, registers stale handles again, and returns with the writer's token once `h`
  * (may be NULL) is ready. Ids stay valid until client_request_send gives the token back. */
 int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns);
+/* Returns with the writer's token on the present connection, or -UCM_EDISCONNECTED after its break.
+ * Never connects. */
+int client_begin_here(struct ucm_client *c, int64_t deadline_ns);
 
 /* ---- staging rings: staging.c ---- */
 
@@ -152,8 +164,7 @@ struct ucm_staging;
 struct ucm_ring_registration {
     struct ucm_client *client;
     struct ucm_staging *memory;
-    uint64_t attempt; /* the value of client->attempts of its connection */
-    uint32_t id;      /* 0: the daemon does not know it, or not any more */
+    uint32_t id; /* 0: the daemon does not know it, or not any more */
     TAILQ_ENTRY(ucm_ring_registration) node;
 };
 TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
@@ -314,30 +325,22 @@ void client_signal(struct ucm_client *c);
 
 /* request.c: one request, built on the above. */
 
-/* After client_begin. prepare empties c->out and links the call. send takes the status of encoding
- * into c->out, sends, and gives the writer's token back; on failure it unlinks the call. send and
- * what builds on it may return CLIENT_AGAIN, exchange does not. */
-void client_request_prepare(struct client_call *call);
-int client_request_send(struct client_call *call, int encoded, const struct ucm_error *e,
-                        const int *fds, uint32_t n_fds, int64_t deadline_ns);
-/* Both, for a message of proto's tables. */
-int client_request(struct client_call *call, enum ucm_method method, const struct proto_message *m,
-                   const void *params, const int *fds, uint32_t n_fds, int64_t deadline_ns);
-/* The same, and waits. When the deadline passes, the library drops the answer, and undoes what it
- * would leave behind in the daemon. */
-int client_request_wait(struct client_call *call, enum ucm_method method,
-                        const struct proto_message *m, const void *params, int64_t deadline_ns);
-/* From client_begin to the answer, for a request that names `h` in *id (a field of *params), on as
- * many links as it takes. Inits and closes the call. */
-int client_exchange(struct client_call *call, client_take_cb take_cb, struct client_handle *h,
-                    uint64_t *id, enum ucm_method method, const struct proto_message *m,
-                    const void *params, int64_t deadline_ns);
+/* Encodes, links the call, sends, and gives the writer's token back that client_begin took. On
+ * failure the call is not linked. May return CLIENT_AGAIN. */
+int client_request(struct client_call *call, const struct client_request *q, int64_t deadline_ns);
+/* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When the
+ * deadline passes, the library drops the answer, and undoes what it would leave behind in the
+ * daemon. */
+int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                    const struct client_request *q, int64_t deadline_ns);
+/* After client_begin_here; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
+int client_exchange_here(struct ucm_client *c, enum ucm_method method, const void *params,
+                         int64_t deadline_ns);
 /* Decodes a result; one that does not fit is -UCM_EPROTOCOL. */
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e);
-int client_take_none_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e);
 /* Gives up on an answer. -UCM_EDEADLINE. */
-int client_call_orphan(struct client_call *call, enum ucm_method method);
+int client_call_orphan(struct client_call *call, const struct client_request *q);
 /* Takes the late answer of a call that was given up. */
 void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env);
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);

@@ -181,7 +181,7 @@ static void say_hello(struct ucm_client *c)
     int r;
 
     c->writing = true;
-    r = client_request(&c->hello, UCM_METHOD_HELLO, &proto_hello, &m, NULL, 0, 0);
+    r = client_request(&c->hello, &(struct client_request){UCM_METHOD_HELLO, .params = &m}, 0);
     if (r)
         client_link_break(c, -r, ucm_errmsg());
 }

@@ -86,6 +86,7 @@ static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
     struct msg_lookup m = {.each = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
                            .shared = l->asked->shared != NULL};
+    struct client_request q = {UCM_METHOD_LOOKUP, &m, &ns->handle, .handle_id = &m.ns};
     int64_t deadline_ns;
     int r;
 
@@ -100,8 +101,7 @@ static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
     if (r == 0 && l->asked->lease_ms)
         r = client_lease_prepare(c);
     if (r == 0)
-        r = client_exchange(&l->call, lookup_take_cb, &ns->handle, &m.ns, UCM_METHOD_LOOKUP,
-                            &proto_lookup, &m, deadline_ns);
+        r = client_exchange(&l->call, c, lookup_take_cb, &q, deadline_ns);
     return client_leave(c, r);
 }
 
@@ -125,34 +125,27 @@ int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *asked, in
     return lookup(ns, &l, timeout_ms);
 }
 
+/* An ended lease, or one of a connection before, needs no daemon. */
 static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
 {
-    struct client_call call;
-    struct msg_release m = {0};
-    int r;
+    struct msg_release m;
+    int r = 0;
 
-    /* It is of a connection before, or ended: that needs no daemon. */
     if (client_lease_find(c, lease) == 0)
         return 0;
-    r = client_begin(c, NULL, deadline_ns);
-    if (r)
-        return r;
-    m.lease = client_lease_find(c, lease);
-    if (m.lease == 0) {
-        client_writer_release(c);
-        return 0;
+    r = client_begin_here(c, deadline_ns);
+    if (r == 0) {
+        m.lease = client_lease_find(c, lease);
+        if (m.lease == 0) {
+            client_writer_release(c);
+            return 0;
+        }
+        r = client_exchange_here(c, UCM_METHOD_RELEASE, &m, deadline_ns);
     }
-    r = client_call_init(&call, c, client_take_none_cb, NULL);
-    if (r) {
-        client_writer_release(c);
-        return r;
-    }
-    r = client_request_wait(&call, UCM_METHOD_RELEASE, &proto_release, &m, deadline_ns);
-    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN) /* it ran out, or ended with the connection */
+    if (r == -UCM_ENOTFOUND || r == -UCM_EDISCONNECTED)
         r = 0;
     if (r == 0)
         client_lease_end(c, lease);
-    client_call_close(&call);
     return r;
 }
 

@@ -5,8 +5,7 @@
 
 static int open_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
 {
-    struct ucm_namespace *ns =
-        (struct ucm_namespace *)((char *)call - offsetof(struct client_handle, call));
+    struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
     struct msg_ns_open_r m;
     int r = client_take(&proto_ns_open_r, env, &m, e);
 
@@ -15,14 +14,6 @@ static int open_take_cb(struct client_call *call, struct proto_envelope *env, st
     ns->handle.id = (uint32_t)m.ns;
     memcpy(ns->fingerprint, m.fingerprint.p, sizeof ns->fingerprint);
     return 0;
-}
-
-void client_namespace_free(struct ucm_namespace *ns)
-{
-    free(ns->text);
-    free(ns->shards);
-    free(ns->salt);
-    free(ns);
 }
 
 /* Checks what the wire could not carry as meant. The daemon checks the rest. */
@@ -43,62 +34,64 @@ static int identity_check(const struct ucm_identity *id)
     return 0;
 }
 
-static int identity_copy(struct ucm_namespace *ns, const struct ucm_identity *id)
+#define NAMES 5
+
+static void identity_copy(struct ucm_namespace *ns, const struct ucm_identity *id,
+                          const struct proto_str names[NAMES])
 {
-    const char *from[] = {id->tenant ? id->tenant : "", id->model, id->revision ? id->revision : "",
-                          id->dtype, id->layout};
-    struct proto_str *to[] = {&ns->open.tenant, &ns->open.model, &ns->open.revision,
-                              &ns->open.dtype, &ns->open.layout};
-    size_t n = 0, at = 0;
+    struct proto_str *to[NAMES] = {&ns->open.tenant, &ns->open.model, &ns->open.revision,
+                                   &ns->open.dtype, &ns->open.layout};
+    char *at = (char *)(ns->shards + id->n_shards);
 
-    for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
-        size_t length = strnlen(from[i], UCM_MAX_NAME_BYTES + 1);
-
-        if (length > UCM_MAX_NAME_BYTES)
-            return client_fail(UCM_EINVALID, "a name of the identity is longer than %d bytes",
-                               UCM_MAX_NAME_BYTES);
-        n += length;
-        to[i]->n = (uint32_t)length;
-    }
-    ns->text = malloc(n + 1);
-    ns->shards = malloc(id->n_shards * sizeof *ns->shards);
-    ns->salt = malloc(id->salt_bytes + 1);
-    if (!ns->text || !ns->shards || !ns->salt)
-        return client_fail(UCM_ENOMEMORY, "no memory for the namespace");
-    for (size_t i = 0; i < sizeof from / sizeof *from; i++) {
-        memcpy(ns->text + at, from[i], to[i]->n);
-        to[i]->p = ns->text + at;
-        at += to[i]->n;
-    }
     memcpy(ns->shards, id->shards, id->n_shards * sizeof *ns->shards);
-    if (id->salt_bytes > 0)
-        memcpy(ns->salt, id->salt, id->salt_bytes);
     ns->open.shards = (struct proto_u32s){ns->shards, id->n_shards};
-    ns->open.salt = (struct proto_bin){ns->salt, (uint32_t)id->salt_bytes};
+    ns->open.salt = (struct proto_bin){(uint8_t *)at, (uint32_t)id->salt_bytes};
+    if (id->salt_bytes > 0)
+        memcpy(at, id->salt, id->salt_bytes);
+    at += id->salt_bytes;
+    for (size_t i = 0; i < NAMES; at += names[i++].n) {
+        memcpy(at, names[i].p, names[i].n);
+        *to[i] = (struct proto_str){at, names[i].n};
+    }
     ns->open.block_tokens = id->block_tokens;
     ns->open.key_bytes = id->key_bytes;
     ns->open.parts = id->parts;
     ns->open.shard_bytes = id->shard_bytes;
     ns->open.durability = id->durability == UCM_DURABLE_ON_NVME;
-    return 0;
 }
 
-static int namespace_new(struct ucm_client *c, const struct ucm_identity *identity,
+static int namespace_new(struct ucm_client *c, const struct ucm_identity *id,
                          struct ucm_namespace **out)
 {
-    struct ucm_namespace *ns = calloc(1, sizeof *ns);
+    struct proto_str names[NAMES] = {{id->tenant ? id->tenant : "", 0},
+                                     {id->model, 0},
+                                     {id->revision ? id->revision : "", 0},
+                                     {id->dtype, 0},
+                                     {id->layout, 0}};
+    size_t bytes = id->n_shards * sizeof *id->shards + id->salt_bytes;
+    struct client_request q = {.method = UCM_METHOD_NS_OPEN};
+    struct ucm_namespace *ns;
     int r;
 
+    for (size_t i = 0; i < NAMES; i++) {
+        names[i].n = (uint32_t)strnlen(names[i].p, UCM_MAX_NAME_BYTES + 1);
+        bytes += names[i].n;
+        if (names[i].n > UCM_MAX_NAME_BYTES)
+            return client_fail(UCM_EINVALID, "a name of the identity is longer than %d bytes",
+                               UCM_MAX_NAME_BYTES);
+    }
+    ns = calloc(1, sizeof *ns + bytes);
     if (!ns)
         return client_fail(UCM_ENOMEMORY, "no memory for the namespace");
-    r = identity_copy(ns, identity);
-    if (r == 0)
-        r = client_handle_init(&ns->handle, c, false, open_take_cb);
-    if (r)
-        client_namespace_free(ns);
-    else
-        *out = ns;
-    return r;
+    q.params = &ns->open;
+    r = client_handle_init(&ns->handle, c, &q, open_take_cb);
+    if (r) {
+        free(ns);
+        return r;
+    }
+    identity_copy(ns, id, names);
+    *out = ns;
+    return 0;
 }
 
 int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity, int timeout_ms,
@@ -119,7 +112,7 @@ int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity
     r = namespace_new(c, identity, &ns);
     if (r)
         return client_leave(c, r);
-    r = client_handle_open(&ns->handle, NULL, deadline_ns);
+    r = client_handle_open(&ns->handle, deadline_ns);
     if (r == 0)
         *out = ns;
     return client_leave(c, r);

@@ -12,30 +12,12 @@
 static int register_take_cb(struct client_call *call, struct proto_envelope *env,
                             struct ucm_error *e)
 {
-    struct client_handle *h =
-        (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
     struct msg_region m;
     int r = client_take(&proto_region, env, &m, e);
 
     if (r == 0)
-        h->id = (uint32_t)m.region;
+        client_handle_of(call)->id = (uint32_t)m.region;
     return r;
-}
-
-static void region_release(struct ucm_region *region)
-{
-    for (uint32_t i = 0; i < region->n_fds; i++)
-        close(region->fds[i]);
-    free(region->handles);
-    free(region->ipc);
-    free(region->planes);
-    free(region);
-}
-
-void client_region_free(struct ucm_region *region)
-{
-    client_handle_unref(&region->ns->handle);
-    region_release(region);
 }
 
 static int spec_check(const struct ucm_region_spec *spec)
@@ -51,75 +33,50 @@ static int spec_check(const struct ucm_region_spec *spec)
     return 0;
 }
 
-static int fd_copy(struct ucm_region *region, uint32_t i, int fd)
+static int fd_copy(struct client_handle *h, uint32_t memory, int fd, uint64_t *out)
 {
+    uint32_t n = h->request.n_fds;
     int copy;
 
-    if (region->n_fds == UCM_MAX_FRAME_FDS)
+    if (n == UCM_MAX_FRAME_FDS)
         return client_fail(UCM_EINVALID, "more than %d pieces of memory by descriptor",
                            UCM_MAX_FRAME_FDS);
     copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (copy < 0)
         return client_fail(errno == EBADF ? UCM_EINVALID : UCM_ENOMEMORY,
-                           "the descriptor %d of memory %u cannot be duplicated: %s", fd, i,
+                           "the descriptor %d of memory %u cannot be duplicated: %s", fd, memory,
                            strerror(errno));
-    region->handles[i].fd = region->n_fds;
-    region->fds[region->n_fds++] = copy;
+    h->fds[n] = copy;
+    h->request.n_fds++;
+    *out = n;
     return 0;
 }
 
 static int memory_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
 {
+    struct msg_handle *to = (struct msg_handle *)(region->planes + spec->n_planes);
+    uint8_t *ipc = (uint8_t *)(to + spec->n_memory);
     int r = 0;
 
-    region->handles = calloc(spec->n_memory, sizeof *region->handles);
-    region->ipc = calloc(spec->n_memory, sizeof *region->ipc);
-    if (!region->handles || !region->ipc)
-        return client_fail(UCM_ENOMEMORY, "no memory for the region");
-    for (uint32_t i = 0; i < spec->n_memory && r == 0; i++) {
+    region->msg.handles = (struct proto_handles){to, spec->n_memory};
+    for (uint32_t i = 0; i < spec->n_memory && r == 0; i++, to++, ipc += UCM_MAX_HANDLE_BYTES) {
         const struct ucm_memory *from = &spec->memory[i];
-        struct msg_handle *to = &region->handles[i];
 
         to->kind = from->kind;
         to->bytes = from->bytes;
         to->offset = from->offset;
         if (from->kind == UCM_MEMORY_CUDA_IPC) {
-            memcpy(region->ipc[i], from->ipc, sizeof from->ipc);
-            to->ipc = (struct proto_bin){region->ipc[i], sizeof from->ipc};
+            memcpy(ipc, from->ipc, sizeof from->ipc);
+            to->ipc = (struct proto_bin){ipc, sizeof from->ipc};
         } else {
-            r = fd_copy(region, i, from->fd);
+            r = fd_copy(&region->handle, i, from->fd, &to->fd);
         }
     }
-    region->msg.handles = (struct proto_handles){region->handles, spec->n_memory};
     return r;
 }
 
-static int planes_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
+static void spec_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
 {
-    region->planes = calloc(spec->n_planes, sizeof *region->planes);
-    if (!region->planes)
-        return client_fail(UCM_ENOMEMORY, "no memory for the region");
-    for (uint32_t i = 0; i < spec->n_planes; i++)
-        region->planes[i] = (struct msg_plane){
-            .handle = spec->planes[i].memory,
-            .offset = spec->planes[i].offset,
-            .stride = spec->planes[i].stride,
-            .chunk = spec->planes[i].chunk_bytes,
-            .shard = spec->planes[i].shard,
-        };
-    region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};
-    return 0;
-}
-
-static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
-                      struct ucm_region **out)
-{
-    struct ucm_region *region = calloc(1, sizeof *region);
-    int r;
-
-    if (!region)
-        return client_fail(UCM_ENOMEMORY, "no memory for the region");
-    region->ns = ns;
     region->msg.part = spec->part;
     region->msg.blocks = spec->blocks;
     region->msg.ring_region = spec->ring_region;
@@ -129,18 +86,42 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
         memcpy(region->gpu, spec->gpu, sizeof region->gpu);
         region->msg.gpu = (struct proto_bin){region->gpu, sizeof region->gpu};
     }
-    r = memory_copy(region, spec);
-    if (r == 0)
-        r = planes_copy(region, spec);
-    if (r == 0)
-        r = client_handle_init(&region->handle, ns->handle.client, true, register_take_cb);
+    for (uint32_t i = 0; i < spec->n_planes; i++)
+        region->planes[i] = (struct msg_plane){
+            .handle = spec->planes[i].memory,
+            .offset = spec->planes[i].offset,
+            .stride = spec->planes[i].stride,
+            .chunk = spec->planes[i].chunk_bytes,
+            .shard = spec->planes[i].shard,
+        };
+    region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};
+}
+
+static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
+                      struct ucm_region **out)
+{
+    struct ucm_region *region =
+        calloc(1, sizeof *region + spec->n_planes * sizeof *region->planes +
+                      spec->n_memory * (sizeof *region->msg.handles.p + UCM_MAX_HANDLE_BYTES));
+    struct client_request q = {UCM_METHOD_REGION_REGISTER, .handle = &ns->handle};
+    int r;
+
+    if (!region)
+        return client_fail(UCM_ENOMEMORY, "no memory for the region");
+    q.params = &region->msg;
+    q.handle_id = &region->msg.ns;
+    r = client_handle_init(&region->handle, ns->handle.client, &q, register_take_cb);
     if (r) {
-        region_release(region);
+        free(region);
         return r;
     }
-    ns->handle.refs++;
-    *out = region;
-    return 0;
+    spec_copy(region, spec);
+    r = memory_copy(region, spec);
+    if (r)
+        client_handle_unref(&region->handle);
+    else
+        *out = region;
+    return r;
 }
 
 int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
@@ -163,7 +144,7 @@ int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *
     r = region_new(ns, spec, &region);
     if (r)
         return client_leave(c, r);
-    r = client_handle_open(&region->handle, &ns->handle, deadline_ns);
+    r = client_handle_open(&region->handle, deadline_ns);
     if (r == 0)
         *out = region;
     return client_leave(c, r);
@@ -174,9 +155,7 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
 {
     struct client_handle *h = &region->handle;
     struct ucm_client *c = h->client;
-    struct client_call call;
-    uint64_t attempts = c->attempts;
-    int r = 0;
+    int r;
 
     /* A reconnect has sent it again: the answer will bring an id that must be unregistered. */
     if (h->state == HANDLE_PENDING && client_call_wait(&h->call, deadline_ns) != 0)
@@ -187,27 +166,16 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
             UCM_EDISCONNECTED,
             "ucmd refused the region after a reconnect; it closes the mapping of the "
             "connection before by itself");
-    while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
-        r = client_writer_wait(c, deadline_ns);
-    if (r == 0)
-        r = client_link_settle(c, deadline_ns);
+    r = client_begin_here(c, deadline_ns);
     if (r)
         return r;
-    if (h->state != HANDLE_READY || c->link != LINK_UP || c->attempts != attempts)
+    if (h->state != HANDLE_READY) {
+        client_writer_release(c);
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the region by itself");
-    r = client_call_init(&call, c, client_take_none_cb, NULL);
-    if (r)
-        return r;
-    c->writing = true;
-    r = client_request_wait(&call, UCM_METHOD_REGION_UNREGISTER, &proto_region,
-                            &(struct msg_region){.region = h->id}, deadline_ns);
-    client_call_close(&call);
-    if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
-        return r;
-    /* Whatever broke it, the region's id means nothing any more. */
-    r = client_link_settle(c, deadline_ns);
-    return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
+    }
+    return client_exchange_here(c, UCM_METHOD_REGION_UNREGISTER,
+                                &(struct msg_region){.region = h->id}, deadline_ns);
 }
 
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)

@@ -5,72 +5,112 @@
 #include <string.h>
 #include <sys/socket.h>
 
-void client_request_prepare(struct client_call *call)
+static int encode(struct ucm_client *c, uint32_t msgid, const struct client_request *q,
+                  struct ucm_error *e)
 {
-    struct ucm_client *c = call->client;
+    struct proto_builder pb;
 
     c->out.n = 0;
     c->out.limit = PROTO_HEADER_BYTES + (size_t)c->max_frame_bytes;
-    client_call_reset(call);
-    client_call_link(call);
+    if (q->handle)
+        *q->handle_id = q->handle->id;
+    if (!q->name)
+        return proto_request(&c->out, msgid, q->method, proto_method_params(q->method), q->params,
+                             e);
+    proto_request_begin(&pb, &c->out, msgid, q->name);
+    proto_pack_raw(&pb.pk, q->params, q->packed_bytes);
+    return proto_response_end(&pb, e);
 }
 
-int client_request_send(struct client_call *call, int encoded, const struct ucm_error *e,
-                        const int *fds, uint32_t n_fds, int64_t deadline_ns)
+int client_request(struct client_call *call, const struct client_request *q, int64_t deadline_ns)
 {
     struct ucm_client *c = call->client;
+    struct ucm_error e = {0};
     int r;
 
-    if (encoded)
-        r = client_fail_wire(encoded, e);
-    else
-        r = client_send(c, fds, n_fds, deadline_ns);
+    client_call_reset(call);
+    client_call_link(call);
+    r = encode(c, call->msgid, q, &e);
+    r = r ? client_fail_wire(r, &e) : client_send(c, q->fds, q->n_fds, deadline_ns);
     if (r)
         client_call_unlink(call);
     client_writer_release(c);
     return r;
 }
 
-int client_request(struct client_call *call, enum ucm_method method, const struct proto_message *m,
-                   const void *params, const int *fds, uint32_t n_fds, int64_t deadline_ns)
+static int request_wait(struct client_call *call, const struct client_request *q,
+                        int64_t deadline_ns)
 {
-    struct ucm_error e = {0};
-    int r;
-
-    client_request_prepare(call);
-    r = proto_request(&call->client->out, call->msgid, method, m, params, &e);
-    return client_request_send(call, r, &e, fds, n_fds, deadline_ns);
-}
-
-int client_request_wait(struct client_call *call, enum ucm_method method,
-                        const struct proto_message *m, const void *params, int64_t deadline_ns)
-{
-    int r = client_request(call, method, m, params, NULL, 0, deadline_ns);
+    int r = client_request(call, q, deadline_ns);
 
     if (r)
         return r;
     if (client_call_wait(call, deadline_ns) != 0)
-        return client_call_orphan(call, method);
+        return client_call_orphan(call, q);
     return client_call_status(call);
 }
 
-int client_exchange(struct client_call *call, client_take_cb take_cb, struct client_handle *h,
-                    uint64_t *id, enum ucm_method method, const struct proto_message *m,
-                    const void *params, int64_t deadline_ns)
+int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                    const struct client_request *q, int64_t deadline_ns)
 {
-    int r = client_call_init(call, h->client, take_cb, NULL);
+    int r = client_call_init(call, c, take_cb, NULL);
 
     if (r)
         return r;
     do {
-        r = client_begin(h->client, h, deadline_ns);
-        if (r == 0) {
-            *id = h->id;
-            r = client_request_wait(call, method, m, params, deadline_ns);
-        }
+        r = client_begin(c, q->handle, deadline_ns);
+        if (r == 0)
+            r = request_wait(call, q, deadline_ns);
     } while (r == CLIENT_AGAIN);
     client_call_close(call);
     return r;
+}
+
+int client_begin_here(struct ucm_client *c, int64_t deadline_ns)
+{
+    uint64_t attempts = c->attempts;
+    int r = 0;
+
+    while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
+        r = client_writer_wait(c, deadline_ns);
+    if (c->link != LINK_UP || c->attempts != attempts) {
+        r = client_link_settle(c, deadline_ns);
+        return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
+    }
+    c->writing = r == 0;
+    return r;
+}
+
+struct call_here {
+    struct client_call call;
+    enum ucm_method method;
+};
+
+static int here_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+{
+    union proto_any result;
+
+    return client_take(proto_method_result(((struct call_here *)call)->method), env, &result, e);
+}
+
+int client_exchange_here(struct ucm_client *c, enum ucm_method method, const void *params,
+                         int64_t deadline_ns)
+{
+    struct client_request q = {.method = method, .params = params};
+    struct call_here here = {.method = method};
+    uint64_t attempts = c->attempts;
+    int r = client_call_init(&here.call, c, here_take_cb, NULL);
+
+    if (r) {
+        client_writer_release(c);
+        return r;
+    }
+    r = request_wait(&here.call, &q, deadline_ns);
+    client_call_close(&here.call);
+    if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
+        return r;
+    r = client_link_settle(c, deadline_ns);
+    return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
 }
 
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
@@ -86,12 +126,6 @@ int client_take(const struct proto_message *m, struct proto_envelope *env, void 
     }
     ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
     return -UCM_EPROTOCOL;
-}
-
-int client_take_none_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
-{
-    (void)call;
-    return client_take(&proto_none, env, NULL, e);
 }
 
 /* A free entry, or the oldest lookup's, whose lease runs out by itself. NULL: all are
@@ -111,8 +145,9 @@ static struct client_orphan *orphan_place(struct ucm_client *c)
     return oldest;
 }
 
-int client_call_orphan(struct client_call *call, enum ucm_method method)
+int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
+    enum ucm_method method = q->name ? UCM_METHOD_COUNT : q->method;
     struct ucm_client *c = call->client;
     struct client_orphan *orphan;
 
@@ -127,7 +162,8 @@ int client_call_orphan(struct client_call *call, enum ucm_method method)
             client_link_break(c, UCM_EDISCONNECTED, "ucmd answers no registration");
         }
     }
-    return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time", proto_method_name(method));
+    return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
+                       q->name ? q->name : proto_method_name(method));
 }
 
 static void undo(struct ucm_client *c, enum ucm_method method, struct proto_envelope *env)
@@ -174,23 +210,24 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
 
 static int followup_encode(struct ucm_client *c, const struct client_followup *f)
 {
-    uint32_t msgid = client_msgid(c);
+    union proto_any params;
     struct ucm_error e;
 
     switch (f->method) {
     case UCM_METHOD_CANCEL:
-        return proto_request(&c->out, msgid, f->method, &proto_cancel,
-                             &(struct msg_cancel){.msgid = f->id}, &e);
+        params.cancel.msgid = f->id;
+        break;
     case UCM_METHOD_RELEASE:
-        return proto_request(&c->out, msgid, f->method, &proto_release,
-                             &(struct msg_release){.lease = f->id}, &e);
+        params.release.lease = f->id;
+        break;
     case UCM_METHOD_RING_UNREGISTER:
-        return proto_request(&c->out, msgid, f->method, &proto_ring,
-                             &(struct msg_ring){.ring = f->id}, &e);
+        params.ring.ring = f->id;
+        break;
     default:
-        return proto_request(&c->out, msgid, UCM_METHOD_REGION_UNREGISTER, &proto_region,
-                             &(struct msg_region){.region = f->id}, &e);
+        params.region.region = f->id;
     }
+    return proto_request(&c->out, client_msgid(c), f->method, proto_method_params(f->method),
+                         &params, &e);
 }
 
 /* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no

@@ -9,10 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The answer's id, out of the call that waits for it. */
 struct ring_call {
     struct client_call call;
-    uint32_t id;
+    struct ucm_ring_registration *ring;
 };
 
 static int register_take_cb(struct client_call *call, struct proto_envelope *env,
@@ -22,7 +21,7 @@ static int register_take_cb(struct client_call *call, struct proto_envelope *env
     int r = client_take(&proto_ring, env, &m, e);
 
     if (r == 0)
-        ((struct ring_call *)call)->id = (uint32_t)m.ring;
+        ((struct ring_call *)call)->ring->id = (uint32_t)m.ring;
     return r;
 }
 
@@ -84,35 +83,17 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
 static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_spec *spec, int fd,
                      int64_t deadline_ns)
 {
-    struct ucm_client *c = ring->client;
     struct msg_ring_register m = {.gpu = {spec->gpu, UCM_UUID_BYTES},
                                   .ipc = {spec->ipc, UCM_MAX_HANDLE_BYTES},
                                   .offset = spec->offset,
                                   .slice_bytes = spec->slice_bytes,
                                   .slices = spec->slices};
-    struct ring_call call = {.id = 0};
-    int r = client_call_init(&call.call, c, register_take_cb, NULL);
+    struct client_request q = {UCM_METHOD_RING_REGISTER, .params = &m, .fds = &fd, .n_fds = 1};
+    struct ring_call call = {.ring = ring};
+    int r = client_exchange(&call.call, ring->client, register_take_cb, &q, deadline_ns);
 
-    if (r)
-        return r;
-    do {
-        r = client_begin(c, NULL, deadline_ns);
-        if (r == 0) {
-            ring->attempt = c->attempts;
-            r = client_request(&call.call, UCM_METHOD_RING_REGISTER, &proto_ring_register, &m, &fd,
-                               1, deadline_ns);
-        }
-    } while (r == CLIENT_AGAIN);
-    if (r == 0 && client_call_wait(&call.call, deadline_ns) != 0)
-        r = client_call_orphan(&call.call, UCM_METHOD_RING_REGISTER);
-    if (r == 0)
-        r = client_call_status(&call.call);
-    /* The connection may have broken since the answer came. */
-    if (r == 0 && (c->link != LINK_UP || c->attempts != ring->attempt))
+    if (r == 0 && ring->id == 0)
         r = client_fail(UCM_EDISCONNECTED, "the connection broke behind the ring's registration");
-    if (r == 0)
-        ring->id = call.id;
-    client_call_close(&call.call);
     return r;
 }
 
@@ -161,29 +142,17 @@ int ucm_ring_alive(struct ucm_ring_registration *ring)
 static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
 {
     struct ucm_client *c = ring->client;
-    struct client_call call;
-    int r = 0;
+    int r = client_begin_here(c, deadline_ns);
 
-    while (r == 0 && c->writing && c->link == LINK_UP)
-        r = client_writer_wait(c, deadline_ns);
-    if (r == 0)
-        r = client_link_settle(c, deadline_ns);
     if (r)
         return r;
-    if (ring->id == 0)
+    if (ring->id == 0) {
+        client_writer_release(c);
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the ring by itself");
-    r = client_call_init(&call, c, client_take_none_cb, NULL);
-    if (r)
-        return r;
-    c->writing = true;
-    r = client_request_wait(&call, UCM_METHOD_RING_UNREGISTER, &proto_ring,
-                            &(struct msg_ring){.ring = ring->id}, deadline_ns);
-    client_call_close(&call);
-    if (r != CLIENT_AGAIN)
-        return r;
-    r = client_link_settle(c, deadline_ns);
-    return r ? r : client_fail_as(c->why, c->why_text);
+    }
+    return client_exchange_here(c, UCM_METHOD_RING_UNREGISTER, &(struct msg_ring){.ring = ring->id},
+                                deadline_ns);
 }
 
 int ucm_ring_unregister(struct ucm_ring_registration *ring, int timeout_ms)

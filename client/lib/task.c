@@ -66,9 +66,6 @@ static int task_new(struct ucm_client *c, uint32_t n_keys, struct ucm_task **out
     struct ucm_task *task;
     int r;
 
-    if (n_keys > UCM_MAX_KEYS)
-        return client_fail(UCM_EINVALID, "a request has at most %d keys, not %u", UCM_MAX_KEYS,
-                           n_keys);
     task = calloc(1, sizeof *task + n_keys);
     if (!task)
         return client_fail(UCM_ENOMEMORY, "no memory for a task");
@@ -99,114 +96,101 @@ void client_task_free_all(struct ucm_client *c)
     }
 }
 
-struct transfer {
-    enum ucm_method method;
-    struct ucm_namespace *ns;
-    struct ucm_region *region; /* NULL: prefetch */
-    const struct ucm_transfer *asked;
-};
-
-static int request_load(struct ucm_task *task, const struct transfer *t, struct proto_bin keys,
-                        struct proto_bin blocks, int64_t deadline_ns)
+static void load_fill(struct msg_load *m, const struct ucm_transfer *t, struct proto_bin keys,
+                      struct ucm_client *c)
 {
-    const struct ucm_transfer *a = t->asked;
-    struct msg_load m = {
-        .region = t->region->handle.id,
+    *m = (struct msg_load){
         .keys = keys,
-        .blocks = blocks,
-        .shard = a->shard,
-        .shards = a->n_shards,
-        .lease = client_lease_find(task->call.client, a->lease),
-        .priority = a->priority,
-        .deadline_ms = a->deadline_ms,
-        .step = a->step,
+        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
+        .shard = t->shard,
+        .shards = t->n_shards,
+        .lease = client_lease_find(c, t->lease),
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+        .step = t->step,
     };
-    int r;
+}
 
-    task->call.progress_cb = a->step ? task_progress_cb : NULL;
-    r = client_request(&task->call, t->method, &proto_load, &m, NULL, 0, deadline_ns);
+static void dump_fill(struct msg_dump *m, const struct ucm_transfer *t, struct proto_bin keys)
+{
+    *m = (struct msg_dump){
+        .keys = keys,
+        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
+        .shard = t->shard,
+        .shards = t->n_shards,
+        .event = {t->event, t->event ? UCM_MAX_HANDLE_BYTES : 0},
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+        .durability = t->durability,
+    };
+}
 
-    if (r == 0)
-        client_lease_end(task->call.client, a->lease);
+static void prefetch_fill(struct msg_prefetch *m, const struct ucm_transfer *t,
+                          struct proto_bin keys)
+{
+    *m = (struct msg_prefetch){
+        .keys = keys,
+        .part = t->part,
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+    };
+}
+
+/* A load's lease is looked up when the connection is there: a new one ends it. */
+static int task_send(struct ucm_task *task, enum ucm_method method, struct client_handle *h,
+                     const struct ucm_transfer *t, struct proto_bin keys, int64_t deadline_ns)
+{
+    struct ucm_client *c = task->call.client;
+    union proto_any m;
+    struct client_request q = {method, &m, h, .handle_id = &m.load.region};
+    int r = client_begin(c, h, deadline_ns);
+
+    if (r)
+        return r;
+    if (method == UCM_METHOD_LOAD) {
+        load_fill(&m.load, t, keys, c);
+    } else if (method == UCM_METHOD_DUMP) {
+        dump_fill(&m.dump, t, keys);
+        q.handle_id = &m.dump.region;
+    } else {
+        prefetch_fill(&m.prefetch, t, keys);
+        q.handle_id = &m.prefetch.ns;
+    }
+    r = client_request(&task->call, &q, deadline_ns);
+    if (r == 0 && method == UCM_METHOD_LOAD)
+        client_lease_end(c, t->lease);
     return r;
 }
 
-static int request_dump(struct ucm_task *task, const struct transfer *t, struct proto_bin keys,
-                        struct proto_bin blocks, int64_t deadline_ns)
+static int task_start(enum ucm_method method, struct client_handle *h,
+                      const struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
+                      struct ucm_task **out)
 {
-    const struct ucm_transfer *a = t->asked;
-    struct msg_dump m = {
-        .region = t->region->handle.id,
-        .keys = keys,
-        .blocks = blocks,
-        .shard = a->shard,
-        .shards = a->n_shards,
-        .event = {a->event, a->event ? UCM_MAX_HANDLE_BYTES : 0},
-        .priority = a->priority,
-        .deadline_ms = a->deadline_ms,
-        .durability = a->durability,
-    };
-
-    return client_request(&task->call, t->method, &proto_dump, &m, NULL, 0, deadline_ns);
-}
-
-static int request_prefetch(struct ucm_task *task, const struct transfer *t, struct proto_bin keys,
-                            int64_t deadline_ns)
-{
-    struct msg_prefetch m = {
-        .ns = t->ns->handle.id,
-        .keys = keys,
-        .part = t->asked->part,
-        .priority = t->asked->priority,
-        .deadline_ms = t->asked->deadline_ms,
-    };
-
-    return client_request(&task->call, t->method, &proto_prefetch, &m, NULL, 0, deadline_ns);
-}
-
-static int transfer_send(struct ucm_task *task, const struct transfer *t, int64_t deadline_ns)
-{
-    struct ucm_client *c = task->call.client;
-    struct proto_bin keys, blocks = {(const uint8_t *)t->asked->blocks, t->asked->n_keys * 4};
-    int r;
-
-    r = client_begin(c, t->region ? &t->region->handle : &t->ns->handle, deadline_ns);
-    if (r)
-        return r;
-    r = client_keys_check(c, t->ns, t->asked->keys, t->asked->n_keys, &keys);
-    if (r) {
-        client_writer_release(c);
-        return r;
-    }
-    if (t->method == UCM_METHOD_LOAD)
-        return request_load(task, t, keys, blocks, deadline_ns);
-    if (t->method == UCM_METHOD_DUMP)
-        return request_dump(task, t, keys, blocks, deadline_ns);
-    return request_prefetch(task, t, keys, deadline_ns);
-}
-
-static int transfer(const struct transfer *t, int timeout_ms, struct ucm_task **out)
-{
-    struct ucm_client *c = t->ns->handle.client;
+    struct ucm_client *c = h->client;
     struct ucm_task *task = NULL;
+    struct proto_bin keys;
     int64_t deadline_ns;
     int r = client_enter(c);
 
     if (r)
         return r;
-    r = task_new(c, t->asked->n_keys, &task);
+    r = client_keys_check(c, ns, t->keys, t->n_keys, &keys);
+    if (r == 0)
+        r = task_new(c, t->n_keys, &task);
     if (r)
         return client_leave(c, r);
+    if (method == UCM_METHOD_LOAD && t->step)
+        task->call.progress_cb = task_progress_cb;
     deadline_ns = client_deadline(c, timeout_ms);
     do
-        r = transfer_send(task, t, deadline_ns);
+        r = task_send(task, method, h, t, keys, deadline_ns);
     while (r == CLIENT_AGAIN);
     if (r) {
         task_delete(task);
         return client_leave(c, r);
     }
-    if (t->region) {
-        task->spin = &c->spin[t->method == UCM_METHOD_DUMP];
+    if (method != UCM_METHOD_PREFETCH) {
+        task->spin = &c->spin[method == UCM_METHOD_DUMP];
         task->sent_ns = client_now_ns();
         task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
     }
@@ -219,33 +203,36 @@ static int transfer(const struct transfer *t, int timeout_ms, struct ucm_task **
 }
 
 static int region_transfer(enum ucm_method method, struct ucm_region *region,
-                           const struct ucm_transfer *asked, int timeout_ms, struct ucm_task **out)
+                           const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
 {
-    if (!region || !asked || !out)
+    struct client_handle *h;
+
+    if (!region || !t || !out)
         return client_fail(UCM_EINVALID, "region, transfer or out is NULL");
-    if (!asked->blocks)
+    h = &region->handle;
+    if (!t->blocks)
         return client_fail(UCM_EINVALID, "blocks is NULL; load and dump need one id for each key");
-    return transfer(&(struct transfer){method, region->ns, region, asked}, timeout_ms, out);
+    return task_start(method, h, (struct ucm_namespace *)h->request.handle, t, timeout_ms, out);
 }
 
-int ucm_load(struct ucm_region *region, const struct ucm_transfer *asked, int timeout_ms,
+int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
              struct ucm_task **out)
 {
-    return region_transfer(UCM_METHOD_LOAD, region, asked, timeout_ms, out);
+    return region_transfer(UCM_METHOD_LOAD, region, t, timeout_ms, out);
 }
 
-int ucm_dump(struct ucm_region *region, const struct ucm_transfer *asked, int timeout_ms,
+int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
              struct ucm_task **out)
 {
-    return region_transfer(UCM_METHOD_DUMP, region, asked, timeout_ms, out);
+    return region_transfer(UCM_METHOD_DUMP, region, t, timeout_ms, out);
 }
 
-int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *asked, int timeout_ms,
+int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
                  struct ucm_task **out)
 {
-    if (!ns || !asked || !out)
+    if (!ns || !t || !out)
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
-    return transfer(&(struct transfer){UCM_METHOD_PREFETCH, ns, NULL, asked}, timeout_ms, out);
+    return task_start(UCM_METHOD_PREFETCH, &ns->handle, ns, t, timeout_ms, out);
 }
 
 static int task_report(struct ucm_task *task, struct ucm_result *out)
@@ -313,17 +300,8 @@ int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
     return client_leave(c, 0);
 }
 
-static int cancel_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
-{
-    struct msg_cancel_r m;
-
-    (void)call;
-    return client_take(&proto_cancel_r, env, &m, e);
-}
-
 int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
 {
-    struct client_call call;
     struct ucm_client *c;
     int64_t deadline_ns;
     int r;
@@ -335,19 +313,16 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    while (!task->call.done && c->writing && r == 0)
-        r = client_writer_wait(c, deadline_ns);
-    if (r || task->call.done)
-        return client_leave(c, task->call.done ? 0 : r);
-    r = client_call_init(&call, c, cancel_take_cb, NULL);
-    if (r)
-        return client_leave(c, r);
-    c->writing = true;
-    r = client_request_wait(&call, UCM_METHOD_CANCEL, &proto_cancel,
-                            &(struct msg_cancel){.msgid = task->call.msgid}, deadline_ns);
-    client_call_close(&call);
+    if (task->call.done)
+        return client_leave(c, 0);
+    r = client_begin_here(c, deadline_ns);
+    if (r == 0 && task->call.done)
+        client_writer_release(c);
+    else if (r == 0)
+        r = client_exchange_here(c, UCM_METHOD_CANCEL,
+                                 &(struct msg_cancel){.msgid = task->call.msgid}, deadline_ns);
     /* Its answer came first, or the link broke, which ends it. */
-    if (r == -UCM_ENOTFOUND || r == CLIENT_AGAIN || task->call.done)
+    if (r == -UCM_ENOTFOUND || c->link != LINK_UP || task->call.done)
         r = 0;
     return client_leave(c, r);
 }
