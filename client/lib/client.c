@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -109,10 +110,23 @@ static int open_descriptors(struct ucm_client *c)
 
     c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     c->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (c->epoll_fd < 0 || c->event_fd < 0 ||
-        epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &event) < 0)
+    c->settle_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (c->epoll_fd < 0 || c->event_fd < 0 || c->settle_fd < 0 ||
+        epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &event) < 0 ||
+        epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, c->settle_fd, &event) < 0)
         return client_fail(UCM_ENOMEMORY, "no descriptor for the client: %s", strerror(errno));
     return 0;
+}
+
+void client_close_descriptors(struct ucm_client *c)
+{
+    int *fds[] = {&c->fd, &c->epoll_fd, &c->event_fd, &c->settle_fd};
+
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
 }
 
 static void client_free(struct ucm_client *c)
@@ -125,10 +139,7 @@ static void client_free(struct ucm_client *c)
         client_handle_unlist(h);
         client_handle_unref(h);
     }
-    if (c->epoll_fd >= 0)
-        close(c->epoll_fd);
-    if (c->event_fd >= 0)
-        close(c->event_fd);
+    client_close_descriptors(c);
     client_call_close(&c->hello);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
@@ -145,7 +156,7 @@ static struct ucm_client *client_new(void)
 
     if (!c)
         goto err;
-    c->fd = c->epoll_fd = c->event_fd = -1;
+    c->fd = c->epoll_fd = c->event_fd = c->settle_fd = -1;
     c->next_msgid = 1;
     c->next_lease = 1;
     TAILQ_INIT(&c->waiting);

@@ -34,14 +34,7 @@ static void drop(struct ucm_client *c)
     TAILQ_FOREACH(h, &c->handles, node)
     while (h->request.n_fds > 0)
         close(h->fds[--h->request.n_fds]);
-    if (c->fd >= 0)
-        close(c->fd);
-    if (c->epoll_fd >= 0)
-        close(c->epoll_fd);
-    if (c->event_fd >= 0)
-        close(c->event_fd);
-    c->fd = c->epoll_fd = c->event_fd =
-        -1; /* the numbers may be other files' when it forks again */
+    client_close_descriptors(c); /* the numbers may be other files' when it forks again */
 }
 
 static void in_child(void)

@@ -22,6 +22,7 @@
 #define CLIENT_FOLLOWUPS 256 /* cancels, releases and unregisters that nobody waits for */
 #define CLIENT_DEFAULT_TIMEOUT_MS 10000
 #define CLIENT_WHY_BYTES 480
+#define CLIENT_SETTLE_NS 1000000 /* from a look at a breaking link to the next */
 
 /* The link broke before the first byte of a request left, so the daemon knows nothing of it and the
  * caller sends it again on the next link. Never leaves the library. */
@@ -266,7 +267,8 @@ struct ucm_client {
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
     uint32_t n_leases, next_lease;
 
-    int epoll_fd, event_fd;
+    int epoll_fd;               /* ucm_fd: of the socket, until it breaks, and of these two */
+    int event_fd, settle_fd;    /* settle_fd: a timer, for the next look at a breaking link */
     bool polled;                /* the user asked for ucm_fd */
     bool signalled;             /* event_fd is readable */
     unsigned tasks_done;        /* since the last ucm_process */
@@ -279,6 +281,7 @@ int client_enter(struct ucm_client *c);
 int client_leave(struct ucm_client *c, int status);
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
 int64_t client_now_ns(void);
+void client_close_descriptors(struct ucm_client *c);
 int client_cond_init(pthread_cond_t *cond); /* 0 or -UCM_ENOMEMORY */
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
@@ -294,7 +297,8 @@ int client_link_up(struct ucm_client *c, int64_t deadline_ns);
 /* Breaks the connection. Every call under way ends with status and text, now or when companions
  * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
 void client_link_break(struct ucm_client *c, int status, const char *text);
-/* Completes a break if companions have ended, or had their time. Never blocks. */
+/* Completes a break if companions have ended, or had their time; else ucm_fd becomes readable when
+ * it is worth another look. Never blocks. */
 void client_link_try_settle(struct ucm_client *c);
 /* Waits for that. 0, also when no break is under way, or -UCM_EDEADLINE. */
 int client_link_settle(struct ucm_client *c, int64_t deadline_ns);

@@ -9,10 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_BYTES 65536 /* first size of the receive buffer */
-#define IN_ROOM 4096   /* smallest room for a receive, unless it is for the rest of a frame */
-#define READ_ROUNDS 64 /* receives of one client_read_ready */
-#define SETTLE_STEP_NS 1000000
+#define IN_BYTES 65536   /* first size of the receive buffer */
+#define IN_ROOM 4096     /* smallest room for a receive, unless it is for the rest of a frame */
+#define READ_ROUNDS 64   /* receives of one client_read_ready */
 #define SLICE_NS 5000000 /* how long a blocked sender relies on another thread to read */
 
 static int left_ms(int64_t deadline_ns)
@@ -156,7 +155,7 @@ static void received(struct ucm_client *c, ssize_t got, int error)
 /* On a breaking link: looks every millisecond whether companions have ended. */
 static int wait_settled(struct ucm_client *c, int64_t deadline_ns)
 {
-    int64_t now = client_now_ns(), until = now + SETTLE_STEP_NS;
+    int64_t now = client_now_ns(), until = now + CLIENT_SETTLE_NS;
 
     client_link_try_settle(c);
     if (c->link != LINK_BREAKING)

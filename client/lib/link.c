@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -92,7 +93,6 @@ static bool is_final(int status)
 static void link_down(struct ucm_client *c)
 {
     c->link = LINK_DOWN;
-    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
     client_stagings_end(c);
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
@@ -106,7 +106,8 @@ static void link_down(struct ucm_client *c)
 
 /* A companion's kernel cannot be called back, and while it runs it writes to the worker's memory or
  * reads from it: until it has ended, no call that is under way may return a failure. So the link
- * stays in LINK_BREAKING, calls wait there within their deadlines, and ucm_fd stays readable. */
+ * stays in LINK_BREAKING, calls wait there within their deadlines, and ucm_fd becomes readable for
+ * each look. */
 void client_link_break(struct ucm_client *c, int status, const char *text)
 {
     enum client_link was = c->link;
@@ -117,6 +118,7 @@ void client_link_break(struct ucm_client *c, int status, const char *text)
     c->link = LINK_BREAKING;
     c->settled_by_ns = now + SETTLE_NS;
     shutdown(c->fd, SHUT_RDWR);
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL); /* else ucm_fd stays readable */
     c->why = -status;
     c->refused = was == LINK_HELLO && is_final(status);
     if (status == UCM_EDISCONNECTED && !c->closing)
@@ -133,9 +135,15 @@ void client_link_break(struct ucm_client *c, int status, const char *text)
 
 void client_link_try_settle(struct ucm_client *c)
 {
-    if (c->link == LINK_BREAKING &&
-        (client_stagings_abandon(c) || client_now_ns() >= c->settled_by_ns))
+    struct itimerspec next = {.it_value.tv_nsec = CLIENT_SETTLE_NS};
+
+    if (c->link != LINK_BREAKING)
+        return;
+    if (client_stagings_abandon(c) || client_now_ns() >= c->settled_by_ns) {
         link_down(c);
+        next.it_value.tv_nsec = 0; /* never */
+    }
+    (void)timerfd_settime(c->settle_fd, 0, &next, NULL); /* and it is not readable until then */
 }
 
 int client_link_settle(struct ucm_client *c, int64_t deadline_ns)

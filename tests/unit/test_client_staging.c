@@ -289,6 +289,31 @@ Test(client_staging, ucm_fd_reports_the_end_of_a_claimed_turn)
     ucm_task_free(task);
 }
 
+/* A look takes the readability away for a millisecond. */
+Test(client_staging, ucm_fd_does_not_spin_while_a_claimed_turn_runs)
+{
+    struct pollfd p = {.fd = ucm_fd(rig.client), .events = POLLIN};
+    struct timespec begin, now;
+    unsigned looks = 0;
+
+    ucm_staging_post(memory, 2, ucm_staging_tag(1, 1));
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_POSTED, STAGING_CLAIMED));
+    fake_hang_up(&rig.fake);
+    cr_assert_eq(poll(&p, 1, 20000), 1);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do {
+        cr_assert_eq(ucm_process(rig.client), 0);
+        cr_assert_eq(poll(&p, 1, 20000), 1);
+        looks++;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((now.tv_sec - begin.tv_sec) * 1000 + (now.tv_nsec - begin.tv_nsec) / 1000000 < 100);
+    cr_assert_leq(looks, 101);
+    cr_assert(ucm_staging_move(memory, 2, ucm_staging_tag(1, 1), STAGING_CLAIMED, STAGING_DONE));
+    cr_assert_eq(poll(&p, 1, 20000), 1);
+    cr_assert_eq(ucm_process(rig.client), -UCM_EDISCONNECTED);
+    cr_assert_eq(poll(&p, 1, 0), 0, "a link that is down has nothing to do");
+}
+
 Test(client_staging, a_companion_that_hangs_is_not_awaited_for_ever, .timeout = 30)
 {
     ucm_staging_post(memory, 1, ucm_staging_tag(1, 1));
