@@ -2,6 +2,9 @@
 #include "client/include/ucmclient.h"
 
 #include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,4 +146,39 @@ Test(client_keys, bad_arguments)
     cr_expect_eq(ucm_keys_md5(NULL, NULL, ladder, 1, 1, key), -UCM_EINVALID);
     cr_expect_eq(ucm_keys_md5(meta, NULL, ladder, (1u << 20) + 1, 1, key), -UCM_EINVALID);
     cr_expect(ucm_errmsg()[0] != '\0');
+}
+
+/* In place of libcrypto's: fails for this reason. */
+static int update_fails;
+
+int EVP_DigestUpdate(EVP_MD_CTX *ctx, const void *bytes, size_t n)
+{
+    int (*real)(EVP_MD_CTX *, const void *, size_t);
+
+    if (update_fails) {
+        ERR_raise(ERR_LIB_EVP, update_fails);
+        return 0;
+    }
+    *(void **)&real = dlsym(RTLD_NEXT, "EVP_DigestUpdate");
+    return real(ctx, bytes, n);
+}
+
+Test(client_keys, a_failure_has_its_true_reason)
+{
+    uint8_t key[32];
+
+    ERR_clear_error();
+    ERR_raise(ERR_LIB_EVP, EVP_R_BAD_DECRYPT);
+    update_fails = EVP_R_UNSUPPORTED_ALGORITHM;
+    cr_expect_eq(ucm_keys_md5(meta, NULL, ladder, 16, 1, key), -UCM_EUNSUPPORTED);
+    cr_expect_not_null(strstr(ucm_errmsg(), "MD5"));
+    cr_expect_not_null(strstr(ucm_errmsg(), ERR_reason_error_string(ERR_PACK(
+                                                ERR_LIB_EVP, 0, EVP_R_UNSUPPORTED_ALGORITHM))));
+    cr_expect_eq(ucm_keys_sha256(NULL, ladder, 16, 1, key), -UCM_EUNSUPPORTED);
+    update_fails = ERR_R_MALLOC_FAILURE;
+    cr_expect_eq(ucm_keys_md5(meta, NULL, ladder, 16, 1, key), -UCM_ENOMEMORY);
+    cr_expect_eq(ucm_keys_sha256(NULL, ladder, 16, 1, key), -UCM_ENOMEMORY);
+    update_fails = 0;
+    cr_expect_eq(ucm_keys_md5(meta, NULL, ladder, 16, 1, key), 0);
+    cr_expect_eq(ERR_GET_REASON(ERR_peek_last_error()), EVP_R_BAD_DECRYPT, "the caller's error");
 }
