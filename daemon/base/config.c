@@ -13,107 +13,95 @@
 
 /* ---- errors ---- */
 
-static int error_at(struct config_error *e, const char *file, uint32_t line, const char *format,
-                    va_list args) __attribute__((format(printf, 4, 0)));
+static int refuse(struct config_error *e, const char *format, va_list args)
+    __attribute__((format(printf, 2, 0)));
 
-static int error_at(struct config_error *e, const char *file, uint32_t line, const char *format,
-                    va_list args)
+static int refuse(struct config_error *e, const char *format, va_list args)
 {
-    size_t length = file ? strlen(file) : 0, skip = length > PATH_TAIL ? length - PATH_TAIL : 0;
+    size_t length = e->file ? strlen(e->file) : 0,
+           skip = length > PATH_TAIL ? length - PATH_TAIL : 0;
     size_t size = sizeof(e->text), n = 0;
 
-    if (line == CONFIG_LINE_SET)
+    if (e->line == CONFIG_LINE_SET)
         n = (size_t)snprintf(e->text, size, "--set: ");
-    else if (length > 0 && line > 0)
-        n = (size_t)snprintf(e->text, size, "%s%s:%u: ", skip ? "..." : "", file + skip, line);
+    else if (length > 0 && e->line > 0)
+        n = (size_t)snprintf(e->text, size, "%s%s:%u: ", skip ? "..." : "", e->file + skip,
+                             e->line);
     else if (length > 0)
-        n = (size_t)snprintf(e->text, size, "%s%s: ", skip ? "..." : "", file + skip);
+        n = (size_t)snprintf(e->text, size, "%s%s: ", skip ? "..." : "", e->file + skip);
     vsnprintf(e->text + n, size - n, format, args);
     return -EINVAL;
 }
 
-int config_error_at(struct config_error *e, const char *file, uint32_t line, const char *format,
-                    ...)
+int config_refuse(struct config_error *e, const char *format, ...)
 {
     va_list args;
     int rc;
 
     va_start(args, format);
-    rc = error_at(e, file, line, format, args);
+    rc = refuse(e, format, args);
     va_end(args);
     return rc;
 }
 
+int config_no_memory(struct config_error *e)
+{
+    config_refuse(e, "memory ran out");
+    return -ENOMEM;
+}
+
+int config_unknown(struct config_error *e, const char *name)
+{
+    const char *near = config_key_nearest(name);
+
+    if (near)
+        return config_refuse(e, "unknown key \"%s\"; did you mean \"%s\"?", name, near);
+    return config_refuse(e, "unknown key \"%s\"; the ucmd.yaml that ships lists all keys", name);
+}
+
 /* A default has no line, so only the file is named. */
+void config_place(const struct config *c, struct config_error *e, const char *key)
+{
+    const struct config_key *k = config_key_find(key);
+
+    assert(k);
+    e->file = c->origin.file;
+    e->line = c->origin.line[config_key_place(k)];
+}
+
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
                 ...)
 {
-    const struct config_key *k = config_key_find(key);
     va_list args;
     int rc;
 
-    assert(k);
+    config_place(c, e, key);
     va_start(args, format);
-    rc = error_at(e, c->origin.file, c->origin.line[config_key_place(k)], format, args);
+    rc = refuse(e, format, args);
     va_end(args);
     return rc;
 }
 
 /* What was in a file made by an earlier version stays harmless: it only says something where the
  * file asks for more than what holds now. */
-int config_warn_retired(struct config *c, const struct config_retired *r, const char *at,
-                        const char *text)
+int config_warn_retired(struct config *c, const struct config_retired *r, const char *text,
+                        struct config_error *e)
 {
-    char sentence[512];
-
     if (strcmp(text, r->value) == 0)
         return 0;
-    snprintf(sentence, sizeof(sentence), "%.160s: %s is no key any more, and ignored: %s", at,
-             r->name, r->instead);
-    return config_list_add(&c->warnings, sentence);
-}
-
-int config_value_renew(struct config *c, const struct config_key *k, const char *at,
-                       const char **text)
-{
-    const struct config_retired_value *r = config_retired_value_find(k->name, *text);
-    char sentence[512];
-
-    if (!r)
-        return 0;
-    *text = r->instead;
-    snprintf(sentence, sizeof(sentence), "%.160s: %s: %s is no value any more, and taken for %s",
-             at, r->key, r->text, r->instead);
-    return config_list_add(&c->warnings, sentence);
+    config_refuse(e, "%s is no key any more, and ignored: %s", r->name, r->instead);
+    return config_list_add(&c->warnings, e->text) < 0 ? config_no_memory(e) : 0;
 }
 
 /* ---- the whole ---- */
 
-static int key_set(struct config *c, const struct config_key *k, const char *text,
-                   char why[CONFIG_WHY_BYTES])
-{
-    struct config_list list;
-    int rc;
-
-    if (k->kind != CONFIG_LIST)
-        return config_value_set(c, k, text, why);
-    rc = config_list_split(&list, text);
-    if (rc < 0) {
-        config_refuse(why, "%s: memory ran out", k->name);
-        return rc;
-    }
-    rc = config_list_set(c, k, &list, why);
-    config_list_free(&list);
-    return rc;
-}
-
 void config_init(struct config *c)
 {
-    char why[CONFIG_WHY_BYTES];
+    struct config_error e = {.file = NULL};
 
     *c = (struct config){0};
     for (size_t i = 0; i < config_key_count; i++) {
-        int rc = key_set(c, &config_keys[i], config_keys[i].initial, why);
+        int rc = config_value_set(c, &config_keys[i], config_keys[i].initial, &e);
 
         assert(rc == 0 || rc == -ENOMEM);
         if (rc < 0)
@@ -136,57 +124,37 @@ void config_free(struct config *c)
     *c = (struct config){0};
 }
 
-static int set_unknown(struct config *c, const char *name, const char *text, struct config_error *e)
-{
-    const struct config_retired *retired = config_retired_find(name);
-    const char *near;
-
-    if (retired && config_warn_retired(c, retired, "--set", text) < 0) {
-        config_error_at(e, NULL, CONFIG_LINE_SET, "memory ran out");
-        return -ENOMEM;
-    }
-    if (retired)
-        return 0;
-    near = config_key_nearest(name);
-    return config_error_at(e, NULL, CONFIG_LINE_SET, "unknown key \"%s\"%s%s%s", name,
-                           near ? "; did you mean \"" : "; the ucmd.yaml that ships lists all keys",
-                           near ? near : "", near ? "\"?" : "");
-}
-
 int config_set(struct config *c, const char *assignment, struct config_error *e)
 {
-    const char *equals = strchr(assignment, '='), *text;
+    const char *equals = strchr(assignment, '=');
+    const struct config_retired *retired;
     const struct config_key *k;
-    char name[64], why[CONFIG_WHY_BYTES];
+    char name[64];
     int rc;
 
+    *e = (struct config_error){.line = CONFIG_LINE_SET};
     if (!equals || equals == assignment)
-        return config_error_at(e, NULL, CONFIG_LINE_SET,
-                               "\"%.80s\" is not an assignment; write key=value, "
-                               "e.g. arena.size=4GiB",
-                               assignment);
+        return config_refuse(e,
+                             "\"%.80s\" is not an assignment; write key=value, "
+                             "e.g. arena.size=4GiB",
+                             assignment);
     snprintf(name, sizeof(name), "%.*s", (int)(equals - assignment < 63 ? equals - assignment : 63),
              assignment);
     k = config_key_find(name);
+    retired = config_retired_find(name);
+    if (retired)
+        return config_warn_retired(c, retired, equals + 1, e);
     if (!k)
-        return set_unknown(c, name, equals + 1, e);
-    text = equals + 1;
-    if (config_value_renew(c, k, "--set", &text) < 0) {
-        config_error_at(e, NULL, CONFIG_LINE_SET, "memory ran out");
-        return -ENOMEM;
-    }
-    rc = key_set(c, k, text, why);
-    if (rc < 0) {
-        config_error_at(e, NULL, CONFIG_LINE_SET, "%s", why);
-        return rc;
-    }
-    c->origin.line[config_key_place(k)] = CONFIG_LINE_SET;
-    return 0;
+        return config_unknown(e, name);
+    rc = config_value_set(c, k, equals + 1, e);
+    if (rc == 0)
+        c->origin.line[config_key_place(k)] = CONFIG_LINE_SET;
+    return rc;
 }
 
 int config_reload(struct config *c, const struct config *fresh, struct config_error *e)
 {
-    char text[CONFIG_TEXT_BYTES], why[CONFIG_WHY_BYTES];
+    char text[CONFIG_TEXT_BYTES];
     int differ = 0;
 
     for (size_t i = 0; i < config_key_count; i++) {
@@ -197,7 +165,7 @@ int config_reload(struct config *c, const struct config *fresh, struct config_er
         if (k->reloadable) {
             assert(k->kind != CONFIG_LIST);
             /* Equal bounds on both sides: this can fail by want of memory only, for a string. */
-            if (config_value_set(c, k, config_value_text(fresh, k, text), why) == 0)
+            if (config_value_set(c, k, config_value_text(fresh, k, text), e) == 0)
                 continue;
         }
         if (differ++ == 0)

@@ -108,6 +108,8 @@ struct config {
  * came from the command line. */
 struct config_error {
     char text[512];
+    const char *file; /* what the text begins with; the functions below set it */
+    uint32_t line;
 };
 
 void config_init(struct config *c); /* the defaults */

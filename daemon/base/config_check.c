@@ -392,48 +392,13 @@ static int check_nvme(const struct config *c, struct config_error *e)
 static int check_share(const struct config *c, struct config_error *e)
 {
     struct config_root roots[CONFIG_MAX_ROOTS];
-    char why[CONFIG_WHY_BYTES];
-    const char *key;
     uint32_t n;
-    int rc = config_roots(c, roots, &n, &key, why);
+    int rc = config_roots(c, roots, &n, e);
 
-    if (rc < 0)
-        return config_fail(c, e, key, "%s", why);
-    if (n == 0)
-        return 0;
+    if (rc < 0 || n == 0)
+        return rc;
     return check_at_least(c, e, "share.deadline", c->share_deadline_ms, 1, "share.lookup_deadline",
                           c->share_lookup_ms);
-}
-
-/* A folder that is missing may be a mount that comes later: it must not stop a start for ever. A
- * file in its place is a mistake that no mount mends. */
-int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
-                       struct config_error *e)
-{
-    struct config_root roots[CONFIG_MAX_ROOTS];
-    char why[CONFIG_WHY_BYTES];
-    const char *key;
-    uint32_t n;
-
-    if (config_roots(c, roots, &n, &key, why) < 0)
-        return config_fail(c, e, key, "%s", why);
-    for (uint32_t i = 0; i < n; i++) {
-        int status = roots[i].target[0] == '/' ? config_root_look(roots[i].target) : 0;
-
-        if (status == -ENOTDIR)
-            return config_fail(c, e, key,
-                               "%s: %.120s is not a folder; name the folder of a file system "
-                               "that hosts share",
-                               key, roots[i].target);
-        if (status == 0)
-            continue;
-        (void)config_fail(c, e, key,
-                          "%s: %.120s: %s; ucmd starts without this root and uses it as soon as "
-                          "it is there",
-                          key, roots[i].target, strerror(-status));
-        warn_cb(e->text);
-    }
-    return 0;
 }
 
 int config_check(const struct config *c, struct config_error *e)

@@ -62,10 +62,7 @@ static void print_list(const struct config_list *list)
 static void print_key_comment(const char *indent, const struct config_key *k)
 {
     print_comment(indent, k->help);
-    printf("%s# Default: %s", indent,
-           k->kind == CONFIG_LIST  ? "[]"
-           : k->initial[0] == '\0' ? "\"\""
-                                   : k->initial);
+    printf("%s# Default: %s", indent, config_initial_text(k));
     for (size_t i = 0; k->names && k->names[i]; i++)
         printf("%s %s", i == 0 ? "; one of" : ",", k->names[i]);
     printf(".%s\n", k->reloadable ? " (reloadable)" : "");

@@ -19,7 +19,7 @@ static bool is_nfs(const char *text)
     return strncmp(text, NFS, strlen(NFS)) == 0;
 }
 
-static int target_check(const char *key, const char *target, char why[CONFIG_WHY_BYTES])
+static int target_check(const char *key, const char *target, struct config_error *e)
 {
     struct nfs_target nfs;
     const char *wrong = NULL;
@@ -28,76 +28,76 @@ static int target_check(const char *key, const char *target, char why[CONFIG_WHY
         return 0;
     if (!is_nfs(target))
         return config_refuse(
-            why,
+            e,
             "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
             "one of them",
             key, target);
     if (nfs_target_parse(target, &nfs, &wrong) < 0)
-        return config_refuse(why, "%s: \"%.80s\": %s", key, target, wrong);
+        return config_refuse(e, "%s: \"%.80s\": %s", key, target, wrong);
     return 0;
 }
 
 static int target_take(const char *key, const char *text, size_t n, struct config_root *out,
-                       char why[CONFIG_WHY_BYTES])
+                       struct config_error *e)
 {
     if (n >= sizeof(out->target))
-        return config_refuse(why, "%s: a target is longer than %zu bytes", key,
+        return config_refuse(e, "%s: a target is longer than %zu bytes", key,
                              sizeof(out->target) - 1);
     memcpy(out->target, text, n);
     out->target[n] = '\0';
     while (out->target[0] == '/' && n > 1 && out->target[n - 1] == '/')
         out->target[--n] = '\0';
-    return target_check(key, out->target, why);
+    return target_check(key, out->target, e);
 }
 
 static int word_twice(const char *key, const char *word, const struct config_root *root,
-                      char why[CONFIG_WHY_BYTES])
+                      struct config_error *e)
 {
-    return config_refuse(why, "%s: %s is given twice behind %.80s; leave one out", key, word,
+    return config_refuse(e, "%s: %s is given twice behind %.80s; leave one out", key, word,
                          root->target);
 }
 
 static int word_take(const char *key, const char *word, size_t n, struct config_root *out,
-                     char why[CONFIG_WHY_BYTES])
+                     struct config_error *e)
 {
     static const char capacity[] = "capacity=";
     char text[32];
 
     if (n == 2 && memcmp(word, "ro", 2) == 0) {
         if (out->read_only)
-            return word_twice(key, "ro", out, why);
+            return word_twice(key, "ro", out, e);
         out->read_only = true;
         return 0;
     }
     if (n <= strlen(capacity) || n - strlen(capacity) >= sizeof(text) ||
         memcmp(word, capacity, strlen(capacity)) != 0)
         return config_refuse(
-            why,
+            e,
             "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
             "them, or leave it out",
             key, (int)(n < 40 ? n : 40), word, out->target);
     if (out->capacity_bytes != 0)
-        return word_twice(key, "capacity=", out, why);
+        return word_twice(key, "capacity=", out, e);
     n -= strlen(capacity);
     memcpy(text, word + strlen(capacity), n);
     text[n] = '\0';
-    return config_size_parse(key, text, &out->capacity_bytes, why);
+    return config_size_parse(key, text, &out->capacity_bytes, e);
 }
 
-int config_root_parse(const char *key, const char *item, struct config_root *out,
-                      char why[CONFIG_WHY_BYTES])
+static int root_parse(const char *key, const char *item, struct config_root *out,
+                      struct config_error *e)
 {
     size_t n = strcspn(item, " ");
     int rc;
 
     *out = (struct config_root){.capacity_bytes = 0};
-    rc = target_take(key, item, n, out, why);
+    rc = target_take(key, item, n, out, e);
     for (const char *p = item + n; rc == 0; p += n) {
         p += strspn(p, " ");
         n = strcspn(p, " ");
         if (n == 0)
             break;
-        rc = word_take(key, p, n, out, why);
+        rc = word_take(key, p, n, out, e);
     }
     return rc;
 }
@@ -119,7 +119,7 @@ static size_t target_span(const char *list)
 }
 
 static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
-                          char why[CONFIG_WHY_BYTES])
+                          struct config_error *e)
 {
     for (const char *p = list; *p != '\0';) {
         size_t span = target_span(p);
@@ -127,39 +127,45 @@ static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_RO
         int rc;
 
         if (*n == CONFIG_MAX_ROOTS)
-            return config_refuse(why, "%s has more than %d targets; leave some out", BACKENDS,
+            return config_refuse(e, "%s has more than %d targets; leave some out", BACKENDS,
                                  CONFIG_MAX_ROOTS);
         *r = (struct config_root){.capacity_bytes = 0};
-        rc = target_take(BACKENDS, p, span, r, why);
+        rc = target_take(BACKENDS, p, span, r, e);
         if (rc < 0)
             return rc;
         (*n)++;
         p += span;
         if (*p == ':' && *++p == '\0')
             return config_refuse(
-                why, "%s ends with a colon; write a target behind it, or leave it out", BACKENDS);
+                e, "%s ends with a colon; write a target behind it, or leave it out", BACKENDS);
     }
     return 0;
 }
 
-int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
-                 const char **key, char why[CONFIG_WHY_BYTES])
+static const char *key_of_roots(const struct config *c)
 {
+    return c->share_backends[0] ? BACKENDS : ROOTS;
+}
+
+int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+                 struct config_error *e)
+{
+    const char *key = key_of_roots(c);
     int rc = 0;
 
     *n = 0;
-    *key = c->share_backends[0] ? BACKENDS : ROOTS;
+    config_place(c, e, key);
     if (c->share_backends[0] && c->share_roots.n > 0)
-        return config_refuse(why, "%s and %s both name roots; leave one of them out", BACKENDS,
+        return config_refuse(e, "%s and %s both name roots; leave one of them out", BACKENDS,
                              ROOTS);
     if (c->share_backends[0])
-        rc = backends_parse(c->share_backends, out, n, why);
+        rc = backends_parse(c->share_backends, out, n, e);
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
-        rc = config_root_parse(ROOTS, c->share_roots.item[i], &out[(*n)++], why);
+        rc = root_parse(ROOTS, c->share_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
-                return config_refuse(why, "%s: %.160s is there twice; name each root once", *key,
+                return config_refuse(e, "%s: %.160s is there twice; name each root once", key,
                                      out[i].target);
     return rc;
 }
@@ -208,4 +214,34 @@ int config_root_look(const char *folder)
     status = l->status;
     free(l);
     return status;
+}
+
+/* A folder that is missing may be a mount that comes later: it must not stop a start for ever. A
+ * file in its place is a mistake that no mount mends. */
+int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
+                       struct config_error *e)
+{
+    struct config_root roots[CONFIG_MAX_ROOTS];
+    const char *key = key_of_roots(c);
+    uint32_t n;
+
+    if (config_roots(c, roots, &n, e) < 0)
+        return -EINVAL;
+    for (uint32_t i = 0; i < n; i++) {
+        int status = roots[i].target[0] == '/' ? config_root_look(roots[i].target) : 0;
+
+        if (status == -ENOTDIR)
+            return config_refuse(e,
+                                 "%s: %.120s is not a folder; name the folder of a file system "
+                                 "that hosts share",
+                                 key, roots[i].target);
+        if (status == 0)
+            continue;
+        (void)config_refuse(e,
+                            "%s: %.120s: %s; ucmd starts without this root and uses it as soon as "
+                            "it is there",
+                            key, roots[i].target, strerror(-status));
+        warn_cb(e->text);
+    }
+    return 0;
 }

@@ -12,12 +12,9 @@ struct config_root {
     bool read_only;
 };
 
-/* "TARGET [capacity=SIZE] [ro]". 0, or -EINVAL with a sentence that begins with `key`. */
-int config_root_parse(const char *key, const char *item, struct config_root *out,
-                      char why[CONFIG_WHY_BYTES]);
-/* All of them, in order. 0 and *n; -EINVAL with a sentence and the key that it is about. No I/O. */
+/* All of them, in order. 0 and *n; -EINVAL with *e. No I/O. */
 int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
-                 const char **key, char why[CONFIG_WHY_BYTES]);
+                 struct config_error *e);
 
 /* What lies at the path of a folder's root: 0: a folder; -ENOTDIR: something else; -ENOENT: nothing;
  * -ETIMEDOUT: the file system does not answer within 2 s; -errno. Blocks; a thread makes the call

@@ -66,24 +66,29 @@ const struct config_retired_value *config_retired_value_find(const char *key, co
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 
-#define CONFIG_WHY_BYTES 384
+/* The caller of each function below that takes a config_error has set the error's file and line: the
+ * text begins with the place, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
+ * CONFIG_LINE_SET; nothing without a file. */
 
-/* Writes a sentence; returns -EINVAL. */
-int config_refuse(char why[CONFIG_WHY_BYTES], const char *format, ...)
+/* Sets the place to where the key was set. */
+void config_place(const struct config *c, struct config_error *e, const char *key);
+/* Writes a sentence behind the place; returns -EINVAL. */
+int config_refuse(struct config_error *e, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* The same for a key that does not exist. */
+int config_unknown(struct config_error *e, const char *name);
+/* Says that memory ran out; returns -ENOMEM. */
+int config_no_memory(struct config_error *e);
 
-/* Sets the key from text. 0, or -EINVAL with a sentence in why (which begins with the key's name)
- * or -ENOMEM; c is untouched on failure. Lists: config_list_set. */
+/* Sets the key from text as config_set takes it. Notes a value of earlier versions in c->warnings. 0, or -EINVAL with a sentence that begins with the
+ * key's name, or -ENOMEM; c is untouched on failure. */
 int config_value_set(struct config *c, const struct config_key *k, const char *text,
-                     char why[CONFIG_WHY_BYTES]);
+                     struct config_error *e);
 /* A size as CONFIG_SIZE has it, at least 1; `what` names it. 0 or -EINVAL with a sentence. */
-int config_size_parse(const char *what, const char *text, uint64_t *out,
-                      char why[CONFIG_WHY_BYTES]);
+int config_size_parse(const char *what, const char *text, uint64_t *out, struct config_error *e);
 /* Replaces a list; takes the items of `list` on success. */
 int config_list_set(struct config *c, const struct config_key *k, struct config_list *list,
-                    char why[CONFIG_WHY_BYTES]);
-/* The items of a comma-separated string, which is config_set's form of a list. */
-int config_list_split(struct config_list *out, const char *text);
+                    struct config_error *e);
 int config_list_add(struct config_list *list, const char *item);
 void config_list_free(struct config_list *list);
 
@@ -93,19 +98,12 @@ void config_list_free(struct config_list *list);
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES]);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
-/* Notes in c->warnings that a file or --set names a key that has no effect any more; at: "FILE:LINE"
- * or "--set". 0 or -ENOMEM. */
-int config_warn_retired(struct config *c, const struct config_retired *r, const char *at,
-                        const char *text);
-/* Replaces *text if it is a value of earlier versions, and notes that in c->warnings. at: as above.
- * 0 or -ENOMEM. */
-int config_value_renew(struct config *c, const struct config_key *k, const char *at,
-                       const char **text);
-
-/* Begins *e with the place, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
- * CONFIG_LINE_SET; file may be NULL. Returns -EINVAL. */
-int config_error_at(struct config_error *e, const char *file, uint32_t line, const char *format,
-                    ...) __attribute__((format(printf, 4, 5)));
+/* The default as YAML. */
+const char *config_initial_text(const struct config_key *k);
+/* Notes in c->warnings that a file or --set names a key that has no effect any more, with the place
+ * in *e. 0 or -ENOMEM. */
+int config_warn_retired(struct config *c, const struct config_retired *r, const char *text,
+                        struct config_error *e);
 
 static inline void *config_field(struct config *c, const struct config_key *k)
 {

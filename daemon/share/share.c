@@ -152,13 +152,13 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
                                       .deadline_ms = c->share_deadline_ms,
                                       .collect_ms = c->share_collect_ms,
                                       .touch_ms = c->share_touch_ms};
-    char why[CONFIG_WHY_BYTES], host[256] = "";
-    const char *key;
-    int err = config_roots(c, roots, &settings.n, &key, why);
+    struct config_error wrong;
+    char host[256] = "";
+    int err = config_roots(c, roots, &settings.n, &wrong);
 
     *out = NULL;
     if (err < 0) {
-        ucm_error_set(e, UCM_WIRE_INVALID, "%s", why);
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s", wrong.text);
         return err;
     }
     if (settings.n == 0)

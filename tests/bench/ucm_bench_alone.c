@@ -124,7 +124,7 @@ static int tier_start(struct alone *a, const struct alone_options *o, char *why,
 {
     struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
     uint64_t slots = nvme_records(SEGMENT, nvme_stride(a->part_bytes));
-    struct config_error bad = {{0}};
+    struct config_error bad = {.text = ""};
     struct ucm_error e = {0};
     char set[4][DISK_PATH_BYTES];
     int rc = 0;

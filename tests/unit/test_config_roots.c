@@ -36,11 +36,9 @@ static void check_refused(const char *begin, const char *right)
 
 static uint32_t roots_of(struct config_root out[CONFIG_MAX_ROOTS])
 {
-    char why[CONFIG_WHY_BYTES];
-    const char *key;
     uint32_t n;
 
-    cr_assert_eq(config_roots(&c, out, &n, &key, why), 0, "%s", why);
+    cr_assert_eq(config_roots(&c, out, &n, &e), 0, "%s", e.text);
     return n;
 }
 
