@@ -203,9 +203,9 @@ static int verify(struct ctl *c)
 int cmd_verify(const struct args *a)
 {
     if (args_given(a, "offline"))
-        return offline_verify(args_text(a, "offline"), args_text(a, "state"), args_flag(a, "json"),
-                              args_flag(a, "salvage"), args_flag(a, "lift-quarantine"));
-    if (args_flag(a, "salvage") || args_flag(a, "lift-quarantine") || args_given(a, "state"))
+        return offline_verify(args_text(a, "offline"), args_text(a, "state"), args_given(a, "json"),
+                              args_given(a, "salvage"), args_given(a, "lift-quarantine"));
+    if (args_given(a, "salvage") || args_given(a, "lift-quarantine") || args_given(a, "state"))
         return ctl_fail(CTL_USAGE, "--salvage, --lift-quarantine and --state need --offline PATH");
     return ctl_run(a, verify, NULL);
 }

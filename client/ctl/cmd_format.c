@@ -102,7 +102,7 @@ static int target_format(struct target *t, const struct args *a, const char *pat
     const char *what = found(t);
     int rc = CTL_OK;
 
-    if (what && !args_flag(a, "force"))
+    if (what && !args_given(a, "force"))
         return ctl_fail(CTL_ERROR, "%s holds %s: nothing was done; --force destroys it", path,
                         what);
     if (what)

@@ -284,11 +284,11 @@ static int watch(struct ctl *c)
 
 static int print_stats(const struct ctl *c, const msgpack_object *stats)
 {
-    if (args_flag(c->args, "prometheus"))
+    if (args_given(c->args, "prometheus"))
         return print_prometheus(stats);
     if (c->json)
         return ctl_print_json(answer_json(stats), false);
-    return print_table(stats, args_flag(c->args, "nonzero"));
+    return print_table(stats, args_given(c->args, "nonzero"));
 }
 
 static int stats(struct ctl *c)
@@ -300,7 +300,7 @@ int cmd_stats(const struct args *a)
 {
     if (args_given(a, "count") && !args_given(a, "watch"))
         return program_usage_error(a, "--count goes with --watch");
-    if (args_flag(a, "prometheus") && (args_given(a, "watch") || args_flag(a, "json")))
+    if (args_given(a, "prometheus") && (args_given(a, "watch") || args_given(a, "json")))
         return program_usage_error(a, "--prometheus goes with neither --watch nor --json");
     return ctl_run(a, stats, NULL);
 }

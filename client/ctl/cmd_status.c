@@ -220,7 +220,7 @@ static int version(struct ctl *c)
 
 int cmd_version(const struct args *a)
 {
-    bool json = args_flag(a, "json");
+    bool json = args_given(a, "json");
     int rc;
 
     if (!json)

@@ -60,7 +60,7 @@ static int ctl_open(struct ctl *c, const struct args *a)
 
     memset(c, 0, sizeof *c);
     c->args = a;
-    c->json = args_flag(a, "json");
+    c->json = args_given(a, "json");
     c->timeout_ms = (int)args_number(a, "timeout");
     c->socket = socket_path(a);
     options.socket = c->socket;
@@ -328,7 +328,7 @@ int ctl_confirm(const struct args *a, const char *format, ...)
     char line[16];
     va_list ap;
 
-    if (args_flag(a, "yes"))
+    if (args_given(a, "yes"))
         return CTL_OK;
     if (!isatty(STDIN_FILENO))
         return program_usage_error(a, "'%s' drops cached blocks: without a terminal it needs --yes",

@@ -1,7 +1,11 @@
 #include "client/ctl/program.h"
 
+#include "proto/units.h"
+
 #include <assert.h>
 #include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +13,7 @@
 
 static const char *name_;
 
-static const struct arg_option help_option = {.name = "help", .help = "show this text"};
+static const struct arg_option own_options[] = {{.name = "help"}, {.name = "version"}};
 
 const char *program_name(void)
 {
@@ -18,87 +22,48 @@ const char *program_name(void)
 
 /* ---- values ---- */
 
-struct unit {
-    const char *name;
-    double factor;
-};
-
-static const struct unit size_units[] = {
-    {"", 1},        {"B", 1},         {"K", 1024},       {"KiB", 1024},
-    {"M", 1048576}, {"MiB", 1048576}, {"G", 1073741824}, {"GiB", 1073741824},
-    {"KB", 1e3},    {"MB", 1e6},      {"GB", 1e9},
-};
-
-static const struct unit time_units[] = {{"", 1000}, {"s", 1000}, {"ms", 1}, {"min", 60000}};
-
-static bool parse_unit(const char *text, const struct unit *unit, size_t n_units, uint64_t *out)
+static char *bound_text(const struct arg_option *o, uint64_t bound, char buf[UNITS_TEXT_BYTES])
 {
-    char *end;
-    double v;
-
-    if (text[0] < '0' || text[0] > '9')
-        return false;
-    errno = 0;
-    v = strtod(text, &end);
-    if (errno != 0)
-        return false;
-    for (size_t i = 0; i < n_units; i++) {
-        if (strcmp(end, unit[i].name) == 0) {
-            v *= unit[i].factor;
-            if (!(v < 9e18))
-                return false;
-            *out = (uint64_t)(v + 0.5);
-            return true;
-        }
-    }
-    return false;
+    if (o->kind == ARG_SIZE)
+        return units_size_text(buf, bound);
+    if (o->kind == ARG_SECONDS)
+        return units_duration_text(buf, bound);
+    snprintf(buf, UNITS_TEXT_BYTES, "%" PRIu64, bound);
+    return buf;
 }
 
-static bool parse_number(const char *text, uint64_t *out)
+/* Seconds, for which a bare number stands, or a duration with its unit; in milliseconds. */
+static int parse_seconds(const char *text, uint64_t *ms, char why[UNITS_WHY_BYTES])
 {
     char *end;
-    unsigned long long v;
+    double v = strtod(text, &end);
 
-    if (text[0] < '0' || text[0] > '9')
-        return false;
-    errno = 0;
-    v = strtoull(text, &end, 10);
-    if (errno != 0 || *end != '\0')
-        return false;
-    *out = v;
-    return true;
+    if (text[0] < '0' || text[0] > '9' || *end != '\0')
+        return units_parse_duration(text, ms, why);
+    *ms = v < 9e15 ? (uint64_t)(v * 1000 + 0.5) : UINT64_MAX;
+    return 0;
 }
 
-static bool parse_value(const struct arg_option *o, const char *text, struct arg_value *out)
+/* What is wrong with the value, "" for nothing. */
+static void parse_value(const struct arg_option *o, const char *text, struct arg_value *out,
+                        char why[UNITS_WHY_BYTES])
 {
+    char min[UNITS_TEXT_BYTES], max[UNITS_TEXT_BYTES];
     uint64_t number = 0;
-    bool ok = true;
+    int rc = 0;
 
+    why[0] = '\0';
     if (o->kind == ARG_NUMBER)
-        ok = parse_number(text, &number);
+        rc = units_parse_count(text, &number, why);
     else if (o->kind == ARG_SIZE)
-        ok = parse_unit(text, size_units, sizeof size_units / sizeof size_units[0], &number);
+        rc = units_parse_size(text, &number, why);
     else if (o->kind == ARG_SECONDS)
-        ok = parse_unit(text, time_units, sizeof time_units / sizeof time_units[0], &number);
-    if (!ok || (o->kind != ARG_TEXT && (number < o->min || number > o->max)))
-        return false;
+        rc = parse_seconds(text, &number, why);
+    if (rc == 0 && o->kind != ARG_TEXT && (number < o->min || number > o->max))
+        snprintf(why, UNITS_WHY_BYTES, "wanted %s to %s", bound_text(o, o->min, min),
+                 bound_text(o, o->max, max));
     out->text = text;
     out->number = number;
-    return true;
-}
-
-static const char *kind_text(enum arg_kind kind)
-{
-    switch (kind) {
-    case ARG_NUMBER:
-        return "a whole number";
-    case ARG_SIZE:
-        return "a size such as 64KiB";
-    case ARG_SECONDS:
-        return "a time such as 2, 1.5 or 200ms";
-    default:
-        return "a text";
-    }
 }
 
 /* ---- options ---- */
@@ -107,58 +72,39 @@ static void args_add(struct args *a, const struct arg_option *options, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const struct arg_option *o = &options[i];
-        bool ok;
+        char why[UNITS_WHY_BYTES] = "";
 
         assert(a->n_options < ARGS_MAX_OPTIONS);
         a->option[a->n_options] = o;
-        if (o->fallback != NULL) {
-            ok = parse_value(o, o->fallback, &a->value[a->n_options]);
-            assert(ok);
-            (void)ok;
-        }
+        if (o->fallback != NULL)
+            parse_value(o, o->fallback, &a->value[a->n_options], why);
+        assert(why[0] == '\0');
         a->n_options++;
     }
 }
 
-static struct arg_value *args_find(struct args *a, const char *name, size_t n,
-                                   const struct arg_option **option)
-{
-    for (size_t i = 0; i < a->n_options; i++) {
-        if (strlen(a->option[i]->name) == n && strncmp(a->option[i]->name, name, n) == 0) {
-            *option = a->option[i];
-            return &a->value[i];
-        }
-    }
-    return NULL;
-}
-
-static const struct arg_value *args_value(const struct args *a, const char *name)
+static size_t args_find(const struct args *a, const char *name)
 {
     for (size_t i = 0; i < a->n_options; i++)
         if (strcmp(a->option[i]->name, name) == 0)
-            return &a->value[i];
+            return i;
     assert(!"an option that no table names");
-    return NULL;
-}
-
-bool args_flag(const struct args *a, const char *name)
-{
-    return args_value(a, name)->given;
+    return 0;
 }
 
 bool args_given(const struct args *a, const char *name)
 {
-    return args_value(a, name)->given;
+    return a->value[args_find(a, name)].given;
 }
 
 const char *args_text(const struct args *a, const char *name)
 {
-    return args_value(a, name)->text;
+    return a->value[args_find(a, name)].text;
 }
 
 uint64_t args_number(const struct args *a, const char *name)
 {
-    return args_value(a, name)->number;
+    return a->value[args_find(a, name)].number;
 }
 
 int program_usage_error(const struct args *a, const char *format, ...)
@@ -174,77 +120,69 @@ int program_usage_error(const struct args *a, const char *format, ...)
     return PROGRAM_EXIT_USAGE;
 }
 
-static int bad_value(const struct args *a, const struct arg_option *o, const char *text)
-{
-    if (o->kind == ARG_SECONDS)
-        return program_usage_error(a, "--%s %s: wanted %s, %g to %g seconds", o->name, text,
-                                   kind_text(o->kind), (double)o->min / 1000,
-                                   (double)o->max / 1000);
-    return program_usage_error(a, "--%s %s: wanted %s, %llu to %llu", o->name, text,
-                               kind_text(o->kind), (unsigned long long)o->min,
-                               (unsigned long long)o->max);
-}
+/* getopt_long's number of the first option of the table; below lie its own. */
+#define FIRST_OPTION 256
 
 static int unknown_option(const struct args *a, const char *word)
 {
+    char letter[] = {'-', (char)optopt, '\0'};
+
+    if (optopt != 0)
+        word = letter;
     if (a->command != NULL)
         return program_usage_error(a, "unknown option '%s' for '%s'", word, a->command);
     return program_usage_error(a, "unknown option '%s'", word);
 }
 
-/* Parses the option at argv[*i], which may use argv[*i + 1], too. 0 or PROGRAM_EXIT_USAGE. */
-static int parse_option(struct args *a, int argc, char **argv, int *i)
+/* Takes what getopt_long found; word: as it was written. 0 or PROGRAM_EXIT_USAGE. */
+static int take_option(struct args *a, int found, const char *word)
 {
-    const char *name = argv[*i] + 2, *equal = strchr(name, '=');
-    const struct arg_option *option = NULL;
+    int number = found == '?' || found == ':' ? optopt : found;
+    char why[UNITS_WHY_BYTES] = "";
+    const struct arg_option *option;
     struct arg_value *value;
-    const char *text;
 
-    if (strcmp(argv[*i], "-h") == 0)
-        name = "help", equal = NULL;
-    else if (argv[*i][1] != '-')
-        return unknown_option(a, argv[*i]);
-    value = args_find(a, name, equal != NULL ? (size_t)(equal - name) : strlen(name), &option);
-    if (value == NULL)
-        return unknown_option(a, argv[*i]);
-    if (option->kind == ARG_FLAG) {
-        if (equal != NULL)
-            return program_usage_error(a, "--%s takes no value", option->name);
-        value->given = true;
-        return 0;
-    }
-    text = equal != NULL ? equal + 1 : *i + 1 < argc ? argv[++*i] : NULL;
-    if (text == NULL)
+    if (number == 'h')
+        number = FIRST_OPTION + (int)args_find(a, "help");
+    if (number < FIRST_OPTION)
+        return unknown_option(a, word);
+    option = a->option[number - FIRST_OPTION];
+    value = &a->value[number - FIRST_OPTION];
+    if (found == '?')
+        return program_usage_error(a, "--%s takes no value", option->name);
+    if (found == ':')
         return program_usage_error(a, "--%s wants a value: %s", option->name, option->value);
-    if (!parse_value(option, text, value))
-        return bad_value(a, option, text);
+    if (option->kind != ARG_FLAG)
+        parse_value(option, optarg, value, why);
+    if (why[0] != '\0')
+        return program_usage_error(a, "--%s %s: %s", option->name, optarg, why);
     value->given = true;
     return 0;
 }
 
-/* Parses options until the end or, with stop_at_word, until the first word, and moves words to the
- * front of argv. *used: how much of argv it took. 0 or PROGRAM_EXIT_USAGE. */
-static int args_parse(struct args *a, int argc, char **argv, bool stop_at_word, int *used)
+/* Parses options behind argv[0] until the end or, with stop_at_word, until the first word. What they
+ * leave are a's words. 0 or PROGRAM_EXIT_USAGE. */
+static int args_parse(struct args *a, int argc, char **argv, bool stop_at_word)
 {
-    bool options = true;
-    int i, rc;
+    struct option table[ARGS_MAX_OPTIONS + 1] = {{0}};
+    int found;
 
-    a->word = argv;
-    a->n_words = 0;
-    for (i = 0; i < argc; i++) {
-        if (options && strcmp(argv[i], "--") == 0) {
-            options = false;
-        } else if (options && argv[i][0] == '-' && argv[i][1] != '\0') {
-            rc = parse_option(a, argc, argv, &i);
-            if (rc != 0)
-                return rc;
-        } else if (stop_at_word) {
-            break;
-        } else {
-            argv[a->n_words++] = argv[i];
-        }
+    for (size_t i = 0; i < a->n_options; i++)
+        table[i] = (struct option){
+            .name = a->option[i]->name,
+            .has_arg = a->option[i]->kind == ARG_FLAG ? no_argument : required_argument,
+            .val = FIRST_OPTION + (int)i,
+        };
+    optind = 0; /* getopt_long begins anew */
+    opterr = 0;
+    while ((found = getopt_long(argc, argv, stop_at_word ? "+:h" : ":h", table, NULL)) != -1) {
+        int rc = take_option(a, found, argv[optind - 1]);
+
+        if (rc != 0)
+            return rc;
     }
-    *used = i;
+    a->word = argv + optind;
+    a->n_words = argc - optind;
     return 0;
 }
 
@@ -304,32 +242,17 @@ static const struct program_command *find_command(const struct program *p, const
     return NULL;
 }
 
-static int run_help(const struct program *p, struct args *a, int argc, char **argv)
-{
-    const struct program_command *c;
-
-    if (argc == 0) {
-        print_help(p);
-        return 0;
-    }
-    c = find_command(p, argv[0]);
-    if (c == NULL)
-        return program_usage_error(a, "unknown command '%s'", argv[0]);
-    print_command_help(p, c);
-    return 0;
-}
-
 static int run_command(const struct program *p, struct args *a, const struct program_command *c,
                        int argc, char **argv)
 {
-    int rc, used;
+    int rc;
 
     a->command = c->name;
     args_add(a, c->options, c->n_options);
-    rc = args_parse(a, argc, argv, false, &used);
+    rc = args_parse(a, argc, argv, false);
     if (rc != 0)
         return rc;
-    if (args_flag(a, "help")) {
+    if (args_given(a, "help")) {
         print_command_help(p, c);
         return 0;
     }
@@ -342,33 +265,38 @@ static int run_command(const struct program *p, struct args *a, const struct pro
 
 static int dispatch(const struct program *p, int argc, char **argv)
 {
-    static const struct arg_option version_option = {.name = "version", .help = "the version"};
     struct args a = {.n_options = 0};
     const struct program_command *c;
-    int rc, used;
+    bool help;
+    int rc;
 
     args_add(&a, p->options, p->n_options);
-    args_add(&a, &help_option, 1);
-    args_add(&a, &version_option, 1);
-    rc = args_parse(&a, argc, argv, true, &used);
+    args_add(&a, own_options, sizeof own_options / sizeof own_options[0]);
+    rc = args_parse(&a, argc, argv, true);
     if (rc != 0)
         return rc;
-    if (args_flag(&a, "help")) {
+    if (args_given(&a, "help")) {
         print_help(p);
         return 0;
     }
-    if (args_flag(&a, "version")) {
+    if (args_given(&a, "version")) {
         printf("%s %s\n", p->name, p->version);
         return 0;
     }
-    if (used == argc)
+    if (a.n_words == 0)
         return program_usage_error(&a, "no command; the first word says what to do");
-    if (strcmp(argv[used], "help") == 0)
-        return run_help(p, &a, argc - used - 1, argv + used + 1);
-    c = find_command(p, argv[used]);
+    help = strcmp(a.word[0], "help") == 0;
+    if (help && a.n_words == 1) {
+        print_help(p);
+        return 0;
+    }
+    c = find_command(p, a.word[help]);
     if (c == NULL)
-        return program_usage_error(&a, "unknown command '%s'", argv[used]);
-    return run_command(p, &a, c, argc - used - 1, argv + used + 1);
+        return program_usage_error(&a, "unknown command '%s'", a.word[help]);
+    if (!help)
+        return run_command(p, &a, c, a.n_words, a.word);
+    print_command_help(p, c);
+    return 0;
 }
 
 int program_main(const struct program *p, int argc, char **argv)
@@ -376,7 +304,7 @@ int program_main(const struct program *p, int argc, char **argv)
     int rc;
 
     name_ = p->name;
-    rc = dispatch(p, argc - 1, argv + 1);
+    rc = dispatch(p, argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "%s: the output could not be written: %s\n", p->name, strerror(errno));
         return rc != 0 ? rc : PROGRAM_EXIT_FAILED;

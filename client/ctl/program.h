@@ -18,8 +18,8 @@ enum arg_kind {
     ARG_FLAG,
     ARG_TEXT,
     ARG_NUMBER,  /* a whole number between min and max */
-    ARG_SIZE,    /* bytes, "64KiB"; between min and max */
-    ARG_SECONDS, /* "1.5", "200ms", "2min"; min and max in milliseconds */
+    ARG_SIZE,    /* bytes as the configuration takes them, "64KiB"; between min and max */
+    ARG_SECONDS, /* "1.5", or with a unit "200ms", "2min"; min and max in milliseconds */
 };
 
 struct arg_option {
@@ -47,8 +47,7 @@ struct args {
 };
 
 /* The name must be one of the program's or the command's options. */
-bool args_flag(const struct args *a, const char *name);
-bool args_given(const struct args *a, const char *name);
+bool args_given(const struct args *a, const char *name);       /* on the command line */
 const char *args_text(const struct args *a, const char *name); /* NULL when there is none */
 uint64_t args_number(const struct args *a, const char *name);  /* 0 when there is none */
 

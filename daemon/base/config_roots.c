@@ -1,6 +1,7 @@
 #include "daemon/base/config_roots.h"
 
 #include "daemon/base/nfs_target.h"
+#include "proto/units.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -61,7 +62,7 @@ static int word_take(const char *key, const char *word, size_t n, struct config_
                      struct config_error *e)
 {
     static const char capacity[] = "capacity=";
-    char text[32];
+    char text[32], why[UNITS_WHY_BYTES];
 
     if (n == 2 && memcmp(word, "ro", 2) == 0) {
         if (out->read_only)
@@ -81,7 +82,9 @@ static int word_take(const char *key, const char *word, size_t n, struct config_
     n -= strlen(capacity);
     memcpy(text, word + strlen(capacity), n);
     text[n] = '\0';
-    return config_size_parse(key, text, &out->capacity_bytes, e);
+    if (units_parse_size(text, &out->capacity_bytes, why) < 0)
+        return config_refuse(e, "%s: %s", key, why);
+    return out->capacity_bytes > 0 ? 0 : config_refuse(e, "%s: capacity=0; leave it out", key);
 }
 
 static int root_parse(const char *key, const char *item, struct config_root *out,

@@ -84,8 +84,6 @@ int config_no_memory(struct config_error *e);
  * key's name, or -ENOMEM; c is untouched on failure. */
 int config_value_set(struct config *c, const struct config_key *k, const char *text,
                      struct config_error *e);
-/* A size as CONFIG_SIZE has it, at least 1; `what` names it. 0 or -EINVAL with a sentence. */
-int config_size_parse(const char *what, const char *text, uint64_t *out, struct config_error *e);
 /* Replaces a list; takes the items of `list` on success. */
 int config_list_set(struct config *c, const struct config_key *k, struct config_list *list,
                     struct config_error *e);

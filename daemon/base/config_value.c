@@ -1,57 +1,18 @@
 /* Text to value and back, by kind. */
 #include "daemon/base/config_table.h"
+#include "proto/units.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-
-struct unit {
-    const char *name;
-    uint64_t factor;
-};
-
-static const struct unit size_units[] = {
-    {"TiB", 1ull << 40}, {"GiB", 1ull << 30}, {"MiB", 1ull << 20}, {"KiB", 1ull << 10}, {"B", 1},
-    {NULL, 0},
-};
-static const struct unit duration_units[] = {
-    {"h", 3600000}, {"min", 60000}, {"s", 1000}, {"ms", 1}, {NULL, 0},
-};
-
-/* Digits at the front of text, at least one; *end is what follows. */
-static bool digits(const char *text, uint64_t *value, const char **end)
-{
-    uint64_t v = 0;
-
-    if (!isdigit((unsigned char)*text))
-        return false;
-    for (; isdigit((unsigned char)*text); text++)
-        if (__builtin_mul_overflow(v, 10, &v) ||
-            __builtin_add_overflow(v, (uint64_t)(*text - '0'), &v))
-            return false;
-    *value = v;
-    *end = text;
-    return true;
-}
-
-static void with_unit(uint64_t value, const struct unit *units, char buf[CONFIG_TEXT_BYTES])
-{
-    const struct unit *u = units;
-
-    while (u[1].name && (value % u->factor != 0 || value == 0))
-        u++;
-    snprintf(buf, CONFIG_TEXT_BYTES, "%llu%s", (unsigned long long)(value / u->factor), u->name);
-}
 
 static void number_text(const struct config_key *k, uint64_t value, char buf[CONFIG_TEXT_BYTES])
 {
     if (k->kind == CONFIG_SIZE)
-        with_unit(value, size_units, buf);
+        units_size_text(buf, value);
     else if (k->kind == CONFIG_DURATION)
-        with_unit(value, duration_units, buf);
+        units_duration_text(buf, value);
     else
         snprintf(buf, CONFIG_TEXT_BYTES, k->kind == CONFIG_OCTAL ? "0%llo" : "%llu",
                  (unsigned long long)value);
@@ -67,56 +28,6 @@ static int in_bounds(const struct config_key *k, uint64_t value, struct config_e
     number_text(k, k->min, min);
     number_text(k, k->max, max);
     return config_refuse(e, "%s is %s; it must be from %s to %s", k->name, is, min, max);
-}
-
-/* A number with one of the units; what people write instead gets an answer of its own. */
-static int parse_united(const struct config_key *k, const char *text, uint64_t *out,
-                        struct config_error *e)
-{
-    bool is_size = k->kind == CONFIG_SIZE;
-    const struct unit *units = is_size ? size_units : duration_units;
-    const char *what = is_size ? "size" : "duration";
-    const char *right = is_size ? "a whole number with B, KiB, MiB, GiB or TiB, e.g. 4GiB"
-                                : "a whole number with ms, s, min or h, e.g. 30s";
-    uint64_t n, value;
-    const char *rest;
-
-    if (!digits(text, &n, &rest))
-        return config_refuse(e, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what, right);
-    if (*rest == '\0' && is_size)
-        rest = "B";
-    else if (*rest == '\0' && n != 0)
-        return config_refuse(
-            e, "%s: \"%.40s\" has no unit; write ms, s, min or h behind the number", k->name, text);
-    else if (*rest == '\0')
-        rest = "ms";
-    for (const struct unit *u = units; u->name; u++) {
-        if (strcmp(rest, u->name) != 0)
-            continue;
-        if (__builtin_mul_overflow(n, u->factor, &value))
-            return config_refuse(e, "%s: \"%.40s\" is too large", k->name, text);
-        *out = value;
-        return in_bounds(k, value, e);
-    }
-    if (is_size && strchr("kKmMgGtT", *rest) &&
-        (rest[1] == '\0' || !strcasecmp(rest + 1, "b") || !strcasecmp(rest + 1, "ib")))
-        return config_refuse(e, "%s: \"%.40s\" may mean powers of 1000 or of 1024; write %llu%ciB",
-                             k->name, text, (unsigned long long)n, toupper((unsigned char)*rest));
-    if (!is_size && strcmp(rest, "m") == 0)
-        return config_refuse(
-            e, "%s: \"%.40s\" may mean minutes or milliseconds; write %llumin or %llums", k->name,
-            text, (unsigned long long)n, (unsigned long long)n);
-    return config_refuse(e, "%s: \"%.40s\" is not a %s; write %s", k->name, text, what, right);
-}
-
-static int parse_count(const struct config_key *k, const char *text, uint64_t *out,
-                       struct config_error *e)
-{
-    const char *rest;
-
-    if (!digits(text, out, &rest) || *rest != '\0')
-        return config_refuse(e, "%s: \"%.40s\" is not a whole number", k->name, text);
-    return in_bounds(k, *out, e);
 }
 
 static int parse_octal(const struct config_key *k, const char *text, uint64_t *out,
@@ -152,18 +63,20 @@ static int parse_enum(const struct config_key *k, const char *text, uint64_t *ou
 static int parse_number(const struct config_key *k, const char *text, uint64_t *out,
                         struct config_error *e)
 {
-    switch (k->kind) {
-    case CONFIG_SIZE:
-    case CONFIG_DURATION:
-        return parse_united(k, text, out, e);
-    case CONFIG_OCTAL:
-        return parse_octal(k, text, out, e);
-    case CONFIG_BOOL:
-    case CONFIG_ENUM:
+    char why[UNITS_WHY_BYTES];
+    int rc;
+
+    if (k->kind == CONFIG_BOOL || k->kind == CONFIG_ENUM)
         return parse_enum(k, text, out, e);
-    default:
-        return parse_count(k, text, out, e);
-    }
+    if (k->kind == CONFIG_OCTAL)
+        return parse_octal(k, text, out, e);
+    if (k->kind == CONFIG_SIZE)
+        rc = units_parse_size(text, out, why);
+    else if (k->kind == CONFIG_DURATION)
+        rc = units_parse_duration(text, out, why);
+    else
+        rc = units_parse_count(text, out, why);
+    return rc == 0 ? in_bounds(k, *out, e) : config_refuse(e, "%s: %s", k->name, why);
 }
 
 static int set_string(struct config *c, const struct config_key *k, const char *text,
@@ -185,13 +98,6 @@ static int set_string(struct config *c, const struct config_key *k, const char *
     free(*field);
     *field = copy;
     return 0;
-}
-
-int config_size_parse(const char *what, const char *text, uint64_t *out, struct config_error *e)
-{
-    const struct config_key k = {.name = what, .kind = CONFIG_SIZE, .min = 1, .max = UINT64_MAX};
-
-    return parse_united(&k, text, out, e);
 }
 
 /* ---- lists ---- */

@@ -573,7 +573,7 @@ int bench_copy(const struct args *a)
         rmdir(dir);
         return bench_fail(BENCH_FAILED, "no echo");
     }
-    report_begin(&b.report, "copy", args_flag(a, "json"));
+    report_begin(&b.report, "copy", args_given(a, "json"));
     rc = run(&b);
     echo_stop(&b.echo);
     if (daemon_folder_remove(dir) < 0)

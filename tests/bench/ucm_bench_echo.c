@@ -100,7 +100,7 @@ int bench_echo(const struct args *a)
     if (o.block_bytes % o.chunk != 0 || blocks == 0)
         return program_usage_error(a,
                                    "--chunk must divide --block-bytes, and --total hold a block");
-    report_begin(&r, "echo", args_flag(a, "json"));
+    report_begin(&r, "echo", args_given(a, "json"));
     rc = measure_echo(&r, 64, 32, calls, "echo 64 B p50", "echo 64 B p99");
     if (rc == 0)
         rc = measure_echo(&r, 262208, 48, calls / 10 + 1, "echo 256 KiB p50", "echo 256 KiB p99");

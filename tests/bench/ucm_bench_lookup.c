@@ -197,7 +197,7 @@ static void report(struct lookups *l, struct duel *one, struct duel *many, uint3
     struct report r;
     uint64_t index_bytes = 0;
 
-    report_begin(&r, "lookup", args_flag(l->args, "json"));
+    report_begin(&r, "lookup", args_given(l->args, "json"));
     report_number(&r, "blocks_wanted", wanted);
     report_number(&r, "blocks", l->n_keys);
     if (rig_metric(&l->rig, "index_bytes", &index_bytes) == 0)
@@ -253,7 +253,7 @@ int bench_lookup(const struct args *a)
     bench_rig_options(a, &o);
     o.model = "ucm-bench lookup";
     o.blocks = REGION_BLOCKS;
-    progress_begin(&l.progress, args_flag(a, "quiet"));
+    progress_begin(&l.progress, args_given(a, "quiet"));
     if (echo_start(&one.echo, REQUEST_BYTES(1), RESPONSE_BYTES) < 0)
         return bench_fail(BENCH_FAILED, "the echo could not be started");
     if (echo_start(&many.echo, REQUEST_BYTES(n_many), RESPONSE_BYTES) < 0) {

@@ -172,7 +172,7 @@ static void report(struct move *m)
                        .ratio = samples_at(&m->ratio, 0.5),
                        .more_is_better = true};
 
-    report_begin(&r, m->args->command, args_flag(m->args, "json"));
+    report_begin(&r, m->args->command, args_given(m->args, "json"));
     report_number(&r, "block_bytes", (double)m->rig.block_bytes);
     report_number(&r, "chunk_bytes", m->rig.chunk);
     report_number(&r, "total_bytes", (double)m->bytes);
@@ -306,7 +306,7 @@ static int move_command(const struct args *a, const char *name, enum rig_op op, 
     m.plan.n = o.blocks;
     m.plan.batch = (uint32_t)args_number(a, "batch");
     m.plan.in_flight = (uint32_t)args_number(a, "in-flight");
-    progress_begin(&m.progress, args_flag(a, "quiet"));
+    progress_begin(&m.progress, args_given(a, "quiet"));
     rc = rig_open(&m.rig, &o);
     if (rc < 0)
         return bench_rig_fail(&m.rig, rc);

@@ -195,7 +195,7 @@ static int survive(struct replay *r, int status)
     bool lost =
         status == -UCM_EDISCONNECTED || status == -UCM_ENODAEMON || status == -UCM_ESHUTDOWN;
 
-    if (!lost || !args_flag(r->args, "keep-going"))
+    if (!lost || !args_given(r->args, "keep-going"))
         return bench_rig_fail(&r->rig, status);
     r->count.errors++;
     nanosleep(&pause, NULL);
@@ -267,7 +267,7 @@ static int report(struct replay *r)
     struct report out;
     char line[200];
 
-    report_begin(&out, "replay", args_flag(r->args, "json"));
+    report_begin(&out, "replay", args_given(r->args, "json"));
     report_number(&out, "seconds", (double)(clock_ns() - r->start_ns) / 1e9);
     report_number(&out, "hit_dram", (double)c->hit_dram);
     report_number(&out, "failed", (double)c->failed);
@@ -350,7 +350,7 @@ static void replay_free(struct replay *r)
 
 int bench_replay(const struct args *a)
 {
-    struct replay r = {.args = a, .verify = !args_flag(a, "no-verify")};
+    struct replay r = {.args = a, .verify = !args_given(a, "no-verify")};
     struct rig_options o;
     int rc;
 
@@ -359,7 +359,7 @@ int bench_replay(const struct args *a)
     bench_rig_options(a, &o);
     o.model = args_text(a, "model");
     o.blocks = REGION_BLOCKS;
-    progress_begin(&r.progress, args_flag(a, "quiet"));
+    progress_begin(&r.progress, args_given(a, "quiet"));
     rc = open_workload(&r);
     if (rc != 0)
         return rc;

@@ -153,8 +153,8 @@ int bench_share(const struct args *a)
     if (!mkdtemp(t->folder))
         return bench_fail(BENCH_FAILED, "%s: %s", t->folder, strerror(errno));
     t->daemon.dir = t->folder;
-    progress_begin(&t->progress, args_flag(a, "quiet"));
-    report_begin(&t->report, "share", args_flag(a, "json"));
+    progress_begin(&t->progress, args_given(a, "quiet"));
+    report_begin(&t->report, "share", args_given(a, "json"));
     rc = measure(&b);
     progress_end(&t->progress);
     tier_folder_empty(t);

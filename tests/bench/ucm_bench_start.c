@@ -140,7 +140,7 @@ int bench_start(const struct args *a)
                           strerror(errno));
     if (!mkdtemp(dir))
         return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
-    report_begin(&r, "start", args_flag(a, "json"));
+    report_begin(&r, "start", args_given(a, "json"));
     rc = measure_all(a, &d, &r);
     if (rc < 0)
         rc = bench_fail(BENCH_FAILED, "the daemon could not be measured: %s", ucm_errmsg());

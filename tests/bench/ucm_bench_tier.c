@@ -166,8 +166,8 @@ int bench_tier(const struct args *a)
         return bench_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", b.folder,
                           strerror(errno));
     b.daemon.dir = b.folder;
-    progress_begin(&b.progress, args_flag(a, "quiet"));
-    report_begin(&b.report, "tier", args_flag(a, "json"));
+    progress_begin(&b.progress, args_given(a, "quiet"));
+    report_begin(&b.report, "tier", args_given(a, "json"));
     rc = measure(&b);
     progress_end(&b.progress);
     tier_folder_empty(&b);
