@@ -54,8 +54,6 @@ static int file_init(struct segment_table *t, uint32_t file, uint64_t count)
 
     list_init(&f->free);
     list_init(&f->open);
-    list_init(&f->withheld);
-    list_init(&f->stopped);
     f->segments = calloc(count ? count : 1, sizeof(f->segments[0]));
     if (!f->segments)
         return -ENOMEM;
@@ -112,46 +110,57 @@ bool segment_writable(const struct segment_table *t)
     return false;
 }
 
-/* ---- a segment's way: free, open, sealed, free ---- */
+/* ---- a segment is free, open, sealed, free again ---- */
 
 static uint8_t segment_rank(const struct segment *s)
 {
     return (uint8_t)((uint64_t)s->live * SEGMENT_RANKS / (s->records + 1));
 }
 
-static void segment_free(struct segment_table *t, struct segment *s)
-{
-    free(s->owners);
-    s->owners = s->sequences = NULL;
-    s->states = s->used = NULL;
-    s->state = SEGMENT_FREE;
-    t->file[s->file].free_count += !s->withheld;
-    list_remove(&s->link);
-    list_push_back(s->withheld ? &t->file[s->file].withheld : &t->file[s->file].free, &s->link);
-}
-
-/* The list for a sealed segment. Reclaim looks only at t->sealed: neither at withheld segments nor at
- * those of a file that takes no writes. */
-static struct list *sealed_list(struct segment_table *t, const struct segment *s)
+/* Reclaim looks at t->sealed only: a withheld segment is in no list, nor is a sealed one of a file
+ * that takes no writes. */
+static void segment_list(struct segment_table *t, struct segment *s)
 {
     struct segment_file *f = &t->file[s->file];
 
-    return s->withheld ? &f->withheld : f->writable ? &t->sealed[s->rank] : &f->stopped;
+    list_remove(&s->link);
+    if (s->withheld)
+        return;
+    if (s->state == SEGMENT_FREE)
+        list_push_back(&f->free, &s->link);
+    else if (s->state == SEGMENT_OPEN)
+        list_push_back(&f->open, &s->link);
+    else if (f->writable)
+        list_push_back(&t->sealed[s->rank], &s->link);
+}
+
+static void segment_change(struct segment_table *t, struct segment *s, enum segment_state state,
+                           bool withheld)
+{
+    struct segment_file *f = &t->file[s->file];
+
+    f->free_count -= s->state == SEGMENT_FREE && !s->withheld;
+    f->open_count -= s->state == SEGMENT_OPEN;
+    s->state = state;
+    s->withheld = withheld;
+    s->rank = segment_rank(s);
+    f->free_count += s->state == SEGMENT_FREE && !s->withheld;
+    f->open_count += s->state == SEGMENT_OPEN;
+    segment_list(t, s);
 }
 
 /* A sealed segment takes the list of its rank, or is free at once when nothing in it counts. */
 static void segment_settle(struct segment_table *t, struct segment *s)
 {
-    uint8_t rank = segment_rank(s);
-
     if (s->state != SEGMENT_SEALED)
         return;
     if (s->live == 0 && s->reads == 0 && s->writes == 0) {
-        segment_free(t, s);
-    } else if (rank != s->rank && !s->withheld) {
-        list_remove(&s->link);
-        s->rank = rank;
-        list_push_back(sealed_list(t, s), &s->link);
+        free(s->owners);
+        s->owners = s->sequences = NULL;
+        s->states = s->used = NULL;
+        segment_change(t, s, SEGMENT_FREE, s->withheld);
+    } else if (segment_rank(s) != s->rank) {
+        segment_change(t, s, SEGMENT_SEALED, s->withheld);
     }
 }
 
@@ -159,11 +168,7 @@ static void segment_seal(struct segment_table *t, struct segment *s)
 {
     if (s->state != SEGMENT_OPEN)
         return;
-    t->file[s->file].open_count--;
-    list_remove(&s->link);
-    s->state = SEGMENT_SEALED;
-    s->rank = segment_rank(s);
-    list_push_back(sealed_list(t, s), &s->link);
+    segment_change(t, s, SEGMENT_SEALED, s->withheld);
     segment_settle(t, s);
 }
 
@@ -211,12 +216,9 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
         return -ENOMEM;
     if (f->open_count >= open_max(f))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
-    s = LIST_ENTRY(list_pop_front(&f->free), struct segment, link);
+    s = LIST_ENTRY(f->free.next, struct segment, link);
     segment_begin(s, owners, t->sequence++, stride, records);
-    s->state = SEGMENT_OPEN;
-    f->free_count--;
-    f->open_count++;
-    list_push_back(&f->open, &s->link);
+    segment_change(t, s, SEGMENT_OPEN, false);
     *out = s;
     return 0;
 }
@@ -241,55 +243,44 @@ static struct segment *segment_fit(const struct segment_file *f, uint64_t stride
     return may_open ? NULL : best;
 }
 
-static void sealed_relist(struct segment_table *t, struct segment_file *f)
+static void open_seal(struct segment_table *t, struct segment_file *f)
 {
-    for (uint32_t i = 0; i < f->count; i++) {
-        struct segment *s = &f->segments[i];
+    while (!list_empty(&f->open))
+        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+}
 
-        if (s->state != SEGMENT_SEALED)
-            continue;
-        list_remove(&s->link);
-        list_push_back(sealed_list(t, s), &s->link);
-    }
+static void file_writable(struct segment_table *t, struct segment_file *f, bool writable)
+{
+    f->writable = writable;
+    for (uint32_t i = 0; i < f->count; i++)
+        if (f->segments[i].state == SEGMENT_SEALED)
+            segment_list(t, &f->segments[i]);
 }
 
 void segment_file_stop(struct segment_table *t, uint32_t file)
 {
-    struct segment_file *f = &t->file[file];
+    open_seal(t, &t->file[file]);
+    file_writable(t, &t->file[file], false);
+}
 
-    f->writable = false;
-    while (!list_empty(&f->open))
-        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
-    sealed_relist(t, f);
+void segment_file_start(struct segment_table *t, uint32_t file)
+{
+    file_writable(t, &t->file[file], t->file[file].count > 0);
 }
 
 void segment_file_distrust(struct segment_table *t, uint32_t file)
 {
     struct segment_file *f = &t->file[file];
 
-    while (!list_empty(&f->open))
-        segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
+    open_seal(t, f);
     for (uint32_t i = 0; i < f->count; i++)
         f->segments[i].header = SEGMENT_HEADER_FAILED; /* a free one gets a new header */
 }
 
-void segment_file_start(struct segment_table *t, uint32_t file)
-{
-    t->file[file].writable = t->file[file].count > 0;
-    sealed_relist(t, &t->file[file]);
-}
-
 static void withhold(struct segment_table *t, struct segment *s)
 {
-    struct segment_file *f = &t->file[s->file];
-
-    if (s->withheld)
-        return;
-    s->withheld = true;
-    f->free_count -= s->state == SEGMENT_FREE;
-    segment_seal(t, s);
-    list_remove(&s->link);
-    list_push_back(&f->withheld, &s->link);
+    segment_change(t, s, s->state == SEGMENT_OPEN ? SEGMENT_SEALED : s->state, true);
+    segment_settle(t, s);
 }
 
 bool segment_quarantine(struct segment_table *t, struct segment *s)
@@ -356,11 +347,7 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
     s->next = s->records;
     s->reads = 1;
     s->header = SEGMENT_HEADER_WRITTEN;
-    s->state = SEGMENT_SEALED;
-    s->rank = 0;
-    t->file[file].free_count -= !s->withheld;
-    list_remove(&s->link);
-    list_push_back(sealed_list(t, s), &s->link);
+    segment_change(t, s, SEGMENT_SEALED, s->withheld);
     *out = s;
     return 0;
 }
@@ -381,8 +368,7 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t record
 int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
                     struct segment **out, uint32_t *record)
 {
-    struct segment_file *f = &t->file[file];
-    struct segment *s = segment_fit(f, stride);
+    struct segment *s = segment_fit(&t->file[file], stride);
 
     if (!s) {
         int rc = segment_open(t, file, stride, &s);
@@ -395,12 +381,10 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
     s->states[*record] = RECORD_WRITING;
     s->writes++;
     *out = s;
-    if (s->next == s->records) {
+    if (s->next == s->records)
         segment_seal(t, s);
-    } else {
-        list_remove(&s->link);
-        list_push_back(&f->open, &s->link);
-    }
+    else
+        segment_list(t, s);
     return 0;
 }
 
@@ -572,13 +556,6 @@ void segment_take(struct segment_table *t, struct segment *s, const struct tier_
     segment_read_end(t, s);
 }
 
-/* It refused: others go first next time. */
-static void segment_defer(struct segment_table *t, struct segment *s)
-{
-    list_remove(&s->link);
-    list_push_back(&t->sealed[s->rank], &s->link);
-}
-
 struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
 {
     struct candidate candidates[CANDIDATES];
@@ -589,7 +566,7 @@ struct segment *segment_victim(struct segment_table *t, const struct tier_callba
 
         if (!segment_busy(s, callbacks))
             return s;
-        segment_defer(t, s);
+        segment_list(t, s); /* it refused: others go first next time */
     }
     return NULL;
 }
@@ -613,7 +590,7 @@ int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callba
         *dropped += taken;
         if (s->state == SEGMENT_FREE)
             return 0;
-        segment_defer(t, s);
+        segment_list(t, s); /* it refused: others go first next time */
     }
     return -ENOSPC;
 }

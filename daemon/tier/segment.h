@@ -22,7 +22,7 @@ enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HE
 enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 
 struct segment {
-    struct list link;    /* in the file's free or open list, or in a list of sealed ones */
+    struct list link;    /* in the file's free or open list, in a list of sealed ones, or in none */
     uint64_t sequence;   /* of its present opening */
     uint64_t *owners;    /* records of them, then as many of the next three; none while FREE */
     uint64_t *sequences; /* of the writes */
@@ -37,7 +37,7 @@ struct segment {
     bool unknown;           /* it may hold more than is known: no checkpoint covers it */
     uint8_t header;         /* enum segment_header */
     uint8_t state, rank;    /* rank: which list of sealed ones */
-    bool withheld;          /* in the file's list of these once it is sealed or free */
+    bool withheld;          /* neither opened nor reclaimed */
     bool quarantined;       /* withheld, by this start and by later ones */
 };
 
@@ -46,9 +46,7 @@ struct segment_file {
     uint32_t count, open_count, free_count;
     bool writable;
     struct list free, open; /* open: the least recently used first */
-    struct list withheld;   /* not to be written to */
-    struct list stopped;    /* sealed, while the file is not written to */
-    uint32_t quarantined;   /* how many of them are in quarantine */
+    uint32_t quarantined;   /* segments in quarantine */
 };
 
 #define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
