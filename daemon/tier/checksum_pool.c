@@ -112,7 +112,7 @@ int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned thread
 
 void checksum_pool_close(struct checksum_pool *p)
 {
-    assert(list_empty(&p->urgent) && list_empty(&p->later));
+    assert(!p->batches || (list_empty(&p->urgent) && list_empty(&p->later)));
     free(p->batches);
     p->batches = NULL;
 }

@@ -110,7 +110,7 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
     uint32_t left = 0;
 
     for (uint32_t i = 0; i < n->count; i++) {
-        if (!wanted || wanted(ctx, n->record[i]->fingerprint))
+        if (wanted(ctx, n->record[i]->fingerprint))
             n->record[left++] = n->record[i];
         else
             free(n->record[i]);

@@ -51,8 +51,8 @@ uint64_t ns_records_last_sequence(const struct ns_records *n);
 
 /* A file has grown so long that ns_records_prune is due. */
 bool ns_records_crowded(const struct ns_records *n);
-/* Drops records that are not wanted from memory (wanted NULL: none), and marks files that hold more
- * than twice of what is left to be rewritten. */
+/* Drops records that are not wanted from memory, and marks files that hold more than twice of what
+ * is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
 /* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */

@@ -24,7 +24,6 @@ static void devices_close(struct tier *t)
             nvme_file_close(&t->devices[i].file);
         uv_mutex_destroy(&t->devices[i].sync_lock);
     }
-    free(t->devices);
 }
 
 static void device_init(struct tier *t, struct nvme_device *d, const char *folder)
@@ -159,40 +158,26 @@ static int engines_open(struct tier *t, const struct config *c, struct ucm_error
 
 /* ---- operations ---- */
 
-static void ops_close(struct tier *t)
-{
-    free(t->read_ops);
-    free(t->write_ops);
-    free(t->merge_ios);
-    free(t->merge_iovs);
-    free(t->headers);
-}
-
 static int ops_init(struct tier *t)
 {
     size_t reads = (size_t)t->ring_depth * t->files, writes = (size_t)t->writes_max * t->files;
 
-    list_init(&t->read_pool);
-    list_init(&t->write_pool);
     t->read_ops = calloc(reads, sizeof(t->read_ops[0]));
     t->write_ops = calloc(writes, sizeof(t->write_ops[0]));
-    t->merge_ios = calloc(writes * NVME_MERGE_IOS, sizeof(t->merge_ios[0]));
-    t->merge_iovs = calloc(writes * NVME_IOVECS, sizeof(t->merge_iovs[0]));
     t->headers = aligned_alloc(NVME_PAGE, writes * NVME_HEADERS_BYTES);
-    if (!t->read_ops || !t->write_ops || !t->merge_ios || !t->merge_iovs || !t->headers) {
-        ops_close(t);
+    if (!t->read_ops || !t->write_ops || !t->headers)
         return -ENOMEM;
-    }
     for (size_t i = 0; i < reads; i++) {
         t->read_ops[i].tier = t;
+        t->read_ops[i].finish = nvme_read_finish;
         list_push_back(&t->read_pool, &t->read_ops[i].link);
     }
     for (size_t i = 0; i < writes; i++) {
         struct nvme_op *op = &t->write_ops[i];
 
         op->tier = t;
+        op->finish = nvme_write_finish;
         op->e.write = true;
-        op->ios = t->merge_ios + i * NVME_MERGE_IOS;
         op->headers = t->headers + i * NVME_HEADERS_BYTES;
         list_push_back(&t->write_pool, &op->link);
     }
@@ -250,6 +235,11 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
     list_init(&t->ready);
+    list_init(&t->read_pool);
+    list_init(&t->write_pool);
+    list_init(&t->ns_writer.queue);
+    list_init(&t->recovery.pool);
+    list_init(&t->recovery.duplicates);
     for (unsigned i = 0; i < t->files; i++)
         device_init(t, &t->devices[i], c->nvme_paths.item[i]);
     return t;
@@ -257,12 +247,70 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
 
 static void tier_delete(struct tier *t)
 {
-    devices_close(t);
+    free(t->devices);
     free(t);
 }
 
-/* Opens the files, which tier_delete closes, and finds what may lie where in them. */
-static int space_open(struct tier *t, const struct config *c, struct ucm_error *e)
+static void handle_closed_cb(uv_handle_t *handle)
+{
+    struct tier *t = handle->data;
+
+    if (--t->handles == 0)
+        tier_delete(t);
+}
+
+#define HANDLES 4
+
+static void handles_list(struct tier *t, uv_handle_t *out[HANDLES])
+{
+    out[0] = (uv_handle_t *)&t->turn.idle;
+    out[1] = (uv_handle_t *)&t->health_timer;
+    out[2] = (uv_handle_t *)&t->scrub_timer;
+    out[3] = (uv_handle_t *)&t->checkpoint_timer;
+}
+
+static void handles_open(struct tier *t)
+{
+    uv_handle_t *all[HANDLES];
+
+    (void)uv_idle_init(t->loop, &t->turn.idle); /* none of them can fail */
+    (void)uv_timer_init(t->loop, &t->health_timer);
+    (void)uv_timer_init(t->loop, &t->scrub_timer);
+    (void)uv_timer_init(t->loop, &t->checkpoint_timer);
+    handles_list(t, all);
+    for (unsigned i = 0; i < HANDLES; i++)
+        all[i]->data = t;
+    for (unsigned i = 1; i < HANDLES; i++)
+        uv_unref(all[i]); /* no timer keeps the loop alive */
+    t->handles = HANDLES;
+}
+
+/* Also of a tier that was opened in part. */
+static void tier_free(struct tier *t)
+{
+    uv_handle_t *all[HANDLES];
+
+    uring_close(t->ring);
+    nvme_recover_close(t);
+    nvme_checkpoint_close(t);
+    checksum_pool_close(&t->checksums);
+    free(t->read_ops);
+    free(t->write_ops);
+    free(t->headers);
+    segment_table_close(&t->segments);
+    ns_records_close(&t->ns_records);
+    devices_close(t);
+    if (t->handles == 0) {
+        tier_delete(t);
+        return;
+    }
+    handles_list(t, all);
+    for (unsigned i = 0; i < HANDLES; i++)
+        uv_close(all[i], handle_closed_cb);
+}
+
+/* All that may fail. */
+static int parts_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
     uint64_t epoch;
     int rc = devices_open(t, c, e);
@@ -271,97 +319,18 @@ static int space_open(struct tier *t, const struct config *c, struct ucm_error *
         rc = devices_start(t, 0, &epoch, e);
     if (rc == 0)
         rc = nvme_ns_records_open(t);
-    if (rc < 0)
-        return rc;
-    rc = epoch_check(t, &epoch, e);
+    if (rc == 0)
+        rc = epoch_check(t, &epoch, e);
     if (rc == 0)
         rc = segments_init(t, epoch);
-    if (rc < 0)
-        ns_records_close(&t->ns_records);
-    return rc;
-}
-
-static void space_close(struct tier *t)
-{
-    segment_table_close(&t->segments);
-    ns_records_close(&t->ns_records);
-}
-
-/* What reads and writes the files. */
-static int work_open(struct tier *t, const struct config *c, struct ucm_error *e)
-{
-    int rc = engines_open(t, c, e);
-
-    if (rc < 0)
-        return rc;
-    rc = checksum_pool_init(&t->checksums, t->loop, clamp(c->nvme_threads, 1, 1024),
-                            nvme_checksum_done, t);
-    if (rc < 0)
-        goto err_after_engines;
-    rc = ops_init(t);
-    if (rc < 0)
-        goto err_after_checksums;
-    return 0;
-
-err_after_checksums:
-    checksum_pool_close(&t->checksums);
-err_after_engines:
-    uring_close(t->ring);
-    return rc;
-}
-
-static void work_close(struct tier *t)
-{
-    uring_close(t->ring);
-    checksum_pool_close(&t->checksums);
-    ops_close(t);
-}
-
-/* What works beside reads and writes. */
-static int chores_open(struct tier *t, const struct config *c)
-{
-    int rc = nvme_budget_open(t);
-
-    if (rc < 0)
-        return rc;
-    rc = nvme_health_open(t, c->nvme_quarantine);
-    if (rc < 0)
-        goto err_after_budget;
-    rc = nvme_checkpoint_open(t);
-    if (rc < 0)
-        goto err_after_health;
-    rc = nvme_move_open(t, c->nvme_rewrite);
-    if (rc < 0)
-        goto err_after_checkpoint;
-    rc = nvme_scrub_open(t, c->nvme_scrub, c->nvme_scrub_interval_ms);
-    if (rc < 0)
-        goto err_after_move;
-    rc = nvme_recover_start(t);
-    if (rc < 0)
-        goto err_after_scrub;
-    return 0;
-
-err_after_scrub:
-    nvme_scrub_close(t);
-err_after_move:
-    nvme_move_close(t);
-err_after_checkpoint:
-    nvme_checkpoint_close(t);
-err_after_health:
-    nvme_health_close(t);
-err_after_budget:
-    nvme_budget_close(t);
-    return rc;
-}
-
-static void chores_close(struct tier *t)
-{
-    nvme_recover_close(t);
-    nvme_move_close(t);
-    nvme_checkpoint_close(t);
-    nvme_scrub_close(t);
-    nvme_health_close(t);
-    nvme_budget_close(t);
+    if (rc == 0)
+        rc = engines_open(t, c, e);
+    if (rc == 0)
+        rc = checksum_pool_init(&t->checksums, t->loop, clamp(c->nvme_threads, 1, 1024),
+                                nvme_checksum_done, t);
+    if (rc == 0)
+        rc = ops_init(t);
+    return rc == 0 ? nvme_recover_open(t) : rc;
 }
 
 static int nvme_open(struct uv_loop_s *loop, const struct config *config,
@@ -377,35 +346,20 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     if (!t)
         return -ENOMEM;
     metrics->nvme_bytes_used = 0;
-    rc = space_open(t, config, e);
-    if (rc < 0)
-        goto err_after_new;
-    rc = work_open(t, config, e);
-    if (rc < 0)
-        goto err_after_space;
-    rc = chores_open(t, config);
-    if (rc < 0)
-        goto err_after_work;
+    rc = parts_open(t, config, e);
+    if (rc < 0) {
+        tier_free(t);
+        if (rc == -ENOMEM)
+            ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
+        return rc;
+    }
+    handles_open(t);
+    nvme_health_init(t, config->nvme_quarantine);
+    nvme_move_init(t, config->nvme_rewrite);
+    nvme_scrub_start(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
+    nvme_recover_start(t);
     *out = t;
     return 0;
-
-err_after_work:
-    work_close(t);
-err_after_space:
-    space_close(t);
-err_after_new:
-    tier_delete(t);
-    if (rc == -ENOMEM)
-        ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the nvme tier");
-    return rc;
-}
-
-static void tier_free(struct tier *t)
-{
-    work_close(t);
-    chores_close(t);
-    space_close(t);
-    tier_delete(t);
 }
 
 void nvme_hold(struct tier *t)

@@ -10,12 +10,14 @@
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
+#include "daemon/format/checkpoint_format.h"
 #include "daemon/tier/checksum_pool.h"
 #include "daemon/tier/engine.h"
 #include "daemon/tier/ns_records.h"
 #include "daemon/tier/nvme_file.h"
 #include "daemon/tier/segment.h"
 #include "daemon/tier/tier.h"
+#include "proto/backoff.h"
 
 #define NVME_PRIORITIES 16
 #define NVME_READS_QUEUED_MAX 65536u
@@ -33,6 +35,17 @@ struct nvme_job {
     struct tier *tier;
     void (*run)(struct nvme_job *job);  /* in the pool; NULL: nothing is to be done there */
     void (*done)(struct nvme_job *job); /* on the loop */
+};
+
+/* Of a file: its list of segments in quarantine, and its health checks, which write that list. */
+struct nvme_health {
+    struct nvme_quarantine list, stored; /* stored: what is being written */
+    unsigned next;                       /* copy to write next */
+    bool busy, due;
+    bool waiting, checking; /* for the next health check; one is under way */
+    struct backoff retry;   /* reset by a write that succeeds */
+    int status;
+    struct nvme_job job;
 };
 
 struct nvme_device {
@@ -58,27 +71,37 @@ struct nvme_device {
     _Atomic uint32_t syncs_failed;
     _Atomic int sync_error; /* the last one's */
     uint32_t syncs_failed_seen;
+    struct nvme_health health;
 };
 
-/* One engine operation; in the pool of free ones otherwise. */
+/* One engine operation; in a pool of free ones otherwise. */
 struct nvme_op {
     struct engine_op e;
     struct list link; /* in the pool */
     struct tier *tier;
+    void (*finish)(struct nvme_op *op, int status); /* 0: all bytes were moved; or -errno */
     struct segment *segment;
     uint32_t record; /* the first */
     uint64_t left;   /* bytes */
     unsigned attempts;
     bool ring_failed; /* an attempt of the ring did */
-    unsigned n;
-    struct tier_io **ios;
-    uint8_t *headers; /* of a write */
-    /* A read's one io and iovec; a write has arrays of its own. */
-    struct tier_io *io;
-    struct iovec iov;
+    uint8_t *headers; /* pages: of a write to be written, of recovery to be read */
+    unsigned n;       /* parts of a write; a read has one */
+    struct tier_io *ios[NVME_MERGE_IOS];
+    struct iovec iov[NVME_IOVECS];
 };
 
-struct scan_op;
+/* The checkpoint that recovery reads. */
+struct nvme_restore {
+    struct nvme_job job;
+    unsigned file;
+    struct checkpoint_reader reader;
+    /* What of its buffer is taken over. */
+    size_t at;
+    uint32_t entry;
+    struct segment *segment; /* of the span at `at`; NULL: to be skipped */
+    struct checkpoint_span span;
+};
 
 struct nvme_recovery {
     enum {
@@ -88,16 +111,15 @@ struct nvme_recovery {
         RECOVERY_RECORDS,
         RECOVERY_DUPLICATES
     } state;
-    struct scan_op *ops;
+    struct nvme_restore restore;
+    struct nvme_op *ops;
     uint8_t *pages;
     struct list pool;
     unsigned in_flight;
     uint32_t file, number, record; /* the cursor */
     uint32_t numbers;              /* segments of the longest file */
     uint64_t before;               /* sequences of earlier runs are below this */
-    bool again;                    /* `turn` brings the loop back here */
-    struct nvme_job turn;
-    struct list duplicates; /* found twice, to be compared */
+    struct list duplicates;        /* found twice, to be compared */
     unsigned duplicates_n, duplicate_reads;
     uint64_t segments, segments_done, parts, bytes, refused;
     uint64_t start_ms, progress_ms;
@@ -112,12 +134,71 @@ struct nvme_ns_writer {
     struct nvme_ns_record record;
 };
 
-struct nvme_health;
-struct nvme_budget;
-struct nvme_mover;
-struct nvme_checkpoint;
-struct nvme_restore;
-struct nvme_scrub;
+/* The next turn of the loop (nvme_turn.c). */
+enum {
+    NVME_TURN_WRITES = 1, /* writes are ready */
+    NVME_TURN_GATHERED =
+        2, /* a write was pushed to the checksums: more may come before the flush */
+    NVME_TURN_RECOVERY = 4,
+    NVME_TURN_CHECKPOINT = 8,
+};
+struct nvme_turn {
+    uv_idle_t idle; /* runs when something is due, or `parts` begins again */
+    unsigned due;
+    unsigned parts; /* of the writes begun in this turn */
+};
+
+/* A live record to be read and compared with what is known of it. */
+struct nvme_check {
+    uint64_t owner, bytes;
+    uint32_t part;
+    struct tier_place place;
+    bool headers; /* and its header and its segment's, which are repaired, unsynced */
+    bool idle;    /* behind all other I/O of the host, and not counted as a read */
+    /* status: 0 when all is right by now, or the record was forgotten meanwhile; -errno of the read
+     * or the repair. */
+    void (*done)(struct tier *t, void *ctx, int status, bool bad_header);
+    void *ctx;
+};
+
+struct nvme_scrub {
+    struct tier *tier;
+    uint64_t rate, interval_ms;
+    /* The pass. */
+    uint64_t begun_ms, due_ns, busy_since_ms;
+    unsigned file, unreadable; /* file UINT_MAX: none is under way */
+    uint32_t number, record;   /* the cursor */
+    struct tier_described want;
+    struct nvme_check check; /* of the record at the cursor */
+};
+
+struct nvme_mover {
+    struct tier *tier;
+    unsigned percent;        /* 0: nothing is moved */
+    struct segment *segment; /* that is being emptied; NULL: idle */
+    uint32_t record, left;   /* the cursor; how many may still be moved */
+    unsigned active;         /* operations under way */
+    uint64_t bytes;          /* of their memory */
+    struct list moved;       /* to be synced */
+    bool unsynced;           /* some could not be */
+    bool checking;
+};
+
+/* The checkpoint that is being written. */
+struct nvme_checkpoint {
+    struct tier *tier;
+    struct nvme_job job;
+    const char *suffix;
+    int fd;
+    unsigned file;
+    uint32_t number, record; /* the cursor */
+    uint64_t offset, size;
+    uint64_t mark;   /* nvme_written_bytes when it was begun */
+    uint8_t *buffer; /* NULL: none is being written */
+    size_t n;
+    bool last; /* of this file */
+    int status;
+};
 
 struct tier {
     uv_loop_t *loop;
@@ -136,28 +217,30 @@ struct tier {
 
     struct nvme_op *read_ops, *write_ops;
     struct list read_pool, write_pool;
-    struct tier_io **merge_ios;
-    struct iovec *merge_iovs;
-    uint8_t *headers;
+    uint8_t *headers; /* of the write_ops */
 
     struct list ready;                    /* writes that have their checksum */
     uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
     unsigned reads_queued, writes_queued; /* not yet given to the engine */
-    unsigned writes_in_flight, turn;      /* turn: file that the next write goes to */
+    unsigned writes_in_flight, next_file; /* next_file: that the next write goes to */
     uint64_t record_sequence;
     struct ns_records ns_records;
     struct nvme_ns_writer ns_writer;
     struct nvme_recovery recovery;
-    struct nvme_health *health;
-    struct nvme_budget *budget;
-    struct nvme_scrub *scrub;           /* NULL: there is none */
-    struct nvme_checkpoint *checkpoint; /* NULL: none are written */
-    struct nvme_restore *restore;       /* while one is read */
-    struct nvme_mover *mover;           /* NULL: nothing is moved */
-    bool stalled;                       /* no room until a write has ended */
-    unsigned checks;                    /* under way */
-    unsigned held;                      /* how often nvme_hold was called and not undone */
+    struct nvme_turn turn;
+    unsigned quarantine_percent; /* of a file's segments: with more it takes no writes */
+    uv_timer_t health_timer;
+    struct nvme_scrub scrub;
+    uv_timer_t scrub_timer;
+    struct nvme_mover mover;
+    struct nvme_checkpoint checkpoint;
+    uint64_t checkpoint_mark, checkpoint_size; /* of the last whole one */
+    uv_timer_t checkpoint_timer;
+    bool stalled;    /* no room until a write has ended */
+    unsigned checks; /* under way */
+    unsigned held;   /* how often nvme_hold was called and not undone */
     bool closing;
+    unsigned handles; /* of the loop that are still open */
 };
 
 /* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
@@ -169,8 +252,10 @@ void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvm
 /* ---- nvme_io.c ---- */
 
 bool nvme_ring_usable(const struct tier *t);
-/* Through the ring if that is wanted and possible, else through the threads. op->file is set. */
-void nvme_op_start(struct tier *t, struct engine_op *op, bool ring);
+/* Moves what op->e.iov says, in three attempts, the last by the threads. */
+void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
+void nvme_read_finish(struct nvme_op *op, int status);
+void nvme_write_finish(struct nvme_op *op, int status);
 /* idle: behind all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
@@ -183,19 +268,14 @@ void nvme_pump_writes(struct tier *t);
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
-/* ---- nvme_budget.c ---- */
+/* ---- nvme_turn.c ---- */
 
-/* 0 or -ENOMEM. */
-int nvme_budget_open(struct tier *t);
-void nvme_budget_close(struct tier *t);
+/* what: of NVME_TURN_. */
+void nvme_turn_want(struct tier *t, unsigned what);
 /* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
-bool nvme_budget_left(struct tier *t);
+bool nvme_turn_may_write(struct tier *t);
 /* A write of so many parts was begun. */
-void nvme_budget_spend(struct tier *t, unsigned parts);
-/* Writes are ready: the next turn pumps them. */
-void nvme_budget_pump_later(struct tier *t);
-/* A write was pushed to the checksums: they are flushed after a turn without such a push. */
-void nvme_budget_checksum_later(struct tier *t);
+void nvme_turn_spend(struct tier *t, unsigned parts);
 
 /* ---- nvme_sync.c ---- */
 
@@ -211,9 +291,8 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* ---- nvme_move.c ---- */
 
-/* percent: of a segment's records that may be moved. 0 or -ENOMEM. */
-int nvme_move_open(struct tier *t, unsigned percent);
-void nvme_move_close(struct tier *t);
+/* percent: of a segment's records that may be moved. */
+void nvme_move_init(struct tier *t, unsigned percent);
 bool nvme_moving(const struct tier *t);
 /* Parts that left this segment may lie in another file, not synced yet. */
 bool nvme_emptying(const struct tier *t, const struct segment *s);
@@ -227,8 +306,10 @@ void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
 
 /* ---- nvme_recover.c ---- */
 
-/* Begins in the background. 0 or -ENOMEM. */
-int nvme_recover_start(struct tier *t);
+/* 0 or -ENOMEM; then nvme_recover_close. */
+int nvme_recover_open(struct tier *t);
+/* Begins in the background. */
+void nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
 bool nvme_recovering(const struct tier *t);
 /* The segment has records of an earlier run that are not all known yet. */
@@ -242,7 +323,7 @@ void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
  * does. */
 bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
                             const struct nvme_record_header *h, struct tier_duplicate *other);
-/* The last step goes on. */
+/* In the next turn, or when a duplicate was compared. */
 void nvme_recover_go_on(struct tier *t);
 
 /* ---- nvme_duplicates.c ---- */
@@ -257,12 +338,13 @@ void nvme_duplicates_drop(struct tier *t);
 
 /* Ends with nvme_recover_records, on a later turn of the loop or at once. */
 void nvme_restore_start(struct tier *t);
+void nvme_restore_go_on(struct tier *t);
+void nvme_restore_close(struct tier *t);
 
 /* ---- nvme_health.c ---- */
 
-/* percent: of a file's segments that may be in quarantine before it takes no more writes. */
-int nvme_health_open(struct tier *t, unsigned percent);
-void nvme_health_close(struct tier *t);
+/* Applies the lists of segments in quarantine. */
+void nvme_health_init(struct tier *t, unsigned percent);
 /* A write or a sync of the file failed, or a write did not. */
 void nvme_write_failed(struct tier *t, unsigned file, int status);
 void nvme_write_worked(struct tier *t, unsigned file);
@@ -277,18 +359,9 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
 void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
                            const struct tier_described *d, struct nvme_record_header *out);
 
-/* A live record to be read and compared with what is known of it. */
-struct nvme_check {
-    uint64_t owner, bytes;
-    uint32_t part;
-    struct tier_place place;
-    bool headers; /* and its header and its segment's, which are repaired, unsynced */
-    bool idle;    /* behind all other I/O of the host, and not counted as a read */
-    /* status: 0 when all is right by now, or the record was forgotten meanwhile; -errno of the read
-     * or the repair. */
-    void (*done)(struct tier *t, void *ctx, int status, bool bad_header);
-    void *ctx;
-};
+/* What the index knows of a record; false: it is not live, or not known. */
+bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
+                   struct tier_described *out);
 
 /* 0: done will be called, on the loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
 int nvme_check(struct tier *t, const struct nvme_check *asked);
@@ -296,14 +369,13 @@ int nvme_check(struct tier *t, const struct nvme_check *asked);
 /* ---- nvme_scrub.c ---- */
 
 /* rate: bytes a second; 0: none. */
-int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms);
-void nvme_scrub_close(struct tier *t);
+void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms);
 
 /* ---- nvme_checkpoint.c ---- */
 
 #define PATH_BYTES 4352u
 
-int nvme_checkpoint_open(struct tier *t);
+void nvme_checkpoint_go_on(struct tier *t);
 void nvme_checkpoint_close(struct tier *t);
 /* Something was written: a checkpoint may be due in a while. */
 void nvme_checkpoint_later(struct tier *t);

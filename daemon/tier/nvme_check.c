@@ -60,6 +60,13 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
     memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
 }
 
+bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
+                   struct tier_described *out)
+{
+    return s->states[record] == RECORD_LIVE &&
+           t->callbacks.describe(t->callbacks.ctx, s->owners[record], out);
+}
+
 static void check_end(struct check *c, int status)
 {
     struct tier *t = c->job.tier;
@@ -127,15 +134,14 @@ static void headers_done(struct nvme_job *job)
 static bool headers_start(struct check *c)
 {
     struct tier *t = c->job.tier;
-    struct tier_described d = {0};
+    struct tier_described d;
     struct nvme_segment_header segment;
     struct nvme_record_header record;
     struct segment *s;
 
     if (t->closing ||
         segment_find(&t->segments, c->io.place.loc, c->io.bytes, &s, &c->record) < 0 ||
-        s->header != SEGMENT_HEADER_WRITTEN || !t->callbacks.describe ||
-        !t->callbacks.describe(t->callbacks.ctx, s->owners[c->record], &d))
+        s->header != SEGMENT_HEADER_WRITTEN || !nvme_describe(t, s, c->record, &d))
         return false;
     c->segment = s;
     c->fd = t->devices[s->file].file.fd;

@@ -27,26 +27,6 @@
 #define DUE_BYTES (64ull << 20) /* written since the last one, and */
 #define DUE_FACTOR 32           /* so many times the last one's size */
 
-struct nvme_checkpoint {
-    struct tier *tier;
-    uv_timer_t timer;
-    uv_idle_t idle;   /* runs while records are described */
-    unsigned handles; /* still open */
-    bool busy;
-    uint64_t written_mark, size; /* nvme_written_bytes at the last one's start; its size */
-    /* The one that is being written. */
-    const char *suffix;
-    int fd;
-    unsigned file;
-    uint32_t number, record; /* the cursor */
-    uint64_t offset, mark;
-    uint8_t *buffer;
-    size_t n;
-    bool last; /* of this file */
-    int status;
-    struct nvme_job job;
-};
-
 static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
 {
     snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].folder, NVME_INDEX_FILE, suffix);
@@ -82,18 +62,12 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
         return false;
     memcpy(r.uuid, t->devices[s->file].file.uuid, sizeof(r.uuid));
     for (uint32_t i = r.from; s->states && i < r.to; i++) {
-        struct nvme_record_header h = {.record = i, .sequence = s->sequences[i]};
-        struct tier_described d = {0};
+        struct nvme_record_header h;
+        struct tier_described d;
 
-        if (s->states[i] != RECORD_LIVE ||
-            !t->callbacks.describe(t->callbacks.ctx, s->owners[i], &d))
+        if (!nvme_describe(t, s, i, &d))
             continue;
-        memcpy(h.fingerprint, d.name.fingerprint, sizeof(h.fingerprint));
-        memcpy(h.key, d.name.key, sizeof(h.key));
-        h.key_bytes = d.name.key_bytes;
-        h.part = d.name.part;
-        h.payload_bytes = d.bytes;
-        h.checksum = d.checksum;
+        nvme_record_header_of(t, s, i, &d, &h);
         checkpoint_entry_encode(p, r.entries++, &h);
     }
     checkpoint_span_seal(p, &r);
@@ -103,7 +77,7 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
 }
 
 /* Fills the buffer as far as time and room allow. False: there is room for more. */
-static bool step_describe(struct nvme_checkpoint *k, uint64_t limit_ns)
+static bool buffer_fill(struct nvme_checkpoint *k, uint64_t limit_ns)
 {
     struct segment_file *f = &k->tier->segments.file[k->file];
     uint64_t end = uv_hrtime() + limit_ns;
@@ -144,7 +118,7 @@ static int file_publish(struct nvme_checkpoint *k)
     return io_folder_sync(d->folder);
 }
 
-static void step_write(struct nvme_checkpoint *k)
+static void buffer_write(struct nvme_checkpoint *k)
 {
     char path[PATH_BYTES];
 
@@ -190,31 +164,28 @@ static bool file_ended(struct nvme_checkpoint *k)
     return true;
 }
 
-static void timer_cb(uv_timer_t *timer);
-
-/* No timer of its own runs while nothing is written: an idle daemon sleeps. */
-void nvme_checkpoint_later(struct tier *t)
+static bool begin(struct nvme_checkpoint *k, struct tier *t, const char *suffix)
 {
-    struct nvme_checkpoint *k = t->checkpoint;
-
-    if (k && !uv_is_active((uv_handle_t *)&k->timer))
-        (void)uv_timer_start(&k->timer, timer_cb, TICK_MS, 0); /* refuses a closing handle only */
+    *k = (struct nvme_checkpoint){
+        .tier = t, .suffix = suffix, .fd = -1, .mark = t->metrics->nvme_written_bytes};
+    k->buffer = malloc(BUFFER_BYTES);
+    return k->buffer && file_next(k);
 }
 
-static void begin(struct nvme_checkpoint *k, const char *suffix)
+static void end(struct nvme_checkpoint *k)
 {
-    k->suffix = suffix;
+    if (k->fd >= 0)
+        close(k->fd);
     k->fd = -1;
-    k->file = 0;
-    k->mark = k->tier->metrics->nvme_written_bytes;
-    k->size = 0;
+    free(k->buffer);
+    k->buffer = NULL;
 }
 
-static void step(struct nvme_checkpoint *k);
+/* ---- while the tier serves ---- */
 
 static void write_run(struct nvme_job *job)
 {
-    step_write(LIST_ENTRY(job, struct nvme_checkpoint, job));
+    buffer_write(LIST_ENTRY(job, struct nvme_checkpoint, job));
 }
 
 static void write_done(struct nvme_job *job)
@@ -223,123 +194,77 @@ static void write_done(struct nvme_job *job)
     struct tier *t = k->tier;
 
     (void)nvme_sync_trusted(t, &t->devices[k->file]);
-    if (t->closing) {
-        if (k->fd >= 0)
-            close(k->fd);
-        k->busy = false;
-    } else if (!file_ended(k) || file_next(k)) {
-        step(k);
-    } else {
-        k->busy = false;
-        k->written_mark = k->mark;
-        t->metrics->nvme_checkpoints++;
-        log_debug(ROOM, "checkpoint", "bytes=%" PRIu64, k->size);
-    }
-    nvme_release(t);
-}
-
-static void idle_cb(uv_idle_t *idle)
-{
-    struct nvme_checkpoint *k = idle->data;
-
-    if (!k->tier->closing && !step_describe(k, TURN_NS))
+    if (t->closing)
         return;
-    uv_idle_stop(idle);
-    nvme_job_start(k->tier, &k->job, write_run, write_done);
+    k->n = 0;
+    if (!file_ended(k) || file_next(k)) {
+        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
+        return;
+    }
+    end(k);
+    t->checkpoint_mark = k->mark;
+    t->checkpoint_size = k->size;
+    t->metrics->nvme_checkpoints++;
+    log_debug(ROOM, "checkpoint", "bytes=%" PRIu64, k->size);
 }
 
-static void step(struct nvme_checkpoint *k)
+void nvme_checkpoint_go_on(struct tier *t)
 {
-    nvme_hold(k->tier);
-    k->n = 0;
-    k->last = false;
-    (void)uv_idle_start(&k->idle, idle_cb); /* refuses a missing callback only */
+    if (t->closing)
+        return;
+    if (buffer_fill(&t->checkpoint, TURN_NS))
+        nvme_job_start(t, &t->checkpoint.job, write_run, write_done);
+    else
+        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
 }
 
 static void timer_cb(uv_timer_t *timer)
 {
-    struct nvme_checkpoint *k = timer->data;
-    uint64_t written = k->tier->metrics->nvme_written_bytes - k->written_mark;
+    struct tier *t = timer->data;
+    uint64_t written = t->metrics->nvme_written_bytes - t->checkpoint_mark;
 
-    if (k->tier->closing || written < DUE_BYTES || written < DUE_FACTOR * k->size)
+    if (t->closing || written < DUE_BYTES || written < DUE_FACTOR * t->checkpoint_size)
         return; /* the next write comes here again */
-    if (k->busy || nvme_recovering(k->tier)) {
-        nvme_checkpoint_later(k->tier);
-        return;
-    }
-    begin(k, ".tmp");
-    if (!file_next(k))
-        return;
-    k->busy = true;
-    step(k);
+    if (t->checkpoint.buffer || nvme_recovering(t))
+        nvme_checkpoint_later(t);
+    else if (begin(&t->checkpoint, t, ".tmp"))
+        nvme_turn_want(t, NVME_TURN_CHECKPOINT);
+    else
+        end(&t->checkpoint);
 }
 
-/* ---- life ---- */
-
-int nvme_checkpoint_open(struct tier *t)
+/* No timer runs while nothing is written: an idle daemon sleeps. */
+void nvme_checkpoint_later(struct tier *t)
 {
-    struct nvme_checkpoint *k;
-    int rc;
+    uv_timer_t *timer = &t->checkpoint_timer;
 
-    if (!t->callbacks.describe)
-        return 0;
-    k = calloc(1, sizeof(*k));
-    if (!k)
-        return -ENOMEM;
-    k->tier = t;
-    k->buffer = malloc(BUFFER_BYTES);
-    rc = k->buffer ? uv_timer_init(t->loop, &k->timer) : -ENOMEM;
-    if (rc < 0) {
-        free(k->buffer);
-        free(k);
-        return -ENOMEM;
-    }
-    (void)uv_idle_init(t->loop, &k->idle); /* can't fail */
-    k->handles = 2;
-    k->timer.data = k->idle.data = k;
-    uv_unref((uv_handle_t *)&k->timer);
-    t->checkpoint = k;
-    return 0;
-}
-
-static void closed_cb(uv_handle_t *handle)
-{
-    struct nvme_checkpoint *k = handle->data;
-
-    if (--k->handles > 0)
-        return;
-    free(k->buffer);
-    free(k);
+    if (!uv_is_active((uv_handle_t *)timer))
+        (void)uv_timer_start(timer, timer_cb, TICK_MS, 0); /* refuses a closing handle only */
 }
 
 void nvme_checkpoint_close(struct tier *t)
 {
-    if (!t->checkpoint)
-        return;
-    uv_close((uv_handle_t *)&t->checkpoint->timer, closed_cb);
-    uv_close((uv_handle_t *)&t->checkpoint->idle, closed_cb);
+    if (t->checkpoint.buffer)
+        end(&t->checkpoint);
 }
 
-/* Before an orderly stop, all of it at once. One that the pool is writing meanwhile has another
- * name. */
+/* ---- before an orderly stop ---- */
+
+/* All of it at once. One that the pool is writing meanwhile has another name. */
 void nvme_checkpoint_last(struct tier *t)
 {
-    struct nvme_checkpoint k = {.tier = t};
+    struct nvme_checkpoint k;
 
-    if (!t->checkpoint || nvme_recovering(t))
+    if (nvme_recovering(t))
         return; /* the one from before stays valid for what it lists */
-    k.buffer = malloc(BUFFER_BYTES);
-    if (!k.buffer)
-        return;
-    begin(&k, ".last");
-    while (file_next(&k)) {
+    if (begin(&k, t, ".last")) {
         do {
             k.n = 0;
-            (void)step_describe(&k, UINT64_C(1) << 40);
-            step_write(&k);
-        } while (!file_ended(&k));
+            (void)buffer_fill(&k, UINT64_C(1) << 40);
+            buffer_write(&k);
+        } while (!file_ended(&k) || file_next(&k));
+        t->metrics->nvme_checkpoints++;
+        log_info(ROOM, "checkpoint", "bytes=%" PRIu64, k.size);
     }
-    t->metrics->nvme_checkpoints++;
-    log_info(ROOM, "checkpoint", "bytes=%" PRIu64, k.size);
-    free(k.buffer);
+    end(&k);
 }

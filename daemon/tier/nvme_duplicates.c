@@ -31,8 +31,7 @@ static void duplicate_free(struct tier *t, struct duplicate *w)
 void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
                         const struct nvme_record_header *h)
 {
-    struct duplicate *w =
-        t->recovery.duplicates_n < DUPLICATES_MAX && t->callbacks.lost ? malloc(sizeof(*w)) : NULL;
+    struct duplicate *w = t->recovery.duplicates_n < DUPLICATES_MAX ? malloc(sizeof(*w)) : NULL;
 
     if (!w)
         return; /* keeps the place that was taken over */

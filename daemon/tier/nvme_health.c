@@ -6,163 +6,142 @@
 
 #include "daemon/base/log.h"
 #include "daemon/format/io.h"
-#include "proto/backoff.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdalign.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ROOM "tier"
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
 #define CHECK_MIN_MS 1000u    /* between health checks of a file that failed */
 #define CHECK_MAX_MS 300000u
 
-struct health_file {
-    struct tier *tier;
-    struct nvme_device *device;
-    struct nvme_quarantine list;
-    uint8_t *page;
-    unsigned next; /* copy to write next */
-    bool busy, due;
-    bool waiting, checking; /* for the next health check; one is under way */
-    struct backoff retry;   /* reset by a write that succeeds */
-    int status;
-    struct nvme_job job;
-};
-
-struct nvme_health {
-    struct tier *tier;
-    uv_timer_t timer;
-    unsigned percent;
-    uint8_t *pages;
-    struct health_file *file;
-};
+static unsigned device_number(const struct nvme_device *d)
+{
+    return (unsigned)(d - d->tier->devices);
+}
 
 /* ---- keeping the list: a page is written by the pool ---- */
 
 static void store_run(struct nvme_job *job)
 {
-    struct health_file *f = LIST_ENTRY(job, struct health_file, job);
+    struct nvme_device *d = LIST_ENTRY(job, struct nvme_device, health.job);
+    alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
 
-    f->status = io_write(f->device->file.fd, f->page, NVME_PAGE, NVME_QUARANTINE_OFFSET(f->next));
-    if (f->status == 0)
-        f->status = nvme_device_sync(f->device);
+    nvme_quarantine_encode(&d->health.stored, page);
+    d->health.status =
+        io_write(d->file.fd, page, NVME_PAGE, NVME_QUARANTINE_OFFSET(d->health.next));
+    if (d->health.status == 0)
+        d->health.status = nvme_device_sync(d);
 }
 
-static void store(struct health_file *f);
-static void check_ended(struct health_file *f);
+static void store(struct nvme_device *d);
+static void check_ended(struct nvme_device *d);
 
 static void store_done(struct nvme_job *job)
 {
-    struct health_file *f = LIST_ENTRY(job, struct health_file, job);
-    struct tier *t = f->tier;
+    struct nvme_device *d = LIST_ENTRY(job, struct nvme_device, health.job);
+    struct nvme_health *k = &d->health;
 
-    f->busy = false;
-    (void)nvme_sync_trusted(t, f->device);
-    if (f->status == 0)
-        f->next = 1 - f->next;
-    else if (!f->checking)
-        log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", f->device->file.path,
-                  strerror(-f->status));
-    if (f->checking && !t->closing)
-        check_ended(f);
-    if (f->due) /* the list has changed meanwhile */
-        store(f);
+    k->busy = false;
+    (void)nvme_sync_trusted(d->tier, d);
+    if (k->status == 0)
+        k->next = 1 - k->next;
+    else if (!k->checking)
+        log_error(ROOM, "quarantine-not-kept", "path=%s error=%s", d->file.path,
+                  strerror(-k->status));
+    if (k->checking && !d->tier->closing)
+        check_ended(d);
+    if (k->due) /* the list has changed meanwhile */
+        store(d);
 }
 
-static void store(struct health_file *f)
+static void store(struct nvme_device *d)
 {
-    f->due = f->busy;
-    if (f->busy)
+    struct nvme_health *k = &d->health;
+
+    k->due = k->busy;
+    if (k->busy)
         return;
-    f->busy = true;
-    f->list.change++;
-    nvme_quarantine_encode(&f->list, f->page);
-    nvme_job_start(f->tier, &f->job, store_run, store_done);
-}
-
-static void list_load(struct health_file *f)
-{
-    const struct nvme_file *file = &f->device->file;
-
-    if (file->fd >= 0)
-        f->next = nvme_quarantine_read(file->fd, file->uuid, &f->list).next;
-    memcpy(f->list.uuid, file->uuid, sizeof(f->list.uuid));
+    k->busy = true;
+    k->list.change++;
+    k->stored = k->list;
+    nvme_job_start(d->tier, &k->job, store_run, store_done);
 }
 
 /* ---- degraded, and back ---- */
 
-static bool bound_passed(const struct tier *t, const struct nvme_device *d)
+static bool bound_passed(const struct nvme_device *d)
 {
-    const struct segment_file *s = &t->segments.file[d - t->devices];
-    uint64_t bound = (uint64_t)s->count * t->health->percent / 100;
+    const struct segment_file *s = &d->tier->segments.file[device_number(d)];
+    uint64_t bound = (uint64_t)s->count * d->tier->quarantine_percent / 100;
 
     if (bound > NVME_QUARANTINE_MAX - 1)
         bound = NVME_QUARANTINE_MAX - 1; /* the page has room for one more */
     return s->quarantined > (bound > 1 ? bound : 1);
 }
 
-static struct health_file *health_file(struct tier *t, const struct nvme_device *d)
-{
-    return &t->health->file[d - t->devices];
-}
-
-static void device_degrade(struct tier *t, struct nvme_device *d, const char *why)
+static void device_degrade(struct nvme_device *d, const char *why)
 {
     if (d->degraded)
         return;
     d->degraded = true;
-    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s",
-             (unsigned)(d - t->devices), why);
-    segment_file_stop(&t->segments, (uint32_t)(d - t->devices));
+    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s", device_number(d), why);
+    segment_file_stop(&d->tier->segments, device_number(d));
     log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, why);
 }
 
+/* No health check gives such a file back: an operator has to look at the disk. */
+static void bound_check(struct nvme_device *d)
+{
+    if (bound_passed(d))
+        device_degrade(d, "too many segments are in quarantine");
+}
+
 static void timer_cb(uv_timer_t *timer);
-static void bound_check(struct tier *t, struct nvme_device *d);
 
 /* No timer runs while all files are well. */
-static void timer_arm(struct nvme_health *k)
+static void timer_arm(struct tier *t)
 {
-    uint64_t now = uv_now(k->tier->loop), next = UINT64_MAX;
+    uint64_t now = uv_now(t->loop), next = UINT64_MAX;
 
-    for (unsigned i = 0; i < k->tier->files; i++)
-        if (k->file[i].waiting && !k->file[i].checking && k->file[i].retry.until < next)
-            next = k->file[i].retry.until;
+    for (unsigned i = 0; i < t->files; i++) {
+        const struct nvme_health *k = &t->devices[i].health;
+
+        if (k->waiting && !k->checking && k->retry.until < next)
+            next = k->retry.until;
+    }
     if (next != UINT64_MAX) /* refuses a closing handle only */
-        (void)uv_timer_start(&k->timer, timer_cb, next > now ? next - now : 0, 0);
+        (void)uv_timer_start(&t->health_timer, timer_cb, next > now ? next - now : 0, 0);
 }
 
-static void check_later(struct health_file *f)
+static void check_later(struct nvme_device *d)
 {
-    f->waiting = true;
-    (void)backoff_fail(&f->retry, uv_now(f->tier->loop));
-    timer_arm(f->tier->health);
+    d->health.waiting = true;
+    (void)backoff_fail(&d->health.retry, uv_now(d->tier->loop));
+    timer_arm(d->tier);
 }
 
-static void check_ended(struct health_file *f)
+static void check_ended(struct nvme_device *d)
 {
-    struct tier *t = f->tier;
-    struct nvme_device *d = f->device;
+    struct tier *t = d->tier;
 
-    f->checking = false;
-    if (f->status < 0) {
+    d->health.checking = false;
+    if (d->health.status < 0) {
         log_debug(ROOM, "health-check-failed", "path=%s error=%s", d->file.path,
-                  nvme_file_trouble(f->status));
-        check_later(f);
+                  nvme_file_trouble(d->health.status));
+        check_later(d);
         return;
     }
-    f->waiting = false;
+    d->health.waiting = false;
     d->degraded = false;
-    bound_check(t, d);
+    bound_check(d);
     if (d->degraded)
         return;
     d->write_failures = WRITE_FAILURES_MAX - 1; /* on trial: one more and it is out again */
-    segment_file_start(&t->segments, (uint32_t)(d - t->devices));
+    segment_file_start(&t->segments, device_number(d));
     t->metrics->nvme_files_lost -= d->lost;
     d->lost = false;
     t->metrics->nvme_returned++;
@@ -172,18 +151,17 @@ static void check_ended(struct health_file *f)
 
 static void timer_cb(uv_timer_t *timer)
 {
-    struct nvme_health *k = timer->data;
-    uint64_t now = uv_now(k->tier->loop);
+    struct tier *t = timer->data;
 
-    for (unsigned i = 0; i < k->tier->files && !k->tier->closing; i++) {
-        struct health_file *f = &k->file[i];
+    for (unsigned i = 0; i < t->files && !t->closing; i++) {
+        struct nvme_health *k = &t->devices[i].health;
 
-        if (!f->waiting || f->checking || !backoff_ready(&f->retry, now))
+        if (!k->waiting || k->checking || !backoff_ready(&k->retry, uv_now(t->loop)))
             continue;
-        f->checking = true;
-        store(f);
+        k->checking = true;
+        store(&t->devices[i]);
     }
-    timer_arm(k);
+    timer_arm(t);
 }
 
 void nvme_write_failed(struct tier *t, unsigned file, int status)
@@ -197,14 +175,14 @@ void nvme_write_failed(struct tier *t, unsigned file, int status)
         return;
     d->lost = gone;
     t->metrics->nvme_files_lost += gone;
-    device_degrade(t, d, nvme_file_trouble(status));
-    check_later(health_file(t, d));
+    device_degrade(d, nvme_file_trouble(status));
+    check_later(d);
 }
 
 void nvme_write_worked(struct tier *t, unsigned file)
 {
     t->devices[file].write_failures = 0;
-    backoff_reset(&t->health->file[file].retry);
+    backoff_reset(&t->devices[file].health.retry);
 }
 
 /* ---- quarantine ---- */
@@ -219,13 +197,6 @@ static void figures_update(struct tier *t)
     t->metrics->nvme_bytes_capacity = t->segments.capacity_bytes;
 }
 
-/* No health check gives such a file back: an operator has to look at the disk. */
-static void bound_check(struct tier *t, struct nvme_device *d)
-{
-    if (bound_passed(t, d))
-        device_degrade(t, d, "too many segments are in quarantine");
-}
-
 /* A crash may have cut off a write that no checkpoint covers: wrong bytes there say nothing about
  * the disk. One of these writes may also have been the first of a segment's new opening, and have
  * overwritten records that the checkpoint lists for the old one. */
@@ -238,79 +209,44 @@ static bool perhaps_torn(const struct tier *t, const struct segment *s, uint32_t
 void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record)
 {
     struct nvme_device *d = &t->devices[s->file];
-    struct health_file *f = health_file(t, d);
+    struct nvme_quarantine *list = &d->health.list;
 
     if (perhaps_torn(t, s, record) || !segment_quarantine(&t->segments, s))
         return;
     log_error(ROOM, "segment-quarantined", "path=%s segment=%" PRIu32 " record=%" PRIu32,
               d->file.path, s->number, record);
-    if (f->list.count < NVME_QUARANTINE_MAX)
-        f->list.segment[f->list.count++] = s->number;
+    if (list->count < NVME_QUARANTINE_MAX)
+        list->segment[list->count++] = s->number;
     figures_update(t);
-    bound_check(t, d);
-    store(f);
+    bound_check(d);
+    store(d);
 }
 
-static void list_apply(struct health_file *f)
+/* Reads the list, and takes the segments in it out of use. */
+static void list_load(struct nvme_device *d)
 {
-    struct segment_file *s = &f->tier->segments.file[f->device - f->tier->devices];
+    struct segment_table *t = &d->tier->segments;
+    struct segment_file *s = &t->file[device_number(d)];
+    struct nvme_quarantine *list = &d->health.list;
 
-    for (uint32_t i = 0; i < f->list.count; i++)
-        if (f->list.segment[i] < s->count)
-            (void)segment_quarantine(&f->tier->segments, &s->segments[f->list.segment[i]]);
+    if (d->file.fd >= 0)
+        d->health.next = nvme_quarantine_read(d->file.fd, d->file.uuid, list).next;
+    memcpy(list->uuid, d->file.uuid, sizeof(list->uuid));
+    for (uint32_t i = 0; i < list->count; i++)
+        if (list->segment[i] < s->count)
+            (void)segment_quarantine(t, &s->segments[list->segment[i]]);
     if (s->quarantined == 0)
         return;
-    log_warn(ROOM, "quarantine", "path=%s segments=%" PRIu32, f->device->file.path, s->quarantined);
-    bound_check(f->tier, f->device);
+    log_warn(ROOM, "quarantine", "path=%s segments=%" PRIu32, d->file.path, s->quarantined);
+    bound_check(d);
 }
 
-/* ---- life ---- */
-
-static void health_free(struct nvme_health *k)
+void nvme_health_init(struct tier *t, unsigned percent)
 {
-    free(k->pages);
-    free(k->file);
-    free(k);
-}
-
-int nvme_health_open(struct tier *t, unsigned percent)
-{
-    struct nvme_health *k = calloc(1, sizeof(*k));
-
-    if (!k)
-        return -ENOMEM;
-    k->tier = t;
-    k->percent = percent;
-    k->pages = aligned_alloc(NVME_PAGE, (size_t)t->files * NVME_PAGE);
-    k->file = calloc(t->files, sizeof(k->file[0]));
-    if (!k->pages || !k->file || uv_timer_init(t->loop, &k->timer) < 0) {
-        health_free(k);
-        return -ENOMEM;
-    }
-    k->timer.data = k;
-    uv_unref((uv_handle_t *)&k->timer);
-    t->health = k;
+    t->quarantine_percent = percent;
     for (unsigned i = 0; i < t->files; i++) {
-        struct health_file *f = &k->file[i];
-
-        f->tier = t;
-        f->device = &t->devices[i];
-        f->page = k->pages + (size_t)i * NVME_PAGE;
-        backoff_init(&f->retry, CHECK_MIN_MS, CHECK_MAX_MS, 0);
-        list_load(f);
-        list_apply(f);
+        backoff_init(&t->devices[i].health.retry, CHECK_MIN_MS, CHECK_MAX_MS, 0);
+        list_load(&t->devices[i]);
     }
     figures_update(t);
-    return 0;
-}
-
-static void closed_cb(uv_handle_t *handle)
-{
-    health_free(handle->data);
-}
-
-void nvme_health_close(struct tier *t)
-{
-    if (t->health)
-        uv_close((uv_handle_t *)&t->health->timer, closed_cb);
 }

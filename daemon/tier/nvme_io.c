@@ -60,18 +60,14 @@ static unsigned device_depth(struct tier *t)
     return nvme_ring_usable(t) ? t->ring_depth : t->threads_depth;
 }
 
-void nvme_op_start(struct tier *t, struct engine_op *op, bool ring)
-{
-    op->fd = t->devices[op->file].file.fd;
-    if (ring && nvme_ring_usable(t))
-        uring_start(t->ring, op);
-    else
-        threads_start(t->loop, op);
-}
-
 static void op_start(struct nvme_op *op)
 {
-    nvme_op_start(op->tier, &op->e, op->attempts + 1 < ATTEMPTS);
+    struct tier *t = op->tier;
+
+    if (op->attempts + 1 < ATTEMPTS && nvme_ring_usable(t))
+        uring_start(t->ring, &op->e);
+    else
+        threads_start(t->loop, &op->e);
 }
 
 static void op_advance(struct nvme_op *op, uint64_t bytes)
@@ -103,17 +99,11 @@ static void ring_judge(struct tier *t, const struct nvme_op *op)
     }
 }
 
-static void read_finish(struct nvme_op *op, int status);
-static void write_finish(struct nvme_op *op, int status);
-
 static void op_finish(struct nvme_op *op, int status)
 {
     if (status == 0)
         ring_judge(op->tier, op);
-    if (op->e.write)
-        write_finish(op, status);
-    else
-        read_finish(op, status);
+    op->finish(op, status);
 }
 
 static void op_done_cb(struct engine_op *e, ssize_t result)
@@ -136,9 +126,10 @@ static void op_done_cb(struct engine_op *e, ssize_t result)
         op_finish(op, result < 0 ? (int)result : -EIO); /* 0: the file ends here */
 }
 
-static void op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
+void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
 {
     op->e.file = file;
+    op->e.fd = op->tier->devices[file].file.fd;
     op->e.offset = offset;
     op->e.done = op_done_cb;
     op->left = 0;
@@ -146,12 +137,11 @@ static void op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
         op->left += op->e.iov[i].iov_len;
     op->attempts = 0;
     op->ring_failed = false;
-    op->tier->devices[file].in_flight++;
     if (op->e.write) {
         KILL_POINT("write-begin");
         /* a part of it reaches the disk: the header without its payload, or less */
-        KILL_POINT_WITH("write-torn", if (pwritev(op->tier->devices[file].file.fd, op->e.iov,
-                                                  (int)op->e.iovs / 2, (off_t)offset) < 0) abort());
+        KILL_POINT_WITH("write-torn", if (pwritev(op->e.fd, op->e.iov, (int)op->e.iovs / 2,
+                                                  (off_t)offset) < 0) abort());
     }
     op_start(op);
 }
@@ -208,20 +198,22 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
 
         d->reads_waiting--;
         t->reads_queued--;
-        op->io = io;
-        op->iov = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
-        op->e.iov = &op->iov;
+        d->in_flight++;
+        op->ios[0] = io;
+        op->iov[0] = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
+        op->e.iov = op->iov;
         op->e.iovs = 1;
         op->e.buffer = io->buffer;
         op->e.idle = io->scratch[IO_IDLE] != NULL;
-        op_begin(op, s->file, segment_record_offset(&t->segments, s, io_record(io)) + NVME_PAGE);
+        nvme_op_begin(op, s->file,
+                      segment_record_offset(&t->segments, s, io_record(io)) + NVME_PAGE);
     }
 }
 
-static void read_finish(struct nvme_op *op, int status)
+void nvme_read_finish(struct nvme_op *op, int status)
 {
     struct tier *t = op->tier;
-    struct tier_io *io = op->io;
+    struct tier_io *io = op->ios[0];
     struct nvme_device *d = &t->devices[op->e.file];
 
     nvme_hold(t);
@@ -285,10 +277,10 @@ int nvme_write(struct tier *t, struct tier_io *io)
     if (io->bytes <= CHECKSUM_SMALL) {
         io->place.checksum = checksum_of(io->data, io->bytes);
         list_push_back(&t->ready, &io->link);
-        nvme_budget_pump_later(t);
+        nvme_turn_want(t, NVME_TURN_WRITES);
     } else {
         checksum_push(&t->checksums, io, false);
-        nvme_budget_checksum_later(t);
+        nvme_turn_want(t, NVME_TURN_GATHERED);
     }
     return 0;
 }
@@ -363,12 +355,12 @@ static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigne
     if (!segment_writable(&t->segments))
         return -EROFS;
     for (unsigned i = 0; i < t->files; i++) {
-        unsigned file = (t->turn + i) % t->files;
+        unsigned file = (t->next_file + i) % t->files;
 
         if (!segment_has_room(&t->segments, file, stride, keep))
             continue;
         if (device_may_write(t, &t->devices[file])) {
-            t->turn = (file + 1) % t->files;
+            t->next_file = (file + 1) % t->files;
             *out = file;
             return 0;
         }
@@ -437,7 +429,6 @@ static void merge_segment_header(struct nvme_op *op)
 static int write_start(struct tier *t, unsigned file, uint64_t stride)
 {
     struct nvme_op *op = LIST_ENTRY(t->write_pool.next, struct nvme_op, link);
-    size_t index = (size_t)(op - t->write_ops);
     struct tier_io *next = ready_first(t);
     uint64_t offset, bytes = stride;
     uint32_t record;
@@ -448,7 +439,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
         return rc;
     list_remove(&op->link);
     op->n = 0;
-    op->e.iov = t->merge_iovs + index * NVME_IOVECS; /* a former round may have moved it */
+    op->e.iov = op->iov; /* a former round may have moved it */
     op->e.iovs = 0;
     record = op->record;
     offset = record == 0 ? segment_offset(&t->segments, op->segment)
@@ -466,10 +457,11 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
         merge_add(op, record);
         bytes += stride;
     }
+    t->devices[file].in_flight++;
     t->devices[file].writes++;
     t->writes_in_flight++;
-    nvme_budget_spend(t, op->n);
-    op_begin(op, file, offset);
+    nvme_turn_spend(t, op->n);
+    nvme_op_begin(op, file, offset);
     return 0;
 }
 
@@ -491,7 +483,7 @@ void nvme_pump_writes(struct tier *t)
         return; /* the free segments are not known yet */
     while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = nvme_budget_left(t) ? room_find(t, io, &full, &file) : -EAGAIN;
+        int rc = nvme_turn_may_write(t) ? room_find(t, io, &full, &file) : -EAGAIN;
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));
@@ -539,7 +531,7 @@ static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_i
     }
 }
 
-static void write_finish(struct nvme_op *op, int status)
+void nvme_write_finish(struct nvme_op *op, int status)
 {
     struct tier *t = op->tier;
     struct nvme_device *d = &t->devices[op->e.file];

@@ -27,18 +27,6 @@ struct move {
     uint64_t from;
 };
 
-struct nvme_mover {
-    struct tier *tier;
-    unsigned percent;
-    struct segment *segment; /* that is being emptied; NULL: idle */
-    uint32_t record, left;   /* the cursor; how many may still be moved */
-    unsigned active;         /* operations under way */
-    uint64_t bytes;          /* of their memory */
-    struct list moved;       /* to be synced */
-    bool unsynced;           /* some could not be */
-    bool checking;
-};
-
 static void pump(struct nvme_mover *m);
 
 static void move_free(struct move *v)
@@ -106,7 +94,7 @@ static void read_cb(struct tier_io *io, int status)
     struct move *v = LIST_ENTRY(io, struct move, io);
 
     KILL_POINT("move-read");
-    if (status == -EBADMSG && still_there(v) && v->mover->tier->callbacks.lost)
+    if (status == -EBADMSG && still_there(v))
         v->mover->tier->callbacks.lost(v->mover->tier->callbacks.ctx, io->name.owner,
                                        io->place.loc);
     if (status < 0 || !still_there(v)) {
@@ -124,11 +112,11 @@ static int move_start(struct nvme_mover *m, uint32_t record)
 {
     struct tier *t = m->tier;
     uint64_t owner = m->segment->owners[record];
-    struct tier_described d = {0};
+    struct tier_described d;
     struct move *v;
     int rc;
 
-    if (!t->callbacks.describe(t->callbacks.ctx, owner, &d))
+    if (!nvme_describe(t, m->segment, record, &d))
         return -ENOENT;
     v = calloc(1, sizeof(*v));
     if (!v)
@@ -220,7 +208,7 @@ static void parts_start(struct nvme_mover *m)
         uint32_t record = m->record++;
         int rc;
 
-        if (s->states[record] != RECORD_LIVE || !s->used[record])
+        if (!s->used[record])
             continue;
         rc = move_start(m, record);
         if (rc == -ENOMEM || rc == -EAGAIN)
@@ -241,9 +229,9 @@ static void pump(struct nvme_mover *m)
 
 void nvme_move_check(struct tier *t)
 {
-    struct nvme_mover *m = t->mover;
+    struct nvme_mover *m = &t->mover;
 
-    if (!m || m->segment || m->checking || t->closing || nvme_recovering(t))
+    if (m->percent == 0 || m->segment || m->checking || t->closing || nvme_recovering(t))
         return;
     m->checking = true;
     for (unsigned i = 0; i < SEGMENTS_TURN && !m->segment && segment_short(&t->segments); i++) {
@@ -263,35 +251,19 @@ void nvme_move_check(struct tier *t)
     m->checking = false;
 }
 
-/* ---- life ---- */
-
 bool nvme_moving(const struct tier *t)
 {
-    return t->mover && t->mover->segment;
+    return t->mover.segment;
 }
 
 bool nvme_emptying(const struct tier *t, const struct segment *s)
 {
-    return t->mover && t->mover->segment == s;
+    return t->mover.segment == s;
 }
 
-int nvme_move_open(struct tier *t, unsigned percent)
+void nvme_move_init(struct tier *t, unsigned percent)
 {
-    struct nvme_mover *m;
-
-    if (percent == 0 || !t->callbacks.moved || !t->callbacks.describe)
-        return 0;
-    m = calloc(1, sizeof(*m));
-    if (!m)
-        return -ENOMEM;
-    m->tier = t;
-    m->percent = percent;
-    list_init(&m->moved);
-    t->mover = m;
-    return 0;
-}
-
-void nvme_move_close(struct tier *t)
-{
-    free(t->mover);
+    t->mover.tier = t;
+    t->mover.percent = percent;
+    list_init(&t->mover.moved);
 }

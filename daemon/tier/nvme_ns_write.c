@@ -82,7 +82,6 @@ int nvme_ns_records_open(struct tier *t)
     const char *folders[NVME_LOC_FILES];
     int rc;
 
-    list_init(&t->ns_writer.queue);
     t->ns_writer.tier = t;
     for (unsigned i = 0; i < t->files; i++)
         folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;

@@ -22,25 +22,12 @@
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
 #define SEGMENTS_TURN 4096u       /* passed by in a turn of the loop */
 
-struct scan_op {
-    struct engine_op e;
-    struct list link; /* in the pool */
-    struct tier *tier;
-    struct segment *segment;
-    uint32_t record;
-    bool retried;
-    struct iovec iov;
-    uint8_t *page;
-};
-
 static void recover_pump(struct tier *t);
 
 /* ---- the end ---- */
 
-static void recover_free(struct tier *t)
+static void scans_free(struct nvme_recovery *r)
 {
-    struct nvme_recovery *r = &t->recovery;
-
     free(r->ops);
     free(r->pages);
     r->ops = NULL;
@@ -50,7 +37,8 @@ static void recover_free(struct tier *t)
 void nvme_recover_close(struct tier *t)
 {
     nvme_duplicates_drop(t);
-    recover_free(t);
+    nvme_restore_close(t);
+    scans_free(&t->recovery);
 }
 
 static double seconds(const struct tier *t)
@@ -64,13 +52,12 @@ static void recover_end(struct tier *t)
 
     r->state = RECOVERY_DONE;
     t->metrics->nvme_recovering = 0;
-    recover_free(t);
+    scans_free(r);
     log_info(ROOM, "recovered",
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",
              r->parts, r->bytes, r->segments, r->refused, seconds(t));
-    if (t->callbacks.recovered)
-        t->callbacks.recovered(t->callbacks.ctx);
+    t->callbacks.recovered(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
 
@@ -173,8 +160,6 @@ void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
         nvme_duplicate_add(t, s, record, h);
 }
 
-/* ---- reading ---- */
-
 /* The next start may be able to read it. */
 static void segment_not_read(struct tier *t, struct segment *s)
 {
@@ -215,7 +200,20 @@ static void record_seen(struct tier *t, struct segment *s, uint32_t record, cons
         s->states[record] = RECORD_DEAD;
 }
 
-static void scan_finish(struct scan_op *op, bool ok)
+/* page: NULL when it could not be read. */
+static void record_scanned(struct tier *t, struct segment *s, uint32_t record, const uint8_t *page)
+{
+    s->scans--;
+    s->unknown |= !page;
+    if (page)
+        record_seen(t, s, record, page);
+    if (s->scans == 0)
+        segment_known(t, s);
+}
+
+/* ---- reading ---- */
+
+static void scan_finish(struct nvme_op *op, int status)
 {
     struct tier *t = op->tier;
     struct segment *s = op->segment;
@@ -223,60 +221,34 @@ static void scan_finish(struct scan_op *op, bool ok)
     nvme_hold(t);
     list_push_back(&t->recovery.pool, &op->link);
     t->recovery.in_flight--;
-    if (!ok)
-        t->metrics->nvme_read_errors++;
+    t->metrics->nvme_read_errors += status < 0;
     if (!t->closing) {
-        if (op->record == SEGMENT_HEADER) {
-            if (ok)
-                segment_seen(t, s, op->page);
-            else
-                segment_not_read(t, s);
-        } else {
-            s->scans--;
-            s->unknown |= !ok;
-            if (ok)
-                record_seen(t, s, op->record, op->page);
-            if (s->scans == 0)
-                segment_known(t, s);
-        }
+        if (op->record != SEGMENT_HEADER)
+            record_scanned(t, s, op->record, status == 0 ? op->headers : NULL);
+        else if (status == 0)
+            segment_seen(t, s, op->headers);
+        else
+            segment_not_read(t, s);
         recover_pump(t);
     }
     nvme_release(t); /* this function's */
     nvme_release(t); /* the operation's */
 }
 
-static void scan_done_cb(struct engine_op *e, ssize_t result)
-{
-    struct scan_op *op = LIST_ENTRY(e, struct scan_op, e);
-
-    if (result != (ssize_t)NVME_PAGE && !op->retried) {
-        op->retried = true;
-        nvme_op_start(op->tier, &op->e, false);
-        return;
-    }
-    scan_finish(op, result == (ssize_t)NVME_PAGE);
-}
-
 static void scan_start(struct tier *t, struct segment *s, uint32_t record)
 {
-    struct scan_op *op = LIST_ENTRY(list_pop_front(&t->recovery.pool), struct scan_op, link);
+    struct nvme_op *op = LIST_ENTRY(list_pop_front(&t->recovery.pool), struct nvme_op, link);
 
     op->segment = s;
     op->record = record;
-    op->retried = false;
-    op->iov = (struct iovec){.iov_base = op->page, .iov_len = NVME_PAGE};
-    op->e = (struct engine_op){
-        .file = s->file,
-        .buffer = UINT32_MAX,
-        .offset = record == SEGMENT_HEADER ? segment_offset(&t->segments, s)
-                                           : segment_record_offset(&t->segments, s, record),
-        .iov = &op->iov,
-        .iovs = 1,
-        .done = scan_done_cb,
-    };
+    op->iov[0] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
+    op->e.iov = op->iov;
+    op->e.iovs = 1;
     t->recovery.in_flight++;
     nvme_hold(t);
-    nvme_op_start(t, &op->e, true);
+    nvme_op_begin(op, s->file,
+                  record == SEGMENT_HEADER ? segment_offset(&t->segments, s)
+                                           : segment_record_offset(&t->segments, s, record));
 }
 
 /* ---- in which order ---- */
@@ -329,21 +301,6 @@ static void headers_pump(struct tier *t)
     nvme_restore_start(t);
 }
 
-static void turn_done(struct nvme_job *job)
-{
-    job->tier->recovery.again = false;
-    if (!job->tier->closing)
-        recover_pump(job->tier);
-}
-
-/* In the next turn of the loop. */
-static void recover_again(struct tier *t)
-{
-    if (!t->recovery.again)
-        nvme_job_start(t, &t->recovery.turn, NULL, turn_done);
-    t->recovery.again = true;
-}
-
 static void records_pump(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
@@ -352,7 +309,7 @@ static void records_pump(struct tier *t)
 
     while (!list_empty(&r->pool) && (s = cursor_segment(t))) {
         if (passed++ == SEGMENTS_TURN) {
-            recover_again(t);
+            nvme_turn_want(t, NVME_TURN_RECOVERY);
             return;
         }
         if (!nvme_to_recover(t, s) || r->record == s->records) {
@@ -388,7 +345,11 @@ static void recover_pump(struct tier *t)
 
 void nvme_recover_go_on(struct tier *t)
 {
-    if (!t->closing)
+    if (t->closing)
+        return;
+    if (t->recovery.state == RECOVERY_CHECKPOINT)
+        nvme_restore_go_on(t);
+    else
         recover_pump(t);
 }
 
@@ -408,39 +369,37 @@ bool nvme_recovering(const struct tier *t)
 
 /* ---- the start ---- */
 
-static void numbers_count(struct tier *t)
-{
-    for (unsigned i = 0; i < t->files; i++)
-        if (t->segments.file[i].count > t->recovery.numbers)
-            t->recovery.numbers = t->segments.file[i].count;
-}
-
-int nvme_recover_start(struct tier *t)
+int nvme_recover_open(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
     unsigned depth = nvme_ring_usable(t) ? NVME_SCANS : t->threads_depth;
 
-    list_init(&r->pool);
-    list_init(&r->duplicates);
-    r->state = RECOVERY_DONE;
-    if (!t->callbacks.restore)
-        return 0;
+    r->before = t->segments.sequence;
     r->ops = calloc(depth, sizeof(r->ops[0]));
     r->pages = aligned_alloc(NVME_PAGE, (size_t)depth * NVME_PAGE);
-    if (!r->ops || !r->pages) {
-        recover_free(t);
+    if (!r->ops || !r->pages)
         return -ENOMEM;
-    }
     for (unsigned i = 0; i < depth; i++) {
         r->ops[i].tier = t;
-        r->ops[i].page = r->pages + (size_t)i * NVME_PAGE;
+        r->ops[i].finish = scan_finish;
+        r->ops[i].e.buffer = UINT32_MAX;
+        r->ops[i].headers = r->pages + (size_t)i * NVME_PAGE;
         list_push_back(&r->pool, &r->ops[i].link);
     }
-    numbers_count(t);
-    r->before = t->segments.sequence;
+    for (unsigned i = 0; i < t->files; i++)
+        if (t->segments.file[i].count > r->numbers)
+            r->numbers = t->segments.file[i].count;
+    return 0;
+}
+
+void nvme_recover_start(struct tier *t)
+{
+    struct nvme_recovery *r = &t->recovery;
+
+    if (!t->callbacks.restore)
+        return;
     r->state = RECOVERY_HEADERS;
     r->start_ms = uv_now(t->loop);
     r->progress_ms = r->start_ms + PROGRESS_MS;
     recover_pump(t);
-    return 0;
 }

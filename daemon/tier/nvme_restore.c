@@ -20,21 +20,6 @@
 #define SLICE_NS 500000u
 #define ENTRIES_TURN 64u /* between two looks at the clock */
 
-struct nvme_restore {
-    struct tier *tier;
-    uv_idle_t idle;
-    struct nvme_job job;
-    unsigned file;
-    struct checkpoint_reader reader;
-    /* What of it is taken over. */
-    size_t at;
-    uint32_t entry;
-    struct segment *segment; /* of the span at `at`; NULL: to be skipped */
-    struct checkpoint_span span;
-};
-
-static void read_next(struct nvme_restore *r);
-
 /* ---- in the pool ---- */
 
 static void read_run(struct nvme_job *job)
@@ -43,7 +28,7 @@ static void read_run(struct nvme_job *job)
     char path[PATH_BYTES];
 
     if (r->reader.fd < 0) {
-        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE, r->tier->devices[r->file].folder);
+        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE, job->tier->devices[r->file].folder);
         r->reader.fd = open(path, O_RDONLY | O_CLOEXEC);
         r->reader.offset = 0;
     }
@@ -53,33 +38,12 @@ static void read_run(struct nvme_job *job)
 
 /* ---- on the loop ---- */
 
-static void restore_free_cb(uv_handle_t *handle)
+static void file_end(struct tier *t, struct nvme_restore *r)
 {
-    struct nvme_restore *r = handle->data;
-
-    if (r->reader.fd >= 0)
-        close(r->reader.fd);
-    free(r->reader.buffer);
-    free(r);
-}
-
-static void restore_end(struct nvme_restore *r)
-{
-    struct tier *t = r->tier;
-
-    t->restore = NULL;
-    uv_close((uv_handle_t *)&r->idle, restore_free_cb);
-    if (!t->closing)
-        nvme_recover_records(t);
-    nvme_release(t);
-}
-
-static void file_end(struct nvme_restore *r)
-{
-    r->tier->metrics->nvme_damaged_pages += r->reader.damaged;
+    t->metrics->nvme_damaged_pages += r->reader.damaged;
     if (r->reader.damaged)
         log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
-                 r->tier->devices[r->file].folder, r->reader.offset);
+                 t->devices[r->file].folder, r->reader.offset);
     if (r->reader.fd >= 0)
         close(r->reader.fd);
     r->reader =
@@ -88,10 +52,9 @@ static void file_end(struct nvme_restore *r)
 }
 
 /* The segment of a span, if it has not been opened again and the span follows the one before. */
-static struct segment *span_segment(struct nvme_restore *r)
+static struct segment *span_segment(struct tier *t, const struct nvme_restore *r)
 {
     const struct checkpoint_span *c = &r->span;
-    struct tier *t = r->tier;
     struct segment *s;
 
     if (memcmp(c->uuid, t->devices[r->file].file.uuid, sizeof(c->uuid)) != 0 ||
@@ -108,7 +71,7 @@ static struct segment *span_segment(struct nvme_restore *r)
     return s;
 }
 
-static void entry_take(struct nvme_restore *r)
+static void entry_take(struct tier *t, struct nvme_restore *r)
 {
     struct segment *s = r->segment;
     struct nvme_record_header h;
@@ -116,12 +79,12 @@ static void entry_take(struct nvme_restore *r)
     if (checkpoint_entry_decode(r->reader.buffer + r->at, r->entry, &h) &&
         h.record >= r->span.from && h.record < r->span.to && s->states[h.record] == RECORD_EMPTY &&
         nvme_stride(h.payload_bytes) <= r->span.stride)
-        nvme_recover_record(r->tier, s, h.record, &h);
+        nvme_recover_record(t, s, h.record, &h);
     r->entry++;
 }
 
 /* Some entries, or the next span; false at the end of the buffer. */
-static bool slice_step(struct nvme_restore *r)
+static bool entries_take(struct tier *t, struct nvme_restore *r)
 {
     if (r->at == r->reader.good)
         return false;
@@ -130,10 +93,10 @@ static bool slice_step(struct nvme_restore *r)
 
         assert(rc == 0); /* it passed in the pool */
         (void)rc;
-        r->segment = span_segment(r);
+        r->segment = span_segment(t, r);
     }
     for (unsigned i = 0; r->segment && i < ENTRIES_TURN && r->entry < r->span.entries; i++)
-        entry_take(r);
+        entry_take(t, r);
     if (r->segment && r->entry < r->span.entries)
         return true;
     if (r->segment)
@@ -143,20 +106,23 @@ static bool slice_step(struct nvme_restore *r)
     return true;
 }
 
-static void idle_cb(uv_idle_t *idle)
+static void read_next(struct tier *t);
+
+void nvme_restore_go_on(struct tier *t)
 {
-    struct nvme_restore *r = idle->data;
+    struct nvme_restore *r = &t->recovery.restore;
     uint64_t end = uv_hrtime() + SLICE_NS;
-    bool more = !r->tier->closing;
+    bool more = true;
 
     while (more && uv_hrtime() < end)
-        more = slice_step(r);
-    if (more)
+        more = entries_take(t, r);
+    if (more) {
+        nvme_turn_want(t, NVME_TURN_RECOVERY);
         return;
-    uv_idle_stop(idle);
-    if (r->reader.end || r->reader.fd < 0 || r->tier->closing)
-        file_end(r);
-    read_next(r);
+    }
+    if (r->reader.end || r->reader.fd < 0)
+        file_end(t, r);
+    read_next(t);
 }
 
 static void read_done(struct nvme_job *job)
@@ -165,40 +131,42 @@ static void read_done(struct nvme_job *job)
 
     r->at = 0;
     r->entry = 0;
-    (void)uv_idle_start(&r->idle, idle_cb); /* refuses a missing callback only */
+    nvme_turn_want(job->tier, NVME_TURN_RECOVERY);
 }
 
-static void read_next(struct nvme_restore *r)
+static void read_next(struct tier *t)
 {
-    struct tier *t = r->tier;
+    struct nvme_restore *r = &t->recovery.restore;
 
     while (r->file < t->files && t->devices[r->file].file.fd < 0)
         r->file++;
-    if (r->file == t->files || t->closing) {
-        restore_end(r);
+    if (r->file < t->files) {
+        nvme_job_start(t, &r->job, read_run, read_done);
         return;
     }
-    nvme_job_start(t, &r->job, read_run, read_done);
+    nvme_restore_close(t);
+    nvme_recover_records(t);
 }
 
-/* Held until the end, so that a close waits for it. Without memory the records are scanned. */
+/* Without memory the records are scanned. */
 void nvme_restore_start(struct tier *t)
 {
-    struct nvme_restore *r = calloc(1, sizeof(*r));
+    struct nvme_restore *r = &t->recovery.restore;
 
-    if (r)
-        r->reader.buffer = malloc(BUFFER_BYTES);
-    if (!r || !r->reader.buffer || uv_idle_init(t->loop, &r->idle) != 0) {
-        free(r ? r->reader.buffer : NULL);
-        free(r);
+    r->reader = (struct checkpoint_reader){
+        .fd = -1, .buffer = malloc(BUFFER_BYTES), .capacity = BUFFER_BYTES};
+    if (r->reader.buffer)
+        read_next(t);
+    else
         nvme_recover_records(t);
-        return;
-    }
-    r->tier = t;
-    r->reader.fd = -1;
-    r->reader.capacity = BUFFER_BYTES;
-    r->idle.data = r;
-    t->restore = r;
-    nvme_hold(t);
-    read_next(r);
+}
+
+void nvme_restore_close(struct tier *t)
+{
+    struct checkpoint_reader *reader = &t->recovery.restore.reader;
+
+    if (reader->buffer && reader->fd >= 0)
+        close(reader->fd);
+    free(reader->buffer);
+    reader->buffer = NULL;
 }

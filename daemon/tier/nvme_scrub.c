@@ -20,23 +20,12 @@
 #define STEPS_TURN 8192u    /* of the cursor in a turn of the loop */
 #define UNREADABLE_MAX 4u   /* records in a row, then the device is at fault and not they */
 
-struct nvme_scrub {
-    struct tier *tier;
-    uv_timer_t timer;
-    uint64_t rate, interval_ms;
-    /* The pass. */
-    uint64_t begun_ms, due_ns, busy_since_ms;
-    unsigned file, unreadable; /* file UINT_MAX: none is under way */
-    uint32_t number, record;   /* the cursor */
-    struct tier_described want;
-    struct nvme_check check; /* of the record at the cursor */
-};
-
 static void timer_cb(uv_timer_t *timer);
 
 static void step_in(struct nvme_scrub *k, uint64_t ms)
 {
-    (void)uv_timer_start(&k->timer, timer_cb, ms, 0); /* refuses a closing handle only */
+    (void)uv_timer_start(&k->tier->scrub_timer, timer_cb, ms,
+                         0); /* refuses a closing handle only */
 }
 
 /* ---- what was found ---- */
@@ -115,8 +104,7 @@ static bool record_wanted(struct nvme_scrub *k, struct segment *s)
 {
     struct tier *t = k->tier;
 
-    if (s->states[k->record] != RECORD_LIVE ||
-        !t->callbacks.describe(t->callbacks.ctx, s->owners[k->record], &k->want))
+    if (!nvme_describe(t, s, k->record, &k->want))
         return false;
     k->check = (struct nvme_check){
         .owner = s->owners[k->record],
@@ -187,12 +175,13 @@ static void check_start(struct nvme_scrub *k)
 
 static void timer_cb(uv_timer_t *timer)
 {
-    struct nvme_scrub *k = timer->data;
+    struct tier *t = timer->data;
+    struct nvme_scrub *k = &t->scrub;
     int rc;
 
-    if (k->tier->closing)
+    if (t->closing)
         return; /* the index may be gone */
-    if (nvme_recovering(k->tier)) {
+    if (nvme_recovering(t)) {
         step_in(k, RECOVERING_MS);
         return;
     }
@@ -209,36 +198,12 @@ static void timer_cb(uv_timer_t *timer)
         check_start(k);
 }
 
-/* ---- life ---- */
-
-int nvme_scrub_open(struct tier *t, uint64_t rate, uint64_t interval_ms)
+void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms)
 {
-    struct nvme_scrub *k;
+    struct nvme_scrub *k = &t->scrub;
 
-    if (rate == 0 || !t->callbacks.describe || !t->callbacks.lost)
-        return 0;
-    k = calloc(1, sizeof(*k));
-    if (!k)
-        return -ENOMEM;
-    k->tier = t;
-    k->rate = rate;
-    k->interval_ms = interval_ms;
-    k->file = UINT_MAX;
-    (void)uv_timer_init(t->loop, &k->timer); /* can't fail */
-    k->timer.data = k;
-    uv_unref((uv_handle_t *)&k->timer);
-    t->scrub = k;
+    if (rate == 0)
+        return;
+    *k = (struct nvme_scrub){.tier = t, .rate = rate, .interval_ms = interval_ms, .file = UINT_MAX};
     step_in(k, interval_ms < FIRST_MS ? interval_ms : FIRST_MS);
-    return 0;
-}
-
-static void closed_cb(uv_handle_t *handle)
-{
-    free(handle->data);
-}
-
-void nvme_scrub_close(struct tier *t)
-{
-    if (t->scrub)
-        uv_close((uv_handle_t *)&t->scrub->timer, closed_cb);
 }

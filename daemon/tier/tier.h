@@ -108,7 +108,7 @@ struct tier_described {
     uint64_t bytes, checksum;
 };
 
-/* All run on the loop. */
+/* All run on the loop, and none may be NULL but restore. */
 struct tier_callbacks {
     /* The tier wants to reuse the place. true: the caller has dropped the part from the index, and
      * the place is the tier's. false: the part is in use or pinned. Not from inside submit. */
@@ -118,23 +118,20 @@ struct tier_callbacks {
     unsigned (*heat)(void *ctx, uint64_t owner);
     /* For each part of an earlier run, from open until stats no longer says `recovering`. Returns
      * the part's owner, or 0 when the caller does not want it. May call forget. NULL: the tier
-     * starts empty. */
+     * starts empty, and `recovered` never runs. */
     uint64_t (*restore)(void *ctx, const struct tier_found *found);
-    /* Recovery has ended. Not from inside open. May be NULL. */
+    /* Recovery has ended. Not from inside open. */
     void (*recovered)(void *ctx);
-    /* Describes the part in a live record; false: a checkpoint should leave it out. NULL: the tier
-     * writes no checkpoints. */
+    /* Describes the part in a live record; false: a checkpoint should leave it out. */
     bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
     /* The part's bytes on storage can't be read, or are not those that were written. The caller
-     * gives up that copy and calls forget. NULL: the tier does not look for such parts by itself.
-     * */
+     * gives up that copy and calls forget. */
     void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
     /* The part at `from` was copied to `to`. true: the caller uses `to` from now on. false: it has
-     * forgotten the part meanwhile. NULL: the tier moves nothing, and reclaim drops parts however
-     * often they were read. */
+     * forgotten the part meanwhile. */
     bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
     /* Does the caller know the namespace? If not, the tier may drop its record once recovery has
-     * ended. NULL: it knows all. */
+     * ended. */
     bool (*ns_known)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };

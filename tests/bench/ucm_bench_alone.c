@@ -51,6 +51,13 @@ static unsigned heat_cb(void *ctx, uint64_t owner)
     return TIER_HEAT_BUSY;
 }
 
+/* Checkpoints leave all of it out. */
+static bool describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
+{
+    (void)ctx, (void)owner, (void)out;
+    return false;
+}
+
 /* ---- one run ---- */
 
 static void job_next(struct job *j);
@@ -122,7 +129,8 @@ int alone_run(struct alone *a, bool write, double seconds, double *rate, double 
 
 static int tier_start(struct alone *a, const struct alone_options *o, char *why, size_t why_bytes)
 {
-    struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
+    /* the others are for recovery, the scrub, moves and purges, of which there are none */
+    struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb, .describe = describe_cb};
     uint64_t slots = nvme_records(SEGMENT, nvme_stride(a->part_bytes));
     struct config_error bad = {.text = ""};
     struct ucm_error e = {0};
@@ -184,6 +192,8 @@ int alone_open(const struct alone_options *o, struct alone **out, char *why, siz
         a->jobs_n = a->parts / 2; /* no part may be written twice at once */
     a->random = clock_ns();
     config_init(&a->config);
+    a->config.nvme_rewrite = 0;
+    a->config.nvme_scrub = 0;
     snprintf(a->file, sizeof(a->file), "%s/%s", o->folder, NVME_CACHE_FILE);
     snprintf(why, why_bytes, "memory ran out");
     rc = uv_loop_init(&a->loop);

@@ -49,7 +49,7 @@ struct rig {
     uint64_t slot_bytes;
     struct rig_part parts[RIG_PARTS_MAX];
     unsigned n, drops, moves, losses, done, under_way;
-    bool close_when_done, tells_moves; /* the latter: parts that were read may be moved */
+    bool close_when_done;
 };
 
 static inline uint64_t rig_random(uint64_t *state)
@@ -141,6 +141,13 @@ static inline void rig_lost_cb(void *ctx, uint64_t owner, uint64_t loc)
     tier_nvme.forget(r->tier, &p->place, p->io.bytes);
 }
 
+static inline bool rig_ns_known_cb(void *ctx, const uint8_t *fingerprint)
+{
+    (void)ctx;
+    (void)fingerprint;
+    return true;
+}
+
 static inline const char *rig_base(void)
 {
     const char *base = getenv("TMPDIR");
@@ -174,13 +181,14 @@ static inline void rig_init(struct rig *r, unsigned files, uint64_t size, uint64
 
 static inline int rig_try_open(struct rig *r)
 {
-    struct tier_callbacks callbacks = {.drop = rig_drop_cb, .heat = rig_heat_cb, .ctx = r};
+    const struct tier_callbacks callbacks = {.drop = rig_drop_cb,
+                                             .heat = rig_heat_cb,
+                                             .describe = rig_describe_cb,
+                                             .lost = rig_lost_cb,
+                                             .moved = rig_moved_cb,
+                                             .ns_known = rig_ns_known_cb,
+                                             .ctx = r};
 
-    if (r->tells_moves) {
-        callbacks.describe = rig_describe_cb;
-        callbacks.moved = rig_moved_cb;
-        callbacks.lost = rig_lost_cb;
-    }
     memset(&r->error, 0, sizeof(r->error));
     return tier_nvme.open(&r->loop, &r->config, &callbacks, &r->metrics, &r->tier, &r->error);
 }

@@ -32,7 +32,6 @@ Test(nvme_close, the_scrub_asks_nobody_any_more)
     struct tier_ns_record naming;
 
     rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
-    rig.tells_moves = true;
     rig.config.nvme_scrub = 1024 * MIB;
     rig.config.nvme_scrub_interval_ms = 100;
     rig_open(&rig);

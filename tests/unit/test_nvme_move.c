@@ -12,7 +12,6 @@ static struct rig rig;
 static void prepare_moving(unsigned files, uint64_t size, unsigned share)
 {
     rig_init(&rig, files, size, 1 * MIB, CONFIG_IO_AUTO);
-    rig.tells_moves = true;
     rig.config.nvme_rewrite = share;
 }
 
