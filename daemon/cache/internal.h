@@ -73,7 +73,6 @@ struct cache {
     uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
     bool torn;      /* recovery left out parts of some blocks, as the index was full */
     /* An earlier run. */
-    uint32_t restored_ns;            /* namespace of the part that the tier found last */
     bool loading;                    /* the snapshot of the run before */
     struct snapshot_load *load;      /* while loading; later what a stop left unloaded */
     struct snapshot_write *snapshot; /* while it is written, at the stop */

@@ -15,27 +15,16 @@
 
 static struct ns *ns_restore(struct cache *c, const struct tier_found *f)
 {
-    struct ns_identity_memory memory;
-    struct ns_identity id;
     struct ucm_error e = {0};
-    struct ns *ns = index_ns(c->config.index, c->restored_ns);
+    struct ns *ns;
 
-    if (ns && memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) == 0)
-        return ns;
-    ns = index_ns_find(c->config.index, f->name->fingerprint);
-    if (!ns) {
-        if (ns_identity_decode(f->identity, f->identity_bytes, &memory, &id) != 0)
-            return NULL;
-        if (index_ns_restore(c->config.index, &id, &ns, &e) != 0) {
-            log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
-            return NULL;
-        }
-        ns->record = f->ns_record_unsynced ? NS_RECORD_NONE : NS_RECORD_WRITTEN;
-        /* The identity does not have this fingerprint: nobody would find the part. */
-        if (memcmp(ns->fingerprint, f->name->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
-            return NULL;
+    if (index_ns_restore(c->config.index, f->name->fingerprint, f->identity, f->identity_bytes, &ns,
+                         &e) != 0) {
+        log_warn("cache", "namespace-not-restored", "reason=\"%s\"", e.text);
+        return NULL;
     }
-    c->restored_ns = ns->id;
+    if (ns->record == NS_RECORD_NONE && !f->ns_record_unsynced)
+        ns->record = NS_RECORD_WRITTEN;
     return ns;
 }
 

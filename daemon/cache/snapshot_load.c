@@ -205,19 +205,14 @@ static void sum_piece_cb(void *ctx)
 
 static struct ns *ns_load(struct cache *c, const struct snapshot_ns *k)
 {
-    struct ns_identity_memory memory;
-    struct ns_identity id;
     struct ucm_error e = {0};
     struct ns *ns;
 
-    if (ns_identity_decode(k->identity, k->identity_bytes, &memory, &id) != 0)
-        return NULL;
-    if (index_ns_restore(c->config.index, &id, &ns, &e) != 0) {
+    if (index_ns_restore(c->config.index, k->fingerprint, k->identity, k->identity_bytes, &ns,
+                         &e) != 0) {
         log_warn(ROOM, "namespace-not-loaded", "reason=\"%s\"", e.text);
         return NULL;
     }
-    if (memcmp(ns->fingerprint, k->fingerprint, UCM_FINGERPRINT_BYTES) != 0)
-        return NULL;
     index_ns_use(c->config.index, ns); /* until load_free */
     return ns;
 }

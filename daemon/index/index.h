@@ -178,17 +178,8 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
 #define NS_CANONICAL_MAX 4000u
 /* Writes the canonical form. Returns its length, or -ENOSPC. */
 int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t cap);
-/* Memory for the result of ns_identity_decode. */
-struct ns_identity_memory {
-    char text[5][UCM_MAX_NAME_BYTES + 1];
-    uint32_t shards[UCM_MAX_PARTS];
-};
-/* Reads bytes of unknown origin. 0, or -EBADMSG: they are no identity that namespace.open would
- * take. *out points into *memory and, for the salt, into `bytes`. */
-int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *memory,
-                       struct ns_identity *out);
-/* SHA-256 of the canonical form. 0 or -ENOMEM. */
-int ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES]);
+/* SHA-256 of a canonical form. 0 or -ENOMEM. */
+int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 struct index;
 
@@ -201,9 +192,11 @@ void index_free(struct index *ix); /* NULL-safe */
  * least recently used one makes way. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e);
-/* The same for a namespace of an earlier run: the tenant's bound does not count. */
-int index_ns_restore(struct index *ix, const struct ns_identity *identity, struct ns **out,
-                     struct ucm_error *e);
+/* The same for a namespace of an earlier run, by bytes of unknown origin: its fingerprint, and n
+ * bytes that should be its canonical form. The tenant's bound does not count. -code INVALID: they
+ * are no identity that namespace.open would take, or have another fingerprint. */
+int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                     const uint8_t *canonical, size_t n, struct ns **out, struct ucm_error *e);
 /* Sets how many namespaces a tenant may have; before, max_ns. */
 void index_ns_limit(struct index *ix, uint32_t tenant_max);
 /* A namespace lives while it has uses or blocks, and may be freed after that. */

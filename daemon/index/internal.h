@@ -150,8 +150,15 @@ uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */
 
-/* SHA-256 of a canonical identity. 0 or -ENOMEM. */
-int ns_canonical_fingerprint(const uint8_t *bytes, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
+/* Memory for the result of ns_identity_decode. */
+struct ns_identity_memory {
+    char text[5][UCM_MAX_NAME_BYTES + 1];
+    uint32_t shards[UCM_MAX_PARTS];
+};
+/* Reads bytes of unknown origin. 0, or -EBADMSG: they are no identity that namespace.open would
+ * take. *out points into *memory and, for the salt, into `bytes`. */
+int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *memory,
+                       struct ns_identity *out);
 
 int ns_set_init(struct ns_set *set, uint32_t max);
 void ns_set_close(struct ns_set *set);

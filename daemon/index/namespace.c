@@ -208,34 +208,20 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
     return 0;
 }
 
-static int ns_open(struct index *ix, const struct ns_identity *identity, bool bound_tenant,
-                   struct ns **out, struct ucm_error *e)
+static int ns_add(struct index *ix, const struct ns_identity *identity, const uint8_t *canonical,
+                  size_t n, const uint8_t *fingerprint, bool bound_tenant, struct ns **out,
+                  struct ucm_error *e)
 {
-    uint8_t canonical[NS_CANONICAL_MAX], fingerprint[UCM_FINGERPRINT_BYTES];
     uint32_t place = 0;
     struct ns *ns;
-    int rc = identity_check(identity, e), n;
+    int rc = set_make_space(&ix->ns, identity->tenant, bound_tenant, e);
 
-    if (rc != 0)
-        return rc;
-    n = ns_identity_encode(identity, canonical, sizeof(canonical));
-    if (n < 0)
-        return ucm_error_set(e, UCM_WIRE_INVALID, "the namespace's identity has over %u bytes",
-                             NS_CANONICAL_MAX);
-    if (ns_canonical_fingerprint(canonical, (size_t)n, fingerprint) != 0)
-        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
-    ns = index_ns_find(ix, fingerprint);
-    if (ns) {
-        *out = ns;
-        return 0;
-    }
-    rc = set_make_space(&ix->ns, identity->tenant, bound_tenant, e);
     if (rc != 0)
         return rc;
     ns = ns_new(identity, canonical, (uint32_t)n);
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-    memcpy(ns->fingerprint, fingerprint, sizeof(fingerprint));
+    memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
     while (ix->ns.at[place])
         place++;
     set_add(&ix->ns, ns, place);
@@ -246,13 +232,44 @@ static int ns_open(struct index *ix, const struct ns_identity *identity, bool bo
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e)
 {
-    return ns_open(ix, identity, true, out, e);
+    uint8_t canonical[NS_CANONICAL_MAX], fingerprint[UCM_FINGERPRINT_BYTES];
+    struct ns *ns;
+    int rc = identity_check(identity, e), n;
+
+    if (rc != 0)
+        return rc;
+    n = ns_identity_encode(identity, canonical, sizeof(canonical));
+    if (n < 0)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "the namespace's identity has over %u bytes",
+                             NS_CANONICAL_MAX);
+    if (ns_fingerprint(canonical, (size_t)n, fingerprint) != 0)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
+    ns = index_ns_find(ix, fingerprint);
+    if (!ns)
+        return ns_add(ix, identity, canonical, (size_t)n, fingerprint, true, out, e);
+    *out = ns;
+    return 0;
 }
 
-int index_ns_restore(struct index *ix, const struct ns_identity *identity, struct ns **out,
-                     struct ucm_error *e)
+int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                     const uint8_t *canonical, size_t n, struct ns **out, struct ucm_error *e)
 {
-    return ns_open(ix, identity, false, out, e);
+    uint8_t own[UCM_FINGERPRINT_BYTES];
+    struct ns_identity_memory memory;
+    struct ns_identity identity;
+    struct ns *ns = index_ns_find(ix, fingerprint);
+
+    if (ns) {
+        *out = ns;
+        return 0;
+    }
+    if (n > NS_CANONICAL_MAX || ns_identity_decode(canonical, n, &memory, &identity) != 0)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "its bytes are no identity");
+    if (ns_fingerprint(canonical, n, own) != 0)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
+    if (memcmp(own, fingerprint, sizeof(own)) != 0)
+        return ucm_error_set(e, UCM_WIRE_INVALID, "its identity has another fingerprint");
+    return ns_add(ix, &identity, canonical, n, fingerprint, false, out, e);
 }
 
 void index_ns_limit(struct index *ix, uint32_t tenant_max)

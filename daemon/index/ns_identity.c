@@ -56,22 +56,14 @@ int ns_identity_encode(const struct ns_identity *id, uint8_t *out, size_t cap)
     return w.n <= w.cap ? (int)w.n : -ENOSPC;
 }
 
-int ns_canonical_fingerprint(const uint8_t *bytes, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES])
+int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES])
 {
     uint8_t digest[UCM_FINGERPRINT_BYTES];
 
-    if (EVP_Digest(bytes, n, digest, NULL, EVP_sha256(), NULL) != 1)
+    if (EVP_Digest(canonical, n, digest, NULL, EVP_sha256(), NULL) != 1)
         return -ENOMEM;
     memcpy(out, digest, sizeof(digest));
     return 0;
-}
-
-int ns_fingerprint(const struct ns_identity *identity, uint8_t out[UCM_FINGERPRINT_BYTES])
-{
-    uint8_t bytes[NS_CANONICAL_MAX];
-    int n = ns_identity_encode(identity, bytes, sizeof(bytes));
-
-    return n < 0 ? -ENOMEM : ns_canonical_fingerprint(bytes, (size_t)n, out);
 }
 
 /* ---- in ---- */

@@ -8,7 +8,11 @@ static uint64_t part_turns_up(struct ns *ns, uint64_t number, uint32_t part, uin
 {
     struct tier *t = &rig.tier;
     struct tier_name name = {.key_bytes = 16, .part = part};
-    struct tier_found f = {.name = &name, .bytes = ns_part_bytes(ns, part), .sequence = sequence};
+    struct tier_found f = {.name = &name,
+                           .identity = ns->canonical,
+                           .identity_bytes = ns->canonical_bytes,
+                           .bytes = ns_part_bytes(ns, part),
+                           .sequence = sequence};
     uint64_t owner;
 
     memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
@@ -96,6 +100,25 @@ Test(cache_restore, a_fill_goes_on_when_its_part_turns_up)
     recovered();
     cr_assert_eq(fake_at(&rig.tier, 0)->op, TIER_SYNC);
     drop(ref);
+}
+
+/* Or a durable dump would take the namespace for recorded, and no later start would find it. */
+Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
+{
+    struct ns_identity id = rig.one->identity;
+    uint8_t canonical[NS_CANONICAL_MAX];
+    struct tier_name name = {.key_bytes = 16};
+    struct tier_found f = {.name = &name, .identity = canonical, .bytes = MIB / 4, .sequence = 1};
+    struct ucm_error e;
+    struct ns *ns;
+
+    id.model = "other";
+    f.identity_bytes = (uint32_t)ns_identity_encode(&id, canonical, sizeof(canonical));
+    memset(name.fingerprint, 7, sizeof(name.fingerprint));
+    cr_expect_eq(rig.tier.callbacks.restore(rig.tier.callbacks.ctx, &f), 0u);
+    cr_expect_eq(index_ns_count(rig.index), 2u);
+    cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
+    cr_expect_eq(ns->record, NS_RECORD_NONE, "it has no record yet");
 }
 
 /* ---- more than the index holds ---- */

@@ -479,10 +479,57 @@ Test(index, fingerprint_has_its_canonical_form)
         0xbc, 0xec, 0xb3, 0x96, 0xcf, 0x29, 0xc9, 0x43, 0x20, 0x03};
     struct ns_identity id = {"uid:1000", "llama", "r1", "bf16", "nhd/1", 16,
                              32,         2,       two,  65536,  salt,    2};
-    uint8_t out[UCM_FINGERPRINT_BYTES];
+    uint8_t canonical[NS_CANONICAL_MAX], out[UCM_FINGERPRINT_BYTES];
+    int n = ns_identity_encode(&id, canonical, sizeof(canonical));
 
-    cr_assert_eq(ns_fingerprint(&id, out), 0);
+    cr_assert_gt(n, 0);
+    cr_assert_eq(ns_fingerprint(canonical, (size_t)n, out), 0);
     cr_assert_eq(memcmp(out, want, sizeof(out)), 0);
+}
+
+/* What a tier has of a namespace of an earlier run. */
+struct left {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], canonical[NS_CANONICAL_MAX];
+    size_t n;
+};
+
+static struct left left_of(const struct ns_identity *id)
+{
+    struct left l = {.n = 0};
+    int n = ns_identity_encode(id, l.canonical, sizeof(l.canonical));
+
+    cr_assert_gt(n, 0);
+    l.n = (size_t)n;
+    cr_assert_eq(ns_fingerprint(l.canonical, l.n, l.fingerprint), 0);
+    return l;
+}
+
+static int restore(struct index *ix, const struct left *l, struct ns **out)
+{
+    struct ucm_error e = {0};
+
+    return index_ns_restore(ix, l->fingerprint, l->canonical, l->n, out, &e);
+}
+
+Test(index, what_an_earlier_run_left_of_a_namespace_is_taken_only_whole)
+{
+    struct index *ix = new_index(10);
+    struct ns_identity id = identity();
+    struct left l = left_of(&id);
+    struct ns *ns = NULL;
+
+    l.fingerprint[3] ^= 1;
+    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "the identity of another");
+    l.fingerprint[3] ^= 1;
+    l.n--;
+    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "no identity");
+    l.n++;
+    cr_expect_eq(index_ns_count(ix), 0u);
+    cr_assert_eq(restore(ix, &l, &ns), 0);
+    cr_expect_eq(open_ns(ix, &id), ns);
+    cr_expect_eq(ns->canonical_bytes, l.n);
+    cr_expect_arr_eq(ns->canonical, l.canonical, l.n);
+    index_free(ix);
 }
 
 static struct ns *open_model(struct index *ix, const char *tenant, unsigned number)
@@ -538,6 +585,7 @@ Test(index, a_tenant_has_a_bound_of_its_own)
     struct ns_identity id = identity();
     struct index *ix = NULL;
     struct ns *other, *ns = NULL;
+    struct left left;
 
     cr_assert_eq(index_new(100, 8, &ix), 0);
     index_ns_limit(ix, 2);
@@ -548,7 +596,8 @@ Test(index, a_tenant_has_a_bound_of_its_own)
     cr_assert_not_null(open_model(ix, "other", 2));
     /* what an earlier run has left is taken all the same */
     id.tenant = "t";
-    cr_assert_eq(index_ns_restore(ix, &id, &ns, NULL), 0);
+    left = left_of(&id);
+    cr_assert_eq(restore(ix, &left, &ns), 0);
     cr_assert_eq(index_ns_count(ix), 5u);
     index_ns_use(ix, ns);
     cr_assert_null(open_model(ix, "t", 3));
