@@ -181,7 +181,6 @@ int cache_new(const struct cache_config *config, struct cache **out)
     backoff_init(&c->record_retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
-    table_init(&c->writes, CACHE_MAX_WRITES);
     list_init(&c->durables);
     list_init(&c->stalled_durables);
     list_init(&c->fills_by_age);
@@ -198,7 +197,6 @@ static void idle_closed_cb(uv_handle_t *handle)
 
     table_close(&c->fills);
     table_close(&c->fetches);
-    table_close(&c->writes);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
         free(c->write[to].queue.entries);
         free(c->write[to].stalled.entries);
@@ -232,11 +230,6 @@ void cache_arena_attach(struct cache *c, struct arena *arena)
 uint32_t cache_tier_busy(const struct cache *c)
 {
     return c->tier_busy;
-}
-
-uint32_t cache_share_busy(const struct cache *c)
-{
-    return c->share_busy;
 }
 
 bool cache_written(const struct cache *c)
@@ -347,9 +340,9 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
     nvme_set(c, ref, part, to);
 }
 
-void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32_t write)
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_io *write)
 {
-    nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.number = write});
+    nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.write = write});
 }
 
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,

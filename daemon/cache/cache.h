@@ -50,8 +50,6 @@ void cache_arena_attach(struct cache *c, struct arena *arena);
 
 /* Operations of the tier that are under way; it may be closed at 0. */
 uint32_t cache_tier_busy(const struct cache *c);
-/* The same of the shared tier. Slots may be in use for longer, see share_busy. */
-uint32_t cache_share_busy(const struct cache *c);
 /* Nothing waits to be written, and no snapshot is being loaded. */
 bool cache_written(const struct cache *c);
 /* The daemon stops: no more writes. Blocks that wait for one are counted as dropped and logged. What
@@ -126,9 +124,10 @@ void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *ke
 
 struct cache_wait {
     struct list link;
-    bool shared; /* out, with CACHE_PENDING: it is read from the shared tier, not from NVMe */
+    bool shared; /* out, in ready_cb: the part was read from the shared tier, not from NVMe */
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
-     * have the part any more, or did not say in time. */
+     * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
+     * failed and the shared tier takes no read now. */
     void (*ready_cb)(struct cache_wait *w, int status);
 };
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DURABLES_TURN (1u << 16) /* looked at in one turn of the loop */
+
 /* The cache's own check of an unverified part ended; no client waits for it. */
 static void unverified_done_cb(struct cache_durable *d, int status)
 {
@@ -58,16 +60,11 @@ static void sync_done_cb(struct tier_io *io, int status)
 
 static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p)
 {
-    int rc;
-
     cache_tier_io(c, &d->io, d->ref, d->part, 0);
     d->io.op = TIER_SYNC;
     d->io.place = part_place(p);
     d->io.done = sync_done_cb;
-    rc = c->tier_ops->submit(c->tier, &d->io);
-    if (rc == 0)
-        c->tier_busy++;
-    return rc;
+    return cache_tier_submit(c, &d->io);
 }
 
 /* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. Another -errno: the end. */
@@ -92,7 +89,7 @@ static int durable_step(struct cache *c, struct cache_durable *d)
                                         : cache_nvme_write(c, d->ref, d->part);
     }
     if (rc == 0)
-        list_push_back(cache_write_waiters(c, p), &d->link);
+        list_push_back(&((struct part_io *)part_write(p))->waiters, &d->link);
     return rc;
 }
 
@@ -153,7 +150,7 @@ void cache_durables_written(struct cache *c, struct list *waiters, int status)
 
 void cache_durables_retry(struct cache *c)
 {
-    uint32_t turns = CACHE_MAX_WRITES;
+    uint32_t turns = DURABLES_TURN;
 
     while (!list_empty(&c->durables) && turns-- > 0) {
         struct cache_durable *d = LIST_ENTRY(c->durables.next, struct cache_durable, link);

@@ -10,19 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cache_fetch {
-    union {
-        struct tier_io tier;
-        struct share_io share;
-    } io;
-    struct cache *cache;
-    block_ref ref;
-    uint32_t part, number;
-    slot_ref slot;
-    bool shared; /* which of io */
-    bool failed; /* reported; a thread of the shared tier may still write into the slot */
-    struct list waiters;
-};
+/* ---- one operation ---- */
 
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
 {
@@ -46,6 +34,49 @@ void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t 
     }
 }
 
+int cache_tier_submit(struct cache *c, struct tier_io *io)
+{
+    int rc = c->tier_ops->submit(c->tier, io);
+
+    c->tier_busy += rc == 0;
+    return rc;
+}
+
+struct part_io *part_io_new(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct part_io *op = calloc(1, sizeof(*op));
+
+    if (!op)
+        return NULL;
+    op->cache = c;
+    op->ref = ref;
+    op->part = part;
+    list_init(&op->waiters);
+    return op;
+}
+
+int part_io_share(struct part_io *op, slot_ref slot, bool write,
+                  void (*done_cb)(struct share_io *io, int status),
+                  void (*released_cb)(struct share_io *io))
+{
+    struct cache *c = op->cache;
+    int rc;
+
+    op->shared = true;
+    op->io.share = (struct share_io){.write = write,
+                                     .id = cache_shared_id(c, op->ref, op->part),
+                                     .data = arena_memory(c->arena, slot),
+                                     .bytes = ns_part_bytes(cache_ns(c, op->ref), op->part),
+                                     .root = cache_part(c, op->ref, op->part)->root,
+                                     .done_cb = done_cb,
+                                     .released_cb = released_cb};
+    rc = c->share_ops->submit(c->share, &op->io.share);
+    c->share_busy += rc == 0;
+    if (rc == -EAGAIN)
+        c->write[WRITE_SHARE].full = true;
+    return rc;
+}
+
 static void read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
                       slot_ref slot)
 {
@@ -63,9 +94,11 @@ static void log_read_failed(const struct tier_io *io, int status)
              io->name.part, (unsigned long long)io->place.loc);
 }
 
+/* ---- fetches ---- */
+
 /* A waiter's callback may evict, or cancel another waiter. The fetch's own use and lease keep
  * part and block until the last callback has run. */
-static void fetch_report(struct cache_fetch *f, int status)
+static void fetch_report(struct part_io *f, int status)
 {
     struct cache *c = f->cache;
     struct part *p = cache_part(c, f->ref, f->part);
@@ -77,12 +110,13 @@ static void fetch_report(struct cache_fetch *f, int status)
 
         if (rc == 0)
             part_use(c, p);
+        w->shared = f->shared;
         w->ready_cb(w, rc);
     }
 }
 
-/* The read ended. With status 0 the fetch has a use of the part. */
-static void fetch_take(struct cache_fetch *f, int status)
+/* The last read ended. With status 0 the fetch has a use of the part. */
+static void fetch_take(struct part_io *f, int status)
 {
     struct cache *c = f->cache;
     struct part *p = cache_part(c, f->ref, f->part);
@@ -96,24 +130,29 @@ static void fetch_take(struct cache_fetch *f, int status)
     }
 }
 
-/* ---- from NVMe ---- */
+static int fetch_read(struct part_io *f);
 
 static void tier_done_cb(struct tier_io *io, int status)
 {
-    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.tier);
+    struct part_io *f = LIST_ENTRY(io, struct part_io, io.tier);
     struct cache *c = f->cache;
-    const struct part *p = cache_part(c, f->ref, f->part);
+    int rc;
 
     c->tier_busy--;
-    fetch_take(f, status);
     if (status != 0) {
         log_read_failed(io, status);
-        arena_slot_free(c->arena, f->slot);
         /* A copy that can't be read must not stay a hit: engines would ask for it again and again.
-         * Recovery may have found another in the meantime; that one stays. */
-        if (part_is_at(p, io->place.loc))
+         * Recovery may have found another in the meantime, or the shared tier has one. */
+        if (part_is_at(cache_part(c, f->ref, f->part), io->place.loc))
             cache_nvme_lost(c, f->ref, f->part, true);
+        rc = fetch_read(f);
+        if (rc == 0)
+            return;
+        status = rc == -EAGAIN ? -EBUSY : status;
     }
+    fetch_take(f, status);
+    if (status != 0)
+        arena_slot_free(c->arena, f->slot);
     fetch_report(f, status);
     if (status == 0)
         cache_put(c, f->ref, f->part);
@@ -121,18 +160,17 @@ static void tier_done_cb(struct tier_io *io, int status)
     free(f);
 }
 
-static int tier_start(struct cache_fetch *f, uint8_t priority)
+static int tier_start(struct part_io *f)
 {
     struct cache *c = f->cache;
     struct tier_io *io = &f->io.tier;
     int rc;
 
+    f->shared = false;
     read_init(c, io, f->ref, f->part, f->slot);
-    io->priority = priority;
+    io->priority = f->priority;
     io->done = tier_done_cb;
-    rc = c->tier_ops->submit(c->tier, io);
-    if (rc == 0)
-        c->tier_busy++;
+    rc = cache_tier_submit(c, io);
     if (rc == 0 || rc == -EAGAIN)
         return rc;
     log_read_failed(io, rc);
@@ -140,11 +178,9 @@ static int tier_start(struct cache_fetch *f, uint8_t priority)
     return rc == -ESTALE ? -ENOENT : -EIO;
 }
 
-/* ---- from the shared tier ---- */
-
 /* The part is not there, or no root said so in time: a miss, and the block's other parts are no
  * hits either. The slot has no owner while a thread that hangs may write into it. */
-static void share_missed(struct cache_fetch *f)
+static void share_missed(struct part_io *f)
 {
     struct cache *c = f->cache;
 
@@ -158,7 +194,7 @@ static void share_missed(struct cache_fetch *f)
 
 static void share_done_cb(struct share_io *io, int status)
 {
-    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.share);
+    struct part_io *f = LIST_ENTRY(io, struct part_io, io.share);
     struct cache *c = f->cache;
 
     c->share_busy--;
@@ -175,7 +211,7 @@ static void share_done_cb(struct share_io *io, int status)
 
 static void share_released_cb(struct share_io *io)
 {
-    struct cache_fetch *f = LIST_ENTRY(io, struct cache_fetch, io.share);
+    struct part_io *f = LIST_ENTRY(io, struct part_io, io.share);
     struct cache *c = f->cache;
 
     if (f->failed) {
@@ -187,32 +223,30 @@ static void share_released_cb(struct share_io *io)
     free(f);
 }
 
-static int share_start(struct cache_fetch *f)
+static int share_start(struct part_io *f)
 {
     struct cache *c = f->cache;
-    struct ns *ns;
-    const struct part *p = &cache_block(c, f->ref, &ns)->part[f->part];
-    int rc;
+    int rc = part_io_share(f, f->slot, false, share_done_cb, share_released_cb);
 
-    f->shared = true;
-    f->io.share = (struct share_io){.id = cache_shared_id(c, f->ref, f->part),
-                                    .data = arena_memory(c->arena, f->slot),
-                                    .bytes = ns_part_bytes(ns, f->part),
-                                    .root = p->root,
-                                    .done_cb = share_done_cb,
-                                    .released_cb = share_released_cb};
-    rc = c->share_ops->submit(c->share, &f->io.share);
-    if (rc == 0) {
-        c->share_busy++;
-        return 0;
-    }
-    if (rc == -EAGAIN) {
-        c->write[WRITE_SHARE].full = true;
+    if (rc == 0 || rc == -EAGAIN)
         return rc;
-    }
     cache_shared_forget(c, f->ref);
     c->config.metrics->share_forgotten++;
     return -ENOENT;
+}
+
+/* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
+ * read is under way; -EAGAIN: the tier's queue is full; -ENOENT, -EIO: no copy is left. */
+static int fetch_read(struct part_io *f)
+{
+    const struct part *p = cache_part(f->cache, f->ref, f->part);
+    int rc = -ENOENT;
+
+    if (p->nvme == PART_NVME_READY)
+        rc = tier_start(f);
+    if (p->nvme != PART_NVME_READY && part_on_share(p))
+        rc = share_start(f);
+    return rc;
 }
 
 /* ---- for requests ---- */
@@ -220,16 +254,12 @@ static int share_start(struct cache_fetch *f)
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
                        struct cache_wait *w)
 {
-    struct cache_fetch *f = calloc(1, sizeof(*f));
-    const struct part *p = cache_part(c, ref, part);
+    struct part_io *f = part_io_new(c, ref, part);
     int rc = -EBUSY;
 
     if (!f)
         return -ENOMEM;
-    f->cache = c;
-    f->ref = ref;
-    f->part = part;
-    list_init(&f->waiters);
+    f->priority = priority;
     f->number = table_add(&c->fetches, f);
     if (f->number == 0)
         goto err_after_fetch;
@@ -239,17 +269,10 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
     if (rc != 0)
         goto err_after_hold;
-    if (p->nvme == PART_NVME_READY)
-        rc = tier_start(f, priority);
-    else
-        rc = share_start(f);
-    /* tier_start dropped the copy on NVMe; there may be another. */
-    if (rc != 0 && !f->shared && p->nvme != PART_NVME_READY && part_on_share(p))
-        rc = share_start(f);
+    rc = fetch_read(f);
     if (rc != 0)
         goto err_after_slot;
     part_set_dram(c, ref, part, PART_DRAM_FETCHING, f->number);
-    w->shared = f->shared;
     list_push_back(&f->waiters, &w->link);
     return CACHE_PENDING;
 
@@ -271,7 +294,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     struct part *p = &b->part[part];
-    struct cache_fetch *f;
+    struct part_io *f;
 
     list_init(&w->link);
     if (p->dram == PART_DRAM_READY) {
@@ -282,7 +305,6 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     }
     if (p->dram == PART_DRAM_FETCHING) {
         f = table_get(&c->fetches, part_fetch(p));
-        w->shared = f->shared;
         list_push_back(&f->waiters, &w->link);
         c->config.metrics->single_flight++;
         return CACHE_PENDING;
@@ -358,11 +380,8 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     read_init(c, &k->io, ref, part, k->slot);
     k->io.check = true;
     k->io.done = check_done_cb;
-    rc = c->tier_ops->submit(c->tier, &k->io);
-    if (rc != 0) {
+    rc = cache_tier_submit(c, &k->io);
+    if (rc != 0)
         arena_slot_free(c->arena, k->slot);
-        return rc == -EAGAIN ? -EBUSY : rc;
-    }
-    c->tier_busy++;
-    return 0;
+    return rc == -EAGAIN ? -EBUSY : rc;
 }

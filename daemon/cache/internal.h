@@ -11,7 +11,6 @@
 /* Operations under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
-#define CACHE_MAX_WRITES (1u << 16)
 /* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 /* Between two tries to write the record of a namespace. */
@@ -49,7 +48,7 @@ struct cache {
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
     uint32_t copies; /* users by copies, reads and writes: their end may free a slot */
-    struct table fills, fetches, writes;
+    struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
     /* The idle callback. */
@@ -79,6 +78,7 @@ struct cache {
 };
 
 struct snapshot_part;
+struct part_io;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
@@ -129,7 +129,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
                    uint32_t number);
 /* READY at `place`, or NONE with NULL. */
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place);
-void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, uint32_t write);
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_io *write);
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root);
 void part_use(struct cache *c, struct part *p);
@@ -153,11 +153,34 @@ bool cache_fill_reclaim(struct cache *c);
 
 /* ---- fetch.c ---- */
 
+/* One read or write of a part, from its start to its end. */
+struct part_io {
+    union {
+        struct tier_io tier;
+        struct share_io share;
+    } io;
+    struct cache *cache;
+    block_ref ref;
+    uint32_t part;
+    bool shared;         /* which of io */
+    struct list waiters; /* of a fetch: cache_wait.link; of a write to NVMe: cache_durable.link */
+    /* Of a fetch. */
+    uint32_t number;
+    slot_ref slot;
+    uint8_t priority;
+    bool failed; /* reported; a thread of the shared tier may still write into the slot */
+};
+struct part_io *part_io_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */
+/* Submits a read into the slot, or a write of it, to the shared tier. */
+int part_io_share(struct part_io *op, slot_ref slot, bool write,
+                  void (*done_cb)(struct share_io *io, int status),
+                  void (*released_cb)(struct share_io *io));
 /* What the tier stores beside a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
 /* Fills in an operation but for op, place and done. slot: 0 for none. */
 void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
                    slot_ref slot);
+int cache_tier_submit(struct cache *c, struct tier_io *io);
 
 /* ---- leave.c ---- */
 
@@ -243,8 +266,6 @@ void cache_writes_abandon(struct cache *c);
 
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part);
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
-/* The durables that wait for the write of a part to NVMe to end. */
-struct list *cache_write_waiters(struct cache *c, const struct part *p);
 
 /* ---- durable.c ---- */
 

@@ -196,18 +196,27 @@ static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigne
     return 0;
 }
 
+static bool share_writing(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share == PART_SHARE_WRITING)
+            return true;
+    return false;
+}
+
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED))
+    if (part == ns->identity.parts - 1 || b->flags & (BLOCK_SHARE_QUEUED | BLOCK_DOOMED) ||
+        share_writing(b, ns))
         return;
     /* In front: the block's other parts are in DRAM now, and may not be later. */
-    if (queue_push_front(&c->write[WRITE_SHARE].queue, ref) == 0)
+    if (!c->no_writes && queue_push_front(&c->write[WRITE_SHARE].queue, ref) == 0)
         queued_set(c, WRITE_SHARE, ref, true);
     else
-        c->config.metrics->share_write_dropped++;
+        c->config.metrics->share_write_dropped++; /* the last part */
 }
 
 static bool may_write(const struct ns *ns, enum write_to to)
@@ -254,14 +263,15 @@ static bool queue_step(struct cache *c, enum write_to to, unsigned *left)
     return false;
 }
 
-/* The parts that have no copy at the target, and none under way. */
+/* The parts that have no copy at the target, and none under way. The end of the others' writes
+ * counts the last part of the shared tier (cache_write_next_part). */
 static uint32_t parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         n += b->part[i].dram == PART_DRAM_READY && copy_of(&b->part[i], to) == COPY_NONE;
-    return n;
+    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
 }
 
 void cache_writes_abandon(struct cache *c)

@@ -54,10 +54,10 @@ enum part_share {
 
 struct part {
     union {
-        uint64_t loc;    /* READY: where the tier has it; opaque */
-        uint32_t number; /* WRITING: of the write */
-    } nvme_at;           /* by `nvme`; read by part_loc and part_write */
-    uint64_t checksum;   /* XXH3-64 of the payload of a copy on NVMe, or of bytes in DRAM that came
+        uint64_t loc;  /* READY: where the tier has it; opaque */
+        void *write;   /* WRITING: the cache's operation */
+    } nvme_at;         /* by `nvme`; read by part_loc and part_write */
+    uint64_t checksum; /* XXH3-64 of the payload of a copy on NVMe, or of bytes in DRAM that came
                           * with a snapshot; 0: not known */
     union {
         uint32_t slot;   /* READY: in the arena */
@@ -94,10 +94,10 @@ static inline uint64_t part_loc(const struct part *p)
     return p->nvme_at.loc;
 }
 
-static inline uint32_t part_write(const struct part *p)
+static inline void *part_write(const struct part *p)
 {
     assert(p->nvme == PART_NVME_WRITING);
-    return p->nvme_at.number;
+    return p->nvme_at.write;
 }
 
 /* The copy on NVMe is the one at loc. */

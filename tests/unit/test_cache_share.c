@@ -68,10 +68,10 @@ Test(cache_share, a_block_of_another_host_is_found_and_read_once)
     cr_expect_not(cache_in_dram(rig.cache, ref));
     cr_assert_eq(get(&a, ref, 0), CACHE_PENDING);
     cr_assert_eq(get(&b, ref, 0), CACHE_PENDING);
-    cr_expect(a.w.shared && b.w.shared);
     cr_expect_eq(share.submits, 1u, "single flight");
     fake_share_next(&share, 0);
     cr_assert(a.calls == 1 && a.status == 0 && b.calls == 1 && b.status == 0);
+    cr_expect(a.w.shared && b.w.shared);
     cr_expect(marks_right(ref, 0));
     cr_expect(cache_in_dram(rig.cache, ref) && !cache_on_share(rig.cache, ref));
     cache_put(rig.cache, ref, 0);
@@ -419,6 +419,22 @@ Test(cache_share, a_daemon_that_stops_writes_no_more)
     drop(ref);
 }
 
+/* The last part follows the others, whose writes the stop finds under way. */
+Test(cache_share, the_last_part_is_not_written_after_a_stop_and_counted)
+{
+    block_ref ref = store_dram(rig.two, 1);
+
+    cr_assert_eq(share.n_pending, 1u, "the first part");
+    cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    fake_share_next(&share, 0);
+    turn();
+    cr_expect_eq(share.submits, 1u);
+    cr_expect(cache_written(rig.cache), "nothing waits for a write that nobody begins");
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
+    drop(ref);
+}
+
 /* ---- beside NVMe ---- */
 
 Test(cache_share, nvme_may_take_its_place_back_from_what_a_share_has)
@@ -436,25 +452,68 @@ Test(cache_share, nvme_may_take_its_place_back_from_what_a_share_has)
     cr_expect(cache_found(rig.cache, ref));
 }
 
-Test(cache_share, a_copy_on_nvme_that_fails_leaves_the_one_on_the_share)
+/* A block that lies on NVMe and, known, on the shared tier. */
+static block_ref store_twice(struct ns *ns, uint64_t number)
 {
-    block_ref ref = store(rig.one, 1);
-    struct waiter w;
+    block_ref ref = store(ns, number);
 
     turn();
     fake_next(&rig.tier, 0);
     fake_share_next(&share, 0);
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cr_assert(has_file(ns, number, 0, 1));
     cache_hold(rig.cache, ref);
-    cr_assert(has_file(rig.one, 1, 0, 1));
-    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    cr_expect_not(w.w.shared, "the nearer one is read");
+    return ref;
+}
+
+Test(cache_share, a_copy_on_nvme_that_fails_makes_way_for_the_one_on_the_share)
+{
+    block_ref ref = store_twice(rig.one, 1);
+    struct waiter a, b;
+
+    cr_assert_eq(get(&a, ref, 0), CACHE_PENDING);
+    cr_expect_eq(share.n_pending, 0u, "the nearer one is read");
     fake_next(&rig.tier, -EBADMSG);
-    cr_expect_eq(w.status, -EBADMSG);
+    cr_expect_eq(a.calls, 0, "there is another copy");
+    cr_expect_eq(rig.tier.forgets, 1u);
     cr_expect(cache_found(rig.cache, ref));
+    cr_assert_eq(get(&b, ref, 0), CACHE_PENDING);
+    fake_share_next(&share, 0);
+    cr_expect(a.calls == 1 && a.status == 0 && a.w.shared && marks_right(ref, 0));
+    cr_expect(b.calls == 1 && b.status == 0 && b.w.shared);
+    cache_put(rig.cache, ref, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_share, a_read_that_fails_everywhere_fails_and_leaves_nothing)
+{
+    block_ref ref = store_twice(rig.one, 1);
+    struct waiter w;
+
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    cr_expect(w.w.shared);
+    fake_next(&rig.tier, -EIO);
+    fake_share_next(&share, -ENOENT);
+    cr_expect(w.calls == 1 && w.status == -ENOENT);
+    cr_expect_not(cache_found(rig.cache, ref));
+    drop(ref);
+    expect_nothing_held();
+    expect_no_share_left();
+}
+
+Test(cache_share, a_share_that_is_busy_keeps_the_copy_that_nvme_lost)
+{
+    block_ref ref = store_twice(rig.one, 1);
+    struct waiter w;
+
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
+    share.refuse = -EAGAIN;
+    share.refuse_n = 1;
+    fake_next(&rig.tier, -EIO);
+    cr_expect(w.calls == 1 && w.status == -EBUSY, "not now");
+    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
     fake_share_next(&share, 0);
     cr_expect(w.status == 0 && marks_right(ref, 0));
     cache_put(rig.cache, ref, 0);
@@ -463,21 +522,14 @@ Test(cache_share, a_copy_on_nvme_that_fails_leaves_the_one_on_the_share)
 
 Test(cache_share, what_nvme_knows_no_more_is_read_from_the_share)
 {
-    block_ref ref = store(rig.one, 1);
+    block_ref ref = store_twice(rig.one, 1);
     struct waiter w;
 
-    turn();
-    fake_next(&rig.tier, 0);
-    fake_share_next(&share, 0);
-    drop(ref);
-    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
-    cache_hold(rig.cache, ref);
     rig.tier.refuse = -ESTALE;
     rig.tier.refuse_n = 1;
     cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
-    cr_expect(w.w.shared);
     fake_share_next(&share, 0);
-    cr_expect(w.status == 0 && marks_right(ref, 0));
+    cr_expect(w.status == 0 && w.w.shared && marks_right(ref, 0));
     cache_put(rig.cache, ref, 0);
     drop(ref);
 }
