@@ -1,5 +1,8 @@
 #include "client/ctl/answer.h"
 
+#include "proto/tables.h"
+
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,15 +21,33 @@ int answer_connect(const struct ucm_options *options, int timeout_ms, struct ucm
     return rc;
 }
 
-int answer_call(struct ucm_client *client, const char *method, const msgpack_sbuffer *params,
+/* Packs the params into *buf, for msgpack_sbuffer_destroy. */
+static void params_pack(enum ucm_method method, const void *params, msgpack_sbuffer *buf)
+{
+    struct ucm_error e = {0};
+    msgpack_packer pk;
+    int rc;
+
+    msgpack_sbuffer_init(buf);
+    msgpack_packer_init(&pk, buf, msgpack_sbuffer_write);
+    rc = proto_message_pack(&pk, proto_method_params(method), params,
+                            &(struct proto_where){.e = &e});
+    assert(rc == 0);
+    (void)rc;
+}
+
+int answer_call(struct ucm_client *client, enum ucm_method method, const void *params,
                 int timeout_ms, struct answer *out)
 {
+    msgpack_sbuffer packed;
     uint8_t *bytes = NULL;
     size_t n = 0, at = 0;
     int rc;
 
-    rc = ucm_call(client, method, params != NULL ? params->data : NULL,
-                  params != NULL ? params->size : 0, timeout_ms, &bytes, &n);
+    params_pack(method, params, &packed);
+    rc = ucm_call(client, proto_method_name(method), packed.data, packed.size, timeout_ms, &bytes,
+                  &n);
+    msgpack_sbuffer_destroy(&packed);
     if (rc < 0)
         return rc;
     msgpack_unpacked_init(&out->unpacked);
@@ -50,21 +71,14 @@ void answer_close(struct answer *a)
     a->root = NULL;
 }
 
-int answer_page(struct ucm_client *client, const char *method, uint32_t ns, uint64_t limit,
+int answer_page(struct ucm_client *client, enum ucm_method method, uint32_t ns, uint64_t limit,
                 uint64_t *cursor, int timeout_ms, struct answer *out)
 {
-    msgpack_packer pk;
-    msgpack_sbuffer params;
+    const struct msg_page page = {.cursor = *cursor, .limit = limit};
+    const struct msg_ls of_ns = {.ns = ns, .cursor = *cursor, .limit = limit};
+    int rc = answer_call(client, method, ns == 0 ? (const void *)&page : &of_ns, timeout_ms, out);
     uint64_t next;
-    int rc;
 
-    answer_map(&pk, &params, ns != 0 ? 3 : 2);
-    if (ns != 0)
-        answer_put_u64(&pk, "ns", ns);
-    answer_put_u64(&pk, "cursor", *cursor);
-    answer_put_u64(&pk, "limit", limit);
-    rc = answer_call(client, method, &params, timeout_ms, out);
-    msgpack_sbuffer_destroy(&params);
     if (rc < 0)
         return rc;
     next = answer_u64(out->root, "next");
@@ -253,34 +267,4 @@ cJSON *answer_json(const msgpack_object *o)
     default:
         return cJSON_CreateNull();
     }
-}
-
-/* ---- params ---- */
-
-static void put_name(msgpack_packer *pk, const char *name)
-{
-    size_t n = strlen(name);
-
-    msgpack_pack_str(pk, n);
-    msgpack_pack_str_body(pk, name, n);
-}
-
-void answer_map(msgpack_packer *pk, msgpack_sbuffer *buf, size_t n)
-{
-    msgpack_sbuffer_init(buf);
-    msgpack_packer_init(pk, buf, msgpack_sbuffer_write);
-    msgpack_pack_map(pk, n);
-}
-
-void answer_put_u64(msgpack_packer *pk, const char *field, uint64_t v)
-{
-    put_name(pk, field);
-    msgpack_pack_uint64(pk, v);
-}
-
-void answer_put_bin(msgpack_packer *pk, const char *field, const void *p, size_t n)
-{
-    put_name(pk, field);
-    msgpack_pack_bin(pk, n);
-    msgpack_pack_bin_body(pk, p, n);
 }

@@ -7,6 +7,7 @@
 #define UCM_CTL_ANSWER_H
 
 #include "client/include/ucmclient.h"
+#include "proto/messages.h"
 
 #include <cjson/cJSON.h>
 #include <msgpack.h>
@@ -25,16 +26,17 @@ struct answer {
     const msgpack_object *root; /* a map */
 };
 
-/* params: a packed map, or NULL. 0 or a negative enum ucm_status with its sentence in ucm_errmsg().
- * -UCM_EPROTOCOL: the result is no map; this sets no sentence. */
-int answer_call(struct ucm_client *client, const char *method, const msgpack_sbuffer *params,
+/* params: the message that proto/messages.h names for the method, within its bounds; NULL where that
+ * is none. 0 or a negative enum ucm_status with its sentence in ucm_errmsg(). -UCM_EPROTOCOL: the
+ * result is no map; this sets no sentence. */
+int answer_call(struct ucm_client *client, enum ucm_method method, const void *params,
                 int timeout_ms, struct answer *out);
 void answer_close(struct answer *a);
 
 /* Gets one page of namespace.list, ls or verify: at most `limit` items (0: the daemon chooses) from
  * *cursor on (0: the start), of namespace ns unless that is 0. *cursor becomes the next page's, 0
  * at the end. Returns as answer_call; also -UCM_EPROTOCOL if a page points to itself. */
-int answer_page(struct ucm_client *client, const char *method, uint32_t ns, uint64_t limit,
+int answer_page(struct ucm_client *client, enum ucm_method method, uint32_t ns, uint64_t limit,
                 uint64_t *cursor, int timeout_ms, struct answer *out);
 
 /* NULL if map is NULL or no map, or has no such field. */
@@ -52,10 +54,5 @@ const char *answer_object_text(const msgpack_object *o, char *buf, size_t n);
 cJSON *answer_json(const msgpack_object *o);
 /* A whole number in JSON, exact beyond 2^53 too. */
 cJSON *answer_json_u64(uint64_t v);
-
-/* Params: answer_map begins a map of n fields in *buf; n fields follow. */
-void answer_map(msgpack_packer *pk, msgpack_sbuffer *buf, size_t n);
-void answer_put_u64(msgpack_packer *pk, const char *field, uint64_t v);
-void answer_put_bin(msgpack_packer *pk, const char *field, const void *p, size_t n);
 
 #endif

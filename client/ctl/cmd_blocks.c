@@ -18,12 +18,12 @@ struct listing {
     uint64_t n, cursor;
 };
 
-static void listing_add(struct listing *l, const struct ctl *c, const msgpack_object *page)
+static void listing_add(struct listing *l, const struct args *a, const msgpack_object *page)
 {
     for (uint32_t i = 0; i < answer_count(page, l->field); i++, l->n++) {
         const msgpack_object *o = answer_at(page, l->field, i);
 
-        if (c->json)
+        if (args_given(a, "json"))
             cJSON_AddItemToArray(l->items, answer_json(o));
         else
             ctl_table_row(&l->table, l->columns, o);
@@ -31,33 +31,33 @@ static void listing_add(struct listing *l, const struct ctl *c, const msgpack_ob
 }
 
 /* Reads pages until the end, or until the list has `limit` items; limit 0: all. */
-static int listing_read(struct listing *l, struct ctl *c, const char *method, uint32_t ns,
-                        uint64_t limit)
+static int listing_read(struct listing *l, const struct args *a, enum ucm_method method,
+                        uint32_t ns, uint64_t limit)
 {
     int rc;
 
     ctl_table_begin(&l->table, l->columns);
-    l->items = c->json ? cJSON_CreateArray() : NULL;
+    l->items = args_given(a, "json") ? cJSON_CreateArray() : NULL;
     do {
         uint64_t left = limit > 0 ? limit - l->n : 0; /* 0: the daemon chooses */
         struct answer page;
 
-        rc = ctl_page(c, method, ns, left < LS_PAGE ? left : LS_PAGE, &l->cursor, &page);
+        rc = ctl_page(a, method, ns, left < LS_PAGE ? left : LS_PAGE, &l->cursor, &page);
         if (rc != CTL_OK) {
             table_end(&l->table, NULL);
             cJSON_Delete(l->items);
             return rc;
         }
-        listing_add(l, c, page.root);
+        listing_add(l, a, page.root);
         answer_close(&page);
     } while (l->cursor != 0 && (limit == 0 || l->n < limit));
     return CTL_OK;
 }
 
 /* With --json it takes the document. */
-static int listing_print(struct listing *l, const struct ctl *c, cJSON *document)
+static int listing_print(struct listing *l, const struct args *a, cJSON *document)
 {
-    if (c->json) {
+    if (args_given(a, "json")) {
         cJSON_AddItemToObject(document, l->field, l->items);
         return ctl_print_json(document, false);
     }
@@ -70,7 +70,7 @@ static int listing_print(struct listing *l, const struct ctl *c, cJSON *document
 
 /* ---- namespaces ---- */
 
-static int namespaces(struct ctl *c)
+int cmd_namespaces(const struct args *a)
 {
     static const struct ctl_column columns[] = {{">NS", "ns", SHOW_NUMBER},
                                                 {"FINGERPRINT", "fingerprint", SHOW_PREFIX},
@@ -88,14 +88,10 @@ static int namespaces(struct ctl *c)
                                                 {">SHARED", "shared_bytes", SHOW_BYTES},
                                                 {0}};
     struct listing l = {.field = "namespaces", .columns = columns};
-    int rc = listing_read(&l, c, "namespace.list", 0, 0);
+    int rc = listing_read(&l, a, UCM_METHOD_NS_LIST, 0, 0);
 
-    return rc != CTL_OK ? rc : listing_print(&l, c, c->json ? cJSON_CreateObject() : NULL);
-}
-
-int cmd_namespaces(const struct args *a)
-{
-    return ctl_run(a, namespaces, NULL);
+    return rc != CTL_OK ? rc
+                        : listing_print(&l, a, args_given(a, "json") ? cJSON_CreateObject() : NULL);
 }
 
 /* ---- tenants ---- */
@@ -132,19 +128,17 @@ static struct tenant *tenant_of(struct tenants *all, const char *name)
     return item;
 }
 
-static int tenants_add(struct tenants *all, const msgpack_object *page)
+static int tenant_add_cb(const struct args *a, const msgpack_object *ns, void *ctx)
 {
-    for (uint32_t i = 0; i < answer_count(page, "namespaces"); i++) {
-        const msgpack_object *o = answer_at(page, "namespaces", i);
-        char name[257];
-        struct tenant *t = tenant_of(all, answer_text(o, "tenant", name, sizeof name));
+    char name[257];
+    struct tenant *t = tenant_of(ctx, answer_text(ns, "tenant", name, sizeof name));
 
-        if (!t)
-            return ctl_fail(CTL_ERROR, "memory ran out");
-        t->sum[NAMESPACES]++;
-        for (size_t k = NAMESPACES + 1; k < SUMS; k++)
-            t->sum[k] += answer_u64(o, sum_fields[k]);
-    }
+    (void)a;
+    if (!t)
+        return ctl_fail(CTL_ERROR, "memory ran out");
+    t->sum[NAMESPACES]++;
+    for (size_t k = NAMESPACES + 1; k < SUMS; k++)
+        t->sum[k] += answer_u64(ns, sum_fields[k]);
     return CTL_OK;
 }
 
@@ -193,37 +187,22 @@ static int tenants_print_json(const struct tenants *all)
     return ctl_print_json(j, false);
 }
 
-static int tenants(struct ctl *c)
+int cmd_tenants(const struct args *a)
 {
     struct tenants all = {.n = 0};
-    uint64_t cursor = 0;
-    int rc;
+    int rc = ctl_each_namespace(a, tenant_add_cb, &all);
 
-    do {
-        struct answer page;
-
-        rc = ctl_page(c, "namespace.list", 0, 0, &cursor, &page);
-        if (rc == CTL_OK) {
-            rc = tenants_add(&all, page.root);
-            answer_close(&page);
-        }
-    } while (rc == CTL_OK && cursor != 0);
     if (all.n > 0)
         qsort(all.item, all.n, sizeof(all.item[0]), tenant_compare);
     if (rc == CTL_OK)
-        rc = c->json ? tenants_print_json(&all) : tenants_print(&all);
+        rc = args_given(a, "json") ? tenants_print_json(&all) : tenants_print(&all);
     free(all.item);
     return rc;
 }
 
-int cmd_tenants(const struct args *a)
-{
-    return ctl_run(a, tenants, NULL);
-}
-
 /* ---- ls ---- */
 
-static int ls(struct ctl *c)
+int cmd_ls(const struct args *a)
 {
     static const struct ctl_column columns[] = {{"KEY", "key", SHOW_TEXT},
                                                 {"STATE", "complete", SHOW_COMPLETE},
@@ -234,36 +213,30 @@ static int ls(struct ctl *c)
                                                 {"PINNED", "pinned", SHOW_YES},
                                                 {">LEASES", "leases", SHOW_NUMBER},
                                                 {0}};
-    struct listing l = {
-        .field = "blocks", .columns = columns, .cursor = args_number(c->args, "cursor")};
+    struct listing l = {.field = "blocks", .columns = columns, .cursor = args_number(a, "cursor")};
     struct ctl_namespace ns;
     cJSON *j = NULL;
-    int rc = ctl_namespace_find(c, c->args->word[0], &ns);
+    int rc = ctl_namespace_find(a, a->word[0], &ns);
 
     if (rc == CTL_OK)
-        rc = listing_read(&l, c, "ls", ns.ns, args_number(c->args, "limit"));
+        rc = listing_read(&l, a, UCM_METHOD_LS, ns.ns, args_number(a, "limit"));
     if (rc != CTL_OK)
         return rc;
-    if (c->json) {
+    if (args_given(a, "json")) {
         j = cJSON_CreateObject();
         ctl_json_u64(j, "ns", ns.ns);
         cJSON_AddStringToObject(j, "fingerprint", ns.fingerprint);
         ctl_json_u64(j, "next", l.cursor);
     }
-    rc = listing_print(&l, c, j);
-    if (rc == CTL_OK && l.cursor != 0 && !c->json)
+    rc = listing_print(&l, a, j);
+    if (rc == CTL_OK && l.cursor != 0 && !args_given(a, "json"))
         printf("more follow: --cursor %" PRIu64 ", or a larger --limit\n", l.cursor);
     return rc;
 }
 
-int cmd_ls(const struct args *a)
-{
-    return ctl_run(a, ls, NULL);
-}
-
 /* ---- inspect ---- */
 
-static int print_block(const struct ctl *c, const msgpack_object *block)
+static int print_block(const struct args *a, const msgpack_object *block)
 {
     static const struct ctl_column parts[] = {{">PART", "part", SHOW_NUMBER},
                                               {"DRAM", "dram", SHOW_TEXT},
@@ -276,7 +249,7 @@ static int print_block(const struct ctl *c, const msgpack_object *block)
                                               {0}};
     char key[80];
 
-    if (c->json)
+    if (args_given(a, "json"))
         return ctl_print_json(answer_json(block), false);
     printf("key       %s\n", answer_text(block, "key", key, sizeof key));
     printf("state     %s, %" PRIu64 " parts ready\n",
@@ -287,27 +260,18 @@ static int print_block(const struct ctl *c, const msgpack_object *block)
     return ctl_table(block, "parts", parts);
 }
 
-static int inspect(struct ctl *c)
-{
-    struct ctl_namespace ns;
-    msgpack_packer pk;
-    msgpack_sbuffer params;
-    uint8_t *key = NULL;
-    size_t n;
-    int rc = ctl_namespace_find(c, c->args->word[0], &ns);
-
-    if (rc == CTL_OK)
-        rc = ctl_keys(c->args, c->args->word + 1, 1, &ns, &key, &n);
-    if (rc != CTL_OK)
-        return rc;
-    answer_map(&pk, &params, 2);
-    answer_put_u64(&pk, "ns", ns.ns);
-    answer_put_bin(&pk, "key", key, n);
-    free(key);
-    return ctl_show(c, "inspect", &params, print_block);
-}
-
 int cmd_inspect(const struct args *a)
 {
-    return ctl_run(a, inspect, NULL);
+    struct msg_key params = {.ns = 0};
+    struct ctl_namespace ns;
+    int rc = ctl_namespace_find(a, a->word[0], &ns);
+
+    if (rc == CTL_OK)
+        rc = ctl_keys(a, a->word + 1, 1, &ns, &params.key);
+    if (rc != CTL_OK)
+        return rc;
+    params.ns = ns.ns;
+    rc = ctl_show(a, UCM_METHOD_INSPECT, &params, print_block);
+    free((void *)params.key.p);
+    return rc;
 }

@@ -10,20 +10,21 @@
 /* ---- changes: a namespace, maybe keys, and counts in the answer ---- */
 
 struct change {
-    const char *method, *done; /* done: what the counted blocks are now */
-    uint64_t tier;             /* evict: 0: all tiers */
+    enum ucm_method method;
+    const char *done; /* what the counted blocks are now */
+    uint64_t tier;    /* evict: 0: all tiers */
     bool ask_whole, ask_always;
     struct ctl_namespace ns;
 };
 
-static int print_change(const struct ctl *c, const msgpack_object *counts)
+static int print_change(const struct args *a, const struct change *how,
+                        const msgpack_object *counts)
 {
-    static const char *const fields[] = {"blocks", "busy", "missing"};
-    const struct change *how = c->ctx;
+    static const char *const fields[] = {"blocks", "busy", "missing", NULL};
     uint64_t busy = answer_u64(counts, "busy"), missing = answer_u64(counts, "missing");
     cJSON *j;
 
-    if (!c->json) {
+    if (!args_given(a, "json")) {
         printf("%" PRIu64 " blocks %s", answer_u64(counts, "blocks"), how->done);
         if (busy > 0)
             printf(", %" PRIu64 " in use", busy);
@@ -34,24 +35,23 @@ static int print_change(const struct ctl *c, const msgpack_object *counts)
     }
     j = cJSON_CreateObject();
     ctl_json_u64(j, "ns", how->ns.ns);
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        ctl_json_u64(j, fields[i], answer_u64(counts, fields[i]));
+    ctl_json_counts(j, counts, fields);
     return ctl_print_json(j, false);
 }
 
-static int change_call(struct ctl *c, const uint8_t *keys, size_t n)
+static int change_call(const struct args *a, const struct change *how, struct proto_bin keys)
 {
-    const struct change *how = c->ctx;
-    msgpack_packer pk;
-    msgpack_sbuffer params;
+    const struct msg_evict evict = {.ns = how->ns.ns, .keys = keys, .tier = how->tier};
+    const struct msg_keys others = {.ns = how->ns.ns, .keys = keys};
+    struct answer counts;
+    int rc = ctl_call(a, how->method,
+                      how->method == UCM_METHOD_EVICT ? (const void *)&evict : &others, &counts);
 
-    answer_map(&pk, &params, 1u + (n > 0) + (how->tier > 0));
-    answer_put_u64(&pk, "ns", how->ns.ns);
-    if (n > 0)
-        answer_put_bin(&pk, "keys", keys, n);
-    if (how->tier > 0)
-        answer_put_u64(&pk, "tier", how->tier);
-    return ctl_show(c, how->method, &params, print_change);
+    if (rc != CTL_OK)
+        return rc;
+    rc = print_change(a, how, counts.root);
+    answer_close(&counts);
+    return rc;
 }
 
 static int change_ask(const struct args *a, const struct change *how, bool whole)
@@ -67,28 +67,25 @@ static int change_ask(const struct args *a, const struct change *how, bool whole
                        ns->blocks, ns->ns, ns->model);
 }
 
-static int change(struct ctl *c)
+static int change(const struct args *a, struct change *how)
 {
-    const struct args *a = c->args;
-    struct change *how = c->ctx;
-    uint8_t *keys = NULL;
-    size_t n = 0;
-    int rc = ctl_namespace_find(c, a->word[0], &how->ns);
+    struct proto_bin keys = {NULL, 0};
+    int rc = ctl_namespace_find(a, a->word[0], &how->ns);
 
     if (rc == CTL_OK)
-        rc = ctl_keys(a, a->word + 1, a->n_words - 1, &how->ns, &keys, &n);
+        rc = ctl_keys(a, a->word + 1, a->n_words - 1, &how->ns, &keys);
     if (rc == CTL_OK)
-        rc = change_ask(a, how, n == 0);
+        rc = change_ask(a, how, keys.n == 0);
     if (rc == CTL_OK)
-        rc = change_call(c, keys, n);
-    free(keys);
+        rc = change_call(a, how, keys);
+    free((void *)keys.p);
     return rc;
 }
 
 int cmd_evict(const struct args *a)
 {
     static const char *const tiers[] = {"all", "dram", "nvme", "share"};
-    struct change how = {.method = "evict", .done = "evicted", .ask_whole = true};
+    struct change how = {.method = UCM_METHOD_EVICT, .done = "evicted", .ask_whole = true};
     const char *tier = args_text(a, "tier");
     size_t i;
 
@@ -98,24 +95,24 @@ int cmd_evict(const struct args *a)
     if (i == sizeof tiers / sizeof tiers[0])
         return program_usage_error(a, "--tier %s: wanted all, dram, nvme or share", tier);
     how.tier = i;
-    return ctl_run(a, change, &how);
+    return change(a, &how);
 }
 
 int cmd_pin(const struct args *a)
 {
-    return ctl_run(a, change, &(struct change){.method = "pin", .done = "pinned"});
+    return change(a, &(struct change){.method = UCM_METHOD_PIN, .done = "pinned"});
 }
 
 int cmd_unpin(const struct args *a)
 {
-    return ctl_run(a, change, &(struct change){.method = "unpin", .done = "unpinned"});
+    return change(a, &(struct change){.method = UCM_METHOD_UNPIN, .done = "unpinned"});
 }
 
 int cmd_purge(const struct args *a)
 {
-    struct change how = {.method = "namespace.purge", .done = "purged", .ask_always = true};
+    struct change how = {.method = UCM_METHOD_NS_PURGE, .done = "purged", .ask_always = true};
 
-    return ctl_run(a, change, &how);
+    return change(a, &how);
 }
 
 /* ---- verify ---- */
@@ -123,7 +120,8 @@ int cmd_purge(const struct args *a)
 enum { CHECKED, CORRUPT, FAILED, SKIPPED, VERIFIED };
 static const char *const verified_fields[VERIFIED] = {"checked", "corrupt", "failed", "skipped"};
 
-static int verify_namespace(struct ctl *c, uint32_t ns, uint64_t sum[VERIFIED])
+/* Adds what one namespace has. */
+static int verify_namespace(const struct args *a, uint32_t ns, uint64_t sum[VERIFIED])
 {
     bool progress = isatty(STDERR_FILENO);
     uint64_t cursor = 0;
@@ -132,7 +130,7 @@ static int verify_namespace(struct ctl *c, uint32_t ns, uint64_t sum[VERIFIED])
     do {
         struct answer page;
 
-        rc = ctl_page(c, "verify", ns, args_number(c->args, "page"), &cursor, &page);
+        rc = ctl_page(a, UCM_METHOD_VERIFY, ns, args_number(a, "page"), &cursor, &page);
         if (rc != CTL_OK)
             break;
         for (size_t i = 0; i < VERIFIED; i++)
@@ -147,30 +145,16 @@ static int verify_namespace(struct ctl *c, uint32_t ns, uint64_t sum[VERIFIED])
     return rc;
 }
 
-static int verify_all(struct ctl *c, uint64_t sum[VERIFIED])
+static int verify_cb(const struct args *a, const msgpack_object *ns, void *sum)
 {
-    uint64_t cursor = 0;
-    int rc;
-
-    do {
-        struct answer list;
-
-        rc = ctl_page(c, "namespace.list", 0, 0, &cursor, &list);
-        if (rc != CTL_OK)
-            break;
-        for (uint32_t i = 0; rc == CTL_OK && i < answer_count(list.root, "namespaces"); i++)
-            rc = verify_namespace(
-                c, (uint32_t)answer_u64(answer_at(list.root, "namespaces", i), "ns"), sum);
-        answer_close(&list);
-    } while (rc == CTL_OK && cursor != 0);
-    return rc;
+    return verify_namespace(a, (uint32_t)answer_u64(ns, "ns"), sum);
 }
 
-static int print_verified(const struct ctl *c, const uint64_t sum[VERIFIED])
+static int print_verified(const struct args *a, const uint64_t sum[VERIFIED])
 {
     cJSON *j;
 
-    if (!c->json) {
+    if (!args_given(a, "json")) {
         printf("%" PRIu64 " parts checked: %" PRIu64 " corrupt, %" PRIu64 " unreadable, %" PRIu64
                " skipped: not on NVMe, or in use\n",
                sum[CHECKED], sum[CORRUPT], sum[FAILED], sum[SKIPPED]);
@@ -182,21 +166,21 @@ static int print_verified(const struct ctl *c, const uint64_t sum[VERIFIED])
     return ctl_print_json(j, false);
 }
 
-static int verify(struct ctl *c)
+static int verify(const struct args *a)
 {
     uint64_t sum[VERIFIED] = {0};
     struct ctl_namespace ns;
     int rc;
 
-    if (c->args->n_words == 0) {
-        rc = verify_all(c, sum);
+    if (a->n_words == 0) {
+        rc = ctl_each_namespace(a, verify_cb, sum);
     } else {
-        rc = ctl_namespace_find(c, c->args->word[0], &ns);
+        rc = ctl_namespace_find(a, a->word[0], &ns);
         if (rc == CTL_OK)
-            rc = verify_namespace(c, ns.ns, sum);
+            rc = verify_namespace(a, ns.ns, sum);
     }
     if (rc == CTL_OK)
-        rc = print_verified(c, sum);
+        rc = print_verified(a, sum);
     return rc == CTL_OK && sum[CORRUPT] + sum[FAILED] > 0 ? CTL_CORRUPT : rc;
 }
 
@@ -207,5 +191,5 @@ int cmd_verify(const struct args *a)
                               args_given(a, "salvage"), args_given(a, "lift-quarantine"));
     if (args_given(a, "salvage") || args_given(a, "lift-quarantine") || args_given(a, "state"))
         return ctl_fail(CTL_USAGE, "--salvage, --lift-quarantine and --state need --offline PATH");
-    return ctl_run(a, verify, NULL);
+    return verify(a);
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int print_roots(const struct ctl *c, const msgpack_object *stats)
+static int print_roots(const struct args *a, const msgpack_object *stats)
 {
     static const struct ctl_column columns[] = {{"ROOT", "name", SHOW_TEXT},
                                                 {"KIND", "backend", SHOW_TEXT},
@@ -24,7 +24,7 @@ static int print_roots(const struct ctl *c, const msgpack_object *stats)
     const msgpack_object *shares = answer_get(stats, "shares");
     cJSON *j;
 
-    if (c->json) {
+    if (args_given(a, "json")) {
         j = cJSON_CreateObject();
         cJSON_AddItemToObject(j, "shares", shares ? answer_json(shares) : cJSON_CreateArray());
         return ctl_print_json(j, false);
@@ -38,7 +38,7 @@ static int print_roots(const struct ctl *c, const msgpack_object *stats)
 /* ---- collect ---- */
 
 /* Finds a root by its number, or by its name in the list of `ucmctl share`. */
-static int root_find(struct ctl *c, const char *word, uint64_t *root)
+static int root_find(const struct args *a, const char *word, uint64_t *root)
 {
     char *end, name[256];
     struct answer stats;
@@ -47,7 +47,7 @@ static int root_find(struct ctl *c, const char *word, uint64_t *root)
     *root = strtoul(word, &end, 10);
     if (*root > 0 && *root <= UINT8_MAX && *end == '\0')
         return CTL_OK;
-    rc = ctl_call(c, "stats", NULL, &stats);
+    rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats);
     if (rc != CTL_OK)
         return rc;
     *root = 0;
@@ -59,12 +59,13 @@ static int root_find(struct ctl *c, const char *word, uint64_t *root)
     return *root > 0 ? CTL_OK : ctl_fail(CTL_ERROR, "no root is called %s: see ucmctl share", word);
 }
 
-static int collect_print(const struct ctl *c, const msgpack_object *counts)
+static int collect_print(const struct args *a, const msgpack_object *counts)
 {
+    static const char *const fields[] = {"roots", "busy", NULL};
     uint64_t roots = answer_u64(counts, "roots"), busy = answer_u64(counts, "busy");
     cJSON *j;
 
-    if (!c->json) {
+    if (!args_given(a, "json")) {
         printf("garbage collection begins on %" PRIu64 " root%s", roots, roots == 1 ? "" : "s");
         if (busy > 0)
             printf("; it runs on %" PRIu64 " already", busy);
@@ -72,33 +73,21 @@ static int collect_print(const struct ctl *c, const msgpack_object *counts)
         return CTL_OK;
     }
     j = cJSON_CreateObject();
-    ctl_json_u64(j, "roots", roots);
-    ctl_json_u64(j, "busy", busy);
+    ctl_json_counts(j, counts, fields);
     return ctl_print_json(j, false);
 }
 
-static int collect(struct ctl *c)
+static int collect(const struct args *a)
 {
-    msgpack_packer pk;
-    msgpack_sbuffer params;
-    uint64_t root = 0; /* all */
-    int rc = c->args->n_words > 1 ? root_find(c, c->args->word[1], &root) : CTL_OK;
+    struct msg_collect params = {.root = 0}; /* all */
+    int rc = a->n_words > 1 ? root_find(a, a->word[1], &params.root) : CTL_OK;
 
-    if (rc != CTL_OK)
-        return rc;
-    answer_map(&pk, &params, 1);
-    answer_put_u64(&pk, "root", root);
-    return ctl_show(c, "share.collect", &params, collect_print);
-}
-
-static int show(struct ctl *c)
-{
-    return ctl_show(c, "stats", NULL, print_roots);
+    return rc == CTL_OK ? ctl_show(a, UCM_METHOD_SHARE_COLLECT, &params, collect_print) : rc;
 }
 
 int cmd_share(const struct args *a)
 {
     if (a->n_words > 0 && strcmp(a->word[0], "collect") != 0)
         return program_usage_error(a, "%s: wanted nothing, or collect", a->word[0]);
-    return ctl_run(a, a->n_words > 0 ? collect : show, NULL);
+    return a->n_words > 0 ? collect(a) : ctl_show(a, UCM_METHOD_STATS, NULL, print_roots);
 }

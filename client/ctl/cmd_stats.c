@@ -246,10 +246,10 @@ static int watch_json(const struct sample *from, const struct sample *to, double
     return ctl_print_json(j, true);
 }
 
-static int sample_take(struct ctl *c, struct sample *out)
+static int sample_take(const struct args *a, struct sample *out)
 {
     struct answer stats;
-    int rc = ctl_call(c, "stats", NULL, &stats);
+    int rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats);
 
     if (rc != CTL_OK)
         return rc;
@@ -258,22 +258,22 @@ static int sample_take(struct ctl *c, struct sample *out)
     return CTL_OK;
 }
 
-static int watch(struct ctl *c)
+static int watch(const struct args *a)
 {
-    uint64_t every_ms = args_number(c->args, "watch"), count = args_number(c->args, "count");
+    uint64_t every_ms = args_number(a, "watch"), count = args_number(a, "count");
     struct timespec pause = {.tv_sec = (time_t)(every_ms / 1000),
                              .tv_nsec = (long)(every_ms % 1000) * 1000000};
     struct sample from, to;
-    int rc = sample_take(c, &from);
+    int rc = sample_take(a, &from);
 
     for (uint64_t i = 0; rc == CTL_OK && (count == 0 || i < count); i++) {
         nanosleep(&pause, NULL);
-        rc = sample_take(c, &to);
+        rc = sample_take(a, &to);
         if (rc != CTL_OK)
             break;
         if (strcmp(from.instance, to.instance) != 0)
             fprintf(stderr, "%s: the daemon was restarted\n", program_name());
-        else if (to.uptime_ms > from.uptime_ms && c->json)
+        else if (to.uptime_ms > from.uptime_ms && args_given(a, "json"))
             rc = watch_json(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000);
         else if (to.uptime_ms > from.uptime_ms)
             watch_line(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000, i % 20 == 0);
@@ -282,18 +282,13 @@ static int watch(struct ctl *c)
     return rc;
 }
 
-static int print_stats(const struct ctl *c, const msgpack_object *stats)
+static int print_stats(const struct args *a, const msgpack_object *stats)
 {
-    if (args_given(c->args, "prometheus"))
+    if (args_given(a, "prometheus"))
         return print_prometheus(stats);
-    if (c->json)
+    if (args_given(a, "json"))
         return ctl_print_json(answer_json(stats), false);
-    return print_table(stats, args_given(c->args, "nonzero"));
-}
-
-static int stats(struct ctl *c)
-{
-    return args_given(c->args, "watch") ? watch(c) : ctl_show(c, "stats", NULL, print_stats);
+    return print_table(stats, args_given(a, "nonzero"));
 }
 
 int cmd_stats(const struct args *a)
@@ -302,5 +297,5 @@ int cmd_stats(const struct args *a)
         return program_usage_error(a, "--count goes with --watch");
     if (args_given(a, "prometheus") && (args_given(a, "watch") || args_given(a, "json")))
         return program_usage_error(a, "--prometheus goes with neither --watch nor --json");
-    return ctl_run(a, stats, NULL);
+    return args_given(a, "watch") ? watch(a) : ctl_show(a, UCM_METHOD_STATS, NULL, print_stats);
 }

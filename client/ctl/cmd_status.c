@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static cJSON *status_json(const struct ctl *c, const msgpack_object *stats,
+static cJSON *status_json(const struct args *a, const msgpack_object *stats,
                           const msgpack_object *health)
 {
     static const char *const from_stats[] = {"version", "instance", "pid",   "uptime_ms",
@@ -13,9 +13,10 @@ static cJSON *status_json(const struct ctl *c, const msgpack_object *stats,
                                              "devices", "nodes",    "limits"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
+    const struct ctl *c = a->ctx;
     cJSON *j = cJSON_CreateObject();
 
-    cJSON_AddStringToObject(j, "socket", c->socket);
+    cJSON_AddStringToObject(j, "socket", ctl_socket(a));
     cJSON_AddStringToObject(j, "tenant", c->server.tenant);
     cJSON_AddBoolToObject(j, "admin", c->server.admin);
     if (status != NULL)
@@ -128,13 +129,14 @@ static void print_devices(const msgpack_object *stats)
     }
 }
 
-static void print_status(const struct ctl *c, const msgpack_object *stats,
+static void print_status(const struct args *a, const msgpack_object *stats,
                          const msgpack_object *health)
 {
     const msgpack_object *m = answer_get(stats, "metrics");
+    const struct ctl *c = a->ctx;
     char up[HUMAN_BYTES], text[64];
 
-    printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, c->socket,
+    printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, ctl_socket(a),
            answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
     printf("health     %s\n", answer_text(health, "status", text, sizeof text));
     print_reasons(health);
@@ -149,37 +151,32 @@ static void print_status(const struct ctl *c, const msgpack_object *stats,
     print_devices(stats);
 }
 
-static int status(struct ctl *c)
+int cmd_status(const struct args *a)
 {
     struct answer stats, health;
-    int rc = ctl_call(c, "stats", NULL, &stats);
+    int rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats);
 
     if (rc != CTL_OK)
         return rc;
-    rc = ctl_call(c, "health", NULL, &health);
+    rc = ctl_call(a, UCM_METHOD_HEALTH, NULL, &health);
     if (rc == CTL_OK) {
-        if (c->json)
-            rc = ctl_print_json(status_json(c, stats.root, health.root), false);
+        if (args_given(a, "json"))
+            rc = ctl_print_json(status_json(a, stats.root, health.root), false);
         else
-            print_status(c, stats.root, health.root);
+            print_status(a, stats.root, health.root);
         answer_close(&health);
     }
     answer_close(&stats);
     return rc;
 }
 
-int cmd_status(const struct args *a)
-{
-    return ctl_run(a, status, NULL);
-}
-
-static int print_health(const struct ctl *c, const msgpack_object *health)
+static int print_health(const struct args *a, const msgpack_object *health)
 {
     int rc = CTL_OK;
     char text[64];
 
     answer_text(health, "status", text, sizeof text);
-    if (c->json) {
+    if (args_given(a, "json")) {
         rc = ctl_print_json(answer_json(health), false);
     } else {
         printf("%s\n", text);
@@ -190,14 +187,9 @@ static int print_health(const struct ctl *c, const msgpack_object *health)
                : CTL_UNHEALTHY;
 }
 
-static int health(struct ctl *c)
-{
-    return ctl_show(c, "health", NULL, print_health);
-}
-
 int cmd_health(const struct args *a)
 {
-    return ctl_run(a, health, NULL);
+    return ctl_show(a, UCM_METHOD_HEALTH, NULL, print_health);
 }
 
 static int version_json(const char *daemon)
@@ -210,21 +202,17 @@ static int version_json(const char *daemon)
     return ctl_print_json(j, false);
 }
 
-static int version(struct ctl *c)
-{
-    if (c->json)
-        return version_json(c->server.server);
-    printf("daemon  %s\n", c->server.server);
-    return CTL_OK;
-}
-
 int cmd_version(const struct args *a)
 {
-    bool json = args_given(a, "json");
-    int rc;
+    const struct ctl *c = a->ctx;
+    int rc, printed = CTL_OK;
 
-    if (!json)
+    if (!args_given(a, "json"))
         printf("ucmctl  %s\nlibrary %s\n", UCM_VERSION, ucm_version());
-    rc = ctl_run(a, version, NULL);
-    return json && rc != CTL_OK && version_json(NULL) != CTL_OK ? CTL_ERROR : rc;
+    rc = ctl_connect(a);
+    if (args_given(a, "json"))
+        printed = version_json(rc == CTL_OK ? c->server.server : NULL);
+    else if (rc == CTL_OK)
+        printf("daemon  %s\n", c->server.server);
+    return printed == CTL_OK ? rc : printed;
 }

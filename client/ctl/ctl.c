@@ -20,31 +20,7 @@ int ctl_fail(int code, const char *format, ...)
     return code;
 }
 
-static int fail_no_daemon(const struct ctl *c)
-{
-    return ctl_fail(
-        CTL_NO_DAEMON,
-        "no daemon listens on %s. Start it with 'systemctl start ucmd' or "
-        "'ucmd --set socket=%s', or name another socket with --socket PATH or $UCM_SOCKET.",
-        c->socket, c->socket);
-}
-
-/* Turns a failed library call into a sentence and an exit code. */
-static int fail_status(const struct ctl *c, int status, bool connecting)
-{
-    const char *text = ucm_errmsg();
-
-    if (status == -UCM_ENODAEMON)
-        return fail_no_daemon(c);
-    if (status == -UCM_EDISCONNECTED || (connecting && status == -UCM_EDEADLINE))
-        return ctl_fail(CTL_NO_DAEMON, "the daemon at %s does not answer: %s", c->socket,
-                        text[0] != '\0' ? text : ucm_strerror(status));
-    if (text[0] == '\0')
-        return ctl_fail(CTL_ERROR, "%s", ucm_strerror(status));
-    return ctl_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
-}
-
-static const char *socket_path(const struct args *a)
+const char *ctl_socket(const struct args *a)
 {
     const char *path = args_text(a, "socket");
 
@@ -53,62 +29,77 @@ static const char *socket_path(const struct args *a)
     return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
 }
 
-static int ctl_open(struct ctl *c, const struct args *a)
+/* Turns a failed library call into a sentence and an exit code. */
+static int fail_status(const struct args *a, int status, bool connecting)
 {
-    struct ucm_options options = {.name = program_name()};
-    int rc;
+    const char *text = ucm_errmsg(), *socket = ctl_socket(a);
 
-    memset(c, 0, sizeof *c);
-    c->args = a;
-    c->json = args_given(a, "json");
-    c->timeout_ms = (int)args_number(a, "timeout");
-    c->socket = socket_path(a);
-    options.socket = c->socket;
-    options.default_timeout_ms = c->timeout_ms;
-    rc = answer_connect(&options, c->timeout_ms, &c->client);
-    if (rc == 0)
-        rc = ucm_server_info(c->client, &c->server);
-    return rc < 0 ? fail_status(c, rc, true) : CTL_OK;
+    if (status == -UCM_ENODAEMON)
+        return ctl_fail(CTL_NO_DAEMON,
+                        "no daemon listens on %s. Start it with 'systemctl start ucmd' or "
+                        "'ucmd --set socket=%s', or name another socket with --socket PATH or "
+                        "$UCM_SOCKET.",
+                        socket, socket);
+    if (status == -UCM_EDISCONNECTED || (connecting && status == -UCM_EDEADLINE))
+        return ctl_fail(CTL_NO_DAEMON, "the daemon at %s does not answer: %s", socket,
+                        text[0] != '\0' ? text : ucm_strerror(status));
+    if (text[0] == '\0')
+        return ctl_fail(CTL_ERROR, "%s", ucm_strerror(status));
+    return ctl_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
 }
 
-int ctl_run(const struct args *a, int (*body)(struct ctl *c), void *ctx)
+static int timeout_ms(const struct args *a)
 {
-    struct ctl c;
-    int rc = ctl_open(&c, a);
-
-    c.ctx = ctx;
-    if (rc == CTL_OK)
-        rc = body(&c);
-    ucm_close(c.client);
-    return rc;
+    return (int)args_number(a, "timeout");
 }
 
-int ctl_call(struct ctl *c, const char *method, msgpack_sbuffer *params, struct answer *out)
+int ctl_connect(const struct args *a)
 {
-    int rc = answer_call(c->client, method, params, c->timeout_ms, out);
+    struct ctl *c = a->ctx;
+    const struct ucm_options options = {
+        .name = program_name(), .socket = ctl_socket(a), .default_timeout_ms = timeout_ms(a)};
+    int rc = 0;
 
-    if (params != NULL)
-        msgpack_sbuffer_destroy(params);
-    return rc < 0 ? fail_status(c, rc, false) : CTL_OK;
+    if (c->client == NULL) {
+        rc = answer_connect(&options, timeout_ms(a), &c->client);
+        if (rc == 0)
+            rc = ucm_server_info(c->client, &c->server);
+    }
+    return rc < 0 ? fail_status(a, rc, true) : CTL_OK;
 }
 
-int ctl_page(struct ctl *c, const char *method, uint32_t ns, uint64_t limit, uint64_t *cursor,
-             struct answer *out)
+int ctl_call(const struct args *a, enum ucm_method method, const void *params, struct answer *out)
 {
-    int rc = answer_page(c->client, method, ns, limit, cursor, c->timeout_ms, out);
-
-    return rc < 0 ? fail_status(c, rc, false) : CTL_OK;
-}
-
-int ctl_show(struct ctl *c, const char *method, msgpack_sbuffer *params,
-             int (*show)(const struct ctl *c, const msgpack_object *result))
-{
-    struct answer result;
-    int rc = ctl_call(c, method, params, &result);
+    struct ctl *c = a->ctx;
+    int rc = ctl_connect(a);
 
     if (rc != CTL_OK)
         return rc;
-    rc = show(c, result.root);
+    rc = answer_call(c->client, method, params, timeout_ms(a), out);
+    return rc < 0 ? fail_status(a, rc, false) : CTL_OK;
+}
+
+int ctl_page(const struct args *a, enum ucm_method method, uint32_t ns, uint64_t limit,
+             uint64_t *cursor, struct answer *out)
+{
+    struct ctl *c = a->ctx;
+    int rc = ctl_connect(a);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = answer_page(c->client, method, ns, limit, cursor, timeout_ms(a), out);
+    return rc < 0 ? fail_status(a, rc, false) : CTL_OK;
+}
+
+int ctl_show(const struct args *a, enum ucm_method method, const void *params,
+             int (*show)(const struct args *a, const msgpack_object *result))
+{
+    struct answer result;
+    int rc = ctl_call(a, method, params, &result);
+
+    if (rc != CTL_OK)
+        return rc;
+    rc = show(a, result.root);
     answer_close(&result);
     return rc;
 }
@@ -131,6 +122,12 @@ int ctl_print_json(cJSON *document, bool one_line)
 void ctl_json_u64(cJSON *object, const char *name, uint64_t v)
 {
     cJSON_AddItemToObject(object, name, answer_json_u64(v));
+}
+
+void ctl_json_counts(cJSON *object, const msgpack_object *map, const char *const *fields)
+{
+    for (; *fields != NULL; fields++)
+        ctl_json_u64(object, *fields, answer_u64(map, *fields));
 }
 
 /* ---- tables ---- */
@@ -205,61 +202,70 @@ int ctl_table(const msgpack_object *map, const char *array, const struct ctl_col
 
 /* ---- namespaces ---- */
 
-static void namespace_read(const msgpack_object *o, struct ctl_namespace *out)
+int ctl_each_namespace(const struct args *a,
+                       int (*each_cb)(const struct args *a, const msgpack_object *ns, void *ctx),
+                       void *ctx)
 {
-    memset(out, 0, sizeof *out);
-    out->ns = (uint32_t)answer_u64(o, "ns");
-    out->key_bytes = (uint32_t)answer_u64(o, "key_bytes");
-    out->blocks = answer_u64(o, "blocks");
-    answer_text(o, "fingerprint", out->fingerprint, sizeof out->fingerprint);
-    answer_text(o, "model", out->model, sizeof out->model);
+    uint64_t cursor = 0;
+    int rc;
+
+    do {
+        struct answer page;
+
+        rc = ctl_page(a, UCM_METHOD_NS_LIST, 0, 0, &cursor, &page);
+        if (rc != CTL_OK)
+            return rc;
+        for (uint32_t i = 0; rc == CTL_OK && i < answer_count(page.root, "namespaces"); i++)
+            rc = each_cb(a, answer_at(page.root, "namespaces", i), ctx);
+        answer_close(&page);
+    } while (rc == CTL_OK && cursor != 0);
+    return rc;
 }
 
-struct namespace_search {
+struct search {
     const char *name;
     unsigned long long number;
     bool is_number, by_number; /* by_number: found by it, which beats fingerprints */
     uint32_t found;
+    struct ctl_namespace *out;
 };
 
-static void namespace_match(struct namespace_search *search, const msgpack_object *page,
-                            struct ctl_namespace *out)
+static int search_cb(const struct args *a, const msgpack_object *o, void *ctx)
 {
+    struct search *search = ctx;
+    uint32_t ns = (uint32_t)answer_u64(o, "ns");
     size_t digits = strlen(search->name);
+    char fingerprint[sizeof search->out->fingerprint];
+    bool by_number = search->is_number && ns == search->number;
 
-    for (uint32_t i = 0; i < answer_count(page, "namespaces") && !search->by_number; i++) {
-        struct ctl_namespace one;
-
-        namespace_read(answer_at(page, "namespaces", i), &one);
-        if (search->is_number && one.ns == search->number) {
-            search->by_number = true;
-            search->found = 1;
-            *out = one;
-        } else if (digits >= CTL_FINGERPRINT_DIGITS &&
-                   strncasecmp(one.fingerprint, search->name, digits) == 0) {
-            if (search->found++ == 0)
-                *out = one;
-        }
-    }
+    (void)a;
+    answer_text(o, "fingerprint", fingerprint, sizeof fingerprint);
+    if (search->by_number || (!by_number && (digits < CTL_FINGERPRINT_DIGITS ||
+                                             strncasecmp(fingerprint, search->name, digits) != 0)))
+        return CTL_OK;
+    search->by_number = by_number;
+    search->found = by_number ? 1 : search->found + 1;
+    *search->out = (struct ctl_namespace){
+        .ns = ns,
+        .key_bytes = (uint32_t)answer_u64(o, "key_bytes"),
+        .blocks = answer_u64(o, "blocks"),
+    };
+    memcpy(search->out->fingerprint, fingerprint, sizeof fingerprint);
+    answer_text(o, "model", search->out->model, sizeof search->out->model);
+    return CTL_OK;
 }
 
-int ctl_namespace_find(struct ctl *c, const char *name, struct ctl_namespace *out)
+int ctl_namespace_find(const struct args *a, const char *name, struct ctl_namespace *out)
 {
-    struct namespace_search search = {.name = name};
-    uint64_t cursor = 0;
+    struct search search = {.name = name, .out = out};
     char *end;
+    int rc;
 
     search.number = strtoull(name, &end, 10);
     search.is_number = *end == '\0' && name[0] >= '0' && name[0] <= '9';
-    do {
-        struct answer page;
-        int rc = ctl_page(c, "namespace.list", 0, 0, &cursor, &page);
-
-        if (rc != CTL_OK)
-            return rc;
-        namespace_match(&search, page.root, out);
-        answer_close(&page);
-    } while (cursor != 0 && !search.by_number);
+    rc = ctl_each_namespace(a, search_cb, &search);
+    if (rc != CTL_OK)
+        return rc;
     if (search.found == 1)
         return CTL_OK;
     if (search.found > 1)
@@ -299,12 +305,11 @@ static bool parse_hex(const char *text, uint8_t *out, size_t n)
 }
 
 int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_namespace *ns,
-             uint8_t **keys, size_t *bytes)
+             struct proto_bin *keys)
 {
     uint8_t *p;
 
-    *keys = NULL;
-    *bytes = 0;
+    *keys = (struct proto_bin){NULL, 0};
     if (n_words == 0)
         return CTL_OK;
     p = calloc((size_t)n_words, ns->key_bytes);
@@ -318,8 +323,7 @@ int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_na
                 word[i], ns->ns, 2 * ns->key_bytes);
         }
     }
-    *keys = p;
-    *bytes = (size_t)n_words * ns->key_bytes;
+    *keys = (struct proto_bin){p, (uint32_t)n_words * ns->key_bytes};
     return CTL_OK;
 }
 

@@ -21,33 +21,33 @@ enum ctl_exit {
     CTL_CORRUPT = 5,
 };
 
+/* The connection to the daemon. Every command finds it in its args. */
 struct ctl {
-    const struct args *args;
-    bool json;
-    int timeout_ms;
-    const char *socket;
-    struct ucm_client *client;
+    struct ucm_client *client; /* NULL before the first call */
     struct ucm_server_info server;
-    void *ctx; /* the command's own */
 };
 
 /* All functions below that return int return CTL_OK, or another exit code after they printed a
  * sentence. */
 
-/* Reads the common options, connects, runs the body and disconnects. */
-int ctl_run(const struct args *a, int (*body)(struct ctl *c), void *ctx);
-
-/* Calls a method. Destroys params (may be NULL). On CTL_OK *out is for answer_close. */
-int ctl_call(struct ctl *c, const char *method, msgpack_sbuffer *params, struct answer *out);
+/* Calls a method; params as answer_call has them. On CTL_OK *out is for answer_close. The first call
+ * connects. */
+int ctl_call(const struct args *a, enum ucm_method method, const void *params, struct answer *out);
 /* The same by answer_page. */
-int ctl_page(struct ctl *c, const char *method, uint32_t ns, uint64_t limit, uint64_t *cursor,
-             struct answer *out);
-/* Calls a method and has `show` print its result. Destroys params (may be NULL). */
-int ctl_show(struct ctl *c, const char *method, msgpack_sbuffer *params,
-             int (*show)(const struct ctl *c, const msgpack_object *result));
+int ctl_page(const struct args *a, enum ucm_method method, uint32_t ns, uint64_t limit,
+             uint64_t *cursor, struct answer *out);
+/* Calls a method and has `show` print its result. */
+int ctl_show(const struct args *a, enum ucm_method method, const void *params,
+             int (*show)(const struct args *a, const msgpack_object *result));
+/* Connects, for a command that calls no method. */
+int ctl_connect(const struct args *a);
+/* The path of the daemon's socket. */
+const char *ctl_socket(const struct args *a);
 /* Prints and frees the document (NULL: memory ran out). */
 int ctl_print_json(cJSON *document, bool one_line);
 void ctl_json_u64(cJSON *object, const char *name, uint64_t v);
+/* Adds the counts of a result: a field that is absent is 0. NULL ends the list. */
+void ctl_json_counts(cJSON *object, const msgpack_object *map, const char *const *fields);
 
 /* Prints "ucmctl: sentence" and returns `code`. */
 int ctl_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -92,11 +92,15 @@ struct ctl_namespace {
 
 #define CTL_FINGERPRINT_DIGITS 4 /* of the shortest prefix */
 
+/* Calls back for each namespace of the daemon, until one call does not return CTL_OK. */
+int ctl_each_namespace(const struct args *a,
+                       int (*each_cb)(const struct args *a, const msgpack_object *ns, void *ctx),
+                       void *ctx);
 /* Finds a namespace by its number, or by a prefix of its fingerprint that no other one has. */
-int ctl_namespace_find(struct ctl *c, const char *name, struct ctl_namespace *out);
-/* Turns hexadecimal words into packed keys. *keys is from malloc, NULL for no words. */
+int ctl_namespace_find(const struct args *a, const char *name, struct ctl_namespace *out);
+/* Turns hexadecimal words into packed keys, whose memory is from malloc; NULL for no words. */
 int ctl_keys(const struct args *a, char **word, int n_words, const struct ctl_namespace *ns,
-             uint8_t **keys, size_t *bytes);
+             struct proto_bin *keys);
 /* Asks on a terminal; elsewhere --yes must be given. CTL_OK: go on. */
 int ctl_confirm(const struct args *a, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -263,9 +263,9 @@ static int run_command(const struct program *p, struct args *a, const struct pro
     return c->run(a);
 }
 
-static int dispatch(const struct program *p, int argc, char **argv)
+static int dispatch(const struct program *p, int argc, char **argv, void *ctx)
 {
-    struct args a = {.n_options = 0};
+    struct args a = {.ctx = ctx};
     const struct program_command *c;
     bool help;
     int rc;
@@ -299,12 +299,12 @@ static int dispatch(const struct program *p, int argc, char **argv)
     return 0;
 }
 
-int program_main(const struct program *p, int argc, char **argv)
+int program_main(const struct program *p, int argc, char **argv, void *ctx)
 {
     int rc;
 
     name_ = p->name;
-    rc = dispatch(p, argc, argv);
+    rc = dispatch(p, argc, argv, ctx);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "%s: the output could not be written: %s\n", p->name, strerror(errno));
         return rc != 0 ? rc : PROGRAM_EXIT_FAILED;

@@ -44,6 +44,7 @@ struct args {
     char **word; /* neither options nor the command */
     int n_words;
     const char *command;
+    void *ctx; /* main's own */
 };
 
 /* The name must be one of the program's or the command's options. */
@@ -74,8 +75,8 @@ struct program {
 #define PROGRAM_EXIT_FAILED 1
 #define PROGRAM_EXIT_USAGE 2
 
-/* Parses, runs one command and returns the program's exit code. */
-int program_main(const struct program *p, int argc, char **argv);
+/* Parses, runs one command, which finds ctx in its args, and returns the program's exit code. */
+int program_main(const struct program *p, int argc, char **argv, void *ctx);
 /* For what only a command can check: prints "NAME: sentence" and where to find help. Returns
  * PROGRAM_EXIT_USAGE. */
 int program_usage_error(const struct args *a, const char *format, ...)

@@ -167,5 +167,9 @@ static const struct program ucmctl = {
 
 int main(int argc, char **argv)
 {
-    return program_main(&ucmctl, argc, argv);
+    struct ctl ctl = {.client = NULL};
+    int rc = program_main(&ucmctl, argc, argv, &ctl);
+
+    ucm_close(ctl.client);
+    return rc;
 }

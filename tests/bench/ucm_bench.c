@@ -209,5 +209,5 @@ static const struct program ucm_bench = {
 
 int main(int argc, char **argv)
 {
-    return program_main(&ucm_bench, argc, argv);
+    return program_main(&ucm_bench, argc, argv, NULL);
 }

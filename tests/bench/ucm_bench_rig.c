@@ -1,6 +1,7 @@
 #include "tests/bench/ucm_bench_rig.h"
 
 #include "client/ctl/answer.h"
+#include "proto/proto.h"
 #include "tests/bench/ucm_bench_companion.h"
 #include "tests/bench/ucm_bench_pattern.h"
 
@@ -386,19 +387,17 @@ int rig_move(struct rig *rig, enum rig_op op, const struct rig_move *m, uint8_t 
 
 /* ---- operators' calls ---- */
 
-static int call(struct rig *rig, const char *method, msgpack_sbuffer *params, struct answer *out)
+static int call(struct rig *rig, enum ucm_method method, const void *params, struct answer *out)
 {
     int rc = answer_call(rig->client, method, params, rig->timeout_ms, out);
 
-    if (params != NULL)
-        msgpack_sbuffer_destroy(params);
-    return rc < 0 ? fail_call(rig, method, rc) : 0;
+    return rc < 0 ? fail_call(rig, proto_method_name(method), rc) : 0;
 }
 
 int rig_metric(struct rig *rig, const char *name, uint64_t *out)
 {
     struct answer stats;
-    int rc = call(rig, "stats", NULL, &stats);
+    int rc = call(rig, UCM_METHOD_STATS, NULL, &stats);
 
     if (rc < 0)
         return rc;
@@ -432,7 +431,7 @@ int rig_written(struct rig *rig, uint64_t *out)
 {
     struct answer stats;
     const msgpack_object *m;
-    int rc = call(rig, "stats", NULL, &stats);
+    int rc = call(rig, UCM_METHOD_STATS, NULL, &stats);
 
     if (rc < 0)
         return rc;
@@ -469,7 +468,8 @@ static int namespace_number(struct rig *rig, uint64_t *out)
     ucm_namespace_fingerprint(rig->ns, mine);
     do {
         struct answer list;
-        int rc = answer_page(rig->client, "namespace.list", 0, 0, &cursor, rig->timeout_ms, &list);
+        int rc =
+            answer_page(rig->client, UCM_METHOD_NS_LIST, 0, 0, &cursor, rig->timeout_ms, &list);
 
         if (rc < 0)
             return fail_call(rig, "namespace.list", rc);
@@ -491,15 +491,10 @@ static int namespace_number(struct rig *rig, uint64_t *out)
 
 static int evict_once(struct rig *rig, uint64_t ns, int dram_only, uint64_t *busy)
 {
+    const struct msg_evict params = {.ns = ns, .tier = dram_only ? 1 : 0};
     struct answer counts;
-    msgpack_packer pk;
-    msgpack_sbuffer params;
-    int rc;
+    int rc = call(rig, UCM_METHOD_EVICT, &params, &counts);
 
-    answer_map(&pk, &params, 2);
-    answer_put_u64(&pk, "ns", ns);
-    answer_put_u64(&pk, "tier", dram_only ? 1 : 0);
-    rc = call(rig, "evict", &params, &counts);
     if (rc < 0)
         return rc;
     *busy = answer_u64(counts.root, "busy");

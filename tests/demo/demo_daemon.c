@@ -256,7 +256,7 @@ static int listed_gpu(struct ucm_client *client, char *name, size_t n)
     struct answer stats;
 
     name[0] = '\0';
-    if (answer_call(client, "stats", NULL, 5000, &stats) < 0)
+    if (answer_call(client, UCM_METHOD_STATS, NULL, 5000, &stats) < 0)
         return -1;
     for (uint32_t i = 0; i < answer_count(stats.root, "devices") && name[0] == '\0'; i++) {
         const msgpack_object *o = answer_at(stats.root, "devices", i);
