@@ -2,7 +2,7 @@
  * backend is given.
  *
  * Promises:
- * - `done` of a started operation runs once, on the loop, never from inside start; not after a
+ * - done_cb of a started operation runs once, on the loop, never from inside start; not after a
  *   successful cancel.
  * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
  *   and checksum were compared.
@@ -59,7 +59,7 @@ struct share_listing {
     uint32_t unread; /* files left out because the root reported no size and time */
 };
 
-/* Memory of the caller, untouched by it from start to done. */
+/* Memory of the caller, untouched by it from start to done_cb. */
 struct share_op {
     enum share_verb verb;
     struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
@@ -73,8 +73,8 @@ struct share_op {
     uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
-    bool sync;                    /* WRITE: on stable storage before done. CHECK: see above */
-    void (*done)(struct share_op *op, int status);
+    bool sync;                    /* WRITE: on stable storage before done_cb. CHECK: see above */
+    void (*done_cb)(struct share_op *op, int status);
     /* The backend's own. */
     struct list link;
     void *backend;
@@ -102,7 +102,7 @@ struct share_backend_ops {
     /* Nothing may be under way. Ends on the loop; NULL-safe. */
     void (*close)(struct share_backend *b);
     void (*start)(struct share_backend *b, struct share_op *op);
-    /* True: done will not run, and op and data are the caller's again. False: done will run when
+    /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run when
      * the operation returns. */
     bool (*cancel)(struct share_backend *b, struct share_op *op);
 };

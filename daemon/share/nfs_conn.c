@@ -250,7 +250,7 @@ static enum nfs_proc state_proc(enum nfs_conn_state state)
     return state == NFS_PORT ? NFS_GETPORT : state == NFS_MOUNT ? NFS_MOUNT_MNT : NFS_FSINFO;
 }
 
-static int step_done(struct nfs_rpc_call *call, int status, struct nfs_xdr *x)
+static int step_done_cb(struct nfs_rpc_call *call, int status, struct nfs_xdr *x)
 {
     struct nfs_link *l = LIST_ENTRY(call, struct nfs_link, call);
     struct nfs_conn *c = l->conn;
@@ -278,7 +278,7 @@ static void conn_ask(struct nfs_link *l)
     int err;
 
     nfs_rpc_begin(&l->rpc, &l->call, state_proc(c->state));
-    l->call.done = step_done;
+    l->call.done_cb = step_done_cb;
     if (c->state == NFS_PORT)
         nfs_put_getport(out);
     else if (c->state == NFS_MOUNT)

@@ -30,7 +30,7 @@ static int gone_errno(uint32_t status)
 /* ---- reading ---- */
 
 /* Bytes of the file go to header and payload, unless the operation was cancelled. */
-static struct iovec read_land(struct nfs_rpc_call *rpc, uint32_t at)
+static struct iovec read_land_cb(struct nfs_rpc_call *rpc, uint32_t at)
 {
     const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
     struct share_op *op = call->task->over ? NULL : call->task->op;
@@ -44,7 +44,7 @@ static struct iovec read_land(struct nfs_rpc_call *rpc, uint32_t at)
 }
 
 /* A reply with more bytes than requested has no room. */
-static int read_bulk(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
+static int read_bulk_cb(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
 {
     const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
     struct nfs_reply reply;
@@ -59,7 +59,8 @@ static int read_bulk(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *b
 
 static void read_send(struct nfs_task *t, uint64_t at, uint32_t n);
 
-static void read_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void read_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     if (r->status != NFS_OK) {
         nfs_task_end(t, gone_errno(r->status));
@@ -78,14 +79,14 @@ static void read_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 static void read_send(struct nfs_task *t, uint64_t at, uint32_t n)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_READ, read_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_READ, read_reply_cb);
 
     if (!call)
         return;
     call->at = at;
     call->n = n;
-    call->rpc.bulk = read_bulk;
-    call->rpc.land = read_land;
+    call->rpc.bulk_cb = read_bulk_cb;
+    call->rpc.land_cb = read_land_cb;
     call->rpc.reply_bytes = NFS_RPC_HEAD_BYTES + n;
     nfs_put_read(&call->rpc.out, &t->file, at, n);
     nfs_call_send(call);
@@ -104,7 +105,8 @@ static void read_data_step(struct nfs_task *t)
 
 /* ---- removing, touching ---- */
 
-static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void remove_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                            const struct nfs_reply *r)
 {
     int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
 
@@ -114,11 +116,11 @@ static void remove_reply(struct nfs_task *t, const struct nfs_call *call, const 
 
 void nfs_remove_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_REMOVE, &t->folder, t->op->name, remove_reply);
+    nfs_ask(t, NFS_REMOVE, &t->folder, t->op->name, remove_reply_cb);
 }
 
-static void touched_reply(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void touched_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
     (void)call;
     nfs_task_end(t, gone_errno(r->status));
@@ -126,7 +128,7 @@ static void touched_reply(struct nfs_task *t, const struct nfs_call *call,
 
 static void set_time_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_SETATTR, &t->file, NULL, touched_reply);
+    nfs_ask(t, NFS_SETATTR, &t->file, NULL, touched_reply_cb);
 }
 
 /* ---- looking a file up ---- */
@@ -160,8 +162,8 @@ static void looked(struct nfs_task *t, int err)
     }
 }
 
-static void attributes_reply(struct nfs_task *t, const struct nfs_call *call,
-                             const struct nfs_reply *r)
+static void attributes_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                                const struct nfs_reply *r)
 {
     (void)call;
     looked(t, r->status == NFS_OK ? file_fits(t, &r->attributes) : gone_errno(r->status));
@@ -170,10 +172,11 @@ static void attributes_reply(struct nfs_task *t, const struct nfs_call *call,
 /* For servers whose LOOKUP has no attributes. */
 static void attributes_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_GETATTR, &t->file, NULL, attributes_reply);
+    nfs_ask(t, NFS_GETATTR, &t->file, NULL, attributes_reply_cb);
 }
 
-static void look_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void look_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     (void)call;
     t->file = r->handle;
@@ -187,5 +190,5 @@ static void look_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 void nfs_look_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_LOOKUP, &t->folder, t->op->name, look_reply);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, t->op->name, look_reply_cb);
 }

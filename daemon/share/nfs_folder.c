@@ -45,7 +45,8 @@ static struct nfs_handle *folder_wanted(struct nfs_task *t, char name[sizeof("bl
     return &b->buckets[t->bucket];
 }
 
-static void made_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void made_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     (void)call;
     if (r->status != NFS_OK && r->status != NFS_ERR_EXIST)
@@ -60,7 +61,7 @@ static void make_step(struct nfs_task *t)
     char name[sizeof("blocks")];
 
     (void)folder_wanted(t, name, &parent);
-    nfs_ask(t, NFS_MKDIR, parent, name, made_reply);
+    nfs_ask(t, NFS_MKDIR, parent, name, made_reply_cb);
 }
 
 static void found(struct nfs_task *t, struct nfs_handle *folder, const struct nfs_reply *r)
@@ -82,13 +83,15 @@ static void found(struct nfs_task *t, struct nfs_handle *folder, const struct nf
     }
 }
 
-static void blocks_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void blocks_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                            const struct nfs_reply *r)
 {
     (void)call;
     found(t, &t->b->blocks, r);
 }
 
-static void bucket_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void bucket_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                            const struct nfs_reply *r)
 {
     (void)call;
     found(t, &t->b->buckets[t->bucket], r);
@@ -111,5 +114,5 @@ void nfs_folder_step(struct nfs_task *t)
         return;
     }
     blocks = folder_wanted(t, name, &parent) == &t->b->blocks;
-    nfs_ask(t, NFS_LOOKUP, parent, name, blocks ? blocks_reply : bucket_reply);
+    nfs_ask(t, NFS_LOOKUP, parent, name, blocks ? blocks_reply_cb : bucket_reply_cb);
 }

@@ -25,7 +25,8 @@ static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
 
 static void blanks_step(struct nfs_task *t);
 
-static void blank_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void blank_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                           const struct nfs_reply *r)
 {
     struct share_listing *l = &t->lister.out;
     struct share_file *file = &l->files[t->blank];
@@ -57,12 +58,13 @@ static void blanks_step(struct nfs_task *t)
         nfs_task_settle(t);
         return;
     }
-    nfs_ask(t, NFS_LOOKUP, &t->folder, l->names + l->files[t->blank].name, blank_reply);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, l->names + l->files[t->blank].name, blank_reply_cb);
 }
 
 /* ---- pages ---- */
 
-static void page_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void page_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     struct nfs_xdr entries = r->entries;
     struct nfs_entry e;
@@ -94,7 +96,7 @@ static void page_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 void nfs_list_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_READDIRPLUS, page_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_READDIRPLUS, page_reply_cb);
 
     if (!call)
         return;

@@ -69,7 +69,7 @@ static void calls_end(struct list *calls, int error)
 
         free(call->copy);
         call->copy = NULL;
-        (void)call->done(call, error, NULL); /* it is being closed */
+        (void)call->done_cb(call, error, NULL); /* it is being closed */
     }
 }
 

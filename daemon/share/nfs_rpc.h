@@ -3,7 +3,7 @@
  * memory and received into it.
  *
  * Promises:
- * - `done` of a sent call runs once, at the latest in nfs_rpc_close; no call is sent twice.
+ * - done_cb of a sent call runs once, at the latest in nfs_rpc_close; no call is sent twice.
  * - Nothing a server sends is trusted. A reply to no call, one longer than its call allows, and one
  *   that can't be decoded are -EPROTO; the caller then closes the connection.
  *
@@ -31,13 +31,13 @@ struct nfs_rpc_call {
     /* status 0: `reply` is at what follows the reply's header. -EACCES, -EIO, -EPROTONOSUPPORT: the
      * server refused the call. Without a reply (NULL): the error of nfs_rpc_close. Returns 0, or
      * -errno to have the connection closed. */
-    int (*done)(struct nfs_rpc_call *call, int status, struct nfs_xdr *reply);
+    int (*done_cb)(struct nfs_rpc_call *call, int status, struct nfs_xdr *reply);
     /* For replies that end with bytes of a file, else NULL. `head`: what follows the reply's header,
      * as far as it was received. 1: *bytes follow; 0: unknown yet, or none; -EPROTO. */
-    int (*bulk)(struct nfs_rpc_call *call, struct nfs_xdr *head, uint32_t *bytes);
+    int (*bulk_cb)(struct nfs_rpc_call *call, struct nfs_xdr *head, uint32_t *bytes);
     /* Where the bytes from `at` on go, at least one; iov_base NULL: dropped. Called again for each
      * piece, because the owner of the memory may have gone. */
-    struct iovec (*land)(struct nfs_rpc_call *call, uint32_t at);
+    struct iovec (*land_cb)(struct nfs_rpc_call *call, uint32_t at);
     uint32_t reply_bytes; /* a longer reply is -EPROTO */
     /* The request: `request`, then the payload, padded. */
     struct nfs_xdr_out out;
@@ -73,13 +73,13 @@ struct nfs_rpc {
 
 /* Takes fd, also when it fails. uid, gid: of the AUTH_SYS credential. */
 int nfs_rpc_init(struct nfs_rpc *r, int fd, uint32_t first_number, uint32_t uid, uint32_t gid);
-/* `done` of all calls runs with `error` before it returns. Not from inside nfs_rpc_read. */
+/* done_cb of all calls runs with `error` before it returns. Not from inside nfs_rpc_read. */
 void nfs_rpc_close(struct nfs_rpc *r, int error);
 
-/* Initializes the call. The caller then sets `done` and what else it needs, and puts the arguments
+/* Initializes the call. The caller then sets done_cb and what else it needs, and puts the arguments
  * into call->out. */
 void nfs_rpc_begin(struct nfs_rpc *r, struct nfs_rpc_call *call, enum nfs_proc proc);
-/* 0: queued, `done` will run; -EINVAL: the arguments do not fit. */
+/* 0: queued, done_cb will run; -EINVAL: the arguments do not fit. */
 int nfs_rpc_send(struct nfs_rpc *r, struct nfs_rpc_call *call);
 /* Sends what the socket takes of the queue. 0 or -errno. */
 int nfs_rpc_flush(struct nfs_rpc *r);
@@ -96,7 +96,7 @@ int nfs_rpc_reader_init(struct nfs_rpc_reader *in);
 void nfs_rpc_reader_close(struct nfs_rpc_reader *in);
 /* Where the next bytes of the stream go: fills both pieces, returns 2. */
 int nfs_rpc_room(struct nfs_rpc *r, struct iovec room[2]);
-/* n bytes were received into `room`: `done` of calls runs from inside. 0 or -errno. */
+/* n bytes were received into `room`: done_cb of calls runs from inside. 0 or -errno. */
 int nfs_rpc_take(struct nfs_rpc *r, const struct iovec *room, size_t n);
 /* The call that was sent under this number, or NULL. */
 struct nfs_rpc_call *nfs_rpc_find(struct nfs_rpc *r, uint32_t number);

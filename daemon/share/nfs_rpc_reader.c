@@ -84,7 +84,7 @@ static int record_end(struct nfs_rpc *r)
         return -EPROTO;
     record_begin(in);
     list_remove(&call->link);
-    return call->done(call, status, &x);
+    return call->done_cb(call, status, &x);
 }
 
 static int mark_take(struct nfs_rpc *r)
@@ -111,7 +111,7 @@ static int mark_take(struct nfs_rpc *r)
 static void bulk_take(struct nfs_rpc_reader *in, const uint8_t *bytes, uint32_t n)
 {
     while (n > 0 && in->bulk_at < in->bulk_bytes) {
-        struct iovec to = in->call->land(in->call, in->bulk_at);
+        struct iovec to = in->call->land_cb(in->call, in->bulk_at);
         uint32_t piece = in->bulk_bytes - in->bulk_at;
 
         piece = piece < n ? piece : n;
@@ -133,7 +133,7 @@ static int bulk_find(struct nfs_rpc_reader *in)
 
     if (found < 0 || x.bad)
         return 0;
-    found = in->call->bulk(in->call, &x, &bytes);
+    found = in->call->bulk_cb(in->call, &x, &bytes);
     if (found <= 0)
         return found;
     head = (uint32_t)(x.at - in->record);
@@ -173,7 +173,7 @@ static int record_take(struct nfs_rpc *r, const uint8_t *bytes, uint32_t n)
         if (err < 0)
             return err;
     }
-    return in->call && in->call->bulk && before < NFS_RPC_HEAD_BYTES ? bulk_find(in) : 0;
+    return in->call && in->call->bulk_cb && before < NFS_RPC_HEAD_BYTES ? bulk_find(in) : 0;
 }
 
 /* Where the current fragment's next bytes of the file can be received directly. */
@@ -184,7 +184,7 @@ static struct iovec direct(const struct nfs_rpc_reader *in)
 
     if (in->left == 0 || in->bulk_at == in->bulk_bytes)
         return to;
-    to = in->call->land(in->call, in->bulk_at);
+    to = in->call->land_cb(in->call, in->bulk_at);
     most = in->bulk_bytes - in->bulk_at;
     most = most < in->left ? most : in->left;
     to.iov_len = !to.iov_base ? 0 : to.iov_len < most ? to.iov_len : most;

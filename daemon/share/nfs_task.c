@@ -84,7 +84,7 @@ static void ended_cb(uv_timer_t *timer)
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
         b->under_way--;
-        op->done(op, op->status); /* may close the backend */
+        op->done_cb(op, op->status); /* may close the backend */
     }
 }
 
@@ -168,7 +168,7 @@ static void call_count_down(struct nfs_call *call)
 }
 
 /* A reply that can't be decoded loses the connection, and with it all other replies. */
-static int call_done(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
+static int call_done_cb(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
 {
     struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
     struct nfs_task *t = call->task;
@@ -185,8 +185,8 @@ static int call_done(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
         nfs_conn_heard(&b->conn);
         if (status < 0)
             nfs_task_end(t, status);
-        else if (t->op && !t->over && call->replied)
-            call->replied(t, call, &reply);
+        else if (t->op && !t->over && call->replied_cb)
+            call->replied_cb(t, call, &reply);
     }
     free(call);
     nfs_task_settle(t);
@@ -195,7 +195,7 @@ static int call_done(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
     return lost;
 }
 
-struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied *replied)
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
 {
     struct nfs_call *call = malloc(sizeof(*call));
 
@@ -207,10 +207,10 @@ struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replie
     list_init(&call->of_task);
     call->task = t;
     call->proc = proc;
-    call->replied = replied;
+    call->replied_cb = replied_cb;
     call->at = call->n = 0;
     nfs_rpc_begin(nfs_conn_rpc(&t->b->conn), &call->rpc, proc);
-    call->rpc.done = call_done;
+    call->rpc.done_cb = call_done_cb;
     return call;
 }
 
@@ -232,9 +232,9 @@ void nfs_call_send(struct nfs_call *call)
 }
 
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
-             nfs_replied *replied)
+             nfs_replied_cb *replied_cb)
 {
-    struct nfs_call *call = nfs_call_new(t, proc, replied);
+    struct nfs_call *call = nfs_call_new(t, proc, replied_cb);
 
     if (!call)
         return;

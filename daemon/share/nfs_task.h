@@ -21,15 +21,15 @@ struct nfs_call;
 /* Sends one request with nfs_call_new's and nfs_call_sent's help. */
 typedef void nfs_step(struct nfs_task *t);
 /* r is valid during the call only. */
-typedef void nfs_replied(struct nfs_task *t, const struct nfs_call *call,
-                         const struct nfs_reply *r);
+typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_call *call,
+                            const struct nfs_reply *r);
 
 struct nfs_call {
     struct nfs_rpc_call rpc;
     struct list of_task; /* while its payload is the operation's memory */
     struct nfs_task *task;
     enum nfs_proc proc;
-    nfs_replied *replied;
+    nfs_replied_cb *replied_cb;
     uint64_t at; /* READ, WRITE: which bytes of the file */
     uint32_t n;
 };
@@ -68,9 +68,9 @@ struct share_backend {
     unsigned steps;            /* taken: decides when a write's step comes first */
     unsigned under_way;        /* operations, started and not ended */
     struct list reads, writes; /* of nfs_task.link: with a step to take */
-    struct list ended;         /* of share_op.link: `done` is still to run */
+    struct list ended;         /* of share_op.link: done_cb is still to run */
     struct list later;         /* of nfs_task.link: the server asked to retry later */
-    uv_timer_t turn;           /* runs `done` of `ended`: never from inside a call */
+    uv_timer_t turn;           /* runs done_cb of `ended`: never from inside a call */
     uv_timer_t again;          /* retries `later` */
     unsigned handles;          /* not closed yet */
     bool closing;
@@ -87,14 +87,14 @@ void nfs_task_next(struct nfs_task *t, nfs_step *step);
 void nfs_task_end(struct nfs_task *t, int status);
 /* Ends all queued tasks: there is no connection. */
 void nfs_tasks_fail(struct share_backend *b, int error);
-/* NULL: the task ended with -ENOMEM. replied (may be NULL) does not run for a task that is over or
+/* NULL: the task ended with -ENOMEM. replied_cb (may be NULL) does not run for a task that is over or
  * was cancelled. */
-struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied *replied);
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb);
 /* After its arguments were put into call->rpc.out. The task may be freed when this returns. */
 void nfs_call_send(struct nfs_call *call);
 /* A request with nothing but a handle and perhaps a name: see nfs_put_args. */
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
-             nfs_replied *replied);
+             nfs_replied_cb *replied_cb);
 /* The operation was cancelled: its memory is the owner's again when this returns. */
 void nfs_task_let_go(struct nfs_task *t);
 /* Ends or retries a task that is over, or frees a cancelled one, when it awaits no reply. */

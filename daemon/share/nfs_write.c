@@ -12,8 +12,8 @@ void nfs_unlink_temp_step(struct nfs_task *t)
 
 /* ---- its name ---- */
 
-static void renamed_reply(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void renamed_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
     int err = nfs_status_errno(r->status);
 
@@ -29,7 +29,7 @@ static void renamed_reply(struct nfs_task *t, const struct nfs_call *call,
 
 static void rename_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_RENAME, renamed_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_RENAME, renamed_reply_cb);
 
     if (!call)
         return;
@@ -50,8 +50,8 @@ static void verifier_check(struct nfs_task *t, const uint8_t verifier[NFS_VERIFI
     t->verifier_known = true;
 }
 
-static void committed_reply(struct nfs_task *t, const struct nfs_call *call,
-                            const struct nfs_reply *r)
+static void committed_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                               const struct nfs_reply *r)
 {
     (void)call;
     if (r->status != NFS_OK) {
@@ -67,7 +67,7 @@ static void committed_reply(struct nfs_task *t, const struct nfs_call *call,
 
 static void commit_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_COMMIT, &t->file, NULL, committed_reply);
+    nfs_ask(t, NFS_COMMIT, &t->file, NULL, committed_reply_cb);
 }
 
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n);
@@ -81,8 +81,8 @@ static void all_written(struct nfs_task *t)
         nfs_task_next(t, t->op->sync ? commit_step : rename_step);
 }
 
-static void written_reply(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void written_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
     if (r->status != NFS_OK) {
         nfs_task_end(t, nfs_status_errno(r->status));
@@ -103,7 +103,7 @@ static void written_reply(struct nfs_task *t, const struct nfs_call *call,
 /* Header and payload are sent from the operation's memory, which stays in use until the reply. */
 static void write_send(struct nfs_task *t, uint64_t at, uint32_t n)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, written_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, written_reply_cb);
     uint64_t head = at < BLOCK_FILE_HEADER_BYTES ? BLOCK_FILE_HEADER_BYTES - at : 0;
 
     if (!call)
@@ -134,7 +134,8 @@ static void write_data_step(struct nfs_task *t)
 
 /* ---- CHECK: does the root take writes, and what is its time? ---- */
 
-static void time_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void time_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     (void)call;
     if (r->status == NFS_OK)
@@ -144,11 +145,11 @@ static void time_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 static void time_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_GETATTR, &t->file, NULL, time_reply);
+    nfs_ask(t, NFS_GETATTR, &t->file, NULL, time_reply_cb);
 }
 
-static void check_written_reply(struct nfs_task *t, const struct nfs_call *call,
-                                const struct nfs_reply *r)
+static void check_written_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                                   const struct nfs_reply *r)
 {
     (void)call;
     if (r->status != NFS_OK)
@@ -160,7 +161,7 @@ static void check_written_reply(struct nfs_task *t, const struct nfs_call *call,
 /* A full server refuses bytes, not the making of a file. */
 static void check_write_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, check_written_reply);
+    struct nfs_call *call = nfs_call_new(t, NFS_WRITE, check_written_reply_cb);
 
     if (!call)
         return;
@@ -169,7 +170,8 @@ static void check_write_step(struct nfs_task *t)
     nfs_call_send(call);
 }
 
-static void root_reply(struct nfs_task *t, const struct nfs_call *call, const struct nfs_reply *r)
+static void root_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                          const struct nfs_reply *r)
 {
     (void)call;
     if (r->status != NFS_OK)
@@ -182,7 +184,7 @@ static void root_reply(struct nfs_task *t, const struct nfs_call *call, const st
 
 void nfs_check_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_GETATTR, &t->b->conn.root, NULL, root_reply);
+    nfs_ask(t, NFS_GETATTR, &t->b->conn.root, NULL, root_reply_cb);
 }
 
 /* ---- the temporary file ---- */
@@ -198,8 +200,8 @@ static void fill(struct nfs_task *t)
     nfs_task_next(t, write_data_step);
 }
 
-static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call,
-                             const struct nfs_reply *r)
+static void temp_found_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                                const struct nfs_reply *r)
 {
     (void)call;
     t->file = r->handle;
@@ -212,11 +214,11 @@ static void temp_found_reply(struct nfs_task *t, const struct nfs_call *call,
 /* For servers whose CREATE returns no handle. */
 static void temp_find_step(struct nfs_task *t)
 {
-    nfs_ask(t, NFS_LOOKUP, &t->folder, t->temp, temp_found_reply);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, t->temp, temp_found_reply_cb);
 }
 
-static void created_reply(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void created_reply_cb(struct nfs_task *t, const struct nfs_call *call,
+                             const struct nfs_reply *r)
 {
     (void)call;
     t->file = r->handle;
@@ -237,5 +239,5 @@ void nfs_create_step(struct nfs_task *t)
 {
     share_temp_next(&t->b->temps, t->temp);
     t->temp_made = true;
-    nfs_ask(t, NFS_CREATE, &t->folder, t->temp, created_reply);
+    nfs_ask(t, NFS_CREATE, &t->folder, t->temp, created_reply_cb);
 }

@@ -18,7 +18,7 @@ struct share_backend {
     uv_async_t ended_async;
     char *root;
     struct share_temp temp;
-    unsigned under_way; /* operations whose `done` has not run; the loop's */
+    unsigned under_way; /* operations whose done_cb has not run; the loop's */
     pthread_t *threads;
     unsigned n_threads, others_max;
 
@@ -146,7 +146,7 @@ static void ended_cb(uv_async_t *async)
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
         op_left(b);
-        op->done(op, op->status); /* may close the backend */
+        op->done_cb(op, op->status); /* may close the backend */
     }
 }
 

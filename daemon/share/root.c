@@ -199,7 +199,7 @@ void root_begin(struct share_root *r, struct share_task *t)
         r->heard_ms = now_of(r);
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
-    t->op.done = backend_done_cb;
+    t->op.done_cb = backend_done_cb;
     r->config.ops->start(r->backend, &t->op);
 }
 

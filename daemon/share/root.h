@@ -28,7 +28,7 @@ enum share_class { SHARE_LOOKUP, SHARE_LOAD, SHARE_STORE, SHARE_BACKGROUND, SHAR
 
 /* Memory of the caller, untouched by it from submit to released_cb, or to a cancel that is true. */
 struct share_task {
-    struct share_op op; /* verb, id and so on as backend.h says; `done` is the root's */
+    struct share_op op; /* verb, id and so on as backend.h says; done_cb is the root's */
     enum share_class class;
     uint64_t deadline_ms; /* by uv_now */
     /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else the

@@ -84,10 +84,10 @@ static void ask(struct nfs_rpc *r, struct asked *a, enum nfs_proc proc)
     a->ended = 0;
     a->room = malloc(ROOM_BYTES);
     must(a->room != NULL);
-    a->rpc.done = done;
+    a->rpc.done_cb = done;
     if (proc == NFS_READ) {
-        a->rpc.bulk = bulk;
-        a->rpc.land = land;
+        a->rpc.bulk_cb = bulk;
+        a->rpc.land_cb = land;
         a->rpc.reply_bytes = NFS_RPC_HEAD_BYTES + ROOM_BYTES;
     }
     list_push_back(&r->awaiting[a->rpc.number % NFS_RPC_BUCKETS], &a->rpc.link);

@@ -86,7 +86,7 @@ static inline void contract_start(struct contract *c, struct contract_op *o)
 {
     o->c = c;
     o->status = PENDING;
-    o->op.done = contract_done_cb;
+    o->op.done_cb = contract_done_cb;
     c->starting = true;
     c->ops->start(c->b, &o->op);
     c->starting = false;

@@ -72,7 +72,7 @@ static struct {
 
 static struct {
     struct share_op *op;
-    void (*done)(struct share_op *op, int status);
+    void (*done_cb)(struct share_op *op, int status);
     struct share_backend *b;
 } rig_under_way[RIG_UNDER_WAY];
 
@@ -95,7 +95,7 @@ static inline void rig_op_done(struct share_op *op, int status)
     fault = rig_fault_of(rig_under_way[i].b);
     behind = rig_faults[fault].behind_s * NS;
     rig_under_way[i].op = NULL;
-    op->done = rig_under_way[i].done;
+    op->done_cb = rig_under_way[i].done_cb;
     if (status == 0 && op->verb == SHARE_CHECK && op->sync)
         op->now_ns -= behind;
     if (status == 0 && op->verb == SHARE_READ)
@@ -107,7 +107,7 @@ static inline void rig_op_done(struct share_op *op, int status)
         rig_faults[fault].bad_lists--;
         status = -EIO;
     }
-    op->done(op, rig_faults[fault].fail[op->verb] ? rig_faults[fault].fail[op->verb] : status);
+    op->done_cb(op, rig_faults[fault].fail[op->verb] ? rig_faults[fault].fail[op->verb] : status);
 }
 
 /* One that is to fail is made a CHECK: nothing happens to the root. */
@@ -118,9 +118,9 @@ static inline void rig_op_start(struct share_backend *b, struct share_op *op)
     while (rig_under_way[i].op)
         cr_assert_lt(++i, RIG_UNDER_WAY);
     rig_under_way[i].op = op;
-    rig_under_way[i].done = op->done;
+    rig_under_way[i].done_cb = op->done_cb;
     rig_under_way[i].b = b;
-    op->done = rig_op_done;
+    op->done_cb = rig_op_done;
     if (rig_faults[rig_fault_of(b)].fail[op->verb] && op->verb != SHARE_LIST)
         op->id.key_bytes = 0, op->by_name = false; /* no place has such a part */
     share_posix.start(b, op);

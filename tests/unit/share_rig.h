@@ -175,7 +175,7 @@ static inline void rig_op_end(struct rig_op *o)
     deadline_disarm(&rig.clock, &o->deadline);
     s->busy--;
     free(o);
-    op->done(op, status);
+    op->done_cb(op, status);
 }
 
 static inline void rig_due_cb(struct deadline *d)

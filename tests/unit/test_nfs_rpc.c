@@ -76,10 +76,10 @@ static void ask(struct asked *a, enum nfs_proc proc)
     a->proc = proc;
     a->status = PENDING;
     nfs_rpc_begin(&rpc, &a->call, proc);
-    a->call.done = done;
+    a->call.done_cb = done;
     if (proc == NFS_READ) {
-        a->call.bulk = bulk;
-        a->call.land = land;
+        a->call.bulk_cb = bulk;
+        a->call.land_cb = land;
         a->call.reply_bytes = NFS_RPC_HEAD_BYTES + a->bytes;
         nfs_put_read(&a->call.out, &handle, 0, a->bytes);
     } else {
