@@ -23,6 +23,7 @@
 #ifndef UCMD_SHARE_BACKEND_H
 #define UCMD_SHARE_BACKEND_H
 
+#include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
 #include "daemon/share/block_file.h"
 
@@ -90,6 +91,7 @@ struct share_backend;
 
 struct share_backend_config {
     uv_loop_t *loop;
+    struct deadlines *deadlines;
     const char *target; /* a folder, or nfs://server/export?options */
     const char *host;   /* for temporary names */
     unsigned depth;     /* threads (at least 2), or requests under way */

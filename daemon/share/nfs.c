@@ -8,22 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static void handle_closed(struct share_backend *b)
-{
-    if (--b->handles == 0)
-        free(b);
-}
-
-static void timer_closed_cb(uv_handle_t *handle)
-{
-    handle_closed(handle->data);
-}
-
-static void conn_closed_cb(void *ctx)
-{
-    handle_closed(ctx);
-}
-
 static void conn_changed_cb(void *ctx, int status)
 {
     struct share_backend *b = ctx;
@@ -33,38 +17,11 @@ static void conn_changed_cb(void *ctx, int status)
     nfs_pump(b);
 }
 
-static int timers_init(struct share_backend *b)
-{
-    int err = uv_timer_init(b->loop, &b->turn);
-
-    if (err < 0)
-        return err;
-    b->turn.data = b;
-    b->handles++;
-    err = uv_timer_init(b->loop, &b->again);
-    if (err < 0)
-        return err;
-    b->again.data = b;
-    b->handles++;
-    return 0;
-}
-
-static void timers_close(struct share_backend *b)
-{
-    unsigned handles = b->handles;
-
-    if (handles > 0)
-        uv_close((uv_handle_t *)&b->turn, timer_closed_cb);
-    if (handles > 1)
-        uv_close((uv_handle_t *)&b->again, timer_closed_cb);
-}
-
 static int backend_open(const struct share_backend_config *config, struct share_backend **out)
 {
     struct share_backend *b;
     struct nfs_target target;
     const char *why = NULL;
-    int err;
 
     if (config->depth == 0 || nfs_target_parse(config->target, &target, &why) < 0) {
         log_error("share", "nfs-target", "target=%s why=\"%s\"", config->target,
@@ -75,6 +32,7 @@ static int backend_open(const struct share_backend_config *config, struct share_
     if (!b)
         return -ENOMEM;
     b->loop = config->loop;
+    b->deadlines = config->deadlines;
     b->depth = config->depth;
     b->write_calls_max = b->depth > 1 ? b->depth - (b->depth + 3) / 4 : 1;
     share_temp_init(&b->temps, config->host);
@@ -82,19 +40,7 @@ static int backend_open(const struct share_backend_config *config, struct share_
     list_init(&b->writes);
     list_init(&b->ended);
     list_init(&b->later);
-    err = nfs_conn_init(&b->conn, b->loop, &target, conn_changed_cb, b);
-    if (err < 0) {
-        free(b);
-        return err;
-    }
-    err = timers_init(b);
-    if (err < 0) {
-        timers_close(b);
-        b->handles++;
-        nfs_conn_close(&b->conn, conn_closed_cb);
-        return err;
-    }
-    b->handles++;
+    nfs_conn_init(&b->conn, b->loop, b->deadlines, &target, conn_changed_cb, b);
     *out = b;
     return 0;
 }
@@ -110,12 +56,12 @@ static void backend_close(struct share_backend *b)
     if (!b)
         return;
     assert(b->under_way == 0);
-    b->closing = true;
-    nfs_conn_close(&b->conn, conn_closed_cb);
+    nfs_conn_close(&b->conn);
     list_free_tasks(&b->reads); /* of cancelled operations: their temporary files stay */
     list_free_tasks(&b->writes);
-    uv_close((uv_handle_t *)&b->turn, timer_closed_cb);
-    uv_close((uv_handle_t *)&b->again, timer_closed_cb);
+    deadline_disarm(b->deadlines, &b->report);
+    deadline_disarm(b->deadlines, &b->retry);
+    free(b);
 }
 
 static struct nfs_task *task_new(struct share_backend *b, struct share_op *op)

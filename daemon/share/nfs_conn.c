@@ -59,6 +59,15 @@ static void link_over(struct nfs_link *l, int error)
     l->error = error;
 }
 
+static void watch_cb(struct deadline *d);
+
+/* From anywhere: the next turn of the loop closes the link. */
+static void link_drop(struct nfs_link *l, int error)
+{
+    link_over(l, error);
+    deadline_arm(l->conn->deadlines, &l->conn->watch, uv_now(l->conn->loop), watch_cb);
+}
+
 static void link_poll_cb(uv_poll_t *poll, int status, int events);
 
 static void link_arm(struct nfs_link *l)
@@ -69,11 +78,10 @@ static void link_arm(struct nfs_link *l)
         events |= UV_WRITABLE;
     if (l->over || l->serving || events == l->events)
         return;
-    if (uv_poll_start(&l->poll, events, link_poll_cb) < 0) {
-        nfs_conn_drop(l->conn, -EIO);
-        return;
-    }
-    l->events = events;
+    if (uv_poll_start(&l->poll, events, link_poll_cb) < 0)
+        link_drop(l, -EIO);
+    else
+        l->events = events;
 }
 
 static int link_connected(struct nfs_link *l)
@@ -146,26 +154,27 @@ static void port_set(struct sockaddr_storage *address, uint16_t port)
 /* Servers may insist on a port below 1024. Without the privilege, or a free one, any port does. */
 static void port_reserve(const struct nfs_conn *c, int fd)
 {
-    struct sockaddr_storage own = {.ss_family = c->address.ss_family};
+    struct sockaddr_storage own = {.ss_family = (sa_family_t)c->address->ai_family};
 
     for (unsigned i = 0; i < RESERVED_PORTS; i++) {
         port_set(&own, (uint16_t)(RESERVED_PORTS + (c->next_number + i) % RESERVED_PORTS));
-        if (bind(fd, (struct sockaddr *)&own, c->address_bytes) == 0 || errno != EADDRINUSE)
+        if (bind(fd, (struct sockaddr *)&own, c->address->ai_addrlen) == 0 || errno != EADDRINUSE)
             return;
     }
 }
 
 static int socket_connect(const struct nfs_conn *c, uint16_t port)
 {
-    struct sockaddr_storage to = c->address;
-    int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct sockaddr_storage to;
+    int fd = socket(c->address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     if (fd < 0)
-        return -errno;
+        return errno == EAFNOSUPPORT ? -ECONNREFUSED : -errno;
     socket_tune(fd);
     port_reserve(c, fd);
+    memcpy(&to, c->address->ai_addr, c->address->ai_addrlen);
     port_set(&to, port);
-    if (connect(fd, (struct sockaddr *)&to, c->address_bytes) < 0 && errno != EINPROGRESS) {
+    if (connect(fd, (struct sockaddr *)&to, c->address->ai_addrlen) < 0 && errno != EINPROGRESS) {
         close(fd);
         return -ECONNREFUSED; /* no route to it, say */
     }
@@ -297,7 +306,30 @@ static const char *state_name(enum nfs_conn_state state)
     return names[state];
 }
 
-static void conn_failed(struct nfs_conn *c, int error)
+static void conn_step(struct nfs_conn *c, enum nfs_conn_state state, uint16_t port);
+
+static void conn_mount(struct nfs_conn *c)
+{
+    c->mount_port = c->target.mount_port;
+    if (c->mount_port)
+        conn_step(c, NFS_MOUNT, c->mount_port);
+    else
+        conn_step(c, NFS_PORT, PORTMAP_PORT);
+}
+
+/* Nothing accepted a connection at this address: true if there is another one to try. */
+static bool address_next(struct nfs_conn *c, int error)
+{
+    bool refused =
+        error == -ECONNREFUSED || (error == -ETIMEDOUT && c->link && !c->link->connected);
+
+    if (!refused || c->state < NFS_PORT || c->state == NFS_UP || !c->address->ai_next)
+        return false;
+    c->address = c->address->ai_next;
+    return true;
+}
+
+static void conn_down(struct nfs_conn *c, int error)
 {
     log_warn("share", state_name(c->state)[0] == 'u' ? "nfs-lost" : "nfs-unreachable",
              "server=%s export=%s at=%s error=%s", c->target.server, c->target.export,
@@ -308,8 +340,18 @@ static void conn_failed(struct nfs_conn *c, int error)
     c->error = error;
     link_close(c);
     if (!c->waiting)
-        uv_timer_stop(&c->watch);
+        deadline_disarm(c->deadlines, &c->watch);
     c->changed_cb(c->ctx, error);
+}
+
+static void conn_failed(struct nfs_conn *c, int error)
+{
+    if (!address_next(c, error)) {
+        conn_down(c, error);
+        return;
+    }
+    link_close(c);
+    conn_mount(c);
 }
 
 static void conn_step(struct nfs_conn *c, enum nfs_conn_state state, uint16_t port)
@@ -320,15 +362,6 @@ static void conn_step(struct nfs_conn *c, enum nfs_conn_state state, uint16_t po
     err = link_open(c, port);
     if (err < 0)
         conn_failed(c, err);
-}
-
-static void conn_mount(struct nfs_conn *c)
-{
-    c->mount_port = c->target.mount_port;
-    if (c->mount_port)
-        conn_step(c, NFS_MOUNT, c->mount_port);
-    else
-        conn_step(c, NFS_PORT, PORTMAP_PORT);
 }
 
 /* Not from inside the link's own functions: closes it and takes the next step. */
@@ -349,27 +382,22 @@ static void conn_over(struct nfs_conn *c)
 
 /* ---- names ---- */
 
-static void address_set(struct nfs_conn *c, const struct addrinfo *found)
-{
-    memcpy(&c->address, found->ai_addr, found->ai_addrlen);
-    c->address_bytes = found->ai_addrlen;
-}
-
 static void named_cb(uv_getaddrinfo_t *naming, int status, struct addrinfo *found)
 {
     struct nfs_conn *c = naming->data;
 
-    if (c) {
-        c->naming = NULL;
-        if (status == 0) {
-            address_set(c, found);
-            conn_mount(c);
-        } else {
-            conn_failed(c, status == -ENOMEM ? -ENOMEM : -EADDRNOTAVAIL);
-        }
-    }
-    uv_freeaddrinfo(found);
     free(naming);
+    if (!c) {
+        uv_freeaddrinfo(found);
+        return;
+    }
+    c->naming = NULL;
+    uv_freeaddrinfo(c->addresses);
+    c->addresses = c->address = found;
+    if (status == 0)
+        conn_mount(c);
+    else
+        conn_failed(c, status == -ENOMEM ? -ENOMEM : -EADDRNOTAVAIL);
 }
 
 static int name_begin(struct nfs_conn *c)
@@ -392,12 +420,19 @@ static int name_begin(struct nfs_conn *c)
 
 /* ---- its user ---- */
 
-static void watch_cb(uv_timer_t *timer)
+static void watch_begin(struct nfs_conn *c)
 {
-    struct nfs_conn *c = timer->data;
+    if (!deadline_armed(&c->watch))
+        deadline_arm(c->deadlines, &c->watch, uv_now(c->loop) + NFS_WATCH_MS, watch_cb);
+}
+
+static void watch_cb(struct deadline *d)
+{
+    struct nfs_conn *c = LIST_ENTRY(d, struct nfs_conn, watch);
     uint64_t bound = c->state == NFS_UP ? NFS_STALL_MS : NFS_CONNECT_MS;
 
-    if (c->link && c->link->over) { /* dropped from outside */
+    watch_begin(c);
+    if (c->link && c->link->over) {
         conn_over(c);
         return;
     }
@@ -410,45 +445,26 @@ static void watch_cb(uv_timer_t *timer)
     conn_failed(c, -ETIMEDOUT);
 }
 
-int nfs_conn_init(struct nfs_conn *c, uv_loop_t *loop, const struct nfs_target *target,
-                  void (*changed_cb)(void *ctx, int status), void *ctx)
+void nfs_conn_init(struct nfs_conn *c, uv_loop_t *loop, struct deadlines *deadlines,
+                   const struct nfs_target *target, void (*changed_cb)(void *ctx, int status),
+                   void *ctx)
 {
-    int err;
-
-    memset(c, 0, sizeof(*c));
-    err = uv_timer_init(loop, &c->watch);
-    if (err < 0)
-        return err;
-    c->watch.data = c;
-    c->loop = loop;
-    c->target = *target;
-    c->changed_cb = changed_cb;
-    c->ctx = ctx;
+    *c = (struct nfs_conn){.loop = loop,
+                           .deadlines = deadlines,
+                           .target = *target,
+                           .changed_cb = changed_cb,
+                           .ctx = ctx};
     c->next_number = (uint32_t)(uv_hrtime() ^ (uint64_t)getpid() << 16);
-    return 0;
 }
 
-static void watch_closed_cb(uv_handle_t *handle)
+void nfs_conn_close(struct nfs_conn *c)
 {
-    struct nfs_conn *c = handle->data;
-
-    c->closed_cb(c->ctx);
-}
-
-void nfs_conn_close(struct nfs_conn *c, void (*closed_cb)(void *ctx))
-{
-    c->closed_cb = closed_cb;
     if (c->naming)
         c->naming->data = NULL;
     c->state = NFS_DOWN;
     link_close(c);
-    uv_close((uv_handle_t *)&c->watch, watch_closed_cb);
-}
-
-static void watch_begin(struct nfs_conn *c)
-{
-    if (!uv_is_active((uv_handle_t *)&c->watch))
-        uv_timer_start(&c->watch, watch_cb, NFS_WATCH_MS, NFS_WATCH_MS);
+    uv_freeaddrinfo(c->addresses);
+    deadline_disarm(c->deadlines, &c->watch);
 }
 
 int nfs_conn_want(struct nfs_conn *c)
@@ -491,7 +507,7 @@ void nfs_conn_await(struct nfs_conn *c, bool waiting)
     if (waiting)
         watch_begin(c);
     else if (c->state == NFS_DOWN || (c->state == NFS_UP && !c->link->over))
-        uv_timer_stop(&c->watch);
+        deadline_disarm(c->deadlines, &c->watch);
 }
 
 void nfs_conn_heard(struct nfs_conn *c)
@@ -501,8 +517,6 @@ void nfs_conn_heard(struct nfs_conn *c)
 
 void nfs_conn_drop(struct nfs_conn *c, int error)
 {
-    if (c->state != NFS_UP || c->link->over)
-        return;
-    link_over(c->link, error);
-    uv_timer_start(&c->watch, watch_cb, 0, NFS_WATCH_MS);
+    if (c->state == NFS_UP && !c->link->over)
+        link_drop(c->link, error);
 }

@@ -41,9 +41,9 @@ void nfs_task_free(struct nfs_task *t)
     free(t);
 }
 
-static void later_cb(uv_timer_t *timer)
+static void retry_cb(struct deadline *d)
 {
-    struct share_backend *b = timer->data;
+    struct share_backend *b = LIST_ENTRY(d, struct share_backend, retry);
 
     for (struct list *node; (node = list_pop_front(&b->later));)
         nfs_task_begin(LIST_ENTRY(node, struct nfs_task, link));
@@ -57,8 +57,8 @@ static bool task_again(struct nfs_task *t)
     if (t->status == -EAGAIN && t->turns < NFS_LATER_TURNS) {
         t->turns++;
         list_push_back(&b->later, &t->link);
-        if (!uv_is_active((uv_handle_t *)&b->again))
-            uv_timer_start(&b->again, later_cb, NFS_LATER_MS, 0);
+        if (!deadline_armed(&b->retry))
+            deadline_arm(b->deadlines, &b->retry, uv_now(b->loop) + NFS_LATER_MS, retry_cb);
         return true;
     }
     if ((t->status != -ESTALE && t->status != -ECONNRESET) || ++t->attempts >= NFS_ATTEMPTS)
@@ -72,14 +72,13 @@ static bool task_again(struct nfs_task *t)
     return true;
 }
 
-static void ended_cb(uv_timer_t *timer)
+static void report_cb(struct deadline *d)
 {
-    struct share_backend *b = timer->data;
+    struct share_backend *b = LIST_ENTRY(d, struct share_backend, report);
     struct list ended;
 
     list_init(&ended);
-    for (struct list *node; (node = list_pop_front(&b->ended));)
-        list_push_back(&ended, node);
+    list_splice_front(&ended, &b->ended);
     for (struct list *node; (node = list_pop_front(&ended));) {
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);
 
@@ -93,8 +92,8 @@ void nfs_op_ended(struct share_backend *b, struct share_op *op, int status)
     op->status = status;
     op->state = SHARE_OP_ENDED;
     list_push_back(&b->ended, &op->link);
-    if (!uv_is_active((uv_handle_t *)&b->turn))
-        uv_timer_start(&b->turn, ended_cb, 0, 0);
+    if (!deadline_armed(&b->report))
+        deadline_arm(b->deadlines, &b->report, uv_now(b->loop), report_cb);
 }
 
 static void task_report(struct nfs_task *t)
@@ -277,8 +276,6 @@ static struct nfs_task *pump_next(struct share_backend *b)
 
 void nfs_pump(struct share_backend *b)
 {
-    if (b->closing)
-        return;
     while (nfs_conn_up(&b->conn) && b->calls < b->depth) {
         struct nfs_task *t = pump_next(b);
 

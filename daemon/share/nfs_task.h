@@ -62,6 +62,7 @@ struct nfs_task {
 
 struct share_backend {
     uv_loop_t *loop;
+    struct deadlines *deadlines;
     struct nfs_conn conn;
     struct share_temp temps;
     unsigned depth, calls, write_calls, write_calls_max;
@@ -70,11 +71,9 @@ struct share_backend {
     struct list reads, writes; /* of nfs_task.link: with a step to take */
     struct list ended;         /* of share_op.link: done_cb is still to run */
     struct list later;         /* of nfs_task.link: the server asked to retry later */
-    uv_timer_t turn;           /* runs done_cb of `ended`: never from inside a call */
-    uv_timer_t again;          /* retries `later` */
-    unsigned handles;          /* not closed yet */
-    bool closing;
-    struct nfs_handle blocks; /* <root>/blocks */
+    struct deadline report;    /* runs done_cb of `ended`: never from inside a call */
+    struct deadline retry;     /* of `later` */
+    struct nfs_handle blocks;  /* <root>/blocks */
     struct nfs_handle buckets[BLOCK_FILE_BUCKETS];
 };
 

@@ -139,8 +139,7 @@ static void ended_cb(uv_async_t *async)
 
     list_init(&ended);
     pthread_mutex_lock(&b->lock);
-    for (struct list *node; (node = list_pop_front(&b->ended));)
-        list_push_back(&ended, node);
+    list_splice_front(&ended, &b->ended);
     pthread_mutex_unlock(&b->lock);
     for (struct list *node; (node = list_pop_front(&ended));) {
         struct share_op *op = LIST_ENTRY(node, struct share_op, link);

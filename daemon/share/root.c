@@ -351,6 +351,7 @@ int share_root_open(const struct share_root_config *config, struct share_root **
 {
     struct share_root *r = calloc(1, sizeof(*r));
     struct share_backend_config bc = {.loop = config->loop,
+                                      .deadlines = config->deadlines,
                                       .target = config->target,
                                       .host = config->host,
                                       .depth = config->depth};

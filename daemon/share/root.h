@@ -18,7 +18,6 @@
 #ifndef UCMD_SHARE_ROOT_H
 #define UCMD_SHARE_ROOT_H
 
-#include "daemon/base/deadline.h"
 #include "daemon/share/backend.h"
 #include "daemon/share/breaker.h"
 #include "daemon/share/share.h"

@@ -7,10 +7,50 @@
 #include "daemon/share/nfs_conn.h"
 #include "daemon/share/nfs_proc.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
 #include <signal.h>
 
 static struct nfs_server server;
 static struct nfs_relay relay;
+
+/* ---- a resolver and a kernel of the test's own ---- */
+
+#define TWO_ADDRESSES "two-addresses.test"
+
+static unsigned polls_that_fail;
+
+#pragma GCC visibility push(default) /* libuv and the daemon call these */
+
+/* The server of this name has an address where the relay does not listen, and then its own. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **out)
+{
+    static int (*resolve)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    int err;
+
+    *(void **)&resolve = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!name || strcmp(name, TWO_ADDRESSES) != 0)
+        return resolve(name, service, hints, out);
+    err = resolve("127.0.0.9", service, hints, out);
+    return err ? err : resolve("127.0.0.1", service, hints, &(*out)->ai_next);
+}
+
+int uv_poll_start(uv_poll_t *poll, int events, uv_poll_cb cb)
+{
+    static int (*start)(uv_poll_t *, int, uv_poll_cb);
+
+    *(void **)&start = dlsym(RTLD_NEXT, "uv_poll_start");
+    if (polls_that_fail > 0) {
+        polls_that_fail--;
+        return -ENOMEM;
+    }
+    return start(poll, events, cb);
+}
+
+#pragma GCC visibility pop
+
+/* ---- what every backend promises ---- */
 
 static void server_begin(void)
 {
@@ -410,4 +450,26 @@ NFS_CASE(names_and_ports_are_looked_up, begin, end)
     cr_assert_eq(contract_read(c, 1, 5000), 0);
     target_becomes(c, "nfs://no-such-host.invalid/kv");
     cr_assert_eq(contract_do(c, SHARE_FIND, 1, NULL, 5000), -EADDRNOTAVAIL);
+}
+
+NFS_CASE(the_next_address_is_tried_where_nothing_listens, begin_by_relay, end_by_relay)
+{
+    char target[160];
+    uint64_t now;
+
+    snprintf(target, sizeof(target), "nfs://" TWO_ADDRESSES ":%d/kv?mountport=%d", NFS_RELAY_PORT,
+             NFS_SERVER_MOUNT_PORT);
+    target_becomes(c, target);
+    cr_assert_eq(contract_check(c, true, &now), 0);
+}
+
+/* At once, and not when the silence was long enough. */
+NFS_CASE(a_socket_that_cannot_be_watched_is_reported, begin, end)
+{
+    uint64_t before = uv_hrtime(), now;
+
+    polls_that_fail = 1;
+    cr_assert_eq(contract_check(c, false, &now), -EIO);
+    cr_assert_lt(uv_hrtime() - before, NFS_CONNECT_MS * 1000000ull);
+    cr_assert_eq(contract_check(c, false, &now), 0);
 }

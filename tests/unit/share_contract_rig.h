@@ -37,6 +37,7 @@ struct contract {
     void (*root_away)(struct contract *c);
     void (*root_back)(struct contract *c);
     uv_loop_t loop;
+    struct deadlines deadlines;
     uv_timer_t deadline;
     struct share_backend *b;
     bool starting;
@@ -59,8 +60,11 @@ static inline void contract_late_cb(uv_timer_t *timer)
 
 static inline void contract_open(struct contract *c)
 {
-    struct share_backend_config config = {
-        .loop = &c->loop, .target = c->target, .host = "host", .depth = c->depth};
+    struct share_backend_config config = {.loop = &c->loop,
+                                          .deadlines = &c->deadlines,
+                                          .target = c->target,
+                                          .host = "host",
+                                          .depth = c->depth};
 
     cr_assert_eq(c->ops->open(&config, &c->b), 0);
 }
@@ -334,6 +338,7 @@ static inline void contract_case(void (*begin)(struct contract *), void (*end)(s
     cr_assert(c);
     c->depth = 8;
     cr_assert_eq(uv_loop_init(&c->loop), 0);
+    cr_assert_eq(deadlines_init(&c->deadlines, &c->loop), 0);
     uv_timer_init(&c->loop, &c->deadline);
     uv_unref((uv_handle_t *)&c->deadline);
     begin(c);
@@ -341,6 +346,7 @@ static inline void contract_case(void (*begin)(struct contract *), void (*end)(s
     body(c);
     contract_close(c);
     end(c);
+    deadlines_close(&c->deadlines);
     uv_close((uv_handle_t *)&c->deadline, NULL);
     uv_run(&c->loop, UV_RUN_DEFAULT);
     cr_assert_eq(uv_loop_close(&c->loop), 0);

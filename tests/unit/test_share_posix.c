@@ -78,7 +78,8 @@ Test(share_posix, unreadable_files)
 Test(share_posix, a_target_is_an_absolute_path)
 {
     uv_loop_t loop;
-    struct share_backend_config config = {&loop, "nfs://server/export", "host", 4};
+    struct share_backend_config config = {
+        .loop = &loop, .target = "nfs://server/export", .host = "host", .depth = 4};
     struct share_backend *b = NULL;
 
     cr_assert_eq(uv_loop_init(&loop), 0);
