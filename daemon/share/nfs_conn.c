@@ -283,17 +283,12 @@ static int step_done_cb(struct nfs_rpc_call *call, int status, struct nfs_xdr *x
 static void conn_ask(struct nfs_link *l)
 {
     struct nfs_conn *c = l->conn;
-    struct nfs_xdr_out *out = &l->call.out;
+    const struct nfs_args args = {.handle = &c->root, .name = c->target.export};
     int err;
 
     nfs_rpc_begin(&l->rpc, &l->call, state_proc(c->state));
     l->call.done_cb = step_done_cb;
-    if (c->state == NFS_PORT)
-        nfs_put_getport(out);
-    else if (c->state == NFS_MOUNT)
-        nfs_xdr_put_string(out, c->target.export);
-    else
-        nfs_put_handle(out, &c->root);
+    nfs_put_args(&l->call.out, state_proc(c->state), &args);
     err = nfs_rpc_send(&l->rpc, &l->call);
     if (err < 0)
         link_over(l, err);

@@ -1,9 +1,6 @@
 #include "daemon/share/nfs_task.h"
 
 #include <errno.h>
-#include <string.h>
-
-#define CHUNK_ALIGN 4096u
 
 static int file_fits(const struct nfs_task *t, const struct nfs_attributes *a)
 {
@@ -13,104 +10,17 @@ static int file_fits(const struct nfs_task *t, const struct nfs_attributes *a)
     return fits ? 0 : -EBADMSG;
 }
 
-uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max)
-{
-    uint64_t n = (all + max - 1) / max, chunk = (all + n - 1) / n;
-
-    chunk = (chunk + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN;
-    return chunk < max ? (uint32_t)chunk : max;
-}
-
-/* For requests by a file's handle: a stale one means that another host removed the file. */
-static int gone_errno(uint32_t status)
+int nfs_gone_errno(uint32_t status)
 {
     return status == NFS_ERR_STALE ? -ENOENT : nfs_status_errno(status);
 }
 
-/* ---- reading ---- */
-
-/* Bytes of the file go to header and payload, unless the operation was cancelled. */
-static struct iovec read_land_cb(struct nfs_rpc_call *rpc, uint32_t at)
-{
-    const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
-    struct share_op *op = call->task->over ? NULL : call->task->op;
-    uint64_t place = call->at + at;
-
-    if (!op)
-        return (struct iovec){NULL, call->n - at};
-    if (place < BLOCK_FILE_HEADER_BYTES)
-        return (struct iovec){op->header + place, BLOCK_FILE_HEADER_BYTES - place};
-    return (struct iovec){(uint8_t *)op->data + (place - BLOCK_FILE_HEADER_BYTES), call->n - at};
-}
-
-/* A reply with more bytes than requested has no room. */
-static int read_bulk_cb(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
-{
-    const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);
-    struct nfs_reply reply;
-
-    if (nfs_reply_decode(NFS_READ, head, &reply) < 0 || reply.status != NFS_OK)
-        return 0;
-    if (reply.count > call->n)
-        return -EPROTO;
-    *bytes = reply.count;
-    return 1;
-}
-
-static void read_send(struct nfs_task *t, uint64_t at, uint32_t n);
-
-static void read_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
-{
-    if (r->status != NFS_OK) {
-        nfs_task_end(t, gone_errno(r->status));
-        return;
-    }
-    if (r->count == 0) {
-        nfs_task_end(t, -EBADMSG);
-        return;
-    }
-    t->moved += r->count;
-    if (r->count < call->n)
-        read_send(t, call->at + r->count, call->n - r->count); /* a short read: the rest */
-    else if (t->moved == share_op_file_bytes(t->op))
-        nfs_task_end(t, share_op_verify(t->op));
-}
-
-static void read_send(struct nfs_task *t, uint64_t at, uint32_t n)
-{
-    struct nfs_call *call = nfs_call_new(t, NFS_READ, read_reply_cb);
-
-    if (!call)
-        return;
-    call->at = at;
-    call->n = n;
-    call->rpc.bulk_cb = read_bulk_cb;
-    call->rpc.land_cb = read_land_cb;
-    call->rpc.reply_bytes = NFS_RPC_HEAD_BYTES + n;
-    nfs_put_read(&call->rpc.out, &t->file, at, n);
-    nfs_call_send(call);
-}
-
-static void read_data_step(struct nfs_task *t)
-{
-    uint64_t at = t->at, left = share_op_file_bytes(t->op) - at;
-    uint32_t n = left < t->chunk ? (uint32_t)left : t->chunk;
-
-    t->at += n;
-    if (left > n)
-        nfs_task_next(t, read_data_step);
-    read_send(t, at, n);
-}
-
 /* ---- removing, touching ---- */
 
-static void remove_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                            const struct nfs_reply *r)
+static void remove_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
 
-    (void)call;
     nfs_task_end(t, err == -EISDIR ? -EBADMSG : err);
 }
 
@@ -119,11 +29,9 @@ void nfs_remove_step(struct nfs_task *t)
     nfs_ask(t, NFS_REMOVE, &t->folder, t->op->name, remove_reply_cb);
 }
 
-static void touched_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                             const struct nfs_reply *r)
+static void touched_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    (void)call;
-    nfs_task_end(t, gone_errno(r->status));
+    nfs_task_end(t, nfs_gone_errno(r->status));
 }
 
 static void set_time_step(struct nfs_task *t)
@@ -142,8 +50,7 @@ static void looked(struct nfs_task *t, int err)
             nfs_task_end(t, err);
             break;
         }
-        t->chunk = nfs_chunk_bytes(share_op_file_bytes(t->op), t->b->conn.read_bytes);
-        nfs_task_next(t, read_data_step);
+        nfs_data_begin(t);
         break;
     case SHARE_WRITE:
         if (err == -ENOENT || err == -EBADMSG)
@@ -162,11 +69,9 @@ static void looked(struct nfs_task *t, int err)
     }
 }
 
-static void attributes_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                                const struct nfs_reply *r)
+static void attributes_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    (void)call;
-    looked(t, r->status == NFS_OK ? file_fits(t, &r->attributes) : gone_errno(r->status));
+    looked(t, r->status == NFS_OK ? file_fits(t, &r->attributes) : nfs_gone_errno(r->status));
 }
 
 /* For servers whose LOOKUP has no attributes. */
@@ -175,10 +80,8 @@ static void attributes_step(struct nfs_task *t)
     nfs_ask(t, NFS_GETATTR, &t->file, NULL, attributes_reply_cb);
 }
 
-static void look_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void look_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    (void)call;
     t->file = r->handle;
     if (r->status != NFS_OK)
         looked(t, nfs_missing_errno(nfs_status_errno(r->status), &r->folder));

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BUCKET_NAME_CAP 3
-
 void nfs_folders_forget(struct share_backend *b)
 {
     b->blocks.n = 0;
@@ -29,26 +27,24 @@ void nfs_folder_stale(struct nfs_task *t)
         bucket->n = 0; /* unless another task has looked it up anew */
 }
 
-/* The handle that the task lacks: of `blocks`, or of its bucket; its name and parent. */
-static struct nfs_handle *folder_wanted(struct nfs_task *t, char name[sizeof("blocks")],
-                                        struct nfs_handle **parent)
+/* A request about the folder whose handle the task lacks: `blocks`, or else its bucket. */
+static void folder_ask(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
 {
     struct share_backend *b = t->b;
+    char name[3];
 
     if (b->blocks.n == 0) {
-        strcpy(name, "blocks");
-        *parent = &b->conn.root;
-        return &b->blocks;
+        t->wanted = &b->blocks;
+        nfs_ask(t, proc, &b->conn.root, "blocks", replied_cb);
+        return;
     }
-    snprintf(name, BUCKET_NAME_CAP, "%02x", (unsigned)t->bucket);
-    *parent = &b->blocks;
-    return &b->buckets[t->bucket];
+    t->wanted = &b->buckets[t->bucket];
+    snprintf(name, sizeof(name), "%02x", (unsigned)t->bucket);
+    nfs_ask(t, proc, &b->blocks, name, replied_cb);
 }
 
-static void made_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void made_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    (void)call;
     if (r->status != NFS_OK && r->status != NFS_ERR_EXIST)
         nfs_task_end(t, nfs_status_errno(r->status));
     else
@@ -57,14 +53,10 @@ static void made_reply_cb(struct nfs_task *t, const struct nfs_call *call,
 
 static void make_step(struct nfs_task *t)
 {
-    struct nfs_handle *parent;
-    char name[sizeof("blocks")];
-
-    (void)folder_wanted(t, name, &parent);
-    nfs_ask(t, NFS_MKDIR, parent, name, made_reply_cb);
+    folder_ask(t, NFS_MKDIR, made_reply_cb);
 }
 
-static void found(struct nfs_task *t, struct nfs_handle *folder, const struct nfs_reply *r)
+static void found_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     int err = nfs_missing_errno(nfs_status_errno(r->status), &r->folder);
     bool makes = t->op->verb == SHARE_WRITE || t->op->verb == SHARE_CHECK;
@@ -78,23 +70,9 @@ static void found(struct nfs_task *t, struct nfs_handle *folder, const struct nf
     } else if (r->attributes.known && r->attributes.type != NFS_TYPE_FOLDER) {
         nfs_task_end(t, t->op->verb == SHARE_LIST ? 0 : -EBADMSG); /* a link leads elsewhere */
     } else {
-        *folder = r->handle;
+        *t->wanted = r->handle;
         nfs_task_next(t, nfs_folder_step);
     }
-}
-
-static void blocks_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                            const struct nfs_reply *r)
-{
-    (void)call;
-    found(t, &t->b->blocks, r);
-}
-
-static void bucket_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                            const struct nfs_reply *r)
-{
-    (void)call;
-    found(t, &t->b->buckets[t->bucket], r);
 }
 
 void nfs_folder_step(struct nfs_task *t)
@@ -104,15 +82,11 @@ void nfs_folder_step(struct nfs_task *t)
         [SHARE_WRITE] = nfs_look_step,    [SHARE_TOUCH] = nfs_look_step,
         [SHARE_REMOVE] = nfs_remove_step, [SHARE_LIST] = nfs_list_step,
         [SHARE_CHECK] = nfs_create_step};
-    struct nfs_handle *parent;
-    char name[sizeof("blocks")];
-    bool blocks;
 
     if (t->b->buckets[t->bucket].n > 0) {
         t->folder = t->b->buckets[t->bucket];
         steps[t->op->verb](t);
         return;
     }
-    blocks = folder_wanted(t, name, &parent) == &t->b->blocks;
-    nfs_ask(t, NFS_LOOKUP, parent, name, blocks ? blocks_reply_cb : bucket_reply_cb);
+    folder_ask(t, NFS_LOOKUP, found_reply_cb);
 }

@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <string.h>
 
-#define PAGE_BYTES 65536u    /* of a reply, attributes and handles included */
-#define NAMES_BYTES 8192u    /* of which names and cookies */
 #define MAX_PAGES (1u << 18) /* bounds a server that never ends its listing */
 #define NO_TIME UINT64_MAX   /* of a file without attributes so far */
 
@@ -25,8 +23,7 @@ static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
 
 static void blanks_step(struct nfs_task *t);
 
-static void blank_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                           const struct nfs_reply *r)
+static void blank_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     struct share_listing *l = &t->lister.out;
     struct share_file *file = &l->files[t->blank];
@@ -34,7 +31,6 @@ static void blank_reply_cb(struct nfs_task *t, const struct nfs_call *call,
     bool gone = r->status == NFS_ERR_NOENT || r->status == NFS_ERR_STALE ||
                 (r->status == NFS_OK && (!a->known || a->type != NFS_TYPE_FILE));
 
-    (void)call;
     if (r->status == NFS_OK && !gone) {
         file->bytes = a->bytes;
         file->mtime_ns = a->mtime_ns;
@@ -63,15 +59,13 @@ static void blanks_step(struct nfs_task *t)
 
 /* ---- pages ---- */
 
-static void page_reply_cb(struct nfs_task *t, const struct nfs_call *call,
-                          const struct nfs_reply *r)
+static void page_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     struct nfs_xdr entries = r->entries;
     struct nfs_entry e;
     bool last, any = false;
     int err = nfs_status_errno(r->status);
 
-    (void)call;
     if (err == 0 && nfs_missing_errno(-ENOENT, &r->folder) != -ENOENT)
         err = -ESTALE;
     if (err < 0) {
@@ -96,11 +90,8 @@ static void page_reply_cb(struct nfs_task *t, const struct nfs_call *call,
 
 void nfs_list_step(struct nfs_task *t)
 {
-    struct nfs_call *call = nfs_call_new(t, NFS_READDIRPLUS, page_reply_cb);
+    const struct nfs_args args = {
+        .handle = &t->folder, .at = t->cookie, .verifier = t->cookie_verifier};
 
-    if (!call)
-        return;
-    nfs_put_readdirplus(&call->rpc.out, &t->folder, t->cookie, t->cookie_verifier, NAMES_BYTES,
-                        PAGE_BYTES);
-    nfs_call_send(call);
+    nfs_request(t, NFS_READDIRPLUS, &args, page_reply_cb);
 }

@@ -5,40 +5,70 @@
 #include <stddef.h>
 #include <string.h>
 
-#define PORTMAP_PROGRAM 100000u
-#define NFS_PROGRAM 100003u
-#define MOUNT_PROGRAM 100005u
+/* ---- what procedures take and return ---- */
+
+static const struct {
+    uint32_t number, version;
+} programs[] = {{100003, 3}, {100005, 3}, {100000, 2}};
+enum { NFS, MOUNT, PORTMAP };
+
+/* The RFC's types; DIR: of the folder that has the name, or was read. */
+enum field {
+    END,
+    FH,        /* nfs_fh3 */
+    NAME,      /* filename3, dirpath */
+    NEW_NAME,  /* of RENAME */
+    OFFSET,    /* offset3, cookie3 */
+    COUNT,     /* count3 */
+    STABLE,    /* stable_how */
+    VERF,      /* writeverf3, cookieverf3 */
+    PAGE,      /* dircount, maxcount */
+    WHOLE,     /* offset and count of all bytes */
+    NOW,       /* sattr3 and guard: the server's time */
+    FILE_MODE, /* createhow3 */
+    DIR_MODE,  /* sattr3 */
+    SERVICE,   /* mapping: mountd by TCP */
+    ATTR,      /* fattr3 */
+    POST_FH,   /* post_op_fh3 */
+    POST_ATTR, /* post_op_attr */
+    DIR_ATTR,
+    WCC, /* wcc_data */
+    DIR_WCC,
+    OPAQUE, /* eof, and the length of the bytes that follow */
+    ENTRIES,
+    LIMITS,
+    PORT
+};
+
+#define FIELDS_MAX 5
+
+static const struct procedure {
+    uint32_t program, number;
+    enum field arguments[FIELDS_MAX], results[FIELDS_MAX], failure[FIELDS_MAX];
+} procedures[NFS_PROCS] = {
+    [NFS_GETATTR] = {NFS, 1, {FH}, {ATTR}, {END}},
+    [NFS_SETATTR] = {NFS, 2, {FH, NOW}, {WCC}, {WCC}},
+    [NFS_LOOKUP] = {NFS, 3, {FH, NAME}, {FH, POST_ATTR, DIR_ATTR}, {DIR_ATTR}},
+    [NFS_READ] = {NFS, 6, {FH, OFFSET, COUNT}, {POST_ATTR, COUNT, OPAQUE}, {POST_ATTR}},
+    [NFS_WRITE] = {NFS, 7, {FH, OFFSET, COUNT, STABLE, COUNT}, {WCC, COUNT, STABLE, VERF}, {WCC}},
+    [NFS_CREATE] = {NFS, 8, {FH, NAME, FILE_MODE}, {POST_FH, POST_ATTR, DIR_WCC}, {DIR_WCC}},
+    [NFS_MKDIR] = {NFS, 9, {FH, NAME, DIR_MODE}, {POST_FH, POST_ATTR, DIR_WCC}, {DIR_WCC}},
+    [NFS_REMOVE] = {NFS, 12, {FH, NAME}, {DIR_WCC}, {DIR_WCC}},
+    [NFS_RENAME] = {NFS, 14, {FH, NAME, FH, NEW_NAME}, {DIR_WCC}, {DIR_WCC}},
+    [NFS_READDIRPLUS] = {NFS, 17, {FH, OFFSET, VERF, PAGE}, {DIR_ATTR, VERF, ENTRIES}, {DIR_ATTR}},
+    [NFS_FSINFO] = {NFS, 19, {FH}, {POST_ATTR, LIMITS}, {POST_ATTR}},
+    [NFS_COMMIT] = {NFS, 21, {FH, WHOLE}, {WCC, VERF}, {WCC}},
+    [NFS_MOUNT_MNT] = {MOUNT, 1, {NAME}, {FH}, {END}},
+    [NFS_GETPORT] = {PORTMAP, 3, {SERVICE}, {PORT}, {END}},
+};
 
 /* ---- arguments ---- */
 
 void nfs_put_proc(struct nfs_xdr_out *o, enum nfs_proc proc)
 {
-    static const struct {
-        uint32_t program, version, number;
-    } procs[NFS_PROCS] = {
-        [NFS_GETATTR] = {NFS_PROGRAM, 3, 1},     [NFS_SETATTR] = {NFS_PROGRAM, 3, 2},
-        [NFS_LOOKUP] = {NFS_PROGRAM, 3, 3},      [NFS_READ] = {NFS_PROGRAM, 3, 6},
-        [NFS_WRITE] = {NFS_PROGRAM, 3, 7},       [NFS_CREATE] = {NFS_PROGRAM, 3, 8},
-        [NFS_MKDIR] = {NFS_PROGRAM, 3, 9},       [NFS_REMOVE] = {NFS_PROGRAM, 3, 12},
-        [NFS_RENAME] = {NFS_PROGRAM, 3, 14},     [NFS_READDIRPLUS] = {NFS_PROGRAM, 3, 17},
-        [NFS_FSINFO] = {NFS_PROGRAM, 3, 19},     [NFS_COMMIT] = {NFS_PROGRAM, 3, 21},
-        [NFS_MOUNT_MNT] = {MOUNT_PROGRAM, 3, 1}, [NFS_GETPORT] = {PORTMAP_PROGRAM, 2, 3},
-    };
-
-    nfs_xdr_put_u32(o, procs[proc].program);
-    nfs_xdr_put_u32(o, procs[proc].version);
-    nfs_xdr_put_u32(o, procs[proc].number);
-}
-
-void nfs_put_handle(struct nfs_xdr_out *o, const struct nfs_handle *h)
-{
-    nfs_xdr_put_opaque(o, h->bytes, h->n);
-}
-
-void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name)
-{
-    nfs_put_handle(o, folder);
-    nfs_xdr_put_string(o, name);
+    nfs_xdr_put_u32(o, programs[procedures[proc].program].number);
+    nfs_xdr_put_u32(o, programs[procedures[proc].program].version);
+    nfs_xdr_put_u32(o, procedures[proc].number);
 }
 
 /* sattr3: a mode or none; no owner, no size; both times the server's now, or none. */
@@ -56,71 +86,66 @@ static void put_attributes(struct nfs_xdr_out *o, uint32_t mode, bool now)
     nfs_xdr_put_u32(o, now ? SET_TO_SERVER_TIME : DONT_CHANGE);
 }
 
-void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_handle *h,
-                  const char *name)
+static void put_field(struct nfs_xdr_out *o, enum field which, const struct nfs_args *a)
 {
-    enum { GUARDED = 1 };
+    enum { UNSTABLE = 0, GUARDED = 1, FILE_SYNC = 2 };
 
-    nfs_put_handle(o, h);
-    if (name)
-        nfs_xdr_put_string(o, name);
-    switch (proc) {
-    case NFS_SETATTR:
+    switch (which) {
+    case FH:
+        nfs_xdr_put_opaque(o, a->handle->bytes, a->handle->n);
+        break;
+    case NAME:
+        nfs_xdr_put_string(o, a->name);
+        break;
+    case NEW_NAME:
+        nfs_xdr_put_string(o, a->new_name);
+        break;
+    case OFFSET:
+        nfs_xdr_put_u64(o, a->at);
+        break;
+    case COUNT:
+        nfs_xdr_put_u32(o, a->n);
+        break;
+    case STABLE:
+        nfs_xdr_put_u32(o, a->sync ? FILE_SYNC : UNSTABLE);
+        break;
+    case VERF:
+        nfs_xdr_put_bytes(o, a->verifier, NFS_VERIFIER_BYTES);
+        break;
+    case PAGE:
+        nfs_xdr_put_u32(o, NFS_PAGE_NAMES_BYTES);
+        nfs_xdr_put_u32(o, NFS_PAGE_BYTES);
+        break;
+    case WHOLE:
+        nfs_xdr_put_u64(o, 0);
+        nfs_xdr_put_u32(o, 0);
+        break;
+    case NOW:
         put_attributes(o, 0, true);
         nfs_xdr_put_u32(o, false); /* whatever its ctime is */
         break;
-    case NFS_COMMIT:
-        nfs_xdr_put_u64(o, 0);
-        nfs_xdr_put_u32(o, 0); /* all of it */
-        break;
-    case NFS_CREATE:
+    case FILE_MODE:
         nfs_xdr_put_u32(o, GUARDED);
         put_attributes(o, 0600, false);
         break;
-    case NFS_MKDIR:
+    case DIR_MODE:
         put_attributes(o, 0700, false);
+        break;
+    case SERVICE:
+        nfs_xdr_put_u32(o, programs[MOUNT].number);
+        nfs_xdr_put_u32(o, programs[MOUNT].version);
+        nfs_xdr_put_u32(o, IPPROTO_TCP);
+        nfs_xdr_put_u32(o, 0);
         break;
     default:
         break;
     }
 }
 
-void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n)
+void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_args *args)
 {
-    nfs_put_handle(o, file);
-    nfs_xdr_put_u64(o, at);
-    nfs_xdr_put_u32(o, n);
-}
-
-void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n,
-                   bool sync)
-{
-    enum { UNSTABLE = 0, FILE_SYNC = 2 };
-
-    nfs_put_handle(o, file);
-    nfs_xdr_put_u64(o, at);
-    nfs_xdr_put_u32(o, n);
-    nfs_xdr_put_u32(o, sync ? FILE_SYNC : UNSTABLE);
-    nfs_xdr_put_u32(o, n);
-}
-
-void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
-                         const uint8_t verifier[NFS_VERIFIER_BYTES], uint32_t names_bytes,
-                         uint32_t page_bytes)
-{
-    nfs_put_handle(o, folder);
-    nfs_xdr_put_u64(o, cookie);
-    nfs_xdr_put_bytes(o, verifier, NFS_VERIFIER_BYTES);
-    nfs_xdr_put_u32(o, names_bytes);
-    nfs_xdr_put_u32(o, page_bytes);
-}
-
-void nfs_put_getport(struct nfs_xdr_out *o)
-{
-    nfs_xdr_put_u32(o, MOUNT_PROGRAM);
-    nfs_xdr_put_u32(o, 3);
-    nfs_xdr_put_u32(o, IPPROTO_TCP);
-    nfs_xdr_put_u32(o, 0);
+    for (unsigned i = 0; i < FIELDS_MAX; i++)
+        put_field(o, procedures[proc].arguments[i], args);
 }
 
 /* ---- statuses ---- */
@@ -233,33 +258,8 @@ static void get_verifier(struct nfs_xdr *x, struct nfs_reply *out)
         memcpy(out->verifier, bytes, NFS_VERIFIER_BYTES);
 }
 
-static void get_read(struct nfs_xdr *x, struct nfs_reply *out)
-{
-    get_perhaps_attributes(x, &out->attributes);
-    out->count = nfs_xdr_u32(x);
-    (void)nfs_xdr_bool(x); /* end of file */
-    if (nfs_xdr_u32(x) != out->count)
-        x->bad = true;
-}
-
-static void get_written(struct nfs_xdr *x, struct nfs_reply *out)
-{
-    get_change(x, &out->attributes);
-    out->count = nfs_xdr_u32(x);
-    nfs_xdr_skip(x, 4); /* how stable */
-    get_verifier(x, out);
-}
-
-static void get_made(struct nfs_xdr *x, struct nfs_reply *out)
-{
-    get_perhaps_handle(x, &out->handle);
-    get_perhaps_attributes(x, &out->attributes);
-    get_change(x, &out->folder);
-}
-
 static void get_limits(struct nfs_xdr *x, struct nfs_reply *out)
 {
-    get_perhaps_attributes(x, &out->attributes);
     out->read_bytes = nfs_xdr_u32(x);
     nfs_xdr_skip(x, 8); /* preferred, multiple */
     out->write_bytes = nfs_xdr_u32(x);
@@ -296,82 +296,72 @@ static void get_page(struct nfs_xdr *x, struct nfs_reply *out)
     struct nfs_entry entry;
     bool last;
 
-    get_perhaps_attributes(x, &out->folder);
-    get_verifier(x, out);
     out->entries = *x;
     while (nfs_entry_next(x, &entry, &last))
         ;
 }
 
-static void get_good(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *out)
+static void get_field(struct nfs_xdr *x, enum field which, struct nfs_reply *out)
 {
-    switch (proc) {
-    case NFS_GETATTR:
+    switch (which) {
+    case FH:
+        get_handle(x, &out->handle);
+        break;
+    case POST_FH:
+        get_perhaps_handle(x, &out->handle);
+        break;
+    case ATTR:
         get_attributes(x, &out->attributes);
         break;
-    case NFS_LOOKUP:
-        get_handle(x, &out->handle);
+    case POST_ATTR:
         get_perhaps_attributes(x, &out->attributes);
+        break;
+    case WCC:
+        get_change(x, &out->attributes);
+        break;
+    case DIR_ATTR:
         get_perhaps_attributes(x, &out->folder);
         break;
-    case NFS_READ:
-        get_read(x, out);
+    case DIR_WCC:
+        get_change(x, &out->folder);
         break;
-    case NFS_WRITE:
-        get_written(x, out);
+    case COUNT:
+        out->count = nfs_xdr_u32(x);
         break;
-    case NFS_CREATE:
-    case NFS_MKDIR:
-        get_made(x, out);
+    case OPAQUE:
+        (void)nfs_xdr_bool(x); /* end of file */
+        if (nfs_xdr_u32(x) != out->count)
+            x->bad = true;
         break;
-    case NFS_READDIRPLUS:
-        get_page(x, out);
+    case STABLE:
+        nfs_xdr_skip(x, 4);
         break;
-    case NFS_FSINFO:
-        get_limits(x, out);
-        break;
-    case NFS_COMMIT:
-        get_change(x, &out->attributes);
+    case VERF:
         get_verifier(x, out);
         break;
-    case NFS_MOUNT_MNT: /* authentication flavors follow */
-        get_handle(x, &out->handle);
+    case ENTRIES:
+        get_page(x, out);
         break;
-    default: /* SETATTR, REMOVE, RENAME: as when it failed */
-        get_change(x, &out->folder);
-    }
-}
-
-static void get_failed(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *out)
-{
-    switch (proc) {
-    case NFS_GETATTR:
-    case NFS_MOUNT_MNT:
+    case LIMITS:
+        get_limits(x, out);
         break;
-    case NFS_LOOKUP:
-    case NFS_READDIRPLUS:
-        get_perhaps_attributes(x, &out->folder);
-        break;
-    case NFS_READ:
-    case NFS_FSINFO:
-        get_perhaps_attributes(x, &out->attributes);
+    case PORT:
+        out->port = nfs_xdr_u32(x);
         break;
     default:
-        get_change(x, &out->folder);
+        break;
     }
 }
 
 int nfs_reply_decode(enum nfs_proc proc, struct nfs_xdr *x, struct nfs_reply *out)
 {
+    const enum field *fields;
+
     memset(out, 0, sizeof(*out));
-    if (proc == NFS_GETPORT) {
-        out->port = nfs_xdr_u32(x);
-        return x->bad ? -EPROTO : 0;
-    }
-    out->status = nfs_xdr_u32(x);
-    if (out->status == 0)
-        get_good(proc, x, out);
-    else
-        get_failed(proc, x, out);
+    if (proc != NFS_GETPORT) /* which has no status */
+        out->status = nfs_xdr_u32(x);
+    fields = out->status == NFS_OK ? procedures[proc].results : procedures[proc].failure;
+    for (unsigned i = 0; i < FIELDS_MAX; i++)
+        get_field(x, fields[i], out);
     return x->bad ? -EPROTO : 0;
 }

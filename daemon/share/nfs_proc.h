@@ -9,6 +9,8 @@
 #define NFS_HANDLE_BYTES 64u
 #define NFS_VERIFIER_BYTES 8u
 #define NFS_NAME_CAP 256
+#define NFS_PAGE_BYTES 65536u      /* of READDIRPLUS's reply, attributes and handles included */
+#define NFS_PAGE_NAMES_BYTES 8192u /* of which names and cookies */
 
 enum nfs_proc {
     NFS_GETATTR,
@@ -69,6 +71,17 @@ struct nfs_attributes {
     uint64_t bytes, mtime_ns;
 };
 
+/* Each procedure takes some of these. */
+struct nfs_args {
+    const struct nfs_handle *handle; /* of the file, or of the folder that has the name */
+    const char *name;                /* MNT: the export's path */
+    const char *new_name;            /* RENAME: in the same folder */
+    uint64_t at;                     /* READ, WRITE; READDIRPLUS: the cookie */
+    uint32_t n;                      /* READ, WRITE: bytes */
+    bool sync;                       /* WRITE */
+    const uint8_t *verifier;         /* READDIRPLUS */
+};
+
 /* One for all procedures; fields that a reply lacks are zero. */
 struct nfs_reply {
     uint32_t status; /* enum nfs_status */
@@ -80,6 +93,7 @@ struct nfs_reply {
     uint32_t read_bytes, write_bytes;     /* FSINFO */
     uint32_t port;                        /* GETPORT */
     struct nfs_xdr entries;               /* READDIRPLUS: for nfs_entry_next */
+    const struct nfs_args *args;          /* of the request; set by its sender */
 };
 
 struct nfs_entry {
@@ -91,24 +105,12 @@ struct nfs_entry {
 /* Program, version and number. */
 void nfs_put_proc(struct nfs_xdr_out *o, enum nfs_proc proc);
 
-void nfs_put_handle(struct nfs_xdr_out *o, const struct nfs_handle *h);
-void nfs_put_place(struct nfs_xdr_out *o, const struct nfs_handle *folder, const char *name);
-/* All arguments of a procedure that takes a handle and perhaps a name:
- * - GETATTR, FSINFO
- * - SETATTR: both times become the server's now
+/* - SETATTR: both times become the server's now
  * - COMMIT: of the whole file
- * - LOOKUP, REMOVE
- * - CREATE (guarded), MKDIR: for the owner only */
-void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_handle *h,
-                  const char *name);
-void nfs_put_read(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n);
-/* All but the bytes themselves and their padding. */
-void nfs_put_write(struct nfs_xdr_out *o, const struct nfs_handle *file, uint64_t at, uint32_t n,
-                   bool sync);
-void nfs_put_readdirplus(struct nfs_xdr_out *o, const struct nfs_handle *folder, uint64_t cookie,
-                         const uint8_t verifier[NFS_VERIFIER_BYTES], uint32_t names_bytes,
-                         uint32_t page_bytes);
-void nfs_put_getport(struct nfs_xdr_out *o); /* of mountd */
+ * - CREATE (guarded), MKDIR: for the owner only
+ * - WRITE: all but the bytes themselves and their padding
+ * - GETPORT: of mountd */
+void nfs_put_args(struct nfs_xdr_out *o, enum nfs_proc proc, const struct nfs_args *args);
 
 /* x: what follows an accepted reply's header; of a READ it may end before the bytes. 0; -EPROTO: no
  * reply of that procedure, nothing of `out` may be used. */

@@ -178,6 +178,7 @@ static int call_done_cb(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
     call_count_down(call);
     if (x && status == 0)
         lost = nfs_reply_decode(call->proc, x, &reply);
+    reply.args = &call->args;
     if (lost < 0) {
         nfs_task_end(t, -ECONNRESET);
     } else {
@@ -185,7 +186,7 @@ static int call_done_cb(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
         if (status < 0)
             nfs_task_end(t, status);
         else if (t->op && !t->over && call->replied_cb)
-            call->replied_cb(t, call, &reply);
+            call->replied_cb(t, &reply);
     }
     free(call);
     nfs_task_settle(t);
@@ -194,7 +195,8 @@ static int call_done_cb(struct nfs_rpc_call *rpc, int status, struct nfs_xdr *x)
     return lost;
 }
 
-struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
+                              nfs_replied_cb *replied_cb)
 {
     struct nfs_call *call = malloc(sizeof(*call));
 
@@ -207,8 +209,9 @@ struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replie
     call->task = t;
     call->proc = proc;
     call->replied_cb = replied_cb;
-    call->at = call->n = 0;
+    call->args = *args;
     nfs_rpc_begin(nfs_conn_rpc(&t->b->conn), &call->rpc, proc);
+    nfs_put_args(&call->rpc.out, proc, args);
     call->rpc.done_cb = call_done_cb;
     return call;
 }
@@ -230,15 +233,19 @@ void nfs_call_send(struct nfs_call *call)
     t->b->write_calls += t->writes;
 }
 
+void nfs_request(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
+                 nfs_replied_cb *replied_cb)
+{
+    struct nfs_call *call = nfs_call_new(t, proc, args, replied_cb);
+
+    if (call)
+        nfs_call_send(call);
+}
+
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
              nfs_replied_cb *replied_cb)
 {
-    struct nfs_call *call = nfs_call_new(t, proc, replied_cb);
-
-    if (!call)
-        return;
-    nfs_put_args(&call->rpc.out, proc, h, name);
-    nfs_call_send(call);
+    nfs_request(t, proc, &(struct nfs_args){.handle = h, .name = name}, replied_cb);
 }
 
 void nfs_task_let_go(struct nfs_task *t)

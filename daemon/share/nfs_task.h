@@ -18,11 +18,10 @@
 
 struct nfs_task;
 struct nfs_call;
-/* Sends one request with nfs_call_new's and nfs_call_sent's help. */
+/* Sends one request . */
 typedef void nfs_step(struct nfs_task *t);
 /* r is valid during the call only. */
-typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_call *call,
-                            const struct nfs_reply *r);
+typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_reply *r);
 
 struct nfs_call {
     struct nfs_rpc_call rpc;
@@ -30,8 +29,7 @@ struct nfs_call {
     struct nfs_task *task;
     enum nfs_proc proc;
     nfs_replied_cb *replied_cb;
-    uint64_t at; /* READ, WRITE: which bytes of the file */
-    uint32_t n;
+    struct nfs_args args;
 };
 
 struct nfs_task {
@@ -47,6 +45,7 @@ struct nfs_task {
     bool writes;
     uint8_t bucket;
     /* Of this attempt. */
+    struct nfs_handle *wanted; /* a handle that is looked up */
     struct nfs_handle folder, file;
     bool temp_made; /* a file named `temp` may exist */
     char temp[BLOCK_FILE_TEMP_CAP];
@@ -88,10 +87,14 @@ void nfs_task_end(struct nfs_task *t, int status);
 void nfs_tasks_fail(struct share_backend *b, int error);
 /* NULL: the task ended with -ENOMEM. replied_cb (may be NULL) does not run for a task that is over or
  * was cancelled. */
-struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb);
-/* After its arguments were put into call->rpc.out. The task may be freed when this returns. */
+struct nfs_call *nfs_call_new(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
+                              nfs_replied_cb *replied_cb);
+/* The task may be freed when this returns. */
 void nfs_call_send(struct nfs_call *call);
-/* A request with nothing but a handle and perhaps a name: see nfs_put_args. */
+/* Both of them. */
+void nfs_request(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
+                 nfs_replied_cb *replied_cb);
+/* A request with nothing but a handle and perhaps a name. */
 void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_handle *h, const char *name,
              nfs_replied_cb *replied_cb);
 /* The operation was cancelled: its memory is the owner's again when this returns. */
@@ -120,10 +123,13 @@ int nfs_missing_errno(int err, const struct nfs_attributes *folder);
 /* nfs_file.c. FIND, READ, WRITE and TOUCH look the file up first. */
 void nfs_look_step(struct nfs_task *t);
 void nfs_remove_step(struct nfs_task *t);
-/* Bytes of one request when `all` are divided into equal requests of at most `max`. */
-uint32_t nfs_chunk_bytes(uint64_t all, uint32_t max);
+/* For requests by a file's handle: a stale one means that another host removed the file. */
+int nfs_gone_errno(uint32_t status);
+/* nfs_data.c. READ: header and payload of `file`. WRITE: the same, then nfs_rename_step. */
+void nfs_data_begin(struct nfs_task *t);
 /* nfs_write.c. WRITE of a missing file; CHECK, in the root and in bucket 0. */
 void nfs_create_step(struct nfs_task *t);
+void nfs_rename_step(struct nfs_task *t);
 void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);
 /* nfs_list.c */

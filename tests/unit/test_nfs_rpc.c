@@ -81,9 +81,10 @@ static void ask(struct asked *a, enum nfs_proc proc)
         a->call.bulk_cb = bulk;
         a->call.land_cb = land;
         a->call.reply_bytes = NFS_RPC_HEAD_BYTES + a->bytes;
-        nfs_put_read(&a->call.out, &handle, 0, a->bytes);
+        nfs_put_args(&a->call.out, proc, &(struct nfs_args){.handle = &handle, .n = a->bytes});
     } else {
-        nfs_put_place(&a->call.out, &handle, "name");
+        nfs_put_args(&a->call.out, NFS_LOOKUP,
+                     &(struct nfs_args){.handle = &handle, .name = "name"});
     }
 }
 
