@@ -18,72 +18,57 @@ struct cpu {
     uv_thread_t threads[CPU_THREADS_MAX];
 };
 
-/* A region's mapping, from OPEN to CLOSE. */
-struct cpu_region {
-    uint32_t n; /* maps made so far */
-    struct cpu_map {
-        void *base;
-        size_t bytes;
-    } maps[];
-};
-
 /* ---- regions ---- */
+
+static size_t map_bytes(const struct device_handle *h)
+{
+    return h->offset + h->bytes;
+}
 
 /* job_check_memfd keeps a peer from taking pages out of the mapping: touching a page with nothing
  * behind it would kill the daemon. */
-static int map_handle(struct device_job *job, uint32_t i, struct cpu_map *map)
+static int map_handle(struct device_job *job, uint32_t i)
 {
-    const struct device_handle *h = &job->region->handles[i];
-    size_t bytes = h->offset + h->bytes;
+    struct device_handle *h = &job->region->handles[i];
     char what[32];
     void *base;
     int rc;
 
     snprintf(what, sizeof(what), "handle %u", i);
-    rc = job_check_memfd(job, what, h->fd, bytes);
+    rc = job_check_memfd(job, what, h->fd, map_bytes(h));
     if (rc < 0)
         return rc;
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h->fd, 0);
+    base = mmap(NULL, map_bytes(h), PROT_READ | PROT_WRITE, MAP_SHARED, h->fd, 0);
     if (base == MAP_FAILED)
         return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE,
                           "handle %u can't be mapped: %s; it must be writable", i, strerror(errno));
-    *map = (struct cpu_map){base, bytes};
+    h->address = (uint64_t)(uintptr_t)base;
     return 0;
 }
 
-static void region_unmap(struct cpu_region *mapping)
+static void region_unmap(struct device_region *r)
 {
-    for (uint32_t i = 0; i < mapping->n; i++)
-        munmap(mapping->maps[i].base, mapping->maps[i].bytes);
-    free(mapping);
+    for (uint32_t i = 0; i < r->n_handles; i++) {
+        struct device_handle *h = &r->handles[i];
+
+        if (h->address != 0)
+            munmap((void *)(uintptr_t)h->address, map_bytes(h));
+        h->address = 0;
+    }
 }
 
 static int region_open(struct device_job *job)
 {
     struct device_region *r = job->region;
-    struct cpu_region *mapping =
-        calloc(1, sizeof(*mapping) + r->n_handles * sizeof(*mapping->maps));
     int rc = 0;
 
-    if (!mapping)
-        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for the region");
-    while (rc == 0 && mapping->n < r->n_handles) {
-        rc = map_handle(job, mapping->n, &mapping->maps[mapping->n]);
-        mapping->n += rc == 0;
-    }
-    if (rc < 0) {
-        region_unmap(mapping);
-        return rc;
-    }
-    for (uint32_t p = 0; p < r->n_planes; p++) {
-        const struct msg_plane *spec = &r->spec[p];
-
-        r->planes[p].base = (uint64_t)(uintptr_t)mapping->maps[spec->handle].base +
-                            r->handles[spec->handle].offset + spec->offset;
-    }
-    region_close_fds(r);
-    r->mapping = mapping;
-    return 0;
+    for (uint32_t i = 0; rc == 0 && i < r->n_handles; i++)
+        rc = map_handle(job, i);
+    if (rc == 0)
+        region_mapped(r);
+    else
+        region_unmap(r);
+    return rc;
 }
 
 static void run_control(struct cpu *c, struct device_job *job)
@@ -93,7 +78,7 @@ static void run_control(struct cpu *c, struct device_job *job)
     if (job->op == DEVICE_OPEN)
         rc = region_open(job);
     else
-        region_unmap(job->region->mapping);
+        region_unmap(job->region);
     work_finish(&c->work, job, rc);
 }
 

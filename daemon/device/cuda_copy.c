@@ -7,7 +7,6 @@
 #define GPU_PASSED_MAX 512   /* jobs that wait for slices, passed over in one go, */
 #define GPU_FULL_MAX 16      /* of so many staging rings */
 #define GPU_EVENTS_A_LOOK 64 /* queried in one go: each costs about a microsecond */
-#define GPU_SEEN_MS 10       /* how long a worker that was seen alive counts as alive */
 
 /* ---- jobs that end ---- */
 
@@ -89,19 +88,6 @@ void gpu_abandon(struct gpu *g)
 
 /* ---- events ---- */
 
-/* Waiting for the event of a worker that died or hung up is pointless. Its memory stays allocated
- * until the region is closed after its copies. */
-static bool worker_seen(const struct device_job *job, uint64_t now_ms)
-{
-    struct gpu_region *mapping = job->region->mapping;
-
-    if (now_ms >= mapping->seen_ms + GPU_SEEN_MS) {
-        mapping->seen_ms = now_ms;
-        mapping->seen_alive = worker_alive(&mapping->worker) && !job_deserted(job);
-    }
-    return mapping->seen_alive;
-}
-
 /* A dump waits here and in no stream, so an event that never comes holds up no other job.
  *
  * When a process dies the driver frees its objects, and an event that was never signalled may read
@@ -116,7 +102,9 @@ static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
     CUresult r = cuda.cuEventQuery(job->scratch);
     int rc = 0;
 
-    if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) && worker_seen(job, now_ms))
+    /* Waiting for the event of a worker that died or hung up is pointless. */
+    if (r == CUDA_ERROR_NOT_READY && !job_late(job, now_ms) &&
+        worker_seen(&mapping->worker, job->region->peer_fd, now_ms))
         return false;
     list_remove(&job->link);
     if (r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_READY)

@@ -126,13 +126,14 @@ int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish
 
 /* ---- VMM memory ---- */
 
-/* Maps an imported allocation at map->address. map->handle stays the caller's. The driver does not
+/* Maps an imported allocation at h->address. map->handle stays the caller's. The driver does not
  * tell the allocation's size, and maps it as a whole or not at all. */
-static CUresult vmm_map(struct gpu *g, uint64_t bytes, struct gpu_map *map)
+static CUresult vmm_map(struct gpu *g, struct device_handle *h, struct gpu_map *map)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = g->ordinal},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemAllocationProp prop;
+    CUdeviceptr address;
     size_t grain;
     CUresult r = cuda.cuMemGetAllocationPropertiesFromHandle(&prop, map->handle);
 
@@ -140,52 +141,53 @@ static CUresult vmm_map(struct gpu *g, uint64_t bytes, struct gpu_map *map)
         r = cuda.cuMemGetAllocationGranularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (r != CUDA_SUCCESS)
         return r;
-    map->bytes = (bytes + grain - 1) / grain * grain;
-    r = cuda.cuMemAddressReserve(&map->address, map->bytes, 0, 0, 0);
+    map->bytes = (h->offset + h->bytes + grain - 1) / grain * grain;
+    r = cuda.cuMemAddressReserve(&address, map->bytes, 0, 0, 0);
     if (r != CUDA_SUCCESS)
         return r;
-    r = cuda.cuMemMap(map->address, map->bytes, 0, map->handle, 0);
+    r = cuda.cuMemMap(address, map->bytes, 0, map->handle, 0);
     if (r != CUDA_SUCCESS)
         goto err_after_reserve;
-    r = cuda.cuMemSetAccess(map->address, map->bytes, &access, 1);
+    r = cuda.cuMemSetAccess(address, map->bytes, &access, 1);
     if (r != CUDA_SUCCESS)
         goto err_after_map;
+    h->address = address;
     return r;
 
 err_after_map:
-    (void)cuda.cuMemUnmap(map->address, map->bytes);
+    (void)cuda.cuMemUnmap(address, map->bytes);
 err_after_reserve:
-    (void)cuda.cuMemAddressFree(map->address, map->bytes);
+    (void)cuda.cuMemAddressFree(address, map->bytes);
     return r;
 }
 
-static void vmm_close(struct gpu_map *map)
+static void vmm_close(const struct device_handle *h, const struct gpu_map *map)
 {
-    (void)cuda.cuMemUnmap(map->address, map->bytes);
-    (void)cuda.cuMemAddressFree(map->address, map->bytes);
+    (void)cuda.cuMemUnmap(h->address, map->bytes);
+    (void)cuda.cuMemAddressFree(h->address, map->bytes);
     (void)cuda.cuMemRelease(map->handle);
 }
 
 static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_map *map)
 {
-    const struct device_handle *h = &job->region->handles[i];
+    struct device_handle *h = &job->region->handles[i];
     int ordinal = -1;
     CUresult r = cuda.cuMemImportFromShareableHandle(&map->handle, (void *)(intptr_t)h->fd,
                                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "a descriptor is no CUDA memory");
-    r = vmm_map(g, h->offset + h->bytes, map);
+    r = vmm_map(g, h, map);
     if (r != CUDA_SUCCESS) {
         (void)cuda.cuMemRelease(map->handle);
         return gpu_refuse(
             g, job, -EINVAL, r,
             "a descriptor's memory can't be mapped; offset + bytes must be its whole size");
     }
-    r = cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, map->address);
+    r = cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, h->address);
     if (r == CUDA_SUCCESS && ordinal == g->ordinal)
         return 0;
-    vmm_close(map);
+    vmm_close(h, map);
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "a descriptor's memory can't be inspected");
     return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
@@ -196,7 +198,7 @@ static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
 
 static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_region *mapping)
 {
-    const struct device_handle *h = &job->region->handles[i];
+    struct device_handle *h = &job->region->handles[i];
     struct gpu_ipc_wish wish = {.ipc = h->ipc, .offset = h->offset, .bytes = h->bytes};
     struct gpu_map *map = &mapping->maps[i];
     int rc;
@@ -206,50 +208,35 @@ static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
         return vmm_open(g, job, i, map);
     rc = gpu_ipc_get(g, job, &wish, &mapping->worker, &map->ipc);
     if (rc == 0)
-        map->address = map->ipc->address;
+        h->address = map->ipc->address;
     return rc;
 }
 
-static void mapping_free(struct gpu_region *mapping)
+void gpu_region_close(struct device_region *region)
 {
+    struct gpu_region *mapping = region->mapping;
+
     if (mapping->planes)
         (void)cuda.cuMemFree(mapping->planes);
     for (uint32_t i = 0; i < mapping->n; i++) {
         if (mapping->maps[i].ipc)
             gpu_ipc_put(mapping->maps[i].ipc);
         else
-            vmm_close(&mapping->maps[i]);
+            vmm_close(&region->handles[i], &mapping->maps[i]);
     }
     worker_close(&mapping->worker);
     free(mapping);
-}
-
-/* Handles of one allocation share its first map. */
-static uint32_t memory_of(const struct gpu_region *mapping, uint32_t handle)
-{
-    uint32_t i = 0;
-
-    while (mapping->maps[i].address != mapping->maps[handle].address)
-        i++;
-    return i;
+    region->mapping = NULL;
 }
 
 /* The kernel reads the planes from GPU memory. Over the bus each read would cost as much as the
  * chunk's first bytes. */
 static int planes_upload(struct gpu *g, struct device_job *job, struct gpu_region *mapping)
 {
-    struct device_region *region = job->region;
+    const struct device_region *region = job->region;
     size_t size = region->n_planes * sizeof(*region->planes);
-    CUresult r;
+    CUresult r = cuda.cuMemAlloc(&mapping->planes, size);
 
-    for (uint32_t p = 0; p < region->n_planes; p++) {
-        const struct msg_plane *spec = &region->spec[p];
-
-        region->planes[p].base = mapping->maps[spec->handle].address +
-                                 region->handles[spec->handle].offset + spec->offset;
-        region->planes[p].memory = memory_of(mapping, (uint32_t)spec->handle);
-    }
-    r = cuda.cuMemAlloc(&mapping->planes, size);
     /* Not cuMemcpyHtoD: it may return before the bytes are there, and no stream of ours waits for
      * the legacy stream. */
     if (r == CUDA_SUCCESS)
@@ -270,6 +257,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 
     if (!mapping)
         return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for the region");
+    region->mapping = mapping;
     /* Only dumps with an event need to see the worker. Without it, the connection tells workers
      * apart, since regions of one worker share memory. */
     if (worker_open(&mapping->worker, region->pid) < 0)
@@ -278,21 +266,13 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
         rc = map_open(g, job, mapping->n, mapping);
         mapping->n += rc == 0;
     }
-    if (rc == 0)
+    if (rc == 0) {
+        region_mapped(region);
         rc = planes_upload(g, job, mapping);
-    if (rc < 0) {
-        mapping_free(mapping);
-        return rc;
     }
-    region_close_fds(region); /* they would keep the memory when mapping and worker are gone */
-    region->mapping = mapping;
-    return 0;
-}
-
-void gpu_region_close(struct device_region *region)
-{
-    mapping_free(region->mapping);
-    region->mapping = NULL;
+    if (rc < 0)
+        gpu_region_close(region);
+    return rc;
 }
 
 /* ---- events ---- */

@@ -18,7 +18,6 @@
 #define STAGING_SLOW_MS 100   /* its kernels don't run: new copies go straight meanwhile */
 #define STAGING_DONE_MS 5000  /* it will not finish at all */
 #define STAGING_PAUSE_MS 1000 /* after it was too slow */
-#define STAGING_SEEN_MS 10    /* how long a worker that was seen alive counts as alive */
 #define STAGING_RUN_LEAST                                                                          \
     32768u /* the driver moves narrower runs to the GPU by kernels, which
                                     would take turns with the companion's */
@@ -50,8 +49,6 @@ struct gpu_staging {
     struct list link;
     uint64_t owner;
     struct worker worker;
-    uint64_t seen_ms;
-    bool seen_alive;
     struct gpu_ipc *ipc;
     CUdeviceptr base; /* of the first slice */
     struct ucm_staging *shared;
@@ -181,17 +178,6 @@ void gpu_staging_close(struct device_staging *staging)
     list_remove(&s->link);
     staging_delete(s);
     staging->mapping = NULL;
-}
-
-/* ---- the worker ---- */
-
-static bool worker_runs(struct gpu_staging *s, uint64_t now_ms)
-{
-    if (now_ms >= s->seen_ms + STAGING_SEEN_MS) {
-        s->seen_ms = now_ms;
-        s->seen_alive = worker_alive(&s->worker);
-    }
-    return s->seen_alive;
 }
 
 static bool paused(const struct gpu_staging *s)
@@ -445,7 +431,7 @@ void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice)
 static bool claimed_poll(struct gpu *g, struct gpu_slice *slice, uint64_t now_ms)
 {
     struct gpu_staging *s = slice->staging;
-    bool runs = worker_runs(s, now_ms);
+    bool runs = worker_seen(&s->worker, NULL, now_ms);
 
     if (runs && now_ms >= slice->posted_ms + STAGING_SLOW_MS)
         (void)backoff_fail(&s->backoff, now_ms);
@@ -463,7 +449,8 @@ static bool unclaimed_poll(struct gpu_slice *slice, uint64_t now_ms)
 {
     struct gpu_staging *s = slice->staging;
 
-    if (now_ms < slice->posted_ms + STAGING_CLAIM_MS && !s->retired && worker_runs(s, now_ms))
+    if (now_ms < slice->posted_ms + STAGING_CLAIM_MS && !s->retired &&
+        worker_seen(&s->worker, NULL, now_ms))
         return false;
     if (!ucm_staging_move(s->shared, slice->index, slice->tag, STAGING_POSTED, STAGING_REVOKED))
         return false; /* claimed just now */

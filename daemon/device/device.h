@@ -46,7 +46,8 @@ struct device_users {
 struct device_handle {
     uint64_t kind, offset, bytes; /* kind: enum ucm_handle_kind */
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
-    int fd; /* owned; -1: none. The device closes it once it has mapped the memory */
+    int fd;           /* owned; -1: none. The device closes it once it has mapped the memory */
+    uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
 /* A worker's registered memory. region_check fills it; the caller adds device, pid, owner and
@@ -64,7 +65,7 @@ struct device_region {
     struct device_handle *handles;
     struct msg_plane *spec;
     uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
-    struct ucm_copy_plane *planes; /* OPEN fills the bases */
+    struct ucm_copy_plane *planes; /* OPEN fills base and memory */
     struct device_users users;
     void *mapping; /* device's own */
 };

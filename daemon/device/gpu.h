@@ -197,14 +197,11 @@ CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32
 
 struct gpu_region {
     struct worker worker;
-    uint64_t seen_ms;   /* when the worker was last looked for, */
-    bool seen_alive;    /* and what was seen */
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     uint32_t n;         /* maps made so far */
     struct gpu_map {
         struct gpu_ipc *ipc; /* or, for VMM memory: */
         CUmemGenericAllocationHandle handle;
-        CUdeviceptr address;
         size_t bytes;
     } maps[];
 };

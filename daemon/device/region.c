@@ -352,7 +352,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     return 0;
 }
 
-void region_close_fds(struct device_region *r)
+static void close_fds(struct device_region *r)
 {
     for (uint32_t i = 0; i < r->n_handles; i++) {
         if (r->handles[i].fd >= 0)
@@ -361,11 +361,33 @@ void region_close_fds(struct device_region *r)
     }
 }
 
+/* Handles of one allocation share its first mapping. */
+static uint32_t mapping_of(const struct device_region *r, uint64_t handle)
+{
+    uint32_t i = 0;
+
+    while (r->handles[i].address != r->handles[handle].address)
+        i++;
+    return i;
+}
+
+void region_mapped(struct device_region *r)
+{
+    for (uint32_t p = 0; p < r->n_planes; p++) {
+        const struct msg_plane *spec = &r->spec[p];
+        const struct device_handle *h = &r->handles[spec->handle];
+
+        r->planes[p].base = h->address + h->offset + spec->offset;
+        r->planes[p].memory = mapping_of(r, spec->handle);
+    }
+    close_fds(r);
+}
+
 void region_free(struct device_region *r)
 {
     if (!r)
         return;
-    region_close_fds(r);
+    close_fds(r);
     free(r);
 }
 

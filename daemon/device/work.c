@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -157,16 +156,6 @@ int job_check(struct device_job *job, uint64_t now_ms)
                               "block id %u is out of range; the region has %u blocks",
                               job->items[i].block, r->blocks);
     return 0;
-}
-
-bool job_deserted(const struct device_job *job)
-{
-    struct pollfd p = {.events = POLLRDHUP};
-
-    if (!job->region->peer_fd)
-        return false;
-    p.fd = *job->region->peer_fd;
-    return poll(&p, 1, 0) > 0;
 }
 
 uint64_t job_item_bytes(const struct device_job *job)

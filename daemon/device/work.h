@@ -11,6 +11,7 @@
 #define UCMD_DEVICE_WORK_H
 
 #include "daemon/device/device.h"
+#include "daemon/device/worker.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -20,8 +21,9 @@ static inline bool text_is(struct proto_str s, const char *text)
 {
     return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
 }
-/* region.c: closes the descriptors of the handles that still have one. */
-void region_close_fds(struct device_region *r);
+/* region.c, when all handles are mapped: fills what planes say of memory, and closes the
+ * descriptors, which would keep the memory when mapping and worker are gone. */
+void region_mapped(struct device_region *r);
 
 /* ---- queue ---- */
 
@@ -72,8 +74,11 @@ int job_refuse_deserted(struct device_job *job); /* -ECANCELED */
  * 0 or -errno, job->error filled. */
 int job_check(struct device_job *job, uint64_t now_ms);
 uint64_t job_item_bytes(const struct device_job *job);
-/* Has its worker hung up? One system call. */
-bool job_deserted(const struct device_job *job);
+/* Has its worker hung up? */
+static inline bool job_deserted(const struct device_job *job)
+{
+    return worker_hung_up(job->region->peer_fd);
+}
 /* Checks that memory which a peer shares is safe to touch: a memfd that can't shrink, on tmpfs,
  * which fills holes on demand. 0, or -EINVAL with job->error, where `what` names the memory. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,25 @@ bool worker_alive(const struct worker *w)
     uint64_t flags, start;
 
     return w->fd >= 0 && stat_read(w->fd, &flags, &start) == 0 && !(flags & FLAG_EXITING);
+}
+
+bool worker_hung_up(const int *peer_fd)
+{
+    struct pollfd p = {.events = POLLRDHUP};
+
+    if (!peer_fd)
+        return false;
+    p.fd = *peer_fd;
+    return poll(&p, 1, 0) > 0;
+}
+
+bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
+{
+    if (now_ms >= w->seen_ms + WORKER_SEEN_MS) {
+        w->seen_ms = now_ms;
+        w->seen = worker_alive(w) && !worker_hung_up(peer_fd);
+    }
+    return w->seen;
 }
 
 void worker_close(struct worker *w)
