@@ -428,8 +428,8 @@ static int devices_init(struct server *s, char text[512])
                                .strategy = (enum copy_strategy)s->config.copy_strategy,
                                .calibration = s->config.copy_calibration,
                                .numa = numa_used(s),
-                               .failed = device_failed_cb,
-                               .found = device_found_cb,
+                               .failed_cb = device_failed_cb,
+                               .found_cb = device_found_cb,
                                .ctx = s};
     struct ucm_error e = {0};
     char note[200] = "";

@@ -1,7 +1,5 @@
 #include "client/cuda/companion.h"
 
-#include "client/cuda/context.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -34,6 +32,30 @@ static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t 
                                 c->streams[direction], arguments, NULL);
 
     return r == CUDA_SUCCESS ? cuEventRecord(done, c->streams[direction]) : r;
+}
+
+/* ---- the context ---- */
+
+/* The mode to return to, of a thread between enter and leave. */
+static _Thread_local CUstreamCaptureMode capture_mode;
+
+CUresult ucm_context_enter(CUcontext context)
+{
+    CUresult r = cuCtxPushCurrent(context);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
+    return r;
+}
+
+void ucm_context_leave(void)
+{
+    CUcontext old;
+
+    (void)cuThreadExchangeStreamCaptureMode(&capture_mode);
+    (void)cuCtxPopCurrent(&old);
 }
 
 /* ---- orders; on the thread, under the mutex ---- */
@@ -166,7 +188,7 @@ static void nap(struct companion *c, bool claimed, uint32_t bell, uint64_t still
 
 static void *thread_run(void *arg)
 {
-    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see context.h */
+    CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see ucm_context_enter */
     struct companion *c = arg;
     uint64_t moved_ns = 0;
     uint32_t rung = 0, bell;

@@ -19,6 +19,13 @@
 
 #define COMPANION_REGIONS 256
 
+/* Makes the worker's context current for the length of a call, whatever context the thread has. While
+ * any thread of the process captures a graph, allocations and the like fail and spoil the capture
+ * unless their thread is in relaxed mode: it is, until leave. Does not nest. On a CUDA error don't
+ * leave. */
+CUresult ucm_context_enter(CUcontext context);
+void ucm_context_leave(void);
+
 struct companion_region {
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     struct ucm_copy_plane *spec;

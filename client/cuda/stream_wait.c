@@ -1,6 +1,6 @@
 #include "client/cuda/stream_wait.h"
 
-#include "client/cuda/context.h"
+#include "client/cuda/companion.h"
 
 #include <sys/prctl.h>
 #include <time.h>

@@ -1,5 +1,3 @@
-#include "daemon/device/cpu.h"
-
 #include "daemon/device/work.h"
 
 #include <errno.h>

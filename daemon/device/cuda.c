@@ -234,8 +234,8 @@ static void delivered_cb(struct work *w)
     if (!atomic_load(&g->failed) || g->failure_reported)
         return;
     g->failure_reported = true;
-    if (g->config.failed)
-        g->config.failed(g->config.ctx, g->why);
+    if (g->config.failed_cb)
+        g->config.failed_cb(g->config.ctx, g->why);
 }
 
 static void cuda_close(struct device *d)

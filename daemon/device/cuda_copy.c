@@ -41,17 +41,19 @@ void gpu_piece_end(struct gpu *g, struct device_job *job)
         copy_done(g, job);
 }
 
-void gpu_job_fail(struct device_job *job, int status)
+void gpu_job_fail(struct gpu *g, struct device_job *job, int status)
 {
     list_remove(&job->link);
     job->next_item = job->n_items;
     job->status = status;
+    if (job->pieces == 0)
+        gpu_finish(g, job, status);
 }
 
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status)
 {
-    gpu_job_fail(job, status);
-    gpu_piece_end(g, job);
+    job->pieces--;
+    gpu_job_fail(g, job, status);
 }
 
 /* The context is lost, and with it all that was launched. A stream of a lost context answers at
@@ -65,11 +67,8 @@ void gpu_abandon(struct gpu *g)
         job = LIST_ENTRY(node, struct device_job, link);
         gpu_finish(g, job, gpu_refuse_failed(g, job));
     }
-    while ((job = job_queue_first(&g->ready)) != NULL) {
-        gpu_job_fail(job, gpu_refuse_failed(g, job));
-        if (job->pieces == 0)
-            gpu_finish(g, job, job->status);
-    }
+    while ((job = job_queue_first(&g->ready)) != NULL)
+        gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
     for (unsigned i = 0; i < 2; i++) {
         struct gpu_stream *s = &g->streams[i];
@@ -78,9 +77,7 @@ void gpu_abandon(struct gpu *g)
             (void)cuda.cuStreamSynchronize(s->stream);
         for (; s->n > 0; s->n--, s->oldest = (s->oldest + 1) % GPU_LAUNCHES) {
             job = s->launches[s->oldest].job;
-            job->status = gpu_refuse_failed(g, job);
-            if (--job->pieces == 0)
-                gpu_finish(g, job, job->status);
+            gpu_piece_fail(g, job, gpu_refuse_failed(g, job));
         }
         s->bytes = 0;
     }
@@ -309,9 +306,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
         if (rc == 0 && job_deserted(job))
             rc = job_refuse_deserted(job);
         if (rc < 0) {
-            gpu_job_fail(job, rc);
-            if (job->pieces == 0)
-                gpu_finish(g, job, rc);
+            gpu_job_fail(g, job, rc);
         } else if (job->staged) {
             enum gpu_took took = gpu_staging_take(g, job);
 

@@ -261,7 +261,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
     /* Only dumps with an event need to see the worker. Without it, the connection tells workers
      * apart, since regions of one worker share memory. */
     if (worker_open(&mapping->worker, region->pid) < 0)
-        mapping->worker.start = region->owner;
+        mapping->worker.start = region->connection;
     while (rc == 0 && mapping->n < region->n_handles) {
         rc = map_open(g, job, mapping->n, mapping);
         mapping->n += rc == 0;

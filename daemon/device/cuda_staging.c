@@ -47,7 +47,7 @@ struct gpu_slice {
 
 struct gpu_staging {
     struct list link;
-    uint64_t owner;
+    uint64_t connection;
     struct worker worker;
     struct gpu_ipc *ipc;
     CUdeviceptr base; /* of the first slice */
@@ -97,7 +97,7 @@ static int refuse_second(struct gpu *g, struct device_job *job, const struct gpu
     for (struct list *node = g->stagings.next; node != &g->stagings; node = node->next) {
         const struct gpu_staging *other = LIST_ENTRY(node, struct gpu_staging, link);
 
-        if (other->owner == s->owner)
+        if (other->connection == s->connection)
             return job_refuse(job, -EBUSY, UCM_WIRE_BUSY,
                               "this connection has a ring on that GPU; unregister it first");
         if (s->base < other->base + other->n_slices * other->slice_bytes && other->base < end)
@@ -126,7 +126,7 @@ static int staging_fill(struct gpu *g, struct device_job *job, struct gpu_stagin
         rc = gpu_ipc_get(g, job, &wish, &s->worker, &s->ipc);
     if (rc < 0)
         return rc;
-    s->owner = wanted->owner;
+    s->connection = wanted->connection;
     s->base = s->ipc->address + wanted->offset;
     s->n_slices = wanted->slices;
     s->slice_bytes = wanted->slice_bytes;
@@ -551,7 +551,7 @@ static bool abandon_cb(struct gpu *g, struct gpu_slice *slice, uint64_t unused)
 
     (void)unused;
     if (slice->state == SLICE_POSTED) {
-        gpu_job_fail(slice->job, gpu_refuse_failed(g, slice->job));
+        gpu_job_fail(g, slice->job, gpu_refuse_failed(g, slice->job));
         return true;
     }
     slice_free(g, slice);

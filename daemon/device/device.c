@@ -1,7 +1,6 @@
 #include "daemon/device/device.h"
 
 #include "daemon/base/config.h"
-#include "daemon/device/cpu.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/work.h"
 
@@ -66,8 +65,8 @@ static void started_cb(uv_async_t *async)
     uv_thread_join(&s->thread);
     s->starting = false;
     add_gpus(s);
-    if (s->config.found)
-        s->config.found(s->config.ctx, s->n - 1, s->why_no_gpu);
+    if (s->config.found_cb)
+        s->config.found_cb(s->config.ctx, s->n - 1, s->why_no_gpu);
 }
 
 static void free_cb(uv_handle_t *handle)

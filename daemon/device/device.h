@@ -50,13 +50,13 @@ struct device_handle {
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
-/* A worker's registered memory. region_check fills it; the caller adds device, pid, owner and
+/* A worker's registered memory. region_check fills it; the caller adds device, pid, connection and
  * peer_fd before OPEN; the device adds addresses. */
 struct device_region {
     struct device *device;
-    pid_t pid;          /* of the worker, as the kernel names it; 0: not visible here */
-    uint64_t owner;     /* its connection; finds the staging ring of that connection */
-    const int *peer_fd; /* its socket, open until the region is closed, to ask whether the worker
+    pid_t pid;           /* of the worker, as the kernel names it; 0: not visible here */
+    uint64_t connection; /* its; the staging ring of the same connection serves it */
+    const int *peer_fd;  /* its socket, open until the region is closed, to ask whether the worker
                            hung up; NULL: never ask */
     uint32_t part, blocks, shards;
     uint64_t shard_bytes;
@@ -71,12 +71,12 @@ struct device_region {
 };
 
 /* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
- * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid and owner. The
+ * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid and connection. The
  * device trusts nothing in it: a worker that breaks the rules delays its own copies, or gets wrong
  * bytes of its own. */
 struct device_staging {
     pid_t pid;
-    uint64_t owner;
+    uint64_t connection;
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
     uint64_t offset, slice_bytes;
     uint32_t slices;
@@ -110,8 +110,8 @@ enum device_op {
     DEVICE_DUMP,
 };
 
-/* One piece of work. The caller allocates it and does not touch it from submit until `done`, which
- * may free it. A copy passes through the open staging ring of its region's owner where that pays. */
+/* One piece of work. The caller allocates it and does not touch it from submit until `done_cb`, which
+ * may free it. A copy passes through the open staging ring of its region's connection where that pays. */
 struct device_job {
     enum device_op op;
     struct device_region *region;      /* or, for OPEN and CLOSE: */
@@ -132,8 +132,8 @@ struct device_job {
      * - -EBUSY (OPEN): an older registration still holds the memory
      * - -EIO: the device or the worker failed
      * - -ECANCELED: the worker has hung up */
-    void (*done)(struct device_job *job, int status);
-    /* The device's own, from submit to done. */
+    void (*done_cb)(struct device_job *job, int status);
+    /* The device's own, from submit to done_cb. */
     struct list link;
     int status;
     bool begun, staged;
@@ -178,10 +178,10 @@ struct device_config {
     const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
     /* Runs on the loop, once a device, when the device failed for good (a sticky CUDA error). */
-    void (*failed)(void *ctx, const char *why);
+    void (*failed_cb)(void *ctx, const char *why);
     /* Runs on the loop when the GPUs are known, if device_set_new did not wait for that; gpus may
      * be 0, note says why. May be NULL. */
-    void (*found)(void *ctx, uint32_t gpus, const char *note);
+    void (*found_cb)(void *ctx, uint32_t gpus, const char *note);
     void *ctx;
 };
 

@@ -122,7 +122,7 @@ struct gpu {
 /* With the first OPEN: context, kernel, streams. 0 or -errno, job->error filled. */
 int gpu_context_open(struct gpu *g, struct device_job *job);
 void gpu_context_close(struct gpu *g);
-/* The context is lost: every job fails from now on, and the loop reports it (config.failed). */
+/* The context is lost: every job fails from now on, and the loop reports it (config.failed_cb). */
 void gpu_fail(struct gpu *g, CUresult r, const char *what);
 /* Fills job->error with what CUDA refused; returns -EIO for a lost context, else `status`. */
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
@@ -151,9 +151,9 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
 void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
                       const struct job_piece *piece);
 void gpu_piece_end(struct gpu *g, struct device_job *job);
-/* No further piece begins; the job ends with its last piece. */
-void gpu_job_fail(struct device_job *job, int status);
-/* gpu_job_fail and gpu_piece_end. */
+/* No further piece begins; the job ends with its last piece, or now. */
+void gpu_job_fail(struct gpu *g, struct device_job *job, int status);
+/* The same, when a piece has failed. */
 void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 /* The copy kernel over planes in GPU memory and pinned items. */
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,

@@ -289,7 +289,7 @@ static void deliver_cb(uv_async_t *async)
         int status = job->status;
 
         count_done(w, job, status);
-        job->done(job, status);
+        job->done_cb(job, status);
     }
     if (w->delivered_cb)
         w->delivered_cb(w);
@@ -330,7 +330,7 @@ static struct device_staging *staging_for(struct work *w, const struct device_jo
     for (struct list *node = w->staging_open.next; node != &w->staging_open; node = node->next) {
         struct device_staging *s = LIST_ENTRY(node, struct device_staging, link);
 
-        if (s->owner == job->region->owner)
+        if (s->connection == job->region->connection)
             return s;
     }
     return NULL;

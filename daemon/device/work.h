@@ -4,7 +4,7 @@
  * Promises:
  * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
  * - Pieces of a job cover each (item, plane) once.
- * - work_finish runs `done` of its job once, on the loop; a CLOSE reaches the threads only after
+ * - work_finish runs `done_cb` of its job once, on the loop; a CLOSE reaches the threads only after
  *   every copy of its region or staging ring.
  * Threads: a queue belongs to whichever thread holds its owner's lock. */
 #ifndef UCMD_DEVICE_WORK_H
@@ -128,5 +128,8 @@ void work_wake(struct work *w); /* any thread: delivered_cb runs soon */
 void work_quit(struct work *w); /* sets quit and signals */
 /* Loop: nothing is accepted and no thread uses w any more. Frees it when the loop has run. */
 void work_close(struct work *w);
+
+/* cpu.c: the device of workers whose KV lies in shared memory. 0 or -errno. */
+int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out);
 
 #endif

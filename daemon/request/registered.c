@@ -76,7 +76,7 @@ static void registered_submit(struct registered *r, enum device_op op,
     int rc;
 
     r->job =
-        (struct device_job){.op = op, .region = r->region, .staging = r->staging, .done = done};
+        (struct device_job){.op = op, .region = r->region, .staging = r->staging, .done_cb = done};
     rc = r->device->ops->submit(r->device, &r->job);
     assert(rc == 0);
     (void)rc;
@@ -224,7 +224,7 @@ int method_region_register(struct call *call)
     }
     r->region->device = r->device;
     r->region->pid = s->peer.pid;
-    r->region->owner = (uint64_t)(uintptr_t)s;
+    r->region->connection = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
     return registered_open(call, r, &s->regions, &s->region_names,
                            "this connection has as many regions as one may have");
@@ -246,7 +246,7 @@ int method_ring_register(struct call *call)
         return rc;
     }
     r->staging->pid = s->peer.pid;
-    r->staging->owner = (uint64_t)(uintptr_t)s;
+    r->staging->connection = (uint64_t)(uintptr_t)s;
     return registered_open(call, r, &s->stagings, &s->staging_names,
                            "this connection has a ring on each GPU");
 }

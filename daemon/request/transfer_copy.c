@@ -193,7 +193,7 @@ bool batch_send(struct transfer *t)
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
         .priority = t->priority,
-        .done = batch_done_cb,
+        .done_cb = batch_done_cb,
     };
     if (region->device->ops->submit(region->device, &b->job) != 0)
         return false;

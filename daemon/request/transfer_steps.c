@@ -123,7 +123,7 @@ static int step_send(struct transfer *t, struct copy_batch *b, struct step_job *
         .deadline_ms = t->r.deadline.at_ms,
         .priority = t->priority,
         .straight = true, /* one chunk a slot: too narrow for slices */
-        .done = step_done_cb,
+        .done_cb = step_done_cb,
     };
     return region->device->ops->submit(region->device, &sj->job);
 }

@@ -184,8 +184,8 @@ void device_start(struct test_device *t, uint64_t slots_bytes)
                                    .cuda = CONFIG_CUDA_AUTO,
                                    .strategy = strategy_wanted(),
                                    .calibration = getenv("UCM_TEST_CALIBRATION"),
-                                   .failed = failed_cb,
-                                   .found = found_cb,
+                                   .failed_cb = failed_cb,
+                                   .found_cb = found_cb,
                                    .ctx = t};
     struct test_worker w;
     struct ucm_error e = {0};
@@ -284,7 +284,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
     }
     (*out)->device = t->gpu;
     (*out)->pid = pid;
-    (*out)->owner = (uint64_t)pid;
+    (*out)->connection = (uint64_t)pid;
     return 0;
 }
 
@@ -337,7 +337,7 @@ void job_init(struct test_job *j, enum device_op op, struct device_region *r,
                                    .items = items,
                                    .n_items = n,
                                    .n_planes = r->n_planes,
-                                   .done = job_done}};
+                                   .done_cb = job_done}};
 }
 
 void job_submit(struct test_device *t, struct test_job *j)

@@ -34,7 +34,7 @@ static int ring_job(struct test_device *t, enum device_op op, struct device_stag
     struct test_job j;
     int rc;
 
-    j = (struct test_job){.job = {.op = op, .staging = ring, .done = job_done}};
+    j = (struct test_job){.job = {.op = op, .staging = ring, .done_cb = job_done}};
     rc = job_run(t, &j);
     if (rc != 0)
         printf("INFO  ring: %s\n", j.job.error.text);
@@ -100,7 +100,7 @@ static void ring_open(struct test_device *t, struct ring_of *of)
     if (of->words == MAP_FAILED)
         die("a ring's words");
     of->ring = (struct device_staging){.pid = w->pid,
-                                       .owner = (uint64_t)w->pid,
+                                       .connection = (uint64_t)w->pid,
                                        .offset = w->reply.value,
                                        .slice_bytes = STAGING_SLICE_BYTES,
                                        .slices = STAGING_SLICES,

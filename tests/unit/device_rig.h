@@ -98,7 +98,7 @@ static inline void job_init(struct test_job *j, enum device_op op, struct device
                                    .items = items,
                                    .n_items = n,
                                    .n_planes = r->n_planes,
-                                   .done = done_cb}};
+                                   .done_cb = done_cb}};
 }
 
 static inline void job_submit(struct test_job *j)

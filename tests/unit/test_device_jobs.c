@@ -241,7 +241,7 @@ static void found_cb(void *ctx, uint32_t gpus, const char *note)
 Test(device_jobs, gpus_where_there_are_any)
 {
     struct device_config config = {
-        .cpu_threads = 1, .cuda = CONFIG_CUDA_AUTO, .found = found_cb, .ctx = &loop};
+        .cpu_threads = 1, .cuda = CONFIG_CUDA_AUTO, .found_cb = found_cb, .ctx = &loop};
     uint8_t uuid[16] = {1};
     struct device_set *s;
     struct ucm_error e = {0};

@@ -128,7 +128,7 @@ static void run_until_asleep(uv_loop_t *loop)
 Test(device_work, the_loop_is_awake_when_a_job_ends_but_not_for_good, .timeout = 20)
 {
     struct device_region region = {.n_planes = 0};
-    struct device_job job = {.op = DEVICE_OPEN, .region = &region, .done = job_done_cb};
+    struct device_job job = {.op = DEVICE_OPEN, .region = &region, .done_cb = job_done_cb};
     uv_loop_t loop;
 
     cr_assert_eq(uv_loop_init(&loop), 0);

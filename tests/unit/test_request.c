@@ -31,7 +31,7 @@ static void gpu_finish_all(void)
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
 
         gpu.copied += job->op == DEVICE_LOAD ? job->n_items : 0;
-        job->done(job, 0);
+        job->done_cb(job, 0);
     }
 }
 

@@ -73,7 +73,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
                                    .strategy = strategy,
                                    .calibration = folder,
                                    .numa = numa,
-                                   .failed = failed_cb};
+                                   .failed_cb = failed_cb};
     struct ucm_error e = {0};
     char note[200];
 
@@ -125,7 +125,7 @@ static inline void done_cb(struct device_job *job, int status)
 
 static inline void job_submit(struct test_job *j, struct device *device)
 {
-    j->job.done = done_cb;
+    j->job.done_cb = done_cb;
     fake_cuda_fence();
     cr_assert_eq(device->ops->submit(device, &j->job), 0);
 }
@@ -208,7 +208,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
     cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, 0, &r, &e), 0, "%s", e.text);
     r->device = device;
     r->pid = pid;
-    r->owner = (uint64_t)(uintptr_t)w;
+    r->connection = (uint64_t)(uintptr_t)w;
     return r;
 }
 
@@ -246,7 +246,7 @@ static inline int ring_open(struct worker_side *w, pid_t pid, struct ucm_error *
     cr_assert_eq(ucm_shared_memory(sizeof(*w->shared), &w->ring.fd, &memory), 0);
     w->shared = memory;
     w->ring.pid = pid;
-    w->ring.owner = w->region->owner;
+    w->ring.connection = w->region->connection;
     return control(DEVICE_OPEN, NULL, &w->ring, e);
 }
 

@@ -145,7 +145,7 @@ static void expect_staged(struct test_job *j, bool staged)
     cr_expect_eq(staged_bytes() > before, staged);
 }
 
-/* The device finds the staging ring by the region's owner. */
+/* The device finds the staging ring by the region's connection. */
 Test(cuda_copy, only_the_owners_ring_is_used, .timeout = 60)
 {
     static struct test_job j;

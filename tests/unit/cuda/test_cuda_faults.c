@@ -279,7 +279,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
     worker_companion(&bad, 65536, 4);
     generation = atomic_load(&bad.shared->words.generation);
     second = (struct device_staging){.pid = getpid(),
-                                     .owner = bad.ring.owner + 1,
+                                     .connection = bad.ring.connection + 1,
                                      .offset = bad.ring.offset,
                                      .slice_bytes = bad.ring.slice_bytes,
                                      .slices = bad.ring.slices};
@@ -287,7 +287,7 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
     cr_assert_eq(ucm_shared_memory(sizeof(*bad.shared), &second.fd, &memory), 0);
     cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
     cr_assert(strstr(e.text, "older connection"), "%s", e.text);
-    second.owner = bad.ring.owner;
+    second.connection = bad.ring.connection;
     cr_assert_eq(control(DEVICE_OPEN, NULL, &second, &e), -EBUSY);
     cr_assert(strstr(e.text, "unregister it first"), "%s", e.text);
     close(second.fd);
@@ -339,8 +339,8 @@ Test(cuda_faults, workers_that_are_not_visible_are_told_apart, .timeout = 60)
     bad.region = region_of(&bad, gpu, 0, 0);
     again = region_of(&bad, gpu, 0, 0);
     other = region_of(&bad, gpu, 0, 0);
-    bad.region->owner = again->owner = 1;
-    other->owner = 2;
+    bad.region->connection = again->connection = 1;
+    other->connection = 2;
     cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), 0, "%s", e.text);
     cr_assert_eq(control(DEVICE_OPEN, again, NULL, &e), 0, "%s", e.text);
     cr_assert_eq(control(DEVICE_OPEN, other, NULL, &e), -EBUSY);
