@@ -55,17 +55,6 @@ void index_free(struct index *ix)
 
 /* ---- blocks ---- */
 
-block_ref index_find(struct index *ix, struct ns *ns, const uint8_t *key)
-{
-    return ns_table_find(ix, ns->table, key);
-}
-
-void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n,
-                     bool stop_at_gap, block_ref *out)
-{
-    ns_table_find_many(ix, ns->table, keys, n, stop_at_gap, out);
-}
-
 block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
 {
     struct block *b;
@@ -123,28 +112,6 @@ struct block *index_peek(struct index *ix, block_ref ref)
         return NULL;
     b = slab_block(&ix->slab, ref);
     return b->ns != 0 ? b : NULL;
-}
-
-uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
-                    void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx)
-{
-    block_ref ref[SCAN_BATCH];
-    uint64_t position[SCAN_BATCH], next;
-    uint32_t visited = 0, n;
-
-    while (visited < limit) {
-        n = ns_table_scan(ix, ns->table, cursor, ref, position, &next);
-        for (uint32_t i = 0; i < n; i++) {
-            if (visited == limit)
-                return position[i];
-            visit(ctx, ref[i], slab_block(&ix->slab, ref[i]));
-            visited++;
-        }
-        cursor = next;
-        if (cursor == 0)
-            break;
-    }
-    return cursor;
 }
 
 /* ---- what it holds ---- */

@@ -214,10 +214,10 @@ uint32_t index_ns_places(const struct index *ix);
 
 /* ---- blocks of a namespace ---- */
 
-block_ref index_find(struct index *ix, struct ns *ns, const uint8_t *key);
+block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t *key);
 /* out[i]: the block of keys + i * key_bytes, or 0. With stop_at_gap the search may end soon after a
  * key that is not there, and leaves 0 for the rest. */
-void index_find_many(struct index *ix, struct ns *ns, const uint8_t *keys, uint32_t n,
+void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
                      bool stop_at_gap, block_ref *out);
 /* A new block, all zero but key and ns. The key must not be there. 0: there are max_blocks, or no
  * memory. */
@@ -242,7 +242,7 @@ static inline bool part_on_share(const struct part *p)
 /* Walks a namespace for ls and verify: calls visit for up to `limit` blocks from cursor on (0: the
  * start). Returns the next cursor, 0 at the end. No block is met twice; blocks that come or go
  * between two calls may be missed. visit may not insert or remove. */
-uint64_t index_scan(struct index *ix, struct ns *ns, uint64_t cursor, uint32_t limit,
+uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor, uint32_t limit,
                     void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx);
 
 uint64_t index_bytes(const struct index *ix); /* memory */

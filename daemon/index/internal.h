@@ -131,22 +131,9 @@ struct index {
 uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes);
 
 void ns_table_close(struct ns_table *t);
-block_ref ns_table_find(const struct index *ix, const struct ns_table *t, const uint8_t *key);
-void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
-                        uint32_t n, bool stop_at_gap, block_ref *out);
 /* The record's key is set. 0 or -ENOMEM. */
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref);
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
-
-/* Scans in the order of reversed hashes, which splits and merges do not change. Finds up to
- * SCAN_BATCH blocks from position `from` on, all of one bucket, and returns how many. *next: the
- * position to go on from, 0 at the end. */
-#define SCAN_BATCH 32
-uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_t from,
-                       block_ref out[SCAN_BATCH], uint64_t position[SCAN_BATCH], uint64_t *next);
-
-/* For tests that make buckets overflow. */
-uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash);
 
 /* ---- namespaces ---- */
 

@@ -22,19 +22,14 @@ static_assert(SEGMENT_MIN << DOUBLINGS == SEGMENT_MAX, "the doubling ends at the
 
 /* ---- hashes and keys ---- */
 
-static inline uint64_t hash_of(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
+uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
 {
     return XXH3_64bits_withSecret(key, key_bytes, ix->secret, HASH_SECRET_BYTES);
 }
 
-uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
-{
-    return hash_of(ix, key, key_bytes);
-}
-
 static inline uint64_t record_hash(const struct index *ix, const struct ns_table *t, block_ref ref)
 {
-    return hash_of(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
+    return index_hash(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
 }
 
 /* The low bits of the hash choose the bucket, so the tag takes high ones. */
@@ -99,11 +94,6 @@ static inline uint32_t bucket_of(const struct ns_table *t, uint64_t hash)
     uint32_t bucket = (uint32_t)hash & t->mask;
 
     return bucket < t->buckets ? bucket : bucket & (t->mask >> 1);
-}
-
-uint32_t ns_table_bucket(const struct ns_table *t, uint64_t hash)
-{
-    return bucket_of(t, hash);
 }
 
 /* Bit i is set where byte i of v is `tag`. */
@@ -287,20 +277,21 @@ void ns_table_close(struct ns_table *t)
 
 /* ---- one block ---- */
 
-block_ref ns_table_find(const struct index *ix, const struct ns_table *t, const uint8_t *key)
+block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t *key)
 {
+    const struct ns_table *t = ns->table;
     uint64_t hash;
 
     if (t->blocks == 0)
         return 0;
-    hash = hash_of(ix, key, t->key_bytes);
+    hash = index_hash(ix, key, t->key_bytes);
     return bucket_find(ix, t, bucket_at(t, bucket_of(t, hash)), hash_tag(hash), key);
 }
 
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
 {
     const uint8_t *key = slab_block(&ix->slab, ref)->key;
-    uint64_t hash = hash_of(ix, key, t->key_bytes);
+    uint64_t hash = index_hash(ix, key, t->key_bytes);
     struct bucket *b;
 
     if (t->buckets == 0 && table_start(&ix->pages, t) != 0)
@@ -376,7 +367,7 @@ struct search {
 static inline void search_hash(const struct index *ix, const struct ns_table *t, struct search *p,
                                const uint8_t *key)
 {
-    uint64_t hash = hash_of(ix, key, t->key_bytes);
+    uint64_t hash = index_hash(ix, key, t->key_bytes);
 
     p->bucket = bucket_at(t, bucket_of(t, hash));
     p->tag = hash_tag(hash);
@@ -408,9 +399,10 @@ static inline block_ref search_compare(const struct index *ix, const struct ns_t
     return 0;
 }
 
-void ns_table_find_many(const struct index *ix, const struct ns_table *t, const uint8_t *keys,
-                        uint32_t n, bool stop_at_gap, block_ref *out)
+void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
+                     bool stop_at_gap, block_ref *out)
 {
+    const struct ns_table *t = ns->table;
     struct search ring[RING];
     uint32_t done = 0;
 
@@ -431,6 +423,8 @@ void ns_table_find_many(const struct index *ix, const struct ns_table *t, const 
 
 /* ---- scanning ---- */
 
+/* A scan goes in the order of reversed hashes, which splits and merges do not change: a bucket's
+ * hashes have their low bits in common, so their reverses lie next to each other. */
 static uint64_t reversed(uint64_t v)
 {
     v = ((v >> 1) & UINT64_C(0x5555555555555555)) | ((v & UINT64_C(0x5555555555555555)) << 1);
@@ -439,31 +433,27 @@ static uint64_t reversed(uint64_t v)
     return __builtin_bswap64(v);
 }
 
-struct batch {
-    block_ref *ref;
-    uint64_t *position;
-    uint32_t n;
-    bool cut; /* there were more */
-};
-
-/* Keeps the first SCAN_BATCH by position, sorted. */
-static void batch_add(struct batch *k, block_ref ref, uint64_t position)
+/* The block of the bucket with the lowest position from `from` on, or 0. */
+static block_ref bucket_next(const struct index *ix, const struct ns_table *t,
+                             const struct bucket *b, uint64_t from, uint64_t *position)
 {
-    uint32_t i = k->n;
+    uint32_t used = entries_used(b);
+    block_ref ref = used > 0 ? b->ref[0] : 0, found = 0;
 
-    if (k->n == SCAN_BATCH) {
-        k->cut = true;
-        if (position >= k->position[--i])
-            return;
-    } else {
-        k->n++;
+    bucket_prefetch(ix, b);
+    for (uint32_t i = 1; ref != 0; i++) {
+        uint64_t at = reversed(record_hash(ix, t, ref));
+
+        if (at >= from && (found == 0 || at < *position)) {
+            found = ref;
+            *position = at;
+        }
+        if (i < used)
+            ref = b->ref[i];
+        else
+            ref = i == used ? b->overflow : slab_block(&ix->slab, ref)->hash_next;
     }
-    for (; i > 0 && k->position[i - 1] > position; i--) {
-        k->ref[i] = k->ref[i - 1];
-        k->position[i] = k->position[i - 1];
-    }
-    k->ref[i] = ref;
-    k->position[i] = position;
+    return found;
 }
 
 /* The position behind the last one that the bucket's hashes may have; 0 for the last bucket. */
@@ -476,31 +466,25 @@ static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
     return reversed(bucket) + (UINT64_C(1) << (64 - bits));
 }
 
-uint32_t ns_table_scan(const struct index *ix, const struct ns_table *t, uint64_t from,
-                       block_ref out[SCAN_BATCH], uint64_t position[SCAN_BATCH], uint64_t *next)
+uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor, uint32_t limit,
+                    void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx)
 {
-    struct batch k = {.ref = out, .position = position};
-    const struct bucket *b;
-    uint32_t bucket;
+    const struct ns_table *t = ns->table;
 
-    *next = 0;
-    if (t->blocks == 0)
-        return 0;
-    bucket = bucket_of(t, reversed(from));
-    b = bucket_at(t, bucket);
-    bucket_prefetch(ix, b);
-    for (uint32_t i = 0; i < BUCKET_ENTRIES && b->ref[i]; i++) {
-        uint64_t at = reversed(record_hash(ix, t, b->ref[i]));
+    for (uint32_t visited = 0; visited < limit && t->blocks > 0;) {
+        uint32_t bucket = bucket_of(t, reversed(cursor));
+        uint64_t position = 0;
+        block_ref ref = bucket_next(ix, t, bucket_at(t, bucket), cursor, &position);
 
-        if (at >= from)
-            batch_add(&k, b->ref[i], at);
+        if (ref != 0) {
+            visit(ctx, ref, slab_block(&ix->slab, ref));
+            visited++;
+            cursor = position + 1;
+        } else {
+            cursor = bucket_end(t, bucket);
+        }
+        if (cursor == 0)
+            return 0;
     }
-    for (block_ref ref = b->overflow; ref; ref = slab_block(&ix->slab, ref)->hash_next) {
-        uint64_t at = reversed(record_hash(ix, t, ref));
-
-        if (at >= from)
-            batch_add(&k, ref, at);
-    }
-    *next = k.cut ? position[k.n - 1] + 1 : bucket_end(t, bucket);
-    return k.n;
+    return t->blocks > 0 ? cursor : 0;
 }
