@@ -30,8 +30,10 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     rc = secret_fill(ix->secret, sizeof(ix->secret));
     if (rc != 0)
         goto err_after_ns;
+    rc = slab_init(&ix->slab, &ix->pages);
+    if (rc != 0)
+        goto err_after_ns;
     pages_init(&ix->pages);
-    slab_init(&ix->slab, &ix->pages);
     ix->blocks_max = max_blocks;
     *out = ix;
     return 0;
@@ -119,7 +121,7 @@ struct block *index_peek(struct index *ix, block_ref ref)
 uint64_t index_bytes(const struct index *ix)
 {
     return sizeof(*ix) + ns_set_bytes(&ix->ns) + ix->slab.size_bytes +
-           ix->slab.chunks_cap * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
+           ix->slab.chunks * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 }
 
 bool index_full(const struct index *ix)

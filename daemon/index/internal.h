@@ -61,16 +61,17 @@ struct slab_class {
 };
 
 struct slab {
-    struct pages *pages;         /* borrowed */
-    struct slab_place *place;    /* by chunk number */
-    struct slab_chunk *chunk;    /* likewise */
-    uint32_t chunks, chunks_cap; /* numbers in use so far, 0 included */
-    uint32_t free_chunk;         /* first number without a chunk, chained by next */
+    struct pages *pages; /* borrowed */
+    /* Both by chunk number. They have SLAB_CHUNKS entries, of which the kernel backs those in use. */
+    struct slab_place *place;
+    struct slab_chunk *chunk;
+    uint32_t chunks;     /* numbers in use so far, 0 included */
+    uint32_t free_chunk; /* first number without a chunk, chained by next */
     uint64_t size_bytes;
     struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };
 
-void slab_init(struct slab *s, struct pages *pages);
+int slab_init(struct slab *s, struct pages *pages); /* 0 or -ENOMEM */
 void slab_close(struct slab *s);
 /* A zeroed record for a block with this many parts; 0 without memory. */
 block_ref slab_take(struct slab *s, uint32_t parts);
@@ -113,9 +114,9 @@ struct ns_table {
 
 struct ns_set {
     struct ns **at;    /* by place: (id - 1) mod max */
-    uint32_t *round;   /* by place: how many namespaces it had before */
     struct ns **chain; /* hash table by fingerprint, mask + 1 chains */
     uint32_t mask, count, max, tenant_max;
+    uint32_t last_id;
     uint64_t clock; /* of ns.used */
     uint64_t bytes; /* of namespaces, without their tables */
 };

@@ -78,9 +78,8 @@ int ns_set_init(struct ns_set *set, uint32_t max)
         chains *= 2;
     *set = (struct ns_set){.mask = chains - 1, .max = max, .tenant_max = max};
     set->at = calloc(max, sizeof(set->at[0]));
-    set->round = calloc(max, sizeof(set->round[0]));
     set->chain = calloc(chains, sizeof(set->chain[0]));
-    if (set->at && set->round && set->chain)
+    if (set->at && set->chain)
         return 0;
     ns_set_close(set);
     return -ENOMEM;
@@ -92,13 +91,12 @@ void ns_set_close(struct ns_set *set)
         if (set->at[i])
             ns_free(set->at[i]);
     free(set->at);
-    free(set->round);
     free(set->chain);
 }
 
 uint64_t ns_set_bytes(const struct ns_set *set)
 {
-    uint64_t sum = set->bytes + set->max * (sizeof(set->at[0]) + sizeof(set->round[0])) +
+    uint64_t sum = set->bytes + set->max * sizeof(set->at[0]) +
                    (set->mask + UINT64_C(1)) * sizeof(set->chain[0]);
 
     for (uint32_t i = 0; i < set->max; i++)
@@ -115,31 +113,35 @@ static struct ns **chain_of(const struct ns_set *set, const uint8_t *fingerprint
     return &set->chain[hash & set->mask];
 }
 
-static void set_add(struct ns_set *set, struct ns *ns, uint32_t place)
+static uint32_t place_of(const struct ns_set *set, uint32_t id)
+{
+    return (id - 1) % set->max;
+}
+
+/* There is a free place. Ids grow, until they run out, so that one is not given again soon. */
+static void set_add(struct ns_set *set, struct ns *ns)
 {
     struct ns **chain = chain_of(set, ns->fingerprint);
 
-    ns->id = place + 1 + set->round[place] * set->max;
+    do
+        ns->id = ++set->last_id;
+    while (ns->id == 0 || set->at[place_of(set, ns->id)]);
     ns->used = ++set->clock;
     ns->chain = *chain;
     *chain = ns;
-    set->at[place] = ns;
+    set->at[place_of(set, ns->id)] = ns;
     set->count++;
     set->bytes += ns_size_bytes(ns);
 }
 
 static void set_remove(struct ns_set *set, struct ns *ns)
 {
-    uint32_t place = (ns->id - 1) % set->max;
     struct ns **link = chain_of(set, ns->fingerprint);
 
     while (*link != ns)
         link = &(*link)->chain;
     *link = ns->chain;
-    set->at[place] = NULL;
-    /* The next namespace at this place has another id, until ids run out. */
-    if (++set->round[place] > (UINT32_MAX - set->max) / set->max)
-        set->round[place] = 0;
+    set->at[place_of(set, ns->id)] = NULL;
     set->count--;
     set->bytes -= ns_size_bytes(ns);
     ns_free(ns);
@@ -212,7 +214,6 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
                   size_t n, const uint8_t *fingerprint, bool bound_tenant, struct ns **out,
                   struct ucm_error *e)
 {
-    uint32_t place = 0;
     struct ns *ns;
     int rc = set_make_space(&ix->ns, identity->tenant, bound_tenant, e);
 
@@ -222,9 +223,7 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
-    while (ix->ns.at[place])
-        place++;
-    set_add(&ix->ns, ns, place);
+    set_add(&ix->ns, ns);
     *out = ns;
     return 0;
 }
@@ -301,14 +300,14 @@ struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERP
 
 struct ns *index_ns(struct index *ix, uint32_t id)
 {
-    struct ns *ns = id == 0 ? NULL : ix->ns.at[(id - 1) % ix->ns.max];
+    struct ns *ns = id == 0 ? NULL : ix->ns.at[place_of(&ix->ns, id)];
 
     return ns && ns->id == id ? ns : NULL;
 }
 
 uint32_t index_ns_place(const struct index *ix, const struct ns *ns)
 {
-    return (ns->id - 1) % ix->ns.max;
+    return place_of(&ix->ns, ns->id);
 }
 
 struct ns *index_ns_at(struct index *ix, uint32_t place)

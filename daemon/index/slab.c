@@ -1,5 +1,6 @@
 #include "daemon/index/internal.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #define CHUNK_MIN (64u << 10)
@@ -43,43 +44,16 @@ static void chunk_unlink(struct slab *s, uint32_t number)
     c->prev = c->next = 0;
 }
 
-static int directory_grow(struct slab *s)
-{
-    uint32_t cap = s->chunks_cap ? s->chunks_cap * 2 : 16;
-    struct slab_place *place;
-    struct slab_chunk *chunk;
-
-    if (s->chunks_cap == SLAB_CHUNKS)
-        return -1;
-    place = realloc(s->place, cap * sizeof(*place));
-    if (!place)
-        return -1;
-    s->place = place;
-    chunk = realloc(s->chunk, cap * sizeof(*chunk));
-    if (!chunk)
-        return -1;
-    s->chunk = chunk;
-    s->chunks_cap = cap;
-    return 0;
-}
-
 /* Returns a free number for a chunk, or 0. */
 static uint32_t number_take(struct slab *s)
 {
     uint32_t number = s->free_chunk;
 
-    if (number) {
+    if (number)
         s->free_chunk = s->chunk[number].next;
-        return number;
-    }
-    if (s->chunks == s->chunks_cap && directory_grow(s) != 0)
-        return 0;
-    if (s->chunks == 0) {
-        s->place[0] = (struct slab_place){0};
-        s->chunk[0] = (struct slab_chunk){0};
-        s->chunks = 1;
-    }
-    return s->chunks++;
+    else if (s->chunks < SLAB_CHUNKS)
+        number = s->chunks++;
+    return number;
 }
 
 static void number_give(struct slab *s, uint32_t number)
@@ -181,10 +155,15 @@ void slab_give(struct slab *s, block_ref ref)
         chunk_free(s, number);
 }
 
-void slab_init(struct slab *s, struct pages *pages)
+int slab_init(struct slab *s, struct pages *pages)
 {
-    memset(s, 0, sizeof(*s));
-    s->pages = pages;
+    *s = (struct slab){.pages = pages, .chunks = 1};
+    s->place = calloc(SLAB_CHUNKS, sizeof(*s->place));
+    s->chunk = calloc(SLAB_CHUNKS, sizeof(*s->chunk));
+    if (s->place && s->chunk)
+        return 0;
+    slab_close(s);
+    return -ENOMEM;
 }
 
 void slab_close(struct slab *s)
