@@ -238,8 +238,6 @@ int queue_push_front(struct block_queue *q, block_ref ref);
 /* The queue must not be empty. */
 block_ref queue_pop(struct block_queue *q);
 block_ref queue_pop_last(struct block_queue *q);
-/* Puts back what queue_pop has just taken. */
-void queue_unpop(struct block_queue *q, block_ref ref);
 
 /* ---- write_behind.c ---- */
 
@@ -259,6 +257,8 @@ bool cache_write_waits(const struct cache *c, enum write_to to);
 bool cache_write_pump(struct cache *c, enum write_to to);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
+/* How many of its parts lie in DRAM, have no copy at the target, and none under way there. */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
 /* Empties the queues at a stop. Unstall first. */
 void cache_writes_abandon(struct cache *c);
 

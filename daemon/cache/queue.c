@@ -39,9 +39,12 @@ int queue_push_front(struct block_queue *q, block_ref ref)
 {
     int rc = q->n == q->cap ? queue_grow(q) : 0;
 
-    if (rc == 0)
-        queue_unpop(q, ref);
-    return rc;
+    if (rc < 0)
+        return rc;
+    q->head = (q->head + q->cap - 1) % q->cap;
+    q->entries[q->head] = ref;
+    q->n++;
+    return 0;
 }
 
 block_ref queue_pop(struct block_queue *q)
@@ -56,11 +59,4 @@ block_ref queue_pop(struct block_queue *q)
 block_ref queue_pop_last(struct block_queue *q)
 {
     return q->entries[(q->head + --q->n) % q->cap];
-}
-
-void queue_unpop(struct block_queue *q, block_ref ref)
-{
-    q->head = (q->head + q->cap - 1) % q->cap;
-    q->entries[q->head] = ref;
-    q->n++;
 }

@@ -130,10 +130,9 @@ static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
 /* The slot can't be emptied now. Owner 0: it is not known to be a part's. */
 static bool owner_blocks(struct space_search *s, uint64_t owner)
 {
-    block_ref ref = (block_ref)(owner >> 16);
-    const struct block *b = index_peek(s->cache->config.index, ref);
+    const struct block *b = index_peek(s->cache->config.index, owner_block(owner));
     const struct ns *ns = b ? index_ns(s->cache->config.index, b->ns) : NULL;
-    uint32_t part = owner & 0xffff;
+    uint32_t part = owner_part(owner);
 
     return !b || part >= ns->identity.parts || b->part[part].dram != PART_DRAM_READY ||
            list_for_dram(s, b, ns) != LIST_CANDIDATES;
@@ -161,7 +160,7 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
         c->blockers = calloc(arena_bytes_configured(c->arena) / arena_extent_bytes(c->arena),
                              sizeof(*c->blockers));
     if (c->blockers && c->blockers[extent] != 0 &&
-        index_peek(c->config.index, (block_ref)(c->blockers[extent] >> 16)) &&
+        index_peek(c->config.index, owner_block(c->blockers[extent])) &&
         owner_blocks(s, c->blockers[extent]))
         return false;
     s->blocked = false;
@@ -265,41 +264,31 @@ static block_ref victim_find(struct space_search *s)
 
 /* ---- leaving ---- */
 
-/* Parts that were waiting for their turn to be written will not be. */
-static uint32_t parts_unwritten(const struct block *b, const struct ns *ns)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        n += b->part[i].dram == PART_DRAM_READY && b->part[i].nvme == PART_NVME_NONE;
-    return b->flags & BLOCK_QUEUED ? n : 0;
-}
-
-static void block_evict(struct cache *c, block_ref ref)
+/* all: from the other tiers here, too. */
+static void block_evict(struct cache *c, block_ref ref, bool all)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool was_complete = block_complete(b, ns);
+    bool was_complete = block_complete(b, ns), complete;
 
-    c->config.metrics->nvme_write_dropped += parts_unwritten(b, ns);
+    if (b->flags & BLOCK_QUEUED)
+        c->config.metrics->nvme_write_dropped += cache_parts_missing(b, ns, WRITE_NVME);
     block_leave_dram(c, ref, true);
+    complete = block_complete(b, ns);
     c->config.metrics->arena_evicted_blocks++;
-    if (!block_complete(b, ns)) {
-        if (was_complete)
-            c->config.metrics->arena_evicted_lost++;
-        /* A block that lost a part is worth nothing, whatever the tier still has of it. */
-        if (b->leases == 0 && block_idle(b, ns))
-            cache_discard(c, ref);
-    } else {
+    c->config.metrics->arena_evicted_lost += was_complete && !complete;
+    /* A block that lost a part is worth nothing, whatever the tier still has of it. */
+    if (all || (!complete && b->leases == 0 && block_idle(b, ns)))
+        cache_discard(c, ref);
+    else if (complete)
         cache_shared_trim(c);
-    }
 }
 
 static bool owner_evict_cb(void *ctx, uint64_t owner)
 {
     struct space_search *s = ctx;
 
-    block_evict(s->cache, (block_ref)(owner >> 16));
+    block_evict(s->cache, owner_block(owner), false);
     return true;
 }
 
@@ -318,7 +307,7 @@ static bool space_step(struct space_search *s)
         return !s->spare && cache_fill_reclaim(c);
     slot = block_slot(c, victim, s->slot_bytes);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
-        block_evict(c, victim);
+        block_evict(c, victim, false);
         return true;
     }
     arena_extent_owners(c->arena, slot, owner_evict_cb, s);
@@ -340,22 +329,12 @@ bool cache_coldest_drop(struct cache *c)
 {
     struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
     block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, judge_drop_cb, &s, &s.looks);
-    const struct block *b;
-    struct ns *ns;
-    bool was_complete;
 
     if (ref == 0)
         ref = policy_victim(c->config.policy, LIST_STUCK, judge_drop_cb, &s, &s.looks);
-    if (ref == 0)
-        return false;
-    b = cache_block(c, ref, &ns);
-    was_complete = block_complete(b, ns);
-    c->config.metrics->arena_evicted_blocks++;
-    block_leave_dram(c, ref, true);
-    if (was_complete && !block_complete(b, ns))
-        c->config.metrics->arena_evicted_lost++;
-    cache_discard(c, ref);
-    return true;
+    if (ref != 0)
+        block_evict(c, ref, true);
+    return ref != 0;
 }
 
 /* ---- a slot ---- */

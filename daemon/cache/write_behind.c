@@ -259,13 +259,12 @@ static bool queue_step(struct cache *c, enum write_to to, unsigned *left)
     if (doomed || block_write(c, to, ref, left) != -EAGAIN)
         return true;
     queued_set(c, to, ref, true);
-    queue_unpop(&t->queue, ref);
+    (void)queue_push_front(&t->queue, ref); /* where it was: there is a place */
     return false;
 }
 
-/* The parts that have no copy at the target, and none under way. The end of the others' writes
- * counts the last part of the shared tier (cache_write_next_part). */
-static uint32_t parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
+/* The end of the others' writes counts the last part of the shared tier (cache_write_next_part). */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
 {
     uint32_t n = 0;
 
@@ -288,7 +287,7 @@ void cache_writes_abandon(struct cache *c)
             if (!still_waits(c, to, ref))
                 continue;
             b = cache_block(c, ref, &ns);
-            parts = b->flags & BLOCK_DOOMED ? 0 : parts_missing(b, ns, to);
+            parts = b->flags & BLOCK_DOOMED ? 0 : cache_parts_missing(b, ns, to);
             queued_set(c, to, ref, false);
             *dropped(c, to) += parts;
             blocks[to] += parts > 0;
