@@ -315,7 +315,7 @@ class Companions(unittest.TestCase):
             return companion.Accompaniment(settings.Settings.parse({"companion": setting, **more}), one, on_gpu, writes)
 
     def test_auto(self):
-        missing = ucmclient.CompanionMissing(["libucmclient_cuda.so.0: no such file"])
+        missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
         for more, used, words in (({}, True, "4 KiB"), ({"chunk": (512 << 10) - 1}, True, "small chunks"),
                                   ({"chunk": 512 << 10}, False, "512 KiB"), ({"on_gpu": False}, False, "GPU"),
                                   ({"missing": missing}, False, "no such file"),
@@ -330,7 +330,7 @@ class Companions(unittest.TestCase):
 
     def test_on_is_refused_with_the_remedy(self):
         self.assertTrue(self.choice("on", chunk=1 << 20).used)
-        missing = ucmclient.CompanionMissing(["libucmclient_cuda.so.0: no such file"])
+        missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
         for more, words in (({"on_gpu": False}, "GPU"), ({"missing": missing}, "UCMCLIENT_CUDA_LIB")):
             with self.subTest(more), self.assertRaisesRegex(identity.Unsupported, f'companion "on".*{words}.*"auto"'):
                 self.choice("on", **more)

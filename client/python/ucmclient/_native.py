@@ -6,8 +6,8 @@ Mirrors client/include/ucmclient.h. ctypes.CDLL releases the interpreter lock du
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
+from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -159,36 +159,34 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def declare(library: ctypes.CDLL, prototypes: dict[str, tuple[Any, list[Any]]]) -> None:
-    for name, (result, arguments) in prototypes.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
-
-
-def _candidates() -> list[str]:
-    named = os.environ.get("UCMCLIENT_LIB")
+def candidates(variable: str, soname: str, folders: Iterable[str]) -> list[str]:
+    """The file that the environment variable names; else the ones in the folders, and the loader's."""
+    named = os.environ.get(variable)
     if named:
         return [named]
-    inside = os.path.join(os.path.dirname(os.path.abspath(__file__)), SONAME)
-    return ([inside] if os.path.exists(inside) else []) + [SONAME]
+    beside = [os.path.join(folder, soname) for folder in folders if folder]
+    return [path for path in beside if os.path.exists(path)] + [soname]
 
 
-def _load() -> ctypes.CDLL:
+def load(paths: Iterable[str], prototypes: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL:
+    """The first library that loads and has all prototypes. Raises OSError, which names the files that were tried."""
     tried = []
-    for path in _candidates():
+    for path in paths:
         try:
             library = ctypes.CDLL(path)
-        except OSError as error:
+            for name, (result, arguments) in prototypes.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
             tried.append(f"{path}: {error}")
-            continue
-        declare(library, _PROTOTYPES)
-        return library
+        else:
+            return library
+    raise OSError(f"tried {'; '.join(tried)}")
+
+
+try:
+    lib = load(candidates("UCMCLIENT_LIB", SONAME, [os.path.dirname(os.path.abspath(__file__))]), _PROTOTYPES)
+except OSError as error:
     raise ImportError(
-        "libucmclient was not found: install ucmd, or name the library in UCMCLIENT_LIB (tried "
-        + "; ".join(tried)
-        + ")"
-    )
-
-
-lib = _load()
+        f"libucmclient was not found: install ucmd, or name the library in UCMCLIENT_LIB ({error})"
+    ) from None

@@ -148,9 +148,14 @@ def check_uuid(gpu: bytes) -> None:
 
 
 class _Handle:
-    """A handle of the library, which must be freed once, even if several threads close the object."""
+    """A handle of the library, which must be freed once, even if several threads close the object. When its client
+    is closed, the library has freed it."""
 
-    def __init__(self) -> None:
+    #: The library's function that frees it.
+    _free: Any = None
+
+    def __init__(self, client: Optional[Client] = None) -> None:
+        self.client = client
         self._handle: Optional[int] = None
         self._closing = threading.Lock()
 
@@ -158,13 +163,9 @@ class _Handle:
     def handle(self) -> int:
         if self._handle is None:
             raise UcmError(Status.INVALID, f"this {type(self).__name__} is closed")
-        if self._gone():
+        if self.client is not None and self.client.closed:
             raise UcmError(Status.DISCONNECTED, f"this {type(self).__name__}'s client is closed")
         return self._handle
-
-    def _gone(self) -> bool:
-        """True when the library freed the handle together with its client."""
-        return False
 
     def _take(self) -> Optional[int]:
         with self._closing:
@@ -182,7 +183,9 @@ class _Handle:
         self.close()
 
     def close(self) -> None:
-        raise NotImplementedError
+        handle = self._take()
+        if handle is not None and not self.client.closed:
+            self._free(handle)
 
 
 class Client(_Handle):
@@ -255,8 +258,10 @@ class Client(_Handle):
 class Namespace(_Handle):
     """A namespace, opened for one Identity. Unregister its regions before you close it."""
 
+    _free = lib.ucm_namespace_close
+
     def __init__(self, client: Client, identity: Identity, timeout: Optional[float] = None, durable: bool = False):
-        super().__init__()
+        super().__init__(client)
         shards = (c_uint32 * len(identity.shards))(*identity.shards)
         out = c_void_p()
         native_identity = native.Identity(
@@ -276,17 +281,8 @@ class Namespace(_Handle):
             int(durable),
         )
         check(lib.ucm_namespace_open(client.handle, byref(native_identity), _timeout(timeout), byref(out)))
-        self.client = client
         self.identity = identity
         self._handle = out.value
-
-    def _gone(self) -> bool:
-        return self.client.closed
-
-    def close(self) -> None:
-        handle = self._take()
-        if handle is not None and not self.client.closed:
-            lib.ucm_namespace_close(handle)
 
     @property
     def fingerprint(self) -> bytes:
@@ -294,12 +290,14 @@ class Namespace(_Handle):
         lib.ucm_namespace_fingerprint(self.handle, out)
         return out.raw
 
-    def _lookup(
-        self, keys: Keys, lease: float, wait: float, shared: Optional[c_uint32]
-    ) -> tuple[native.Lookup, int, object]:
-        borrowed, n = borrow_keys(keys, self.identity.key_bytes)
-        out = ctypes.pointer(shared) if shared is not None else None
-        return native.Lookup(borrowed.address, n, _timeout(lease), _timeout(wait), out), n, borrowed
+    def _lookup(self, keys: Keys, lease: float, wait: float, tell_shared: bool) -> native.Lookup:
+        lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait))
+        lookup.borrowed, lookup.n_keys = borrow_keys(keys, self.identity.key_bytes)
+        lookup.keys = lookup.borrowed.address
+        lookup.told = c_uint32()
+        if tell_shared:
+            lookup.shared = ctypes.pointer(lookup.told)
+        return lookup
 
     def lookup_prefix(
         self,
@@ -312,16 +310,14 @@ class Namespace(_Handle):
     ) -> PrefixHits:
         """How many blocks from the first key on are cached without a gap. lease: seconds to keep them, 0 for none.
         wait: longest wait for the shared tier in seconds, 0 for the daemon's setting."""
-        shared = c_uint32() if tell_shared else None
-        lookup, _, keep = self._lookup(keys, lease, wait, shared)
+        lookup = self._lookup(keys, lease, wait, tell_shared)
         hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
         check(
             lib.ucm_lookup_prefix(
                 self.handle, byref(lookup), _timeout(timeout), byref(hits), byref(in_dram), byref(number)
             )
         )
-        del keep
-        return PrefixHits(hits.value, in_dram.value, number.value, shared.value if shared is not None else 0)
+        return PrefixHits(hits.value, in_dram.value, number.value, lookup.told.value)
 
     def lookup_each(
         self,
@@ -334,11 +330,10 @@ class Namespace(_Handle):
     ) -> tuple[bytes, int]:
         """For each key a Found's number, and a lease on those that were found. Blocks of the shared tier count as NVME
         unless tell_shared."""
-        lookup, n, keep = self._lookup(keys, lease, wait, c_uint32() if tell_shared else None)
-        found, hits, number = ctypes.create_string_buffer(max(n, 1)), c_uint32(), c_uint32()
+        lookup = self._lookup(keys, lease, wait, tell_shared)
+        found, hits, number = ctypes.create_string_buffer(max(lookup.n_keys, 1)), c_uint32(), c_uint32()
         check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
-        del keep
-        return found.raw[:n], number.value
+        return found.raw[: lookup.n_keys], number.value
 
     def prefetch(
         self,
@@ -350,9 +345,8 @@ class Namespace(_Handle):
         timeout: Optional[float] = None,
     ) -> "Task":
         """Reads blocks into DRAM; part None: all parts."""
-        transfer = native.Transfer(priority=priority, deadline_ms=_timeout(deadline))
-        transfer.part = 0 if part is None else part + 1
-        return Task(lib.ucm_prefetch, self.handle, self.client, self.identity, transfer, keys, None, timeout)
+        one = 0 if part is None else part + 1
+        return Task(lib.ucm_prefetch, self, self, keys, None, timeout, deadline, priority=priority, part=one)
 
     def _change(self, function: Any, keys: Optional[Keys], timeout: Optional[float], *more: Any) -> int:
         changed = c_uint64()
@@ -400,7 +394,7 @@ class Region(_Handle):
         gpu: Optional[bytes],
         timeout: Optional[float],
     ):
-        super().__init__()
+        super().__init__(ns.client)
         if gpu is not None:
             check_uuid(gpu)
         native_memory = (native.Memory * len(memory))()
@@ -435,9 +429,6 @@ class Region(_Handle):
     def _unregister(self, handle: int, timeout_ms: int) -> None:
         check(lib.ucm_region_unregister(handle, timeout_ms))
 
-    def _gone(self) -> bool:
-        return self.ns.client.closed
-
     def unregister(self, timeout: Optional[float] = None) -> None:
         """Returns when the daemon has closed its mapping. If it raises, the region stays registered."""
         handle = self.handle
@@ -450,7 +441,7 @@ class Region(_Handle):
         self._owners = []
 
     def close(self) -> None:
-        if not self.closed and not self.ns.client.closed:
+        if not self.closed and not self.client.closed:
             self.unregister()
 
     def load(
@@ -468,11 +459,8 @@ class Region(_Handle):
     ) -> "Task":
         """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: copies layer by layer,
         with a report every `step` layers, for Task.wait_layers."""
-        transfer = native.Transfer(
-            shard=shard, n_shards=shards, priority=priority, deadline_ms=_timeout(deadline), lease=lease, step=step
-        )
-        ns = self.ns
-        return Task(lib.ucm_load, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
+        fields = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
+        return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
     def dump(
         self,
@@ -491,53 +479,40 @@ class Region(_Handle):
         durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
-        transfer = native.Transfer(
-            shard=shard,
-            n_shards=shards,
-            priority=priority,
-            deadline_ms=_timeout(deadline),
-            event=event,
-            durability=0 if durable is None else 1 if durable else 2,
-        )
-        ns = self.ns
-        return Task(lib.ucm_dump, self.handle, ns.client, ns.identity, transfer, keys, blocks, timeout)
+        fields = {"shard": shard, "n_shards": shards, "priority": priority, "event": event}
+        durability = 0 if durable is None else 1 if durable else 2
+        return Task(lib.ucm_dump, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
 
 
 class Task(_Handle):
     """A load, dump or prefetch under way. Closing one that is not done cancels it."""
 
+    _free = lib.ucm_task_free
+
     def __init__(
         self,
         function: Any,
-        owner: int,
-        client: Client,
-        identity: Identity,
-        transfer: native.Transfer,
+        owner: _Handle,
+        ns: Namespace,
         keys: Keys,
         blocks: Optional[Blocks],
         timeout: Optional[float],
+        deadline: float,
+        **fields: Any,
     ):
-        super().__init__()
-        borrowed, n = borrow_keys(keys, identity.key_bytes)
-        transfer.keys, transfer.n_keys = borrowed.address, n
+        """fields: the others of native.Transfer."""
+        super().__init__(ns.client)
+        borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
+        transfer = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
         if blocks is not None:
             ids, n_ids = uint32s(blocks)
             if n_ids != n:
                 raise ValueError(f"{n} keys and {n_ids} block ids were given; each key needs one")
             transfer.blocks = ids.address
         out = c_void_p()
-        check(function(owner, byref(transfer), _timeout(timeout), byref(out)))
-        self.client = client
+        check(function(owner.handle, byref(transfer), _timeout(timeout), byref(out)))
         self._keys = n
         self._handle = out.value
-
-    def _gone(self) -> bool:
-        return self.client.closed
-
-    def close(self) -> None:
-        handle = self._take()
-        if handle is not None and not self.client.closed:
-            lib.ucm_task_free(handle)
 
     def _result(self, result: native.Result) -> TaskResult:
         return TaskResult(result.bytes, result.n_ok, ctypes.string_at(result.result, result.n_keys))

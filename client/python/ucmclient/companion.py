@@ -43,36 +43,26 @@ _PROTOTYPES = {
 class CompanionMissing(UcmError):
     """libucmclient_cuda can't be loaded; str() says which files were tried and what to do."""
 
-    def __init__(self, tried: Sequence[str]):
+    def __init__(self, tried: str):
         super().__init__(
             Status.UNSUPPORTED,
             "libucmclient_cuda can't be used: it needs NVIDIA's driver on this host, and comes with a ucmd that was "
-            "built with the CUDA toolkit; UCMCLIENT_CUDA_LIB names it elsewhere (tried " + "; ".join(tried) + ")",
+            f"built with the CUDA toolkit; UCMCLIENT_CUDA_LIB names it elsewhere ({tried})",
         )
 
 
 def _candidates() -> list[str]:
-    named = os.environ.get("UCMCLIENT_CUDA_LIB")
-    if named:
-        return [named]
     folders = dict.fromkeys((os.path.dirname(os.path.abspath(__file__)), os.path.dirname(native.lib._name)))
-    beside = [os.path.join(folder, SONAME) for folder in folders if folder]
-    return [path for path in beside if os.path.exists(path)] + [SONAME]
+    return native.candidates("UCMCLIENT_CUDA_LIB", SONAME, folders)
 
 
 @lru_cache(maxsize=None)
 def _library() -> ctypes.CDLL:
     """It uses the libucmclient that this process has loaded."""
-    tried = []
-    for path in _candidates():
-        try:
-            library = ctypes.CDLL(path)
-            native.declare(library, _PROTOTYPES)
-        except (OSError, AttributeError) as error:
-            tried.append(f"{path}: {error}")
-        else:
-            return library
-    raise CompanionMissing(tried)
+    try:
+        return native.load(_candidates(), _PROTOTYPES)
+    except OSError as error:
+        raise CompanionMissing(str(error)) from None
 
 
 def require() -> None:
@@ -91,20 +81,16 @@ class Companion(_Handle):
     def __init__(
         self, client: Client, gpu: bytes, *, slice_bytes: int = 0, slices: int = 0, timeout: Optional[float] = None
     ):
-        super().__init__()
+        super().__init__(client)
         check_uuid(gpu)
         out = c_void_p()
         options = native.CudaOptions(slice_bytes, slices)
         _check(_library().ucm_cuda_open(client.handle, gpu, byref(options), _timeout(timeout), byref(out)))
-        self.client = client
         self.gpu = gpu
         self._regions: set[CompanionRegion] = set()
         self._ending = threading.Lock()
         self._handle = out.value
         client._companions.add(self)
-
-    def _gone(self) -> bool:
-        return self.client.closed
 
     def register(
         self,

@@ -150,19 +150,23 @@ def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
     return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc)), base.value, uuid
 
 
+def _containing(pointer: int) -> Optional[SharedMemory]:
+    return next((one for one in list(_shared) if one.address <= pointer < one.address + one.size), None)
+
+
 def in_shared_memory(pointer: int) -> bool:
-    return any(shared.address <= pointer < shared.address + shared.size for shared in list(_shared))
+    return _containing(pointer) is not None
 
 
 def shared_memory_of(pointer: int) -> tuple[Memory, int]:
     """The SharedMemory of this process that contains `pointer`, and its first address."""
-    for shared in list(_shared):
-        if shared.address <= pointer < shared.address + shared.size:
-            return shared.memory(), shared.address
-    raise UcmError(
-        Status.INVALID,
-        "the daemon can copy only to host memory in a SharedMemory: allocate the KV tensors from one",
-    )
+    shared = _containing(pointer)
+    if shared is None:
+        raise UcmError(
+            Status.INVALID,
+            "the daemon can copy only to host memory in a SharedMemory: allocate the KV tensors from one",
+        )
+    return shared.memory(), shared.address
 
 
 class _Descriptor:
