@@ -12,82 +12,53 @@ void proto_where_prefix(const struct proto_where *where, char *out, size_t room)
         out[0] = '\0';
 }
 
-/* "16 to 32" or "exactly 64" */
+/* What a field of each kind must be, around its range; what is counted when it is out of it. */
+static const struct {
+    const char *before, *after, *counted;
+    bool has_range;
+} kinds[] = {
+    [PROTO_KIND_u64] = {"an unsigned integer, ", "", "", true},
+    [PROTO_KIND_str] = {"text (MessagePack str, UTF-8) of ", " bytes", " bytes", true},
+    [PROTO_KIND_bin] = {"binary (MessagePack bin) of ", " bytes", " bytes", true},
+    [PROTO_KIND_flag] = {"true or false", "", "", false},
+    [PROTO_KIND_u32s] = {"an array of ", " unsigned integers below 2^32", " entries", true},
+    [PROTO_KIND_handles] = {"an array of ", " maps", " entries", true},
+    [PROTO_KIND_planes] = {"an array of ", " maps", " entries", true},
+};
+
+/* "16 to 32", "exactly 64" or "" */
 static void range_text(const struct proto_field *f, char *out, size_t room)
 {
-    if (f->min == f->max)
+    out[0] = '\0';
+    if (kinds[f->kind].has_range && f->min == f->max)
         snprintf(out, room, "exactly %" PRIu64, f->min);
-    else
+    else if (kinds[f->kind].has_range)
         snprintf(out, room, "%" PRIu64 " to %" PRIu64, f->min, f->max);
-}
-
-static void right_text(const struct proto_field *f, char *out, size_t room)
-{
-    char range[48];
-
-    range_text(f, range, sizeof(range));
-    switch ((enum proto_kind)f->kind) {
-    case PROTO_KIND_u64:
-        snprintf(out, room, "an unsigned integer, %s", range);
-        break;
-    case PROTO_KIND_str:
-        snprintf(out, room, "text (MessagePack str, UTF-8) of %s bytes", range);
-        break;
-    case PROTO_KIND_bin:
-        snprintf(out, room, "binary (MessagePack bin) of %s bytes", range);
-        break;
-    case PROTO_KIND_flag:
-        snprintf(out, room, "true or false");
-        break;
-    case PROTO_KIND_u32s:
-        snprintf(out, room, "an array of %s unsigned integers below 2^32", range);
-        break;
-    case PROTO_KIND_handles:
-    case PROTO_KIND_planes:
-        snprintf(out, room, "an array of %s maps", range);
-        break;
-    }
 }
 
 int proto_refuse(const struct proto_field *f, const struct proto_where *where, const char *wrong,
                  ...)
 {
-    char prefix[32], what[96], right[96];
+    char prefix[32], what[96], range[48];
     va_list args;
 
     proto_where_prefix(where, prefix, sizeof(prefix));
-    right_text(f, right, sizeof(right));
+    range_text(f, range, sizeof(range));
     va_start(args, wrong);
     vsnprintf(what, sizeof(what), wrong, args);
     va_end(args);
-    return ucm_error_set(where->e, UCM_WIRE_INVALID, "field \"%s%s\" %s; it must be %s%s", prefix,
-                         f->name, what, right, f->required ? "" : ", or be left out");
-}
-
-static int amount_refuse(const struct proto_field *f, uint64_t amount,
-                         const struct proto_where *where)
-{
-    switch ((enum proto_kind)f->kind) {
-    case PROTO_KIND_u64:
-    case PROTO_KIND_flag:
-        return proto_refuse(f, where, "is %" PRIu64, amount);
-    case PROTO_KIND_str:
-    case PROTO_KIND_bin:
-        return proto_refuse(f, where, "has %" PRIu64 " bytes", amount);
-    case PROTO_KIND_u32s:
-    case PROTO_KIND_handles:
-    case PROTO_KIND_planes:
-        break;
-    }
-    return proto_refuse(f, where, "has %" PRIu64 " entries", amount);
+    return ucm_error_set(where->e, UCM_WIRE_INVALID, "field \"%s%s\" %s; it must be %s%s%s%s",
+                         prefix, f->name, what, kinds[f->kind].before, range, kinds[f->kind].after,
+                         f->required ? "" : ", or be left out");
 }
 
 int proto_check_amount(const struct proto_field *f, uint64_t amount,
                        const struct proto_where *where)
 {
-    if (f->kind != PROTO_KIND_flag && (amount < f->min || amount > f->max))
-        return amount_refuse(f, amount, where);
-    return 0;
+    if (!kinds[f->kind].has_range || (amount >= f->min && amount <= f->max))
+        return 0;
+    return proto_refuse(f, where, "%s %" PRIu64 "%s", f->kind == PROTO_KIND_u64 ? "is" : "has",
+                        amount, kinds[f->kind].counted);
 }
 
 /* Length of the UTF-8 character at p, and itself in *c; 0 when there is none: a stray or missing

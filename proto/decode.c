@@ -9,30 +9,21 @@ static int map_decode(const struct proto_message *m, const msgpack_object *from,
 
 static const char *type_text(msgpack_object_type type)
 {
-    switch (type) {
-    case MSGPACK_OBJECT_NIL:
-        return "is nil";
-    case MSGPACK_OBJECT_BOOLEAN:
-        return "is a boolean";
-    case MSGPACK_OBJECT_POSITIVE_INTEGER:
-        return "is an integer";
-    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
-        return "is a negative integer";
-    case MSGPACK_OBJECT_FLOAT32:
-    case MSGPACK_OBJECT_FLOAT64:
-        return "is a float";
-    case MSGPACK_OBJECT_STR:
-        return "is text (MessagePack str)";
-    case MSGPACK_OBJECT_BIN:
-        return "is binary (MessagePack bin)";
-    case MSGPACK_OBJECT_ARRAY:
-        return "is an array";
-    case MSGPACK_OBJECT_MAP:
-        return "is a map";
-    case MSGPACK_OBJECT_EXT:
-        break;
-    }
-    return "is an extension type";
+    static const char *const texts[] = {
+        [MSGPACK_OBJECT_NIL] = "is nil",
+        [MSGPACK_OBJECT_BOOLEAN] = "is a boolean",
+        [MSGPACK_OBJECT_POSITIVE_INTEGER] = "is an integer",
+        [MSGPACK_OBJECT_NEGATIVE_INTEGER] = "is a negative integer",
+        [MSGPACK_OBJECT_FLOAT32] = "is a float",
+        [MSGPACK_OBJECT_FLOAT64] = "is a float",
+        [MSGPACK_OBJECT_STR] = "is text (MessagePack str)",
+        [MSGPACK_OBJECT_BIN] = "is binary (MessagePack bin)",
+        [MSGPACK_OBJECT_ARRAY] = "is an array",
+        [MSGPACK_OBJECT_MAP] = "is a map",
+        [MSGPACK_OBJECT_EXT] = "is an extension type",
+    };
+
+    return texts[type];
 }
 
 static int type_refuse(const struct proto_field *f, const msgpack_object *from,
@@ -43,112 +34,85 @@ static int type_refuse(const struct proto_field *f, const msgpack_object *from,
     return proto_refuse(f, where, "%s", type_text(from->type));
 }
 
-/* ---- one decoder a kind; `out` is the field itself ---- */
-
-static int u64_decode(const struct proto_field *f, const msgpack_object *from, uint64_t *out,
-                      const struct proto_where *where)
-{
-    if (from->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
-        return type_refuse(f, from, where);
-    *out = from->via.u64;
-    return proto_check_amount(f, *out, where);
-}
-
-static int flag_decode(const struct proto_field *f, const msgpack_object *from, bool *out,
-                       const struct proto_where *where)
-{
-    if (from->type != MSGPACK_OBJECT_BOOLEAN)
-        return type_refuse(f, from, where);
-    *out = from->via.boolean;
-    return 0;
-}
+/* ---- a field; `from` has the type of its kind ---- */
 
 /* For an empty value msgpack-c leaves a pointer that means nothing. */
-static int str_decode(const struct proto_field *f, const msgpack_object *from,
-                      struct proto_str *out, const struct proto_where *where)
+static struct proto_view view_of(const char *p, uint32_t n)
 {
-    int rc;
-
-    if (from->type != MSGPACK_OBJECT_STR)
-        return type_refuse(f, from, where);
-    out->n = from->via.str.size;
-    out->p = out->n ? from->via.str.ptr : "";
-    rc = proto_check_amount(f, out->n, where);
-    return rc ? rc : proto_check_text(f, out->p, out->n, where);
+    return (struct proto_view){n ? p : "", n};
 }
 
-static int bin_decode(const struct proto_field *f, const msgpack_object *from,
-                      struct proto_bin *out, const struct proto_where *where)
+static int u32s_decode(const struct proto_field *f, const msgpack_object_array *from, uint32_t *to,
+                       const struct proto_where *where)
 {
-    if (from->type != MSGPACK_OBJECT_BIN)
-        return type_refuse(f, from, where);
-    out->n = from->via.bin.size;
-    out->p = (const uint8_t *)(out->n ? from->via.bin.ptr : "");
-    return proto_check_amount(f, out->n, where);
-}
+    for (uint32_t i = 0; i < from->size; i++) {
+        const msgpack_object *entry = &from->ptr[i];
 
-/* Memory for an array whose length has passed the field's bounds. */
-static int entries_alloc(const struct proto_field *f, const msgpack_object *from,
-                         size_t entry_bytes, msgpack_zone *zone, void **out,
-                         const struct proto_where *where)
-{
-    int rc;
-
-    if (from->type != MSGPACK_OBJECT_ARRAY)
-        return type_refuse(f, from, where);
-    rc = proto_check_amount(f, from->via.array.size, where);
-    if (rc)
-        return rc;
-    *out = msgpack_zone_malloc(zone, from->via.array.size * entry_bytes);
-    if (!*out)
-        return ucm_error_set(where->e, UCM_WIRE_NO_MEMORY, "no memory for field \"%s\"", f->name);
-    return 0;
-}
-
-static int u32s_decode(const struct proto_field *f, const msgpack_object *from, msgpack_zone *zone,
-                       struct proto_u32s *out, const struct proto_where *where)
-{
-    const msgpack_object *entry;
-    void *memory;
-    uint32_t *to;
-    int rc = entries_alloc(f, from, sizeof(*to), zone, &memory, where);
-
-    if (rc)
-        return rc;
-    to = memory;
-    for (uint32_t i = 0; i < from->via.array.size; i++) {
-        entry = &from->via.array.ptr[i];
         if (entry->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
             return proto_refuse(f, where, "at [%" PRIu32 "] %s", i, type_text(entry->type));
         if (entry->via.u64 > UINT32_MAX)
             return proto_refuse(f, where, "at [%" PRIu32 "] is %" PRIu64, i, entry->via.u64);
         to[i] = (uint32_t)entry->via.u64;
     }
-    *out = (struct proto_u32s){to, from->via.array.size};
     return 0;
 }
 
 /* Entries are flat: no table has an array of maps inside an array of maps, so this recurses once.
  */
-static int entries_decode(const struct proto_field *f, const msgpack_object *from,
-                          msgpack_zone *zone, struct proto_view *out,
-                          const struct proto_where *where)
+static int entries_decode(const struct proto_field *f, const msgpack_object_array *from,
+                          msgpack_zone *zone, uint8_t *to, const struct proto_where *where)
 {
     const struct proto_message *m = proto_entry_message((enum proto_kind)f->kind);
     struct proto_where inner = {.outer = f->name, .e = where->e};
-    void *memory;
-    int rc = entries_alloc(f, from, m->bytes, zone, &memory, where);
+    int rc = 0;
 
-    if (rc)
-        return rc;
-    for (inner.index = 0; inner.index < from->via.array.size; inner.index++) {
-        rc = map_decode(m, &from->via.array.ptr[inner.index], zone,
-                        (uint8_t *)memory + (size_t)inner.index * m->bytes, &inner);
-        if (rc)
-            return rc;
+    for (inner.index = 0; rc == 0 && inner.index < from->size; inner.index++)
+        rc = map_decode(m, &from->ptr[inner.index], zone, to + (size_t)inner.index * m->bytes,
+                        &inner);
+    return rc;
+}
+
+/* The array's length has passed the field's bounds. */
+static int array_decode(const struct proto_field *f, const msgpack_object_array *from,
+                        msgpack_zone *zone, struct proto_view *out, const struct proto_where *where)
+{
+    bool numbers = f->kind == PROTO_KIND_u32s;
+    size_t entry_bytes =
+        numbers ? sizeof(uint32_t) : proto_entry_message((enum proto_kind)f->kind)->bytes;
+    void *memory = msgpack_zone_malloc(zone, from->size * entry_bytes);
+
+    if (!memory)
+        return ucm_error_set(where->e, UCM_WIRE_NO_MEMORY, "no memory for field \"%s\"", f->name);
+    *out = (struct proto_view){memory, from->size};
+    return numbers ? u32s_decode(f, from, memory, where)
+                   : entries_decode(f, from, zone, memory, where);
+}
+
+static const uint8_t types[] = {
+    [PROTO_KIND_u64] = MSGPACK_OBJECT_POSITIVE_INTEGER,
+    [PROTO_KIND_str] = MSGPACK_OBJECT_STR,
+    [PROTO_KIND_bin] = MSGPACK_OBJECT_BIN,
+    [PROTO_KIND_flag] = MSGPACK_OBJECT_BOOLEAN,
+    [PROTO_KIND_u32s] = MSGPACK_OBJECT_ARRAY,
+    [PROTO_KIND_handles] = MSGPACK_OBJECT_ARRAY,
+    [PROTO_KIND_planes] = MSGPACK_OBJECT_ARRAY,
+};
+
+/* What proto_check_amount checks. */
+static uint64_t amount_of(const msgpack_object *from)
+{
+    switch (from->type) {
+    case MSGPACK_OBJECT_POSITIVE_INTEGER:
+        return from->via.u64;
+    case MSGPACK_OBJECT_STR:
+        return from->via.str.size;
+    case MSGPACK_OBJECT_BIN:
+        return from->via.bin.size;
+    case MSGPACK_OBJECT_ARRAY:
+        return from->via.array.size;
+    default:
+        return 0;
     }
-    *out = (struct proto_view){memory, from->via.array.size};
-    return 0;
 }
 
 static int field_decode(const struct proto_field *f, const msgpack_object *from, msgpack_zone *zone,
@@ -157,22 +121,31 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
     struct proto_view view;
     int rc;
 
+    if (from->type != types[f->kind])
+        return type_refuse(f, from, where);
+    rc = proto_check_amount(f, amount_of(from), where);
+    if (rc)
+        return rc;
     switch ((enum proto_kind)f->kind) {
     case PROTO_KIND_u64:
-        return u64_decode(f, from, out, where);
+        memcpy(out, &from->via.u64, sizeof(from->via.u64));
+        return 0;
     case PROTO_KIND_flag:
-        return flag_decode(f, from, out, where);
+        memcpy(out, &from->via.boolean, sizeof(from->via.boolean));
+        return 0;
     case PROTO_KIND_str:
-        return str_decode(f, from, out, where);
+        view = view_of(from->via.str.ptr, from->via.str.size);
+        rc = proto_check_text(f, view.p, view.n, where);
+        break;
     case PROTO_KIND_bin:
-        return bin_decode(f, from, out, where);
+        view = view_of(from->via.bin.ptr, from->via.bin.size);
+        break;
     case PROTO_KIND_u32s:
-        return u32s_decode(f, from, zone, out, where);
     case PROTO_KIND_handles:
     case PROTO_KIND_planes:
+        rc = array_decode(f, &from->via.array, zone, &view, where);
         break;
     }
-    rc = entries_decode(f, from, zone, &view, where);
     if (rc == 0)
         memcpy(out, &view, sizeof(view));
     return rc;
