@@ -11,24 +11,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As many nodes as a kernel can have. Processors beyond these are not used. */
-#define SET_BITS 1024u
-#define WORD_BITS (8 * sizeof(unsigned long))
 #define LIST_BYTES 8192
 
-struct set {
-    unsigned long word[SET_BITS / WORD_BITS];
-};
-
-static bool set_has(const struct set *s, unsigned long i)
-{
-    return s->word[i / WORD_BITS] >> (i % WORD_BITS) & 1;
-}
-
-static void set_add(struct set *s, unsigned long i)
-{
-    s->word[i / WORD_BITS] |= 1ul << (i % WORD_BITS);
-}
+/* A cpu_set_t holds nodes here too: a kernel has at most CPU_SETSIZE of them. Processors beyond that
+ * number are not used. */
 
 /* ---- sysfs ---- */
 
@@ -47,9 +33,9 @@ static int line_read(const char *path, char *out, int size)
 }
 
 /* "0-1,3": numbers and ranges; an empty line is the empty set. */
-static int list_parse(const char *p, struct set *out)
+static int list_parse(const char *p, cpu_set_t *out)
 {
-    *out = (struct set){{0}};
+    CPU_ZERO(out);
     while (*p != '\0' && *p != '\n') {
         unsigned long first, last;
         char *end;
@@ -62,14 +48,14 @@ static int list_parse(const char *p, struct set *out)
                 return -EINVAL;
             last = strtoul(end + 1, &end, 10);
         }
-        for (unsigned long i = first; i <= last && i < SET_BITS; i++)
-            set_add(out, i);
+        for (unsigned long i = first; i <= last && i < CPU_SETSIZE; i++)
+            CPU_SET(i, out);
         p = *end == ',' ? end + 1 : end;
     }
     return 0;
 }
 
-static int list_read(const char *path, struct set *out)
+static int list_read(const char *path, cpu_set_t *out)
 {
     char line[LIST_BYTES];
     int rc = line_read(path, line, sizeof(line));
@@ -77,7 +63,7 @@ static int list_read(const char *path, struct set *out)
     return rc == 0 ? list_parse(line, out) : rc;
 }
 
-static int nodes_read(const char *sys, const char *which, struct set *out)
+static int nodes_read(const char *sys, const char *which, cpu_set_t *out)
 {
     char path[256];
 
@@ -94,24 +80,24 @@ int numa_of_pci(const struct numa *n, const char *address)
     if (line_read(path, line, sizeof(line)) < 0)
         return NUMA_NONE;
     node = strtol(line, &end, 10);
-    return end != line && node >= 0 && node < (long)SET_BITS ? (int)node : NUMA_NONE;
+    return end != line && node >= 0 && node < CPU_SETSIZE ? (int)node : NUMA_NONE;
 }
 
 /* ---- the kernel ---- */
 
 /* The kernel expects the number of bits plus one. */
-static int policy_get(int *mode, struct set *nodes, unsigned long flags)
+static int policy_get(int *mode, cpu_set_t *nodes, unsigned long flags)
 {
-    return syscall(SYS_get_mempolicy, mode, nodes->word, SET_BITS + 1, NULL, flags) == 0 ? 0
-                                                                                         : -errno;
+    return syscall(SYS_get_mempolicy, mode, nodes, CPU_SETSIZE + 1, NULL, flags) == 0 ? 0 : -errno;
 }
 
 static int prefer(int node)
 {
-    struct set nodes = {{0}};
+    cpu_set_t nodes;
 
-    set_add(&nodes, (unsigned long)node);
-    return syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes.word, SET_BITS + 1) == 0 ? 0 : -errno;
+    CPU_ZERO(&nodes);
+    CPU_SET(node, &nodes);
+    return syscall(SYS_set_mempolicy, MPOL_PREFERRED, &nodes, CPU_SETSIZE + 1) == 0 ? 0 : -errno;
 }
 
 static int where(const void *memory)
@@ -126,51 +112,50 @@ static int where(const void *memory)
 
 void numa_read(const char *sys, struct numa *out)
 {
-    struct set memory, cpu;
+    cpu_set_t memory, cpu;
 
     *out = (struct numa){.sys = sys, .prefer = prefer, .where = where};
     if (nodes_read(sys, "has_memory", &memory) < 0 || nodes_read(sys, "has_cpu", &cpu) < 0)
         return;
-    for (unsigned i = 0; i < SET_BITS && out->n < NUMA_NODES_MAX; i++)
-        if (set_has(&memory, i) && set_has(&cpu, i))
-            out->node[out->n++] = (int)i;
+    CPU_AND(&memory, &memory, &cpu);
+    for (int i = 0; i < CPU_SETSIZE && out->n < NUMA_NODES_MAX; i++)
+        if (CPU_ISSET(i, &memory))
+            out->node[out->n++] = i;
 }
 
 int numa_allow(struct numa *n)
 {
-    struct set set = {{0}};
+    cpu_set_t set;
     uint32_t had = n->n;
     int mode = MPOL_DEFAULT;
-    int rc = policy_get(&mode, &set, 0);
+    int rc;
 
+    CPU_ZERO(&set);
+    rc = policy_get(&mode, &set, 0);
     n->n = 0;
     if (rc == 0 && mode != MPOL_DEFAULT)
         rc = -EBUSY;
     if (rc == 0)
         rc = policy_get(&mode, &set, MPOL_F_MEMS_ALLOWED);
     for (uint32_t i = 0; rc == 0 && i < had; i++)
-        if (set_has(&set, (unsigned long)n->node[i]))
+        if (CPU_ISSET(n->node[i], &set))
             n->node[n->n++] = n->node[i];
     return rc;
 }
 
 int numa_stay(const struct numa *n, int node)
 {
-    struct set cpus;
     cpu_set_t may, stay;
     char path[256];
     int rc;
 
     snprintf(path, sizeof(path), "%.200s/devices/system/node/node%d/cpulist", n->sys, node);
-    rc = list_read(path, &cpus);
+    rc = list_read(path, &stay);
     if (rc < 0)
         return rc;
     if (sched_getaffinity(0, sizeof(may), &may) < 0)
         return -errno;
-    CPU_ZERO(&stay);
-    for (unsigned i = 0; i < SET_BITS && i < CPU_SETSIZE; i++)
-        if (set_has(&cpus, i) && CPU_ISSET(i, &may))
-            CPU_SET(i, &stay);
+    CPU_AND(&stay, &stay, &may);
     if (CPU_COUNT(&stay) == 0)
         return -ENOENT;
     return sched_setaffinity(0, sizeof(stay), &stay) == 0 ? 0 : -errno;
