@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include <uv.h>
 
 #define LINE_BYTES 1024
 #define WINDOW_MS 10000
@@ -39,18 +40,10 @@ static void journal_detect(void)
         to_journal = device == st.st_dev && inode == st.st_ino;
 }
 
-static uint64_t monotonic_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* May this line pass? *held: how many lines were held back since the last one that passed. */
 static bool site_pass(struct log_site *site, uint32_t *held)
 {
-    uint64_t now_ms = monotonic_ms();
+    uint64_t now_ms = uv_hrtime() / 1000000;
     bool pass;
 
     pthread_mutex_lock(&site_lock);

@@ -4,49 +4,44 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <sys/file.h>
-#include <time.h>
+#include <uv.h>
 
-#define PAUSE_NS 10000000
+#define PAUSE_MS 10
 
-static uint64_t now_ms(void)
+static uint64_t end_ns(void)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    return uv_hrtime() + TAKE_WAIT_MS * 1000000ull;
 }
 
 /* False when it is late. */
-static bool pause_before(uint64_t end_ms)
+static bool pause_before(uint64_t end)
 {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-
-    if (now_ms() >= end_ms)
+    if (uv_hrtime() >= end)
         return false;
-    nanosleep(&pause, NULL);
+    uv_sleep(PAUSE_MS);
     return true;
 }
 
 int take_lock(int fd)
 {
-    uint64_t end_ms = now_ms() + TAKE_WAIT_MS;
+    uint64_t end = end_ns();
     int rc;
 
     do
         rc = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
-    while ((rc == -EWOULDBLOCK || rc == -EINTR) && pause_before(end_ms));
+    while ((rc == -EWOULDBLOCK || rc == -EINTR) && pause_before(end));
     return rc;
 }
 
 int take_open(const char *path, int flags)
 {
-    uint64_t end_ms = now_ms() + TAKE_WAIT_MS;
+    uint64_t end = end_ns();
     int fd;
 
     do {
         fd = open(path, flags | O_EXCL | O_CLOEXEC);
         fd = fd < 0 ? -errno : fd;
-    } while (fd == -EBUSY && pause_before(end_ms));
+    } while (fd == -EBUSY && pause_before(end));
     return fd;
 }
 
