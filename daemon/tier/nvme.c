@@ -15,6 +15,8 @@
 #define ROOM "tier"
 #define DEPTH_MAX 32768u /* of all files together: a ring's bound */
 
+static_assert(CONFIG_MAX_PATHS <= NVME_LOC_FILES, "each file has a number in tier_place.loc");
+
 /* ---- files ---- */
 
 static void devices_close(struct tier *t)
@@ -132,14 +134,13 @@ static unsigned clamp(unsigned v, unsigned min, unsigned max)
 
 static int engines_open(struct tier *t, const struct config *c, struct ucm_error *e)
 {
-    unsigned pool = clamp(c->nvme_threads, 1, 1024);
     int fds[NVME_LOC_FILES];
     int rc;
 
     for (unsigned i = 0; i < t->files; i++)
         fds[i] = t->devices[i].file.fd;
     t->ring_depth = clamp(c->nvme_depth, 1, (DEPTH_MAX - NVME_SCANS) / t->files - 1);
-    t->threads_depth = clamp(2 * pool / t->files, 1, t->ring_depth);
+    t->threads_depth = clamp(2 * c->nvme_threads / t->files, 1, t->ring_depth);
     t->writes_max = clamp(t->ring_depth / 4, 1, NVME_WRITES_MAX);
     if (c->nvme_io == CONFIG_IO_THREADS)
         return 0;
@@ -206,14 +207,6 @@ static int nvme_config_check(const struct config *c, struct config_error *e)
                            "threads",
                            strerror(-uring_check()));
     return 0;
-}
-
-static int config_fits(const struct config *c, struct ucm_error *e)
-{
-    if (c->nvme_paths.n > 0 && c->nvme_paths.n <= NVME_LOC_FILES)
-        return 0;
-    ucm_error_set(e, UCM_WIRE_INVALID, "nvme.paths must have 1 to %u entries", NVME_LOC_FILES);
-    return -EINVAL;
 }
 
 static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
@@ -326,8 +319,7 @@ static int parts_open(struct tier *t, const struct config *c, struct ucm_error *
     if (rc == 0)
         rc = engines_open(t, c, e);
     if (rc == 0)
-        rc = checksum_pool_init(&t->checksums, t->loop, clamp(c->nvme_threads, 1, 1024),
-                                nvme_checksum_done, t);
+        rc = checksum_pool_init(&t->checksums, t->loop, c->nvme_threads, nvme_checksum_done, t);
     if (rc == 0)
         rc = ops_init(t);
     return rc == 0 ? nvme_recover_open(t) : rc;
@@ -337,12 +329,9 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
                      const struct tier_callbacks *callbacks, struct metrics *metrics,
                      struct tier **out, struct ucm_error *e)
 {
-    struct tier *t;
-    int rc = config_fits(config, e);
+    struct tier *t = tier_new(loop, config, callbacks, metrics);
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    t = tier_new(loop, config, callbacks, metrics);
     if (!t)
         return -ENOMEM;
     metrics->nvme_bytes_used = 0;

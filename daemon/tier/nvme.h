@@ -312,17 +312,10 @@ int nvme_recover_open(struct tier *t);
 void nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
 bool nvme_recovering(const struct tier *t);
-/* The segment has records of an earlier run that are not all known yet. */
-bool nvme_to_recover(const struct tier *t, const struct segment *s);
-/* The checkpoints are read: goes on with the records. */
-void nvme_recover_records(struct tier *t);
-/* A record of an adopted segment whose header is known. */
-void nvme_recover_record(struct tier *t, struct segment *s, uint32_t record,
-                         const struct nvme_record_header *h);
-/* The same for one that was found twice. False: `other` still counts, or, with owner 0, no place
- * does. */
-bool nvme_recover_duplicate(struct tier *t, struct segment *s, uint32_t record,
-                            const struct nvme_record_header *h, struct tier_duplicate *other);
+/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
+ * with owner 0, not wanted. */
+bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
+                        const struct nvme_record_header *h, struct tier_duplicate *other);
 /* In the next turn, or when a duplicate was compared. */
 void nvme_recover_go_on(struct tier *t);
 
@@ -333,13 +326,6 @@ void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
 /* False: all have been compared. */
 bool nvme_duplicates_step(struct tier *t);
 void nvme_duplicates_drop(struct tier *t);
-
-/* ---- nvme_restore.c ---- */
-
-/* Ends with nvme_recover_records, on a later turn of the loop or at once. */
-void nvme_restore_start(struct tier *t);
-void nvme_restore_go_on(struct tier *t);
-void nvme_restore_close(struct tier *t);
 
 /* ---- nvme_health.c ---- */
 

@@ -56,7 +56,7 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
         if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
             0)
             t->callbacks.lost(t->callbacks.ctx, w->other.owner, w->other.place.loc);
-        (void)nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other);
+        (void)nvme_recover_offer(t, w->segment, w->record, &w->header, &other);
     }
     duplicate_free(t, w);
     nvme_recover_go_on(t);
@@ -88,8 +88,7 @@ bool nvme_duplicates_step(struct tier *t)
         int rc = 0;
 
         /* Once more: the other place may be known to be bad by now, or have been replaced. */
-        if (!nvme_recover_duplicate(t, w->segment, w->record, &w->header, &other) &&
-            other.owner != 0)
+        if (!nvme_recover_offer(t, w->segment, w->record, &w->header, &other) && other.owner != 0)
             rc = check_start(t, w, &other);
         if (rc == -EAGAIN && k->duplicate_reads > 0)
             break;

@@ -345,25 +345,6 @@ static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_byte
 
 /* ---- the room's door ---- */
 
-static int size_check(const char *path, uint64_t size_bytes, uint64_t segment_bytes,
-                      struct ucm_error *e)
-{
-    if (segment_bytes < NVME_SEGMENT_MIN || segment_bytes > NVME_SEGMENT_MAX ||
-        segment_bytes % NVME_PAGE != 0) {
-        ucm_error_set(e, UCM_WIRE_INVALID,
-                      "nvme.segment must be a multiple of 4KiB from 1MiB to 1GiB");
-        return -EINVAL;
-    }
-    if (size_bytes < file_bytes(2, segment_bytes) || size_bytes / NVME_PAGE > NVME_LOC_PAGES) {
-        ucm_error_set(e, UCM_WIRE_INVALID,
-                      "nvme.size for %s must be at least two segments and 1MiB, %" PRIu64
-                      " bytes, and at most 16TiB",
-                      path, file_bytes(2, segment_bytes));
-        return -EINVAL;
-    }
-    return 0;
-}
-
 static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
                        uint64_t segment_bytes, struct ucm_error *e)
 {
@@ -433,14 +414,11 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
 {
     struct nvme_file f = {.fd = -1};
     enum nvme_entry kind;
-    uint64_t wanted;
-    int rc = size_check(entry, size_bytes, segment_bytes, e);
+    uint64_t wanted = file_segments(size_bytes, segment_bytes);
+    int rc = nvme_entry_kind(entry, &kind, e);
 
-    if (rc == 0)
-        rc = nvme_entry_kind(entry, &kind, e);
     if (rc < 0)
         return rc;
-    wanted = file_segments(size_bytes, segment_bytes);
     f.device = kind == NVME_ENTRY_DEVICE;
     if (kind == NVME_ENTRY_FOLDER)
         rc = folder_open(&f, entry, wanted, segment_bytes, e);
