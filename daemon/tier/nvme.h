@@ -121,7 +121,7 @@ struct nvme_recovery {
     uint64_t before;               /* sequences of earlier runs are below this */
     struct list duplicates;        /* found twice, to be compared */
     unsigned duplicates_n, duplicate_reads;
-    uint64_t segments, segments_done, parts, bytes, refused;
+    uint64_t segments, segments_done, refused;
     uint64_t start_ms, progress_ms;
 };
 

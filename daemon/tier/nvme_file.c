@@ -4,23 +4,77 @@
 #include "daemon/base/log.h"
 #include "daemon/base/take.h"
 #include "daemon/format/io.h"
-#include "daemon/tier/nvme_entry.h"
 #include "proto/errors.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/fs.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- opening ---- */
+
+enum entry { ENTRY_FOLDER, ENTRY_FILE, ENTRY_DEVICE };
+
+static int entry_kind(const char *path, enum entry *out, struct ucm_error *e)
+{
+    struct stat st;
+    int rc = stat(path, &st) < 0 ? -errno : 0;
+
+    if (rc == 0 && S_ISDIR(st.st_mode))
+        *out = ENTRY_FOLDER;
+    else if (rc == 0 && S_ISREG(st.st_mode))
+        *out = ENTRY_FILE;
+    else if (rc == 0 && S_ISBLK(st.st_mode))
+        *out = ENTRY_DEVICE;
+    else if (rc == 0)
+        rc = -EINVAL;
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO, "%s can't be used (%s): name a folder, a file or a device",
+                      path, strerror(-rc));
+    return rc;
+}
+
+static int device_check(int fd, const char *path, struct ucm_error *e)
+{
+    int block_bytes = 0, rc = ioctl(fd, BLKSSZGET, &block_bytes) < 0 ? -errno : 0;
+
+    if (rc == 0 && (block_bytes <= 0 || (int)NVME_PAGE % block_bytes != 0))
+        rc = -EINVAL;
+    if (rc < 0)
+        ucm_error_set(e, UCM_WIRE_IO,
+                      "%s has logical blocks of %d bytes: ucmd needs blocks of 512 to %u bytes",
+                      path, block_bytes, NVME_PAGE);
+    return rc;
+}
+
+static int device_open(const char *path, struct ucm_error *e)
+{
+    int fd = take_open(path, O_RDWR | O_DIRECT), rc;
+
+    if (fd < 0) {
+        ucm_error_set(e, UCM_WIRE_IO,
+                      fd == -EBUSY ? "%s is in use: it is mounted, part of something else, or "
+                                     "another ucmd has it"
+                                   : "%s can't be opened: %s",
+                      path, strerror(-fd));
+        return fd;
+    }
+    rc = device_check(fd, path, e);
+    if (rc == 0)
+        return fd;
+    close(fd);
+    return rc;
+}
 
 /* Falls back to the page cache where O_DIRECT is not known. */
 static int file_open(const char *name, int flags)
@@ -393,7 +447,7 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
     f->path = strdup(path);
     if (!f->path)
         return -ENOMEM;
-    f->fd = f->device ? nvme_entry_open_device(path, e) : file_open(path, 0);
+    f->fd = f->device ? device_open(path, e) : file_open(path, 0);
     if (f->fd < 0)
         return f->fd;
     rc = file_lock(f, e);
@@ -409,25 +463,53 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
     return rc == 0 ? as_it_is_format(f, *wanted, segment_bytes, e) : rc;
 }
 
+static int state_folder(const char *path, const char *state, const uint8_t uuid[NVME_UUID_BYTES],
+                        char **out, struct ucm_error *e)
+{
+    char name[NVME_UUID_TEXT], *folder;
+    int rc = 0;
+
+    if (state[0] == '\0') {
+        ucm_error_set(e, UCM_WIRE_INVALID,
+                      "%s is no folder: set nvme.state to a folder for what belongs to it", path);
+        return -EINVAL;
+    }
+    nvme_uuid_text(uuid, name);
+    if (asprintf(&folder, "%s/%s", state, name) < 0)
+        return -ENOMEM;
+    if (mkdir(folder, 0700) == 0)
+        rc = io_folder_sync(state);
+    else if (errno != EEXIST)
+        rc = -errno;
+    if (rc < 0) {
+        ucm_error_set(e, UCM_WIRE_IO, "nvme.state: %.100s can't be made: %s", folder,
+                      strerror(-rc));
+        free(folder);
+        return rc;
+    }
+    *out = folder;
+    return 0;
+}
+
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e)
 {
     struct nvme_file f = {.fd = -1};
-    enum nvme_entry kind;
+    enum entry kind;
     uint64_t wanted = file_segments(size_bytes, segment_bytes);
-    int rc = nvme_entry_kind(entry, &kind, e);
+    int rc = entry_kind(entry, &kind, e);
 
     if (rc < 0)
         return rc;
-    f.device = kind == NVME_ENTRY_DEVICE;
-    if (kind == NVME_ENTRY_FOLDER)
+    f.device = kind == ENTRY_DEVICE;
+    if (kind == ENTRY_FOLDER)
         rc = folder_open(&f, entry, wanted, segment_bytes, e);
     else
         rc = as_it_is_open(&f, entry, &wanted, segment_bytes, e);
     if (rc == 0)
         rc = file_take(&f, wanted, segment_bytes, e);
     if (rc == 0 && f.as_it_is)
-        rc = nvme_entry_folder(entry, state, f.uuid, &f.folder, e);
+        rc = state_folder(entry, state, f.uuid, &f.folder, e);
     if (rc < 0) {
         nvme_file_close(&f);
         return rc;
@@ -455,14 +537,14 @@ static int there_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
 int nvme_file_check(const char *entry, uint64_t segment_bytes, struct ucm_error *e)
 {
     struct nvme_file f = {.fd = -1};
-    enum nvme_entry kind;
+    enum entry kind;
     char path[PATH_MAX];
-    int rc = nvme_entry_kind(entry, &kind, e);
+    int rc = entry_kind(entry, &kind, e);
 
     if (rc < 0)
         return rc;
     f.path = path;
-    f.as_it_is = kind != NVME_ENTRY_FOLDER;
+    f.as_it_is = kind != ENTRY_FOLDER;
     snprintf(path, sizeof(path), f.as_it_is ? "%s" : "%s/" NVME_CACHE_FILE, entry);
     f.fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (f.fd < 0 && errno == ENOENT)

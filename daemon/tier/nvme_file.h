@@ -1,6 +1,12 @@
 /* One file of the NVMe tier: made, checked, locked, prepared. Its segments are not this file's
  * matter.
  *
+ * An entry of nvme.paths is:
+ * - a folder: the tier makes a file in it, with its namespace records and checkpoint beside it;
+ * - a block device or a file: the tier uses it as it is. The rest lies in a folder of nvme.state
+ *   that has its UUID for a name. Before anything is written to it, it was empty or marked by
+ *   `ucmctl format`. A device that is mounted, or part of something else, is refused.
+ *
  * Promises:
  * - A file of somebody else, of another version or another layout is refused and not touched.
  * - A file is never truncated.
@@ -34,8 +40,8 @@ struct nvme_file {
 };
 
 /* Opens an entry of nvme.paths for segments of segment_bytes in size_bytes: makes NVME_CACHE_FILE
- * in a folder, or takes a file or device as it is (nvme_entry.h; `state` is nvme.state, and a
- * device may be smaller than size_bytes). 0, or -errno with *e saying what would be right; see
+ * in a folder, or takes a file or device as it is (`state` is nvme.state, and a device may be
+ * smaller than size_bytes). 0, or -errno with *e saying what would be right; see
  * take_failed for what speaks of a failing device. */
 int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e);

@@ -73,7 +73,8 @@ static void recover_end(struct tier *t)
     log_info(ROOM, "recovered",
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",
-             r->parts, r->bytes, r->segments, r->refused, seconds(t));
+             t->metrics->nvme_recovered_parts, t->metrics->nvme_recovered_bytes, r->segments,
+             r->refused, seconds(t));
     t->callbacks.recovered(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
@@ -86,8 +87,8 @@ static void recover_progress(struct tier *t)
         return;
     r->progress_ms = uv_now(t->loop) + PROGRESS_MS;
     log_info(ROOM, "recovering",
-             "parts=%" PRIu64 " segments=%" PRIu64 " of=%" PRIu64 " seconds=%.1f", r->parts,
-             r->segments_done, r->segments, seconds(t));
+             "parts=%" PRIu64 " segments=%" PRIu64 " of=%" PRIu64 " seconds=%.1f",
+             t->metrics->nvme_recovered_parts, r->segments_done, r->segments, seconds(t));
 }
 
 /* ---- what a header says ---- */
@@ -122,8 +123,7 @@ static void segment_seen(struct tier *t, struct segment *s, const uint8_t *page)
 static bool record_is_ours(const struct tier *t, const struct segment *s, uint32_t record,
                            const struct nvme_record_header *h)
 {
-    return file_has(&t->devices[s->file].file, h->uuid) && h->segment == s->number &&
-           h->record == record && h->generation == s->sequence &&
+    return nvme_record_belongs(h, t->devices[s->file].file.uuid, s->number, record, s->sequence) &&
            h->sequence < t->recovery.before &&
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
@@ -131,7 +131,6 @@ static bool record_is_ours(const struct tier *t, const struct segment *s, uint32
 bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
                         const struct nvme_record_header *h, struct tier_duplicate *other)
 {
-    struct nvme_recovery *r = &t->recovery;
     const struct nvme_ns_record *known = ns_records_find(&t->ns_records, h->fingerprint);
     struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
     struct tier_found found = {
@@ -157,8 +156,6 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
     if (owner == 0)
         return false;
     segment_restore(&t->segments, s, record, owner, h->sequence);
-    r->parts++;
-    r->bytes += h->payload_bytes;
     t->metrics->nvme_recovered_parts++;
     t->metrics->nvme_recovered_bytes += h->payload_bytes;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
@@ -513,8 +510,8 @@ static void records_start(struct tier *t)
 {
     t->recovery.state = RECOVERY_RECORDS;
     cursor_reset(&t->recovery);
-    log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f", t->recovery.parts,
-              seconds(t));
+    log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f",
+              t->metrics->nvme_recovered_parts, seconds(t));
     recover_pump(t);
 }
 
