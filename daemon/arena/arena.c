@@ -377,7 +377,7 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     return ref_of(a, extent, slot);
 }
 
-void arena_slot_place(struct arena *a, slot_ref ref, uint32_t *extent, uint32_t *number)
+void arena_slot_position(struct arena *a, slot_ref ref, uint32_t *extent, uint32_t *number)
 {
     *extent = arena_extent_of(a, ref);
     *number = (ref - 1) & ((1u << a->slot_bits) - 1);

@@ -74,7 +74,7 @@ void arena_extent_owners(struct arena *a, slot_ref slot, bool (*visit)(void *ctx
  * touched when its extent is ready. 0: there is no such slot, it is taken, or its extent has slots
  * of another size. */
 slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes);
-void arena_slot_place(struct arena *a, slot_ref slot, uint32_t *extent, uint32_t *number);
+void arena_slot_position(struct arena *a, slot_ref slot, uint32_t *extent, uint32_t *number);
 void arena_slot_own(struct arena *a, slot_ref slot, uint64_t owner);
 /* 0: its extent is ready; -EAGAIN: not yet; -ENOSPC: it never will be. */
 int arena_slot_ready(struct arena *a, slot_ref slot);

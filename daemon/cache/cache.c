@@ -93,7 +93,7 @@ static void pressure_wake(struct cache *c)
 /* An operation is under way, or about to be, whose end may free a slot. */
 static bool space_may_come(const struct cache *c)
 {
-    return c->searching || c->copies > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
+    return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->write[WRITE_SHARE].full ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
@@ -258,7 +258,7 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 
 /* What the counts depend on, before a change and after it. */
 struct part_view {
-    bool complete, whole, in_dram, on_nvme, on_share, here, dirty;
+    bool complete, whole, in_dram, on_nvme, on_share, local, dirty;
 };
 
 static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
@@ -273,12 +273,12 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .in_dram = p->dram == PART_DRAM_READY,
         .on_nvme = p->nvme == PART_NVME_READY,
         .on_share = part_on_share(p),
-        .here = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
+        .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
     };
 }
 
-static int step(bool was, bool is)
+static int change(bool was, bool is)
 {
     return (int)is - (int)was;
 }
@@ -290,15 +290,15 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     uint64_t slot_bytes = arena_padded(ns_part_bytes(ns, part));
     struct part_view is = part_view(c, ref, part);
 
-    b->ready = (uint16_t)(b->ready + step(was.whole, is.whole));
-    b->dram_parts = (uint16_t)(b->dram_parts + step(was.in_dram, is.in_dram));
-    ns->dram_bytes += slot_bytes * (uint64_t)step(was.in_dram, is.in_dram);
-    b->here = (uint16_t)(b->here + step(was.here, is.here));
-    ns->nvme_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_nvme, is.on_nvme);
-    ns->share_bytes += ns_part_bytes(ns, part) * (uint64_t)step(was.on_share, is.on_share);
-    c->dirty_bytes += slot_bytes * (uint64_t)step(was.dirty, is.dirty);
-    c->stats.complete += (uint64_t)step(was.complete, block_complete(b, ns));
-    cache_list_place(c, ref);
+    b->whole_parts = (uint16_t)(b->whole_parts + change(was.whole, is.whole));
+    b->dram_parts = (uint16_t)(b->dram_parts + change(was.in_dram, is.in_dram));
+    ns->dram_bytes += slot_bytes * (uint64_t)change(was.in_dram, is.in_dram);
+    b->local_parts = (uint16_t)(b->local_parts + change(was.local, is.local));
+    ns->nvme_bytes += ns_part_bytes(ns, part) * (uint64_t)change(was.on_nvme, is.on_nvme);
+    ns->share_bytes += ns_part_bytes(ns, part) * (uint64_t)change(was.on_share, is.on_share);
+    c->dirty_bytes += slot_bytes * (uint64_t)change(was.dirty, is.dirty);
+    c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
+    cache_list_update(c, ref);
     cache_reconsider(c, ref);
 }
 
@@ -314,7 +314,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
         p->checksum = 0; /* it came with a snapshot */
     part_changed(c, ref, part, was);
-    /* A block without parts in DRAM stays in the policy here: eviction takes it out, and says why. */
+    /* A block without parts in DRAM stays in the policy: eviction takes it out, and says why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
         policy_insert(c->config.policy, ref);
 }
@@ -340,7 +340,7 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
     nvme_set(c, ref, part, to);
 }
 
-void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_io *write)
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_op *write)
 {
     nvme_set(c, ref, part, (struct part){.nvme = PART_NVME_WRITING, .nvme_at.write = write});
 }
@@ -361,14 +361,14 @@ void part_use(struct cache *c, struct part *p)
 {
     assert(p->users < UINT16_MAX);
     p->users++;
-    c->copies++;
+    c->users++;
 }
 
 void part_unuse(struct cache *c, struct part *p)
 {
     assert(p->users > 0);
     p->users--;
-    c->copies--;
+    c->users--;
 }
 
 /* ---- blocks ---- */
@@ -400,7 +400,7 @@ bool cache_on_share(struct cache *c, block_ref ref)
     if (b->flags & BLOCK_SHARED_ONLY)
         return true;
     for (uint32_t i = 0; i < ns->identity.parts && c->share; i++)
-        if (!part_whole_here(&b->part[i]))
+        if (!part_whole_local(&b->part[i]))
             return true;
     return false;
 }

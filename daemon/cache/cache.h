@@ -147,18 +147,18 @@ void *cache_memory(struct cache *c, block_ref ref, uint32_t part); /* the caller
 /* ---- filling a part ---- */
 
 /* The unfinished fills of one connection, which end with it. */
-struct cache_owner {
-    struct list fills;
+struct cache_fills {
+    struct list list;
 };
-void cache_owner_init(struct cache_owner *o);
-/* Drops the owner's unfinished fills. No copy of them may be under way. */
-void cache_owner_gone(struct cache *c, struct cache_owner *o);
+void cache_fills_init(struct cache_fills *fills);
+/* Drops them. No copy of them may be under way. */
+void cache_fills_end(struct cache *c, struct cache_fills *fills);
 
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
- * part is whole. -EINPROGRESS: another owner fills it, or one of the shards is claimed. -EBUSY: no
+ * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed. -EBUSY: no
  * slot now, see cache_space_wait. node: as in cache_get. */
-int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
+int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
 void *cache_fill_memory(struct cache *c, struct cache_fill *f);
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When

@@ -28,12 +28,12 @@ static void durable_end(struct cache_durable *d, int status)
     cache_drop(c, ref);
 }
 
-static int durable_step(struct cache *c, struct cache_durable *d);
+static int durable_begin(struct cache *c, struct cache_durable *d);
 
 /* After an operation of it succeeded. */
-static void durable_go_on(struct cache *c, struct cache_durable *d)
+static void durable_continue(struct cache *c, struct cache_durable *d)
 {
-    int rc = durable_step(c, d);
+    int rc = durable_begin(c, d);
 
     if (rc == -EAGAIN)
         list_push_back(&c->durables, &d->link);
@@ -54,7 +54,7 @@ static void sync_done_cb(struct tier_io *io, int status)
     if (part_is_at(p, io->place.loc))
         durable_end(d, status);
     else /* that copy is gone, so the status says nothing */
-        durable_go_on(c, d);
+        durable_continue(c, d);
     cache_durables_retry(c);
 }
 
@@ -68,7 +68,7 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
 }
 
 /* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. Another -errno: the end. */
-static int durable_step(struct cache *c, struct cache_durable *d)
+static int durable_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *ns;
     struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
@@ -89,7 +89,7 @@ static int durable_step(struct cache *c, struct cache_durable *d)
                                         : cache_nvme_write(c, d->ref, d->part);
     }
     if (rc == 0)
-        list_push_back(&((struct part_io *)part_write(p))->waiters, &d->link);
+        list_push_back(&((struct part_op *)part_write(p))->waiters, &d->link);
     return rc;
 }
 
@@ -108,7 +108,7 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     d->cache = c;
     d->ref = ref;
     d->part = part;
-    rc = durable_step(c, d);
+    rc = durable_begin(c, d);
     if (rc == -EAGAIN) {
         list_push_back(&c->durables, &d->link);
         rc = 0;
@@ -141,7 +141,7 @@ void cache_durables_written(struct cache *c, struct list *waiters, int status)
         struct cache_durable *d = LIST_ENTRY(node, struct cache_durable, link);
 
         if (status == 0)
-            durable_go_on(c, d);
+            durable_continue(c, d);
         else
             durable_end(d, status);
     }
@@ -157,7 +157,7 @@ void cache_durables_retry(struct cache *c)
         int rc;
 
         list_remove(&d->link);
-        rc = c->no_writes ? -ESHUTDOWN : durable_step(c, d);
+        rc = c->no_writes ? -ESHUTDOWN : durable_begin(c, d);
         if (rc == -EAGAIN && !cache_ns_writable(cache_ns(c, d->ref))) {
             list_push_back(&c->stalled_durables, &d->link);
         } else if (rc == -EAGAIN) {

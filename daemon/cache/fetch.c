@@ -42,9 +42,9 @@ int cache_tier_submit(struct cache *c, struct tier_io *io)
     return rc;
 }
 
-struct part_io *part_io_new(struct cache *c, block_ref ref, uint32_t part)
+struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part)
 {
-    struct part_io *op = calloc(1, sizeof(*op));
+    struct part_op *op = calloc(1, sizeof(*op));
 
     if (!op)
         return NULL;
@@ -55,7 +55,7 @@ struct part_io *part_io_new(struct cache *c, block_ref ref, uint32_t part)
     return op;
 }
 
-int part_io_share(struct part_io *op, slot_ref slot, bool write,
+int part_op_share(struct part_op *op, slot_ref slot, bool write,
                   void (*done_cb)(struct share_io *io, int status),
                   void (*released_cb)(struct share_io *io))
 {
@@ -98,7 +98,7 @@ static void log_read_failed(const struct tier_io *io, int status)
 
 /* A waiter's callback may evict, or cancel another waiter. The fetch's own use and lease keep
  * part and block until the last callback has run. */
-static void fetch_report(struct part_io *f, int status)
+static void fetch_report(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
     struct part *p = cache_part(c, f->ref, f->part);
@@ -116,7 +116,7 @@ static void fetch_report(struct part_io *f, int status)
 }
 
 /* The last read ended. With status 0 the fetch has a use of the part. */
-static void fetch_take(struct part_io *f, int status)
+static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
     struct part *p = cache_part(c, f->ref, f->part);
@@ -130,11 +130,11 @@ static void fetch_take(struct part_io *f, int status)
     }
 }
 
-static int fetch_read(struct part_io *f);
+static int fetch_read(struct part_op *f);
 
 static void tier_done_cb(struct tier_io *io, int status)
 {
-    struct part_io *f = LIST_ENTRY(io, struct part_io, io.tier);
+    struct part_op *f = LIST_ENTRY(io, struct part_op, io.tier);
     struct cache *c = f->cache;
     int rc;
 
@@ -160,7 +160,7 @@ static void tier_done_cb(struct tier_io *io, int status)
     free(f);
 }
 
-static int tier_start(struct part_io *f)
+static int tier_start(struct part_op *f)
 {
     struct cache *c = f->cache;
     struct tier_io *io = &f->io.tier;
@@ -180,7 +180,7 @@ static int tier_start(struct part_io *f)
 
 /* The part is not there, or no root said so in time: a miss, and the block's other parts are no
  * hits either. The slot has no owner while a thread that hangs may write into it. */
-static void share_missed(struct part_io *f)
+static void share_missed(struct part_op *f)
 {
     struct cache *c = f->cache;
 
@@ -194,7 +194,7 @@ static void share_missed(struct part_io *f)
 
 static void share_done_cb(struct share_io *io, int status)
 {
-    struct part_io *f = LIST_ENTRY(io, struct part_io, io.share);
+    struct part_op *f = LIST_ENTRY(io, struct part_op, io.share);
     struct cache *c = f->cache;
 
     c->share_busy--;
@@ -211,7 +211,7 @@ static void share_done_cb(struct share_io *io, int status)
 
 static void share_released_cb(struct share_io *io)
 {
-    struct part_io *f = LIST_ENTRY(io, struct part_io, io.share);
+    struct part_op *f = LIST_ENTRY(io, struct part_op, io.share);
     struct cache *c = f->cache;
 
     if (f->failed) {
@@ -223,10 +223,10 @@ static void share_released_cb(struct share_io *io)
     free(f);
 }
 
-static int share_start(struct part_io *f)
+static int share_start(struct part_op *f)
 {
     struct cache *c = f->cache;
-    int rc = part_io_share(f, f->slot, false, share_done_cb, share_released_cb);
+    int rc = part_op_share(f, f->slot, false, share_done_cb, share_released_cb);
 
     if (rc == 0 || rc == -EAGAIN)
         return rc;
@@ -237,7 +237,7 @@ static int share_start(struct part_io *f)
 
 /* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
  * read is under way; -EAGAIN: the tier's queue is full; -ENOENT, -EIO: no copy is left. */
-static int fetch_read(struct part_io *f)
+static int fetch_read(struct part_op *f)
 {
     const struct part *p = cache_part(f->cache, f->ref, f->part);
     int rc = -ENOENT;
@@ -254,7 +254,7 @@ static int fetch_read(struct part_io *f)
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
                        struct cache_wait *w)
 {
-    struct part_io *f = part_io_new(c, ref, part);
+    struct part_op *f = part_op_new(c, ref, part);
     int rc = -EBUSY;
 
     if (!f)
@@ -294,7 +294,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
     struct part *p = &b->part[part];
-    struct part_io *f;
+    struct part_op *f;
 
     list_init(&w->link);
     if (p->dram == PART_DRAM_READY) {

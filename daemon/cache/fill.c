@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 struct cache_fill {
-    struct list link_owner, link_age;
-    struct cache_owner *owner;
+    struct list link, link_age;
+    struct cache_fills *fills;
     block_ref ref;
     uint32_t part, number, shards;
     slot_ref slot;
@@ -18,15 +18,15 @@ struct cache_fill {
     uint64_t claimed[];
 };
 
-void cache_owner_init(struct cache_owner *o)
+void cache_fills_init(struct cache_fills *fills)
 {
-    list_init(&o->fills);
+    list_init(&fills->list);
 }
 
 /* The slot and the part's state are the caller's. */
 static void fill_unlink(struct cache *c, struct cache_fill *f)
 {
-    list_remove(&f->link_owner);
+    list_remove(&f->link);
     list_remove(&f->link_age);
     table_remove(&c->fills, f->number);
 }
@@ -63,8 +63,8 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     cache_released(c);
 }
 
-static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part, int node,
-                    struct cache_fill **out)
+static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
+                    int node, struct cache_fill **out)
 {
     struct ns *ns = cache_ns(c, ref);
     uint32_t shards = ns->identity.shards[part];
@@ -84,12 +84,12 @@ static int fill_new(struct cache *c, struct cache_owner *o, block_ref ref, uint3
         free(f);
         return -EBUSY;
     }
-    f->owner = o;
+    f->fills = fills;
     f->ref = ref;
     f->part = part;
     f->shards = shards;
     list_init(&f->link_age);
-    list_push_back(&o->fills, &f->link_owner);
+    list_push_back(&fills->list, &f->link);
     part_set_dram(c, ref, part, PART_DRAM_FILLING, f->number);
     *out = f;
     return 0;
@@ -105,7 +105,7 @@ static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
     return true;
 }
 
-int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint32_t part,
+int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out)
 {
     struct ns *ns;
@@ -120,22 +120,22 @@ int cache_fill_claim(struct cache *c, struct cache_owner *o, block_ref ref, uint
     /* A fill goes on when recovery finds the part in the meantime. A part that is only PRESUMED is
      * taken: the worker that computed it anew may have missed it there. */
     if (p->dram != PART_DRAM_FILLING &&
-        (part_whole_here(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
+        (part_whole_local(p) || p->share == PART_SHARE_KNOWN || p->dram == PART_DRAM_FETCHING))
         return -EEXIST;
     if (p->dram == PART_DRAM_NONE) {
-        rc = fill_new(c, o, ref, part, node, &f);
+        rc = fill_new(c, fills, ref, part, node, &f);
         if (rc != 0)
             return rc;
     } else {
         f = table_get(&c->fills, part_fill(p));
     }
-    if (f->owner != o || f->broken || !fill_take(f, shard, n))
+    if (f->fills != fills || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
     if (p->share == PART_SHARE_PRESUMED)
         part_set_share(c, ref, part, PART_SHARE_NONE, 0);
     list_remove(&f->link_age);
     if (f->copying == 0)
-        c->copies++;
+        c->users++;
     f->copying += n;
     *out = f;
     return 0;
@@ -151,7 +151,7 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
     assert(f->copying >= n);
     f->copying -= n;
     if (f->copying == 0)
-        c->copies--;
+        c->users--;
     if (ok)
         f->done += n;
     else
@@ -164,12 +164,12 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         list_push_back(&c->fills_by_age, &f->link_age);
 }
 
-void cache_owner_gone(struct cache *c, struct cache_owner *o)
+void cache_fills_end(struct cache *c, struct cache_fills *fills)
 {
     struct list *node;
 
-    while ((node = o->fills.next) != &o->fills)
-        fill_abort(c, LIST_ENTRY(node, struct cache_fill, link_owner));
+    while ((node = fills->list.next) != &fills->list)
+        fill_abort(c, LIST_ENTRY(node, struct cache_fill, link));
 }
 
 void cache_fills_break(struct cache *c, block_ref ref)

@@ -47,7 +47,7 @@ struct cache {
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
-    uint32_t copies; /* users by copies, reads and writes: their end may free a slot */
+    uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot */
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
@@ -68,7 +68,7 @@ struct cache {
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint64_t stuck;     /* blocks that a search has not looked at since something was released */
     uint32_t fruitless; /* searches for space in the index since something was released */
-    struct block_list below, shared; /* blocks with nothing in DRAM: some part here; no part here */
+    struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
     uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
     bool torn;      /* recovery left out parts of some blocks, as the index was full */
     /* An earlier run. */
@@ -78,12 +78,12 @@ struct cache {
 };
 
 struct snapshot_part;
-struct part_io;
+struct part_op;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
 
-static inline bool part_whole_here(const struct part *p)
+static inline bool part_whole_local(const struct part *p)
 {
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY;
 }
@@ -91,7 +91,7 @@ static inline bool part_whole_here(const struct part *p)
 /* While a dump writes a part anew, the shared tier's copy does not count. */
 static inline bool part_whole(const struct part *p)
 {
-    return part_whole_here(p) || (part_on_share(p) && p->dram != PART_DRAM_FILLING);
+    return part_whole_local(p) || (part_on_share(p) && p->dram != PART_DRAM_FILLING);
 }
 
 /* Losing its slot loses nothing. A PRESUMED part may turn out not to be there. */
@@ -129,7 +129,7 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
                    uint32_t number);
 /* READY at `place`, or NONE with NULL. */
 void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct tier_place *place);
-void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_io *write);
+void part_set_nvme_writing(struct cache *c, block_ref ref, uint32_t part, struct part_op *write);
 void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_share share,
                     share_root_id root);
 void part_use(struct cache *c, struct part *p);
@@ -154,7 +154,7 @@ bool cache_fill_reclaim(struct cache *c);
 /* ---- fetch.c ---- */
 
 /* One read or write of a part, from its start to its end. */
-struct part_io {
+struct part_op {
     union {
         struct tier_io tier;
         struct share_io share;
@@ -170,9 +170,9 @@ struct part_io {
     uint8_t priority;
     bool failed; /* reported; a thread of the shared tier may still write into the slot */
 };
-struct part_io *part_io_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */
+struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */
 /* Submits a read into the slot, or a write of it, to the shared tier. */
-int part_io_share(struct part_io *op, slot_ref slot, bool write,
+int part_op_share(struct part_op *op, slot_ref slot, bool write,
                   void (*done_cb)(struct share_io *io, int status),
                   void (*released_cb)(struct share_io *io));
 /* What the tier stores beside a part. */
@@ -182,22 +182,22 @@ void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t 
                    slot_ref slot);
 int cache_tier_submit(struct cache *c, struct tier_io *io);
 
-/* ---- leave.c ---- */
+/* ---- evict.c ---- */
 
 /* Frees the slots of its READY parts; none of them may have a user. */
-void block_leave_dram(struct cache *c, block_ref ref, bool evicted);
+void block_drop_dram(struct cache *c, block_ref ref, bool evicted);
 /* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
-/* Removes the block from every tier here, and forgets its files on the shared tier. It must be
+/* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
 
 /* ---- lists.c ---- */
 
 /* After the block's state changed: puts it into the list where it belongs, or takes it out. */
-void cache_list_place(struct cache *c, block_ref ref);
+void cache_list_update(struct cache *c, block_ref ref);
 /* Takes it out of its list, if it is in one: the policy needs the links. */
 void cache_list_unlink(struct cache *c, block_ref ref);
 /* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */

@@ -1,15 +1,18 @@
-/* Blocks of which nothing lies in DRAM, in the order in which they left it or were used, and what
- * makes way for new ones when the index is full. */
+/* Two lists of blocks that have nothing in DRAM, the last one used in front: `below`, with some part
+ * on NVMe, and `shared`, on the shared tier only. When the index is full, blocks at their ends are
+ * dropped for new ones. */
 #include "daemon/cache/internal.h"
 
 #include <assert.h>
 
-/* Held blocks that are passed over for one that may go. */
+/* A search for a block to drop looks at so many. Those that may not be dropped go to the front, so
+ * that the next search looks at others. */
 #define DROP_TRIES 64
-/* Searches for one that may go, each among others; from then on only once something is released. */
+/* After so many searches in vain, no more before something is released. */
 #define FRUITLESS_MAX 64
+/* Blocks that cache_list_sweep looks at in one turn of the loop. */
 #define SWEEP_TURN 256
-/* Of these the one that was written first, or none. */
+/* Of so many, cache_list_drop_older takes the one that was written first. */
 #define OLDER_TRIES 16
 
 #define BLOCK_LISTED (BLOCK_BELOW | BLOCK_SHARED_ONLY)
@@ -56,13 +59,13 @@ void cache_list_unlink(struct cache *c, block_ref ref)
     b->flags &= (uint16_t)~BLOCK_LISTED;
 }
 
-void cache_list_place(struct cache *c, block_ref ref)
+void cache_list_update(struct cache *c, block_ref ref)
 {
     const struct block *b = index_block(c->config.index, ref);
     unsigned flag = 0;
 
-    if (b->ready > 0 && b->dram_parts == 0 && !(b->flags & BLOCK_IN_POLICY))
-        flag = b->here > 0 ? BLOCK_BELOW : BLOCK_SHARED_ONLY;
+    if (b->whole_parts > 0 && b->dram_parts == 0 && !(b->flags & BLOCK_IN_POLICY))
+        flag = b->local_parts > 0 ? BLOCK_BELOW : BLOCK_SHARED_ONLY;
     if ((b->flags & BLOCK_LISTED) == flag)
         return;
     cache_list_unlink(c, ref);
@@ -80,7 +83,7 @@ static void to_front(struct cache *c, block_ref ref)
     }
 }
 
-/* From the end, as heads outlive tails. */
+/* The head of the prefix comes to the front last, so it stays longest. */
 void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     while (n-- > 0)
@@ -88,7 +91,7 @@ void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n)
             to_front(c, refs[n]);
 }
 
-static bool may_go(struct cache *c, block_ref ref)
+static bool may_drop(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
@@ -101,7 +104,7 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
     for (unsigned i = 0; i < DROP_TRIES && l->back != 0; i++) {
         block_ref ref = l->back;
 
-        if (may_go(c, ref)) {
+        if (may_drop(c, ref)) {
             cache_discard(c, ref);
             return true;
         }
@@ -110,7 +113,7 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
     return false;
 }
 
-/* When its highest part was written: the others were about then. */
+/* The sequence of its last part on NVMe; the others were written shortly before or after. */
 static uint64_t written_at(struct cache *c, block_ref ref)
 {
     struct ns *ns;
@@ -129,7 +132,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 
     c->torn = true;
     for (unsigned i = 0; i < OLDER_TRIES && ref != 0; i++) {
-        uint64_t at = may_go(c, ref) ? written_at(c, ref) : UINT64_MAX;
+        uint64_t at = may_drop(c, ref) ? written_at(c, ref) : UINT64_MAX;
 
         if (at < least) {
             least = at;
@@ -143,7 +146,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
         return true;
     }
     for (unsigned i = 0; i < OLDER_TRIES && c->below.back != 0; i++)
-        to_front(c, c->below.back); /* others the next time */
+        to_front(c, c->below.back); /* the next search looks at others */
     return false;
 }
 
@@ -163,7 +166,7 @@ bool cache_list_sweep(struct cache *c)
         const struct block *b = cache_block(c, ref, &ns);
 
         c->sweep--;
-        if (!block_complete(b, ns) && may_go(c, ref))
+        if (!block_complete(b, ns) && may_drop(c, ref))
             cache_discard(c, ref);
         else
             to_front(c, ref);
@@ -175,8 +178,8 @@ bool cache_list_sweep(struct cache *c)
 
 /* ---- space in the index ---- */
 
-/* What lies on a share only can be found there again. */
-static bool space_make(struct cache *c, enum index_space from)
+/* What is dropped of the list `shared` can be found on the shared tier again. */
+static bool index_make_space(struct cache *c, enum index_space from)
 {
     if (!index_full(c->config.index) || c->fruitless == FRUITLESS_MAX)
         return false;
@@ -194,7 +197,7 @@ block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum 
 {
     block_ref ref = index_insert(c->config.index, ns, key);
 
-    if (ref == 0 && space_make(c, from))
+    if (ref == 0 && index_make_space(c, from))
         ref = index_insert(c->config.index, ns, key);
     return ref;
 }

@@ -262,9 +262,9 @@ static block_ref victim_find(struct space_search *s)
     return ref ? ref : victim_stuck(s, UINT64_MAX);
 }
 
-/* ---- leaving ---- */
+/* ---- evicting ---- */
 
-/* all: from the other tiers here, too. */
+/* all: from NVMe, too. */
 static void block_evict(struct cache *c, block_ref ref, bool all)
 {
     struct ns *ns;
@@ -273,7 +273,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
 
     if (b->flags & BLOCK_QUEUED)
         c->config.metrics->nvme_write_dropped += cache_parts_missing(b, ns, WRITE_NVME);
-    block_leave_dram(c, ref, true);
+    block_drop_dram(c, ref, true);
     complete = block_complete(b, ns);
     c->config.metrics->arena_evicted_blocks++;
     c->config.metrics->arena_evicted_lost += was_complete && !complete;
@@ -293,7 +293,7 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 }
 
 /* Makes one step towards a slot. False: nothing more may leave now. */
-static bool space_step(struct space_search *s)
+static bool evict_some(struct space_search *s)
 {
     struct cache *c = s->cache;
     block_ref victim = victim_find(s);
@@ -364,7 +364,7 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_r
     if (s.slot_bytes > arena_extent_bytes(c->arena))
         return -EFBIG;
     slot = arena_alloc(c->arena, bytes, owner, s.node);
-    while (slot == 0 && !c->searching && space_step(&s))
+    while (slot == 0 && !c->searching && evict_some(&s))
         slot = arena_alloc(c->arena, bytes, owner, s.node);
     slot_count(&s, slot);
     if (slot == 0)

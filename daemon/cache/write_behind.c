@@ -241,7 +241,7 @@ static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
 }
 
 /* Takes the first block of the queue. False: it has to stay there. */
-static bool queue_step(struct cache *c, enum write_to to, unsigned *left)
+static bool queue_take(struct cache *c, enum write_to to, unsigned *left)
 {
     struct write_target *t = &c->write[to];
     block_ref ref = queue_pop(&t->queue);
@@ -316,7 +316,7 @@ bool cache_write_pump(struct cache *c, enum write_to to)
         cache_durables_retry(c);
     }
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
-        if (c->write[to].queue.n == 0 || !cache_write_waits(c, to) || !queue_step(c, to, &left))
+        if (c->write[to].queue.n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
             break;
     return c->write[to].queue.n > 0 && cache_write_waits(c, to);
 }

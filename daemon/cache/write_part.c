@@ -9,7 +9,7 @@
 
 static void nvme_done_cb(struct tier_io *io, int status)
 {
-    struct part_io *w = LIST_ENTRY(io, struct part_io, io.tier);
+    struct part_op *w = LIST_ENTRY(io, struct part_op, io.tier);
     struct cache *c = w->cache;
     struct list waiters;
 
@@ -25,7 +25,7 @@ static void nvme_done_cb(struct tier_io *io, int status)
 
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
 {
-    struct part_io *w = part_io_new(c, ref, part);
+    struct part_op *w = part_op_new(c, ref, part);
     struct part *p = cache_part(c, ref, part);
     int rc;
 
@@ -49,7 +49,7 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
 
 static void share_done_cb(struct share_io *io, int status)
 {
-    struct part_io *w = LIST_ENTRY(io, struct part_io, io.share);
+    struct part_op *w = LIST_ENTRY(io, struct part_op, io.share);
     struct cache *c = w->cache;
 
     c->share_busy--;
@@ -67,7 +67,7 @@ static void share_done_cb(struct share_io *io, int status)
 /* The slot stays until now, and the block with it. */
 static void share_released_cb(struct share_io *io)
 {
-    struct part_io *w = LIST_ENTRY(io, struct part_io, io.share);
+    struct part_op *w = LIST_ENTRY(io, struct part_op, io.share);
 
     cache_put(w->cache, w->ref, w->part);
     free(w);
@@ -75,13 +75,13 @@ static void share_released_cb(struct share_io *io)
 
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part)
 {
-    struct part_io *w = part_io_new(c, ref, part);
+    struct part_op *w = part_op_new(c, ref, part);
     struct part *p = cache_part(c, ref, part);
     int rc;
 
     if (!w)
         return -ENOMEM;
-    rc = part_io_share(w, part_slot(p), true, share_done_cb, share_released_cb);
+    rc = part_op_share(w, part_slot(p), true, share_done_cb, share_released_cb);
     if (rc != 0) {
         free(w);
         c->config.metrics->share_write_waits += rc == -EAGAIN;

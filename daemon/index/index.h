@@ -116,12 +116,12 @@ struct block {
                                         * BLOCK_BELOW or BLOCK_SHARED_ONLY */
     uint32_t policy_data;              /* the policy's */
     uint32_t ns;                       /* id of its namespace */
-    uint32_t leases;     /* of clients and running requests: while > 0 it stays in some tier */
-    uint16_t ready;      /* parts that are whole in some tier; complete when it is ns->parts */
-    uint16_t dram_parts; /* parts that are READY in DRAM */
-    uint16_t here;       /* parts with anything in DRAM or on NVMe, or on its way there */
-    uint16_t flags;      /* BLOCK_* */
-    struct part part[];  /* ns->parts of them */
+    uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
+    uint16_t whole_parts; /* parts that are whole in some tier; all of them: it is complete */
+    uint16_t dram_parts;  /* parts that are READY in DRAM */
+    uint16_t local_parts; /* parts with anything in DRAM or on NVMe, or on its way there */
+    uint16_t flags;       /* BLOCK_* */
+    struct part part[];   /* ns->parts of them */
 };
 
 enum {
@@ -130,8 +130,8 @@ enum {
     BLOCK_DOOMED = 4,    /* evicted while in use: not found any more, freed with its last user */
     BLOCK_QUEUED = 8,    /* in the write-behind queue of NVMe */
     BLOCK_SHARE_QUEUED = 16, /* in the write-behind queue of the shared tier */
-    BLOCK_SHARED_ONLY = 32,  /* listed: no part is here */
-    BLOCK_BELOW = 64,        /* listed: some part is here, none in DRAM */
+    BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
+    BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
 };
 
 /* ---- namespaces ---- */
@@ -231,7 +231,7 @@ struct block *index_peek(struct index *ix, block_ref ref);
 
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {
-    return b->ready == ns->identity.parts;
+    return b->whole_parts == ns->identity.parts;
 }
 
 static inline bool part_on_share(const struct part *p)

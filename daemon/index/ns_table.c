@@ -386,7 +386,7 @@ static inline void search_bucket(const struct index *ix, struct search *p)
     p->block = slab_block(&ix->slab, p->ref);
     __builtin_prefetch(p->block);
     /* The caller looks at the block's state next. */
-    __builtin_prefetch(&p->block->ready);
+    __builtin_prefetch(&p->block->whole_parts);
 }
 
 static inline block_ref search_compare(const struct index *ix, const struct ns_table *t,

@@ -110,7 +110,7 @@ static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct blo
     proto_pack_u64(pk, "dram", b->dram_parts);
     proto_pack_u64(pk, "nvme", nvme);
     proto_pack_u64(pk, "shared", shared);
-    proto_pack_u64(pk, "ready", b->ready);
+    proto_pack_u64(pk, "ready", b->whole_parts);
     proto_pack_flag(pk, "complete", block_complete(b, ns));
     proto_pack_flag(pk, "pinned", b->flags & BLOCK_PINNED);
     proto_pack_u64(pk, "leases", b->leases);
@@ -185,7 +185,7 @@ int method_inspect(struct call *call)
     msgpack_pack_map(&pb.pk, 8);
     proto_pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
     proto_pack_flag(&pb.pk, "complete", block_complete(b, ns));
-    proto_pack_u64(&pb.pk, "ready", b->ready);
+    proto_pack_u64(&pb.pk, "ready", b->whole_parts);
     proto_pack_flag(&pb.pk, "pinned", b->flags & BLOCK_PINNED);
     proto_pack_flag(&pb.pk, "doomed", b->flags & BLOCK_DOOMED);
     proto_pack_u64(&pb.pk, "leases", b->leases);

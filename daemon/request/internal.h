@@ -38,7 +38,7 @@ struct session {
     uint32_t leased_keys;
     struct list requests;
     uint32_t n_requests;
-    struct cache_owner owner;
+    struct cache_fills fills;
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes

@@ -350,7 +350,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
     list_init(&s->requests);
-    cache_owner_init(&s->owner);
+    cache_fills_init(&s->fills);
     list_push_back(&rq->sessions, &s->link);
     rq->n_sessions++;
     return s;
@@ -399,7 +399,7 @@ void session_settle(struct session *s)
     if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
     leases_end_all(s);
-    cache_owner_gone(rq->rooms.cache, &s->owner);
+    cache_fills_end(rq->rooms.cache, &s->fills);
     ns_close_all(s);
     list_remove(&s->link);
     rq->n_sessions--;

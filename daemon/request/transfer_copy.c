@@ -405,7 +405,7 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0 && t->durable)
         cache_shared_presume(cache_of(t), t->refs[item], t->part);
     if (rc == 0)
-        rc = cache_fill_claim(cache_of(t), &t->r.s->owner, t->refs[item], t->part, t->shard,
+        rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
     if (rc == -EBUSY)
         return rc;

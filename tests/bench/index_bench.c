@@ -73,7 +73,7 @@ static uint64_t batch_find(struct index *ix, struct ns *ns, enum how how)
         index_find_many(ix, ns, keys, BATCH, false, refs);
     }
     for (uint32_t i = 0; how == HIT_AND_READ && i < BATCH; i++)
-        sum += index_block(ix, refs[i])->ready;
+        sum += index_block(ix, refs[i])->whole_parts;
     if (sum > 0)
         abort();
     return now_ns() - start;

@@ -151,7 +151,7 @@ static struct {
     struct cache *cache;
     struct tier tier;
     struct ns *one, *two;
-    struct cache_owner owner[3];
+    struct cache_fills owner[3];
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
@@ -215,7 +215,7 @@ static inline void rig_open(void)
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space("two", 2, MIB / 8 / SHARDS);
     for (int i = 0; i < 3; i++)
-        cache_owner_init(&rig.owner[i]);
+        cache_fills_init(&rig.owner[i]);
 }
 
 static inline void turn(void)
@@ -359,7 +359,7 @@ static inline void expect_nothing_held(void)
     cr_expect_eq(index_blocks(rig.index), 0u);
     cr_expect_eq(arena_bytes_used(rig.arena), 0u);
     cr_expect_eq(rig.tier.n_live, 0u);
-    cr_expect_eq(rig.cache->copies, 0u);
+    cr_expect_eq(rig.cache->users, 0u);
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
 }
 

@@ -485,7 +485,7 @@ Test(cache, fills_belong_to_one_owner_and_vanish_with_it)
                  -EINPROGRESS);
     drop(ref);
     cr_expect_eq(index_blocks(rig.index), 1u);
-    cache_owner_gone(rig.cache, &rig.owner[0]);
+    cache_fills_end(rig.cache, &rig.owner[0]);
     expect_nothing_held();
 }
 
@@ -515,7 +515,7 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
     f = table_get(&rig.cache->fills, part_fill(&block_of(more)->part[0]));
     cache_fill_done(rig.cache, f, 2, false);
     drop(more);
-    cache_owner_gone(rig.cache, &rig.owner[0]);
+    cache_fills_end(rig.cache, &rig.owner[0]);
 }
 
 /* ---- evicted by name ---- */

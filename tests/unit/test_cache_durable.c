@@ -136,7 +136,7 @@ Test(cache_durable, what_is_gone_everywhere_is_not_promised)
 
     promise(&p, ref);
     cr_assert(fake_reclaim(&rig.tier, part_loc(&block_of(ref)->part[0])));
-    block_leave_dram(rig.cache, ref, true);
+    block_drop_dram(rig.cache, ref, true);
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, -ENOENT);
     drop(ref);

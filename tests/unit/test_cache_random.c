@@ -79,7 +79,7 @@ static void recount_cb(void *ctx, block_ref ref, struct block *b)
         cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[part_loc(p) - 1].live);
         cr_assert(p->users == 0 || in_dram, "a user of nothing");
     }
-    cr_assert(b->ready == ready && b->dram_parts == dram && b->here == here);
+    cr_assert(b->whole_parts == ready && b->dram_parts == dram && b->local_parts == here);
     cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
     cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
     r->only += here == 0 && ready > 0;
@@ -140,7 +140,7 @@ static void invariants(void)
                 break;
         copying += at < COPIES;
     }
-    cr_assert_eq(r.users + copying, rig.cache->copies);
+    cr_assert_eq(r.users + copying, rig.cache->users);
     slots = arena_bytes_used(rig.arena);
     cr_assert_geq(slots, r.dram_bytes);
     cr_assert_leq(slots, 2u * MIB);
@@ -300,8 +300,8 @@ static void chaos_owner_gone(void)
     for (int i = 0; i < COPIES; i++)
         if (chaos.copy[i].fill && chaos.copy[i].owner == owner)
             copy_end(&chaos.copy[i], false);
-    cache_owner_gone(rig.cache, &rig.owner[owner]);
-    cr_assert(list_empty(&rig.owner[owner].fills));
+    cache_fills_end(rig.cache, &rig.owner[owner]);
+    cr_assert(list_empty(&rig.owner[owner].list));
 }
 
 static void chaos_copy_end(void)
@@ -408,7 +408,7 @@ static void chaos_end(void)
     for (int i = 0; i < ASKERS; i++)
         chaos.asker[i].again = false;
     for (int i = 0; i < 3; i++)
-        cache_owner_gone(rig.cache, &rig.owner[i]);
+        cache_fills_end(rig.cache, &rig.owner[i]);
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         turn();

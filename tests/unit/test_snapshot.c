@@ -295,7 +295,7 @@ Test(kept, slots_are_where_they_were)
         slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
         cr_assert_neq(slots[i], 0u);
         memset(arena_memory(arena, slots[i]), (int)i + 1, 100);
-        arena_slot_place(arena, slots[i], &extent[i], &number[i]);
+        arena_slot_position(arena, slots[i], &extent[i], &number[i]);
     }
     arena_close();
     arena_open(persist_fd(k), 8 * MIB);

@@ -5,7 +5,7 @@
 
 #include <assert.h>
 
-void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
+void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -21,10 +21,10 @@ void block_leave_dram(struct cache *c, block_ref ref, bool evicted)
     }
     if (b->flags & BLOCK_IN_POLICY)
         policy_remove(c->config.policy, ref, evicted);
-    cache_list_place(c, ref);
+    cache_list_update(c, ref);
 }
 
-static void block_leave_nvme(struct cache *c, block_ref ref)
+static void block_drop_nvme(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -36,7 +36,7 @@ static void block_leave_nvme(struct cache *c, block_ref ref)
 
 /* Also where this host knows of no file: another may have written it. A purge of the namespace
  * removes all files by itself, but for one that is written meanwhile (its block is doomed). */
-static void block_leave_share(struct cache *c, block_ref ref)
+static void block_drop_share(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
@@ -66,11 +66,11 @@ void cache_discard(struct cache *c, block_ref ref)
     if (b->flags & BLOCK_SHARE_QUEUED)
         c->config.metrics->share_write_dropped += cache_ns(c, ref)->identity.parts;
     if (b->flags & BLOCK_DOOMED)
-        block_leave_share(c, ref);
+        block_drop_share(c, ref);
     else
         cache_shared_forget(c, ref);
-    block_leave_dram(c, ref, false);
-    block_leave_nvme(c, ref);
+    block_drop_dram(c, ref, false);
+    block_drop_nvme(c, ref);
     index_remove(c->config.index, ref);
     cache_released(c);
 }
@@ -118,7 +118,7 @@ static bool block_stored(const struct block *b, const struct ns *ns)
 /* Something of it lies in one of these tiers. */
 static bool block_lies_in(const struct block *b, const struct ns *ns, unsigned tiers)
 {
-    return tiers == CACHE_ALL ? b->ready > 0
+    return tiers == CACHE_ALL ? b->whole_parts > 0
                               : (tiers & CACHE_DRAM && b->dram_parts > 0) ||
                                     (tiers & CACHE_NVME && block_stored(b, ns)) ||
                                     (tiers & CACHE_SHARE && block_on_share(b, ns));
@@ -130,7 +130,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     struct block *b = cache_block(c, ref, &ns);
     bool all = tiers == CACHE_ALL;
 
-    if (b->ready == 0 || !block_lies_in(b, ns, tiers))
+    if (b->whole_parts == 0 || !block_lies_in(b, ns, tiers))
         return CACHE_EVICT_NONE;
     if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !block_clean(b, ns)))
         return CACHE_EVICT_LATER;
@@ -142,11 +142,11 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         return CACHE_EVICT_LATER;
     }
     if (tiers & CACHE_SHARE)
-        block_leave_share(c, ref);
+        block_drop_share(c, ref);
     if (tiers & CACHE_DRAM)
-        block_leave_dram(c, ref, false);
+        block_drop_dram(c, ref, false);
     if (tiers & CACHE_NVME)
-        block_leave_nvme(c, ref);
+        block_drop_nvme(c, ref);
     if (!block_complete(b, ns))
         cache_discard(c, ref);
     cache_released(c);
