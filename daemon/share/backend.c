@@ -3,7 +3,9 @@
 #include "daemon/format/checksum.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -56,74 +58,53 @@ int share_op_verify(struct share_op *op)
 void share_listing_free(struct share_listing *l)
 {
     free(l->files);
-    free(l->names);
     *l = (struct share_listing){0};
 }
 
-bool share_lister_wants(const char *name)
+bool share_listing_wants(const char *name)
 {
     return block_file_name_valid(name) || block_file_temp_valid(name);
 }
 
-static int files_grow(struct share_lister *l)
+int share_listing_add(struct share_listing *l, const char *name, uint64_t bytes, uint64_t mtime_ns)
 {
-    uint32_t cap = l->files_cap ? 2 * l->files_cap : 256;
-    struct share_file *files = realloc(l->out.files, cap * sizeof(*files));
+    struct share_file *file;
 
-    if (!files)
-        return -ENOMEM;
-    l->out.files = files;
-    l->files_cap = cap;
-    return 0;
-}
-
-static int names_grow(struct share_lister *l)
-{
-    size_t cap = l->names_cap ? 2 * l->names_cap : 256 * BLOCK_FILE_NAME_CAP;
-    char *names = realloc(l->out.names, cap);
-
-    if (!names)
-        return -ENOMEM;
-    l->out.names = names;
-    l->names_cap = cap;
-    return 0;
-}
-
-int share_lister_add(struct share_lister *l, const char *name, uint64_t bytes, uint64_t mtime_ns)
-{
-    size_t n = strlen(name) + 1;
-    int err = 0;
-
-    if (l->out.n == SHARE_LISTING_FILES) {
-        l->out.cut = true;
+    if (l->n == SHARE_LISTING_FILES) {
+        l->cut = true;
         return 0;
     }
-    if (l->out.n == l->files_cap)
-        err = files_grow(l);
-    if (err == 0 && l->names_cap - l->names_bytes < n)
-        err = names_grow(l);
-    if (err < 0)
-        return err;
-    l->out.files[l->out.n++] = (struct share_file){bytes, mtime_ns, (uint32_t)l->names_bytes};
-    memcpy(l->out.names + l->names_bytes, name, n);
-    l->names_bytes += n;
+    if (l->n == l->cap) {
+        uint32_t cap = l->cap ? 2 * l->cap : 256;
+        struct share_file *files = realloc(l->files, cap * sizeof(*files));
+
+        if (!files)
+            return -ENOMEM;
+        l->files = files;
+        l->cap = cap;
+    }
+    file = &l->files[l->n++];
+    file->bytes = bytes;
+    file->mtime_ns = mtime_ns;
+    snprintf(file->name, sizeof(file->name), "%s", name);
     return 0;
 }
+
+_Static_assert(BLOCK_FILE_TEMP_CAP <= BLOCK_FILE_NAME_CAP, "a listing has names of both kinds");
 
 void share_temp_init(struct share_temp *t, const char *host)
 {
     struct timespec now;
 
-    block_file_host(host, t->host);
     clock_gettime(CLOCK_REALTIME, &now);
-    t->started = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    block_file_temp_prefix(host, (uint32_t)getpid(),
+                           (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, t->prefix);
 }
 
 void share_temp_next(const struct share_temp *t, char out[BLOCK_FILE_TEMP_CAP])
 {
-    static atomic_uint_fast64_t
-        counter; /* of the process, so that two roots in one folder differ */
+    static atomic_uint_fast64_t number; /* of the process, so that two roots in one folder differ */
 
-    block_file_temp_name(t->host, (uint32_t)getpid(), t->started,
-                         atomic_fetch_add_explicit(&counter, 1, memory_order_relaxed), out);
+    snprintf(out, BLOCK_FILE_TEMP_CAP, "%.*s%016" PRIx64, BLOCK_FILE_TEMP_CAP - 17, t->prefix,
+             atomic_fetch_add_explicit(&number, 1, memory_order_relaxed));
 }

@@ -44,18 +44,17 @@ enum share_verb {
 };
 
 /* Of one bucket: regular files with the name of a block file or a temporary file. Empty for a bucket
- * that does not exist. Freed by share_listing_free. */
+ * that does not exist; zeroes are an empty one. Freed by share_listing_free. */
 #define SHARE_LISTING_FILES (1u << 19) /* more are left out, and `cut` is set */
 #define SHARE_LISTING_UNREAD 16u       /* more unread files fail the LIST */
 struct share_file {
     uint64_t bytes;    /* of the file, header included */
     uint64_t mtime_ns; /* by the server's clock */
-    uint32_t name;     /* its name is at names + name */
+    char name[BLOCK_FILE_NAME_CAP];
 };
 struct share_listing {
     struct share_file *files;
-    char *names;
-    uint32_t n;
+    uint32_t n, cap;
     bool cut;
     uint32_t unread; /* files left out because the root reported no size and time */
 };
@@ -127,20 +126,13 @@ static inline uint64_t share_op_file_bytes(const struct share_op *op)
     return BLOCK_FILE_HEADER_BYTES + op->bytes;
 }
 
-/* Builds a listing; one of zeroes is empty. `out` is valid at any time. */
-struct share_lister {
-    struct share_listing out;
-    uint32_t files_cap;
-    size_t names_bytes, names_cap;
-};
-bool share_lister_wants(const char *name);
-/* 0, also when the listing is cut; -ENOMEM. */
-int share_lister_add(struct share_lister *l, const char *name, uint64_t bytes, uint64_t mtime_ns);
+bool share_listing_wants(const char *name);
+/* Such a name, of a block file or a temporary file. 0, also when the listing is cut; -ENOMEM. */
+int share_listing_add(struct share_listing *l, const char *name, uint64_t bytes, uint64_t mtime_ns);
 
 /* Makes temporary names that no other process uses; one for each backend. */
 struct share_temp {
-    char host[BLOCK_FILE_HOST_CAP];
-    uint64_t started;
+    char prefix[BLOCK_FILE_TEMP_CAP]; /* all but the number */
 };
 void share_temp_init(struct share_temp *t, const char *host);
 /* Any thread. */

@@ -124,21 +124,16 @@ bool block_file_temp_valid(const char *name)
     return n < BLOCK_FILE_TEMP_CAP;
 }
 
-void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
-                          char out[BLOCK_FILE_TEMP_CAP])
+void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
+                            char out[BLOCK_FILE_TEMP_CAP])
 {
-    snprintf(out, BLOCK_FILE_TEMP_CAP,
-             BLOCK_FILE_TEMP_PREFIX "%.32s-%08" PRIx32 "-%016" PRIx64 "-%016" PRIx64, host, pid,
-             started, counter);
-}
+    char name[33];
 
-void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP])
-{
-    size_t n = strnlen(name, BLOCK_FILE_HOST_CAP - 1);
-
-    for (size_t i = 0; i < n; i++)
-        out[i] = host_byte(name[i]) ? name[i] : '_';
-    out[n] = '\0';
+    snprintf(name, sizeof(name), "%s", host);
+    for (char *c = name; *c; c++)
+        *c = host_byte(*c) ? *c : '_';
+    snprintf(out, BLOCK_FILE_TEMP_CAP, BLOCK_FILE_TEMP_PREFIX "%s-%08" PRIx32 "-%016" PRIx64 "-",
+             name, pid, started);
 }
 
 void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES])

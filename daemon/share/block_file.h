@@ -23,7 +23,7 @@
 #define BLOCK_FILE_NAME_CAP (2 * UCM_MAX_KEY_BYTES + 1 + 32 + 1 + 2 + 1)
 /* ".tmp-<host, 32 bytes at most>-<8 hex>-<16 hex>-<16 hex>" */
 #define BLOCK_FILE_TEMP_PREFIX ".tmp-"
-#define BLOCK_FILE_HOST_CAP 33
+
 #define BLOCK_FILE_TEMP_CAP (5 + 32 + 1 + 8 + 1 + 16 + 1 + 16 + 1)
 
 /* Which part of which block of which namespace. */
@@ -55,11 +55,11 @@ struct block_file_name {
 int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
-/* Unique by host, process (number and start) and counter. */
-void block_file_temp_name(const char *host, uint32_t pid, uint64_t started, uint64_t counter,
-                          char out[BLOCK_FILE_TEMP_CAP]);
-/* The host's name, cut to fit, with other characters than letters, digits, '.' and '_' replaced. */
-void block_file_host(const char *name, char out[BLOCK_FILE_HOST_CAP]);
+/* What begins the temporary names of one process: 16 hex digits, different each time, must follow.
+ * Of the host's name as much as fits; other characters than letters, digits, '.' and '_' are
+ * replaced. */
+void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
+                            char out[BLOCK_FILE_TEMP_CAP]);
 
 void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES]);
 /* The identity in the header, unchecked. */

@@ -20,7 +20,7 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
     uint32_t files = 0;
 
     for (uint32_t i = 0; i < l->n; i++) {
-        if (gc_is_marker(l->names + l->files[i].name))
+        if (gc_is_marker(l->files[i].name))
             continue;
         bytes += l->files[i].bytes;
         files++;
@@ -34,12 +34,12 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 }
 
 /* Parts below the highest count as an eighth younger: see gc.h. */
-static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, const char *name,
-                        size_t key_chars, bool highest)
+static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, size_t key_chars,
+                        bool highest)
 {
     uint64_t age = gc_age(pass->now_ns, file->mtime_ns);
 
-    return gc_cell(highest ? age : age - age / 8, name, key_chars);
+    return gc_cell(highest ? age : age - age / 8, file->name, key_chars);
 }
 
 static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
@@ -47,39 +47,38 @@ static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
     return file->mtime_ns < pass->now_ns && pass->now_ns - file->mtime_ns >= GC_TEMP_AGE_NS;
 }
 
-static bool wanted(struct gc *gc, const struct share_file *file, const char *name)
+static bool wanted(struct gc *gc, const struct share_file *file)
 {
     struct gc_pass *pass = &gc->pass;
     struct block_file_name parsed;
     bool highest;
     uint32_t cell;
 
-    if (gc_is_marker(name))
+    if (gc_is_marker(file->name))
         return false;
-    if (block_file_name_parse(name, &parsed) < 0)
-        return pass->phase == GC_ADD && block_file_temp_valid(name) && temp_old(pass, file);
+    if (block_file_name_parse(file->name, &parsed) < 0)
+        return pass->phase == GC_ADD && block_file_temp_valid(file->name) && temp_old(pass, file);
     highest = gc_parts_learn(&gc->parts, &parsed);
     if (!highest)
         pass->has_others = true;
-    cell = cell_of(pass, file, name, parsed.key_chars, highest);
+    cell = cell_of(pass, file, parsed.key_chars, highest);
     if (pass->phase == GC_ADD)
         pass->ages.bytes[cell] += file->bytes;
     return pass->phase == (highest ? GC_HIGHEST : GC_OTHERS) && cell >= pass->cut &&
            pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
 }
 
-static bool wanted_cb(struct gc_sweep *s, const struct share_file *file, const char *name)
+static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
 {
     struct gc *gc = gc_of(s);
-    bool is = wanted(gc, file, name);
+    bool is = wanted(gc, file);
 
     if (is)
         gc->pass.pending += file->bytes;
     return is;
 }
 
-static void removed_cb(struct gc_sweep *s, const struct share_file *file, const char *name,
-                       int status)
+static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
 {
     struct gc *gc = gc_of(s);
     struct gc_pass *pass = &gc->pass;
@@ -91,7 +90,7 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, const 
     pass->used_files--;
     pass->buckets[s->bucket].bytes -= file->bytes;
     pass->buckets[s->bucket].files--;
-    if (block_file_temp_valid(name)) {
+    if (block_file_temp_valid(file->name)) {
         gc->config.root->config.metrics->share_gc_temps++;
         return;
     }

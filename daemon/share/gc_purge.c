@@ -94,20 +94,17 @@ static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
     progressed(s);
 }
 
-static bool wanted_cb(struct gc_sweep *s, const struct share_file *file, const char *name)
+static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
 {
     struct block_file_name parsed;
 
-    (void)file;
-    return block_file_name_parse(name, &parsed) == 0 &&
+    return block_file_name_parse(file->name, &parsed) == 0 &&
            memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0;
 }
 
-static void removed_cb(struct gc_sweep *s, const struct share_file *file, const char *name,
-                       int status)
+static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
 {
     (void)file;
-    (void)name;
     if (status == 0)
         purge_of(s)->files++;
     progressed(s);

@@ -29,11 +29,6 @@ static const struct share_file *file_of(const struct gc_removal *rm)
     return &rm->sweep->listing.files[rm->file];
 }
 
-static const char *name_of(const struct gc_removal *rm)
-{
-    return rm->sweep->listing.names + file_of(rm)->name;
-}
-
 static void sweep_end(struct gc_sweep *s)
 {
     deadline_disarm(s->root->config.deadlines, &s->pause);
@@ -151,7 +146,7 @@ static void removal_end(struct gc_removal *rm, int status)
     s->failures = status < 0 ? s->failures + 1 : 0;
     if (s->failures == GC_FAILURES)
         s->given_up = true;
-    s->ops->removed_cb(s, file_of(rm), name_of(rm), status);
+    s->ops->removed_cb(s, file_of(rm), status);
 }
 
 static struct share_root *removal_root(const struct gc_removal *rm)
@@ -176,7 +171,7 @@ static int removal_submit(struct gc_removal *rm)
     if (rm->copy)
         t.op.bytes = file_of(rm)->bytes - BLOCK_FILE_HEADER_BYTES;
     memcpy(t.op.identity, rm->task.op.identity, sizeof(t.op.identity));
-    snprintf(t.op.name, sizeof(t.op.name), "%s", name_of(rm));
+    snprintf(t.op.name, sizeof(t.op.name), "%s", file_of(rm)->name);
     rm->task = t;
     rm->state = GC_BUSY;
     return gc_submit(removal_root(rm), &rm->task, removal_released_cb);
@@ -241,7 +236,7 @@ static bool copy_wanted(const struct gc_removal *rm)
     uint64_t bytes = file_of(rm)->bytes;
 
     return s->next && bytes > BLOCK_FILE_HEADER_BYTES && bytes <= GC_COPY_BYTES &&
-           block_file_name_valid(name_of(rm)) && share_root_takes_writes(s->next);
+           block_file_name_valid(file_of(rm)->name) && share_root_takes_writes(s->next);
 }
 
 /* Memory for the copy, when bound and pace allow it. 0, -EAGAIN, -ENOMEM. */
@@ -316,7 +311,7 @@ static void files_go(struct gc_sweep *s)
             return;
         }
         rm->file = s->at++;
-        if (!s->ops->wanted_cb(s, file_of(rm), name_of(rm)))
+        if (!s->ops->wanted_cb(s, file_of(rm)))
             continue;
         s->busy++;
         removal_begin(rm);

@@ -39,10 +39,9 @@ struct gc_sweep_ops {
     /* A bucket was listed, or does not exist. */
     void (*listed_cb)(struct gc_sweep *s, const struct share_listing *l);
     /* Is the file to go? */
-    bool (*wanted_cb)(struct gc_sweep *s, const struct share_file *file, const char *name);
+    bool (*wanted_cb)(struct gc_sweep *s, const struct share_file *file);
     /* A wanted file is gone: 0; or it stays: -errno. */
-    void (*removed_cb)(struct gc_sweep *s, const struct share_file *file, const char *name,
-                       int status);
+    void (*removed_cb)(struct gc_sweep *s, const struct share_file *file, int status);
     /* 0; the failure that ended the sweep (given_up) or the last one; -ECANCELED after stop. */
     void (*done_cb)(struct gc_sweep *s, int status);
 };

@@ -10,13 +10,13 @@ static int entry_add(struct nfs_task *t, const struct nfs_entry *e)
 {
     const struct nfs_attributes *a = &e->attributes;
 
-    if (!share_lister_wants(e->name))
+    if (!share_listing_wants(e->name))
         return 0;
     if (!a->known)
-        return share_lister_add(&t->lister, e->name, 0, NO_TIME);
+        return share_listing_add(&t->listing, e->name, 0, NO_TIME);
     if (a->type != NFS_TYPE_FILE)
         return 0;
-    return share_lister_add(&t->lister, e->name, a->bytes, a->mtime_ns);
+    return share_listing_add(&t->listing, e->name, a->bytes, a->mtime_ns);
 }
 
 /* ---- attributes that READDIRPLUS left out ---- */
@@ -25,7 +25,7 @@ static void blanks_step(struct nfs_task *t);
 
 static void blank_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    struct share_listing *l = &t->lister.out;
+    struct share_listing *l = &t->listing;
     struct share_file *file = &l->files[t->blank];
     const struct nfs_attributes *a = &r->attributes;
     bool gone = r->status == NFS_ERR_NOENT || r->status == NFS_ERR_STALE ||
@@ -45,7 +45,7 @@ static void blank_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
 
 static void blanks_step(struct nfs_task *t)
 {
-    struct share_listing *l = &t->lister.out;
+    struct share_listing *l = &t->listing;
 
     while (t->blank < l->n && l->files[t->blank].mtime_ns != NO_TIME)
         t->blank++;
@@ -54,7 +54,7 @@ static void blanks_step(struct nfs_task *t)
         nfs_task_settle(t);
         return;
     }
-    nfs_ask(t, NFS_LOOKUP, &t->folder, l->names + l->files[t->blank].name, blank_reply_cb);
+    nfs_ask(t, NFS_LOOKUP, &t->folder, l->files[t->blank].name, blank_reply_cb);
 }
 
 /* ---- pages ---- */
@@ -80,7 +80,7 @@ static void page_reply_cb(struct nfs_task *t, const struct nfs_reply *r)
     memcpy(t->cookie_verifier, r->verifier, sizeof(t->cookie_verifier));
     if (err < 0)
         nfs_task_end(t, err);
-    else if (last || t->lister.out.cut)
+    else if (last || t->listing.cut)
         nfs_task_next(t, blanks_step);
     else if (!any || ++t->pages == MAX_PAGES)
         nfs_task_end(t, -EPROTO);

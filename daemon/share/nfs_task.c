@@ -28,8 +28,7 @@ void nfs_task_begin(struct nfs_task *t)
     t->at = t->moved = t->cookie = 0;
     t->pages = t->blank = 0;
     memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));
-    share_listing_free(&t->lister.out);
-    t->lister = (struct share_lister){0};
+    share_listing_free(&t->listing);
     t->step = t->op->verb == SHARE_CHECK ? nfs_check_step : nfs_folder_step;
     t->queued = true;
     list_push_back(task_queue(t), &t->link);
@@ -37,7 +36,7 @@ void nfs_task_begin(struct nfs_task *t)
 
 void nfs_task_free(struct nfs_task *t)
 {
-    share_listing_free(&t->lister.out);
+    share_listing_free(&t->listing);
     free(t);
 }
 
@@ -101,8 +100,8 @@ static void task_report(struct nfs_task *t)
     if (t->status == -ESTALE)
         t->status = -ENODEV; /* with fresh handles too: no answer about a part */
     if (t->status == 0 && t->op->verb == SHARE_LIST) {
-        t->op->listing = t->lister.out;
-        t->lister = (struct share_lister){0};
+        t->op->listing = t->listing;
+        t->listing = (struct share_listing){0};
     }
     nfs_op_ended(t->b, t->op, t->status);
     nfs_task_free(t);

@@ -55,7 +55,7 @@ struct nfs_task {
     uint8_t verifier[NFS_VERIFIER_BYTES];
     uint64_t cookie;
     uint8_t cookie_verifier[NFS_VERIFIER_BYTES];
-    struct share_lister lister;
+    struct share_listing listing;
     uint32_t pages, blank; /* LIST: requests made; the next file that may lack attributes */
 };
 

@@ -168,34 +168,34 @@ static int list_error(int error)
 }
 
 /* A few unreadable files are left out; any other error, or more of them, fails the LIST. */
-static int entry_unread(struct share_lister *l, int error)
+static int entry_unread(struct share_listing *l, int error)
 {
     bool bad =
         error == EIO || error == EACCES || error == EPERM || error == EUCLEAN || error == EBADMSG;
 
     if (error == ENOENT || error == ESTALE) /* gone meanwhile */
         return 0;
-    return bad && ++l->out.unread <= SHARE_LISTING_UNREAD ? 0 : list_error(error);
+    return bad && ++l->unread <= SHARE_LISTING_UNREAD ? 0 : list_error(error);
 }
 
-static int entry_add(struct share_lister *l, int folder, const struct dirent *e)
+static int entry_add(struct share_listing *l, int folder, const struct dirent *e)
 {
     struct stat st;
 
-    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !share_lister_wants(e->d_name))
+    if ((e->d_type != DT_REG && e->d_type != DT_UNKNOWN) || !share_listing_wants(e->d_name))
         return 0;
     if (fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return entry_unread(l, errno);
     if (!S_ISREG(st.st_mode))
         return 0;
-    return share_lister_add(l, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
+    return share_listing_add(l, e->d_name, (uint64_t)st.st_size, mtime_ns(&st));
 }
 
-static int entries_add(struct share_lister *l, int folder, DIR *dir)
+static int entries_add(struct share_listing *l, int folder, DIR *dir)
 {
     int err = 0;
 
-    while (err == 0 && !l->out.cut) {
+    while (err == 0 && !l->cut) {
         const struct dirent *e;
 
         errno = 0;
@@ -209,7 +209,7 @@ static int entries_add(struct share_lister *l, int folder, DIR *dir)
 
 static int folder_list(struct share_op *op, int folder)
 {
-    struct share_lister l = {0};
+    struct share_listing l = {0};
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), err;
     DIR *dir;
 
@@ -223,9 +223,9 @@ static int folder_list(struct share_op *op, int folder)
     err = entries_add(&l, folder, dir);
     closedir(dir);
     if (err < 0)
-        share_listing_free(&l.out);
+        share_listing_free(&l);
     else
-        op->listing = l.out;
+        op->listing = l;
     return err;
 }
 

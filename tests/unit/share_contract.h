@@ -375,7 +375,7 @@ static inline void contract_long_listing(struct contract *c)
         unsigned b[4];
 
         cr_assert_eq(l.files[i].bytes, 1);
-        cr_assert_eq(sscanf(l.names + l.files[i].name, "%2x%2x%2x%2x", b, b + 1, b + 2, b + 3), 4);
+        cr_assert_eq(sscanf(l.files[i].name, "%2x%2x%2x%2x", b, b + 1, b + 2, b + 3), 4);
         cr_assert_not(seen[b[0] | b[1] << 8]);
         seen[b[0] | b[1] << 8] = true;
     }

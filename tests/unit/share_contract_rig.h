@@ -323,7 +323,7 @@ static inline const struct share_file *contract_listed(const struct share_listin
                                                        const char *name)
 {
     for (uint32_t i = 0; i < l->n; i++)
-        if (strcmp(l->names + l->files[i].name, name) == 0)
+        if (strcmp(l->files[i].name, name) == 0)
             return &l->files[i];
     return NULL;
 }

@@ -125,24 +125,28 @@ Test(block_file, names)
     cr_assert_eq(block_file_place(&bad, identity, name), -EINVAL);
 }
 
+static void temp_prefix_differs(const char *than, const char *host, uint32_t pid, uint64_t started)
+{
+    char prefix[BLOCK_FILE_TEMP_CAP];
+
+    block_file_temp_prefix(host, pid, started, prefix);
+    cr_assert_str_neq(prefix, than);
+}
+
 Test(block_file, temporary_names_differ_by_all_that_makes_them_unique)
 {
-    char host[BLOCK_FILE_HOST_CAP], a[BLOCK_FILE_TEMP_CAP], b[BLOCK_FILE_TEMP_CAP];
+    static const char host[] = "node/1.rack-7.a-very-long-name-of-a-host";
+    char name[BLOCK_FILE_TEMP_CAP];
 
-    block_file_host("node/1.rack-7.a-very-long-name-of-a-host", host);
-    cr_assert_str_eq(host, "node_1.rack_7.a_very_long_name_o");
-    block_file_temp_name(host, UINT32_MAX, UINT64_MAX, UINT64_MAX, a);
-    cr_assert(block_file_temp_valid(a));
-    cr_assert_not(block_file_name_valid(a));
-    cr_assert_eq(a[strlen(a) - 1], 'f');
-    block_file_temp_name(host, UINT32_MAX, UINT64_MAX, UINT64_MAX - 1, b);
-    cr_assert_str_neq(a, b);
-    block_file_temp_name("other", UINT32_MAX, UINT64_MAX, UINT64_MAX, b);
-    cr_assert_str_neq(a, b);
-    block_file_temp_name(host, 1, UINT64_MAX, UINT64_MAX, b);
-    cr_assert_str_neq(a, b);
-    block_file_temp_name(host, UINT32_MAX, 1, UINT64_MAX, b);
-    cr_assert_str_neq(a, b);
+    block_file_temp_prefix(host, UINT32_MAX, UINT64_MAX, name);
+    cr_assert_str_eq(name, ".tmp-node_1.rack_7.a_very_long_name_o-ffffffff-ffffffffffffffff-");
+    temp_prefix_differs(name, "other", UINT32_MAX, UINT64_MAX);
+    temp_prefix_differs(name, host, 1, UINT64_MAX);
+    temp_prefix_differs(name, host, UINT32_MAX, 1);
+    cr_assert_eq(strlen(name) + 16 + 1, BLOCK_FILE_TEMP_CAP, "room for the number");
+    strcat(name, "0123456789abcdef");
+    cr_assert(block_file_temp_valid(name));
+    cr_assert_not(block_file_name_valid(name));
 }
 
 Test(block_file, temporary_names_lead_nowhere)
