@@ -83,7 +83,6 @@ struct share_op {
     struct block_file_header file;
     uint8_t header[BLOCK_FILE_HEADER_BYTES];
     char name[BLOCK_FILE_NAME_CAP], temp[BLOCK_FILE_TEMP_CAP];
-    void *scratch;
 };
 
 struct share_backend;

@@ -144,7 +144,7 @@ static void find_answer(struct find *f, int status)
 
 static void find_released_cb(struct share_task *t)
 {
-    struct find *f = t->owner;
+    struct find *f = LIST_ENTRY(t, struct find, task);
     struct share *s = f->share;
     int status = t->status;
 
@@ -172,7 +172,7 @@ static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
     f->lookup = p;
     f->root = root;
     f->place = place;
-    f->task.owner = f;
+
     f->task.class = SHARE_LOOKUP;
     f->task.op.verb = SHARE_FIND;
     f->task.op.id = *id;

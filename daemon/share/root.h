@@ -35,7 +35,7 @@ struct share_task {
     void (*done_cb)(struct share_task *t, int status);
     /* t->status is final; the memory of op is the caller's again, who may free t. */
     void (*released_cb)(struct share_task *t);
-    void *owner; /* the caller's */
+
     int status;
     /* The root's own. */
     struct share_root *root;

@@ -13,15 +13,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* How targets begin; one line for each kind of backend. */
-static const struct {
-    const char *begins;
-    const struct share_backend_ops *ops;
-} kinds[] = {
-    {"/", &share_posix},
-    {"nfs://", &share_nfs},
-};
-
 static void ready_cb(void *ctx)
 {
     struct share *s = ctx;
@@ -32,22 +23,18 @@ static void ready_cb(void *ctx)
 
 /* ---- opening ---- */
 
-static int root_open(struct share *s, const struct share_root_spec *spec)
+static int root_open(struct share *s, struct share_root_config *config)
 {
-    struct share_root_config rc = {.loop = s->settings.loop,
-                                   .deadlines = s->settings.deadlines,
-                                   .metrics = s->settings.metrics,
-                                   .ops = spec->ops,
-                                   .target = spec->target,
-                                   .host = s->settings.host,
-                                   .depth = spec->depth,
-                                   .capacity_bytes = spec->capacity_bytes,
-                                   .read_only = spec->read_only,
-                                   .deadline_ms = s->settings.deadline_ms,
-                                   .ready_cb = ready_cb,
-                                   .ctx = s};
-    int err = share_root_open(&rc, &s->roots[s->n]);
+    int err;
 
+    config->loop = s->settings.loop;
+    config->deadlines = s->settings.deadlines;
+    config->metrics = s->settings.metrics;
+    config->host = s->settings.host;
+    config->deadline_ms = s->settings.deadline_ms;
+    config->ready_cb = ready_cb;
+    config->ctx = s;
+    err = share_root_open(config, &s->roots[s->n]);
     if (err < 0)
         return err;
     s->n++;
@@ -97,7 +84,7 @@ int share_new(const struct share_settings *settings, struct share **out)
         s->seed = uv_hrtime();
     err = answer_cache_init(&s->answers, SHARE_ANSWERS);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
-        err = root_open(s, &settings->roots[i]);
+        err = root_open(s, &s->settings.roots[i]);
     if (err == 0)
         err = collectors_begin(s);
     if (err < 0) {
@@ -108,33 +95,20 @@ int share_new(const struct share_settings *settings, struct share **out)
     return 0;
 }
 
-static const struct share_backend_ops *kind_of(const char *target)
-{
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        if (strncmp(target, kinds[i].begins, strlen(kinds[i].begins)) == 0)
-            return kinds[i].ops;
-    return NULL;
-}
-
-static int roots_take(const struct config *c, const struct config_root *roots,
-                      struct share_settings *settings, struct ucm_error *e)
+/* config_roots lets absolute paths and nfs:// pass, nothing else. */
+static void roots_take(const struct config *c, const struct config_root *roots,
+                       struct share_settings *settings)
 {
     for (uint32_t i = 0; i < settings->n; i++) {
-        struct share_root_spec *spec = &settings->roots[i];
+        bool posix = roots[i].target[0] == '/';
 
-        spec->ops = kind_of(roots[i].target);
-        if (!spec->ops) {
-            ucm_error_set(e, UCM_WIRE_UNSUPPORTED,
-                          "share.roots: %.120s is of no kind that this ucmd has been built with",
-                          roots[i].target);
-            return -EINVAL;
-        }
-        spec->target = roots[i].target;
-        spec->depth = spec->ops == &share_posix ? c->share_threads : c->share_depth;
-        spec->capacity_bytes = roots[i].capacity_bytes;
-        spec->read_only = roots[i].read_only;
+        settings->roots[i] =
+            (struct share_root_config){.ops = posix ? &share_posix : &share_nfs,
+                                       .target = roots[i].target,
+                                       .depth = posix ? c->share_threads : c->share_depth,
+                                       .capacity_bytes = roots[i].capacity_bytes,
+                                       .read_only = roots[i].read_only};
     }
-    return 0;
 }
 
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
@@ -165,12 +139,11 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
         return 0;
     (void)gethostname(host, sizeof(host) - 1); /* without it the start time tells hosts apart */
     settings.host = host;
-    err = roots_take(c, roots, &settings, e);
-    if (err == 0)
-        err = share_new(&settings, out);
+    roots_take(c, roots, &settings);
+    err = share_new(&settings, out);
     for (uint32_t i = 0; err == 0 && i < settings.n; i++)
         share_root_check((*out)->roots[i]); /* a root that is missing shows in health and log */
-    if (err < 0 && e->text[0] == '\0')
+    if (err < 0)
         ucm_error_set(e, UCM_WIRE_IO, "share.roots: %s", strerror(-err));
     return err;
 }

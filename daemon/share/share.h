@@ -114,8 +114,7 @@ struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     /* status: the first failure of any root, or 0. files: how many were removed. */
     void (*done_cb)(struct share_purge *p, int status, uint64_t files);
-    struct list link;
-    void *op;
+    void *op; /* the room's own */
 };
 int share_purge(struct share *s, struct share_purge *p);
 void share_purge_cancel(struct share *s, struct share_purge *p); /* done_cb will not run */

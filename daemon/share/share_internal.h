@@ -22,13 +22,8 @@ struct share_settings {
     unsigned low; /* 0: no garbage collection */
     uint64_t negative_ms, deadline_ms, collect_ms, touch_ms;
     uint32_t n;
-    struct share_root_spec {
-        const struct share_backend_ops *ops;
-        const char *target; /* borrowed during share_new */
-        unsigned depth;
-        uint64_t capacity_bytes;
-        bool read_only;
-    } roots[SHARE_MAX_ROOTS];
+    /* ops, target (borrowed), depth, capacity_bytes and read_only; share_new sets the others. */
+    struct share_root_config roots[SHARE_MAX_ROOTS];
 };
 
 struct gc;

@@ -34,7 +34,7 @@ struct background {
 
 static void background_released_cb(struct share_task *t)
 {
-    struct background *e = t->owner;
+    struct background *e = LIST_ENTRY(t, struct background, task);
 
     /* A file that could not be removed blocks the writes of its part: do not call it missing. */
     if (t->op.verb == SHARE_REMOVE && (t->status == 0 || t->status == -ENOENT))
@@ -52,7 +52,7 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
         return -ENOMEM;
     e->share = s;
     e->root = root;
-    e->task.owner = e;
+
     e->task.op.verb = verb;
     e->task.op.id = *id;
     e->task.op.bytes = bytes;
@@ -133,7 +133,7 @@ static void part_io_end(struct part_io *m, int status)
 /* The root still uses the memory, so no other root can be asked. */
 static void part_io_late_cb(struct share_task *t, int status)
 {
-    struct part_io *m = t->owner;
+    struct part_io *m = LIST_ENTRY(t, struct part_io, task);
 
     if (!share_task_late(t))
         return;
@@ -191,7 +191,7 @@ static void write_answered(struct part_io *m, int status)
 
 static void part_io_released_cb(struct share_task *t)
 {
-    struct part_io *m = t->owner;
+    struct part_io *m = LIST_ENTRY(t, struct part_io, task);
 
     if (m->late) {
         struct share_io *io = m->io;
@@ -243,7 +243,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->io = io;
     m->status = -ENOENT;
     m->n = io->write ? share_takers(s, &io->id, m->roots) : readers(s, io, m->roots);
-    m->task.owner = m;
+
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->deadline_ms = now_of(s) + s->settings.deadline_ms;
     m->task.done_cb = part_io_late_cb;

@@ -190,7 +190,7 @@ static inline void rig_start(struct share_backend *b, struct share_op *op)
 
     cr_assert(o);
     *o = (struct rig_op){.server = s, .op = op, .round = rig.round + 1};
-    op->scratch = o;
+    op->backend = o;
     s->asked[op->verb]++;
     if (s->n_log < RIG_LOG)
         s->log[s->n_log++] = op->verb;
@@ -204,7 +204,7 @@ static inline void rig_start(struct share_backend *b, struct share_op *op)
 static inline bool rig_cancel(struct share_backend *b, struct share_op *op)
 {
     struct rig_server *s = (struct rig_server *)b;
-    struct rig_op *o = op->scratch;
+    struct rig_op *o = op->backend;
 
     if (s->stuck)
         return false;

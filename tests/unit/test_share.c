@@ -47,7 +47,7 @@ static struct share_settings settings_of(uint32_t roots, enum config_spread spre
 
     for (uint32_t i = 0; i < roots; i++)
         s.roots[i] =
-            (struct share_root_spec){.ops = &rig_backend, .target = targets[i], .depth = 16};
+            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
     return s;
 }
 

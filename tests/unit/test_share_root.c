@@ -52,7 +52,7 @@ TestSuite(share_root, .init = setup, .fini = teardown, .timeout = 30);
 
 static void told_cb(struct share_task *t, int status)
 {
-    struct item *it = t->owner;
+    struct item *it = LIST_ENTRY(t, struct item, task);
 
     cr_assert_not(it->told, "told twice");
     it->told = true;
@@ -61,7 +61,7 @@ static void told_cb(struct share_task *t, int status)
 
 static void released_cb(struct share_task *t)
 {
-    struct item *it = t->owner;
+    struct item *it = LIST_ENTRY(t, struct item, task);
 
     cr_assert(it->told);
     cr_assert_not(it->released, "released twice");
@@ -74,8 +74,7 @@ static int submit(struct item *it, enum share_verb verb, enum share_class class,
     *it = (struct item){.task = {.class = class,
                                  .deadline_ms = uv_now(&rig.loop) + ms,
                                  .done_cb = told_cb,
-                                 .released_cb = released_cb,
-                                 .owner = it}};
+                                 .released_cb = released_cb}};
     it->task.op.verb = verb;
     it->task.op.id = rig_id(number);
     it->task.op.data = it->data;
