@@ -92,7 +92,7 @@ struct share_backend_config {
     struct deadlines *deadlines;
     const char *target; /* a folder, or nfs://server/export?options */
     const char *host;   /* for temporary names */
-    unsigned depth;     /* threads (at least 2), or requests under way */
+    unsigned depth;     /* operations, or requests of a server, under way */
 };
 
 struct share_backend_ops {

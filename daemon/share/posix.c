@@ -1,8 +1,7 @@
-/* The posix backend: block files below a folder of a mounted file system, in `depth` threads that run
- * one operation each. They are not libuv's: a mount that hangs holds its thread for as long as it
- * likes, and checksums must go on meanwhile. FIND, READ and CHECK come first, and a quarter of the
- * threads, at least one, does nothing else. Of TURNS operations one is another one, so that a write
- * does not miss its deadline behind reads. */
+/* The posix backend: block files below a folder of a mounted file system, in threads that run one
+ * operation each. They are not libuv's: a mount that hangs holds its thread for as long as it likes,
+ * and checksums must go on meanwhile. The root decides which operation begins when, and has `depth`
+ * of them under way at most, so each finds a thread free; one more thread is for its health check. */
 #include "daemon/share/posix_file.h"
 
 #include <assert.h>
@@ -11,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TURNS 16
-
 struct share_backend {
     uv_loop_t *loop;
     uv_async_t ended_async;
@@ -20,41 +17,13 @@ struct share_backend {
     struct share_temp temp;
     unsigned under_way; /* operations whose done_cb has not run; the loop's */
     pthread_t *threads;
-    unsigned n_threads, others_max;
+    unsigned n_threads;
 
     pthread_mutex_t lock; /* guards what follows, and op->state */
     pthread_cond_t work;
-    struct list reads, others, ended; /* of share_op.link */
-    unsigned others_busy;
-    unsigned turns; /* of reads while others waited */
+    struct list queued, ended; /* of share_op.link */
     bool stop;
 };
-
-static bool op_urgent(const struct share_op *op)
-{
-    return op->verb == SHARE_FIND || op->verb == SHARE_READ || op->verb == SHARE_CHECK;
-}
-
-/* Locked. */
-static struct share_op *op_next(struct share_backend *b)
-{
-    bool other = !list_empty(&b->others) && b->others_busy < b->others_max;
-    struct share_op *op;
-    struct list *node;
-
-    if (other && !list_empty(&b->reads) && ++b->turns < TURNS)
-        other = false;
-    node = list_pop_front(other ? &b->others : &b->reads);
-    if (!node)
-        return NULL;
-    if (other) {
-        b->others_busy++;
-        b->turns = 0;
-    }
-    op = LIST_ENTRY(node, struct share_op, link);
-    op->state = SHARE_OP_BUSY;
-    return op;
-}
 
 /* Locked, so that the async can't be closed before this returns. */
 static void op_ended(struct share_backend *b, struct share_op *op, int status)
@@ -71,18 +40,13 @@ static void op_ended(struct share_backend *b, struct share_op *op, int status)
 /* Locked, except while the operation runs. */
 static void op_run(struct share_backend *b, struct share_op *op)
 {
-    bool urgent = op_urgent(op);
     int status;
 
+    op->state = SHARE_OP_BUSY;
     pthread_mutex_unlock(&b->lock);
     status = posix_file_run(b->root, &b->temp, op);
     pthread_mutex_lock(&b->lock);
     op_ended(b, op, status);
-    if (urgent)
-        return;
-    b->others_busy--;
-    if (!list_empty(&b->others)) /* this thread may take something else */
-        pthread_cond_signal(&b->work);
 }
 
 static void *thread_main(void *arg)
@@ -91,10 +55,10 @@ static void *thread_main(void *arg)
 
     pthread_mutex_lock(&b->lock);
     while (!b->stop) {
-        struct share_op *op = op_next(b);
+        struct list *node = list_pop_front(&b->queued);
 
-        if (op)
-            op_run(b, op);
+        if (node)
+            op_run(b, LIST_ENTRY(node, struct share_op, link));
         else
             pthread_cond_wait(&b->work, &b->lock);
     }
@@ -149,12 +113,12 @@ static void ended_cb(uv_async_t *async)
     }
 }
 
-static int threads_begin(struct share_backend *b, unsigned depth)
+static int threads_begin(struct share_backend *b, unsigned n)
 {
-    b->threads = calloc(depth, sizeof(*b->threads));
+    b->threads = calloc(n, sizeof(*b->threads));
     if (!b->threads)
         return -ENOMEM;
-    for (; b->n_threads < depth; b->n_threads++)
+    for (; b->n_threads < n; b->n_threads++)
         if (pthread_create(&b->threads[b->n_threads], NULL, thread_main, b) != 0) {
             threads_end(b);
             return -ENOMEM;
@@ -174,10 +138,9 @@ static struct share_backend *backend_new(const struct share_backend_config *conf
         return NULL;
     }
     b->loop = config->loop;
-    b->others_max = config->depth - (config->depth + 3) / 4;
+
     share_temp_init(&b->temp, config->host);
-    list_init(&b->reads);
-    list_init(&b->others);
+    list_init(&b->queued);
     list_init(&b->ended);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->work, NULL);
@@ -189,7 +152,7 @@ static int posix_open(const struct share_backend_config *config, struct share_ba
     struct share_backend *b;
     int err;
 
-    if (config->target[0] != '/' || config->depth < 2)
+    if (config->target[0] != '/')
         return -EINVAL;
     b = backend_new(config);
     if (!b)
@@ -201,7 +164,7 @@ static int posix_open(const struct share_backend_config *config, struct share_ba
     }
     b->ended_async.data = b;
     uv_unref((uv_handle_t *)&b->ended_async);
-    err = threads_begin(b, config->depth);
+    err = threads_begin(b, config->depth + 1);
     if (err < 0) {
         uv_close((uv_handle_t *)&b->ended_async, closed_cb);
         return err;
@@ -230,7 +193,7 @@ static void posix_start(struct share_backend *b, struct share_op *op)
         op_ended(b, op, err);
     } else {
         op->state = SHARE_OP_QUEUED;
-        list_push_back(op_urgent(op) ? &b->reads : &b->others, &op->link);
+        list_push_back(&b->queued, &op->link);
         pthread_cond_signal(&b->work);
     }
     pthread_mutex_unlock(&b->lock);
