@@ -172,7 +172,7 @@ static void shared_open(void)
     snprintf(shared.folder, sizeof(shared.folder), "%.40s/share-XXXXXX", rig_base());
     cr_assert_not_null(mkdtemp(shared.folder));
     cr_assert_not_null(realpath(shared.folder, target));
-    s.roots[0] = (struct share_root_spec){.ops = &share_posix, .target = target, .depth = 16};
+    s.roots[0] = (struct share_root_config){.ops = &share_posix, .target = target, .depth = 16};
     cr_assert_eq(share_new(&s, &shared.share), 0);
     rig_memory(&rig, PARTS, SLOT_BYTES);
     do { /* until the first health check has ended */
