@@ -68,15 +68,16 @@ static uint32_t lookup(struct share *share, uint32_t first, bool each, double *m
 static void round_run(struct root *root, unsigned round)
 {
     uint32_t first = (uint32_t)(round * 2654435761u % (root->files - KEYS + 1));
-    struct share_settings settings = {.loop = bench.loop,
-                                      .deadlines = &bench.deadlines,
-                                      .metrics = &bench.metrics,
-                                      .host = "bench",
-                                      .negative_ms = 2000,
-                                      .deadline_ms = PATIENCE_MS,
-                                      .touch_ms = 3600000,
-                                      .n = 1,
-                                      .roots = {{&share_posix, root->path, 16, 0, true}}};
+    struct share_settings settings = {
+        .loop = bench.loop,
+        .deadlines = &bench.deadlines,
+        .metrics = &bench.metrics,
+        .host = "bench",
+        .negative_ms = 2000,
+        .deadline_ms = PATIENCE_MS,
+        .touch_ms = 3600000,
+        .n = 1,
+        .roots = {{.ops = &share_posix, .target = root->path, .depth = 16, .read_only = true}}};
     struct share *share;
     double ms;
 
