@@ -59,8 +59,10 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
     struct client_call *call = client_call_find(c, env->msgid);
     int r;
 
-    if (!call) /* of a followup, or of a call that was given up */
+    if (!call) {
+        client_orphan_answer(c, env->msgid, env);
         return;
+    }
     if (env->error.code) {
         call->error = env->error;
         /* A newer daemon may have codes that enum ucm_status lacks. */

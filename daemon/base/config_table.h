@@ -95,8 +95,6 @@ void config_list_free(struct config_list *list);
 #define CONFIG_TEXT_BYTES 32
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES]);
-/* The value of a key that is neither text nor a list. */
-uint64_t config_number(const struct config *c, const struct config_key *k);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
 /* The default as YAML. */
 const char *config_initial_text(const struct config_key *k);
@@ -119,5 +117,8 @@ static inline size_t config_key_place(const struct config_key *k)
 {
     return (size_t)(k - config_keys);
 }
+
+/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when text is neither. */
+bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
 
 #endif

@@ -45,7 +45,7 @@ void cache_free(struct cache *c);
  * before. The arena comes last, when the devices and the tier can register its memory. */
 struct tier_callbacks cache_tier_callbacks(struct cache *c);
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier);
-void cache_share_attach(struct cache *c, struct share *share);
+void cache_share_attach(struct cache *c, const struct share_ops *ops, struct share *share);
 void cache_arena_attach(struct cache *c, struct arena *arena);
 
 /* Operations of the tier that are under way; it may be closed at 0. */
@@ -91,7 +91,8 @@ void cache_hold(struct cache *c, block_ref ref);
 void cache_drop(struct cache *c, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
-/* A request used these blocks of one prefix, head first; 0 among them is passed over. */
+/* A request uses these blocks of one prefix, head first, or is about to store them; 0 among them is
+ * passed over. */
 void cache_touch(struct cache *c, const block_ref *refs, uint32_t n);
 
 /* Tiers to evict from. CACHE_SHARE: the block's files go from every root, for all hosts. */
@@ -193,8 +194,6 @@ void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not
  * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
  * already. */
 bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
-/* Others wait for that, and none of them is r, or r is not the first. */
-bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);
 /* Enough was done in this turn of the loop: retry_cb runs in the next. */
 void cache_next_turn(struct cache *c, struct cache_retry *r);
 /* The arena has grown, or will not grow any more. */

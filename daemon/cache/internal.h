@@ -42,7 +42,8 @@ struct block_list {
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
-    struct tier *tier;   /* NULL: none */
+    struct tier *tier; /* NULL: none */
+    const struct share_ops *share_ops;
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */

@@ -1,38 +1,36 @@
 #include "daemon/index/policy.h"
 #include "daemon/index/internal.h"
+#include "daemon/index/learner.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* LFU with dynamic aging, as a wheel of queues. A block's priority is floor + 1 + its uses when it
- * was used last; the floor is the priority of the block that left last. So each use buys the time
- * in which the floor rises by one, which is about what a block that is never used stays. Priorities
- * are integers close above the floor: a queue for each, LRU inside, and every operation touches a
- * few links. */
-
-#define QUEUES 16u
-#define USES_MAX 7u /* priorities reach floor + 8: less than QUEUES above the floor */
+/* LRU with bonuses. A block's time is up when as many blocks were inserted since its last use as DRAM
+ * holds; with the bonus of its uses (learner.h), later or earlier. Blocks with as many uses are in one
+ * list in the order of their last use, so that only the lists' ends are compared. */
 
 /* What a block remembers: policy_data. */
 #define DATA_USES 0x7u
-#define DATA_QUEUE_SHIFT 3
-#define DATA_QUEUE (0x1fu << DATA_QUEUE_SHIFT)
-#define DATA_KNOWN (1u << 8) /* was here before: coming back is a use */
-#define DATA_CLOCK_SHIFT 9   /* inserts, mod 2^23, when it was inserted or a use was counted */
-#define CLOCK_MASK 0x7fffffu
+#define DATA_ASIDE_SHIFT 3
+#define DATA_KNOWN (1u << 6)    /* was in DRAM before: coming back is a use */
+#define DATA_EXPECTED (1u << 7) /* and that is counted */
+#define DATA_STAMP_SHIFT 8      /* when it was inserted or a use was counted, wrapping */
+#define STAMP_MASK 0xffffffu
 
-/* Lookup, load and what follows are one use: another counts only when this share of the capacity
+/* A stamp's unit is as many inserts as make this many stamps, or twice as many, of the capacity:
+ * a stamp wraps when 128 times the capacity was inserted. */
+#define STAMPS_LOG2 16
+
+/* Lookup, load and what follows are one use: another counts only when this fraction of the capacity
  * has been inserted since. */
-#define WINDOW_SHARE 64
-#define WINDOW_MAX (CLOCK_MASK / 4)
+#define WINDOW_FRACTION 64
 
-/* Inserts without anything else between them are taken for a chain, head first, up to this many. */
 #define RUN_MAX 1024
 
-/* Uses of blocks that left, four for each block that DRAM holds: sets of words, newest first, a
- * word being 29 bits of hash above 3 of uses. */
-#define GHOST_WAYS 32u
-#define GHOST_SHARE 4
+/* Uses of blocks that left, two for each block that DRAM holds: sets of words, newest first, a word
+ * being 13 bits of hash above 3 of uses. */
+#define GHOST_WAYS 8u
+#define GHOST_FACTOR 2
 #define GHOST_USES 0x7u
 
 struct queue {
@@ -42,30 +40,39 @@ struct queue {
 
 struct policy {
     struct index *ix;
-    struct queue queue[QUEUES + POLICY_LISTS]; /* the last ones: lists aside; [QUEUES] is empty */
-    uint32_t floor;                            /* priority; its queue is floor % QUEUES */
-    uint32_t clock;                            /* inserts, wrapping */
-    uint32_t window;
+    struct learner *learner;
+    struct queue list[USES_CLASSES]; /* the candidates, by uses */
+    struct queue aside[POLICY_LISTS];
+    uint64_t clock; /* inserts */
+    unsigned stamp_shift;
     block_ref run; /* the last of the present run of inserts, or 0 */
     uint32_t run_n;
-    uint64_t count, candidates;
-    uint32_t ghost_sets;
-    uint32_t (*ghost)[GHOST_WAYS];
+    bool full; /* something was evicted */
+    uint64_t count, candidates, restored;
+    uint64_t ghost_for;  /* blocks in DRAM when their number was chosen */
+    uint32_t ghost_sets; /* 0: nothing was evicted yet, or there is no memory */
+    uint16_t (*ghost)[GHOST_WAYS];
 };
+
+static unsigned log2_of(uint64_t n)
+{
+    unsigned bits = 0;
+
+    while (n >>= 1)
+        bits++;
+    return bits;
+}
 
 int policy_new(struct index *ix, uint64_t capacity_hint, struct policy **out)
 {
-    uint64_t sets = capacity_hint / GHOST_WAYS * GHOST_SHARE + 1;
-    uint64_t window = capacity_hint / WINDOW_SHARE;
+    unsigned bits = log2_of(capacity_hint);
     struct policy *p = calloc(1, sizeof(*p));
 
     if (!p)
         return -ENOMEM;
     p->ix = ix;
-    p->window = (uint32_t)(window < WINDOW_MAX ? window : WINDOW_MAX);
-    p->ghost_sets = (uint32_t)(sets < UINT32_MAX ? sets : UINT32_MAX);
-    p->ghost = calloc(p->ghost_sets, sizeof(*p->ghost));
-    if (!p->ghost) {
+    p->stamp_shift = bits > STAMPS_LOG2 ? bits - STAMPS_LOG2 : 0;
+    if (learner_new(&p->learner) != 0) {
         free(p);
         return -ENOMEM;
     }
@@ -77,6 +84,7 @@ void policy_free(struct policy *p)
 {
     if (!p)
         return;
+    learner_free(p->learner);
     free(p->ghost);
     free(p);
 }
@@ -88,20 +96,20 @@ static uint32_t uses_of(const struct block *b)
     return b->policy_data & DATA_USES;
 }
 
-static uint32_t queue_of(const struct block *b)
+static uint32_t aside_of(const struct block *b)
 {
-    return (b->policy_data & DATA_QUEUE) >> DATA_QUEUE_SHIFT;
+    return b->policy_data >> DATA_ASIDE_SHIFT & (POLICY_LISTS - 1);
 }
 
-static void set_queue(struct block *b, uint32_t queue)
+static void set_aside(struct block *b, uint32_t list)
 {
-    b->policy_data = (b->policy_data & ~DATA_QUEUE) | queue << DATA_QUEUE_SHIFT;
+    b->policy_data =
+        (b->policy_data & ~((POLICY_LISTS - 1u) << DATA_ASIDE_SHIFT)) | list << DATA_ASIDE_SHIFT;
 }
 
-static void set_clock(const struct policy *p, struct block *b)
+static void set_stamp(struct block *b, uint32_t stamp)
 {
-    b->policy_data = (b->policy_data & ((1u << DATA_CLOCK_SHIFT) - 1)) | p->clock
-                                                                             << DATA_CLOCK_SHIFT;
+    b->policy_data = (b->policy_data & ((1u << DATA_STAMP_SHIFT) - 1)) | stamp << DATA_STAMP_SHIFT;
 }
 
 static void set_uses(struct block *b, uint32_t uses)
@@ -109,22 +117,32 @@ static void set_uses(struct block *b, uint32_t uses)
     b->policy_data = (b->policy_data & ~DATA_USES) | (uses < USES_MAX ? uses : USES_MAX);
 }
 
-/* The queue of a block that is used now. */
-static uint32_t queue_now(const struct policy *p, const struct block *b)
+static uint32_t stamp_now(const struct policy *p)
 {
-    return (p->floor + 1 + uses_of(b)) % QUEUES;
+    return (uint32_t)(p->clock >> p->stamp_shift & STAMP_MASK);
+}
+
+/* Stamps since the block was used last. */
+static uint32_t age_of(const struct policy *p, const struct block *b)
+{
+    return (stamp_now(p) - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
 }
 
 /* ---- queues ---- */
 
-/* Next to `behind`, on its colder side; 0: at the front. */
-static void link_behind(struct policy *p, block_ref ref, struct block *b, uint32_t queue,
-                        block_ref behind)
+static struct queue *list_of(struct policy *p, const struct block *b)
 {
-    struct queue *q = &p->queue[queue];
+    uint32_t aside = aside_of(b);
+
+    return aside ? &p->aside[aside] : &p->list[uses_of(b)];
+}
+
+/* Next to `behind`, on its colder side; 0: at the front. */
+static void link_behind(struct policy *p, block_ref ref, struct block *b, block_ref behind)
+{
+    struct queue *q = list_of(p, b);
     block_ref next = behind ? index_block(p->ix, behind)->policy_next : q->front;
 
-    set_queue(b, queue);
     b->policy_prev = behind;
     b->policy_next = next;
     if (behind)
@@ -136,12 +154,12 @@ static void link_behind(struct policy *p, block_ref ref, struct block *b, uint32
     else
         q->back = ref;
     q->n++;
-    p->candidates += queue < QUEUES;
+    p->candidates += aside_of(b) == POLICY_CANDIDATES;
 }
 
 static void unlink_block(struct policy *p, struct block *b)
 {
-    struct queue *q = &p->queue[queue_of(b)];
+    struct queue *q = list_of(p, b);
 
     if (b->policy_prev)
         index_block(p->ix, b->policy_prev)->policy_next = b->policy_next;
@@ -153,69 +171,112 @@ static void unlink_block(struct policy *p, struct block *b)
         q->back = b->policy_prev;
     b->policy_prev = b->policy_next = 0;
     q->n--;
-    p->candidates -= queue_of(b) < QUEUES;
+    p->candidates -= aside_of(b) == POLICY_CANDIDATES;
 }
 
 /* ---- ghosts ---- */
 
-static uint32_t *ghost_set(const struct policy *p, const struct block *b, uint32_t *tag)
+static uint64_t hash_of(const struct policy *p, const struct block *b)
 {
-    uint64_t hash =
-        index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
+    return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
+}
 
-    *tag = (uint32_t)hash & ~GHOST_USES;
+/* As many as the blocks in DRAM call for. What is remembered is forgotten; where there is no memory,
+ * nothing is remembered. */
+static void ghosts_renew(struct policy *p)
+{
+    uint64_t sets = p->count / GHOST_WAYS * GHOST_FACTOR + 1;
+
+    free(p->ghost);
+    p->ghost = calloc(sets, sizeof(*p->ghost));
+    p->ghost_sets = p->ghost ? (uint32_t)sets : 0;
+    p->ghost_for = p->count;
+}
+
+static uint16_t *ghost_set(const struct policy *p, const struct block *b, uint16_t *tag)
+{
+    uint64_t hash = hash_of(p, b);
+
+    *tag = (uint16_t)(hash & ~GHOST_USES);
     return p->ghost[(hash >> 32) * p->ghost_sets >> 32];
 }
 
 static void ghost_put(struct policy *p, const struct block *b)
 {
-    uint32_t tag, *set = ghost_set(p, b, &tag);
+    uint16_t tag, *set;
 
+    if (p->ghost_sets == 0)
+        return;
+    set = ghost_set(p, b, &tag);
     memmove(set + 1, set, (GHOST_WAYS - 1) * sizeof(*set));
-    set[0] = tag | uses_of(b);
+    set[0] = (uint16_t)(tag | uses_of(b));
 }
 
 /* Takes out what is known of the block: its uses, or -1. */
 static int ghost_take(struct policy *p, const struct block *b)
 {
-    uint32_t tag, *set = ghost_set(p, b, &tag);
+    uint16_t tag, *set;
 
+    if (p->ghost_sets == 0)
+        return -1;
+    set = ghost_set(p, b, &tag);
     for (uint32_t i = 0; i < GHOST_WAYS; i++) {
-        uint32_t word = set[i];
+        uint16_t word = set[i];
 
         if (word == 0 || (word & ~GHOST_USES) != tag)
             continue;
         memmove(set + i, set + i + 1, (GHOST_WAYS - 1 - i) * sizeof(*set));
         set[GHOST_WAYS - 1] = 0;
-        return (int)(word & GHOST_USES);
+        return word & (int)GHOST_USES;
     }
     return -1;
 }
 
 /* ---- what happens ---- */
 
+/* The block comes into DRAM: one use more than before, of which those count half that were before it
+ * left. */
+static void count_return(struct policy *p, struct block *b)
+{
+    int before = b->policy_data & DATA_KNOWN ? (int)uses_of(b) : ghost_take(p, b);
+
+    set_uses(b, before < 0 ? 0 : ((uint32_t)before + 1) / 2 + 1);
+    b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
+}
+
+static void refer(struct policy *p, const struct block *b)
+{
+    learner_reference(p->learner, hash_of(p, b), uses_of(b), p->count, p->full);
+}
+
 void policy_insert(struct policy *p, block_ref ref)
 {
-    struct block *b = index_block(p->ix, ref);
-    int before = ghost_take(p, b);
-    uint32_t queue;
-    block_ref behind = p->run;
+    struct block *b = index_block(p->ix, ref), *before = p->run ? index_block(p->ix, p->run) : NULL;
+    bool follows = before && p->run_n < RUN_MAX && aside_of(before) == POLICY_CANDIDATES;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
-    if (b->policy_data & DATA_KNOWN && (int)uses_of(b) > before)
-        before = (int)uses_of(b);
-    set_uses(b, (uint32_t)(before + 1));
-    b->policy_data |= DATA_KNOWN;
+    if (!(b->policy_data & DATA_EXPECTED))
+        count_return(p, b);
+    b->policy_data &= ~DATA_EXPECTED;
     p->clock++;
-    set_clock(p, b);
-    queue = queue_now(p, b);
-    if (behind && (p->run_n == RUN_MAX || queue_of(index_block(p->ix, behind)) != queue))
-        behind = 0;
-    link_behind(p, ref, b, queue, behind);
-    p->run_n = behind ? p->run_n + 1 : 1;
+    set_stamp(b, stamp_now(p));
+    follows = follows && uses_of(before) == uses_of(b);
+    link_behind(p, ref, b, follows ? p->run : 0);
+    p->run_n = follows ? p->run_n + 1 : 1;
     p->run = ref;
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
+    refer(p, b);
+}
+
+/* A use, unless the last one was just now. */
+static bool use(const struct policy *p, struct block *b)
+{
+    if (age_of(p, b) < p->count / WINDOW_FRACTION >> p->stamp_shift)
+        return false;
+    set_uses(b, uses_of(b) + 1);
+    set_stamp(b, stamp_now(p));
+    return true;
 }
 
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
@@ -223,21 +284,26 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
     uint32_t least = 0;
 
     p->run = 0;
-    /* From the tail: what is moved to the front last stays longest. A request that uses a block
-     * uses all before it, so none has fewer uses than those behind it. */
+    /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
         struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
+        bool in_dram = b && b->flags & BLOCK_IN_POLICY, used = false;
 
-        if (!b || !(b->flags & BLOCK_IN_POLICY))
+        if (!b)
             continue;
-        if (((p->clock - (b->policy_data >> DATA_CLOCK_SHIFT)) & CLOCK_MASK) >= p->window) {
-            set_uses(b, uses_of(b) + 1);
-            set_clock(p, b);
+        if (in_dram) {
+            unlink_block(p, b);
+            set_aside(b, POLICY_CANDIDATES);
+            used = use(p, b);
+        } else if (!(b->policy_data & DATA_EXPECTED)) {
+            count_return(p, b);
         }
         least = uses_of(b) > least ? uses_of(b) : least;
         set_uses(b, least);
-        unlink_block(p, b);
-        link_behind(p, refs[n], b, queue_now(p, b), 0);
+        if (in_dram)
+            link_behind(p, refs[n], b, 0);
+        if (used)
+            refer(p, b);
     }
 }
 
@@ -246,41 +312,85 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
     struct block *b = index_block(p->ix, ref);
 
     assert(b->flags & BLOCK_IN_POLICY);
-    p->run = 0;
+    if (p->run == ref)
+        p->run = 0;
     unlink_block(p, b);
+    set_aside(b, POLICY_CANDIDATES);
     b->flags &= (uint16_t)~BLOCK_IN_POLICY;
     p->count--;
-    if (evicted)
-        ghost_put(p, b);
+    if (!evicted)
+        return;
+    if (!p->full || p->count > 2 * p->ghost_for)
+        ghosts_renew(p);
+    p->full = true;
+    ghost_put(p, b);
 }
 
-static struct queue *list_of(struct policy *p, unsigned list)
+/* ---- which goes ---- */
+
+/* Stamps until the block's time is up, less what is the same for all. */
+static int64_t stays(const struct policy *p, const struct block *b)
 {
+    int64_t blocks = (int64_t)(p->count >> p->stamp_shift);
+
+    return learner_bonus(p->learner)[uses_of(b)] * blocks / BONUS_ONE - age_of(p, b);
+}
+
+/* Of the blocks at[], one of each list or 0, the one that goes first, or the one that goes last;
+ * among equals the one with the fewest uses goes first. Returns the list, or -1. */
+static int list_choose(const struct policy *p, const block_ref *at, bool first)
+{
+    int chosen = -1;
+    int64_t best = 0;
+
+    for (int i = 0; i < (int)USES_CLASSES; i++) {
+        int64_t time;
+
+        if (at[i] == 0)
+            continue;
+        time = stays(p, index_block(p->ix, at[i]));
+        if (chosen >= 0 && (first ? time >= best : time < best))
+            continue;
+        chosen = i;
+        best = time;
+    }
+    return chosen;
+}
+
+static void lists_ends(const struct policy *p, bool back, block_ref *at)
+{
+    for (uint32_t i = 0; i < USES_CLASSES; i++)
+        at[i] = back ? p->list[i].back : p->list[i].front;
+}
+
+static block_ref coldest(const struct policy *p, unsigned list)
+{
+    block_ref at[USES_CLASSES];
+    int from;
+
     if (list != POLICY_CANDIDATES)
-        return &p->queue[QUEUES + list];
-    while (p->candidates > 0 && !p->queue[p->floor % QUEUES].back)
-        p->floor++;
-    return &p->queue[p->floor % QUEUES];
+        return p->aside[list].back;
+    lists_ends(p, true, at);
+    from = list_choose(p, at, true);
+    return from < 0 ? 0 : at[from];
 }
 
 unsigned policy_list(const struct policy *p, block_ref ref)
 {
     const struct block *b = index_block(p->ix, ref);
 
-    if (!(b->flags & BLOCK_IN_POLICY) || queue_of(b) < QUEUES)
-        return POLICY_CANDIDATES;
-    return queue_of(b) - QUEUES;
+    return b->flags & BLOCK_IN_POLICY ? aside_of(b) : POLICY_CANDIDATES;
 }
 
 void policy_move(struct policy *p, block_ref ref, unsigned list)
 {
     struct block *b = index_block(p->ix, ref);
-    struct queue *q;
 
-    p->run = 0;
+    if (p->run == ref)
+        p->run = 0;
     unlink_block(p, b);
-    q = list_of(p, list);
-    link_behind(p, ref, b, (uint32_t)(q - p->queue), list == POLICY_CANDIDATES ? q->back : 0);
+    set_aside(b, list);
+    link_behind(p, ref, b, list == POLICY_CANDIDATES ? list_of(p, b)->back : 0);
 }
 
 block_ref policy_victim(struct policy *p, unsigned from,
@@ -288,8 +398,7 @@ block_ref policy_victim(struct policy *p, unsigned from,
 {
     block_ref ref;
 
-    p->run = 0;
-    while (*looks > 0 && (ref = list_of(p, from)->back) != 0) {
+    while (*looks > 0 && (ref = coldest(p, from)) != 0) {
         unsigned list = judge(ctx, ref);
 
         --*looks;
@@ -302,51 +411,53 @@ block_ref policy_victim(struct policy *p, unsigned from,
 
 uint64_t policy_list_count(const struct policy *p, unsigned list)
 {
-    return list == POLICY_CANDIDATES ? p->candidates : p->queue[QUEUES + list].n;
+    return list == POLICY_CANDIDATES ? p->candidates : p->aside[list].n;
 }
 
 block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
                       uint32_t tries)
 {
-    for (uint32_t i = 0; i < QUEUES; i++) {
-        block_ref ref = p->queue[(p->floor + i) % QUEUES].back;
+    block_ref at[USES_CLASSES];
+    int from;
 
-        for (; ref != 0 && tries > 0; tries--) {
-            if (like(ctx, ref))
-                return ref;
-            ref = index_block(p->ix, ref)->policy_prev;
-        }
+    lists_ends(p, true, at);
+    while (tries-- > 0 && (from = list_choose(p, at, true)) >= 0) {
+        if (like(ctx, at[from]))
+            return at[from];
+        at[from] = index_block(p->ix, at[from])->policy_prev;
     }
     return 0;
 }
 
-static void queue_walk(const struct policy *p, const struct queue *q,
-                       void (*visit)(void *ctx, block_ref ref, uint32_t uses), void *ctx)
-{
-    for (block_ref ref = q->front; ref; ref = index_block(p->ix, ref)->policy_next)
-        visit(ctx, ref, uses_of(index_block(p->ix, ref)));
-}
+/* ---- over a restart ---- */
 
 /* What is aside was colder than the candidates when it went there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx)
 {
-    for (uint32_t i = QUEUES; i-- > 0;)
-        queue_walk(p, &p->queue[(p->floor + i) % QUEUES], visit, ctx);
+    block_ref at[USES_CLASSES];
+    int from;
+
+    lists_ends(p, false, at);
+    while ((from = list_choose(p, at, false)) >= 0) {
+        visit(ctx, at[from], uses_of(index_block(p->ix, at[from])));
+        at[from] = index_block(p->ix, at[from])->policy_next;
+    }
     for (uint32_t i = 1; i < POLICY_LISTS; i++)
-        queue_walk(p, &p->queue[QUEUES + i], visit, ctx);
+        for (block_ref ref = p->aside[i].front; ref; ref = index_block(p->ix, ref)->policy_next)
+            visit(ctx, ref, uses_of(index_block(p->ix, ref)));
 }
 
+/* As if they had been inserted one after the other before all that are there. */
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
 {
     struct block *b = index_block(p->ix, ref);
 
     assert(!(b->flags & BLOCK_IN_POLICY));
-    p->run = 0;
     set_uses(b, uses);
     b->policy_data |= DATA_KNOWN;
-    set_clock(p, b);
-    link_behind(p, ref, b, queue_now(p, b), p->queue[queue_now(p, b)].back);
+    set_stamp(b, (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift));
+    link_behind(p, ref, b, p->list[uses_of(b)].back);
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
 }
@@ -365,5 +476,5 @@ unsigned policy_heat(const struct policy *p, block_ref ref)
 
 const char *policy_name(void)
 {
-    return "lfu-aged";
+    return "lru-bonus";
 }

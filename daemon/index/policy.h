@@ -1,4 +1,5 @@
-/* Which block leaves DRAM next. Chosen by replaying a production trace, see docs/eviction.md.
+/* Which block leaves DRAM next: LRU, where a block's uses earn it more time, as much as learner.h
+ * finds to be best. docs/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
  * of slots or tiers. The server has one; `request` tells it what happens. Thread: the loop only. */
@@ -9,16 +10,19 @@
 
 struct policy;
 
-/* capacity_hint: how many blocks DRAM is likely to hold; 16 bytes of memory for each. */
+/* capacity_hint: how many blocks DRAM is likely to hold; how finely time is told follows from it, and
+ * an estimate that is 16 times too low or too high does no harm. */
 int policy_new(struct index *ix, uint64_t capacity_hint, struct policy **out);
 void policy_free(struct policy *p);
 
-/* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. Blocks that come one right after
- * the other are taken for a chain, head first. */
+/* The block came into DRAM (dumped or read). Sets BLOCK_IN_POLICY. Blocks that come without a touch
+ * in between leave in the opposite order, since the head of a chain comes first. */
 void policy_insert(struct policy *p, block_ref ref);
-/* The blocks of one prefix were used, in the chain's order, head first. Numbers that are 0 or not
- * in the policy are passed over. A chain is worthless without its head: heads outlive tails.
- * Touching again at once (a lookup, then its load) moves the blocks but is no further use. */
+/* The blocks of one prefix are used, in the chain's order, head first: looked up, loaded, or about to
+ * be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
+ * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head: no
+ * block gets fewer uses than those behind it. Touching again at once (a lookup, then its load) moves
+ * the blocks but is no further use. */
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
 /* The block left DRAM; evicted tells eviction from removal. Clears BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);

@@ -37,7 +37,6 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->sessions);
     list_init(&rq->active);
     list_init(&rq->sweeps);
-    list_init(&rq->readers);
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
     *out = rq;
     return 0;
@@ -226,10 +225,10 @@ static uint32_t share_health(const struct request_rooms *rooms, char (*reasons)[
 {
     uint32_t found = 0;
 
-    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
+    for (uint32_t i = 0; rooms->share && i < rooms->share_ops->roots(rooms->share); i++) {
         struct share_root_stats stats = {0};
 
-        share_stats(rooms->share, i, &stats);
+        rooms->share_ops->stats(rooms->share, i, &stats);
         if (stats.health == SHARE_DOWN && found < n)
             snprintf(reasons[found++], sizeof(*reasons), "share %s: %s", stats.target,
                      stats.reason);

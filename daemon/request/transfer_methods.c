@@ -26,8 +26,8 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->parts = 1;
     window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
     t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
-    t->retry.retry_cb = transfer_retry_cb;
-    list_init(&t->retry.link);
+    t->room.retry_cb = transfer_room_cb;
+    list_init(&t->room.link);
     list_init(&t->pressure.link);
     list_init(&t->waits);
     list_init(&t->ready);
@@ -201,6 +201,9 @@ int method_dump(struct call *call)
         if (t->refs[i] == 0)
             t->status[i] = UCM_BLOCK_NO_ROOM;
     }
+    /* Another part's dump of the same blocks would look like a second use of them. */
+    if (t->part == 0)
+        cache_touch(cache_of(t), t->refs, t->n_keys);
     transfer_pump(t);
     return 0;
 }

@@ -64,12 +64,25 @@ static void own_no_ghosts_open(void)
     own_open();
 }
 
+static block_ref own_block(uint32_t id)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    own_key(id, key);
+    if (own_ref[id] == 0)
+        own_ref[id] = index_insert(own_index, own_ns, key);
+    if (own_ref[id] == 0)
+        abort();
+    return own_ref[id];
+}
+
 enum { BUSY = 1 }; /* a list aside */
 
-/* As the daemon does: the lookup's hits, and the same again when they are loaded. */
+/* As the daemon does: the lookup's hits, the same again when they are loaded, then the dump. */
 static void own_hits(const uint32_t *id, uint32_t n)
 {
-    block_ref *refs = zeroed(n, sizeof(*refs));
+    uint32_t all = requests[now - 1].n;
+    block_ref *refs = zeroed(all, sizeof(*refs));
 
     /* The request before lets go of its blocks, head first. */
     for (uint32_t i = 0; now > 1 && i < requests[now - 2].n; i++) {
@@ -78,23 +91,18 @@ static void own_hits(const uint32_t *id, uint32_t n)
         if (ref && policy_list(own_policy, ref) == BUSY)
             policy_move(own_policy, ref, POLICY_CANDIDATES);
     }
-    for (uint32_t i = 0; i < n; i++)
-        refs[i] = own_ref[id[i]];
+    for (uint32_t i = 0; i < all; i++)
+        refs[i] = own_block(id[i]);
     policy_touch(own_policy, refs, n);
     policy_touch(own_policy, refs, n);
+    policy_touch(own_policy, refs + n, all - n);
     free(refs);
 }
 
 /* A block lives in DRAM alone here: once evicted, the index has forgotten it. */
 static void own_add(uint32_t id)
 {
-    uint8_t key[UCM_MAX_KEY_BYTES];
-
-    own_key(id, key);
-    own_ref[id] = index_insert(own_index, own_ns, key);
-    if (own_ref[id] == 0)
-        abort();
-    policy_insert(own_policy, own_ref[id]);
+    policy_insert(own_policy, own_block(id));
 }
 
 static uint32_t own_number(block_ref ref)

@@ -1,0 +1,315 @@
+#include "daemon/index/learner.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The sample is what a simulated DRAM of this to twice this many blocks needs. */
+#define SAMPLE_BLOCKS 512u
+#define SAMPLE_SHIFT_MAX 16u
+#define ENTRIES 4096u
+#define BUCKETS 4096u
+#define NONE UINT16_MAX
+
+/* A trial's hits count for as long as 16 times its blocks are referenced. Another must have this
+ * many more to take over. */
+#define HORIZON 16
+#define ADVANTAGE 1.005f
+#define COMPARE_EVERY 64
+
+/* Bonuses that are tried: of a block with u uses, factor * sqrt(u); of one that was not used again,
+ * minus the penalty. The root, since each further use says less than the one before. */
+static const float factors[] = {0, 0.1f, 0.3f, 1, 3, 10};
+static const float penalties[] = {0, 0.5f, 0.9f};
+#define FACTORS (sizeof(factors) / sizeof(factors[0]))
+#define PENALTIES (sizeof(penalties) / sizeof(penalties[0]))
+#define TRIALS (FACTORS * PENALTIES)
+
+/* A sampled block that some trial has in its DRAM. Uses and the order of last use are the same in
+ * all trials, so that one list for each number of uses serves all: a trial holds the newer end of
+ * each, from `oldest` on. */
+struct entry {
+    uint64_t hash, sequence;
+    uint16_t newer, older; /* in its list, a ring through the list's head: ENTRIES + uses */
+    uint16_t next;         /* in its bucket or among the free */
+    uint8_t uses;
+    uint32_t inserted[TRIALS]; /* the trial's clock when the block was last used */
+};
+
+struct trial {
+    int32_t bonus[USES_CLASSES];
+    uint16_t oldest[USES_CLASSES]; /* the list's head: it holds none of them */
+    uint32_t count;                /* blocks that it holds */
+    uint32_t clock;                /* blocks that it has inserted, wrapping */
+    float hits;
+};
+
+struct learner {
+    struct trial trial[TRIALS];
+    unsigned best;
+    unsigned shift; /* one block in 1 << shift is sampled */
+    uint64_t references;
+    uint16_t free;
+    uint16_t bucket[BUCKETS];
+    struct entry entry[ENTRIES + USES_CLASSES];
+};
+
+static void trials_init(struct learner *l)
+{
+    for (unsigned i = 0; i < TRIALS; i++) {
+        struct trial *t = &l->trial[i];
+
+        t->bonus[0] = (int32_t)lrintf(-penalties[i % PENALTIES] * BONUS_ONE);
+        for (unsigned u = 0; u < USES_CLASSES; u++) {
+            if (u > 0)
+                t->bonus[u] = (int32_t)lrintf(factors[i / PENALTIES] * sqrtf((float)u) * BONUS_ONE);
+            t->oldest[u] = (uint16_t)(ENTRIES + u);
+        }
+    }
+}
+
+int learner_new(struct learner **out)
+{
+    struct learner *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        return -ENOMEM;
+    trials_init(l);
+    memset(l->bucket, 0xff, sizeof(l->bucket));
+    for (unsigned i = 0; i < ENTRIES; i++)
+        l->entry[i].next = i + 1 < ENTRIES ? (uint16_t)(i + 1) : NONE;
+    for (unsigned i = ENTRIES; i < ENTRIES + USES_CLASSES; i++)
+        l->entry[i].newer = l->entry[i].older = (uint16_t)i;
+    *out = l;
+    return 0;
+}
+
+void learner_free(struct learner *l)
+{
+    free(l);
+}
+
+const int32_t *learner_bonus(const struct learner *l)
+{
+    return l->trial[l->best].bonus;
+}
+
+/* ---- the sampled blocks ---- */
+
+static uint16_t *bucket_of(struct learner *l, uint64_t hash)
+{
+    return &l->bucket[(hash >> 40) % BUCKETS];
+}
+
+static uint16_t entry_find(struct learner *l, uint64_t hash)
+{
+    uint16_t i = *bucket_of(l, hash);
+
+    while (i != NONE && l->entry[i].hash != hash)
+        i = l->entry[i].next;
+    return i;
+}
+
+static bool trial_has(const struct learner *l, const struct trial *t, const struct entry *e)
+{
+    uint16_t oldest = t->oldest[e->uses];
+
+    return oldest < ENTRIES && e->sequence >= l->entry[oldest].sequence;
+}
+
+/* As the newest of the blocks with as many uses. */
+static void entry_link(struct learner *l, uint16_t i)
+{
+    struct entry *e = &l->entry[i];
+    uint16_t head = (uint16_t)(ENTRIES + e->uses);
+
+    e->newer = head;
+    e->older = l->entry[head].older;
+    l->entry[e->older].newer = i;
+    l->entry[head].older = i;
+    for (unsigned k = 0; k < TRIALS; k++)
+        if (l->trial[k].oldest[e->uses] == head)
+            l->trial[k].oldest[e->uses] = i;
+}
+
+static void entry_unlink(struct learner *l, uint16_t i)
+{
+    struct entry *e = &l->entry[i];
+
+    for (unsigned k = 0; k < TRIALS; k++)
+        if (l->trial[k].oldest[e->uses] == i)
+            l->trial[k].oldest[e->uses] = e->newer;
+    l->entry[e->newer].older = e->older;
+    l->entry[e->older].newer = e->newer;
+}
+
+static void entry_drop(struct learner *l, uint16_t i)
+{
+    struct entry *e = &l->entry[i];
+    uint16_t *at = bucket_of(l, e->hash);
+
+    for (unsigned k = 0; k < TRIALS; k++)
+        l->trial[k].count -= trial_has(l, &l->trial[k], e);
+    entry_unlink(l, i);
+    while (*at != i)
+        at = &l->entry[*at].next;
+    *at = e->next;
+    e->next = l->free;
+    l->free = i;
+}
+
+static uint16_t list_oldest(const struct learner *l, unsigned uses)
+{
+    return l->entry[ENTRIES + uses].newer;
+}
+
+/* The block that no one has used for longest, whatever trials would do. */
+static void entry_drop_oldest(struct learner *l)
+{
+    uint16_t oldest = NONE;
+
+    for (unsigned u = 0; u < USES_CLASSES; u++) {
+        uint16_t i = list_oldest(l, u);
+
+        if (i < ENTRIES && (oldest == NONE || l->entry[i].sequence < l->entry[oldest].sequence))
+            oldest = i;
+    }
+    entry_drop(l, oldest);
+}
+
+static uint16_t entry_new(struct learner *l, uint64_t hash)
+{
+    uint16_t i, *bucket = bucket_of(l, hash);
+
+    if (l->free == NONE)
+        entry_drop_oldest(l);
+    i = l->free;
+    l->free = l->entry[i].next;
+    l->entry[i].hash = hash;
+    l->entry[i].next = *bucket;
+    *bucket = i;
+    return i;
+}
+
+static bool sampled(const struct learner *l, uint64_t hash)
+{
+    return (hash >> 16 & ((UINT64_C(1) << l->shift) - 1)) == 0;
+}
+
+/* Keeps the simulations small and the sample as large as they allow. */
+static void sample_fit(struct learner *l, uint64_t in_dram)
+{
+    if (in_dram >> l->shift >= 2 * SAMPLE_BLOCKS && l->shift < SAMPLE_SHIFT_MAX) {
+        l->shift++;
+        for (unsigned u = 0; u < USES_CLASSES; u++)
+            for (uint16_t i = list_oldest(l, u), next; i < ENTRIES; i = next) {
+                next = l->entry[i].newer;
+                if (!sampled(l, l->entry[i].hash))
+                    entry_drop(l, i);
+            }
+    } else if (l->shift > 0 && in_dram >> l->shift < SAMPLE_BLOCKS / 2) {
+        l->shift--;
+    }
+}
+
+/* ---- trials ---- */
+
+/* Evicts what would leave first, as the policy does; returns its uses. */
+static unsigned trial_evict(struct learner *l, unsigned k, int64_t blocks)
+{
+    struct trial *t = &l->trial[k];
+    unsigned coldest = USES_CLASSES;
+    int64_t least = 0;
+
+    for (unsigned u = 0; u < USES_CLASSES; u++) {
+        const struct entry *e = &l->entry[t->oldest[u]];
+        int64_t stays;
+
+        if (t->oldest[u] >= ENTRIES)
+            continue;
+        stays = t->bonus[u] * blocks / BONUS_ONE - (int64_t)(t->clock - e->inserted[k]);
+        if (coldest < USES_CLASSES && stays >= least)
+            continue;
+        coldest = u;
+        least = stays;
+    }
+    assert(coldest < USES_CLASSES);
+    t->oldest[coldest] = l->entry[t->oldest[coldest]].newer;
+    t->count--;
+    return coldest;
+}
+
+static bool held_by_a_trial(const struct learner *l, unsigned uses, uint16_t oldest)
+{
+    for (unsigned k = 0; k < TRIALS; k++)
+        if (l->trial[k].oldest[uses] == oldest)
+            return true;
+    return false;
+}
+
+static void trials_evict(struct learner *l, uint64_t blocks)
+{
+    unsigned from = 0; /* a bit for each number of uses */
+
+    for (unsigned k = 0; k < TRIALS; k++)
+        while (l->trial[k].count > blocks)
+            from |= 1u << trial_evict(l, k, (int64_t)blocks);
+    for (unsigned u = 0; u < USES_CLASSES; u++) {
+        uint16_t i;
+
+        while (from >> u & 1 && (i = list_oldest(l, u)) < ENTRIES && !held_by_a_trial(l, u, i))
+            entry_drop(l, i);
+    }
+}
+
+static void trials_compare(struct learner *l, uint64_t blocks)
+{
+    float keep = 1 - (float)COMPARE_EVERY / (HORIZON * (float)blocks);
+    unsigned most = l->best;
+
+    for (unsigned k = 0; k < TRIALS; k++) {
+        l->trial[k].hits *= keep > 0 ? keep : 0;
+        if (l->trial[k].hits > l->trial[most].hits)
+            most = k;
+    }
+    if (l->trial[most].hits > l->trial[l->best].hits * ADVANTAGE + 1)
+        l->best = most;
+}
+
+void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram, bool full)
+{
+    uint64_t blocks;
+    uint16_t i;
+
+    sample_fit(l, in_dram);
+    if (!sampled(l, hash))
+        return;
+    blocks = in_dram >> l->shift;
+    blocks = blocks ? blocks : 1;
+    i = entry_find(l, hash);
+    for (unsigned k = 0; k < TRIALS; k++) {
+        struct trial *t = &l->trial[k];
+
+        if (i != NONE && trial_has(l, t, &l->entry[i])) {
+            t->hits++;
+        } else {
+            t->count++;
+            t->clock++;
+        }
+    }
+    if (i != NONE)
+        entry_unlink(l, i);
+    else
+        i = entry_new(l, hash);
+    l->entry[i].uses = (uint8_t)(uses < USES_MAX ? uses : USES_MAX);
+    l->entry[i].sequence = ++l->references;
+    for (unsigned k = 0; k < TRIALS; k++)
+        l->entry[i].inserted[k] = l->trial[k].clock;
+    entry_link(l, i);
+    if (full)
+        trials_evict(l, blocks);
+    if (l->references % COMPARE_EVERY == 0)
+        trials_compare(l, blocks);
+}

@@ -1,0 +1,111 @@
+/* What earns a block more time than LRU gives it is learnt from the references alone. */
+#include "daemon/index/learner.h"
+
+#include <criterion/criterion.h>
+
+#define BLOCKS 400u /* that DRAM holds: few enough that all are sampled */
+
+static struct learner *l;
+
+static void setup(void)
+{
+    cr_assert_eq(learner_new(&l), 0);
+}
+
+static void teardown(void)
+{
+    learner_free(l);
+}
+
+TestSuite(learner, .init = setup, .fini = teardown);
+
+static uint64_t hash_of(uint64_t number)
+{
+    number *= UINT64_C(0x9e3779b97f4a7c15);
+    return number ^ number >> 29;
+}
+
+static void refer(uint64_t number, uint32_t uses)
+{
+    learner_reference(l, hash_of(number), uses, BLOCKS, true);
+}
+
+/* Half of what DRAM holds is used in turn; so much that never returns comes in between that LRU
+ * has lost it each time. */
+static void scans(uint32_t turns)
+{
+    static uint64_t other = UINT64_C(1) << 40;
+    enum { SET = BLOCKS / 2 };
+
+    for (uint32_t turn = 0; turn < turns; turn++)
+        for (uint32_t i = 0; i < SET; i++) {
+            refer(i, turn < USES_MAX ? turn : USES_MAX);
+            for (int k = 0; k < 3; k++)
+                refer(other++, 0);
+        }
+}
+
+/* Each block is used some times within a short while, then never again: what has many uses is dead,
+ * and what is new comes back. */
+static void bursts(uint32_t blocks)
+{
+    static uint64_t next = UINT64_C(1) << 50;
+    enum { APART = BLOCKS / 10 };
+
+    for (uint32_t i = 0; i < blocks; i++, next++)
+        for (uint32_t k = 0; k <= USES_MAX && next >= (UINT64_C(1) << 50) + k * APART; k++)
+            refer(next - k * APART, k);
+}
+
+Test(learner, starts_as_lru)
+{
+    for (uint32_t u = 0; u < USES_CLASSES; u++)
+        cr_expect_eq(learner_bonus(l)[u], 0);
+    learner_free(NULL);
+}
+
+Test(learner, uses_earn_time_where_scans_pass)
+{
+    scans(40);
+    cr_expect_gt(learner_bonus(l)[1], learner_bonus(l)[0]);
+    for (uint32_t u = 1; u < USES_CLASSES; u++)
+        cr_expect_geq(learner_bonus(l)[u], learner_bonus(l)[u - 1]);
+}
+
+Test(learner, unlearns_when_the_traffic_changes)
+{
+    int32_t most;
+
+    scans(40);
+    most = learner_bonus(l)[USES_MAX];
+    bursts(40 * BLOCKS);
+    cr_expect_lt(learner_bonus(l)[USES_MAX], most);
+    cr_expect_leq(learner_bonus(l)[USES_MAX], BONUS_ONE);
+    scans(80);
+    cr_expect_gt(learner_bonus(l)[1], learner_bonus(l)[0]);
+}
+
+/* While DRAM fills, nothing leaves; there is nothing to learn. */
+Test(learner, learns_nothing_until_dram_is_full)
+{
+    for (uint64_t i = 0; i < 100000; i++)
+        learner_reference(l, hash_of(i), 0, i + 1, false);
+    for (uint32_t u = 0; u < USES_CLASSES; u++)
+        cr_expect_eq(learner_bonus(l)[u], 0);
+}
+
+/* The sample follows DRAM's size both ways, and its memory is bounded whatever comes. */
+Test(learner, any_size_in_any_order)
+{
+    uint64_t r = 88172645463325252u, in_dram = 1;
+
+    for (uint32_t i = 0; i < 2000000; i++) {
+        r ^= r << 13;
+        r ^= r >> 7;
+        r ^= r << 17;
+        if (i % 1000 == 0)
+            in_dram = r % 3 == 0 ? in_dram / 4 + 1 : in_dram * 2 % (UINT64_C(1) << 26) + 1;
+        learner_reference(l, hash_of(r % 5 == 0 ? r : r % 20000), (uint32_t)(r >> 40) % 20, in_dram,
+                          i % 5000 != 0);
+    }
+}
