@@ -179,36 +179,24 @@ static int print_prometheus(const msgpack_object *stats)
     return CTL_OK;
 }
 
-/* ---- watching ---- */
+/* ---- watching; `from` and `to` are two results of stats ---- */
 
-struct sample {
-    uint64_t uptime_ms;
-    char instance[40];
-    uint64_t value[sizeof metrics_known / sizeof metrics_known[0]];
-};
+/* A metric's name; one that the table lacks does not compile. */
+#define METRIC(name) (sizeof(((struct metrics *)NULL)->name) ? #name : NULL)
 
-enum {
-#define X(name, kind, unit, help) METRIC_##name,
-    UCMD_METRICS(X)
-#undef X
-};
-
-static void sample_read(const msgpack_object *stats, struct sample *out)
+static uint64_t metric(const msgpack_object *stats, const char *name)
 {
-    const msgpack_object *m = answer_get(stats, "metrics");
-
-    out->uptime_ms = answer_u64(stats, "uptime_ms");
-    answer_text(stats, "instance", out->instance, sizeof out->instance);
-    for (size_t i = 0; i < sizeof metrics_known / sizeof metrics_known[0]; i++)
-        out->value[i] = answer_u64(m, metrics_known[i].name);
+    return answer_u64(answer_get(stats, "metrics"), name);
 }
 
-static uint64_t grown(const struct sample *from, const struct sample *to, size_t metric)
+static uint64_t grown(const msgpack_object *from, const msgpack_object *to, const char *name)
 {
-    return to->value[metric] >= from->value[metric] ? to->value[metric] - from->value[metric] : 0;
+    uint64_t before = metric(from, name), after = metric(to, name);
+
+    return after >= before ? after - before : 0;
 }
 
-static void watch_line(const struct sample *from, const struct sample *to, double seconds,
+static void watch_line(const msgpack_object *from, const msgpack_object *to, double seconds,
                        bool title)
 {
     char dram[HUMAN_BYTES], share[HUMAN_BYTES];
@@ -217,44 +205,48 @@ static void watch_line(const struct sample *from, const struct sample *to, doubl
         printf("%10s %10s %8s %10s %10s %10s %10s %8s %10s\n", "requests/s", "lookups/s", "hit",
                "load GB/s", "dump GB/s", "nvme r", "nvme w", "active", "dram");
     printf("%10.0f %10.0f %8s %10.3f %10.3f %10.3f %10.3f %8" PRIu64 " %10s\n",
-           (double)grown(from, to, METRIC_requests_total) / seconds,
-           (double)grown(from, to, METRIC_lookups) / seconds,
-           human_share(share, grown(from, to, METRIC_lookup_hits),
-                       grown(from, to, METRIC_lookup_keys)),
-           (double)grown(from, to, METRIC_load_bytes) / seconds / 1e9,
-           (double)grown(from, to, METRIC_dump_bytes) / seconds / 1e9,
-           (double)grown(from, to, METRIC_nvme_read_bytes) / seconds / 1e9,
-           (double)grown(from, to, METRIC_nvme_written_bytes) / seconds / 1e9,
-           to->value[METRIC_requests_active],
-           human_bytes(dram, to->value[METRIC_arena_bytes_used]));
+           (double)grown(from, to, METRIC(requests_total)) / seconds,
+           (double)grown(from, to, METRIC(lookups)) / seconds,
+           human_share(share, grown(from, to, METRIC(lookup_hits)),
+                       grown(from, to, METRIC(lookup_keys))),
+           (double)grown(from, to, METRIC(load_bytes)) / seconds / 1e9,
+           (double)grown(from, to, METRIC(dump_bytes)) / seconds / 1e9,
+           (double)grown(from, to, METRIC(nvme_read_bytes)) / seconds / 1e9,
+           (double)grown(from, to, METRIC(nvme_written_bytes)) / seconds / 1e9,
+           metric(to, METRIC(requests_active)),
+           human_bytes(dram, metric(to, METRIC(arena_bytes_used))));
     fflush(stdout);
 }
 
 /* Gauges as they are, counters as their growth. */
-static int watch_json(const struct sample *from, const struct sample *to, double seconds)
+static int watch_json(const msgpack_object *from, const msgpack_object *to, double seconds)
 {
     cJSON *j = cJSON_CreateObject(), *m;
 
     cJSON_AddNumberToObject(j, "seconds", seconds);
     m = cJSON_AddObjectToObject(j, "metrics");
     for (size_t i = 0; i < sizeof metrics_known / sizeof metrics_known[0]; i++) {
+        const char *name = metrics_known[i].name;
         bool counter = strcmp(metrics_known[i].kind, "counter") == 0;
 
-        cJSON_AddItemToObject(m, metrics_known[i].name,
-                              answer_json_u64(counter ? grown(from, to, i) : to->value[i]));
+        ctl_json_u64(m, name, counter ? grown(from, to, name) : metric(to, name));
     }
     return ctl_print_json(j, true);
 }
 
-static int sample_take(const struct args *a, struct sample *out)
+static int watch_one(const struct args *a, const msgpack_object *from, const msgpack_object *to,
+                     bool title)
 {
-    struct answer stats;
-    int rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats);
+    uint64_t before_ms = answer_u64(from, "uptime_ms"), after_ms = answer_u64(to, "uptime_ms");
+    char before[40], after[40];
 
-    if (rc != CTL_OK)
-        return rc;
-    sample_read(stats.root, out);
-    answer_close(&stats);
+    if (strcmp(answer_text(from, "instance", before, sizeof before),
+               answer_text(to, "instance", after, sizeof after)) != 0)
+        fprintf(stderr, "%s: the daemon was restarted\n", program_name());
+    else if (after_ms > before_ms && args_given(a, "json"))
+        return watch_json(from, to, (double)(after_ms - before_ms) / 1000);
+    else if (after_ms > before_ms)
+        watch_line(from, to, (double)(after_ms - before_ms) / 1000, title);
     return CTL_OK;
 }
 
@@ -263,22 +255,21 @@ static int watch(const struct args *a)
     uint64_t every_ms = args_number(a, "watch"), count = args_number(a, "count");
     struct timespec pause = {.tv_sec = (time_t)(every_ms / 1000),
                              .tv_nsec = (long)(every_ms % 1000) * 1000000};
-    struct sample from, to;
-    int rc = sample_take(a, &from);
+    struct answer stats[2]; /* the latest ones, in turn */
+    int rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats[0]), last = 0;
 
+    if (rc != CTL_OK)
+        return rc;
     for (uint64_t i = 0; rc == CTL_OK && (count == 0 || i < count); i++) {
         nanosleep(&pause, NULL);
-        rc = sample_take(a, &to);
+        rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats[!last]);
         if (rc != CTL_OK)
             break;
-        if (strcmp(from.instance, to.instance) != 0)
-            fprintf(stderr, "%s: the daemon was restarted\n", program_name());
-        else if (to.uptime_ms > from.uptime_ms && args_given(a, "json"))
-            rc = watch_json(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000);
-        else if (to.uptime_ms > from.uptime_ms)
-            watch_line(&from, &to, (double)(to.uptime_ms - from.uptime_ms) / 1000, i % 20 == 0);
-        from = to;
+        rc = watch_one(a, stats[last].root, stats[!last].root, i % 20 == 0);
+        answer_close(&stats[last]);
+        last = !last;
     }
+    answer_close(&stats[last]);
     return rc;
 }
 

@@ -279,28 +279,13 @@ int ctl_namespace_find(const struct args *a, const char *name, struct ctl_namesp
                     name, CTL_FINGERPRINT_DIGITS, program_name());
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F')
-        return c - 'A' + 10;
-    return -1;
-}
-
 static bool parse_hex(const char *text, uint8_t *out, size_t n)
 {
-    if (strlen(text) != 2 * n)
+    if (strlen(text) != 2 * n || strspn(text, "0123456789abcdefABCDEF") != 2 * n)
         return false;
-    for (size_t i = 0; i < n; i++) {
-        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
-
-        if (high < 0 || low < 0)
+    for (size_t i = 0; i < n; i++)
+        if (sscanf(text + 2 * i, "%2hhx", &out[i]) != 1)
             return false;
-        out[i] = (uint8_t)(high << 4 | low);
-    }
     return true;
 }
 
