@@ -199,7 +199,7 @@ static uint64_t grown(const msgpack_object *from, const msgpack_object *to, cons
 static void watch_line(const msgpack_object *from, const msgpack_object *to, double seconds,
                        bool title)
 {
-    char dram[HUMAN_BYTES], share[HUMAN_BYTES];
+    char dram[HUMAN_BYTES], hits[HUMAN_BYTES];
 
     if (title)
         printf("%10s %10s %8s %10s %10s %10s %10s %8s %10s\n", "requests/s", "lookups/s", "hit",
@@ -207,8 +207,8 @@ static void watch_line(const msgpack_object *from, const msgpack_object *to, dou
     printf("%10.0f %10.0f %8s %10.3f %10.3f %10.3f %10.3f %8" PRIu64 " %10s\n",
            (double)grown(from, to, METRIC(requests_total)) / seconds,
            (double)grown(from, to, METRIC(lookups)) / seconds,
-           human_share(share, grown(from, to, METRIC(lookup_hits)),
-                       grown(from, to, METRIC(lookup_keys))),
+           human_percent(hits, grown(from, to, METRIC(lookup_hits)),
+                         grown(from, to, METRIC(lookup_keys))),
            (double)grown(from, to, METRIC(load_bytes)) / seconds / 1e9,
            (double)grown(from, to, METRIC(dump_bytes)) / seconds / 1e9,
            (double)grown(from, to, METRIC(nvme_read_bytes)) / seconds / 1e9,

@@ -50,12 +50,12 @@ static void print_cache(const msgpack_object *m)
            answer_u64(m, "blocks_pinned"));
     printf("lookups    %" PRIu64 ", %" PRIu64 " of %" PRIu64 " keys found (%s)\n",
            answer_u64(m, "lookups"), answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys"),
-           human_share(s, answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys")));
+           human_percent(s, answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys")));
     printf("moved      %s loaded, %s dumped\n", human_bytes(a, answer_u64(m, "load_bytes")),
            human_bytes(b, answer_u64(m, "dump_bytes")));
     printf("dram       %s of %s used (%s)", human_bytes(a, answer_u64(m, "arena_bytes_used")),
            human_bytes(b, answer_u64(m, "arena_bytes_total")),
-           human_share(s, answer_u64(m, "arena_bytes_used"), answer_u64(m, "arena_bytes_total")));
+           human_percent(s, answer_u64(m, "arena_bytes_used"), answer_u64(m, "arena_bytes_total")));
     if (answer_u64(m, "arena_bytes_total") < answer_u64(m, "arena_bytes_configured"))
         printf(", growing to %s", human_bytes(a, answer_u64(m, "arena_bytes_configured")));
     printf("\n");
@@ -84,7 +84,7 @@ static void print_tiers(const msgpack_object *stats)
         uint64_t used = answer_u64(t, "used_bytes"), capacity = answer_u64(t, "capacity_bytes");
 
         printf("%-10s %s of %s used (%s), %s", answer_text(t, "name", name, sizeof name),
-               human_bytes(a, used), human_bytes(b, capacity), human_share(s, used, capacity),
+               human_bytes(a, used), human_bytes(b, capacity), human_percent(s, used, capacity),
                answer_text(t, "engine", engine, sizeof engine));
         if (answer_flag(t, "degraded"))
             printf(", DEGRADED: %s", answer_text(t, "reason", reason, sizeof reason));

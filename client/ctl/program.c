@@ -260,7 +260,7 @@ static int run_command(const struct program *p, struct args *a, const struct pro
         return program_usage_error(a, "'%s' wants %s", c->name, c->words);
     if (a->n_words > c->max_words)
         return program_usage_error(a, "'%s' does not take '%s'", c->name, a->word[c->max_words]);
-    return c->run(a);
+    return c->run_cb(a);
 }
 
 static int dispatch(const struct program *p, int argc, char **argv, void *ctx)

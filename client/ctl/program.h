@@ -60,7 +60,7 @@ struct program_command {
     const struct arg_option *options;
     size_t n_options;
     int min_words, max_words;
-    int (*run)(const struct args *a); /* the exit code */
+    int (*run_cb)(const struct args *a); /* the exit code */
 };
 
 struct program {

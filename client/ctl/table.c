@@ -129,7 +129,7 @@ char *human_duration(char buf[HUMAN_BYTES], uint64_t ms)
     return buf;
 }
 
-char *human_share(char buf[HUMAN_BYTES], uint64_t part, uint64_t of)
+char *human_percent(char buf[HUMAN_BYTES], uint64_t part, uint64_t of)
 {
     if (of == 0)
         snprintf(buf, HUMAN_BYTES, "-");

@@ -66,7 +66,7 @@ void config_place(const struct config *c, struct config_error *e, const char *ke
 
     assert(k);
     e->file = c->origin.file;
-    e->line = c->origin.line[config_key_place(k)];
+    e->line = c->origin.line[config_key_index(k)];
 }
 
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
@@ -148,7 +148,7 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
         return config_unknown(e, name);
     rc = config_value_set(c, k, equals + 1, e);
     if (rc == 0)
-        c->origin.line[config_key_place(k)] = CONFIG_LINE_SET;
+        c->origin.line[config_key_index(k)] = CONFIG_LINE_SET;
     return rc;
 }
 

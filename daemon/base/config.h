@@ -43,7 +43,7 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 #define CONFIG_MAX_KEYS 96
 
-/* Where each key was last set, by its place in the table, so that config_check can name it. */
+/* Where each key was last set, by its index in the table, so that config_check can name it. */
 struct config_origin {
     char *file;                     /* the last file read; NULL: none */
     uint32_t line[CONFIG_MAX_KEYS]; /* 0: still the default */

@@ -215,7 +215,7 @@ static int read_scalar(struct reader *r, const struct config_key *k)
 
 static int read_value(struct reader *r, const struct config_key *k, uint32_t line)
 {
-    uint32_t *seen = &r->c->origin.line[config_key_place(k)];
+    uint32_t *seen = &r->c->origin.line[config_key_index(k)];
     int rc;
 
     if (*seen)
@@ -262,10 +262,10 @@ static size_t section_find(const char *name)
 
 static int read_mapping(struct reader *r, const char *section);
 
-static int read_section(struct reader *r, size_t place, uint32_t line)
+static int read_section(struct reader *r, size_t index, uint32_t line)
 {
-    const char *name = config_sections[place].name;
-    uint32_t *seen = &r->section_line[place];
+    const char *name = config_sections[index].name;
+    uint32_t *seen = &r->section_line[index];
 
     if (*seen)
         return FAIL(r, line, "section %s is there twice, in line %u too; put its keys together",

@@ -124,11 +124,11 @@ const struct config_key config_keys[] = {
      .help = "Permissions of the socket."},
     {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
      .help = "Group that owns the socket; \"\": the daemon's own."},
-    {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item = item_tenant,
+    {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant,
      .help = "Who shares cache with whom: a list of \"NAME uid:N uid:N gid:N\". A client belongs "
              "to the first tenant that lists its uid or its primary gid. One that no tenant lists "
              "is a tenant by itself, named uid:N."},
-    {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item = item_admin,
+    {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
              "uid:N and gid:N, where gid is a client's primary group."},
 
@@ -157,7 +157,7 @@ const struct config_key config_keys[] = {
              "index drops the blocks that were not used for longest, from NVMe too (index_evicted "
              "in the stats)."},
 
-    {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item = item_folder,
+    {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_folder,
      .help = "Folders, best one a disk, in each of which the daemon makes one file: "
              "[/var/lib/ucmd/nvme0, ...]; or block devices, and files, on which 'ucmctl format' "
              "was run."},
@@ -203,7 +203,7 @@ const struct config_key config_keys[] = {
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
-    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS), .item = item_root,
+    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS), .item_cb = item_root,
      .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
              "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "

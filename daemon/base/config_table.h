@@ -28,7 +28,7 @@ struct config_key {
     const char *help;
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
     const char *const *names; /* CONFIG_ENUM and CONFIG_BOOL: NULL at the end */
-    const char *(*item)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
+    const char *(*item_cb)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
     bool reloadable;
     bool internal; /* for tests and measurements: config_print shows it only where it is set */
 };
@@ -113,7 +113,7 @@ static inline const void *config_field_const(const struct config *c, const struc
     return (const char *)c + k->offset;
 }
 
-static inline size_t config_key_place(const struct config_key *k)
+static inline size_t config_key_index(const struct config_key *k)
 {
     return (size_t)(k - config_keys);
 }

@@ -136,7 +136,7 @@ int config_list_set(struct config *c, const struct config_key *k, struct config_
         return config_refuse(e, "%s has %zu items; it may have at most %llu", k->name, list->n,
                              (unsigned long long)k->max);
     for (size_t i = 0; i < list->n; i++) {
-        const char *right = k->item ? k->item(list->item[i]) : NULL;
+        const char *right = k->item_cb ? k->item_cb(list->item[i]) : NULL;
 
         if (right)
             return config_refuse(e, "%s: \"%.80s\" is wrong; %s", k->name, list->item[i], right);
