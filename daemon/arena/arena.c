@@ -180,6 +180,7 @@ static void extent_uncarve(struct arena *a, struct extent *e)
     e->owner = NULL;
     e->slot_bytes = 0;
     e->slots = e->n_free = 0;
+    e->closed = false;
     list_push_front(&a->home[e->home].free, &e->link);
     a->home[e->home].n_free++;
 }
@@ -312,7 +313,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     a->home[e->home].used_bytes -= e->slot_bytes;
     if (e->n_free == e->slots)
         extent_uncarve(a, e);
-    else if (e->n_free == 1)
+    else if (e->n_free == 1 && !e->closed)
         list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
 }
 
@@ -345,16 +346,32 @@ int arena_slot_node(struct arena *a, slot_ref ref)
     return home < a->nodes ? a->config.numa->node[home] : NUMA_NONE;
 }
 
-void arena_extent_owners(struct arena *a, slot_ref ref, bool (*visit)(void *ctx, uint64_t owner),
+bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx)
 {
-    uint32_t slot;
-    struct extent *e = extent_of(a, ref, &slot);
+    struct extent *e = &a->extent[extent];
 
     /* visit may free the last slot: then the extent has none any more. */
     for (uint32_t i = 0; i < e->slots; i++)
         if (slot_used(e, i) && !visit(ctx, e->owner[i]))
-            return;
+            return false;
+    return true;
+}
+
+void arena_extent_close(struct arena *a, uint32_t extent, bool closed)
+{
+    struct extent *e = &a->extent[extent];
+
+    assert(e->n_free < e->slots);
+    list_remove(&e->link);
+    e->closed = closed;
+    if (!closed && e->n_free > 0)
+        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
+}
+
+bool arena_extent_closed(const struct arena *a, uint32_t extent)
+{
+    return a->extent[extent].closed;
 }
 
 /* ---- slots of an earlier run ---- */

@@ -65,10 +65,14 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
-/* Calls visit for each slot in use of the slot's extent until it returns false: to empty it for
- * another size. A slot of an earlier run has the owner 0 until arena_slot_own. */
-void arena_extent_owners(struct arena *a, slot_ref slot, bool (*visit)(void *ctx, uint64_t owner),
+/* To empty an extent for another size. visit runs for each slot in use until it returns false; it
+ * may free slots. False: it did. A slot of an earlier run has the owner 0 until arena_slot_own. */
+bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx);
+/* closed: no slot of it is handed out until it is empty, which opens it, or opened again. It has
+ * slots in use. */
+void arena_extent_close(struct arena *a, uint32_t extent, bool closed);
+bool arena_extent_closed(const struct arena *a, uint32_t extent);
 
 /* Takes a slot of an earlier run, before arena_grow. It is in use from then on; its memory may be
  * touched when its extent is ready. 0: there is no such slot, it is taken, or its extent has slots

@@ -13,12 +13,14 @@
 #define SLOT_FREE (UINT64_C(1) << 63)
 
 struct extent {
-    struct list link; /* in its home's free list, in arena.partial, or (full, not ready) in none */
-    uint64_t *owner;  /* by slot */
+    struct list
+        link; /* in its home's free list, in arena.partial, or (full, closed, not ready) in none */
+    uint64_t *owner;     /* by slot */
     uint64_t slot_bytes; /* of each of its slots */
     uint32_t slots;      /* 0: it may take any slot size */
     uint32_t n_free, free_slot;
     uint32_t home;
+    bool closed; /* it is being emptied: not in arena.partial */
 };
 
 /* The extents of one NUMA node. The last home has those of no node in particular; without placement

@@ -66,6 +66,7 @@ struct cache {
     /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
+    uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
     uint64_t stuck;     /* blocks that a search has not looked at since something was released */
     uint32_t fruitless; /* searches for space in the index since something was released */
     struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */

@@ -31,6 +31,10 @@ _Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few list
 #define LOOKS 4096
 /* Of them among the stuck at first: blocks of the wanted size lie there, too. */
 #define STUCK_LOOKS 16
+/* Owners that it looks at, at most, before it empties an extent, and blocks that it then evicts in
+ * one turn of the loop. */
+#define EXTENT_LOOKS 4096
+#define EXTENT_EVICTIONS 1024
 /* A block on the wanted NUMA node goes first, if one is among the coldest: the search looks at
  * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
 #define NEAR_TRIES 16
@@ -49,6 +53,7 @@ struct space_search {
     uint64_t judged;  /* blocks */
     uint64_t blocker; /* owner of a slot that keeps an extent from being emptied */
     bool blocked;
+    unsigned owners; /* of the extent at hand, so far */
 };
 
 /* ---- what may leave ---- */
@@ -146,10 +151,10 @@ static bool owner_blocked_cb(void *ctx, uint64_t owner)
     s->cache->config.metrics->arena_candidates++;
     s->blocked = owner == 0 || owner_blocks(s, owner);
     s->blocker = owner;
-    return !s->blocked;
+    return !s->blocked && ++s->owners < EXTENT_LOOKS;
 }
 
-/* All blocks in the slot's extent may leave. Remembers the first that may not, so that asking again
+/* All blocks in the slot's extent may leave, as far as they were looked at. Remembers the first that may not, so that asking again
  * costs one look until that one may. */
 static bool extent_may_go(struct space_search *s, slot_ref slot)
 {
@@ -165,7 +170,8 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
         return false;
     s->blocked = false;
     s->blocker = 0;
-    arena_extent_owners(c->arena, slot, owner_blocked_cb, s);
+    s->owners = 0;
+    arena_extent_owners(c->arena, extent, owner_blocked_cb, s);
     if (c->blockers)
         c->blockers[extent] = s->blocked ? s->blocker : 0;
     return !s->blocked;
@@ -288,7 +294,32 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 {
     struct space_search *s = ctx;
 
+    s->blocked = owner == 0 || owner_blocks(s, owner);
+    if (s->blocked || s->owners++ == EXTENT_EVICTIONS)
+        return false;
     block_evict(s->cache, owner_block(owner), false);
+    return true;
+}
+
+/* Evicts some of the blocks in the extent that changes its slot size. False: the rest has to wait
+ * for the next turn of the loop. */
+static bool extent_evict(struct space_search *s)
+{
+    struct cache *c = s->cache;
+    uint32_t extent = c->emptying - 1;
+
+    s->blocked = false;
+    s->owners = 0;
+    if (arena_extent_closed(c->arena, extent) &&
+        !arena_extent_owners(c->arena, extent, owner_evict_cb, s) && !s->blocked) {
+        cache_search_later(c);
+        return false;
+    }
+    if (s->blocked)
+        arena_extent_close(c->arena, extent, false);
+    else
+        c->config.metrics->arena_extents_moved++;
+    c->emptying = 0;
     return true;
 }
 
@@ -296,9 +327,12 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 static bool evict_some(struct space_search *s)
 {
     struct cache *c = s->cache;
-    block_ref victim = victim_find(s);
+    block_ref victim;
     slot_ref slot;
 
+    if (c->emptying)
+        return extent_evict(s);
+    victim = victim_find(s);
     if (victim == 0 && (s->looks <= 0 || c->stuck > 0)) {
         cache_search_later(c);
         return false;
@@ -310,9 +344,9 @@ static bool evict_some(struct space_search *s)
         block_evict(c, victim, false);
         return true;
     }
-    arena_extent_owners(c->arena, slot, owner_evict_cb, s);
-    c->config.metrics->arena_extents_moved++;
-    return true;
+    c->emptying = 1 + arena_extent_of(c->arena, slot);
+    arena_extent_close(c->arena, c->emptying - 1, true);
+    return extent_evict(s);
 }
 
 /* ---- space in the index ---- */

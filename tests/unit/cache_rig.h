@@ -155,6 +155,7 @@ static struct {
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
+    uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -194,8 +195,9 @@ static inline void arena_wait(uint64_t bytes)
 static inline void rig_open(void)
 {
     struct cache_config cc = {.loop = &rig.loop, .metrics = &rig.metrics, .backlog_bytes = MIB};
-    struct arena_config ac = {.size = 2 * MIB,
-                              .extent = MIB,
+    uint64_t extent = rig.extent > 0 ? rig.extent : MIB;
+    struct arena_config ac = {.size = 2 * extent,
+                              .extent = extent,
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
                               .extent_ready_cb = extent_ready_cb};
@@ -210,7 +212,7 @@ static inline void rig_open(void)
     rig.tier.callbacks = cache_tier_callbacks(rig.cache);
     cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
     cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
-    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * MIB);
+    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * extent);
     cache_arena_attach(rig.cache, rig.arena);
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space("two", 2, MIB / 8 / SHARDS);

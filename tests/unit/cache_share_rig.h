@@ -75,4 +75,56 @@ static inline bool has_file(const struct ns *ns, uint64_t number, uint32_t part,
     return fake_file_find(&share, &id, root) != NULL;
 }
 
+/* A block that another host stored and a lookup has found; returned held. */
+static inline block_ref shared_block(struct ns *ns, uint64_t number)
+{
+    block_ref ref;
+
+    peer_stores(ns, number, 1);
+    ref = note(ns, number, 1, true);
+    cr_assert_neq(ref, 0u);
+    cache_hold(rig.cache, ref);
+    return ref;
+}
+
+struct waiter {
+    struct cache_wait w;
+    int calls, status;
+};
+
+static inline void waiter_cb(struct cache_wait *w, int status)
+{
+    struct waiter *waiter = (struct waiter *)w;
+
+    waiter->calls++;
+    waiter->status = status;
+}
+
+static inline int get(struct waiter *w, block_ref ref, uint32_t part)
+{
+    *w = (struct waiter){.w = {.ready_cb = waiter_cb}};
+    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
+}
+
+/* The block in DRAM, and nowhere else. */
+static inline block_ref store_dram(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    for (int i = 0; i < 4; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, -EIO);
+    }
+    return ref;
+}
+
+static inline void expect_no_share_left(void)
+{
+    cr_expect_eq(rig.cache->shared.n, 0u);
+    cr_expect_eq(rig.one->share_bytes + rig.two->share_bytes, 0u);
+    cr_expect_eq(rig.cache->share_busy, 0u);
+    cr_expect_eq(rig.cache->write[WRITE_SHARE].writing_bytes, 0u);
+}
+
 #endif

@@ -192,7 +192,7 @@ Test(arena, owners_of_an_extent_may_be_emptied_on_the_way)
     for (uint64_t i = 0; i < 4; i++)
         v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
     cr_assert_neq(arena_alloc(arena, MIB / 4, 77, NUMA_NONE), 0u, "in the other extent");
-    arena_extent_owners(arena, v.slot[0], visit_cb, &v);
+    arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 4u);
     cr_expect_eq(arena_bytes_used(arena), MIB / 4);
     close_arena();
@@ -206,7 +206,7 @@ Test(arena, a_slot_that_went_with_another_is_not_visited)
     open_arena(MIB, false);
     for (uint64_t i = 0; i < 4; i++)
         v.slot[i] = arena_alloc(arena, MIB / 4, i, NUMA_NONE);
-    arena_extent_owners(arena, v.slot[0], visit_cb, &v);
+    arena_extent_owners(arena, arena_extent_of(arena, v.slot[0]), visit_cb, &v);
     cr_expect_eq(v.n, 2u);
     cr_expect_eq(arena_bytes_used(arena), 0u);
     close_arena();
@@ -257,7 +257,7 @@ static void owners_check(slot_ref slot)
     present_extent = arena_extent_of(arena, slot);
     for (uint32_t i = 0; i < SLOTS; i++)
         expected += held[i].slot && arena_extent_of(arena, held[i].slot) == present_extent;
-    arena_extent_owners(arena, slot, extent_owner_cb, &visited);
+    arena_extent_owners(arena, arena_extent_of(arena, slot), extent_owner_cb, &visited);
     cr_assert_eq(visited, expected);
 }
 
