@@ -245,8 +245,9 @@ const struct config_key config_keys[] = {
              "this."},
 
     {KEY("device.cuda", ENUM, cuda, "auto"), .names = cuda_names,
-     .help = "NVIDIA GPUs: auto uses them where there is a driver; required refuses to start "
-             "without one."},
+     .help =
+         "NVIDIA GPUs: auto uses them where there are any; required refuses to start without one. "
+         "--check looks for the driver only."},
     {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 256), .internal = true,
      .help = "Threads that copy for workers whose KV memory is host memory."},
 

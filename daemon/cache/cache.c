@@ -405,7 +405,7 @@ bool cache_on_share(struct cache *c, block_ref ref)
     return false;
 }
 
-void cache_hold(struct cache *c, block_ref ref)
+void cache_lease(struct cache *c, block_ref ref)
 {
     struct block *b = index_block(c->config.index, ref);
 
@@ -413,7 +413,7 @@ void cache_hold(struct cache *c, block_ref ref)
     b->leases++;
 }
 
-void cache_drop(struct cache *c, block_ref ref)
+void cache_unlease(struct cache *c, block_ref ref)
 {
     struct block *b = index_block(c->config.index, ref);
 
@@ -431,7 +431,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     if (ref == 0)
         ref = cache_insert(c, ns, key, INDEX_SPACE_DRAM);
     if (ref != 0)
-        cache_hold(c, ref);
+        cache_lease(c, ref);
     if (c->tier)
         cache_ns_record(c, ns);
     return ref;

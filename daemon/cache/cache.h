@@ -86,9 +86,9 @@ bool cache_found(struct cache *c, block_ref ref);
 bool cache_in_dram(struct cache *c, block_ref ref);
 /* Complete, but some part has to be read from the shared tier. */
 bool cache_on_share(struct cache *c, block_ref ref);
-/* Keeps the block in some tier until cache_drop. */
-void cache_hold(struct cache *c, block_ref ref);
-void cache_drop(struct cache *c, block_ref ref);
+/* A lease keeps the block in some tier until cache_unlease. */
+void cache_lease(struct cache *c, block_ref ref);
+void cache_unlease(struct cache *c, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 /* A request uses these blocks of one prefix, head first, or is about to store them; 0 among them is

@@ -25,7 +25,7 @@ static void durable_end(struct cache_durable *d, int status)
     if (d->done_cb != unverified_done_cb)
         c->config.metrics->dump_blocks_durable += status == 0;
     d->done_cb(d, status);
-    cache_drop(c, ref);
+    cache_unlease(c, ref);
 }
 
 static int durable_begin(struct cache *c, struct cache_durable *d);
@@ -114,7 +114,7 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
         rc = 0;
     }
     if (rc == 0)
-        cache_hold(c, ref);
+        cache_lease(c, ref);
     return rc;
 }
 
@@ -129,7 +129,7 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     d->part = part;
     d->done_cb = unverified_done_cb;
     list_push_back(&c->durables, &d->link);
-    cache_hold(c, ref);
+    cache_lease(c, ref);
     c->unverified++;
 }
 

@@ -156,7 +156,7 @@ static void tier_done_cb(struct tier_io *io, int status)
     fetch_report(f, status);
     if (status == 0)
         cache_put(c, f->ref, f->part);
-    cache_drop(c, f->ref);
+    cache_unlease(c, f->ref);
     free(f);
 }
 
@@ -189,7 +189,7 @@ static void share_missed(struct part_op *f)
     cache_shared_forget(c, f->ref);
     c->config.metrics->share_forgotten++;
     fetch_report(f, -ENOENT);
-    cache_drop(c, f->ref);
+    cache_unlease(c, f->ref);
 }
 
 static void share_done_cb(struct share_io *io, int status)
@@ -206,7 +206,7 @@ static void share_done_cb(struct share_io *io, int status)
     part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
     cache_write_fetched(c, f->ref);
     fetch_report(f, 0);
-    cache_drop(c, f->ref); /* share_released_cb ends the fetch's use */
+    cache_unlease(c, f->ref); /* share_released_cb ends the fetch's use */
 }
 
 static void share_released_cb(struct share_io *io)
@@ -264,7 +264,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     if (f->number == 0)
         goto err_after_fetch;
     /* The fetch holds the block: a search for a slot must not evict it. */
-    cache_hold(c, ref);
+    cache_lease(c, ref);
     rc =
         cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
     if (rc != 0)

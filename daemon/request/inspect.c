@@ -219,7 +219,7 @@ static void verify_pump(struct verify *v);
 static void verify_end(struct verify *v)
 {
     for (uint32_t i = 0; i < v->n; i++)
-        cache_drop(v->r.s->rq->rooms.cache, v->refs[i]);
+        cache_unlease(v->r.s->rq->rooms.cache, v->refs[i]);
     request_end(&v->r, NULL, &proto_verify_r, &v->result);
 }
 
@@ -302,7 +302,7 @@ int method_verify(struct call *call)
     v->ns = ns;
     v->result.next = blocks_page(rq, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
-        cache_hold(rq->rooms.cache, v->refs[i]);
+        cache_lease(rq->rooms.cache, v->refs[i]);
     verify_pump(v);
     return 0;
 }

@@ -21,7 +21,7 @@ void lease_end(struct session *s, uint32_t name)
     table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
     for (uint32_t i = 0; i < l->n; i++)
-        cache_drop(s->rq->rooms.cache, l->refs[i]);
+        cache_unlease(s->rq->rooms.cache, l->refs[i]);
     s->leased_keys -= l->n;
     s->rq->rooms.metrics->leases--;
     free(l);
@@ -72,7 +72,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
         if (refs[i] == 0)
             continue;
         l->refs[l->n++] = refs[i];
-        cache_hold(rq->rooms.cache, refs[i]);
+        cache_lease(rq->rooms.cache, refs[i]);
     }
     s->leased_keys += l->n;
     rq->rooms.metrics->leases++;

@@ -1,4 +1,4 @@
-/* Sessions: a connection's state, and the door through which its frames reach the methods. */
+/* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 

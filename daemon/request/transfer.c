@@ -36,7 +36,7 @@ static void transfer_release(struct transfer *t)
     cache_retry_cancel(&t->room);
     for (uint32_t i = 0; i < t->n_keys; i++)
         if (t->refs[i])
-            cache_drop(cache_of(t), t->refs[i]);
+            cache_unlease(cache_of(t), t->refs[i]);
     lease_end(t->r.s, t->lease);
 }
 

@@ -154,7 +154,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
     for (uint32_t i = 0; i < t->n_keys; i++) {
         /* A doomed block may still be loaded: its key may come from a lookup with a lease. */
         if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
-            cache_hold(rq->rooms.cache, t->refs[i]);
+            cache_lease(rq->rooms.cache, t->refs[i]);
             continue;
         }
         t->refs[i] = 0;

@@ -339,7 +339,7 @@ static inline block_ref store(struct ns *ns, uint64_t number)
 
 static inline void drop(block_ref ref)
 {
-    cache_drop(rig.cache, ref);
+    cache_unlease(rig.cache, ref);
 }
 
 /* A whole block that lies on the tier only; returned held. */
@@ -352,7 +352,7 @@ static inline block_ref store_below(struct ns *ns, uint64_t number)
         fake_next(&rig.tier, 0);
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
-    cache_hold(rig.cache, ref);
+    cache_lease(rig.cache, ref);
     return ref;
 }
 

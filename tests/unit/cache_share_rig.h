@@ -83,7 +83,7 @@ static inline block_ref shared_block(struct ns *ns, uint64_t number)
     peer_stores(ns, number, 1);
     ref = note(ns, number, 1, true);
     cr_assert_neq(ref, 0u);
-    cache_hold(rig.cache, ref);
+    cache_lease(rig.cache, ref);
     return ref;
 }
 

@@ -229,7 +229,7 @@ static void chaos_load(void)
         return;
     *l = (struct load){.ref = ref, .part = below(ns->identity.parts), .state = LOAD_WAITS};
     l->w.ready_cb = load_ready_cb;
-    cache_hold(rig.cache, ref);
+    cache_lease(rig.cache, ref);
     rc = cache_get(rig.cache, ref, l->part, (uint8_t)below(8), NUMA_NONE, &l->w);
     if (rc == CACHE_READY)
         load_has(l);

@@ -194,7 +194,7 @@ static block_ref store_twice(struct ns *ns, uint64_t number)
     drop(ref);
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_assert(has_file(ns, number, 0, 1));
-    cache_hold(rig.cache, ref);
+    cache_lease(rig.cache, ref);
     return ref;
 }
 
@@ -378,7 +378,7 @@ Test(cache_share, few_blocks_are_known_by_a_share_only_and_the_oldest_go_first)
     struct cache_stats stats;
     block_ref held = note(rig.one, 1, 1, false);
 
-    cache_hold(rig.cache, held);
+    cache_lease(rig.cache, held);
     for (uint64_t i = 2; i <= 12; i++)
         note(rig.one, i, 1, false);
     cache_stats(rig.cache, &stats);

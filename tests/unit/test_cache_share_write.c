@@ -166,7 +166,7 @@ Test(cache_share_write, a_dump_of_what_is_only_presumed_is_taken_and_written)
 {
     block_ref ref = note(rig.one, 1, 1, false);
 
-    cache_hold(rig.cache, ref);
+    cache_lease(rig.cache, ref);
     cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
     cr_expect(cache_in_dram(rig.cache, ref));
     turn();

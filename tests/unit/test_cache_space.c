@@ -205,7 +205,7 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
     for (unsigned i = 0; i < 2; i++) {
         held[i] = find(fine, 4095 + 4096 * i); /* the last of each extent */
         cr_assert(held[i]);
-        cache_hold(rig.cache, held[i]);
+        cache_lease(rig.cache, held[i]);
     }
     ask(&wide.a);
     cr_assert(cache_space_wait(rig.cache, &wide.a.r, false));
@@ -308,7 +308,7 @@ Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
         drop(ref[i] = store(rig.one, i));
     tier_finish_all();
     cr_assert_eq(cache_evict(rig.cache, ref[1], CACHE_DRAM), CACHE_EVICT_DONE);
-    cache_hold(rig.cache, ref[0]);
+    cache_lease(rig.cache, ref[0]);
     cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);
     for (uint32_t i = 4; i < 8; i++)
         cache_touch(rig.cache, &ref[i], 1); /* the extent of the others is colder */
