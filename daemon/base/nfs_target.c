@@ -1,156 +1,122 @@
 #include "daemon/base/nfs_target.h"
 
+#include "proto/units.h"
+
 #include <errno.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #define SCHEME "nfs://"
-#define NFS_PORT 2049
+#define PORT_WRONG "a port is a number from 1 to 65535"
+#define ID_WRONG "uid and gid are numbers"
 
-struct span {
-    const char *at;
-    size_t n;
+enum { VERSION, PORT, MOUNT_PORT, UID, GID, OPTIONS };
+
+static const struct {
+    const char *name;
+    uint64_t min, max;
+    const char *wrong;
+} options[OPTIONS] = {
+    [VERSION] = {"version", 3, 3, "only version 3 of NFS is supported; write version=3"},
+    [PORT] = {"nfsport", 1, UINT16_MAX, PORT_WRONG},
+    [MOUNT_PORT] = {"mountport", 1, UINT16_MAX, PORT_WRONG},
+    [UID] = {"uid", 0, INT32_MAX, ID_WRONG},
+    [GID] = {"gid", 0, INT32_MAX, ID_WRONG},
 };
 
-static bool span_is(struct span s, const char *word)
-{
-    return s.n == strlen(word) && memcmp(s.at, word, s.n) == 0;
-}
+/* The functions below return NULL, or what is wrong. They cut the text into strings. */
 
-static bool span_number(struct span s, uint64_t max, uint64_t *out)
+static const char *value_set(int64_t value[OPTIONS], unsigned i, const char *text)
 {
-    uint64_t value = 0;
-
-    if (s.n == 0 || s.n > 10)
-        return false;
-    for (size_t i = 0; i < s.n; i++) {
-        if (s.at[i] < '0' || s.at[i] > '9')
-            return false;
-        value = 10 * value + (uint64_t)(s.at[i] - '0');
-    }
-    if (value > max)
-        return false;
-    *out = value;
-    return true;
-}
-
-static const char *option_port(struct span value, uint16_t *out)
-{
+    char why[UNITS_WHY_BYTES];
     uint64_t n;
 
-    if (!span_number(value, UINT16_MAX, &n) || n == 0)
-        return "a port is a number from 1 to 65535";
-    *out = (uint16_t)n;
+    if (units_parse_count(text, &n, why) < 0 || n < options[i].min || n > options[i].max)
+        return options[i].wrong;
+    value[i] = (int64_t)n;
     return NULL;
 }
 
-static const char *option_id(struct span value, int64_t *out)
+/* "NAME=VALUE&NAME=VALUE" or "" */
+static const char *options_set(int64_t value[OPTIONS], char *text)
 {
-    uint64_t n;
+    const char *why = NULL, *name;
+    unsigned seen = 0, i;
 
-    if (!span_number(value, INT32_MAX, &n))
-        return "uid and gid are numbers";
-    *out = (int64_t)n;
-    return NULL;
-}
+    while (!why && text && *text) {
+        char *rest = strsep(&text, "&");
 
-/* The text up to '&' or the end is NAME=VALUE. `seen`: a bit for each option that came before. */
-static const char *option_set(struct nfs_target *t, const char *at, size_t n, unsigned *seen)
-{
-    static const char *const names[] = {"version", "nfsport", "mountport", "uid", "gid"};
-    const char *equals = memchr(at, '=', n);
-    struct span name = {at, equals ? (size_t)(equals - at) : 0}, value;
-    unsigned i = 0;
-
-    if (!equals)
-        return "an option is NAME=VALUE";
-    value = (struct span){equals + 1, n - name.n - 1};
-    while (i < sizeof(names) / sizeof(names[0]) && !span_is(name, names[i]))
-        i++;
-    if (*seen >> i & 1)
-        return "each option may be given once";
-    *seen |= 1u << i;
-    switch (i) {
-    case 0:
-        return span_is(value, "3") ? NULL : "only version 3 of NFS is supported; write version=3";
-    case 1:
-        return option_port(value, &t->port);
-    case 2:
-        return option_port(value, &t->mount_port);
-    case 3:
-        return option_id(value, &t->uid);
-    case 4:
-        return option_id(value, &t->gid);
-    default:
-        return "options are version, nfsport, mountport, uid and gid";
-    }
-}
-
-static const char *options_set(struct nfs_target *t, const char *at)
-{
-    const char *why = NULL;
-    unsigned seen = 0;
-
-    while (*at && !why) {
-        size_t n = strcspn(at, "&");
-
-        why = option_set(t, at, n, &seen);
-        at += n;
-        at += *at == '&';
+        name = strsep(&rest, "=");
+        for (i = 0; i < OPTIONS && strcmp(options[i].name, name) != 0; i++)
+            ;
+        if (!rest)
+            why = "an option is NAME=VALUE";
+        else if (i == OPTIONS)
+            why = "options are version, nfsport, mountport, uid and gid";
+        else if (seen >> i & 1)
+            why = "each option may be given once";
+        else
+            why = value_set(value, i, rest);
+        seen |= 1u << i;
     }
     return why;
 }
 
-/* "[2001:db8::1]" or a name without a colon, then an optional ":port". Moves *at to the path. */
-static const char *server_set(struct nfs_target *t, const char **at)
+/* "[2001:db8::1]" or a name without a colon, then an optional ":port" */
+static const char *server_set(struct nfs_target *t, int64_t value[OPTIONS], char *text)
 {
-    bool bracket = **at == '[';
-    struct span name = {*at + bracket, 0};
-    const char *end;
+    char *end = text + strcspn(text, ":");
 
-    name.n = strcspn(name.at, bracket ? "]" : ":/?");
-    if (name.n == 0 || name.n >= sizeof(t->server))
-        return "a target is nfs://SERVER/EXPORT";
-    end = name.at + name.n;
-    if (bracket && *end++ != ']')
-        return "the address lacks its closing bracket; brackets enclose IPv6 addresses";
-    memcpy(t->server, name.at, name.n);
-    if (*end == ':') {
-        struct span port = {end + 1, strcspn(end + 1, "/?")};
-        const char *why = option_port(port, &t->port);
-
-        if (why)
-            return why;
-        end = port.at + port.n;
+    if (*text == '[') {
+        end = strchr(++text, ']');
+        if (!end)
+            return "the address lacks its closing bracket; brackets enclose IPv6 addresses";
+        *end++ = '\0';
     }
-    *at = end;
+    if (*end != '\0' && *end != ':')
+        return "write a slash, or a colon and the port, behind the address";
+    if (*end == ':') {
+        *end++ = '\0';
+        if (value_set(value, PORT, end) != NULL)
+            return PORT_WRONG;
+    }
+    if (*text == '\0' || strlen(text) >= sizeof(t->server))
+        return "a target is nfs://SERVER/EXPORT";
+    memcpy(t->server, text, strlen(text) + 1);
     return NULL;
 }
 
-static const char *target_set(struct nfs_target *t, const char *at)
+static const char *target_set(struct nfs_target *t, char *text)
 {
-    const char *why = server_set(t, &at);
-    size_t n = strcspn(at, "?");
+    int64_t value[OPTIONS] = {[PORT] = 2049, [UID] = -1, [GID] = -1};
+    char *query = text, *server = strsep(&query, "?"), *export = strchr(server, '/');
+    const char *why;
 
-    if (why)
-        return why;
-    if (n < 2 || *at != '/' || n >= sizeof(t->export))
+    if (!export || export[1] == '\0' || strlen(export) >= sizeof(t->export))
         return "write the path of the export behind the server, e.g. nfs://server/export/kv";
-    memcpy(t->export, at, n);
-    at += n;
-    return options_set(t, *at ? at + 1 : at);
+    memcpy(t->export, export, strlen(export) + 1);
+    *export = '\0';
+    why = server_set(t, value, server);
+    if (!why)
+        why = options_set(value, query);
+    t->port = (uint16_t)value[PORT];
+    t->mount_port = (uint16_t)value[MOUNT_PORT];
+    t->uid = value[UID];
+    t->gid = value[GID];
+    return why;
 }
 
 int nfs_target_parse(const char *text, struct nfs_target *out, const char **why)
 {
-    struct nfs_target t = {.port = NFS_PORT, .uid = -1, .gid = -1};
+    struct nfs_target t;
+    char copy[NFS_SERVER_CAP + NFS_EXPORT_CAP + 256];
 
     if (strncmp(text, SCHEME, strlen(SCHEME)) != 0)
         *why = "an NFS target begins with nfs://";
+    else if (snprintf(copy, sizeof(copy), "%s", text + strlen(SCHEME)) >= (int)sizeof(copy))
+        *why = "the target is too long";
     else
-        *why = target_set(&t, text + strlen(SCHEME));
+        *why = target_set(&t, copy);
     if (*why)
         return -EINVAL;
     *out = t;
