@@ -14,94 +14,74 @@
 #define NFS "nfs://"
 #define ROOTS "share.roots"
 #define BACKENDS "share.storage_backends"
+#define CAPACITY "capacity="
 
 static bool is_nfs(const char *text)
 {
     return strncmp(text, NFS, strlen(NFS)) == 0;
 }
 
-static int target_check(const char *key, const char *target, struct config_error *e)
+static int target_take(const char *key, const char *text, struct config_root *out,
+                       struct config_error *e)
 {
     struct nfs_target nfs;
     const char *wrong = NULL;
+    size_t n = strlen(text);
 
-    if (target[0] == '/')
+    *out = (struct config_root){.capacity_bytes = 0};
+    if (n >= sizeof(out->target))
+        return config_refuse(e, "%s: a target is longer than %zu bytes", key,
+                             sizeof(out->target) - 1);
+    memcpy(out->target, text, n + 1);
+    while (text[0] == '/' && n > 1 && text[n - 1] == '/')
+        out->target[--n] = '\0';
+    if (text[0] == '/')
         return 0;
-    if (!is_nfs(target))
+    if (!is_nfs(text))
         return config_refuse(
             e,
             "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
             "one of them",
-            key, target);
-    if (nfs_target_parse(target, &nfs, &wrong) < 0)
-        return config_refuse(e, "%s: \"%.80s\": %s", key, target, wrong);
+            key, text);
+    if (nfs_target_parse(text, &nfs, &wrong) < 0)
+        return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
     return 0;
 }
 
-static int target_take(const char *key, const char *text, size_t n, struct config_root *out,
-                       struct config_error *e)
+static int word_take(const char *word, struct config_root *out, struct config_error *e)
 {
-    if (n >= sizeof(out->target))
-        return config_refuse(e, "%s: a target is longer than %zu bytes", key,
-                             sizeof(out->target) - 1);
-    memcpy(out->target, text, n);
-    out->target[n] = '\0';
-    while (out->target[0] == '/' && n > 1 && out->target[n - 1] == '/')
-        out->target[--n] = '\0';
-    return target_check(key, out->target, e);
-}
+    char why[UNITS_WHY_BYTES];
+    const char *size = strchr(word, '=');
 
-static int word_twice(const char *key, const char *word, const struct config_root *root,
-                      struct config_error *e)
-{
-    return config_refuse(e, "%s: %s is given twice behind %.80s; leave one out", key, word,
-                         root->target);
-}
-
-static int word_take(const char *key, const char *word, size_t n, struct config_root *out,
-                     struct config_error *e)
-{
-    static const char capacity[] = "capacity=";
-    char text[32], why[UNITS_WHY_BYTES];
-
-    if (n == 2 && memcmp(word, "ro", 2) == 0) {
-        if (out->read_only)
-            return word_twice(key, "ro", out, e);
+    if (strcmp(word, "ro") != 0 && (strncmp(word, CAPACITY, strlen(CAPACITY)) != 0 || !size[1]))
+        return config_refuse(e,
+                             ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro; "
+                                   "write one of them, or leave it out",
+                             word, out->target);
+    if (size ? out->capacity_bytes != 0 : out->read_only)
+        return config_refuse(e, ROOTS ": %s is given twice behind %.80s; leave one out",
+                             size ? CAPACITY : "ro", out->target);
+    if (!size) {
         out->read_only = true;
         return 0;
     }
-    if (n <= strlen(capacity) || n - strlen(capacity) >= sizeof(text) ||
-        memcmp(word, capacity, strlen(capacity)) != 0)
-        return config_refuse(
-            e,
-            "%s: \"%.*s\" behind %.80s is neither capacity=SIZE nor ro; write one of "
-            "them, or leave it out",
-            key, (int)(n < 40 ? n : 40), word, out->target);
-    if (out->capacity_bytes != 0)
-        return word_twice(key, "capacity=", out, e);
-    n -= strlen(capacity);
-    memcpy(text, word + strlen(capacity), n);
-    text[n] = '\0';
-    if (units_parse_size(text, &out->capacity_bytes, why) < 0)
-        return config_refuse(e, "%s: %s", key, why);
-    return out->capacity_bytes > 0 ? 0 : config_refuse(e, "%s: capacity=0; leave it out", key);
+    if (units_parse_size(size + 1, &out->capacity_bytes, why) < 0)
+        return config_refuse(e, ROOTS ": %s", why);
+    return out->capacity_bytes > 0 ? 0 : config_refuse(e, ROOTS ": capacity=0; leave it out");
 }
 
-static int root_parse(const char *key, const char *item, struct config_root *out,
-                      struct config_error *e)
+/* "TARGET [capacity=SIZE] [ro]" */
+static int root_parse(const char *item, struct config_root *out, struct config_error *e)
 {
-    size_t n = strcspn(item, " ");
+    char copy[CONFIG_ITEM_BYTES], *rest = copy;
+    const char *word;
     int rc;
 
-    *out = (struct config_root){.capacity_bytes = 0};
-    rc = target_take(key, item, n, out, e);
-    for (const char *p = item + n; rc == 0; p += n) {
-        p += strspn(p, " ");
-        n = strcspn(p, " ");
-        if (n == 0)
-            break;
-        rc = word_take(key, p, n, out, e);
-    }
+    snprintf(copy, sizeof(copy), "%s", item);
+    rc = target_take(ROOTS, strsep(&rest, " "), out, e);
+    while (rc == 0 && (word = strsep(&rest, " ")))
+        if (*word)
+            rc = word_take(word, out, e);
     return rc;
 }
 
@@ -121,28 +101,26 @@ static size_t target_span(const char *list)
     return n;
 }
 
-static int backends_parse(const char *list, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+static int backends_parse(char *list, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
                           struct config_error *e)
 {
-    for (const char *p = list; *p != '\0';) {
+    int rc = 0;
+
+    for (char *p = list; rc == 0 && *p != '\0';) {
         size_t span = target_span(p);
-        struct config_root *r = &out[*n];
-        int rc;
+        bool last = p[span] == '\0';
 
         if (*n == CONFIG_MAX_ROOTS)
-            return config_refuse(e, "%s has more than %d targets; leave some out", BACKENDS,
+            return config_refuse(e, BACKENDS " has more than %d targets; leave some out",
                                  CONFIG_MAX_ROOTS);
-        *r = (struct config_root){.capacity_bytes = 0};
-        rc = target_take(BACKENDS, p, span, r, e);
-        if (rc < 0)
-            return rc;
-        (*n)++;
-        p += span;
-        if (*p == ':' && *++p == '\0')
-            return config_refuse(
-                e, "%s ends with a colon; write a target behind it, or leave it out", BACKENDS);
+        if (!last && p[span + 1] == '\0')
+            return config_refuse(e, BACKENDS
+                                 " ends with a colon; write a target behind it, or leave it out");
+        p[span] = '\0';
+        rc = target_take(BACKENDS, p, &out[(*n)++], e);
+        p += span + !last;
     }
-    return 0;
+    return rc;
 }
 
 static const char *key_of_roots(const struct config *c)
@@ -159,12 +137,15 @@ int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS
     *n = 0;
     config_place(c, e, key);
     if (c->share_backends[0] && c->share_roots.n > 0)
-        return config_refuse(e, "%s and %s both name roots; leave one of them out", BACKENDS,
-                             ROOTS);
-    if (c->share_backends[0])
-        rc = backends_parse(c->share_backends, out, n, e);
+        return config_refuse(e, BACKENDS " and " ROOTS " both name roots; leave one of them out");
+    if (c->share_backends[0]) {
+        char *copy = strdup(c->share_backends);
+
+        rc = copy ? backends_parse(copy, out, n, e) : config_no_memory(e);
+        free(copy);
+    }
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
-        rc = root_parse(ROOTS, c->share_roots.item[i], &out[(*n)++], e);
+        rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
