@@ -378,53 +378,38 @@ class Namespace(_Handle):
         timeout: Optional[float] = None,
     ) -> "Region":
         """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory."""
-        return Region(self, memory, planes, blocks, part, gpu, timeout)
+        spec, out = region_spec(memory, planes, blocks, part, gpu), c_void_p()
+        check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))
+        return Region(self, out.value, memory)
+
+
+def region_spec(
+    memory: Sequence[Memory], planes: Sequence[Plane], blocks: int, part: int, gpu: Optional[bytes]
+) -> native.RegionSpec:
+    if gpu is not None:
+        check_uuid(gpu)
+    native_memory = (native.Memory * len(memory))()
+    for to, of in zip(native_memory, memory):
+        to.kind, to.bytes, to.offset, to.fd = of.kind, of.bytes, of.offset, of.fd
+        if len(of.ipc) not in (0, 64):
+            raise ValueError(f"a CUDA IPC handle has 64 bytes, {len(of.ipc)} were given")
+        ctypes.memmove(to.ipc, of.ipc, len(of.ipc))
+    native_planes = (native.Plane * len(planes))(
+        *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
+    )
+    device = b"cpu" if gpu is None else b"cuda"
+    return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes))
 
 
 class Region(_Handle):
     """Registered memory. It must stay allocated until close() or unregister() has returned."""
 
-    def __init__(
-        self,
-        ns: Namespace,
-        memory: Sequence[Memory],
-        planes: Sequence[Plane],
-        blocks: int,
-        part: int,
-        gpu: Optional[bytes],
-        timeout: Optional[float],
-    ):
+    def __init__(self, ns: Namespace, handle: Optional[int], memory: Sequence[Memory]):
+        """For Namespace.register."""
         super().__init__(ns.client)
-        if gpu is not None:
-            check_uuid(gpu)
-        native_memory = (native.Memory * len(memory))()
-        for to, of in zip(native_memory, memory):
-            to.kind, to.bytes, to.offset, to.fd = of.kind, of.bytes, of.offset, of.fd
-            if len(of.ipc) not in (0, 64):
-                raise ValueError(f"a CUDA IPC handle has 64 bytes, {len(of.ipc)} were given")
-            ctypes.memmove(to.ipc, of.ipc, len(of.ipc))
-        native_planes = (native.Plane * len(planes))(
-            *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
-        )
-        spec = native.RegionSpec(
-            part,
-            blocks,
-            b"cpu" if gpu is None else b"cuda",
-            gpu,
-            native_memory,
-            len(memory),
-            native_planes,
-            len(planes),
-        )
         self.ns = ns
-        self.blocks = blocks
-        self._handle = self._register(spec, _timeout(timeout))
+        self._handle = handle
         self._owners = [m.owner for m in memory]
-
-    def _register(self, spec: native.RegionSpec, timeout_ms: int) -> Optional[int]:
-        out = c_void_p()
-        check(lib.ucm_region_register(self.ns.handle, byref(spec), timeout_ms, byref(out)))
-        return out.value
 
     def _unregister(self, handle: int, timeout_ms: int) -> None:
         check(lib.ucm_region_unregister(handle, timeout_ms))

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Optional
 
 from . import _native as native
-from .client import Client, Memory, Namespace, Plane, Region, _Handle, _timeout, check_uuid
+from .client import Client, Memory, Namespace, Plane, Region, _Handle, _timeout, check_uuid, region_spec
 from .errors import Status, UcmError, check
 
 SONAME = "libucmclient_cuda.so.0"
@@ -105,7 +105,14 @@ class Companion(_Handle):
     ) -> CompanionRegion:
         """Namespace.register for memory on this GPU; its copies may go through the ring. addresses: where each memory
         begins in this process, including its offset."""
-        return CompanionRegion(self, ns, memory, planes, addresses, blocks, part, timeout)
+        if ns.client is not self.client:
+            raise ValueError("the namespace is another client's than the companion")
+        if len(addresses) != len(memory):
+            raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
+        spec, out = region_spec(memory, planes, blocks, part, self.gpu), c_void_p()
+        bases, register = (c_uint64 * len(addresses))(*addresses), _library().ucm_cuda_region_register
+        _check(register(self.handle, ns.handle, byref(spec), bases, _timeout(timeout), byref(out)))
+        return CompanionRegion(self, ns, out.value, memory)
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Unregisters its regions, waits for copies through the ring, and frees it. If it raises, the companion
@@ -114,7 +121,7 @@ class Companion(_Handle):
             if self.closed or self.client.closed or self.client._forked:
                 return
             for region in list(self._regions):
-                CompanionRegion.unregister(region, timeout)  # a subclass's unregister may call close
+                CompanionRegion.unregister(region, timeout)  # region.unregister may be this close
             _check(_library().ucm_cuda_close(self.handle, _timeout(timeout)))
             self._take()
             self.client._companions.discard(self)
@@ -131,31 +138,11 @@ class Companion(_Handle):
 class CompanionRegion(Region):
     """A Region whose copies may go through the companion's ring."""
 
-    def __init__(
-        self,
-        companion: Companion,
-        ns: Namespace,
-        memory: Sequence[Memory],
-        planes: Sequence[Plane],
-        addresses: Sequence[int],
-        blocks: int,
-        part: int,
-        timeout: Optional[float],
-    ):
-        if ns.client is not companion.client:
-            raise ValueError("the namespace is another client's than the companion")
-        if len(addresses) != len(memory):
-            raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
+    def __init__(self, companion: Companion, ns: Namespace, handle: Optional[int], memory: Sequence[Memory]):
+        """For Companion.register."""
+        super().__init__(ns, handle, memory)
         self.companion = companion
-        self._addresses = (c_uint64 * len(addresses))(*addresses)
-        super().__init__(ns, memory, planes, blocks, part, companion.gpu, timeout)
         companion._regions.add(self)
-
-    def _register(self, spec: native.RegionSpec, timeout_ms: int) -> Optional[int]:
-        out = c_void_p()
-        register = _library().ucm_cuda_region_register
-        _check(register(self.companion.handle, self.ns.handle, byref(spec), self._addresses, timeout_ms, byref(out)))
-        return out.value
 
     def _unregister(self, handle: int, timeout_ms: int) -> None:
         _check(_library().ucm_cuda_region_unregister(self.companion.handle, handle, timeout_ms))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ..client import Memory, Namespace, Plane, Region
-from ..companion import Companion, CompanionRegion, require
+from ..companion import Companion, require
 from ..errors import Status, UcmError
 from .identity import Unsupported
 from .layout import Layout
@@ -31,13 +31,6 @@ class RegionMemory:
     addresses: Sequence[int] = ()
     planes: Sequence[Plane] = ()
     gpu: Optional[bytes] = None
-
-
-class _Accompanied(CompanionRegion):
-    """Closes its companion when it is unregistered, since an engine that sleeps wants all its memory back."""
-
-    def unregister(self, timeout: Optional[float] = None) -> None:
-        self.companion.close(timeout)
 
 
 class Accompaniment:
@@ -73,7 +66,12 @@ class Accompaniment:
         try:
             companion = Companion(ns.client, of.gpu, timeout=timeout)
             try:
-                return _Accompanied(companion, ns, of.memory, of.planes, of.addresses, blocks, part, timeout)
+                region = companion.register(
+                    ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, timeout=timeout
+                )
+                # An engine that sleeps wants the companion's memory back too. Closing that unregisters the region.
+                region.unregister = companion.close  # type: ignore[method-assign]
+                return region
             except UcmError:
                 companion.close(timeout)
                 raise
