@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SPARE_PAGES 64u /* beside two for each namespace: a file is allowed that many */
@@ -324,12 +325,21 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
     return 0;
 }
 
+/* Somebody removed or cut it. */
+static bool file_lost(const struct ns_file *f)
+{
+    struct stat st;
+
+    return f->pages > 0 && (stat(f->path, &st) < 0 || (uint64_t)st.st_size < f->pages * NVME_PAGE);
+}
+
 static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
                       const uint8_t *page)
 {
+    bool lost = file_lost(f);
     int rc;
 
-    if (!f->rewrite)
+    if (!f->rewrite && !lost)
         return file_append(f, page);
     f->rewrite = false;
     rc = file_rewrite(n, f, r);
@@ -337,6 +347,8 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
         return file_link(f);
     /* The old one does as long as it has room; the next time that it is due comes later. */
     log_warn("tier", "ns-records-not-rewritten", "path=%s error=%s", f->path, strerror(-rc));
+    if (lost)
+        return rc;
     f->check_at = f->pages + SPARE_PAGES;
     return file_append(f, page);
 }
@@ -355,6 +367,33 @@ int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r)
         log_error("tier", "ns-record-not-written", "path=%s error=%s", n->files[i].path,
                   strerror(-one));
         rc = one;
+    }
+    return rc;
+}
+
+bool ns_records_removed(const struct ns_records *n, unsigned file)
+{
+    const char *path = n->files[file].path;
+
+    return path && access(path, F_OK) < 0 && errno == ENOENT;
+}
+
+int ns_records_restore(struct ns_records *n)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < n->n_files && n->count > 0; i++) {
+        struct ns_file *f = &n->files[i];
+        int one = 0;
+
+        if (!f->path || !file_lost(f))
+            continue;
+        one = file_rewrite(n, f, n->record[0]);
+        if (one == 0)
+            one = file_link(f);
+        log_error("tier", "ns-records-removed", "path=%s restored=%s", f->path,
+                  one == 0 ? "yes" : strerror(-one));
+        rc = one < 0 ? one : rc;
     }
     return rc;
 }

@@ -5,9 +5,11 @@
  * - Every later start finds what ns_records_write has written, whatever dies in between.
  * - Records are appended; a torn or damaged one is skipped.
  * - When most of a file is of no use any more, it is rewritten beside and renamed when it is whole.
+ * - A file that somebody removed or cut is rewritten, too: the records are in memory.
  *
- * Threads: ns_records_write in one thread at a time, away from the loop. Meanwhile the loop may
- * call ns_records_find and ns_records_forget; the rest only when ns_records_write does not run. */
+ * Threads: ns_records_write and ns_records_restore in one thread at a time, away from the loop.
+ * Meanwhile the loop may call ns_records_find and ns_records_forget, and any thread
+ * ns_records_removed; the rest only when neither of the two runs. */
 #ifndef UCMD_TIER_NS_RECORDS_H
 #define UCMD_TIER_NS_RECORDS_H
 
@@ -57,5 +59,9 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
                       void *ctx);
 /* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r);
+/* The file in this folder was removed, or there has been none yet. */
+bool ns_records_removed(const struct ns_records *n, unsigned file);
+/* Rewrites files that were removed or cut; blocks. 0 or -errno, as ns_records_write. */
+int ns_records_restore(struct ns_records *n);
 
 #endif

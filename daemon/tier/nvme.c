@@ -476,6 +476,8 @@ static int nvme_sync(struct tier *t)
             one = -EIO;
         rc = rc == 0 ? one : rc;
     }
+    if (!t->ns_writer.busy && ns_records_restore(&t->ns_records) < 0)
+        rc = rc == 0 ? -EIO : rc;
     nvme_checkpoint_last(t);
     return rc;
 }

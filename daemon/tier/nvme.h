@@ -67,6 +67,8 @@ struct nvme_device {
     bool sync_busy;
     int sync_status;
     struct nvme_job sync_job;
+    bool ns_removed; /* the sync found that the file of namespaces is gone */
+    struct tier_ns_record ns_restore;
     uv_mutex_t sync_lock;
     _Atomic uint32_t syncs_failed;
     _Atomic int sync_error; /* the last one's */
@@ -303,6 +305,8 @@ void nvme_move_check(struct tier *t);
 
 int nvme_ns_records_open(struct tier *t);
 void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
+/* Rewrites files of records that were removed; `done` as for nvme_ns_write. */
+void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked);
 
 /* ---- nvme_recover.c ---- */
 

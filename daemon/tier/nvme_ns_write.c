@@ -23,11 +23,18 @@ static void write_done(struct nvme_job *job)
         LIST_ENTRY(list_pop_front(&n->queue), struct tier_ns_record, link);
 
     n->busy = false;
-    if (n->status == 0)
+    if (n->status == 0 && asked->fingerprint)
         n->status = ns_records_set(&t->ns_records, &n->record);
     asked->done(asked, n->status);
     write_next(t);
     nvme_release(t); /* the request's */
+}
+
+static void restore_run(struct nvme_job *job)
+{
+    struct nvme_ns_writer *n = LIST_ENTRY(job, struct nvme_ns_writer, job);
+
+    n->status = ns_records_restore(&n->tier->ns_records);
 }
 
 /* Through the pool also when nothing needs to be written: done never runs inside the call. */
@@ -41,6 +48,11 @@ static void write_next(struct tier *t)
     if (n->busy || list_empty(&n->queue))
         return;
     asked = LIST_ENTRY(n->queue.next, struct tier_ns_record, link);
+    if (!asked->fingerprint) {
+        n->busy = true;
+        nvme_job_start(t, &n->job, restore_run, write_done);
+        return;
+    }
     if (ns_records_crowded(&t->ns_records) && !nvme_recovering(t))
         ns_records_prune(&t->ns_records, t->callbacks.ns_known, t->callbacks.ctx);
     known = asked->forget ? NULL : ns_records_find(&t->ns_records, asked->fingerprint);
@@ -63,6 +75,14 @@ void nvme_ns_write(struct tier *t, struct tier_ns_record *asked)
     if (asked->forget)
         ns_records_forget(&t->ns_records, asked->fingerprint,
                           t->record_sequence); /* recovery may be under way */
+    nvme_hold(t);
+    list_push_back(&t->ns_writer.queue, &asked->link);
+    write_next(t);
+}
+
+void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked)
+{
+    asked->fingerprint = NULL;
     nvme_hold(t);
     list_push_back(&t->ns_writer.queue, &asked->link);
     write_next(t);

@@ -80,6 +80,28 @@ static void sync_run(struct nvme_job *job)
 
     KILL_POINT("sync-begin");
     d->sync_status = nvme_device_sync(d);
+    d->ns_removed = ns_records_removed(&d->tier->ns_records, (unsigned)(d - d->tier->devices));
+}
+
+static void syncs_end(struct tier *t, struct nvme_device *d)
+{
+    while (!list_empty(&d->syncing)) {
+        struct tier_io *io = LIST_ENTRY(d->syncing.next, struct tier_io, link);
+        bool failed = io_segment(io)->header == SEGMENT_HEADER_FAILED; /* by what came in between */
+
+        sync_end(t, io, d->sync_status == 0 && failed ? -EIO : d->sync_status);
+    }
+    d->sync_busy = false; /* not sooner: a callback may ask for the next, which is not this one */
+    nvme_sync_pump(t, d);
+    nvme_writes_go_on(t);
+}
+
+static void restored_cb(struct tier_ns_record *n, int status)
+{
+    struct nvme_device *d = LIST_ENTRY(n, struct nvme_device, ns_restore);
+
+    d->sync_status = status;
+    syncs_end(d->tier, d);
 }
 
 static void sync_done(struct nvme_job *job)
@@ -92,15 +114,12 @@ static void sync_done(struct nvme_job *job)
     /* Another's failure may be about what these wait for. */
     if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
         d->sync_status = -EIO;
-    while (!list_empty(&d->syncing)) {
-        struct tier_io *io = LIST_ENTRY(d->syncing.next, struct tier_io, link);
-        bool failed = io_segment(io)->header == SEGMENT_HEADER_FAILED; /* by what came in between */
-
-        sync_end(t, io, d->sync_status == 0 && failed ? -EIO : d->sync_status);
-    }
-    d->sync_busy = false; /* not sooner: a callback may ask for the next, which is not this one */
-    nvme_sync_pump(t, d);
-    nvme_writes_go_on(t);
+    /* Without its namespaces a later start would not know whose the parts are. */
+    d->ns_restore.done = restored_cb;
+    if (d->sync_status == 0 && d->ns_removed)
+        nvme_ns_restore(t, &d->ns_restore);
+    else
+        syncs_end(t, d);
 }
 
 void nvme_sync_pump(struct tier *t, struct nvme_device *d)

@@ -332,6 +332,38 @@ Test(disk, nor_one_that_is_cut)
     file_taken_away(file_cut, "was cut");
 }
 
+/* The daemon has the records in memory, and writes the file again before it promises anything. */
+static void namespaces_taken_away(bool killed)
+{
+    char path[128];
+
+    open_host("nvme.io=auto");
+    cr_expect_eq(dump_durable(0), UCM_BLOCK_IS_OK);
+    cache_file("ucmd.namespaces", path);
+    cr_assert_eq(unlink(path), 0);
+    if (killed)
+        cr_expect_eq(dump_durable(1), UCM_BLOCK_IS_OK);
+    worker_close(&w);
+    if (killed)
+        host_kill(&host);
+    else
+        cr_assert_eq(host_stop(&host), 0);
+    daemon_start();
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+    cr_expect_eq(load_all(0), killed ? 2u : 1u);
+}
+
+Test(disk, namespaces_that_are_removed_while_in_use_are_there_after_a_kill)
+{
+    namespaces_taken_away(true);
+}
+
+Test(disk, and_after_a_stop)
+{
+    namespaces_taken_away(false);
+}
+
 /* ---- the ring ---- */
 
 Test(disk, a_ring_refused_and_back_the_same_bytes)

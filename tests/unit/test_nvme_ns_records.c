@@ -242,3 +242,29 @@ Test(nvme_ns_records, a_rewrite_that_fails_loses_nothing)
     expect(1, 69);
     expect(2, 5);
 }
+
+/* Both hold all of them afterwards, whatever else is written. */
+Test(nvme_ns_records, a_file_that_is_removed_or_cut_is_written_again)
+{
+    char path[2][128];
+
+    for (unsigned i = 0; i < 2; i++)
+        path_make(i, path[i]);
+    cr_expect(ns_records_removed(&names, 0), "there has been none");
+    for (unsigned i = 0; i < 6; i++)
+        cr_assert_eq(keep(i, i), 0);
+    cr_expect_not(ns_records_removed(&names, 0));
+    cr_assert_eq(unlink(path[0]), 0);
+    cr_assert_eq(truncate(path[1], 2 * NVME_PAGE), 0);
+    cr_expect(ns_records_removed(&names, 0));
+    cr_assert_eq(keep(6, 6), 0);
+    for (unsigned i = 0; i < 2; i++)
+        cr_expect_eq(file_pages(i), 7, "no hole in front of the new one");
+    cr_assert_eq(unlink(path[1]), 0);
+    cr_assert_eq(ns_records_restore(&names), 0);
+    cr_assert_eq(unlink(path[0]), 0);
+    reopen();
+    for (unsigned i = 0; i < 7; i++)
+        expect(i, i);
+    cr_expect_eq(names.damaged, 0u);
+}
