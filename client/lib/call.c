@@ -27,17 +27,14 @@ void client_call_reset(struct client_call *call)
     call->error.text[0] = '\0';
 }
 
-static struct client_call **bucket(struct ucm_client *c, uint32_t msgid)
-{
-    return &c->calls[msgid % CLIENT_BUCKETS];
-}
-
 struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid)
 {
-    for (struct client_call *call = *bucket(c, msgid); call; call = call->next)
-        if (call->msgid == msgid)
-            return call;
-    return NULL;
+    struct client_call *call;
+
+    LIST_FOREACH(call, &c->calls[msgid % CLIENT_BUCKETS], node)
+    if (call->msgid == msgid)
+        break;
+    return call;
 }
 
 uint32_t client_msgid(struct ucm_client *c)
@@ -55,25 +52,17 @@ uint32_t client_msgid(struct ucm_client *c)
 void client_call_link(struct client_call *call)
 {
     struct ucm_client *c = call->client;
-    struct client_call **head;
 
     assert(!call->linked && !call->done);
     call->msgid = client_msgid(c);
-    head = bucket(c, call->msgid);
-    call->next = *head;
-    *head = call;
+    LIST_INSERT_HEAD(&c->calls[call->msgid % CLIENT_BUCKETS], call, node);
     call->linked = true;
 }
 
 void client_call_unlink(struct client_call *call)
 {
-    struct client_call **at = bucket(call->client, call->msgid);
-
-    if (!call->linked)
-        return;
-    while (*at != call)
-        at = &(*at)->next;
-    *at = call->next;
+    if (call->linked)
+        LIST_REMOVE(call, node);
     call->linked = false;
 }
 
@@ -93,8 +82,8 @@ void client_call_finish(struct client_call *call, int status, const char *text)
 void client_call_finish_all(struct ucm_client *c, int status, const char *text)
 {
     for (unsigned i = 0; i < CLIENT_BUCKETS; i++)
-        while (c->calls[i])
-            client_call_finish(c->calls[i], status, text);
+        while (!LIST_EMPTY(&c->calls[i]))
+            client_call_finish(LIST_FIRST(&c->calls[i]), status, text);
 }
 
 /* Another thread reads: sleeps until that one finishes this call or stops reading. */

@@ -74,7 +74,7 @@ int client_enter(struct ucm_client *c)
 
 int client_leave(struct ucm_client *c, int status)
 {
-    if (c->n_followups > 0)
+    if (c->followups.n > 0)
         client_followup_flush(c);
     client_lead_pass(c);
     if (--c->users == 0 && c->closing)
@@ -144,6 +144,7 @@ static void client_free(struct ucm_client *c)
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     proto_buf_free(&c->out);
+    proto_buf_free(&c->followups);
     free(c->in.p);
     free(c->leases);
     free(c->socket);
@@ -172,6 +173,7 @@ static struct ucm_client *client_new(void)
     if (client_link_init(c) != 0)
         goto err_after_idle;
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
+    proto_buf_init(&c->followups, CLIENT_FOLLOWUPS_BYTES);
     return c;
 
 err_after_idle:

@@ -4,20 +4,25 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The daemon's codes: here and on the wire. */
+#define CODES(C)                                                                                   \
+    C(UCM_OK, UCM_WIRE_OK)                                                                         \
+    C(UCM_EINVALID, UCM_WIRE_INVALID)                                                              \
+    C(UCM_EUNSUPPORTED, UCM_WIRE_UNSUPPORTED)                                                      \
+    C(UCM_EDENIED, UCM_WIRE_DENIED)                                                                \
+    C(UCM_ENOTFOUND, UCM_WIRE_NOT_FOUND)                                                           \
+    C(UCM_EBUSY, UCM_WIRE_BUSY)                                                                    \
+    C(UCM_EDEADLINE, UCM_WIRE_DEADLINE)                                                            \
+    C(UCM_ECANCELLED, UCM_WIRE_CANCELLED)                                                          \
+    C(UCM_EDEVICE, UCM_WIRE_DEVICE)                                                                \
+    C(UCM_EIO, UCM_WIRE_IO)                                                                        \
+    C(UCM_ENOMEMORY, UCM_WIRE_NO_MEMORY)                                                           \
+    C(UCM_ESHUTDOWN, UCM_WIRE_SHUTDOWN)                                                            \
+    C(UCM_EINTERNAL, UCM_WIRE_INTERNAL)
+
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), #a " must equal " #b)
-SAME(UCM_OK, UCM_WIRE_OK);
-SAME(UCM_EINVALID, UCM_WIRE_INVALID);
-SAME(UCM_EUNSUPPORTED, UCM_WIRE_UNSUPPORTED);
-SAME(UCM_EDENIED, UCM_WIRE_DENIED);
-SAME(UCM_ENOTFOUND, UCM_WIRE_NOT_FOUND);
-SAME(UCM_EBUSY, UCM_WIRE_BUSY);
-SAME(UCM_EDEADLINE, UCM_WIRE_DEADLINE);
-SAME(UCM_ECANCELLED, UCM_WIRE_CANCELLED);
-SAME(UCM_EDEVICE, UCM_WIRE_DEVICE);
-SAME(UCM_EIO, UCM_WIRE_IO);
-SAME(UCM_ENOMEMORY, UCM_WIRE_NO_MEMORY);
-SAME(UCM_ESHUTDOWN, UCM_WIRE_SHUTDOWN);
-SAME(UCM_EINTERNAL, UCM_WIRE_INTERNAL);
+#define SAME_CODE(a, b) SAME(a, b);
+CODES(SAME_CODE)
 SAME(UCM_FOUND_NOT, UCM_LOOKUP_MISS);
 SAME(UCM_FOUND_DRAM, UCM_LOOKUP_DRAM);
 SAME(UCM_FOUND_NVME, UCM_LOOKUP_NVME);
@@ -42,20 +47,10 @@ const char *ucm_strerror(int status)
         int status;
         const char *name;
     } names[] = {
-        {UCM_OK, "UCM_OK"},
-        {UCM_EINVALID, "UCM_EINVALID"},
-        {UCM_EUNSUPPORTED, "UCM_EUNSUPPORTED"},
-        {UCM_EDENIED, "UCM_EDENIED"},
-        {UCM_ENOTFOUND, "UCM_ENOTFOUND"},
-        {UCM_EBUSY, "UCM_EBUSY"},
-        {UCM_EDEADLINE, "UCM_EDEADLINE"},
-        {UCM_ECANCELLED, "UCM_ECANCELLED"},
-        {UCM_EDEVICE, "UCM_EDEVICE"},
-        {UCM_EIO, "UCM_EIO"},
-        {UCM_ENOMEMORY, "UCM_ENOMEMORY"},
-        {UCM_ESHUTDOWN, "UCM_ESHUTDOWN"},
-        {UCM_EINTERNAL, "UCM_EINTERNAL"},
-        {UCM_EDISCONNECTED, "UCM_EDISCONNECTED"},
+#define NAMED(code, wire) {code, #code},
+        CODES(NAMED)
+#undef NAMED
+            {UCM_EDISCONNECTED, "UCM_EDISCONNECTED"},
         {UCM_ENODAEMON, "UCM_ENODAEMON"},
         {UCM_EPROTOCOL, "UCM_EPROTOCOL"},
         {UCM_EREPORTED, "UCM_EREPORTED"},

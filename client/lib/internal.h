@@ -17,9 +17,9 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define CLIENT_BUCKETS 256   /* of the hash table of calls, by message id */
-#define CLIENT_ORPHANS 256   /* timed-out calls whose late answer must be undone */
-#define CLIENT_FOLLOWUPS 256 /* cancels, releases and unregisters that nobody waits for */
+#define CLIENT_BUCKETS 256           /* of the hash table of calls, by message id */
+#define CLIENT_ORPHANS 256           /* timed-out calls whose late answer must be undone */
+#define CLIENT_FOLLOWUPS_BYTES 16384 /* cancels, releases and unregisters that nobody waits for */
 #define CLIENT_DEFAULT_TIMEOUT_MS 10000
 #define CLIENT_WHY_BYTES 480
 #define CLIENT_SETTLE_NS 1000000 /* from a look at a breaking link to the next */
@@ -53,8 +53,8 @@ struct client_call {
     int64_t expected_ns; /* when its answer should come; 0: unknown */
     int status;          /* when done: 0, or -UCM_E* with its sentence in `error` */
     struct ucm_error error;
-    struct client_call *next; /* in its bucket */
-    unsigned n_waiting;       /* threads on `cond` */
+    LIST_ENTRY(client_call) node; /* in its bucket */
+    unsigned n_waiting;           /* threads on `cond` */
     pthread_cond_t cond;
     TAILQ_ENTRY(client_call) waiting; /* in client->waiting while n_waiting > 0 */
 };
@@ -197,11 +197,6 @@ struct client_orphan {
     enum ucm_method method; /* UCM_METHOD_COUNT: free */
 };
 
-struct client_followup {
-    enum ucm_method method; /* UCM_METHOD_CANCEL, _RELEASE, _REGION_ or _RING_UNREGISTER */
-    uint32_t id;
-};
-
 TAILQ_HEAD(client_tasks, ucm_task);
 
 /* spin.c: how long recent requests took. A waiter that knows about when its request ends spins
@@ -252,12 +247,11 @@ struct ucm_client {
     } in; /* belongs to the reader's token */
 
     uint32_t next_msgid;
-    struct client_call *calls[CLIENT_BUCKETS];
+    LIST_HEAD(, client_call) calls[CLIENT_BUCKETS];
     struct client_calls waiting;
     struct client_orphan orphans[CLIENT_ORPHANS];
     unsigned next_orphan;
-    struct client_followup followups[CLIENT_FOLLOWUPS];
-    unsigned n_followups;
+    struct proto_buf followups; /* encoded; never sent in part */
 
     struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
@@ -347,6 +341,7 @@ int client_take(const struct proto_message *m, struct proto_envelope *env, void 
 int client_call_orphan(struct client_call *call, const struct client_request *q);
 /* Takes the late answer of a call that was given up. */
 void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env);
+/* method: CANCEL, RELEASE, REGION_UNREGISTER or RING_UNREGISTER. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
 void client_followup_flush(struct ucm_client *c);
 

@@ -16,14 +16,6 @@
  * worker's leave no processor free. The daemon gives up after the same time. */
 #define SETTLE_NS INT64_C(5000000000)
 
-static void text_copy(char *to, size_t size, struct proto_str s)
-{
-    size_t n = s.n < size ? s.n : size - 1;
-
-    memcpy(to, s.p, n);
-    to[n] = '\0';
-}
-
 static int hello_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
 {
     struct ucm_client *c = call->client;
@@ -37,8 +29,8 @@ static int hello_take_cb(struct client_call *call, struct proto_envelope *env, s
                       (unsigned)m.version, UCM_PROTOCOL_VERSION);
         return -UCM_EUNSUPPORTED;
     }
-    text_copy(c->info.server, sizeof c->info.server, m.server);
-    text_copy(c->info.tenant, sizeof c->info.tenant, m.tenant);
+    snprintf(c->info.server, sizeof c->info.server, "%.*s", (int)m.server.n, m.server.p);
+    snprintf(c->info.tenant, sizeof c->info.tenant, "%.*s", (int)m.tenant.n, m.tenant.p);
     memcpy(c->info.instance, m.instance.p, sizeof c->info.instance);
     c->info.admin = m.admin;
     c->info.max_keys = (uint32_t)(m.max_keys < UCM_MAX_KEYS ? m.max_keys : UCM_MAX_KEYS);
@@ -99,7 +91,7 @@ static void link_down(struct ucm_client *c)
     client_lease_end_all(c);
     for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
         c->orphans[i].method = UCM_METHOD_COUNT;
-    c->n_followups = 0;
+    c->followups.n = 0;
     client_link_reap(c);
     pthread_cond_broadcast(&c->idle);
 }

@@ -197,61 +197,47 @@ void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_env
     }
 }
 
+/* A cancel may be lost, and a lease runs out; a mapping would stay. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
-{
-    if (c->link != LINK_UP)
-        return;
-    if (c->n_followups < CLIENT_FOLLOWUPS)
-        c->followups[c->n_followups++] = (struct client_followup){method, id};
-    else if (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER)
-        /* A cancel may be lost, and a lease runs out; a mapping would stay. */
-        client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
-}
-
-static int followup_encode(struct ucm_client *c, const struct client_followup *f)
 {
     union proto_any params;
     struct ucm_error e;
 
-    switch (f->method) {
+    if (c->link != LINK_UP)
+        return;
+    switch (method) {
     case UCM_METHOD_CANCEL:
-        params.cancel.msgid = f->id;
+        params.cancel.msgid = id;
         break;
     case UCM_METHOD_RELEASE:
-        params.release.lease = f->id;
+        params.release.lease = id;
         break;
     case UCM_METHOD_RING_UNREGISTER:
-        params.ring.ring = f->id;
+        params.ring.ring = id;
         break;
     default:
-        params.region.region = f->id;
+        params.region.region = id;
     }
-    return proto_request(&c->out, client_msgid(c), f->method, proto_method_params(f->method),
-                         &params, &e);
+    if (proto_request(&c->followups, client_msgid(c), method, proto_method_params(method), &params,
+                      &e) != 0 &&
+        (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER))
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
 }
 
 /* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no
  * room in the socket leaves with a later call. */
 void client_followup_flush(struct ucm_client *c)
 {
-    unsigned i;
     ssize_t n;
 
     if (c->link != LINK_UP || c->writing)
         return;
-    c->out.n = 0;
-    for (i = 0; i < c->n_followups; i++)
-        if (followup_encode(c, &c->followups[i]) != 0)
-            break;
-    n = send(c->fd, c->out.p, c->out.n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    n = send(c->fd, c->followups.p, c->followups.n, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (n < 0 || (size_t)n < c->out.n) {
+    if (n < 0 || (size_t)n < c->followups.n)
         client_link_break(c, UCM_EDISCONNECTED,
                           n < 0 ? strerror(errno)
                                 : "the socket filled up in the middle of a cancel");
-        return;
-    }
-    memmove(c->followups, c->followups + i, (c->n_followups - i) * sizeof *c->followups);
-    c->n_followups -= i;
+    c->followups.n = 0;
 }

@@ -173,7 +173,6 @@ static void cpu_close(struct device *d)
 }
 
 static const struct device_ops cpu_ops = {
-    .name = "cpu",
     .submit = work_submit,
     .stats = cpu_stats,
     .close = cpu_close,

@@ -248,7 +248,6 @@ static void cuda_close(struct device *d)
 }
 
 static const struct device_ops cuda_ops = {
-    .name = "cuda",
     .submit = work_submit,
     .memory_add = cuda_memory_add,
     .stats = cuda_stats,

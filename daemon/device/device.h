@@ -152,7 +152,6 @@ struct device_stats {
 };
 
 struct device_ops {
-    const char *name;
     /* 0, or -EAGAIN: its queue is full. OPEN and CLOSE are never refused. */
     int (*submit)(struct device *d, struct device_job *job);
     /* Memory that slots will lie in: the device pins it for DMA. Returns at once; jobs submitted

@@ -2,41 +2,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define STAT_FLAGS 9
-#define STAT_START 22
-#define FLAG_EXITING 0x4 /* PF_EXITING, which the kernel sets first when a process exits */
-
-/* Field n of /proc/<pid>/stat, n > 2. The second field is the program's name in brackets, which may
- * hold anything. */
-static int stat_field(const char *text, unsigned n, uint64_t *out)
-{
-    const char *p = strrchr(text, ')');
-    char *end;
-
-    for (unsigned i = 2; p && i < n; i++) {
-        p = strchr(p, ' ');
-        if (p)
-            p++;
-    }
-    if (!p)
-        return -EIO;
-    errno = 0;
-    *out = strtoull(p, &end, 10);
-    return errno != 0 || end == p ? -EIO : 0;
-}
+#define FLAG_EXITING 0x4u /* PF_EXITING, which the kernel sets first when a process exits */
+/* Of /proc/<pid>/stat, behind the second field: the ninth, flags, and the 22nd, the start. */
+#define STAT_FIELDS                                                                                \
+    ") %*c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64
 
 /* Reads from offset 0, so that the kernel writes the text again. -ESRCH: the process is gone. */
-static int stat_read(int fd, uint64_t *flags, uint64_t *start)
+static int stat_read(int fd, unsigned *flags, uint64_t *start)
 {
+    const char *name_end;
     char text[1024];
     ssize_t n;
-    int rc;
 
     do {
         n = pread(fd, text, sizeof(text) - 1, 0);
@@ -44,13 +26,15 @@ static int stat_read(int fd, uint64_t *flags, uint64_t *start)
     if (n < 0)
         return -errno;
     text[n] = '\0';
-    rc = stat_field(text, STAT_FLAGS, flags);
-    return rc < 0 ? rc : stat_field(text, STAT_START, start);
+    /* The second field is the program's name in brackets, which may hold anything. */
+    name_end = strrchr(text, ')');
+    return name_end && sscanf(name_end, STAT_FIELDS, flags, start) == 2 ? 0 : -EIO;
 }
 
 int worker_open(struct worker *w, pid_t pid)
 {
-    uint64_t flags, start;
+    unsigned flags;
+    uint64_t start;
     char path[64];
     int fd, rc;
 
@@ -75,7 +59,8 @@ int worker_open(struct worker *w, pid_t pid)
 
 bool worker_alive(const struct worker *w)
 {
-    uint64_t flags, start;
+    unsigned flags;
+    uint64_t start;
 
     return w->fd >= 0 && stat_read(w->fd, &flags, &start) == 0 && !(flags & FLAG_EXITING);
 }

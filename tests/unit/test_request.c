@@ -21,7 +21,7 @@ static int gpu_submit(struct device *d, struct device_job *job)
     return 0;
 }
 
-static const struct device_ops gpu_ops = {.name = "test", .submit = gpu_submit};
+static const struct device_ops gpu_ops = {.submit = gpu_submit};
 
 static void gpu_finish_all(void)
 {
