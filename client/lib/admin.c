@@ -31,7 +31,6 @@ static int keys_call(struct ucm_namespace *ns, enum ucm_method method, const voi
     struct client_request q = {
         .method = method, .params = &m, .handle_id = evict ? &m.evict.ns : &m.keys.ns};
     struct ucm_client *c;
-    int64_t deadline_ns;
     int r;
 
     if (!ns)
@@ -41,11 +40,10 @@ static int keys_call(struct ucm_namespace *ns, enum ucm_method method, const voi
     r = client_enter(c);
     if (r)
         return r;
-    deadline_ns = client_deadline(c, timeout_ms);
     if (keys || n_keys > 0)
         r = client_keys_check(c, ns, keys, n_keys, evict ? &m.evict.keys : &m.keys.keys);
     if (r == 0)
-        r = client_exchange(&counted.call, c, count_take_cb, &q, deadline_ns);
+        r = client_exchange(&counted.call, c, count_take_cb, &q, client_deadline(c, timeout_ms));
     return client_leave(c, r);
 }
 

@@ -49,13 +49,11 @@ uint32_t client_msgid(struct ucm_client *c)
     return msgid;
 }
 
-void client_call_link(struct client_call *call)
+void client_call_link(struct client_call *call, uint32_t msgid)
 {
-    struct ucm_client *c = call->client;
-
     assert(!call->linked && !call->done);
-    call->msgid = client_msgid(c);
-    LIST_INSERT_HEAD(&c->calls[call->msgid % CLIENT_BUCKETS], call, node);
+    call->msgid = msgid;
+    LIST_INSERT_HEAD(&call->client->calls[msgid % CLIENT_BUCKETS], call, node);
     call->linked = true;
 }
 

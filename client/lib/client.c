@@ -164,8 +164,6 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->handles);
     TAILQ_INIT(&c->tasks);
     TAILQ_INIT(&c->rings);
-    for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
-        c->orphans[i].method = UCM_METHOD_COUNT;
     if (pthread_mutex_init(&c->lock, NULL) != 0)
         goto err_after_alloc;
     if (client_cond_init(&c->idle) != 0)

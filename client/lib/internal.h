@@ -66,9 +66,9 @@ int client_call_init(struct client_call *call, struct ucm_client *c, client_take
 void client_call_close(struct client_call *call);
 void client_call_reset(struct client_call *call);
 
-/* Gives the call the next free message id and puts it into the table. */
-void client_call_link(struct client_call *call);
-uint32_t client_msgid(struct ucm_client *c);
+/* Puts the call into the table. */
+void client_call_link(struct client_call *call, uint32_t msgid);
+uint32_t client_msgid(struct ucm_client *c); /* the next that is free */
 /* Takes the call out of the table: the library drops a late answer. */
 void client_call_unlink(struct client_call *call);
 struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid);
@@ -152,11 +152,11 @@ void client_handle_drop(struct client_handle *h);
 void client_handle_stale_all(struct ucm_client *c); /* the connection broke */
 
 /* Connects if need be, registers stale handles again, and returns with the writer's token once `h`
- * (may be NULL) is ready. Ids stay valid until client_request_send gives the token back. */
+ * (may be NULL) is ready. Ids stay valid until client_request gives the token back. */
 int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline_ns);
 /* Returns with the writer's token on the present connection, or -UCM_EDISCONNECTED after its break.
  * Never connects. */
-int client_begin_here(struct ucm_client *c, int64_t deadline_ns);
+int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 
 /* ---- staging rings: staging.c ---- */
 
@@ -190,11 +190,6 @@ struct client_lease {
     uint32_t number; /* 0: free */
     uint32_t wire;
     int64_t ends_ns;
-};
-
-struct client_orphan {
-    uint32_t msgid;
-    enum ucm_method method; /* UCM_METHOD_COUNT: free */
 };
 
 TAILQ_HEAD(client_tasks, ucm_task);
@@ -249,8 +244,7 @@ struct ucm_client {
     uint32_t next_msgid;
     LIST_HEAD(, client_call) calls[CLIENT_BUCKETS];
     struct client_calls waiting;
-    struct client_orphan orphans[CLIENT_ORPHANS];
-    unsigned next_orphan;
+    unsigned n_orphans;         /* given up calls in that table: see request.c */
     struct proto_buf followups; /* encoded; never sent in part */
 
     struct client_handles handles; /* each namespace before its regions */
@@ -331,16 +325,14 @@ int client_request(struct client_call *call, const struct client_request *q, int
  * daemon. */
 int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
                     const struct client_request *q, int64_t deadline_ns);
-/* After client_begin_here; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
-int client_exchange_here(struct ucm_client *c, enum ucm_method method, const void *params,
+/* After client_begin_same; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
+int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns);
 /* Decodes a result; one that does not fit is -UCM_EPROTOCOL. */
 int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e);
-/* Gives up on an answer. -UCM_EDEADLINE. */
+/* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
-/* Takes the late answer of a call that was given up. */
-void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env);
 /* method: CANCEL, RELEASE, REGION_UNREGISTER or RING_UNREGISTER. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
 void client_followup_flush(struct ucm_client *c);

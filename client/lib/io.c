@@ -59,10 +59,8 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
     struct client_call *call = client_call_find(c, env->msgid);
     int r;
 
-    if (!call) {
-        client_orphan_answer(c, env->msgid, env);
+    if (!call) /* of a followup, or of a call that was given up */
         return;
-    }
     if (env->error.code) {
         call->error = env->error;
         /* A newer daemon may have codes that enum ucm_status lacks. */

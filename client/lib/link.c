@@ -89,8 +89,6 @@ static void link_down(struct ucm_client *c)
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
     client_lease_end_all(c);
-    for (unsigned i = 0; i < CLIENT_ORPHANS; i++)
-        c->orphans[i].method = UCM_METHOD_COUNT;
     c->followups.n = 0;
     client_link_reap(c);
     pthread_cond_broadcast(&c->idle);

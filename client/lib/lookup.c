@@ -133,14 +133,14 @@ static int release(struct ucm_client *c, uint32_t lease, int64_t deadline_ns)
 
     if (client_lease_find(c, lease) == 0)
         return 0;
-    r = client_begin_here(c, deadline_ns);
+    r = client_begin_same(c, deadline_ns);
     if (r == 0) {
         m.lease = client_lease_find(c, lease);
         if (m.lease == 0) {
             client_writer_release(c);
             return 0;
         }
-        r = client_exchange_here(c, UCM_METHOD_RELEASE, &m, deadline_ns);
+        r = client_exchange_same(c, UCM_METHOD_RELEASE, &m, deadline_ns);
     }
     if (r == -UCM_ENOTFOUND || r == -UCM_EDISCONNECTED)
         r = 0;

@@ -98,7 +98,6 @@ int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity
                        struct ucm_namespace **out)
 {
     struct ucm_namespace *ns = NULL;
-    int64_t deadline_ns;
     int r;
 
     if (!c || !identity || !out)
@@ -108,11 +107,10 @@ int ucm_namespace_open(struct ucm_client *c, const struct ucm_identity *identity
         r = client_enter(c);
     if (r)
         return r;
-    deadline_ns = client_deadline(c, timeout_ms);
     r = namespace_new(c, identity, &ns);
     if (r)
         return client_leave(c, r);
-    r = client_handle_open(&ns->handle, deadline_ns);
+    r = client_handle_open(&ns->handle, client_deadline(c, timeout_ms));
     if (r == 0)
         *out = ns;
     return client_leave(c, r);

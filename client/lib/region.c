@@ -129,7 +129,6 @@ int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *
 {
     struct ucm_region *region = NULL;
     struct ucm_client *c;
-    int64_t deadline_ns;
     int r;
 
     if (!ns || !spec || !out)
@@ -140,11 +139,10 @@ int ucm_region_register(struct ucm_namespace *ns, const struct ucm_region_spec *
         r = client_enter(c);
     if (r)
         return r;
-    deadline_ns = client_deadline(c, timeout_ms);
     r = region_new(ns, spec, &region);
     if (r)
         return client_leave(c, r);
-    r = client_handle_open(&region->handle, deadline_ns);
+    r = client_handle_open(&region->handle, client_deadline(c, timeout_ms));
     if (r == 0)
         *out = region;
     return client_leave(c, r);
@@ -166,7 +164,7 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
             UCM_EDISCONNECTED,
             "ucmd refused the region after a reconnect; it closes the mapping of the "
             "connection before by itself");
-    r = client_begin_here(c, deadline_ns);
+    r = client_begin_same(c, deadline_ns);
     if (r)
         return r;
     if (h->state != HANDLE_READY) {
@@ -174,7 +172,7 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the region by itself");
     }
-    return client_exchange_here(c, UCM_METHOD_REGION_UNREGISTER,
+    return client_exchange_same(c, UCM_METHOD_REGION_UNREGISTER,
                                 &(struct msg_region){.region = h->id}, deadline_ns);
 }
 

@@ -1,7 +1,7 @@
 #include "client/lib/internal.h"
 
 #include <errno.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -29,7 +29,7 @@ int client_request(struct client_call *call, const struct client_request *q, int
     int r;
 
     client_call_reset(call);
-    client_call_link(call);
+    client_call_link(call, client_msgid(c));
     r = encode(c, call->msgid, q, &e);
     r = r ? client_fail_wire(r, &e) : client_send(c, q->fds, q->n_fds, deadline_ns);
     if (r)
@@ -66,7 +66,7 @@ int client_exchange(struct client_call *call, struct ucm_client *c, client_take_
     return r;
 }
 
-int client_begin_here(struct ucm_client *c, int64_t deadline_ns)
+int client_begin_same(struct ucm_client *c, int64_t deadline_ns)
 {
     uint64_t attempts = c->attempts;
     int r = 0;
@@ -81,32 +81,33 @@ int client_begin_here(struct ucm_client *c, int64_t deadline_ns)
     return r;
 }
 
-struct call_here {
+struct dropped_call {
     struct client_call call;
     enum ucm_method method;
 };
 
-static int here_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int dropped_take_cb(struct client_call *call, struct proto_envelope *env,
+                           struct ucm_error *e)
 {
     union proto_any result;
 
-    return client_take(proto_method_result(((struct call_here *)call)->method), env, &result, e);
+    return client_take(proto_method_result(((struct dropped_call *)call)->method), env, &result, e);
 }
 
-int client_exchange_here(struct ucm_client *c, enum ucm_method method, const void *params,
+int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns)
 {
     struct client_request q = {.method = method, .params = params};
-    struct call_here here = {.method = method};
+    struct dropped_call dropped = {.method = method};
     uint64_t attempts = c->attempts;
-    int r = client_call_init(&here.call, c, here_take_cb, NULL);
+    int r = client_call_init(&dropped.call, c, dropped_take_cb, NULL);
 
     if (r) {
         client_writer_release(c);
         return r;
     }
-    r = request_wait(&here.call, &q, deadline_ns);
-    client_call_close(&here.call);
+    r = request_wait(&dropped.call, &q, deadline_ns);
+    client_call_close(&dropped.call);
     if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
         return r;
     r = client_link_settle(c, deadline_ns);
@@ -128,73 +129,65 @@ int client_take(const struct proto_message *m, struct proto_envelope *env, void 
     return -UCM_EPROTOCOL;
 }
 
-/* A free entry, or the oldest lookup's, whose lease runs out by itself. NULL: all are
- * registrations. */
-static struct client_orphan *orphan_place(struct ucm_client *c)
+/* A call that was given up, in its place in the table: its late answer brings something to undo. */
+struct orphan {
+    struct client_call call;
+    enum ucm_method method;
+};
+
+static int undo_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
 {
-    struct client_orphan *oldest = NULL;
+    enum ucm_method method = ((struct orphan *)call)->method;
+    struct ucm_client *c = call->client;
+    union proto_any m;
 
-    for (unsigned i = 0; i < CLIENT_ORPHANS; i++) {
-        struct client_orphan *orphan = &c->orphans[(c->next_orphan + i) % CLIENT_ORPHANS];
-
-        if (orphan->method == UCM_METHOD_COUNT || (!oldest && orphan->method == UCM_METHOD_LOOKUP))
-            oldest = orphan;
-        if (orphan->method == UCM_METHOD_COUNT)
-            break;
-    }
-    return oldest;
+    if (proto_decode(proto_method_result(method), env, &m, e) != 0)
+        return 0; /* nothing that could be undone */
+    if (method == UCM_METHOD_REGION_REGISTER)
+        client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m.region.region);
+    else if (method == UCM_METHOD_RING_REGISTER)
+        client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m.ring.ring);
+    else if (m.lookup_r.lease != 0)
+        client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m.lookup_r.lease);
+    return 0;
 }
 
+static void orphan_done_cb(struct client_call *call)
+{
+    call->client->n_orphans--;
+    client_call_close(call);
+    free(call);
+}
+
+static bool orphan_new(struct ucm_client *c, enum ucm_method method, uint32_t msgid)
+{
+    struct orphan *orphan = c->n_orphans < CLIENT_ORPHANS ? malloc(sizeof *orphan) : NULL;
+
+    if (!orphan)
+        return false;
+    if (client_call_init(&orphan->call, c, undo_cb, orphan_done_cb) != 0) {
+        free(orphan);
+        return false;
+    }
+    orphan->method = method;
+    client_call_link(&orphan->call, msgid);
+    c->n_orphans++;
+    return true;
+}
+
+/* A lookup's lease runs out by itself; a registration would stay. */
 int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
-    enum ucm_method method = q->name ? UCM_METHOD_COUNT : q->method;
     struct ucm_client *c = call->client;
-    struct client_orphan *orphan;
+    bool registers =
+        q->method == UCM_METHOD_REGION_REGISTER || q->method == UCM_METHOD_RING_REGISTER;
 
     client_call_unlink(call);
-    if (method == UCM_METHOD_REGION_REGISTER || method == UCM_METHOD_RING_REGISTER ||
-        method == UCM_METHOD_LOOKUP) {
-        orphan = orphan_place(c);
-        if (orphan) {
-            *orphan = (struct client_orphan){call->msgid, method};
-            c->next_orphan = (unsigned)(orphan - c->orphans + 1) % CLIENT_ORPHANS;
-        } else if (method != UCM_METHOD_LOOKUP) {
-            client_link_break(c, UCM_EDISCONNECTED, "ucmd answers no registration");
-        }
-    }
+    if (!q->name && (registers || q->method == UCM_METHOD_LOOKUP) &&
+        !orphan_new(c, q->method, call->msgid) && registers)
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd answers no registration");
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
-                       q->name ? q->name : proto_method_name(method));
-}
-
-static void undo(struct ucm_client *c, enum ucm_method method, struct proto_envelope *env)
-{
-    struct ucm_error e;
-    struct msg_region region;
-    struct msg_ring ring;
-    struct msg_lookup_r lookup;
-
-    if (env->error.code)
-        return;
-    if (method == UCM_METHOD_REGION_REGISTER && proto_decode(&proto_region, env, &region, &e) == 0)
-        client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)region.region);
-    if (method == UCM_METHOD_RING_REGISTER && proto_decode(&proto_ring, env, &ring, &e) == 0)
-        client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)ring.ring);
-    if (method == UCM_METHOD_LOOKUP && proto_decode(&proto_lookup_r, env, &lookup, &e) == 0 &&
-        lookup.lease != 0)
-        client_followup(c, UCM_METHOD_RELEASE, (uint32_t)lookup.lease);
-}
-
-void client_orphan_answer(struct ucm_client *c, uint32_t msgid, struct proto_envelope *env)
-{
-    for (unsigned i = 0; i < CLIENT_ORPHANS; i++) {
-        struct client_orphan *orphan = &c->orphans[i];
-
-        if (orphan->method != UCM_METHOD_COUNT && orphan->msgid == msgid) {
-            undo(c, orphan->method, env);
-            orphan->method = UCM_METHOD_COUNT;
-            return;
-        }
-    }
+                       q->name ? q->name : proto_method_name(q->method));
 }
 
 /* A cancel may be lost, and a lease runs out; a mapping would stay. */

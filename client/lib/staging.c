@@ -142,7 +142,7 @@ int ucm_ring_alive(struct ucm_ring_registration *ring)
 static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
 {
     struct ucm_client *c = ring->client;
-    int r = client_begin_here(c, deadline_ns);
+    int r = client_begin_same(c, deadline_ns);
 
     if (r)
         return r;
@@ -151,7 +151,7 @@ static int unregister(struct ucm_ring_registration *ring, int64_t deadline_ns)
         return client_fail(UCM_EDISCONNECTED,
                            "the connection broke: ucmd closes its mapping of the ring by itself");
     }
-    return client_exchange_here(c, UCM_METHOD_RING_UNREGISTER, &(struct msg_ring){.ring = ring->id},
+    return client_exchange_same(c, UCM_METHOD_RING_UNREGISTER, &(struct msg_ring){.ring = ring->id},
                                 deadline_ns);
 }
 

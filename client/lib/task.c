@@ -315,11 +315,11 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     deadline_ns = client_deadline(c, timeout_ms);
     if (task->call.done)
         return client_leave(c, 0);
-    r = client_begin_here(c, deadline_ns);
+    r = client_begin_same(c, deadline_ns);
     if (r == 0 && task->call.done)
         client_writer_release(c);
     else if (r == 0)
-        r = client_exchange_here(c, UCM_METHOD_CANCEL,
+        r = client_exchange_same(c, UCM_METHOD_CANCEL,
                                  &(struct msg_cancel){.msgid = task->call.msgid}, deadline_ns);
     /* Its answer came first, or the link broke, which ends it. */
     if (r == -UCM_ENOTFOUND || c->link != LINK_UP || task->call.done)

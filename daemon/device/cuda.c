@@ -33,7 +33,7 @@ static void take_copy(struct gpu *g, struct device_job *job)
 
     list_remove(&job->link);
     if (job->op == DEVICE_LOAD || !job->event) {
-        job_queue_push(&g->ready, job);
+        job_queue_push(&g->queued, job);
         return;
     }
     rc = gpu_event_open(g, job);
@@ -77,13 +77,13 @@ static bool take(struct gpu *g)
         moved = true;
     }
     moved |= !list_empty(&jobs.control);
-    job_queue_move(&g->ready, &jobs);
+    job_queue_move(&g->queued, &jobs);
     return moved;
 }
 
 static bool run_control(struct gpu *g)
 {
-    struct device_job *job = job_queue_pop_control(&g->ready);
+    struct device_job *job = job_queue_pop_control(&g->queued);
     int rc = 0;
 
     if (!job)
@@ -277,7 +277,7 @@ int cuda_new(struct uv_loop_s *loop, const struct cuda_gpu_id *id,
     memcpy(stats->uuid, id->uuid, sizeof(id->uuid));
     g->config = *config;
     g->ordinal = id->ordinal;
-    job_queue_init(&g->ready);
+    job_queue_init(&g->queued);
     list_init(&g->added);
     list_init(&g->waiting);
     list_init(&g->opened);

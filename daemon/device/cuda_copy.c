@@ -67,7 +67,7 @@ void gpu_abandon(struct gpu *g)
         job = LIST_ENTRY(node, struct device_job, link);
         gpu_finish(g, job, gpu_refuse_failed(g, job));
     }
-    while ((job = job_queue_first(&g->ready)) != NULL)
+    while ((job = job_queue_first(&g->queued)) != NULL)
         gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
     for (unsigned i = 0; i < 2; i++) {
@@ -116,7 +116,7 @@ static bool event_poll(struct gpu *g, struct device_job *job, uint64_t now_ms)
     if (rc < 0)
         gpu_finish(g, job, rc);
     else
-        job_queue_push(&g->ready, job);
+        job_queue_push(&g->queued, job);
     return true;
 }
 
@@ -289,7 +289,7 @@ static struct device_job *next_to_try(struct gpu *g, struct device_job *job, str
         p->full[p->rings++] = job->staging;
     }
     while (job && waits(p, job))
-        job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next_of(&g->ready, job) : NULL;
+        job = ++p->jobs < GPU_PASSED_MAX ? job_queue_next_of(&g->queued, job) : NULL;
     return job;
 }
 
@@ -297,7 +297,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 {
     enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
     bool moved = gpu_stagings_fill(g, direction);
-    struct device_job *job = job_queue_first_of(&g->ready, op);
+    struct device_job *job = job_queue_first_of(&g->queued, op);
     struct passed passed = {.rings = 0};
 
     while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
@@ -321,7 +321,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
         }
         moved = true;
         passed = (struct passed){.rings = 0};
-        job = job_queue_first_of(&g->ready, op);
+        job = job_queue_first_of(&g->queued, op);
     }
     return moved;
 }
@@ -366,7 +366,7 @@ void gpu_expire(struct gpu *g)
         return;
     g->expired_ms = now_ms;
     list_init(&expired);
-    job_queue_expire(&g->ready, now_ms, &expired);
+    job_queue_expire(&g->queued, now_ms, &expired);
     while ((node = list_pop_front(&expired)) != NULL) {
         struct device_job *job = LIST_ENTRY(node, struct device_job, link);
 

@@ -386,7 +386,7 @@ static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
     uint64_t whole = slice_use(s), least = whole / STAGING_LAST_PART;
 
-    if (left > whole || left <= least || job_queue_next_of(&g->ready, job))
+    if (left > whole || left <= least || job_queue_next_of(&g->queued, job))
         return whole;
     return left / 2 > least ? left / 2 : least;
 }

@@ -1,7 +1,7 @@
 /* One GPU, as the files cuda*.c share it; README.md says which file does what.
  *
  * The thread owns everything below that is not in struct work. A copy waits in `waiting` for its
- * event, then in `ready`. It is launched piece by piece, so an urgent job overtakes all but
+ * event, then in `queued`. It is launched piece by piece, so an urgent job overtakes all but
  * GPU_AHEAD_BYTES and one launch.
  * Threads: call the functions below on the GPU's thread only. */
 #ifndef UCMD_DEVICE_GPU_H
@@ -102,7 +102,7 @@ struct gpu {
     CUfunction kernel;
     struct ucm_copy_item *items;  /* of all launches */
     struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
-    struct job_queue ready;
+    struct job_queue queued;
     struct list waiting;
     struct list opened;   /* IPC memory, struct gpu_ipc */
     struct list stagings; /* struct gpu_staging */

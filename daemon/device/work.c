@@ -51,9 +51,9 @@ struct device_job *job_queue_pop_control(struct job_queue *q)
     return node ? LIST_ENTRY(node, struct device_job, link) : NULL;
 }
 
-static struct device_job *first_from(const struct job_queue *q, unsigned begin, unsigned step)
+static struct device_job *first_from(const struct job_queue *q, unsigned begin, unsigned skip)
 {
-    for (unsigned i = begin; i < JOB_CLASSES; i += step)
+    for (unsigned i = begin; i < JOB_CLASSES; i += skip)
         if (!list_empty(&q->copies[i]))
             return LIST_ENTRY(q->copies[i].next, struct device_job, link);
     return NULL;
