@@ -1,0 +1,61 @@
+/* A configuration in a folder of its own, for the tests of configurations. */
+#ifndef TESTS_UNIT_CONFIG_RIG_H
+#define TESTS_UNIT_CONFIG_RIG_H
+
+#include "daemon/base/config_table.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct config c;
+static struct config_error e;
+static char folder[] = "/tmp/ucmd-test-config-XXXXXX";
+static char file[64];
+
+static inline void setup(void)
+{
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(file, sizeof(file), "%s/ucmd.yaml", folder);
+    config_init(&c);
+    unsetenv("LISTEN_FDS");
+}
+
+static int remove_cb(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+static inline void teardown(void)
+{
+    config_free(&c);
+    nftw(folder, remove_cb, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static inline void write_bytes(const char *text, size_t n)
+{
+    FILE *f = fopen(file, "w");
+
+    cr_assert_not_null(f);
+    cr_assert_eq(fwrite(text, 1, n, f), n);
+    cr_assert_eq(fclose(f), 0);
+}
+
+static inline int read_text(const char *text)
+{
+    write_bytes(text, strlen(text));
+    return config_read(&c, file, &e);
+}
+
+static inline void set(const char *assignment)
+{
+    cr_assert_eq(config_set(&c, assignment, &e), 0, "%s", e.text);
+}
+
+#endif
