@@ -22,61 +22,47 @@
 #define MIB (1ull << 20)
 
 /* The value of a key as it would be written. */
-struct shown {
-    char text[CONFIG_TEXT_BYTES];
-};
-
-static struct shown show(const struct config *c, const char *key)
-{
-    struct shown s = {.text = ""};
-    const char *text = config_value_text(c, config_key_find(key), s.text);
-
-    if (text != s.text)
-        snprintf(s.text, sizeof(s.text), "%s", text);
-    return s;
-}
+#define SHOWN(c, key) config_value_text(c, config_key_find(key), (char[CONFIG_TEXT_BYTES]){""})
 
 /* ---- sizes ---- */
 
-static int check_power_of_two(const struct config *c, struct config_error *e, const char *key,
-                              uint64_t value)
+static int check_power_of_two(const struct config *c, struct config_error *e, const char *key)
 {
-    uint64_t below = MIB;
+    uint64_t value = config_number(c, config_key_find(key)), below = MIB;
 
     if ((value & (value - 1)) == 0)
         return 0;
     while (below * 2 < value)
         below *= 2;
     return config_fail(c, e, key, "%s is %s, not a power of two; write %lluMiB or %lluMiB", key,
-                       show(c, key).text, (unsigned long long)(below / MIB),
+                       SHOWN(c, key), (unsigned long long)(below / MIB),
                        (unsigned long long)(below * 2 / MIB));
 }
 
 /* Is the value of `key` at least `times` the value of `than`? */
 static int check_at_least(const struct config *c, struct config_error *e, const char *key,
-                          uint64_t value, unsigned times, const char *than, uint64_t than_value)
+                          unsigned times, const char *than)
 {
     char factor[24] = "";
 
-    if (value >= times * than_value)
+    if (config_number(c, config_key_find(key)) >= times * config_number(c, config_key_find(than)))
         return 0;
     if (times > 1)
         snprintf(factor, sizeof(factor), "%u times ", times);
     return config_fail(c, e, key, "%s (%s) is smaller than %s%s (%s); raise it, or lower %s", key,
-                       show(c, key).text, factor, than, show(c, than).text, than);
+                       SHOWN(c, key), factor, than, SHOWN(c, than), than);
 }
 
 static int check_sizes(const struct config *c, struct config_error *e)
 {
-    int rc = check_power_of_two(c, e, "arena.extent", c->arena_extent);
+    int rc = check_power_of_two(c, e, "arena.extent");
 
     if (rc == 0)
-        rc = check_at_least(c, e, "arena.size", c->arena_size, 1, "arena.extent", c->arena_extent);
-    if (rc < 0 || c->nvme_paths.n == 0)
-        return rc;
-    rc = check_power_of_two(c, e, "nvme.segment", c->nvme_segment);
-    if (rc == 0)
-        rc = check_at_least(c, e, "nvme.size", c->nvme_size, 4, "nvme.segment", c->nvme_segment);
+        rc = check_at_least(c, e, "arena.size", 1, "arena.extent");
+    if (rc == 0 && c->nvme_paths.n > 0)
+        rc = check_power_of_two(c, e, "nvme.segment");
+    if (rc == 0 && c->nvme_paths.n > 0)
+        rc = check_at_least(c, e, "nvme.size", 4, "nvme.segment");
     return rc;
 }
 
@@ -168,13 +154,15 @@ static int check_tenants(const struct config *c, struct config_error *e)
 static int check_folder(const struct config *c, struct config_error *e, const char *key,
                         const char *path, struct stat *st)
 {
-    if (stat(path, st) < 0 && errno == ENOENT)
+    int err = stat(path, st) < 0 ? errno : 0;
+
+    if (err == ENOENT)
         return config_fail(c, e, key,
                            "%s: folder %.160s does not exist; make it, or name one that does", key,
                            path);
-    if (stat(path, st) < 0)
+    if (err != 0)
         return config_fail(c, e, key, "%s: %.160s: %s; name a folder that the daemon may use", key,
-                           path, strerror(errno));
+                           path, strerror(err));
     if (!S_ISDIR(st->st_mode))
         return config_fail(c, e, key, "%s: %.160s is not a folder; name one", key, path);
     if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) < 0)
@@ -186,23 +174,16 @@ static int check_folder(const struct config *c, struct config_error *e, const ch
 
 static int check_socket(const struct config *c, struct config_error *e)
 {
-    char *copy;
+    char copy[CONFIG_ITEM_BYTES];
     struct stat st;
-    int rc;
 
     if (getenv("LISTEN_FDS")) /* systemd made the socket */
         return 0;
     if (stat(c->socket, &st) == 0 && !S_ISSOCK(st.st_mode))
         return config_fail(c, e, "socket", "socket: %s exists and is no socket; name another path",
                            c->socket);
-    copy = strdup(c->socket);
-    if (!copy) {
-        config_fail(c, e, "socket", "socket: memory ran out");
-        return -ENOMEM;
-    }
-    rc = check_folder(c, e, "socket", dirname(copy), &st);
-    free(copy);
-    return rc;
+    snprintf(copy, sizeof(copy), "%s", c->socket);
+    return check_folder(c, e, "socket", dirname(copy), &st);
 }
 
 /* Unless systemd makes the socket, the daemon gives it to this group. */
@@ -238,7 +219,7 @@ static int check_memory(const struct config *c, struct config_error *e)
         return 0;
     return config_fail(c, e, "arena.size",
                        "arena.size is %s, and this host has %llu MiB of memory; lower it",
-                       show(c, "arena.size").text, (unsigned long long)(bytes / MIB));
+                       SHOWN(c, "arena.size"), (unsigned long long)(bytes / MIB));
 }
 
 /* What the file that an earlier run left in the folder takes already. */
@@ -397,27 +378,17 @@ static int check_share(const struct config *c, struct config_error *e)
 
     if (rc < 0 || n == 0)
         return rc;
-    return check_at_least(c, e, "share.deadline", c->share_deadline_ms, 1, "share.lookup_deadline",
-                          c->share_lookup_ms);
+    return check_at_least(c, e, "share.deadline", 1, "share.lookup_deadline");
 }
 
 int config_check(const struct config *c, struct config_error *e)
 {
-    int rc = check_sizes(c, e);
+    static int (*const checks[])(const struct config *c, struct config_error *e) = {
+        check_sizes, check_tenants, check_memory, check_socket,
+        check_group, check_keep,    check_nvme,   check_share};
+    int rc = 0;
 
-    if (rc == 0)
-        rc = check_tenants(c, e);
-    if (rc == 0)
-        rc = check_memory(c, e);
-    if (rc == 0)
-        rc = check_socket(c, e);
-    if (rc == 0)
-        rc = check_group(c, e);
-    if (rc == 0)
-        rc = check_keep(c, e);
-    if (rc == 0)
-        rc = check_nvme(c, e);
-    if (rc == 0)
-        rc = check_share(c, e);
+    for (size_t i = 0; rc == 0 && i < sizeof(checks) / sizeof(checks[0]); i++)
+        rc = checks[i](c, e);
     return rc;
 }

@@ -95,6 +95,8 @@ void config_list_free(struct config_list *list);
 #define CONFIG_TEXT_BYTES 32
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES]);
+/* The value of a key that is neither text nor a list. */
+uint64_t config_number(const struct config *c, const struct config_key *k);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
 /* The default as YAML. */
 const char *config_initial_text(const struct config_key *k);

@@ -199,7 +199,7 @@ int config_value_set(struct config *c, const struct config_key *k, const char *t
     return 0;
 }
 
-static uint64_t number_get(const struct config *c, const struct config_key *k)
+uint64_t config_number(const struct config *c, const struct config_key *k)
 {
     const void *field = config_field_const(c, k);
     uint64_t wide;
@@ -225,8 +225,8 @@ const char *config_value_text(const struct config *c, const struct config_key *k
     if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
         return *(char *const *)config_field_const(c, k);
     if (k->kind == CONFIG_BOOL || k->kind == CONFIG_ENUM)
-        return k->names[number_get(c, k)];
-    number_text(k, number_get(c, k), buf);
+        return k->names[config_number(c, k)];
+    number_text(k, config_number(c, k), buf);
     return buf;
 }
 
