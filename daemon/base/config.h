@@ -132,6 +132,8 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
 /* Begins *e with the place where the key was set. Returns -EINVAL. For what rooms find wrong. */
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
                 ...) __attribute__((format(printf, 4, 5)));
+/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are neither. */
+bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
 /* Whether any entry of nvme.paths exists. Then one that does not may be a disk that has died. */
 bool config_nvme_there(const struct config *c);
 /* Copies the reloadable keys of `fresh` into c. Returns how many others differ, which need a

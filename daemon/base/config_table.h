@@ -120,7 +120,4 @@ static inline size_t config_key_index(const struct config_key *k)
     return (size_t)(k - config_keys);
 }
 
-/* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when text is neither. */
-bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
-
 #endif

@@ -3,35 +3,21 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* One word of a rule: "uid:1000" or "gid:200"; config_check has seen its syntax. */
-static bool word_matches(const char *word, const struct ucred *cred)
+/* Whether "uid:1000 gid:200" names the peer. */
+static bool names_peer(const char *members, const struct ucred *cred)
 {
-    unsigned long id;
+    bool is_gid;
+    uint32_t id;
 
-    if (strncmp(word, "uid:", 4) != 0 && strncmp(word, "gid:", 4) != 0)
-        return false;
-    id = strtoul(word + 4, NULL, 10);
-    return word[0] == 'u' ? id == cred->uid : id == cred->gid;
-}
-
-/* Whether any word of the rule, from the second on when skip_name is set, names the peer. */
-static bool rule_matches(const char *rule, bool skip_name, const struct ucred *cred)
-{
-    char copy[1024], *save = NULL, *word;
-
-    if (snprintf(copy, sizeof(copy), "%s", rule) >= (int)sizeof(copy))
-        return false;
-    word = strtok_r(copy, " \t", &save);
-    if (skip_name && word)
-        word = strtok_r(NULL, " \t", &save);
-    for (; word; word = strtok_r(NULL, " \t", &save))
-        if (word_matches(word, cred))
+    for (size_t n; *members; members += n + (members[n] == ' ')) {
+        n = strcspn(members, " ");
+        if (config_principal(members, n, &is_gid, &id) && id == (is_gid ? cred->gid : cred->uid))
             return true;
+    }
     return false;
 }
 
@@ -39,9 +25,9 @@ static void tenant_find(const struct config *config, const struct ucred *cred, s
 {
     for (size_t i = 0; i < config->tenants.n; i++) {
         const char *rule = config->tenants.item[i];
-        size_t name = strcspn(rule, " \t");
+        size_t name = strcspn(rule, " ");
 
-        if (name <= UCM_MAX_NAME_BYTES && rule_matches(rule, true, cred)) {
+        if (name <= UCM_MAX_NAME_BYTES && names_peer(rule + name, cred)) {
             memcpy(peer->tenant, rule, name);
             peer->tenant[name] = '\0';
             return;
@@ -60,7 +46,7 @@ int peer_identify(int fd, const struct config *config, struct peer *peer)
     *peer = (struct peer){.uid = cred.uid, .gid = cred.gid, .pid = cred.pid, .fd = fd};
     peer->admin = cred.uid == 0 || cred.uid == geteuid();
     for (size_t i = 0; i < config->admins.n; i++)
-        peer->admin |= rule_matches(config->admins.item[i], false, &cred);
+        peer->admin |= names_peer(config->admins.item[i], &cred);
     tenant_find(config, &cred, peer);
     return 0;
 }
