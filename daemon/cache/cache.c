@@ -486,6 +486,11 @@ bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first)
     return true;
 }
 
+bool cache_space_awaited(const struct cache *c, const struct cache_retry *r)
+{
+    return !list_empty(&c->space_waits) && c->space_waits.next != &r->link;
+}
+
 void cache_next_turn(struct cache *c, struct cache_retry *r)
 {
     list_push_back(&c->next_turn, &r->link);

@@ -20,6 +20,11 @@ struct requests {
     uint8_t secret[4]; /* keys hashes of what peers choose */
     uint64_t memory;   /* bytes of request objects under way, and of shared lookups */
     bool draining;
+    /* transfer_reads.c */
+    struct list readers;   /* of transfer.retry.link: they wait for a turn to read */
+    uint32_t large_reads;  /* reads of large transfers that are under way */
+    uint64_t large_bytes;  /* the slots of these */
+    uint32_t narrow_reads; /* so many of them still begin under the bound */
     uv_idle_t sweeper;
     struct proto_buf out; /* one answer at a time */
 };

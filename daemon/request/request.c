@@ -37,6 +37,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->sessions);
     list_init(&rq->active);
     list_init(&rq->sweeps);
+    list_init(&rq->readers);
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
     *out = rq;
     return 0;

@@ -33,7 +33,7 @@ static void transfer_release(struct transfer *t)
     if (t->released)
         return;
     t->released = true;
-    cache_retry_cancel(&t->room);
+    cache_retry_cancel(&t->retry);
     for (uint32_t i = 0; i < t->n_keys; i++)
         if (t->refs[i])
             cache_unlease(cache_of(t), t->refs[i]);
@@ -115,11 +115,11 @@ static void give_up(struct transfer *t, enum ucm_block_status status)
     }
 }
 
-void transfer_room_cb(struct cache_retry *r)
+void transfer_retry_cb(struct cache_retry *r)
 {
-    struct transfer *t = LIST_ENTRY(r, struct transfer, room);
+    struct transfer *t = LIST_ENTRY(r, struct transfer, retry);
 
-    t->yielded = false;
+    t->yielded = t->reader = false;
     transfer_pump(t);
 }
 
@@ -127,7 +127,7 @@ void transfer_room_cb(struct cache_retry *r)
  * nothing under way goes before the others: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
-    if (list_empty(&t->room.link) && !cache_space_wait(cache_of(t), &t->room, t->in_window == 0))
+    if (list_empty(&t->retry.link) && !cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
 
@@ -136,16 +136,19 @@ static bool items_begin(struct transfer *t)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS;
 
-    while (!t->stopping && !t->yielded && t->cursor < items_of(t) &&
+    while (!t->stopping && !t->yielded && !t->reader && t->cursor < items_of(t) &&
            (t->in_window < t->window_bytes || t->in_window == 0)) {
         uint32_t waits = t->waits_n;
 
         if (items-- == 0 || slots == 0) {
             t->yielded = true;
-            cache_retry_cancel(&t->room);
-            cache_next_turn(cache_of(t), &t->room);
+            cache_retry_cancel(&t->retry);
+            cache_next_turn(cache_of(t), &t->retry);
             break;
         }
+        t->reader = read_waits(t);
+        if (t->reader)
+            break;
         if (item_begin(t, t->cursor) == -EBUSY)
             return false;
         slots -= t->kind == TRANSFER_DUMP || t->waits_n > waits;
@@ -174,6 +177,7 @@ static void batch_flush(struct transfer *t)
 
 void transfer_pump(struct transfer *t)
 {
+    struct requests *rq = t->r.s->rq;
     bool busy;
 
     if (t->pumping || t->finished || t->lookup)
@@ -195,6 +199,7 @@ void transfer_pump(struct transfer *t)
     t->pumping = false;
     if (transfer_done(t) && !transfer_slowed(t))
         transfer_finish(t);
+    reader_wake(rq);
 }
 
 void transfer_stop_cb(struct request *r)
@@ -205,8 +210,8 @@ void transfer_stop_cb(struct request *r)
     if (t->stopping)
         return;
     t->stopping = true;
-    t->yielded = false;
-    cache_retry_cancel(&t->room);
+    t->yielded = t->reader = false;
+    cache_retry_cancel(&t->retry);
     if (t->lookup) {
         shared_lookup_cancel(t->lookup);
         t->lookup = NULL;

@@ -16,7 +16,9 @@ struct transfer {
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
-    bool stopping, pumping, finished, yielded;
+    bool stopping, pumping, finished;
+    bool yielded,
+        reader; /* begins no item before retry_cb: until the next turn, until it may read */
     bool has_event, durable; /* durable: a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
@@ -27,7 +29,7 @@ struct transfer {
     struct list ready;            /* struct item_wait: read, and waiting for a place in a batch */
     struct list durables;         /* struct durable_wait: waiting for stable storage */
     struct item_wait *spare;      /* the next item's, if it has to wait */
-    struct cache_retry room;
+    struct cache_retry retry;     /* for space, for the next turn of the loop, or to read */
     struct cache_retry pressure;  /* a dump whose answer is held back */
     struct deadline pressure_end; /* for so long at most */
     bool released, slowed;
@@ -42,6 +44,7 @@ struct item_wait {
     struct list link;
     struct transfer *t;
     uint32_t item;
+    bool large; /* counted in rq->large_reads */
 };
 
 /* Outlives its transfer when that is stopped; then t is NULL. */
@@ -109,7 +112,21 @@ void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status
 /* transfer.c: starts all that can be started now. May end and free the transfer. */
 void transfer_pump(struct transfer *t);
 void transfer_stop_cb(struct request *r);
-void transfer_room_cb(struct cache_retry *r);
+void transfer_retry_cb(struct cache_retry *r);
+
+/* transfer_reads.c: whose reads and copies go first. */
+/* Of the transfer's next read in the tier's queue: of one priority, those go first that have few
+ * reads under way. */
+uint8_t read_priority(const struct transfer *t);
+/* Of its jobs in the device's queue: a device cuts jobs into pieces, and begins none of a large
+ * transfer's while a small one waits. */
+uint8_t copy_priority(const struct transfer *t);
+/* True: the transfer may begin no read now. It is in the queue for a turn, then retry_cb runs. */
+bool read_waits(struct transfer *t);
+/* Call when a pump has ended: the next in that queue gets its turn if there is room for a read. */
+void reader_wake(struct requests *rq);
+void read_begun(struct item_wait *iw);
+void read_ended(const struct item_wait *iw);
 
 /* transfer_copy.c */
 /* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no room now. */

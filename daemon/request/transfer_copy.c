@@ -6,7 +6,6 @@
 
 #define JOB_BYTES (32u << 20)
 #define JOB_ITEMS 512u
-#define READS_FIRST 32u
 
 /* ---- batches ---- */
 
@@ -192,7 +191,7 @@ bool batch_send(struct transfer *t)
         .n_planes = t->n_planes,
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
-        .priority = t->priority,
+        .priority = copy_priority(t),
         .done_cb = batch_done_cb,
     };
     if (region->device->ops->submit(region->device, &b->job) != 0)
@@ -255,6 +254,7 @@ static void item_ready_cb(struct cache_wait *w, int status)
     block_ref ref = t->refs[item_key(t, item)];
 
     list_remove(&iw->link);
+    read_ended(iw);
     t->waits_n--;
     if (status != 0) {
         item_status(t, item,
@@ -319,6 +319,7 @@ void waits_abandon(struct transfer *t)
         struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
 
         cache_get_cancel(cache_of(t), &iw->w);
+        read_ended(iw);
         item_status(t, iw->item, UCM_BLOCK_CANCELLED);
         t->in_window -= item_room(t, iw->item);
         t->waits_n--;
@@ -342,18 +343,18 @@ static bool prefetch_enough(const struct transfer *t, uint32_t item)
            t->bytes + t->in_window >= arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
+/* Who has something under way lets those who wait for space go first. */
+static bool slot_waits(const struct transfer *t, uint32_t item)
+{
+    return t->in_window > 0 && cache_space_awaited(cache_of(t), &t->retry) &&
+           !item_in_dram(t, item);
+}
+
 static int wait_reserve(struct transfer *t)
 {
     if (!t->spare)
         t->spare = calloc(1, sizeof(*t->spare));
     return t->spare ? 0 : -ENOMEM;
-}
-
-/* Of requests of one priority, those go first that have few reads under way: a small one must not
- * wait for all reads of a large one. */
-static uint8_t read_priority(const struct transfer *t)
-{
-    return (uint8_t)(2 * t->priority + (t->waits_n < READS_FIRST));
 }
 
 /* Load and prefetch. 0: begun or ended; -EBUSY: no room now. */
@@ -365,6 +366,8 @@ static int item_get(struct transfer *t, uint32_t item)
 
     if (rc == 0 && t->kind == TRANSFER_LOAD)
         rc = batch_reserve(t);
+    if (rc == 0 && slot_waits(t, item))
+        rc = -EBUSY;
     if (rc == 0 && prefetch_enough(t, item))
         rc = -ENOSPC;
     if (rc == 0)
@@ -383,6 +386,7 @@ static int item_get(struct transfer *t, uint32_t item)
         iw->item = item;
         iw->w.ready_cb = item_ready_cb;
         list_push_back(&t->waits, &iw->link);
+        read_begun(iw);
         t->waits_n++;
         t->in_window += item_room(t, item);
     } else if (rc == -EBUSY) {
@@ -400,7 +404,7 @@ static int item_get(struct transfer *t, uint32_t item)
 static int item_fill(struct transfer *t, uint32_t item)
 {
     struct cache_fill *fill;
-    int rc = batch_reserve(t);
+    int rc = slot_waits(t, item) ? -EBUSY : batch_reserve(t);
 
     if (rc == 0 && t->durable)
         cache_shared_presume(cache_of(t), t->refs[item], t->part);

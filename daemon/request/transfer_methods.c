@@ -26,8 +26,8 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->parts = 1;
     window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
     t->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
-    t->room.retry_cb = transfer_room_cb;
-    list_init(&t->room.link);
+    t->retry.retry_cb = transfer_retry_cb;
+    list_init(&t->retry.link);
     list_init(&t->pressure.link);
     list_init(&t->waits);
     list_init(&t->ready);

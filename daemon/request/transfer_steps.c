@@ -121,7 +121,7 @@ static int step_send(struct transfer *t, struct copy_batch *b, struct step_job *
         .first_plane = region->shard_first[shard],
         .n_planes = region->shard_first[end] - region->shard_first[shard],
         .deadline_ms = t->r.deadline.at_ms,
-        .priority = t->priority,
+        .priority = copy_priority(t),
         .straight = true, /* one chunk a slot: too narrow for slices */
         .done_cb = step_done_cb,
     };

@@ -89,21 +89,26 @@ static struct ns *store_many(void)
     return ns;
 }
 
-static uint32_t load_many(struct ns *ns)
+/* Keys first to first + n - 1 into blocks 0 to n - 1. */
+static uint32_t load_range(uint32_t region, uint64_t first, uint32_t n)
 {
     static uint8_t all[MANY * 16], blocks[MANY * 4];
-    struct msg_load m = {.region = region_open(ns, MANY),
-                         .keys = {all, sizeof(all)},
-                         .blocks = {blocks, sizeof(blocks)}};
+    struct msg_load m = {.region = region, .keys = {all, 16 * n}, .blocks = {blocks, 4 * n}};
 
-    for (uint64_t i = 0; i < MANY; i++) {
-        uint64_t number = i + 1;
-        uint32_t block = (uint32_t)i;
+    memset(all, 0, sizeof(all));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t number = first + i;
+        uint32_t block = i;
 
         memcpy(all + 16 * i, &number, sizeof(number));
         memcpy(blocks + 4 * i, &block, sizeof(block));
     }
     return call(UCM_METHOD_LOAD, &proto_load, &m);
+}
+
+static uint32_t load_many(struct ns *ns)
+{
+    return load_range(region_open(ns, MANY), 1, MANY);
 }
 
 /* A load begins some items a turn of the loop. */
@@ -151,6 +156,147 @@ Test(request, what_waits_for_a_full_device_can_be_cancelled)
     result_of(id, &proto_blocks_r, &r);
     cr_expect_eq(r.status.p[MANY - 1], UCM_BLOCK_CANCELLED);
     cr_expect_eq(r.status.p[0], UCM_BLOCK_CANCELLED);
+}
+
+/* ---- small loads beside large ones ---- */
+
+static void turns(void)
+{
+    for (int i = 0; i < 10; i++)
+        turn();
+}
+
+static uint64_t number_of(const struct tier_io *io)
+{
+    uint64_t number;
+
+    memcpy(&number, io->name.key, sizeof(number));
+    return number;
+}
+
+/* Reads under way of keys first to first + n - 1. */
+static unsigned reads_of(uint64_t first, uint32_t n)
+{
+    unsigned found = 0;
+
+    for (unsigned i = 0; i < rig.tier.n_pending; i++) {
+        uint64_t number = number_of(fake_at(&rig.tier, i));
+
+        found += number >= first && number < first + n;
+    }
+    return found;
+}
+
+Test(request, a_large_load_alone_fills_the_queue_of_the_tier)
+{
+    load_many(store_many());
+    turns();
+    cr_expect_geq(rig.tier.n_pending, 100u);
+}
+
+/* Ends every read but that of `spared`, oldest first, until there is none. Returns how many reads of
+ * the first load had ended when the last of the second did, or the other way round. */
+static void expect_turns(uint64_t spared, uint32_t half)
+{
+    unsigned ended[2] = {0, 0};
+
+    while (ended[0] + ended[1] < 2 * half) {
+        struct tier_io *io = fake_at(&rig.tier, 0);
+
+        if (number_of(io) == spared)
+            io = fake_at(&rig.tier, 1);
+        ended[number_of(io) > half]++;
+        fake_finish(&rig.tier, io, 0);
+        turn();
+        turn();
+        gpu_finish_all();
+        cr_assert_leq(rig.tier.n_pending, 17u);
+        cr_assert_leq(abs((int)ended[0] - (int)ended[1]), 32, "one load reads and the other waits");
+    }
+}
+
+/* While a small load reads, and for some time afterwards, large loads have few reads under way
+ * together, and take turns. */
+Test(request, large_loads_leave_the_tier_to_a_small_one)
+{
+    enum { HALF = 200 };
+    uint32_t region = region_open(store_many(), MANY), id[2], small = load_range(region, MANY, 1);
+    struct msg_blocks_r r;
+
+    cr_assert_eq(reads_of(MANY, 1), 1u);
+    id[0] = load_range(region, 1, HALF);
+    id[1] = load_range(region, HALF + 1, HALF);
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 17u);
+    expect_turns(MANY, HALF);
+    cr_expect_null(answer_of(small));
+    fake_next(&rig.tier, 0);
+    turns();
+    gpu_finish_all();
+    for (int i = 0; i < 2; i++) {
+        result_of(id[i], &proto_blocks_r, &r);
+        for (uint32_t k = 0; k < HALF; k++)
+            cr_assert_eq(r.status.p[k], UCM_BLOCK_OK);
+    }
+    result_of(small, &proto_blocks_r, &r);
+    cr_expect_eq(r.status.p[0], UCM_BLOCK_OK);
+}
+
+/* The small load has ended long ago. */
+Test(request, large_loads_fill_the_queue_again)
+{
+    uint32_t region = region_open(store_many(), MANY);
+
+    load_range(region, MANY, 1);
+    fake_next(&rig.tier, 0);
+    door.requests->narrow_reads = 20; /* instead of some thousand reads more */
+    load_range(region, 1, MANY - 1);
+    turns();
+    cr_assert_eq(rig.tier.n_pending, 16u);
+    for (int i = 0; i < 8; i++) {
+        fake_next(&rig.tier, 0);
+        turns();
+    }
+    cr_expect_geq(rig.tier.n_pending, 100u);
+}
+
+/* Whose turn it is ends: the next one reads. */
+Test(request, a_load_that_is_cancelled_hands_its_turn_on)
+{
+    uint32_t region = region_open(store_many(), MANY), first;
+
+    load_range(region, MANY, 1);
+    first = load_range(region, 1, 200);
+    load_range(region, 201, 200);
+    turns();
+    cr_assert_eq(reads_of(201, 200), 0u);
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = first});
+    turns();
+    cr_expect_eq(reads_of(201, 200), 16u);
+}
+
+/* Four loads have a quarter of the arena each, two parts. A fifth waits for space, and has what is
+ * released next. */
+Test(request, space_goes_to_who_has_none)
+{
+    uint32_t region = region_open(rig.one, 32);
+
+    share.refuse = -EROFS;
+    share.refuse_n = 17;
+    for (uint64_t i = 1; i <= 17; i++)
+        drop(store_below(rig.one, i));
+    for (uint64_t i = 0; i < 4; i++)
+        load_range(region, 1 + 4 * i, 4);
+    turns();
+    cr_assert_eq(rig.tier.n_pending, 8u);
+    load_range(region, 17, 1);
+    turns();
+    cr_assert_eq(rig.tier.n_pending, 8u);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    gpu_finish_all();
+    turns();
+    cr_expect_eq(reads_of(17, 1), 1u);
 }
 
 /* ---- namespaces ---- */

@@ -1,0 +1,84 @@
+/* Whose reads and copies go first.
+ *
+ * A client that wants one block waits for every read that the disk already has in its queue. So a
+ * transfer of more than SMALL_ITEMS items is large, and its reads fill the tier's queue only while no
+ * small transfer reads. After each read of a small one the next NARROW_READS of the large ones begin
+ * under a bound, and the large transfers take turns. The bound is low enough for a small read to
+ * take at most three times as long as on an idle disk, and high enough to keep a disk busy with
+ * parts of 128 KiB and more. */
+#include "daemon/request/transfer.h"
+
+#define SMALL_ITEMS 16u
+#define FEW_READS 32u
+#define NARROW_READS 2048u
+/* The bound: as many reads, or as many bytes, but at least LARGE_MIN reads. */
+#define LARGE_MIN 2u
+#define LARGE_MAX 16u
+#define LARGE_BYTES (256u << 10)
+#define PRIORITY_MAX 7 /* of the wire and of devices */
+
+static bool transfer_large(const struct transfer *t)
+{
+    return items_of(t) > SMALL_ITEMS;
+}
+
+uint8_t read_priority(const struct transfer *t)
+{
+    return (uint8_t)(2 * t->priority + (t->waits_n < FEW_READS));
+}
+
+uint8_t copy_priority(const struct transfer *t)
+{
+    bool sooner = !transfer_large(t) && t->priority < PRIORITY_MAX;
+
+    return (uint8_t)(t->priority + sooner);
+}
+
+static bool bound_reached(const struct requests *rq)
+{
+    return rq->narrow_reads > 0 && rq->large_reads >= LARGE_MIN &&
+           (rq->large_reads >= LARGE_MAX || rq->large_bytes >= LARGE_BYTES);
+}
+
+bool read_waits(struct transfer *t)
+{
+    struct requests *rq = t->r.s->rq;
+
+    if (t->kind == TRANSFER_DUMP || !transfer_large(t) || !bound_reached(rq))
+        return false;
+    cache_retry_cancel(&t->retry);
+    list_push_back(&rq->readers, &t->retry.link);
+    return true;
+}
+
+void reader_wake(struct requests *rq)
+{
+    struct list *node = bound_reached(rq) ? NULL : list_pop_front(&rq->readers);
+
+    if (node)
+        cache_next_turn(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link));
+}
+
+void read_begun(struct item_wait *iw)
+{
+    struct requests *rq = iw->t->r.s->rq;
+
+    iw->large = transfer_large(iw->t);
+    if (!iw->large) {
+        rq->narrow_reads = NARROW_READS;
+        return;
+    }
+    rq->large_reads++;
+    rq->large_bytes += item_room(iw->t, iw->item);
+    rq->narrow_reads -= rq->narrow_reads > 0;
+}
+
+void read_ended(const struct item_wait *iw)
+{
+    struct requests *rq = iw->t->r.s->rq;
+
+    if (!iw->large)
+        return;
+    rq->large_reads--;
+    rq->large_bytes -= item_room(iw->t, iw->item);
+}
