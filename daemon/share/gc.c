@@ -1,8 +1,10 @@
-/* When passes begin; the marker, by which hosts see each other's passes. */
-#include "daemon/share/gc_internal.h"
+#include "daemon/share/gc.h"
 
 #include "daemon/base/log.h"
 #include "daemon/format/bytes.h"
+#include "daemon/share/gc_ages.h"
+#include "daemon/share/gc_parts.h"
+#include "daemon/share/gc_sweep.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,15 +17,237 @@
 #define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
 #define NS_PER_MS 1000000u
 
+/* The sweeps of a pass:
+ * - GC_ADD: adds up bytes by age, removes old temporary files
+ * - GC_HIGHEST: removes the highest parts of blocks
+ * - GC_OTHERS: removes their other parts */
+enum gc_phase { GC_ADD, GC_HIGHEST, GC_OTHERS };
+
+struct gc_pass {
+    enum gc_phase phase;
+    bool for_full, has_others;
+    uint64_t now_ns, began_ms;
+    uint32_t cut;     /* files of this cell and above go */
+    uint64_t target;  /* bytes that the root is brought to */
+    uint64_t pending; /* bytes of files that are being removed */
+    uint64_t used_bytes, used_files;
+    uint64_t removed, removed_bytes;
+    int partly; /* why a folder or a file was left as it is; 0: none was */
+    struct {
+        uint64_t bytes;
+        uint32_t files;
+    } buckets[BLOCK_FILE_BUCKETS]; /* as last seen */
+    struct gc_ages ages;
+};
+
+/* What a pass asks of the root before and after its sweeps, one after the other. */
+enum gc_step {
+    GC_STEP_IDLE,
+    GC_STEP_READ,  /* read the marker: its time, and what the root held */
+    GC_STEP_CLOCK, /* ask for the server's time */
+    GC_STEP_CLAIM, /* touch the marker */
+    GC_STEP_SWEEP,
+    GC_STEP_UNMARK, /* remove the marker, ... */
+    GC_STEP_MARK    /* ... write it anew */
+};
+
+#define GC_MARKER_BYTES 16u
+
+struct gc {
+    struct gc_config config;
+    struct gc_usage usage;
+    bool stopped, forced, full, failing, incomplete;
+    uint64_t full_ms;     /* by uv_now: when gc_full was called */
+    uint64_t clock_ms;    /* by uv_now: when the server was asked for its time */
+    uint64_t marked_ns;   /* the marker's time; 0: unknown */
+    struct deadline next; /* of the next pass, or of the present step's next try */
+    enum gc_step step;
+    struct share_task task;
+    unsigned tries;
+    uint8_t marker[GC_MARKER_BYTES];
+    struct gc_parts parts; /* kept from pass to pass: it only becomes more complete */
+    struct gc_pass pass;
+    struct gc_sweep sweep;
+};
+
 static const struct block_file_id marker_id = {.key_bytes = UCM_MIN_KEY_BYTES};
 
 static void step_start(struct gc *gc, enum gc_step step);
+static void pass_ended(struct gc *gc, int status);
 
-bool gc_is_marker(const char *name)
+static bool is_marker(const char *name)
 {
     return strspn(name, "0-") == 2 * UCM_MIN_KEY_BYTES + 1 + 2 * BLOCK_FILE_NAMESPACE_BYTES + 3 &&
            name[2 * UCM_MIN_KEY_BYTES] == '-';
 }
+
+/* ---- the sweeps of a pass, and which files go ---- */
+
+static struct gc *gc_of(struct gc_sweep *s)
+{
+    return LIST_ENTRY(s, struct gc, sweep);
+}
+
+/* Counts what the bucket holds now, without the marker: other hosts may have written to it or
+ * removed from it since it was last listed. */
+static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
+{
+    struct gc_pass *pass = &gc_of(s)->pass;
+    uint64_t bytes = 0;
+    uint32_t files = 0;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (is_marker(l->files[i].name))
+            continue;
+        bytes += l->files[i].bytes;
+        files++;
+    }
+    if (l->unread > 0)
+        pass->partly = -EIO;
+    pass->used_bytes += bytes - pass->buckets[s->bucket].bytes;
+    pass->used_files += files - (uint64_t)pass->buckets[s->bucket].files;
+    pass->buckets[s->bucket].bytes = bytes;
+    pass->buckets[s->bucket].files = files;
+}
+
+/* Parts below the highest count as an eighth younger: see gc.h. */
+static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, size_t key_chars,
+                        bool highest)
+{
+    uint64_t age = gc_age(pass->now_ns, file->mtime_ns);
+
+    return gc_cell(highest ? age : age - age / 8, file->name, key_chars);
+}
+
+static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
+{
+    return file->mtime_ns < pass->now_ns && pass->now_ns - file->mtime_ns >= GC_TEMP_AGE_NS;
+}
+
+static bool wanted(struct gc *gc, const struct share_file *file)
+{
+    struct gc_pass *pass = &gc->pass;
+    struct block_file_name parsed;
+    bool highest;
+    uint32_t cell;
+
+    if (is_marker(file->name))
+        return false;
+    if (block_file_name_parse(file->name, &parsed) < 0)
+        return pass->phase == GC_ADD && block_file_temp_valid(file->name) && temp_old(pass, file);
+    highest = gc_parts_learn(&gc->parts, &parsed);
+    if (!highest)
+        pass->has_others = true;
+    cell = cell_of(pass, file, parsed.key_chars, highest);
+    if (pass->phase == GC_ADD)
+        pass->ages.bytes[cell] += file->bytes;
+    return pass->phase == (highest ? GC_HIGHEST : GC_OTHERS) && cell >= pass->cut &&
+           pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
+}
+
+static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
+{
+    struct gc *gc = gc_of(s);
+    bool is = wanted(gc, file);
+
+    if (is)
+        gc->pass.pending += file->bytes;
+    return is;
+}
+
+static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
+{
+    struct gc *gc = gc_of(s);
+    struct gc_pass *pass = &gc->pass;
+
+    pass->pending -= file->bytes;
+    if (status < 0)
+        return;
+    pass->used_bytes -= file->bytes;
+    pass->used_files--;
+    pass->buckets[s->bucket].bytes -= file->bytes;
+    pass->buckets[s->bucket].files--;
+    if (block_file_temp_valid(file->name)) {
+        gc->config.root->config.metrics->share_gc_temps++;
+        return;
+    }
+    pass->removed++;
+    pass->removed_bytes += file->bytes;
+    gc->config.root->config.metrics->share_gc_removed++;
+    gc->config.root->config.metrics->share_gc_bytes += file->bytes;
+}
+
+/* Bytes that the root is brought to; UINT64_MAX: it may stay as it is. */
+static uint64_t target_of(const struct gc *gc)
+{
+    uint64_t capacity = gc->config.root->config.capacity_bytes, low = gc->config.low;
+    uint64_t target = UINT64_MAX, used = gc->pass.used_bytes;
+
+    if (capacity && used > capacity)
+        target = capacity / 100 * low + capacity % 100 * low / 100;
+    if (gc->pass.for_full && used / 100 * low < target)
+        target = used / 100 * low;
+    return target;
+}
+
+/* True: the root holds too much, and there are files that may go. */
+static bool cut_find(struct gc *gc)
+{
+    struct gc_pass *pass = &gc->pass;
+
+    pass->target = target_of(gc);
+    if (pass->used_bytes <= pass->target)
+        return false;
+    pass->cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target);
+    if (pass->cut == GC_CELLS)
+        log_warn("share", "gc-none-old-enough", "root=%u used=%llu target=%llu",
+                 gc->config.root->number, (unsigned long long)pass->used_bytes,
+                 (unsigned long long)pass->target);
+    return pass->cut < GC_CELLS;
+}
+
+/* False: there is no further phase. */
+static bool phase_next(struct gc *gc)
+{
+    struct gc_pass *pass = &gc->pass;
+
+    if (pass->phase == GC_OTHERS)
+        return false;
+    return pass->phase++ == GC_ADD ? cut_find(gc)
+                                   : pass->has_others && pass->used_bytes > pass->target;
+}
+
+static void sweep_done_cb(struct gc_sweep *s, int status)
+{
+    struct gc *gc = gc_of(s);
+
+    if (status < 0 && !s->stopped && !s->given_up) {
+        gc->pass.partly = status;
+        status = 0;
+    }
+    if (status == 0 && phase_next(gc)) {
+        gc_sweep_start(&gc->sweep);
+        return;
+    }
+    pass_ended(gc, status);
+}
+
+static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
+                                              .wanted_cb = wanted_cb,
+                                              .removed_cb = removed_cb,
+                                              .done_cb = sweep_done_cb};
+
+static void pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
+{
+    memset(&gc->pass, 0, sizeof(gc->pass));
+    gc->pass.now_ns = now_ns;
+    gc->pass.for_full = for_full;
+    gc->pass.began_ms = uv_now(gc->config.root->config.loop);
+    gc_sweep_init(&gc->sweep, gc->config.root, gc->config.next, gc->config.sync, &sweep_ops);
+    gc_sweep_start(&gc->sweep);
+}
+
+/* ---- when passes begin ---- */
 
 /* Between half of `ms` and one and a half times, so that hosts started together drift apart. */
 static uint64_t jittered(uint64_t ms)
@@ -98,8 +322,6 @@ static uint64_t marker_age_ms(const struct gc *gc)
     return gc->marked_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->marked_ns) / NS_PER_MS;
 }
 
-/* ---- is a pass due? ---- */
-
 /* The server was full, and no host has begun or ended a pass since. The server's time is a little
  * later than the question for it, so in doubt a pass is due. */
 static bool due_full(const struct gc *gc)
@@ -122,7 +344,7 @@ static void begin(struct gc *gc)
 
     gc->full = false;
     gc->step = GC_STEP_SWEEP;
-    gc_pass_begin(gc, gc->pass.now_ns, for_full);
+    pass_begin(gc, gc->pass.now_ns, for_full);
 }
 
 static void skip(struct gc *gc)
@@ -133,7 +355,7 @@ static void skip(struct gc *gc)
     idle(gc, gc->config.collect_ms - age_ms + jittered(gc->config.collect_ms / 10));
 }
 
-void gc_pass_ended(struct gc *gc, int status)
+static void pass_ended(struct gc *gc, int status)
 {
     struct gc_pass *pass = &gc->pass;
 
@@ -216,7 +438,6 @@ static void step_cb(struct share_task *t)
 {
     struct gc *gc = LIST_ENTRY(t, struct gc, task);
 
-    gc->under_way = false;
     if (gc->stopped) {
         idle(gc, 0);
         return;
@@ -261,7 +482,6 @@ static void step_start(struct gc *gc, enum gc_step step)
         marker_make(gc);
     if (err == 0)
         err = gc_submit(gc->config.root, &gc->task, step_cb);
-    gc->under_way = err == 0;
     if (err == -EAGAIN && ++gc->tries < STEP_TRIES)
         next_in(gc, GC_PAUSE_MS);
     else if (err < 0 && step >= GC_STEP_UNMARK)
@@ -271,6 +491,11 @@ static void step_start(struct gc *gc, enum gc_step step)
 }
 
 /* ---- for the owner ---- */
+
+static bool step_under_way(const struct gc *gc)
+{
+    return gc->task.state != SHARE_TASK_NONE;
+}
 
 int gc_new(const struct gc_config *config, struct gc **out)
 {
@@ -291,17 +516,15 @@ void gc_stop(struct gc *gc)
         return;
     gc->stopped = true;
     deadline_disarm(gc->config.root->config.deadlines, &gc->next);
-    if (gc->under_way && share_root_cancel(gc->config.root, &gc->task)) {
-        gc->under_way = false;
+    if (step_under_way(gc) && share_root_cancel(gc->config.root, &gc->task))
         gc->step = GC_STEP_IDLE;
-    }
     if (gc->step == GC_STEP_SWEEP)
         gc_sweep_stop(&gc->sweep);
 }
 
 bool gc_busy(const struct gc *gc)
 {
-    return gc->under_way || gc->sweep.active;
+    return step_under_way(gc) || gc->sweep.active;
 }
 
 void gc_free(struct gc *gc)

@@ -27,8 +27,7 @@ static struct purge *purge_of(struct gc_sweep *s)
     return LIST_ENTRY(s, struct purge_root, sweep)->purge;
 }
 
-/* The first failure of two. */
-static int worse(int a, int b)
+static int first_failure(int a, int b)
 {
     return a < 0 ? a : b;
 }
@@ -45,31 +44,30 @@ static void report(struct purge *p, int status)
     asker->done_cb(asker, status, p->files);
 }
 
-static void all_stop(struct purge *p)
+static void sweep_ended(struct purge *p)
 {
-    uint32_t n = p->n;
-
-    p->active++; /* keeps the last sweep that ends from freeing the purge */
-    for (uint32_t i = 0; i < n; i++)
-        gc_sweep_stop(&p->roots[i].sweep);
-    p->active--;
-}
-
-static void purge_end(struct purge *p)
-{
+    if (--p->active > 0)
+        return;
     report(p, p->status);
     list_remove(&p->link);
     free(p);
+}
+
+/* May free the purge. */
+static void purge_stop(struct purge *p)
+{
+    p->active++; /* keeps the last sweep that ends from freeing it too early */
+    for (uint32_t i = 0; i < p->n; i++)
+        gc_sweep_stop(&p->roots[i].sweep);
+    sweep_ended(p);
 }
 
 static void stalled_cb(struct deadline *d)
 {
     struct purge *p = LIST_ENTRY(d, struct purge, stall);
 
-    report(p, worse(p->status, -ETIMEDOUT));
-    all_stop(p);
-    if (p->active == 0)
-        purge_end(p);
+    report(p, first_failure(p->status, -ETIMEDOUT));
+    purge_stop(p);
 }
 
 static void stall_arm(struct purge *p, uv_loop_t *loop)
@@ -88,9 +86,9 @@ static void progressed(struct gc_sweep *s)
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 {
     if (l->cut)
-        purge_of(s)->status = worse(purge_of(s)->status, -EOVERFLOW);
+        purge_of(s)->status = first_failure(purge_of(s)->status, -EOVERFLOW);
     if (l->unread > 0)
-        purge_of(s)->status = worse(purge_of(s)->status, -EIO);
+        purge_of(s)->status = first_failure(purge_of(s)->status, -EIO);
     progressed(s);
 }
 
@@ -114,9 +112,8 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
 {
     struct purge *p = purge_of(s);
 
-    p->status = worse(p->status, status);
-    if (--p->active == 0)
-        purge_end(p);
+    p->status = first_failure(p->status, status);
+    sweep_ended(p);
 }
 
 static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
@@ -155,9 +152,7 @@ void gc_purge_cancel(struct share_purge *asker)
     p->asker = NULL;
     asker->op = NULL;
     deadline_disarm(p->deadlines, &p->stall);
-    all_stop(p);
-    if (p->active == 0)
-        purge_end(p);
+    purge_stop(p);
 }
 
 void gc_purges_stop(struct list *under_way)
@@ -166,8 +161,6 @@ void gc_purges_stop(struct list *under_way)
         struct purge *p = LIST_ENTRY(node, struct purge, link);
 
         next = node->next;
-        all_stop(p);
-        if (p->active == 0)
-            purge_end(p);
+        purge_stop(p);
     }
 }

@@ -84,7 +84,6 @@ static void listed_cb(struct share_task *t)
     struct gc_sweep *s = LIST_ENTRY(t, struct gc_sweep, list);
     int status = t->status;
 
-    s->listing_under_way = false;
     s->listing = t->op.listing; /* after a stop too: sweep_end frees it */
     if (s->stopped) {
         sweep_end(s);
@@ -112,12 +111,9 @@ static void sweep_list(struct gc_sweep *s)
     memset(&s->list, 0, sizeof(s->list));
     s->list.op.verb = SHARE_LIST;
     s->list.op.bucket = (uint8_t)s->bucket;
-    s->listing_under_way = true;
     err = gc_submit(s->root, &s->list, listed_cb);
-    if (err < 0) {
-        s->listing_under_way = false;
+    if (err < 0)
         list_failed(s, err);
-    }
 }
 
 /* ---- one file ---- */
@@ -360,9 +356,8 @@ void gc_sweep_stop(struct gc_sweep *s)
     if (!s->active || s->stopped)
         return;
     s->stopped = true;
-    if (s->listing_under_way && !share_root_cancel(s->root, &s->list))
+    if (s->list.state != SHARE_TASK_NONE && !share_root_cancel(s->root, &s->list))
         return;
-    s->listing_under_way = false;
     for (unsigned i = 0; i < GC_REMOVALS; i++) {
         struct gc_removal *rm = &s->removals[i];
 

@@ -64,7 +64,7 @@ struct gc_sweep {
     bool sync;                      /* a copy is on stable storage before its file goes */
     struct share_task list;
     struct share_listing listing;
-    bool listing_under_way, listed, active, stopped, given_up;
+    bool listed, active, stopped, given_up;
     unsigned bucket, tries, unlisted, left_out, failures, busy;
     uint32_t at; /* file of the listing */
     int status;
