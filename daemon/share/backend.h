@@ -27,6 +27,7 @@
 #include "daemon/base/list.h"
 #include "daemon/share/block_file.h"
 
+#include <errno.h>
 #include <uv.h>
 
 /* - FIND: does the file exist with this length?
@@ -84,6 +85,12 @@ struct share_op {
     uint8_t header[BLOCK_FILE_HEADER_BYTES];
     char name[BLOCK_FILE_NAME_CAP], temp[BLOCK_FILE_TEMP_CAP];
 };
+
+/* No file that could be the part's lies there. */
+static inline bool share_status_missing(int status)
+{
+    return status == -ENOENT || status == -ESTALE || status == -EBADMSG;
+}
 
 struct share_backend;
 

@@ -197,9 +197,7 @@ static void removal_go(struct gc_removal *rm)
 /* What follows an operation of a copy. Only what the next root lacks is read. */
 static enum share_verb removal_next(const struct gc_removal *rm, int status)
 {
-    bool missing = status == -ENOENT || status == -ESTALE || status == -EBADMSG;
-
-    if (rm->verb == SHARE_FIND && missing)
+    if (rm->verb == SHARE_FIND && share_status_missing(status))
         return SHARE_READ;
     return rm->verb == SHARE_READ && status == 0 ? SHARE_WRITE : SHARE_REMOVE;
 }

@@ -51,11 +51,6 @@ struct find {
 static bool lookup_step(struct lookup *p);
 static void lookup_end(struct lookup *p, bool late);
 
-static uint64_t now_of(const struct share *s)
-{
-    return uv_now(s->settings.loop);
-}
-
 static bool by_waves(const struct lookup *p)
 {
     return p->chain && !p->share->settings.exact;
@@ -148,7 +143,7 @@ static void find_released_cb(struct share_task *t)
     struct share *s = f->share;
     int status = t->status;
 
-    if (status == -ESTALE || status == -EBADMSG)
+    if (share_status_missing(status))
         status = -ENOENT;
     if (status == 0)
         share_remember(s, &t->op.id, f->root, true, SHARE_FOUND_MS);
@@ -177,7 +172,7 @@ static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
     f->task.op.verb = SHARE_FIND;
     f->task.op.id = *id;
     f->task.op.bytes = p->asker->part_bytes;
-    f->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    f->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
     f->task.released_cb = find_released_cb;
     err = share_root_submit(s->roots[root], &f->task);
     if (err < 0) {
@@ -382,12 +377,12 @@ static void deadline_cb(struct deadline *d)
     lookup_end(p, !p->over);
 }
 
-static share_roots_mask roots_asked(struct share *s)
+static share_roots_mask roots_for_lookups(struct share *s)
 {
     share_roots_mask asked = 0;
 
     for (uint32_t i = 0; i < s->n; i++)
-        if (share_root_lookups_asked(s->roots[i]))
+        if (share_root_takes_lookups(s->roots[i]))
             asked |= 1u << i;
     return asked;
 }
@@ -400,7 +395,7 @@ static struct lookup *lookup_new(struct share *s, struct share_lookup *asker)
         return NULL;
     p->share = s;
     p->asker = asker;
-    p->asked = roots_asked(s);
+    p->asked = roots_for_lookups(s);
     p->hi = asker->n;
     p->chain = !asker->each;
     list_init(&p->finds);
@@ -437,7 +432,7 @@ int share_lookup(struct share *s, struct share_lookup *asker)
         lookup_free(p, false);
         return -ENOENT;
     }
-    deadline_arm(s->settings.deadlines, &p->deadline, p->over ? now_of(s) : asker->deadline_ms,
+    deadline_arm(s->settings.deadlines, &p->deadline, p->over ? share_now(s) : asker->deadline_ms,
                  deadline_cb);
     asker->op = p;
     return 0;

@@ -29,13 +29,9 @@ uint32_t nfs_xdr_u32(struct nfs_xdr *x)
 
 uint64_t nfs_xdr_u64(struct nfs_xdr *x)
 {
-    const uint8_t *at = take(x, 8);
-    uint64_t value;
+    uint64_t high = nfs_xdr_u32(x);
 
-    if (!at)
-        return 0;
-    memcpy(&value, at, sizeof(value));
-    return be64toh(value);
+    return high << 32 | nfs_xdr_u32(x);
 }
 
 bool nfs_xdr_bool(struct nfs_xdr *x)
@@ -95,22 +91,18 @@ void nfs_xdr_put_u32(struct nfs_xdr_out *o, uint32_t value)
 
 void nfs_xdr_put_u64(struct nfs_xdr_out *o, uint64_t value)
 {
-    uint8_t *at = give(o, 8);
-
-    value = htobe64(value);
-    if (at)
-        memcpy(at, &value, sizeof(value));
+    nfs_xdr_put_u32(o, (uint32_t)(value >> 32));
+    nfs_xdr_put_u32(o, (uint32_t)value);
 }
 
 void nfs_xdr_put_bytes(struct nfs_xdr_out *o, const void *bytes, uint32_t n)
 {
-    static const uint8_t zeroes[4];
     uint8_t *at = give(o, n), *padding = give(o, nfs_xdr_padding(n));
 
     if (!padding)
         return;
     memcpy(at, bytes, n);
-    memcpy(padding, zeroes, nfs_xdr_padding(n));
+    memset(padding, 0, nfs_xdr_padding(n));
 }
 
 void nfs_xdr_put_opaque(struct nfs_xdr_out *o, const void *bytes, uint32_t n)

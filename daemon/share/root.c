@@ -12,11 +12,6 @@
 
 static const uint32_t queue_max[SHARE_CLASSES] = {4096, 4096, 1024, 256};
 
-static uint64_t now_of(const struct share_root *r)
-{
-    return uv_now(r->config.loop);
-}
-
 /* Without user, password and options. */
 static void target_show(const char *target, char out[SHARE_TARGET_SHOWN])
 {
@@ -93,9 +88,9 @@ static struct share_task *queue_first(const struct share_root *r, enum share_cla
 
 static struct share_task *task_next(const struct share_root *r)
 {
-    bool starved =
-        r->queued[SHARE_BACKGROUND] > 0 && r->begun[SHARE_BACKGROUND] == 0 &&
-        now_of(r) - queue_first(r, SHARE_BACKGROUND)->submitted_ms >= BACKGROUND_PATIENCE_MS;
+    bool starved = r->queued[SHARE_BACKGROUND] > 0 && r->begun[SHARE_BACKGROUND] == 0 &&
+                   share_root_now(r) - queue_first(r, SHARE_BACKGROUND)->submitted_ms >=
+                       BACKGROUND_PATIENCE_MS;
 
     if (starved && class_may_begin(r, SHARE_BACKGROUND))
         return queue_first(r, SHARE_BACKGROUND);
@@ -125,7 +120,7 @@ static void task_accounts_close(struct share_task *t)
         t->root->store_bytes -= t->op.bytes;
     if (t->op.verb == SHARE_WRITE)
         breaker_again(&t->root->writes,
-                      now_of(t->root)); /* in case it was a trial without result */
+                      share_root_now(t->root)); /* in case it was a trial without result */
     t->state = SHARE_TASK_NONE;
 }
 
@@ -181,7 +176,7 @@ static void backend_done_cb(struct share_op *op, int status)
         r->begun[t->class]--;
         r->late -= late;
     }
-    r->heard_ms = now_of(r);
+    r->heard_ms = share_root_now(r);
     if (!late) {
         t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
         root_count(r, t, status);
@@ -196,7 +191,7 @@ static void backend_done_cb(struct share_op *op, int status)
 void root_begin(struct share_root *r, struct share_task *t)
 {
     if (!task_own(t) && r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
-        r->heard_ms = now_of(r);
+        r->heard_ms = share_root_now(r);
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
     t->op.done_cb = backend_done_cb;
@@ -289,7 +284,7 @@ int share_root_submit(struct share_root *r, struct share_task *t)
     root_task_arm(t, t->deadline_ms);
     t->status = 0;
     t->state = SHARE_TASK_QUEUED;
-    t->submitted_ms = now_of(r);
+    t->submitted_ms = share_root_now(r);
     if (t->class == SHARE_STORE)
         r->store_bytes += t->op.bytes;
     list_push_back(&r->queue[t->class], &t->link);

@@ -103,6 +103,11 @@ struct share_root {
     struct share_root_stats stats;  /* the counters of it */
 };
 
+static inline uint64_t share_root_now(const struct share_root *r)
+{
+    return uv_now(r->config.loop);
+}
+
 /* 0 or -errno, as the backend's open. *out by malloc. */
 int share_root_open(const struct share_root_config *config, struct share_root **out);
 /* Nothing may be under way (share_root_busy), and not from inside a callback. NULL-safe. */
@@ -127,11 +132,11 @@ int share_root_submit(struct share_root *r, struct share_task *t);
 bool share_root_cancel(struct share_root *r, struct share_task *t);
 
 /* Is the breaker closed? */
-bool share_root_asked(const struct share_root *r);
+bool share_root_up(const struct share_root *r);
 /* May a lookup ask this root? Not while the root is down, has been silent while lookups wait, or is
  * too slow for lookups; in the last case one lookup passes after each pause, as a trial. After true
  * share_root_lookup_ended must follow. */
-bool share_root_lookups_asked(struct share_root *r);
+bool share_root_takes_lookups(struct share_root *r);
 /* The root answered the lookup, did not by its deadline, or the lookup ended before either. */
 enum share_lookup_end { SHARE_LOOKUP_ANSWERED, SHARE_LOOKUP_LATE, SHARE_LOOKUP_LEFT };
 void share_root_lookup_ended(struct share_root *r, enum share_lookup_end how);

@@ -14,11 +14,6 @@
 #define CLOCK_KEPT_MS (3600u * 1000u)
 #define CLOCK_RETRY_MS (60u * 1000u)
 
-static uint64_t now_of(const struct share_root *r)
-{
-    return uv_now(r->config.loop);
-}
-
 static void check_released_cb(struct share_task *t);
 static void clock_released_cb(struct share_task *t);
 
@@ -96,7 +91,7 @@ static void root_good(struct share_root *r)
 /* A failed health check counts as much as FAILURES of other operations. */
 static void root_bad(struct share_root *r, const struct share_task *t, int status)
 {
-    uint64_t now = now_of(r);
+    uint64_t now = share_root_now(r);
 
     if (!(t == &r->check ? breaker_trip(&r->breaker, now) : breaker_bad(&r->breaker, now)))
         return;
@@ -113,7 +108,7 @@ static void writes_judge(struct share_root *r, const struct share_task *t, int s
     if (status_stops_writes(t, status)) {
         r->writes_status = status;
         reason_note(r, status);
-        if (breaker_bad(&r->writes, now_of(r)))
+        if (breaker_bad(&r->writes, share_root_now(r)))
             log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
                      status_text(status));
     } else if (t->op.verb == SHARE_WRITE && status == 0 && breaker_good(&r->writes)) {
@@ -126,7 +121,7 @@ void root_judge(struct share_root *r, const struct share_task *t, int status)
 {
     writes_judge(r, t, status);
     if (status_local(status))
-        breaker_again(&r->breaker, now_of(r)); /* in case it was a health check */
+        breaker_again(&r->breaker, share_root_now(r)); /* in case it was a health check */
     else if (status_answers(status) || status_stops_writes(t, status))
         root_good(r);
     else
@@ -177,7 +172,7 @@ void share_root_check(struct share_root *r)
     if (r->stopped || t->state != SHARE_TASK_NONE)
         return;
     t->op = (struct share_op){.verb = SHARE_CHECK};
-    root_task_arm(t, now_of(r) + check_ms(r));
+    root_task_arm(t, share_root_now(r) + check_ms(r));
     root_begin(r, t);
 }
 
@@ -187,7 +182,7 @@ static void check_at_cb(struct deadline *d)
 
     if (r->stopped || r->check.state != SHARE_TASK_NONE)
         return; /* check_released_cb plans the next one */
-    if (breaker_try(&r->breaker, now_of(r)))
+    if (breaker_try(&r->breaker, share_root_now(r)))
         share_root_check(r);
     else
         root_check_plan(r);
@@ -219,36 +214,36 @@ void root_check_stop(struct share_root *r)
 
 /* ---- is the root usable? ---- */
 
-bool share_root_asked(const struct share_root *r)
+bool share_root_up(const struct share_root *r)
 {
     return breaker_closed(&r->breaker);
 }
 
-bool share_root_lookups_asked(struct share_root *r)
+bool share_root_takes_lookups(struct share_root *r)
 {
     if (!breaker_closed(&r->breaker)) {
         root_check_plan(r);
         return false;
     }
-    if (r->begun[SHARE_LOOKUP] > 0 && now_of(r) - r->heard_ms > SILENT_MS)
+    if (r->begun[SHARE_LOOKUP] > 0 && share_root_now(r) - r->heard_ms > SILENT_MS)
         return false;
-    return breaker_closed(&r->lookups) || breaker_try(&r->lookups, now_of(r));
+    return breaker_closed(&r->lookups) || breaker_try(&r->lookups, share_root_now(r));
 }
 
 void share_root_lookup_ended(struct share_root *r, enum share_lookup_end how)
 {
     if (how == SHARE_LOOKUP_LEFT)
-        breaker_again(&r->lookups, now_of(r));
+        breaker_again(&r->lookups, share_root_now(r));
     else if (how == SHARE_LOOKUP_ANSWERED)
         (void)breaker_good(&r->lookups);
-    else if (breaker_bad(&r->lookups, now_of(r)))
+    else if (breaker_bad(&r->lookups, share_root_now(r)))
         log_warn("share", "root-slow", "root=%s latency_us=%llu", r->shown,
                  (unsigned long long)r->stats.latency_us);
 }
 
 bool root_write_try(struct share_root *r)
 {
-    return breaker_closed(&r->writes) || breaker_try(&r->writes, now_of(r));
+    return breaker_closed(&r->writes) || breaker_try(&r->writes, share_root_now(r));
 }
 
 bool share_root_takes_writes(const struct share_root *r)
@@ -257,7 +252,8 @@ bool share_root_takes_writes(const struct share_root *r)
 
     if (r->config.read_only || r->stopped || !breaker_closed(&r->breaker))
         return false;
-    return breaker_closed(w) || (w->state == BREAKER_OPEN && backoff_ready(&w->backoff, now_of(r)));
+    return breaker_closed(w) ||
+           (w->state == BREAKER_OPEN && backoff_ready(&w->backoff, share_root_now(r)));
 }
 
 enum share_health share_root_health(const struct share_root *r)
@@ -281,12 +277,12 @@ static void clock_released_cb(struct share_task *t)
     if (t->status < 0 || t->op.now_ns == 0)
         return;
     r->clock_ahead_ns = (int64_t)(t->op.now_ns - uv_hrtime());
-    r->clock_known_ms = now_of(r);
+    r->clock_known_ms = share_root_now(r);
 }
 
 int share_root_time(struct share_root *r, uint64_t *now_ns)
 {
-    uint64_t now = now_of(r);
+    uint64_t now = share_root_now(r);
     bool known = r->clock_known_ms != 0;
 
     if ((!known || now - r->clock_known_ms > CLOCK_KEPT_MS) && !r->config.read_only &&

@@ -45,6 +45,11 @@ struct share {
 /* A set of roots: bit i is share->roots[i]. */
 typedef uint32_t share_roots_mask;
 
+static inline uint64_t share_now(const struct share *s)
+{
+    return uv_now(s->settings.loop);
+}
+
 /* share.c */
 int share_new(const struct share_settings *settings, struct share **out);
 
@@ -60,6 +65,8 @@ enum share_known share_recall(const struct share *s, const struct block_file_id 
 /* Those of `asked` that could have the part. */
 share_roots_mask share_holders(const struct share *s, const struct block_file_id *id,
                                share_roots_mask asked);
+/* Those whose breaker is closed. */
+share_roots_mask share_roots_up(const struct share *s);
 /* The roots that a new part may go to, best first. The number of them. */
 uint32_t share_takers(struct share *s, const struct block_file_id *id,
                       uint8_t out[SHARE_MAX_ROOTS]);

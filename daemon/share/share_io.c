@@ -19,11 +19,6 @@ struct part_io {
     bool late;  /* done_cb has run */
 };
 
-static uint64_t now_of(const struct share *s)
-{
-    return uv_now(s->settings.loop);
-}
-
 /* ---- background operations ---- */
 
 struct background {
@@ -57,7 +52,7 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
     e->task.op.id = *id;
     e->task.op.bytes = bytes;
     e->task.class = SHARE_BACKGROUND;
-    e->task.deadline_ms = now_of(s) + s->settings.deadline_ms;
+    e->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
     e->task.released_cb = background_released_cb;
     err = share_root_submit(s->roots[root], &e->task);
     if (err < 0)
@@ -103,7 +98,7 @@ static uint64_t turn_until_ms(const struct part_io *m)
 {
     bool last = m->io->write || m->at + 1 == m->n;
 
-    return last ? m->deadline_ms : m->deadline_ms - (m->deadline_ms - now_of(m->share)) / 2;
+    return last ? m->deadline_ms : m->deadline_ms - (m->deadline_ms - share_now(m->share)) / 2;
 }
 
 /* Submits to the present root, or to one behind it. 0, or -errno of the last one. */
@@ -111,7 +106,7 @@ static int part_io_begin(struct part_io *m)
 {
     int err = m->status;
 
-    for (; m->at < m->n && now_of(m->share) < m->deadline_ms; m->at++) {
+    for (; m->at < m->n && share_now(m->share) < m->deadline_ms; m->at++) {
         m->task.deadline_ms = turn_until_ms(m);
         err = share_root_submit(m->share->roots[root_of(m)], &m->task);
         if (err == 0 || err == -EAGAIN)
@@ -141,11 +136,6 @@ static void part_io_late_cb(struct share_task *t, int status)
     m->io->done_cb(m->io, status);
 }
 
-static bool status_missing(int status)
-{
-    return status == -ENOENT || status == -ESTALE || status == -EBADMSG;
-}
-
 static void read_answered(struct part_io *m, int status)
 {
     struct share *s = m->share;
@@ -161,7 +151,7 @@ static void read_answered(struct part_io *m, int status)
     }
     if (status == -EBADMSG)
         damaged(s, root, &m->task);
-    else if (status_missing(status))
+    else if (share_status_missing(status))
         share_remember(s, &m->io->id, root, false, s->settings.negative_ms);
     else
         m->status = status;
@@ -208,14 +198,10 @@ static void part_io_released_cb(struct share_task *t)
 
 static uint32_t readers(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
 {
-    share_roots_mask asked = 0, holders;
+    share_roots_mask up = share_roots_up(s), holders = share_holders(s, &io->id, up);
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < s->n; i++)
-        if (share_root_asked(s->roots[i]))
-            asked |= 1u << i;
-    holders = share_holders(s, &io->id, asked);
-    if (io->root > 0 && io->root <= s->n && (asked >> (io->root - 1) & 1)) {
+    if (io->root > 0 && io->root <= s->n && (up >> (io->root - 1) & 1)) {
         out[n++] = (uint8_t)(io->root - 1);
         holders &= ~(1u << (io->root - 1));
     }
@@ -245,7 +231,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->n = io->write ? share_takers(s, &io->id, m->roots) : readers(s, io, m->roots);
 
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
-    m->deadline_ms = now_of(s) + s->settings.deadline_ms;
+    m->deadline_ms = share_now(s) + s->settings.deadline_ms;
     m->task.done_cb = part_io_late_cb;
     m->task.released_cb = part_io_released_cb;
     m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,

@@ -4,11 +4,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-static uint64_t now_of(const struct share *s)
-{
-    return uv_now(s->settings.loop);
-}
-
 uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
     uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES + 2];
@@ -23,7 +18,7 @@ uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms)
 {
-    uint64_t now = now_of(s), tag = share_tag(s, id, root);
+    uint64_t now = share_now(s), tag = share_tag(s, id, root);
 
     if (for_ms > 0 && !(found && !list_empty(&s->purges)))
         answer_cache_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
@@ -34,7 +29,7 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
 
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
-    return (enum share_known)answer_cache_get(&s->answers, share_tag(s, id, root), now_of(s));
+    return (enum share_known)answer_cache_get(&s->answers, share_tag(s, id, root), share_now(s));
 }
 
 /* ---- rendezvous ---- */
@@ -88,19 +83,23 @@ share_roots_mask share_holders(const struct share *s, const struct block_file_id
     return mask;
 }
 
-/* ---- writes ---- */
+share_roots_mask share_roots_up(const struct share *s)
+{
+    share_roots_mask up = 0;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (share_root_up(s->roots[i]))
+            up |= 1u << i;
+    return up;
+}
 
 uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t out[SHARE_MAX_ROOTS])
 {
-    share_roots_mask up = 0;
     uint32_t n = 0, one;
 
-    for (uint32_t i = 0; i < s->n; i++)
-        if (share_root_asked(s->roots[i]))
-            up |= 1u << i;
     if (s->settings.spread == CONFIG_SPREAD_HASHED) {
         /* Only this one: no host would look for the block elsewhere. */
-        one = hashed_root(s, id, up);
+        one = hashed_root(s, id, share_roots_up(s));
         if (one < SHARE_MAX_ROOTS && share_root_takes_writes(s->roots[one]))
             out[n++] = (uint8_t)one;
         return n;

@@ -183,15 +183,15 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     cr_assert_eq(items[39].status, -EHOSTDOWN, "what waits is ended at once");
     cr_assert_lt(uv_now(&rig.loop) - from, 2500);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), -EHOSTDOWN);
-    cr_assert_not(share_root_asked(root));
+    cr_assert_not(share_root_up(root));
     cr_assert_eq(rig.metrics.share_roots_down, 1);
     rig_run(NULL, 700);
     cr_assert_eq(server->asked[SHARE_CHECK], 1, "one check after a pause, not %u",
                  server->asked[SHARE_CHECK]);
-    cr_assert_not(share_root_asked(root));
+    cr_assert_not(share_root_up(root));
     server->fails[SHARE_READ] = server->fails[SHARE_CHECK] = 0;
     rig_run(NULL, 1400);
-    cr_assert(share_root_asked(root), "nobody noticed that it is back");
+    cr_assert(share_root_up(root), "nobody noticed that it is back");
     cr_assert_eq(rig.metrics.share_roots_down, 0);
     cr_assert_eq(rig.metrics.share_breaks, 1);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 1, 100), 0);
@@ -385,13 +385,13 @@ Test(share_root, a_silent_root_is_spared_lookups)
     struct item it;
 
     server->hangs = true;
-    cr_assert(share_root_lookups_asked(root));
+    cr_assert(share_root_takes_lookups(root));
     cr_assert_eq(submit(&it, SHARE_FIND, SHARE_LOOKUP, 1, 5000), 0);
     rig_run(NULL, 1100);
-    cr_assert_not(share_root_lookups_asked(root));
+    cr_assert_not(share_root_takes_lookups(root));
     rig_let_go(server);
     cr_assert(rig_run(&it.released, 20000));
-    cr_assert(share_root_lookups_asked(root));
+    cr_assert(share_root_takes_lookups(root));
 }
 
 Test(share_root, the_servers_time_is_learned_once)
