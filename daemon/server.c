@@ -417,7 +417,7 @@ static int share_init(struct server *s, char text[512])
     if (rc != 0)
         snprintf(text, 512, "%s", e.text);
     else if (s->share)
-        cache_share_attach(s->cache, &share_tier_ops, s->share);
+        cache_share_attach(s->cache, s->share);
     return rc;
 }
 
@@ -456,7 +456,6 @@ static int front_init(struct server *s, char text[512])
         .devices = s->devices,
         .tier_ops = s->tier_ops,
         .tier = s->tier,
-        .share_ops = &share_tier_ops,
         .share = s->share,
     };
     struct front_handler handler;

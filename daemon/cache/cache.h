@@ -45,7 +45,7 @@ void cache_free(struct cache *c);
  * before. The arena comes last, when the devices and the tier can register its memory. */
 struct tier_callbacks cache_tier_callbacks(struct cache *c);
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier);
-void cache_share_attach(struct cache *c, const struct share_ops *ops, struct share *share);
+void cache_share_attach(struct cache *c, struct share *share);
 void cache_arena_attach(struct cache *c, struct arena *arena);
 
 /* Operations of the tier that are under way; it may be closed at 0. */

@@ -70,7 +70,7 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
                                      .root = cache_part(c, op->ref, op->part)->root,
                                      .done_cb = done_cb,
                                      .released_cb = released_cb};
-    rc = c->share_ops->submit(c->share, &op->io.share);
+    rc = share_submit(c->share, &op->io.share);
     c->share_busy += rc == 0;
     if (rc == -EAGAIN)
         c->write[WRITE_SHARE].full = true;

@@ -42,8 +42,7 @@ struct block_list {
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
-    struct tier *tier; /* NULL: none */
-    const struct share_ops *share_ops;
+    struct tier *tier;   /* NULL: none */
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */

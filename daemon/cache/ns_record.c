@@ -150,7 +150,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
         return 0;
     p->share.done_cb = purge_shared_cb;
     memcpy(p->share.fingerprint, ns->fingerprint, sizeof(p->share.fingerprint));
-    p->share_status = c->share_ops->purge(c->share, &p->share);
+    p->share_status = share_purge(c->share, &p->share);
     p->sharing = p->share_status == 0;
     return 0;
 }
@@ -166,7 +166,7 @@ void cache_purge_end(struct cache *c, struct cache_purge *p)
         p->record->purge = NULL;
     p->record = NULL;
     if (p->sharing)
-        c->share_ops->purge_cancel(c->share, &p->share);
+        share_purge_cancel(c->share, &p->share);
     p->sharing = false;
     p->ns->purges--;
     cache_writes_unstall(c);

@@ -85,7 +85,7 @@ void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *ke
     for (uint32_t i = ns->identity.parts; c->share && i-- > 0;) {
         struct block_file_id id = id_of(ns, key, i);
 
-        if (c->share_ops->remove(c->share, &id) != 0)
+        if (share_remove(c->share, &id) != 0)
             c->config.metrics->share_remove_dropped++;
     }
 }
@@ -100,9 +100,8 @@ static void ready_cb(void *ctx)
     cache_released(c);
 }
 
-void cache_share_attach(struct cache *c, const struct share_ops *ops, struct share *share)
+void cache_share_attach(struct cache *c, struct share *share)
 {
-    c->share_ops = ops;
     c->share = share;
-    ops->on_ready(share, ready_cb, c);
+    share_on_ready(share, ready_cb, c);
 }

@@ -241,7 +241,7 @@ static_assert(SHARE_MAX_ROOTS == 8, "bounds of the message");
 static int root_collect(struct call *call, uint32_t root, bool named, struct msg_collect_r *r)
 {
     const struct request_rooms *rooms = &call->s->rq->rooms;
-    int err = rooms->share_ops->collect(rooms->share, root);
+    int err = share_collect(rooms->share, root);
 
     switch (err) {
     case 0:
@@ -278,7 +278,7 @@ int method_share_collect(struct call *call)
     if (!rooms->share)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "there is no shared tier: share.roots in the configuration is empty");
-    n = rooms->share_ops->roots(rooms->share);
+    n = share_roots(rooms->share);
     if (m->root > n)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                              "the shared tier has no root %u, it has %u", (unsigned)m->root, n);

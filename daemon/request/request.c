@@ -226,10 +226,10 @@ static uint32_t share_health(const struct request_rooms *rooms, char (*reasons)[
 {
     uint32_t found = 0;
 
-    for (uint32_t i = 0; rooms->share && i < rooms->share_ops->roots(rooms->share); i++) {
+    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
         struct share_root_stats stats = {0};
 
-        rooms->share_ops->stats(rooms->share, i, &stats);
+        share_stats(rooms->share, i, &stats);
         if (stats.health == SHARE_DOWN && found < n)
             snprintf(reasons[found++], sizeof(*reasons), "share %s: %s", stats.target,
                      stats.reason);

@@ -35,7 +35,6 @@ struct request_rooms {
     struct device_set *devices;
     const struct tier_ops *tier_ops;
     struct tier *tier;
-    const struct share_ops *share_ops;
     struct share *share;
     uint8_t instance[16];
 };

@@ -97,7 +97,7 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
     k->p.each = each;
     k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
     k->p.done_cb = lookup_done_cb;
-    rc = rooms->share_ops->lookup(rooms->share, &k->p);
+    rc = share_lookup(rooms->share, &k->p);
     if (rc != 0)
         shared_lookup_free(k);
     else
@@ -113,6 +113,6 @@ void shared_lookup_free(struct shared_lookup *k)
 
 void shared_lookup_cancel(struct shared_lookup *k)
 {
-    k->rq->rooms.share_ops->lookup_cancel(k->rq->rooms.share, &k->p);
+    share_lookup_cancel(k->rq->rooms.share, &k->p);
     shared_lookup_free(k);
 }

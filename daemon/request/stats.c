@@ -76,14 +76,14 @@ static void pack_tiers(msgpack_packer *pk, const struct request_rooms *r)
 static void pack_shares(msgpack_packer *pk, const struct request_rooms *r)
 {
     static const char *const health[] = {"up", "read-only", "full", "down"};
-    uint32_t n = r->share ? r->share_ops->roots(r->share) : 0;
+    uint32_t n = share_roots(r->share);
 
     proto_pack_str(pk, "shares");
     msgpack_pack_array(pk, n);
     for (uint32_t i = 0; i < n; i++) {
         struct share_root_stats rs = {0};
 
-        r->share_ops->stats(r->share, i, &rs);
+        share_stats(r->share, i, &rs);
         msgpack_pack_map(pk, 17);
         proto_pack_text(pk, "name", rs.target);
         proto_pack_text(pk, "backend", rs.backend);

@@ -236,16 +236,3 @@ void share_stats(const struct share *s, uint32_t root, struct share_root_stats *
         out->files = used.files;
     }
 }
-
-const struct share_ops share_tier_ops = {
-    .submit = share_submit,
-    .on_ready = share_on_ready,
-    .lookup = share_lookup,
-    .lookup_cancel = share_lookup_cancel,
-    .remove = share_remove,
-    .purge = share_purge,
-    .purge_cancel = share_purge_cancel,
-    .collect = share_collect,
-    .roots = share_roots,
-    .stats = share_stats,
-};

@@ -140,19 +140,4 @@ uint32_t share_roots(const struct share *s); /* how many; s may be NULL */
 /* root: from 0 */
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
-/* What the cache and requests call, as a table: share_tier_ops in the daemon, a fake in tests. */
-struct share_ops {
-    int (*submit)(struct share *s, struct share_io *io);
-    void (*on_ready)(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
-    int (*lookup)(struct share *s, struct share_lookup *p);
-    void (*lookup_cancel)(struct share *s, struct share_lookup *p);
-    int (*remove)(struct share *s, const struct block_file_id *id);
-    int (*purge)(struct share *s, struct share_purge *p);
-    void (*purge_cancel)(struct share *s, struct share_purge *p);
-    int (*collect)(struct share *s, uint32_t root);
-    uint32_t (*roots)(const struct share *s);
-    void (*stats)(const struct share *s, uint32_t root, struct share_root_stats *out);
-};
-extern const struct share_ops share_tier_ops;
-
 #endif

@@ -76,7 +76,6 @@ static inline void open_door(void)
                                   .config = &door.config,
                                   .metrics = &rig.metrics,
                                   .deadlines = &door.deadlines,
-                                  .share_ops = &fake_share_ops,
                                   .share = &share};
 
     open_shared();
