@@ -63,9 +63,9 @@ struct device_region {
     uint32_t ring_region; /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    struct msg_plane *spec;
     uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
-    struct ucm_copy_plane *planes; /* OPEN fills base and memory */
+    /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
+    struct ucm_copy_plane *planes;
     struct device_users users;
     void *mapping; /* device's own */
 };

@@ -273,16 +273,13 @@ static int check_overlap(const struct msg_region_register *m, const int *fds, st
 static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards)
 {
     struct device_region *r;
-    size_t handles = n_handles * sizeof(*r->handles), spec = n_planes * sizeof(*r->spec);
-    size_t planes = n_planes * sizeof(*r->planes);
-    size_t shard_first = (shards + (size_t)1) * sizeof(*r->shard_first);
+    size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
 
-    r = calloc(1, sizeof(*r) + handles + spec + planes + shard_first);
+    r = calloc(1, sizeof(*r) + handles + planes + (shards + (size_t)1) * sizeof(*r->shard_first));
     if (!r)
         return NULL;
     r->handles = (struct device_handle *)(r + 1);
-    r->spec = (struct msg_plane *)((char *)r->handles + handles);
-    r->planes = (struct ucm_copy_plane *)((char *)r->spec + spec);
+    r->planes = (struct ucm_copy_plane *)((char *)r->handles + handles);
     r->shard_first = (uint32_t *)((char *)r->planes + planes);
     r->n_planes = n_planes;
     r->shards = shards;
@@ -314,9 +311,11 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
     for (uint32_t i = 0; i < r->n_planes; i++) {
         const struct msg_plane *p = &m->planes.p[i];
 
-        r->spec[i] = *p;
-        r->planes[i] = (struct ucm_copy_plane){
-            .stride = p->stride, .slot_offset = slot_offset, .chunk = (uint32_t)p->chunk};
+        r->planes[i] = (struct ucm_copy_plane){.base = r->handles[p->handle].offset + p->offset,
+                                               .stride = p->stride,
+                                               .slot_offset = slot_offset,
+                                               .chunk = (uint32_t)p->chunk,
+                                               .memory = (uint32_t)p->handle};
         slot_offset += p->chunk;
         r->shard_first[p->shard + 1] = i + 1;
     }
@@ -362,7 +361,7 @@ static void close_fds(struct device_region *r)
 }
 
 /* Handles of one allocation share its first mapping. */
-static uint32_t mapping_of(const struct device_region *r, uint64_t handle)
+static uint32_t mapping_of(const struct device_region *r, uint32_t handle)
 {
     uint32_t i = 0;
 
@@ -373,12 +372,11 @@ static uint32_t mapping_of(const struct device_region *r, uint64_t handle)
 
 void region_mapped(struct device_region *r)
 {
-    for (uint32_t p = 0; p < r->n_planes; p++) {
-        const struct msg_plane *spec = &r->spec[p];
-        const struct device_handle *h = &r->handles[spec->handle];
+    for (uint32_t i = 0; i < r->n_planes; i++) {
+        struct ucm_copy_plane *p = &r->planes[i];
 
-        r->planes[p].base = h->address + h->offset + spec->offset;
-        r->planes[p].memory = mapping_of(r, spec->handle);
+        p->base += r->handles[p->memory].address;
+        p->memory = mapping_of(r, p->memory);
     }
     close_fds(r);
 }

@@ -21,8 +21,8 @@ static inline bool text_is(struct proto_str s, const char *text)
 {
     return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
 }
-/* region.c, when all handles are mapped: fills what planes say of memory, and closes the
- * descriptors, which would keep the memory when mapping and worker are gone. */
+/* region.c, when all handles are mapped: gives planes their addresses, and closes the descriptors,
+ * which would keep the memory when mapping and worker are gone. */
 void region_mapped(struct device_region *r);
 
 /* ---- queue ---- */

@@ -411,11 +411,10 @@ void oracle_copy(const struct test_device *t, const struct device_region *r,
     struct ucm_copy_plane planes[128];
 
     for (uint32_t p = 0; p < n_planes; p++) {
-        const struct msg_plane *spec = &r->spec[first_plane + p];
+        struct ucm_copy_plane *plane = &planes[p];
 
-        planes[p] = r->planes[first_plane + p];
-        planes[p].base =
-            (uint64_t)(uintptr_t)shadow + r->handles[spec->handle].offset - offset + spec->offset;
+        *plane = r->planes[first_plane + p];
+        plane->base += (uint64_t)(uintptr_t)shadow - r->handles[plane->memory].address - offset;
     }
     for (uint32_t i = 0; i < n; i++) {
         struct ucm_copy_item item = items[i];

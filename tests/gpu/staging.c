@@ -176,7 +176,8 @@ void ring_region(struct test_device *t, struct device_region *r, uint64_t offset
     *region = (struct worker_region){.n_planes = r->n_planes, .blocks = r->blocks};
     for (uint32_t p = 0; p < r->n_planes; p++) {
         region->planes[p] = r->planes[p];
-        region->planes[p].base = r->handles[r->spec[p].handle].offset - offset + r->spec[p].offset;
+        region->planes[p].base =
+            r->planes[p].base - r->handles[r->planes[p].memory].address - offset;
     }
     if (worker_do(of->worker, WORKER_RING_REGION, 0, 0, 0))
         r->ring_region = (uint32_t)of->worker->reply.value;

@@ -479,7 +479,7 @@ static struct device_region *wild_open(void)
     wild.planes[1] = (struct test_plane){0, MIB, 4096, 4096, 1};
     if (region_make(&t, &wild, good.pid, good_ipc, -1, 0, MEMORY, &bad) < 0)
         return NULL;
-    bad->spec[1].offset = 1ull << 45;
+    bad->planes[1].base = 1ull << 45;
     job_init(&j, DEVICE_OPEN, bad, NULL, 0);
     CHECK(job_run(&t, &j) == 0, "a region with a wild plane opens");
     return bad;

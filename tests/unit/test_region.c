@@ -119,7 +119,7 @@ Test(region, takes_over_what_was_said)
         cr_assert_eq(r->planes[i].slot_offset, i * CHUNK);
         cr_assert_eq(r->planes[i].chunk, CHUNK);
         cr_assert_eq(r->planes[i].stride, CHUNK);
-        cr_assert_eq(r->spec[i].offset, i * BLOCKS * CHUNK);
+        cr_assert_eq(r->planes[i].base, i * BLOCKS * CHUNK);
     }
     region_free(r);
     cr_assert_eq(fcntl(fd, F_GETFD), -1, "region_free closes what it took");
