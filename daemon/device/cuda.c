@@ -182,11 +182,11 @@ static void thread_cb(void *arg)
             gpu_abandon(g);
         moved |= run_control(g);
         moved |= gpu_events_poll(g);
-        moved |= gpu_stagings_poll(g);
-        for (unsigned i = 0; i < 2; i++) {
+        for (unsigned i = 0; i < 2; i++)
             moved |= gpu_reap(g, i);
+        moved |= gpu_stagings_step(g); /* slices go before jobs that have not begun */
+        for (unsigned i = 0; i < 2; i++)
             moved |= gpu_fill(g, i);
-        }
         gpu_expire(g);
         if (moved)
             g->moved_ns = uv_hrtime();

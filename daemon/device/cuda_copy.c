@@ -296,7 +296,7 @@ static struct device_job *next_to_try(struct gpu *g, struct device_job *job, str
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
 {
     enum device_op op = direction == UCM_COPY_DUMP ? DEVICE_DUMP : DEVICE_LOAD;
-    bool moved = gpu_stagings_fill(g, direction);
+    bool moved = false;
     struct device_job *job = job_queue_first_of(&g->queued, op);
     struct passed passed = {.rings = 0};
 

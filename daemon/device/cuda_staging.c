@@ -489,34 +489,6 @@ static bool slice_poll(struct gpu *g, struct gpu_slice *slice, uint64_t now_ms)
     }
 }
 
-/* Calls slice_cb for every slice that is not free; returns whether any call returned true. */
-static bool each_slice(struct gpu *g,
-                       bool (*slice_cb)(struct gpu *g, struct gpu_slice *slice, uint64_t arg),
-                       uint64_t arg)
-{
-    bool moved = false;
-
-    for (struct list *node = g->stagings.next; node != &g->stagings && g->slices > 0;
-         node = node->next) {
-        struct gpu_staging *s = LIST_ENTRY(node, struct gpu_staging, link);
-
-        for (uint32_t i = 0; i < s->n_slices; i++)
-            if (s->slices[i].state != SLICE_FREE)
-                moved |= slice_cb(g, &s->slices[i], arg);
-    }
-    return moved;
-}
-
-static bool poll_cb(struct gpu *g, struct gpu_slice *slice, uint64_t now_ms)
-{
-    return slice->state == SLICE_POSTED && slice_poll(g, slice, now_ms);
-}
-
-bool gpu_stagings_poll(struct gpu *g)
-{
-    return g->slices > 0 && each_slice(g, poll_cb, job_clock_ms());
-}
-
 static void piece_straight(struct gpu *g, struct gpu_slice *slice)
 {
     struct job_piece piece = slice->piece;
@@ -525,12 +497,13 @@ static void piece_straight(struct gpu *g, struct gpu_slice *slice)
     gpu_launch_piece(g, slice->direction, slice->job, &piece);
 }
 
-static bool fill_cb(struct gpu *g, struct gpu_slice *slice, uint64_t direction)
+static bool slice_step(struct gpu *g, struct gpu_slice *slice)
 {
+    bool moved = slice->state == SLICE_POSTED && slice_poll(g, slice, job_clock_ms());
+
     if ((slice->state != SLICE_GATHERED && slice->state != SLICE_STRAIGHT) ||
-        slice->direction != direction || atomic_load(&g->failed) ||
-        !gpu_launch_next(g, slice->direction))
-        return false;
+        atomic_load(&g->failed) || !gpu_launch_next(g, slice->direction))
+        return moved;
     if (job_deserted(slice->job))
         slice_fail(g, slice, job_refuse_deserted(slice->job));
     else if (slice->state == SLICE_GATHERED)
@@ -540,16 +513,10 @@ static bool fill_cb(struct gpu *g, struct gpu_slice *slice, uint64_t direction)
     return true;
 }
 
-bool gpu_stagings_fill(struct gpu *g, enum ucm_copy_direction direction)
-{
-    return each_slice(g, fill_cb, direction);
-}
-
-static bool abandon_cb(struct gpu *g, struct gpu_slice *slice, uint64_t unused)
+static bool slice_abandon(struct gpu *g, struct gpu_slice *slice)
 {
     bool launched = slice->state == SLICE_FILLING || slice->state == SLICE_EMPTYING;
 
-    (void)unused;
     if (slice->state == SLICE_POSTED) {
         gpu_job_fail(g, slice->job, gpu_refuse_failed(g, slice->job));
         return true;
@@ -560,11 +527,32 @@ static bool abandon_cb(struct gpu *g, struct gpu_slice *slice, uint64_t unused)
     return true;
 }
 
-/* A companion may still write what it has claimed: such a slice ends as ever (gpu_stagings_poll),
+/* Calls f for every slice that is not free; returns whether any call returned true. */
+static bool each_slice(struct gpu *g, bool (*f)(struct gpu *g, struct gpu_slice *slice))
+{
+    bool moved = false;
+
+    for (struct list *node = g->stagings.next; node != &g->stagings && g->slices > 0;
+         node = node->next) {
+        struct gpu_staging *s = LIST_ENTRY(node, struct gpu_staging, link);
+
+        for (uint32_t i = 0; i < s->n_slices; i++)
+            if (s->slices[i].state != SLICE_FREE)
+                moved |= f(g, &s->slices[i]);
+    }
+    return moved;
+}
+
+bool gpu_stagings_step(struct gpu *g)
+{
+    return each_slice(g, slice_step);
+}
+
+/* A companion may still write what it has claimed: such a slice ends as ever (gpu_stagings_step),
  * and its job fails with it. */
 void gpu_stagings_abandon(struct gpu *g)
 {
     for (struct list *node = g->stagings.next; node != &g->stagings; node = node->next)
         mark_dead(LIST_ENTRY(node, struct gpu_staging, link));
-    (void)each_slice(g, abandon_cb, 0);
+    (void)each_slice(g, slice_abandon);
 }

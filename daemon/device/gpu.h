@@ -249,10 +249,8 @@ enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
  * takes nothing for a while, or never again. */
 enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
 void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */
-/* Handles what companions have done. */
-bool gpu_stagings_poll(struct gpu *g);
-/* Launches what slices wait for. */
-bool gpu_stagings_fill(struct gpu *g, enum ucm_copy_direction direction);
+/* Handles what companions have done, and launches what slices wait for. */
+bool gpu_stagings_step(struct gpu *g);
 /* After gpu_fail: ends slices that no companion has claimed. */
 void gpu_stagings_abandon(struct gpu *g);
 
