@@ -211,6 +211,7 @@ const struct config_key config_keys[] = {
     {KEY("share.storage_backends", STRING, share_backends, ""), RANGE(0, 4096),
      .help = "The same in the form of UCM's storage_backends: targets with colons between them."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
+     .retired = "round-robin", .means = "hashed", /* which spreads as evenly */
      .help =
          "How blocks are spread over several roots. tiered: to the first root that takes writes; "
          "what garbage collection would remove from it is copied to the next one. hashed: each "
@@ -304,18 +305,6 @@ const struct config_retired *config_retired_find(const char *name)
     for (size_t i = 0; i < sizeof(retired) / sizeof(retired[0]); i++)
         if (strcmp(retired[i].name, name) == 0)
             return &retired[i];
-    return NULL;
-}
-
-static const struct config_retired_value retired_values[] = {
-    {"share.spread", "round-robin", "hashed"}, /* spreads as evenly */
-};
-
-const struct config_retired_value *config_retired_value_find(const char *key, const char *text)
-{
-    for (size_t i = 0; i < sizeof(retired_values) / sizeof(retired_values[0]); i++)
-        if (strcmp(retired_values[i].key, key) == 0 && strcmp(retired_values[i].text, text) == 0)
-            return &retired_values[i];
     return NULL;
 }
 

@@ -29,6 +29,7 @@ struct config_key {
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
     const char *const *names; /* CONFIG_ENUM and CONFIG_BOOL: NULL at the end */
     const char *(*item_cb)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
+    const char *retired, *means; /* a value of earlier versions, taken for another; NULL: none */
     bool reloadable;
     bool internal; /* for tests and measurements: config_print shows it only where it is set */
 };
@@ -37,12 +38,6 @@ struct config_key {
 struct config_retired {
     const char *name;
     const char *value; /* what is in force now; a file that sets just this gets no warning */
-    const char *instead;
-};
-
-/* A value of earlier versions: accepted, and taken for another one. */
-struct config_retired_value {
-    const char *key, *text;
     const char *instead;
 };
 
@@ -62,7 +57,6 @@ size_t config_section_length(const char *name);
 /* The key of this name, or NULL. */
 const struct config_key *config_key_find(const char *name);
 const struct config_retired *config_retired_find(const char *name);
-const struct config_retired_value *config_retired_value_find(const char *key, const char *text);
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 

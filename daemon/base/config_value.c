@@ -172,13 +172,12 @@ static int list_from_text(struct config *c, const struct config_key *k, const ch
 int config_value_set(struct config *c, const struct config_key *k, const char *text,
                      struct config_error *e)
 {
-    const struct config_retired_value *retired = config_retired_value_find(k->name, text);
     uint64_t value;
     int rc;
 
-    if (retired) {
-        text = retired->instead;
-        config_refuse(e, "%s: %s is no value any more, and taken for %s", k->name, retired->text,
+    if (k->retired && strcmp(k->retired, text) == 0) {
+        text = k->means;
+        config_refuse(e, "%s: %s is no value any more, and taken for %s", k->name, k->retired,
                       text);
         if (config_list_add(&c->warnings, e->text) < 0)
             return config_no_memory(e);

@@ -62,6 +62,11 @@ def config_keys():
 
 
 @functools.cache
+def retired_keys():
+    return {key for key in re.findall(r'^    \{"([a-z_.]+)", "', (TOP / "daemon/base/config_table.c").read_text(), re.M) if "." in key}
+
+
+@functools.cache
 def tree():
     paths = [p.relative_to(TOP).as_posix() for p in SOURCES]
     return set(paths), {p.rsplit("/", 1)[-1] for p in paths}
@@ -259,7 +264,11 @@ class Docs(unittest.TestCase):
             for span in document.spans:
                 found = re.match(r"([a-z]+\.[a-z_]+)(: .*|=.*)?$", span)
                 if found and found[1].partition(".")[0] in sections and not re.search(r"\.(c|h|cu|py|md)$", found[1]):
-                    self.check([] if found[1] in config_keys() else [f"no configuration key {found[1]}"], document.name)
+                    known = config_keys() | (retired_keys() if document.name == "docs/operations.md" else set())
+                    self.check([] if found[1] in known else [f"no configuration key {found[1]}"], document.name)
+        self.assertTrue(retired_keys())
+        operations = (TOP / "docs/operations.md").read_text()
+        self.check([f"no word of the retired key {key}" for key in retired_keys() if f"| `{key}` |" not in operations], "docs/operations.md")
 
 
 def comments(path):
