@@ -96,107 +96,92 @@ int cmd_namespaces(const struct args *a)
 
 /* ---- tenants ---- */
 
-enum { NAMESPACES, SUMS = 5 };
-static const char *const sum_fields[SUMS] = {"namespaces", "blocks", "dram_bytes", "nvme_bytes",
-                                             "shared_bytes"};
+static const char *const sums[] = {"namespaces", "blocks", "dram_bytes", "nvme_bytes",
+                                   "shared_bytes"};
+#define SUMS (sizeof sums / sizeof sums[0])
 
-struct tenant {
-    char name[257];
-    uint64_t sum[SUMS];
-};
-
-struct tenants {
-    struct tenant *item;
-    uint32_t n;
-};
-
-/* NULL when memory ran out. */
-static struct tenant *tenant_of(struct tenants *all, const char *name)
+/* The tenant's object in the list, which is ordered by name; NULL when memory ran out. Its sums are exact up
+ * to 2^53. */
+static cJSON *tenant_of(cJSON *list, const char *name)
 {
-    struct tenant *item;
+    cJSON *item;
+    int at = 0, order = 1;
 
-    for (uint32_t i = 0; i < all->n; i++)
-        if (strcmp(all->item[i].name, name) == 0)
-            return &all->item[i];
-    item = realloc(all->item, (all->n + 1) * sizeof(*item));
-    if (!item)
+    cJSON_ArrayForEach(item, list)
+    {
+        order = strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")), name);
+        if (order >= 0)
+            break;
+        at++;
+    }
+    if (order == 0)
+        return item;
+    item = cJSON_CreateObject();
+    if (!cJSON_AddStringToObject(item, "tenant", name)) {
+        cJSON_Delete(item);
         return NULL;
-    all->item = item;
-    item = &all->item[all->n++];
-    memset(item, 0, sizeof(*item));
-    snprintf(item->name, sizeof(item->name), "%s", name);
+    }
+    for (size_t i = 0; i < SUMS; i++)
+        cJSON_AddNumberToObject(item, sums[i], 0);
+    cJSON_InsertItemInArray(list, at, item);
     return item;
 }
 
 static int tenant_add_cb(const struct args *a, const msgpack_object *ns, void *ctx)
 {
     char name[257];
-    struct tenant *t = tenant_of(ctx, answer_text(ns, "tenant", name, sizeof name));
+    cJSON *tenant = tenant_of(ctx, answer_text(ns, "tenant", name, sizeof name));
 
     (void)a;
-    if (!t)
-        return ctl_fail(CTL_ERROR, "memory ran out");
-    t->sum[NAMESPACES]++;
-    for (size_t k = NAMESPACES + 1; k < SUMS; k++)
-        t->sum[k] += answer_u64(ns, sum_fields[k]);
+    for (size_t i = 0; i < SUMS; i++) {
+        cJSON *sum = cJSON_GetObjectItem(tenant, sums[i]);
+
+        if (!sum)
+            return ctl_fail(CTL_ERROR, "memory ran out");
+        cJSON_SetNumberValue(sum,
+                             sum->valuedouble + (double)(i == 0 ? 1 : answer_u64(ns, sums[i])));
+    }
     return CTL_OK;
 }
 
-static int tenant_compare(const void *left, const void *right)
-{
-    const struct tenant *a = left, *b = right;
-
-    return strcmp(a->name, b->name);
-}
-
-static int tenants_print(const struct tenants *all)
+static int tenants_print(const cJSON *list)
 {
     static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM",
                                          ">NVME",  ">SHARED",     NULL};
     char human[HUMAN_BYTES];
+    const cJSON *item;
     struct table t;
 
-    if (all->n == 0) {
+    if (cJSON_GetArraySize(list) == 0) {
         printf("no tenants\n");
         return CTL_OK;
     }
     table_begin(&t, titles);
-    for (const struct tenant *item = all->item; item < all->item + all->n; item++) {
-        table_cell(&t, "%s", item->name);
-        for (size_t k = 0; k < SUMS; k++)
-            if (strstr(sum_fields[k], "_bytes"))
-                table_cell(&t, "%s", human_bytes(human, item->sum[k]));
+    cJSON_ArrayForEach(item, list)
+    {
+        table_cell(&t, "%s", cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")));
+        for (size_t i = 0; i < SUMS; i++) {
+            double sum = cJSON_GetNumberValue(cJSON_GetObjectItem(item, sums[i]));
+
+            if (strstr(sums[i], "_bytes"))
+                table_cell(&t, "%s", human_bytes(human, (uint64_t)sum));
             else
-                table_cell(&t, "%" PRIu64, item->sum[k]);
+                table_cell(&t, "%.0f", sum);
+        }
     }
     return ctl_table_end(&t);
 }
 
-static int tenants_print_json(const struct tenants *all)
-{
-    cJSON *j = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(j, "tenants");
-
-    for (uint32_t i = 0; i < all->n; i++) {
-        cJSON *o = cJSON_CreateObject();
-
-        cJSON_AddStringToObject(o, "tenant", all->item[i].name);
-        for (size_t k = 0; k < SUMS; k++)
-            ctl_json_u64(o, sum_fields[k], all->item[i].sum[k]);
-        cJSON_AddItemToArray(list, o);
-    }
-    return ctl_print_json(j, false);
-}
-
 int cmd_tenants(const struct args *a)
 {
-    struct tenants all = {.n = 0};
-    int rc = ctl_each_namespace(a, tenant_add_cb, &all);
+    cJSON *j = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(j, "tenants");
+    int rc = ctl_each_namespace(a, tenant_add_cb, list);
 
-    if (all.n > 0)
-        qsort(all.item, all.n, sizeof(all.item[0]), tenant_compare);
+    if (rc == CTL_OK && args_given(a, "json"))
+        return ctl_print_json(j, false);
     if (rc == CTL_OK)
-        rc = args_given(a, "json") ? tenants_print_json(&all) : tenants_print(&all);
-    free(all.item);
+        rc = tenants_print(list);
+    cJSON_Delete(j);
     return rc;
 }
 
