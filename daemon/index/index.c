@@ -3,19 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/random.h>
-
-static int secret_fill(uint8_t *p, size_t n)
-{
-    ssize_t rc;
-
-    do
-        rc = getrandom(p, n, 0);
-    while (rc < 0 && errno == EINTR);
-    if (rc < 0)
-        return -errno;
-    return (size_t)rc == n ? 0 : -EIO;
-}
+#include <unistd.h>
 
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 {
@@ -27,7 +15,7 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     rc = ns_set_init(&ix->ns, max_ns);
     if (rc != 0)
         goto err_after_index;
-    rc = secret_fill(ix->secret, sizeof(ix->secret));
+    rc = getentropy(ix->secret, sizeof(ix->secret)) < 0 ? -errno : 0;
     if (rc != 0)
         goto err_after_ns;
     rc = slab_init(&ix->slab, &ix->pages);

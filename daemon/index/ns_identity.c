@@ -1,6 +1,8 @@
 /* A namespace's identity as bytes: docs/protocol.md, "Fingerprint". */
 #include "daemon/index/internal.h"
 
+#include "daemon/format/bytes.h"
+
 #include <errno.h>
 #include <openssl/evp.h>
 #include <string.h>
@@ -9,51 +11,40 @@
 
 static const char domain[16] = "ucm-namespace-1"; /* its NUL included */
 
+#define TEXTS 5u /* tenant, model, revision, dtype, layout */
+
 /* ---- out ---- */
 
-struct writer {
-    uint8_t *p;
-    size_t n, cap;
-};
-
-static void put(struct writer *w, const void *p, size_t n)
+static uint8_t *put_bytes(uint8_t *at, const void *p, uint32_t n)
 {
-    if (n > 0 && w->n <= w->cap && n <= w->cap - w->n)
-        memcpy(w->p + w->n, p, n);
-    w->n += n;
-}
-
-static void put_number(struct writer *w, uint64_t v, size_t n)
-{
-    uint8_t le[8];
-
-    for (size_t i = 0; i < n; i++)
-        le[i] = (uint8_t)(v >> (8 * i));
-    put(w, le, n);
-}
-
-static void put_bytes(struct writer *w, const void *p, size_t n)
-{
-    put_number(w, n, 4);
-    put(w, p, n);
+    put32(at, n);
+    if (n > 0)
+        memcpy(at + 4, p, n);
+    return at + 4 + n;
 }
 
 int ns_identity_encode(const struct ns_identity *id, uint8_t *out, size_t cap)
 {
     const char *text[] = {id->tenant, id->model, id->revision, id->dtype, id->layout};
     const uint32_t number[] = {id->block_tokens, id->key_bytes, id->parts};
-    struct writer w = {.p = out, .cap = cap};
+    size_t n = sizeof(domain) + sizeof(number) + 4 * (size_t)id->parts + 8 + 4 + id->salt_bytes;
+    uint8_t *at = out;
 
-    put(&w, domain, sizeof(domain));
-    for (size_t i = 0; i < sizeof(text) / sizeof(text[0]); i++)
-        put_bytes(&w, text[i], strlen(text[i]));
-    for (size_t i = 0; i < sizeof(number) / sizeof(number[0]); i++)
-        put_number(&w, number[i], 4);
-    for (uint32_t i = 0; i < id->parts; i++)
-        put_number(&w, id->shards[i], 4);
-    put_number(&w, id->shard_bytes, 8);
-    put_bytes(&w, id->salt, id->salt_bytes);
-    return w.n <= w.cap ? (int)w.n : -ENOSPC;
+    for (unsigned i = 0; i < TEXTS; i++)
+        n += 4 + strlen(text[i]);
+    if (n > cap)
+        return -ENOSPC;
+    memcpy(at, domain, sizeof(domain));
+    at += sizeof(domain);
+    for (unsigned i = 0; i < TEXTS; i++)
+        at = put_bytes(at, text[i], (uint32_t)strlen(text[i]));
+    for (unsigned i = 0; i < 3; i++, at += 4)
+        put32(at, number[i]);
+    for (uint32_t i = 0; i < id->parts; i++, at += 4)
+        put32(at, id->shards[i]);
+    put64(at, id->shard_bytes);
+    (void)put_bytes(at + 8, id->salt, id->salt_bytes);
+    return (int)n;
 }
 
 int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES])
@@ -86,19 +77,16 @@ static const uint8_t *get(struct reader *r, size_t n)
     return p;
 }
 
-static uint64_t get_number(struct reader *r, size_t n)
+static uint32_t get_number(struct reader *r)
 {
-    const uint8_t *p = get(r, n);
-    uint64_t v = 0;
+    const uint8_t *p = get(r, 4);
 
-    for (size_t i = 0; p && i < n; i++)
-        v |= (uint64_t)p[i] << (8 * i);
-    return v;
+    return p ? get32(p) : 0;
 }
 
 static void get_text(struct reader *r, char out[UCM_MAX_NAME_BYTES + 1])
 {
-    size_t n = get_number(r, 4);
+    uint32_t n = get_number(r);
     const uint8_t *p = n <= UCM_MAX_NAME_BYTES ? get(r, n) : NULL;
 
     r->ok = r->ok && p && memchr(p, '\0', n) == NULL;
@@ -108,19 +96,11 @@ static void get_text(struct reader *r, char out[UCM_MAX_NAME_BYTES + 1])
     out[n] = '\0';
 }
 
-static void get_shards(struct reader *r, uint32_t *shards, uint32_t parts)
-{
-    for (uint32_t i = 0; i < parts && r->ok; i++) {
-        shards[i] = (uint32_t)get_number(r, 4);
-        r->ok = r->ok && shards[i] >= 1 && shards[i] <= UCM_MAX_SHARDS;
-    }
-}
-
 int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *m,
                        struct ns_identity *out)
 {
     struct reader r = {.p = bytes, .n = n, .ok = true};
-    const uint8_t *start = get(&r, sizeof(domain));
+    const uint8_t *start = get(&r, sizeof(domain)), *p;
     struct ns_identity id = {.tenant = m->text[0],
                              .model = m->text[1],
                              .revision = m->text[2],
@@ -130,17 +110,21 @@ int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory
 
     if (!start || memcmp(start, domain, sizeof(domain)) != 0)
         return -EBADMSG;
-    for (unsigned i = 0; i < 5; i++)
+    for (unsigned i = 0; i < TEXTS; i++)
         get_text(&r, m->text[i]);
-    id.block_tokens = (uint32_t)get_number(&r, 4);
-    id.key_bytes = (uint32_t)get_number(&r, 4);
-    id.parts = (uint32_t)get_number(&r, 4);
+    id.block_tokens = get_number(&r);
+    id.key_bytes = get_number(&r);
+    id.parts = get_number(&r);
     if (!r.ok || id.parts < 1 || id.parts > UCM_MAX_PARTS || id.key_bytes < UCM_MIN_KEY_BYTES ||
         id.key_bytes > UCM_MAX_KEY_BYTES)
         return -EBADMSG;
-    get_shards(&r, m->shards, id.parts);
-    id.shard_bytes = get_number(&r, 8);
-    id.salt_bytes = (uint32_t)get_number(&r, 4);
+    for (uint32_t i = 0; i < id.parts; i++) {
+        m->shards[i] = get_number(&r);
+        r.ok = r.ok && m->shards[i] >= 1 && m->shards[i] <= UCM_MAX_SHARDS;
+    }
+    p = get(&r, 8);
+    id.shard_bytes = p ? get64(p) : 0;
+    id.salt_bytes = get_number(&r);
     id.salt = get(&r, id.salt_bytes);
     if (!r.ok || r.n > 0 || id.salt_bytes > UCM_MAX_SALT_BYTES || id.shard_bytes < 1 ||
         id.shard_bytes > SHARD_BYTES_MAX)
