@@ -89,50 +89,32 @@ void cache_settle(struct cache *c, block_ref ref)
         cache_discard(c, ref);
 }
 
-/* Leaving DRAM loses nothing. */
-static bool block_clean(const struct block *b, const struct ns *ns)
+/* The tiers in which something of it lies, or to which something is on its way. backed: leaving
+ * DRAM loses nothing. */
+static unsigned block_tiers(const struct block *b, const struct ns *ns, bool *backed)
 {
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (!part_backed(&b->part[i]))
-            return false;
-    return true;
-}
+    unsigned tiers = b->dram_parts > 0 ? CACHE_DRAM : 0;
 
-static bool block_on_share(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].share != PART_SHARE_NONE)
-            return true;
-    return false;
-}
+    *backed = true;
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        const struct part *p = &b->part[i];
 
-/* Some part lies on NVMe, or is on its way there. */
-static bool block_stored(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].nvme != PART_NVME_NONE)
-            return true;
-    return false;
-}
-
-/* Something of it lies in one of these tiers. */
-static bool block_lies_in(const struct block *b, const struct ns *ns, unsigned tiers)
-{
-    return tiers == CACHE_ALL ? b->whole_parts > 0
-                              : (tiers & CACHE_DRAM && b->dram_parts > 0) ||
-                                    (tiers & CACHE_NVME && block_stored(b, ns)) ||
-                                    (tiers & CACHE_SHARE && block_on_share(b, ns));
+        tiers |= p->nvme != PART_NVME_NONE ? CACHE_NVME : 0;
+        tiers |= p->share != PART_SHARE_NONE ? CACHE_SHARE : 0;
+        *backed = *backed && part_backed(p);
+    }
+    return tiers;
 }
 
 enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool all = tiers == CACHE_ALL;
+    bool all = tiers == CACHE_ALL, backed;
 
-    if (b->whole_parts == 0 || !block_lies_in(b, ns, tiers))
+    if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
         return CACHE_EVICT_NONE;
-    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !block_clean(b, ns)))
+    if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
         return CACHE_EVICT_LATER;
     if (all)
         cache_fills_break(c, ref);
