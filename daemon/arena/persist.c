@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <systemd/sd-id128.h>
 #include <unistd.h>
 
 #define ROOM "arena"
@@ -24,7 +25,7 @@ struct map {
 
 struct persist {
     int folder, fd; /* folder: holds the lock; fd: the arena's file, -1 for none */
-    uint8_t boot[16];
+    sd_id128_t boot;
     struct map snapshot, fresh; /* of the run before; that this run writes */
     bool ours;                  /* persist_take or persist_reset succeeded */
     bool committed;
@@ -38,29 +39,6 @@ static void map_close(struct map *m)
 }
 
 /* ---- opening ---- */
-
-/* Its 36 characters are 16 bytes in hexadecimal, with hyphens. */
-static int boot_read(uint8_t out[16])
-{
-    char text[64] = "";
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    unsigned n = 0;
-
-    if (!f)
-        return -errno;
-    if (!fgets(text, sizeof(text), f))
-        text[0] = '\0';
-    fclose(f);
-    for (const char *p = text; n < 16 && *p; p += *p == '-' ? 1 : 2) {
-        unsigned byte;
-
-        if (*p != '-' && sscanf(p, "%2x", &byte) != 1)
-            break;
-        if (*p != '-')
-            out[n++] = (uint8_t)byte;
-    }
-    return n == 16 ? 0 : -EIO;
-}
 
 /* A file of this user in the folder, or -1. */
 static int own_open(const struct persist *k, const char *name, struct stat *st)
@@ -105,7 +83,7 @@ int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_
     k->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rc = k->folder < 0 ? -errno : take_lock(k->folder);
     if (rc == 0)
-        rc = boot_read(k->boot);
+        rc = sd_id128_get_boot(&k->boot);
     if (rc < 0) {
         snprintf(why, PERSIST_WHY_BYTES, "arena.keep: %.200s: %s", folder,
                  rc == -EWOULDBLOCK ? "another daemon uses it; stop it, or name another folder"
@@ -134,7 +112,7 @@ struct persist_identity persist_identity(const struct persist *k)
     struct persist_identity id = {.inode = 0};
     struct stat st;
 
-    memcpy(id.boot, k->boot, sizeof(id.boot));
+    memcpy(id.boot, k->boot.bytes, sizeof(id.boot));
     if (k->fd >= 0 && fstat(k->fd, &st) == 0) {
         id.inode = st.st_ino;
         id.bytes = (uint64_t)st.st_size;

@@ -23,7 +23,9 @@ static void work_done_cb(uv_work_t *work, int status)
     w->busy = false;
     for (uint32_t i = 0; i < w->n; i++)
         s->done_cb(s->ctx, w->first + i, &w->part[i]);
-    s->piece_cb(s->ctx);
+    (void)sums_pump(s);
+    if (s->piece_cb)
+        s->piece_cb(s->ctx);
 }
 
 static bool piece_start(struct sums *s, struct sums_piece *w)

@@ -23,7 +23,8 @@ struct sums {
     /* Fills in part i. False: not yet; sums_pump then tries again. */
     bool (*part_cb)(void *ctx, uint64_t i, struct sums_part *out);
     void (*done_cb)(void *ctx, uint64_t i, const struct sums_part *part);
-    /* All parts of a piece are done; is to call sums_pump, and may free the sums. */
+    /* All parts of a piece are done, and the next one was begun if there is one. May free the sums.
+     * May be NULL. */
     void (*piece_cb)(void *ctx);
     void *ctx;
     struct sums_piece {

@@ -139,13 +139,6 @@ static void sum_done_cb(void *ctx, uint64_t i, const struct sums_part *part)
         snapshot_checksum_put(part_at(ctx, i), part->checksum);
 }
 
-static void sum_piece_cb(void *ctx)
-{
-    struct snapshot_write *w = ctx;
-
-    (void)sums_pump(&w->sums);
-}
-
 /* ---- begin and end ---- */
 
 static void write_free(struct snapshot_write *w)
@@ -184,7 +177,6 @@ int cache_snapshot_start(struct cache *c, struct persist *k)
                             .n = w->n,
                             .part_cb = sum_part_cb,
                             .done_cb = sum_done_cb,
-                            .piece_cb = sum_piece_cb,
                             .ctx = w};
     c->snapshot = w;
     (void)sums_pump(&w->sums);
