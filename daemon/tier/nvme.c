@@ -28,14 +28,13 @@ static void devices_close(struct tier *t)
     }
 }
 
-static void device_init(struct tier *t, struct nvme_device *d, const char *folder)
+static void device_init(struct tier *t, struct nvme_device *d)
 {
     int rc = uv_mutex_init(&d->sync_lock);
 
     assert(rc == 0); /* a plain one needs nothing that could fail */
     (void)rc;
     d->tier = t;
-    d->folder = folder;
     d->file.fd = -1;
     for (unsigned i = 0; i < NVME_PRIORITIES; i++)
         list_init(&d->reads[i]);
@@ -50,7 +49,6 @@ static void device_lose(struct nvme_device *d, const char *path, const char *tex
     log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
     if (d->file.path)
         nvme_file_close(&d->file);
-    d->folder = NULL; /* it may have been the file's own */
     d->file.segments = 0;
     d->degraded = true;
     snprintf(d->reason, sizeof(d->reason), "left out until the next start: %s", text);
@@ -70,8 +68,6 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
         int rc = nvme_file_open(path, c->nvme_state ? c->nvme_state : "", c->nvme_size,
                                 c->nvme_segment, &t->devices[i].file, &why);
 
-        if (rc == 0)
-            t->devices[i].folder = t->devices[i].file.folder;
         if (take_failed(rc) || (rc == -ENOENT && any)) {
             device_lose(&t->devices[i], path, why.text);
         } else if (rc < 0) {
@@ -227,14 +223,18 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->files = (unsigned)c->nvme_paths.n;
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
+    t->mover.tier = t;
+    t->mover.percent = c->nvme_rewrite;
+    t->quarantine_percent = c->nvme_quarantine;
     list_init(&t->ready);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
     list_init(&t->ns_writer.queue);
     list_init(&t->recovery.pool);
     list_init(&t->recovery.duplicates);
+    list_init(&t->mover.moved);
     for (unsigned i = 0; i < t->files; i++)
-        device_init(t, &t->devices[i], c->nvme_paths.item[i]);
+        device_init(t, &t->devices[i]);
     return t;
 }
 
@@ -343,8 +343,7 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
         return rc;
     }
     handles_open(t);
-    nvme_health_init(t, config->nvme_quarantine);
-    nvme_move_init(t, config->nvme_rewrite);
+    nvme_health_init(t);
     nvme_scrub_start(t, config->nvme_scrub, config->nvme_scrub_interval_ms);
     nvme_recover_start(t);
     *out = t;
@@ -400,7 +399,7 @@ static void nvme_close(struct tier *t)
 {
     if (!t)
         return;
-    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || nvme_moving(t) ||
+    assert((t->backlog_bytes == 0 && t->reads_queued == 0) || t->mover.segment ||
            nvme_recovering(t) || t->checks > 0);
     nvme_hold(t);
     t->closing = true;

@@ -50,7 +50,6 @@ struct nvme_health {
 
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
-    const char *folder;    /* of what belongs to it; NULL: lost */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
     unsigned write_failures;                   /* in a row */
@@ -176,13 +175,14 @@ struct nvme_scrub {
 
 struct nvme_mover {
     struct tier *tier;
-    unsigned percent;        /* 0: nothing is moved */
-    struct segment *segment; /* that is being emptied; NULL: idle */
-    uint32_t record, left;   /* the cursor; how many may still be moved */
-    unsigned active;         /* operations under way */
-    uint64_t bytes;          /* of their memory */
-    struct list moved;       /* to be synced */
-    bool unsynced;           /* some could not be */
+    unsigned percent; /* of a segment's records that may be moved; 0: nothing is */
+    /* That is being emptied; NULL: idle. Parts that left it may lie in another file, not synced. */
+    struct segment *segment;
+    uint32_t record, left; /* the cursor; how many may still be moved */
+    unsigned active;       /* operations under way */
+    uint64_t bytes;        /* of their memory */
+    struct list moved;     /* to be synced */
+    bool unsynced;         /* some could not be */
     bool checking;
 };
 
@@ -245,6 +245,11 @@ struct tier {
     unsigned handles; /* of the loop that are still open */
 };
 
+static inline bool nvme_recovering(const struct tier *t)
+{
+    return t->recovery.state != RECOVERY_DONE;
+}
+
 /* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
 void nvme_hold(struct tier *t);
 void nvme_release(struct tier *t);
@@ -293,11 +298,6 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* ---- nvme_move.c ---- */
 
-/* percent: of a segment's records that may be moved. */
-void nvme_move_init(struct tier *t, unsigned percent);
-bool nvme_moving(const struct tier *t);
-/* Parts that left this segment may lie in another file, not synced yet. */
-bool nvme_emptying(const struct tier *t, const struct segment *s);
 /* A segment may have been opened: others have to be emptied. */
 void nvme_move_check(struct tier *t);
 
@@ -315,7 +315,6 @@ int nvme_recover_open(struct tier *t);
 /* Begins in the background. */
 void nvme_recover_start(struct tier *t);
 void nvme_recover_close(struct tier *t);
-bool nvme_recovering(const struct tier *t);
 /* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
  * with owner 0, not wanted. */
 bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
@@ -334,7 +333,7 @@ void nvme_duplicates_drop(struct tier *t);
 /* ---- nvme_health.c ---- */
 
 /* Applies the lists of segments in quarantine. */
-void nvme_health_init(struct tier *t, unsigned percent);
+void nvme_health_init(struct tier *t);
 /* A write or a sync of the file failed, or a write did not. */
 void nvme_write_failed(struct tier *t, unsigned file, int status);
 void nvme_write_worked(struct tier *t, unsigned file);

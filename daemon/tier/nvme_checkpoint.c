@@ -29,7 +29,8 @@
 
 static void path_make(const struct nvme_checkpoint *k, const char *suffix, char out[PATH_BYTES])
 {
-    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].folder, NVME_INDEX_FILE, suffix);
+    snprintf(out, PATH_BYTES, "%s/%s%s", k->tier->devices[k->file].file.folder, NVME_INDEX_FILE,
+             suffix);
 }
 
 /* ---- describing: on the loop ---- */
@@ -55,7 +56,7 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
                                 .stride = (uint64_t)s->stride_pages * NVME_PAGE};
     uint8_t *p = k->buffer + k->n;
 
-    if (s->records == 0 || k->record >= s->records || s->unknown || nvme_emptying(t, s))
+    if (s->records == 0 || k->record >= s->records || s->unknown || t->mover.segment == s)
         return false; /* the next start reads its headers */
     r.to = records_settled(s, k->record, SPAN_RECORDS);
     if (r.to == r.from)
@@ -115,7 +116,7 @@ static int file_publish(struct nvme_checkpoint *k)
     if (fsync(k->fd) < 0 || rename(from, to) < 0)
         return -errno;
     KILL_POINT("checkpoint-named");
-    return io_folder_sync(d->folder);
+    return io_folder_sync(d->file.folder);
 }
 
 static void buffer_write(struct nvme_checkpoint *k)
@@ -154,8 +155,8 @@ static bool file_ended(struct nvme_checkpoint *k)
 {
     k->tier->metrics->nvme_checkpoint_bytes += k->status < 0 ? 0 : k->n;
     if (k->status < 0)
-        log_warn(ROOM, "checkpoint-failed", "path=%s error=%s", k->tier->devices[k->file].folder,
-                 strerror(-k->status));
+        log_warn(ROOM, "checkpoint-failed", "path=%s error=%s",
+                 k->tier->devices[k->file].file.folder, strerror(-k->status));
     else if (!k->last)
         return false;
     else

@@ -241,9 +241,8 @@ static void list_load(struct nvme_device *d)
     bound_check(d);
 }
 
-void nvme_health_init(struct tier *t, unsigned percent)
+void nvme_health_init(struct tier *t)
 {
-    t->quarantine_percent = percent;
     for (unsigned i = 0; i < t->files; i++) {
         backoff_init(&t->devices[i].health.retry, CHECK_MIN_MS, CHECK_MAX_MS, 0);
         list_load(&t->devices[i]);

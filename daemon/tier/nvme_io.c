@@ -375,7 +375,7 @@ static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigne
 static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsigned *file)
 {
     uint64_t stride = nvme_stride(io->bytes);
-    bool moving = nvme_moving(t), moved = io_moved(io);
+    bool moving = t->mover.segment, moved = io_moved(io);
     int rc = moved && t->closing ? -ECANCELED : device_choose(t, stride, moving && !moved, file);
 
     if (rc != -ENOSPC || *full || moved)

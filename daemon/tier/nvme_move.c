@@ -250,20 +250,3 @@ void nvme_move_check(struct tier *t)
     }
     m->checking = false;
 }
-
-bool nvme_moving(const struct tier *t)
-{
-    return t->mover.segment;
-}
-
-bool nvme_emptying(const struct tier *t, const struct segment *s)
-{
-    return t->mover.segment == s;
-}
-
-void nvme_move_init(struct tier *t, unsigned percent)
-{
-    t->mover.tier = t;
-    t->mover.percent = percent;
-    list_init(&t->mover.moved);
-}

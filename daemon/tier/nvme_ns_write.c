@@ -99,12 +99,12 @@ static bool ns_records_renew(struct tier *t)
 
 int nvme_ns_records_open(struct tier *t)
 {
-    const char *folders[NVME_LOC_FILES];
+    const char *folders[NVME_LOC_FILES]; /* NULL: of a device that is not there */
     int rc;
 
     t->ns_writer.tier = t;
     for (unsigned i = 0; i < t->files; i++)
-        folders[i] = t->devices[i].file.fd < 0 ? NULL : t->devices[i].folder;
+        folders[i] = t->devices[i].file.folder;
     rc = ns_records_open(&t->ns_records, folders, t->files);
     if (rc == 0 && t->ns_records.unsynced)
         t->ns_records.unsynced = !ns_records_renew(t);

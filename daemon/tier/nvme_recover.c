@@ -273,7 +273,8 @@ static void checkpoint_read_run(struct nvme_job *job)
     char path[PATH_BYTES];
 
     if (r->reader.fd < 0) {
-        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE, job->tier->devices[r->file].folder);
+        snprintf(path, sizeof(path), "%s/" NVME_INDEX_FILE,
+                 job->tier->devices[r->file].file.folder);
         r->reader.fd = open(path, O_RDONLY | O_CLOEXEC);
         r->reader.offset = 0;
     }
@@ -286,7 +287,7 @@ static void checkpoint_end(struct tier *t, struct nvme_restore *r)
     t->metrics->nvme_damaged_pages += r->reader.damaged;
     if (r->reader.damaged)
         log_warn(ROOM, "checkpoint-damaged", "path=%s offset=%" PRIu64 ": scanning instead",
-                 t->devices[r->file].folder, r->reader.offset);
+                 t->devices[r->file].file.folder, r->reader.offset);
     if (r->reader.fd >= 0)
         close(r->reader.fd);
     r->reader = (struct checkpoint_reader){
@@ -513,11 +514,6 @@ static void records_start(struct tier *t)
     log_debug(ROOM, "checkpoint-read", "parts=%" PRIu64 " seconds=%.3f",
               t->metrics->nvme_recovered_parts, seconds(t));
     recover_pump(t);
-}
-
-bool nvme_recovering(const struct tier *t)
-{
-    return t->recovery.state != RECOVERY_DONE;
 }
 
 /* ---- the start ---- */
