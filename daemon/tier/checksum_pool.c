@@ -8,7 +8,6 @@ struct checksum_batch {
     struct list link;
     uv_work_t work;
     struct checksum_pool *pool;
-    bool urgent;
     unsigned n;
     struct tier_io *ios[CHECKSUM_BATCH];
     uint64_t sums[CHECKSUM_BATCH];
@@ -80,8 +79,7 @@ static void pool_dispatch(struct checksum_pool *p)
             LIST_ENTRY(list_pop_front(&p->idle), struct checksum_batch, link);
         int rc;
 
-        b->urgent = !list_empty(&p->urgent);
-        if (b->urgent)
+        if (!list_empty(&p->urgent))
             batch_fill(b, &p->urgent);
         else
             batch_fill_later(b);

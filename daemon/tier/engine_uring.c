@@ -10,8 +10,7 @@
 #include <string.h>
 
 #define RING_SQ_MAX 4096u
-#define RING_BUFFERS_MAX 16384u /* the kernel's bound since 5.13; 1024 before */
-#define RING_BUFFERS_OLD 1024u
+#define RING_BUFFERS_MAX 16384u /* the kernel's bound */
 #define RING_BUFFER_BYTES (1ull << 30)
 #define PROBE_BYTES 4096u
 #define PROBE_S 2
@@ -209,16 +208,11 @@ int uring_check(void)
 
 static void ring_buffers_init(struct uring *e)
 {
-    unsigned n = RING_BUFFERS_MAX;
-    int rc = io_uring_register_buffers_sparse(&e->ring, n);
+    int rc = io_uring_register_buffers_sparse(&e->ring, RING_BUFFERS_MAX);
 
-    if (rc < 0) {
-        n = RING_BUFFERS_OLD;
-        rc = io_uring_register_buffers_sparse(&e->ring, n);
-    }
     if (rc == 0)
-        e->buffers = calloc(n, sizeof(e->buffers[0]));
-    e->buffers_max = e->buffers ? n : 0;
+        e->buffers = calloc(RING_BUFFERS_MAX, sizeof(e->buffers[0]));
+    e->buffers_max = e->buffers ? RING_BUFFERS_MAX : 0;
     if (e->buffers_max == 0)
         log_warn("tier", "buffers-not-registered", "error=%s", strerror(rc < 0 ? -rc : ENOMEM));
 }

@@ -504,16 +504,6 @@ void nvme_writes_go_on(struct tier *t)
     nvme_release(t);
 }
 
-static void write_judge(struct tier *t, const struct nvme_op *op, int status)
-{
-    if (status == 0) {
-        nvme_write_worked(t, op->e.file);
-        return;
-    }
-    op_log(op, "write-failed", status);
-    nvme_write_failed(t, op->e.file, status);
-}
-
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
 {
     io->place.loc = ok ? segment_loc(&t->segments, op->segment, io_record(io)) : io->place.loc;
@@ -540,7 +530,12 @@ void nvme_write_finish(struct nvme_op *op, int status)
 
     KILL_POINT("write-done");
     nvme_hold(t);
-    write_judge(t, op, status);
+    if (status == 0) {
+        nvme_write_worked(t, op->e.file);
+    } else {
+        op_log(op, "write-failed", status);
+        nvme_write_failed(t, op->e.file, status);
+    }
     for (unsigned i = 0; i < n; i++) {
         ios[i] = op->ios[i];
         write_settle(t, op, ios[i], status == 0);

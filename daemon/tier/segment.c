@@ -571,26 +571,17 @@ struct segment *segment_victim(struct segment_table *t, const struct tier_callba
     return NULL;
 }
 
-/* Tries all of one collection: of a new one the oldest would be asked again and again. */
 int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
                     uint64_t *dropped)
 {
-    struct candidate candidates[CANDIDATES];
-    unsigned n = candidates_collect(t, callbacks, candidates);
+    struct segment *s = segment_victim(t, callbacks);
 
     *dropped = 0;
-    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
-        struct segment *s = candidates[i].segment;
-        uint64_t taken;
-
-        /* drop may have changed what was collected */
-        if (s->state != SEGMENT_SEALED || !segment_reclaimable(t, s))
-            continue;
-        segment_take(t, s, callbacks, &taken);
-        *dropped += taken;
-        if (s->state == SEGMENT_FREE)
-            return 0;
-        segment_list(t, s); /* it refused: others go first next time */
-    }
+    if (!s)
+        return -ENOSPC;
+    segment_take(t, s, callbacks, dropped);
+    if (s->state == SEGMENT_FREE)
+        return 0;
+    segment_list(t, s); /* it refused: others go first next time */
     return -ENOSPC;
 }

@@ -111,7 +111,8 @@ struct tier_described {
 /* All run on the loop, and none may be NULL but restore. */
 struct tier_callbacks {
     /* The tier wants to reuse the place. true: the caller has dropped the part from the index, and
-     * the place is the tier's. false: the part is in use or pinned. Not from inside submit. */
+     * the place is the tier's. false: the part is in use or pinned, and `heat` says so, too. Not
+     * from inside submit. */
     bool (*drop)(void *ctx, uint64_t owner, uint64_t loc);
     /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_BUSY:
      * drop would refuse now; the tier then spares the neighbours. Not from inside submit. */
