@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 #include <unistd.h>
 
 #define SPARE_PAGES 64u /* beside two for each namespace: a file is allowed that many */
-#define FRESH_FILE NVME_NS_FILE ".tmp"
+#define REWRITE_SUFFIX ".tmp"
 
 /* ---- in memory ---- */
 
@@ -100,7 +99,7 @@ uint64_t ns_records_last_sequence(const struct ns_records *n)
 bool ns_records_crowded(const struct ns_records *n)
 {
     for (unsigned i = 0; i < n->n_files && !n->unread; i++)
-        if (n->files[i].folder && n->files[i].pages >= n->files[i].check_at)
+        if (n->files[i].path && n->files[i].pages >= n->files[i].check_at)
             return true;
     return false;
 }
@@ -122,7 +121,7 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
     if (enough > NVME_NS_RECORDS_MAX)
         enough = NVME_NS_RECORDS_MAX;
     for (unsigned i = 0; i < n->n_files; i++) {
-        n->files[i].rewrite = n->files[i].folder && n->files[i].pages >= enough;
+        n->files[i].rewrite = n->files[i].path && n->files[i].pages >= enough;
         n->files[i].check_at = enough;
     }
 }
@@ -146,44 +145,49 @@ static int file_read(struct ns_records *n, struct ns_file *f, int fd)
     }
     n->damaged += damaged;
     if (rc < 0 && rc != -EBADMSG && rc != -ENODATA) {
-        log_error("tier", "ns-records-not-read", "path=%s error=%s", f->folder, strerror(-rc));
+        log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(-rc));
         n->unread = true;
     }
     if (damaged > 0)
-        log_warn("tier", "ns-records-damaged", "path=%s records=%" PRIu64, f->folder, damaged);
+        log_warn("tier", "ns-records-damaged", "path=%s records=%" PRIu64, f->path, damaged);
     return 0;
 }
 
-static void path_make(const struct ns_file *f, const char *name, char out[PATH_MAX])
+/* Removes what a daemon that died while it rewrote the file has left. */
+static void rewrite_remove(const struct ns_file *f)
 {
-    (void)snprintf(out, PATH_MAX, "%s/%s", f->folder, name);
+    char *path;
+
+    if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
+        return;
+    if (unlink(path) < 0 && errno != ENOENT)
+        log_warn("tier", "ns-records-left", "path=%s error=%s", path, strerror(errno));
+    free(path);
 }
 
 static int file_init(struct ns_records *n, struct ns_file *f, const char *folder)
 {
-    char path[PATH_MAX];
     int fd, rc;
 
     f->check_at = SPARE_PAGES;
     f->folder = strdup(folder);
-    if (!f->folder)
+    if (!f->folder || asprintf(&f->path, "%s/" NVME_NS_FILE, folder) < 0) {
+        f->path = NULL;
         return -ENOMEM;
-    path_make(f, FRESH_FILE, path); /* of a daemon that died while it wrote it */
-    if (unlink(path) < 0 && errno != ENOENT)
-        log_warn("tier", "ns-records-left", "path=%s error=%s", path, strerror(errno));
-    path_make(f, NVME_NS_FILE, path);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    rewrite_remove(f);
+    fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         n->unread |= errno != ENOENT;
         if (errno != ENOENT)
-            log_error("tier", "ns-records-not-read", "path=%s error=%s", path, strerror(errno));
+            log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;
     }
     f->linked = true;
     rc = file_read(n, f, fd);
     /* The run that wrote the last of them may have ended before they were synced. */
     if (rc == 0 && (fdatasync(fd) < 0 || io_folder_sync(folder) < 0)) {
-        log_error("tier", "ns-records-not-synced", "path=%s error=%s", path, strerror(errno));
+        log_error("tier", "ns-records-not-synced", "path=%s error=%s", f->path, strerror(errno));
         n->unsynced = true;
     }
     close(fd);
@@ -208,8 +212,10 @@ int ns_records_open(struct ns_records *n, const char *const *folders, unsigned c
 
 void ns_records_close(struct ns_records *n)
 {
-    for (unsigned i = 0; n->files && i < n->n_files; i++)
+    for (unsigned i = 0; n->files && i < n->n_files; i++) {
         free(n->files[i].folder);
+        free(n->files[i].path);
+    }
     for (uint32_t i = 0; i < n->count; i++)
         free(n->record[i]);
     free(n->files);
@@ -236,11 +242,9 @@ static int file_link(struct ns_file *f)
 
 static int file_append(struct ns_file *f, const uint8_t *page)
 {
-    char path[PATH_MAX];
-    int fd, rc;
+    int fd = open(f->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    int rc;
 
-    path_make(f, NVME_NS_FILE, path);
-    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
     KILL_POINT("ns-append-begin");
@@ -290,15 +294,15 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
 static int file_rewrite(const struct ns_records *n, struct ns_file *f,
                         const struct nvme_ns_record *r)
 {
-    char path[PATH_MAX], fresh[PATH_MAX];
     uint64_t before = f->pages;
+    char *path = NULL;
     int64_t pages;
     int fd, rc;
 
-    path_make(f, NVME_NS_FILE, path);
-    path_make(f, FRESH_FILE, fresh);
+    if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
+        return -ENOMEM;
     KILL_POINT("ns-rewrite-begin");
-    fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     pages = fd < 0 ? -errno : all_write(n, r, fd);
     rc = pages < 0 ? (int)pages : 0;
     KILL_POINT("ns-rewrite-written");
@@ -306,17 +310,18 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
         rc = -errno;
     if (fd >= 0)
         close(fd);
-    if (rc == 0 && rename(fresh, path) < 0)
+    if (rc == 0 && rename(path, f->path) < 0)
         rc = -errno;
-    if (rc < 0) {
-        unlink(fresh);
+    if (rc < 0)
+        unlink(path);
+    free(path);
+    if (rc < 0)
         return rc;
-    }
     KILL_POINT("ns-rewrite-renamed");
     f->linked = false;
     f->pages = (uint64_t)pages;
-    log_info("tier", "ns-records-rewritten", "path=%s records=%" PRIu64 " before=%" PRIu64,
-             f->folder, f->pages, before);
+    log_info("tier", "ns-records-rewritten", "path=%s records=%" PRIu64 " before=%" PRIu64, f->path,
+             f->pages, before);
     return 0;
 }
 
@@ -341,7 +346,7 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
     if (rc == 0)
         return file_link(f);
     /* The old one does as long as it has room; the next time that it is due comes later. */
-    log_warn("tier", "ns-records-not-rewritten", "path=%s error=%s", f->folder, strerror(-rc));
+    log_warn("tier", "ns-records-not-rewritten", "path=%s error=%s", f->path, strerror(-rc));
     if (lost)
         return rc;
     f->check_at = f->pages + SPARE_PAGES;
@@ -355,11 +360,11 @@ int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r)
 
     nvme_ns_record_encode(r, page);
     for (unsigned i = 0; i < n->n_files; i++) {
-        int one = n->files[i].folder ? file_write(n, &n->files[i], r, page) : 0;
+        int one = n->files[i].path ? file_write(n, &n->files[i], r, page) : 0;
 
         if (one == 0)
             continue;
-        log_error("tier", "ns-record-not-written", "path=%s error=%s", n->files[i].folder,
+        log_error("tier", "ns-record-not-written", "path=%s error=%s", n->files[i].path,
                   strerror(-one));
         rc = one;
     }

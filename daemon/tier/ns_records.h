@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 struct ns_file {
-    char *folder;      /* NULL: of a device that is not there */
+    char *folder, *path;
     uint64_t pages;    /* where the next record goes */
     uint64_t check_at; /* from so many pages on it may be worth rewriting */
     bool rewrite;      /* by the next ns_records_write */
