@@ -3,25 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 /* CUDA reports finished work only when asked. The thread polls without pause shortly after any
  * progress, then with short naps while orders are claimed, else it sleeps until the bell rings. */
 #define SPIN_NS 40000
 #define NAP_NS 20000
-#define SOON_NS 50000000ull /* how long the daemon's `soon` keeps the thread from sleeping */
+#define SOON_NS 50000000 /* how long the daemon's `soon` keeps the thread from sleeping */
 #define SLEEP_MS 100
 #define IPC_GRAIN (2u << 20) /* CUDA cuts smaller allocations out of blocks that others share */
 
 extern const unsigned char ucm_copy_fatbin[];
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t n_planes,
                               struct ucm_copy_item *items, uint32_t n_items, uint32_t tiles,
@@ -167,7 +158,7 @@ static void wait_for_change(struct companion *c)
 
 /* Nothing moved. Called with the mutex, which it releases while it sleeps. bell: its value before
  * the slices were polled. */
-static void nap(struct companion *c, bool claimed, uint32_t bell, uint64_t still_ns)
+static void nap(struct companion *c, bool claimed, uint32_t bell, int64_t still_ns)
 {
     struct ucm_staging *served = c->served;
     struct timespec t = {.tv_nsec = NAP_NS};
@@ -190,7 +181,7 @@ static void *thread_run(void *arg)
 {
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED; /* see ucm_context_enter */
     struct companion *c = arg;
-    uint64_t moved_ns = 0;
+    int64_t moved_ns = 0;
     uint32_t rung = 0, bell;
     bool claimed;
 
@@ -202,13 +193,13 @@ static void *thread_run(void *arg)
     while (!c->quit) {
         bell = c->served ? atomic_load(&c->served->words.bell) : rung;
         if (slices_step(c, &claimed) || bell != rung)
-            moved_ns = now_ns();
+            moved_ns = companion_now_ns();
         rung = bell;
         if (!claimed && c->served != c->wanted) {
             c->served = c->wanted;
             pthread_cond_broadcast(&c->changed);
         } else {
-            nap(c, claimed, bell, now_ns() - moved_ns);
+            nap(c, claimed, bell, companion_now_ns() - moved_ns);
         }
     }
     pthread_mutex_unlock(&c->mutex);

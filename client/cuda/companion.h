@@ -16,8 +16,17 @@
 
 #include <cuda.h>
 #include <pthread.h>
+#include <time.h>
 
 #define COMPANION_REGIONS 256
+
+static inline int64_t companion_now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 /* Makes the worker's context current for the length of a call, whatever context the thread has. While
  * any thread of the process captures a graph, allocations and the like fail and spoil the capture

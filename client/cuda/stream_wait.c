@@ -3,20 +3,11 @@
 #include "client/cuda/companion.h"
 
 #include <sys/prctl.h>
-#include <time.h>
 
 /* The client library waits for one task at a time: for so long for the oldest wait's task, before
  * the others are polled. */
 #define TURN_MS 1
 #define MS_NS INT64_C(1000000)
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- entries; under the mutex ---- */
 
@@ -128,7 +119,7 @@ static void *thread_run(void *arg)
             pthread_cond_wait(&w->changed, &w->mutex);
         } else {
             w->round++;
-            give_up_until(w, now_ns());
+            give_up_until(w, companion_now_ns());
         }
     }
     pthread_mutex_unlock(&w->mutex);
@@ -179,7 +170,7 @@ static int entry_begin(struct stream_waits *w, struct ucm_task *task, uint32_t l
 int stream_waits_add(struct stream_waits *w, struct ucm_task *task, uint32_t layers,
                      CUstream stream, int timeout_ms, CUresult *error)
 {
-    int64_t deadline_ns = now_ns() + timeout_ms * MS_NS;
+    int64_t deadline_ns = companion_now_ns() + timeout_ms * MS_NS;
     struct stream_wait *wait;
     uint32_t value;
     CUresult rc;

@@ -108,7 +108,7 @@ UCM_API void ucm_close(struct ucm_client *client);
 UCM_API uint64_t ucm_generation(struct ucm_client *client);
 
 /* A descriptor to poll: it is readable when ucm_process() has something to do, or when layers of a
- * load have landed. It stays the same over reconnects. The client owns it; only poll it. */
+ * load have landed; while a broken connection waits for a companion, once a millisecond. It stays the same over reconnects. The client owns it; only poll it. */
 UCM_API int ucm_fd(struct ucm_client *client);
 /* Handles what has arrived. Never blocks and never connects. Returns how many tasks became done
  * since the last ucm_process, including those that failed and those that other calls saw end.
@@ -398,12 +398,12 @@ UCM_API int ucm_call(struct ucm_client *client, const char *method, const void *
 /* Computes the keys of consecutive blocks. Key i hashes key i - 1 and the tokens of block i, so a
  * key identifies the whole prefix. parent: the key before the first block, NULL at the start of a
  * sequence. tokens: n_blocks * block_tokens ids. out: room for n_blocks keys of 32 bytes.
- * docs/protocol.md, "Block keys", has the formula and test vectors. Needs no client. */
+ * docs/protocol.md, "Block keys", has the formula and test vectors. Needs no client.
+ * -UCM_EUNSUPPORTED: this machine's libcrypto refuses the hash; the message has its reason. */
 UCM_API int ucm_keys_sha256(const uint8_t parent[32], const uint32_t *tokens, uint32_t block_tokens,
                             uint32_t n_blocks, uint8_t *out);
 /* The same for the keys of the original UCM library's vLLM connector: MD5, 16 bytes each. meta is
- * its string "model:size:dtype:rank" (docs/protocol.md); block_tokens is at most 2^20.
- * -UCM_EUNSUPPORTED: this machine's libcrypto has no MD5. */
+ * its string "model:size:dtype:rank" (docs/protocol.md); block_tokens is at most 2^20. */
 UCM_API int ucm_keys_md5(const char *meta, const uint8_t parent[16], const uint32_t *tokens,
                          uint32_t block_tokens, uint32_t n_blocks, uint8_t *out);
 

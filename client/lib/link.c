@@ -203,27 +203,23 @@ static void link_open(struct ucm_client *c)
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {
         not_opened(c, UCM_ENOMEMORY, "no descriptor for a connection to", errno);
-        return;
-    }
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
+    } else if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
         connect_failed(c, errno);
         close(fd);
-        return;
-    }
-    if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
+    } else if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
         not_opened(c, UCM_ENOMEMORY, "no room in epoll for the connection to", errno);
         close(fd);
-        return;
+    } else {
+        c->fd = fd;
+        c->link = LINK_HELLO;
+        c->refused = false;
+        c->in.begin = c->in.end = 0;
+        c->max_frame_bytes = UCM_MAX_FRAME_BYTES;
+        say_hello(c);
     }
-    c->fd = fd;
-    c->link = LINK_HELLO;
-    c->refused = false;
-    c->in.begin = c->in.end = 0;
-    c->max_frame_bytes = UCM_MAX_FRAME_BYTES;
-    say_hello(c);
 }
 
-/* One step while down: a try, or a wait for the next one. */
+/* While down: a try, or a wait for the next one. */
 static int down_step(struct ucm_client *c, int64_t deadline_ns)
 {
     int64_t now = client_now_ns();
