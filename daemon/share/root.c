@@ -103,11 +103,6 @@ static struct share_task *task_next(const struct share_root *r)
 
 /* ---- a task's states ---- */
 
-static bool task_own(const struct share_task *t)
-{
-    return t == &t->root->check;
-}
-
 static void task_unqueue(struct share_task *t)
 {
     list_remove(&t->link);
@@ -172,10 +167,8 @@ static void backend_done_cb(struct share_op *op, int status)
     struct share_root *r = t->root;
     bool late = t->state == SHARE_TASK_LATE;
 
-    if (!task_own(t)) {
-        r->begun[t->class]--;
-        r->late -= late;
-    }
+    r->begun[t->class]--;
+    r->late -= late;
     r->heard_ms = share_root_now(r);
     if (!late) {
         t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
@@ -190,7 +183,7 @@ static void backend_done_cb(struct share_op *op, int status)
 
 void root_begin(struct share_root *r, struct share_task *t)
 {
-    if (!task_own(t) && r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
+    if (r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
         r->heard_ms = share_root_now(r);
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
@@ -201,7 +194,7 @@ void root_begin(struct share_root *r, struct share_task *t)
 /* The backend can't give the memory back: done_cb runs now, released_cb when it can. */
 static void task_late(struct share_task *t)
 {
-    t->root->late += !task_own(t);
+    t->root->late++;
     t->status = -ETIMEDOUT;
     if (t->done_cb)
         t->done_cb(t, -ETIMEDOUT);
@@ -234,8 +227,7 @@ static void deadline_cb(struct deadline *d)
     given_back = r->config.ops->cancel(r->backend, &t->op);
     t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
     root_count(r, t, -ETIMEDOUT);
-    if (given_back && !task_own(t))
-        r->begun[t->class]--;
+    r->begun[t->class] -= given_back;
     root_judge(r, t, -ETIMEDOUT);
     if (given_back)
         task_end(t, -ETIMEDOUT, true);
@@ -333,7 +325,7 @@ void share_root_stop(struct share_root *r)
 
 uint32_t share_root_busy(const struct share_root *r)
 {
-    uint32_t n = begun_all(r) + (r->check.state != SHARE_TASK_NONE);
+    uint32_t n = begun_all(r);
 
     for (int c = 0; c < SHARE_CLASSES; c++)
         n += r->queued[c];

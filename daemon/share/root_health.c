@@ -204,12 +204,8 @@ void root_check_plan(struct share_root *r)
 void root_check_stop(struct share_root *r)
 {
     deadline_disarm(r->config.deadlines, &r->check_at);
-    if (r->check.state == SHARE_TASK_BEGUN && r->config.ops->cancel(r->backend, &r->check.op)) {
-        deadline_disarm(r->config.deadlines, &r->check.deadline);
-        r->check.state = SHARE_TASK_NONE;
-    }
-    if (r->clock.state != SHARE_TASK_NONE)
-        (void)share_root_cancel(r, &r->clock); /* if it can't, share_root_busy counts it */
+    (void)share_root_cancel(r, &r->check); /* if it can't, share_root_busy counts it */
+    (void)share_root_cancel(r, &r->clock);
 }
 
 /* ---- is the root usable? ---- */

@@ -3,7 +3,6 @@
 
 #include "daemon/base/config_roots.h"
 #include "daemon/share/gc.h"
-#include "daemon/share/gc_purge.h"
 #include "daemon/share/share_internal.h"
 #include "proto/errors.h"
 
@@ -155,7 +154,7 @@ void share_stop(struct share *s)
     if (s->stopped)
         return;
     s->stopped = true;
-    gc_purges_stop(&s->purges);
+    share_purges_stop(s);
     for (uint32_t i = 0; i < s->n; i++)
         if (s->gcs[i])
             gc_stop(s->gcs[i]);
@@ -192,29 +191,6 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
 }
 
 /* ---- for operators ---- */
-
-int share_purge(struct share *s, struct share_purge *p)
-{
-    struct share_root *roots[SHARE_MAX_ROOTS];
-    uint32_t n = 0;
-    int err;
-
-    if (s->stopped)
-        return -ECANCELED;
-    for (uint32_t i = 0; i < s->n; i++)
-        if (!s->roots[i]->config.read_only)
-            roots[n++] = s->roots[i];
-    err = n == 0 ? -EROFS : gc_purge(roots, n, &s->purges, p);
-    if (err == 0)
-        s->seed++; /* invalidates all answers in the cache */
-    return err;
-}
-
-void share_purge_cancel(struct share *s, struct share_purge *p)
-{
-    (void)s;
-    gc_purge_cancel(p);
-}
 
 int share_collect(struct share *s, uint32_t root)
 {

@@ -109,13 +109,17 @@ void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb wi
 /* Removes the part from every root: an eviction by name. Best effort, in the background. */
 int share_remove(struct share *s, const struct block_file_id *id);
 
-/* Removes all files of a namespace from every root that takes writes. Memory of the caller. */
+/* Removes all files of a namespace from every root that is not configured read-only. What a bucket
+ * held when it was listed is removed: hosts that still write the namespace may write behind that, and
+ * a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
-    /* status: the first failure of any root, or 0. files: how many were removed. */
+    /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure of
+     * any root, or 0. files: how many were removed. */
     void (*done_cb)(struct share_purge *p, int status, uint64_t files);
     void *op; /* the room's own */
 };
+/* 0: done_cb will run; -EROFS: no root may be written; -ECANCELED: stopped; -ENOMEM. */
 int share_purge(struct share *s, struct share_purge *p);
 void share_purge_cancel(struct share *s, struct share_purge *p); /* done_cb will not run */
 

@@ -36,7 +36,7 @@ struct share {
     uint64_t seed;
     struct answer_cache answers;
     struct list lookups; /* of lookup.c: done_cb has not run */
-    struct list purges;  /* of gc_purge.h */
+    struct list purges;  /* of purge.c; each until the last of its operations has ended */
     uint32_t n_lookups;
     void (*ready_cb)(void *ctx);
     void *ready_ctx;
@@ -52,6 +52,11 @@ static inline uint64_t share_now(const struct share *s)
 
 /* share.c */
 int share_new(const struct share_settings *settings, struct share **out);
+
+/* purge.c */
+
+/* Ends all purges: done_cb runs with -ECANCELED. */
+void share_purges_stop(struct share *s);
 
 /* share_policy.c */
 

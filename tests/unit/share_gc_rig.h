@@ -6,7 +6,7 @@
 
 #include "daemon/format/bytes.h"
 #include "daemon/share/gc.h"
-#include "daemon/share/gc_purge.h"
+#include "daemon/share/share_internal.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -560,21 +560,22 @@ static inline void rig_purged_cb(struct share_purge *p, int status, uint64_t fil
 }
 
 static inline void rig_purge_begin(struct rig *g, struct rig *other, unsigned namespace,
-                                   struct rig_purge *p, struct list *under_way)
+                                   struct rig_purge *p, struct share *share)
 {
-    struct share_root *roots[] = {g->hosts[0].root, other->hosts[0].root};
-
+    *share = (struct share){.settings = {.loop = g->loop, .deadlines = g->deadlines},
+                            .n = 2,
+                            .roots = {g->hosts[0].root, other->hosts[0].root}};
     *p = (struct rig_purge){.purge = {.done_cb = rig_purged_cb}};
     memset(p->purge.fingerprint, (int)namespace, sizeof(p->purge.fingerprint));
-    list_init(under_way);
-    cr_assert_eq(gc_purge(roots, 2, under_way, &p->purge), 0);
+    list_init(&share->purges);
+    cr_assert_eq(share_purge(share, &p->purge), 0);
     cr_assert_eq(p->told, 0);
 }
 
-static inline void rig_purge_wait(struct rig *g, struct list *under_way)
+static inline void rig_purge_wait(struct rig *g, const struct share *share)
 {
     rig_timer(g, RIG_WAIT_MS);
-    while (!list_empty(under_way)) {
+    while (!list_empty(&share->purges)) {
         uv_run(g->loop, UV_RUN_ONCE);
         cr_assert_not(g->timed_out);
     }
@@ -585,10 +586,10 @@ static inline void rig_purge_wait(struct rig *g, struct list *under_way)
 static inline uint64_t rig_purge(struct rig *g, struct rig *other, unsigned namespace, int *status)
 {
     struct rig_purge p;
-    struct list under_way;
+    struct share share;
 
-    rig_purge_begin(g, other, namespace, &p, &under_way);
-    rig_purge_wait(g, &under_way);
+    rig_purge_begin(g, other, namespace, &p, &share);
+    rig_purge_wait(g, &share);
     cr_assert_eq(p.told, 1);
     *status = p.status;
     return p.files;

@@ -2,7 +2,7 @@
 
 #include "daemon/share/gc_ages.h"
 #include "daemon/share/gc_parts.h"
-#include "daemon/share/gc_purge.h"
+#include "daemon/share/gc_sweep.h"
 #include "tests/unit/share_gc_rig.h"
 
 /* ---- ages ---- */
@@ -549,17 +549,17 @@ Test(share_gc, purge_cancelled_tells_nobody)
 {
     struct rig g, other;
     struct rig_purge p;
-    struct list under_way;
+    struct share share;
 
     rig_begin(&g, 0);
     rig_begin_beside(&other, &g);
     for (unsigned i = 0; i < 500; i++)
         rig_put(&g, 1, i, 0, 10, 100);
-    rig_purge_begin(&g, &other, 1, &p, &under_way);
+    rig_purge_begin(&g, &other, 1, &p, &share);
     rig_sleep(&g, 10);
-    gc_purge_cancel(&p.purge);
-    gc_purge_cancel(&p.purge); /* harmless */
-    rig_purge_wait(&g, &under_way);
+    share_purge_cancel(&share, &p.purge);
+    share_purge_cancel(&share, &p.purge); /* harmless */
+    rig_purge_wait(&g, &share);
     cr_assert_eq(p.told, 0);
     rig_end(&other);
     rig_end(&g);
@@ -569,13 +569,13 @@ Test(share_gc, purges_end_when_the_daemon_stops)
 {
     struct rig g, other;
     struct rig_purge p;
-    struct list under_way;
+    struct share share;
 
     rig_begin(&g, 0);
     rig_begin_beside(&other, &g);
-    rig_purge_begin(&g, &other, 1, &p, &under_way);
-    gc_purges_stop(&under_way);
-    rig_purge_wait(&g, &under_way);
+    rig_purge_begin(&g, &other, 1, &p, &share);
+    share_purges_stop(&share);
+    rig_purge_wait(&g, &share);
     cr_assert_eq(p.told, 1);
     cr_assert_eq(p.status, -ECANCELED);
     rig_end(&other);

@@ -1,8 +1,13 @@
-#include "daemon/share/gc_purge.h"
+/* An operator's purge: removes all files of a namespace from every root, side by side. A root that is
+ * down or refuses is reported, and the others are swept all the same. */
+#include "daemon/share/gc_sweep.h"
+#include "daemon/share/share_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define STALL_MS 90000u /* more than one operation may take */
 
 struct purge;
 struct purge_root {
@@ -14,12 +19,12 @@ struct purge {
     struct list link;
     struct share_purge *asker; /* NULL: its done_cb has run, or it cancelled */
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
-    struct deadlines *deadlines;
-    struct deadline stall;
+    struct share *share;
+    struct deadline stall; /* when no root has made progress for STALL_MS */
     uint64_t files;
     int status;
     uint32_t n, active;
-    struct purge_root roots[];
+    struct purge_root roots[SHARE_MAX_ROOTS];
 };
 
 static struct purge *purge_of(struct gc_sweep *s)
@@ -37,7 +42,7 @@ static void report(struct purge *p, int status)
     struct share_purge *asker = p->asker;
 
     p->asker = NULL;
-    deadline_disarm(p->deadlines, &p->stall);
+    deadline_disarm(p->share->settings.deadlines, &p->stall);
     if (!asker)
         return;
     asker->op = NULL;
@@ -70,9 +75,10 @@ static void stalled_cb(struct deadline *d)
     purge_stop(p);
 }
 
-static void stall_arm(struct purge *p, uv_loop_t *loop)
+static void stall_arm(struct purge *p)
 {
-    deadline_arm(p->deadlines, &p->stall, uv_now(loop) + GC_PURGE_STALL_MS, stalled_cb);
+    deadline_arm(p->share->settings.deadlines, &p->stall, share_now(p->share) + STALL_MS,
+                 stalled_cb);
 }
 
 static void progressed(struct gc_sweep *s)
@@ -80,7 +86,7 @@ static void progressed(struct gc_sweep *s)
     struct purge *p = purge_of(s);
 
     if (p->asker)
-        stall_arm(p, s->root->config.loop);
+        stall_arm(p);
 }
 
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
@@ -121,29 +127,37 @@ static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .removed_cb = removed_cb,
                                               .done_cb = sweep_done_cb};
 
-int gc_purge(struct share_root *const *roots, uint32_t n, struct list *under_way,
-             struct share_purge *asker)
+int share_purge(struct share *s, struct share_purge *asker)
 {
-    struct purge *p = calloc(1, sizeof(*p) + n * sizeof(p->roots[0]));
+    struct purge *p = calloc(1, sizeof(*p));
 
     if (!p)
         return -ENOMEM;
+    p->share = s;
     memcpy(p->namespace, asker->fingerprint, sizeof(p->namespace));
-    p->deadlines = roots[0]->config.deadlines;
-    stall_arm(p, roots[0]->config.loop);
-    p->n = p->active = n;
-    for (uint32_t i = 0; i < n; i++) {
-        p->roots[i].purge = p;
-        gc_sweep_init(&p->roots[i].sweep, roots[i], NULL, false, &sweep_ops);
-        gc_sweep_start(&p->roots[i].sweep);
+    for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
+        struct purge_root *root = &p->roots[p->n];
+
+        if (s->roots[i]->config.read_only)
+            continue;
+        root->purge = p;
+        gc_sweep_init(&root->sweep, s->roots[i], NULL, false, &sweep_ops);
+        gc_sweep_start(&root->sweep);
+        p->active = ++p->n;
     }
+    if (p->n == 0) {
+        free(p);
+        return s->stopped ? -ECANCELED : -EROFS;
+    }
+    s->seed++; /* invalidates all answers in the cache */
+    stall_arm(p);
     p->asker = asker;
     asker->op = p;
-    list_push_back(under_way, &p->link);
+    list_push_back(&s->purges, &p->link);
     return 0;
 }
 
-void gc_purge_cancel(struct share_purge *asker)
+void share_purge_cancel(struct share *s, struct share_purge *asker)
 {
     struct purge *p = asker->op;
 
@@ -151,16 +165,14 @@ void gc_purge_cancel(struct share_purge *asker)
         return;
     p->asker = NULL;
     asker->op = NULL;
-    deadline_disarm(p->deadlines, &p->stall);
+    deadline_disarm(s->settings.deadlines, &p->stall);
     purge_stop(p);
 }
 
-void gc_purges_stop(struct list *under_way)
+void share_purges_stop(struct share *s)
 {
-    for (struct list *node = under_way->next, *next; node != under_way; node = next) {
-        struct purge *p = LIST_ENTRY(node, struct purge, link);
-
+    for (struct list *node = s->purges.next, *next; node != &s->purges; node = next) {
         next = node->next;
-        purge_stop(p);
+        purge_stop(LIST_ENTRY(node, struct purge, link));
     }
 }
