@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-int share_op_place(struct share_op *op)
+int share_op_resolve(struct share_op *op)
 {
     struct block_file_name name;
     int err;
@@ -27,7 +27,7 @@ int share_op_place(struct share_op *op)
         return 0;
     }
     op->file.part = op->id.part;
-    err = block_file_place(&op->id, op->file.identity, op->name);
+    err = block_file_locate(&op->id, op->file.identity, op->name);
     if (err == 0)
         op->bucket = op->file.identity[0];
     return err;

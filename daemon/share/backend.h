@@ -65,7 +65,7 @@ struct share_op {
     enum share_verb verb;
     struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
     bool by_name;            /* the caller gives bucket and name, from a listing */
-    uint8_t bucket;          /* LIST, and with by_name; else share_op_place sets it */
+    uint8_t bucket;          /* LIST, and with by_name; else share_op_resolve sets it */
     /* With by_name. out, READ with 0: the identity in the header; all else was compared. in, WRITE:
      * the identity to write. */
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
@@ -121,7 +121,7 @@ void share_listing_free(struct share_listing *l); /* one of zeroes too */
 /* ---- for backends ---- */
 
 /* Fills in bucket, name and the expected header, or validates a given name. 0 or -errno. */
-int share_op_place(struct share_op *op);
+int share_op_resolve(struct share_op *op);
 /* Makes the header of a WRITE; computes the payload's checksum. */
 void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */

@@ -45,8 +45,8 @@ static int identity_of(const struct block_file_id *id, uint8_t out[BLOCK_FILE_ID
     return 0;
 }
 
-int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
-                     char name[BLOCK_FILE_NAME_CAP])
+int block_file_locate(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
+                      char name[BLOCK_FILE_NAME_CAP])
 {
     uint8_t part = (uint8_t)id->part;
     char *at;

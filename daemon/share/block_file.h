@@ -42,8 +42,8 @@ struct block_file_header {
 
 /* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that no
  * namespace has. */
-int block_file_place(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
-                     char name[BLOCK_FILE_NAME_CAP]);
+int block_file_locate(const struct block_file_id *id, uint8_t identity[BLOCK_FILE_IDENTITY_BYTES],
+                      char name[BLOCK_FILE_NAME_CAP]);
 /* What the name of a block file says. */
 struct block_file_name {
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES]; /* the first bytes of the fingerprint */

@@ -466,7 +466,7 @@ static void step_start(struct gc *gc, enum gc_step step)
     struct share_op *op = &gc->task.op;
     char name[BLOCK_FILE_NAME_CAP];
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
-    int err = block_file_place(&marker_id, identity, name);
+    int err = block_file_locate(&marker_id, identity, name);
 
     gc->step = step;
     memset(&gc->task, 0, sizeof(gc->task));

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define TRIES 8u /* places that a namespace may have */
+#define TRIES 8u /* entries that a namespace may have */
 
 bool gc_parts_learn(struct gc_parts *p, const struct block_file_name *name)
 {
@@ -12,17 +12,17 @@ bool gc_parts_learn(struct gc_parts *p, const struct block_file_name *name)
     for (unsigned i = 0; i < TRIES; i++) {
         unsigned at = (hash + i) % GC_NAMESPACES;
 
-        if (!p->places[at].used) {
-            memcpy(p->places[at].namespace, name->namespace, BLOCK_FILE_NAMESPACE_BYTES);
-            p->places[at].used = true;
-            p->places[at].highest = name->part;
+        if (!p->entries[at].used) {
+            memcpy(p->entries[at].namespace, name->namespace, BLOCK_FILE_NAMESPACE_BYTES);
+            p->entries[at].used = true;
+            p->entries[at].highest = name->part;
             return true;
         }
-        if (memcmp(p->places[at].namespace, name->namespace, BLOCK_FILE_NAMESPACE_BYTES) != 0)
+        if (memcmp(p->entries[at].namespace, name->namespace, BLOCK_FILE_NAMESPACE_BYTES) != 0)
             continue;
-        if (p->places[at].highest < name->part)
-            p->places[at].highest = name->part;
-        return p->places[at].highest == name->part;
+        if (p->entries[at].highest < name->part)
+            p->entries[at].highest = name->part;
+        return p->entries[at].highest == name->part;
     }
     return true;
 }

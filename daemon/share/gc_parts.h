@@ -1,6 +1,6 @@
 /* Is a file the highest part of its block? Hosts look for the highest part, so it goes first. No
  * name says how many parts a namespace has: the highest part that was seen of it counts, in a table
- * of fixed size. In a namespace that has no place in the table every part counts as the highest.
+ * of fixed size. In a namespace that finds no entry in the table every part counts as the highest.
  *
  * Thread: its owner's. */
 #ifndef UCMD_SHARE_GC_PARTS_H
@@ -15,7 +15,7 @@ struct gc_parts {
         uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
         bool used;
         uint8_t highest;
-    } places[GC_NAMESPACES];
+    } entries[GC_NAMESPACES];
 };
 /* Notes the part. True: no higher one of its namespace was seen so far. */
 bool gc_parts_learn(struct gc_parts *p, const struct block_file_name *name);

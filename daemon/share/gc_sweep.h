@@ -23,7 +23,7 @@
 #define GC_UNLISTED 3u  /* buckets in a row that can't be listed end the sweep, */
 #define GC_LEFT_OUT 16u /* and so many in all */
 #define GC_PAUSE_MS 500u
-#define GC_WAIT_MS 100u       /* of an operation that the root has no place for */
+#define GC_WAIT_MS 100u       /* of an operation that the root can not queue */
 #define GC_FAILURES 16u       /* removals in a row that fail end the sweep */
 #define GC_DEADLINE_MS 60000u /* of one operation: a bucket may be large, and nobody waits */
 #define GC_COPY_BYTES (64u << 20)

@@ -16,9 +16,10 @@
 #define LOOKUP_WAVE 64u /* keys under way of one lookup */
 #define LOOKUP_HEAD 4u  /* the first few */
 #define LOOKUPS 256u    /* under way */
+#define ALL_KEYS LOOKUP_WAVE
 
 struct key_state {
-    uint32_t key;
+    uint32_t number; /* which key of the request */
     uint8_t pending; /* roots that have not answered */
     uint8_t found;   /* a share_root_id, 0: none so far */
     bool failed;     /* a root that could have the key gave no answer */
@@ -27,7 +28,7 @@ struct key_state {
 struct lookup {
     struct list link;
     struct share *share;
-    struct share_lookup *asker;
+    struct share_lookup *request;
     struct deadline deadline;
     struct list finds;                       /* under way, of find.link */
     share_roots_mask asked, begun, answered; /* roots: usable, asked, answered */
@@ -35,8 +36,8 @@ struct lookup {
     bool chain, over;
     struct key_state keys[LOOKUP_WAVE];
     uint32_t n_keys;           /* of a wave */
-    uint8_t free[LOOKUP_WAVE]; /* places in `keys`, when keys are pipelined */
-    uint32_t n_free;
+    uint8_t idle[LOOKUP_WAVE]; /* which of `keys` have had an answer; not by waves */
+    uint32_t n_idle;
 };
 
 /* One key on one root. Outlives the lookup when the root is late. */
@@ -45,7 +46,7 @@ struct find {
     struct share *share;
     struct lookup *lookup; /* NULL: the lookup has ended */
     struct list link;
-    uint32_t root, place;
+    uint32_t root, key; /* key: of lookup.keys */
 };
 
 static bool lookup_step(struct lookup *p);
@@ -58,13 +59,13 @@ static bool by_waves(const struct lookup *p)
 
 /* ---- one key ---- */
 
-static void key_id(const struct share_lookup *asker, uint32_t key, struct block_file_id *id)
+static void key_id(const struct share_lookup *request, uint32_t number, struct block_file_id *id)
 {
     memset(id, 0, sizeof(*id));
-    memcpy(id->fingerprint, asker->fingerprint, sizeof(id->fingerprint));
-    memcpy(id->key, asker->keys + (size_t)key * asker->key_bytes, asker->key_bytes);
-    id->key_bytes = asker->key_bytes;
-    id->part = asker->part;
+    memcpy(id->fingerprint, request->fingerprint, sizeof(id->fingerprint));
+    memcpy(id->key, request->keys + (size_t)number * request->key_bytes, request->key_bytes);
+    id->key_bytes = request->key_bytes;
+    id->part = request->part;
 }
 
 static void find_detach(struct find *f)
@@ -73,53 +74,49 @@ static void find_detach(struct find *f)
     f->lookup = NULL;
 }
 
-/* A find that the backend has goes on, for the answer cache; one that waits is cancelled. */
-static void find_leave(struct find *f)
-{
-    find_detach(f);
-    if (f->task.state == SHARE_TASK_QUEUED && share_root_cancel(f->share->roots[f->root], &f->task))
-        free(f);
-}
-
-/* Frees the place for another key: detaches the finds that have not ended. */
-static void key_leave(struct lookup *p, uint32_t place)
+/* Detaches the finds that have not ended, of one key or of ALL_KEYS. One that the backend has goes on,
+ * for the answer cache; one that waits is cancelled. */
+static void finds_leave(struct lookup *p, uint32_t key)
 {
     struct list *next;
 
-    for (struct list *node = p->finds.next; p->keys[place].pending > 0 && node != &p->finds;
-         node = next) {
+    for (struct list *node = p->finds.next; node != &p->finds; node = next) {
         struct find *f = LIST_ENTRY(node, struct find, link);
 
         next = node->next;
-        if (f->place != place)
+        if (key != ALL_KEYS && f->key != key)
             continue;
-        find_leave(f);
-        p->keys[place].pending--;
+        p->keys[f->key].pending--;
+        find_detach(f);
+        if (f->task.state == SHARE_TASK_QUEUED &&
+            share_root_cancel(f->share->roots[f->root], &f->task))
+            free(f);
     }
 }
 
-/* Records a key's answer; without waves its place goes to another key. */
-static void key_answered(struct lookup *p, uint32_t place)
+/* Records a key's answer; without waves another key takes its turn. */
+static void key_answered(struct lookup *p, uint32_t key)
 {
-    struct key_state *s = &p->keys[place];
+    struct key_state *s = &p->keys[key];
     bool missing = !s->found && !s->failed;
 
     if (s->found)
-        p->asker->answers[s->key] = s->found;
+        p->request->answers[s->number] = s->found;
     else if (missing)
-        p->asker->answers[s->key] = SHARE_MISSING;
+        p->request->answers[s->number] = SHARE_MISSING;
     if (by_waves(p))
         return;
-    if (p->chain && !s->found && s->key < p->hi)
-        p->hi = s->key;
-    key_leave(p, place);
-    p->free[p->n_free++] = (uint8_t)place;
+    if (p->chain && !s->found && s->number < p->hi)
+        p->hi = s->number;
+    if (s->pending > 0)
+        finds_leave(p, key);
+    p->idle[p->n_idle++] = (uint8_t)key;
 }
 
 static void find_answer(struct find *f, int status)
 {
     struct lookup *p = f->lookup;
-    struct key_state *k = &p->keys[f->place];
+    struct key_state *k = &p->keys[f->key];
     bool open = !k->found;
 
     find_detach(f);
@@ -154,8 +151,7 @@ static void find_released_cb(struct share_task *t)
     free(f);
 }
 
-static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
-                      const struct block_file_id *id)
+static int find_begin(struct lookup *p, uint32_t key, uint32_t root, const struct block_file_id *id)
 {
     struct share *s = p->share;
     struct find *f = calloc(1, sizeof(*f));
@@ -166,12 +162,12 @@ static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
     f->share = s;
     f->lookup = p;
     f->root = root;
-    f->place = place;
+    f->key = key;
 
     f->task.class = SHARE_LOOKUP;
     f->task.op.verb = SHARE_FIND;
     f->task.op.id = *id;
-    f->task.op.bytes = p->asker->part_bytes;
+    f->task.op.bytes = p->request->part_bytes;
     f->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
     f->task.released_cb = find_released_cb;
     err = share_root_submit(s->roots[root], &f->task);
@@ -186,16 +182,16 @@ static int find_begin(struct lookup *p, uint32_t place, uint32_t root,
 }
 
 /* Asks those roots of which the answer cache knows nothing. */
-static void key_ask(struct lookup *p, uint32_t place, uint32_t key)
+static void key_ask(struct lookup *p, uint32_t key, uint32_t number)
 {
     struct share *s = p->share;
-    struct key_state *k = &p->keys[place];
+    struct key_state *k = &p->keys[key];
     share_roots_mask holders, unknown = 0;
     struct block_file_id id;
 
-    *k = (struct key_state){.key = key};
-    key_id(p->asker, key, &id);
-    holders = share_holders(s, &id, p->asked);
+    *k = (struct key_state){.number = number};
+    key_id(p->request, number, &id);
+    holders = share_roots_that_may_have(s, &id, p->asked);
     k->failed = holders == 0;
     for (uint32_t i = 0; i < s->n && !k->found; i++) {
         enum share_known known;
@@ -211,13 +207,13 @@ static void key_ask(struct lookup *p, uint32_t place, uint32_t key)
     for (uint32_t i = 0; i < s->n && !k->found; i++) {
         if (!(unknown >> i & 1))
             continue;
-        if (find_begin(p, place, i, &id) == 0)
+        if (find_begin(p, key, i, &id) == 0)
             k->pending++;
         else
             k->failed = true;
     }
     if (k->pending == 0)
-        key_answered(p, place);
+        key_answered(p, key);
 }
 
 /* ---- a chain, by waves ---- */
@@ -233,12 +229,6 @@ static bool wave_settled(const struct lookup *p)
     return true;
 }
 
-static void finds_leave(struct lookup *p)
-{
-    while (!list_empty(&p->finds))
-        find_leave(LIST_ENTRY(p->finds.next, struct find, link));
-}
-
 /* Narrows the interval by the answers, in the keys' order. */
 static void wave_close(struct lookup *p)
 {
@@ -246,13 +236,13 @@ static void wave_close(struct lookup *p)
         const struct key_state *s = &p->keys[i];
 
         if (!s->found) {
-            p->hi = s->key;
+            p->hi = s->number;
             break;
         }
-        p->lo = s->key + 1;
+        p->lo = s->number + 1;
     }
     p->n_keys = 0;
-    finds_leave(p);
+    finds_leave(p, ALL_KEYS);
 }
 
 /* The i-th of `n` keys of a wave. */
@@ -265,7 +255,7 @@ static uint32_t wave_key(const struct lookup *p, uint32_t i, uint32_t n)
     if (i < head)
         return i;
     /* While no key is known to be missing, the last key is asked for, too. */
-    if (p->hi == p->asker->n)
+    if (p->hi == p->request->n)
         return p->lo + head - 1 + (uint32_t)((uint64_t)(i - head + 1) * (wide - head) / (n - head));
     return p->lo + (uint32_t)((uint64_t)(i + 1) * wide / (n + 1));
 }
@@ -298,18 +288,18 @@ static bool chain_step(struct lookup *p)
 
 /* ---- keys one by one ---- */
 
-static bool there(const struct share_lookup *asker, uint32_t key)
+static bool key_exists(const struct share_lookup *request, uint32_t number)
 {
-    return asker->answers[key] != SHARE_UNKNOWN && asker->answers[key] != SHARE_MISSING;
+    return request->answers[number] != SHARE_UNKNOWN && request->answers[number] != SHARE_MISSING;
 }
 
 static bool each_step(struct lookup *p)
 {
-    while (p->n_free > 0 && p->next < p->hi)
-        key_ask(p, p->free[--p->n_free], p->next++);
-    while (p->lo < p->hi && there(p->asker, p->lo))
+    while (p->n_idle > 0 && p->next < p->hi)
+        key_ask(p, p->idle[--p->n_idle], p->next++);
+    while (p->lo < p->hi && key_exists(p->request, p->lo))
         p->lo++;
-    return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_free == LOOKUP_WAVE;
+    return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_idle == LOOKUP_WAVE;
 }
 
 static bool lookup_step(struct lookup *p)
@@ -336,7 +326,7 @@ static void roots_report(const struct lookup *p, bool late)
 static void lookup_free(struct lookup *p, bool late)
 {
     deadline_disarm(p->share->settings.deadlines, &p->deadline);
-    finds_leave(p);
+    finds_leave(p, ALL_KEYS);
     roots_report(p, late);
     list_remove(&p->link);
     p->share->n_lookups--;
@@ -344,30 +334,30 @@ static void lookup_free(struct lookup *p, bool late)
 }
 
 /* Keys before one that exists are presumed to exist, on the same root. */
-static void presume(struct share_lookup *asker)
+static void presume(struct share_lookup *request)
 {
     uint8_t root = SHARE_UNKNOWN;
 
-    for (uint32_t i = asker->prefix; i-- > 0;) {
-        if (there(asker, i))
-            root = asker->answers[i];
-        else if (asker->answers[i] == SHARE_UNKNOWN)
-            asker->answers[i] = root;
+    for (uint32_t i = request->prefix; i-- > 0;) {
+        if (key_exists(request, i))
+            root = request->answers[i];
+        else if (request->answers[i] == SHARE_UNKNOWN)
+            request->answers[i] = root;
     }
 }
 
 static void lookup_end(struct lookup *p, bool late)
 {
-    struct share_lookup *asker = p->asker;
+    struct share_lookup *request = p->request;
 
     if (p->n_keys > 0)
         wave_close(p);
-    asker->prefix = p->lo;
+    request->prefix = p->lo;
     if (p->chain)
-        presume(asker);
-    asker->op = NULL;
+        presume(request);
+    request->op = NULL;
     lookup_free(p, late);
-    asker->done_cb(asker);
+    request->done_cb(request);
 }
 
 static void deadline_cb(struct deadline *d)
@@ -387,43 +377,43 @@ static share_roots_mask roots_for_lookups(struct share *s)
     return asked;
 }
 
-static struct lookup *lookup_new(struct share *s, struct share_lookup *asker)
+static struct lookup *lookup_new(struct share *s, struct share_lookup *request)
 {
     struct lookup *p = calloc(1, sizeof(*p));
 
     if (!p)
         return NULL;
     p->share = s;
-    p->asker = asker;
+    p->request = request;
     p->asked = roots_for_lookups(s);
-    p->hi = asker->n;
-    p->chain = !asker->each;
+    p->hi = request->n;
+    p->chain = !request->each;
     list_init(&p->finds);
     for (uint32_t i = 0; i < LOOKUP_WAVE; i++)
-        p->free[p->n_free++] = (uint8_t)(LOOKUP_WAVE - 1 - i);
+        p->idle[p->n_idle++] = (uint8_t)(LOOKUP_WAVE - 1 - i);
     return p;
 }
 
 /* No root was asked, and no key exists. */
 static bool nothing_found(const struct lookup *p)
 {
-    for (uint32_t i = 0; p->over && i < p->asker->n; i++)
-        if (there(p->asker, i))
+    for (uint32_t i = 0; p->over && i < p->request->n; i++)
+        if (key_exists(p->request, i))
             return false;
     return p->over;
 }
 
-int share_lookup(struct share *s, struct share_lookup *asker)
+int share_lookup(struct share *s, struct share_lookup *request)
 {
     struct lookup *p;
 
     if (s->n_lookups >= LOOKUPS)
         return -EAGAIN;
-    p = lookup_new(s, asker);
+    p = lookup_new(s, request);
     if (!p)
         return -ENOMEM;
-    memset(asker->answers, SHARE_UNKNOWN, asker->n);
-    asker->prefix = 0;
+    memset(request->answers, SHARE_UNKNOWN, request->n);
+    request->prefix = 0;
     s->settings.metrics->share_probes++;
     s->n_lookups++;
     list_push_back(&s->lookups, &p->link);
@@ -432,19 +422,19 @@ int share_lookup(struct share *s, struct share_lookup *asker)
         lookup_free(p, false);
         return -ENOENT;
     }
-    deadline_arm(s->settings.deadlines, &p->deadline, p->over ? share_now(s) : asker->deadline_ms,
+    deadline_arm(s->settings.deadlines, &p->deadline, p->over ? share_now(s) : request->deadline_ms,
                  deadline_cb);
-    asker->op = p;
+    request->op = p;
     return 0;
 }
 
-void share_lookup_cancel(struct share *s, struct share_lookup *asker)
+void share_lookup_cancel(struct share *s, struct share_lookup *request)
 {
-    struct lookup *p = asker->op;
+    struct lookup *p = request->op;
 
     (void)s;
     if (!p)
         return;
-    asker->op = NULL;
+    request->op = NULL;
     lookup_free(p, false);
 }

@@ -81,7 +81,7 @@ static struct nfs_task *task_new(struct share_backend *b, struct share_op *op)
 
 static void backend_start(struct share_backend *b, struct share_op *op)
 {
-    int err = share_op_place(op);
+    int err = share_op_resolve(op);
     struct nfs_task *t = NULL;
 
     b->under_way++;

@@ -184,7 +184,7 @@ static void posix_close(struct share_backend *b)
 
 static void posix_start(struct share_backend *b, struct share_op *op)
 {
-    int err = share_op_place(op);
+    int err = share_op_resolve(op);
 
     if (b->under_way++ == 0)
         uv_ref((uv_handle_t *)&b->ended_async);

@@ -5,7 +5,7 @@
 
 #include "daemon/share/backend.h"
 
-/* After share_op_place. Returns the status for op->done_cb. */
+/* After share_op_resolve. Returns the status for op->done_cb. */
 int posix_file_run(const char *root, const struct share_temp *temps, struct share_op *op);
 
 #endif

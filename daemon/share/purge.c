@@ -17,7 +17,7 @@ struct purge_root {
 
 struct purge {
     struct list link;
-    struct share_purge *asker; /* NULL: its done_cb has run, or it cancelled */
+    struct share_purge *request; /* NULL: its done_cb has run, or it cancelled */
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
     struct share *share;
     struct deadline stall; /* when no root has made progress for STALL_MS */
@@ -39,14 +39,14 @@ static int first_failure(int a, int b)
 
 static void report(struct purge *p, int status)
 {
-    struct share_purge *asker = p->asker;
+    struct share_purge *request = p->request;
 
-    p->asker = NULL;
+    p->request = NULL;
     deadline_disarm(p->share->settings.deadlines, &p->stall);
-    if (!asker)
+    if (!request)
         return;
-    asker->op = NULL;
-    asker->done_cb(asker, status, p->files);
+    request->op = NULL;
+    request->done_cb(request, status, p->files);
 }
 
 static void sweep_ended(struct purge *p)
@@ -85,7 +85,7 @@ static void progressed(struct gc_sweep *s)
 {
     struct purge *p = purge_of(s);
 
-    if (p->asker)
+    if (p->request)
         stall_arm(p);
 }
 
@@ -127,14 +127,14 @@ static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .removed_cb = removed_cb,
                                               .done_cb = sweep_done_cb};
 
-int share_purge(struct share *s, struct share_purge *asker)
+int share_purge(struct share *s, struct share_purge *request)
 {
     struct purge *p = calloc(1, sizeof(*p));
 
     if (!p)
         return -ENOMEM;
     p->share = s;
-    memcpy(p->namespace, asker->fingerprint, sizeof(p->namespace));
+    memcpy(p->namespace, request->fingerprint, sizeof(p->namespace));
     for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
         struct purge_root *root = &p->roots[p->n];
 
@@ -151,20 +151,20 @@ int share_purge(struct share *s, struct share_purge *asker)
     }
     s->seed++; /* invalidates all answers in the cache */
     stall_arm(p);
-    p->asker = asker;
-    asker->op = p;
+    p->request = request;
+    request->op = p;
     list_push_back(&s->purges, &p->link);
     return 0;
 }
 
-void share_purge_cancel(struct share *s, struct share_purge *asker)
+void share_purge_cancel(struct share *s, struct share_purge *request)
 {
-    struct purge *p = asker->op;
+    struct purge *p = request->op;
 
     if (!p)
         return;
-    p->asker = NULL;
-    asker->op = NULL;
+    p->request = NULL;
+    request->op = NULL;
     deadline_disarm(s->settings.deadlines, &p->stall);
     purge_stop(p);
 }

@@ -173,7 +173,7 @@ static void backend_done_cb(struct share_op *op, int status)
     if (!late) {
         t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
         root_count(r, t, status);
-        root_judge(r, t, status);
+        root_breakers_feed(r, t, status);
     } else if (op->verb == SHARE_LIST && status == 0) {
         share_listing_free(&op->listing); /* after the deadline: unused */
     }
@@ -218,7 +218,7 @@ static void deadline_cb(struct deadline *d)
         t->state = SHARE_TASK_ENDING;
         if (all_late(r)) {
             root_count(r, t, -ETIMEDOUT);
-            root_judge(r, t, -ETIMEDOUT);
+            root_breakers_feed(r, t, -ETIMEDOUT);
         }
         task_end(t, -ETIMEDOUT, true);
         root_pump(r);
@@ -228,7 +228,7 @@ static void deadline_cb(struct deadline *d)
     t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
     root_count(r, t, -ETIMEDOUT);
     r->begun[t->class] -= given_back;
-    root_judge(r, t, -ETIMEDOUT);
+    root_breakers_feed(r, t, -ETIMEDOUT);
     if (given_back)
         task_end(t, -ETIMEDOUT, true);
     else

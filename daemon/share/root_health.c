@@ -103,7 +103,7 @@ static void root_bad(struct share_root *r, const struct share_task *t, int statu
     root_flush(r);
 }
 
-static void writes_judge(struct share_root *r, const struct share_task *t, int status)
+static void writes_breaker_feed(struct share_root *r, const struct share_task *t, int status)
 {
     if (status_stops_writes(t, status)) {
         r->writes_status = status;
@@ -117,9 +117,9 @@ static void writes_judge(struct share_root *r, const struct share_task *t, int s
     }
 }
 
-void root_judge(struct share_root *r, const struct share_task *t, int status)
+void root_breakers_feed(struct share_root *r, const struct share_task *t, int status)
 {
-    writes_judge(r, t, status);
+    writes_breaker_feed(r, t, status);
     if (status_local(status))
         breaker_again(&r->breaker, share_root_now(r)); /* in case it was a health check */
     else if (status_answers(status) || status_stops_writes(t, status))

@@ -16,7 +16,7 @@ void root_begin(struct share_root *r, struct share_task *t);
 
 void root_health_init(struct share_root *r);
 /* Feeds the breakers with the status of a task; -ETIMEDOUT: its deadline passed. */
-void root_judge(struct share_root *r, const struct share_task *t, int status);
+void root_breakers_feed(struct share_root *r, const struct share_task *t, int status);
 /* Counts the end of a task. */
 void root_count(struct share_root *r, const struct share_task *t, int status);
 /* May a WRITE be accepted now? If the breaker of writes is open, this write is its trial. */

@@ -68,13 +68,13 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
 enum share_known { SHARE_KNOWN_NOT, SHARE_KNOWN_FOUND, SHARE_KNOWN_MISSING };
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root);
 /* Those of `asked` that could have the part. */
-share_roots_mask share_holders(const struct share *s, const struct block_file_id *id,
-                               share_roots_mask asked);
+share_roots_mask share_roots_that_may_have(const struct share *s, const struct block_file_id *id,
+                                           share_roots_mask asked);
 /* Those whose breaker is closed. */
 share_roots_mask share_roots_up(const struct share *s);
 /* The roots that a new part may go to, best first. The number of them. */
-uint32_t share_takers(struct share *s, const struct block_file_id *id,
-                      uint8_t out[SHARE_MAX_ROOTS]);
+uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
+                           uint8_t out[SHARE_MAX_ROOTS]);
 
 /* share_io.c */
 

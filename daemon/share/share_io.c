@@ -61,7 +61,7 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
 }
 
 /* Touches the file that was read when its time is older than share.touch. */
-static void touch(struct share *s, uint32_t root, const struct share_task *t)
+static void touch_if_old(struct share *s, uint32_t root, const struct share_task *t)
 {
     uint64_t now_ns;
 
@@ -74,7 +74,7 @@ static void touch(struct share *s, uint32_t root, const struct share_task *t)
 }
 
 /* Removes the file. A good one that another host put there meanwhile is lost: a miss. */
-static void damaged(struct share *s, uint32_t root, const struct share_task *t)
+static void damaged_remove(struct share *s, uint32_t root, const struct share_task *t)
 {
     s->settings.metrics->share_damaged++;
     log_warn("share", "damaged-file", "root=%s bucket=%02x file=%s", s->roots[root]->shown,
@@ -145,12 +145,12 @@ static void read_answered(struct part_io *m, int status)
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
         m->io->root = (share_root_id)(root + 1);
-        touch(s, root, &m->task);
+        touch_if_old(s, root, &m->task);
         part_io_end(m, 0);
         return;
     }
     if (status == -EBADMSG)
-        damaged(s, root, &m->task);
+        damaged_remove(s, root, &m->task);
     else if (share_status_missing(status))
         share_remember(s, &m->io->id, root, false, s->settings.negative_ms);
     else
@@ -196,9 +196,9 @@ static void part_io_released_cb(struct share_task *t)
     }
 }
 
-static uint32_t readers(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
+static uint32_t read_roots(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
 {
-    share_roots_mask up = share_roots_up(s), holders = share_holders(s, &io->id, up);
+    share_roots_mask up = share_roots_up(s), holders = share_roots_that_may_have(s, &io->id, up);
     uint32_t n = 0;
 
     if (io->root > 0 && io->root <= s->n && (up >> (io->root - 1) & 1)) {
@@ -228,7 +228,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->share = s;
     m->io = io;
     m->status = -ENOENT;
-    m->n = io->write ? share_takers(s, &io->id, m->roots) : readers(s, io, m->roots);
+    m->n = io->write ? share_write_roots(s, &io->id, m->roots) : read_roots(s, io, m->roots);
 
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->deadline_ms = share_now(s) + s->settings.deadline_ms;

@@ -66,8 +66,8 @@ static uint32_t hashed_root(const struct share *s, const struct block_file_id *i
     return best;
 }
 
-share_roots_mask share_holders(const struct share *s, const struct block_file_id *id,
-                               share_roots_mask asked)
+share_roots_mask share_roots_that_may_have(const struct share *s, const struct block_file_id *id,
+                                           share_roots_mask asked)
 {
     share_roots_mask mask = 0;
     uint32_t one;
@@ -93,7 +93,8 @@ share_roots_mask share_roots_up(const struct share *s)
     return up;
 }
 
-uint32_t share_takers(struct share *s, const struct block_file_id *id, uint8_t out[SHARE_MAX_ROOTS])
+uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
+                           uint8_t out[SHARE_MAX_ROOTS])
 {
     uint32_t n = 0, one;
 

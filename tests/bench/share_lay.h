@@ -48,7 +48,7 @@ static inline void lay_file(const char *folder, unsigned number, time_t now)
 
     lay_key(number, id.key);
     memset(id.fingerprint, LAY_FINGERPRINT, sizeof(id.fingerprint));
-    if (block_file_place(&id, identity, name) < 0)
+    if (block_file_locate(&id, identity, name) < 0)
         exit(1);
     snprintf(path, sizeof(path), "%s/blocks/%02x/%s", folder, identity[0], name);
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);

@@ -61,7 +61,7 @@ static void check_name(const char *name)
     at += 33;
     hex_get(at, &part, 1);
     id.part = part;
-    must(block_file_place(&id, identity, again) == 0);
+    must(block_file_locate(&id, identity, again) == 0);
     must(strcmp(again, name) == 0);
 }
 

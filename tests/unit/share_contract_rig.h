@@ -211,7 +211,7 @@ static inline uint8_t contract_bucket(unsigned number, char name[BLOCK_FILE_NAME
     struct block_file_id id = contract_id(number);
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
 
-    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
     return identity[0];
 }
 
@@ -261,7 +261,7 @@ static inline void contract_lay(const char *path, unsigned number, unsigned cont
     cr_assert(file);
     contract_fill(data, bytes, content);
     h.checksum = checksum_of(data, bytes);
-    cr_assert_eq(block_file_place(&id, h.identity, name), 0);
+    cr_assert_eq(block_file_locate(&id, h.identity, name), 0);
     block_file_encode(&h, file);
     contract_put(path, file, BLOCK_FILE_HEADER_BYTES + bytes);
     free(file);

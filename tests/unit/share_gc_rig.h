@@ -398,7 +398,7 @@ static inline void rig_place(struct rig *g, const struct block_file_id *id, char
 {
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
 
-    cr_assert_eq(block_file_place(id, identity, name), 0);
+    cr_assert_eq(block_file_locate(id, identity, name), 0);
     *bucket = identity[0];
     rig_path(g, *bucket, name, path);
 }

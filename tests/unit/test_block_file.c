@@ -16,7 +16,7 @@ static struct block_file_header header_of(const struct block_file_id *i)
         .payload_bytes = 1048576, .checksum = 0x1122334455667788, .part = i->part};
     char name[BLOCK_FILE_NAME_CAP];
 
-    cr_assert_eq(block_file_place(i, h.identity, name), 0);
+    cr_assert_eq(block_file_locate(i, h.identity, name), 0);
     return h;
 }
 
@@ -106,7 +106,7 @@ Test(block_file, names)
     char name[BLOCK_FILE_NAME_CAP];
     struct block_file_id bad = id;
 
-    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
     cr_assert_str_eq(name, "aabb0000000000000000000000000000-f0010000000000000000000000000000-03");
     cr_assert(block_file_name_valid(name));
     name[0] = 'A';
@@ -117,12 +117,12 @@ Test(block_file, names)
     cr_assert_not(block_file_name_valid(
         "aabb0000000000000000000000000000-f0010000000000000000000000000000-030"));
     bad.key_bytes = 15;
-    cr_assert_eq(block_file_place(&bad, identity, name), -EINVAL);
+    cr_assert_eq(block_file_locate(&bad, identity, name), -EINVAL);
     bad.key_bytes = 33;
-    cr_assert_eq(block_file_place(&bad, identity, name), -EINVAL);
+    cr_assert_eq(block_file_locate(&bad, identity, name), -EINVAL);
     bad = id;
     bad.part = UCM_MAX_PARTS;
-    cr_assert_eq(block_file_place(&bad, identity, name), -EINVAL);
+    cr_assert_eq(block_file_locate(&bad, identity, name), -EINVAL);
 }
 
 static void temp_prefix_differs(const char *than, const char *host, uint32_t pid, uint64_t started)

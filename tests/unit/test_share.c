@@ -242,11 +242,11 @@ static void hashed_places(const char *const *targets, uint32_t n, const char *pl
         struct block_file_id id = rig_id(i);
         uint8_t root[SHARE_MAX_ROOTS];
 
-        cr_assert_eq(share_takers(share, &id, root), 1);
-        cr_assert_eq(share_holders(share, &id, (1u << n) - 1), 1u << root[0]);
+        cr_assert_eq(share_write_roots(share, &id, root), 1);
+        cr_assert_eq(share_roots_that_may_have(share, &id, (1u << n) - 1), 1u << root[0]);
         places[i] = targets[root[0]];
         id.part = 0;
-        cr_assert_eq(share_holders(share, &id, (1u << n) - 1), 1u << root[0],
+        cr_assert_eq(share_roots_that_may_have(share, &id, (1u << n) - 1), 1u << root[0],
                      "all parts of a block belong together");
     }
 }

@@ -34,12 +34,12 @@ Test(share_backend, a_name_that_was_given_is_looked_at)
     struct share_op op = {.verb = SHARE_REMOVE, .by_name = true, .bucket = 9};
 
     strcpy(op.name, name_a);
-    cr_assert_eq(share_op_place(&op), 0);
+    cr_assert_eq(share_op_resolve(&op), 0);
     cr_assert_eq(op.bucket, 9);
     strcpy(op.name, BLOCK_FILE_TEMP_PREFIX "host-1");
-    cr_assert_eq(share_op_place(&op), 0);
+    cr_assert_eq(share_op_resolve(&op), 0);
     strcpy(op.name, "..");
-    cr_assert_eq(share_op_place(&op), -EINVAL);
+    cr_assert_eq(share_op_resolve(&op), -EINVAL);
 }
 
 Test(share_backend, the_bucket_is_the_identitys_first_byte)
@@ -47,13 +47,13 @@ Test(share_backend, the_bucket_is_the_identitys_first_byte)
     struct share_op op = {
         .verb = SHARE_FIND, .bytes = 5, .id = {.key_bytes = 16, .key = {7}, .part = 2}};
 
-    cr_assert_eq(share_op_place(&op), 0);
+    cr_assert_eq(share_op_resolve(&op), 0);
     cr_assert_eq(op.bucket, op.file.identity[0]);
     cr_assert(block_file_name_valid(op.name));
     op.id.key_bytes = 3;
-    cr_assert_eq(share_op_place(&op), -EINVAL);
+    cr_assert_eq(share_op_resolve(&op), -EINVAL);
     op.verb = SHARE_CHECK;
-    cr_assert_eq(share_op_place(&op), 0);
+    cr_assert_eq(share_op_resolve(&op), 0);
 }
 
 Test(share_backend, two_roots_have_no_temporary_name_in_common)

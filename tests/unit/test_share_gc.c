@@ -96,7 +96,7 @@ Test(share_gc, names_say_whose_and_which_part)
     char name[BLOCK_FILE_NAME_CAP];
     struct block_file_name got, other;
 
-    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
     cr_assert_eq(block_file_name_parse(name, &got), 0);
     cr_assert_eq(memcmp(got.namespace, id.fingerprint, BLOCK_FILE_NAMESPACE_BYTES), 0);
     cr_assert_eq(got.part, 5);

@@ -307,7 +307,7 @@ static void shared_damage(unsigned number)
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     char name[BLOCK_FILE_NAME_CAP], path[512];
 
-    cr_assert_eq(block_file_place(&id, identity, name), 0);
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
     snprintf(path, sizeof(path), "%s/blocks/%02x/%s", shared.folder, identity[0], name);
     byte_flip(open(path, O_RDWR | O_CLOEXEC), BLOCK_FILE_HEADER_BYTES);
 }
