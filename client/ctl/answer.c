@@ -192,49 +192,33 @@ cJSON *answer_json_u64(uint64_t v)
 
 static cJSON *json_bytes(const char *p, size_t n, bool hex)
 {
-    size_t room = (hex ? 2 * n : n) + 2;
-    char *text = malloc(room);
+    char *text = hex ? malloc(2 * n + 2) : strndup(p, n);
     cJSON *j;
 
     if (text == NULL)
         return NULL;
-    if (hex) {
-        copy_hex(text, room, p, n);
-    } else {
-        memcpy(text, p, n);
-        text[n] = '\0';
-    }
+    if (hex)
+        copy_hex(text, 2 * n + 2, p, n);
     j = cJSON_CreateString(text);
     free(text);
     return j;
 }
 
-static cJSON *json_array(const msgpack_object_array *a)
+/* An array or a map. Recursion is bounded by the nesting that the unpacker allows. */
+static cJSON *json_container(const msgpack_object *o)
 {
-    cJSON *j = cJSON_CreateArray();
-
-    for (uint32_t i = 0; j != NULL && i < a->size; i++) {
-        cJSON *item = answer_json(&a->ptr[i]);
-
-        if (item == NULL || !cJSON_AddItemToArray(j, item)) {
-            cJSON_Delete(item);
-            cJSON_Delete(j);
-            return NULL;
-        }
-    }
-    return j;
-}
-
-static cJSON *json_map(const msgpack_object_map *m)
-{
-    cJSON *j = cJSON_CreateObject();
+    bool map = o->type == MSGPACK_OBJECT_MAP;
+    cJSON *j = map ? cJSON_CreateObject() : cJSON_CreateArray();
+    uint32_t n = map ? o->via.map.size : o->via.array.size;
     char name[128];
 
-    for (uint32_t i = 0; j != NULL && i < m->size; i++) {
-        cJSON *item = answer_json(&m->ptr[i].val);
+    for (uint32_t i = 0; j != NULL && i < n; i++) {
+        cJSON *item = answer_json(map ? &o->via.map.ptr[i].val : &o->via.array.ptr[i]);
 
-        answer_object_text(&m->ptr[i].key, name, sizeof name);
-        if (item == NULL || !cJSON_AddItemToObject(j, name, item)) {
+        if (map)
+            answer_object_text(&o->via.map.ptr[i].key, name, sizeof name);
+        if (item == NULL ||
+            !(map ? cJSON_AddItemToObject(j, name, item) : cJSON_AddItemToArray(j, item))) {
             cJSON_Delete(item);
             cJSON_Delete(j);
             return NULL;
@@ -243,7 +227,6 @@ static cJSON *json_map(const msgpack_object_map *m)
     return j;
 }
 
-/* Recursion is bounded by the nesting that the unpacker allows. */
 cJSON *answer_json(const msgpack_object *o)
 {
     switch (o->type) {
@@ -261,9 +244,8 @@ cJSON *answer_json(const msgpack_object *o)
     case MSGPACK_OBJECT_BIN:
         return json_bytes(o->via.bin.ptr, o->via.bin.size, true);
     case MSGPACK_OBJECT_ARRAY:
-        return json_array(&o->via.array);
     case MSGPACK_OBJECT_MAP:
-        return json_map(&o->via.map);
+        return json_container(o);
     default:
         return cJSON_CreateNull();
     }

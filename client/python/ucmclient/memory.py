@@ -18,6 +18,16 @@ from .client import Memory, MemoryKind
 from .errors import Status, UcmError, check
 
 
+class _Descriptor:
+    """Closes a descriptor when its owner goes."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
@@ -29,6 +39,7 @@ class SharedMemory:
         fd, address = c_int(-1), c_void_p()
         check(lib.ucm_shared_memory(size, byref(fd), byref(address)))
         self.fd = fd.value
+        self._descriptor = _Descriptor(self.fd)
         self.size = size
         libc = ctypes.CDLL(None, use_errno=True)
         libc.munmap.argtypes = [c_void_p, c_size_t]
@@ -41,11 +52,6 @@ class SharedMemory:
 
     def memory(self, offset: int = 0) -> Memory:
         return Memory(MemoryKind.MEMFD, self.size - offset, offset, self.fd, owner=self)
-
-    def __del__(self) -> None:
-        fd, self.fd = getattr(self, "fd", -1), -1
-        if fd >= 0:
-            os.close(fd)
 
 
 def data_pointer(tensor: Any) -> int:
@@ -167,13 +173,3 @@ def shared_memory_of(pointer: int) -> tuple[Memory, int]:
             "the daemon can copy only to host memory in a SharedMemory: allocate the KV tensors from one",
         )
     return shared.memory(), shared.address
-
-
-class _Descriptor:
-    """Closes a descriptor when the Memory that owns this goes."""
-
-    def __init__(self, fd: int):
-        self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)

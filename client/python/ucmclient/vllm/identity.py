@@ -59,12 +59,10 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
     hashed = getattr(kv_cache_config, "hash_block_size", None)
     if hashed not in (None, spec.block_size):
         raise Unsupported(f"the engine hashes {hashed} tokens and keeps {spec.block_size} in a block: they must agree")
-    if parallel.pipeline_parallel_size > 1:
-        raise Unsupported("pipeline parallelism is not supported: use --pipeline-parallel-size 1")
-    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
-        raise Unsupported("decode context parallelism is not supported: use --decode-context-parallel-size 1")
-    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        raise Unsupported("prefill context parallelism is not supported: use --prefill-context-parallel-size 1")
+    for kind in ("pipeline", "decode context", "prefill context"):
+        size = kind.replace(" ", "_") + "_parallel_size"
+        if getattr(parallel, size, 1) > 1:
+            raise Unsupported(f"{kind} parallelism is not supported: use --{size.replace('_', '-')} 1")
     speculative = getattr(config, "speculative_config", None)
     if speculative is not None and (speculative.use_eagle() or getattr(speculative, "method", None) == "draft_model"):
         raise Unsupported(

@@ -73,15 +73,9 @@ class Settings:
                 raise ValueError(
                     f"kv_connector_extra_config has no setting {name!r}; there are {', '.join(sorted(known))}"
                 )
-            default = known[name].default
-            if default is None:
-                wanted: Any = str
-            elif isinstance(default, bool) or not isinstance(default, (int, float)):
-                wanted = type(default)
-            else:
-                wanted = (int, float) if isinstance(default, float) else int
-            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-                kind = wanted.__name__ if isinstance(wanted, type) else "number"
+            wanted = str if known[name].default is None else type(known[name].default)
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                kind = "number" if wanted is float else wanted.__name__
                 raise ValueError(f"kv_connector_extra_config: {name} must be a {kind}, not {value!r}")
             if not isinstance(value, (str, bool)) and value < 0:
                 raise ValueError(f"kv_connector_extra_config: {name} must be at least 0, not {value!r}")
