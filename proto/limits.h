@@ -21,6 +21,7 @@
 #define UCM_MAX_HANDLES 256     /* memory handles of one region */
 #define UCM_MAX_HANDLE_BYTES 64 /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
 #define UCM_MAX_SLICES 8        /* of a staging ring */
+#define UCM_MAX_ROOTS 8         /* of the shared tier */
 #define UCM_UUID_BYTES 16       /* a GPU's UUID, as cuDeviceGetUuid gives it */
 #define UCM_FINGERPRINT_BYTES 32
 

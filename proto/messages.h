@@ -220,10 +220,10 @@ enum ucm_durability {
 
 /* root: of the shared tier, from 1; 0: each. roots: how many begin a collection; busy: how many have
  * one under way. */
-#define UCM_MSG_COLLECT(F) F(u64, root, OPT, 0, 8)
+#define UCM_MSG_COLLECT(F) F(u64, root, OPT, 0, UCM_MAX_ROOTS)
 #define UCM_MSG_COLLECT_R(F)                                                                       \
-    F(u64, roots, REQ, 0, 8)                                                                       \
-    F(u64, busy, OPT, 0, 8)
+    F(u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                           \
+    F(u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
 /* A page of namespaces, like ls. */
 #define UCM_MSG_PAGE(F)                                                                            \

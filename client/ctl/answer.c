@@ -2,7 +2,6 @@
 
 #include "proto/tables.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,30 +20,22 @@ int answer_connect(const struct ucm_options *options, int timeout_ms, struct ucm
     return rc;
 }
 
-/* Packs the params into *buf, for msgpack_sbuffer_destroy. */
-static void params_pack(enum ucm_method method, const void *params, msgpack_sbuffer *buf)
-{
-    struct ucm_error e = {0};
-    msgpack_packer pk;
-    int rc;
-
-    msgpack_sbuffer_init(buf);
-    msgpack_packer_init(&pk, buf, msgpack_sbuffer_write);
-    rc = proto_message_pack(&pk, proto_method_params(method), params,
-                            &(struct proto_where){.e = &e});
-    assert(rc == 0);
-    (void)rc;
-}
-
 int answer_call(struct ucm_client *client, enum ucm_method method, const void *params,
                 int timeout_ms, struct answer *out)
 {
+    struct proto_where where = {.e = NULL};
+    msgpack_packer pk;
     msgpack_sbuffer packed;
     uint8_t *bytes = NULL;
     size_t n = 0, at = 0;
     int rc;
 
-    params_pack(method, params, &packed);
+    msgpack_sbuffer_init(&packed);
+    msgpack_packer_init(&pk, &packed, msgpack_sbuffer_write);
+    if (proto_message_pack(&pk, proto_method_params(method), params, &where) < 0) {
+        msgpack_sbuffer_destroy(&packed);
+        return -UCM_EPROTOCOL;
+    }
     rc = ucm_call(client, proto_method_name(method), packed.data, packed.size, timeout_ms, &bytes,
                   &n);
     msgpack_sbuffer_destroy(&packed);

@@ -26,9 +26,9 @@ struct answer {
     const msgpack_object *root; /* a map */
 };
 
-/* params: the message that proto/messages.h names for the method, within its bounds; NULL where that
- * is none. 0 or a negative enum ucm_status with its sentence in ucm_errmsg(). -UCM_EPROTOCOL: the
- * result is no map; this sets no sentence. */
+/* params: the message that proto/messages.h names for the method; NULL where that is none. 0 or a
+ * negative enum ucm_status with its sentence in ucm_errmsg(). -UCM_EPROTOCOL: the params pass the
+ * message's bounds, or the result is no map; this sets no sentence. */
 int answer_call(struct ucm_client *client, enum ucm_method method, const void *params,
                 int timeout_ms, struct answer *out);
 void answer_close(struct answer *a);

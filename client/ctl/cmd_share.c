@@ -45,7 +45,7 @@ static int root_find(const struct args *a, const char *word, uint64_t *root)
     int rc;
 
     *root = strtoul(word, &end, 10);
-    if (*root > 0 && *root <= UINT8_MAX && *end == '\0')
+    if (*root > 0 && *root <= UCM_MAX_ROOTS && *end == '\0')
         return CTL_OK;
     rc = ctl_call(a, UCM_METHOD_STATS, NULL, &stats);
     if (rc != CTL_OK)

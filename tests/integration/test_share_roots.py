@@ -371,6 +371,7 @@ class Room(RootsCase):
         self.assertRegex(shown[2], rf"^{self.roots[1]} +posix +up .* - ")
         self.assertIn("has no root 3", ctl(one, "share", "collect", 3).stderr)
         self.assertIn("no root is called /x", ctl(one, "share", "collect", "/x").stderr)
+        self.assertIn("no root is called 100", ctl(one, "share", "collect", 100).stderr)
         self.assertEqual(ctl(one, "share", "sweep").returncode, 2)
         self.refused(NOT_FOUND, one.client.call, "share.collect", root=3)
         if os.geteuid() == 0:
