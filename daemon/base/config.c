@@ -116,7 +116,7 @@ void config_free(struct config *c)
 
         if (k->kind == CONFIG_LIST)
             config_list_free(config_field(c, k));
-        else if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
+        else if (k->kind == CONFIG_STRING)
             free(*(char **)config_field(c, k));
     }
     config_list_free(&c->warnings);

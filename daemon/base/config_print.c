@@ -78,7 +78,7 @@ static void print_key(const struct config *c, const struct config_key *k)
     printf("%s%s: ", indent, k->name + (section > 0 ? section + 1 : 0));
     if (k->kind == CONFIG_LIST)
         print_list(config_field_const(c, k));
-    else if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
+    else if (k->kind == CONFIG_STRING)
         print_scalar(config_value_text(c, k, text));
     else
         fputs(config_value_text(c, k, text), stdout);

@@ -27,7 +27,7 @@ static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
 
-/* ---- what a list's item must be: NULL, or what would be right ---- */
+/* ---- what a text or a list's item must be: NULL, or what would be right ---- */
 
 bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id)
 {
@@ -47,17 +47,14 @@ bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id)
     return true;
 }
 
+static const char *item_path(const char *text)
+{
+    return text[0] == '/' ? NULL : "write an absolute path";
+}
+
 static const char *item_folder(const char *text)
 {
     return text[0] == '/' ? NULL : "write the absolute path of a folder, e.g. /var/lib/ucmd/nvme0";
-}
-
-static const char *item_root(const char *text)
-{
-    return text[0] == '/' || strncmp(text, "nfs://", 6) == 0
-               ? NULL
-               : "write the absolute path of a folder or nfs://SERVER/EXPORT, e.g. /mnt/kv "
-                 "capacity=1TiB";
 }
 
 static const char *item_admin(const char *text)
@@ -117,7 +114,8 @@ const struct config_section config_sections[] = {
 const size_t config_section_count = sizeof(config_sections) / sizeof(config_sections[0]);
 
 const struct config_key config_keys[] = {
-    {KEY("socket", PATH, socket, "/run/ucmd/ucmd.sock"), RANGE(1, SOCKET_BYTES),
+    {KEY("socket", STRING, socket, "/run/ucmd/ucmd.sock"), RANGE(1, SOCKET_BYTES),
+     .item_cb = item_path,
      .help = "Path of the Unix socket that workers connect to. Its folder must exist. Not used "
              "when systemd passes the socket (ucmd.socket)."},
     {KEY("socket_mode", OCTAL, socket_mode, "0660"), RANGE(0, 0777),
@@ -203,7 +201,7 @@ const struct config_key config_keys[] = {
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
-    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS), .item_cb = item_root,
+    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS),
      .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
              "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "

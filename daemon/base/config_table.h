@@ -14,7 +14,6 @@ enum config_kind {
     CONFIG_BOOL,     /* bool: true, false */
     CONFIG_ENUM,     /* an enum from 0, by the names in `names` */
     CONFIG_STRING,   /* char *, at most max bytes */
-    CONFIG_PATH,     /* the same, absolute */
     CONFIG_LIST,     /* struct config_list, at most max items */
 };
 
@@ -28,7 +27,7 @@ struct config_key {
     const char *help;
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
     const char *const *names; /* CONFIG_ENUM and CONFIG_BOOL: NULL at the end */
-    const char *(*item_cb)(const char *text); /* CONFIG_LIST: NULL, or what an item should be */
+    const char *(*item_cb)(const char *text); /* NULL, or what the text or item should be */
     const char *retired, *means; /* a value of earlier versions, taken for another; NULL: none */
     bool reloadable;
     bool internal; /* for tests and measurements: config_print shows it only where it is set */

@@ -82,13 +82,13 @@ static int parse_number(const struct config_key *k, const char *text, uint64_t *
 static int set_string(struct config *c, const struct config_key *k, const char *text,
                       struct config_error *e)
 {
+    const char *right = k->item_cb ? k->item_cb(text) : NULL;
     char **field = config_field(c, k);
     size_t n = strlen(text);
     char *copy;
 
-    if (k->kind == CONFIG_PATH && text[0] != '/')
-        return config_refuse(e, "%s: \"%.80s\" is not an absolute path; begin it with /", k->name,
-                             text);
+    if (right)
+        return config_refuse(e, "%s: \"%.80s\" is wrong; %s", k->name, text, right);
     if (n < k->min || n > k->max)
         return config_refuse(e, "%s is %zu bytes long; it must be from %llu to %llu", k->name, n,
                              (unsigned long long)k->min, (unsigned long long)k->max);
@@ -184,7 +184,7 @@ int config_value_set(struct config *c, const struct config_key *k, const char *t
     }
     if (k->kind == CONFIG_LIST)
         return list_from_text(c, k, text, e);
-    if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
+    if (k->kind == CONFIG_STRING)
         return set_string(c, k, text, e);
     rc = parse_number(k, text, &value, e);
     if (rc < 0)
@@ -221,7 +221,7 @@ uint64_t config_number(const struct config *c, const struct config_key *k)
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES])
 {
-    if (k->kind == CONFIG_STRING || k->kind == CONFIG_PATH)
+    if (k->kind == CONFIG_STRING)
         return *(char *const *)config_field_const(c, k);
     if (k->kind == CONFIG_BOOL || k->kind == CONFIG_ENUM)
         return k->names[config_number(c, k)];
