@@ -230,36 +230,36 @@ enum ucm_durability {
     F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
     F(u64, limit, OPT, 0, 4096)
 
-/* M(NAME, "method", params, result): both by the suffix that UCM_MESSAGES gives them, or none.
+/* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them, or none.
  * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from
  * version to version (stats and what operators read). */
 #define UCM_METHODS(M)                                                                             \
-    M(HELLO, "hello", hello, hello_r)                                                              \
-    M(NS_OPEN, "namespace.open", ns_open, ns_open_r)                                               \
-    M(REGION_REGISTER, "region.register", region_register, region)                                 \
-    M(REGION_UNREGISTER, "region.unregister", region, none)                                        \
-    M(RING_REGISTER, "ring.register", ring_register, ring)                                         \
-    M(RING_UNREGISTER, "ring.unregister", ring, none)                                              \
-    M(LOOKUP, "lookup", lookup, lookup_r)                                                          \
-    M(RELEASE, "release", release, none)                                                           \
-    M(PREFETCH, "prefetch", prefetch, blocks_r)                                                    \
-    M(LOAD, "load", load, blocks_r)                                                                \
-    M(DUMP, "dump", dump, blocks_r)                                                                \
-    M(CANCEL, "cancel", cancel, cancel_r)                                                          \
-    M(PIN, "pin", keys, count_r)                                                                   \
-    M(UNPIN, "unpin", keys, count_r)                                                               \
-    M(EVICT, "evict", evict, count_r)                                                              \
-    M(STATS, "stats", none, free_map)                                                              \
-    M(HEALTH, "health", none, free_map)                                                            \
-    M(NS_LIST, "namespace.list", page, free_map)                                                   \
-    M(NS_PURGE, "namespace.purge", keys, count_r)                                                  \
-    M(LS, "ls", ls, free_map)                                                                      \
-    M(INSPECT, "inspect", key, free_map)                                                           \
-    M(VERIFY, "verify", ls, verify_r)                                                              \
-    M(SHARE_COLLECT, "share.collect", collect, collect_r)
+    M(HELLO, hello, "hello", hello, hello_r)                                                       \
+    M(NS_OPEN, ns_open, "namespace.open", ns_open, ns_open_r)                                      \
+    M(REGION_REGISTER, region_register, "region.register", region_register, region)                \
+    M(REGION_UNREGISTER, region_unregister, "region.unregister", region, none)                     \
+    M(RING_REGISTER, ring_register, "ring.register", ring_register, ring)                          \
+    M(RING_UNREGISTER, ring_unregister, "ring.unregister", ring, none)                             \
+    M(LOOKUP, lookup, "lookup", lookup, lookup_r)                                                  \
+    M(RELEASE, release, "release", release, none)                                                  \
+    M(PREFETCH, prefetch, "prefetch", prefetch, blocks_r)                                          \
+    M(LOAD, load, "load", load, blocks_r)                                                          \
+    M(DUMP, dump, "dump", dump, blocks_r)                                                          \
+    M(CANCEL, cancel, "cancel", cancel, cancel_r)                                                  \
+    M(PIN, pin, "pin", keys, count_r)                                                              \
+    M(UNPIN, unpin, "unpin", keys, count_r)                                                        \
+    M(EVICT, evict, "evict", evict, count_r)                                                       \
+    M(STATS, stats, "stats", none, free_map)                                                       \
+    M(HEALTH, health, "health", none, free_map)                                                    \
+    M(NS_LIST, ns_list, "namespace.list", page, free_map)                                          \
+    M(NS_PURGE, ns_purge, "namespace.purge", keys, count_r)                                        \
+    M(LS, ls, "ls", ls, free_map)                                                                  \
+    M(INSPECT, inspect, "inspect", key, free_map)                                                  \
+    M(VERIFY, verify, "verify", ls, verify_r)                                                      \
+    M(SHARE_COLLECT, share_collect, "share.collect", collect, collect_r)
 
 enum ucm_method {
-#define M(name, text, req, res) UCM_METHOD_##name,
+#define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
     UCM_METHODS(M)
 #undef M
         UCM_METHOD_COUNT

@@ -45,8 +45,8 @@ struct method_entry {
 };
 
 static const struct method_entry methods[] = {
-#define M(name, text, params, result)                                                              \
-    [UCM_METHOD_##name] = {text, sizeof(text) - 1, &proto_##params, &proto_##result},
+#define M(NAME, name, text, params, result)                                                        \
+    [UCM_METHOD_##NAME] = {text, sizeof(text) - 1, &proto_##params, &proto_##result},
     UCM_METHODS(M)
 #undef M
 };

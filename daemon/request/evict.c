@@ -76,8 +76,7 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
         if (evicts(k) && reaches_shares(k))
             cache_shared_remove(rq->rooms.cache, ns, key);
     }
-    session_reply(call->s, call->msgid, &proto_count_r, &k->result);
-    return 0;
+    return call_reply(call, &k->result);
 }
 
 /* ---- a whole namespace ---- */
@@ -132,7 +131,7 @@ static void sweep_end(struct sweep *sw)
                       strerror(-sw->purge.share_status));
     if (sw->purges)
         cache_purge_end(sw->r.s->rq->rooms.cache, &sw->purge);
-    request_end(&sw->r, &e, &proto_count_r, &sw->change.result);
+    request_end(&sw->r, &e, &sw->change.result);
 }
 
 static void sweep_stop_cb(struct request *r)
@@ -213,7 +212,7 @@ static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys,
     return keys.n > 0 ? change_keys(call, ns, &k, keys) : change_all(call, ns, &k);
 }
 
-int method_purge(struct call *call)
+int method_ns_purge(struct call *call)
 {
     const struct msg_keys *m = &call->params.keys;
 
@@ -223,7 +222,12 @@ int method_purge(struct call *call)
 /* Pinned blocks take room from every tenant. */
 int method_pin(struct call *call)
 {
-    return call_operator(call) ? method_purge(call) : -call->error.code;
+    return call_operator(call) ? method_ns_purge(call) : -call->error.code;
+}
+
+int method_unpin(struct call *call)
+{
+    return method_pin(call);
 }
 
 int method_evict(struct call *call)
@@ -285,7 +289,5 @@ int method_share_collect(struct call *call)
     for (uint32_t i = 0; rc == 0 && i < n; i++)
         if (m->root == 0 || m->root == i + 1)
             rc = root_collect(call, i, m->root != 0, &r);
-    if (rc == 0)
-        session_reply(call->s, call->msgid, &proto_collect_r, &r);
-    return rc;
+    return rc == 0 ? call_reply(call, &r) : rc;
 }

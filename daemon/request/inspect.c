@@ -61,15 +61,14 @@ int method_ns_list(struct call *call)
             break;
         places[n++] = place;
     }
-    session_reply_begin(s, call->msgid, &pb);
+    call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "namespaces");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
         pack_ns(&pb.pk, index_ns_at(ix, places[i]));
     proto_pack_u64(&pb.pk, "next", place < end ? place : 0);
-    session_reply_end(s, call->msgid, &pb);
-    return 0;
+    return call_reply_map(call, &pb);
 }
 
 /* ---- ls ---- */
@@ -118,8 +117,7 @@ static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct blo
 
 int method_ls(struct call *call)
 {
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
+    struct requests *rq = call->s->rq;
     block_ref refs[LS_MAX];
     uint32_t n;
     struct proto_builder pb;
@@ -130,15 +128,14 @@ int method_ls(struct call *call)
     if (!ns)
         return -call->error.code;
     next = blocks_page(rq, ns, m->cursor, m->limit ? (uint32_t)m->limit : LS_PAGE, refs, &n);
-    session_reply_begin(s, call->msgid, &pb);
+    call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
         pack_block(&pb.pk, ns, index_block(rq->rooms.index, refs[i]));
     proto_pack_u64(&pb.pk, "next", next);
-    session_reply_end(s, call->msgid, &pb);
-    return 0;
+    return call_reply_map(call, &pb);
 }
 
 /* ---- inspect ---- */
@@ -162,8 +159,7 @@ static void pack_part(msgpack_packer *pk, uint32_t part, const struct part *p)
 
 int method_inspect(struct call *call)
 {
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
+    struct requests *rq = call->s->rq;
     struct proto_builder pb;
     const struct msg_key *m = &call->params.key;
     struct ns *ns = call_namespace(call, m->ns);
@@ -181,7 +177,7 @@ int method_inspect(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "no such block in namespace %u",
                              ns->id);
     b = index_block(rq->rooms.index, ref);
-    session_reply_begin(s, call->msgid, &pb);
+    call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 8);
     proto_pack_bin(&pb.pk, "key", b->key, ns->identity.key_bytes);
     proto_pack_flag(&pb.pk, "complete", block_complete(b, ns));
@@ -194,8 +190,7 @@ int method_inspect(struct call *call)
     msgpack_pack_array(&pb.pk, ns->identity.parts);
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         pack_part(&pb.pk, i, &b->part[i]);
-    session_reply_end(s, call->msgid, &pb);
-    return 0;
+    return call_reply_map(call, &pb);
 }
 
 /* ---- verify ---- */
@@ -220,7 +215,7 @@ static void verify_end(struct verify *v)
 {
     for (uint32_t i = 0; i < v->n; i++)
         cache_unlease(v->r.s->rq->rooms.cache, v->refs[i]);
-    request_end(&v->r, NULL, &proto_verify_r, &v->result);
+    request_end(&v->r, NULL, &v->result);
 }
 
 static void check_done_cb(struct cache_check *k, int status)

@@ -76,14 +76,16 @@ struct call {
 typedef int (*method_fn)(struct call *call);
 
 /* session.c */
-void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
-                   const void *result);
-void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e);
+/* Both return 0. */
+int call_reply(struct call *call, const void *result);
+int call_reply_map(struct call *call, struct proto_builder *pb);
+/* For free maps: begin, pack, call_reply_map. */
+void call_map_begin(struct call *call, struct proto_builder *pb);
+/* Answers a request of that method, with *e if it is an error (NULL: none), else with the result. */
+void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
+                   const struct ucm_error *e, const void *result);
 /* Sends a load's progress. False: not sent, because the peer does not read. */
 bool session_progress(struct session *s, const struct msg_progress *m);
-/* For free maps: begin, pack, end. */
-void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb);
-void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb);
 /* An object's name on the wire: its number in a table of the session, with bits above it that count
  * up. So the name of an object that has ended is not its successor's, but for one in 2048. */
 #define SESSION_NUMBERS (UINT32_C(1) << 21)
@@ -119,10 +121,9 @@ uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32
  * (unregistering is still taken). */
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
-/* Answers with *e if it is an error (NULL: none), else with the result; frees r, and the session if
- * r was the last thing that a closing one waited for. */
-void request_end(struct request *r, const struct ucm_error *e, const struct proto_message *m,
-                 const void *result);
+/* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
+ * one waited for. */
+void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
 /* Counts `bytes` against limits.frame_memory until memory_return. False: there is no room. */
@@ -180,28 +181,9 @@ void registered_close_all(struct session *s);
 /* Stops the transfers that use the region. */
 void transfers_stop_region(struct registered *r);
 
-/* methods, one file a group */
-int method_hello(struct call *call);
-int method_ns_open(struct call *call);
-int method_region_register(struct call *call);
-int method_region_unregister(struct call *call);
-int method_ring_register(struct call *call);
-int method_ring_unregister(struct call *call);
-int method_lookup(struct call *call);
-int method_release(struct call *call);
-int method_load(struct call *call);
-int method_dump(struct call *call);
-int method_prefetch(struct call *call);
-int method_cancel(struct call *call);
-int method_pin(struct call *call); /* unpin too */
-int method_evict(struct call *call);
-int method_purge(struct call *call);
-int method_stats(struct call *call);
-int method_health(struct call *call);
-int method_ns_list(struct call *call);
-int method_ls(struct call *call);
-int method_inspect(struct call *call);
-int method_verify(struct call *call);
-int method_share_collect(struct call *call);
+/* method_hello, method_ns_open, ...: one file a group */
+#define M(NAME, name, text, params, result) int method_##name(struct call *call);
+UCM_METHODS(M)
+#undef M
 
 #endif

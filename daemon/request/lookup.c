@@ -183,7 +183,7 @@ static void wait_end(struct lookup_wait *w)
         keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
     }
-    request_end(&w->r, &call.error, &proto_lookup_r, &r);
+    request_end(&w->r, &call.error, &r);
 }
 
 static void wait_done_cb(struct shared_lookup *k)
@@ -248,9 +248,7 @@ int method_lookup(struct call *call)
     if (lookup_waits(call, ns, m, &f))
         return 0;
     rc = lookup_result(call, m, &f, &r);
-    if (rc == 0)
-        session_reply(call->s, call->msgid, &proto_lookup_r, &r);
-    return rc;
+    return rc == 0 ? call_reply(call, &r) : rc;
 }
 
 int method_release(struct call *call)
@@ -258,6 +256,5 @@ int method_release(struct call *call)
     const struct msg_release *m = &call->params.release;
 
     lease_end(call->s, (uint32_t)m->lease);
-    session_reply(call->s, call->msgid, &proto_none, NULL);
-    return 0;
+    return call_reply(call, NULL);
 }

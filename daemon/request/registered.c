@@ -38,14 +38,13 @@ static int pending_start(struct call *call, struct list *pending)
 }
 
 /* Answers all of them, with the error or else the result. */
-static void pending_answer(struct registered *r, const struct ucm_error *e,
-                           const struct proto_message *m, const void *result)
+static void pending_answer(struct registered *r, const struct ucm_error *e, const void *result)
 {
     struct list *node;
 
     r->s->n_requests++; /* keeps the session until registered_end or opened_cb settles it */
     while ((node = list_pop_front(&r->pending)) != NULL)
-        request_end(&LIST_ENTRY(node, struct pending_request, node)->r, e, m, result);
+        request_end(&LIST_ENTRY(node, struct pending_request, node)->r, e, result);
     r->s->n_requests--;
 }
 
@@ -87,7 +86,7 @@ static void closed_cb(struct device_job *job, int status)
 {
     struct registered *r = LIST_ENTRY(job, struct registered, job);
 
-    pending_answer(r, status == 0 ? NULL : &job->error, &proto_none, NULL);
+    pending_answer(r, status == 0 ? NULL : &job->error, NULL);
     registered_end(r);
 }
 
@@ -131,15 +130,15 @@ static void opened_cb(struct device_job *job, int status)
     struct session *s = r->s;
 
     if (status != 0) {
-        pending_answer(r, &job->error, NULL, NULL);
+        pending_answer(r, &job->error, NULL);
         registered_end(r);
         return;
     }
     r->state = REGISTERED_OPEN;
     if (r->region)
-        pending_answer(r, NULL, &proto_region, &(struct msg_region){r->name});
+        pending_answer(r, NULL, &(struct msg_region){r->name});
     else
-        pending_answer(r, NULL, &proto_ring, &(struct msg_ring){r->name});
+        pending_answer(r, NULL, &(struct msg_ring){r->name});
     if (s->closing)
         session_settle(s);
 }

@@ -1,11 +1,9 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
-#include "daemon/cache/snapshot.h"
 #include "daemon/request/internal.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -173,15 +171,11 @@ void request_refuse(struct request *r)
     free(r);
 }
 
-void request_end(struct request *r, const struct ucm_error *e, const struct proto_message *m,
-                 const void *result)
+void request_end(struct request *r, const struct ucm_error *e, const void *result)
 {
     struct session *s = r->s;
 
-    if (e && e->code != 0)
-        session_reply_error(s, r->msgid, e);
-    else
-        session_reply(s, r->msgid, m, result);
+    session_reply(s, r->msgid, r->method, e, result);
     request_refuse(r);
     session_settle(s);
 }
@@ -204,70 +198,5 @@ int method_cancel(struct call *call)
         result.cancelled = true;
         break;
     }
-    session_reply(s, call->msgid, &proto_cancel_r, &result);
-    return 0;
-}
-
-static enum requests_health tier_health(const struct request_rooms *rooms, char reason[160])
-{
-    struct tier_stats stats;
-
-    rooms->tier_ops->stats(rooms->tier, &stats);
-    if (stats.degraded)
-        snprintf(reason, 160, "tier %s: %s", rooms->tier_ops->name, stats.reason);
-    else if (stats.recovering)
-        snprintf(reason, 160, "tier %s: recovering, %u of %u segments", rooms->tier_ops->name,
-                 stats.segments_recovered, stats.segments);
-    return stats.degraded ? HEALTH_DEGRADED : stats.recovering ? HEALTH_RECOVERING : HEALTH_OK;
-}
-
-/* Without a root there is less cache, and nothing else is slower. */
-static uint32_t share_health(const struct request_rooms *rooms, char (*reasons)[160], uint32_t n)
-{
-    uint32_t found = 0;
-
-    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
-        struct share_root_stats stats = {0};
-
-        share_stats(rooms->share, i, &stats);
-        if (stats.health == SHARE_DOWN && found < n)
-            snprintf(reasons[found++], sizeof(*reasons), "share %s: %s", stats.target,
-                     stats.reason);
-    }
-    return found;
-}
-
-uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
-                         enum requests_health *health)
-{
-    uint32_t found = 0, shares;
-    uint64_t done, of;
-
-    *health = HEALTH_OK;
-    if (rq->rooms.tier && n > 0) {
-        *health = tier_health(&rq->rooms, reasons[0]);
-        found = *health != HEALTH_OK;
-    }
-    if (found < n && cache_snapshot_loading(rq->rooms.cache, &done, &of)) {
-        if (*health == HEALTH_OK)
-            *health = HEALTH_RECOVERING;
-        snprintf(reasons[found++], sizeof(*reasons), "DRAM: %llu of %llu kept parts looked at",
-                 (unsigned long long)done, (unsigned long long)of);
-    }
-    shares = share_health(&rq->rooms, reasons + found, n - found);
-    if (shares > 0)
-        *health = HEALTH_DEGRADED;
-    found += shares;
-    for (uint32_t i = 0; i < device_set_count(rq->rooms.devices); i++) {
-        struct device *d = device_set_at(rq->rooms.devices, i);
-        struct device_stats stats;
-
-        d->ops->stats(d, &stats);
-        if (!stats.failed)
-            continue;
-        *health = HEALTH_FAILING;
-        if (found < n)
-            snprintf(reasons[found++], sizeof(*reasons), "device %s failed", stats.name);
-    }
-    return found;
+    return call_reply(call, &result);
 }

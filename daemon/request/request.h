@@ -53,11 +53,4 @@ void requests_stop_all(struct requests *rq);
 uint32_t requests_active(const struct requests *rq);
 uint32_t requests_sessions(const struct requests *rq);
 
-/* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
- * only slower but not doing its job. */
-enum requests_health { HEALTH_OK, HEALTH_RECOVERING, HEALTH_DEGRADED, HEALTH_FAILING };
-/* The worst there is, and why: at most n reasons are written. Returns how many. */
-uint32_t requests_health(struct requests *rq, char (*reasons)[160], uint32_t n,
-                         enum requests_health *health);
-
 #endif

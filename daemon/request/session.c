@@ -9,60 +9,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const method_fn methods[UCM_METHOD_COUNT] = {
-    [UCM_METHOD_HELLO] = method_hello,
-    [UCM_METHOD_NS_OPEN] = method_ns_open,
-    [UCM_METHOD_REGION_REGISTER] = method_region_register,
-    [UCM_METHOD_REGION_UNREGISTER] = method_region_unregister,
-    [UCM_METHOD_RING_REGISTER] = method_ring_register,
-    [UCM_METHOD_RING_UNREGISTER] = method_ring_unregister,
-    [UCM_METHOD_LOOKUP] = method_lookup,
-    [UCM_METHOD_RELEASE] = method_release,
-    [UCM_METHOD_PREFETCH] = method_prefetch,
-    [UCM_METHOD_LOAD] = method_load,
-    [UCM_METHOD_DUMP] = method_dump,
-    [UCM_METHOD_CANCEL] = method_cancel,
-    [UCM_METHOD_PIN] = method_pin,
-    [UCM_METHOD_UNPIN] = method_pin,
-    [UCM_METHOD_EVICT] = method_evict,
-    [UCM_METHOD_STATS] = method_stats,
-    [UCM_METHOD_HEALTH] = method_health,
-    [UCM_METHOD_NS_LIST] = method_ns_list,
-    [UCM_METHOD_NS_PURGE] = method_purge,
-    [UCM_METHOD_LS] = method_ls,
-    [UCM_METHOD_INSPECT] = method_inspect,
-    [UCM_METHOD_VERIFY] = method_verify,
-    [UCM_METHOD_SHARE_COLLECT] = method_share_collect,
+static const method_fn methods[] = {
+#define M(NAME, name, text, params, result) [UCM_METHOD_##NAME] = method_##name,
+    UCM_METHODS(M)
+#undef M
 };
 
 /* ---- answers ---- */
 
-void session_reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e)
+static void reply_error(struct session *s, uint32_t msgid, const struct ucm_error *e)
 {
     struct proto_buf *out = &s->rq->out;
 
-    if (s->closing)
-        return;
     s->rq->rooms.metrics->requests_failed++;
-    if (e->code == UCM_WIRE_BUSY)
-        s->rq->rooms.metrics->requests_busy++;
+    s->rq->rooms.metrics->requests_busy += e->code == UCM_WIRE_BUSY;
     if (proto_response_error(out, msgid, e) != 0)
         conn_drop(s->conn, "no memory for an answer");
     else
         conn_send(s->conn, out);
 }
 
-void session_reply(struct session *s, uint32_t msgid, const struct proto_message *m,
-                   const void *result)
+void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
+                   const struct ucm_error *e, const void *result)
 {
-    struct ucm_error e;
+    struct ucm_error unsent;
 
     if (s->closing)
         return;
-    if (proto_response(&s->rq->out, msgid, m, result, &e) != 0)
-        session_reply_error(s, msgid, &e);
+    if (e && e->code != 0)
+        reply_error(s, msgid, e);
+    else if (proto_response(&s->rq->out, msgid, proto_method_result(method), result, &unsent) != 0)
+        reply_error(s, msgid, &unsent);
     else
         conn_send(s->conn, &s->rq->out);
+}
+
+int call_reply(struct call *call, const void *result)
+{
+    session_reply(call->s, call->msgid, call->method, NULL, result);
+    return 0;
+}
+
+void call_map_begin(struct call *call, struct proto_builder *pb)
+{
+    proto_response_begin(pb, &call->s->rq->out, call->msgid);
+}
+
+int call_reply_map(struct call *call, struct proto_builder *pb)
+{
+    struct ucm_error e;
+
+    if (proto_response_end(pb, &e) != 0)
+        reply_error(call->s, call->msgid, &e);
+    else
+        conn_send(call->s->conn, &call->s->rq->out);
+    return 0;
 }
 
 bool session_progress(struct session *s, const struct msg_progress *m)
@@ -74,21 +75,6 @@ bool session_progress(struct session *s, const struct msg_progress *m)
         return false;
     conn_send(s->conn, &s->rq->out);
     return true;
-}
-
-void session_reply_begin(struct session *s, uint32_t msgid, struct proto_builder *pb)
-{
-    proto_response_begin(pb, &s->rq->out, msgid);
-}
-
-void session_reply_end(struct session *s, uint32_t msgid, struct proto_builder *pb)
-{
-    struct ucm_error e;
-
-    if (proto_response_end(pb, &e) != 0)
-        session_reply_error(s, msgid, &e);
-    else
-        conn_send(s->conn, &s->rq->out);
 }
 
 /* ---- what a call names ---- */
@@ -204,8 +190,7 @@ int method_hello(struct call *call)
                              (unsigned long long)m->version_max);
     s->hello = true;
     conn_welcome(s->conn);
-    session_reply(s, call->msgid, &proto_hello_r, &r);
-    return 0;
+    return call_reply(call, &r);
 }
 
 static bool str_equal(struct proto_str a, const char *b)
@@ -322,8 +307,7 @@ int method_ns_open(struct call *call)
             m->durability == UCM_DURABILITY_NVME);
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
-    session_reply(s, call->msgid, &proto_ns_open_r, &r);
-    return 0;
+    return call_reply(call, &r);
 }
 
 /* ---- life ---- */
@@ -386,7 +370,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
                methods[method](&call) == 0) {
         return;
     }
-    session_reply_error(s, env->msgid, &call.error);
+    reply_error(s, env->msgid, &call.error);
 }
 
 void session_settle(struct session *s)

@@ -1,7 +1,10 @@
 /* stats and health. */
+#include "daemon/cache/snapshot.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -156,12 +159,11 @@ static void pack_nodes(msgpack_packer *pk, const struct arena *a)
 
 int method_stats(struct call *call)
 {
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
+    struct requests *rq = call->s->rq;
     struct proto_builder pb;
 
     gauges_read(rq);
-    session_reply_begin(s, call->msgid, &pb);
+    call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 10);
     proto_pack_text(&pb.pk, "version", UCM_VERSION);
     proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
@@ -173,29 +175,94 @@ int method_stats(struct call *call)
     pack_shares(&pb.pk, &rq->rooms);
     pack_devices(&pb.pk, rq->rooms.devices);
     pack_nodes(&pb.pk, rq->rooms.arena);
-    session_reply_end(s, call->msgid, &pb);
-    return 0;
+    return call_reply_map(call, &pb);
 }
 
+/* ---- health ---- */
+
 #define REASONS_MAX 16
+
+/* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
+ * only slower but not doing its job. */
+enum health { HEALTH_OK, HEALTH_RECOVERING, HEALTH_DEGRADED, HEALTH_FAILING };
+
+/* The worst there is, and why. */
+struct health_report {
+    enum health health;
+    uint32_t n;
+    char reason[REASONS_MAX][160];
+};
+
+__attribute__((format(printf, 3, 4))) static void
+report(struct health_report *h, enum health health, const char *format, ...)
+{
+    va_list args;
+
+    h->health = health > h->health ? health : h->health;
+    if (h->n == REASONS_MAX)
+        return;
+    va_start(args, format);
+    vsnprintf(h->reason[h->n++], sizeof(h->reason[0]), format, args);
+    va_end(args);
+}
+
+static void report_tier(struct health_report *h, const struct request_rooms *rooms)
+{
+    struct tier_stats stats;
+
+    rooms->tier_ops->stats(rooms->tier, &stats);
+    if (stats.degraded)
+        report(h, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
+    else if (stats.recovering)
+        report(h, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
+               rooms->tier_ops->name, stats.segments_recovered, stats.segments);
+}
+
+/* Without a root there is less cache, and nothing else is slower. */
+static void report_shares(struct health_report *h, const struct request_rooms *rooms)
+{
+    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
+        struct share_root_stats stats = {0};
+
+        share_stats(rooms->share, i, &stats);
+        if (stats.health == SHARE_DOWN)
+            report(h, HEALTH_DEGRADED, "share %s: %s", stats.target, stats.reason);
+    }
+}
+
+static void report_devices(struct health_report *h, struct device_set *devices)
+{
+    for (uint32_t i = 0; i < device_set_count(devices); i++) {
+        struct device *d = device_set_at(devices, i);
+        struct device_stats stats;
+
+        d->ops->stats(d, &stats);
+        if (stats.failed)
+            report(h, HEALTH_FAILING, "device %s failed", stats.name);
+    }
+}
 
 int method_health(struct call *call)
 {
     static const char *const names[] = {"ok", "recovering", "degraded", "failing"};
-    struct session *s = call->s;
-    char reasons[REASONS_MAX][160];
+    const struct request_rooms *rooms = &call->s->rq->rooms;
+    struct health_report h = {0};
     struct proto_builder pb;
-    enum requests_health health;
-    uint32_t n;
+    uint64_t done, of;
 
-    n = requests_health(s->rq, reasons, REASONS_MAX, &health);
-    session_reply_begin(s, call->msgid, &pb);
+    if (rooms->tier)
+        report_tier(&h, rooms);
+    if (cache_snapshot_loading(rooms->cache, &done, &of))
+        report(&h, HEALTH_RECOVERING, "DRAM: %llu of %llu kept parts looked at",
+               (unsigned long long)done, (unsigned long long)of);
+    report_shares(&h, rooms);
+    report_devices(&h, rooms->devices);
+    call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
-    proto_pack_text(&pb.pk, "status", names[health]);
+    proto_pack_text(&pb.pk, "status", names[h.health]);
     proto_pack_str(&pb.pk, "reasons");
-    msgpack_pack_array(&pb.pk, n);
-    for (uint32_t i = 0; i < n; i++)
-        proto_pack_str(&pb.pk, reasons[i]);
-    session_reply_end(s, call->msgid, &pb);
-    return 0;
+    msgpack_pack_array(&pb.pk, h.n);
+    for (uint32_t i = 0; i < h.n; i++)
+        proto_pack_str(&pb.pk, h.reason[i]);
+    return call_reply_map(call, &pb);
 }

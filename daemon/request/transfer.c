@@ -85,7 +85,7 @@ static void transfer_finish(struct transfer *t)
     free(t->spare);
     if (t->region)
         region_transfer_ended(t->region);
-    request_end(&t->r, NULL, &proto_blocks_r, &r);
+    request_end(&t->r, NULL, &r);
 }
 
 static bool transfer_done(const struct transfer *t)
