@@ -33,12 +33,6 @@ struct write_target {
     bool pump; /* the idle callback is to begin writes */
 };
 
-/* Blocks linked by policy_prev and policy_next, the newest in front. */
-struct block_list {
-    block_ref front, back;
-    uint64_t n;
-};
-
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;

@@ -24,38 +24,20 @@ static struct block_list *list_of(struct cache *c, unsigned flag)
 
 static void list_link(struct cache *c, block_ref ref, unsigned flag)
 {
-    struct block_list *l = list_of(c, flag);
     struct block *b = index_block(c->config.index, ref);
 
-    assert(!(b->flags & (BLOCK_IN_POLICY | BLOCK_LISTED))); /* the policy or a list has the links */
-    b->policy_prev = 0;
-    b->policy_next = l->front;
-    if (l->front)
-        index_block(c->config.index, l->front)->policy_prev = ref;
-    else
-        l->back = ref;
-    l->front = ref;
-    l->n++;
+    assert(!(b->flags & (BLOCK_IN_POLICY | BLOCK_LISTED)));
+    block_list_insert(c->config.index, list_of(c, flag), ref, 0);
     b->flags |= (uint16_t)flag;
 }
 
 void cache_list_unlink(struct cache *c, block_ref ref)
 {
     struct block *b = index_block(c->config.index, ref);
-    struct block_list *l = list_of(c, b->flags & BLOCK_LISTED);
 
     if (!(b->flags & BLOCK_LISTED))
         return;
-    if (b->policy_prev)
-        index_block(c->config.index, b->policy_prev)->policy_next = b->policy_next;
-    else
-        l->front = b->policy_next;
-    if (b->policy_next)
-        index_block(c->config.index, b->policy_next)->policy_prev = b->policy_prev;
-    else
-        l->back = b->policy_prev;
-    b->policy_prev = b->policy_next = 0;
-    l->n--;
+    block_list_remove(c->config.index, list_of(c, b->flags & BLOCK_LISTED), b);
     b->flags &= (uint16_t)~BLOCK_LISTED;
 }
 
@@ -138,7 +120,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
             least = at;
             oldest = ref;
         }
-        ref = index_block(c->config.index, ref)->policy_prev;
+        ref = index_block(c->config.index, ref)->list_prev;
     }
     if (oldest != 0) {
         cache_discard(c, oldest);

@@ -104,6 +104,28 @@ struct block *index_peek(struct index *ix, block_ref ref)
     return b->ns != 0 ? b : NULL;
 }
 
+/* ---- lists of blocks ---- */
+
+void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before)
+{
+    struct block *b = index_block(ix, ref);
+    block_ref *forth = before ? &index_block(ix, before)->list_next : &l->front;
+    block_ref *back = *forth ? &index_block(ix, *forth)->list_prev : &l->back;
+
+    b->list_prev = before;
+    b->list_next = *forth;
+    *forth = *back = ref;
+    l->n++;
+}
+
+void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
+{
+    *(b->list_prev ? &index_block(ix, b->list_prev)->list_next : &l->front) = b->list_next;
+    *(b->list_next ? &index_block(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
+    b->list_prev = b->list_next = 0;
+    l->n--;
+}
+
 /* ---- what it holds ---- */
 
 uint64_t index_bytes(const struct index *ix)

@@ -110,12 +110,12 @@ static inline bool part_is_at(const struct part *p, uint64_t loc)
 #define PART_USERS_MAX (UINT16_MAX - 256)
 
 struct block {
-    uint8_t key[UCM_MAX_KEY_BYTES];    /* the namespace's key_bytes, the rest 0 */
-    uint32_t hash_next;                /* the index's */
-    uint32_t policy_prev, policy_next; /* the policy's with BLOCK_IN_POLICY, cache/lists.c's with
-                                        * BLOCK_BELOW or BLOCK_SHARED_ONLY */
-    uint32_t policy_data;              /* the policy's */
-    uint32_t ns;                       /* id of its namespace */
+    uint8_t key[UCM_MAX_KEY_BYTES]; /* the namespace's key_bytes, the rest 0 */
+    uint32_t hash_next;             /* the index's */
+    uint32_t list_prev, list_next;  /* in one block_list: the policy's with BLOCK_IN_POLICY,
+                                    * cache/lists.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
+    uint32_t policy_data;           /* the policy's */
+    uint32_t ns;                    /* id of its namespace */
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
     uint16_t whole_parts; /* parts that are whole in some tier; all of them: it is complete */
     uint16_t dram_parts;  /* parts that are READY in DRAM */
@@ -228,6 +228,15 @@ void index_remove(struct index *ix, block_ref ref);
 struct block *index_block(struct index *ix, block_ref ref);
 /* For a number whose block may have been removed: NULL, or the block that has the number now. */
 struct block *index_peek(struct index *ix, block_ref ref);
+
+/* A list of blocks. A block is in one at most. */
+struct block_list {
+    block_ref front, back;
+    uint64_t n;
+};
+/* Next behind `before`; 0: at the front. */
+void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before);
+void block_list_remove(struct index *ix, struct block_list *l, struct block *b);
 
 static inline bool block_complete(const struct block *b, const struct ns *ns)
 {

@@ -33,16 +33,11 @@
 #define GHOST_FACTOR 2
 #define GHOST_USES 0x7u
 
-struct queue {
-    block_ref front, back;
-    uint64_t n;
-};
-
 struct policy {
     struct index *ix;
     struct learner *learner;
-    struct queue list[USES_CLASSES]; /* the candidates, by uses */
-    struct queue aside[POLICY_LISTS];
+    struct block_list list[USES_CLASSES]; /* the candidates, by uses */
+    struct block_list aside[POLICY_LISTS];
     uint64_t clock; /* inserts */
     unsigned stamp_shift;
     block_ref run; /* the last of the present run of inserts, or 0 */
@@ -128,9 +123,9 @@ static uint32_t age_of(const struct policy *p, const struct block *b)
     return (stamp_now(p) - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
 }
 
-/* ---- queues ---- */
+/* ---- lists ---- */
 
-static struct queue *list_of(struct policy *p, const struct block *b)
+static struct block_list *list_of(struct policy *p, const struct block *b)
 {
     uint32_t aside = aside_of(b);
 
@@ -140,37 +135,13 @@ static struct queue *list_of(struct policy *p, const struct block *b)
 /* Next to `behind`, on its colder side; 0: at the front. */
 static void link_behind(struct policy *p, block_ref ref, struct block *b, block_ref behind)
 {
-    struct queue *q = list_of(p, b);
-    block_ref next = behind ? index_block(p->ix, behind)->policy_next : q->front;
-
-    b->policy_prev = behind;
-    b->policy_next = next;
-    if (behind)
-        index_block(p->ix, behind)->policy_next = ref;
-    else
-        q->front = ref;
-    if (next)
-        index_block(p->ix, next)->policy_prev = ref;
-    else
-        q->back = ref;
-    q->n++;
+    block_list_insert(p->ix, list_of(p, b), ref, behind);
     p->candidates += aside_of(b) == POLICY_CANDIDATES;
 }
 
 static void unlink_block(struct policy *p, struct block *b)
 {
-    struct queue *q = list_of(p, b);
-
-    if (b->policy_prev)
-        index_block(p->ix, b->policy_prev)->policy_next = b->policy_next;
-    else
-        q->front = b->policy_next;
-    if (b->policy_next)
-        index_block(p->ix, b->policy_next)->policy_prev = b->policy_prev;
-    else
-        q->back = b->policy_prev;
-    b->policy_prev = b->policy_next = 0;
-    q->n--;
+    block_list_remove(p->ix, list_of(p, b), b);
     p->candidates -= aside_of(b) == POLICY_CANDIDATES;
 }
 
@@ -424,7 +395,7 @@ block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref 
     while (tries-- > 0 && (from = list_choose(p, at, true)) >= 0) {
         if (like(ctx, at[from]))
             return at[from];
-        at[from] = index_block(p->ix, at[from])->policy_prev;
+        at[from] = index_block(p->ix, at[from])->list_prev;
     }
     return 0;
 }
@@ -441,10 +412,10 @@ void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref,
     lists_ends(p, false, at);
     while ((from = list_choose(p, at, false)) >= 0) {
         visit(ctx, at[from], uses_of(index_block(p->ix, at[from])));
-        at[from] = index_block(p->ix, at[from])->policy_next;
+        at[from] = index_block(p->ix, at[from])->list_next;
     }
     for (uint32_t i = 1; i < POLICY_LISTS; i++)
-        for (block_ref ref = p->aside[i].front; ref; ref = index_block(p->ix, ref)->policy_next)
+        for (block_ref ref = p->aside[i].front; ref; ref = index_block(p->ix, ref)->list_next)
             visit(ctx, ref, uses_of(index_block(p->ix, ref)));
 }
 

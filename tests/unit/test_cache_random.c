@@ -105,9 +105,9 @@ static void list_walk(const struct block_list *l)
     for (; ref != 0; n++) {
         const struct block *b = index_block(rig.index, ref);
 
-        cr_assert(b && b->policy_prev == before && n < l->n);
+        cr_assert(b && b->list_prev == before && n < l->n);
         before = ref;
-        ref = b->policy_next;
+        ref = b->list_next;
     }
     cr_assert(n == l->n && before == l->back);
 }
