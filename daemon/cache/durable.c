@@ -63,7 +63,7 @@ static int sync_submit(struct cache *c, struct cache_durable *d, const struct pa
     cache_tier_io(c, &d->io, d->ref, d->part, 0);
     d->io.op = TIER_SYNC;
     d->io.place = part_place(p);
-    d->io.done = sync_done_cb;
+    d->io.done_cb = sync_done_cb;
     return cache_tier_submit(c, &d->io);
 }
 

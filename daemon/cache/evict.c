@@ -203,13 +203,13 @@ static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct
 
 struct tier_callbacks cache_tier_callbacks(struct cache *c)
 {
-    return (struct tier_callbacks){.drop = tier_drop_cb,
-                                   .heat = tier_heat_cb,
-                                   .moved = tier_moved_cb,
-                                   .restore = cache_restore_cb,
-                                   .recovered = cache_recovered_cb,
-                                   .describe = cache_describe_cb,
-                                   .ns_known = cache_ns_known_cb,
-                                   .lost = tier_lost_cb,
+    return (struct tier_callbacks){.drop_cb = tier_drop_cb,
+                                   .heat_cb = tier_heat_cb,
+                                   .moved_cb = tier_moved_cb,
+                                   .restore_cb = cache_restore_cb,
+                                   .recovered_cb = cache_recovered_cb,
+                                   .describe_cb = cache_describe_cb,
+                                   .ns_known_cb = cache_ns_known_cb,
+                                   .lost_cb = tier_lost_cb,
                                    .ctx = c};
 }

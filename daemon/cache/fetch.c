@@ -169,7 +169,7 @@ static int tier_start(struct part_op *f)
     f->shared = false;
     read_init(c, io, f->ref, f->part, f->slot);
     io->priority = f->priority;
-    io->done = tier_done_cb;
+    io->done_cb = tier_done_cb;
     rc = cache_tier_submit(c, io);
     if (rc == 0 || rc == -EAGAIN)
         return rc;
@@ -379,7 +379,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->part = part;
     read_init(c, &k->io, ref, part, k->slot);
     k->io.check = true;
-    k->io.done = check_done_cb;
+    k->io.done_cb = check_done_cb;
     rc = cache_tier_submit(c, &k->io);
     if (rc != 0)
         arena_slot_free(c->arena, k->slot);

@@ -89,7 +89,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
                                       .identity_bytes = ns->canonical_bytes,
                                       .forget = p != NULL,
                                       .from_sequence = ns->record_from,
-                                      .done = record_done_cb};
+                                      .done_cb = record_done_cb};
     if (p)
         p->record = r;
     index_ns_use(c->config.index, ns);

@@ -20,9 +20,9 @@ static bool copy_read(int fd, uint64_t at, unsigned copy, uint8_t *page, struct 
     return false;
 }
 
-/* Whether the copy counts so far. */
-static bool copy_judge(bool passes, bool newer, unsigned copy, const uint8_t *page,
-                       struct nvme_copies *c)
+/* Whether it is the newest so far. */
+static bool copy_counts(bool passes, bool newer, unsigned copy, const uint8_t *page,
+                        struct nvme_copies *c)
 {
     if (!passes) {
         c->damaged |= nvme_page_blank(page) ? 0 : 1u << copy;
@@ -49,7 +49,7 @@ struct nvme_copies nvme_state_read(int fd, const uint8_t uuid[NVME_UUID_BYTES],
         if (!copy_read(fd, NVME_STATE_OFFSET(i), i, page, &c))
             continue;
         passes = nvme_state_decode(page, &s) == 0 && memcmp(s.uuid, uuid, sizeof(s.uuid)) == 0;
-        if (copy_judge(passes, s.epoch > out->epoch, i, page, &c))
+        if (copy_counts(passes, s.epoch > out->epoch, i, page, &c))
             *out = s;
     }
     return c;
@@ -69,7 +69,7 @@ struct nvme_copies nvme_quarantine_read(int fd, const uint8_t uuid[NVME_UUID_BYT
         if (!copy_read(fd, NVME_QUARANTINE_OFFSET(i), i, page, &c))
             continue;
         passes = nvme_quarantine_decode(page, &q) == 0 && memcmp(q.uuid, uuid, sizeof(q.uuid)) == 0;
-        if (copy_judge(passes, q.change > out->change, i, page, &c))
+        if (copy_counts(passes, q.change > out->change, i, page, &c))
             *out = q;
     }
     return c;

@@ -39,7 +39,7 @@ static void batch_done_cb(uv_work_t *work, int status)
     }
     list_push_back(&p->idle, &b->link);
     pool_dispatch(p);
-    p->done(p->ctx, ios, sums, n);
+    p->done_cb(p->ctx, ios, sums, n);
 }
 
 static void batch_fill(struct checksum_batch *b, struct list *from)
@@ -91,13 +91,13 @@ static void pool_dispatch(struct checksum_pool *p)
 }
 
 int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
-                       checksum_done_cb done, void *ctx)
+                       checksum_done_cb done_cb, void *ctx)
 {
     struct checksum_batch *batches = calloc(threads, sizeof(*batches));
 
     if (!batches)
         return -ENOMEM;
-    *p = (struct checksum_pool){.loop = loop, .done = done, .ctx = ctx, .batches = batches};
+    *p = (struct checksum_pool){.loop = loop, .done_cb = done_cb, .ctx = ctx, .batches = batches};
     list_init(&p->urgent);
     list_init(&p->later);
     list_init(&p->idle);

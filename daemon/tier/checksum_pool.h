@@ -2,7 +2,7 @@
  * longer than the sum: their owner calls checksum_of on the loop.
  *
  * Promises:
- * - Every operation that was pushed comes back once through `done`, on the loop.
+ * - Every operation that was pushed comes back once through `done_cb`, on the loop.
  * - Urgent ones (reads) start before others (writes).
  * - Others are summed in batches, so that several share a wake-up. A batch starts when it is full,
  *   or at checksum_flush, which must follow the last push.
@@ -27,7 +27,7 @@ typedef void (*checksum_done_cb)(void *ctx, struct tier_io **ios, const uint64_t
 
 struct checksum_pool {
     uv_loop_t *loop;
-    checksum_done_cb done;
+    checksum_done_cb done_cb;
     void *ctx;
     struct list urgent, later; /* of tier_io.link */
     unsigned later_n;          /* in `later`, and their bytes */
@@ -39,7 +39,7 @@ struct checksum_pool {
 
 /* threads: pieces of work under way at most. 0 or -ENOMEM. */
 int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
-                       checksum_done_cb done, void *ctx);
+                       checksum_done_cb done_cb, void *ctx);
 /* Nothing may be under way. */
 void checksum_pool_close(struct checksum_pool *p);
 void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent);

@@ -2,7 +2,7 @@
  * preadv and pwritev. Knows nothing of segments and checksums.
  *
  * Promises:
- * - An operation that was started ends exactly once: `done` runs on the loop, never from inside
+ * - An operation that was started ends exactly once: `done_cb` runs on the loop, never from inside
  *   start. `result` is what preadv or pwritev would return, or -errno. The caller continues a short
  *   transfer.
  * - While operations are under way the loop stays alive.
@@ -31,7 +31,7 @@ struct engine_op {
     uint64_t offset;
     struct iovec *iov;
     unsigned iovs;
-    void (*done)(struct engine_op *op, ssize_t result);
+    void (*done_cb)(struct engine_op *op, ssize_t result);
     /* The engine's own. */
     struct list link;
     ssize_t result;

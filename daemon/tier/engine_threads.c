@@ -29,7 +29,7 @@ static void op_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
-    op->done(op, op->result);
+    op->done_cb(op, op->result);
 }
 
 void threads_start(uv_loop_t *loop, struct engine_op *op)

@@ -43,7 +43,7 @@ static void op_finish(struct uring *e, struct engine_op *op, ssize_t result)
 {
     if (--e->under_way == 0)
         uv_unref((uv_handle_t *)&e->poll);
-    op->done(op, result);
+    op->done_cb(op, result);
 }
 
 /* The ring takes nothing any more: what it has not taken is given back. SQEs that were filled stay

@@ -166,14 +166,14 @@ static int ops_init(struct tier *t)
         return -ENOMEM;
     for (size_t i = 0; i < reads; i++) {
         t->read_ops[i].tier = t;
-        t->read_ops[i].finish = nvme_read_finish;
+        t->read_ops[i].finish_cb = nvme_read_finish;
         list_push_back(&t->read_pool, &t->read_ops[i].link);
     }
     for (size_t i = 0; i < writes; i++) {
         struct nvme_op *op = &t->write_ops[i];
 
         op->tier = t;
-        op->finish = nvme_write_finish;
+        op->finish_cb = nvme_write_finish;
         op->e.write = true;
         op->headers = t->headers + i * NVME_HEADERS_BYTES;
         list_push_back(&t->write_pool, &op->link);
@@ -226,7 +226,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->mover.tier = t;
     t->mover.percent = c->nvme_rewrite;
     t->quarantine_percent = c->nvme_quarantine;
-    list_init(&t->ready);
+    list_init(&t->summed);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
     list_init(&t->ns_writer.queue);
@@ -365,8 +365,8 @@ static void job_work_cb(uv_work_t *work)
 {
     struct nvme_job *job = work->data;
 
-    if (job->run)
-        job->run(job);
+    if (job->run_cb)
+        job->run_cb(job);
 }
 
 static void job_done_cb(uv_work_t *work, int status)
@@ -376,19 +376,19 @@ static void job_done_cb(uv_work_t *work, int status)
 
     assert(status == 0); /* nobody cancels */
     (void)status;
-    job->done(job);
+    job->done_cb(job);
     nvme_release(t);
 }
 
-void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvme_job *job),
-                    void (*done)(struct nvme_job *job))
+void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
+                    void (*done_cb)(struct nvme_job *job))
 {
     int rc;
 
     job->work.data = job;
     job->tier = t;
-    job->run = run;
-    job->done = done;
+    job->run_cb = run_cb;
+    job->done_cb = done_cb;
     nvme_hold(t);
     rc = uv_queue_work(t->loop, &job->work, job_work_cb, job_done_cb);
     assert(rc == 0); /* refuses a missing callback only */

@@ -1,7 +1,7 @@
 /* Inside of the NVMe tier: what its files share. Nobody else includes it.
  *
  * A read:  submit -> its file's queue -> engine -> checksum -> done
- * A write: submit -> checksum -> ready -> a record; with its neighbours one engine operation ->
+ * A write: submit -> checksum -> summed -> a record; with its neighbours one engine operation ->
  * done
  *
  * Reads wait by priority until their file's depth allows them; writes take what reads leave, but
@@ -33,8 +33,8 @@
 struct nvme_job {
     uv_work_t work;
     struct tier *tier;
-    void (*run)(struct nvme_job *job);  /* in the pool; NULL: nothing is to be done there */
-    void (*done)(struct nvme_job *job); /* on the loop */
+    void (*run_cb)(struct nvme_job *job);  /* in the pool; NULL: nothing is to be done there */
+    void (*done_cb)(struct nvme_job *job); /* on the loop */
 };
 
 /* Of a file: its list of segments in quarantine, and its health checks, which write that list. */
@@ -80,7 +80,7 @@ struct nvme_op {
     struct engine_op e;
     struct list link; /* in the pool */
     struct tier *tier;
-    void (*finish)(struct nvme_op *op, int status); /* 0: all bytes were moved; or -errno */
+    void (*finish_cb)(struct nvme_op *op, int status); /* 0: all bytes were moved; or -errno */
     struct segment *segment;
     uint32_t record; /* the first */
     uint64_t left;   /* bytes */
@@ -137,7 +137,7 @@ struct nvme_ns_writer {
 
 /* The next turn of the loop (nvme_turn.c). */
 enum {
-    NVME_TURN_WRITES = 1, /* writes are ready */
+    NVME_TURN_WRITES = 1, /* writes are summed */
     NVME_TURN_GATHERED =
         2, /* a write was pushed to the checksums: more may come before the flush */
     NVME_TURN_RECOVERY = 4,
@@ -158,7 +158,7 @@ struct nvme_check {
     bool idle;    /* behind all other I/O of the host, and not counted as a read */
     /* status: 0 when all is right by now, or the record was forgotten meanwhile; -errno of the read
      * or the repair. */
-    void (*done)(struct tier *t, void *ctx, int status, bool bad_header);
+    void (*done_cb)(struct tier *t, void *ctx, int status, bool bad_header);
     void *ctx;
 };
 
@@ -221,7 +221,7 @@ struct tier {
     struct list read_pool, write_pool;
     uint8_t *headers; /* of the write_ops */
 
-    struct list ready;                    /* writes that have their checksum */
+    struct list summed;                   /* writes that have their checksum */
     uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
     unsigned reads_queued, writes_queued; /* not yet given to the engine */
     unsigned writes_in_flight, next_file; /* next_file: that the next write goes to */
@@ -253,8 +253,8 @@ static inline bool nvme_recovering(const struct tier *t)
 /* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
 void nvme_hold(struct tier *t);
 void nvme_release(struct tier *t);
-void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run)(struct nvme_job *job),
-                    void (*done)(struct nvme_job *job));
+void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
+                    void (*done_cb)(struct nvme_job *job));
 
 /* ---- nvme_io.c ---- */
 
@@ -269,7 +269,7 @@ int nvme_write(struct tier *t, struct tier_io *io);
 /* Writes a part that the mover has read: it keeps its checksum and its sequence. The caller pumps
  * the writes. */
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
-/* Begins what is ready, as far as the files and this turn of the loop allow. */
+/* Begins writes that are summed, as far as the files and this turn of the loop allow. */
 void nvme_pump_writes(struct tier *t);
 /* There may be room for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
@@ -305,7 +305,7 @@ void nvme_move_check(struct tier *t);
 
 int nvme_ns_records_open(struct tier *t);
 void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
-/* Rewrites files of records that were removed; `done` as for nvme_ns_write. */
+/* Rewrites files of records that were removed; `done_cb` as for nvme_ns_write. */
 void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked);
 
 /* ---- nvme_recover.c ---- */
@@ -327,7 +327,7 @@ void nvme_recover_go_on(struct tier *t);
 void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
                         const struct nvme_record_header *h);
 /* False: all have been compared. */
-bool nvme_duplicates_step(struct tier *t);
+bool nvme_duplicates_go_on(struct tier *t);
 void nvme_duplicates_drop(struct tier *t);
 
 /* ---- nvme_health.c ---- */

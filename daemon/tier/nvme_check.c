@@ -1,7 +1,7 @@
 /* Checks a record for the tier's own sake: before what an earlier run wrote is called durable, in
  * the scrub, and where recovery has found a part twice.
  *
- * The payload is read like any other and compared with its checksum. Then the two headers that a
+ * The payload is read as any other is and compared with its checksum. Then the two headers that a
  * later start finds the part by, the record's and its segment's, are compared with what the index
  * knows. This run needs neither, so a bad one would be noticed by the next start only. One that
  * differs is written again in its place: it says of this opening of the segment what it always
@@ -64,7 +64,7 @@ bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t recor
                    struct tier_described *out)
 {
     return s->states[record] == RECORD_LIVE &&
-           t->callbacks.describe(t->callbacks.ctx, s->owners[record], out);
+           t->callbacks.describe_cb(t->callbacks.ctx, s->owners[record], out);
 }
 
 static void check_end(struct check *c, int status)
@@ -72,7 +72,7 @@ static void check_end(struct check *c, int status)
     struct tier *t = c->job.tier;
 
     t->checks--;
-    c->asked.done(t, c->asked.ctx, status, c->bad[OF_SEGMENT] || c->bad[OF_RECORD]);
+    c->asked.done_cb(t, c->asked.ctx, status, c->bad[OF_SEGMENT] || c->bad[OF_RECORD]);
     free(c->pages);
     free(c);
     nvme_release(t);
@@ -186,7 +186,7 @@ int nvme_check(struct tier *t, const struct nvme_check *asked)
                              .check = true,
                              .name = {.owner = asked->owner, .part = asked->part},
                              .place = asked->place,
-                             .done = read_done_cb};
+                             .done_cb = read_done_cb};
     if (c->io.data && c->pages)
         rc = nvme_read(t, &c->io, asked->idle);
     if (rc < 0) {

@@ -225,7 +225,7 @@ static void timer_cb(uv_timer_t *timer)
     uint64_t written = t->metrics->nvme_written_bytes - t->checkpoint_mark;
 
     if (t->closing || written < DUE_BYTES || written < DUE_FACTOR * t->checkpoint_size)
-        return; /* the next write comes here again */
+        return; /* the next write starts the timer again */
     if (t->checkpoint.buffer || nvme_recovering(t))
         nvme_checkpoint_later(t);
     else if (begin(&t->checkpoint, t, ".tmp"))

@@ -55,7 +55,7 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
     if (!t->closing && status < 0 && status != -ESTALE) {
         if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
             0)
-            t->callbacks.lost(t->callbacks.ctx, w->other.owner, w->other.place.loc);
+            t->callbacks.lost_cb(t->callbacks.ctx, w->other.owner, w->other.place.loc);
         (void)nvme_recover_offer(t, w->segment, w->record, &w->header, &other);
     }
     duplicate_free(t, w);
@@ -68,7 +68,7 @@ static int check_start(struct tier *t, struct duplicate *w, const struct tier_du
                                                 .part = w->header.part,
                                                 .bytes = w->header.payload_bytes,
                                                 .place = other->place,
-                                                .done = check_done_cb,
+                                                .done_cb = check_done_cb,
                                                 .ctx = w});
 
     w->other = *other;
@@ -78,7 +78,7 @@ static int check_start(struct tier *t, struct duplicate *w, const struct tier_du
 
 /* ---- one after the other ---- */
 
-bool nvme_duplicates_step(struct tier *t)
+bool nvme_duplicates_go_on(struct tier *t)
 {
     struct nvme_recovery *k = &t->recovery;
 

@@ -191,7 +191,7 @@ static int file_rename(const char *from, const char *to)
     return rc < 0 ? -errno : 0;
 }
 
-/* Under another name until it is whole. The next daemon takes over what one that was killed here
+/* Under another name until it is whole. The next daemon takes over what one that was killed meanwhile
  * has left, once it can lock it. */
 static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
                      struct ucm_error *e)
@@ -415,7 +415,7 @@ static int folder_open(struct nvme_file *f, const char *folder, uint64_t wanted,
     return f->fd < 0 ? f->fd : 0;
 }
 
-/* Writes to it only if it is blank. The mark goes first, so that one that is interrupted here is
+/* Writes to it only if it is blank. The mark goes first, so that an interrupted one is
  * blank still. */
 static int as_it_is_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes,
                            struct ucm_error *e)

@@ -89,7 +89,7 @@ static void op_advance(struct nvme_op *op, uint64_t bytes)
 
 /* When the threads do again and again what the ring could not, the ring is at fault and not the
  * device. */
-static void ring_judge(struct tier *t, const struct nvme_op *op)
+static void ring_fault_count(struct tier *t, const struct nvme_op *op)
 {
     if (!op->ring_failed) {
         t->ring_faults = 0;
@@ -102,8 +102,8 @@ static void ring_judge(struct tier *t, const struct nvme_op *op)
 static void op_finish(struct nvme_op *op, int status)
 {
     if (status == 0)
-        ring_judge(op->tier, op);
-    op->finish(op, status);
+        ring_fault_count(op->tier, op);
+    op->finish_cb(op, status);
 }
 
 static void op_done_cb(struct engine_op *e, ssize_t result)
@@ -131,7 +131,7 @@ void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
     op->e.file = file;
     op->e.fd = op->tier->devices[file].file.fd;
     op->e.offset = offset;
-    op->e.done = op_done_cb;
+    op->e.done_cb = op_done_cb;
     op->left = 0;
     for (unsigned i = 0; i < op->e.iovs; i++)
         op->left += op->e.iov[i].iov_len;
@@ -229,7 +229,7 @@ void nvme_read_finish(struct nvme_op *op, int status)
         op_log(op, "read-failed", status);
         t->metrics->nvme_read_errors++;
         segment_read_end(&t->segments, io_segment(io));
-        io->done(io, status);
+        io->done_cb(io, status);
     }
     pump_reads(t, d);
     nvme_pump_writes(t);
@@ -276,7 +276,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     io->scratch[IO_MOVED] = NULL;
     if (io->bytes <= CHECKSUM_SMALL) {
         io->place.checksum = checksum_of(io->data, io->bytes);
-        list_push_back(&t->ready, &io->link);
+        list_push_back(&t->summed, &io->link);
         nvme_turn_want(t, NVME_TURN_WRITES);
     } else {
         checksum_push(&t->checksums, io, false);
@@ -291,14 +291,14 @@ void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
     t->writes_queued++;
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)sequence;
     io->scratch[IO_MOVED] = io;
-    list_push_front(&t->ready, &io->link); /* writes that wait for its segment wait behind it */
+    list_push_front(&t->summed, &io->link); /* writes that wait for its segment wait behind it */
 }
 
 static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
         ios[i]->place.checksum = sums[i];
-        list_push_back(&t->ready, &ios[i]->link);
+        list_push_back(&t->summed, &ios[i]->link);
     }
 }
 
@@ -308,7 +308,7 @@ static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums
         int status = read_verify(t, ios[i], sums[i]);
 
         segment_read_end(&t->segments, io_segment(ios[i]));
-        ios[i]->done(ios[i], status);
+        ios[i]->done_cb(ios[i], status);
     }
 }
 
@@ -325,9 +325,9 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
     nvme_release(t);
 }
 
-static struct tier_io *ready_first(const struct tier *t)
+static struct tier_io *summed_first(const struct tier *t)
 {
-    return list_empty(&t->ready) ? NULL : LIST_ENTRY(t->ready.next, struct tier_io, link);
+    return list_empty(&t->summed) ? NULL : LIST_ENTRY(t->summed.next, struct tier_io, link);
 }
 
 static bool device_may_write(struct tier *t, const struct nvme_device *d)
@@ -395,11 +395,11 @@ static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsig
     return rc;
 }
 
-/* Adds the first ready write to op; its record has been reserved. */
+/* Adds the first summed write to op; its record has been reserved. */
 static void merge_add(struct nvme_op *op, uint32_t record)
 {
     struct tier *t = op->tier;
-    struct tier_io *io = LIST_ENTRY(list_pop_front(&t->ready), struct tier_io, link);
+    struct tier_io *io = LIST_ENTRY(list_pop_front(&t->summed), struct tier_io, link);
     uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
     struct tier_described d = {io->name, io->bytes, io->place.checksum};
     struct nvme_record_header header;
@@ -425,11 +425,11 @@ static void merge_segment_header(struct nvme_op *op)
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = op->headers, .iov_len = NVME_PAGE};
 }
 
-/* Takes the first ready write and those after it that can lie right behind it. */
+/* Takes the first summed write and those after it that can lie right behind it. */
 static int write_start(struct tier *t, unsigned file, uint64_t stride)
 {
     struct nvme_op *op = LIST_ENTRY(t->write_pool.next, struct nvme_op, link);
-    struct tier_io *next = ready_first(t);
+    struct tier_io *next = summed_first(t);
     uint64_t offset, bytes = stride;
     uint32_t record;
     int rc =
@@ -447,7 +447,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     if (record == 0)
         merge_segment_header(op);
     merge_add(op, record);
-    while (op->n < NVME_MERGE_IOS && (next = ready_first(t)) &&
+    while (op->n < NVME_MERGE_IOS && (next = summed_first(t)) &&
            bytes + stride <= NVME_MERGE_BYTES && nvme_stride(next->bytes) == stride &&
            io_moved(next) == io_moved(op->ios[0]) &&
            segment_has_next(op->segment, record, stride)) {
@@ -465,13 +465,13 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     return 0;
 }
 
-static void ready_fail(struct tier *t, struct tier_io *io, int status)
+static void summed_fail(struct tier *t, struct tier_io *io, int status)
 {
     list_remove(&io->link);
     t->writes_queued--;
     t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_dropped += !io_moved(io);
-    io->done(io, status);
+    io->done_cb(io, status);
 }
 
 void nvme_pump_writes(struct tier *t)
@@ -481,7 +481,7 @@ void nvme_pump_writes(struct tier *t)
 
     if (t->recovery.state == RECOVERY_HEADERS)
         return; /* the free segments are not known yet */
-    while ((io = ready_first(t)) && (!t->stalled || io_moved(io))) {
+    while ((io = summed_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
         int rc = nvme_turn_may_write(t) ? room_find(t, io, &full, &file) : -EAGAIN;
 
@@ -492,7 +492,7 @@ void nvme_pump_writes(struct tier *t)
         if (rc == -EAGAIN)
             return;
         if (rc < 0)
-            ready_fail(t, io, rc);
+            summed_fail(t, io, rc);
     }
 }
 
@@ -553,7 +553,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
     list_push_front(&t->write_pool, &op->link);
     /* Before anything can be reclaimed: the owner must know of its live record. */
     for (unsigned i = 0; i < n; i++)
-        ios[i]->done(ios[i], status);
+        ios[i]->done_cb(ios[i], status);
     KILL_POINT("write-reported");
     nvme_checkpoint_later(t);
     nvme_sync_pump(t, d);

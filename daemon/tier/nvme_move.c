@@ -74,7 +74,7 @@ static void written_cb(struct tier_io *io, int status)
     }
     KILL_POINT("move-written");
     if (!still_there(v) ||
-        !t->callbacks.moved(t->callbacks.ctx, io->name.owner, v->from, &io->place)) {
+        !t->callbacks.moved_cb(t->callbacks.ctx, io->name.owner, v->from, &io->place)) {
         copy_forget(t, io);
         move_end(v);
         return;
@@ -95,16 +95,16 @@ static void read_cb(struct tier_io *io, int status)
 
     KILL_POINT("move-read");
     if (status == -EBADMSG && still_there(v))
-        v->mover->tier->callbacks.lost(v->mover->tier->callbacks.ctx, io->name.owner,
-                                       io->place.loc);
+        v->mover->tier->callbacks.lost_cb(v->mover->tier->callbacks.ctx, io->name.owner,
+                                          io->place.loc);
     if (status < 0 || !still_there(v)) {
         move_end(v);
         return;
     }
     v->from = io->place.loc;
     io->op = TIER_WRITE;
-    io->done = written_cb;
-    /* With the sequence of its first write, by which a purge of its namespace judges it. */
+    io->done_cb = written_cb;
+    /* With the sequence of its first write, which a purge of its namespace goes by. */
     nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]);
 }
 
@@ -131,7 +131,7 @@ static int move_start(struct nvme_mover *m, uint32_t record)
         .check = true,
         .name = d.name,
         .place = {.loc = segment_loc(&t->segments, m->segment, record), .checksum = d.checksum},
-        .done = read_cb,
+        .done_cb = read_cb,
     };
     v->io.name.owner = owner;
     m->bytes += v->io.data ? nvme_padded(d.bytes) : 0;
@@ -165,7 +165,7 @@ static void sync_all(struct nvme_mover *m)
         struct move *v = LIST_ENTRY(node, struct move, link);
 
         v->io.op = TIER_SYNC;
-        v->io.done = synced_cb;
+        v->io.done_cb = synced_cb;
         m->active++;
         rc = m->tier->closing ? -ECANCELED : nvme_sync_part(m->tier, &v->io);
         if (rc < 0) {

@@ -25,7 +25,7 @@ static void write_done(struct nvme_job *job)
     n->busy = false;
     if (n->status == 0 && asked->fingerprint)
         n->status = ns_records_set(&t->ns_records, &n->record);
-    asked->done(asked, n->status);
+    asked->done_cb(asked, n->status);
     write_next(t);
     nvme_release(t); /* the request's */
 }
@@ -54,7 +54,7 @@ static void write_next(struct tier *t)
         return;
     }
     if (ns_records_crowded(&t->ns_records) && !nvme_recovering(t))
-        ns_records_prune(&t->ns_records, t->callbacks.ns_known, t->callbacks.ctx);
+        ns_records_prune(&t->ns_records, t->callbacks.ns_known_cb, t->callbacks.ctx);
     known = asked->forget ? NULL : ns_records_find(&t->ns_records, asked->fingerprint);
     there = known && !t->ns_records.unsynced;
     memcpy(n->record.fingerprint, asked->fingerprint, sizeof(n->record.fingerprint));

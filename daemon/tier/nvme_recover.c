@@ -75,7 +75,7 @@ static void recover_end(struct tier *t)
              " seconds=%.3f",
              t->metrics->nvme_recovered_parts, t->metrics->nvme_recovered_bytes, r->segments,
              r->refused, seconds(t));
-    t->callbacks.recovered(t->callbacks.ctx);
+    t->callbacks.recovered_cb(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
 
@@ -151,7 +151,7 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
         found.identity = known->identity;
         found.identity_bytes = known->identity_bytes;
         found.ns_record_unsynced = t->ns_records.unsynced;
-        owner = t->callbacks.restore(t->callbacks.ctx, &found);
+        owner = t->callbacks.restore_cb(t->callbacks.ctx, &found);
     }
     if (owner == 0)
         return false;
@@ -493,7 +493,7 @@ static void recover_pump(struct tier *t)
         headers_pump(t);
     if (t->recovery.state == RECOVERY_RECORDS)
         records_pump(t);
-    if (t->recovery.state == RECOVERY_DUPLICATES && !nvme_duplicates_step(t))
+    if (t->recovery.state == RECOVERY_DUPLICATES && !nvme_duplicates_go_on(t))
         recover_end(t);
 }
 
@@ -530,7 +530,7 @@ int nvme_recover_open(struct tier *t)
         return -ENOMEM;
     for (unsigned i = 0; i < depth; i++) {
         r->ops[i].tier = t;
-        r->ops[i].finish = scan_finish;
+        r->ops[i].finish_cb = scan_finish;
         r->ops[i].e.buffer = UINT32_MAX;
         r->ops[i].headers = r->pages + (size_t)i * NVME_PAGE;
         list_push_back(&r->pool, &r->ops[i].link);
@@ -545,7 +545,7 @@ void nvme_recover_start(struct tier *t)
 {
     struct nvme_recovery *r = &t->recovery;
 
-    if (!t->callbacks.restore)
+    if (!t->callbacks.restore_cb)
         return;
     r->state = RECOVERY_HEADERS;
     r->start_ms = uv_now(t->loop);

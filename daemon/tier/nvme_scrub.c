@@ -22,7 +22,7 @@
 
 static void timer_cb(uv_timer_t *timer);
 
-static void step_in(struct nvme_scrub *k, uint64_t ms)
+static void wake_in(struct nvme_scrub *k, uint64_t ms)
 {
     (void)uv_timer_start(&k->tier->scrub_timer, timer_cb, ms,
                          0); /* refuses a closing handle only */
@@ -46,10 +46,10 @@ static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
               k->want.bytes, what);
     nvme_quarantine_add(t, s, record);
     if (lost)
-        t->callbacks.lost(t->callbacks.ctx, k->check.owner, place->loc);
+        t->callbacks.lost_cb(t->callbacks.ctx, k->check.owner, place->loc);
 }
 
-static void record_judge(struct nvme_scrub *k, int status, bool bad_header)
+static void record_report(struct nvme_scrub *k, int status, bool bad_header)
 {
     bool unreadable = status < 0 && status != -EBADMSG && !bad_header;
 
@@ -74,9 +74,9 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
         return;
     if (status == 0)
         t->metrics->nvme_scrub_bytes += nvme_stride(k->want.bytes);
-    record_judge(k, status, bad_header);
+    record_report(k, status, bad_header);
     k->record++;
-    step_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
+    wake_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);
 }
 
 /* ---- the pass ---- */
@@ -97,7 +97,7 @@ static void pass_end(struct nvme_scrub *k)
     k->tier->metrics->nvme_scrub_passes++;
     log_debug(ROOM, "scrubbed", "seconds=%.1f", (double)took / 1000.0);
     k->file = UINT_MAX;
-    step_in(k, took < k->interval_ms ? k->interval_ms - took : 0);
+    wake_in(k, took < k->interval_ms ? k->interval_ms - took : 0);
 }
 
 static bool record_wanted(struct nvme_scrub *k, struct segment *s)
@@ -113,7 +113,7 @@ static bool record_wanted(struct nvme_scrub *k, struct segment *s)
         .place = {segment_loc(&t->segments, s, k->record), k->want.checksum},
         .headers = true,
         .idle = true,
-        .done = check_done_cb,
+        .done_cb = check_done_cb,
         .ctx = k,
     };
     return true;
@@ -170,7 +170,7 @@ static void check_start(struct nvme_scrub *k)
         k->due_ns = now;
     k->due_ns += (uint64_t)((double)nvme_stride(k->want.bytes) * 1e9 / (double)k->rate);
     if (nvme_check(k->tier, &k->check) < 0)
-        step_in(k, BUSY_MS); /* no memory, or a full queue */
+        wake_in(k, BUSY_MS); /* no memory, or a full queue */
 }
 
 static void timer_cb(uv_timer_t *timer)
@@ -182,7 +182,7 @@ static void timer_cb(uv_timer_t *timer)
     if (t->closing)
         return; /* the index may be gone */
     if (nvme_recovering(t)) {
-        step_in(k, RECOVERING_MS);
+        wake_in(k, RECOVERING_MS);
         return;
     }
     if (k->file == UINT_MAX)
@@ -191,9 +191,9 @@ static void timer_cb(uv_timer_t *timer)
     if (rc == -ENOENT)
         pass_end(k);
     else if (rc == -EAGAIN)
-        step_in(k, 1);
+        wake_in(k, 1);
     else if (device_busy(k))
-        step_in(k, BUSY_MS);
+        wake_in(k, BUSY_MS);
     else
         check_start(k);
 }
@@ -205,5 +205,5 @@ void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms)
     if (rate == 0)
         return;
     *k = (struct nvme_scrub){.tier = t, .rate = rate, .interval_ms = interval_ms, .file = UINT_MAX};
-    step_in(k, interval_ms < FIRST_MS ? interval_ms : FIRST_MS);
+    wake_in(k, interval_ms < FIRST_MS ? interval_ms : FIRST_MS);
 }

@@ -39,7 +39,7 @@ static void sync_end(struct tier *t, struct tier_io *io, int status)
     segment_read_end(&t->segments, io_segment(io));
     if (status < 0 && status != -ESTALE)
         t->metrics->nvme_sync_errors++;
-    io->done(io, status);
+    io->done_cb(io, status);
     nvme_release(t);
 }
 
@@ -115,7 +115,7 @@ static void sync_done(struct nvme_job *job)
     if (!nvme_sync_trusted(t, d) && d->sync_status == 0)
         d->sync_status = -EIO;
     /* Without its namespaces a later start would not know whose the parts are. */
-    d->ns_restore.done = restored_cb;
+    d->ns_restore.done_cb = restored_cb;
     if (d->sync_status == 0 && d->ns_removed)
         nvme_ns_restore(t, &d->ns_restore);
     else
@@ -174,7 +174,7 @@ static int check_start(struct tier *t, struct nvme_device *d, struct tier_io *as
                                                 .bytes = asked->bytes,
                                                 .place = asked->place,
                                                 .headers = true,
-                                                .done = check_done_cb,
+                                                .done_cb = check_done_cb,
                                                 .ctx = asked});
 
     d->sync_checks += rc == 0;

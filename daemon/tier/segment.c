@@ -10,7 +10,7 @@
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u
 
-/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each judged by
+/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each valued by
  * HEAT_SAMPLES records; VICTIM_TRIES of them are tried. */
 #define CANDIDATES_RANK 8u
 #define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
@@ -466,7 +466,7 @@ struct candidate {
     uint64_t value;
 };
 
-/* Bytes that would be lost, each weighed by how warm it is: judged by a sample of the live records,
+/* Bytes that would be lost, each weighed by how warm it is: by a sample of the live records,
  * spread over the segment. */
 static uint64_t segment_value(const struct segment *s, const struct tier_callbacks *cb)
 {
@@ -479,7 +479,7 @@ static uint64_t segment_value(const struct segment *s, const struct tier_callbac
 
         if (s->states[i] != RECORD_LIVE)
             continue;
-        heat = cb->heat(cb->ctx, s->owners[i]);
+        heat = cb->heat_cb(cb->ctx, s->owners[i]);
         weight += weights[heat > 3 ? 3 : heat];
         seen++;
     }
@@ -529,7 +529,7 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
 static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
 {
     for (uint32_t i = 0; i < s->next; i++)
-        if (s->states[i] == RECORD_LIVE && cb->heat(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
+        if (s->states[i] == RECORD_LIVE && cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
             return true;
     return false;
 }
@@ -546,7 +546,7 @@ void segment_take(struct segment_table *t, struct segment *s, const struct tier_
     for (uint32_t i = 0; i < s->next && all; i++) {
         if (s->states[i] != RECORD_LIVE)
             continue;
-        all = cb->drop(cb->ctx, s->owners[i], segment_loc(t, s, i));
+        all = cb->drop_cb(cb->ctx, s->owners[i], segment_loc(t, s, i));
         /* drop may have called forget itself */
         if (all && s->states[i] == RECORD_LIVE) {
             record_kill(t, s, i);

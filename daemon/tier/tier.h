@@ -12,7 +12,7 @@
  * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
  *   nvme_write_refused and nvme_write_amplification to the cache and to the method stats.
  * - While operations are under way the watchdog counts on nvme_reads, nvme_writes,
- *   nvme_read_errors, nvme_write_errors or nvme_corrupt to move, or it takes the daemon for stuck.
+ *   nvme_read_errors, nvme_write_errors or nvme_corrupt to move, or it takes the daemon for hung.
  *
  * submit refuses with:
  * - -EAGAIN: the queue is full; a write may be dropped, a read retried after a completion
@@ -68,7 +68,7 @@ struct tier_name {
 };
 
 /* One operation. The caller allocates it (embedded in its own object) and leaves it alone from
- * submit until `done` runs. `data` is a slot of the arena: 4096-aligned and padded to 4096 bytes. A
+ * submit until `done_cb` runs. `data` is a slot of the arena: 4096-aligned and padded to 4096 bytes. A
  * write stores the padding as it is, a read may overwrite it. */
 struct tier_io {
     enum tier_op op;
@@ -79,7 +79,7 @@ struct tier_io {
     bool check;       /* a read that only checks the part: no use of it */
     struct tier_name name;
     struct tier_place place; /* in for a read or a sync; out, whole, for a write with status 0 */
-    void (*done)(struct tier_io *io, int status); /* 0 or -errno */
+    void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
     void *scratch[8];
@@ -108,45 +108,45 @@ struct tier_described {
     uint64_t bytes, checksum;
 };
 
-/* All run on the loop, and none may be NULL but restore. */
+/* All run on the loop, and none may be NULL but restore_cb. */
 struct tier_callbacks {
     /* The tier wants to reuse the place. true: the caller has dropped the part from the index, and
-     * the place is the tier's. false: the part is in use or pinned, and `heat` says so, too. Not
+     * the place is the tier's. false: the part is in use or pinned, and heat_cb says so, too. Not
      * from inside submit. */
-    bool (*drop)(void *ctx, uint64_t owner, uint64_t loc);
+    bool (*drop_cb)(void *ctx, uint64_t owner, uint64_t loc);
     /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_BUSY:
-     * drop would refuse now; the tier then spares the neighbours. Not from inside submit. */
-    unsigned (*heat)(void *ctx, uint64_t owner);
+     * drop_cb would refuse now; the tier then spares the neighbours. Not from inside submit. */
+    unsigned (*heat_cb)(void *ctx, uint64_t owner);
     /* For each part of an earlier run, from open until stats no longer says `recovering`. Returns
      * the part's owner, or 0 when the caller does not want it. May call forget. NULL: the tier
-     * starts empty, and `recovered` never runs. */
-    uint64_t (*restore)(void *ctx, const struct tier_found *found);
+     * starts empty, and recovered_cb never runs. */
+    uint64_t (*restore_cb)(void *ctx, const struct tier_found *found);
     /* Recovery has ended. Not from inside open. */
-    void (*recovered)(void *ctx);
+    void (*recovered_cb)(void *ctx);
     /* Describes the part in a live record; false: a checkpoint should leave it out. */
-    bool (*describe)(void *ctx, uint64_t owner, struct tier_described *out);
+    bool (*describe_cb)(void *ctx, uint64_t owner, struct tier_described *out);
     /* The part's bytes on storage can't be read, or are not those that were written. The caller
      * gives up that copy and calls forget. */
-    void (*lost)(void *ctx, uint64_t owner, uint64_t loc);
+    void (*lost_cb)(void *ctx, uint64_t owner, uint64_t loc);
     /* The part at `from` was copied to `to`. true: the caller uses `to` from now on. false: it has
      * forgotten the part meanwhile. */
-    bool (*moved)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
+    bool (*moved_cb)(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to);
     /* Does the caller know the namespace? If not, the tier may drop its record once recovery has
      * ended. */
-    bool (*ns_known)(void *ctx, const uint8_t *fingerprint);
+    bool (*ns_known_cb)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
 };
 
-/* Makes a namespace known to later starts. The caller allocates it, like a tier_io, and keeps the
- * bytes that it points to until `done` runs. */
+/* Makes a namespace known to later starts. The caller allocates it, as it does a tier_io, and keeps the
+ * bytes that it points to until `done_cb` runs. */
 struct tier_ns_record {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
     bool forget;             /* a purge: no later start finds what was stored before now */
-    void (*done)(struct tier_ns_record *n, int status); /* 0: on stable storage; or -errno */
-    struct list link;                                   /* the tier's own */
-    /* Later starts find what is stored from here on. In: 0, or the number that a try which failed
-     * left here, so that they also find what was stored since. */
+    void (*done_cb)(struct tier_ns_record *n, int status); /* 0: on stable storage; or -errno */
+    struct list link;                                      /* the tier's own */
+    /* Later starts find what is stored with this number or a later one. In: 0, or what an attempt
+     * that failed has set, so that they also find what was stored since. */
     uint64_t from_sequence;
 };
 #define TIER_IDENTITY_BYTES 4000u
@@ -175,7 +175,7 @@ struct tier_ops {
     int (*open)(struct uv_loop_s *loop, const struct config *config,
                 const struct tier_callbacks *callbacks, struct metrics *metrics, struct tier **out,
                 struct ucm_error *e);
-    /* No operation and no ns_record may be under way; the `done` of the last one may call close.
+    /* No operation and no ns_record may be under way; the `done_cb` of the last one may call close.
      * Recovery and the tier's own work may: close cuts them short. Closes its handles on the loop;
      * NULL-safe. The NVMe tier asserts that no read is queued and no write under way, unless such
      * work of its own is. */
@@ -191,8 +191,8 @@ struct tier_ops {
     void (*stats)(struct tier *t, struct tier_stats *out);
     /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
-    /* Later starts may not find parts of a namespace that were written before `done` ran. Several
-     * may be under way, also of one namespace; they take effect in the order of the calls. `done`
+    /* Later starts may not find parts of a namespace that were written before `done_cb` ran. Several
+     * may be under way, also of one namespace; they take effect in the order of the calls. `done_cb`
      * never runs inside the call. */
     void (*ns_record)(struct tier *t, struct tier_ns_record *n);
     /* Pushes written data to stable storage before an orderly stop. Blocks for as long as the

@@ -101,7 +101,7 @@ static unsigned heat_cb(void *ctx, uint64_t owner)
     return rule->oldest_first ? 0 : policy_heat(policy, p->ref);
 }
 
-static const struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
+static const struct tier_callbacks callbacks = {.drop_cb = drop_cb, .heat_cb = heat_cb};
 
 static bool place_write(uint32_t id)
 {

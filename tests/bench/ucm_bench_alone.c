@@ -130,7 +130,8 @@ int alone_run(struct alone *a, bool write, double seconds, double *rate, double 
 static int tier_start(struct alone *a, const struct alone_options *o, char *why, size_t why_bytes)
 {
     /* the others are for recovery, the scrub, moves and purges, of which there are none */
-    struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb, .describe = describe_cb};
+    struct tier_callbacks callbacks = {
+        .drop_cb = drop_cb, .heat_cb = heat_cb, .describe_cb = describe_cb};
     uint64_t slots = nvme_records(SEGMENT, nvme_stride(a->part_bytes));
     struct config_error bad = {.text = ""};
     struct ucm_error e = {0};
@@ -173,7 +174,7 @@ static int memory_init(struct alone *a)
         a->jobs[i].alone = a;
         a->jobs[i].io.data = a->memory + i * a->part_bytes;
         a->jobs[i].io.bytes = a->part_bytes;
-        a->jobs[i].io.done = job_done_cb;
+        a->jobs[i].io.done_cb = job_done_cb;
     }
     return 0;
 }

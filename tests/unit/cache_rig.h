@@ -104,7 +104,7 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
     } else if (io->op == TIER_READ) {
         memset(io->data, 0xDD, io->bytes);
     }
-    io->done(io, status);
+    io->done_cb(io, status);
 }
 
 static inline struct tier_io *fake_at(struct tier *t, unsigned i)
@@ -127,7 +127,7 @@ static inline bool fake_reclaim(struct tier *t, uint64_t loc)
     struct place *p = &t->place[loc - 1];
 
     cr_assert(p->live);
-    if (!t->callbacks.drop(t->callbacks.ctx, p->owner, loc))
+    if (!t->callbacks.drop_cb(t->callbacks.ctx, p->owner, loc))
         return false;
     cr_assert(p->live);
     p->live = false;

@@ -181,12 +181,12 @@ static inline void rig_init(struct rig *r, unsigned files, uint64_t size, uint64
 
 static inline int rig_try_open(struct rig *r)
 {
-    const struct tier_callbacks callbacks = {.drop = rig_drop_cb,
-                                             .heat = rig_heat_cb,
-                                             .describe = rig_describe_cb,
-                                             .lost = rig_lost_cb,
-                                             .moved = rig_moved_cb,
-                                             .ns_known = rig_ns_known_cb,
+    const struct tier_callbacks callbacks = {.drop_cb = rig_drop_cb,
+                                             .heat_cb = rig_heat_cb,
+                                             .describe_cb = rig_describe_cb,
+                                             .lost_cb = rig_lost_cb,
+                                             .moved_cb = rig_moved_cb,
+                                             .ns_known_cb = rig_ns_known_cb,
                                              .ctx = r};
 
     memset(&r->error, 0, sizeof(r->error));
@@ -278,7 +278,7 @@ static inline int part_submit(struct rig *r, unsigned number, enum tier_op op)
     p->io.op = op;
     p->io.data = part_data(r, number);
     p->io.buffer = 0;
-    p->io.done = rig_done_cb;
+    p->io.done_cb = rig_done_cb;
     p->io.place = p->place;
     r->under_way++;
     rc = tier_nvme.submit(r->tier, &p->io);
@@ -307,7 +307,7 @@ static inline void rig_name(struct rig *r, struct tier_ns_record *n, bool forget
                                  .identity = identity,
                                  .identity_bytes = sizeof(identity),
                                  .forget = forget,
-                                 .done = rig_named_cb};
+                                 .done_cb = rig_named_cb};
     tier_nvme.ns_record(r->tier, n);
 }
 

@@ -40,8 +40,8 @@ static void move(block_ref ref)
 
     t->place[t->places++] = *from;
     from->live = false;
-    cr_assert(
-        t->callbacks.moved(t->callbacks.ctx, from->owner, part_loc(&block_of(ref)->part[0]), &to));
+    cr_assert(t->callbacks.moved_cb(t->callbacks.ctx, from->owner,
+                                    part_loc(&block_of(ref)->part[0]), &to));
 }
 
 static void expect_next(enum tier_op op, uint64_t loc)
@@ -153,7 +153,7 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
     n = rig.tier.naming;
     cr_assert(n && rig.tier.n_pending == 0);
     rig.tier.naming = NULL;
-    n->done(n, 0);
+    n->done_cb(n, 0);
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
@@ -169,14 +169,14 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     rig.one->record = NS_RECORD_NONE;
     promise(&p, ref);
     rig.tier.naming->from_sequence = 77; /* as the tier does */
-    rig.tier.naming->done(rig.tier.naming, -ENOSPC);
+    rig.tier.naming->done_cb(rig.tier.naming, -ENOSPC);
     cr_expect_eq(p.status, -EIO);
     p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
     backoff_reset(&rig.cache->record_retry);
     promise(&p, ref);
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
-    rig.tier.naming->done(rig.tier.naming, 0);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);
@@ -191,7 +191,7 @@ Test(cache_durable, what_the_tier_has_lost_is_written_again_from_dram)
     struct tier *t = &rig.tier;
     const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
 
-    t->callbacks.lost(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
+    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
     cr_expect_eq(t->forgets, 1u);
     turn();
     expect_next(TIER_WRITE, 0);
@@ -207,7 +207,7 @@ Test(cache_durable, of_what_lay_nowhere_else_nothing_is_written)
     const struct place *p = &t->place[part_loc(&block_of(ref)->part[0]) - 1];
 
     drop(ref);
-    t->callbacks.lost(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
+    t->callbacks.lost_cb(t->callbacks.ctx, p->owner, part_loc(&block_of(ref)->part[0]));
     turn();
     cr_expect_eq(t->n_pending, 0u);
     cr_expect_eq(find(rig.one, 1), 0u);

@@ -18,7 +18,7 @@ static uint64_t part_turns_up(struct ns *ns, uint64_t number, uint32_t part, uin
     memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
     key_of(number, name.key);
     f.place.loc = t->places + 1;
-    owner = t->callbacks.restore(t->callbacks.ctx, &f);
+    owner = t->callbacks.restore_cb(t->callbacks.ctx, &f);
     if (owner == 0)
         return 0;
     t->place[t->places++] = (struct place){true, owner, f.bytes, calloc(1, f.bytes), sequence};
@@ -34,7 +34,7 @@ static uint64_t turns_up(struct ns *ns, uint64_t number)
 static void recovered(void)
 {
     rig.tier.recovering = false;
-    rig.tier.callbacks.recovered(rig.tier.callbacks.ctx);
+    rig.tier.callbacks.recovered_cb(rig.tier.callbacks.ctx);
     turn();
 }
 
@@ -115,7 +115,7 @@ Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
     id.model = "other";
     f.identity_bytes = (uint32_t)ns_identity_encode(&id, canonical, sizeof(canonical));
     memset(name.fingerprint, 7, sizeof(name.fingerprint));
-    cr_expect_eq(rig.tier.callbacks.restore(rig.tier.callbacks.ctx, &f), 0u);
+    cr_expect_eq(rig.tier.callbacks.restore_cb(rig.tier.callbacks.ctx, &f), 0u);
     cr_expect_eq(index_ns_count(rig.index), 2u);
     cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
     cr_expect_eq(ns->record, NS_RECORD_NONE, "it has no record yet");

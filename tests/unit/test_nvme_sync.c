@@ -102,7 +102,7 @@ static void first_cb(struct tier_io *io, int status)
 {
     told(io, status);
     cr_assert_eq(part_submit(&rig, 1, TIER_SYNC), 0);
-    rig.parts[1].io.done = second_cb;
+    rig.parts[1].io.done_cb = second_cb;
 }
 
 /* Who is told asks for the next: that is another sync, though the one has only just ended. */
@@ -112,8 +112,8 @@ Test(nvme_sync, what_is_asked_for_behind_one_waits_for_the_next)
     cr_assert_eq(rig_write(&rig, 0, 2, 50000), 2);
     syncs = 0;
     cr_assert_eq(part_submit(&rig, 0, TIER_SYNC), 0);
-    told = rig.parts[0].io.done;
-    rig.parts[0].io.done = first_cb;
+    told = rig.parts[0].io.done_cb;
+    rig.parts[0].io.done_cb = first_cb;
     rig_run(&rig);
     cr_expect_eq(rig.parts[1].status, 0);
     cr_expect_eq(syncs_then, 2);

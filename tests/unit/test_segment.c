@@ -35,7 +35,7 @@ static unsigned heat_cb(void *ctx, uint64_t owner)
     return refuse[owner] ? TIER_HEAT_BUSY : heat[owner];
 }
 
-static const struct tier_callbacks callbacks = {.drop = drop_cb, .heat = heat_cb};
+static const struct tier_callbacks callbacks = {.drop_cb = drop_cb, .heat_cb = heat_cb};
 
 static void table_init(uint64_t a, uint64_t b)
 {
