@@ -96,101 +96,53 @@ void client_task_free_all(struct ucm_client *c)
     }
 }
 
-static void load_fill(struct msg_load *m, const struct ucm_transfer *t, struct proto_bin keys,
-                      struct ucm_client *c)
-{
-    *m = (struct msg_load){
-        .keys = keys,
-        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
-        .shard = t->shard,
-        .shards = t->n_shards,
-        .lease = client_lease_find(c, t->lease),
-        .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
-        .step = t->step,
-    };
-}
-
-static void dump_fill(struct msg_dump *m, const struct ucm_transfer *t, struct proto_bin keys)
-{
-    *m = (struct msg_dump){
-        .keys = keys,
-        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
-        .shard = t->shard,
-        .shards = t->n_shards,
-        .event = {t->event, t->event ? UCM_MAX_HANDLE_BYTES : 0},
-        .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
-        .durability = t->durability,
-    };
-}
-
-static void prefetch_fill(struct msg_prefetch *m, const struct ucm_transfer *t,
-                          struct proto_bin keys)
-{
-    *m = (struct msg_prefetch){
-        .keys = keys,
-        .part = t->part,
-        .priority = t->priority,
-        .deadline_ms = t->deadline_ms,
-    };
-}
-
-/* A load's lease is looked up when the connection is there: a new one ends it. */
-static int task_send(struct ucm_task *task, enum ucm_method method, struct client_handle *h,
-                     const struct ucm_transfer *t, struct proto_bin keys, int64_t deadline_ns)
+/* load: NULL, or the parameters, whose lease is looked up when the connection is there: a new one
+ * ends all leases. */
+static int task_send(struct ucm_task *task, const struct client_request *q, struct msg_load *load,
+                     uint32_t lease, int64_t deadline_ns)
 {
     struct ucm_client *c = task->call.client;
-    union proto_any m;
-    struct client_request q = {method, &m, h, .handle_id = &m.load.region};
-    int r = client_begin(c, h, deadline_ns);
+    int r = client_begin(c, q->handle, deadline_ns);
 
     if (r)
         return r;
-    if (method == UCM_METHOD_LOAD) {
-        load_fill(&m.load, t, keys, c);
-    } else if (method == UCM_METHOD_DUMP) {
-        dump_fill(&m.dump, t, keys);
-        q.handle_id = &m.dump.region;
-    } else {
-        prefetch_fill(&m.prefetch, t, keys);
-        q.handle_id = &m.prefetch.ns;
-    }
-    r = client_request(&task->call, &q, deadline_ns);
-    if (r == 0 && method == UCM_METHOD_LOAD)
-        client_lease_end(c, t->lease);
+    if (load)
+        load->lease = client_lease_find(c, lease);
+    r = client_request(&task->call, q, deadline_ns);
+    if (r == 0 && load)
+        client_lease_end(c, lease);
     return r;
 }
 
-static int task_start(enum ucm_method method, struct client_handle *h,
-                      const struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
-                      struct ucm_task **out)
+/* keys: the field of the parameters. */
+static int task_start(const struct client_request *q, struct proto_bin *keys, struct msg_load *load,
+                      const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
 {
-    struct ucm_client *c = h->client;
+    struct client_handle *ns = q->handle->request.handle;
+    struct ucm_client *c = q->handle->client;
     struct ucm_task *task = NULL;
-    struct proto_bin keys;
     int64_t deadline_ns;
     int r = client_enter(c);
 
     if (r)
         return r;
-    r = client_keys_check(c, ns, t->keys, t->n_keys, &keys);
+    r = client_keys_check(c, (struct ucm_namespace *)(ns ? ns : q->handle), t->keys, t->n_keys,
+                          keys);
     if (r == 0)
         r = task_new(c, t->n_keys, &task);
     if (r)
         return client_leave(c, r);
-    if (method == UCM_METHOD_LOAD && t->step)
-        task->call.progress_cb = task_progress_cb;
+    task->call.progress_cb = load && load->step ? task_progress_cb : NULL;
     deadline_ns = client_deadline(c, timeout_ms);
     do
-        r = task_send(task, method, h, t, keys, deadline_ns);
+        r = task_send(task, q, load, t->lease, deadline_ns);
     while (r == CLIENT_AGAIN);
     if (r) {
         task_delete(task);
         return client_leave(c, r);
     }
-    if (method != UCM_METHOD_PREFETCH) {
-        task->spin = &c->spin[method == UCM_METHOD_DUMP];
+    if (q->method != UCM_METHOD_PREFETCH) {
+        task->spin = &c->spin[q->method == UCM_METHOD_DUMP];
         task->sent_ns = client_now_ns();
         task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
     }
@@ -202,37 +154,71 @@ static int task_start(enum ucm_method method, struct client_handle *h,
     return client_leave(c, 0);
 }
 
-static int region_transfer(enum ucm_method method, struct ucm_region *region,
-                           const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
+static int transfer_check(const struct ucm_region *region, const struct ucm_transfer *t,
+                          struct ucm_task **out)
 {
-    struct client_handle *h;
-
     if (!region || !t || !out)
         return client_fail(UCM_EINVALID, "region, transfer or out is NULL");
-    h = &region->handle;
     if (!t->blocks)
         return client_fail(UCM_EINVALID, "blocks is NULL; load and dump need one id for each key");
-    return task_start(method, h, (struct ucm_namespace *)h->request.handle, t, timeout_ms, out);
+    return 0;
 }
 
 int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
              struct ucm_task **out)
 {
-    return region_transfer(UCM_METHOD_LOAD, region, t, timeout_ms, out);
+    struct msg_load m;
+    struct client_request q = {UCM_METHOD_LOAD, &m, .handle_id = &m.region};
+    int r = transfer_check(region, t, out);
+
+    if (r)
+        return r;
+    q.handle = &region->handle;
+    m = (struct msg_load){
+        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
+        .shard = t->shard,
+        .shards = t->n_shards,
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+        .step = t->step,
+    };
+    return task_start(&q, &m.keys, &m, t, timeout_ms, out);
 }
 
 int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
              struct ucm_task **out)
 {
-    return region_transfer(UCM_METHOD_DUMP, region, t, timeout_ms, out);
+    struct msg_dump m;
+    struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region};
+    int r = transfer_check(region, t, out);
+
+    if (r)
+        return r;
+    q.handle = &region->handle;
+    m = (struct msg_dump){
+        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
+        .shard = t->shard,
+        .shards = t->n_shards,
+        .event = {t->event, t->event ? UCM_MAX_HANDLE_BYTES : 0},
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+        .durability = t->durability,
+    };
+    return task_start(&q, &m.keys, NULL, t, timeout_ms, out);
 }
 
 int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
                  struct ucm_task **out)
 {
+    struct msg_prefetch m;
+    struct client_request q = {UCM_METHOD_PREFETCH, &m, .handle_id = &m.ns};
+
     if (!ns || !t || !out)
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
-    return task_start(UCM_METHOD_PREFETCH, &ns->handle, ns, t, timeout_ms, out);
+    q.handle = &ns->handle;
+    m = (struct msg_prefetch){
+        .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
+    return task_start(&q, &m.keys, NULL, t, timeout_ms, out);
 }
 
 static int task_report(struct ucm_task *task, struct ucm_result *out)
