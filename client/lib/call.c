@@ -3,11 +3,11 @@
 #include <assert.h>
 #include <stdio.h>
 
-int client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
-                     client_done_cb done_cb)
+void client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                      client_done_cb done_cb)
 {
-    *call = (struct client_call){.client = c, .take_cb = take_cb, .done_cb = done_cb};
-    return client_cond_init(&call->cond);
+    *call = (struct client_call){
+        .client = c, .take_cb = take_cb, .done_cb = done_cb, .cond = PTHREAD_COND_INITIALIZER};
 }
 
 void client_call_close(struct client_call *call)

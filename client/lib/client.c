@@ -10,19 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_condattr_t monotonic;
-static int once_status;
-
-static void init_once(void)
-{
-    if (pthread_condattr_init(&monotonic) != 0 ||
-        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) != 0)
-        once_status = client_fail(UCM_ENOMEMORY, "no memory for the library's set-up");
-    else
-        once_status = client_fork_init();
-}
-
 int64_t client_now_ns(void)
 {
     struct timespec t;
@@ -40,19 +27,12 @@ int64_t client_deadline(const struct ucm_client *c, int timeout_ms)
     return client_now_ns() + (int64_t)timeout_ms * 1000000;
 }
 
-int client_cond_init(pthread_cond_t *cond)
-{
-    if (pthread_cond_init(cond, &monotonic) != 0)
-        return client_fail(UCM_ENOMEMORY, "no memory for a condition variable");
-    return 0;
-}
-
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns)
 {
     struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000),
                          .tv_nsec = (long)(deadline_ns % 1000000000)};
 
-    return pthread_cond_timedwait(cond, &c->lock, &t);
+    return pthread_cond_clockwait(cond, &c->lock, CLOCK_MONOTONIC, &t);
 }
 
 int client_enter(struct ucm_client *c)
@@ -156,7 +136,9 @@ static struct ucm_client *client_new(void)
     struct ucm_client *c = calloc(1, sizeof *c);
 
     if (!c)
-        goto err;
+        return NULL;
+    c->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    c->idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     c->fd = c->epoll_fd = c->event_fd = c->settle_fd = -1;
     c->next_msgid = 1;
     c->next_lease = 1;
@@ -164,25 +146,10 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->handles);
     TAILQ_INIT(&c->tasks);
     TAILQ_INIT(&c->rings);
-    if (pthread_mutex_init(&c->lock, NULL) != 0)
-        goto err_after_alloc;
-    if (client_cond_init(&c->idle) != 0)
-        goto err_after_lock;
-    if (client_link_init(c) != 0)
-        goto err_after_idle;
+    client_link_init(c);
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
     proto_buf_init(&c->followups, CLIENT_FOLLOWUPS_BYTES);
     return c;
-
-err_after_idle:
-    pthread_cond_destroy(&c->idle);
-err_after_lock:
-    pthread_mutex_destroy(&c->lock);
-err_after_alloc:
-    free(c);
-err:
-    client_fail(UCM_ENOMEMORY, "no memory for the client");
-    return NULL;
 }
 
 int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_client **out)
@@ -192,12 +159,12 @@ int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_cl
 
     if (!out)
         return client_fail(UCM_EINVALID, "out is NULL");
-    pthread_once(&once, init_once);
-    if (once_status)
-        return once_status;
+    r = client_fork_init();
+    if (r)
+        return r;
     c = client_new();
     if (!c)
-        return -UCM_ENOMEMORY;
+        return client_fail(UCM_ENOMEMORY, "no memory for the client");
     client_fork_watch(c);
     r = set_options(c, options);
     if (r == 0)

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before any client's lock */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int init_error;
 static TAILQ_HEAD(, ucm_client) clients = TAILQ_HEAD_INITIALIZER(clients);
 
 static void prepare(void)
@@ -46,11 +48,15 @@ static void in_child(void)
     unlock_all();
 }
 
+static void init_once(void)
+{
+    init_error = pthread_atfork(prepare, unlock_all, in_child);
+}
+
 int client_fork_init(void)
 {
-    if (pthread_atfork(prepare, unlock_all, in_child) != 0)
-        return client_fail(UCM_ENOMEMORY, "no memory for the library's set-up");
-    return 0;
+    (void)pthread_once(&once, init_once); /* can't fail */
+    return init_error ? client_fail(UCM_ENOMEMORY, "no memory for the library's set-up") : 0;
 }
 
 void client_fork_watch(struct ucm_client *c)

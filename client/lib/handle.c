@@ -24,13 +24,10 @@ static void handle_ref(struct client_handle *h)
     h->refs++;
 }
 
-int client_handle_init(struct client_handle *h, struct ucm_client *c,
-                       const struct client_request *request, client_take_cb take_cb)
+void client_handle_init(struct client_handle *h, struct ucm_client *c,
+                        const struct client_request *request, client_take_cb take_cb)
 {
-    int r = client_call_init(&h->call, c, take_cb, handle_done_cb);
-
-    if (r)
-        return r;
+    client_call_init(&h->call, c, take_cb, handle_done_cb);
     h->client = c;
     h->refs = 1;
     h->state = HANDLE_STALE;
@@ -38,7 +35,6 @@ int client_handle_init(struct client_handle *h, struct ucm_client *c,
     h->request.fds = h->fds;
     if (request->handle)
         handle_ref(request->handle);
-    return 0;
 }
 
 void client_handle_unref(struct client_handle *h)

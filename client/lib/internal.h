@@ -60,9 +60,9 @@ struct client_call {
 };
 TAILQ_HEAD(client_calls, client_call);
 
-/* init creates the condition variable, once. reset prepares the call for another request. */
-int client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
-                     client_done_cb done_cb);
+/* init creates the condition variable. reset prepares the call for another request. */
+void client_call_init(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
+                      client_done_cb done_cb);
 void client_call_close(struct client_call *call);
 void client_call_reset(struct client_call *call);
 
@@ -139,9 +139,8 @@ static inline struct client_handle *client_handle_of(struct client_call *call)
 {
     return (struct client_handle *)((char *)call - offsetof(struct client_handle, call));
 }
-/* On failure nothing is held. */
-int client_handle_init(struct client_handle *h, struct ucm_client *c,
-                       const struct client_request *request, client_take_cb take_cb);
+void client_handle_init(struct client_handle *h, struct ucm_client *c,
+                        const struct client_request *request, client_take_cb take_cb);
 /* Opens or registers a new handle for the user. On failure the handle is dropped. */
 int client_handle_open(struct client_handle *h, int64_t deadline_ns);
 void client_handle_unref(struct client_handle *h); /* the last one frees */
@@ -270,17 +269,16 @@ int client_leave(struct ucm_client *c, int status);
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
 int64_t client_now_ns(void);
 void client_close_descriptors(struct ucm_client *c);
-int client_cond_init(pthread_cond_t *cond); /* 0 or -UCM_ENOMEMORY */
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
 
 /* fork.c: makes a forked child close its copies of descriptors. Without any client's lock. */
-int client_fork_init(void); /* once in a process */
+int client_fork_init(void); /* does its work once in a process */
 void client_fork_watch(struct ucm_client *c);
 void client_fork_forget(struct ucm_client *c);
 
 /* link.c: connecting and breaking. */
-int client_link_init(struct ucm_client *c);
+void client_link_init(struct ucm_client *c);
 int client_link_up(struct ucm_client *c, int64_t deadline_ns);
 /* Breaks the connection. Every call under way ends with status and text, now or when companions
  * have ended (LINK_BREAKING). Does nothing when the link is broken already. */

@@ -61,10 +61,10 @@ static void hello_done_cb(struct client_call *call)
     pthread_cond_broadcast(&c->idle);
 }
 
-int client_link_init(struct ucm_client *c)
+void client_link_init(struct ucm_client *c)
 {
     backoff_init(&c->retry, RETRY_MIN_NS, RETRY_MAX_NS, 0);
-    return client_call_init(&c->hello, c, hello_take_cb, hello_done_cb);
+    client_call_init(&c->hello, c, hello_take_cb, hello_done_cb);
 }
 
 void client_link_reap(struct ucm_client *c)

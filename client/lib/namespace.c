@@ -71,7 +71,6 @@ static int namespace_new(struct ucm_client *c, const struct ucm_identity *id,
     size_t bytes = id->n_shards * sizeof *id->shards + id->salt_bytes;
     struct client_request q = {.method = UCM_METHOD_NS_OPEN};
     struct ucm_namespace *ns;
-    int r;
 
     for (size_t i = 0; i < NAMES; i++) {
         names[i].n = (uint32_t)strnlen(names[i].p, UCM_MAX_NAME_BYTES + 1);
@@ -84,11 +83,7 @@ static int namespace_new(struct ucm_client *c, const struct ucm_identity *id,
     if (!ns)
         return client_fail(UCM_ENOMEMORY, "no memory for the namespace");
     q.params = &ns->open;
-    r = client_handle_init(&ns->handle, c, &q, open_take_cb);
-    if (r) {
-        free(ns);
-        return r;
-    }
+    client_handle_init(&ns->handle, c, &q, open_take_cb);
     identity_copy(ns, id, names);
     *out = ns;
     return 0;

@@ -110,11 +110,7 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
         return client_fail(UCM_ENOMEMORY, "no memory for the region");
     q.params = &region->msg;
     q.handle_id = &region->msg.ns;
-    r = client_handle_init(&region->handle, ns->handle.client, &q, register_take_cb);
-    if (r) {
-        free(region);
-        return r;
-    }
+    client_handle_init(&region->handle, ns->handle.client, &q, register_take_cb);
     spec_copy(region, spec);
     r = memory_copy(region, spec);
     if (r)

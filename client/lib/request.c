@@ -53,10 +53,9 @@ static int request_wait(struct client_call *call, const struct client_request *q
 int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
                     const struct client_request *q, int64_t deadline_ns)
 {
-    int r = client_call_init(call, c, take_cb, NULL);
+    int r;
 
-    if (r)
-        return r;
+    client_call_init(call, c, take_cb, NULL);
     do {
         r = client_begin(c, q->handle, deadline_ns);
         if (r == 0)
@@ -100,12 +99,9 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
     struct client_request q = {.method = method, .params = params};
     struct dropped_call dropped = {.method = method};
     uint64_t attempts = c->attempts;
-    int r = client_call_init(&dropped.call, c, dropped_take_cb, NULL);
+    int r;
 
-    if (r) {
-        client_writer_release(c);
-        return r;
-    }
+    client_call_init(&dropped.call, c, dropped_take_cb, NULL);
     r = request_wait(&dropped.call, &q, deadline_ns);
     client_call_close(&dropped.call);
     if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
@@ -165,10 +161,7 @@ static bool orphan_new(struct ucm_client *c, enum ucm_method method, uint32_t ms
 
     if (!orphan)
         return false;
-    if (client_call_init(&orphan->call, c, undo_cb, orphan_done_cb) != 0) {
-        free(orphan);
-        return false;
-    }
+    client_call_init(&orphan->call, c, undo_cb, orphan_done_cb);
     orphan->method = method;
     client_call_link(&orphan->call, msgid);
     c->n_orphans++;

@@ -61,22 +61,15 @@ static bool task_progress_cb(struct client_call *call, const struct msg_progress
     return true;
 }
 
-static int task_new(struct ucm_client *c, uint32_t n_keys, struct ucm_task **out)
+static struct ucm_task *task_new(struct ucm_client *c, uint32_t n_keys)
 {
-    struct ucm_task *task;
-    int r;
+    struct ucm_task *task = calloc(1, sizeof *task + n_keys);
 
-    task = calloc(1, sizeof *task + n_keys);
     if (!task)
-        return client_fail(UCM_ENOMEMORY, "no memory for a task");
-    r = client_call_init(&task->call, c, task_take_cb, task_done_cb);
-    if (r) {
-        free(task);
-        return r;
-    }
+        return NULL;
+    client_call_init(&task->call, c, task_take_cb, task_done_cb);
     task->n_keys = n_keys;
-    *out = task;
-    return 0;
+    return task;
 }
 
 static void task_delete(struct ucm_task *task)
@@ -120,7 +113,7 @@ static int task_start(const struct client_request *q, struct proto_bin *keys, st
 {
     struct client_handle *ns = q->handle->request.handle;
     struct ucm_client *c = q->handle->client;
-    struct ucm_task *task = NULL;
+    struct ucm_task *task;
     int64_t deadline_ns;
     int r = client_enter(c);
 
@@ -128,10 +121,11 @@ static int task_start(const struct client_request *q, struct proto_bin *keys, st
         return r;
     r = client_keys_check(c, (struct ucm_namespace *)(ns ? ns : q->handle), t->keys, t->n_keys,
                           keys);
-    if (r == 0)
-        r = task_new(c, t->n_keys, &task);
     if (r)
         return client_leave(c, r);
+    task = task_new(c, t->n_keys);
+    if (!task)
+        return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for a task"));
     task->call.progress_cb = load && load->step ? task_progress_cb : NULL;
     deadline_ns = client_deadline(c, timeout_ms);
     do
