@@ -11,7 +11,6 @@ int gc_submit(struct share_root *r, struct share_task *t, void (*released_cb)(st
 {
     t->class = SHARE_BACKGROUND;
     t->deadline_ms = uv_now(r->config.loop) + GC_DEADLINE_MS;
-    t->done_cb = NULL;
     t->released_cb = released_cb;
     return share_root_submit(r, t);
 }

@@ -138,7 +138,6 @@ static struct share_backend *backend_new(const struct share_backend_config *conf
         return NULL;
     }
     b->loop = config->loop;
-
     share_temp_init(&b->temp, config->host);
     list_init(&b->queued);
     list_init(&b->ended);

@@ -120,15 +120,11 @@ static void task_accounts_close(struct share_task *t)
 }
 
 /* Neither queue nor backend has the task any more. It may be freed when this returns. */
-static void task_end(struct share_task *t, int status, bool report)
+static void task_end(struct share_task *t, int status)
 {
     deadline_disarm(t->root->config.deadlines, &t->deadline);
     task_accounts_close(t);
-    if (report) {
-        t->status = status;
-        if (t->done_cb)
-            t->done_cb(t, status);
-    }
+    t->status = status;
     t->released_cb(t);
 }
 
@@ -177,7 +173,7 @@ static void backend_done_cb(struct share_op *op, int status)
     } else if (op->verb == SHARE_LIST && status == 0) {
         share_listing_free(&op->listing); /* after the deadline: unused */
     }
-    task_end(t, status, !late);
+    task_end(t, late ? -ETIMEDOUT : status);
     root_pump(r);
 }
 
@@ -191,13 +187,12 @@ void root_begin(struct share_root *r, struct share_task *t)
     r->config.ops->start(r->backend, &t->op);
 }
 
-/* The backend can't give the memory back: done_cb runs now, released_cb when it can. */
+/* The backend can't give the memory back: released_cb runs when it can. */
 static void task_late(struct share_task *t)
 {
     t->root->late++;
-    t->status = -ETIMEDOUT;
-    if (t->done_cb)
-        t->done_cb(t, -ETIMEDOUT);
+    if (t->late_cb)
+        t->late_cb(t);
 }
 
 /* All that is under way is late. A backend with few threads then ends nothing more, so the deadlines
@@ -220,7 +215,7 @@ static void deadline_cb(struct deadline *d)
             root_count(r, t, -ETIMEDOUT);
             root_breakers_feed(r, t, -ETIMEDOUT);
         }
-        task_end(t, -ETIMEDOUT, true);
+        task_end(t, -ETIMEDOUT);
         root_pump(r);
         return;
     }
@@ -230,7 +225,7 @@ static void deadline_cb(struct deadline *d)
     r->begun[t->class] -= given_back;
     root_breakers_feed(r, t, -ETIMEDOUT);
     if (given_back)
-        task_end(t, -ETIMEDOUT, true);
+        task_end(t, -ETIMEDOUT);
     else
         task_late(t);
     root_pump(r);
@@ -305,7 +300,7 @@ static void queue_flush(struct share_root *r, enum share_class class, int status
         struct share_task *t = queue_first(r, class);
 
         task_unqueue(t);
-        task_end(t, status, true);
+        task_end(t, status);
     }
 }
 

@@ -1,10 +1,11 @@
 /* One root of the shared tier: a backend behind queues, deadlines and breakers.
  *
  * Promises:
- * - done_cb of an accepted task runs once, by its deadline at the latest; released_cb runs once,
- *   then or later. Both run on the loop, never from inside the call that submitted the task.
- * - Between the two the backend may still use the task's memory (a thread that hangs in a mounted
- *   folder). Such tasks are *late*. They count against `depth`, so a hung root holds no more.
+ * - released_cb of an accepted task runs once, by its deadline at the latest, unless the backend
+ *   still uses the task's memory then (a thread that hangs in a mounted folder). Such a task is
+ *   *late*: late_cb runs at the deadline, released_cb when the backend returns. Both run on the loop,
+ *   never from inside the call that submitted the task.
+ * - Late tasks count against `depth`, so a hung root holds no more.
  * - Lookups begin before reads, reads before writes, the background last; no write begins while a
  *   read waits. Queues are bounded.
  * - When the breaker opens, waiting tasks end with -EHOSTDOWN, and new ones are refused with it. A
@@ -30,12 +31,12 @@ struct share_task {
     struct share_op op; /* verb, id and so on as backend.h says; done_cb is the root's */
     enum share_class class;
     uint64_t deadline_ms; /* by uv_now */
-    /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else the
-     * backend's status. May be NULL. */
-    void (*done_cb)(struct share_task *t, int status);
+    /* The task is late: its status will be -ETIMEDOUT. May be NULL. */
+    void (*late_cb)(struct share_task *t);
     /* t->status is final; the memory of op is the caller's again, who may free t. */
     void (*released_cb)(struct share_task *t);
-
+    /* -ETIMEDOUT at the deadline, -EHOSTDOWN when the breaker opened before the task began, else the
+     * backend's. */
     int status;
     /* The root's own. */
     struct share_root *root;
@@ -51,11 +52,7 @@ struct share_task {
     } state;
 };
 
-/* In done_cb: the backend still uses the memory, released_cb comes later. */
-static inline bool share_task_late(const struct share_task *t)
-{
-    return t->state == SHARE_TASK_LATE;
-}
+struct gc;
 
 #define SHARE_TARGET_SHOWN 256
 
@@ -78,7 +75,7 @@ struct share_root {
     struct share_root_config config;
     struct share_backend *backend;
     uint32_t number; /* 1 and up: what share.h calls a share_root_id */
-    void *gc;        /* its struct gc, or NULL */
+    struct gc *gc;   /* NULL: it is not collected */
 
     struct breaker breaker;                               /* the root as such */
     struct breaker writes;                                /* is it full or read-only? */

@@ -63,8 +63,7 @@ static int collectors_begin(struct share *s)
                                .low = s->settings.low,
                                .collect_ms = s->settings.collect_ms};
 
-        err = gc_new(&gc, &s->gcs[i]);
-        s->roots[i]->gc = s->gcs[i];
+        err = gc_new(&gc, &s->roots[i]->gc);
     }
     return err;
 }
@@ -156,8 +155,8 @@ void share_stop(struct share *s)
     s->stopped = true;
     share_purges_stop(s);
     for (uint32_t i = 0; i < s->n; i++)
-        if (s->gcs[i])
-            gc_stop(s->gcs[i]);
+        if (s->roots[i]->gc)
+            gc_stop(s->roots[i]->gc);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_stop(s->roots[i]);
 }
@@ -167,7 +166,7 @@ uint32_t share_busy(const struct share *s)
     uint32_t n = s->n_lookups + !list_empty(&s->purges);
 
     for (uint32_t i = 0; i < s->n; i++)
-        n += share_root_busy(s->roots[i]) + (s->gcs[i] && gc_busy(s->gcs[i]));
+        n += share_root_busy(s->roots[i]) + (s->roots[i]->gc && gc_busy(s->roots[i]->gc));
     return n;
 }
 
@@ -177,7 +176,7 @@ void share_close(struct share *s)
         return;
     share_stop(s);
     for (uint32_t i = 0; i < s->n; i++)
-        gc_free(s->gcs[i]);
+        gc_free(s->roots[i]->gc);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
     answer_cache_close(&s->answers);
@@ -194,7 +193,7 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
 
 int share_collect(struct share *s, uint32_t root)
 {
-    return root < s->n && s->gcs[root] ? gc_run(s->gcs[root]) : -EINVAL;
+    return root < s->n && s->roots[root]->gc ? gc_run(s->roots[root]->gc) : -EINVAL;
 }
 
 uint32_t share_roots(const struct share *s)
@@ -205,8 +204,8 @@ uint32_t share_roots(const struct share *s)
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out)
 {
     share_root_stats_get(s->roots[root], out);
-    if (s->gcs[root]) {
-        struct gc_usage used = gc_usage(s->gcs[root]);
+    if (s->roots[root]->gc) {
+        struct gc_usage used = gc_usage(s->roots[root]->gc);
 
         out->used_bytes = used.bytes;
         out->files = used.files;

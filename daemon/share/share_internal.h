@@ -26,12 +26,11 @@ struct share_settings {
     struct share_root_config roots[SHARE_MAX_ROOTS];
 };
 
-struct gc;
 struct share {
     struct share_settings settings;
     uint32_t n;
     struct share_root *roots[SHARE_MAX_ROOTS];
-    struct gc *gcs[SHARE_MAX_ROOTS];
+
     bool stopped;
     uint64_t seed;
     struct answer_cache answers;
@@ -60,8 +59,6 @@ void share_purges_stop(struct share *s);
 
 /* share_policy.c */
 
-/* The key of the answer cache for a part on a root. */
-uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32_t root);
 /* Remembers an answer. "It exists" is not remembered while a namespace is purged. */
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms);

@@ -85,7 +85,7 @@ static void damaged_remove(struct share *s, uint32_t root, const struct share_ta
 
 /* ---- parts ---- */
 
-static void part_io_late_cb(struct share_task *t, int status);
+static void part_io_late_cb(struct share_task *t);
 static void part_io_released_cb(struct share_task *t);
 
 static uint32_t root_of(const struct part_io *m)
@@ -126,14 +126,12 @@ static void part_io_end(struct part_io *m, int status)
 }
 
 /* The root still uses the memory, so no other root can be asked. */
-static void part_io_late_cb(struct share_task *t, int status)
+static void part_io_late_cb(struct share_task *t)
 {
     struct part_io *m = LIST_ENTRY(t, struct part_io, task);
 
-    if (!share_task_late(t))
-        return;
     m->late = true;
-    m->io->done_cb(m->io, status);
+    m->io->done_cb(m->io, -ETIMEDOUT);
 }
 
 static void read_answered(struct part_io *m, int status)
@@ -173,8 +171,8 @@ static void write_answered(struct part_io *m, int status)
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
         m->io->root = (share_root_id)(root + 1);
-    } else if ((status == -ENOSPC || status == -EDQUOT) && s->gcs[root]) {
-        gc_full(s->gcs[root]);
+    } else if ((status == -ENOSPC || status == -EDQUOT) && s->roots[root]->gc) {
+        gc_full(s->roots[root]->gc);
     }
     part_io_end(m, status);
 }
@@ -232,7 +230,7 @@ int share_submit(struct share *s, struct share_io *io)
 
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
     m->deadline_ms = share_now(s) + s->settings.deadline_ms;
-    m->task.done_cb = part_io_late_cb;
+    m->task.late_cb = part_io_late_cb;
     m->task.released_cb = part_io_released_cb;
     m->task.op = (struct share_op){.verb = io->write ? SHARE_WRITE : SHARE_READ,
                                    .id = io->id,

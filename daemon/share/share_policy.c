@@ -4,21 +4,25 @@
 #include <string.h>
 #include <xxhash.h>
 
-uint64_t share_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
+static uint64_t block_hash(const struct block_file_id *id, uint64_t seed)
 {
-    uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES + 2];
+    uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES];
 
     memcpy(bytes, id->fingerprint, UCM_FINGERPRINT_BYTES);
     memcpy(bytes + UCM_FINGERPRINT_BYTES, id->key, id->key_bytes);
-    bytes[UCM_FINGERPRINT_BYTES + id->key_bytes] = (uint8_t)id->part;
-    bytes[UCM_FINGERPRINT_BYTES + id->key_bytes + 1] = (uint8_t)root;
-    return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes + 2, s->seed);
+    return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes, seed);
+}
+
+/* The key of the answer cache for a part on a root. */
+static uint64_t answer_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
+{
+    return block_hash(id, s->seed * 0x9e3779b97f4a7c15ull + id->part * SHARE_MAX_ROOTS + root);
 }
 
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms)
 {
-    uint64_t now = share_now(s), tag = share_tag(s, id, root);
+    uint64_t now = share_now(s), tag = answer_tag(s, id, root);
 
     if (for_ms > 0 && !(found && !list_empty(&s->purges)))
         answer_cache_put(&s->answers, tag, found ? SHARE_KNOWN_FOUND : SHARE_KNOWN_MISSING, now,
@@ -29,22 +33,13 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
 
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
-    return (enum share_known)answer_cache_get(&s->answers, share_tag(s, id, root), share_now(s));
+    return (enum share_known)answer_cache_get(&s->answers, answer_tag(s, id, root), share_now(s));
 }
 
 /* ---- rendezvous ---- */
 
 /* Each root has its own weight for each block; the highest weight has the block, with all its parts.
  * When a root leaves, only its own blocks move. */
-static uint64_t rendezvous(const struct share *s, const struct block_file_id *id, uint32_t root)
-{
-    uint8_t bytes[UCM_FINGERPRINT_BYTES + UCM_MAX_KEY_BYTES];
-
-    memcpy(bytes, id->fingerprint, UCM_FINGERPRINT_BYTES);
-    memcpy(bytes + UCM_FINGERPRINT_BYTES, id->key, id->key_bytes);
-    return XXH3_64bits_withSeed(bytes, UCM_FINGERPRINT_BYTES + id->key_bytes, s->roots[root]->hash);
-}
-
 /* Among the writable roots of `asked`. SHARE_MAX_ROOTS: none. */
 static uint32_t hashed_root(const struct share *s, const struct block_file_id *id,
                             share_roots_mask asked)
@@ -57,7 +52,7 @@ static uint32_t hashed_root(const struct share *s, const struct block_file_id *i
 
         if (!(asked >> i & 1) || s->roots[i]->config.read_only)
             continue;
-        weight = rendezvous(s, id, i);
+        weight = block_hash(id, s->roots[i]->hash);
         if (best == SHARE_MAX_ROOTS || weight > most) {
             best = i;
             most = weight;

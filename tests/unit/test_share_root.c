@@ -50,22 +50,23 @@ static void teardown(void)
 
 TestSuite(share_root, .init = setup, .fini = teardown, .timeout = 30);
 
-static void told_cb(struct share_task *t, int status)
+static void late_cb(struct share_task *t)
 {
     struct item *it = LIST_ENTRY(t, struct item, task);
 
-    cr_assert_not(it->told, "told twice");
+    cr_assert_not(it->told, "late twice");
     it->told = true;
-    it->status = status;
+    it->status = -ETIMEDOUT;
 }
 
 static void released_cb(struct share_task *t)
 {
     struct item *it = LIST_ENTRY(t, struct item, task);
 
-    cr_assert(it->told);
     cr_assert_not(it->released, "released twice");
-    it->released = true;
+    cr_assert(!it->told || t->status == -ETIMEDOUT);
+    it->told = it->released = true;
+    it->status = t->status;
 }
 
 static int submit(struct item *it, enum share_verb verb, enum share_class class, uint32_t number,
@@ -73,7 +74,7 @@ static int submit(struct item *it, enum share_verb verb, enum share_class class,
 {
     *it = (struct item){.task = {.class = class,
                                  .deadline_ms = uv_now(&rig.loop) + ms,
-                                 .done_cb = told_cb,
+                                 .late_cb = late_cb,
                                  .released_cb = released_cb}};
     it->task.op.verb = verb;
     it->task.op.id = rig_id(number);
@@ -351,10 +352,10 @@ Test(share_root, a_task_can_be_taken_back)
 static struct item takers[DEPTH];
 static unsigned taken_back;
 
-static void take_back_cb(struct share_task *t, int status)
+static void take_back_cb(struct share_task *t)
 {
-    told_cb(t, status);
-    cr_assert_eq(status, -EHOSTDOWN);
+    released_cb(t);
+    cr_assert_eq(t->status, -EHOSTDOWN);
     for (unsigned i = 0; i < DEPTH; i++)
         taken_back += share_root_cancel(root, &takers[i].task);
 }
@@ -370,7 +371,7 @@ Test(share_root, who_is_told_that_it_is_down_may_take_others_back)
     for (unsigned i = 0; i < 4; i++)
         cr_assert_eq(submit(&between[i], SHARE_READ, SHARE_LOAD, 10 + i, 5000), 0);
     cr_assert_eq(submit(&last, SHARE_READ, SHARE_LOAD, 20, 5000), 0);
-    last.task.done_cb = take_back_cb;
+    last.task.released_cb = take_back_cb;
     cr_assert(rig_run(&last.released, 20000));
     rig_run(NULL, 10);
     cr_assert_eq(taken_back, 2, "those that were under way, and not that which was ending");
