@@ -1,7 +1,7 @@
 /* The nfs backend: one connection, no thread. Requests of all operations are under way at once, up to
  * `depth`; FIND is one round trip, READ two, WRITE four and one for its data. Operations whose
  * connection is lost begin anew. Checksums are computed on the loop. */
-#include "daemon/base/log.h"
+
 #include "daemon/share/nfs_task.h"
 
 #include <assert.h>
@@ -23,11 +23,8 @@ static int backend_open(const struct share_backend_config *config, struct share_
     struct nfs_target target;
     const char *why = NULL;
 
-    if (config->depth == 0 || nfs_target_parse(config->target, &target, &why) < 0) {
-        log_error("share", "nfs-target", "target=%s why=\"%s\"", config->target,
-                  why ? why : "no depth");
-        return -EINVAL;
-    }
+    if (nfs_target_parse(config->target, &target, &why) < 0)
+        return -EINVAL; /* which the configuration's check says before, with `why` */
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;

@@ -52,8 +52,7 @@ int nfs_rpc_init(struct nfs_rpc *r, int fd, uint32_t first_number, uint32_t uid,
     r->fd = fd;
     r->next_number = first_number;
     list_init(&r->sending);
-    for (unsigned i = 0; i < NFS_RPC_BUCKETS; i++)
-        list_init(&r->awaiting[i]);
+    list_init(&r->awaiting);
     err = credential_put(r, uid, gid);
     if (err == 0)
         err = nfs_rpc_reader_init(&r->reader);
@@ -78,8 +77,7 @@ void nfs_rpc_close(struct nfs_rpc *r, int error)
     close(r->fd);
     r->fd = -1;
     calls_end(&r->sending, error);
-    for (unsigned i = 0; i < NFS_RPC_BUCKETS; i++)
-        calls_end(&r->awaiting[i], error);
+    calls_end(&r->awaiting, error);
     nfs_rpc_reader_close(&r->reader);
 }
 
@@ -122,9 +120,7 @@ int nfs_rpc_send(struct nfs_rpc *r, struct nfs_rpc_call *call)
 
 struct nfs_rpc_call *nfs_rpc_find(struct nfs_rpc *r, uint32_t number)
 {
-    struct list *bucket = &r->awaiting[number % NFS_RPC_BUCKETS];
-
-    for (struct list *node = bucket->next; node != bucket; node = node->next) {
+    for (struct list *node = r->awaiting.next; node != &r->awaiting; node = node->next) {
         struct nfs_rpc_call *call = LIST_ENTRY(node, struct nfs_rpc_call, link);
 
         if (call->number == number)
@@ -168,7 +164,7 @@ static void sent_count(struct nfs_rpc *r, size_t n)
         n -= left;
         call->sent = call->bytes;
         list_remove(&call->link);
-        list_push_back(&r->awaiting[call->number % NFS_RPC_BUCKETS], &call->link);
+        list_push_back(&r->awaiting, &call->link);
         free(call->copy);
         call->copy = NULL;
     }
@@ -219,17 +215,9 @@ static int payload_copy(struct nfs_rpc_call *call)
     return 0;
 }
 
-static bool queued(const struct nfs_rpc *r, const struct nfs_rpc_call *call)
+int nfs_rpc_payload_gone(struct nfs_rpc_call *call)
 {
-    for (const struct list *node = r->sending.next; node != &r->sending; node = node->next)
-        if (node == &call->link)
-            return true;
-    return false;
-}
-
-int nfs_rpc_payload_gone(struct nfs_rpc *r, struct nfs_rpc_call *call)
-{
-    if (payload_bytes(call) == 0 || call->copy || !queued(r, call))
+    if (call->sent == call->bytes)
         return 0;
     if (call->sent > 0)
         return payload_copy(call);

@@ -23,7 +23,6 @@
 #define NFS_RPC_HEAD_BYTES 1024u           /* bound of what comes before them */
 #define NFS_RPC_STAGE_BYTES (16u << 10)
 #define NFS_RPC_CREDENTIAL_BYTES 320u
-#define NFS_RPC_BUCKETS 64u
 
 struct nfs_rpc_call {
     struct list link;
@@ -66,8 +65,8 @@ struct nfs_rpc {
     uint32_t next_number;
     uint8_t credential[NFS_RPC_CREDENTIAL_BYTES];
     uint32_t credential_bytes;
-    struct list sending; /* of nfs_rpc_call.link; the first one may be sent in part */
-    struct list awaiting[NFS_RPC_BUCKETS];
+    struct list sending;  /* of nfs_rpc_call.link; the first one may be sent in part */
+    struct list awaiting; /* of nfs_rpc_call.link: sent, the oldest first */
     struct nfs_rpc_reader reader;
 };
 
@@ -86,9 +85,9 @@ int nfs_rpc_flush(struct nfs_rpc *r);
 bool nfs_rpc_sending(const struct nfs_rpc *r);
 /* Receives about a MiB at most. 0 or -errno; -ECONNRESET: the server closed the connection. */
 int nfs_rpc_read(struct nfs_rpc *r);
-/* The owner of the payload takes it back. 1: nothing of the call was sent, and it left the queue;
+/* The owner of a payload takes it back, once. 1: nothing of the call was sent, and it left the queue;
  * 0: the call goes on, from a copy if it must; -ENOMEM. */
-int nfs_rpc_payload_gone(struct nfs_rpc *r, struct nfs_rpc_call *call);
+int nfs_rpc_payload_gone(struct nfs_rpc_call *call);
 
 /* ---- nfs_rpc_reader.c; tests use it without a socket ---- */
 

@@ -254,7 +254,7 @@ void nfs_task_let_go(struct nfs_task *t)
     t->op = NULL;
     for (struct list *node; (node = list_pop_front(&t->payloads));) {
         struct nfs_call *call = LIST_ENTRY(node, struct nfs_call, of_task);
-        int unsent = nfs_rpc_payload_gone(nfs_conn_rpc(c), &call->rpc);
+        int unsent = nfs_rpc_payload_gone(&call->rpc);
 
         if (unsent > 0) {
             call_count_down(call);

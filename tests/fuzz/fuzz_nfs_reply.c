@@ -90,7 +90,7 @@ static void ask(struct nfs_rpc *r, struct asked *a, enum nfs_proc proc)
         a->rpc.land_cb = land;
         a->rpc.reply_bytes = NFS_RPC_HEAD_BYTES + ROOM_BYTES;
     }
-    list_push_back(&r->awaiting[a->rpc.number % NFS_RPC_BUCKETS], &a->rpc.link);
+    list_push_back(&r->awaiting, &a->rpc.link);
 }
 
 static int feed(struct nfs_rpc *r, const uint8_t *data, size_t n)
