@@ -276,7 +276,7 @@ enum ucm_lookup_status {
 /* One byte a key in the status of load, dump and prefetch. */
 enum ucm_block_status {
     UCM_BLOCK_OK = 0,
-    UCM_BLOCK_MISS = 1,        /* load, prefetch: not here, or not whole */
+    UCM_BLOCK_MISS = 1,        /* load, prefetch: not cached, or not whole */
     UCM_BLOCK_FAILED = 2,      /* its read or its checksum failed: a miss, and the copy is gone */
     UCM_BLOCK_NO_ROOM = 3,     /* DRAM is full of blocks in use, or a prefetch has read enough */
     UCM_BLOCK_EXISTS = 4,      /* dump: complete already, nothing was copied */

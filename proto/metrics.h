@@ -26,7 +26,7 @@
     X(leases_expired, counter, "leases", "leases whose time ran out")                              \
     X(load_blocks_dram, counter, "blocks", "parts loaded that lay in DRAM")                        \
     X(load_blocks_nvme, counter, "blocks", "parts loaded that were read from NVMe")                \
-    X(load_blocks_missed, counter, "blocks", "parts that a load named and that were not here")     \
+    X(load_blocks_missed, counter, "blocks", "parts that a load named and that were not cached")   \
     X(load_bytes, counter, "bytes", "bytes copied into workers' memory")                           \
     X(dump_blocks, counter, "blocks", "parts stored")                                              \
     X(dump_blocks_existing, counter, "blocks", "parts of dumps that were stored already")          \

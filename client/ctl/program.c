@@ -32,7 +32,7 @@ static char *bound_text(const struct arg_option *o, uint64_t bound, char buf[UNI
     return buf;
 }
 
-/* Seconds, for which a bare number stands, or a duration with its unit; in milliseconds. */
+/* A number without a unit counts seconds; others are durations. In milliseconds. */
 static int parse_seconds(const char *text, uint64_t *ms, char why[UNITS_WHY_BYTES])
 {
     char *end;

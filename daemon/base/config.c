@@ -60,7 +60,7 @@ int config_unknown(struct config_error *e, const char *name)
 }
 
 /* A default has no line, so only the file is named. */
-void config_place(const struct config *c, struct config_error *e, const char *key)
+void config_locate(const struct config *c, struct config_error *e, const char *key)
 {
     const struct config_key *k = config_key_find(key);
 
@@ -75,7 +75,7 @@ int config_fail(const struct config *c, struct config_error *e, const char *key,
     va_list args;
     int rc;
 
-    config_place(c, e, key);
+    config_locate(c, e, key);
     va_start(args, format);
     rc = refuse(e, format, args);
     va_end(args);

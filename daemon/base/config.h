@@ -54,7 +54,7 @@ struct config_origin {
 /* The fields in the table's order; its texts say what they mean. */
 struct config {
     struct config_origin origin;
-    struct config_list warnings; /* sentences with their place: what was set without effect */
+    struct config_list warnings; /* sentences with their location: what was set without effect */
 
     char *socket;
     unsigned socket_mode;
@@ -67,7 +67,7 @@ struct config {
     char *arena_keep; /* "": none */
     enum config_numa arena_numa;
 
-    uint64_t index_max_blocks;
+    unsigned index_max_blocks;
 
     struct config_list nvme_paths; /* empty: no tier */
     char *nvme_state;
@@ -105,7 +105,7 @@ struct config {
     uint64_t lease_max_ms, deadline_ms, handshake_ms, drain_ms;
 };
 
-/* "FILE:LINE: what is wrong; what would be right", with "--set:" in place of file and line for what
+/* "FILE:LINE: what is wrong; what would be right", with "--set:" instead of file and line for what
  * came from the command line. */
 struct config_error {
     char text[512];
@@ -121,7 +121,7 @@ void config_free(struct config *c);
 int config_read(struct config *c, const char *path, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
-/* What only the whole tells: sizes against each other and against this host, the socket's group,
+/* What no key shows alone: sizes against each other and against this host, the socket's group,
  * folders that must exist and be writable, room on the file system. Changes nothing on disk. 0 or
  * -EINVAL with *e. */
 int config_check(const struct config *c, struct config_error *e);
@@ -130,7 +130,7 @@ int config_check(const struct config *c, struct config_error *e);
  * root: not for the loop. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e);
-/* Begins *e with the place where the key was set. Returns -EINVAL. For what rooms find wrong. */
+/* Begins *e with the location where the key was set. Returns -EINVAL. For what rooms find wrong. */
 int config_fail(const struct config *c, struct config_error *e, const char *key, const char *format,
                 ...) __attribute__((format(printf, 4, 5)));
 /* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are neither. */

@@ -1,4 +1,4 @@
-/* What only the whole configuration tells; see config_check. */
+/* What no key of a configuration shows alone; see config_check. */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
 #include "daemon/base/take.h"
@@ -70,7 +70,7 @@ static int check_sizes(const struct config *c, struct config_error *e)
 
 struct member {
     uint64_t who;  /* the id, above it whether it is a gid */
-    size_t tenant; /* its place in the list */
+    size_t tenant; /* its index in the list */
 };
 
 static int member_compare(const void *a, const void *b)

@@ -125,11 +125,11 @@ static int check_names(struct reader *r, bool anchor, bool tag)
 {
     if (anchor)
         return FAIL(r, line_now(r),
-                    "anchors and aliases (& and *) are not taken here; write the value itself, in "
+                    "anchors and aliases (& and *) are not supported; write the value itself, in "
                     "quotes if it begins with one of them");
     if (tag)
         return FAIL(r, line_now(r),
-                    "tags (!) are not taken here; write the value itself, in quotes if it begins "
+                    "tags (!) are not supported; write the value itself, in quotes if it begins "
                     "with one");
     return 0;
 }
@@ -327,7 +327,7 @@ static int read_document(struct reader *r)
     if (rc == 0 && is(r, YAML_MAPPING_START_EVENT))
         rc = read_mapping(r, "");
     else if (rc == 0 && !is_null(r))
-        rc = FAIL(r, line_now(r), "no keys here; write \"key: value\", one a line");
+        rc = FAIL(r, line_now(r), "the file has no keys; write \"key: value\", one a line");
     if (rc == 0)
         rc = next(r); /* the document's end */
     if (rc == 0)

@@ -135,7 +135,7 @@ int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS
     int rc = 0;
 
     *n = 0;
-    config_place(c, e, key);
+    config_locate(c, e, key);
     if (c->share_backends[0] && c->share_roots.n > 0)
         return config_refuse(e, BACKENDS " and " ROOTS " both name roots; leave one of them out");
     if (c->share_backends[0]) {

@@ -150,7 +150,7 @@ const struct config_key config_keys[] = {
              "kernel. So does auto when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
 
-    {KEY("index.max_blocks", COUNT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
+    {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
      .help = "Blocks that the index holds at most, over all tiers; about 128 bytes each. A full "
              "index drops the blocks that were not used for longest, from NVMe too (index_evicted "
              "in the stats)."},

@@ -8,7 +8,6 @@
 enum config_kind {
     CONFIG_SIZE,     /* uint64_t bytes: 4096, 4096B, 64KiB, 512MiB, 4GiB, 1TiB */
     CONFIG_DURATION, /* uint64_t milliseconds: 500ms, 10s, 5min, 1h */
-    CONFIG_COUNT,    /* uint64_t */
     CONFIG_INT,      /* unsigned */
     CONFIG_OCTAL,    /* unsigned: 0660 */
     CONFIG_BOOL,     /* bool: true, false */
@@ -60,12 +59,12 @@ const struct config_retired *config_retired_find(const char *name);
 const char *config_key_nearest(const char *name);
 
 /* The caller of each function below that takes a config_error has set the error's file and line: the
- * text begins with the place, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
+ * text begins with the location, "FILE:LINE: ", or "FILE: " for line 0, or "--set: " for
  * CONFIG_LINE_SET; nothing without a file. */
 
-/* Sets the place to where the key was set. */
-void config_place(const struct config *c, struct config_error *e, const char *key);
-/* Writes a sentence behind the place; returns -EINVAL. */
+/* Sets the location to where the key was set. */
+void config_locate(const struct config *c, struct config_error *e, const char *key);
+/* Writes a sentence after the location; returns -EINVAL. */
 int config_refuse(struct config_error *e, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* The same for a key that does not exist. */
@@ -93,7 +92,7 @@ uint64_t config_number(const struct config *c, const struct config_key *k);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
 /* The default as YAML. */
 const char *config_initial_text(const struct config_key *k);
-/* Notes in c->warnings that a file or --set names a key that has no effect any more, with the place
+/* Notes in c->warnings that a file or --set names a key that has no effect any more, with the location
  * in *e. 0 or -ENOMEM. */
 int config_warn_retired(struct config *c, const struct config_retired *r, const char *text,
                         struct config_error *e);

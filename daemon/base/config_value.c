@@ -189,7 +189,7 @@ int config_value_set(struct config *c, const struct config_key *k, const char *t
     rc = parse_number(k, text, &value, e);
     if (rc < 0)
         return rc;
-    if (k->kind == CONFIG_SIZE || k->kind == CONFIG_DURATION || k->kind == CONFIG_COUNT)
+    if (k->kind == CONFIG_SIZE || k->kind == CONFIG_DURATION)
         memcpy(config_field(c, k), &value, sizeof(value));
     else if (k->kind == CONFIG_BOOL)
         memcpy(config_field(c, k), &(bool){value != 0}, sizeof(bool));
@@ -207,7 +207,6 @@ uint64_t config_number(const struct config *c, const struct config_key *k)
     switch (k->kind) {
     case CONFIG_SIZE:
     case CONFIG_DURATION:
-    case CONFIG_COUNT:
         memcpy(&wide, field, sizeof(wide));
         return wide;
     case CONFIG_BOOL:
