@@ -2,6 +2,7 @@
 #ifndef UCMD_INDEX_INTERNAL_H
 #define UCMD_INDEX_INTERNAL_H
 
+#include "daemon/base/list.h"
 #include "daemon/index/index.h"
 
 #include <assert.h>
@@ -46,16 +47,16 @@ struct slab_place {
 };
 
 struct slab_chunk {
+    struct list link; /* in its class's open, or slab.free, or in none */
     uint32_t size_bytes, records;
-    uint32_t fresh;      /* cells from here on were never in use */
-    uint32_t used;       /* cells in use */
-    uint32_t free_cell;  /* 1 + the first free cell before `fresh`, chained by hash_next */
-    uint32_t prev, next; /* in the list of the class's chunks with a free cell */
+    uint32_t fresh;     /* cells from here on were never in use */
+    uint32_t used;      /* cells in use */
+    uint32_t free_cell; /* 1 + the first free cell before `fresh`, chained by hash_next */
     uint32_t parts;
 };
 
 struct slab_class {
-    uint32_t open; /* first chunk with a free cell, 0: none */
+    struct list open; /* chunks with a free cell */
     uint32_t chunks;
     uint32_t empty; /* chunks without a cell in use: 1 stays, more are freed */
 };
@@ -65,8 +66,8 @@ struct slab {
     /* Both by chunk number. They have SLAB_CHUNKS entries, of which the kernel backs those in use. */
     struct slab_place *place;
     struct slab_chunk *chunk;
-    uint32_t chunks;     /* numbers in use so far, 0 included */
-    uint32_t free_chunk; /* first number without a chunk, chained by next */
+    uint32_t chunks;  /* numbers in use so far, 0 included */
+    struct list free; /* numbers without a chunk */
     uint64_t size_bytes;
     struct slab_class class[UCM_MAX_PARTS + 1]; /* by parts */
 };

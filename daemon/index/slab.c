@@ -19,48 +19,25 @@ static uint32_t record_bytes(uint32_t parts)
     return (uint32_t)((n + RECORD_ALIGN - 1) & ~(size_t)(RECORD_ALIGN - 1));
 }
 
-static void chunk_link(struct slab *s, uint32_t number)
+static uint32_t number_of(const struct slab *s, struct list *link)
 {
-    struct slab_chunk *c = &s->chunk[number];
-    struct slab_class *class = &s->class[c->parts];
-
-    c->prev = 0;
-    c->next = class->open;
-    if (class->open)
-        s->chunk[class->open].prev = number;
-    class->open = number;
-}
-
-static void chunk_unlink(struct slab *s, uint32_t number)
-{
-    struct slab_chunk *c = &s->chunk[number];
-
-    if (c->prev)
-        s->chunk[c->prev].next = c->next;
-    else
-        s->class[c->parts].open = c->next;
-    if (c->next)
-        s->chunk[c->next].prev = c->prev;
-    c->prev = c->next = 0;
+    return (uint32_t)(LIST_ENTRY(link, struct slab_chunk, link) - s->chunk);
 }
 
 /* Returns a free number for a chunk, or 0. */
 static uint32_t number_take(struct slab *s)
 {
-    uint32_t number = s->free_chunk;
+    struct list *link = list_pop_front(&s->free);
 
-    if (number)
-        s->free_chunk = s->chunk[number].next;
-    else if (s->chunks < SLAB_CHUNKS)
-        number = s->chunks++;
-    return number;
+    if (link)
+        return number_of(s, link);
+    return s->chunks < SLAB_CHUNKS ? s->chunks++ : 0;
 }
 
 static void number_give(struct slab *s, uint32_t number)
 {
     s->place[number] = (struct slab_place){0};
-    s->chunk[number] = (struct slab_chunk){.next = s->free_chunk};
-    s->free_chunk = number;
+    list_push_front(&s->free, &s->chunk[number].link);
 }
 
 static uint32_t chunk_new(struct slab *s, uint32_t parts)
@@ -88,7 +65,7 @@ static uint32_t chunk_new(struct slab *s, uint32_t parts)
     s->size_bytes += size_bytes;
     class->chunks++;
     class->empty++;
-    chunk_link(s, number);
+    list_push_front(&class->open, &s->chunk[number].link);
     return number;
 }
 
@@ -97,7 +74,7 @@ static void chunk_free(struct slab *s, uint32_t number)
     struct slab_chunk *c = &s->chunk[number];
     struct slab_class *class = &s->class[c->parts];
 
-    chunk_unlink(s, number);
+    list_remove(&c->link);
     class->chunks--;
     class->empty--;
     s->size_bytes -= c->size_bytes;
@@ -110,19 +87,19 @@ static void chunk_free(struct slab *s, uint32_t number)
 block_ref slab_take(struct slab *s, uint32_t parts)
 {
     uint32_t number, cell;
+    struct slab_class *class;
     struct slab_chunk *c;
     struct block *b;
     block_ref ref;
 
     assert(parts >= 1 && parts <= UCM_MAX_PARTS);
-    number = s->class[parts].open;
-    if (!number)
-        number = chunk_new(s, parts);
+    class = &s->class[parts];
+    number = list_empty(&class->open) ? chunk_new(s, parts) : number_of(s, class->open.next);
     if (!number)
         return 0;
     c = &s->chunk[number];
     if (c->used == 0)
-        s->class[parts].empty--;
+        class->empty--;
     cell = c->free_cell ? c->free_cell - 1 : c->fresh++;
     ref = number << SLAB_CELL_BITS | cell;
     b = slab_block(s, ref);
@@ -130,7 +107,7 @@ block_ref slab_take(struct slab *s, uint32_t parts)
         c->free_cell = b->hash_next;
     c->used++;
     if (c->used == c->records)
-        chunk_unlink(s, number);
+        list_remove(&c->link);
     memset(b, 0, s->place[number].record_bytes);
     return ref;
 }
@@ -146,7 +123,7 @@ void slab_give(struct slab *s, block_ref ref)
     b->hash_next = c->free_cell;
     c->free_cell = (ref & (SLAB_CELLS - 1)) + 1;
     if (c->used == c->records)
-        chunk_link(s, number);
+        list_push_front(&class->open, &c->link);
     c->used--;
     if (c->used > 0)
         return;
@@ -158,6 +135,9 @@ void slab_give(struct slab *s, block_ref ref)
 int slab_init(struct slab *s, struct pages *pages)
 {
     *s = (struct slab){.pages = pages, .chunks = 1};
+    list_init(&s->free);
+    for (uint32_t i = 0; i <= UCM_MAX_PARTS; i++)
+        list_init(&s->class[i].open);
     s->place = calloc(SLAB_CHUNKS, sizeof(*s->place));
     s->chunk = calloc(SLAB_CHUNKS, sizeof(*s->chunk));
     if (s->place && s->chunk)
