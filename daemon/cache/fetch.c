@@ -115,19 +115,35 @@ static void fetch_report(struct part_op *f, int status)
     }
 }
 
-/* The last read ended. With status 0 the fetch has a use of the part. */
+/* The last read ended. With status 0 the fetch has a use of the part; else its slot has no owner, as a
+ * thread that hangs may still write into it. */
 static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
-    struct part *p = cache_part(c, f->ref, f->part);
 
     table_remove(&c->fetches, f->number);
-    if (status == 0) {
-        part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
-        part_use(c, p);
-    } else {
+    f->failed = status != 0;
+    if (f->failed) {
         part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
+        arena_slot_own(c->arena, f->slot, 0);
+    } else {
+        part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
+        part_use(c, cache_part(c, f->ref, f->part));
     }
+}
+
+/* Nobody writes into the slot any more. */
+static void fetch_release(struct part_op *f)
+{
+    struct cache *c = f->cache;
+
+    if (f->failed) {
+        arena_slot_free(c->arena, f->slot);
+        cache_released(c);
+    } else {
+        cache_put(c, f->ref, f->part);
+    }
+    free(f);
 }
 
 static int fetch_read(struct part_op *f);
@@ -151,13 +167,9 @@ static void tier_done_cb(struct tier_io *io, int status)
         status = rc == -EAGAIN ? -EBUSY : status;
     }
     fetch_take(f, status);
-    if (status != 0)
-        arena_slot_free(c->arena, f->slot);
     fetch_report(f, status);
-    if (status == 0)
-        cache_put(c, f->ref, f->part);
     cache_unlease(c, f->ref);
-    free(f);
+    fetch_release(f);
 }
 
 static int tier_start(struct part_op *f)
@@ -178,18 +190,11 @@ static int tier_start(struct part_op *f)
     return rc == -ESTALE ? -ENOENT : -EIO;
 }
 
-/* The part is not there, or no root said so in time: a miss, and the block's other parts are no
- * hits either. The slot has no owner while a thread that hangs may write into it. */
+/* The block is not there, as far as is known. */
 static void share_missed(struct part_op *f)
 {
-    struct cache *c = f->cache;
-
-    f->failed = true;
-    arena_slot_own(c->arena, f->slot, 0);
-    cache_shared_forget(c, f->ref);
-    c->config.metrics->share_forgotten++;
-    fetch_report(f, -ENOENT);
-    cache_unlease(c, f->ref);
+    cache_shared_forget(f->cache, f->ref);
+    f->cache->config.metrics->share_forgotten++;
 }
 
 static void share_done_cb(struct share_io *io, int status)
@@ -199,39 +204,28 @@ static void share_done_cb(struct share_io *io, int status)
 
     c->share_busy--;
     fetch_take(f, status);
-    if (status != 0) {
-        share_missed(f);
-        return;
+    if (status == 0) {
+        part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
+        cache_write_fetched(c, f->ref);
+    } else {
+        share_missed(f); /* also if no root said so in time */
     }
-    part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);
-    cache_write_fetched(c, f->ref);
-    fetch_report(f, 0);
-    cache_unlease(c, f->ref); /* share_released_cb ends the fetch's use */
+    fetch_report(f, status == 0 ? 0 : -ENOENT);
+    cache_unlease(c, f->ref); /* fetch_release ends the fetch's use */
 }
 
 static void share_released_cb(struct share_io *io)
 {
-    struct part_op *f = LIST_ENTRY(io, struct part_op, io.share);
-    struct cache *c = f->cache;
-
-    if (f->failed) {
-        arena_slot_free(c->arena, f->slot);
-        cache_released(c);
-    } else {
-        cache_put(c, f->ref, f->part);
-    }
-    free(f);
+    fetch_release(LIST_ENTRY(io, struct part_op, io.share));
 }
 
 static int share_start(struct part_op *f)
 {
-    struct cache *c = f->cache;
     int rc = part_op_share(f, f->slot, false, share_done_cb, share_released_cb);
 
     if (rc == 0 || rc == -EAGAIN)
         return rc;
-    cache_shared_forget(c, f->ref);
-    c->config.metrics->share_forgotten++;
+    share_missed(f);
     return -ENOENT;
 }
 
