@@ -422,7 +422,7 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     return io->op == TIER_READ ? nvme_read(t, io, false) : nvme_write(t, io);
 }
 
-static void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
+void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
 {
     struct segment *s;
     uint32_t record;

@@ -256,6 +256,9 @@ void nvme_release(struct tier *t);
 void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
                     void (*done_cb)(struct nvme_job *job));
 
+/* As tier_ops has it. */
+void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
+
 /* ---- nvme_io.c ---- */
 
 bool nvme_ring_usable(const struct tier *t);

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,8 @@ struct check {
     struct segment *segment; /* held as if read, while headers are compared */
     uint32_t record;
     bool may_write;
-    uint8_t *pages; /* HEADERS as they should be, and behind them one as it is */
+    struct nvme_segment_header segment_header; /* as they should be */
+    struct nvme_record_header record_header;
     uint64_t offset[HEADERS];
     bool bad[HEADERS];
     int fd, status;
@@ -73,7 +75,6 @@ static void check_end(struct check *c, int status)
 
     t->checks--;
     c->asked.done_cb(t, c->asked.ctx, status, c->bad[OF_SEGMENT] || c->bad[OF_RECORD]);
-    free(c->pages);
     free(c);
     nvme_release(t);
 }
@@ -81,10 +82,9 @@ static void check_end(struct check *c, int status)
 /* ---- the headers: in the pool ---- */
 
 /* Read again once it was written: the place may be beyond repair. */
-static int header_repair(struct check *c, int which)
+static int header_repair(struct check *c, int which, const uint8_t *want)
 {
-    const uint8_t *want = c->pages + (size_t)which * NVME_PAGE;
-    uint8_t *found = c->pages + (size_t)HEADERS * NVME_PAGE;
+    alignas(NVME_PAGE) uint8_t found[NVME_PAGE];
     uint64_t offset = c->offset[which];
 
     for (;;) {
@@ -104,9 +104,14 @@ static int header_repair(struct check *c, int which)
 static void headers_run(struct nvme_job *job)
 {
     struct check *c = LIST_ENTRY(job, struct check, job);
+    alignas(NVME_PAGE) uint8_t want[NVME_PAGE];
 
-    for (int i = 0; i < HEADERS && c->status == 0; i++)
-        c->status = header_repair(c, i);
+    nvme_segment_header_encode(&c->segment_header, want);
+    c->status = header_repair(c, OF_SEGMENT, want);
+    if (c->status < 0)
+        return;
+    nvme_record_header_encode(&c->record_header, want);
+    c->status = header_repair(c, OF_RECORD, want);
 }
 
 /* ---- the headers: on the loop ---- */
@@ -135,8 +140,6 @@ static bool headers_start(struct check *c)
 {
     struct tier *t = c->job.tier;
     struct tier_described d;
-    struct nvme_segment_header segment;
-    struct nvme_record_header record;
     struct segment *s;
 
     if (t->closing ||
@@ -146,10 +149,8 @@ static bool headers_start(struct check *c)
     c->segment = s;
     c->fd = t->devices[s->file].file.fd;
     c->may_write = !t->devices[s->file].degraded;
-    nvme_segment_header_of(t, s, &segment);
-    nvme_segment_header_encode(&segment, c->pages + (size_t)OF_SEGMENT * NVME_PAGE);
-    nvme_record_header_of(t, s, c->record, &d, &record);
-    nvme_record_header_encode(&record, c->pages + (size_t)OF_RECORD * NVME_PAGE);
+    nvme_segment_header_of(t, s, &c->segment_header);
+    nvme_record_header_of(t, s, c->record, &d, &c->record_header);
     c->offset[OF_SEGMENT] = segment_offset(&t->segments, s);
     c->offset[OF_RECORD] = segment_record_offset(&t->segments, s, c->record);
     segment_read_begin(s);
@@ -178,7 +179,6 @@ int nvme_check(struct tier *t, const struct nvme_check *asked)
         return rc;
     c->job.tier = t;
     c->asked = *asked;
-    c->pages = aligned_alloc(NVME_PAGE, (size_t)(HEADERS + 1) * NVME_PAGE);
     c->io = (struct tier_io){.op = TIER_READ,
                              .data = aligned_alloc(NVME_PAGE, nvme_padded(asked->bytes)),
                              .bytes = asked->bytes,
@@ -187,11 +187,10 @@ int nvme_check(struct tier *t, const struct nvme_check *asked)
                              .name = {.owner = asked->owner, .part = asked->part},
                              .place = asked->place,
                              .done_cb = read_done_cb};
-    if (c->io.data && c->pages)
+    if (c->io.data)
         rc = nvme_read(t, &c->io, asked->idle);
     if (rc < 0) {
         free(c->io.data);
-        free(c->pages);
         free(c);
         return rc;
     }

@@ -23,25 +23,21 @@
 
 /* ---- opening ---- */
 
-enum entry { ENTRY_FOLDER, ENTRY_FILE, ENTRY_DEVICE };
-
-static int entry_kind(const char *path, enum entry *out, struct ucm_error *e)
+static int entry_kind(const char *path, struct nvme_file *f, struct ucm_error *e)
 {
     struct stat st;
     int rc = stat(path, &st) < 0 ? -errno : 0;
 
-    if (rc == 0 && S_ISDIR(st.st_mode))
-        *out = ENTRY_FOLDER;
-    else if (rc == 0 && S_ISREG(st.st_mode))
-        *out = ENTRY_FILE;
-    else if (rc == 0 && S_ISBLK(st.st_mode))
-        *out = ENTRY_DEVICE;
-    else if (rc == 0)
+    if (rc == 0 && !S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
         rc = -EINVAL;
-    if (rc < 0)
+    if (rc < 0) {
         ucm_error_set(e, UCM_WIRE_IO, "%s can't be used (%s): name a folder, a file or a device",
                       path, strerror(-rc));
-    return rc;
+        return rc;
+    }
+    f->as_it_is = !S_ISDIR(st.st_mode);
+    f->device = S_ISBLK(st.st_mode);
+    return 0;
 }
 
 static int device_check(int fd, const char *path, struct ucm_error *e)
@@ -137,18 +133,6 @@ static uint64_t file_segments(uint64_t bytes, uint64_t segment_bytes)
     return bytes < NVME_DATA_OFFSET ? 0 : (bytes - NVME_DATA_OFFSET) / segment_bytes;
 }
 
-static int random_fill(uint8_t *p, size_t n)
-{
-    ssize_t rc;
-
-    do
-        rc = getrandom(p, n, 0);
-    while (rc < 0 && errno == EINTR);
-    if (rc < 0)
-        return -errno;
-    return rc == (ssize_t)n ? 0 : -EIO;
-}
-
 /* ---- making ---- */
 
 static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_bytes)
@@ -156,7 +140,7 @@ static int file_format(struct nvme_file *f, uint64_t segments, uint64_t segment_
     alignas(NVME_PAGE) uint8_t page[NVME_PAGE];
     struct nvme_super super = {.segment_bytes = segment_bytes, .data_offset = NVME_DATA_OFFSET};
     struct nvme_state state = {.segments = segments};
-    int rc = random_fill(super.uuid, sizeof(super.uuid));
+    int rc = getentropy(super.uuid, sizeof(super.uuid)) < 0 ? -errno : 0;
 
     if (rc == 0)
         rc = file_reserve(f, file_bytes(segments, segment_bytes));
@@ -370,17 +354,23 @@ const char *nvme_file_trouble(int status)
     }
 }
 
+static int kind_check(const struct nvme_file *f, struct ucm_error *e)
+{
+    struct stat st;
+
+    if (fstat(f->fd, &st) == 0 && (f->device ? S_ISBLK(st.st_mode) : S_ISREG(st.st_mode)))
+        return 0;
+    ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
+    return -EINVAL;
+}
+
 static int file_take(struct nvme_file *f, uint64_t wanted, uint64_t segment_bytes,
                      struct ucm_error *e)
 {
-    struct stat st;
-    int rc;
+    int rc = kind_check(f, e);
 
-    if (fstat(f->fd, &st) < 0 || (!f->device && !S_ISREG(st.st_mode))) {
-        ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
-        return -EINVAL;
-    }
-    rc = file_lock(f, e); /* held already when this process made the file */
+    if (rc == 0)
+        rc = file_lock(f, e); /* held already when this process made the file */
     if (rc == 0)
         rc = super_check(f, segment_bytes, e);
     if (rc < 0)
@@ -443,7 +433,6 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
     uint64_t bytes = 0;
     int rc;
 
-    f->as_it_is = true;
     f->path = strdup(path);
     if (!f->path)
         return -ENOMEM;
@@ -495,17 +484,15 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
                    uint64_t segment_bytes, struct nvme_file *out, struct ucm_error *e)
 {
     struct nvme_file f = {.fd = -1};
-    enum entry kind;
     uint64_t wanted = file_segments(size_bytes, segment_bytes);
-    int rc = entry_kind(entry, &kind, e);
+    int rc = entry_kind(entry, &f, e);
 
     if (rc < 0)
         return rc;
-    f.device = kind == ENTRY_DEVICE;
-    if (kind == ENTRY_FOLDER)
-        rc = folder_open(&f, entry, wanted, segment_bytes, e);
-    else
+    if (f.as_it_is)
         rc = as_it_is_open(&f, entry, &wanted, segment_bytes, e);
+    else
+        rc = folder_open(&f, entry, wanted, segment_bytes, e);
     if (rc == 0)
         rc = file_take(&f, wanted, segment_bytes, e);
     if (rc == 0 && f.as_it_is)
@@ -521,13 +508,11 @@ int nvme_file_open(const char *entry, const char *state, uint64_t size_bytes,
 static int there_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_error *e)
 {
     alignas(NVME_PAGE) uint8_t page[NVME_PAGE] = {0};
-    struct stat st;
+    int rc = kind_check(f, e);
     ssize_t n;
 
-    if (fstat(f->fd, &st) < 0 || (!S_ISREG(st.st_mode) && !(f->as_it_is && S_ISBLK(st.st_mode)))) {
-        ucm_error_set(e, UCM_WIRE_INVALID, "%s is not a regular file: move it away", f->path);
-        return -EINVAL;
-    }
+    if (rc < 0)
+        return rc;
     n = io_read_some(f->fd, page, NVME_PAGE, NVME_SUPER_OFFSET);
     if (f->as_it_is && (n == 0 || (n > 0 && nvme_mark_decode(page) == 0)))
         return 0; /* blank: to be formatted */
@@ -537,14 +522,12 @@ static int there_check(struct nvme_file *f, uint64_t segment_bytes, struct ucm_e
 int nvme_file_check(const char *entry, uint64_t segment_bytes, struct ucm_error *e)
 {
     struct nvme_file f = {.fd = -1};
-    enum entry kind;
     char path[PATH_MAX];
-    int rc = entry_kind(entry, &kind, e);
+    int rc = entry_kind(entry, &f, e);
 
     if (rc < 0)
         return rc;
     f.path = path;
-    f.as_it_is = kind != ENTRY_FOLDER;
     snprintf(path, sizeof(path), f.as_it_is ? "%s" : "%s/" NVME_CACHE_FILE, entry);
     f.fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (f.fd < 0 && errno == ENOENT)

@@ -53,15 +53,6 @@ static bool still_there(const struct move *v)
     return !v->mover->tier->closing && v->mover->segment->states[v->record] == RECORD_LIVE;
 }
 
-static void copy_forget(struct tier *t, const struct tier_io *io)
-{
-    struct segment *s;
-    uint32_t record;
-
-    if (segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0)
-        segment_forget(&t->segments, s, record);
-}
-
 static void written_cb(struct tier_io *io, int status)
 {
     struct move *v = LIST_ENTRY(io, struct move, io);
@@ -75,7 +66,7 @@ static void written_cb(struct tier_io *io, int status)
     KILL_POINT("move-written");
     if (!still_there(v) ||
         !t->callbacks.moved_cb(t->callbacks.ctx, io->name.owner, v->from, &io->place)) {
-        copy_forget(t, io);
+        nvme_forget(t, &io->place, io->bytes);
         move_end(v);
         return;
     }
