@@ -1,6 +1,7 @@
 /* ucmd [--config FILE] [--set key=value]... [--check] [--version] */
 #include "daemon/base/config.h"
 #include "daemon/server.h"
+#include "proto/errors.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -115,14 +116,32 @@ static void heap_bound(void)
         log_warn("main", "heap", "reason=\"%s\"", "mallopt refused a threshold");
 }
 
+/* Serves until the daemon stops. The exit status. */
+static int serve(struct config *config, const struct server_sources *sources)
+{
+    struct ucm_error e = {.text = "no memory"};
+    struct server *server;
+    int status;
+
+    log_set_level(config->log_level);
+    signal(SIGPIPE, SIG_IGN);
+    descriptors_raise();
+    heap_bound();
+    if (threads_set(config->nvme_threads) != 0 || server_new(config, sources, &server, &e) != 0) {
+        fprintf(stderr, "ucmd: %s\n", e.text);
+        return 1;
+    }
+    status = server_run(server);
+    server_free(server);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {0};
     struct config config;
     struct config_error e;
-    struct server *server;
-    char text[512] = "no memory";
-    int status;
+    int status = 1;
 
     config_init(&config);
     o.sets = calloc((size_t)argc, sizeof(*o.sets));
@@ -130,27 +149,13 @@ int main(int argc, char **argv)
         return 1;
     if (options_read(argc, argv, &o, &config, &e) != 0 || server_check(&config, warn_cb, &e) != 0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
-        config_free(&config);
-        free(o.sets);
-        return 1;
-    }
-    if (o.check) {
+    } else if (o.check) {
         config_print(&config);
-        config_free(&config);
-        free(o.sets);
-        return 0;
+        status = 0;
+    } else {
+        status = serve(&config, &o.from);
     }
-    log_set_level(config.log_level);
-    signal(SIGPIPE, SIG_IGN);
-    descriptors_raise();
-    heap_bound();
-    if (threads_set(config.nvme_threads) != 0 || server_new(&config, &o.from, &server, text) != 0) {
-        fprintf(stderr, "ucmd: %s\n", text);
-        free(o.sets);
-        return 1;
-    }
-    status = server_run(server);
-    server_free(server);
+    config_free(&config);
     free(o.sets);
     return status;
 }

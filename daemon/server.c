@@ -329,7 +329,7 @@ static const struct numa *numa_used(const struct server *s)
     return s->numa.n > 1 ? &s->numa : NULL;
 }
 
-static int arena_init(struct server *s, char text[512])
+static int arena_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct arena_config ac = {
@@ -345,9 +345,12 @@ static int arena_init(struct server *s, char text[512])
     int rc = 0;
 
     if (c->arena_keep[0] != '\0') {
-        rc = persist_open(c->arena_keep, &s->persist, text);
-        if (rc == 0)
-            rc = cache_snapshot_open(s->persist, ac.size, ac.extent, &warm);
+        char why[PERSIST_WHY_BYTES];
+
+        rc = persist_open(c->arena_keep, &s->persist, why);
+        if (rc != 0)
+            return ucm_error_set(e, UCM_WIRE_IO, "%s", why);
+        rc = cache_snapshot_open(s->persist, ac.size, ac.extent, &warm);
         if (rc != 0)
             return rc;
         ac.file = true;
@@ -362,10 +365,9 @@ static int arena_init(struct server *s, char text[512])
     return s->persist ? arena_grow(s->arena) : 0;
 }
 
-static int tier_init(struct server *s, char text[512])
+static int tier_init(struct server *s, struct ucm_error *e)
 {
     struct tier_callbacks callbacks = cache_tier_callbacks(s->cache);
-    struct ucm_error e = {0};
     size_t i = 0;
     int rc;
 
@@ -373,17 +375,15 @@ static int tier_init(struct server *s, char text[512])
         i++;
     if (i == TIERS)
         return 0;
-    rc = tiers[i]->open(&s->loop, &s->config, &callbacks, &s->metrics, &s->tier, &e);
-    if (rc != 0) {
-        snprintf(text, 512, "%s", e.text);
+    rc = tiers[i]->open(&s->loop, &s->config, &callbacks, &s->metrics, &s->tier, e);
+    if (rc != 0)
         return rc;
-    }
     s->tier_ops = tiers[i];
     cache_tier_attach(s->cache, s->tier_ops, s->tier);
     return 0;
 }
 
-static int cache_init(struct server *s, char text[512])
+static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
@@ -404,24 +404,21 @@ static int cache_init(struct server *s, char text[512])
     cc.policy = s->policy;
     rc = cache_new(&cc, &s->cache);
     if (rc == 0)
-        rc = tier_init(s, text);
-    return rc == 0 ? arena_init(s, text) : rc;
+        rc = tier_init(s, e);
+    return rc == 0 ? arena_init(s, e) : rc;
 }
 
 /* Does no I/O on roots yet: a server that hangs does not delay the start. */
-static int share_init(struct server *s, char text[512])
+static int share_init(struct server *s, struct ucm_error *e)
 {
-    struct ucm_error e = {0};
-    int rc = share_open(&s->loop, &s->deadlines, &s->config, &s->metrics, &s->share, &e);
+    int rc = share_open(&s->loop, &s->deadlines, &s->config, &s->metrics, &s->share, e);
 
-    if (rc != 0)
-        snprintf(text, 512, "%s", e.text);
-    else if (s->share)
+    if (rc == 0 && s->share)
         cache_share_attach(s->cache, s->share);
     return rc;
 }
 
-static int devices_init(struct server *s, char text[512])
+static int devices_init(struct server *s, struct ucm_error *e)
 {
     struct device_config dc = {.cpu_threads = s->config.cpu_threads,
                                .cuda = (int)s->config.cuda,
@@ -431,18 +428,15 @@ static int devices_init(struct server *s, char text[512])
                                .failed_cb = device_failed_cb,
                                .found_cb = device_found_cb,
                                .ctx = s};
-    struct ucm_error e = {0};
     char note[200] = "";
-    int rc = device_set_new(&s->loop, &dc, &s->devices, note, &e);
+    int rc = device_set_new(&s->loop, &dc, &s->devices, note, e);
 
-    if (rc != 0)
-        snprintf(text, 512, "%s", e.text);
-    else if (note[0])
+    if (rc == 0 && note[0])
         log_info("server", "devices", "note=\"%s\"", note);
     return rc;
 }
 
-static int front_init(struct server *s, char text[512])
+static int front_init(struct server *s, struct ucm_error *e)
 {
     struct request_rooms rooms = {
         .loop = &s->loop,
@@ -459,23 +453,18 @@ static int front_init(struct server *s, char text[512])
         .share = s->share,
     };
     struct front_handler handler;
-    struct ucm_error e = {0};
     int rc, fd = notify_listen_fd();
 
-    if (fd < -1) {
-        snprintf(text, 512, "socket activation gave several sockets; ucmd.socket must name one");
-        return fd;
-    }
+    if (fd < -1)
+        return ucm_error_set(e, UCM_WIRE_INVALID,
+                             "socket activation gave several sockets; ucmd.socket must name one");
     if (getrandom(rooms.instance, sizeof(rooms.instance), 0) != sizeof(rooms.instance))
         return -EIO;
     rc = requests_new(&rooms, &s->requests);
     if (rc != 0)
         return rc;
     handler = requests_handler(s->requests);
-    rc = front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, &e);
-    if (rc != 0)
-        snprintf(text, 512, "%s", e.text);
-    return rc;
+    return front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, e);
 }
 
 int server_check(const struct config *config, void (*warn_cb)(const char *text),
@@ -497,7 +486,7 @@ int server_check(const struct config *config, void (*warn_cb)(const char *text),
 }
 
 int server_new(struct config *config, const struct server_sources *sources, struct server **out,
-               char text[512])
+               struct ucm_error *e)
 {
     struct server *s = calloc(1, sizeof(*s));
     int rc;
@@ -505,28 +494,28 @@ int server_new(struct config *config, const struct server_sources *sources, stru
     if (!s)
         return -ENOMEM;
     s->config = *config;
+    *config = (struct config){0};
     s->sources = sources;
-    text[0] = '\0';
+    e->code = 0;
     rc = loop_init(s);
     numa_init(s);
     if (rc == 0)
-        rc = devices_init(s, text);
+        rc = devices_init(s, e);
     if (rc == 0)
-        rc = cache_init(s, text);
+        rc = cache_init(s, e);
     if (rc == 0)
-        rc = share_init(s, text);
+        rc = share_init(s, e);
     if (rc == 0)
-        rc = front_init(s, text);
+        rc = front_init(s, e);
     if (rc == 0 && s->persist)
         rc = persist_take(s->persist);
     if (rc != 0) {
-        if (text[0] == '\0')
-            snprintf(text, 512, "cannot start: %s", uv_strerror(rc));
+        if (e->code == 0)
+            ucm_error_set(e, UCM_WIRE_INTERNAL, "cannot start: %s", uv_strerror(rc));
         arena_free(s->arena); /* joins its thread */
         persist_close(s->persist);
         return rc; /* the process exits: the kernel frees the rest */
     }
-    *config = (struct config){0};
     *out = s;
     return 0;
 }

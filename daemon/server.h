@@ -16,6 +16,7 @@
 #include "daemon/base/config.h"
 
 struct server;
+struct ucm_error;
 
 /* Where the configuration came from, to be read again on SIGHUP. Borrowed for the server's life. */
 struct server_sources {
@@ -29,9 +30,10 @@ struct server_sources {
  * 0 or -EINVAL with *e, which names file and line. */
 int server_check(const struct config *config, void (*warn_cb)(const char *text),
                  struct config_error *e);
-/* config is taken over on success and freed with the server. 0, or -errno with why in text. */
+/* config is taken over, and freed with the server. 0, or a negative code with
+ * *e. */
 int server_new(struct config *config, const struct server_sources *sources, struct server **out,
-               char text[512]);
+               struct ucm_error *e);
 /* Serves until SIGTERM, SIGINT or a device that failed for good. The process's exit status. */
 int server_run(struct server *s);
 void server_free(struct server *s);
