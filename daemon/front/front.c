@@ -45,17 +45,21 @@ static int path_lock(const char *path, int *lock_fd, struct ucm_error *e)
     return 0;
 }
 
+/* After a system call failed: the wire's text, and -errno. */
+static int path_failed(struct ucm_error *e, const char *what, const char *path)
+{
+    int rc = -errno;
+
+    ucm_error_set(e, UCM_WIRE_IO, "cannot %s %s: %s", what, path, strerror(-rc));
+    return rc;
+}
+
 static int path_access(const struct config *config, struct ucm_error *e)
 {
     const struct group *group;
 
-    if (chmod(config->socket, config->socket_mode) != 0) {
-        int rc = -errno;
-
-        ucm_error_set(e, UCM_WIRE_IO, "cannot set the mode of %s: %s", config->socket,
-                      strerror(errno));
-        return rc;
-    }
+    if (chmod(config->socket, config->socket_mode) != 0)
+        return path_failed(e, "set the mode of", config->socket);
     if (config->socket_group[0] == '\0')
         return 0;
     group = getgrnam(config->socket_group);
@@ -83,30 +87,20 @@ static int path_listen(struct front *f, struct ucm_error *e)
     if (rc != 0)
         return rc;
     f->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (f->fd < 0) {
-        rc = -errno;
-        ucm_error_set(e, UCM_WIRE_IO, "socket: %s", strerror(-rc));
-        return rc;
-    }
+    if (f->fd < 0)
+        return path_failed(e, "make a socket for", f->config->socket);
     if (unlink(f->config->socket) != 0 && errno != ENOENT)
         log_warn("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
     mask = umask(0177); /* nobody connects before path_access has set mode and group */
-    rc = bind(f->fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+    rc = bind(f->fd, (struct sockaddr *)&address, sizeof(address));
     umask(mask);
-    if (rc != 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket, strerror(-rc));
-        return rc;
-    }
+    if (rc != 0)
+        return path_failed(e, "listen on", f->config->socket);
     f->owns_path = true;
     rc = path_access(f->config, e);
     if (rc != 0)
         return rc;
-    if (listen(f->fd, BACKLOG) != 0) {
-        rc = -errno;
-        ucm_error_set(e, UCM_WIRE_IO, "cannot listen on %s: %s", f->config->socket, strerror(-rc));
-        return rc;
-    }
-    return 0;
+    return listen(f->fd, BACKLOG) == 0 ? 0 : path_failed(e, "listen on", f->config->socket);
 }
 
 static void listener_cb(uv_poll_t *poll, int status, int events);

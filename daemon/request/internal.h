@@ -35,16 +35,18 @@ struct session {
     struct conn *conn;
     struct peer peer;
     bool hello, closing;
-    uint64_t *ns_open;    /* bitmap of namespaces' places */
-    uint64_t *ns_durable; /* likewise: of those whose dumps are durable unless they say otherwise */
-    uint32_t n_ns;        /* open ones */
+    uint32_t n_ns; /* open ones */
     struct table regions, stagings, leases;
     uint32_t region_names, staging_names, lease_names; /* given out so far; see session_name */
     uint32_t leased_keys;
     struct list requests;
     uint32_t n_requests;
     struct cache_fills fills;
+    uint8_t ns[]; /* of each namespace's place: enum session_ns */
 };
+
+/* DURABLE: its dumps are, unless they say otherwise. */
+enum session_ns { SESSION_NS_OPEN = 1, SESSION_NS_DURABLE = 2 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
  * it, request_end answers and frees it. */
@@ -103,7 +105,7 @@ void session_settle(struct session *s);
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
 /* Whether a dump that asks for `durability` waits for stable storage. */
-bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability);
+bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys);
 

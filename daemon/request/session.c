@@ -79,21 +79,19 @@ bool session_progress(struct session *s, const struct msg_progress *m)
 
 /* ---- what a call names ---- */
 
-static bool ns_is_open(const struct session *s, const struct ns *ns)
+static uint8_t *ns_flags(struct session *s, const struct ns *ns)
 {
-    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
-
-    return s->ns_open[place / 64] >> (place % 64) & 1;
+    return &s->ns[index_ns_place(s->rq->rooms.index, ns)];
 }
 
 /* The namespace stays while the connection lives. 0 or -code with call->error. */
 static int ns_set_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;
-    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
+    uint8_t *flags = ns_flags(s, ns);
     uint32_t most = s->rq->rooms.config->max_namespaces_tenant / 4;
 
-    if (ns_is_open(s, ns))
+    if (*flags & SESSION_NS_OPEN)
         return 0;
     if (most < SESSION_MIN_NAMESPACES)
         most = SESSION_MIN_NAMESPACES;
@@ -102,7 +100,7 @@ static int ns_set_open(struct call *call, struct ns *ns)
                              "this connection has %u namespaces open; one may have a quarter of "
                              "limits.namespaces_per_tenant",
                              s->n_ns);
-    s->ns_open[place / 64] |= UINT64_C(1) << (place % 64);
+    *flags |= SESSION_NS_OPEN;
     s->n_ns++;
     index_ns_use(s->rq->rooms.index, ns);
     return 0;
@@ -113,7 +111,7 @@ static void ns_close_all(struct session *s)
     struct index *ix = s->rq->rooms.index;
 
     for (uint32_t place = 0; place < index_ns_places(ix); place++)
-        if (s->ns_open[place / 64] >> (place % 64) & 1)
+        if (s->ns[place] & SESSION_NS_OPEN)
             index_ns_unuse(ix, index_ns_at(ix, place));
 }
 
@@ -122,7 +120,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && (ns_is_open(s, ns) || s->peer.admin))
+    if (ns && (*ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
         return ns_set_open(call, ns) == 0 ? ns : NULL;
     /* The same words whether it exists or not: that is another tenant's secret. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
@@ -268,19 +266,10 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
     return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, out, &call->error);
 }
 
-static void bit_set(uint64_t *bits, uint32_t place, bool on)
+bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)
 {
-    uint64_t bit = UINT64_C(1) << (place % 64);
-
-    bits[place / 64] = (bits[place / 64] & ~bit) | (on ? bit : 0);
-}
-
-bool session_durable(const struct session *s, const struct ns *ns, uint64_t durability)
-{
-    uint32_t place = index_ns_place(s->rq->rooms.index, ns);
-
     if (durability == UCM_DURABILITY_DEFAULT)
-        return s->ns_durable[place / 64] >> (place % 64) & 1;
+        return *ns_flags(s, ns) & SESSION_NS_DURABLE;
     return durability == UCM_DURABILITY_NVME;
 }
 
@@ -303,8 +292,9 @@ int method_ns_open(struct call *call)
         rc = ns_set_open(call, ns);
     if (rc != 0)
         return rc;
-    bit_set(s->ns_durable, index_ns_place(s->rq->rooms.index, ns),
-            m->durability == UCM_DURABILITY_NVME);
+    *ns_flags(s, ns) = SESSION_NS_OPEN;
+    if (m->durability == UCM_DURABILITY_NVME)
+        *ns_flags(s, ns) |= SESSION_NS_DURABLE;
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     return call_reply(call, &r);
@@ -315,18 +305,10 @@ int method_ns_open(struct call *call)
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
     struct requests *rq = ctx;
-    struct session *s = calloc(1, sizeof(*s));
+    struct session *s = calloc(1, sizeof(*s) + index_ns_places(rq->rooms.index));
 
     if (!s)
         return NULL;
-    s->ns_open = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_open));
-    s->ns_durable = calloc(index_ns_places(rq->rooms.index) / 64 + 1, sizeof(*s->ns_durable));
-    if (!s->ns_open || !s->ns_durable) {
-        free(s->ns_open);
-        free(s->ns_durable);
-        free(s);
-        return NULL;
-    }
     s->rq = rq;
     s->conn = conn;
     s->peer = *peer;
@@ -391,8 +373,6 @@ void session_settle(struct session *s)
     table_close(&s->stagings);
     table_close(&s->leases);
     conn_free(s->conn);
-    free(s->ns_open);
-    free(s->ns_durable);
     free(s);
 }
 

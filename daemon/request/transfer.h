@@ -135,6 +135,9 @@ int item_begin(struct transfer *t, uint32_t item);
 bool ready_take(struct transfer *t);
 /* Ends what waits for a read or for a place in a batch as CANCELLED. */
 void waits_abandon(struct transfer *t);
+/* Submits a copy of the batch's items in these planes. False: the device's queue is full. */
+bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
+                uint32_t n_planes, void (*done_cb)(struct device_job *job, int status));
 /* Sends the open batch as a device job. False: the device's queue is full; the batch stays open. */
 bool batch_send(struct transfer *t);
 void batch_free(struct copy_batch *b);

@@ -175,30 +175,41 @@ static void batch_sort(struct copy_batch *b)
         qsort(b->items, b->n, sizeof(*b->items), slot_order);
 }
 
-bool batch_send(struct transfer *t)
+bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
+                uint32_t n_planes, void (*done_cb)(struct device_job *job, int status))
 {
-    struct copy_batch *b = t->open;
+    struct transfer *t = b->t;
     struct device_region *region = t->region->region;
 
-    if (region->ring_region != 0)
-        batch_sort(b);
-    b->job = (struct device_job){
+    *job = (struct device_job){
         .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
         .region = region,
         .items = b->items,
         .n_items = b->n,
-        .first_plane = t->first_plane,
-        .n_planes = t->n_planes,
+        .first_plane = first_plane,
+        .n_planes = n_planes,
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
         .priority = copy_priority(t),
-        .done_cb = batch_done_cb,
+        .straight = t->steps != NULL, /* one chunk a slot: too narrow for slices */
+        .done_cb = done_cb,
     };
-    if (region->device->ops->submit(region->device, &b->job) != 0)
+    if (region->device->ops->submit(region->device, job) != 0)
         return false;
     metrics_of(t)->device_jobs++;
-    t->open = NULL;
     t->jobs++;
+    return true;
+}
+
+bool batch_send(struct transfer *t)
+{
+    struct copy_batch *b = t->open;
+
+    if (t->region->region->ring_region != 0)
+        batch_sort(b);
+    if (!job_submit(b, &b->job, t->first_plane, t->n_planes, batch_done_cb))
+        return false;
+    t->open = NULL;
     return true;
 }
 

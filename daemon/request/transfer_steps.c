@@ -103,29 +103,17 @@ static void step_done_cb(struct device_job *job, int status)
     transfer_pump(t);
 }
 
-static int step_send(struct transfer *t, struct copy_batch *b, struct step_job *sj)
+static bool step_send(struct transfer *t, struct copy_batch *b, struct step_job *sj)
 {
     const struct steps *st = t->steps;
-    struct device_region *region = t->region->region;
+    const uint32_t *plane = t->region->region->shard_first;
     uint32_t shard = t->shard + b->next_step * st->step, end = shard + st->step;
 
     if (end > t->shard + t->shards)
         end = t->shard + t->shards;
     sj->batch = b;
     sj->step = b->next_step;
-    sj->job = (struct device_job){
-        .op = DEVICE_LOAD,
-        .region = region,
-        .items = b->items,
-        .n_items = b->n,
-        .first_plane = region->shard_first[shard],
-        .n_planes = region->shard_first[end] - region->shard_first[shard],
-        .deadline_ms = t->r.deadline.at_ms,
-        .priority = copy_priority(t),
-        .straight = true, /* one chunk a slot: too narrow for slices */
-        .done_cb = step_done_cb,
-    };
-    return region->device->ops->submit(region->device, &sj->job);
+    return job_submit(b, &sj->job, plane[shard], plane[end] - plane[shard], step_done_cb);
 }
 
 bool steps_pump(struct transfer *t)
@@ -136,11 +124,9 @@ bool steps_pump(struct transfer *t)
         struct copy_batch *b = LIST_ENTRY(st->batches.next, struct copy_batch, link);
         struct step_job *sj = LIST_ENTRY(st->idle.next, struct step_job, link);
 
-        if (step_send(t, b, sj) != 0)
+        if (!step_send(t, b, sj))
             return t->jobs > 0;
         list_remove(&sj->link);
-        metrics_of(t)->device_jobs++;
-        t->jobs++;
         b->jobs++;
         list_remove(&b->link);
         if (++b->next_step < st->n)
