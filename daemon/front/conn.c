@@ -179,11 +179,6 @@ void conn_free(struct conn *c)
         conn_release(c);
 }
 
-uint64_t conn_id(const struct conn *c)
-{
-    return c->id;
-}
-
 static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct user *u,
                       struct conn **out)
 {
@@ -254,8 +249,7 @@ static void flush_later(struct conn *c)
     if (!list_empty(&c->link_unflushed))
         return;
     list_push_back(&f->unflushed, &c->link_unflushed);
-    if (!f->flushing && uv_idle_start(&f->flusher, flusher_cb) == 0)
-        f->flushing = true;
+    (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
 }
 
 /* One round for each connection; one with more to do waits for the next turn of the loop. */
@@ -265,7 +259,6 @@ static void flusher_cb(uv_idle_t *idle)
     struct list round, *node;
 
     uv_idle_stop(idle);
-    f->flushing = false;
     list_init(&round);
     while ((node = list_pop_front(&f->unflushed)) != NULL)
         list_push_back(&round, node);

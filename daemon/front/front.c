@@ -264,8 +264,3 @@ void front_free(struct front *f)
     uv_close((uv_handle_t *)&f->flusher, handle_closed_cb);
     uv_close((uv_handle_t *)&f->backoff, handle_closed_cb);
 }
-
-uint32_t front_connections(const struct front *f)
-{
-    return f->n_conns;
-}

@@ -55,7 +55,6 @@ void front_stop(struct front *f);
 void front_drop_all(struct front *f);
 /* After every conn_free. Removes the socket if this front made it. Closes handles on the loop. */
 void front_free(struct front *f);
-uint32_t front_connections(const struct front *f);
 
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
@@ -70,6 +69,5 @@ void conn_offend(struct conn *c, const struct ucm_error *e);
 void conn_drop(struct conn *c, const char *reason);
 /* The session's last word to a closed connection. */
 void conn_free(struct conn *c);
-uint64_t conn_id(const struct conn *c); /* for logs; never reused */
 
 #endif

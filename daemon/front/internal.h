@@ -15,7 +15,7 @@ struct front {
     uv_idle_t flusher;  /* runs for one turn while a connection has something to write */
     uv_timer_t backoff; /* out of descriptors: the listener rests */
     int fd, lock_fd, handles;
-    bool owns_path, stopped, flushing;
+    bool owns_path, stopped;
     struct list conns, unflushed, users;
     uint32_t n_conns;
     uint64_t next_id, frame_memory;

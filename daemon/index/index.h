@@ -248,11 +248,11 @@ static inline bool part_on_share(const struct part *p)
     return p->share == PART_SHARE_KNOWN || p->share == PART_SHARE_PRESUMED;
 }
 
-/* Walks a namespace for ls and verify: calls visit for up to `limit` blocks from cursor on (0: the
- * start). Returns the next cursor, 0 at the end. No block is met twice; blocks that come or go
- * between two calls may be missed. visit may not insert or remove. */
+/* A page of a namespace's blocks: up to `limit` from cursor on (0: the start) into refs, their number
+ * into *n. Returns the next cursor, 0 at the end. No block is met twice; blocks that come or go
+ * between two calls may be missed. */
 uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor, uint32_t limit,
-                    void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx);
+                    block_ref *refs, uint32_t *n);
 
 uint64_t index_bytes(const struct index *ix); /* memory */
 uint64_t index_blocks(const struct index *ix);

@@ -467,18 +467,18 @@ static uint64_t bucket_end(const struct ns_table *t, uint32_t bucket)
 }
 
 uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor, uint32_t limit,
-                    void (*visit)(void *ctx, block_ref ref, struct block *b), void *ctx)
+                    block_ref *refs, uint32_t *n)
 {
     const struct ns_table *t = ns->table;
 
-    for (uint32_t visited = 0; visited < limit && t->blocks > 0;) {
+    *n = 0;
+    while (*n < limit && t->blocks > 0) {
         uint32_t bucket = bucket_of(t, reversed(cursor));
         uint64_t position = 0;
         block_ref ref = bucket_next(ix, t, bucket_at(t, bucket), cursor, &position);
 
         if (ref != 0) {
-            visit(ctx, ref, slab_block(&ix->slab, ref));
-            visited++;
+            refs[(*n)++] = ref;
             cursor = position + 1;
         } else {
             cursor = bucket_end(t, bucket);

@@ -153,7 +153,7 @@ static void sweep_step(struct requests *rq, struct sweep *sw)
     block_ref refs[SWEEP_PAGE];
     uint32_t n;
 
-    sw->cursor = blocks_page(rq, sw->ns, sw->cursor, SWEEP_PAGE, refs, &n);
+    sw->cursor = index_scan(rq->rooms.index, sw->ns, sw->cursor, SWEEP_PAGE, refs, &n);
     for (uint32_t i = 0; i < n; i++)
         change_apply(rq->rooms.cache, &sw->change, refs[i]);
     if (sw->cursor != 0)

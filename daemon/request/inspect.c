@@ -73,29 +73,6 @@ int method_ns_list(struct call *call)
 
 /* ---- ls ---- */
 
-struct page {
-    block_ref *refs;
-    uint32_t n;
-};
-
-static void page_visit_cb(void *ctx, block_ref ref, struct block *b)
-{
-    struct page *p = ctx;
-
-    (void)b;
-    p->refs[p->n++] = ref;
-}
-
-uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32_t limit,
-                     block_ref *refs, uint32_t *n)
-{
-    struct page page = {.refs = refs};
-    uint64_t next = index_scan(rq->rooms.index, ns, cursor, limit, page_visit_cb, &page);
-
-    *n = page.n;
-    return next;
-}
-
 static void pack_block(msgpack_packer *pk, const struct ns *ns, const struct block *b)
 {
     uint32_t nvme = 0, shared = 0;
@@ -127,7 +104,8 @@ int method_ls(struct call *call)
 
     if (!ns)
         return -call->error.code;
-    next = blocks_page(rq, ns, m->cursor, m->limit ? (uint32_t)m->limit : LS_PAGE, refs, &n);
+    next = index_scan(rq->rooms.index, ns, m->cursor, m->limit ? (uint32_t)m->limit : LS_PAGE, refs,
+                      &n);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");
@@ -295,7 +273,7 @@ int method_verify(struct call *call)
     if (!v)
         return -call->error.code;
     v->ns = ns;
-    v->result.next = blocks_page(rq, ns, m->cursor, limit, v->refs, &v->n);
+    v->result.next = index_scan(rq->rooms.index, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
         cache_lease(rq->rooms.cache, v->refs[i]);
     verify_pump(v);

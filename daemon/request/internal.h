@@ -112,11 +112,6 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
 /* Whether the peer is an operator; false with call->error. */
 bool call_operator(struct call *call);
 
-/* inspect.c: a page of a namespace's blocks from cursor on (0: the start), `limit` at most. Returns
- * the next cursor, 0 at the end. */
-uint64_t blocks_page(struct requests *rq, struct ns *ns, uint64_t cursor, uint32_t limit,
-                     block_ref *refs, uint32_t *n);
-
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. deadline_ms 0
  * takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains
