@@ -54,6 +54,8 @@ int config_unknown(struct config_error *e, const char *name)
 {
     const char *near = config_key_nearest(name);
 
+    if (near && strcmp(near, name) == 0)
+        return config_refuse(e, "\"%s\" is a section; set one of its keys", name);
     if (near)
         return config_refuse(e, "unknown key \"%s\"; did you mean \"%s\"?", name, near);
     return config_refuse(e, "unknown key \"%s\"; the ucmd.yaml that ships lists all keys", name);

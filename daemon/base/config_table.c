@@ -5,6 +5,7 @@
 
 #include <ctype.h>
 #include <string.h>
+#include <sys/param.h>
 
 #define KIB (1ull << 10)
 #define MIB (1ull << 20)
@@ -325,13 +326,6 @@ const struct config_key *config_key_find(const char *name)
 
 #define NEAR_BYTES 64
 
-static unsigned min3(unsigned a, unsigned b, unsigned c)
-{
-    unsigned m = a < b ? a : b;
-
-    return m < c ? m : c;
-}
-
 /* Levenshtein's distance, over one row. Both at most NEAR_BYTES long. */
 static unsigned distance(const char *a, const char *b)
 {
@@ -347,21 +341,11 @@ static unsigned distance(const char *a, const char *b)
         for (size_t j = 1; j <= n; j++) {
             unsigned above = row[j];
 
-            row[j] = min3(above + 1, row[j - 1] + 1, diagonal + (*a != b[j - 1]));
+            row[j] = MIN(MIN(above, row[j - 1]) + 1, diagonal + (*a != b[j - 1]));
             diagonal = above;
         }
     }
     return row[n];
-}
-
-static void nearest_offer(const char *name, const char *known, unsigned *best, const char **found)
-{
-    unsigned d = distance(name, known);
-
-    if (d < *best) {
-        *best = d;
-        *found = known;
-    }
 }
 
 /* The right word without its section, or under another one. */
@@ -389,9 +373,15 @@ const char *config_key_nearest(const char *name)
 
     if (n > NEAR_BYTES)
         return NULL;
-    for (size_t i = 0; i < config_key_count; i++)
-        nearest_offer(name, config_keys[i].name, &best, &found);
-    for (size_t i = 1; i < config_section_count; i++)
-        nearest_offer(name, config_sections[i].name, &best, &found);
+    for (size_t i = 0; i < config_key_count + config_section_count - 1; i++) {
+        const char *known = i < config_key_count ? config_keys[i].name
+                                                 : config_sections[i - config_key_count + 1].name;
+        unsigned d = distance(name, known);
+
+        if (d < best) {
+            best = d;
+            found = known;
+        }
+    }
     return found ? found : nearest_elsewhere(name);
 }

@@ -251,6 +251,7 @@ Test(config, set_wants_a_known_key_and_a_value)
     set_refused("arena.sise=4GiB", "did you mean \"arena.size\"?");
     set_refused("cuda=off", "did you mean \"device.cuda\"?");
     set_refused("completely.different=1", "lists all keys");
+    set_refused("log=1", "\"log\" is a section; set one of its keys");
     set_refused(
         "a-name-that-is-longer-than-any-key-could-ever-be-and-still-goes-on-and-on-and-on=1",
         "unknown key");
