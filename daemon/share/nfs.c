@@ -108,8 +108,7 @@ static bool backend_cancel(struct share_backend *b, struct share_op *op)
         return true;
     }
     nfs_task_let_go(t);
-    t->queued = false;
-    list_remove(&t->link); /* from the list that it is in, if any */
+    list_remove(&t->link);
     nfs_task_settle(t);
     nfs_pump(b);
     return true;

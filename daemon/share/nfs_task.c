@@ -14,7 +14,6 @@ static struct list *task_queue(struct nfs_task *t)
 void nfs_task_next(struct nfs_task *t, nfs_step *step)
 {
     t->step = step;
-    t->queued = true;
     list_push_front(task_queue(t), &t->link);
 }
 
@@ -30,7 +29,6 @@ void nfs_task_begin(struct nfs_task *t)
     memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));
     share_listing_free(&t->listing);
     t->step = t->op->verb == SHARE_CHECK ? nfs_check_step : nfs_folder_step;
-    t->queued = true;
     list_push_back(task_queue(t), &t->link);
 }
 
@@ -109,7 +107,7 @@ static void task_report(struct nfs_task *t)
 
 void nfs_task_settle(struct nfs_task *t)
 {
-    if (t->awaiting || t->queued || (t->op && !t->over))
+    if (t->awaiting || !list_empty(&t->link) || (t->op && !t->over))
         return;
     if (t->temp_made && t->b->conn.state == NFS_UP) {
         nfs_task_next(t, nfs_unlink_temp_step);
@@ -127,10 +125,7 @@ void nfs_task_end(struct nfs_task *t, int status)
         t->over = true;
         t->status = status;
     }
-    if (t->queued) {
-        t->queued = false;
-        list_remove(&t->link);
-    }
+    list_remove(&t->link);
 }
 
 static void tasks_fail(struct list *queue, int error)
@@ -138,7 +133,6 @@ static void tasks_fail(struct list *queue, int error)
     for (struct list *node; (node = list_pop_front(queue));) {
         struct nfs_task *t = LIST_ENTRY(node, struct nfs_task, link);
 
-        t->queued = false;
         t->over = true;
         t->status = error;
         t->attempts = NFS_ATTEMPTS;
@@ -287,7 +281,6 @@ void nfs_pump(struct share_backend *b)
 
         if (!t)
             break;
-        t->queued = false;
         t->step(t);
     }
     if (b->conn.state == NFS_DOWN && !(list_empty(&b->reads) && list_empty(&b->writes))) {

@@ -33,11 +33,10 @@ struct nfs_call {
 };
 
 struct nfs_task {
-    struct list link;
+    struct list link; /* in one of the backend's lists, or in none */
     struct share_backend *b;
     struct share_op *op; /* NULL: cancelled */
     nfs_step *step;      /* the next one */
-    bool queued;         /* in one of the backend's lists */
     bool over;           /* status is final; further replies are only counted */
     int status;
     unsigned awaiting, attempts, turns;

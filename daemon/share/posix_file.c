@@ -103,15 +103,13 @@ static int folder_sync(int folder)
 /* Makes a new file, named op->temp. A descriptor or -errno. */
 static int temp_open(struct share_op *op, int folder, const struct share_temp *temps)
 {
-    int fd = -1;
+    int fd;
 
-    for (unsigned i = 0; i < ATTEMPTS && fd < 0; i++) {
-        share_temp_next(temps, op->temp);
-        fd = openat(folder, op->temp, NEW_FILE, 0600);
-        if (fd < 0 && errno != EEXIST)
-            return -errno;
-    }
-    return fd < 0 ? -EIO : fd; /* -EEXIST would mean that the part exists */
+    share_temp_next(temps, op->temp);
+    fd = openat(folder, op->temp, NEW_FILE, 0600);
+    if (fd < 0)
+        return errno == EEXIST ? -EIO : -errno; /* -EEXIST would mean that the part exists */
+    return fd;
 }
 
 /* A file server may report a full disk as late as at close. */
