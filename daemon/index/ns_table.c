@@ -22,14 +22,20 @@ static_assert(SEGMENT_MIN << DOUBLINGS == SEGMENT_MAX, "the doubling ends at the
 
 /* ---- hashes and keys ---- */
 
-uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
+static inline uint64_t hash_of(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
 {
     return XXH3_64bits_withSecret(key, key_bytes, ix->secret, HASH_SECRET_BYTES);
 }
 
+/* For other files: in this one a lookup's hashes are inlined. */
+uint64_t index_hash(const struct index *ix, const uint8_t *key, uint32_t key_bytes)
+{
+    return hash_of(ix, key, key_bytes);
+}
+
 static inline uint64_t record_hash(const struct index *ix, const struct ns_table *t, block_ref ref)
 {
-    return index_hash(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
+    return hash_of(ix, slab_block(&ix->slab, ref)->key, t->key_bytes);
 }
 
 /* The low bits of the hash choose the bucket, so the tag takes high ones. */
@@ -284,14 +290,14 @@ block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t 
 
     if (t->blocks == 0)
         return 0;
-    hash = index_hash(ix, key, t->key_bytes);
+    hash = hash_of(ix, key, t->key_bytes);
     return bucket_find(ix, t, bucket_at(t, bucket_of(t, hash)), hash_tag(hash), key);
 }
 
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref)
 {
     const uint8_t *key = slab_block(&ix->slab, ref)->key;
-    uint64_t hash = index_hash(ix, key, t->key_bytes);
+    uint64_t hash = hash_of(ix, key, t->key_bytes);
     struct bucket *b;
 
     if (t->buckets == 0 && table_start(&ix->pages, t) != 0)
@@ -367,7 +373,7 @@ struct search {
 static inline void search_hash(const struct index *ix, const struct ns_table *t, struct search *p,
                                const uint8_t *key)
 {
-    uint64_t hash = index_hash(ix, key, t->key_bytes);
+    uint64_t hash = hash_of(ix, key, t->key_bytes);
 
     p->bucket = bucket_at(t, bucket_of(t, hash));
     p->tag = hash_tag(hash);
