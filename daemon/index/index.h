@@ -205,7 +205,6 @@ void index_ns_unuse(struct index *ix, struct ns *ns);
 /* These two return NULL when there is none. */
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
 struct ns *index_ns(struct index *ix, uint32_t id);
-uint32_t index_ns_count(const struct index *ix);
 /* For walks: a namespace has the same place, below index_ns_places, for as long as it lives.
  * index_ns_at returns NULL for a place without one. */
 uint32_t index_ns_place(const struct index *ix, const struct ns *ns);

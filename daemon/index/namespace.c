@@ -319,8 +319,3 @@ uint32_t index_ns_places(const struct index *ix)
 {
     return ix->ns.max;
 }
-
-uint32_t index_ns_count(const struct index *ix)
-{
-    return ix->ns.count;
-}

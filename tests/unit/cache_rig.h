@@ -151,7 +151,7 @@ static struct {
     struct cache *cache;
     struct tier tier;
     struct ns *one, *two;
-    struct cache_fills owner[3];
+    struct cache_fills fills[3];
     const struct numa *numa; /* set before rig_open: nodes that memory lies on */
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
@@ -217,7 +217,7 @@ static inline void rig_open(void)
     rig.one = space("one", 1, MIB / 4 / SHARDS);
     rig.two = space("two", 2, MIB / 8 / SHARDS);
     for (int i = 0; i < 3; i++)
-        cache_fills_init(&rig.owner[i]);
+        cache_fills_init(&rig.fills[i]);
 }
 
 static inline void turn(void)
@@ -312,7 +312,7 @@ static inline bool marks_right(block_ref ref, uint32_t part)
 static inline int claim(block_ref ref, uint32_t part, uint32_t shard, uint32_t n,
                         struct cache_fill **out)
 {
-    return cache_fill_claim(rig.cache, &rig.owner[0], ref, part, shard, n, NUMA_NONE, out);
+    return cache_fill_claim(rig.cache, &rig.fills[0], ref, part, shard, n, NUMA_NONE, out);
 }
 
 static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)

@@ -85,4 +85,13 @@ static inline uint64_t random_next(uint64_t *state)
     return *state;
 }
 
+static inline uint32_t ns_count(struct index *ix)
+{
+    uint32_t n = 0;
+
+    for (uint32_t place = 0; place < index_ns_places(ix); place++)
+        n += index_ns_at(ix, place) != NULL;
+    return n;
+}
+
 #endif

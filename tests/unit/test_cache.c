@@ -415,11 +415,11 @@ Test(cache, fills_belong_to_one_owner_and_vanish_with_it)
     struct cache_fill *f;
 
     cr_assert_eq(dump(ref, 0, 0, 1), 0);
-    cr_expect_eq(cache_fill_claim(rig.cache, &rig.owner[1], ref, 0, 1, 1, NUMA_NONE, &f),
+    cr_expect_eq(cache_fill_claim(rig.cache, &rig.fills[1], ref, 0, 1, 1, NUMA_NONE, &f),
                  -EINPROGRESS);
     drop(ref);
     cr_expect_eq(index_blocks(rig.index), 1u);
-    cache_fills_end(rig.cache, &rig.owner[0]);
+    cache_fills_end(rig.cache, &rig.fills[0]);
     expect_nothing_held();
 }
 
@@ -433,7 +433,7 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
         cr_assert_eq(dump(ref[i], 0, 0, 1), 0);
     }
     cr_assert_eq(claim(ref[0], 0, 1, 1, &f), 0, "the oldest is being copied");
-    cr_assert_eq(cache_fill_claim(rig.cache, &rig.owner[1], more, 0, 0, 2, NUMA_NONE,
+    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[1], more, 0, 0, 2, NUMA_NONE,
                                   &(struct cache_fill *){NULL}),
                  0);
     cr_expect_eq(block_of(ref[1])->part[0].dram, PART_DRAM_NONE, "so the next oldest goes");
@@ -449,7 +449,7 @@ Test(cache, the_fill_without_progress_for_longest_makes_room)
     f = table_get(&rig.cache->fills, part_fill(&block_of(more)->part[0]));
     cache_fill_done(rig.cache, f, 2, false);
     drop(more);
-    cache_fills_end(rig.cache, &rig.owner[0]);
+    cache_fills_end(rig.cache, &rig.fills[0]);
 }
 
 /* ---- evicted by name ---- */

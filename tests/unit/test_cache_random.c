@@ -185,7 +185,7 @@ static void chaos_claim(void)
     cr_assert(c->ref != 0 || rig.max_blocks > 0);
     if (c->ref == 0)
         return;
-    rc = cache_fill_claim(rig.cache, &rig.owner[c->owner], c->ref, c->part, c->shard, c->n,
+    rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->shard, c->n,
                           NUMA_NONE, &c->fill);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
@@ -310,8 +310,8 @@ static void chaos_owner_gone(void)
     for (int i = 0; i < COPIES; i++)
         if (chaos.copy[i].fill && chaos.copy[i].owner == owner)
             copy_end(&chaos.copy[i], false);
-    cache_fills_end(rig.cache, &rig.owner[owner]);
-    cr_assert(list_empty(&rig.owner[owner].list));
+    cache_fills_end(rig.cache, &rig.fills[owner]);
+    cr_assert(list_empty(&rig.fills[owner].list));
 }
 
 static void chaos_copy_end(void)
@@ -418,7 +418,7 @@ static void chaos_end(void)
     for (int i = 0; i < ASKERS; i++)
         chaos.asker[i].again = false;
     for (int i = 0; i < 3; i++)
-        cache_fills_end(rig.cache, &rig.owner[i]);
+        cache_fills_end(rig.cache, &rig.fills[i]);
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         turn();

@@ -17,7 +17,7 @@ Test(index_ns, same_identity_same_namespace)
     cr_assert_eq(open_ns(ix, &copy), ns);
     memset(model, 'x', 1);
     cr_assert_str_eq(ns->identity.model, "m");
-    cr_assert_eq(index_ns_count(ix), 1);
+    cr_assert_eq(ns_count(ix), 1);
     cr_assert_eq(index_ns(ix, ns->id), ns);
     cr_assert(!index_ns(ix, 0) && !index_ns(ix, 2));
     index_free(ix);
@@ -122,7 +122,7 @@ Test(index_ns, what_an_earlier_run_left_of_a_namespace_is_taken_only_whole)
     l.n--;
     cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "no identity");
     l.n++;
-    cr_expect_eq(index_ns_count(ix), 0u);
+    cr_expect_eq(ns_count(ix), 0u);
     cr_assert_eq(restore(ix, &l, &ns), 0);
     cr_expect_eq(open_ns(ix, &id), ns);
     cr_expect_eq(ns->canonical_bytes, l.n);
@@ -161,7 +161,7 @@ Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
     cr_assert_null(index_ns(ix, second), "a number does not come to mean another namespace");
     cr_assert_eq(index_ns(ix, b->id), b);
     cr_assert_eq(index_ns_place(ix, b), 1u);
-    cr_assert_eq(index_ns_count(ix), 3u);
+    cr_assert_eq(ns_count(ix), 3u);
     /* a has a block, c is in use */
     index_ns_use(ix, b);
     cr_assert_null(open_model(ix, "t", 5));
@@ -174,7 +174,7 @@ Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
     cr_assert_not_null(open_model(ix, "t", 6));
     cr_assert_not_null(open_model(ix, "t", 7));
     cr_assert_neq(open_model(ix, "t", 3), NULL);
-    cr_assert_eq(index_ns_count(ix), 3u);
+    cr_assert_eq(ns_count(ix), 3u);
     index_free(ix);
 }
 
@@ -196,7 +196,7 @@ Test(index_ns, a_tenant_has_a_bound_of_its_own)
     id.tenant = "t";
     left = left_of(&id);
     cr_assert_eq(restore(ix, &left, &ns), 0);
-    cr_assert_eq(index_ns_count(ix), 5u);
+    cr_assert_eq(ns_count(ix), 5u);
     index_ns_use(ix, ns);
     cr_assert_null(open_model(ix, "t", 3));
     /* its own idle one goes, never another tenant's */
@@ -223,7 +223,7 @@ Test(index_ns, namespaces_come_and_go)
         cr_assert_eq(index_ns_find(ix, ns->fingerprint), ns);
         cr_assert_eq(index_ns(ix, ns->id), ns);
     }
-    cr_assert_eq(index_ns_count(ix), 16u);
+    cr_assert_eq(ns_count(ix), 16u);
     for (unsigned k = 0; k < 16; k++)
         cr_assert_not_null(index_ns(ix, last[k]));
     index_free(ix);
