@@ -1,4 +1,4 @@
-/* A connection's way in: bytes and descriptors to frames. */
+/* A connection's input: bytes and descriptors become frames, which go to the session. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
 #include "daemon/front/peer.h"
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define IN_FIRST_BYTES 4096
-/* For one readable event, so that one busy peer doesn't hold up the others. */
+/* recvmsg calls for one readable event: other connections get their turn. */
 #define READS_PER_TURN 16
 
 static void fds_close(struct conn *c)
@@ -66,13 +66,13 @@ static void frame_expired_cb(struct deadline *d)
     bool was_excused = c->excused;
     uint64_t frames = c->frames;
 
-    /* What has arrived was in time: it may be the daemon that is late. */
+    /* Read first: the frame may have arrived in time, and the daemon did not look. */
     if (!c->stalled)
         conn_read(c);
     if (c->state != CONN_OPEN || c->frames != frames)
         return;
-    /* Not to blame: a peer that is stopped, one that the daemon does not read from, and one that
-     * was either a moment ago. */
+    /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
+     * more after either has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
     if (c->excused || was_excused)
         deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb);
@@ -116,7 +116,8 @@ static bool idler_close(const struct conn *c)
     return most != NULL;
 }
 
-/* Room for more bytes. Grows as bytes arrive and not as a header promises. 0 or a wire code. */
+/* Makes room for more bytes. The buffer grows with the bytes that arrive, not by the length that a
+ * header names. 0 or a wire code. */
 static int in_reserve(struct conn *c)
 {
     struct front *f = c->front;
@@ -192,7 +193,7 @@ static size_t in_wanted(const struct conn *c)
     return frame - c->in_n < room ? frame - c->in_n : room;
 }
 
-/* Bytes read, 0 at the end or nothing now, -errno. */
+/* Returns the bytes read, 0 at the end or when there are none now, or -errno. */
 static ssize_t in_receive(struct conn *c, bool *end)
 {
     union {

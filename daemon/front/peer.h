@@ -1,13 +1,13 @@
-/* Peers: which tenant a uid is, who is an operator, and what /proc tells of a process. Loop only.
+/* Peers: a process's tenant, whether it is an operator, and whether it is stopped. Loop only.
  */
 #ifndef UCMD_FRONT_PEER_H
 #define UCMD_FRONT_PEER_H
 
 #include "daemon/front/front.h"
 
-/* Fills *peer from the kernel's word about the socket. 0 or -errno. */
+/* Fills *peer with what the kernel says of the process that connected. 0 or -errno. */
 int peer_identify(int fd, const struct config *config, struct peer *peer);
-/* The peer's process is stopped (SIGSTOP, a debugger): it can't be blamed for being slow. */
+/* Whether the process is stopped, by SIGSTOP or a debugger. */
 bool peer_stopped(pid_t pid);
 
 #endif

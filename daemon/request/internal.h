@@ -8,6 +8,8 @@
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
+/* Of them, so many end in one turn of the loop, which takes about 1 ms, and the rest of one lease. */
+#define LEASED_KEYS_PER_TURN (1u << 15)
 /* Namespaces that one connection holds open: a quarter of limits.namespaces_per_tenant, but at least
  * so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
@@ -42,7 +44,8 @@ struct session {
     struct list requests;
     uint32_t n_requests;
     struct cache_fills fills;
-    uint8_t ns[]; /* of each namespace's place: enum session_ns */
+    struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
+    uint8_t ns[];             /* of each namespace's place: enum session_ns */
 };
 
 /* DURABLE: its dumps are, unless they say otherwise. */
@@ -151,7 +154,8 @@ void shared_lookup_cancel(struct shared_lookup *k);
 int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
               uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
-void leases_end_all(struct session *s);
+/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
+bool leases_end(struct session *s);
 
 /* registered.c: a region or a staging ring of a session */
 struct registered {

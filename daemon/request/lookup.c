@@ -27,10 +27,13 @@ void lease_end(struct session *s, uint32_t name)
     free(l);
 }
 
-void leases_end_all(struct session *s)
+bool leases_end(struct session *s)
 {
-    for (uint32_t i = table_next(&s->leases, 0); i; i = table_next(&s->leases, i))
+    uint32_t before = s->leased_keys, i;
+
+    while ((i = table_next(&s->leases, 0)) != 0 && before - s->leased_keys < LEASED_KEYS_PER_TURN)
         lease_end(s, ((struct lease *)table_get(&s->leases, i))->name);
+    return i == 0;
 }
 
 static void lease_expired_cb(struct deadline *d)

@@ -122,7 +122,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
 
     if (ns && (*ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
         return ns_set_open(call, ns) == 0 ? ns : NULL;
-    /* The same words whether it exists or not: that is another tenant's secret. */
+    /* The same text whether or not it exists: other tenants must not learn that. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                   "namespace %llu is not open on this connection; call namespace.open first",
                   (unsigned long long)id);
@@ -302,6 +302,11 @@ int method_ns_open(struct call *call)
 
 /* ---- life ---- */
 
+static void retry_cb(struct cache_retry *r)
+{
+    session_settle(LIST_ENTRY(r, struct session, retry));
+}
+
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
     struct requests *rq = ctx;
@@ -316,6 +321,8 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
     list_init(&s->requests);
+    list_init(&s->retry.link);
+    s->retry.retry_cb = retry_cb;
     cache_fills_init(&s->fills);
     list_push_back(&rq->sessions, &s->link);
     rq->n_sessions++;
@@ -359,12 +366,15 @@ void session_settle(struct session *s)
 {
     struct requests *rq = s->rq;
 
-    if (!s->closing || s->n_requests > 0)
+    if (!s->closing || s->n_requests > 0 || !list_empty(&s->retry.link))
         return;
     registered_close_all(s);
     if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
-    leases_end_all(s);
+    if (!leases_end(s)) {
+        cache_next_turn(rq->rooms.cache, &s->retry);
+        return;
+    }
     cache_fills_end(rq->rooms.cache, &s->fills);
     ns_close_all(s);
     list_remove(&s->link);

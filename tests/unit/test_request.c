@@ -396,6 +396,28 @@ Test(request, a_load_that_is_refused_ends_its_lease)
     cr_expect_eq(rig.metrics.leases, 0u);
 }
 
+/* A connection that closes with many leases ends some of them in each turn of the loop. */
+Test(request, leases_of_a_closed_connection_end_in_turns)
+{
+    static block_ref refs[LEASED_KEYS_PER_TURN];
+    struct call call = {.s = door.session};
+    uint32_t name;
+
+    refs[0] = store(rig.one, 1);
+    for (uint32_t i = 1; i < LEASED_KEYS_PER_TURN; i++)
+        refs[i] = refs[0];
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(lease_new(&call, refs, LEASED_KEYS_PER_TURN, 60000, &name), 0);
+    drop(refs[0]);
+    hang_up();
+    for (uint32_t left = 2; left > 0; left--) {
+        cr_expect_eq(rig.metrics.leases, left);
+        cr_expect_not(door.conn.freed);
+        turn();
+    }
+    cr_expect_eq(rig.metrics.leases, 0u);
+}
+
 /* ---- blocks that are not there, and no room ---- */
 
 Test(request, a_load_counts_what_the_share_has_no_more)
