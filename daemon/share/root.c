@@ -168,8 +168,7 @@ static void backend_done_cb(struct share_op *op, int status)
     r->heard_ms = share_root_now(r);
     if (!late) {
         t->state = SHARE_TASK_ENDING; /* callbacks of flushed tasks can't cancel it */
-        root_count(r, t, status);
-        root_breakers_feed(r, t, status);
+        root_status_note(r, t, status);
     } else if (op->verb == SHARE_LIST && status == 0) {
         share_listing_free(&op->listing); /* after the deadline: unused */
     }
@@ -206,24 +205,16 @@ static void deadline_cb(struct deadline *d)
 {
     struct share_task *t = LIST_ENTRY(d, struct share_task, deadline);
     struct share_root *r = t->root;
-    bool given_back;
+    bool waited = t->state == SHARE_TASK_QUEUED, fails = !waited || all_late(r);
+    bool given_back = waited || r->config.ops->cancel(r->backend, &t->op);
 
-    if (t->state == SHARE_TASK_QUEUED) {
+    if (waited)
         task_unqueue(t);
-        t->state = SHARE_TASK_ENDING;
-        if (all_late(r)) {
-            root_count(r, t, -ETIMEDOUT);
-            root_breakers_feed(r, t, -ETIMEDOUT);
-        }
-        task_end(t, -ETIMEDOUT);
-        root_pump(r);
-        return;
-    }
-    given_back = r->config.ops->cancel(r->backend, &t->op);
+    else
+        r->begun[t->class] -= given_back;
     t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
-    root_count(r, t, -ETIMEDOUT);
-    r->begun[t->class] -= given_back;
-    root_breakers_feed(r, t, -ETIMEDOUT);
+    if (fails)
+        root_status_note(r, t, -ETIMEDOUT);
     if (given_back)
         task_end(t, -ETIMEDOUT);
     else

@@ -117,18 +117,7 @@ static void writes_breaker_feed(struct share_root *r, const struct share_task *t
     }
 }
 
-void root_breakers_feed(struct share_root *r, const struct share_task *t, int status)
-{
-    writes_breaker_feed(r, t, status);
-    if (status_local(status))
-        breaker_again(&r->breaker, share_root_now(r)); /* in case it was a health check */
-    else if (status_answers(status) || status_stops_writes(t, status))
-        root_good(r);
-    else
-        root_bad(r, t, status);
-}
-
-void root_count(struct share_root *r, const struct share_task *t, int status)
+static void count(struct share_root *r, const struct share_task *t, int status)
 {
     struct metrics *m = r->config.metrics;
     uint64_t us = (uv_hrtime() - t->begun_ns) / 1000;
@@ -156,6 +145,18 @@ void root_count(struct share_root *r, const struct share_task *t, int status)
         r->stats.failures++;
         m->share_failures++;
     }
+}
+
+void root_status_note(struct share_root *r, const struct share_task *t, int status)
+{
+    count(r, t, status);
+    writes_breaker_feed(r, t, status);
+    if (status_local(status))
+        breaker_again(&r->breaker, share_root_now(r)); /* in case it was a health check */
+    else if (status_answers(status) || status_stops_writes(t, status))
+        root_good(r);
+    else
+        root_bad(r, t, status);
 }
 
 /* ---- health checks ---- */

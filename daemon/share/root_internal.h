@@ -15,10 +15,8 @@ void root_begin(struct share_root *r, struct share_task *t);
 /* ---- root_health.c ---- */
 
 void root_health_init(struct share_root *r);
-/* Feeds the breakers with the status of a task; -ETIMEDOUT: its deadline passed. */
-void root_breakers_feed(struct share_root *r, const struct share_task *t, int status);
-/* Counts the end of a task. */
-void root_count(struct share_root *r, const struct share_task *t, int status);
+/* Counts the end of a task, and feeds the breakers with it; -ETIMEDOUT: its deadline passed. */
+void root_status_note(struct share_root *r, const struct share_task *t, int status);
 /* May a WRITE be accepted now? If the breaker of writes is open, this write is its trial. */
 bool root_write_try(struct share_root *r);
 /* The breaker is open: a check will run when its pause ends. */
