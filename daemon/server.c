@@ -397,6 +397,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
         return rc;
     /* At most half of the arena waits for the disk, so that loads find room beside it. */
     cc.write_reused = c->nvme_admission == CONFIG_ADMIT_REUSE;
+    cc.write_learned = c->nvme_admission == CONFIG_ADMIT_LEARNED;
     cc.backlog_bytes = c->nvme_backlog < c->arena_size / 2 ? c->nvme_backlog : c->arena_size / 2;
     cc.share_reused = c->share_admission == CONFIG_ADMIT_REUSE;
     cc.shared_blocks = c->index_max_blocks / 4;

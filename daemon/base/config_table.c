@@ -22,6 +22,7 @@ static const char *const level_names[] = {"error", "warn", "info", "debug", NULL
 static const char *const io_names[] = {"auto", "uring", "threads", NULL};
 static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
+static const char *const nvme_admission_names[] = {"all", "reuse", "learned", NULL};
 static const char *const spread_names[] = {"tiered", "hashed", NULL};
 static const char *const lookup_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
@@ -193,11 +194,13 @@ const struct config_key config_keys[] = {
              "engines dump no faster than the disks write."},
     {KEY("nvme.pressure_wait", DURATION, nvme_pressure_ms, "200ms"), RANGE(1, 60 * SECOND),
      .internal = true, .help = "How long slow delays one answer at most."},
-    {KEY("nvme.admission", ENUM, nvme_admission, "all"), .names = admission_names,
-     .help = "Which blocks are written: all that are dumped; or, with reuse, only those that are "
-             "used or dumped a second time. reuse writes a quarter to a third as much, and loses "
-             "what DRAM drops before its second use. Dumps that ask for durability are always "
-             "written."},
+    {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
+     .help =
+         "Which blocks are written. all: all that are dumped. reuse: only those that are used or "
+         "dumped a second time; that is a quarter to a third as much, and loses what DRAM drops "
+         "before its second use. learned: as all, but as reuse for a namespace whose blocks "
+         "prove to be hardly ever read back at their first use. Dumps that ask for durability "
+         "are always written."},
     {KEY("nvme.rewrite", INT, nvme_rewrite, "50"), RANGE(0, 75), .internal = true,
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
@@ -232,7 +235,7 @@ const struct config_key config_keys[] = {
     {KEY("share.threads", INT, share_threads, "16"), RANGE(2, 256),
      .help = "Threads for each folder; each has one request in flight."},
     {KEY("share.admission", ENUM, share_admission, "all"), .names = admission_names,
-     .help = "Which blocks are written; see nvme.admission."},
+     .help = "Which blocks are written: all, or as with nvme.admission: reuse."},
     {KEY("share.sync", BOOL, share_sync, "false"), .names = bool_names,
      .help = "Have the server make each file durable before it gets its name. Without, a crash of "
              "the server may leave files that are cut short; loads take them for misses."},

@@ -441,7 +441,9 @@ void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
     cache_list_touch(c, refs, n);
-    for (uint32_t i = 0; i < n && (c->config.write_reused || c->config.share_reused); i++)
+    if (!c->config.write_reused && !c->config.write_learned && !c->config.share_reused)
+        return;
+    for (uint32_t i = 0; i < n; i++)
         if (refs[i] != 0)
             cache_write_used(c, refs[i]);
 }

@@ -32,6 +32,7 @@ struct cache_config {
     struct policy *policy;
     struct metrics *metrics;
     bool write_reused;      /* NVMe gets only blocks that were used or stored before */
+    bool write_learned;     /* or those that daemon/index/admission.h lets in */
     uint64_t backlog_bytes; /* dirty DRAM that eviction spares */
     bool share_reused;      /* as write_reused, for the shared tier */
     uint64_t shared_blocks; /* as many blocks may be known that lie on the shared tier only */

@@ -158,6 +158,8 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     assert(part_loc(p) == loc);
     if (!tier_may_drop(c, owner))
         return false;
+    if (policy_heat(c->config.policy, ref) == 0)
+        admission_unused(&cache_ns(c, ref)->admission);
     cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
         cache_discard(c, ref);

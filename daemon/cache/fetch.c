@@ -183,6 +183,8 @@ static int tier_start(struct part_op *f)
     io->priority = f->priority;
     io->done_cb = tier_done_cb;
     rc = cache_tier_submit(c, io);
+    if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
+        admission_returned(&cache_ns(c, f->ref)->admission);
     if (rc == 0 || rc == -EAGAIN)
         return rc;
     log_read_failed(io, rc);
@@ -291,6 +293,8 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     struct part_op *f;
 
     list_init(&w->link);
+    if (part_whole(p))
+        admission_hit(&ns->admission);
     if (p->dram == PART_DRAM_READY) {
         if (p->users >= PART_USERS_MAX)
             return -EBUSY; /* one key may come often in a request */

@@ -58,9 +58,21 @@ static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool qu
 
 /* ---- which blocks are written ---- */
 
-static bool reused_only(const struct cache *c, enum write_to to)
+static bool reused_only(const struct cache *c, enum write_to to, const struct ns *ns)
 {
-    return to == WRITE_NVME ? c->config.write_reused : c->config.share_reused;
+    if (to != WRITE_NVME)
+        return c->config.share_reused;
+    return c->config.write_reused ||
+           (c->config.write_learned && admission_reused_only(&ns->admission));
+}
+
+static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns *ns)
+{
+    if (policy_heat(c->config.policy, ref) > 0)
+        return true;
+    if (to == WRITE_NVME && c->config.write_learned)
+        return admission_first(&ns->admission);
+    return !reused_only(c, to, ns);
 }
 
 static bool writable(const struct cache *c, enum write_to to, const struct block *b,
@@ -95,7 +107,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    if (!reused_only(c, to) || policy_heat(c->config.policy, ref) > 0)
+    if (admitted(c, to, ref, ns))
         write_later(c, to, ref);
     else if (writable(c, to, b, ns))
         *(to == WRITE_NVME ? &m->nvme_write_refused : &m->share_write_refused) +=
@@ -105,7 +117,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
 void cache_write_used(struct cache *c, block_ref ref)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (reused_only(c, to) && policy_heat(c->config.policy, ref) > 0)
+        if (reused_only(c, to, cache_ns(c, ref)) && policy_heat(c->config.policy, ref) > 0)
             write_later(c, to, ref);
 }
 
@@ -123,7 +135,7 @@ void cache_write_fetched(struct cache *c, block_ref ref)
     if (!writable(c, WRITE_NVME, b, ns))
         return;
     cache_ns_record(c, ns);
-    if (c->config.write_reused)
+    if (reused_only(c, WRITE_NVME, ns))
         cache_write_used(c, ref);
     else
         write_later(c, WRITE_NVME, ref);

@@ -16,6 +16,7 @@
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
+#include "daemon/index/admission.h"
 #include "proto/limits.h"
 
 #include <assert.h>
@@ -165,6 +166,7 @@ struct ns {
     struct ns_table *table;
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
+    struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
     uint8_t record;                               /* enum ns_record */
     uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */

@@ -211,6 +211,8 @@ static void count_return(struct policy *p, struct block *b)
 {
     int before = b->policy_data & DATA_KNOWN ? (int)uses_of(b) : ghost_take(p, b);
 
+    if (before < 0 && b->whole_parts > b->dram_parts)
+        before = 0; /* an earlier run or another host stored it */
     set_uses(b, before < 0 ? 0 : ((uint32_t)before + 1) / 2 + 1);
     b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
 }
@@ -440,7 +442,7 @@ uint64_t policy_count(const struct policy *p)
 
 unsigned policy_heat(const struct policy *p, block_ref ref)
 {
-    static const unsigned heat[USES_MAX + 1] = {0, 1, 2, 2, 3, 3, 3, 3};
+    static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, 2, 2, 3, 3, 3, 3};
 
     return heat[uses_of(index_block(p->ix, ref))];
 }

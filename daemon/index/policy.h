@@ -52,7 +52,8 @@ uint64_t policy_count(const struct policy *p);
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx);
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);
-/* How much the block is worth keeping on a slower tier, 0 (seen once) to 3. */
+/* How much the block is worth keeping on a slower tier, 0 (not used since it was stored) to 3. */
+enum { HEAT_ONCE = 1 };
 unsigned policy_heat(const struct policy *p, block_ref ref);
 const char *policy_name(void);
 

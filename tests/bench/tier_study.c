@@ -1,12 +1,12 @@
 /* Replays a trace against DRAM with an NVMe tier below: which blocks are worth writing, and which
  * are worth writing again when their segment is reclaimed? docs/eviction.md has the answer. Policy
  * and segments are the daemon's own; time and the disk's speed play no part.
- * Usage: tier_study TRACE.jsonl [DRAM NVME ...], each in percent of the distinct blocks */
+ * Usage: tier_study TRACE.jsonl|WORKLOAD [DRAM NVME ...], each in percent of the distinct blocks */
 #include "daemon/format/nvme_format.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "daemon/tier/segment.h"
-#include "tests/bench/policy_trace.h"
+#include "tests/bench/policy_workloads.h"
 
 #include <string.h>
 
@@ -14,12 +14,20 @@
 #define SEGMENT_BYTES (1u << 20)
 #define STRIDE 16384u /* 63 slots in a segment, as of 64 MiB and parts of 1 MiB */
 
-enum admission { ADMIT_ALL, ADMIT_HALF, ADMIT_QUARTER, ADMIT_REUSE, ADMIT_SEEN, ADMIT_EVICTED };
+enum admit {
+    ADMIT_ALL,
+    ADMIT_LEARNED,
+    ADMIT_HALF,
+    ADMIT_QUARTER,
+    ADMIT_REUSE,
+    ADMIT_SEEN,
+    ADMIT_EVICTED
+};
 enum rewriting { REWRITE_NONE, REWRITE_HIT, REWRITE_READ, REWRITE_WARM, REWRITE_HOT };
 
 struct rule {
     const char *name;
-    enum admission admission;
+    enum admit admission;
     enum rewriting rewriting;
     unsigned share;    /* rewritten of a segment at most, % */
     bool oldest_first; /* and not the one with the least to lose */
@@ -27,6 +35,7 @@ struct rule {
 
 static const struct rule rules[] = {
     {"write all", ADMIT_ALL, REWRITE_NONE, 0, false},
+    {"learned", ADMIT_LEARNED, REWRITE_NONE, 0, false},
     {"1 request in 2", ADMIT_HALF, REWRITE_NONE, 0, false},
     {"1 request in 4", ADMIT_QUARTER, REWRITE_NONE, 0, false},
     {"used again, DRAM's ghosts", ADMIT_REUSE, REWRITE_NONE, 0, false},
@@ -37,6 +46,7 @@ static const struct rule rules[] = {
     {"all; hit since, 75 %", ADMIT_ALL, REWRITE_HIT, 75, false},
     {"all; heat 1 and up, 50 %", ADMIT_ALL, REWRITE_WARM, 50, false},
     {"all; heat 2 and up, 50 %", ADMIT_ALL, REWRITE_HOT, 50, false},
+    {"learned; read since, 50 %", ADMIT_LEARNED, REWRITE_READ, 50, false},
     {"all; read since, 50 %", ADMIT_ALL, REWRITE_READ, 50, false},
     {"all, oldest first", ADMIT_ALL, REWRITE_NONE, 0, true},
     {"all, oldest; hit since, 50 %", ADMIT_ALL, REWRITE_HIT, 50, true},
@@ -86,6 +96,8 @@ static bool drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     (void)ctx;
     if (p->loc != loc)
         abort();
+    if (policy_heat(policy, p->ref) == 0)
+        admission_unused(&ns->admission);
     p->loc = 0;
     forget_if_gone(p);
     return true;
@@ -222,6 +234,8 @@ static bool admit(uint32_t id, bool seen)
     switch (rule->admission) {
     case ADMIT_ALL:
         return true;
+    case ADMIT_LEARNED:
+        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission);
     case ADMIT_HALF:
         return now * 2654435761u >> 31 == 0;
     case ADMIT_QUARTER:
@@ -236,21 +250,54 @@ static bool admit(uint32_t id, bool seen)
     return false;
 }
 
-static void store(uint32_t id)
+static void block_make(uint32_t id)
 {
     struct place *p = &places[id];
     uint8_t key[UCM_MAX_KEY_BYTES] = {0};
-    bool seen = p->seen != 0 && inserts - p->seen < nvme_max;
 
     memcpy(key, &id, sizeof(id));
     p->ref = index_insert(ix, ns, key);
     if (p->ref == 0)
         abort();
     p->hit = p->read = false;
+}
+
+static void store(uint32_t id)
+{
+    struct place *p = &places[id];
+    bool seen = p->seen != 0 && inserts - p->seen < nvme_max;
+
     dram_insert(id);
     p->seen = ++inserts;
     if (admit(id, seen))
         nvme_write(id);
+}
+
+/* The blocks of a dump that are in no tier; head first. */
+static void dump(const uint32_t *id, uint32_t n)
+{
+    block_ref *refs = zeroed(n, sizeof(*refs));
+    bool *missing = zeroed(n, sizeof(*missing));
+
+    for (uint32_t i = 0; i < n; i++) {
+        missing[i] = places[id[i]].ref == 0;
+        if (missing[i])
+            block_make(id[i]);
+        refs[i] = places[id[i]].ref;
+    }
+    policy_touch(policy, refs, n);
+    for (uint32_t i = 0; i < n; i++)
+        if (missing[i])
+            store(id[i]);
+    free(missing);
+    free(refs);
+}
+
+static bool admits_uses(void)
+{
+    if (rule->admission == ADMIT_LEARNED)
+        return admission_reused_only(&ns->admission);
+    return rule->admission == ADMIT_REUSE || rule->admission == ADMIT_SEEN;
 }
 
 static void use(const struct request *r, uint32_t n)
@@ -268,14 +315,17 @@ static void use(const struct request *r, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct place *p = &places[r->id[i]];
 
+        admission_hit(&ns->admission);
         p->hit = true;
         p->read |= !p->in_dram;
         hits_below += !p->in_dram;
-        if (!p->in_dram)
+        if (!p->in_dram) {
+            if (policy_heat(policy, p->ref) == HEAT_ONCE)
+                admission_returned(&ns->admission);
             dram_insert(r->id[i]);
-        else if ((rule->admission == ADMIT_REUSE || rule->admission == ADMIT_SEEN) &&
-                 policy_heat(policy, p->ref) >= 1)
+        } else if (admits_uses() && policy_heat(policy, p->ref) >= 1) {
             nvme_write(r->id[i]);
+        }
     }
 }
 
@@ -289,9 +339,7 @@ static void serve(const struct request *r)
         n++;
     hits += n;
     use(r, n);
-    for (uint32_t i = n; i < r->n; i++)
-        if (places[r->id[i]].ref == 0)
-            store(r->id[i]);
+    dump(r->id + n, r->n - n);
 }
 
 static void replay(double dram, double nvme)
@@ -325,12 +373,13 @@ int main(int argc, char **argv)
     int sizes = argc > 2 ? (argc - 2) / 2 : 7;
 
     if (argc < 2 || argc % 2 != 0 || sizes > SIZES_MAX) {
-        fprintf(stderr, "usage: %s TRACE.jsonl [DRAM NVME ...]\n", argv[0]);
+        fprintf(stderr, "usage: %s TRACE.jsonl|WORKLOAD [DRAM NVME ...]; workloads:\n", argv[0]);
+        workload_list(stderr);
         return 2;
     }
     for (int i = 0; i < argc - 2; i++)
         size[i / 2][i % 2] = strtod(argv[i + 2], NULL);
-    if (trace_read(argv[1]) != 0)
+    if (workload_make(argv[1], 1) != 0 && trace_read(argv[1]) != 0)
         return 1;
     printf("prefix hit rate, %%, and blocks written for each block hit (of NVMe: and rewritten)\n"
            "%-28s",

@@ -88,3 +88,87 @@ Test(admission, what_is_incomplete_or_goes_is_not_written)
     drop(half);
     drop(doomed);
 }
+
+static void open_learned(void)
+{
+    open_reused();
+    rig.cache->config.write_reused = false;
+    rig.cache->config.write_learned = true;
+}
+
+TestSuite(learned_admission, .init = open_learned, .fini = rig_close);
+
+/* Stores a block that is used never again, and lets NVMe let go of it if it was written there. */
+static bool written_in_vain(uint64_t number)
+{
+    block_ref ref = store(rig.one, number);
+    unsigned n = submitted();
+
+    if (n > 0) {
+        fake_next(&rig.tier, 0);
+        cr_assert(rig.tier.callbacks.drop_cb(rig.tier.callbacks.ctx, part_owner(ref, 0),
+                                             part_loc(&index_block(rig.index, ref)->part[0])));
+    }
+    drop(ref);
+    return n > 0;
+}
+
+/* Two parts, of which loads hit one again and again. */
+static block_ref hot_block(void)
+{
+    block_ref ref = store(rig.two, 1);
+
+    for (uint32_t i = 0; i < 200000; i++) {
+        struct cache_wait w = {0};
+
+        cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+        cache_put(rig.cache, ref, 0);
+    }
+    return ref;
+}
+
+Test(learned_admission, blocks_that_nobody_reads_are_written_now_and_then)
+{
+    block_ref ref;
+    uint32_t n = 0, writes = 0;
+
+    rig.one->admission.hits = 200000; /* by other blocks of the namespace */
+    for (; n < 2000; n++)
+        writes += written_in_vain(n);
+    cr_assert_lt(writes, 1500u);
+    writes = 0;
+    for (; n < 2000 + 16 * 1024; n++)
+        writes += written_in_vain(n);
+    /* The policy takes one in a thousand for one that comes back. */
+    cr_expect(writes >= 1024 && writes < 1200, "one stretch in 16: %u", writes);
+    cr_expect_gt(rig.metrics.nvme_write_refused, 0u);
+    ref = store(rig.one, n);
+    if (submitted() == 0)
+        cache_touch(rig.cache, &ref, 1);
+    cr_expect_eq(submitted(), 1u, "what is used again is written");
+    fake_next(&rig.tier, 0);
+    drop(ref);
+}
+
+Test(learned_admission, another_namespace_learns_for_itself)
+{
+    block_ref hot = hot_block();
+
+    cr_expect_eq(submitted(), 2u);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    rig.one->admission = (struct admission){.hits = 200000, .stored = 2000, .unused = 2000};
+    cr_expect(!written_in_vain(1));
+    cr_expect_gt(rig.two->admission.hits, 100000u);
+    drop(hot);
+    drop(store(rig.two, 2));
+    cr_expect_eq(submitted(), 2u);
+}
+
+/* One block in ten that is read back is worth the other nine. */
+Test(learned_admission, where_first_uses_are_hits_all_is_written)
+{
+    rig.one->admission =
+        (struct admission){.hits = 200000, .stored = 100000, .returned = 9000, .unused = 81000};
+    cr_expect(written_in_vain(1));
+}

@@ -1,0 +1,83 @@
+/* Which first uses are worth a write is learnt from what NVMe let go. */
+#include "daemon/index/admission.h"
+
+#include <criterion/criterion.h>
+
+static struct admission a;
+
+static void setup(void)
+{
+    a = (struct admission){.hits = 0};
+}
+
+TestSuite(admission_counts, .init = setup);
+
+static void let_go(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        cr_assert(admission_first(&a));
+        admission_unused(&a);
+    }
+}
+
+static void hits(uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        admission_hit(&a);
+}
+
+Test(admission_counts, everything_is_written_until_nvme_has_let_go_of_enough)
+{
+    hits(1000000);
+    let_go(1000);
+    cr_expect(!admission_reused_only(&a));
+    for (uint32_t i = 0; i < 100; i++)
+        admission_unused(&a);
+    cr_expect(admission_reused_only(&a));
+}
+
+Test(admission_counts, hits_that_would_be_lost_count_against_all_hits)
+{
+    let_go(1000);
+    hits(100000);
+    for (uint32_t i = 0; i < 100; i++)
+        admission_unused(&a);
+    for (uint32_t i = 0; i < 500; i++) {
+        admission_first(&a);
+        admission_returned(&a);
+    }
+    cr_expect(admission_reused_only(&a), "500 of 100,000");
+    for (uint32_t i = 0; i < 1000; i++) {
+        admission_first(&a);
+        admission_returned(&a);
+    }
+    cr_expect(!admission_reused_only(&a), "1,500 of 100,000");
+    hits(200000);
+    cr_expect(admission_reused_only(&a), "1,500 of 300,000");
+}
+
+Test(admission_counts, one_stretch_in_sixteen_is_written)
+{
+    uint32_t written = 0, in_a_row = 0, most = 0;
+
+    hits(1000000);
+    a.unused = 5000;
+    for (uint32_t i = 0; i < 64 * 1024; i++) {
+        bool first = admission_first(&a);
+
+        written += first;
+        in_a_row = first ? in_a_row + 1 : 0;
+        most = in_a_row > most ? in_a_row : most;
+    }
+    cr_expect_leq(written, 4 * 1024u + 1024u);
+    cr_expect_geq(written, 4 * 1024u - 1024u);
+    cr_expect_geq(most, 1023u);
+}
+
+Test(admission_counts, old_counts_fade)
+{
+    a.unused = 1u << 20;
+    hits(1u << 23);
+    cr_expect_lt(a.unused, 1u << 19);
+    cr_expect_leq(a.hits, 1u << 22);
+}
