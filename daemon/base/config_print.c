@@ -85,36 +85,35 @@ static void print_key(const struct config *c, const struct config_key *k)
     putchar('\n');
 }
 
-static bool shown(const struct config *c, const struct config *defaults, const struct config_key *k,
-                  const struct config_section *s)
+static void print_section(const struct config_section *s)
 {
-    size_t n = strlen(s->name);
-
-    return config_section_length(k->name) == n && memcmp(k->name, s->name, n) == 0 &&
-           (!k->internal || !config_value_equal(c, defaults, k));
+    print_comment("", s->help);
+    if (s->name[0])
+        printf("%s:\n", s->name);
+    else
+        putchar('\n');
 }
 
+/* Sections have the keys' order, and each key has its section. */
 void config_print(const struct config *c)
 {
+    const struct config_section *s = config_sections, *last = NULL;
     struct config defaults;
 
     config_init(&defaults);
-    for (size_t i = 0; i < config_section_count; i++) {
-        const struct config_section *s = &config_sections[i];
-        bool first = true;
+    for (const struct config_key *k = config_keys; k < config_keys + config_key_count; k++) {
+        size_t n = config_section_length(k->name);
 
-        printf("%s", i > 0 ? "\n" : "");
-        print_comment("", s->help);
-        if (s->name[0])
-            printf("%s:\n", s->name);
-        for (const struct config_key *k = config_keys; k < config_keys + config_key_count; k++) {
-            if (!shown(c, &defaults, k, s))
-                continue;
-            if (!first || !s->name[0])
-                putchar('\n');
-            print_key(c, k);
-            first = false;
-        }
+        if (k->internal && config_value_equal(c, &defaults, k))
+            continue;
+        while (strlen(s->name) != n || memcmp(s->name, k->name, n) != 0)
+            s++;
+        if (last)
+            putchar('\n');
+        if (s != last)
+            print_section(s);
+        print_key(c, k);
+        last = s;
     }
     config_free(&defaults);
     fflush(stdout);
