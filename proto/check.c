@@ -15,24 +15,25 @@ void proto_where_prefix(const struct proto_where *where, char *out, size_t room)
 /* What a field of each kind must be, around its range; what is counted when it is out of it. */
 static const struct {
     const char *before, *after, *counted;
-    bool has_range;
 } kinds[] = {
-    [PROTO_KIND_u64] = {"an unsigned integer, ", "", "", true},
-    [PROTO_KIND_str] = {"text (MessagePack str, UTF-8) of ", " bytes", " bytes", true},
-    [PROTO_KIND_bin] = {"binary (MessagePack bin) of ", " bytes", " bytes", true},
-    [PROTO_KIND_flag] = {"true or false", "", "", false},
-    [PROTO_KIND_u32s] = {"an array of ", " unsigned integers below 2^32", " entries", true},
-    [PROTO_KIND_handles] = {"an array of ", " maps", " entries", true},
-    [PROTO_KIND_planes] = {"an array of ", " maps", " entries", true},
+    [PROTO_KIND_u64] = {"an unsigned integer, ", "", ""},
+    [PROTO_KIND_str] = {"text (MessagePack str, UTF-8) of ", " bytes", " bytes"},
+    [PROTO_KIND_bin] = {"binary (MessagePack bin) of ", " bytes", " bytes"},
+    [PROTO_KIND_flag] = {"true or false", "", ""},
+    [PROTO_KIND_u32s] = {"an array of ", " unsigned integers below 2^32", " entries"},
+    [PROTO_KIND_handles] = {"an array of ", " maps", " entries"},
+    [PROTO_KIND_planes] = {"an array of ", " maps", " entries"},
 };
 
 /* "16 to 32", "exactly 64" or "" */
 static void range_text(const struct proto_field *f, char *out, size_t room)
 {
     out[0] = '\0';
-    if (kinds[f->kind].has_range && f->min == f->max)
+    if (f->kind == PROTO_KIND_flag)
+        return;
+    if (f->min == f->max)
         snprintf(out, room, "exactly %" PRIu64, f->min);
-    else if (kinds[f->kind].has_range)
+    else
         snprintf(out, room, "%" PRIu64 " to %" PRIu64, f->min, f->max);
 }
 
@@ -55,7 +56,7 @@ int proto_refuse(const struct proto_field *f, const struct proto_where *where, c
 int proto_check_amount(const struct proto_field *f, uint64_t amount,
                        const struct proto_where *where)
 {
-    if (!kinds[f->kind].has_range || (amount >= f->min && amount <= f->max))
+    if (f->kind == PROTO_KIND_flag || (amount >= f->min && amount <= f->max))
         return 0;
     return proto_refuse(f, where, "%s %" PRIu64 "%s", f->kind == PROTO_KIND_u64 ? "is" : "has",
                         amount, kinds[f->kind].counted);
