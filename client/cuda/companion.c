@@ -146,16 +146,6 @@ static bool slices_step(struct companion *c, bool *claimed)
 
 /* ---- the thread ---- */
 
-static void wait_for_change(struct companion *c)
-{
-    struct timespec until;
-
-    (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    if (!c->quit && !c->wanted)
-        (void)pthread_cond_timedwait(&c->changed, &c->mutex, &until);
-}
-
 /* Nothing moved. Called with the mutex, which it releases while it sleeps. bell: its value before
  * the slices were polled. */
 static void nap(struct companion *c, bool claimed, uint32_t bell, int64_t still_ns)
@@ -164,7 +154,8 @@ static void nap(struct companion *c, bool claimed, uint32_t bell, int64_t still_
     struct timespec t = {.tv_nsec = NAP_NS};
 
     if (!served) {
-        wait_for_change(c);
+        if (!c->quit && !c->wanted)
+            (void)pthread_cond_wait(&c->changed, &c->mutex);
         return;
     }
     pthread_mutex_unlock(&c->mutex);
@@ -424,15 +415,9 @@ static CUresult create(struct companion *c)
         r = slices_create(c);
     if (r == CUDA_SUCCESS)
         r = kernel_warm(c);
-    if (r != CUDA_SUCCESS)
-        return r;
-    pthread_mutex_init(&c->mutex, NULL);
-    pthread_cond_init(&c->changed, NULL);
-    if (pthread_create(&c->thread, NULL, thread_run, c) == 0)
-        return r;
-    pthread_mutex_destroy(&c->mutex);
-    pthread_cond_destroy(&c->changed);
-    return CUDA_ERROR_OPERATING_SYSTEM;
+    if (r == CUDA_SUCCESS && pthread_create(&c->thread, NULL, thread_run, c) != 0)
+        r = CUDA_ERROR_OPERATING_SYSTEM;
+    return r;
 }
 
 /* Undoes create, whole or in part; the context is current. */
@@ -459,7 +444,10 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
 {
     CUresult r;
 
-    *c = (struct companion){.slice_bytes = slice_bytes, .n_slices = n_slices};
+    *c = (struct companion){.slice_bytes = slice_bytes,
+                            .n_slices = n_slices,
+                            .mutex = PTHREAD_MUTEX_INITIALIZER,
+                            .changed = PTHREAD_COND_INITIALIZER};
     c->slices = calloc(n_slices, sizeof(*c->slices));
     if (!c->slices)
         return CUDA_ERROR_OUT_OF_MEMORY;

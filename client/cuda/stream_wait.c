@@ -246,14 +246,12 @@ CUresult stream_waits_init(struct stream_waits *w, CUcontext context)
 
     if (r != CUDA_SUCCESS)
         return r;
-    *w = (struct stream_waits){.context = context};
+    *w = (struct stream_waits){.context = context,
+                               .mutex = PTHREAD_MUTEX_INITIALIZER,
+                               .changed = PTHREAD_COND_INITIALIZER};
     TAILQ_INIT(&w->pending);
     r = words_create(w);
     ucm_context_leave();
-    if (r == CUDA_SUCCESS) {
-        (void)pthread_mutex_init(&w->mutex, NULL);
-        (void)pthread_cond_init(&w->changed, NULL);
-    }
     return r;
 }
 
