@@ -7,18 +7,15 @@ struct counted {
     uint64_t *changed, *busy;
 };
 
-static int count_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int count_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct counted *counted = (struct counted *)call;
-    struct msg_count_r m;
-    int r = client_take(&proto_count_r, env, &m, e);
+    const struct msg_count_r *m = &any->count_r;
 
-    if (r)
-        return r;
     if (counted->changed)
-        *counted->changed = m.blocks;
+        *counted->changed = m->blocks;
     if (counted->busy)
-        *counted->busy = m.busy;
+        *counted->busy = m->busy;
     return 0;
 }
 
@@ -72,15 +69,16 @@ struct raw {
     msgpack_sbuffer result;
 };
 
-static int raw_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int raw_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct raw *raw = (struct raw *)call;
     msgpack_packer pk;
 
+    (void)any;
     msgpack_packer_init(&pk, &raw->result, msgpack_sbuffer_write);
-    if (msgpack_pack_object(&pk, env->body) == 0)
+    if (msgpack_pack_object(&pk, call->answer->body) == 0)
         return 0;
-    return ucm_error_set(e, UCM_ENOMEMORY, "no memory for the result");
+    return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for the result");
 }
 
 static bool is_map(const uint8_t *p, size_t n)

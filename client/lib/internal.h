@@ -32,9 +32,9 @@
 
 struct client_call;
 
-/* Takes the result out of an answer; the call is still linked. 0, or -UCM_E* with *e filled. */
-typedef int (*client_take_cb)(struct client_call *call, struct proto_envelope *env,
-                              struct ucm_error *e);
+/* Takes the decoded result of an answer; the call is still linked. 0, or -UCM_E* with call->error
+ * filled. May be NULL. */
+typedef int (*client_take_cb)(struct client_call *call, const union proto_any *m);
 /* Runs once, when the call is done, whatever its status. May be NULL. */
 typedef void (*client_done_cb)(struct client_call *call);
 /* The daemon reported progress of a load. False: the report does not fit the load. */
@@ -43,6 +43,8 @@ typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_pr
 /* One request on its way. It lives on the waiter's stack, or inside a task or a handle. */
 struct client_call {
     struct ucm_client *client;
+    const struct proto_message *result;  /* of the method; a free map is in answer->body */
+    const struct proto_envelope *answer; /* while take_cb runs */
     client_take_cb take_cb;
     client_done_cb done_cb;
     client_progress_cb progress_cb; /* NULL: a report of progress is an error */
@@ -326,9 +328,6 @@ int client_exchange(struct client_call *call, struct ucm_client *c, client_take_
 /* After client_begin_same; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
 int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns);
-/* Decodes a result; one that does not fit is -UCM_EPROTOCOL. */
-int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
-                struct ucm_error *e);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
 /* method: CANCEL, RELEASE, REGION_UNREGISTER or RING_UNREGISTER. */

@@ -54,9 +54,25 @@ static bool in_reserve(struct ucm_client *c)
     return true;
 }
 
+/* Decodes a result or a notification; one that does not fit is -UCM_EPROTOCOL. */
+static int take(const struct proto_message *m, struct proto_envelope *env, void *out,
+                struct ucm_error *e)
+{
+    struct ucm_error why = {0};
+
+    if (proto_decode(m, env, out, &why) == 0)
+        return 0;
+    if (why.code == UCM_WIRE_NO_MEMORY) {
+        *e = why;
+        return -UCM_ENOMEMORY;
+    }
+    return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
+}
+
 static void deliver(struct ucm_client *c, struct proto_envelope *env)
 {
     struct client_call *call = client_call_find(c, env->msgid);
+    union proto_any m;
     int r;
 
     if (!call) /* of a followup, or of a call that was given up */
@@ -66,7 +82,10 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
         /* A newer daemon may have codes that enum ucm_status lacks. */
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
-        r = call->take_cb(call, env, &call->error);
+        call->answer = env;
+        r = take(call->result, env, &m, &call->error);
+        if (r == 0 && call->take_cb)
+            r = call->take_cb(call, &m);
     }
     client_call_finish(call, r, NULL);
 }
@@ -91,7 +110,7 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
     if (env->method.n != sizeof UCM_PROGRESS - 1 ||
         memcmp(env->method.p, UCM_PROGRESS, env->method.n) != 0)
         return;
-    if (client_take(&proto_progress, env, &m, &e) != 0)
+    if (take(&proto_progress, env, &m, &e) != 0)
         garbage(c, e.text);
     else if (!client_call_progress(c, &m))
         garbage(c, "progress that fits no load");

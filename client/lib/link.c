@@ -16,31 +16,27 @@
  * worker's leave no processor free. The daemon gives up after the same time. */
 #define SETTLE_NS INT64_C(5000000000)
 
-static int hello_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int hello_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_client *c = call->client;
-    struct msg_hello_r m;
-    int r = client_take(&proto_hello_r, env, &m, e);
+    const struct msg_hello_r *m = &any->hello_r;
 
-    if (r)
-        return r;
-    if (m.version != UCM_PROTOCOL_VERSION) {
-        ucm_error_set(e, UCM_EUNSUPPORTED, "ucmd speaks version %u, this library %d",
-                      (unsigned)m.version, UCM_PROTOCOL_VERSION);
-        return -UCM_EUNSUPPORTED;
-    }
-    snprintf(c->info.server, sizeof c->info.server, "%.*s", (int)m.server.n, m.server.p);
-    snprintf(c->info.tenant, sizeof c->info.tenant, "%.*s", (int)m.tenant.n, m.tenant.p);
-    memcpy(c->info.instance, m.instance.p, sizeof c->info.instance);
-    c->info.admin = m.admin;
-    c->info.max_keys = (uint32_t)(m.max_keys < UCM_MAX_KEYS ? m.max_keys : UCM_MAX_KEYS);
-    c->info.max_requests = (uint32_t)m.max_requests;
-    c->info.max_regions = (uint32_t)m.max_regions;
-    c->info.max_leases = (uint32_t)m.max_leases;
-    c->info.max_lease_ms = (uint32_t)m.max_lease_ms;
-    c->info.max_deadline_ms = (uint32_t)m.max_deadline_ms;
-    c->max_frame_bytes = (uint32_t)(m.max_frame_bytes < UCM_MAX_FRAME_BYTES ? m.max_frame_bytes
-                                                                            : UCM_MAX_FRAME_BYTES);
+    if (m->version != UCM_PROTOCOL_VERSION)
+        return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
+                             "ucmd speaks version %u, this library %d", (unsigned)m->version,
+                             UCM_PROTOCOL_VERSION);
+    snprintf(c->info.server, sizeof c->info.server, "%.*s", (int)m->server.n, m->server.p);
+    snprintf(c->info.tenant, sizeof c->info.tenant, "%.*s", (int)m->tenant.n, m->tenant.p);
+    memcpy(c->info.instance, m->instance.p, sizeof c->info.instance);
+    c->info.admin = m->admin;
+    c->info.max_keys = (uint32_t)(m->max_keys < UCM_MAX_KEYS ? m->max_keys : UCM_MAX_KEYS);
+    c->info.max_requests = (uint32_t)m->max_requests;
+    c->info.max_regions = (uint32_t)m->max_regions;
+    c->info.max_leases = (uint32_t)m->max_leases;
+    c->info.max_lease_ms = (uint32_t)m->max_lease_ms;
+    c->info.max_deadline_ms = (uint32_t)m->max_deadline_ms;
+    c->max_frame_bytes = (uint32_t)(m->max_frame_bytes < UCM_MAX_FRAME_BYTES ? m->max_frame_bytes
+                                                                             : UCM_MAX_FRAME_BYTES);
     return 0;
 }
 

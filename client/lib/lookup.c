@@ -28,29 +28,25 @@ static int lookup_check(const struct msg_lookup_r *m, const struct lookup *l)
     return found == m->hits ? 0 : -1;
 }
 
-static int lookup_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int lookup_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct lookup *l = (struct lookup *)call;
-    struct msg_lookup_r m;
-    int r = client_take(&proto_lookup_r, env, &m, e);
+    const struct msg_lookup_r *m = &any->lookup_r;
 
-    if (r)
-        return r;
-    if (lookup_check(&m, l) != 0) {
-        ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer to lookup does not fit the question");
-        return -UCM_EPROTOCOL;
-    }
+    if (lookup_check(m, l) != 0)
+        return ucm_error_set(&call->error, UCM_EPROTOCOL,
+                             "ucmd's answer to lookup does not fit the question");
     if (l->found)
-        memcpy(l->found, m.status.p, m.status.n);
+        memcpy(l->found, m->status.p, m->status.n);
     if (l->hits)
-        *l->hits = (uint32_t)m.hits;
+        *l->hits = (uint32_t)m->hits;
     if (l->in_dram)
-        *l->in_dram = (uint32_t)m.dram;
+        *l->in_dram = (uint32_t)m->dram;
     if (l->asked->shared)
-        *l->asked->shared = (uint32_t)m.shared;
+        *l->asked->shared = (uint32_t)m->shared;
     if (l->lease)
-        *l->lease = m.lease && l->asked->lease_ms
-                        ? client_lease_add(call->client, (uint32_t)m.lease, l->asked->lease_ms)
+        *l->lease = m->lease && l->asked->lease_ms
+                        ? client_lease_add(call->client, (uint32_t)m->lease, l->asked->lease_ms)
                         : 0;
     return 0;
 }

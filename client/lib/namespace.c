@@ -3,16 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int open_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int open_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
-    struct msg_ns_open_r m;
-    int r = client_take(&proto_ns_open_r, env, &m, e);
 
-    if (r)
-        return r;
-    ns->handle.id = (uint32_t)m.ns;
-    memcpy(ns->fingerprint, m.fingerprint.p, sizeof ns->fingerprint);
+    ns->handle.id = (uint32_t)any->ns_open_r.ns;
+    memcpy(ns->fingerprint, any->ns_open_r.fingerprint.p, sizeof ns->fingerprint);
     return 0;
 }
 

@@ -9,15 +9,10 @@
 
 #define DEVICE_BYTES (sizeof(((struct ucm_region *)0)->device))
 
-static int register_take_cb(struct client_call *call, struct proto_envelope *env,
-                            struct ucm_error *e)
+static int register_take_cb(struct client_call *call, const union proto_any *any)
 {
-    struct msg_region m;
-    int r = client_take(&proto_region, env, &m, e);
-
-    if (r == 0)
-        client_handle_of(call)->id = (uint32_t)m.region;
-    return r;
+    client_handle_of(call)->id = (uint32_t)any->region.region;
+    return 0;
 }
 
 static int spec_check(const struct ucm_region_spec *spec)

@@ -29,6 +29,7 @@ int client_request(struct client_call *call, const struct client_request *q, int
     int r;
 
     client_call_reset(call);
+    call->result = q->name ? &proto_free_map : proto_method_result(q->method);
     client_call_link(call, client_msgid(c));
     r = encode(c, call->msgid, q, &e);
     r = r ? client_fail_wire(r, &e) : client_send(c, q->fds, q->n_fds, deadline_ns);
@@ -80,49 +81,21 @@ int client_begin_same(struct ucm_client *c, int64_t deadline_ns)
     return r;
 }
 
-struct dropped_call {
-    struct client_call call;
-    enum ucm_method method;
-};
-
-static int dropped_take_cb(struct client_call *call, struct proto_envelope *env,
-                           struct ucm_error *e)
-{
-    union proto_any result;
-
-    return client_take(proto_method_result(((struct dropped_call *)call)->method), env, &result, e);
-}
-
 int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns)
 {
     struct client_request q = {.method = method, .params = params};
-    struct dropped_call dropped = {.method = method};
     uint64_t attempts = c->attempts;
+    struct client_call call;
     int r;
 
-    client_call_init(&dropped.call, c, dropped_take_cb, NULL);
-    r = request_wait(&dropped.call, &q, deadline_ns);
-    client_call_close(&dropped.call);
+    client_call_init(&call, c, NULL, NULL);
+    r = request_wait(&call, &q, deadline_ns);
+    client_call_close(&call);
     if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
         return r;
     r = client_link_settle(c, deadline_ns);
     return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
-}
-
-int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
-                struct ucm_error *e)
-{
-    struct ucm_error why = {0};
-
-    if (proto_decode(m, env, out, &why) == 0)
-        return 0;
-    if (why.code == UCM_WIRE_NO_MEMORY) {
-        *e = why;
-        return -UCM_ENOMEMORY;
-    }
-    ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
-    return -UCM_EPROTOCOL;
 }
 
 /* A call that was given up, in its place in the table: its late answer brings something to undo. */
@@ -131,20 +104,17 @@ struct orphan {
     enum ucm_method method;
 };
 
-static int undo_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int undo_cb(struct client_call *call, const union proto_any *m)
 {
     enum ucm_method method = ((struct orphan *)call)->method;
     struct ucm_client *c = call->client;
-    union proto_any m;
 
-    if (proto_decode(proto_method_result(method), env, &m, e) != 0)
-        return 0; /* nothing that could be undone */
     if (method == UCM_METHOD_REGION_REGISTER)
-        client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m.region.region);
+        client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m->region.region);
     else if (method == UCM_METHOD_RING_REGISTER)
-        client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m.ring.ring);
-    else if (m.lookup_r.lease != 0)
-        client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m.lookup_r.lease);
+        client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
+    else if (m->lookup_r.lease != 0)
+        client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m->lookup_r.lease);
     return 0;
 }
 
@@ -163,6 +133,7 @@ static bool orphan_new(struct ucm_client *c, enum ucm_method method, uint32_t ms
         return false;
     client_call_init(&orphan->call, c, undo_cb, orphan_done_cb);
     orphan->method = method;
+    orphan->call.result = proto_method_result(method);
     client_call_link(&orphan->call, msgid);
     c->n_orphans++;
     return true;

@@ -14,15 +14,10 @@ struct ring_call {
     struct ucm_ring_registration *ring;
 };
 
-static int register_take_cb(struct client_call *call, struct proto_envelope *env,
-                            struct ucm_error *e)
+static int register_take_cb(struct client_call *call, const union proto_any *any)
 {
-    struct msg_ring m;
-    int r = client_take(&proto_ring, env, &m, e);
-
-    if (r == 0)
-        ((struct ring_call *)call)->ring->id = (uint32_t)m.ring;
-    return r;
+    ((struct ring_call *)call)->ring->id = (uint32_t)any->ring.ring;
+    return 0;
 }
 
 bool client_stagings_abandon(struct ucm_client *c)

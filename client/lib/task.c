@@ -18,23 +18,18 @@ struct ucm_task {
     uint8_t result[]; /* n_keys */
 };
 
-static int task_take_cb(struct client_call *call, struct proto_envelope *env, struct ucm_error *e)
+static int task_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_task *task = (struct ucm_task *)call;
-    struct msg_blocks_r m;
-    int r = client_take(&proto_blocks_r, env, &m, e);
+    const struct msg_blocks_r *m = &any->blocks_r;
 
-    if (r)
-        return r;
-    if (m.status.n != task->n_keys) {
-        ucm_error_set(e, UCM_EPROTOCOL, "ucmd answered for %u blocks of %u", m.status.n,
-                      task->n_keys);
-        return -UCM_EPROTOCOL;
-    }
-    memcpy(task->result, m.status.p, m.status.n);
+    if (m->status.n != task->n_keys)
+        return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd answered for %u blocks of %u",
+                             m->status.n, task->n_keys);
+    memcpy(task->result, m->status.p, m->status.n);
     for (uint32_t i = 0; i < task->n_keys; i++)
         task->n_ok += task->result[i] == UCM_BLOCK_IS_OK || task->result[i] == UCM_BLOCK_IS_EXISTS;
-    task->bytes = m.bytes;
+    task->bytes = m->bytes;
     if (task->spin && task->n_ok > 0)
         client_spin_learn(task->spin, task->n_keys, client_now_ns() - task->sent_ns);
     return 0;
