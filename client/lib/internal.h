@@ -43,7 +43,7 @@ typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_pr
 /* One request on its way. It lives on the waiter's stack, or inside a task or a handle. */
 struct client_call {
     struct ucm_client *client;
-    const struct proto_message *result;  /* of the method; a free map is in answer->body */
+    enum ucm_method method; /* UCM_METHOD_COUNT: any, whose result is the map answer->body */
     const struct proto_envelope *answer; /* while take_cb runs */
     client_take_cb take_cb;
     client_done_cb done_cb;

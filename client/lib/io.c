@@ -83,7 +83,9 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
         call->answer = env;
-        r = take(call->result, env, &m, &call->error);
+        r = take(call->method == UCM_METHOD_COUNT ? &proto_free_map
+                                                  : proto_method_result(call->method),
+                 env, &m, &call->error);
         if (r == 0 && call->take_cb)
             r = call->take_cb(call, &m);
     }

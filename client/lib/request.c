@@ -29,7 +29,7 @@ int client_request(struct client_call *call, const struct client_request *q, int
     int r;
 
     client_call_reset(call);
-    call->result = q->name ? &proto_free_map : proto_method_result(q->method);
+    call->method = q->name ? UCM_METHOD_COUNT : q->method;
     client_call_link(call, client_msgid(c));
     r = encode(c, call->msgid, q, &e);
     r = r ? client_fail_wire(r, &e) : client_send(c, q->fds, q->n_fds, deadline_ns);
@@ -98,20 +98,13 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
     return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
 }
 
-/* A call that was given up, in its place in the table: its late answer brings something to undo. */
-struct orphan {
-    struct client_call call;
-    enum ucm_method method;
-};
-
 static int undo_cb(struct client_call *call, const union proto_any *m)
 {
-    enum ucm_method method = ((struct orphan *)call)->method;
     struct ucm_client *c = call->client;
 
-    if (method == UCM_METHOD_REGION_REGISTER)
+    if (call->method == UCM_METHOD_REGION_REGISTER)
         client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m->region.region);
-    else if (method == UCM_METHOD_RING_REGISTER)
+    else if (call->method == UCM_METHOD_RING_REGISTER)
         client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
     else if (m->lookup_r.lease != 0)
         client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m->lookup_r.lease);
@@ -125,16 +118,17 @@ static void orphan_done_cb(struct client_call *call)
     free(call);
 }
 
-static bool orphan_new(struct ucm_client *c, enum ucm_method method, uint32_t msgid)
+/* Takes the place of a call that was given up in the table, to undo what its late answer brings. */
+static bool orphan_new(const struct client_call *call)
 {
-    struct orphan *orphan = c->n_orphans < CLIENT_ORPHANS ? malloc(sizeof *orphan) : NULL;
+    struct ucm_client *c = call->client;
+    struct client_call *orphan = c->n_orphans < CLIENT_ORPHANS ? malloc(sizeof *orphan) : NULL;
 
     if (!orphan)
         return false;
-    client_call_init(&orphan->call, c, undo_cb, orphan_done_cb);
-    orphan->method = method;
-    orphan->call.result = proto_method_result(method);
-    client_call_link(&orphan->call, msgid);
+    client_call_init(orphan, c, undo_cb, orphan_done_cb);
+    orphan->method = call->method;
+    client_call_link(orphan, call->msgid);
     c->n_orphans++;
     return true;
 }
@@ -142,14 +136,12 @@ static bool orphan_new(struct ucm_client *c, enum ucm_method method, uint32_t ms
 /* A lookup's lease runs out by itself; a registration would stay. */
 int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
-    struct ucm_client *c = call->client;
     bool registers =
-        q->method == UCM_METHOD_REGION_REGISTER || q->method == UCM_METHOD_RING_REGISTER;
+        call->method == UCM_METHOD_REGION_REGISTER || call->method == UCM_METHOD_RING_REGISTER;
 
     client_call_unlink(call);
-    if (!q->name && (registers || q->method == UCM_METHOD_LOOKUP) &&
-        !orphan_new(c, q->method, call->msgid) && registers)
-        client_link_break(c, UCM_EDISCONNECTED, "ucmd answers no registration");
+    if ((registers || call->method == UCM_METHOD_LOOKUP) && !orphan_new(call) && registers)
+        client_link_break(call->client, UCM_EDISCONNECTED, "ucmd answers no registration");
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
                        q->name ? q->name : proto_method_name(q->method));
 }
