@@ -58,15 +58,6 @@ static void sync_done_cb(struct tier_io *io, int status)
     cache_durables_retry(c);
 }
 
-static int sync_submit(struct cache *c, struct cache_durable *d, const struct part *p)
-{
-    cache_tier_io(c, &d->io, d->ref, d->part, 0);
-    d->io.op = TIER_SYNC;
-    d->io.place = part_place(p);
-    d->io.done_cb = sync_done_cb;
-    return cache_tier_submit(c, &d->io);
-}
-
 /* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. Another -errno: the end. */
 static int durable_begin(struct cache *c, struct cache_durable *d)
 {
@@ -79,8 +70,11 @@ static int durable_begin(struct cache *c, struct cache_durable *d)
         return -EAGAIN;
     if (ns->record == NS_RECORD_FAILED)
         return -EIO; /* no later start would find the part */
-    if (p->nvme == PART_NVME_READY)
-        return sync_submit(c, d, p);
+    if (p->nvme == PART_NVME_READY) {
+        cache_tier_io(c, &d->io, TIER_SYNC, d->ref, d->part, 0);
+        d->io.done_cb = sync_done_cb;
+        return cache_tier_submit(c, &d->io);
+    }
     if (p->nvme == PART_NVME_NONE) {
         if (!c->no_writes && cache_recovering(c))
             return -EAGAIN; /* its copy of an earlier run may turn up */

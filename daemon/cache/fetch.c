@@ -24,10 +24,14 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
     return name;
 }
 
-void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part, slot_ref slot)
+void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
+                   uint32_t part, slot_ref slot)
 {
-    *io = (struct tier_io){.bytes = ns_part_bytes(cache_ns(c, ref), part),
+    *io = (struct tier_io){.op = op,
+                           .bytes = ns_part_bytes(cache_ns(c, ref), part),
                            .name = cache_tier_name(c, ref, part)};
+    if (op != TIER_WRITE)
+        io->place = part_place(cache_part(c, ref, part));
     if (slot != 0) {
         io->data = arena_memory(c->arena, slot);
         io->buffer = arena_extent_of(c->arena, slot);
@@ -75,16 +79,6 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
     if (rc == -EAGAIN)
         c->write[WRITE_SHARE].full = true;
     return rc;
-}
-
-static void read_init(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
-                      slot_ref slot)
-{
-    const struct part *p = cache_part(c, ref, part);
-
-    cache_tier_io(c, io, ref, part, slot);
-    io->op = TIER_READ;
-    io->place = part_place(p);
 }
 
 static void log_read_failed(const struct tier_io *io, int status)
@@ -179,7 +173,7 @@ static int tier_start(struct part_op *f)
     int rc;
 
     f->shared = false;
-    read_init(c, io, f->ref, f->part, f->slot);
+    cache_tier_io(c, io, TIER_READ, f->ref, f->part, f->slot);
     io->priority = f->priority;
     io->done_cb = tier_done_cb;
     rc = cache_tier_submit(c, io);
@@ -375,7 +369,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->cache = c;
     k->ref = ref;
     k->part = part;
-    read_init(c, &k->io, ref, part, k->slot);
+    cache_tier_io(c, &k->io, TIER_READ, ref, part, k->slot);
     k->io.check = true;
     k->io.done_cb = check_done_cb;
     rc = cache_tier_submit(c, &k->io);

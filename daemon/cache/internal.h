@@ -171,9 +171,9 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
                   void (*released_cb)(struct share_io *io));
 /* What the tier stores beside a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
-/* Fills in an operation but for op, place and done. slot: 0 for none. */
-void cache_tier_io(struct cache *c, struct tier_io *io, block_ref ref, uint32_t part,
-                   slot_ref slot);
+/* Fills in an operation but for done_cb. slot: 0 for none. */
+void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
+                   uint32_t part, slot_ref slot);
 int cache_tier_submit(struct cache *c, struct tier_io *io);
 
 /* ---- evict.c ---- */

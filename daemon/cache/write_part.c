@@ -31,8 +31,7 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
 
     if (!w)
         return -ENOMEM;
-    cache_tier_io(c, &w->io.tier, ref, part, part_slot(p));
-    w->io.tier.op = TIER_WRITE;
+    cache_tier_io(c, &w->io.tier, TIER_WRITE, ref, part, part_slot(p));
     w->io.tier.done_cb = nvme_done_cb;
     rc = cache_tier_submit(c, &w->io.tier);
     if (rc != 0) {
