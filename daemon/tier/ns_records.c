@@ -19,7 +19,7 @@
 /* ---- in memory ---- */
 
 /* The first record that is not before the fingerprint. */
-static uint32_t record_place(const struct ns_records *n, const uint8_t *fingerprint)
+static uint32_t record_index(const struct ns_records *n, const uint8_t *fingerprint)
 {
     uint32_t low = 0, high = n->count;
 
@@ -36,7 +36,7 @@ static uint32_t record_place(const struct ns_records *n, const uint8_t *fingerpr
 
 static struct nvme_ns_record *record_of(const struct ns_records *n, const uint8_t *fingerprint)
 {
-    uint32_t i = record_place(n, fingerprint);
+    uint32_t i = record_index(n, fingerprint);
 
     return i < n->count &&
                    memcmp(n->record[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
@@ -60,7 +60,7 @@ void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_
 
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
 {
-    uint32_t i = record_place(n, r->fingerprint);
+    uint32_t i = record_index(n, r->fingerprint);
     struct nvme_ns_record *known;
 
     if (record_of(n, r->fingerprint)) {

@@ -29,7 +29,7 @@ static uint32_t io_record(const struct tier_io *io)
     return (uint32_t)(uintptr_t)io->scratch[IO_RECORD];
 }
 
-static void io_place(struct tier_io *io, struct segment *s, uint32_t record)
+static void io_record_set(struct tier_io *io, struct segment *s, uint32_t record)
 {
     io->scratch[IO_SEGMENT] = s;
     io->scratch[IO_RECORD] = (void *)(uintptr_t)record;
@@ -167,7 +167,7 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
     segment_read_begin(s);
-    io_place(io, s, record);
+    io_record_set(io, s, record);
     io->scratch[IO_IDLE] = idle ? io : NULL;
     d = &t->devices[s->file];
     list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
@@ -410,7 +410,7 @@ static void merge_add(struct nvme_op *op, uint32_t record)
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
-    io_place(io, op->segment, record);
+    io_record_set(io, op->segment, record);
     op->ios[op->n++] = io;
     t->writes_queued--;
 }
