@@ -129,6 +129,14 @@ class CommandLine(unittest.TestCase):
         self.check(["stats", "--count", "2"], USAGE, "--count goes with --watch")
         self.check(["stats", "--prometheus", "--json"], USAGE, "--prometheus")
 
+    def test_sizes_are_the_configuration_s(self):
+        """Of ucm-bench, which has options for sizes and the same parser."""
+        bench = os.environ.get("UCM_BENCH", os.path.join(os.path.dirname(UCMCTL), "ucm-bench"))
+        for size, right in (("1GB", "write 1GiB"), ("4k", "write 4KiB"), ("1.5MiB", "a whole number"), ("1TiB", "64B to")):
+            done = subprocess.run([bench, "load", "--block-bytes", size], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, USAGE, done.stderr)
+            self.assertIn(right, done.stderr)
+
     def test_without_a_daemon_says_where_it_looked_and_what_to_do(self):
         for words in (["status"], ["stats"], ["health"], ["ls", "1"], ["purge", "1", "--yes"], ["verify"]):
             self.check(words, NO_DAEMON, f"no daemon listens on {self.nowhere}", "ucmd --set socket=",
