@@ -110,7 +110,7 @@ static void pump(struct cache *c)
         c->write[to].pump = cache_write_pump(c, to);
         if (c->write[to].pump)
             idle_start(c);
-        c->fruitless = 0; /* a block that waits no more may make way in the index */
+        c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
     }
     /* No write began: if nothing else can free a slot, its waiters have to know. */
     if (pumped && !list_empty(&c->space_waits) && !space_may_come(c)) {

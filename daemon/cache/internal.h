@@ -205,7 +205,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence);
  * turn of the loop until cache_list_sweep returns false. */
 void cache_list_sweep_begin(struct cache *c);
 bool cache_list_sweep(struct cache *c);
-/* Which blocks may make way for a new one in a full index: those on the shared tier only, also
+/* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
  * those that left DRAM, also the coldest in DRAM. */
 enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
 /* A new block; 0 when the index stays full. */

@@ -8,7 +8,7 @@
 /* A search for a block to drop looks at so many. Those that may not be dropped go to the front, so
  * that the next search looks at others. */
 #define DROP_TRIES 64
-/* After so many searches in vain, no more before something is released. */
+/* After so many searches that found none, no more before something is released. */
 #define FRUITLESS_MAX 64
 /* Blocks that cache_list_sweep looks at in one turn of the loop. */
 #define SWEEP_TURN 256

@@ -61,7 +61,8 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     ref = index_find(c->config.index, ns, f->name->key);
     if (ref == 0)
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
-    /* A block that made way in the run before may be found again, before those it made way for. */
+    /* The tier may find a block that a full index dropped in an earlier run before it finds the newer
+     * block that took its place. */
     if (ref == 0 && index_full(c->config.index) && cache_list_drop_older(c, f->sequence))
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     if (ref == 0)

@@ -79,7 +79,7 @@ void snapshot_seal(uint8_t *p, size_t n, const struct snapshot_head *h)
     put64(p + HEAD_SUM, checksum_of(p, HEAD_SUM));
 }
 
-/* Walks the namespaces, which nothing but their own lengths tells apart. */
+/* Walks the namespaces: only its own length says where one ends. */
 static int namespaces_check(const uint8_t *p, size_t n, uint32_t namespaces, size_t *at)
 {
     for (*at = SNAPSHOT_HEAD_BYTES; namespaces > 0; namespaces--) {

@@ -151,7 +151,7 @@ static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, sl
     if (!c->tier || !block_complete(b, ns) || b->part[k->part].nvme == PART_NVME_READY ||
         (k->stored && cache_recovering(c)))
         return true;
-    /* It has no copy on NVMe, or that copy made way in a full index. */
+    /* It has no copy on NVMe, or a full index dropped that copy. */
     cache_ns_record(c, ns);
     cache_write_stored(c, ref, WRITE_NVME);
     return true;

@@ -191,7 +191,7 @@ void index_free(struct index *ix); /* NULL-safe */
 
 /* Finds the namespace with this identity, or makes it. 0, or -code with *e: BUSY when the index or
  * the tenant has as many as it may have, and all of them have blocks or uses; of the others the
- * least recently used one makes way. */
+ * least recently used one is freed. */
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
                   struct ucm_error *e);
 /* The same for a namespace of an earlier run, by bytes of unknown origin: its fingerprint, and n
