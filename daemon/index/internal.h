@@ -114,9 +114,10 @@ struct ns_table {
 #define HASH_SECRET_BYTES 192
 
 struct ns_set {
-    struct ns **at;    /* by place: (id - 1) mod max */
-    struct ns **chain; /* hash table by fingerprint, mask + 1 chains */
-    uint32_t mask, count, max, tenant_max;
+    struct ns **at;    /* by place: (id - 1) & mask */
+    struct ns **chain; /* hash table by fingerprint */
+    uint32_t mask;     /* places and chains, max rounded up to a power of 2, less 1 */
+    uint32_t count, max, tenant_max;
     uint32_t last_id;
     uint64_t clock; /* of ns.used */
     uint64_t bytes; /* of namespaces, without their tables */

@@ -71,14 +71,14 @@ static void ns_free(struct ns *ns)
 
 int ns_set_init(struct ns_set *set, uint32_t max)
 {
-    uint32_t chains = 1;
+    uint32_t places = 1;
 
     max = max ? max : 1;
-    while (chains < max)
-        chains *= 2;
-    *set = (struct ns_set){.mask = chains - 1, .max = max, .tenant_max = max};
-    set->at = calloc(max, sizeof(set->at[0]));
-    set->chain = calloc(chains, sizeof(set->chain[0]));
+    while (places < max)
+        places *= 2;
+    *set = (struct ns_set){.mask = places - 1, .max = max, .tenant_max = max};
+    set->at = calloc(places, sizeof(set->at[0]));
+    set->chain = calloc(places, sizeof(set->chain[0]));
     if (set->at && set->chain)
         return 0;
     ns_set_close(set);
@@ -87,7 +87,7 @@ int ns_set_init(struct ns_set *set, uint32_t max)
 
 void ns_set_close(struct ns_set *set)
 {
-    for (uint32_t i = 0; set->at && i < set->max; i++)
+    for (uint32_t i = 0; set->at && i <= set->mask; i++)
         if (set->at[i])
             ns_free(set->at[i]);
     free(set->at);
@@ -96,10 +96,10 @@ void ns_set_close(struct ns_set *set)
 
 uint64_t ns_set_bytes(const struct ns_set *set)
 {
-    uint64_t sum = set->bytes + set->max * sizeof(set->at[0]) +
-                   (set->mask + UINT64_C(1)) * sizeof(set->chain[0]);
+    uint64_t sum =
+        set->bytes + (set->mask + UINT64_C(1)) * (sizeof(set->at[0]) + sizeof(set->chain[0]));
 
-    for (uint32_t i = 0; i < set->max; i++)
+    for (uint32_t i = 0; i <= set->mask; i++)
         if (set->at[i])
             sum += set->at[i]->table->size_bytes;
     return sum;
@@ -115,7 +115,7 @@ static struct ns **chain_of(const struct ns_set *set, const uint8_t *fingerprint
 
 static uint32_t place_of(const struct ns_set *set, uint32_t id)
 {
-    return (id - 1) % set->max;
+    return (id - 1) & set->mask;
 }
 
 /* There is a free place. Ids grow, until they run out, so that one is not given again soon. */
@@ -152,7 +152,7 @@ static struct ns *set_idle(const struct ns_set *set, const char *tenant)
 {
     struct ns *oldest = NULL;
 
-    for (uint32_t i = 0; i < set->max; i++) {
+    for (uint32_t i = 0; i <= set->mask; i++) {
         struct ns *ns = set->at[i];
 
         if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
@@ -166,7 +166,7 @@ static uint32_t set_count_tenant(const struct ns_set *set, const char *tenant)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < set->max; i++)
+    for (uint32_t i = 0; i <= set->mask; i++)
         n += set->at[i] && strcmp(set->at[i]->identity.tenant, tenant) == 0;
     return n;
 }
@@ -312,10 +312,10 @@ uint32_t index_ns_place(const struct index *ix, const struct ns *ns)
 
 struct ns *index_ns_at(struct index *ix, uint32_t place)
 {
-    return place < ix->ns.max ? ix->ns.at[place] : NULL;
+    return place <= ix->ns.mask ? ix->ns.at[place] : NULL;
 }
 
 uint32_t index_ns_places(const struct index *ix)
 {
-    return ix->ns.max;
+    return ix->ns.mask + 1;
 }

@@ -160,7 +160,7 @@ Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
     cr_assert_not_null(b);
     cr_assert_null(index_ns(ix, second), "a number does not come to mean another namespace");
     cr_assert_eq(index_ns(ix, b->id), b);
-    cr_assert_eq(index_ns_place(ix, b), 1u);
+    cr_assert_eq(index_ns_at(ix, index_ns_place(ix, b)), b);
     cr_assert_eq(ns_count(ix), 3u);
     /* a has a block, c is in use */
     index_ns_use(ix, b);
