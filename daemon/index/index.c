@@ -69,7 +69,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
 
 void index_remove(struct index *ix, block_ref ref)
 {
-    struct block *b = index_block(ix, ref);
+    struct block *b = block_at(ix, ref);
     struct ns *ns = index_ns(ix, b->ns);
 
     assert(b->leases == 0 && !(b->flags & BLOCK_IN_POLICY));
@@ -83,12 +83,7 @@ void index_remove(struct index *ix, block_ref ref)
 
 struct block *index_block(struct index *ix, block_ref ref)
 {
-    struct block *b;
-
-    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_CELL_BITS].base);
-    b = slab_block(&ix->slab, ref);
-    assert(b->ns != 0);
-    return b;
+    return block_at(ix, ref);
 }
 
 struct block *index_peek(struct index *ix, block_ref ref)
@@ -108,9 +103,9 @@ struct block *index_peek(struct index *ix, block_ref ref)
 
 void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, block_ref before)
 {
-    struct block *b = index_block(ix, ref);
-    block_ref *forth = before ? &index_block(ix, before)->list_next : &l->front;
-    block_ref *back = *forth ? &index_block(ix, *forth)->list_prev : &l->back;
+    struct block *b = block_at(ix, ref);
+    block_ref *forth = before ? &block_at(ix, before)->list_next : &l->front;
+    block_ref *back = *forth ? &block_at(ix, *forth)->list_prev : &l->back;
 
     b->list_prev = before;
     b->list_next = *forth;
@@ -120,8 +115,8 @@ void block_list_insert(struct index *ix, struct block_list *l, block_ref ref, bl
 
 void block_list_remove(struct index *ix, struct block_list *l, struct block *b)
 {
-    *(b->list_prev ? &index_block(ix, b->list_prev)->list_next : &l->front) = b->list_next;
-    *(b->list_next ? &index_block(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
+    *(b->list_prev ? &block_at(ix, b->list_prev)->list_next : &l->front) = b->list_next;
+    *(b->list_next ? &block_at(ix, b->list_next)->list_prev : &l->back) = b->list_prev;
     b->list_prev = b->list_next = 0;
     l->n--;
 }

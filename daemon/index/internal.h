@@ -138,6 +138,17 @@ void ns_table_close(struct ns_table *t);
 int ns_table_insert(struct index *ix, struct ns_table *t, block_ref ref);
 void ns_table_remove(struct index *ix, struct ns_table *t, block_ref ref);
 
+/* index_block for the index and the policy, inlined. */
+static inline struct block *block_at(const struct index *ix, block_ref ref)
+{
+    struct block *b;
+
+    assert(ref >> SLAB_CELL_BITS < ix->slab.chunks && ix->slab.place[ref >> SLAB_CELL_BITS].base);
+    b = slab_block(&ix->slab, ref);
+    assert(b->ns != 0);
+    return b;
+}
+
 /* ---- namespaces ---- */
 
 /* Memory for the result of ns_identity_decode. */

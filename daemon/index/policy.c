@@ -224,7 +224,7 @@ static void refer(struct policy *p, const struct block *b)
 
 void policy_insert(struct policy *p, block_ref ref)
 {
-    struct block *b = index_block(p->ix, ref), *before = p->run ? index_block(p->ix, p->run) : NULL;
+    struct block *b = block_at(p->ix, ref), *before = p->run ? block_at(p->ix, p->run) : NULL;
     bool follows = before && p->run_n < RUN_MAX && aside_of(before) == POLICY_CANDIDATES;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
@@ -259,7 +259,7 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
     p->run = 0;
     /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
-        struct block *b = refs[n] ? index_block(p->ix, refs[n]) : NULL;
+        struct block *b = refs[n] ? block_at(p->ix, refs[n]) : NULL;
         bool in_dram = b && b->flags & BLOCK_IN_POLICY, used = false;
 
         if (!b)
@@ -282,7 +282,7 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
 
 void policy_remove(struct policy *p, block_ref ref, bool evicted)
 {
-    struct block *b = index_block(p->ix, ref);
+    struct block *b = block_at(p->ix, ref);
 
     assert(b->flags & BLOCK_IN_POLICY);
     if (p->run == ref)
@@ -301,27 +301,21 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
 
 /* ---- which goes ---- */
 
-/* Stamps until the block's time is up, less what is the same for all. */
-static int64_t stays(const struct policy *p, const struct block *b)
-{
-    int64_t blocks = (int64_t)(p->count >> p->stamp_shift);
-
-    return learner_bonus(p->learner)[uses_of(b)] * blocks / BONUS_ONE - age_of(p, b);
-}
-
 /* Of the blocks at[], one of each list or 0, the one that goes first, or the one that goes last;
- * among equals the one with the fewest uses goes first. Returns the list, or -1. */
+ * among equals the one with the fewest uses goes first. Returns the list, or -1. Time is what is left
+ * until a block's time is up, in stamps, less what is the same for all. */
 static int list_choose(const struct policy *p, const block_ref *at, bool first)
 {
+    const int32_t *bonus = learner_bonus(p->learner);
+    int64_t best = 0, blocks = (int64_t)(p->count >> p->stamp_shift);
     int chosen = -1;
-    int64_t best = 0;
 
     for (int i = 0; i < (int)USES_CLASSES; i++) {
         int64_t time;
 
         if (at[i] == 0)
             continue;
-        time = stays(p, index_block(p->ix, at[i]));
+        time = bonus[i] * blocks / BONUS_ONE - age_of(p, block_at(p->ix, at[i]));
         if (chosen >= 0 && (first ? time >= best : time < best))
             continue;
         chosen = i;
@@ -350,14 +344,14 @@ static block_ref coldest(const struct policy *p, unsigned list)
 
 unsigned policy_list(const struct policy *p, block_ref ref)
 {
-    const struct block *b = index_block(p->ix, ref);
+    const struct block *b = block_at(p->ix, ref);
 
     return b->flags & BLOCK_IN_POLICY ? aside_of(b) : POLICY_CANDIDATES;
 }
 
 void policy_move(struct policy *p, block_ref ref, unsigned list)
 {
-    struct block *b = index_block(p->ix, ref);
+    struct block *b = block_at(p->ix, ref);
 
     if (p->run == ref)
         p->run = 0;
@@ -397,7 +391,7 @@ block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref 
     while (tries-- > 0 && (from = list_choose(p, at, true)) >= 0) {
         if (like(ctx, at[from]))
             return at[from];
-        at[from] = index_block(p->ix, at[from])->list_prev;
+        at[from] = block_at(p->ix, at[from])->list_prev;
     }
     return 0;
 }
@@ -413,18 +407,18 @@ void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref,
 
     lists_ends(p, false, at);
     while ((from = list_choose(p, at, false)) >= 0) {
-        visit(ctx, at[from], uses_of(index_block(p->ix, at[from])));
-        at[from] = index_block(p->ix, at[from])->list_next;
+        visit(ctx, at[from], uses_of(block_at(p->ix, at[from])));
+        at[from] = block_at(p->ix, at[from])->list_next;
     }
     for (uint32_t i = 1; i < POLICY_LISTS; i++)
-        for (block_ref ref = p->aside[i].front; ref; ref = index_block(p->ix, ref)->list_next)
-            visit(ctx, ref, uses_of(index_block(p->ix, ref)));
+        for (block_ref ref = p->aside[i].front; ref; ref = block_at(p->ix, ref)->list_next)
+            visit(ctx, ref, uses_of(block_at(p->ix, ref)));
 }
 
 /* As if they had been inserted one after the other before all that are there. */
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
 {
-    struct block *b = index_block(p->ix, ref);
+    struct block *b = block_at(p->ix, ref);
 
     assert(!(b->flags & BLOCK_IN_POLICY));
     set_uses(b, uses);
@@ -444,7 +438,7 @@ unsigned policy_heat(const struct policy *p, block_ref ref)
 {
     static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, 2, 2, 3, 3, 3, 3};
 
-    return heat[uses_of(index_block(p->ix, ref))];
+    return heat[uses_of(block_at(p->ix, ref))];
 }
 
 const char *policy_name(void)
