@@ -437,15 +437,11 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     return ref;
 }
 
-void cache_touch(struct cache *c, const block_ref *refs, uint32_t n)
+void cache_touch(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
 {
     policy_touch(c->config.policy, refs, n);
     cache_list_touch(c, refs, n);
-    if (!c->config.write_reused && !c->config.write_learned && !c->config.share_reused)
-        return;
-    for (uint32_t i = 0; i < n; i++)
-        if (refs[i] != 0)
-            cache_write_used(c, refs[i]);
+    cache_write_used(c, ns, refs, n);
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)

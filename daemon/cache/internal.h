@@ -237,8 +237,9 @@ block_ref queue_pop_last(struct block_queue *q);
 
 /* The block has just become complete: it is written in its turn if it is worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* The block was used: with admission by reuse it may be worth writing now. */
-void cache_write_used(struct cache *c, block_ref ref);
+/* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
+ * passed over. */
+void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
 /* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
 void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from the shared tier. */

@@ -114,11 +114,15 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
             ns->identity.parts;
 }
 
-void cache_write_used(struct cache *c, block_ref ref)
+void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
 {
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (reused_only(c, to, cache_ns(c, ref)) && policy_heat(c->config.policy, ref) > 0)
-            write_later(c, to, ref);
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
+        if (!reused_only(c, to, ns))
+            continue;
+        for (uint32_t i = 0; i < n; i++)
+            if (refs[i] != 0 && policy_heat(c->config.policy, refs[i]) > 0)
+                write_later(c, to, refs[i]);
+    }
 }
 
 void cache_write_again(struct cache *c, block_ref ref)
@@ -136,7 +140,7 @@ void cache_write_fetched(struct cache *c, block_ref ref)
         return;
     cache_ns_record(c, ns);
     if (reused_only(c, WRITE_NVME, ns))
-        cache_write_used(c, ref);
+        cache_write_used(c, ns, &ref, 1);
     else
         write_later(c, WRITE_NVME, ref);
 }

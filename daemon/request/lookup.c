@@ -87,6 +87,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
 
 /* What the cache knows of a lookup's keys. */
 struct found {
+    struct ns *ns;
     uint32_t n; /* keys */
     uint32_t hits, dram, shared;
     block_ref refs[UCM_MAX_KEYS]; /* 0: a miss */
@@ -106,6 +107,7 @@ static void keys_find(struct requests *rq, struct ns *ns, const struct msg_looku
 {
     struct cache *c = rq->rooms.cache;
 
+    f->ns = ns;
     f->n = n;
     f->hits = f->dram = f->shared = 0;
     index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
@@ -135,7 +137,7 @@ static void keys_touch(struct requests *rq, const struct msg_lookup *m, const st
     uint32_t step = m->each ? 1 : covered;
 
     for (uint32_t i = 0; i < covered; i += step)
-        cache_touch(rq->rooms.cache, f->refs + i, step);
+        cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
 }
 
 /* Takes the lease and fills *r. 0 or -code with call->error. */

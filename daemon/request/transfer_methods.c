@@ -161,7 +161,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
         t->status[i] = UCM_BLOCK_MISS;
         rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
     }
-    cache_touch(rq->rooms.cache, t->refs, t->n_keys);
+    cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
 }
 
 int method_load(struct call *call)
@@ -203,7 +203,7 @@ int method_dump(struct call *call)
     }
     /* Another part's dump of the same blocks would look like a second use of them. */
     if (t->part == 0)
-        cache_touch(cache_of(t), t->refs, t->n_keys);
+        cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
     transfer_pump(t);
     return 0;
 }

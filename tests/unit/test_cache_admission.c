@@ -32,13 +32,13 @@ Test(admission, a_block_is_written_at_its_second_use)
 
     cr_expect_eq(submitted(), 0u);
     cr_expect_eq(rig.metrics.nvme_write_refused, 2u);
-    cache_touch(rig.cache, &ref, 1);
+    cache_touch(rig.cache, rig.two, &ref, 1);
     cr_expect_eq(submitted(), 2u, "both parts");
-    cache_touch(rig.cache, &ref, 1);
+    cache_touch(rig.cache, rig.two, &ref, 1);
     cr_expect_eq(submitted(), 2u, "and once");
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
-    cache_touch(rig.cache, &ref, 1);
+    cache_touch(rig.cache, rig.two, &ref, 1);
     cr_expect_eq(submitted(), 0u, "it is there");
     drop(ref);
 }
@@ -82,8 +82,8 @@ Test(admission, what_is_incomplete_or_goes_is_not_written)
 
     cr_assert_eq(dump(half, 0, 0, SHARDS), 0);
     cr_assert_eq(cache_evict(rig.cache, doomed, CACHE_ALL), CACHE_EVICT_LATER);
-    cache_touch(rig.cache, &half, 1);
-    cache_touch(rig.cache, &doomed, 1);
+    cache_touch(rig.cache, rig.two, &half, 1);
+    cache_touch(rig.cache, rig.one, &doomed, 1);
     cr_expect_eq(submitted(), 0u);
     drop(half);
     drop(doomed);
@@ -144,7 +144,7 @@ Test(learned_admission, blocks_that_nobody_reads_are_written_now_and_then)
     cr_expect_gt(rig.metrics.nvme_write_refused, 0u);
     ref = store(rig.one, n);
     if (submitted() == 0)
-        cache_touch(rig.cache, &ref, 1);
+        cache_touch(rig.cache, rig.one, &ref, 1);
     cr_expect_eq(submitted(), 1u, "what is used again is written");
     fake_next(&rig.tier, 0);
     drop(ref);

@@ -134,7 +134,7 @@ Test(cache_nodes, no_hot_block_goes_for_the_sake_of_its_node)
 
     for (int use = 0; use < 3; use++)
         for (uint32_t i = 1; i < BLOCKS; i += 2)
-            cache_touch(rig.cache, &ref[i], 1);
+            cache_touch(rig.cache, small, &ref[i], 1);
     for (uint32_t i = 0; i < 32; i++)
         cr_expect_eq(node_of(store_on(small, BLOCKS + i, NODE_B)), NODE_A, "block %u", i);
     cr_expect_eq(rig.metrics.arena_slots_far, 32u);

@@ -185,7 +185,7 @@ Test(cache_share_write, only_what_is_used_again_is_written_when_that_is_wished)
     turn();
     cr_expect_eq(share.submits, 0u);
     cr_expect_eq(rig.metrics.share_write_refused, 1u);
-    cache_touch(rig.cache, &ref, 1);
+    cache_touch(rig.cache, rig.one, &ref, 1);
     turn();
     cr_expect_eq(share.submits, 1u);
     drop(ref);

@@ -242,7 +242,7 @@ Test(narrow, a_full_index_lets_go_what_left_dram_first)
         drop(store_below(rig.one, 1 + i));
     refs[0] = find(rig.one, 1);
     refs[1] = find(rig.one, 2);
-    cache_touch(rig.cache, refs, 2); /* a chain's head outlives its tail */
+    cache_touch(rig.cache, rig.one, refs, 2); /* a chain's head outlives its tail */
     for (unsigned i = 0; i < 5; i++)
         held[i] = open_block(rig.two, 100 + i);
     cr_expect_eq(rig.metrics.index_evicted, 0u);
@@ -311,7 +311,7 @@ Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
     cache_lease(rig.cache, ref[0]);
     cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);
     for (uint32_t i = 4; i < 8; i++)
-        cache_touch(rig.cache, &ref[i], 1); /* the extent of the others is colder */
+        cache_touch(rig.cache, rig.one, &ref[i], 1); /* the extent of the others is colder */
     drop(ref[0]);
     ref[0] = open_block(rig.two, 100);
     cr_assert_eq(claim(ref[0], 0, 0, SHARDS, &f), 0);
