@@ -119,7 +119,7 @@ void transfer_retry_cb(struct cache_retry *r)
 {
     struct transfer *t = LIST_ENTRY(r, struct transfer, retry);
 
-    t->yielded = t->reader = false;
+    t->yielded = t->awaits_read = false;
     transfer_pump(t);
 }
 
@@ -136,7 +136,7 @@ static bool items_begin(struct transfer *t)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS;
 
-    while (!t->stopping && !t->yielded && !t->reader && t->cursor < items_of(t) &&
+    while (!t->stopping && !t->yielded && !t->awaits_read && t->cursor < items_of(t) &&
            (t->in_window < t->window_bytes || t->in_window == 0)) {
         uint32_t waits = t->waits_n;
 
@@ -146,8 +146,8 @@ static bool items_begin(struct transfer *t)
             cache_next_turn(cache_of(t), &t->retry);
             break;
         }
-        t->reader = read_waits(t);
-        if (t->reader)
+        t->awaits_read = read_waits(t);
+        if (t->awaits_read)
             break;
         if (item_begin(t, t->cursor) == -EBUSY)
             return false;
@@ -210,7 +210,7 @@ void transfer_stop_cb(struct request *r)
     if (t->stopping)
         return;
     t->stopping = true;
-    t->yielded = t->reader = false;
+    t->yielded = t->awaits_read = false;
     cache_retry_cancel(&t->retry);
     if (t->lookup) {
         shared_lookup_cancel(t->lookup);

@@ -17,9 +17,10 @@ struct transfer {
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
     bool stopping, pumping, finished;
-    bool yielded,
-        reader; /* begins no item before retry_cb: until the next turn, until it may read */
-    bool has_event, durable; /* durable: a dump that waits for stable storage */
+    bool yielded;     /* begins no item before the next turn of the loop */
+    bool awaits_read; /* begins no item before its turn to read; in rq->readers */
+    bool has_event;   /* a dump that waits for it */
+    bool durable;     /* a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open;      /* filling up */
@@ -121,9 +122,10 @@ uint8_t read_priority(const struct transfer *t);
 /* Of its jobs in the device's queue: a device cuts jobs into pieces, and begins none of a large
  * transfer's while a small one waits. */
 uint8_t copy_priority(const struct transfer *t);
-/* True: the transfer may begin no read now. It is in the queue for a turn, then retry_cb runs. */
+/* True: the transfer's next item needs a read, which may not begin now. The transfer waits in the
+ * queue for its turn, then retry_cb runs. */
 bool read_waits(struct transfer *t);
-/* Call when a pump has ended: the next in that queue gets its turn if there is room for a read. */
+/* Call when a pump has ended: the next transfer in that queue gets its turn if a read may begin. */
 void reader_wake(struct requests *rq);
 void read_begun(struct item_wait *iw);
 void read_ended(const struct item_wait *iw);

@@ -40,11 +40,17 @@ static bool bound_reached(const struct requests *rq)
            (rq->large_reads >= LARGE_MAX || rq->large_bytes >= LARGE_BYTES);
 }
 
+/* Whether the item begins with a read. One whose block was missing has ended already. */
+static bool item_reads(const struct transfer *t, uint32_t item)
+{
+    return t->kind != TRANSFER_DUMP && t->refs[item_key(t, item)] != 0 && !item_in_dram(t, item);
+}
+
 bool read_waits(struct transfer *t)
 {
     struct requests *rq = t->r.s->rq;
 
-    if (t->kind == TRANSFER_DUMP || !transfer_large(t) || !bound_reached(rq))
+    if (!transfer_large(t) || !bound_reached(rq) || !item_reads(t, t->cursor))
         return false;
     cache_retry_cancel(&t->retry);
     list_push_back(&rq->readers, &t->retry.link);

@@ -242,6 +242,30 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
     cr_expect_eq(r.status.p[0], UCM_BLOCK_OK);
 }
 
+/* Blocks in DRAM need no turn: their load ends while other large loads wait for theirs. */
+Test(request, a_large_load_from_dram_waits_for_no_turn)
+{
+    enum { LARGE = 200 };
+    struct ns *ns = store_many();
+    uint32_t region = region_open(ns, MANY), reads, dram;
+    struct msg_blocks_r r;
+
+    share.refuse_n = LARGE;
+    for (uint64_t i = 1; i <= LARGE; i++)
+        drop(store_dram(ns, 1000 + i));
+    load_range(region, MANY, 1);
+    reads = load_range(region, 1, LARGE);
+    turns();
+    cr_assert_eq(rig.tier.n_pending, 17u, "the bound is reached");
+    dram = load_range(region, 1001, LARGE);
+    turns();
+    gpu_finish_all();
+    cr_expect_null(answer_of(reads));
+    result_of(dram, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < LARGE; i++)
+        cr_assert_eq(r.status.p[i], UCM_BLOCK_OK);
+}
+
 /* The small load has ended long ago. */
 Test(request, large_loads_fill_the_queue_again)
 {
