@@ -1,11 +1,11 @@
 #include "daemon/index/admission.h"
 
 #define HITS_AT_STAKE 128u   /* one hit in so many may be lost */
-#define EVIDENCE 1024u       /* parts that NVMe let go unused, before any is refused */
+#define EVIDENCE 1024u       /* parts that NVMe let go of unused, before any block is refused */
 #define COUNT_MAX (1u << 22) /* then all count half */
 
-/* Parts that are stored one after the other: a stretch is longer than chains are, since a prefix is
- * of use only as a whole. */
+/* Blocks that are stored one after the other: a stretch is longer than chains are, since a prefix
+ * is of use only as a whole. */
 #define STRETCH 1024u
 #define STRETCHES 16u
 
@@ -34,16 +34,15 @@ void admission_unused(struct admission *a)
     count(a, &a->unused);
 }
 
-bool admission_reused_only(const struct admission *a)
+bool admission_reused_only(const struct admission *a, uint32_t parts)
 {
-    uint64_t seen = (uint64_t)a->returned + a->unused;
+    uint64_t seen = (uint64_t)a->returned + a->unused, stored = (uint64_t)a->stored * parts;
 
-    return a->unused >= EVIDENCE &&
-           (uint64_t)a->stored * a->returned / seen < a->hits / HITS_AT_STAKE;
+    return a->unused >= EVIDENCE && stored * a->returned / seen < a->hits / HITS_AT_STAKE;
 }
 
-bool admission_first(struct admission *a)
+bool admission_first(struct admission *a, uint32_t parts)
 {
     count(a, &a->stored);
-    return !admission_reused_only(a) || a->stored / STRETCH % STRETCHES == 0;
+    return !admission_reused_only(a, parts) || a->stored / STRETCH % STRETCHES == 0;
 }

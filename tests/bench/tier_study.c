@@ -235,7 +235,7 @@ static bool admit(uint32_t id, bool seen)
     case ADMIT_ALL:
         return true;
     case ADMIT_LEARNED:
-        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission);
+        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission, 1);
     case ADMIT_HALF:
         return now * 2654435761u >> 31 == 0;
     case ADMIT_QUARTER:
@@ -296,7 +296,7 @@ static void dump(const uint32_t *id, uint32_t n)
 static bool admits_uses(void)
 {
     if (rule->admission == ADMIT_LEARNED)
-        return admission_reused_only(&ns->admission);
+        return admission_reused_only(&ns->admission, 1);
     return rule->admission == ADMIT_REUSE || rule->admission == ADMIT_SEEN;
 }
 

@@ -172,3 +172,16 @@ Test(learned_admission, where_first_uses_are_hits_all_is_written)
         (struct admission){.hits = 200000, .stored = 100000, .returned = 9000, .unused = 81000};
     cr_expect(written_in_vain(1));
 }
+
+/* 1.2 % of 100,000 blocks are 1,200 of 200,000 hits, less than one in 128. But a block of two parts is
+ * two hits. */
+Test(learned_admission, each_part_of_a_block_is_a_hit)
+{
+    const struct admission counts = {
+        .hits = 200000, .stored = 100000, .returned = 1080, .unused = 88920};
+
+    rig.one->admission = rig.two->admission = counts;
+    cr_expect(!written_in_vain(1));
+    drop(store(rig.two, 2));
+    cr_expect_eq(submitted(), 2u);
+}
