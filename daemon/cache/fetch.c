@@ -278,17 +278,13 @@ err_after_fetch:
     return rc;
 }
 
-int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-              struct cache_wait *w)
+static int part_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+                    struct cache_wait *w)
 {
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-    struct part *p = &b->part[part];
+    struct part *p = cache_part(c, ref, part);
     struct part_op *f;
 
     list_init(&w->link);
-    if (part_whole(p))
-        admission_hit(&ns->admission);
     if (p->dram == PART_DRAM_READY) {
         if (p->users >= PART_USERS_MAX)
             return -EBUSY; /* one key may come often in a request */
@@ -304,6 +300,17 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
     return fetch_start(c, ref, part, priority, node, w);
+}
+
+int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+              struct cache_wait *w)
+{
+    bool whole = part_whole(cache_part(c, ref, part));
+    int rc = part_get(c, ref, part, priority, node, w);
+
+    if (whole && rc >= 0)
+        admission_hit(&cache_ns(c, ref)->admission);
+    return rc;
 }
 
 void cache_get_cancel(struct cache *c, struct cache_wait *w)

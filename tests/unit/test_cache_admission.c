@@ -185,3 +185,23 @@ Test(learned_admission, each_part_of_a_block_is_a_hit)
     drop(store(rig.two, 2));
     cr_expect_eq(submitted(), 2u);
 }
+
+/* A load that finds no room tries again until it does. */
+Test(learned_admission, a_load_that_is_tried_again_is_one_hit)
+{
+    struct cache_wait w = {0};
+    block_ref ref;
+
+    rig.cache->config.write_learned = false; /* all is written */
+    ref = store_below(rig.one, 1);
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 3;
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), -EBUSY);
+    cr_expect_eq(rig.one->admission.hits, 0u);
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
+    cr_expect_eq(rig.one->admission.hits, 1u);
+    cache_get_cancel(rig.cache, &w);
+    fake_next(&rig.tier, 0);
+    drop(ref);
+}
