@@ -9,10 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_BYTES 65536   /* first size of the receive buffer */
-#define IN_ROOM 4096     /* smallest room for a receive, unless it is for the rest of a frame */
-#define READ_ROUNDS 64   /* receives of one client_read_ready */
-#define SLICE_NS 5000000 /* how long a blocked sender relies on another thread to read */
+#define IN_BYTES 65536  /* first size of the receive buffer */
+#define IN_ROOM 4096    /* smallest room for a receive, unless it is for the rest of a frame */
+#define READ_ROUNDS 64  /* receives of one client_read_ready */
+#define RELY_NS 5000000 /* how long a blocked sender relies on another thread to read */
 
 static int left_ms(int64_t deadline_ns)
 {
@@ -297,13 +297,13 @@ static ssize_t send_some(struct ucm_client *c, size_t begin, const int *fds, uin
 static int wait_room(struct ucm_client *c, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = POLLOUT};
-    int64_t slice;
+    int64_t until;
 
     if (!c->reading)
         return client_read(c, POLLOUT, 0, deadline_ns);
-    slice = client_now_ns() + SLICE_NS;
+    until = client_now_ns() + RELY_NS;
     pthread_mutex_unlock(&c->lock);
-    poll(&p, 1, left_ms(slice < deadline_ns ? slice : deadline_ns));
+    poll(&p, 1, left_ms(until < deadline_ns ? until : deadline_ns));
     pthread_mutex_lock(&c->lock);
     return p.revents == 0 && client_now_ns() >= deadline_ns ? ETIMEDOUT : 0;
 }

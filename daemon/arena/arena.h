@@ -65,12 +65,12 @@ uint64_t arena_slot_bytes(struct arena *a, slot_ref slot); /* padded */
 uint64_t arena_padded(uint64_t bytes);
 int arena_slot_node(struct arena *a, slot_ref slot); /* NUMA_NONE: not known */
 
-/* To empty an extent for another size. visit runs for each slot in use until it returns false; it
- * may free slots. False: it did. A slot of an earlier run has the owner 0 until arena_slot_own. */
+/* To empty an extent for another size. visit runs for each slot in use and may free it. Once visit
+ * returns false no more slots are visited, and arena_extent_owners returns false. A slot of an earlier run has the owner 0 until arena_slot_own. */
 bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *ctx, uint64_t owner),
                          void *ctx);
-/* closed: no slot of it is handed out until it is empty, which opens it, or opened again. It has
- * slots in use. */
+/* closed: no slot of the extent is handed out until its last slot is freed, or it is opened again.
+ * The extent has slots in use. */
 void arena_extent_close(struct arena *a, uint32_t extent, bool closed);
 bool arena_extent_closed(const struct arena *a, uint32_t extent);
 

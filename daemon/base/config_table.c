@@ -251,7 +251,7 @@ const struct config_key config_keys[] = {
      .help =
          "NVIDIA GPUs: auto uses them where there are any; required refuses to start without one. "
          "--check looks for the driver only."},
-    {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 256), .internal = true,
+    {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 64), .internal = true,
      .help = "Threads that copy for workers whose KV memory is host memory."},
 
     {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names,

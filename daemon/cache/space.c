@@ -154,8 +154,8 @@ static bool owner_blocked_cb(void *ctx, uint64_t owner)
     return !s->blocked && ++s->owners < EXTENT_LOOKS;
 }
 
-/* All blocks in the slot's extent may leave, as far as they were looked at. Remembers the first that may not, so that asking again
- * costs one look until that one may. */
+/* Whether all blocks in the slot's extent may leave, as far as the search looks at them. Remembers
+ * the first that may not: until that one may, the next searches need one look. */
 static bool extent_may_go(struct space_search *s, slot_ref slot)
 {
     struct cache *c = s->cache;

@@ -18,9 +18,9 @@
 #define STAGING_SLOW_MS 100   /* its kernels don't run: new copies go straight meanwhile */
 #define STAGING_DONE_MS 5000  /* it will not finish at all */
 #define STAGING_PAUSE_MS 1000 /* after it was too slow */
-#define STAGING_RUN_LEAST                                                                          \
-    32768u /* the driver moves narrower runs to the GPU by kernels, which
-                                    would take turns with the companion's */
+/* The driver moves narrower runs to the GPU by kernels, which would take turns with the
+ * companion's. */
+#define STAGING_RUN_LEAST 32768u
 
 /* The way of a slice:
  * - load: FREE, FILLING, POSTED, FREE

@@ -2,7 +2,8 @@
  * finds to be best. docs/eviction.md compares it with others.
  *
  * Knows blocks by their numbers and keeps its few bytes a block inside struct block; knows nothing
- * of slots or tiers. The server has one; `request` tells it what happens. Thread: the loop only. */
+ * of slots or tiers. The server has one; the cache reports to it what happens. Thread: the loop
+ * only. */
 #ifndef UCMD_INDEX_POLICY_H
 #define UCMD_INDEX_POLICY_H
 
@@ -10,8 +11,8 @@
 
 struct policy;
 
-/* capacity_hint: how many blocks DRAM is likely to hold; how finely time is told follows from it, and
- * an estimate that is 16 times too low or too high does no harm. */
+/* capacity_hint: how many blocks DRAM is likely to hold. The unit of the policy's time follows from
+ * it; an estimate that is 16 times too low or too high does no harm. */
 int policy_new(struct index *ix, uint64_t capacity_hint, struct policy **out);
 void policy_free(struct policy *p);
 
@@ -24,17 +25,19 @@ void policy_insert(struct policy *p, block_ref ref);
  * block gets fewer uses than those behind it. Touching again at once (a lookup, then its load) moves
  * the blocks but is no further use. */
 void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
-/* The block left DRAM; evicted tells eviction from removal. Clears BLOCK_IN_POLICY. */
+/* The block left DRAM. evicted: to make room; the policy remembers its uses. Clears
+ * BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);
-/* Every block is a candidate, or in one of the lists aside, which hold what may not leave now: so
- * that no search meets it again. The caller says what each list means, and brings a block back when
- * it may leave; touching it does, too. */
+/* Every block is a candidate, or in one of the lists aside. Those hold the blocks that may not leave
+ * now, so that no search meets them again. The caller says what each list means, and moves a block
+ * back to the candidates when it may leave; policy_touch does so, too. */
 enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
 
 /* Looks for a block that may leave, among the candidates or in a list aside, coldest first. judge
- * says in which list the block belongs. POLICY_CANDIDATES: it may leave, and is returned, where it
- * is. Another: it moves there, behind the others. Each call of judge takes one from *looks, which
- * judge may reduce, too; 0 when there is no more block or no look left. */
+ * says in which list the block belongs. POLICY_CANDIDATES: the block may leave; policy_victim
+ * returns it and leaves it where it is. Another list: the block moves there, behind the others. Each
+ * call of judge takes one from *looks; judge itself may take more. Returns 0 when there is no block,
+ * or no look, left. */
 block_ref policy_victim(struct policy *p, unsigned from,
                         unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks);
 /* The list of a block; POLICY_CANDIDATES for one that is not in the policy. */
@@ -47,8 +50,8 @@ uint64_t policy_list_count(const struct policy *p, unsigned list);
 block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
                       uint32_t tries);
 uint64_t policy_count(const struct policy *p);
-/* Over a restart: visits the blocks, those first that should leave last, with what is to be kept of
- * each; and puts a block that came into DRAM that way behind all that are there. */
+/* Over a restart. policy_walk visits the blocks, those first that should leave last, with the uses
+ * that the next run needs. policy_restore puts a block of the run before behind all that are there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx);
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);

@@ -164,7 +164,8 @@ static int slot_order(const void *a, const void *b)
 }
 
 /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
- * become one run of the copy to the worker's slices, where blocks may come in any order. */
+ * become one run of the copy to the worker's slices, where blocks may come in any order. Only
+ * `items` is sorted: `item` and `fill` are looked at when all items of the batch end alike. */
 static void batch_sort(struct copy_batch *b)
 {
     uint32_t i = 1;

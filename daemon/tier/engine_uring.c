@@ -129,7 +129,7 @@ static void prepare_cb(uv_prepare_t *handle)
         uv_prepare_stop(&e->prepare);
 }
 
-/* A turn's share of completions; the poll is level-triggered, so the rest comes with the next. */
+/* A turn's ration of completions; the poll is level-triggered, so the rest comes with the next. */
 static void poll_cb(uv_poll_t *handle, int status, int events)
 {
     struct uring *e = handle->data;

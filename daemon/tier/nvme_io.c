@@ -336,14 +336,15 @@ static bool device_may_write(struct tier *t, const struct nvme_device *d)
            (d->reads_waiting == 0 && d->writes < t->writes_max && d->in_flight < device_depth(t));
 }
 
-static void room_make(struct tier *t, int *rc)
+static int room_make(struct tier *t)
 {
     uint64_t dropped;
+    int rc = segment_reclaim(&t->segments, &t->callbacks, &dropped);
 
-    *rc = segment_reclaim(&t->segments, &t->callbacks, &dropped);
-    t->metrics->nvme_reclaimed_segments += *rc == 0;
+    t->metrics->nvme_reclaimed_segments += rc == 0;
     t->metrics->nvme_reclaimed_blocks += dropped;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
+    return rc;
 }
 
 /* The file that the next write goes to, by turns, leaving it `keep` free segments. -EAGAIN: wait
@@ -384,7 +385,7 @@ static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsig
         t->stalled = true;
         return -EAGAIN;
     }
-    room_make(t, &rc);
+    rc = room_make(t);
     if (rc == 0)
         return device_choose(t, stride, 0, file);
     if (t->writes_in_flight > 0 || nvme_recovering(t)) {
