@@ -140,7 +140,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
            answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
     printf("health     %s\n", answer_text(health, "status", text, sizeof text));
     print_reasons(health);
-    printf("you        tenant %s%s\n", c->server.tenant, c->server.admin ? ", administrator" : "");
+    printf("you        tenant %s%s\n", c->server.tenant, c->server.admin ? ", operator" : "");
     printf(
         "clients    %" PRIu64 " connected, %" PRIu64 " regions, %" PRIu64 " requests under way\n",
         answer_u64(m, "connections"), answer_u64(m, "regions"), answer_u64(m, "requests_active"));

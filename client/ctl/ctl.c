@@ -29,7 +29,7 @@ const char *ctl_socket(const struct args *a)
     return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
 }
 
-/* Turns a failed library call into a sentence and an exit code. */
+/* Turns a failed library call into a sentence and an exit status. */
 static int fail_status(const struct args *a, int status, bool connecting)
 {
     const char *text = ucm_errmsg(), *socket = ctl_socket(a);

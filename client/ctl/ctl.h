@@ -2,7 +2,7 @@
  *
  * ucmctl.c has the table of commands, and each cmd_*.c implements a group of them. program.h parses
  * the command line and prints help, answer.h reads the daemon's results, table.h prints tables.
- * Promise: a failure prints one sentence on standard error and sets the exit code. With --json,
+ * Promise: a failure prints one sentence on standard error and sets the exit status. With --json,
  * standard output is one JSON document (one a line for `stats --watch`) and nothing else.
  * Threads: one. */
 #ifndef UCM_CTL_CTL_H
@@ -27,7 +27,7 @@ struct ctl {
     struct ucm_server_info server;
 };
 
-/* All functions below that return int return CTL_OK, or another exit code after they printed a
+/* All functions below that return int return CTL_OK, or another exit status after they printed a
  * sentence. */
 
 /* Calls a method; params as answer_call has them. On CTL_OK *out is for answer_close. The first call
@@ -125,7 +125,7 @@ int cmd_format(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,
  * for one that is no folder, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
- * exit code: of what was found, also where it was repaired. */
+ * exit status: of what was found, also where it was repaired. */
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
 
 #endif

@@ -53,7 +53,7 @@ static inline uint64_t offline_segment_at(const struct offline *o, uint32_t numb
 /* Opens a file or device to change it: locked, and not mounted. Waits a few seconds for a daemon
  * that was killed. A descriptor, or -errno; -EWOULDBLOCK, -EBUSY: somebody has it. */
 int offline_take(const char *path, bool device);
-/* state: the daemon's nvme.state, for an entry that is no folder; may be NULL. An exit code; after
+/* state: the daemon's nvme.state, for an entry that is no folder; may be NULL. An exit status; after
  * it offline_close, whatever it was. */
 int offline_open(struct offline *o, const char *path, const char *state);
 void offline_close(struct offline *o);

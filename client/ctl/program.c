@@ -224,7 +224,7 @@ static void print_help(const struct program *p)
 
         printf("%*s%s\n", width < 26 ? 26 - width : 2, "", c->summary);
     }
-    printf("  help [COMMAND]          show this text, or that of a command\n");
+    printf("  help [COMMAND]          Show this text, or that of a command\n");
     print_options("Options", p->options, p->n_options);
     printf("  --help                  show this text; after a command, that command's\n"
            "  --version               show the version\n");

@@ -60,12 +60,12 @@ struct program_command {
     const struct arg_option *options;
     size_t n_options;
     int min_words, max_words;
-    int (*run_cb)(const struct args *a); /* the exit code */
+    int (*run_cb)(const struct args *a); /* the exit status */
 };
 
 struct program {
     const char *name, *version, *summary;
-    const char *help; /* the end of `--help`: exit codes, examples */
+    const char *help; /* the end of `--help`: exit status, examples */
     const struct arg_option *options;
     size_t n_options;
     const struct program_command *commands;
@@ -75,7 +75,7 @@ struct program {
 #define PROGRAM_EXIT_FAILED 1
 #define PROGRAM_EXIT_USAGE 2
 
-/* Parses, runs one command, which finds ctx in its args, and returns the program's exit code. */
+/* Parses, runs one command, which finds ctx in its args, and returns the program's exit status. */
 int program_main(const struct program *p, int argc, char **argv, void *ctx);
 /* For what only a command can check: prints "NAME: sentence" and where to find help. Returns
  * PROGRAM_EXIT_USAGE. */

@@ -104,7 +104,7 @@ static const struct program_command commands[] = {
      OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
     {"verify", "[NS]", "Read what is on NVMe and check it",
      "Without a namespace: all of them. The daemon drops corrupt parts and never serves\n"
-     "them. The exit code is 5 if any was corrupt or unreadable.\n\n"
+     "them. The exit status is 5 if any was corrupt or unreadable.\n\n"
      "--offline checks the files of a daemon that does not run. PATH is an entry of\n"
      "nvme.paths: a folder, or a device or file; for these --state names the folder with\n"
      "the namespaces. It counts live records, corrupt headers and corrupt payloads. After\n"
@@ -112,7 +112,7 @@ static const struct program_command commands[] = {
      "acknowledged as durable.\n\n"
      "Only --salvage writes. It drops what is corrupt, restores damaged segment headers\n"
      "from the records behind them, writes the list of namespaces again without damaged\n"
-     "entries, and removes a checkpoint that names anything damaged. The exit code is for\n"
+     "entries, and removes a checkpoint that names anything damaged. The exit status is for\n"
      "what it found; run it again to see that the damage is gone.\n\n"
      "Examples:\n"
      "  ucmctl verify && echo sound\n"
@@ -134,7 +134,7 @@ static const struct program_command commands[] = {
      "  ucmctl share collect 1\n",
      NULL, 0, 0, 2, cmd_share},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
-     "The exit code is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
+     "The exit status is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"
      "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
      NULL, 0, 0, 0, cmd_health},
@@ -149,7 +149,7 @@ static const struct program ucmctl = {
     OPTIONS(common_options),
     .commands = commands,
     .n_commands = COUNT(commands),
-    .help = "Exit codes:\n"
+    .help = "Exit status:\n"
             "  0  done\n"
             "  1  the daemon returned an error, or something failed here\n"
             "  2  the command line is wrong\n"

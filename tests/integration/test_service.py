@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a service manager and an operator's hand rely on: readiness, socket activation, watchdog, signals, exit codes,
+"""What a service manager and an operator's hand rely on: readiness, socket activation, watchdog, signals, exit status,
 and that two daemons never share a socket or a cache file."""
 
 import ctypes
