@@ -439,27 +439,37 @@ static uint64_t reversed(uint64_t v)
     return __builtin_bswap64(v);
 }
 
-/* The block of the bucket with the lowest position from `from` on, or 0. */
-static block_ref bucket_next(const struct index *ix, const struct ns_table *t,
-                             const struct bucket *b, uint64_t from, uint64_t *position)
+/* So many of a bucket's blocks are sorted at once: as many as most buckets have. */
+#define SORTED_MAX 16u
+
+/* The blocks of the bucket with the lowest positions from `from` on, in their order, at most `max`. */
+static uint32_t bucket_sort(const struct index *ix, const struct ns_table *t,
+                            const struct bucket *b, uint64_t from, uint32_t max, block_ref *refs,
+                            uint64_t *positions)
 {
-    uint32_t used = entries_used(b);
-    block_ref ref = used > 0 ? b->ref[0] : 0, found = 0;
+    uint32_t used = entries_used(b), n = 0;
+    block_ref ref = used > 0 ? b->ref[0] : 0;
 
     bucket_prefetch(ix, b);
     for (uint32_t i = 1; ref != 0; i++) {
         uint64_t at = reversed(record_hash(ix, t, ref));
 
-        if (at >= from && (found == 0 || at < *position)) {
-            found = ref;
-            *position = at;
+        if (at >= from && (n < max || at < positions[n - 1])) {
+            uint32_t k = n < max ? n++ : n - 1;
+
+            for (; k > 0 && positions[k - 1] > at; k--) {
+                positions[k] = positions[k - 1];
+                refs[k] = refs[k - 1];
+            }
+            positions[k] = at;
+            refs[k] = ref;
         }
         if (i < used)
             ref = b->ref[i];
         else
             ref = i == used ? b->overflow : slab_block(&ix->slab, ref)->hash_next;
     }
-    return found;
+    return n;
 }
 
 /* The position behind the last one that the bucket's hashes may have; 0 for the last bucket. */
@@ -479,16 +489,14 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
 
     *n = 0;
     while (*n < limit && t->blocks > 0) {
+        uint32_t max = limit - *n < SORTED_MAX ? limit - *n : SORTED_MAX;
         uint32_t bucket = bucket_of(t, reversed(cursor));
-        uint64_t position = 0;
-        block_ref ref = bucket_next(ix, t, bucket_at(t, bucket), cursor, &position);
+        uint64_t positions[SORTED_MAX];
+        uint32_t found =
+            bucket_sort(ix, t, bucket_at(t, bucket), cursor, max, refs + *n, positions);
 
-        if (ref != 0) {
-            refs[(*n)++] = ref;
-            cursor = position + 1;
-        } else {
-            cursor = bucket_end(t, bucket);
-        }
+        *n += found;
+        cursor = found == max ? positions[found - 1] + 1 : bucket_end(t, bucket);
         if (cursor == 0)
             return 0;
     }
