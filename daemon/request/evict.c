@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SWEEP_PAGE 512
+#define WALK_PAGE 512
 
 struct change {
     enum ucm_method method;
@@ -81,9 +81,9 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
 
 /* ---- a whole namespace ---- */
 
-struct sweep {
+struct walk {
     struct request r;
-    struct list link; /* in rq->sweeps while there are blocks to walk */
+    struct list link; /* in rq->walks while there are blocks to walk */
     struct ns *ns;
     struct change change;
     uint64_t cursor;
@@ -93,109 +93,109 @@ struct sweep {
     int purge_status;
 };
 
-/* Why a sweep was stopped. */
-static void stopped_error(const struct sweep *sw, struct ucm_error *e)
+/* Why a walk was stopped. */
+static void stopped_error(const struct walk *w, struct ucm_error *e)
 {
-    const struct requests *rq = sw->r.s->rq;
+    const struct requests *rq = w->r.s->rq;
 
     if (rq->draining)
         ucm_error_set(e, UCM_WIRE_SHUTDOWN,
                       "the daemon is shutting down; only some of the blocks may have changed");
-    else if (uv_now(rq->rooms.loop) >= sw->r.deadline.at_ms)
+    else if (uv_now(rq->rooms.loop) >= w->r.deadline.at_ms)
         ucm_error_set(e, UCM_WIRE_DEADLINE, "not done in time; try again");
     else
         ucm_error_set(e, UCM_WIRE_CANCELLED, "only some of the blocks may have changed");
 }
 
-static bool sweep_done(const struct sweep *sw)
+static bool walk_done(const struct walk *w)
 {
-    return sw->walked && (!sw->purges || cache_purge_done(&sw->purge));
+    return w->walked && (!w->purges || cache_purge_done(&w->purge));
 }
 
-static void sweep_end(struct sweep *sw)
+static void walk_end(struct walk *w)
 {
     struct ucm_error e = {0};
 
-    list_remove(&sw->link);
-    if (!sweep_done(sw))
-        stopped_error(sw, &e);
-    else if (sw->purge_status != 0)
+    list_remove(&w->link);
+    if (!walk_done(w))
+        stopped_error(w, &e);
+    else if (w->purge_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone, but storage failed to record that (%s): they may come "
                       "back when the daemon restarts; try again",
-                      strerror(-sw->purge_status));
-    else if (sw->purges && sw->purge.share_status != 0)
+                      strerror(-w->purge_status));
+    else if (w->purges && w->purge.share_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone from this host, but some may be left on the shared tier "
                       "(%s); try again",
-                      strerror(-sw->purge.share_status));
-    if (sw->purges)
-        cache_purge_end(sw->r.s->rq->rooms.cache, &sw->purge);
-    request_end(&sw->r, &e, &sw->change.result);
+                      strerror(-w->purge.share_status));
+    if (w->purges)
+        cache_purge_end(w->r.s->rq->rooms.cache, &w->purge);
+    request_end(&w->r, &e, &w->change.result);
 }
 
-static void sweep_stop_cb(struct request *r)
+static void walk_stop_cb(struct request *r)
 {
-    sweep_end(LIST_ENTRY(r, struct sweep, r));
+    walk_end(LIST_ENTRY(r, struct walk, r));
 }
 
 static void purge_done_cb(struct cache_purge *p, int status)
 {
-    struct sweep *sw = LIST_ENTRY(p, struct sweep, purge);
+    struct walk *w = LIST_ENTRY(p, struct walk, purge);
 
-    sw->purge_status = status;
-    if (sweep_done(sw))
-        sweep_end(sw);
+    w->purge_status = status;
+    if (walk_done(w))
+        walk_end(w);
 }
 
-static void sweep_step(struct requests *rq, struct sweep *sw)
+static void walk_step(struct requests *rq, struct walk *w)
 {
-    block_ref refs[SWEEP_PAGE];
+    block_ref refs[WALK_PAGE];
     uint32_t n;
 
-    sw->cursor = index_scan(rq->rooms.index, sw->ns, sw->cursor, SWEEP_PAGE, refs, &n);
+    w->cursor = index_scan(rq->rooms.index, w->ns, w->cursor, WALK_PAGE, refs, &n);
     for (uint32_t i = 0; i < n; i++)
-        change_apply(rq->rooms.cache, &sw->change, refs[i]);
-    if (sw->cursor != 0)
+        change_apply(rq->rooms.cache, &w->change, refs[i]);
+    if (w->cursor != 0)
         return;
-    sw->walked = true;
-    list_remove(&sw->link);
-    if (sweep_done(sw))
-        sweep_end(sw);
+    w->walked = true;
+    list_remove(&w->link);
+    if (walk_done(w))
+        walk_end(w);
 }
 
-static void sweeper_cb(uv_idle_t *idle)
+static void walker_cb(uv_idle_t *idle)
 {
     struct requests *rq = idle->data;
-    struct list *node = list_pop_front(&rq->sweeps);
+    struct list *node = list_pop_front(&rq->walks);
 
     if (node) {
-        list_push_back(&rq->sweeps, node);
-        sweep_step(rq, LIST_ENTRY(node, struct sweep, link));
+        list_push_back(&rq->walks, node);
+        walk_step(rq, LIST_ENTRY(node, struct walk, link));
     }
-    if (list_empty(&rq->sweeps))
+    if (list_empty(&rq->walks))
         uv_idle_stop(idle);
 }
 
 static int change_all(struct call *call, struct ns *ns, const struct change *k)
 {
     struct requests *rq = call->s->rq;
-    struct sweep *sw = request_new(call, sizeof(*sw), UCM_DEADLINE_MS, sweep_stop_cb);
+    struct walk *w = request_new(call, sizeof(*w), UCM_DEADLINE_MS, walk_stop_cb);
 
-    if (!sw)
+    if (!w)
         return -call->error.code;
-    sw->purge.done_cb = purge_done_cb;
-    sw->ns = ns;
-    sw->change = *k;
-    sw->purges =
+    w->purge.done_cb = purge_done_cb;
+    w->ns = ns;
+    w->change = *k;
+    w->purges =
         k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && evicts(k) && reaches_shares(k));
-    sw->purge.only_shared = k->method == UCM_METHOD_EVICT;
-    if (sw->purges && cache_purge_begin(rq->rooms.cache, &sw->purge, ns) != 0) {
-        request_refuse(&sw->r);
+    w->purge.only_shared = k->method == UCM_METHOD_EVICT;
+    if (w->purges && cache_purge_begin(rq->rooms.cache, &w->purge, ns) != 0) {
+        request_refuse(&w->r);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
-    list_push_back(&rq->sweeps, &sw->link);
-    if (uv_idle_start(&rq->sweeper, sweeper_cb) != 0)
+    list_push_back(&rq->walks, &w->link);
+    if (uv_idle_start(&rq->walker, walker_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
     return 0;
 }

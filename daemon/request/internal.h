@@ -16,7 +16,7 @@
 
 struct requests {
     struct request_rooms rooms;
-    struct list sessions, active, sweeps;
+    struct list sessions, active, walks;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
@@ -27,7 +27,7 @@ struct requests {
     uint32_t large_reads;  /* reads of large transfers that are under way */
     uint64_t large_bytes;  /* the slots of these */
     uint32_t narrow_reads; /* so many of them still begin under the bound */
-    uv_idle_t sweeper;
+    uv_idle_t walker;
     struct proto_buf out; /* one answer at a time */
 };
 

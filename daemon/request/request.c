@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-static void sweeper_closed_cb(uv_handle_t *handle)
+static void walker_closed_cb(uv_handle_t *handle)
 {
     struct requests *rq = handle->data;
 
@@ -23,18 +23,18 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     if (!rq)
         return -ENOMEM;
     rc = getrandom(rq->secret, sizeof(rq->secret), 0) == sizeof(rq->secret)
-             ? uv_idle_init(rooms->loop, &rq->sweeper)
+             ? uv_idle_init(rooms->loop, &rq->walker)
              : -EIO;
     if (rc != 0) {
         free(rq);
         return rc;
     }
-    rq->sweeper.data = rq;
+    rq->walker.data = rq;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     list_init(&rq->sessions);
     list_init(&rq->active);
-    list_init(&rq->sweeps);
+    list_init(&rq->walks);
     list_init(&rq->readers);
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
     *out = rq;
@@ -44,7 +44,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
-    uv_close((uv_handle_t *)&rq->sweeper, sweeper_closed_cb);
+    uv_close((uv_handle_t *)&rq->walker, walker_closed_cb);
 }
 
 void requests_drain(struct requests *rq)

@@ -1,11 +1,11 @@
 /* Whose reads and copies go first.
  *
- * A client that wants one block waits for every read that the disk already has in its queue. So a
- * transfer of more than SMALL_ITEMS items is large, and its reads fill the tier's queue only while no
- * small transfer reads. After each read of a small one the next NARROW_READS of the large ones begin
- * under a bound, and the large transfers take turns. The bound is low enough for a small read to
- * take at most three times as long as on an idle disk, and high enough to keep a disk busy with
- * parts of 128 KiB and more. */
+ * A transfer of more than SMALL_ITEMS items is large. Large transfers may fill the tier's queue, but
+ * then a client that wants one block waits for every read ahead of its own. So each read of a small
+ * transfer narrows the queue: the next NARROW_READS reads of large transfers begin under a bound, and
+ * the large transfers take turns. The bound is low enough for a small read to take at most three
+ * times as long as on an idle disk, and high enough to keep a disk busy with parts of 128 KiB and
+ * more. */
 #include "daemon/request/transfer.h"
 
 #define SMALL_ITEMS 16u

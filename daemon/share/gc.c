@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define FIRST_MS 10000u /* until the first pass, at most about that */
-#define AGAIN_MS 60000u /* after one that failed, at most */
+#define AGAIN_MS 60000u /* after one that failed, at most about that */
 #define SOON_MS 1000u   /* after one that was not enough */
 #define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
 #define NS_PER_MS 1000000u

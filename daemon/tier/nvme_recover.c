@@ -22,7 +22,7 @@
 
 #define ROOM "tier"
 #define CHECKPOINT_BUFFER (4u << 20)
-#define SLICE_NS 500000u
+#define TURN_NS 500000u
 #define ENTRIES_TURN 64u /* between two looks at the clock */
 #define PROGRESS_MS 5000
 #define SEGMENT_HEADER UINT32_MAX /* scan_op.record */
@@ -361,7 +361,7 @@ static void checkpoint_next(struct tier *t);
 static void checkpoint_go_on(struct tier *t)
 {
     struct nvme_restore *r = &t->recovery.restore;
-    uint64_t end = uv_hrtime() + SLICE_NS;
+    uint64_t end = uv_hrtime() + TURN_NS;
     bool more = true;
 
     while (more && uv_hrtime() < end)

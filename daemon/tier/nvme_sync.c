@@ -23,12 +23,12 @@ static struct segment *io_segment(const struct tier_io *io)
 /* A later start would skip it. */
 static bool io_purged(const struct tier *t, const struct tier_io *io)
 {
-    const struct nvme_ns_record *name = ns_records_find(&t->ns_records, io->name.fingerprint);
+    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, io->name.fingerprint);
     struct segment *s;
     uint32_t record;
 
-    return name && segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
-           s->sequences[record] < name->from_sequence;
+    return known && segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
+           s->sequences[record] < known->from_sequence;
 }
 
 static void sync_end(struct tier *t, struct tier_io *io, int status)
