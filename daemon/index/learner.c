@@ -6,15 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The sample is what a simulated DRAM of this to twice this many blocks needs. */
+/* The simulated DRAM of a trial holds this many blocks, or up to twice as many. */
 #define SAMPLE_BLOCKS 512u
 #define SAMPLE_SHIFT_MAX 16u
 #define ENTRIES 4096u
 #define BUCKETS 4096u
 #define NONE UINT16_MAX
 
-/* A trial's hits count for as long as 16 times its blocks are referenced. Another must have this
- * many more to take over. */
+/* A hit fades while HORIZON times as many sampled blocks are referenced as a trial holds. A trial takes
+ * over when it has ADVANTAGE times the hits of the best one. */
 #define HORIZON 16
 #define ADVANTAGE 1.005f
 #define COMPARE_EVERY 64

@@ -17,8 +17,8 @@
 #define DATA_STAMP_SHIFT 8      /* when it was inserted or a use was counted, wrapping */
 #define STAMP_MASK 0xffffffu
 
-/* A stamp's unit is as many inserts as make this many stamps, or twice as many, of the capacity:
- * a stamp wraps when 128 times the capacity was inserted. */
+/* While as many blocks are inserted as DRAM holds, 2^STAMPS_LOG2 stamps pass, or up to twice as many.
+ * So a stamp wraps after 128 times the capacity at the earliest. */
 #define STAMPS_LOG2 16
 
 /* Lookup, load and what follows are one use: another counts only when this fraction of the capacity
@@ -27,8 +27,8 @@
 
 #define RUN_MAX 1024
 
-/* Uses of blocks that left, two for each block that DRAM holds: sets of words, newest first, a word
- * being 13 bits of hash above 3 of uses. */
+/* A ghost has the uses of a block that left: a word of 13 bits of hash above 3 bits of uses. There are
+ * two ghosts for each block in DRAM, in sets of GHOST_WAYS, newest first. */
 #define GHOST_WAYS 8u
 #define GHOST_FACTOR 2
 #define GHOST_USES 0x7u
@@ -205,8 +205,8 @@ static int ghost_take(struct policy *p, const struct block *b)
 
 /* ---- what happens ---- */
 
-/* The block comes into DRAM: one use more than before, of which those count half that were before it
- * left. */
+/* The block comes into DRAM. If it was there before, that is a use, and its uses before it left count
+ * half. */
 static void count_return(struct policy *p, struct block *b)
 {
     int before = b->policy_data & DATA_KNOWN ? (int)uses_of(b) : ghost_take(p, b);
