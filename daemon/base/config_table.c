@@ -133,7 +133,7 @@ const struct config_key config_keys[] = {
              "uid:N and gid:N, where gid is a client's primary group."},
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
-     .help = "Least level that is logged."},
+     .help = "Events of this level, and of those before it in the list, are logged."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
      .help = "DRAM that the daemon takes, rounded down to whole extents."},
@@ -197,7 +197,7 @@ const struct config_key config_keys[] = {
     {KEY("nvme.admission", ENUM, nvme_admission, "learned"), .names = nvme_admission_names,
      .help =
          "Which blocks are written. all: all that are dumped. reuse: only those that are used or "
-         "dumped a second time; that is a quarter to a third as much, and loses what DRAM drops "
+         "dumped a second time; that is mostly a tenth to half as much, and loses what DRAM drops "
          "before its second use. learned: as all, but as reuse for a namespace whose blocks "
          "prove to be hardly ever read back at their first use. Dumps that ask for durability "
          "are always written."},
