@@ -114,7 +114,7 @@ static void client_free(struct ucm_client *c)
     struct client_handle *h;
 
     client_task_free_all(c);
-    client_stagings_free(c);
+    client_rings_free(c);
     while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
         client_handle_unlist(h);
         client_handle_unref(h);

@@ -172,9 +172,9 @@ struct ucm_ring_registration {
 TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
 
 /* The connection broke: lets no order begin any more. True when none is under way. */
-bool client_stagings_abandon(struct ucm_client *c);
-void client_stagings_end(struct ucm_client *c); /* the daemon knows none of them any more */
-void client_stagings_free(struct ucm_client *c);
+bool client_rings_abandon(struct ucm_client *c);
+void client_rings_end(struct ucm_client *c); /* the daemon knows none of them any more */
+void client_rings_free(struct ucm_client *c);
 
 /* ---- the client ---- */
 

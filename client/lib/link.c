@@ -81,7 +81,7 @@ static bool is_final(int status)
 static void link_down(struct ucm_client *c)
 {
     c->link = LINK_DOWN;
-    client_stagings_end(c);
+    client_rings_end(c);
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
     client_lease_end_all(c);
@@ -125,7 +125,7 @@ void client_link_try_settle(struct ucm_client *c)
 
     if (c->link != LINK_BREAKING)
         return;
-    if (client_stagings_abandon(c) || client_now_ns() >= c->settled_by_ns) {
+    if (client_rings_abandon(c) || client_now_ns() >= c->settled_by_ns) {
         link_down(c);
         next.it_value.tv_nsec = 0; /* never */
     }

@@ -20,7 +20,7 @@ static int register_take_cb(struct client_call *call, const union proto_any *any
     return 0;
 }
 
-bool client_stagings_abandon(struct ucm_client *c)
+bool client_rings_abandon(struct ucm_client *c)
 {
     struct ucm_ring_registration *ring;
     bool ended = true;
@@ -31,7 +31,7 @@ bool client_stagings_abandon(struct ucm_client *c)
     return ended;
 }
 
-void client_stagings_end(struct ucm_client *c)
+void client_rings_end(struct ucm_client *c)
 {
     struct ucm_ring_registration *ring;
 
@@ -46,7 +46,7 @@ static void ring_free(struct ucm_ring_registration *ring)
     free(ring);
 }
 
-void client_stagings_free(struct ucm_client *c)
+void client_rings_free(struct ucm_client *c)
 {
     while (!TAILQ_EMPTY(&c->rings))
         ring_free(TAILQ_FIRST(&c->rings));
