@@ -107,8 +107,7 @@ static cJSON *tenant_of(cJSON *list, const char *name)
     cJSON *item;
     int at = 0, order = 1;
 
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach(item, list) {
         order = strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")), name);
         if (order >= 0)
             break;
@@ -157,8 +156,7 @@ static int tenants_print(const cJSON *list)
         return CTL_OK;
     }
     table_begin(&t, titles);
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach(item, list) {
         table_cell(&t, "%s", cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")));
         for (size_t i = 0; i < SUMS; i++) {
             double sum = cJSON_GetNumberValue(cJSON_GetObjectItem(item, sums[i]));

@@ -68,8 +68,7 @@ static struct stream_wait *next_to_poll(struct stream_waits *w)
 {
     struct stream_wait *wait;
 
-    TAILQ_FOREACH(wait, &w->pending, node)
-    {
+    TAILQ_FOREACH(wait, &w->pending, node) {
         if (wait->round == w->round)
             continue;
         wait->round = w->round;

@@ -32,8 +32,8 @@ struct client_call *client_call_find(struct ucm_client *c, uint32_t msgid)
     struct client_call *call;
 
     LIST_FOREACH(call, &c->calls[msgid % CLIENT_BUCKETS], node)
-    if (call->msgid == msgid)
-        break;
+        if (call->msgid == msgid)
+            break;
     return call;
 }
 

@@ -16,7 +16,7 @@ static void prepare(void)
 
     pthread_mutex_lock(&lock);
     TAILQ_FOREACH(c, &clients, node)
-    pthread_mutex_lock(&c->lock);
+        pthread_mutex_lock(&c->lock);
 }
 
 static void unlock_all(void)
@@ -24,7 +24,7 @@ static void unlock_all(void)
     struct ucm_client *c;
 
     TAILQ_FOREACH(c, &clients, node)
-    pthread_mutex_unlock(&c->lock);
+        pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -34,8 +34,8 @@ static void drop(struct ucm_client *c)
 
     c->forked = true;
     TAILQ_FOREACH(h, &c->handles, node)
-    while (h->request.n_fds > 0)
-        close(h->fds[--h->request.n_fds]);
+        while (h->request.n_fds > 0)
+            close(h->fds[--h->request.n_fds]);
     client_close_descriptors(c); /* the numbers may be other files' when it forks again */
 }
 
@@ -44,7 +44,7 @@ static void in_child(void)
     struct ucm_client *c;
 
     TAILQ_FOREACH(c, &clients, node)
-    drop(c);
+        drop(c);
     unlock_all();
 }
 

@@ -79,8 +79,8 @@ void client_handle_stale_all(struct ucm_client *c)
     struct client_handle *h;
 
     TAILQ_FOREACH(h, &c->handles, node)
-    if (h->state != HANDLE_PENDING) /* handle_done_cb sees to the others */
-        h->state = HANDLE_STALE;
+        if (h->state != HANDLE_PENDING) /* handle_done_cb sees to the others */
+            h->state = HANDLE_STALE;
 }
 
 /* Sends its open or register. The writer's token is held, and given back. */
@@ -162,8 +162,7 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
 
     /* A namespace precedes its regions in the list, so a region found here has a namespace that is
      * not STALE. */
-    TAILQ_FOREACH(h, &c->handles, node)
-    {
+    TAILQ_FOREACH(h, &c->handles, node) {
         if (h->state == HANDLE_STALE)
             follow_parent(h);
         if (h->state == HANDLE_STALE)

@@ -26,8 +26,8 @@ bool client_rings_abandon(struct ucm_client *c)
     bool ended = true;
 
     TAILQ_FOREACH(ring, &c->rings, node)
-    if (ring->id != 0)
-        ended &= ucm_staging_abandon(ring->memory, 0);
+        if (ring->id != 0)
+            ended &= ucm_staging_abandon(ring->memory, 0);
     return ended;
 }
 
@@ -36,7 +36,7 @@ void client_rings_end(struct ucm_client *c)
     struct ucm_ring_registration *ring;
 
     TAILQ_FOREACH(ring, &c->rings, node)
-    ring->id = 0;
+        ring->id = 0;
 }
 
 static void ring_free(struct ucm_ring_registration *ring)

@@ -49,8 +49,7 @@ static void request_parse(const cJSON *ids)
     uint32_t n = (uint32_t)cJSON_GetArraySize(ids), i = 0, *id = zeroed(n, sizeof(*id));
     const cJSON *number;
 
-    cJSON_ArrayForEach(number, ids)
-    {
+    cJSON_ArrayForEach(number, ids) {
         id[i] = (uint32_t)number->valuedouble;
         n_ids = id[i] >= n_ids ? id[i] + 1 : n_ids;
         i++;

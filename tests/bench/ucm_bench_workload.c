@@ -145,8 +145,7 @@ static int trace_parse(struct workload *w, const cJSON *j, struct workload_reque
         return trace_bad(w, e, "wanted a JSON object with an array \"hash_ids\"");
     if (at != NULL && !whole_number(at, &timestamp))
         return trace_bad(w, e, "\"timestamp\" must be a whole number of milliseconds");
-    cJSON_ArrayForEach(id, ids)
-    {
+    cJSON_ArrayForEach(id, ids) {
         if (n == WORKLOAD_MAX_BLOCKS)
             return trace_bad(w, e, "more than 16384 \"hash_ids\"");
         if (!whole_number(id, &w->ids[n]))
