@@ -15,10 +15,9 @@ int notify_listen_fd(void)
     return n == 1 ? SD_LISTEN_FDS_START : -1;
 }
 
-static void send_state(const char *state)
+/* rc: of sd_notify. */
+static void note_failure(int rc)
 {
-    int rc = sd_notify(0, state);
-
     if (rc < 0)
         log_warn("notify", "failed", "errno=%d", -rc);
 }
@@ -28,7 +27,7 @@ static void watchdog_cb(uv_timer_t *timer)
     struct notify *n = timer->data;
 
     if (n->progress_cb(n->ctx))
-        send_state("WATCHDOG=1");
+        note_failure(sd_notify(0, "WATCHDOG=1"));
     else
         log_error("notify", "watchdog-starves", "reason=\"%s\"", "storage makes no progress");
 }
@@ -60,8 +59,7 @@ void notify_close(struct notify *n)
 
 void notify_ready(const char *status)
 {
-    if (sd_notifyf(0, "READY=1\nSTATUS=%s", status) < 0)
-        log_warn("notify", "failed", "%s", "");
+    note_failure(sd_notifyf(0, "READY=1\nSTATUS=%s", status));
 }
 
 void notify_reloading(void)
@@ -69,12 +67,11 @@ void notify_reloading(void)
     struct timespec now;
 
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%lld",
-                   (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000) < 0)
-        log_warn("notify", "failed", "%s", "");
+    note_failure(sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%lld",
+                            (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000));
 }
 
 void notify_stopping(void)
 {
-    send_state("STOPPING=1\nSTATUS=Draining requests");
+    note_failure(sd_notify(0, "STOPPING=1\nSTATUS=Draining requests"));
 }
