@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define VERSION 3
-#define FIGURES (sizeof(struct costs) / sizeof(double))
+#define FIGURES (sizeof(struct costs_table) / sizeof(double))
 
 /* The engines leave the SMs and their path to memory alone, and an idle GPU may be busy a moment
  * later: the kernel must be faster by this. */
@@ -23,10 +23,6 @@
  * most of the time there. */
 #define STAGED_GAIN 0.97
 #define STAGED_GAIN_PAUSES 0.25
-
-/* The engines don't move narrower runs to the GPU alone: batches of them took up to 0.3 of another
- * process's speed, where rows took nothing. */
-#define RUN_LEAST 32768u
 
 void costs_default(struct costs_table *t)
 {
@@ -48,10 +44,11 @@ void costs_default(struct costs_table *t)
 
 void costs_format(const struct costs_table *t, const char *of, char text[COSTS_TEXT_BYTES])
 {
-    const double *v = &t->of[0].byte_ns;
+    double v[FIGURES];
     int n = snprintf(text, COSTS_TEXT_BYTES, "ucm-copy %d %s", VERSION, of);
 
-    for (unsigned i = 0; i < 2 * FIGURES && n < COSTS_TEXT_BYTES; i++)
+    memcpy(v, t, sizeof(v));
+    for (unsigned i = 0; i < FIGURES && n < COSTS_TEXT_BYTES; i++)
         n += snprintf(text + n, (size_t)(COSTS_TEXT_BYTES - n), " %.6f", v[i]);
     if (n < COSTS_TEXT_BYTES - 1)
         memcpy(text + n, "\n", 2);
@@ -82,18 +79,19 @@ bool costs_sound(const struct costs_table *t)
 int costs_parse(struct costs_table *t, const char *of, const char *text)
 {
     struct costs_table read;
-    double *v = &read.of[0].byte_ns;
+    double v[FIGURES];
     char head[256], *end;
     size_t length = (size_t)snprintf(head, sizeof(head), "ucm-copy %d %s ", VERSION, of);
 
     if (length >= sizeof(head) || strncmp(text, head, length) != 0)
         return -EINVAL;
     text += length;
-    for (unsigned i = 0; i < 2 * FIGURES; i++, text = end) {
+    for (unsigned i = 0; i < FIGURES; i++, text = end) {
         v[i] = strtod(text, &end);
         if (end == text)
             return -EINVAL;
     }
+    memcpy(&read, v, sizeof(read));
     if (strcmp(text, "\n") != 0 || !costs_sound(&read))
         return -EINVAL;
     *t = read;
@@ -149,7 +147,7 @@ uint32_t costs_cut(const struct costs *c, struct plan_extent *extents, uint32_t 
         struct plan_extent *e = &extents[i];
         struct plan_extent run = {e->slot, e->page, e->width, e->width, e->width, 1};
 
-        if (e->rows == 1 || e->width < RUN_LEAST || e->rows - 1 > max - total ||
+        if (e->rows == 1 || e->width < COSTS_RUN_LEAST || e->rows - 1 > max - total ||
             e->rows * run_ns(c, e->width) >= extent_ns(c, e))
             continue;
         for (uint32_t row = 1; row < e->rows; row++) {

@@ -18,10 +18,6 @@
 #define STAGING_SLOW_MS 100   /* its kernels don't run: new copies go straight meanwhile */
 #define STAGING_DONE_MS 5000  /* it will not finish at all */
 #define STAGING_PAUSE_MS 1000 /* after it was too slow */
-/* The driver moves narrower runs to the GPU by kernels, which would take turns with the
- * companion's. */
-#define STAGING_RUN_LEAST 32768u
-
 /* The way of a slice:
  * - load: FREE, FILLING, POSTED, FREE
  * - dump: FREE, POSTED, GATHERED, EMPTYING, FREE
@@ -348,7 +344,8 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     staged_ns = times * costs_dma_ns(costs, extents, n);
     if (g->slices == 0 && g->streams[direction].n == 0)
         staged_ns += STAGING_FIXED_NS;
-    if (n == 0 || (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < STAGING_RUN_LEAST))
+    /* Narrower runs are moved by kernels, which would take turns with the companion's. */
+    if (n == 0 || (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < COSTS_RUN_LEAST))
         return false;
     return staged_pays(g, staged_ns, idle_ns, busy_ns);
 }
