@@ -271,7 +271,7 @@ static void unreadable_once(unsigned spared)
     kill_worker_drop(&w);
     host_kill(&host);
     power.journal->page_reads_spared = spared;
-    power.journal->page_reads_failing = 10; /* each is tried twice */
+    power.journal->page_reads_failing = 15; /* five, each tried three times */
     host_restart(&host);
     cr_assert(kill_worker_connect(&w, &host) && kill_worker_recovered(&w));
     cr_assert_eq(power.journal->page_reads_failing, 0u);
