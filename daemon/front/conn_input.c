@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,9 +22,22 @@ static void fds_close(struct conn *c)
     c->n_fds = 0;
 }
 
+/* Gives whole pages back to the system before the heap gets the buffer: after a crowd of connections
+ * with large frames the heap can't, where one that stays lies above them. */
+static void pages_give_back(uint8_t *buffer, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t skip = (page - (uintptr_t)buffer % page) % page;
+
+    if (bytes > skip + page)
+        (void)madvise(buffer + skip, (bytes - skip) / page * page, MADV_DONTNEED); /* or it stays */
+}
+
 void conn_input_free(struct conn *c)
 {
     fds_close(c);
+    if (c->in_cap > 16 * IN_FIRST_BYTES)
+        pages_give_back(c->in, c->in_cap);
     free(c->in);
     c->in = NULL;
     c->in_n = c->in_cap = 0;
