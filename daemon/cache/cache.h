@@ -126,6 +126,7 @@ void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *ke
 
 struct cache_wait {
     struct list link;
+    bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in ready_cb: the part was read from the shared tier, not from NVMe */
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
      * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe

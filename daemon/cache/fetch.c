@@ -175,6 +175,7 @@ static int tier_start(struct part_op *f)
     f->shared = false;
     cache_tier_io(c, io, TIER_READ, f->ref, f->part, f->slot);
     io->priority = f->priority;
+    io->small = f->small;
     io->done_cb = tier_done_cb;
     rc = cache_tier_submit(c, io);
     if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
@@ -250,6 +251,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     if (!f)
         return -ENOMEM;
     f->priority = priority;
+    f->small = w->small;
     f->number = table_add(&c->fetches, f);
     if (f->number == 0)
         goto err_after_fetch;

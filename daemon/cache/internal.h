@@ -162,6 +162,7 @@ struct part_op {
     uint32_t number;
     slot_ref slot;
     uint8_t priority;
+    bool small;
     bool failed; /* reported; a thread of the shared tier may still write into the slot */
 };
 struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */

@@ -116,6 +116,7 @@ void transfer_stop_cb(struct request *r);
 void transfer_retry_cb(struct cache_retry *r);
 
 /* transfer_reads.c: whose reads and copies go first. */
+bool transfer_large(const struct transfer *t);
 /* Of the transfer's next read in the tier's queue: of one priority, those go first that have few
  * reads under way. */
 uint8_t read_priority(const struct transfer *t);

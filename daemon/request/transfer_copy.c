@@ -364,9 +364,13 @@ static bool slot_waits(const struct transfer *t, uint32_t item)
 
 static int wait_reserve(struct transfer *t)
 {
+    if (t->spare)
+        return 0;
+    t->spare = calloc(1, sizeof(*t->spare));
     if (!t->spare)
-        t->spare = calloc(1, sizeof(*t->spare));
-    return t->spare ? 0 : -ENOMEM;
+        return -ENOMEM;
+    t->spare->w.small = !transfer_large(t);
+    return 0;
 }
 
 /* Load and prefetch. 0: begun or ended; -EBUSY: no room now. */

@@ -5,7 +5,7 @@
  * transfer narrows the queue: the next NARROW_READS reads of large transfers begin under a bound, and
  * the large transfers take turns. The bound is low enough for a small read to take at most three
  * times as long as on an idle disk, and high enough to keep a disk busy with parts of 128 KiB and
- * more. */
+ * more. The tier does the same with writes (tier_io.small). */
 #include "daemon/request/transfer.h"
 
 #define SMALL_ITEMS 16u
@@ -17,7 +17,7 @@
 #define LARGE_BYTES (256u << 10)
 #define PRIORITY_MAX 7 /* of the wire and of devices */
 
-static bool transfer_large(const struct transfer *t)
+bool transfer_large(const struct transfer *t)
 {
     return items_of(t) > SMALL_ITEMS;
 }

@@ -5,8 +5,10 @@
  * done
  *
  * Reads wait by priority until their file's depth allows them; writes take what reads leave, but
- * each file may always have one under way. An operation is tried three times, the last time by the
- * threads, in case the ring is at fault. */
+ * each file may always have one under way. A disk makes a read wait for the writes that it has
+ * already, so after a read of a small request its file has few writes under way for a while.
+ *
+ * An operation is tried three times, the last time by the threads, in case the ring is at fault. */
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
@@ -24,6 +26,11 @@
 #define NVME_WRITES_MAX 8u /* under way a file */
 #define NVME_MERGE_IOS 8u  /* parts in one write */
 #define NVME_MERGE_BYTES (4u << 20)
+/* The next writes to a file after a read of a small request, and the bounds that they have: low
+ * enough for such a read to take at most three times as long as on an idle disk. */
+#define NVME_NARROW_WRITES 2048u
+#define NVME_NARROW_WRITES_MAX 2u
+#define NVME_NARROW_MERGE_BYTES (256u << 10)
 #define NVME_SYNC_CHECKS 4u /* of parts of an earlier run, a file */
 #define NVME_SCANS 128u     /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
@@ -52,7 +59,8 @@ struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
     struct list reads[NVME_PRIORITIES];
     unsigned reads_waiting, in_flight, writes; /* in_flight: writes included */
-    unsigned write_failures;                   /* in a row */
+    unsigned narrow_writes;  /* how many of the next writes go under the narrow bounds */
+    unsigned write_failures; /* in a row */
     bool degraded;
     bool lost; /* removed or cut while in use */
     /* The run before wrote after its last checkpoint, and did not stop in an orderly way. */

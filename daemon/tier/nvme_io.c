@@ -173,6 +173,8 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
                    &io->link);
     d->reads_waiting++;
+    if (io->small)
+        d->narrow_writes = NVME_NARROW_WRITES;
     t->reads_queued++;
     pump_reads(t, d);
     return 0;
@@ -332,8 +334,12 @@ static struct tier_io *summed_first(const struct tier *t)
 
 static bool device_may_write(struct tier *t, const struct nvme_device *d)
 {
+    unsigned max = t->writes_max;
+
+    if (d->narrow_writes > 0 && max > NVME_NARROW_WRITES_MAX)
+        max = NVME_NARROW_WRITES_MAX;
     return d->writes == 0 ||
-           (d->reads_waiting == 0 && d->writes < t->writes_max && d->in_flight < device_depth(t));
+           (d->reads_waiting == 0 && d->writes < max && d->in_flight < device_depth(t));
 }
 
 static int room_make(struct tier *t)
@@ -430,6 +436,8 @@ static void merge_segment_header(struct nvme_op *op)
 static int write_start(struct tier *t, unsigned file, uint64_t stride)
 {
     struct nvme_op *op = LIST_ENTRY(t->write_pool.next, struct nvme_op, link);
+    struct nvme_device *d = &t->devices[file];
+    uint64_t merge_bytes = d->narrow_writes > 0 ? NVME_NARROW_MERGE_BYTES : NVME_MERGE_BYTES;
     struct tier_io *next = summed_first(t);
     uint64_t offset, bytes = stride;
     uint32_t record;
@@ -448,9 +456,8 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     if (record == 0)
         merge_segment_header(op);
     merge_add(op, record);
-    while (op->n < NVME_MERGE_IOS && (next = summed_first(t)) &&
-           bytes + stride <= NVME_MERGE_BYTES && nvme_stride(next->bytes) == stride &&
-           io_moved(next) == io_moved(op->ios[0]) &&
+    while (op->n < NVME_MERGE_IOS && (next = summed_first(t)) && bytes + stride <= merge_bytes &&
+           nvme_stride(next->bytes) == stride && io_moved(next) == io_moved(op->ios[0]) &&
            segment_has_next(op->segment, record, stride)) {
         /* can't fail: the segment is open and its next record is this one */
         rc = segment_reserve(&t->segments, file, stride, next->name.owner, &op->segment, &record);
@@ -458,8 +465,9 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
         merge_add(op, record);
         bytes += stride;
     }
-    t->devices[file].in_flight++;
-    t->devices[file].writes++;
+    d->in_flight++;
+    d->writes++;
+    d->narrow_writes -= d->narrow_writes > 0;
     t->writes_in_flight++;
     nvme_turn_spend(t, op->n);
     nvme_op_begin(op, file, offset);

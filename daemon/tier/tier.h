@@ -77,6 +77,7 @@ struct tier_io {
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
     uint8_t priority; /* 0 to 15, more is sooner among reads; reads go before writes */
     bool check;       /* a read that only checks the part: no use of it */
+    bool small;       /* a read of a request for few parts: it should not wait behind many writes */
     struct tier_name name;
     struct tier_place place; /* in for a read or a sync; out, whole, for a write with status 0 */
     void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */

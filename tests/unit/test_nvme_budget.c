@@ -1,5 +1,5 @@
 /* Of write-behind a turn of the loop does little, however much there is, and all is done in the
- * end. */
+ * end. A disk that a small request reads has few writes under way. */
 #include "tests/unit/nvme_rig.h"
 
 #define PARTS 200u
@@ -47,6 +47,104 @@ Test(nvme_budget, so_do_those_that_threads_sum)
     rig_open(&rig);
     rig_memory(&rig, PARTS, 64 << 10);
     expect_small_turns(64 << 10);
+    rig_close(&rig);
+}
+
+/* ---- writes beside small requests ---- */
+
+#define NARROW_WRITES 2048u
+#define NARROW_MAX 2u
+#define WIDE_MAX 8u
+#define BEGUN 8u /* parts that one turn begins to write */
+
+static struct {
+    uv_prepare_t prepare;
+    unsigned writes, parts; /* under way at once, at most */
+} seen;
+
+/* After a turn has begun its writes, before any of them can end. */
+static void look_cb(uv_prepare_t *handle)
+{
+    unsigned parts = rig.under_way - not_begun();
+    struct tier_stats stats;
+
+    (void)handle;
+    tier_nvme.stats(rig.tier, &stats);
+    seen.writes = stats.in_flight > seen.writes ? stats.in_flight : seen.writes;
+    seen.parts = parts > seen.parts ? parts : seen.parts;
+}
+
+static void watched_writes(unsigned first, unsigned n, uint64_t even, uint64_t odd)
+{
+    seen.writes = seen.parts = 0;
+    cr_assert_eq(uv_prepare_init(&rig.loop, &seen.prepare), 0);
+    cr_assert_eq(uv_prepare_start(&seen.prepare, look_cb), 0);
+    for (unsigned i = first; i < first + n; i++)
+        cr_assert_eq(part_write(&rig, i, i % 2 ? odd : even), 0);
+    while (rig.under_way > 0)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    uv_close((uv_handle_t *)&seen.prepare, NULL);
+    rig_run(&rig);
+}
+
+/* Neighbours differ in length, so that each needs a write of its own. */
+static unsigned most_writes(unsigned first, unsigned n)
+{
+    watched_writes(first, n, 100, 5000);
+    return seen.writes;
+}
+
+static void read_first(bool small)
+{
+    rig.parts[0].io.small = small;
+    cr_assert_eq(part_read(&rig, 0, 0), 0);
+    rig_run(&rig);
+    cr_assert_eq(rig.parts[0].status, 0);
+}
+
+Test(nvme_budget, a_disk_that_a_small_request_reads_has_few_writes)
+{
+    rig_init(&rig, 1, 129 * MIB, 4 * MIB, CONFIG_IO_URING);
+    rig.config.nvme_depth = 128;
+    rig_open(&rig);
+    rig_memory(&rig, BEGUN + NARROW_WRITES + BEGUN, 8192);
+    cr_expect_eq(most_writes(0, BEGUN), WIDE_MAX, "nothing was read yet");
+    read_first(true);
+    cr_expect_eq(most_writes(BEGUN, NARROW_WRITES), NARROW_MAX);
+    cr_expect_eq(most_writes(BEGUN + NARROW_WRITES, BEGUN), WIDE_MAX, "no such read for a while");
+    cr_expect_eq(rig_verify(&rig), rig.n);
+    rig_close(&rig);
+}
+
+/* A write has 256 KiB, with headers, or one part. */
+Test(nvme_budget, and_small_ones)
+{
+    static const uint64_t sizes[] = {60 << 10, MIB};
+    static const unsigned merged[] = {4, 1};
+
+    for (unsigned k = 0; k < 2; k++) {
+        rig_init(&rig, 1, 65 * MIB, 16 * MIB, CONFIG_IO_URING);
+        rig.config.nvme_depth = 128;
+        rig_open(&rig);
+        rig_memory(&rig, 17, MIB);
+        cr_assert_eq(rig_write(&rig, 0, 1, sizes[k]), 1u);
+        read_first(true);
+        watched_writes(1, 16, sizes[k], sizes[k]);
+        cr_expect_leq(seen.parts, NARROW_MAX * merged[k]);
+        cr_expect_eq(rig_verify(&rig), rig.n);
+        rig_close(&rig);
+    }
+}
+
+Test(nvme_budget, large_requests_do_not_hold_up_writes)
+{
+    rig_init(&rig, 1, 33 * MIB, 4 * MIB, CONFIG_IO_URING);
+    rig.config.nvme_depth = 128;
+    rig_open(&rig);
+    rig_memory(&rig, 2 * BEGUN, 8192);
+    cr_assert_eq(most_writes(0, BEGUN), WIDE_MAX);
+    read_first(false);
+    cr_expect_eq(most_writes(BEGUN, BEGUN), WIDE_MAX);
     rig_close(&rig);
 }
 

@@ -224,10 +224,13 @@ Test(request, large_loads_leave_the_tier_to_a_small_one)
     struct msg_blocks_r r;
 
     cr_assert_eq(reads_of(MANY, 1), 1u);
+    cr_expect(fake_at(&rig.tier, 0)->small, "writes make way for it");
     id[0] = load_range(region, 1, HALF);
     id[1] = load_range(region, HALF + 1, HALF);
     turns();
     cr_expect_eq(rig.tier.n_pending, 17u);
+    for (unsigned i = 1; i < rig.tier.n_pending; i++)
+        cr_expect_not(fake_at(&rig.tier, i)->small);
     expect_turns(MANY, HALF);
     cr_expect_null(answer_of(small));
     fake_next(&rig.tier, 0);
