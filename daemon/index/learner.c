@@ -51,7 +51,8 @@ struct learner {
     unsigned best;
     unsigned shift; /* one block in 1 << shift is sampled */
     uint64_t references;
-    uint16_t free;
+    uint16_t free;  /* first of the entries that were given back, or NONE */
+    uint16_t fresh; /* entries from here on were never in use: they take no memory yet */
     uint16_t bucket[BUCKETS];
     struct entry entry[ENTRIES + USES_CLASSES];
 };
@@ -78,8 +79,7 @@ int learner_new(struct learner **out)
         return -ENOMEM;
     trials_init(l);
     memset(l->bucket, 0xff, sizeof(l->bucket));
-    for (unsigned i = 0; i < ENTRIES; i++)
-        l->entry[i].next = i + 1 < ENTRIES ? (uint16_t)(i + 1) : NONE;
+    l->free = NONE;
     for (unsigned i = ENTRIES; i < ENTRIES + USES_CLASSES; i++)
         l->entry[i].newer = l->entry[i].older = (uint16_t)i;
     *out = l;
@@ -183,10 +183,14 @@ static uint16_t entry_new(struct learner *l, uint64_t hash)
 {
     uint16_t i, *bucket = bucket_of(l, hash);
 
-    if (l->free == NONE)
+    if (l->free == NONE && l->fresh == ENTRIES)
         entry_drop_oldest(l);
-    i = l->free;
-    l->free = l->entry[i].next;
+    if (l->free != NONE) {
+        i = l->free;
+        l->free = l->entry[i].next;
+    } else {
+        i = l->fresh++;
+    }
     l->entry[i].hash = hash;
     l->entry[i].next = *bucket;
     *bucket = i;
