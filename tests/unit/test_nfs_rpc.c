@@ -167,6 +167,7 @@ static void assert_read(const struct asked *a, uint32_t n)
         cr_assert_eq(a->data[i], 0xee);
 }
 
+/* The calls are static: what a test leaves unanswered ends in `end`, after the test has returned. */
 Test(nfs_rpc, replies_come_in_fragments_and_pieces_of_any_length, .init = begin, .fini = end)
 {
     static uint8_t reply[8192];
@@ -192,7 +193,7 @@ Test(nfs_rpc, replies_come_in_fragments_and_pieces_of_any_length, .init = begin,
 Test(nfs_rpc, replies_are_told_apart_by_their_number, .init = begin, .fini = end)
 {
     static uint8_t reply[4096];
-    struct asked a[3] = {{.status = 0}};
+    static struct asked a[3] = {{.status = 0}};
     uint32_t n;
 
     for (unsigned i = 0; i < 3; i++)
@@ -209,7 +210,7 @@ Test(nfs_rpc, replies_are_told_apart_by_their_number, .init = begin, .fini = end
 Test(nfs_rpc, what_is_given_up_lands_nowhere, .init = begin, .fini = end)
 {
     static uint8_t reply[8192];
-    struct asked a = {0};
+    static struct asked a = {0};
     uint8_t *data;
     uint32_t n;
 
@@ -229,7 +230,7 @@ Test(nfs_rpc, what_is_given_up_lands_nowhere, .init = begin, .fini = end)
 static int lie(uint32_t asked_bytes, uint32_t sent, uint32_t said, uint32_t record)
 {
     static uint8_t reply[16384];
-    struct asked a = {0};
+    static struct asked a = {0};
     uint32_t n, mark;
     int err;
 
@@ -265,7 +266,7 @@ Test(nfs_rpc, payloads_go_out_from_where_they_lie_or_from_a_copy, .init = begin,
 {
     enum { HEAD = 61, BYTES = 2000002, CAP = BYTES + 4096 };
     uint8_t head[HEAD], *data = malloc(BYTES), *got = malloc(CAP);
-    struct asked first = {0}, second = {0};
+    static struct asked first = {0}, second = {0};
     uint64_t n;
     uint32_t mark;
 
@@ -302,7 +303,7 @@ Test(nfs_rpc, payloads_go_out_from_where_they_lie_or_from_a_copy, .init = begin,
 
 Test(nfs_rpc, calls_end_with_the_connection, .init = begin, .fini = end)
 {
-    struct asked sent = {0}, queued = {0};
+    static struct asked sent = {0}, queued = {0};
 
     ask_read(&sent, 10, 4);
     ask(&queued, NFS_LOOKUP);
@@ -319,7 +320,7 @@ Test(nfs_rpc, calls_end_with_the_connection, .init = begin, .fini = end)
 Test(nfs_rpc, a_request_that_does_not_fit_is_not_sent, .init = begin, .fini = end)
 {
     char name[NFS_RPC_REQUEST_BYTES];
-    struct asked a = {0};
+    static struct asked a = {0};
 
     memset(name, 'x', sizeof(name) - 1);
     name[sizeof(name) - 1] = 0;
