@@ -94,7 +94,7 @@ void cache_unlease(struct cache *c, block_ref ref);
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 /* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0
  * among them is passed over. */
-void cache_touch(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
+void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
 /* Tiers to evict from. CACHE_SHARE: the block's files go from every root, for all hosts. */
 enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };

@@ -280,8 +280,8 @@ err_after_fetch:
     return rc;
 }
 
-static int part_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-                    struct cache_wait *w)
+int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
+              struct cache_wait *w)
 {
     struct part *p = cache_part(c, ref, part);
     struct part_op *f;
@@ -302,17 +302,6 @@ static int part_get(struct cache *c, block_ref ref, uint32_t part, uint8_t prior
     if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
     return fetch_start(c, ref, part, priority, node, w);
-}
-
-int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-              struct cache_wait *w)
-{
-    bool whole = part_whole(cache_part(c, ref, part));
-    int rc = part_get(c, ref, part, priority, node, w);
-
-    if (whole && rc >= 0)
-        admission_hit(&cache_ns(c, ref)->admission);
-    return rc;
 }
 
 void cache_get_cancel(struct cache *c, struct cache_wait *w)

@@ -63,7 +63,7 @@ static bool reused_only(const struct cache *c, enum write_to to, const struct ns
     if (to != WRITE_NVME)
         return c->config.share_reused;
     return c->config.write_reused ||
-           (c->config.write_learned && admission_reused_only(&ns->admission, ns->identity.parts));
+           (c->config.write_learned && admission_reused_only(&ns->admission));
 }
 
 static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns *ns)
@@ -71,7 +71,7 @@ static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns
     if (policy_heat(c->config.policy, ref) > 0)
         return true;
     if (to == WRITE_NVME && c->config.write_learned)
-        return admission_first(&ns->admission, ns->identity.parts);
+        return admission_first(&ns->admission);
     return !reused_only(c, to, ns);
 }
 

@@ -9,9 +9,10 @@
 #define STRETCH 1024u
 #define STRETCHES 16u
 
-static void count(struct admission *a, uint32_t *n)
+static void count(struct admission *a, uint32_t *n, uint32_t more)
 {
-    if (++*n < COUNT_MAX)
+    *n += more;
+    if (*n < COUNT_MAX)
         return;
     a->hits /= 2;
     a->stored /= 2;
@@ -19,30 +20,31 @@ static void count(struct admission *a, uint32_t *n)
     a->unused /= 2;
 }
 
-void admission_hit(struct admission *a)
+void admission_hits(struct admission *a, uint32_t n)
 {
-    count(a, &a->hits);
+    count(a, &a->hits, n);
 }
 
 void admission_returned(struct admission *a)
 {
-    count(a, &a->returned);
+    count(a, &a->returned, 1);
 }
 
 void admission_unused(struct admission *a)
 {
-    count(a, &a->unused);
+    count(a, &a->unused, 1);
 }
 
-bool admission_reused_only(const struct admission *a, uint32_t parts)
+bool admission_reused_only(const struct admission *a)
 {
-    uint64_t seen = (uint64_t)a->returned + a->unused, stored = (uint64_t)a->stored * parts;
+    uint64_t seen = (uint64_t)a->returned + a->unused;
 
-    return a->unused >= EVIDENCE && stored * a->returned / seen < a->hits / HITS_AT_STAKE;
+    return a->unused >= EVIDENCE &&
+           (uint64_t)a->stored * a->returned / seen < a->hits / HITS_AT_STAKE;
 }
 
-bool admission_first(struct admission *a, uint32_t parts)
+bool admission_first(struct admission *a)
 {
-    count(a, &a->stored);
-    return !admission_reused_only(a, parts) || a->stored / STRETCH % STRETCHES == 0;
+    count(a, &a->stored, 1);
+    return !admission_reused_only(a) || a->stored / STRETCH % STRETCHES == 0;
 }

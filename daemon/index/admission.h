@@ -14,18 +14,18 @@
 
 /* All zero at first. What is older counts less. */
 struct admission {
-    uint32_t hits;     /* parts that were loaded or prefetched */
+    uint32_t hits;     /* blocks that were used again, whoever loads however many of their parts */
     uint32_t stored;   /* blocks for which admission_first was asked */
     uint32_t returned; /* parts read from NVMe at their block's first use */
     uint32_t unused;   /* parts that NVMe let go of before their block's first use */
 };
 
-void admission_hit(struct admission *a);
+void admission_hits(struct admission *a, uint32_t n);
 void admission_returned(struct admission *a);
 void admission_unused(struct admission *a);
-/* Blocks of `parts` parts each are written at their second use only. */
-bool admission_reused_only(const struct admission *a, uint32_t parts);
+/* Blocks are written at their second use only. */
+bool admission_reused_only(const struct admission *a);
 /* A block that was not used yet is stored: shall it be written? */
-bool admission_first(struct admission *a, uint32_t parts);
+bool admission_first(struct admission *a);
 
 #endif

@@ -252,9 +252,9 @@ static bool use(const struct policy *p, struct block *b)
     return true;
 }
 
-void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
+uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
 {
-    uint32_t least = 0;
+    uint32_t least = 0, again = 0;
 
     p->run = 0;
     /* From the tail: what is moved to the front last stays longest. */
@@ -270,6 +270,7 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
             used = use(p, b);
         } else if (!(b->policy_data & DATA_EXPECTED)) {
             count_return(p, b);
+            again += b->whole_parts > 0;
         }
         least = uses_of(b) > least ? uses_of(b) : least;
         set_uses(b, least);
@@ -277,7 +278,9 @@ void policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
             link_behind(p, refs[n], b, 0);
         if (used)
             refer(p, b);
+        again += used;
     }
+    return again;
 }
 
 void policy_remove(struct policy *p, block_ref ref, bool evicted)

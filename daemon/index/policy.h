@@ -23,8 +23,8 @@ void policy_insert(struct policy *p, block_ref ref);
  * be dumped. Those that are not in DRAM will be inserted next, perhaps; what is known of their
  * earlier uses counts. Numbers that are 0 are passed over. A chain is worthless without its head: no
  * block gets fewer uses than those behind it. Touching again at once (a lookup, then its load) moves
- * the blocks but is no further use. */
-void policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
+ * the blocks but is no further use. Returns how many blocks are used again. */
+uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n);
 /* The block left DRAM. evicted: to make room; the policy remembers its uses. Clears
  * BLOCK_IN_POLICY. */
 void policy_remove(struct policy *p, block_ref ref, bool evicted);

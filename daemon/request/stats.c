@@ -253,7 +253,7 @@ int method_health(struct call *call)
     if (rooms->tier)
         report_tier(&h, rooms);
     if (cache_snapshot_loading(rooms->cache, &done, &of))
-        report(&h, HEALTH_RECOVERING, "DRAM: %llu of %llu kept parts looked at",
+        report(&h, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
     report_shares(&h, rooms);
     report_devices(&h, rooms->devices);

@@ -235,7 +235,7 @@ static bool admit(uint32_t id, bool seen)
     case ADMIT_ALL:
         return true;
     case ADMIT_LEARNED:
-        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission, 1);
+        return policy_heat(policy, places[id].ref) >= 1 || admission_first(&ns->admission);
     case ADMIT_HALF:
         return now * 2654435761u >> 31 == 0;
     case ADMIT_QUARTER:
@@ -268,6 +268,7 @@ static void store(uint32_t id)
     bool seen = p->seen != 0 && inserts - p->seen < nvme_max;
 
     dram_insert(id);
+    index_block(ix, p->ref)->whole_parts = 1;
     p->seen = ++inserts;
     if (admit(id, seen))
         nvme_write(id);
@@ -296,7 +297,7 @@ static void dump(const uint32_t *id, uint32_t n)
 static bool admits_uses(void)
 {
     if (rule->admission == ADMIT_LEARNED)
-        return admission_reused_only(&ns->admission, 1);
+        return admission_reused_only(&ns->admission);
     return rule->admission == ADMIT_REUSE || rule->admission == ADMIT_SEEN;
 }
 
@@ -309,13 +310,12 @@ static void use(const struct request *r, uint32_t n)
     while (policy_list_count(policy, BUSY) > 0)
         policy_move(policy, policy_victim(policy, BUSY, any_cb, NULL, &(int64_t){1}),
                     POLICY_CANDIDATES);
-    policy_touch(policy, refs, n); /* the lookup */
-    policy_touch(policy, refs, n); /* the load */
+    admission_hits(&ns->admission, policy_touch(policy, refs, n)); /* the lookup */
+    policy_touch(policy, refs, n);                                 /* the load */
     free(refs);
     for (uint32_t i = 0; i < n; i++) {
         struct place *p = &places[r->id[i]];
 
-        admission_hit(&ns->admission);
         p->hit = true;
         p->read |= !p->in_dram;
         hits_below += !p->in_dram;
