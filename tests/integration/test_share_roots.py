@@ -50,9 +50,10 @@ class RootsCase(ShareCase):
             os.mkdir(root)
 
     def over(self, roots, blocks=64, **options):
-        """A host over these words of share.roots."""
+        """A host over these words of share.roots. No storage hangs here, so deadlines are such as a busy machine meets: a
+        write that misses its deadline is dropped."""
         words = {"share.roots": ",".join(roots)} if isinstance(roots, list) else roots
-        options = {"share.lookup_deadline": "1s", "share.deadline": "1s", "shutdown.drain": "2s", **options}
+        options = {"share.lookup_deadline": "10s", "share.deadline": "30s", "shutdown.drain": "2s", **options}
         self.hosts.append(Host("", self.identity, blocks, **{**words, **options}))
         return self.hosts[-1]
 
