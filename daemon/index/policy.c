@@ -42,7 +42,9 @@ struct policy {
     unsigned stamp_shift;
     block_ref run; /* the last of the present run of inserts, or 0 */
     uint32_t run_n;
-    bool full; /* something was evicted */
+    uint32_t chain_stamp; /* of blocks that are inserted now */
+    uint32_t chain_n;     /* that have got it */
+    bool full;            /* something was evicted */
     uint64_t count, candidates, restored;
     uint64_t ghost_for;  /* blocks in DRAM when their number was chosen */
     uint32_t ghost_sets; /* 0: nothing was evicted yet, or there is no memory */
@@ -232,7 +234,10 @@ void policy_insert(struct policy *p, block_ref ref)
         count_return(p, b);
     b->policy_data &= ~DATA_EXPECTED;
     p->clock++;
-    set_stamp(b, stamp_now(p));
+    /* What a request finds and what it brings are of one time: then the head does not go first. */
+    if (p->chain_n++ % RUN_MAX == 0 && p->chain_n > 1)
+        p->chain_stamp = stamp_now(p);
+    set_stamp(b, p->chain_stamp);
     follows = follows && uses_of(before) == uses_of(b);
     link_behind(p, ref, b, follows ? p->run : 0);
     p->run_n = follows ? p->run_n + 1 : 1;
@@ -257,6 +262,8 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
     uint32_t least = 0, again = 0;
 
     p->run = 0;
+    p->chain_stamp = stamp_now(p);
+    p->chain_n = 0;
     /* From the tail: what is moved to the front last stays longest. */
     while (n-- > 0) {
         struct block *b = refs[n] ? block_at(p->ix, refs[n]) : NULL;
