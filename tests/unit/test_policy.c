@@ -127,6 +127,24 @@ Test(policy, a_touched_chain_goes_tail_first)
         cr_assert_eq(evict(), i);
 }
 
+/* The head has more uses than what this request brought; in LRU's order it still goes last. */
+Test(policy, a_chain_that_was_found_in_part_goes_tail_first)
+{
+    block_ref head[4];
+
+    for (uint32_t i = 0; i < 4; i++)
+        head[i] = add(i);
+    for (uint32_t i = 100; i < 164; i++)
+        add(i);
+    policy_touch(p, head, 4);
+    for (uint32_t i = 4; i < 8; i++)
+        add(i);
+    for (uint32_t i = 100; i < 164; i++)
+        cr_assert_geq(evict(), 100);
+    for (uint32_t i = 8; i-- > 0;)
+        cr_assert_eq(evict(), i);
+}
+
 Test(policy, the_chain_that_was_used_last_stays_longest)
 {
     block_ref a[4], b[4];
@@ -255,10 +273,11 @@ Test(policy, a_block_that_stays_on_a_slower_tier_keeps_its_heat)
 
 Test(policy, lookup_and_load_are_one_use)
 {
-    block_ref ref;
+    block_ref before = 0, ref;
 
     for (uint32_t i = 1; i <= 256; i++)
-        add(i);
+        before = add(i);
+    policy_touch(p, &before, 1); /* another request: what comes next is of its time */
     ref = add(0);
     cr_assert_eq(policy_heat(p, ref), 0);
     for (int i = 0; i < 10; i++)
