@@ -266,8 +266,8 @@ static const struct {
     {"rag", "documents asked in bursts", make_rag},
     {"batch", "jobs that never return, beside chat", make_batch},
     {"sessions", "the shape of a trace of which only figures are known", make_sessions},
-    {"shift", "what is asked for changes within the hour (held out)", make_shift},
-    {"tenants", "chat, agents, documents and jobs side by side (held out)", make_tenants},
+    {"shift", "what is asked for changes within the hour", make_shift},
+    {"tenants", "chat, agents, documents and jobs side by side", make_tenants},
 };
 
 static void workload_list(FILE *out)
