@@ -12,7 +12,8 @@ void proto_where_prefix(const struct proto_where *where, char *out, size_t room)
         out[0] = '\0';
 }
 
-/* What a field of each kind must be, around its range; what is counted when it is out of it. */
+/* The words of an error about a field of each kind: before and after the range of what it may be, and
+ * the unit of what it is. */
 static const struct {
     const char *before, *after, *counted;
 } kinds[] = {

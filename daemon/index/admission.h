@@ -14,7 +14,7 @@
 
 /* All zero at first. What is older counts less. */
 struct admission {
-    uint32_t hits;     /* blocks that were used again, whoever loads however many of their parts */
+    uint32_t hits; /* uses of blocks after their first; one, however many workers load the parts */
     uint32_t stored;   /* blocks for which admission_first was asked */
     uint32_t returned; /* parts read from NVMe at their block's first use */
     uint32_t unused;   /* parts that NVMe let go of before their block's first use */

@@ -25,6 +25,7 @@
  * has been inserted since. */
 #define WINDOW_FRACTION 64
 
+/* Inserts without a touch between them are taken for one chain, head first, up to this many. */
 #define RUN_MAX 1024
 
 /* A ghost has the uses of a block that left: a word of 13 bits of hash above 3 bits of uses. There are
@@ -154,8 +155,8 @@ static uint64_t hash_of(const struct policy *p, const struct block *b)
     return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* As many as the blocks in DRAM call for. What is remembered is forgotten; where there is no memory,
- * nothing is remembered. */
+/* Replaces the ghosts by empty ones, as many as the blocks in DRAM call for. Without memory for them the
+ * policy goes on without ghosts. */
 static void ghosts_renew(struct policy *p)
 {
     uint64_t sets = p->count / GHOST_WAYS * GHOST_FACTOR + 1;

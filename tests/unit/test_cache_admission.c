@@ -131,7 +131,7 @@ Test(learned_admission, blocks_that_nobody_reads_are_written_now_and_then)
     ref = store(rig.one, n);
     if (submitted() == 0)
         cache_touch(rig.cache, rig.one, &ref, 1);
-    cr_expect_eq(submitted(), 1u, "what is used again is written");
+    cr_expect_eq(submitted(), 1u, "a second use causes the write");
     fake_next(&rig.tier, 0);
     drop(ref);
 }

@@ -184,7 +184,7 @@ Test(cache_fine, an_extent_is_emptied_in_several_turns)
     wide.ref = open_block(rig.one, 1);
     cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
     other = open_block(index_ns(rig.index, 3), 10000);
-    cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "what is free is kept free");
+    cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "the free slot is not given to another");
     cr_expect_eq(wide_fill(), 0);
     cr_expect(wide.turns >= 3 && wide.most <= 1024, "%u turns", wide.turns);
     cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
