@@ -3,6 +3,7 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/offline.h"
 #include "daemon/format/io.h"
+#include "daemon/format/take.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,10 +12,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#define TAKE_TRIES 60
+#define WAIT_MS 3000u
 
 void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES])
 {
@@ -26,20 +26,12 @@ void offline_path(const struct offline *o, const char *name, char out[PATH_BYTES
 
 int offline_take(const char *path, bool device)
 {
-    const struct timespec pause = {.tv_nsec = 50000000};
-    int why = EBUSY;
+    int fd = take_open(path, O_RDWR | (device ? O_EXCL : 0), WAIT_MS);
+    int rc = fd < 0 ? fd : take_lock(fd, WAIT_MS);
 
-    for (int i = 0; i < TAKE_TRIES && (why == EBUSY || why == EWOULDBLOCK); i++) {
-        int fd = open(path, O_RDWR | O_CLOEXEC | (device ? O_EXCL : 0));
-
-        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
-            return fd;
-        why = errno;
-        if (fd >= 0)
-            close(fd);
-        nanosleep(&pause, NULL);
-    }
-    return -why;
+    if (fd >= 0 && rc < 0)
+        close(fd);
+    return rc < 0 ? rc : fd;
 }
 
 static int file_open(struct offline *o)

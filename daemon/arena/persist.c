@@ -3,7 +3,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
-#include "daemon/base/take.h"
+#include "daemon/format/take.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -81,7 +81,7 @@ int persist_open(const char *folder, struct persist **out, char why[PERSIST_WHY_
         return rc;
     k->fd = -1;
     k->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    rc = k->folder < 0 ? -errno : take_lock(k->folder);
+    rc = k->folder < 0 ? -errno : take_lock(k->folder, TAKE_WAIT_MS);
     if (rc == 0)
         rc = sd_id128_get_boot(&k->boot);
     if (rc < 0) {

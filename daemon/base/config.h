@@ -31,7 +31,6 @@ enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 
 #define CONFIG_MAX_PATHS 16
-#define CONFIG_MAX_ROOTS UCM_MAX_ROOTS
 /* In arena.keep: the arena's memory, and what lies where in it. */
 #define CONFIG_KEEP_ARENA "ucmd.arena"
 #define CONFIG_KEEP_MANIFEST "ucmd.kept"

@@ -1,8 +1,8 @@
 /* What no key of a configuration shows alone; see config_check. */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
-#include "daemon/base/take.h"
 #include "daemon/format/nvme_format.h"
+#include "daemon/format/take.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -370,7 +370,7 @@ static int check_nvme(const struct config *c, struct config_error *e)
 
 static int check_share(const struct config *c, struct config_error *e)
 {
-    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct config_root roots[UCM_MAX_ROOTS];
     uint32_t n;
     int rc = config_roots(c, roots, &n, e);
 

@@ -101,7 +101,7 @@ static size_t target_span(const char *list)
     return n;
 }
 
-static int backends_parse(char *list, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+static int backends_parse(char *list, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                           struct config_error *e)
 {
     int rc = 0;
@@ -110,9 +110,9 @@ static int backends_parse(char *list, struct config_root out[CONFIG_MAX_ROOTS], 
         size_t span = target_span(p);
         bool last = p[span] == '\0';
 
-        if (*n == CONFIG_MAX_ROOTS)
+        if (*n == UCM_MAX_ROOTS)
             return config_refuse(e, BACKENDS " has more than %d targets; leave some out",
-                                 CONFIG_MAX_ROOTS);
+                                 UCM_MAX_ROOTS);
         if (!last && p[span + 1] == '\0')
             return config_refuse(e, BACKENDS
                                  " ends with a colon; write a target behind it, or leave it out");
@@ -128,7 +128,7 @@ static const char *key_of_roots(const struct config *c)
     return c->share_backends[0] ? BACKENDS : ROOTS;
 }
 
-int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e)
 {
     const char *key = key_of_roots(c);
@@ -205,7 +205,7 @@ int config_root_look(const char *folder)
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
                        struct config_error *e)
 {
-    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct config_root roots[UCM_MAX_ROOTS];
     const char *key = key_of_roots(c);
     uint32_t n;
 

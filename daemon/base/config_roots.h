@@ -13,7 +13,7 @@ struct config_root {
 };
 
 /* All of them, in order. 0 and *n; -EINVAL with *e. No I/O. */
-int config_roots(const struct config *c, struct config_root out[CONFIG_MAX_ROOTS], uint32_t *n,
+int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e);
 
 /* What lies at the path of a folder's root: 0: a folder; -ENOTDIR: something else; -ENOENT: nothing;

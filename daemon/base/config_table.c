@@ -205,7 +205,7 @@ const struct config_key config_keys[] = {
      .help = "Percent of a segment that may be written again before the segment is reused: parts "
              "that were read since they were written."},
 
-    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, CONFIG_MAX_ROOTS),
+    {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
      .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
              "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "

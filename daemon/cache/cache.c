@@ -351,7 +351,7 @@ void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_sha
     struct part_view was = part_view(c, ref, part);
     struct part *p = cache_part(c, ref, part);
 
-    assert(root <= SHARE_MAX_ROOTS);
+    assert(root <= UCM_MAX_ROOTS);
     p->share = share;
     p->root = root;
     part_changed(c, ref, part, was);

@@ -127,22 +127,22 @@ void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *ke
 struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
-    bool shared; /* out, in ready_cb: the part was read from the shared tier, not from NVMe */
+    bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
      * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
      * failed and the shared tier takes no read now. */
-    void (*ready_cb)(struct cache_wait *w, int status);
+    void (*done_cb)(struct cache_wait *w, int status);
 };
 
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
-/* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: ready_cb will
+/* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: done_cb will
  * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
  * copy is dropped. -EBUSY: no slot, no place in the tier's queue, or too many
  * users now; see cache_space_wait. node: where a new slot should lie if that costs nothing, or
  * NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
-/* ready_cb will not run. The read goes on for others. */
+/* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);
 void *cache_memory(struct cache *c, block_ref ref, uint32_t part); /* the caller has a use */

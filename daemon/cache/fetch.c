@@ -105,7 +105,7 @@ static void fetch_report(struct part_op *f, int status)
         if (rc == 0)
             part_use(c, p);
         w->shared = f->shared;
-        w->ready_cb(w, rc);
+        w->done_cb(w, rc);
     }
 }
 

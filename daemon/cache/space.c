@@ -50,7 +50,7 @@ struct space_search {
     uint64_t slot_bytes;
     int node;
     int64_t looks;
-    uint64_t judged;  /* blocks */
+    uint64_t seen;    /* blocks */
     uint64_t blocker; /* owner of a slot that keeps an extent from being emptied */
     bool blocked;
     unsigned owners; /* of the extent at hand, so far */
@@ -177,14 +177,14 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
     return !s->blocked;
 }
 
-static unsigned judge_slot_cb(void *ctx, block_ref ref)
+static unsigned slot_list_cb(void *ctx, block_ref ref)
 {
     struct space_search *s = ctx;
     struct arena *a = s->cache->arena;
     unsigned list = list_for(s, ref);
     slot_ref slot;
 
-    s->judged++;
+    s->seen++;
     s->cache->config.metrics->arena_candidates++;
     if (list != LIST_CANDIDATES)
         return list;
@@ -221,14 +221,14 @@ static block_ref victim_near(struct space_search *s)
 
 static block_ref victim_from(struct space_search *s, unsigned list)
 {
-    return policy_victim(s->cache->config.policy, list, judge_slot_cb, s, &s->looks);
+    return policy_victim(s->cache->config.policy, list, slot_list_cb, s, &s->looks);
 }
 
 /* Each of them is looked at once, at most, after something was released. */
 static block_ref victim_stuck(struct space_search *s, uint64_t most)
 {
     struct cache *c = s->cache;
-    uint64_t n = policy_list_count(c->config.policy, LIST_STUCK), judged = s->judged;
+    uint64_t n = policy_list_count(c->config.policy, LIST_STUCK), seen = s->seen;
     int64_t rest;
     block_ref ref;
 
@@ -242,7 +242,7 @@ static block_ref victim_stuck(struct space_search *s, uint64_t most)
     s->looks = rest < 0 ? s->looks : (int64_t)most;
     ref = victim_from(s, LIST_STUCK);
     s->looks += rest < 0 ? 0 : rest;
-    c->stuck -= s->judged - judged;
+    c->stuck -= s->seen - seen;
     return ref;
 }
 
@@ -351,7 +351,7 @@ static bool evict_some(struct space_search *s)
 
 /* ---- space in the index ---- */
 
-static unsigned judge_drop_cb(void *ctx, block_ref ref)
+static unsigned drop_list_cb(void *ctx, block_ref ref)
 {
     struct space_search *s = ctx;
 
@@ -362,10 +362,10 @@ static unsigned judge_drop_cb(void *ctx, block_ref ref)
 bool cache_coldest_drop(struct cache *c)
 {
     struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
-    block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, judge_drop_cb, &s, &s.looks);
+    block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, drop_list_cb, &s, &s.looks);
 
     if (ref == 0)
-        ref = policy_victim(c->config.policy, LIST_STUCK, judge_drop_cb, &s, &s.looks);
+        ref = policy_victim(c->config.policy, LIST_STUCK, drop_list_cb, &s, &s.looks);
     if (ref != 0)
         block_evict(c, ref, true);
     return ref != 0;

@@ -239,8 +239,6 @@ int method_evict(struct call *call)
 
 /* ---- share.collect ---- */
 
-static_assert(SHARE_MAX_ROOTS == 8, "bounds of the message");
-
 /* A root that is read-only here is collected by the hosts that write to it. */
 static int root_collect(struct call *call, uint32_t root, bool named, struct msg_collect_r *r)
 {

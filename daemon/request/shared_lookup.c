@@ -13,7 +13,7 @@ static void lookup_note(struct shared_lookup *k)
     const struct share_lookup *p = &k->p;
 
     for (uint32_t i = p->each ? p->n : p->prefix; i-- > 0;) {
-        share_root_id root = p->answers[i] <= SHARE_MAX_ROOTS ? p->answers[i] : 0;
+        share_root_id root = p->answers[i] <= UCM_MAX_ROOTS ? p->answers[i] : 0;
 
         if (root != 0 || !p->each)
             cache_shared_note(k->rq->rooms.cache, k->ns, p->keys + (size_t)i * p->key_bytes, root,

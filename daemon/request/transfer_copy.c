@@ -258,7 +258,7 @@ static void read_count(struct transfer *t, const struct cache_wait *w)
         metrics_of(t)->load_blocks_nvme++;
 }
 
-static void item_ready_cb(struct cache_wait *w, int status)
+static void item_read_cb(struct cache_wait *w, int status)
 {
     struct item_wait *iw = LIST_ENTRY(w, struct item_wait, w);
     struct transfer *t = iw->t;
@@ -400,7 +400,7 @@ static int item_get(struct transfer *t, uint32_t item)
         t->spare = NULL;
         iw->t = t;
         iw->item = item;
-        iw->w.ready_cb = item_ready_cb;
+        iw->w.done_cb = item_read_cb;
         list_push_back(&t->waits, &iw->link);
         read_begun(iw);
         t->waits_n++;

@@ -24,7 +24,7 @@ struct purge {
     uint64_t files;
     int status;
     uint32_t n, active;
-    struct purge_root roots[SHARE_MAX_ROOTS];
+    struct purge_root roots[UCM_MAX_ROOTS];
 };
 
 static struct purge *purge_of(struct gc_sweep *s)

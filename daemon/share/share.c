@@ -112,7 +112,7 @@ static void roots_take(const struct config *c, const struct config_root *roots,
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
                struct metrics *metrics, struct share **out, struct ucm_error *e)
 {
-    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct config_root roots[UCM_MAX_ROOTS];
     struct share_settings settings = {.loop = loop,
                                       .deadlines = deadlines,
                                       .metrics = metrics,

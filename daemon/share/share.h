@@ -16,6 +16,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/share/block_file.h"
+#include "proto/limits.h"
 #include "proto/metrics.h"
 
 #include <stdbool.h>
@@ -27,9 +28,7 @@ struct share;
 struct ucm_error;
 struct uv_loop_s;
 
-#define SHARE_MAX_ROOTS 8u
-
-/* Number of the root that holds a part: 1 to SHARE_MAX_ROOTS; 0: none, or any. A hint: a read asks
+/* Number of the root that holds a part: 1 to UCM_MAX_ROOTS; 0: none, or any. A hint: a read asks
  * the other roots when the part is not there any more. */
 typedef uint8_t share_root_id;
 

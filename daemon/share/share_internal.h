@@ -23,13 +23,13 @@ struct share_settings {
     uint64_t negative_ms, deadline_ms, collect_ms, touch_ms;
     uint32_t n;
     /* ops, target (borrowed), depth, capacity_bytes and read_only; share_new sets the others. */
-    struct share_root_config roots[SHARE_MAX_ROOTS];
+    struct share_root_config roots[UCM_MAX_ROOTS];
 };
 
 struct share {
     struct share_settings settings;
     uint32_t n;
-    struct share_root *roots[SHARE_MAX_ROOTS];
+    struct share_root *roots[UCM_MAX_ROOTS];
 
     bool stopped;
     uint64_t seed;
@@ -71,7 +71,7 @@ share_roots_mask share_roots_that_may_have(const struct share *s, const struct b
 share_roots_mask share_roots_up(const struct share *s);
 /* The roots that a new part may go to, best first. The number of them. */
 uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
-                           uint8_t out[SHARE_MAX_ROOTS]);
+                           uint8_t out[UCM_MAX_ROOTS]);
 
 /* share_io.c */
 

@@ -12,7 +12,7 @@ struct part_io {
     struct share_task task;
     struct share *share;
     struct share_io *io;
-    uint8_t roots[SHARE_MAX_ROOTS]; /* in the order in which they are asked */
+    uint8_t roots[UCM_MAX_ROOTS]; /* in the order in which they are asked */
     uint32_t n, at;
     uint64_t deadline_ms;
     int status; /* the worst so far */
@@ -194,7 +194,7 @@ static void part_io_released_cb(struct share_task *t)
     }
 }
 
-static uint32_t read_roots(struct share *s, const struct share_io *io, uint8_t out[SHARE_MAX_ROOTS])
+static uint32_t read_roots(struct share *s, const struct share_io *io, uint8_t out[UCM_MAX_ROOTS])
 {
     share_roots_mask up = share_roots_up(s), holders = share_roots_that_may_have(s, &io->id, up);
     uint32_t n = 0;

@@ -16,7 +16,7 @@ static uint64_t block_hash(const struct block_file_id *id, uint64_t seed)
 /* The key of the answer cache for a part on a root. */
 static uint64_t answer_tag(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
-    return block_hash(id, s->seed * 0x9e3779b97f4a7c15ull + id->part * SHARE_MAX_ROOTS + root);
+    return block_hash(id, s->seed * 0x9e3779b97f4a7c15ull + id->part * UCM_MAX_ROOTS + root);
 }
 
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
@@ -40,11 +40,11 @@ enum share_known share_recall(const struct share *s, const struct block_file_id 
 
 /* Each root has its own weight for each block; the root with the highest weight has the block, with all
  * its parts. When a root leaves, only its own blocks move. Returns the root among the writable ones of
- * `asked`; SHARE_MAX_ROOTS: there is none. */
+ * `asked`; UCM_MAX_ROOTS: there is none. */
 static uint32_t hashed_root(const struct share *s, const struct block_file_id *id,
                             share_roots_mask asked)
 {
-    uint32_t best = SHARE_MAX_ROOTS;
+    uint32_t best = UCM_MAX_ROOTS;
     uint64_t most = 0;
 
     for (uint32_t i = 0; i < s->n; i++) {
@@ -53,7 +53,7 @@ static uint32_t hashed_root(const struct share *s, const struct block_file_id *i
         if (!(asked >> i & 1) || s->roots[i]->config.read_only)
             continue;
         weight = block_hash(id, s->roots[i]->hash);
-        if (best == SHARE_MAX_ROOTS || weight > most) {
+        if (best == UCM_MAX_ROOTS || weight > most) {
             best = i;
             most = weight;
         }
@@ -70,7 +70,7 @@ share_roots_mask share_roots_that_may_have(const struct share *s, const struct b
     if (s->settings.spread != CONFIG_SPREAD_HASHED)
         return asked;
     one = hashed_root(s, id, asked);
-    if (one < SHARE_MAX_ROOTS)
+    if (one < UCM_MAX_ROOTS)
         mask |= 1u << one;
     for (uint32_t i = 0; i < s->n; i++)
         if (s->roots[i]->config.read_only) /* its writers did not hash over our roots */
@@ -89,14 +89,14 @@ share_roots_mask share_roots_up(const struct share *s)
 }
 
 uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
-                           uint8_t out[SHARE_MAX_ROOTS])
+                           uint8_t out[UCM_MAX_ROOTS])
 {
     uint32_t n = 0, one;
 
     if (s->settings.spread == CONFIG_SPREAD_HASHED) {
         /* Only this one: no host would look for the block elsewhere. */
         one = hashed_root(s, id, share_roots_up(s));
-        if (one < SHARE_MAX_ROOTS && share_root_takes_writes(s->roots[one]))
+        if (one < UCM_MAX_ROOTS && share_root_takes_writes(s->roots[one]))
             out[n++] = (uint8_t)one;
         return n;
     }

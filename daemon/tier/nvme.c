@@ -2,7 +2,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
-#include "daemon/base/take.h"
+#include "daemon/format/take.h"
 #include "proto/errors.h"
 
 #include <assert.h>

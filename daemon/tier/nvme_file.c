@@ -2,8 +2,8 @@
 
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
-#include "daemon/base/take.h"
 #include "daemon/format/io.h"
+#include "daemon/format/take.h"
 #include "proto/errors.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static int device_check(int fd, const char *path, struct ucm_error *e)
 
 static int device_open(const char *path, struct ucm_error *e)
 {
-    int fd = take_open(path, O_RDWR | O_DIRECT), rc;
+    int fd = take_open(path, O_RDWR | O_DIRECT | O_EXCL, TAKE_WAIT_MS), rc;
 
     if (fd < 0) {
         ucm_error_set(e, UCM_WIRE_IO,
@@ -87,7 +87,7 @@ static int file_open(const char *name, int flags)
 
 static int file_lock(const struct nvme_file *f, struct ucm_error *e)
 {
-    int rc = take_lock(f->fd);
+    int rc = take_lock(f->fd, TAKE_WAIT_MS);
 
     if (rc == 0)
         return 0;

@@ -102,7 +102,7 @@ static inline void waiter_cb(struct cache_wait *w, int status)
 
 static inline int get(struct waiter *w, block_ref ref, uint32_t part)
 {
-    *w = (struct waiter){.w = {.ready_cb = waiter_cb}};
+    *w = (struct waiter){.w = {.done_cb = waiter_cb}};
     return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
 }
 

@@ -24,7 +24,7 @@ static void waiter_cb(struct cache_wait *w, int status)
 
 static int get(block_ref ref, uint32_t part, struct waiter *w)
 {
-    w->w.ready_cb = waiter_cb;
+    w->w.done_cb = waiter_cb;
     return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
 }
 

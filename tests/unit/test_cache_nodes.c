@@ -42,7 +42,7 @@ static block_ref store_on(struct ns *ns, uint64_t number, int node)
     return ref;
 }
 
-static void ready_cb(struct cache_wait *w, int status)
+static void read_cb(struct cache_wait *w, int status)
 {
     (void)w;
     cr_assert_eq(status, 0);
@@ -50,7 +50,7 @@ static void ready_cb(struct cache_wait *w, int status)
 
 static block_ref fetch_to(struct ns *ns, uint64_t number, int node)
 {
-    struct cache_wait w = {.ready_cb = ready_cb};
+    struct cache_wait w = {.done_cb = read_cb};
     block_ref ref = find(ns, number);
 
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, node, &w), CACHE_PENDING);

@@ -100,7 +100,7 @@ static void waited_cb(struct cache_wait *w, int status)
  */
 Test(pressure, reads_find_room)
 {
-    struct cache_wait w = {.ready_cb = waited_cb};
+    struct cache_wait w = {.done_cb = waited_cb};
     block_ref below = store_below(rig.one, 100);
 
     fill_and_wait(0, 8);

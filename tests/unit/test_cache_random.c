@@ -214,7 +214,7 @@ static void load_has(struct load *l)
     chaos.shared_reads += l->w.shared;
 }
 
-static void load_ready_cb(struct cache_wait *w, int status)
+static void load_read_cb(struct cache_wait *w, int status)
 {
     struct load *l = (struct load *)w;
 
@@ -238,7 +238,7 @@ static void chaos_load(void)
     if (l->state != LOAD_FREE || !cache_found(rig.cache, ref))
         return;
     *l = (struct load){.ref = ref, .part = below(ns->identity.parts), .state = LOAD_WAITS};
-    l->w.ready_cb = load_ready_cb;
+    l->w.done_cb = load_read_cb;
     cache_lease(rig.cache, ref);
     rc = cache_get(rig.cache, ref, l->part, (uint8_t)below(8), NUMA_NONE, &l->w);
     if (rc == CACHE_READY)

@@ -34,7 +34,7 @@ static void check_refused(const char *begin, const char *right)
     cr_assert_not_null(strstr(e.text, right), "%s", e.text);
 }
 
-static uint32_t roots_of(struct config_root out[CONFIG_MAX_ROOTS])
+static uint32_t roots_of(struct config_root out[UCM_MAX_ROOTS])
 {
     uint32_t n;
 
@@ -44,7 +44,7 @@ static uint32_t roots_of(struct config_root out[CONFIG_MAX_ROOTS])
 
 Test(config_roots, roots)
 {
-    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct config_root roots[UCM_MAX_ROOTS];
 
     cr_assert_eq(roots_of(roots), 0);
     set("share.roots=/mnt/kv/ capacity=10TiB,nfs://10.0.0.5/export/kv?version=3 ro,/b ro "
@@ -60,7 +60,7 @@ Test(config_roots, roots)
 
 Test(config_roots, roots_as_ucm_writes_them)
 {
-    struct config_root roots[CONFIG_MAX_ROOTS];
+    struct config_root roots[UCM_MAX_ROOTS];
 
     set("share.storage_backends=/a:nfs://h:2049/x?nfsport=1:nfs://[fd00::1]/y:/b/c");
     cr_assert_eq(roots_of(roots), 4);

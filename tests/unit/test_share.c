@@ -240,7 +240,7 @@ static void hashed_places(const char *const *targets, uint32_t n, const char *pl
     cr_assert_eq(share_new(&s, &share), 0);
     for (uint32_t i = 0; i < BLOCKS; i++) {
         struct block_file_id id = rig_id(i);
-        uint8_t root[SHARE_MAX_ROOTS];
+        uint8_t root[UCM_MAX_ROOTS];
 
         cr_assert_eq(share_write_roots(share, &id, root), 1);
         cr_assert_eq(share_roots_that_may_have(share, &id, (1u << n) - 1), 1u << root[0]);

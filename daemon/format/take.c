@@ -1,47 +1,40 @@
-#include "daemon/base/take.h"
+#include "daemon/format/take.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
 #include <sys/file.h>
-#include <uv.h>
+#include <time.h>
 
 #define PAUSE_MS 10
 
-static uint64_t end_ns(void)
+/* Sleeps for a moment, and takes that off *left_ms. False: nothing is left. */
+static bool pause_ms(unsigned *left_ms)
 {
-    return uv_hrtime() + TAKE_WAIT_MS * 1000000ull;
-}
-
-/* False when it is late. */
-static bool pause_before(uint64_t end)
-{
-    if (uv_hrtime() >= end)
+    if (*left_ms < PAUSE_MS)
         return false;
-    uv_sleep(PAUSE_MS);
+    *left_ms -= PAUSE_MS;
+    nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * 1000000}, NULL);
     return true;
 }
 
-int take_lock(int fd)
+int take_lock(int fd, unsigned wait_ms)
 {
-    uint64_t end = end_ns();
     int rc;
 
     do
         rc = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
-    while ((rc == -EWOULDBLOCK || rc == -EINTR) && pause_before(end));
+    while ((rc == -EWOULDBLOCK || rc == -EINTR) && pause_ms(&wait_ms));
     return rc;
 }
 
-int take_open(const char *path, int flags)
+int take_open(const char *path, int flags, unsigned wait_ms)
 {
-    uint64_t end = end_ns();
     int fd;
 
     do {
-        fd = open(path, flags | O_EXCL | O_CLOEXEC);
+        fd = open(path, flags | O_CLOEXEC);
         fd = fd < 0 ? -errno : fd;
-    } while (fd == -EBUSY && pause_before(end));
+    } while (fd == -EBUSY && pause_ms(&wait_ms));
     return fd;
 }
 
