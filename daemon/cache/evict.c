@@ -59,12 +59,13 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 
 void cache_discard(struct cache *c, block_ref ref)
 {
-    struct block *b = index_block(c->config.index, ref);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
 
     if (b->flags & BLOCK_PINNED)
         c->stats.pinned--;
     if (b->flags & BLOCK_SHARE_QUEUED)
-        c->config.metrics->share_write_dropped += cache_ns(c, ref)->identity.parts;
+        c->config.metrics->share_write_dropped += cache_parts_missing(b, ns, WRITE_SHARE);
     if (b->flags & BLOCK_DOOMED)
         block_drop_share(c, ref);
     else

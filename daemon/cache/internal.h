@@ -253,7 +253,8 @@ bool cache_write_waits(const struct cache *c, enum write_to to);
 bool cache_write_pump(struct cache *c, enum write_to to);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
-/* How many of its parts lie in DRAM, have no copy at the target, and none under way there. */
+/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
+ * way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
 /* Empties the queues at a stop. Unstall first. */
 void cache_writes_abandon(struct cache *c);

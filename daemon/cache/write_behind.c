@@ -86,6 +86,43 @@ static bool writable(const struct cache *c, enum write_to to, const struct block
            b->part[ns->identity.parts - 1].share == PART_SHARE_NONE;
 }
 
+/* ---- what is not written ---- */
+
+enum copy { COPY_NONE, COPY_WRITING, COPY_THERE };
+
+static enum copy copy_of(const struct part *p, enum write_to to)
+{
+    if (to == WRITE_NVME)
+        return p->nvme == PART_NVME_READY     ? COPY_THERE
+               : p->nvme == PART_NVME_WRITING ? COPY_WRITING
+                                              : COPY_NONE;
+    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
+           : p->share == PART_SHARE_WRITING ? COPY_WRITING
+                                            : COPY_NONE;
+}
+
+static bool share_writing(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share == PART_SHARE_WRITING)
+            return true;
+    return false;
+}
+
+/* A part that left DRAM before its turn was counted for NVMe when it left (space.c). The end of the
+ * others' writes counts the last part of the shared tier (cache_write_next_part). */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        n += copy_of(&b->part[i], to) == COPY_NONE &&
+             (to == WRITE_SHARE || b->part[i].dram == PART_DRAM_READY);
+    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
+}
+
+/* ---- queueing them ---- */
+
 static void write_later(struct cache *c, enum write_to to, block_ref ref)
 {
     struct ns *ns;
@@ -94,7 +131,7 @@ static void write_later(struct cache *c, enum write_to to, block_ref ref)
     if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
         return;
     if (queue_push(&c->write[to].queue, ref) != 0) {
-        *dropped(c, to) += ns->identity.parts;
+        *dropped(c, to) += cache_parts_missing(b, ns, to);
         return;
     }
     queued_set(c, to, ref, true);
@@ -111,7 +148,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
         write_later(c, to, ref);
     else if (writable(c, to, b, ns))
         *(to == WRITE_NVME ? &m->nvme_write_refused : &m->share_write_refused) +=
-            ns->identity.parts;
+            cache_parts_missing(b, ns, to);
 }
 
 void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
@@ -146,19 +183,6 @@ void cache_write_fetched(struct cache *c, block_ref ref)
 }
 
 /* ---- writing them ---- */
-
-enum copy { COPY_NONE, COPY_WRITING, COPY_THERE };
-
-static enum copy copy_of(const struct part *p, enum write_to to)
-{
-    if (to == WRITE_NVME)
-        return p->nvme == PART_NVME_READY     ? COPY_THERE
-               : p->nvme == PART_NVME_WRITING ? COPY_WRITING
-                                              : COPY_NONE;
-    return p->share == PART_SHARE_KNOWN     ? COPY_THERE
-           : p->share == PART_SHARE_WRITING ? COPY_WRITING
-                                            : COPY_NONE;
-}
 
 /* 0: the part is being written. 1: nothing is to be done. -EAGAIN: the target takes no more now, or
  * *left, which counts the parts of this turn down, is 0. Another -errno: it can't be written. */
@@ -204,20 +228,12 @@ static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigne
         if (rc == -EAGAIN)
             return rc;
         if (rc < 0) {
-            *dropped(c, to) += parts - i;
+            *dropped(c, to) += cache_parts_missing(b, ns, to);
             return 0;
         }
         under_way |= rc == 0;
     }
     return 0;
-}
-
-static bool share_writing(const struct block *b, const struct ns *ns)
-{
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        if (b->part[i].share == PART_SHARE_WRITING)
-            return true;
-    return false;
 }
 
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
@@ -243,8 +259,11 @@ static bool may_write(const struct ns *ns, enum write_to to)
 /* The block is not written: a queue is full. */
 static void give_up(struct cache *c, enum write_to to, block_ref ref)
 {
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    *dropped(c, to) += cache_parts_missing(b, ns, to);
     queued_set(c, to, ref, false);
-    *dropped(c, to) += cache_ns(c, ref)->identity.parts;
 }
 
 /* The block that `ref` named when it was queued may be gone, and another have its number. If that
@@ -277,16 +296,6 @@ static bool queue_take(struct cache *c, enum write_to to, unsigned *left)
     queued_set(c, to, ref, true);
     (void)queue_push_front(&t->queue, ref); /* where it was: there is a place */
     return false;
-}
-
-/* The end of the others' writes counts the last part of the shared tier (cache_write_next_part). */
-uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        n += b->part[i].dram == PART_DRAM_READY && copy_of(&b->part[i], to) == COPY_NONE;
-    return n - (n > 0 && to == WRITE_SHARE && share_writing(b, ns));
 }
 
 void cache_writes_abandon(struct cache *c)

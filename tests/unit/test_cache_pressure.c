@@ -1,5 +1,5 @@
-/* More waits to be written than may: what is dropped is counted, who waits for the disks is told,
- * and reads find room. */
+/* More waits to be written than may: what is dropped is counted, the callbacks of those who wait for
+ * the disks run, and reads find slots. */
 #include "tests/unit/cache_rig.h"
 
 #include <semaphore.h>
@@ -88,6 +88,25 @@ Test(pressure, what_leaves_unwritten_is_counted)
     tier_drain();
     cr_expect_eq(rig.tier.n_live, 8u, "the rest was written");
     cr_expect_eq(rig.cache->dirty_bytes, 0u);
+}
+
+/* Part 0 of a block of two is lost on the tier, which then takes no writes: part 1 is still there. */
+Test(pressure, of_a_block_that_is_written_again_only_what_is_missing_counts)
+{
+    block_ref ref = store(rig.two, 1);
+    struct tier *t = &rig.tier;
+    const struct part *part = block_of(ref)->part;
+
+    tier_drain();
+    t->refuse = -EROFS;
+    t->refuse_n = 1;
+    t->callbacks.lost_cb(t->callbacks.ctx, t->place[part_loc(&part[0]) - 1].owner,
+                         part_loc(&part[0]));
+    turn();
+    cr_expect_eq(t->refuse_n, 0u);
+    cr_expect_eq(part[1].nvme, PART_NVME_READY);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    drop(ref);
 }
 
 static void waited_cb(struct cache_wait *w, int status)
