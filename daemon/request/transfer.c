@@ -96,15 +96,16 @@ static bool transfer_done(const struct transfer *t)
 
 /* ---- the pump ---- */
 
-/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their
- * turn, too. */
+/* Blocks that a dump opens in one turn of the loop; items begun in one, and of them those that are
+ * not in DRAM: others want their turn, too. */
+#define PUMP_OPENS 512
 #define PUMP_ITEMS 512
 #define PUMP_SLOTS 64
 
 static void give_up(struct transfer *t, enum ucm_block_status status)
 {
     for (; t->cursor < items_of(t); t->cursor++) {
-        if (t->refs[item_key(t, t->cursor)] == 0)
+        if (t->refs[item_key(t, t->cursor)] == 0 && item_key(t, t->cursor) < t->opened)
             continue;
         if (t->kind == TRANSFER_PREFETCH && status == UCM_BLOCK_NO_ROOM &&
             item_in_dram(t, t->cursor))
@@ -131,6 +132,34 @@ static void transfer_park(struct transfer *t)
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
 
+static void transfer_yield(struct transfer *t)
+{
+    t->yielded = true;
+    cache_retry_cancel(&t->retry);
+    cache_next_turn(cache_of(t), &t->retry);
+}
+
+/* Opens blocks of a dump, and when all are open touches them as one prefix. */
+static void blocks_open(struct transfer *t)
+{
+    uint32_t key_bytes = t->ns->identity.key_bytes;
+
+    for (uint32_t opens = 0; t->opened < t->n_keys; t->opened++) {
+        uint32_t i = t->opened;
+
+        if (opens++ == PUMP_OPENS) {
+            transfer_yield(t);
+            return;
+        }
+        t->refs[i] = cache_open(cache_of(t), t->ns, t->keys + (size_t)i * key_bytes);
+        if (t->refs[i] == 0)
+            t->status[i] = UCM_BLOCK_NO_ROOM;
+    }
+    /* Another part's dump of the same blocks would look like a second use of them. */
+    if (t->part == 0)
+        cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
+}
+
 /* Begins items. False: there is no room now. */
 static bool items_begin(struct transfer *t)
 {
@@ -141,9 +170,7 @@ static bool items_begin(struct transfer *t)
         uint32_t waits = t->waits_n;
 
         if (items-- == 0 || slots == 0) {
-            t->yielded = true;
-            cache_retry_cancel(&t->retry);
-            cache_next_turn(cache_of(t), &t->retry);
+            transfer_yield(t);
             break;
         }
         t->awaits_read = read_waits(t);
@@ -183,6 +210,8 @@ void transfer_pump(struct transfer *t)
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
+    if (t->opened < t->n_keys && !t->stopping && !t->yielded)
+        blocks_open(t);
     busy = !ready_take(t) || !items_begin(t);
     if (t->open && t->open->n == 0) {
         batch_free(t->open);
@@ -215,7 +244,6 @@ void transfer_stop_cb(struct request *r)
     if (t->lookup) {
         shared_lookup_cancel(t->lookup);
         t->lookup = NULL;
-        memset(t->status, UCM_BLOCK_CANCELLED, t->n_keys);
     }
     waits_abandon(t);
     while ((node = t->durables.next) != &t->durables)

@@ -13,6 +13,7 @@ struct transfer {
     struct registered *region;    /* not for prefetch */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
+    uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
     uint8_t priority;
@@ -38,6 +39,7 @@ struct transfer {
     block_ref *refs;
     uint32_t *blocks;
     uint8_t *status;
+    uint8_t *keys; /* of a dump, whose blocks are opened in turns of the loop */
 };
 
 struct item_wait {

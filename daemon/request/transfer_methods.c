@@ -6,12 +6,13 @@
 
 #define WINDOW_BYTES (256u << 20)
 
-/* Behind the struct: `steps_bytes` for its steps, and the arrays. */
+/* Behind the struct: `steps_bytes` for its steps, the arrays, and a dump's keys. */
 static struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
                                      uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes)
 {
-    size_t memory =
-        sizeof(struct transfer) + steps_bytes + n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1);
+    size_t key_bytes = kind == TRANSFER_DUMP ? ns->identity.key_bytes : 0;
+    size_t memory = sizeof(struct transfer) + steps_bytes +
+                    n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1 + key_bytes);
     struct transfer *t = request_new(call, memory, deadline_ms, transfer_stop_cb);
     uint64_t window;
 
@@ -20,6 +21,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->refs = (block_ref *)((uint8_t *)(t + 1) + steps_bytes);
     t->blocks = t->refs + n_keys;
     t->status = (uint8_t *)(t->blocks + n_keys);
+    t->keys = t->status + n_keys;
     t->kind = kind;
     t->ns = ns;
     t->n_keys = n_keys;
@@ -151,6 +153,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
     struct requests *rq = t->r.s->rq;
 
     index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
+    t->opened = t->n_keys;
     for (uint32_t i = 0; i < t->n_keys; i++) {
         /* A doomed block may still be loaded: its key may come from a lookup with a lease. */
         if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
@@ -195,15 +198,7 @@ int method_dump(struct call *call)
     t->durable = session_durable(call->s, t->ns, m->durability);
     if (t->has_event)
         memcpy(t->event, m->event.p, sizeof(t->event));
-    for (uint32_t i = 0; i < t->n_keys; i++) {
-        t->refs[i] =
-            cache_open(cache_of(t), t->ns, m->keys.p + (size_t)i * t->ns->identity.key_bytes);
-        if (t->refs[i] == 0)
-            t->status[i] = UCM_BLOCK_NO_ROOM;
-    }
-    /* Another part's dump of the same blocks would look like a second use of them. */
-    if (t->part == 0)
-        cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
+    memcpy(t->keys, m->keys.p, m->keys.n);
     transfer_pump(t);
     return 0;
 }

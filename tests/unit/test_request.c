@@ -106,6 +106,25 @@ static uint32_t load_range(uint32_t region, uint64_t first, uint32_t n)
     return call(UCM_METHOD_LOAD, &proto_load, &m);
 }
 
+#define OPENED 512u /* by a dump in one turn of the loop */
+
+/* Keys 1 to OPENED + 88. */
+static uint32_t dump_many(struct ns *ns)
+{
+    static uint8_t all[(OPENED + 88) * 16], blocks[(OPENED + 88) * 4];
+    struct msg_dump m = {.region = region_open(ns, OPENED + 88),
+                         .keys = {all, sizeof(all)},
+                         .blocks = {blocks, sizeof(blocks)}};
+
+    for (uint32_t i = 0; i < OPENED + 88; i++) {
+        uint64_t number = 1 + i;
+
+        memcpy(all + 16 * i, &number, sizeof(number));
+        memcpy(blocks + 4 * i, &i, sizeof(i));
+    }
+    return call(UCM_METHOD_DUMP, &proto_dump, &m);
+}
+
 static uint32_t load_many(struct ns *ns)
 {
     return load_range(region_open(ns, MANY), 1, MANY);
@@ -156,6 +175,42 @@ Test(request, what_waits_for_a_full_device_can_be_cancelled)
     result_of(id, &proto_blocks_r, &r);
     cr_expect_eq(r.status.p[MANY - 1], UCM_BLOCK_CANCELLED);
     cr_expect_eq(r.status.p[0], UCM_BLOCK_CANCELLED);
+}
+
+Test(request, a_dump_opens_its_blocks_in_turns)
+{
+    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS)), ok = 0;
+    struct msg_blocks_r r;
+
+    share.refuse = -EROFS;
+    share.refuse_n = OPENED + 88;
+    cr_expect_eq(index_blocks(rig.index), OPENED);
+    turn();
+    cr_expect_eq(index_blocks(rig.index), OPENED + 88);
+    for (int i = 0; i < 200 && !answer_of(id); i++) {
+        turn();
+        gpu_finish_all();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+    result_of(id, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < r.status.n; i++)
+        ok += r.status.p[i] == UCM_BLOCK_OK;
+    cr_expect_eq(ok, OPENED + 88);
+}
+
+Test(request, a_dump_that_is_cancelled_opens_no_more)
+{
+    uint32_t id = dump_many(space("small", 1, 1024 / SHARDS)), cancelled = 0;
+    struct msg_blocks_r r;
+
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    turn();
+    result_of(id, &proto_blocks_r, &r);
+    for (uint32_t i = 0; i < r.status.n; i++)
+        cancelled += r.status.p[i] == UCM_BLOCK_CANCELLED;
+    cr_expect_eq(cancelled, OPENED + 88);
+    cr_expect_eq(index_blocks(rig.index), 0u);
 }
 
 /* ---- small loads beside large ones ---- */
