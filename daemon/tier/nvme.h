@@ -150,11 +150,14 @@ enum {
         2, /* a write was pushed to the checksums: more may come before the flush */
     NVME_TURN_RECOVERY = 4,
     NVME_TURN_CHECKPOINT = 8,
+    NVME_TURN_MOVE = 16, /* the mover's segment has more live records to be dropped */
 };
+#define NVME_TURN_DROPS 1024u /* live records that one turn drops for segments to be reused */
 struct nvme_turn {
     uv_idle_t idle; /* runs when something is due, or `parts` begins again */
     unsigned due;
     unsigned parts; /* of the writes begun in this turn */
+    unsigned drops; /* in this turn */
 };
 
 /* A live record to be read and compared with what is known of it. */
@@ -294,6 +297,8 @@ void nvme_turn_want(struct tier *t, unsigned what);
 bool nvme_turn_may_write(struct tier *t);
 /* A write of so many parts was begun. */
 void nvme_turn_spend(struct tier *t, unsigned parts);
+/* So many live records were dropped of a segment. */
+void nvme_turn_dropped(struct tier *t, uint64_t records);
 
 /* ---- nvme_sync.c ---- */
 
@@ -311,6 +316,8 @@ void nvme_sync_pump(struct tier *t, struct nvme_device *d);
 
 /* A segment may have been opened: others have to be emptied. */
 void nvme_move_check(struct tier *t);
+/* In the next turn. The caller pumps the writes. */
+void nvme_move_go_on(struct tier *t);
 
 /* ---- nvme_ns_write.c ---- */
 

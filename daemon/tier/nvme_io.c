@@ -345,10 +345,13 @@ static bool device_may_write(struct tier *t, const struct nvme_device *d)
 static int room_make(struct tier *t)
 {
     uint64_t dropped;
-    int rc = segment_reclaim(&t->segments, &t->callbacks, &dropped);
+    int rc =
+        segment_reclaim(&t->segments, &t->callbacks, NVME_TURN_DROPS - t->turn.drops, &dropped);
 
+    nvme_turn_dropped(t, dropped);
+    if (rc == -EAGAIN)
+        nvme_turn_want(t, NVME_TURN_WRITES);
     t->metrics->nvme_reclaimed_segments += rc == 0;
-    t->metrics->nvme_reclaimed_blocks += dropped;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     return rc;
 }
@@ -394,6 +397,8 @@ static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsig
     rc = room_make(t);
     if (rc == 0)
         return device_choose(t, stride, 0, file);
+    if (rc == -EAGAIN)
+        return rc;
     if (t->writes_in_flight > 0 || nvme_recovering(t)) {
         t->stalled = true;
         return -EAGAIN;

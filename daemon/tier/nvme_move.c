@@ -168,20 +168,31 @@ static void sync_all(struct nvme_mover *m)
     m->active--;
 }
 
+/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no room: its
+ * sound parts stay. */
+static bool rest_dropped(struct nvme_mover *m)
+{
+    struct tier *t = m->tier;
+    uint64_t dropped;
+    bool over = segment_take(&t->segments, m->segment, &t->callbacks,
+                             NVME_TURN_DROPS - t->turn.drops, &dropped);
+
+    nvme_turn_dropped(t, dropped);
+    if (!over)
+        nvme_turn_want(t, NVME_TURN_MOVE);
+    return over;
+}
+
 static void segment_end(struct nvme_mover *m)
 {
     struct tier *t = m->tier;
     struct segment *s = m->segment;
-    uint64_t dropped;
 
-    m->segment = NULL;
     if (m->unsynced)
         segment_withhold(&t->segments, s);
-    /* a withheld segment gives no room: its sound parts stay */
-    if (!t->closing && !s->withheld) {
-        segment_take(&t->segments, s, &t->callbacks, &dropped);
-        t->metrics->nvme_reclaimed_blocks += dropped;
-    }
+    if (!t->closing && !rest_dropped(m))
+        return;
+    m->segment = NULL;
     segment_read_end(&t->segments, s);
     t->metrics->nvme_reclaimed_segments += s->state == SEGMENT_FREE && !s->withheld;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
@@ -216,6 +227,11 @@ static void pump(struct nvme_mover *m)
         sync_all(m);
     if (m->active == 0)
         segment_end(m);
+}
+
+void nvme_move_go_on(struct tier *t)
+{
+    pump(&t->mover);
 }
 
 void nvme_move_check(struct tier *t)

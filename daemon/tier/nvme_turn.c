@@ -15,13 +15,15 @@ static void idle_cb(uv_idle_t *idle)
     unsigned due = t->turn.due;
 
     uv_idle_stop(idle);
-    t->turn.due = t->turn.parts = 0;
+    t->turn.due = t->turn.parts = t->turn.drops = 0;
     nvme_hold(t);
     if (due & NVME_TURN_GATHERED)
         nvme_turn_want(t, 0); /* the first turn without a push flushes */
     else
         checksum_flush(&t->checksums);
-    if (due & NVME_TURN_WRITES)
+    if (due & NVME_TURN_MOVE)
+        nvme_move_go_on(t);
+    if (due & (NVME_TURN_MOVE | NVME_TURN_WRITES))
         nvme_pump_writes(t);
     if (due & NVME_TURN_RECOVERY)
         nvme_recover_go_on(t);
@@ -49,5 +51,12 @@ bool nvme_turn_may_write(struct tier *t)
 void nvme_turn_spend(struct tier *t, unsigned parts)
 {
     t->turn.parts += parts;
+    nvme_turn_want(t, 0);
+}
+
+void nvme_turn_dropped(struct tier *t, uint64_t records)
+{
+    t->turn.drops += (unsigned)records;
+    t->metrics->nvme_reclaimed_blocks += records;
     nvme_turn_want(t, 0);
 }

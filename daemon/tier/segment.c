@@ -535,17 +535,22 @@ static bool segment_busy(const struct segment *s, const struct tier_callbacks *c
 }
 
 /* Asks for every live record until one is refused. While it is being emptied a read counts as under
- * way, so that nothing else frees it. */
-void segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
-                  uint64_t *dropped)
+ * way, so that nothing else frees it. A part may come into use, and the segment into quarantine,
+ * between two calls. */
+bool segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
+                  uint32_t most, uint64_t *dropped)
 {
-    bool all = !segment_busy(s, cb);
+    bool all = !s->withheld && (s->leaving || !segment_busy(s, cb));
 
     *dropped = 0;
-    segment_read_begin(s);
+    if (!s->leaving)
+        segment_read_begin(s);
+    s->leaving = true;
     for (uint32_t i = 0; i < s->next && all; i++) {
         if (s->states[i] != RECORD_LIVE)
             continue;
+        if (most-- == 0)
+            return false;
         all = cb->drop_cb(cb->ctx, s->owners[i], segment_loc(t, s, i));
         /* drop may have called forget itself */
         if (all && s->states[i] == RECORD_LIVE) {
@@ -553,7 +558,9 @@ void segment_take(struct segment_table *t, struct segment *s, const struct tier_
             (*dropped)++;
         }
     }
+    s->leaving = false;
     segment_read_end(t, s);
+    return true;
 }
 
 struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
@@ -571,17 +578,20 @@ struct segment *segment_victim(struct segment_table *t, const struct tier_callba
     return NULL;
 }
 
-int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
+int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks, uint32_t most,
                     uint64_t *dropped)
 {
-    struct segment *s = segment_victim(t, callbacks);
+    bool begun = t->leaving;
+    struct segment *s = begun ? t->leaving : segment_victim(t, callbacks);
 
     *dropped = 0;
     if (!s)
         return -ENOSPC;
-    segment_take(t, s, callbacks, dropped);
-    if (s->state == SEGMENT_FREE)
+    t->leaving = segment_take(t, s, callbacks, most, dropped) ? NULL : s;
+    if (t->leaving)
+        return -EAGAIN;
+    if (s->state == SEGMENT_FREE && !s->withheld)
         return 0;
     segment_list(t, s); /* it refused: others go first next time */
-    return -ENOSPC;
+    return begun ? -EAGAIN : -ENOSPC;
 }

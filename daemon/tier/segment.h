@@ -39,6 +39,7 @@ struct segment {
     uint8_t state, rank;    /* rank: which list of sealed ones */
     bool withheld;          /* neither opened nor reclaimed */
     bool quarantined;       /* withheld, by this start and by later ones */
+    bool leaving;           /* segment_take has dropped some of it, and held it as if read */
 };
 
 struct segment_file {
@@ -57,6 +58,7 @@ struct segment_table {
     uint32_t files;
     struct segment_file *file;
     struct list sealed[SEGMENT_RANKS];
+    struct segment *leaving; /* that segment_reclaim has begun with, or NULL */
 };
 
 /* counts: segments of each file, 0 for one that can't be used. 0 or -ENOMEM. */
@@ -114,18 +116,18 @@ void segment_forget(struct segment_table *t, struct segment *s, uint32_t record)
  * is in quarantine already. */
 bool segment_quarantine(struct segment_table *t, struct segment *s);
 
-/* Makes one segment of a writable file free. *dropped: live records that it dropped, also when it
- * failed. 0 or -ENOSPC. */
-int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks,
+/* Makes one segment of a writable file free, by dropping at most `most` live records. *dropped: so many
+ * it dropped, also when it failed. 0; -ENOSPC; -EAGAIN: the next call goes on. */
+int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks, uint32_t most,
                     uint64_t *dropped);
 
 /* The segment to be reclaimed next, of a writable file and with nothing in use; NULL when there is
  * none. The caller may move parts out of it before segment_take. */
 struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
 /* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a
- * drop was refused. */
-void segment_take(struct segment_table *t, struct segment *s,
-                  const struct tier_callbacks *callbacks, uint64_t *dropped);
+ * drop was refused. False: it has dropped `most` records, and has to be called again. */
+bool segment_take(struct segment_table *t, struct segment *s,
+                  const struct tier_callbacks *callbacks, uint32_t most, uint64_t *dropped);
 
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s);
 /* Offset of the record's header in the file. */

@@ -173,7 +173,7 @@ static void reclaim_ahead(void)
         segment_read_end(&segments, s);
     }
     if (s && s->state == SEGMENT_SEALED)
-        segment_take(&segments, s, &callbacks, &dropped);
+        (void)segment_take(&segments, s, &callbacks, UINT32_MAX, &dropped);
 }
 
 static void nvme_write(uint32_t id)
@@ -185,7 +185,7 @@ static void nvme_write(uint32_t id)
     if (rule->rewriting != REWRITE_NONE && one_is_left())
         reclaim_ahead();
     if (!segment_has_room(&segments, 0, STRIDE, 0))
-        (void)segment_reclaim(&segments, &callbacks, &dropped);
+        (void)segment_reclaim(&segments, &callbacks, UINT32_MAX, &dropped);
     written += place_write(id);
 }
 

@@ -20,7 +20,7 @@
 
 #define MIB (1ull << 20)
 #define RIG_FILES_MAX 4
-#define RIG_PARTS_MAX 4096
+#define RIG_PARTS_MAX 4608
 #define PENDING 1 /* no status: 0 and -errno are */
 
 struct rig;

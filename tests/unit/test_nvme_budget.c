@@ -50,6 +50,49 @@ Test(nvme_budget, so_do_those_that_threads_sum)
     rig_close(&rig);
 }
 
+/* ---- segments to be reused ---- */
+
+#define RECORDS 2047u /* of 8 KiB, in a segment of 16 MiB */
+#define DROPS 1024u   /* that one turn drops */
+
+/* Both segments are full of small parts, and writes go on: ahead of need (rewrite > 0), or when a
+ * write needs the room. */
+static void expect_small_drops(unsigned rewrite)
+{
+    unsigned most = 0;
+
+    rig_init(&rig, 1, 33 * MIB, 16 * MIB, CONFIG_IO_URING);
+    rig.config.nvme_rewrite = rewrite;
+    rig_open(&rig);
+    rig_memory(&rig, 2 * RECORDS + 100, 4096);
+    for (unsigned i = 0; i < 2 * RECORDS + 100; i++)
+        cr_assert_eq(part_write(&rig, i, 4096), 0);
+    while (rig.under_way > 0) {
+        unsigned drops = rig.drops;
+
+        uv_run(&rig.loop, UV_RUN_ONCE);
+        most = rig.drops - drops > most ? rig.drops - drops : most;
+    }
+    rig_run(&rig);
+    cr_expect_eq(most, DROPS);
+    cr_expect_eq(rig.drops % RECORDS, 0u);
+    cr_expect_gt(rig.drops, 0u);
+    cr_expect_eq(rig.metrics.nvme_reclaimed_blocks, rig.drops);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    cr_expect_eq(rig_verify(&rig), 2 * RECORDS + 100 - rig.drops);
+    rig_close(&rig);
+}
+
+Test(nvme_budget, a_segment_is_dropped_in_turns_when_room_is_needed)
+{
+    expect_small_drops(0);
+}
+
+Test(nvme_budget, so_is_one_that_is_emptied_ahead)
+{
+    expect_small_drops(50);
+}
+
 /* ---- writes beside small requests ---- */
 
 #define NARROW_WRITES 2048u

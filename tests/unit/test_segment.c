@@ -97,11 +97,11 @@ Test(segment, the_coldest_of_the_old_goes_first)
     fill(0, 8);
     for (unsigned i = 0; i < 8 * RECORDS; i++)
         heat[i] = i / RECORDS == 2 ? 0 : 3;
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_eq(dropped, RECORDS);
     cr_assert_not(holds(2 * RECORDS));
     memset(heat, 0, sizeof(heat)); /* all alike: the oldest */
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_not(holds(0));
     cr_assert(holds(RECORDS));
     segment_table_close(&table);
@@ -115,7 +115,7 @@ Test(segment, the_emptiest_goes_first)
     fill(0, 8);
     for (unsigned k = 0; k < RECORDS - 1; k++) /* of the youngest but one */
         segment_forget(&table, &table.file[0].segments[6], k);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_eq(dropped, 1);
     cr_assert(holds(0));
     segment_table_close(&table);
@@ -142,13 +142,13 @@ Test(segment, refusals_are_asked_for_a_bounded_number_of_times)
     fill(0, 64);
     for (unsigned i = 0; i < 64; i++)
         refuse[i * RECORDS] = true;
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(asked, 0);
     cr_assert_leq(looked, 16 * RECORDS);
     cr_assert_eq(lost, dropped);
     refuse[63 * RECORDS] = false; /* those that refused are not asked for ever */
     for (unsigned i = 0; i < 100; i++)
-        if (segment_reclaim(&table, &callbacks, &dropped) == 0)
+        if (segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped) == 0)
             break;
     cr_assert_not(holds(63 * RECORDS));
     segment_table_close(&table);
@@ -161,11 +161,56 @@ Test(segment, busy_neighbours_spare_the_others)
     table_init(2, 0);
     fill(0, 2);
     heat[3] = TIER_HEAT_BUSY;
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert(holds(0));
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(dropped, 0);
     segment_table_close(&table);
+}
+
+Test(segment, a_segment_leaves_in_as_many_calls_as_it_takes)
+{
+    struct segment *s;
+    uint64_t dropped;
+
+    table_init(2, 0);
+    fill(0, 2);
+    s = &table.file[0].segments[0];
+    cr_assert_eq(segment_reclaim(&table, &callbacks, 3, &dropped), -EAGAIN);
+    cr_expect_eq(dropped, 3u);
+    segment_forget(&table, s, 4);
+    cr_expect_eq(segment_victim(&table, &callbacks), &table.file[0].segments[1]);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, 2, &dropped), -EAGAIN);
+    cr_expect_eq(dropped, 2u);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, 2, &dropped), 0);
+    cr_expect_eq(dropped, 1u);
+    cr_expect_eq(s->state, SEGMENT_FREE);
+    cr_expect(holds(RECORDS), "the other was not touched");
+    segment_table_close(&table);
+}
+
+/* A part of it comes into use, or it goes into quarantine, between two calls. */
+Test(segment, what_can_leave_no_more_stays_and_another_goes)
+{
+    uint64_t dropped;
+
+    for (int withheld = 0; withheld < 2; withheld++) {
+        table_init(2, 0);
+        fill(0, 2);
+        cr_assert_eq(segment_reclaim(&table, &callbacks, 3, &dropped), -EAGAIN);
+        if (withheld)
+            cr_assert(segment_quarantine(&table, &table.file[0].segments[0]));
+        else
+            refuse[5] = true;
+        cr_assert_eq(segment_reclaim(&table, &callbacks, 100, &dropped), -EAGAIN);
+        cr_expect(holds(5));
+        cr_expect_eq(table.file[0].segments[0].reads, 0u);
+        cr_assert_eq(segment_reclaim(&table, &callbacks, 100, &dropped), 0);
+        cr_expect_eq(dropped, RECORDS);
+        cr_expect(holds(5));
+        refuse[5] = false;
+        segment_table_close(&table);
+    }
 }
 
 Test(segment, what_is_under_way_is_not_reused)
@@ -180,11 +225,11 @@ Test(segment, what_is_under_way_is_not_reused)
     for (unsigned i = 0; i < RECORDS; i++)
         cr_assert_eq(segment_reserve(&table, 0, STRIDE, 100 + i, &w, &record), 0);
     segment_read_begin(s);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(asked, 0);
     for (unsigned i = 0; i < RECORDS; i++)
         segment_written(&table, w, i, i > 0);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_eq(dropped, RECORDS - 1);
     for (unsigned i = 0; i < RECORDS; i++)
         segment_forget(&table, s, i);
@@ -214,7 +259,7 @@ Test(segment, a_victim_is_left_as_it_is_until_it_is_taken)
     segment_read_begin(s);
     cr_expect_neq(segment_victim(&table, &callbacks), s, "it is being emptied");
     segment_forget(&table, s, 2);
-    segment_take(&table, s, &callbacks, &dropped);
+    segment_take(&table, s, &callbacks, UINT32_MAX, &dropped);
     cr_expect_eq(dropped, RECORDS - 1);
     cr_expect_eq(s->state, SEGMENT_SEALED);
     segment_read_end(&table, s);
@@ -279,7 +324,7 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     segment_file_stop(&table, 0);
     cr_assert_not(segment_has_room(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), -ENOSPC);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);
     segment_table_close(&table);
 }
@@ -298,10 +343,10 @@ Test(segment, a_stopped_file_does_not_hide_the_others)
         segment_written(&table, s, record, true);
     }
     segment_file_stop(&table, 0);
-    cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_expect_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_expect_eq(dropped, RECORDS);
     segment_file_start(&table, 0);
-    cr_expect_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_expect_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_expect_not(holds(0), "its oldest is the oldest of all");
     segment_table_close(&table);
 }
@@ -335,7 +380,7 @@ Test(segment, what_is_in_quarantine_is_not_reused)
     segment_forget(&table, open_one, 0);
     cr_assert_eq(sealed->state, SEGMENT_FREE);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), -ENOSPC);
-    cr_assert_eq(segment_reclaim(&table, &callbacks, &dropped), 0);
+    cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), 0);
     cr_assert_eq(segment_reserve(&table, 0, STRIDE, 1, &s, &record), 0);
     cr_assert_eq(s->number, 2);
     /* an earlier run's records are found again in it, and it stays where it is */
