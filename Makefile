@@ -59,6 +59,9 @@ PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-con
 
 PROTO_SRC  := $(wildcard proto/*.c)
 KERNEL_SRC := $(wildcard kernels/*.c)
+# Digests and selection, for the daemon and the client; simd/ is compiled for each instruction set.
+SPARSE_SRC := $(wildcard kernels/sparse/*.c)
+SPARSE_ISA := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
@@ -82,8 +85,10 @@ NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/c
 -include kernels/cuda.mk
 
 obj = $(patsubst %.c,$O/obj/%.o,$(1))
-DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(CUDA_OBJ)
-CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC))
+SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) \
+              $(foreach isa,$(SPARSE_ISA),$(patsubst kernels/sparse/simd/%.c,$O/obj/kernels/sparse/$(isa)/%.o,$(wildcard kernels/sparse/simd/*.c)))
+DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(CUDA_OBJ)
+CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC)) $(SPARSE_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
@@ -248,6 +253,23 @@ $O/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
+
+# The same bits from every compiler, for every instruction set and on a GPU: nothing is contracted.
+# Digests must not slow a dump, so these are optimised in every build.
+SPARSE_CFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
+                 $(if $(filter avx2,$(SPARSE_ISA)),-DUCM_ISA_X86)
+SPARSE_CFLAGS_base   :=
+SPARSE_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
+SPARSE_CFLAGS_avx512 := $(SPARSE_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
+                        -mprefer-vector-width=512
+$(call obj,$(SPARSE_SRC)): CFLAGS += $(SPARSE_CFLAGS)
+define sparse_rule
+$O/obj/kernels/sparse/$(1)/%.o: kernels/sparse/simd/%.c
+	@mkdir -p $$(@D)
+	$$(call say,CC)
+	$$(Q)$$(CC) $$(CFLAGS_ALL) $$(SPARSE_CFLAGS) $$(SPARSE_CFLAGS_$(1)) -DUCM_ISA=$(1) -c $$< -o $$@
+endef
+$(foreach isa,$(SPARSE_ISA),$(eval $(call sparse_rule,$(isa))))
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
 	$(call say,AR)

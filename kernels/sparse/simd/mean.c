@@ -1,0 +1,91 @@
+/* mean: one vector a head: the mean of its keys, their largest values, or the normalised mean. */
+#include "kernels/sparse/simd/isa.h"
+#include "kernels/sparse/simd/rows.h"
+#include "kernels/sparse/spec.h"
+
+static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+{
+    if (spec->kind > UCM_MEAN_NORMALISED)
+        return sparse_refuse(why, "kind %u is none of 0 (mean), 1 (max), 2 (normalised mean)",
+                             spec->kind);
+    return 0;
+}
+
+static void plan_mean(struct ucm_digest_plan *plan)
+{
+    plan->scale[0] = plan->spec.shape.kv_heads * plan->channels;
+    plan->bytes = plan->scale[0] + 2 * plan->spec.shape.kv_heads;
+}
+
+static bool reduce(const struct ucm_digest_spec *spec, const uint8_t *shard, uint32_t g, float *x)
+{
+    const struct ucm_kv_shape *shape = &spec->shape;
+    uint32_t d = shape->head_dim;
+    float row[ROW_MAX];
+    bool bad;
+
+    rows_k(shape, shard, g, 0, x);
+    bad = rows_bad(x, d);
+    for (uint32_t t = 1; t < shape->tokens; t++) {
+        rows_k(shape, shard, g, t, row);
+        bad |= rows_bad(row, d);
+        if (spec->kind == UCM_MEAN_MAX)
+            for (uint32_t c = 0; c < d; c++)
+                x[c] = ucm_max(row[c], x[c]);
+        else
+            for (uint32_t c = 0; c < d; c++)
+                x[c] += row[c];
+    }
+    return bad;
+}
+
+static void divide(float *x, uint32_t n, float by)
+{
+    for (uint32_t c = 0; c < n; c++)
+        x[c] /= by;
+}
+
+static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+{
+    uint32_t d = plan->channels;
+    float x[ROW_MAX], length;
+
+    for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
+        bool bad = reduce(&plan->spec, shard, g, x);
+
+        if (plan->spec.kind != UCM_MEAN_MAX)
+            divide(x, d, (float)plan->spec.shape.tokens);
+        if (plan->spec.kind == UCM_MEAN_NORMALISED) {
+            length = ucm_sqrt(rows_dot(x, x, d));
+            bad |= ucm_not_finite(length);
+            if (length > 0)
+                divide(x, d, length);
+        }
+        rows_put(x, d, bad, out + g * d, out + plan->scale[0] + 2 * g);
+    }
+}
+
+static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+{
+    memcpy(out, q, plan->channels * sizeof(*out));
+}
+
+static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
+                   const uint8_t *digest, uint32_t g)
+{
+    uint32_t d = plan->channels;
+
+    return rows_score(metric, q, (const int8_t *)digest + g * d,
+                      rows_scale(digest + plan->scale[0] + 2 * g), d);
+}
+
+const struct ucm_digest_method UCM_ISA_NAME(sparse_mean) = {
+    .number = UCM_DIGEST_MEAN,
+    .name = "mean",
+    .check = check,
+    .plan = plan_mean,
+    .build = build,
+    .query = query,
+    .score = score,
+    .metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_L2,
+};

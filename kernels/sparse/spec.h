@@ -1,0 +1,11 @@
+/* For the files of this room only. */
+#ifndef UCM_KERNELS_SPARSE_SPEC_H
+#define UCM_KERNELS_SPARSE_SPEC_H
+
+#include "kernels/sparse/sparse.h"
+
+/* Writes the sentence and returns -EINVAL. */
+int sparse_refuse(char why[UCM_SPARSE_WHY], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif
