@@ -4,7 +4,6 @@
 #define UCMD_NOTIFY_H
 
 #include <stdbool.h>
-#include <stdint.h>
 #include <uv.h>
 
 struct notify {

@@ -1,6 +1,7 @@
 #include "daemon/server.h"
 
 #include "daemon/arena/arena.h"
+#include "daemon/arena/persist.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/cache.h"

@@ -1,7 +1,6 @@
 #include "proto/tables.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 static int map_decode(const struct proto_message *m, const msgpack_object *from, msgpack_zone *zone,

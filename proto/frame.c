@@ -1,4 +1,4 @@
-#include "proto/tables.h"
+#include "proto/proto.h"
 
 #include <assert.h>
 

@@ -23,7 +23,6 @@
 #include "proto/limits.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #define UCM_KEYS_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_MAX_KEY_BYTES)

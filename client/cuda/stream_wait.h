@@ -10,8 +10,6 @@
 #ifndef UCM_CUDA_STREAM_WAIT_H
 #define UCM_CUDA_STREAM_WAIT_H
 
-#include "client/include/ucmclient.h"
-
 #include <cuda.h>
 #include <pthread.h>
 #include <stdatomic.h>

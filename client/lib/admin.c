@@ -1,7 +1,5 @@
 #include "client/lib/internal.h"
 
-#include <stdlib.h>
-
 struct counted {
     struct client_call call;
     uint64_t *changed, *busy;

@@ -3,7 +3,6 @@
 #include "proto/staging.h"
 #include "client/lib/internal.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -15,7 +15,6 @@
 #ifndef UCMD_ARENA_PERSIST_H
 #define UCMD_ARENA_PERSIST_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -18,7 +18,6 @@
 #include "daemon/arena/arena.h"
 #include "daemon/base/list.h"
 #include "daemon/index/index.h"
-#include "daemon/index/policy.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"

@@ -4,6 +4,7 @@
 
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "daemon/index/policy.h"
 #include "proto/backoff.h"
 
 #include <uv.h>

@@ -1,5 +1,4 @@
 /* A ring of blocks that wait to be written. */
-#include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
 #include <errno.h>

@@ -1,14 +1,10 @@
 /* Recovery: the tier offers the parts that earlier runs wrote, and asks for what its checkpoints
  * list. */
-#include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
 #include "proto/errors.h"
 
-#include <assert.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- what the tier finds ---- */

@@ -4,8 +4,6 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
-#include <assert.h>
-#include <errno.h>
 #include <string.h>
 
 void cache_shared_trim(struct cache *c)

@@ -9,8 +9,11 @@
 #ifndef UCMD_CACHE_SNAPSHOT_H
 #define UCMD_CACHE_SNAPSHOT_H
 
-#include "daemon/arena/persist.h"
-#include "daemon/cache/cache.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cache;
+struct persist;
 
 /* ---- at the start ---- */
 

@@ -5,7 +5,6 @@
  * it there ends (cache_reconsider) or when it is used again. So a search looks at few blocks, and a
  * search that found nothing costs nothing until something was released. `arena_candidates` counts
  * the looks. */
-#include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
 #include <errno.h>

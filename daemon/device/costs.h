@@ -13,7 +13,6 @@
 #include "daemon/device/plan.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #define COSTS_WIDTHS 4
 #define COSTS_WIDTH_FIRST 4096u /* each next one is four times that */

@@ -1,6 +1,6 @@
 /* What operators read: namespace.list, ls, inspect, verify. */
+#include "daemon/index/policy.h"
 #include "daemon/request/internal.h"
-#include "daemon/request/request.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,6 +4,9 @@
 
 #include "daemon/base/list.h"
 #include "daemon/base/table.h"
+#include "daemon/cache/cache.h"
+#include "daemon/device/device.h"
+#include "daemon/index/index.h"
 #include "daemon/request/request.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */

@@ -1,6 +1,5 @@
 /* lookup, release, and the leases that lookups take. */
 #include "daemon/request/internal.h"
-#include "daemon/request/request.h"
 
 #include <stdlib.h>
 #include <string.h>

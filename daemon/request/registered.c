@@ -7,10 +7,8 @@
  *
  * A region sends its close when its last transfer has ended. */
 #include "daemon/request/internal.h"
-#include "daemon/request/request.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 
 /* ---- requests that wait for a job of the device ---- */

@@ -13,10 +13,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
-#include "daemon/cache/cache.h"
-#include "daemon/device/device.h"
 #include "daemon/front/front.h"
-#include "daemon/index/index.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 

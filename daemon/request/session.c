@@ -2,10 +2,6 @@
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
-#include "daemon/base/log.h"
-
-#include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* stats and health. */
 #include "daemon/cache/snapshot.h"
+#include "daemon/index/policy.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 

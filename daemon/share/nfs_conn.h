@@ -20,7 +20,6 @@
 #include "daemon/share/nfs_rpc.h"
 
 #include <stdbool.h>
-#include <sys/socket.h>
 #include <uv.h>
 
 #define NFS_WATCH_MS 1000u

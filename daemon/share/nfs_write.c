@@ -1,7 +1,6 @@
 #include "daemon/share/nfs_task.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 void nfs_unlink_temp_step(struct nfs_task *t)

@@ -1,5 +1,7 @@
 #include "daemon/tier/checksum_pool.h"
 
+#include "daemon/format/checksum.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

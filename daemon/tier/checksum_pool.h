@@ -11,7 +11,6 @@
 #ifndef UCMD_TIER_CHECKSUM_POOL_H
 #define UCMD_TIER_CHECKSUM_POOL_H
 
-#include "daemon/format/checksum.h"
 #include "daemon/tier/tier.h"
 
 #include <uv.h>

@@ -13,8 +13,6 @@
 #ifndef UCMD_TIER_NS_RECORDS_H
 #define UCMD_TIER_NS_RECORDS_H
 
-#include "daemon/format/nvme_read.h"
-
 #include <stdbool.h>
 #include <stdint.h>
 

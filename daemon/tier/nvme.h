@@ -13,6 +13,7 @@
 #define UCMD_TIER_NVME_H
 
 #include "daemon/format/checkpoint_format.h"
+#include "daemon/format/nvme_read.h"
 #include "daemon/tier/checksum_pool.h"
 #include "daemon/tier/engine.h"
 #include "daemon/tier/ns_records.h"

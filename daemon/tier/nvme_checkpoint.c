@@ -9,7 +9,6 @@
 #include "daemon/format/checkpoint_format.h"
 #include "daemon/format/io.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -3,6 +3,7 @@
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 #include "daemon/format/io.h"
+#include "daemon/format/nvme_read.h"
 #include "daemon/format/take.h"
 #include "proto/errors.h"
 

@@ -17,7 +17,7 @@
 #ifndef UCMD_TIER_NVME_FILE_H
 #define UCMD_TIER_NVME_FILE_H
 
-#include "daemon/format/nvme_read.h"
+#include "daemon/format/nvme_format.h"
 
 #include <stdbool.h>
 #include <stdint.h>

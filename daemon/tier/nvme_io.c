@@ -1,3 +1,4 @@
+#include "daemon/format/checksum.h"
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -6,7 +7,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,8 +2,6 @@
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 static void write_next(struct tier *t);

@@ -8,10 +8,8 @@
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

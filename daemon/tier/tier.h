@@ -34,7 +34,6 @@
 #include "proto/metrics.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 struct config;

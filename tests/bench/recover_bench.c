@@ -10,6 +10,7 @@
 #include "daemon/base/config.h"
 #include "daemon/cache/cache.h"
 #include "daemon/format/checkpoint_format.h"
+#include "daemon/index/policy.h"
 #include "proto/errors.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* The file of namespaces: what it keeps, how long it grows, what damage does to it. */
+#include "daemon/format/nvme_read.h"
 #include "daemon/tier/ns_records.h"
 
 #include <criterion/criterion.h>
