@@ -3,6 +3,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/log.h"
 #include "daemon/format/checksum.h"
+#include "daemon/format/nvme_read.h"
 #include "daemon/tier/ns_records.h"
 
 #include <fcntl.h>
