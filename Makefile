@@ -352,6 +352,11 @@ $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 
+# The digests' C for tests/integration/test_digest_numpy.py.
+$O/sparse_kernels.so: $O/obj/tests/sparse/kernels.o $(SPARSE_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
+
 # A runner of our own takes the place of Criterion's main: see its head.
 RUNNER := $O/obj/tests/runner/runner.o
 
@@ -392,7 +397,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so)
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

@@ -230,9 +230,10 @@ UCM_HD float ucm_box_score(float s, float dot, float abs_sum)
 UCM_HD float ucm_stats_score(float s_mean, float dot_mean, float s_var, float dot_var, float beta,
                              float ln_tokens)
 {
-    float b = (0.5f * (beta * beta)) * s_var;
+    float first = (beta * s_mean) * dot_mean;
+    float second = ((beta * beta / 2.0f) * s_var) * dot_var;
 
-    return ucm_fma(beta * s_mean, dot_mean, ucm_fma(b, dot_var, ln_tokens));
+    return (first + second) + ln_tokens;
 }
 
 /* ---- hash ---- */

@@ -121,12 +121,13 @@ struct ucm_digest_plan {
     const struct ucm_digest_method *method;
     uint32_t bytes; /* of a digest: one layer of one block */
 
-    /* The arrays of a digest, as byte offsets in the table's order. Vectors of int8 (hash: words):
-     * head g's vector j of array a begins at array[a] + (g * vectors + j) * channels. */
+    /* The arrays of a digest, as byte offsets in the order of docs/retrieval.md's table: vector j of
+     * head g of array a begins at array[a] + (g * vectors + j) * channels. hash has 32-bit poison
+     * words at array[1] + 4 * g. */
     uint32_t array[UCM_DIGEST_ARRAYS];
     uint32_t scale[UCM_DIGEST_ARRAYS]; /* bf16: scale[a] + 2 * (g * vectors + j); aligned to 2 */
-    uint32_t vectors;      /* a head and array: 1; submean: tokens / run; tokens: chosen */
-    uint32_t channels;     /* a vector; for stats' V: shape.v_head_dim */
+    uint32_t vectors;      /* a head: 1; submean: tokens / run; tokens: chosen; hash: tokens */
+    uint32_t channels;     /* bytes of a vector; stats' V: shape.v_head_dim; hash: bits / 8 */
     uint32_t query_floats; /* of a prepared query, a multiple of 16 */
 
     float ln_tokens;                       /* stats: ln(shape.tokens) */

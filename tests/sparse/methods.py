@@ -216,6 +216,7 @@ def build_mean(spec, K, V):
             square = dot(r, r)
             norm = np.sqrt(square)[..., None]
             r = np.where(norm == 0, r, r / np.where(norm == 0, f32(1), norm)).astype(f32)
+            r = np.where(np.isfinite(norm), r, f32(np.inf))
     r, s = quantise(r)
     return {"r": r, "s": s}
 
@@ -353,6 +354,8 @@ def build(spec, K, V=None):
     clean = np.where(bad[:, None, :, None], f32(0), K)
     clean_V = None if V is None else np.where(bad[:, None, :, None], f32(0), V)
     digest = BUILDERS[spec.method](spec, clean, clean_V)
+    for name in SCALES & set(digest):  # what overflowed
+        bad |= ~np.isfinite(bf16_to_f32(digest[name]).reshape(bad.shape + (-1,))).all(-1)
     for name, array in digest.items():
         if name in SCALES:
             array[bad] = BF16_NAN
@@ -402,8 +405,10 @@ def score(spec, digest, q, metric="dot", beta=None):
         elif spec.method == "box":
             lo, hi = (np.moveaxis(digest[name].astype(f32), 1, 0)[None, :, None] for name in ("lo", "hi"))
             s = np.moveaxis(bf16_to_f32(digest["s"]), 1, 0)[None, :, None]
-            slack = f32(2.0 ** -11) * dot(np.abs(grouped), np.ones(d, f32))
-            out = s * (dot(grouped, np.where(grouped >= 0, hi, lo)) + slack)
+            q1 = dot(np.abs(grouped), np.ones(d, f32))
+            wide = fma(f32(2.0 ** -11), q1, dot(grouped, np.where(grouped >= 0, hi, lo)))
+            out = fma(s, wide, f32(2.0 ** -149))
+            out = np.where(np.isfinite(out), out, f32(np.inf))
         elif spec.method == "stats":
             b = f32(1) / np.sqrt(f32(d)) if beta is None else f32(beta)
             m, var = (np.moveaxis(digest[name].astype(f32), 1, 0)[None, :, None] for name in ("m", "var"))

@@ -128,6 +128,14 @@ static inline float rows_scale(const uint8_t *at)
     return ucm_bf16_decode(rows_load16(at));
 }
 
+/* A poisoned head: its bytes are 0, its scales NaN. */
+static inline void rows_poison(uint8_t *out, uint32_t n, uint8_t *scale, uint32_t scales)
+{
+    memset(out, 0, n);
+    for (uint32_t i = 0; i < scales; i++)
+        rows_put_scale(scale + 2 * i, UCM_BF16_NAN);
+}
+
 /* Quantises x to int8 with a scale of its own; poison, or x not finite: the scale is NaN, the rest 0. */
 static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *out, uint8_t *scale)
 {
@@ -136,8 +144,7 @@ static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *ou
     float s;
 
     if (poison || rows_bad(x, n)) {
-        memset(out, 0, n);
-        rows_put_scale(scale, UCM_BF16_NAN);
+        rows_poison(out, n, scale, 1);
         return;
     }
     bits = ucm_scale(rows_largest(x, n), 127.0f);
@@ -205,7 +212,17 @@ static inline float rows_dot_i8(const float *q, const int8_t *r, uint32_t n)
     return sum;
 }
 
-/* Vector v (counted over all heads) of an int8 array with one scale a vector, in the metric. */
+static inline float rows_dot_u8(const float *q, const uint8_t *r, uint32_t n)
+{
+    float sum;
+
+#define ADD(c, acc) ucm_fma(q[c], (float)r[c], acc)
+    ROWS_SUM(sum, n, ADD);
+#undef ADD
+    return sum;
+}
+
+/* One int8 vector with its scale, in the metric. */
 static inline float rows_score(enum ucm_score_metric metric, const float *q, const int8_t *r,
                                float s, uint32_t n)
 {
@@ -219,6 +236,21 @@ static inline float rows_score(enum ucm_score_metric metric, const float *q, con
     ROWS_SUM(sum, n, ADD);
 #undef ADD
     return -sum;
+}
+
+/* The best of a head's vectors; NaN is never better. */
+static inline float rows_score_best(const struct ucm_digest_plan *plan,
+                                    enum ucm_score_metric metric, const float *q,
+                                    const uint8_t *digest, uint32_t g)
+{
+    uint32_t n = plan->channels;
+    float best = -ucm_inf();
+
+    for (uint32_t v = g * plan->vectors; v < (g + 1) * plan->vectors; v++)
+        best = ucm_max(rows_score(metric, q, (const int8_t *)digest + v * n,
+                                  rows_scale(digest + plan->scale[0] + 2 * v), n),
+                       best);
+    return best;
 }
 
 #endif

@@ -1,0 +1,167 @@
+/* stats: mean and variance of each channel of K, and the mean of V: what a block would weigh in
+ * attention if its logits were normally distributed, and what it would add to the output. */
+#include "kernels/sparse/simd/isa.h"
+#include "kernels/sparse/simd/rows.h"
+#include "kernels/sparse/spec.h"
+
+static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+{
+    if (ucm_not_finite(spec->beta) || spec->beta < 0)
+        return sparse_refuse(why, "beta is neither 0 (1 / sqrt(head_dim)) nor a positive number");
+    return 0;
+}
+
+/* The natural logarithm of n >= 1, as 2 atanh((m - 1) / (m + 1)) + e ln 2 with n = m * 2^e. */
+static float ln(uint32_t n)
+{
+    double m = n, e = 0, x, power, sum = 0;
+
+    for (; m > 1.5; m /= 2)
+        e++;
+    x = (m - 1) / (m + 1); /* at most 1/5 in size: 12 terms give all bits of a double */
+    power = x;
+    for (int i = 1; i < 24; i += 2, power *= x * x)
+        sum += power / i;
+    return (float)(2 * sum + e * 0x1.62e42fefa39efp-1);
+}
+
+static void plan_stats(struct ucm_digest_plan *plan)
+{
+    const struct ucm_kv_shape *shape = &plan->spec.shape;
+    uint32_t heads = shape->kv_heads, d = shape->head_dim;
+
+    plan->array[1] = heads * d;
+    plan->array[2] = 2 * heads * d;
+    plan->scale[0] = plan->array[2] + heads * shape->v_head_dim;
+    plan->scale[1] = plan->scale[0] + 2 * heads;
+    plan->scale[2] = plan->scale[1] + 2 * heads;
+    plan->bytes = plan->scale[2] + 2 * heads;
+    plan->query_floats = 2 * d;
+    plan->ln_tokens = ln(shape->tokens);
+    if (plan->spec.beta == 0)
+        plan->spec.beta = 1.0f / ucm_sqrt((float)d);
+}
+
+struct moments {
+    float mean[ROW_MAX], var[ROW_MAX], v[ROW_MAX];
+};
+
+/* The mean of the rows that row() decodes; false if a value or the mean is not finite. */
+static bool mean_of(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
+                    void (*row)(const struct ucm_kv_shape *, const uint8_t *, uint32_t, uint32_t,
+                                float *),
+                    uint32_t n, float *x)
+{
+    float one[ROW_MAX];
+    bool bad;
+
+    row(shape, shard, g, 0, x);
+    bad = rows_bad(x, n);
+    for (uint32_t t = 1; t < shape->tokens; t++) {
+        row(shape, shard, g, t, one);
+        bad |= rows_bad(one, n);
+        for (uint32_t c = 0; c < n; c++)
+            x[c] += one[c];
+    }
+    for (uint32_t c = 0; c < n; c++)
+        x[c] /= (float)shape->tokens;
+    return !bad && !rows_bad(x, n);
+}
+
+static bool variance(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
+                     const float *mean, float *var)
+{
+    uint32_t d = shape->head_dim;
+    float row[ROW_MAX];
+
+    memset(var, 0, d * sizeof(*var));
+    for (uint32_t t = 0; t < shape->tokens; t++) {
+        rows_k(shape, shard, g, t, row);
+        for (uint32_t c = 0; c < d; c++) {
+            float x = row[c] - mean[c];
+
+            var[c] = ucm_fma(x, x, var[c]);
+        }
+    }
+    for (uint32_t c = 0; c < d; c++)
+        var[c] /= (float)shape->tokens;
+    return !rows_bad(var, d);
+}
+
+static void put_u8(const float *x, uint32_t n, uint8_t *out, uint8_t *scale)
+{
+    uint32_t bits = ucm_scale(rows_largest(x, n), 255.0f);
+    float s = ucm_bf16_decode(bits);
+
+    rows_put_scale(scale, bits);
+    if (bits == 0) {
+        memset(out, 0, n);
+        return;
+    }
+    for (uint32_t c = 0; c < n; c++)
+        out[c] = (uint8_t)ucm_quantise_u8(x[c], s);
+}
+
+static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
+{
+    const struct ucm_kv_shape *shape = &plan->spec.shape;
+    uint32_t d = shape->head_dim, vd = shape->v_head_dim;
+    struct moments x;
+
+    for (uint32_t g = 0; g < shape->kv_heads; g++) {
+        uint8_t *m = out + g * d, *var = m + plan->array[1], *v = out + plan->array[2] + g * vd;
+        uint8_t *s[3];
+        bool good;
+
+        for (int a = 0; a < 3; a++)
+            s[a] = out + plan->scale[a] + 2 * g;
+        good = mean_of(shape, shard, g, rows_k, d, x.mean) &&
+               variance(shape, shard, g, x.mean, x.var) &&
+               (vd == 0 || mean_of(shape, shard, g, rows_v, vd, x.v));
+        if (good) {
+            rows_put(x.mean, d, false, m, s[0]);
+            put_u8(x.var, d, var, s[1]);
+            rows_put(x.v, vd, false, v, s[2]);
+        } else {
+            rows_poison(m, d, s[0], 1);
+            rows_poison(var, d, s[1], 1);
+            rows_poison(v, vd, s[2], 1);
+        }
+    }
+}
+
+static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
+{
+    uint32_t d = plan->channels;
+
+    memcpy(out, q, d * sizeof(*out));
+    for (uint32_t c = 0; c < d; c++)
+        out[d + c] = q[c] * q[c];
+}
+
+static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric, const float *q,
+                   const uint8_t *digest, uint32_t g)
+{
+    uint32_t d = plan->channels;
+    const uint8_t *m = digest + g * d;
+    float s_mean = rows_scale(digest + plan->scale[0] + 2 * g);
+    float s_var = rows_scale(digest + plan->scale[1] + 2 * g);
+
+    (void)metric;
+    if (ucm_is_nan(s_mean))
+        return ucm_inf();
+    return ucm_stats_score(s_mean, rows_dot_i8(q, (const int8_t *)m, d), s_var,
+                           rows_dot_u8(q + d, m + plan->array[1], d), plan->spec.beta,
+                           plan->ln_tokens);
+}
+
+const struct ucm_digest_method UCM_ISA_NAME(sparse_stats) = {
+    .number = UCM_DIGEST_STATS,
+    .name = "stats",
+    .check = check,
+    .plan = plan_stats,
+    .build = build,
+    .query = query,
+    .score = score,
+    .metrics = 1u << UCM_METRIC_DOT,
+};

@@ -1,0 +1,108 @@
+/* The digests of kernels/sparse for Python tests: functions that a ctypes call finds by name. */
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/sparse.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+VISIBLE uint32_t test_isa(uint32_t most);
+VISIBLE uint32_t test_spec_bytes(void);
+VISIBLE struct ucm_digest_plan *test_plan(const struct ucm_digest_spec *spec, char *why);
+VISIBLE void test_plan_free(struct ucm_digest_plan *plan);
+VISIBLE uint32_t test_bytes(const struct ucm_digest_plan *plan);
+VISIBLE uint64_t test_extent(const struct ucm_digest_spec *spec);
+VISIBLE void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out);
+VISIBLE void test_build(const struct ucm_digest_plan *plan, const uint8_t *shards, uint64_t stride,
+                        uint32_t n, uint8_t *out);
+VISIBLE int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float *q,
+                       uint32_t q_heads, const uint8_t *digests, uint32_t n, float *scores);
+VISIBLE void test_exp(const float *x, uint32_t n, float *out);
+VISIBLE void test_fma(const float *a, const float *b, const float *c, uint32_t n, float *out);
+
+/* Sets the instruction set of later plans and returns what this host then uses. */
+uint32_t test_isa(uint32_t most)
+{
+    ucm_sparse_isa_limit(most);
+    return ucm_sparse_isa();
+}
+
+uint32_t test_spec_bytes(void)
+{
+    return sizeof(struct ucm_digest_spec);
+}
+
+struct ucm_digest_plan *test_plan(const struct ucm_digest_spec *spec, char *why)
+{
+    struct ucm_digest_plan *plan = malloc(sizeof(*plan));
+
+    if (plan != NULL && ucm_digest_plan_init(plan, spec, why) < 0) {
+        free(plan);
+        return NULL;
+    }
+    return plan;
+}
+
+void test_plan_free(struct ucm_digest_plan *plan)
+{
+    free(plan);
+}
+
+uint32_t test_bytes(const struct ucm_digest_plan *plan)
+{
+    return plan->bytes;
+}
+
+uint64_t test_extent(const struct ucm_digest_spec *spec)
+{
+    return ucm_digest_extent(spec);
+}
+
+void test_canonical(const struct ucm_digest_spec *spec, uint8_t *out)
+{
+    ucm_digest_canonical(spec, out);
+}
+
+/* n blocks, a shard every stride bytes. */
+void test_build(const struct ucm_digest_plan *plan, const uint8_t *shards, uint64_t stride,
+                uint32_t n, uint8_t *out)
+{
+    for (uint32_t b = 0; b < n; b++)
+        ucm_digest_build(plan, shards + b * stride, out + (uint64_t)b * plan->bytes);
+}
+
+/* q: [q_heads][head_dim]; scores: [q_heads][n]. */
+int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float *q,
+               uint32_t q_heads, const uint8_t *digests, uint32_t n, float *scores)
+{
+    const struct ucm_kv_shape *shape = &plan->spec.shape;
+    float *query = malloc(plan->query_floats * sizeof(*query));
+
+    if (query == NULL || (plan->method->metrics >> metric & 1) == 0) {
+        free(query);
+        return -1;
+    }
+    for (uint32_t h = 0; h < q_heads; h++) {
+        ucm_digest_query(plan, q + h * shape->head_dim, query);
+        for (uint32_t b = 0; b < n; b++)
+            scores[h * n + b] =
+                ucm_digest_score(plan, metric, query, digests + (uint64_t)b * plan->bytes,
+                                 h / (q_heads / shape->kv_heads));
+    }
+    free(query);
+    return 0;
+}
+
+void test_exp(const float *x, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = ucm_exp(x[i]);
+}
+
+/* ucm_fma as this file's instruction set has it: without FMA. */
+void test_fma(const float *a, const float *b, const float *c, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = ucm_fma(a[i], b[i], c[i]);
+}
