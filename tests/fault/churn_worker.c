@@ -1,0 +1,590 @@
+#include "tests/fault/churn_worker.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define BLOCKS 48    /* of a region */
+#define BATCH_MAX 16 /* keys of a request */
+#define PARTS_MAX 3
+#define UNTOUCHED 0xEE
+#define EXIT_WRONG 9
+
+/* Sizes from 8 KiB to 192 KiB a part, so that extents move between them. */
+const struct churn_space churn_spaces[CHURN_SPACES] = {
+    {"one", 1, 4, 600, 4096},
+    {"two", 2, 2, 200, 16384},
+    {"small", 1, 8, 900, 1024},
+    {"large", 3, 3, 60, 65536},
+};
+
+/* ---- chance ---- */
+
+static uint64_t random_state;
+
+void churn_seed(uint64_t seed)
+{
+    random_state = seed;
+}
+
+uint64_t churn_random(void)
+{
+    random_state += UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t x = random_state;
+
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
+uint32_t churn_below(uint32_t n)
+{
+    return (uint32_t)(churn_random() % n);
+}
+
+bool churn_chance(uint32_t percent)
+{
+    return churn_below(100) < percent;
+}
+
+static void shuffle(uint32_t *v, uint32_t n)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = churn_below(i), swap = v[i - 1];
+
+        v[i - 1] = v[j];
+        v[j] = swap;
+    }
+}
+
+/* ---- a process of workers, one for each part of its namespace ---- */
+
+static struct {
+    struct host *host;
+    uint64_t seed;
+    unsigned op;
+    const struct churn_space *space;
+    uint32_t number; /* of the space: makes its keys differ from the others' */
+    struct worker w[PARTS_MAX];
+} me;
+
+static volatile sig_atomic_t leaving;
+
+static void leave_cb(int number)
+{
+    (void)number;
+    leaving = 1;
+}
+
+void churn_leave_on_sigterm(void)
+{
+    struct sigaction leave = {.sa_handler = leave_cb, .sa_flags = SA_RESTART};
+
+    cr_assert_eq(sigaction(SIGTERM, &leave, NULL), 0);
+}
+
+static _Noreturn __attribute__((format(printf, 1, 2))) void wrong(const char *format, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "worker %d seed %#llx space %s op %u: ", (int)getpid(),
+            (unsigned long long)me.seed, me.space->model, me.op);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    _exit(EXIT_WRONG);
+}
+
+/* One request: which keys, to or from which blocks, what of them. */
+struct batch {
+    struct worker *w;
+    uint32_t n, shard, shards, lease, deadline_ms;
+    uint64_t number[BATCH_MAX];
+    uint32_t block[BATCH_MAX];
+    uint8_t keys[BATCH_MAX * WORKER_KEY_BYTES], result[BATCH_MAX];
+    bool leased[BATCH_MAX], may_stop;
+};
+
+static void batch_keys(struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++)
+        key_make(b->number[i], b->keys + (size_t)i * WORKER_KEY_BYTES);
+}
+
+/* A run of keys, as a prefix is, or some here and there; each in a block of its own among those
+ * from `first` on. */
+static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint32_t blocks)
+{
+    uint32_t order[BLOCKS], start;
+
+    *b = (struct batch){.w = w, .n = 1 + churn_below(BATCH_MAX), .shards = w->layers};
+    start = churn_below(me.space->keys - BATCH_MAX);
+    for (uint32_t i = 0; i < blocks; i++)
+        order[i] = first + i;
+    shuffle(order, blocks);
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->number[i] = me.number * UINT64_C(1000000) + start + i;
+        b->block[i] = order[i];
+    }
+    if (churn_chance(20))
+        for (uint32_t i = 0; i < b->n; i++)
+            b->number[i] = me.number * UINT64_C(1000000) + churn_below(me.space->keys);
+    if (churn_chance(8)) {
+        b->deadline_ms = 1 + churn_below(30);
+        b->may_stop = true;
+    }
+    batch_keys(b);
+}
+
+static uint8_t *chunk_of(const struct worker *w, uint32_t plane, uint32_t block)
+{
+    uint64_t half = w->shard_bytes / 2;
+
+    return w->memory + plane * half * w->blocks + block * half;
+}
+
+/* Marks the planes of a block that lie outside, or inside, of the batch's layers. */
+static void planes_mark(const struct batch *b, uint32_t block, bool inside)
+{
+    for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
+        bool in = p / 2 >= b->shard && p / 2 < b->shard + b->shards;
+
+        if (in == inside)
+            memset(chunk_of(b->w, p, block), UNTOUCHED, b->w->shard_bytes / 2);
+    }
+}
+
+/* Only what this dump may read is there. */
+static void batch_fill(struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        worker_fill(b->w, b->block[i], b->number[i]);
+        planes_mark(b, b->block[i], false);
+    }
+}
+
+static void batch_clear(struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        planes_mark(b, b->block[i], false);
+        planes_mark(b, b->block[i], true);
+    }
+}
+
+static struct ucm_transfer transfer_of(const struct batch *b)
+{
+    return (struct ucm_transfer){.keys = b->keys,
+                                 .blocks = b->block,
+                                 .n_keys = b->n,
+                                 .shard = b->shard,
+                                 .n_shards = b->shards,
+                                 .priority = churn_below(8),
+                                 .deadline_ms = b->deadline_ms,
+                                 .lease = b->lease};
+}
+
+static struct ucm_task *batch_begin(struct batch *b, bool load)
+{
+    struct ucm_transfer t = transfer_of(b);
+    struct ucm_task *task;
+    int rc = load ? ucm_load(b->w->region, &t, CHURN_WAIT_MS, &task)
+                  : ucm_dump(b->w->region, &t, CHURN_WAIT_MS, &task);
+
+    if (rc != 0)
+        wrong("%s refused: %s", load ? "load" : "dump", ucm_errmsg());
+    return task;
+}
+
+static void batch_end(struct batch *b, struct ucm_task *task)
+{
+    struct ucm_result r;
+
+    if (ucm_task_wait(task, CHURN_WAIT_MS, &r) != 0)
+        wrong("no answer: %s", ucm_errmsg());
+    if (r.n_keys != b->n)
+        wrong("%u statuses for %u keys", r.n_keys, b->n);
+    memcpy(b->result, r.result, b->n);
+    ucm_task_free(task);
+}
+
+/* ---- the oracle ---- */
+
+static bool planes_untouched(const struct batch *b, uint32_t block)
+{
+    for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
+        const uint8_t *c = chunk_of(b->w, p, block);
+
+        for (uint64_t i = 0; i < b->w->shard_bytes / 2; i++)
+            if (c[i] != UNTOUCHED)
+                return false;
+    }
+    return true;
+}
+
+static void load_check_ok(struct batch *b, uint32_t i)
+{
+    size_t outside = 0, differs;
+
+    /* What was not asked for must be as it was: it is made right here, and only here. */
+    for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
+        uint8_t *c = chunk_of(b->w, p, b->block[i]);
+
+        if (p / 2 >= b->shard && p / 2 < b->shard + b->shards)
+            continue;
+        for (uint64_t at = 0; at < b->w->shard_bytes / 2; at++)
+            outside += c[at] != UNTOUCHED;
+    }
+    if (outside > 0)
+        wrong("load wrote %zu bytes outside of layers %u + %u", outside, b->shard, b->shards);
+    if (b->shards == b->w->layers) {
+        differs = worker_differs(b->w, b->block[i], b->number[i]);
+    } else {
+        uint64_t half = b->w->shard_bytes / 2, bytes = 2 * b->shards * half;
+        uint8_t *got = malloc(bytes);
+
+        if (!got)
+            wrong("no memory");
+        for (uint32_t p = 0; p < 2 * b->shards; p++)
+            memcpy(got + p * half, chunk_of(b->w, 2 * b->shard + p, b->block[i]), half);
+        worker_fill(b->w, b->block[i], b->number[i]);
+        differs = 0;
+        for (uint32_t p = 0; p < 2 * b->shards; p++)
+            differs +=
+                memcmp(got + p * half, chunk_of(b->w, 2 * b->shard + p, b->block[i]), half) != 0;
+        free(got);
+    }
+    if (differs > 0)
+        wrong("key %llu part %u: %zu wrong bytes, status OK", (unsigned long long)b->number[i],
+              b->w->part, differs);
+}
+
+static void load_check(struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        switch (b->result[i]) {
+        case UCM_BLOCK_IS_OK:
+            load_check_ok(b, i);
+            continue;
+        case UCM_BLOCK_IS_MISS:
+            if (b->leased[i])
+                wrong("key %llu was leased and is missed", (unsigned long long)b->number[i]);
+            break;
+        case UCM_BLOCK_IS_NO_ROOM:
+            break;
+        case UCM_BLOCK_IS_CANCELLED:
+            if (b->may_stop)
+                continue; /* perhaps copied in part */
+            wrong("cancelled by nobody");
+        default:
+            wrong("load status %u", b->result[i]);
+        }
+        if (!planes_untouched(b, b->block[i]))
+            wrong("status %u, yet something was written", b->result[i]);
+    }
+}
+
+static void dump_check(const struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        uint8_t s = b->result[i];
+
+        if (s == UCM_BLOCK_IS_CANCELLED && !b->may_stop)
+            wrong("dump cancelled by nobody");
+        if (s != UCM_BLOCK_IS_OK && s != UCM_BLOCK_IS_EXISTS && s != UCM_BLOCK_IS_IN_PROGRESS &&
+            s != UCM_BLOCK_IS_NO_ROOM && s != UCM_BLOCK_IS_CANCELLED)
+            wrong("dump status %u", s);
+    }
+}
+
+/* ---- what a worker does ---- */
+
+static struct worker *some_worker(void)
+{
+    return &me.w[churn_below(me.space->parts)];
+}
+
+/* In the middle of whatever was begun. */
+static void perhaps_die(void)
+{
+    if (churn_chance(1))
+        _exit(0);
+    if (churn_chance(1))
+        raise(SIGKILL);
+}
+
+static void do_dump_whole(void)
+{
+    struct batch b;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    for (uint32_t p = 0; p < me.space->parts; p++) {
+        struct ucm_task *task;
+
+        b.w = &me.w[p];
+        batch_fill(&b);
+        task = batch_begin(&b, false);
+        perhaps_die();
+        batch_end(&b, task);
+        dump_check(&b);
+        if (churn_chance(10))
+            return;
+    }
+}
+
+/* Layer by layer, in any order; now and then one is left out, or the worker loses interest. */
+static void do_dump_layers(void)
+{
+    uint32_t order[8];
+    struct batch b;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    for (uint32_t l = 0; l < b.w->layers; l++)
+        order[l] = l;
+    if (churn_chance(50))
+        shuffle(order, b.w->layers);
+    b.shards = 1;
+    for (uint32_t l = 0; l < b.w->layers; l++) {
+        struct ucm_task *task;
+
+        if (churn_chance(3))
+            continue;
+        b.shard = order[l];
+        batch_fill(&b);
+        task = batch_begin(&b, false);
+        perhaps_die();
+        batch_end(&b, task);
+        dump_check(&b);
+    }
+}
+
+static void lookup_prefix(struct batch *b)
+{
+    struct ucm_lookup l = {.keys = b->keys, .n_keys = b->n, .lease_ms = 120000};
+    uint32_t hits, dram;
+
+    if (ucm_lookup_prefix(b->w->ns, &l, CHURN_WAIT_MS, &hits, &dram, &b->lease) != 0)
+        wrong("lookup: %s", ucm_errmsg());
+    if (hits > b->n || dram > hits || !!b->lease != !!hits)
+        wrong("lookup: %u hits of %u, %u in DRAM, lease %u", hits, b->n, dram, b->lease);
+    for (uint32_t i = 0; i < hits; i++)
+        b->leased[i] = true;
+}
+
+static void lookup_each(struct batch *b)
+{
+    struct ucm_lookup l = {.keys = b->keys, .n_keys = b->n, .lease_ms = 120000};
+    uint8_t found[BATCH_MAX];
+    uint32_t hits, n = 0;
+
+    if (ucm_lookup_each(b->w->ns, &l, CHURN_WAIT_MS, found, &hits, &b->lease) != 0)
+        wrong("lookup: %s", ucm_errmsg());
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->leased[i] = found[i] != UCM_FOUND_NOT;
+        n += b->leased[i];
+    }
+    if (n != hits)
+        wrong("lookup: %u hits, %u found", hits, n);
+}
+
+static void batch_lease(struct batch *b)
+{
+    if (churn_chance(50))
+        lookup_prefix(b);
+    else
+        lookup_each(b);
+    if (churn_chance(30))
+        sleep_ms((int)churn_below(20));
+}
+
+static void some_layers(struct batch *b)
+{
+    if (churn_chance(70))
+        return;
+    b->shard = churn_below(b->w->layers);
+    b->shards = 1 + churn_below(b->w->layers - b->shard);
+}
+
+static void do_load(void)
+{
+    struct ucm_task *task;
+    struct batch b;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    some_layers(&b);
+    if (churn_chance(60))
+        batch_lease(&b);
+    if (b.lease && churn_chance(10)) {
+        if (ucm_release(b.w->client, b.lease, CHURN_WAIT_MS) != 0)
+            wrong("release: %s", ucm_errmsg());
+        b.lease = 0;
+        memset(b.leased, 0, sizeof(b.leased));
+    }
+    batch_clear(&b);
+    task = batch_begin(&b, true);
+    perhaps_die();
+    if (churn_chance(10)) {
+        b.may_stop = true;
+        if (ucm_task_cancel(task, CHURN_WAIT_MS) != 0)
+            wrong("cancel: %s", ucm_errmsg());
+    }
+    batch_end(&b, task);
+    load_check(&b);
+}
+
+/* A load, a dump and another load of one connection at once. */
+static void do_several(void)
+{
+    struct worker *w = some_worker();
+    struct ucm_task *task[3];
+    struct batch b[3];
+
+    for (uint32_t i = 0; i < 3; i++) {
+        batch_choose(&b[i], w, i * (BLOCKS / 3), BLOCKS / 3);
+        if (i == 1) {
+            batch_fill(&b[i]);
+        } else {
+            batch_lease(&b[i]);
+            batch_clear(&b[i]);
+        }
+        task[i] = batch_begin(&b[i], i != 1);
+    }
+    perhaps_die();
+    for (uint32_t i = 3; i-- > 0;) {
+        batch_end(&b[i], task[i]);
+        if (i == 1)
+            dump_check(&b[i]);
+        else
+            load_check(&b[i]);
+    }
+}
+
+static void do_prefetch(void)
+{
+    struct ucm_transfer t;
+    struct ucm_task *task;
+    struct batch b;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    b.shards = 0;
+    t = transfer_of(&b);
+    t.blocks = NULL;
+    t.part = churn_chance(50) ? 0 : 1 + b.w->part;
+    if (ucm_prefetch(b.w->ns, &t, CHURN_WAIT_MS, &task) != 0)
+        wrong("prefetch: %s", ucm_errmsg());
+    if (churn_chance(20)) {
+        ucm_task_free(task);
+        return;
+    }
+    batch_end(&b, task);
+    for (uint32_t i = 0; i < b.n; i++)
+        if (b.result[i] != UCM_BLOCK_IS_OK && b.result[i] != UCM_BLOCK_IS_MISS &&
+            b.result[i] != UCM_BLOCK_IS_NO_ROOM &&
+            !(b.may_stop && b.result[i] == UCM_BLOCK_IS_CANCELLED))
+            wrong("prefetch status %u", b.result[i]);
+}
+
+static void do_keep(void)
+{
+    uint64_t changed, busy;
+    struct batch b;
+    int rc;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    switch (churn_below(4)) {
+    case 0:
+        rc = ucm_pin(b.w->ns, b.keys, 1 + churn_below(2), CHURN_WAIT_MS, &changed);
+        break;
+    case 1:
+        rc = ucm_unpin(b.w->ns, NULL, 0, CHURN_WAIT_MS, &changed);
+        break;
+    case 2:
+        if (churn_chance(90))
+            return;
+        rc = ucm_evict(b.w->ns, NULL, 0, CHURN_WAIT_MS, &changed, &busy);
+        break;
+    default:
+        rc = ucm_evict(b.w->ns, b.keys, b.n, CHURN_WAIT_MS, &changed, &busy);
+        break;
+    }
+    if (rc != 0)
+        wrong("pin, unpin or evict: %s", ucm_errmsg());
+}
+
+/* A lease that nobody ends: the connection's end does. */
+static void do_forget_lease(void)
+{
+    struct batch b;
+
+    batch_choose(&b, some_worker(), 0, BLOCKS);
+    batch_lease(&b);
+}
+
+static void open_worker(uint32_t part)
+{
+    worker_open(&me.w[part], me.host,
+                &(struct worker_options){.model = me.space->model,
+                                         .parts = me.space->parts,
+                                         .part = part,
+                                         .layers = me.space->layers,
+                                         .blocks = BLOCKS,
+                                         .shard_bytes = me.space->shard_bytes});
+}
+
+/* The region goes while its load is under way: the load ends first, and only then the mapping. */
+static void do_reopen(void)
+{
+    struct worker *w = some_worker();
+    struct ucm_task *task = NULL;
+    struct batch b;
+
+    batch_choose(&b, w, 0, BLOCKS);
+    if (churn_chance(70)) {
+        b.may_stop = true;
+        batch_clear(&b);
+        task = batch_begin(&b, true);
+    }
+    if (ucm_region_unregister(w->region, CHURN_WAIT_MS) != 0)
+        wrong("unregister: %s", ucm_errmsg());
+    w->region = NULL;
+    if (task) {
+        batch_end(&b, task);
+        load_check(&b);
+    }
+    worker_close(w);
+    open_worker(b.w->part);
+}
+
+static void (*const acts[])(void) = {
+    do_dump_whole, do_dump_whole, do_dump_whole, do_dump_layers,  do_dump_layers, do_load,
+    do_load,       do_load,       do_load,       do_load,         do_several,     do_several,
+    do_prefetch,   do_keep,       do_reopen,     do_forget_lease,
+};
+
+_Noreturn void churn_process(struct host *host, uint64_t seed)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    me.seed = random_state = seed;
+    me.host = host;
+    me.number = churn_below(CHURN_SPACES);
+    me.space = &churn_spaces[me.number];
+    for (uint32_t p = 0; p < me.space->parts; p++)
+        open_worker(p);
+    for (me.op = 0; !leaving && me.op < 2000; me.op++) {
+        acts[churn_below(sizeof(acts) / sizeof(acts[0]))]();
+        if (churn_chance(5))
+            sleep_ms((int)churn_below(10));
+    }
+    for (uint32_t p = 0; p < me.space->parts; p++) {
+        if (ucm_generation(me.w[p].client) != 1)
+            wrong("the daemon dropped a connection");
+        if (churn_chance(50))
+            worker_close(&me.w[p]);
+    }
+    _exit(0);
+}

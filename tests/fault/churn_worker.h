@@ -1,0 +1,30 @@
+/* A process of test_churn: workers of one namespace, one for each part, which do everything that a
+ * worker may do and check each byte that they are given. */
+#ifndef UCMD_TESTS_CHURN_WORKER_H
+#define UCMD_TESTS_CHURN_WORKER_H
+
+#include "tests/integration/harness.h"
+
+#define CHURN_WAIT_MS 60000 /* more than any deadline: who waits so long waits for ever */
+#define CHURN_SPACES 4u
+
+struct churn_space {
+    const char *model;
+    uint32_t parts, layers, keys;
+    uint64_t shard_bytes;
+};
+extern const struct churn_space churn_spaces[CHURN_SPACES];
+
+/* Chance, as the seed decides. */
+void churn_seed(uint64_t seed);
+uint64_t churn_random(void);
+uint32_t churn_below(uint32_t n);
+bool churn_chance(uint32_t percent);
+
+/* SIGTERM ends the process after what it is doing. Set before it is forked: a child that SIGTERM
+ * reaches before it runs must not die of it. */
+void churn_leave_on_sigterm(void);
+/* In a child: works until SIGTERM. Exits with 0, or says what was wrong. */
+_Noreturn void churn_process(struct host *host, uint64_t seed);
+
+#endif
