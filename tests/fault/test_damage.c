@@ -1,131 +1,12 @@
 /* The cache's files are damaged under a daemon, and between two: a bit flipped, slots swapped, an
  * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
- * counter tells of it. */
-#include "tests/fault/harm.h"
-#include "tests/inject/inject.h"
-#include "tests/integration/harness.h"
+ * counter shows it. */
+#include "tests/fault/damage.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define BLOCKS 64u
-
-static struct host host;
-static struct worker w;
-
-static void close_host(void)
-{
-    worker_close(&w);
-    host_remove(&host);
-}
-
 TestSuite(damage, .fini = close_host, .timeout = 120);
-
-static void open_host_of(const char *size, bool scrub)
-{
-    host = (struct host){.nvme = true,
-                         .sets = {"nvme.segment=1MiB", "log.level=error", size,
-                                  scrub ? "nvme.scrub=1GiB" : "nvme.scrub=0",
-                                  "nvme.scrub_interval=10ms"}};
-    host_start(&host);
-    worker_open(&w, &host, &(struct worker_options){0});
-}
-
-static void open_host(bool scrub)
-{
-    open_host_of("nvme.size=64MiB", scrub);
-}
-
-static void start_again(void)
-{
-    host_restart(&host);
-    worker_open(&w, &host, &(struct worker_options){0});
-    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
-        cr_assert_lt(now_ms(), end, "recovery does not end");
-}
-
-static void stop(bool clean)
-{
-    worker_close(&w);
-    if (clean)
-        cr_assert_eq(host_stop(&host), 0);
-    else
-        host_kill(&host);
-}
-
-static void store_written(uint64_t first, uint32_t n)
-{
-    uint64_t before = metric(w.client, "nvme_writes");
-
-    worker_store(&w, first, n);
-    cr_assert(metric_reaches(w.client, "nvme_writes", before + n, 20000));
-}
-
-/* What is damaged lies first in the log, in whichever order the others come: at the end of a
- * segment a slot with another's header is where the log ended, for all that one can see. */
-#define EARLY 16u
-
-static void store(uint64_t first)
-{
-    store_written(first, EARLY);
-    store_written(first + EARLY, BLOCKS - EARLY);
-}
-
-/* Loads all; every one that is there is right. How many are missing; *victim: is that one? */
-static unsigned load_all(uint64_t first, bool *victim)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
-    uint32_t blocks[BLOCKS];
-    unsigned missing = 0;
-
-    keys_make(first, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        blocks[i] = i;
-    worker_clear(&w);
-    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        missing += status[i] != UCM_BLOCK_IS_OK;
-        if (status[i] == UCM_BLOCK_IS_OK)
-            cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
-    }
-    *victim = status[HARM_VICTIM] != UCM_BLOCK_IS_OK;
-    return missing;
-}
-
-/* What was lost is stored again. */
-static void store_again(void)
-{
-    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
-    uint32_t blocks[BLOCKS];
-
-    keys_make(0, BLOCKS, keys);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        blocks[i] = i;
-        worker_fill(&w, i, i);
-    }
-    cr_assert_eq(worker_dump(&w, keys, blocks, BLOCKS, NULL), 0, "%s", ucm_errmsg());
-}
-
-static uint64_t told(void)
-{
-    return metric(w.client, "nvme_corrupt") + metric(w.client, "nvme_damaged_pages") +
-           metric(w.client, "nvme_read_errors") + metric(w.client, "nvme_scrub_bad");
-}
-
-/* A daemon with a sanitizer takes long to start: some of them will do. */
-static bool left_out(size_t i)
-{
-    const char *phase = getenv("UCM_PHASE");
-
-    return phase && strcmp(phase, "plain") != 0 && i % 5 != 0;
-}
 
 /* ---- between two daemons ---- */
 
@@ -145,7 +26,7 @@ static void between(const struct harm *h, bool clean)
         cr_expect_eq(missing, 0u, "%s, clean %d: %u missing", h->name, clean, missing);
     else
         cr_expect(victim, "%s, clean %d: the block is there", h->name, clean);
-    cr_expect_geq(told(), 1u, "%s, clean %d: nothing tells of it", h->name, clean);
+    cr_expect_geq(damage_seen(), 1u, "%s, clean %d: no counter shows it", h->name, clean);
     store_again();
     cr_expect_eq(load_all(0, &victim), 0u, "%s", h->name);
 }
@@ -240,7 +121,7 @@ static void stale(bool clean, size_t skip)
     cr_expect(victim);
     /* Behind the last checkpoint an old header is where the log ended, for all that one can see. */
     if (clean || skip > 0)
-        cr_expect_geq(told(), 1u);
+        cr_expect_geq(damage_seen(), 1u);
 }
 
 Test(damage, an_old_slot_put_back_after_a_clean_stop)
@@ -369,7 +250,7 @@ Test(damage, the_scrub_mends_a_bad_header)
     }
 }
 
-/* What DRAM has as well is stored again, for whoever was promised that it is. */
+/* What DRAM has as well is stored again, as somebody may have been promised that it is. */
 Test(damage, what_the_scrub_finds_lost_is_written_again)
 {
     uint64_t writes;
@@ -389,17 +270,7 @@ Test(damage, what_the_scrub_finds_lost_is_written_again)
 
 /* ---- what is acknowledged as durable ---- */
 
-static uint8_t dump_durably(uint64_t number)
-{
-    uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
-
-    key_make(number, key);
-    worker_fill(&w, 0, number);
-    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
-    return status;
-}
-
-/* The header goes bad under a daemon that found the part by it, or only a checkpoint had told of
+/* The header goes bad under a daemon that found the part by it, or only a checkpoint had named
  * it: a dump that is answered as durable is there at a start without that. */
 static void durable_under(const struct harm *h, bool running)
 {
@@ -432,151 +303,6 @@ Test(damage, a_durable_answer_outlives_a_bad_header)
         close_host();
         durable_under(&harms[running[i]], true);
     }
-}
-
-/* ---- salvage ---- */
-
-/* The exit status of ucmctl verify --offline; its output in `out`. */
-static int verify_offline(const char *more, char *out, size_t cap)
-{
-    const char *ucmctl = getenv("UCMCTL");
-    char command[400];
-    FILE *f;
-    size_t n;
-    int status;
-
-    snprintf(command, sizeof(command), "%s verify --json --offline %s %s 2>&1",
-             ucmctl ? ucmctl : "build/ucmctl", host.dir, more);
-    f = popen(command, "r");
-    cr_assert_not_null(f);
-    n = fread(out, 1, cap - 1, f);
-    out[n] = '\0';
-    status = pclose(f);
-    cr_assert(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static void salvaged(const struct harm *h, bool clean)
-{
-    static char out[8192];
-    unsigned missing;
-    bool victim;
-
-    open_host(false);
-    store(0);
-    store(1000);
-    stop(clean);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "before: %s", out);
-    harm_do(&host, h);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 5, "%s: not found: %s", h->name, out);
-    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 5, "%s: %s", h->name, out);
-    cr_expect_not_null(strstr(out, "\"salvaged\""), "%s", out);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s: not repaired: %s", h->name, out);
-    start_again();
-    cr_expect_eq(told(), 0u, "%s: the start finds damage", h->name);
-    missing = load_all(0, &victim) + load_all(1000, &(bool){false});
-    if (h->harmless || h->rebuilt)
-        cr_expect_eq(missing, 0u, "%s: %u missing", h->name, missing);
-    else
-        cr_expect(victim, "%s", h->name);
-    cr_expect_eq(told(), 0u, "%s: a read finds damage", h->name);
-    store_again();
-    cr_expect_eq(load_all(0, &victim), 0u, "%s", h->name);
-}
-
-Test(damage, salvage_makes_the_next_start_clean)
-{
-    for (size_t i = 0; i < HARMS; i++) {
-        if (left_out(i))
-            continue;
-        if (i > 0)
-            close_host();
-        salvaged(&harms[i], !harms[i].scan_only);
-    }
-}
-
-Test(damage, salvage_refuses_what_it_must_not_touch)
-{
-    static char out[8192];
-    int fd;
-
-    open_host(false);
-    store(0);
-    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
-    cr_expect_not_null(strstr(out, "in use"), "%s", out);
-    stop(true);
-    fd = harm_file(&host, "ucmd.cache");
-    harm_put(fd, "\x02", 1, 8);
-    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 1, "%s", out);
-    cr_expect_not_null(strstr(out, "version 2"), "%s", out);
-    harm_put(fd, "\x01", 1, 8);
-    close(fd);
-    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 0, "%s", out);
-    start_again();
-    cr_expect_eq(load_all(0, &(bool){false}), 0u);
-}
-
-/* verify_offline with reads that fail as `fault` says. */
-static int verify_under(const struct inject *fault, const char *more, char *out, size_t cap)
-{
-    const char *ucmd = getenv("UCMD"), *asan = getenv("ASAN_OPTIONS");
-    char path[128], library[256], options[512];
-    FILE *f;
-    int rc;
-
-    snprintf(library, sizeof(library), "%s-inject.so", ucmd ? ucmd : "build/ucmd");
-    cr_assert_eq(access(library, R_OK), 0, "%s is not there", library);
-    snprintf(options, sizeof(options), "%.400s%s", asan ? asan : "",
-             asan && strstr(asan, "link_order") ? "" : ":verify_asan_link_order=0");
-    snprintf(path, sizeof(path), "%s.inject", host.dir);
-    f = fopen(path, "w");
-    cr_assert_not_null(f);
-    cr_assert_eq(fwrite(fault, sizeof(*fault), 1, f), 1u);
-    cr_assert_eq(fclose(f), 0);
-    setenv("ASAN_OPTIONS", options, 1);
-    setenv("UCM_INJECT", path, 1);
-    setenv("LD_PRELOAD", library, 1);
-    rc = verify_offline(more, out, cap);
-    unsetenv("LD_PRELOAD");
-    unsetenv("UCM_INJECT");
-    unlink(path);
-    return rc;
-}
-
-/* The last record of ucmd.namespaces can't be read: it lies farther back than the cache file is
- * long, so that the fault spares that one. Blank pages before it are damage for salvage to mend. */
-Test(damage, salvage_keeps_namespaces_that_it_cannot_read)
-{
-    static char out[8192];
-    struct inject fault = {.read_error = EIO, .reads = -1};
-    uint8_t record[HARM_PAGE], after[HARM_PAGE];
-    struct stat st;
-    int fd;
-
-    open_host(false);
-    store(0);
-    stop(true);
-    fd = harm_file(&host, "ucmd.cache");
-    cr_assert_eq(fstat(fd, &st), 0);
-    close(fd);
-    fault.read_from = st.st_size + (1 << 20);
-    fd = harm_file(&host, "ucmd.namespaces");
-    harm_get(fd, record, sizeof(record), 0);
-    harm_put(fd, record, sizeof(record), fault.read_from);
-    close(fd);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 5, "%s", out);
-    cr_expect_eq(verify_under(&fault, "", out, sizeof(out)), 1, "%s", out);
-    cr_expect_not_null(strstr(out, "ucmd.namespaces"), "%s", out);
-    cr_expect_eq(verify_under(&fault, "--salvage", out, sizeof(out)), 1, "%s", out);
-    cr_expect_not_null(strstr(out, "\"names_rewritten\":\tfalse"), "%s", out);
-    fd = harm_file(&host, "ucmd.namespaces");
-    harm_get(fd, after, sizeof(after), fault.read_from);
-    close(fd);
-    cr_expect_eq(memcmp(record, after, sizeof(record)), 0);
-    cr_expect_eq(verify_offline("--salvage", out, sizeof(out)), 5, "%s", out);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);
-    start_again();
-    cr_expect_eq(load_all(0, &(bool){false}), 0u);
 }
 
 static void segment_headers(const char *path, uint8_t (*page)[HARM_PAGE], unsigned n)
@@ -619,65 +345,4 @@ Test(damage, a_reuse_that_was_cut_off_puts_no_segment_in_quarantine)
     cr_expect_gt(metric(w.client, "nvme_corrupt"), 0u);
     cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 0u);
     store(20000);
-}
-
-#define SOUND 12u
-
-/* Its bytes are right, but a start without a checkpoint would not find them. */
-static void no_promise_for_what_is_not_mended(uint64_t number)
-{
-    int fd = harm_file(&host, "ucmd.cache");
-
-    harm_flip(fd, harm_slot(fd, number) + 104);
-    close(fd);
-    cr_expect_eq(dump_durably(number), UCM_BLOCK_IS_NOT_DURABLE);
-    cr_expect_eq(metric(w.client, "nvme_bad_headers"), 1u);
-    cr_expect_eq(load_all(0, &(bool){false}), 1u, "it is served on");
-}
-
-/* Damages one of the next parts, in another segment than `last`: they are not written in order. */
-static off_t harm_apart(int fd, uint64_t number, off_t last)
-{
-    off_t at;
-
-    do
-        at = harm_slot(fd, number++);
-    while (at >> 20 == last >> 20);
-    harm_flip(fd, at + HARM_PAGE);
-    return at;
-}
-
-/* Past nvme.quarantine the file is read only; an operator may say that the disk is well. */
-Test(damage, too_many_bad_segments_stop_the_writes)
-{
-    static char out[8192];
-    bool victim;
-    off_t at = 0;
-    int fd;
-
-    open_host(false);
-    for (unsigned i = 0; i < 4; i++)
-        store(i * 1000);
-    stop(true);
-    start_again();
-    fd = harm_file(&host, "ucmd.cache");
-    for (unsigned i = 0; i < 4; i++)
-        at = harm_apart(fd, i * 1000 + HARM_VICTIM, at);
-    close(fd);
-    for (unsigned i = 0; i < 4; i++)
-        cr_expect_eq(load_all(i * 1000, &victim), 1u);
-    cr_expect(health_is(w.client, "degraded"));
-    stop(true);
-    start_again();
-    cr_expect(health_is(w.client, "degraded"));
-    for (unsigned i = 0; i < 4; i++)
-        cr_expect_eq(load_all(i * 1000, &victim), 1u);
-    no_promise_for_what_is_not_mended(SOUND);
-    stop(true);
-    cr_expect_eq(verify_offline("--salvage --lift-quarantine", out, sizeof(out)), 5, "%s", out);
-    cr_expect_eq(verify_offline("", out, sizeof(out)), 0, "%s", out);
-    start_again();
-    cr_expect(health_is(w.client, "ok"));
-    cr_expect_eq(metric(w.client, "nvme_quarantined_bytes"), 0u);
-    store(9000);
 }

@@ -1,0 +1,132 @@
+/* What test_damage and test_salvage share: a daemon whose files are damaged, and its worker. */
+#ifndef UCMD_TESTS_DAMAGE_H
+#define UCMD_TESTS_DAMAGE_H
+
+#include "tests/fault/harm.h"
+#include "tests/integration/harness.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS 64u
+
+static struct host host;
+static struct worker w;
+
+static inline void close_host(void)
+{
+    worker_close(&w);
+    host_remove(&host);
+}
+
+static inline void open_host_of(const char *size, bool scrub)
+{
+    host = (struct host){.nvme = true,
+                         .sets = {"nvme.segment=1MiB", "log.level=error", size,
+                                  scrub ? "nvme.scrub=1GiB" : "nvme.scrub=0",
+                                  "nvme.scrub_interval=10ms"}};
+    host_start(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+}
+
+static inline void open_host(bool scrub)
+{
+    open_host_of("nvme.size=64MiB", scrub);
+}
+
+static inline void start_again(void)
+{
+    host_restart(&host);
+    worker_open(&w, &host, &(struct worker_options){0});
+    for (uint64_t end = now_ms() + 20000; health_is(w.client, "recovering"); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+}
+
+static inline void stop(bool clean)
+{
+    worker_close(&w);
+    if (clean)
+        cr_assert_eq(host_stop(&host), 0);
+    else
+        host_kill(&host);
+}
+
+static inline void store_written(uint64_t first, uint32_t n)
+{
+    uint64_t before = metric(w.client, "nvme_writes");
+
+    worker_store(&w, first, n);
+    cr_assert(metric_reaches(w.client, "nvme_writes", before + n, 20000));
+}
+
+/* What is damaged lies first in the log, in whichever order the others come: at the end of a
+ * segment a slot with another's header is where the log ended, for all that one can see. */
+#define EARLY 16u
+
+static inline void store(uint64_t first)
+{
+    store_written(first, EARLY);
+    store_written(first + EARLY, BLOCKS - EARLY);
+}
+
+/* Loads all; every one that is there is right. How many are missing; *victim: is that one? */
+static inline unsigned load_all(uint64_t first, bool *victim)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES], status[BLOCKS];
+    uint32_t blocks[BLOCKS];
+    unsigned missing = 0;
+
+    keys_make(first, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    worker_clear(&w);
+    cr_assert_eq(worker_load(&w, keys, blocks, BLOCKS, status), 0, "%s", ucm_errmsg());
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        missing += status[i] != UCM_BLOCK_IS_OK;
+        if (status[i] == UCM_BLOCK_IS_OK)
+            cr_assert_eq(worker_differs(&w, i, first + i), 0u, "block %u has WRONG BYTES", i);
+    }
+    *victim = status[HARM_VICTIM] != UCM_BLOCK_IS_OK;
+    return missing;
+}
+
+/* What was lost is stored again. */
+static inline void store_again(void)
+{
+    uint8_t keys[BLOCKS * WORKER_KEY_BYTES];
+    uint32_t blocks[BLOCKS];
+
+    keys_make(0, BLOCKS, keys);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        blocks[i] = i;
+        worker_fill(&w, i, i);
+    }
+    cr_assert_eq(worker_dump(&w, keys, blocks, BLOCKS, NULL), 0, "%s", ucm_errmsg());
+}
+
+static inline uint64_t damage_seen(void)
+{
+    return metric(w.client, "nvme_corrupt") + metric(w.client, "nvme_damaged_pages") +
+           metric(w.client, "nvme_read_errors") + metric(w.client, "nvme_scrub_bad");
+}
+
+/* A daemon with a sanitizer takes long to start: some of them will do. */
+static inline bool left_out(size_t i)
+{
+    const char *phase = getenv("UCM_PHASE");
+
+    return phase && strcmp(phase, "plain") != 0 && i % 5 != 0;
+}
+
+static inline uint8_t dump_durably(uint64_t number)
+{
+    uint8_t key[WORKER_KEY_BYTES], status = UCM_BLOCK_IS_FAILED;
+
+    key_make(number, key);
+    worker_fill(&w, 0, number);
+    cr_assert_eq(worker_dump_durable(&w, key, &(uint32_t){0}, 1, &status), 0, "%s", ucm_errmsg());
+    return status;
+}
+
+#endif
