@@ -155,13 +155,14 @@ environment() {
 # pythons LABEL: those of this build, the longest first.
 pythons() {
     local label=$1 file
-    for file in tests/integration/test_vllm_connector.py tests/integration/*.py tests/fault/*.py; do
+    for file in tests/integration/test_vllm_{trouble,connector}.py tests/integration/*.py tests/fault/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
         case ${file##*/}:$label in
         # What is installed is the plain build; and a client's behaviour, and what needs no daemon: once.
-        test_install.py:* | test_vllm_connector.py:* | test_vllm_companion.py:* | test_proxy.py:* | test_sparse_methods.py:* | test_digest_numpy.py:*)
+        test_install.py:* | test_vllm_connector.py:* | test_vllm_trouble.py:* | test_vllm_companion.py:* | \
+            test_proxy.py:* | test_sparse_methods.py:* | test_digest_numpy.py:*)
             [ "$label" = plain ] || continue ;;
-        # These load into the same blocks twice at once, which races in the worker's memory as told.
+        # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
         esac
         echo "$file"
@@ -203,7 +204,7 @@ suite() {
         # Long, and of one thread.
         test_cache_random | test_index | test_index_full | test_plan) [ "$label" = tsan ] || work+=("$program") ;;
         # Of disks, deadlines and starts.
-        test_entries | test_place | test_keep | test_damage | test_restart | test_disk | \
+        test_entries | test_place | test_keep | test_damage | test_salvage | test_restart | test_disk | \
             test_durability | test_share_gc)
             waits+=("$program") ;;
         *) work+=("$program") ;;

@@ -30,7 +30,7 @@ python() {
         python3 -B "$@"
 }
 if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    for test in connector companion; do
+    for test in connector trouble companion; do
         echo "== the vLLM connector, test_vllm_$test"
         python "$here/python/tests/integration/test_vllm_$test.py" || status=1
     done

@@ -1,25 +1,15 @@
 #!/usr/bin/env python3
 """The vLLM connector with a companion in its workers (docs/vllm.md, "Small chunks"), in the small engine of
-test_vllm_connector.py: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
+tests/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
 
 import os
 import signal
-import sys
-import threading
 import time
 import unittest
 from dataclasses import replace
 from unittest import mock
 
-try:
-    import numpy  # noqa: F401
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
-
-import test_vllm_connector as base  # sets the paths  # noqa: F401
-from test_vllm_connector import GPU, Case, Request, daemon, prompt
+from vllm_case import GPU, Case, Request, daemon, prompt, watch  # sets the paths
 from ucmclient import Namespace, Status
 from ucmclient.vllm import companion, worker
 from ucmclient.vllm.identity import Unsupported
@@ -27,7 +17,7 @@ from ucmclient.vllm.identity import Unsupported
 
 @unittest.skipUnless(GPU, "there is no GPU: UCM_VLLM_GPU is not set")
 class CompanionsOnGpu(Case):
-    """The daemon is told to move everything through slices that it has."""
+    """The daemon moves everything through slices that it has."""
 
     STAGED = {"copy.strategy": "staged"}
 
@@ -245,8 +235,5 @@ class Companions(Case):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    watchdog = threading.Timer(base.SUITE_TIMEOUT_S, base.give_up)
-    watchdog.daemon = True
-    watchdog.start()
+    watch()
     unittest.main(verbosity=2)

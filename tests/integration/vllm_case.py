@@ -1,0 +1,139 @@
+"""What the tests of the vLLM connector share: a real daemon, and the small paged engine of tests/vllm, whose outputs are
+compared with those that it has without a cache."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+try:
+    import numpy
+except ImportError:  # another Python than Debian's is first in PATH
+    if not os.path.basename(sys.argv[0]).startswith("test_") or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
+if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
+    sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
+if os.path.isdir(os.path.join(TOP, "build")):
+    os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+
+import engine  # noqa: E402
+import model  # noqa: E402
+from engine import BLOCK, Engine, Request  # noqa: E402
+from daemon import Daemon  # noqa: E402
+from ucmclient.vllm.connector import UcmConnector  # noqa: E402
+
+SUITE_TIMEOUT_S = 280
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+MODEL = model.Model()
+EXPECTED = {}
+GPU = "UCM_VLLM_GPU" in os.environ  # KV in a GPU's memory, through CUDA IPC
+
+
+def prompt(seed, tokens, shared=0):
+    """The first `shared` tokens are the same for all seeds."""
+    head, tail = random.Random(0), random.Random(seed + 1)
+    return [head.randrange(model.VOCABULARY) for _ in range(shared)] + [
+        tail.randrange(model.VOCABULARY) for _ in range(tokens - shared)]
+
+
+def expected(tokens, outputs):
+    """Logits of each output without any cache."""
+    key = (tuple(tokens), outputs)
+    if key not in EXPECTED:
+        alone = Engine(MODEL)
+        alone.add(Request("alone", tokens, outputs))
+        EXPECTED[key] = run(alone)["alone"].logits
+    return EXPECTED[key]
+
+
+def run(e, *requests, between=lambda e: None, limit=30.0):
+    """Steps until every request is over; all there were, by name."""
+    for r in requests:
+        e.add(r)
+    everything, end = dict(e.requests), time.monotonic() + limit
+    while e.requests:
+        assert time.monotonic() < end, f"not over: {[(r.request_id, r.status) for r in e.requests.values()]}"
+        e.step()
+        between(e)
+        if not e.running:
+            time.sleep(0.001)
+    return everything
+
+
+def daemon(**more):
+    return Daemon(**{"arena.size": "64MiB", "device.cuda": "required" if GPU else "off", **more})
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.daemon = daemon()
+        self.addCleanup(self.stop)
+
+    def stop(self):
+        if self.daemon is not None:
+            self.assertEqual(self.daemon.stop(), 0)
+
+    def engine(self, **more):
+        more = {"gpu": GPU, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
+        e = Engine(MODEL, UcmConnector, **more)
+        self.addCleanup(e.close)
+        return e
+
+    def same(self, requests, but=()):
+        for r in requests.values():
+            if r.request_id not in but:
+                want = expected(r.tokens[: r.prompt_tokens], r.outputs)
+                self.assertEqual(len(r.logits), len(want))
+                for i, (a, b) in enumerate(zip(r.logits, want)):
+                    self.assertTrue(numpy.array_equal(a, b), f"{r.request_id}, output {i}")
+
+    def check(self, e, *requests, but=(), **more):
+        """The requests' outputs are right, and no block is left behind."""
+        self.same(run(e, *requests, **more), but)
+        self.assertTrue(e.pool.idle(), "blocks were never given back")
+
+    def all_stats(self):
+        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
+        return json.loads(out.stdout)
+
+    def stats(self):
+        return self.all_stats()["metrics"]
+
+    def eventually(self, condition, limit=10.0):
+        end = time.monotonic() + limit
+        while not condition():
+            self.assertLess(time.monotonic(), end, "it never came")
+            time.sleep(0.02)
+
+    def restart(self, **more):
+        socket = self.daemon.socket
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.daemon = daemon(socket=socket, nvme=False, **more)
+
+    def loads(self, e, tokens):
+        before = e.loaded_tokens
+        e.pool = engine.Pool(e.blocks)
+        self.check(e, Request(f"probe{before}.{time.monotonic()}", tokens))
+        return e.loaded_tokens > before
+
+
+def give_up():
+    sys.stderr.write("the suite hangs\n")
+    os._exit(99)
+
+
+def watch():
+    """Before unittest's main: ends a suite that hangs."""
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    watchdog = threading.Timer(SUITE_TIMEOUT_S, give_up)
+    watchdog.daemon = True
+    watchdog.start()
