@@ -71,7 +71,7 @@ $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
-SERVE_OBJ := $O/obj/tests/gpu/serve.o $O/obj/tests/gpu/serve_stream.o
+SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_roles.o serve_stream.o serve_worker.o)
 $(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@

@@ -42,7 +42,28 @@ void worker_close(struct worker *w);
  * the vectors. */
 struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
                              unsigned first, unsigned n, bool reversed);
+void key_make(unsigned number, uint8_t *out);
+/* Whether the test's strategy has companions. */
+bool staged(void);
+/* A kernel that takes so long. */
+__global__ void delay_ms(long long ms);
+/* Block b of the first n gets the pattern of seed first + b, at place b of the planes from..from+planes. */
+__global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, unsigned planes);
+/* The dump is sent while the kernel that writes the bytes has not even begun. */
+struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n, long long ms);
 void poison(struct worker *w);
+/* Words that are not what a load of n blocks leaves; n 0: that are no poison. */
+size_t compare(struct worker *w, unsigned first, unsigned n);
+size_t load_and_compare(struct worker *w, unsigned first, unsigned n);
+
+/* serve_roles.cu */
+int role_produce(void);
+int role_consume(void);
+int role_produce_layers(void);
+int role_consume_layers(void);
+int role_victim(void);
+int role_survivor(void);
+int role_free_bytes(void);
 
 /* serve_stream.cu */
 int role_consume_stream(void);

@@ -1,0 +1,227 @@
+/* A worker of test_serve: its memory, and what lies in its blocks. */
+#include "tests/gpu/serve.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+void need(bool ok, const char *what)
+{
+    if (ok)
+        return;
+    fprintf(stderr, "%d: %s: %s / %s\n", (int)getpid(), what, ucm_errmsg(),
+            cudaGetErrorString(cudaPeekAtLastError()));
+    _exit(1);
+}
+
+double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- patterns ---- */
+
+__global__ void delay_ms(long long ms)
+{
+    long long begin, now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begin < ms * 1000000);
+}
+
+__global__ void fill(unsigned *kv, unsigned first, unsigned n, unsigned from, unsigned planes)
+{
+    const unsigned words = CHUNK / 4;
+
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n * planes * words;
+         i += gridDim.x * blockDim.x) {
+        unsigned word = i % words, plane = from + i / words % planes, block = i / words / planes;
+
+        kv[((size_t)plane * BLOCKS + block) * words + word] = pattern(first + block, plane, word);
+    }
+}
+
+void key_make(unsigned number, uint8_t *out)
+{
+    for (unsigned i = 0; i < KEY_BYTES; i++)
+        out[i] = (uint8_t)(pattern(number, 999, i) >> 11);
+}
+
+/* ---- a worker ---- */
+
+/* staged always has companions, and auto+ring; there the planner has to find that they pay. */
+bool staged(void)
+{
+    const char *strategy = getenv("UCM_TEST_STRATEGY");
+
+    return strategy && (strcmp(strategy, "staged") == 0 || strcmp(strategy, "auto+ring") == 0);
+}
+
+static int region_register(struct worker *w, const struct ucm_region_spec *spec)
+{
+    uint64_t address = (uint64_t)w->kv;
+    int rc = 0;
+
+    if (!staged())
+        return ucm_region_register(w->ns, spec, 30000, &w->region);
+    if (!w->cuda)
+        rc = ucm_cuda_open(w->client, spec->gpu, NULL, 30000, &w->cuda);
+    if (rc == 0)
+        rc = ucm_cuda_region_register(w->cuda, w->ns, spec, &address, 30000, &w->region);
+    if (rc != 0 && rc != -UCM_EBUSY)
+        printf("INFO  %s\n", ucm_cuda_errmsg());
+    return rc;
+}
+
+void worker_open(struct worker *w)
+{
+    uint32_t shards = LAYERS;
+    struct ucm_identity id = {};
+    struct ucm_memory memory = {};
+    struct ucm_region_spec spec = {};
+    std::vector<struct ucm_plane> planes(2 * LAYERS);
+    cudaDeviceProp prop;
+    cudaIpcMemHandle_t handle;
+
+    *w = {};
+    w->bytes = (size_t)2 * LAYERS * BLOCKS * CHUNK;
+    need(cudaMalloc(&w->kv, w->bytes) == cudaSuccess, "cudaMalloc");
+    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
+    need(cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    need(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming | cudaEventInterprocess) ==
+             cudaSuccess, "event");
+    need(cudaIpcGetEventHandle(&w->handle, w->event) == cudaSuccess, "event handle");
+    need(cudaIpcGetMemHandle(&handle, w->kv) == cudaSuccess, "memory handle");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+    need(cudaGetDeviceProperties(&prop, 0) == cudaSuccess, "properties");
+    need(ucm_connect(NULL, 10000, &w->client) == 0, "connect");
+    id.model = "gpu-test";
+    id.dtype = "bf16";
+    id.layout = "split-kv/1";
+    id.block_tokens = 16;
+    id.key_bytes = KEY_BYTES;
+    id.parts = 1;
+    id.shards = &shards;
+    id.n_shards = 1;
+    id.shard_bytes = 2 * CHUNK;
+    need(ucm_namespace_open(w->client, &id, -1, &w->ns) == 0, "namespace");
+    memory.kind = UCM_MEMORY_CUDA_IPC;
+    memory.bytes = w->bytes;
+    memcpy(memory.ipc, &handle, sizeof(memory.ipc));
+    for (unsigned p = 0; p < planes.size(); p++) {
+        planes[p] = {};
+        planes[p].offset = (uint64_t)p * BLOCKS * CHUNK;
+        planes[p].stride = CHUNK;
+        planes[p].chunk_bytes = CHUNK;
+        planes[p].shard = p / 2;
+    }
+    spec.blocks = BLOCKS;
+    spec.device = "cuda";
+    spec.gpu = (const uint8_t *)prop.uuid.bytes;
+    spec.memory = &memory;
+    spec.n_memory = 1;
+    spec.planes = planes.data();
+    spec.n_planes = (uint32_t)planes.size();
+    for (double end = now_s() + 30;;) {
+        int rc = region_register(w, &spec);
+
+        /* The daemon starts its GPUs behind the open socket. */
+        if (rc != -UCM_EBUSY || now_s() > end) {
+            need(rc == 0, "region");
+            break;
+        }
+        usleep(20000);
+    }
+}
+
+void worker_close(struct worker *w)
+{
+    if (w->cuda)
+        need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
+    else
+        need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    need(ucm_cuda_close(w->cuda, -1) == 0, "companion closes");
+    ucm_namespace_close(w->ns);
+    ucm_close(w->client);
+    need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
+}
+
+struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
+                             unsigned first, unsigned n, bool reversed)
+{
+    struct ucm_transfer t = {};
+
+    keys.resize(n * KEY_BYTES);
+    blocks.resize(n);
+    for (unsigned i = 0; i < n; i++) {
+        key_make(first + i, keys.data() + i * KEY_BYTES);
+        blocks[i] = reversed ? BLOCKS - 1 - i : i;
+    }
+    t.keys = keys.data();
+    t.blocks = blocks.data();
+    t.n_keys = n;
+    return t;
+}
+
+struct ucm_task *dump_begin(struct worker *w, unsigned first, unsigned n, long long ms)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, n, false);
+    struct ucm_task *task;
+
+    t.event = (const uint8_t *)&w->handle;
+    delay_ms<<<1, 1, 0, w->stream>>>(ms);
+    fill<<<264, 256, 0, w->stream>>>(w->kv, first, n, 0, 2 * LAYERS);
+    need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");
+    need(ucm_dump(w->region, &t, -1, &task) == 0, "dump");
+    return task;
+}
+
+void poison(struct worker *w)
+{
+    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+}
+
+size_t compare(struct worker *w, unsigned first, unsigned n)
+{
+    std::vector<unsigned> host(w->bytes / 4);
+    size_t differ = 0;
+    const unsigned words = CHUNK / 4;
+
+    need(cudaMemcpy(host.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
+    for (unsigned p = 0; p < 2 * LAYERS; p++)
+        for (unsigned b = 0; b < BLOCKS; b++)
+            for (unsigned i = 0; i < words; i++) {
+                unsigned at = BLOCKS - 1 - b;
+                unsigned want = at < n ? pattern(first + at, p, i) : 0xEEEEEEEEu;
+
+                differ += host[((size_t)p * BLOCKS + b) * words + i] != want;
+            }
+    return differ;
+}
+
+size_t load_and_compare(struct worker *w, unsigned first, unsigned n)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, n, true);
+    struct ucm_task *task;
+    struct ucm_result r;
+
+    poison(w);
+    need(ucm_load(w->region, &t, -1, &task) == 0, "load");
+    need(ucm_task_wait(task, 30000, &r) == 0, "load's end");
+    for (unsigned i = 0; i < n; i++)
+        need(r.result[i] == UCM_BLOCK_IS_OK, "a loaded block's status");
+    ucm_task_free(task);
+    return compare(w, first, n);
+}
