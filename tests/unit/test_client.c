@@ -1,6 +1,7 @@
 /* The client library's calls: what each sends, and what becomes of the answer. */
 #include "tests/unit/client_rig.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/wait.h>
 
