@@ -4,10 +4,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-void proto_where_prefix(const struct proto_where *where, char *out, size_t room)
+void proto_where_prefix(const struct proto_where *where, char *out, size_t size)
 {
     if (where->outer)
-        snprintf(out, room, "%s[%" PRIu32 "].", where->outer, where->index);
+        snprintf(out, size, "%s[%" PRIu32 "].", where->outer, where->index);
     else
         out[0] = '\0';
 }
@@ -27,15 +27,15 @@ static const struct {
 };
 
 /* "16 to 32", "exactly 64" or "" */
-static void range_text(const struct proto_field *f, char *out, size_t room)
+static void range_text(const struct proto_field *f, char *out, size_t size)
 {
     out[0] = '\0';
     if (f->kind == PROTO_KIND_flag)
         return;
     if (f->min == f->max)
-        snprintf(out, room, "exactly %" PRIu64, f->min);
+        snprintf(out, size, "exactly %" PRIu64, f->min);
     else
-        snprintf(out, room, "%" PRIu64 " to %" PRIu64, f->min, f->max);
+        snprintf(out, size, "%" PRIu64 " to %" PRIu64, f->min, f->max);
 }
 
 int proto_refuse(const struct proto_field *f, const struct proto_where *where, const char *wrong,

@@ -152,9 +152,9 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
 
 /* ---- maps ---- */
 
-void proto_quote(struct proto_str s, char *out, size_t room)
+void proto_quote(struct proto_str s, char *out, size_t size)
 {
-    size_t n = s.n < room - 1 ? s.n : room - 1;
+    size_t n = s.n < size - 1 ? s.n : size - 1;
 
     for (size_t i = 0; i < n; i++)
         out[i] = s.p[i] > ' ' && s.p[i] < 0x7f && s.p[i] != '"' ? s.p[i] : '?';

@@ -31,7 +31,7 @@
     X(dump_blocks, counter, "blocks", "parts stored")                                              \
     X(dump_blocks_existing, counter, "blocks", "parts of dumps that were stored already")          \
     X(dump_blocks_skipped, counter, "blocks",                                                      \
-      "parts of dumps not stored because there was no room")                                       \
+      "parts of dumps not stored because no slot was free")                                        \
     X(dump_blocks_dropped, counter, "blocks",                                                      \
       "unfinished parts dropped: worker gone, or copy failed")                                     \
     X(dump_blocks_durable, counter, "blocks", "parts that a dump awaited on stable storage")       \

@@ -55,7 +55,7 @@ UCM_MESSAGES(S)
 extern const struct proto_message proto_none;     /* the empty map; its struct is NULL */
 extern const struct proto_message proto_free_map; /* any map: read env->body; its struct is NULL */
 
-/* Room for any one message. */
+/* Large enough for any one message. */
 union proto_any {
 #define S(suffix, list) struct msg_##suffix suffix;
     UCM_MESSAGES(S)
@@ -70,7 +70,7 @@ int proto_decode(const struct proto_message *m, struct proto_envelope *env, void
                  struct ucm_error *e);
 
 /* A peer's word made fit for a sentence: printable ASCII, cut to fit. */
-void proto_quote(struct proto_str s, char *out, size_t room);
+void proto_quote(struct proto_str s, char *out, size_t size);
 
 /* enum ucm_method, or -1. */
 int proto_method_find(struct proto_str method);

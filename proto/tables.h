@@ -64,7 +64,7 @@ int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
 int proto_refuse(const struct proto_field *f, const struct proto_where *where, const char *wrong,
                  ...) __attribute__((format(printf, 3, 4)));
 /* "planes[3]." or "" */
-void proto_where_prefix(const struct proto_where *where, char *out, size_t room);
+void proto_where_prefix(const struct proto_where *where, char *out, size_t size);
 
 /* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full buffer. */
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,

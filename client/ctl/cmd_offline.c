@@ -21,7 +21,7 @@
 
 /* ---- namespaces ---- */
 
-/* NULL: there is no room for another one, and the walk ends. */
+/* NULL: there is no memory for another one, and the walk ends. */
 static struct space *space_of(struct offline *o, const uint8_t *fingerprint)
 {
     struct space *p;

@@ -119,7 +119,7 @@ static void salvage_quarantine(struct offline *o)
     o->lifted = lifted ? o->quarantined : 0;
 }
 
-/* As the daemon does it, so that the room is there when it is needed. */
+/* As the daemon does it, so that the space is there when it is needed. */
 static void salvage_length(struct offline *o)
 {
     uint64_t want = o->super.data_offset + o->state.segments * o->super.segment_bytes;

@@ -41,7 +41,7 @@ void table_cell(struct table *t, const char *format, ...)
     t->cell[t->n_cells++] = text;
 }
 
-/* Columns on a terminal, not bytes: continuation bytes of UTF-8 take no room. */
+/* Columns on a terminal, not bytes: continuation bytes of UTF-8 take no column. */
 static size_t width(const char *s)
 {
     size_t n = 0;

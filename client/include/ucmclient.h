@@ -397,7 +397,7 @@ UCM_API int ucm_call(struct ucm_client *client, const char *method, const void *
 
 /* Computes the keys of consecutive blocks. Key i hashes key i - 1 and the tokens of block i, so a
  * key identifies the whole prefix. parent: the key before the first block, NULL at the start of a
- * sequence. tokens: n_blocks * block_tokens ids. out: room for n_blocks keys of 32 bytes.
+ * sequence. tokens: n_blocks * block_tokens ids. out: space for n_blocks keys of 32 bytes.
  * docs/protocol.md, "Block keys", has the formula and test vectors. Needs no client.
  * -UCM_EUNSUPPORTED: this machine's libcrypto refuses the hash; the message has its reason. */
 UCM_API int ucm_keys_sha256(const uint8_t parent[32], const uint32_t *tokens, uint32_t block_tokens,

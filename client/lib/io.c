@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define IN_BYTES 65536  /* first size of the receive buffer */
-#define IN_ROOM 4096    /* smallest room for a receive, unless it is for the rest of a frame */
+#define IN_SPACE 4096   /* smallest space for a receive, unless it is for the rest of a frame */
 #define READ_ROUNDS 64  /* receives of one client_read_ready */
 #define RELY_NS 5000000 /* how long a blocked sender relies on another thread to read */
 
@@ -26,7 +26,7 @@ static int left_ms(int64_t deadline_ns)
 
 /* ---- in ---- */
 
-/* Makes room for the rest of a frame that has begun, or for anything. */
+/* Makes space for the rest of a frame that has begun, or for anything. */
 static bool in_reserve(struct ucm_client *c)
 {
     size_t have = c->in.end - c->in.begin;
@@ -37,7 +37,7 @@ static bool in_reserve(struct ucm_client *c)
         need = PROTO_HEADER_BYTES + (size_t)proto_frame_length(c->in.p + c->in.begin);
     if (have == 0)
         c->in.begin = c->in.end = 0;
-    if (c->in.begin + need <= c->in.cap && c->in.cap - c->in.end >= IN_ROOM)
+    if (c->in.begin + need <= c->in.cap && c->in.cap - c->in.end >= IN_SPACE)
         return true;
     if (c->in.begin > 0)
         memmove(c->in.p, c->in.p + c->in.begin, have);
@@ -294,7 +294,7 @@ static ssize_t send_some(struct ucm_client *c, size_t begin, const int *fds, uin
 
 /* The socket is full. A daemon that cannot send its answers stops reading requests, so some thread
  * must read meanwhile. Another reader may stop at any time: look again soon. */
-static int wait_room(struct ucm_client *c, int64_t deadline_ns)
+static int wait_space(struct ucm_client *c, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = POLLOUT};
     int64_t until;
@@ -328,7 +328,7 @@ int client_send(struct ucm_client *c, const int *fds, uint32_t n_fds, int64_t de
         if (n >= 0) {
             sent += (size_t)n;
         } else if (errno == EAGAIN) {
-            if (wait_room(c, deadline_ns) != ETIMEDOUT)
+            if (wait_space(c, deadline_ns) != ETIMEDOUT)
                 continue;
             if (sent == 0)
                 return client_fail(UCM_EDEADLINE, "ucmd did not read the request in time");

@@ -203,7 +203,7 @@ static void link_open(struct ucm_client *c)
         connect_failed(c, errno);
         close(fd);
     } else if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
-        not_opened(c, UCM_ENOMEMORY, "no room in epoll for the connection to", errno);
+        not_opened(c, UCM_ENOMEMORY, "epoll does not take the connection to", errno);
         close(fd);
     } else {
         c->fd = fd;

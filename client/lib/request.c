@@ -174,7 +174,7 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
 }
 
 /* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no
- * room in the socket leaves with a later call. */
+ * space in the socket leaves with a later call. */
 void client_followup_flush(struct ucm_client *c)
 {
     ssize_t n;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATH_TAIL 120 /* of a long path the end tells more */
+#define PATH_TAIL 120 /* of a long path the end says more */
 
 /* ---- errors ---- */
 

@@ -121,7 +121,7 @@ int config_read(struct config *c, const char *path, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
 /* What no key shows alone: sizes against each other and against this host, the socket's group,
- * folders that must exist and be writable, room on the file system. Changes nothing on disk. 0 or
+ * folders that must exist and be writable, space on the file system. Changes nothing on disk. 0 or
  * -EINVAL with *e. */
 int config_check(const struct config *c, struct config_error *e);
 /* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a folder;

@@ -230,22 +230,22 @@ static uint64_t bytes_there(const char *folder, const char *name)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
-/* Has the file system of `path` room for `wanted` bytes, of which it holds `there` already? */
-static int check_room(const struct config *c, struct config_error *e, const char *key,
-                      const char *path, uint64_t wanted, uint64_t there)
+/* Has the file system of `path` space for `wanted` bytes, of which it holds `there` already? */
+static int check_space(const struct config *c, struct config_error *e, const char *key,
+                       const char *path, uint64_t wanted, uint64_t there)
 {
     struct statfs fs;
-    uint64_t room;
+    uint64_t space;
 
     if (statfs(path, &fs) < 0)
         return config_fail(c, e, key, "%s: %.160s: %s", key, path, strerror(errno));
-    room = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
-    if (fs.f_blocks == 0 || room >= wanted) /* no blocks: a tmpfs without a limit */
+    space = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize + there;
+    if (fs.f_blocks == 0 || space >= wanted) /* no blocks: a tmpfs without a limit */
         return 0;
     return config_fail(c, e, key,
-                       "%s: the file system of %.160s has room for %llu MiB and %llu MiB are "
-                       "wanted; lower %s, or make room",
-                       key, path, (unsigned long long)(room / MIB),
+                       "%s: the file system of %.160s has space for %llu MiB and %llu MiB are "
+                       "wanted; lower %s, or free some space",
+                       key, path, (unsigned long long)(space / MIB),
                        (unsigned long long)(wanted / MIB), key);
 }
 
@@ -272,8 +272,8 @@ static int check_keep(const struct config *c, struct config_error *e)
         return config_fail(c, e, "arena.extent",
                            "arena.extent is smaller than a page of %.160s; write at least %lluMiB",
                            path, (unsigned long long)((uint64_t)fs.f_bsize / MIB));
-    return check_room(c, e, "arena.size", path, c->arena_size,
-                      bytes_there(path, CONFIG_KEEP_ARENA));
+    return check_space(c, e, "arena.size", path, c->arena_size,
+                       bytes_there(path, CONFIG_KEEP_ARENA));
 }
 
 /* A device or file; the NVMe tier's check looks into it. */
@@ -322,9 +322,9 @@ struct folder {
     uint64_t there;
 };
 
-/* Folders on one file system have its room in common. */
-static int check_folders_room(const struct config *c, struct config_error *e,
-                              const struct folder *folders, size_t i)
+/* Folders on one file system have its space in common. */
+static int check_folders_space(const struct config *c, struct config_error *e,
+                               const struct folder *folders, size_t i)
 {
     uint64_t file = nvme_file_bytes(c->nvme_size, c->nvme_segment);
     uint64_t wanted = 0, there = 0;
@@ -335,7 +335,7 @@ static int check_folders_room(const struct config *c, struct config_error *e,
         wanted += file;
         there += folders[j].there < file ? folders[j].there : file;
     }
-    return check_room(c, e, "nvme.size", c->nvme_paths.item[i], wanted, there);
+    return check_space(c, e, "nvme.size", c->nvme_paths.item[i], wanted, there);
 }
 
 static int check_nvme(const struct config *c, struct config_error *e)
@@ -361,7 +361,7 @@ static int check_nvme(const struct config *c, struct config_error *e)
                                    c->nvme_paths.item[j], path);
         folders[i] = (struct folder){st.st_dev, st.st_ino, bytes_there(path, NVME_CACHE_FILE)};
         if (!as_it_is)
-            rc = check_folders_room(c, e, folders, i);
+            rc = check_folders_space(c, e, folders, i);
         if (rc < 0)
             return rc;
     }

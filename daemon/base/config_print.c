@@ -10,13 +10,13 @@
 /* A comment of whole words, in lines of at most COLUMNS. */
 static void print_comment(const char *indent, const char *text)
 {
-    size_t room = COLUMNS - strlen(indent) - 2;
+    size_t width = COLUMNS - strlen(indent) - 2;
 
     while (*text) {
         size_t n = strlen(text);
 
-        if (n > room)
-            for (n = room; text[n] != ' ' && n > 1; n--)
+        if (n > width)
+            for (n = width; text[n] != ' ' && n > 1; n--)
                 ;
         printf("%s# %.*s\n", indent, (int)n, text);
         text += n + (text[n] == ' ');

@@ -148,7 +148,7 @@ const struct config_key config_keys[] = {
              "orderly stop and start (docs/operations.md). \"\": DRAM ends with the daemon."},
     {KEY("arena.numa", ENUM, arena_numa, "auto"), .names = numa_names,
      .help = "On a host of several NUMA nodes: auto spreads DRAM over them and puts a block on "
-             "the node of the GPU that asks for it, where there is room; off leaves that to the "
+             "the node of the GPU that asks for it, where there is space; off leaves that to the "
              "kernel. So does auto when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
 
@@ -189,7 +189,7 @@ const struct config_key config_keys[] = {
      .help = "Percent of a file's segments that may be in quarantine for bad blocks. Beyond that "
              "(and beyond one segment) the file takes no more writes."},
     {KEY("nvme.pressure", ENUM, nvme_pressure, "drop"), .names = pressure_names,
-     .help = "Beyond nvme.backlog, drop answers dumps at once, and what DRAM has no room for is "
+     .help = "Beyond nvme.backlog, drop answers dumps at once, and what DRAM has no space for is "
              "not written; slow delays the answers of dumps, each by 200 ms at most, so that "
              "engines dump no faster than the disks write."},
     {KEY("nvme.pressure_wait", DURATION, nvme_pressure_ms, "200ms"), RANGE(1, 60 * SECOND),
@@ -272,7 +272,7 @@ const struct config_key config_keys[] = {
      .help = "Namespaces known at once, over all tenants."},
     {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
      .help = "How many of these one tenant may have. At either bound the namespace that was used "
-             "least recently makes room, if it is not open and holds no blocks."},
+             "least recently goes, if it is not open and holds no blocks."},
     {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),
      RANGE(2 * UCM_MAX_FRAME_BYTES, TIB), .internal = true,
      .help = "Memory of the frames of all requests in progress."},

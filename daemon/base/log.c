@@ -75,12 +75,12 @@ static void line_add(struct line *l, const char *format, ...) __attribute__((for
 
 static void line_vadd(struct line *l, const char *format, va_list args)
 {
-    size_t room = sizeof(l->text) - l->n;
-    int n = vsnprintf(l->text + l->n, room, format, args);
+    size_t left = sizeof(l->text) - l->n;
+    int n = vsnprintf(l->text + l->n, left, format, args);
 
     if (n < 0)
         return;
-    l->n += (size_t)n < room ? (size_t)n : room - 1;
+    l->n += (size_t)n < left ? (size_t)n : left - 1;
 }
 
 static void line_add(struct line *l, const char *format, ...)

@@ -117,7 +117,7 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     struct cache_durable *d = calloc(1, sizeof(*d));
 
     if (!d)
-        return; /* reading it will tell, as with every copy of an earlier run */
+        return; /* its first reader checks it, as with every copy of an earlier run */
     d->cache = c;
     d->ref = ref;
     d->part = part;

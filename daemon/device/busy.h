@@ -49,7 +49,7 @@ bool busy_probes_show(const uint64_t *took_ns, unsigned n);
 void busy_unknown(struct busy *b, uint64_t now_ns);
 /* waited_ns: the longest of the probe's kernels. */
 void busy_probed(struct busy *b, uint64_t now_ns, bool others, uint64_t waited_ns);
-/* A copy kernel of ours ended. It took took_ns where due_ns were due; 0: too short to tell. */
+/* A copy kernel of ours ended. It took took_ns where due_ns were due; 0: too short to be measured. */
 void busy_launch(struct busy *b, uint64_t now_ns, double took_ns, double due_ns);
 
 #endif

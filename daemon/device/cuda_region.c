@@ -278,7 +278,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 /* ---- events ---- */
 
 /* Each dump opens the event again, after the worker recorded it: a worker that destroys an event and
- * creates another may get the same handle bytes, and an old opening could stand for the new event.
+ * creates another may get the same handle bytes, and an old opening could be taken for the new event.
  */
 int gpu_event_open(struct gpu *g, struct device_job *job)
 {

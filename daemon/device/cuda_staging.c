@@ -257,7 +257,7 @@ static void slice_post(struct gpu_slice *slice)
     ucm_staging_post(slice->staging->shared, slice->index, slice->tag);
 }
 
-/* Launches the copy between slots and slice; the stream has room. */
+/* Launches the copy between slots and slice; the stream has a place for it. */
 static CUresult slice_launch(struct gpu *g, struct gpu_slice *slice)
 {
     enum ucm_copy_direction direction = slice->direction;

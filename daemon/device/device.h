@@ -18,7 +18,7 @@
  * Threads: call everything below on the loop only. No call blocks, except where device_set_new says
  * so. Each device has threads of its own. One thread a GPU makes all of its CUDA calls; it creates
  * the context (about 600 MiB of GPU memory) when the first region opens. It runs on the processors
- * of the NUMA node that the GPU hangs on; device.node tells callers where to take slots. */
+ * of the NUMA node that the GPU hangs on; device.node says where to take slots. */
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 

@@ -140,7 +140,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
 
-/* Room for one more launch; NULL: none now. */
+/* A place for one more launch; NULL: none now. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
@@ -245,7 +245,7 @@ void gpu_staging_close(struct device_staging *staging);
 /* Does it pay to pass the job through its staging ring? */
 bool gpu_staging_pays(struct gpu *g, struct device_job *job);
 enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
-/* Begins the job's next piece; the stream has room. FULL: no slice is free now. PAUSED: the ring
+/* Begins the job's next piece; the stream has a place for it. FULL: no slice is free now. PAUSED: the ring
  * takes nothing for a while, or never again. */
 enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
 void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */

@@ -41,7 +41,7 @@ struct nvme_super {
 struct nvme_state {
     uint8_t uuid[NVME_UUID_BYTES];
     uint64_t epoch; /* how often the tier was opened; the upper NVME_EPOCH_BITS of every sequence */
-    uint64_t segments; /* that the file has room for */
+    uint64_t segments; /* that fit into the file */
 };
 
 struct nvme_segment_header {

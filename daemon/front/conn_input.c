@@ -130,7 +130,7 @@ static bool idler_close(const struct conn *c)
     return most != NULL;
 }
 
-/* Makes room for more bytes. The buffer grows with the bytes that arrive, not by the length that a
+/* Makes space for more bytes. The buffer grows with the bytes that arrive, not by the length that a
  * header names. 0 or a wire code. */
 static int in_reserve(struct conn *c)
 {
@@ -198,13 +198,13 @@ static int fds_take(struct conn *c, struct msghdr *m)
  * the next one cannot mix with them. */
 static size_t in_wanted(const struct conn *c)
 {
-    size_t room = c->in_cap - c->in_n, frame = PROTO_HEADER_BYTES;
+    size_t space = c->in_cap - c->in_n, frame = PROTO_HEADER_BYTES;
 
     if (c->n_fds == 0)
-        return room;
+        return space;
     if (c->in_n >= PROTO_HEADER_BYTES)
         frame += proto_frame_length(c->in);
-    return frame - c->in_n < room ? frame - c->in_n : room;
+    return frame - c->in_n < space ? frame - c->in_n : space;
 }
 
 /* Returns the bytes read, 0 at the end or when there are none now, or -errno. */

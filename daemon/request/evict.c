@@ -219,7 +219,7 @@ int method_ns_purge(struct call *call)
     return change_call(call, m->ns, m->keys, 0);
 }
 
-/* Pinned blocks take room from every tenant. */
+/* Pinned blocks take space from every tenant. */
 int method_pin(struct call *call)
 {
     return call_operator(call) ? method_ns_purge(call) : -call->error.code;

@@ -236,7 +236,7 @@ static void verify_pump(struct verify *v)
         if (verify_part(v, v->refs[v->at], v->part) == -EBUSY) {
             if (v->in_flight > 0)
                 return;
-            v->result.skipped++; /* no read of this verify will end and make room */
+            v->result.skipped++; /* no read of this verify will end and free a slot */
         }
         if (++v->part == v->ns->identity.parts) {
             v->part = 0;

@@ -129,7 +129,7 @@ void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
-/* Counts `bytes` against limits.frame_memory until memory_return. False: there is no room. */
+/* Counts `bytes` against limits.frame_memory until memory_return. False: that is too much. */
 bool memory_take(struct requests *rq, size_t bytes);
 void memory_return(struct requests *rq, size_t bytes);
 

@@ -208,7 +208,7 @@ static void wait_stop_cb(struct request *r)
 /* The shared tier ends a lookup at its deadline; this is for a tier that does not. */
 #define WAIT_GRACE_MS 1000
 
-/* False: there is nothing to wait for, or no room for one more request. Then what this host has is
+/* False: there is nothing to wait for, or no memory for one more request. Then what this host has is
  * the answer. */
 static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_lookup *m,
                          const struct found *f)

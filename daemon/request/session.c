@@ -280,7 +280,7 @@ int method_ns_open(struct call *call)
     if (m->tenant.n > 0 && !str_equal(m->tenant, s->peer.tenant))
         return ucm_error_set(
             &call->error, UCM_WIRE_DENIED,
-            "uid %u belongs to tenant \"%s\"; the config's `tenants` tells who may act "
+            "uid %u belongs to tenant \"%s\"; the config's `tenants` says who may act "
             "for another",
             (unsigned)s->peer.uid, s->peer.tenant);
     rc = ns_open_checked(call, m, &ns);

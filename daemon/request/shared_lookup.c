@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* From the end: a chain's head is worth more than its tail, and the cache forgets the oldest notes
- * when it has no room for all. */
+ * when it has no space for all. */
 static void lookup_note(struct shared_lookup *k)
 {
     const struct share_lookup *p = &k->p;

@@ -3,7 +3,7 @@
  * A transfer walks its items (a part of a block each) with a cursor. An item that begins takes a
  * slot (load: cache_get, dump: cache_fill_claim) and joins a batch; a batch becomes one device job;
  * when the job ends, the slots are given back. Bytes under way are bounded, so that a transfer larger
- * than the arena flows through it. Without room the transfer waits until somebody releases a slot;
+ * than the arena flows through it. Without a slot the transfer waits until somebody releases a slot;
  * if nobody holds one that he will release, it gives up the rest.
  *
  *   begun -> [waits for its read] -> [read, waits for a batch] -> in a batch -> in a job -> ended
@@ -124,7 +124,8 @@ void transfer_retry_cb(struct cache_retry *r)
     transfer_pump(t);
 }
 
-/* Waits for room, or gives the rest up when nothing is under way that could make any. One that has
+/* Waits for a slot or the device's queue, or gives the rest up when nothing is under way that could free
+ * any. One that has
  * nothing under way goes before the others: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
@@ -160,7 +161,7 @@ static void blocks_open(struct transfer *t)
         cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
 }
 
-/* Begins items. False: there is no room now. */
+/* Begins items. False: there is no slot, or no place in a batch, now. */
 static bool items_begin(struct transfer *t)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS;

@@ -104,7 +104,7 @@ static inline int node_of(const struct transfer *t)
 }
 
 /* What an item takes of the window: its slot. */
-static inline uint64_t item_room(const struct transfer *t, uint32_t item)
+static inline uint64_t item_slot_bytes(const struct transfer *t, uint32_t item)
 {
     return arena_padded(ns_part_bytes(t->ns, item_part(t, item)));
 }
@@ -134,7 +134,7 @@ void read_begun(struct item_wait *iw);
 void read_ended(const struct item_wait *iw);
 
 /* transfer_copy.c */
-/* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no room now. */
+/* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no slot, or no place in a batch, now. */
 int item_begin(struct transfer *t, uint32_t item);
 /* Puts items that were read into the open batch. False: it is full and the device takes no job. */
 bool ready_take(struct transfer *t);

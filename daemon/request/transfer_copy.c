@@ -115,7 +115,7 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     if (ok && t->durable)
         item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);
-    t->in_window -= item_room(t, b->item[i]);
+    t->in_window -= item_slot_bytes(t, b->item[i]);
     if (!ok)
         return;
     t->bytes += copied_bytes(t);
@@ -214,7 +214,7 @@ bool batch_send(struct transfer *t)
     return true;
 }
 
-/* Room for one more item in the open batch; 0, -EBUSY, -ENOMEM. */
+/* A place for one more item in the open batch; 0, -EBUSY, -ENOMEM. */
 static int batch_reserve(struct transfer *t)
 {
     if (t->open && t->open->n == t->open->cap) {
@@ -274,12 +274,12 @@ static void item_read_cb(struct cache_wait *w, int status)
                     : status == -EBUSY ? UCM_BLOCK_NO_ROOM
                                        : UCM_BLOCK_FAILED);
         metrics_of(t)->load_blocks_missed += status == -ENOENT && t->kind == TRANSFER_LOAD;
-        t->in_window -= item_room(t, item);
+        t->in_window -= item_slot_bytes(t, item);
     } else if (t->kind == TRANSFER_PREFETCH) {
         cache_put(cache_of(t), ref, part);
         metrics_of(t)->prefetch_blocks++;
         t->bytes += ns_part_bytes(t->ns, part);
-        t->in_window -= item_room(t, item);
+        t->in_window -= item_slot_bytes(t, item);
     } else {
         read_count(t, w);
         t->waits_n++;
@@ -297,7 +297,7 @@ static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
 
     cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
     item_status(t, iw->item, status);
-    t->in_window -= item_room(t, iw->item);
+    t->in_window -= item_slot_bytes(t, iw->item);
     t->waits_n--;
     free(iw);
 }
@@ -333,7 +333,7 @@ void waits_abandon(struct transfer *t)
         cache_get_cancel(cache_of(t), &iw->w);
         read_ended(iw);
         item_status(t, iw->item, UCM_BLOCK_CANCELLED);
-        t->in_window -= item_room(t, iw->item);
+        t->in_window -= item_slot_bytes(t, iw->item);
         t->waits_n--;
         free(iw);
     }
@@ -348,7 +348,7 @@ bool item_in_dram(const struct transfer *t, uint32_t item)
     return b->part[item_part(t, item)].dram == PART_DRAM_READY;
 }
 
-/* A prefetch larger than the arena would evict its own blocks. What is in DRAM needs no room. */
+/* A prefetch larger than the arena would evict its own blocks. What is in DRAM needs no slot. */
 static bool prefetch_enough(const struct transfer *t, uint32_t item)
 {
     return t->kind == TRANSFER_PREFETCH && !item_in_dram(t, item) &&
@@ -373,7 +373,7 @@ static int wait_reserve(struct transfer *t)
     return 0;
 }
 
-/* Load and prefetch. 0: begun or ended; -EBUSY: no room now. */
+/* Load and prefetch. 0: begun or ended; -EBUSY: no slot, or no place in a batch, now. */
 static int item_get(struct transfer *t, uint32_t item)
 {
     uint32_t part = item_part(t, item);
@@ -389,7 +389,7 @@ static int item_get(struct transfer *t, uint32_t item)
     if (rc == 0)
         rc = cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
     if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
-        t->in_window += item_room(t, item);
+        t->in_window += item_slot_bytes(t, item);
         metrics_of(t)->load_blocks_dram++;
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else if (rc == CACHE_READY) {
@@ -404,7 +404,7 @@ static int item_get(struct transfer *t, uint32_t item)
         list_push_back(&t->waits, &iw->link);
         read_begun(iw);
         t->waits_n++;
-        t->in_window += item_room(t, item);
+        t->in_window += item_slot_bytes(t, item);
     } else if (rc == -EBUSY) {
         return rc;
     } else {
@@ -431,7 +431,7 @@ static int item_fill(struct transfer *t, uint32_t item)
         return rc;
     if (rc == 0) {
         batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
-        t->in_window += item_room(t, item);
+        t->in_window += item_slot_bytes(t, item);
     } else if (rc == -EEXIST) {
         if (t->durable)
             item_durable(t, item, UCM_BLOCK_EXISTS);

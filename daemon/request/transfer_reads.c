@@ -75,7 +75,7 @@ void read_begun(struct item_wait *iw)
         return;
     }
     rq->large_reads++;
-    rq->large_bytes += item_room(iw->t, iw->item);
+    rq->large_bytes += item_slot_bytes(iw->t, iw->item);
     rq->narrow_reads -= rq->narrow_reads > 0;
 }
 
@@ -86,5 +86,5 @@ void read_ended(const struct item_wait *iw)
     if (!iw->large)
         return;
     rq->large_reads--;
-    rq->large_bytes -= item_room(iw->t, iw->item);
+    rq->large_bytes -= item_slot_bytes(iw->t, iw->item);
 }

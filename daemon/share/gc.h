@@ -45,7 +45,7 @@ bool gc_busy(const struct gc *gc); /* operations are under way */
 /* Not while busy. NULL-safe. */
 void gc_free(struct gc *gc);
 
-/* For each write that the server had no room for: a pass will bring the root to `low` percent of
+/* For each write that the server had no space for: a pass will bring the root to `low` percent of
  * what is on it. */
 void gc_full(struct gc *gc);
 /* Begins a pass now, whatever the marker says. 0; -EALREADY; -EROFS; -ECANCELED after gc_stop. */

@@ -71,7 +71,7 @@ static struct iovec read_land_cb(struct nfs_rpc_call *rpc, uint32_t at)
                           call->args.n - at};
 }
 
-/* A reply with more bytes than requested has no room. */
+/* A reply with more bytes than requested does not fit. */
 static int read_bulk_cb(struct nfs_rpc_call *rpc, struct nfs_xdr *head, uint32_t *bytes)
 {
     const struct nfs_call *call = LIST_ENTRY(rpc, struct nfs_call, rpc);

@@ -232,10 +232,10 @@ int nfs_rpc_read(struct nfs_rpc *r)
     size_t all = 0;
 
     for (unsigned i = 0; i < READ_TURNS && all < READ_BYTES; i++) {
-        struct iovec room[2];
-        int n = nfs_rpc_room(r, room), err;
-        size_t wanted = room[0].iov_len + room[1].iov_len;
-        ssize_t got = readv(r->fd, room, n);
+        struct iovec into[2];
+        int n = nfs_rpc_buffers(r, into), err;
+        size_t wanted = into[0].iov_len + into[1].iov_len;
+        ssize_t got = readv(r->fd, into, n);
 
         if (got < 0 && errno == EINTR)
             continue;
@@ -243,7 +243,7 @@ int nfs_rpc_read(struct nfs_rpc *r)
             return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
         if (got == 0)
             return -ECONNRESET;
-        err = nfs_rpc_take(r, room, (size_t)got);
+        err = nfs_rpc_take(r, into, (size_t)got);
         if (err < 0)
             return err;
         if ((size_t)got < wanted)

@@ -94,9 +94,9 @@ int nfs_rpc_payload_gone(struct nfs_rpc_call *call);
 int nfs_rpc_reader_init(struct nfs_rpc_reader *in);
 void nfs_rpc_reader_close(struct nfs_rpc_reader *in);
 /* Where the next bytes of the stream go: fills both pieces, returns 2. */
-int nfs_rpc_room(struct nfs_rpc *r, struct iovec room[2]);
-/* n bytes were received into `room`: done_cb of calls runs from inside. 0 or -errno. */
-int nfs_rpc_take(struct nfs_rpc *r, const struct iovec *room, size_t n);
+int nfs_rpc_buffers(struct nfs_rpc *r, struct iovec into[2]);
+/* n bytes were received into `into`: done_cb of calls runs from inside. 0 or -errno. */
+int nfs_rpc_take(struct nfs_rpc *r, const struct iovec *into, size_t n);
 /* The call that was sent under this number, or NULL. */
 struct nfs_rpc_call *nfs_rpc_find(struct nfs_rpc *r, uint32_t number);
 

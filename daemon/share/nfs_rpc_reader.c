@@ -191,12 +191,12 @@ static struct iovec direct(const struct nfs_rpc_reader *in)
     return to;
 }
 
-int nfs_rpc_room(struct nfs_rpc *r, struct iovec room[2])
+int nfs_rpc_buffers(struct nfs_rpc *r, struct iovec into[2])
 {
     struct nfs_rpc_reader *in = &r->reader;
 
-    room[0] = direct(in);
-    room[1] = (struct iovec){in->stage, NFS_RPC_STAGE_BYTES};
+    into[0] = direct(in);
+    into[1] = (struct iovec){in->stage, NFS_RPC_STAGE_BYTES};
     return 2;
 }
 
@@ -225,10 +225,10 @@ static int stage_take(struct nfs_rpc *r, const uint8_t *at, size_t n)
     return err;
 }
 
-int nfs_rpc_take(struct nfs_rpc *r, const struct iovec *room, size_t n)
+int nfs_rpc_take(struct nfs_rpc *r, const struct iovec *into, size_t n)
 {
     struct nfs_rpc_reader *in = &r->reader;
-    size_t placed = n < room[0].iov_len ? n : room[0].iov_len;
+    size_t placed = n < into[0].iov_len ? n : into[0].iov_len;
 
     if (placed > 0) {
         in->bulk_at += (uint32_t)placed;

@@ -131,10 +131,10 @@ static void task_end(struct share_task *t, int status)
 static void ready_report(struct share_root *r)
 {
     for (int c = 0; c < SHARE_CLASSES; c++) {
-        bool room = c == SHARE_STORE ? class_may_wait(r, SHARE_STORE, STORE_BYTES / 2)
+        bool fits = c == SHARE_STORE ? class_may_wait(r, SHARE_STORE, STORE_BYTES / 2)
                                      : r->queued[c] < queue_max[c] / 2;
 
-        if (!r->refused[c] || !room)
+        if (!r->refused[c] || !fits)
             continue;
         r->refused[c] = false;
         r->config.ready_cb(r->config.ctx);

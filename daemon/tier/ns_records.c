@@ -346,7 +346,7 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
     rc = file_rewrite(n, f, r);
     if (rc == 0)
         return file_link(f);
-    /* The old one does as long as it has room; the next time that it is due comes later. */
+    /* The old one does as long as it has space; the next time that it is due comes later. */
     log_warn("tier", "ns-records-not-rewritten", "path=%s error=%s", f->path, strerror(-rc));
     if (lost)
         return rc;

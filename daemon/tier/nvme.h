@@ -250,7 +250,7 @@ struct tier {
     struct nvme_checkpoint checkpoint;
     uint64_t checkpoint_mark, checkpoint_size; /* of the last whole one */
     uv_timer_t checkpoint_timer;
-    bool stalled;    /* no room until a write has ended */
+    bool stalled;    /* no space until a write has ended */
     unsigned checks; /* under way */
     unsigned held;   /* how often nvme_hold was called and not undone */
     bool closing;
@@ -286,7 +286,7 @@ int nvme_write(struct tier *t, struct tier_io *io);
 void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* Begins writes that are summed, as far as the files and this turn of the loop allow. */
 void nvme_pump_writes(struct tier *t);
-/* There may be room for what was stalled. */
+/* There may be space for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 

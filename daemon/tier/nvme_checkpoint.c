@@ -76,22 +76,22 @@ static bool span_add(struct nvme_checkpoint *k, const struct segment *s)
     return true;
 }
 
-/* Fills the buffer as far as time and room allow. False: there is room for more. */
+/* Fills the buffer as far as time and space allow. False: more fits. */
 static bool buffer_fill(struct nvme_checkpoint *k, uint64_t limit_ns)
 {
     struct segment_file *f = &k->tier->segments.file[k->file];
     uint64_t end = uv_hrtime() + limit_ns;
-    bool room = true;
+    bool fits = true;
 
-    while (room && k->number < f->count && uv_hrtime() < end) {
+    while (fits && k->number < f->count && uv_hrtime() < end) {
         if (!span_add(k, &f->segments[k->number])) {
             k->number++;
             k->record = 0;
         }
-        room = k->n + checkpoint_span_bytes(SPAN_RECORDS) <= BUFFER_BYTES;
+        fits = k->n + checkpoint_span_bytes(SPAN_RECORDS) <= BUFFER_BYTES;
     }
     k->last = k->number == f->count;
-    return k->last || !room;
+    return k->last || !fits;
 }
 
 /* ---- writing: in the pool, or at the end on the loop ---- */

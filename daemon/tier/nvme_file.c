@@ -100,7 +100,7 @@ static int file_lock(const struct nvme_file *f, struct ucm_error *e)
     return rc;
 }
 
-/* Room on disk for the first `bytes`, so that a full file system is met now and not later. */
+/* Space on disk for the first `bytes`, so that a full file system is met now and not later. */
 static int file_reserve(const struct nvme_file *f, uint64_t bytes)
 {
     struct stat st;
@@ -203,7 +203,7 @@ static int file_make(struct nvme_file *f, uint64_t segments, uint64_t segment_by
     if (rc < 0 && e->code == 0)
         ucm_error_set(e, UCM_WIRE_IO, "%s of %" PRIu64 " MiB can't be made: %s%s", f->path,
                       file_bytes(segments, segment_bytes) >> 20, strerror(-rc),
-                      rc == -ENOSPC || rc == -EFBIG ? "; make room or lower nvme.size" : "");
+                      rc == -ENOSPC || rc == -EFBIG ? "; free some space or lower nvme.size" : "");
     return rc;
 }
 
@@ -446,8 +446,7 @@ static int as_it_is_open(struct nvme_file *f, const char *path, uint64_t *wanted
     if (rc == 0 && f->device && file_segments(bytes, segment_bytes) < *wanted)
         *wanted = file_segments(bytes, segment_bytes);
     if (rc == 0 && *wanted < 2) {
-        ucm_error_set(e, UCM_WIRE_INVALID, "%s is too small: it has no room for two segments",
-                      path);
+        ucm_error_set(e, UCM_WIRE_INVALID, "%s is too small: two segments do not fit", path);
         return -EINVAL;
     }
     return rc == 0 ? as_it_is_format(f, *wanted, segment_bytes, e) : rc;

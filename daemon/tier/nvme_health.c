@@ -79,7 +79,7 @@ static bool bound_passed(const struct nvme_device *d)
     uint64_t bound = (uint64_t)s->count * d->tier->quarantine_percent / 100;
 
     if (bound > NVME_QUARANTINE_MAX - 1)
-        bound = NVME_QUARANTINE_MAX - 1; /* the page has room for one more */
+        bound = NVME_QUARANTINE_MAX - 1; /* one more fits into the page */
     return s->quarantined > (bound > 1 ? bound : 1);
 }
 

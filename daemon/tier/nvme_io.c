@@ -273,7 +273,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     }
     t->backlog_bytes += bytes;
     t->writes_queued++;
-    /* Numbered now and not when it is written: a purge tells by it what came before. */
+    /* Numbered now and not when it is written: a purge knows by it what came before. */
     io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
     io->scratch[IO_MOVED] = NULL;
     if (io->bytes <= CHECKSUM_SMALL) {
@@ -342,7 +342,7 @@ static bool device_may_write(struct tier *t, const struct nvme_device *d)
            (d->reads_waiting == 0 && d->writes < max && d->in_flight < device_depth(t));
 }
 
-static int room_make(struct tier *t)
+static int space_make(struct tier *t)
 {
     uint64_t dropped;
     int rc =
@@ -367,7 +367,7 @@ static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigne
     for (unsigned i = 0; i < t->files; i++) {
         unsigned file = (t->next_file + i) % t->files;
 
-        if (!segment_has_room(&t->segments, file, stride, keep))
+        if (!segment_has_space(&t->segments, file, stride, keep))
             continue;
         if (device_may_write(t, &t->devices[file])) {
             t->next_file = (file + 1) % t->files;
@@ -381,8 +381,8 @@ static int device_choose(struct tier *t, uint64_t stride, uint32_t keep, unsigne
 
 /* As device_choose, reclaiming once if need be. What can't be had while writes are under way may be
  * there when one of them has ended, or when a segment that is being emptied is free. What is moved
- * from there makes no room for itself: others would go for it. */
-static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsigned *file)
+ * from there makes no space for itself: others would go for it. */
+static int space_find(struct tier *t, const struct tier_io *io, bool *full, unsigned *file)
 {
     uint64_t stride = nvme_stride(io->bytes);
     bool moving = t->mover.segment, moved = io_moved(io);
@@ -394,7 +394,7 @@ static int room_find(struct tier *t, const struct tier_io *io, bool *full, unsig
         t->stalled = true;
         return -EAGAIN;
     }
-    rc = room_make(t);
+    rc = space_make(t);
     if (rc == 0)
         return device_choose(t, stride, 0, file);
     if (rc == -EAGAIN)
@@ -497,7 +497,7 @@ void nvme_pump_writes(struct tier *t)
         return; /* the free segments are not known yet */
     while ((io = summed_first(t)) && (!t->stalled || io_moved(io))) {
         unsigned file;
-        int rc = nvme_turn_may_write(t) ? room_find(t, io, &full, &file) : -EAGAIN;
+        int rc = nvme_turn_may_write(t) ? space_find(t, io, &full, &file) : -EAGAIN;
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));

@@ -5,7 +5,7 @@
  * percentage of its records, those that were read, are read, written to the head of the log, and
  * synced; then the rest is dropped. Until then the segment is held as if read and not reused, so a
  * whole copy lies on storage at every moment. Where the sync fails the segment is not reused at
- * all. Writes that need its room wait meanwhile. That wait is bounded: a move that finds no room,
+ * all. Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space,
  * or fails, is given up. */
 #include "daemon/tier/nvme.h"
 
@@ -168,7 +168,7 @@ static void sync_all(struct nvme_mover *m)
     m->active--;
 }
 
-/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no room: its
+/* Drops what is left. False: the next turn of the loop goes on. A withheld segment gives no space: its
  * sound parts stay. */
 static bool rest_dropped(struct nvme_mover *m)
 {

@@ -1,6 +1,6 @@
 /* The scrub: checks what lies in sealed segments, slowly and behind all other work, so that a block
  * that has gone bad is found before somebody needs it. One record at a time; what it should hold
- * the index tells, not the record. */
+ * the index says, not the record. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"

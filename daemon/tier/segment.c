@@ -322,7 +322,7 @@ bool segment_short(const struct segment_table *t)
     return free < wanted;
 }
 
-bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep)
+bool segment_has_space(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep)
 {
     const struct segment_file *f = &t->file[file];
 

@@ -79,7 +79,8 @@ bool segment_writable(const struct segment_table *t);
 /* So few segments of the writable files are free that some should be emptied ahead of need. */
 bool segment_short(const struct segment_table *t);
 /* Would segment_reserve find a record without reclaim, and leave `keep` segments free? */
-bool segment_has_room(const struct segment_table *t, uint32_t file, uint64_t stride, uint32_t keep);
+bool segment_has_space(const struct segment_table *t, uint32_t file, uint64_t stride,
+                       uint32_t keep);
 /* A record of `stride` bytes or somewhat more in `file`, in an open segment or a free one. 0;
  * -ENOSPC when a segment must be reclaimed first; -ENOMEM. The record is WRITING, counts in
  * segment->writes.

@@ -184,7 +184,7 @@ static void nvme_write(uint32_t id)
         return;
     if (rule->rewriting != REWRITE_NONE && one_is_left())
         reclaim_ahead();
-    if (!segment_has_room(&segments, 0, STRIDE, 0))
+    if (!segment_has_space(&segments, 0, STRIDE, 0))
         (void)segment_reclaim(&segments, &callbacks, UINT32_MAX, &dropped);
     written += place_write(id);
 }
@@ -193,7 +193,7 @@ static void nvme_write(uint32_t id)
 
 enum { BUSY = 1 }; /* a list aside */
 
-static unsigned judge_cb(void *ctx, block_ref ref)
+static unsigned list_cb(void *ctx, block_ref ref)
 {
     (void)ctx;
     return places[number_of(ref)].busy == now ? BUSY : POLICY_CANDIDATES;
@@ -207,7 +207,7 @@ static unsigned any_cb(void *ctx, block_ref ref)
 
 static void dram_evict(void)
 {
-    block_ref ref = policy_victim(policy, POLICY_CANDIDATES, judge_cb, NULL, &(int64_t){INT64_MAX});
+    block_ref ref = policy_victim(policy, POLICY_CANDIDATES, list_cb, NULL, &(int64_t){INT64_MAX});
     uint32_t id = number_of(ref);
 
     policy_remove(policy, ref, true);

@@ -1,4 +1,4 @@
-/* The worker of tests that have the daemon die under it: it dumps, loads, and tells the oracle.
+/* The worker of tests that have the daemon die under it: it dumps, loads, and reports to the oracle.
  * Every function that returns bool returns false when the daemon is gone. */
 #ifndef UCM_TESTS_KILL_WORKER_H
 #define UCM_TESTS_KILL_WORKER_H
@@ -30,7 +30,7 @@ struct killer {
 
 /* Sends the daemon its signal after a while, if it is still there. */
 void killer_start(struct killer *k, const struct host *h);
-/* Waits for the daemon's end, by that signal or SIGKILL, and tells the oracle. */
+/* Waits for the daemon's end, by that signal or SIGKILL, and reports to the oracle. */
 void killer_reap(struct killer *k, struct host *h, struct oracle *o);
 
 bool kill_worker_connect(struct kill_worker *k, const struct host *h);

@@ -1,7 +1,7 @@
 /* Many workers at once do everything that a worker may do, are stopped and killed in the middle of it,
  * and check each byte that they are given (churn_worker.c).
  *
- * The oracle: a block's bytes follow from its key, part, plane and offset, whoever dumps it. A load
+ * The oracle: a block's bytes follow from its key, part, plane and offset, whichever worker dumps it. A load
  * that says OK delivered exactly these and touched nothing else; what was leased is not missed;
  * every request is answered; and when all workers are gone, the daemon holds nothing of them and
  * does not grow from round to round.

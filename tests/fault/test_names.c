@@ -252,7 +252,7 @@ Test(names, what_is_stored_after_a_purge_stays_when_the_state_is_lost)
 {
     open_host(true);
     store();
-    for (unsigned i = 0; i < 3; i++) /* of which no segment tells */
+    for (unsigned i = 0; i < 3; i++) /* that no segment names */
         restart_killed();
     cr_assert_eq(purge(1), 0, "%s", ucm_errmsg());
     worker_close(&w);

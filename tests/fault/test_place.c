@@ -219,7 +219,7 @@ Test(place, nothing_expires_when_the_clock_is_set)
     cr_expect_eq(ucm_generation(w.client), 1u, "the connection was dropped");
 }
 
-/* Which of two writes is the later one is not told by a clock. */
+/* Which of two writes is the later one does not depend on a clock. */
 Test(place, a_restart_with_the_clock_set_back_finds_everything)
 {
     static const char first[] = "\x81\xa2ns\x01"; /* {ns: 1} */

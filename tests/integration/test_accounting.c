@@ -121,7 +121,7 @@ static void ucmctl(const char *command, char *out, size_t cap)
     cr_assert_eq(pclose(f), 0, "%s: %s", line, out);
 }
 
-/* What DRAM holds does not outlive the daemon: it is told apart. */
+/* What DRAM holds does not outlive the daemon: it is counted apart. */
 static void leave_dram(void)
 {
     char out[1024];

@@ -95,7 +95,7 @@ Test(durability, a_folder_that_took_no_name_is_asked_again)
     expect_hits(100, BLOCKS);
 }
 
-/* It is a wish of the connection's, not of everybody's, and tells no two namespaces apart. */
+/* It is a wish of the connection's, not of everybody's, and makes no two namespaces differ. */
 Test(durability, others_of_the_same_namespace_are_left_alone)
 {
     uint8_t keys[BLOCKS * WORKER_KEY_BYTES], mine[32], theirs[32];

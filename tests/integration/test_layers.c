@@ -1,4 +1,4 @@
-/* Layer by layer against a real daemon: a load's layers lie in memory when they are told of, a
+/* Layer by layer against a real daemon: a load's layers lie in memory when they are reported, a
  * dump's appear when the last of them is stored. */
 #include "tests/integration/harness.h"
 

@@ -254,7 +254,7 @@ Test(restart, a_checkpoint_needs_no_slot_header)
     restart(stop_clean_and_wipe, NULL);
     cr_expect_eq(metric(w.client, "nvme_recovered_parts"), BLOCKS);
     expect_all(0, BLOCKS);
-    /* the next one is written from what the last one told */
+    /* the next one is written from what the last one said */
     restart(stop_clean, NULL);
     expect_all(0, BLOCKS);
 }

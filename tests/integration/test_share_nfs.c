@@ -192,8 +192,8 @@ NFS_CASE(a_cut_connection_is_made_again, begin_by_relay, end_by_relay)
     cr_assert_leq(descriptors(), before + 2, "the relay may be late");
 }
 
-static int told(struct contract *c, enum share_verb verb, unsigned number, unsigned after,
-                unsigned status)
+static int ended_with(struct contract *c, enum share_verb verb, unsigned number, unsigned after,
+                      unsigned status)
 {
     uint8_t *data = contract_data(5000, number);
     int err;
@@ -215,17 +215,17 @@ NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
     contract_do(c, SHARE_FIND, 2, NULL, 5000); /* its bucket is made */
     cr_assert_eq(contract_write(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_JUKEBOX), 0, "asked again later");
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_STALE), 0, "with fresh handles");
-    cr_assert_eq(told(c, SHARE_FIND, 1, LOOK, NFS_ERR_ACCES), -EACCES);
-    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS_ERR_STALE), -ENOENT, "somebody removed it");
-    cr_assert_eq(told(c, SHARE_READ, 1, 1, NFS_ERR_IO), -EIO);
-    cr_assert_eq(told(c, SHARE_READ, 1, 1, 77777), -EIO);
+    cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, NFS_ERR_JUKEBOX), 0, "asked again later");
+    cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, NFS_ERR_STALE), 0, "with fresh handles");
+    cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, NFS_ERR_ACCES), -EACCES);
+    cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, NFS_ERR_STALE), -ENOENT, "somebody removed it");
+    cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, NFS_ERR_IO), -EIO);
+    cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, 77777), -EIO);
     files = contract_files(c->folder);
-    cr_assert_eq(told(c, SHARE_WRITE, 2, CREATE, NFS_ERR_DQUOT), -EDQUOT);
-    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS_ERR_NOSPC), -ENOSPC);
+    cr_assert_eq(ended_with(c, SHARE_WRITE, 2, CREATE, NFS_ERR_DQUOT), -EDQUOT);
+    cr_assert_eq(ended_with(c, SHARE_WRITE, 2, WRITE, NFS_ERR_NOSPC), -ENOSPC);
     cr_assert_eq(contract_files(c->folder), files + 1, "made, though the server denied it");
-    cr_assert_eq(told(c, SHARE_WRITE, 2, WRITE, NFS_ERR_JUKEBOX), 0, "begun anew");
+    cr_assert_eq(ended_with(c, SHARE_WRITE, 2, WRITE, NFS_ERR_JUKEBOX), 0, "begun anew");
     cr_assert_eq(contract_files(c->folder), files + 2);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a tier that is told what to do ---- */
+/* ---- a tier that does what a test says ---- */
 
 #define PLACES_MAX 4096
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define FAKE_FILES_MAX 8192
-#define FAKE_FAILED 0xff /* in `root` of a read that was told as failed */
+#define FAKE_FAILED 0xff /* in `root` of a read that was reported as failed */
 
 struct fake_file {
     struct block_file_id id;
@@ -24,8 +24,8 @@ struct fake_file {
 struct share {
     struct fake_file file[FAKE_FILES_MAX];
     uint32_t files;
-    struct list pending; /* of share_io.link: accepted, not told */
-    struct list held;    /* told, not released: as when a thread hangs */
+    struct list pending; /* of share_io.link: accepted, not reported */
+    struct list held;    /* reported, not released: as when a thread hangs */
     unsigned n_pending, n_held, submits, removes, lookups;
     int refuse;        /* what submit answers; 0: accepts */
     unsigned refuse_n; /* so often */

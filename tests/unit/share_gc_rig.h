@@ -547,7 +547,7 @@ struct rig_purge {
     struct share_purge purge;
     int status;
     uint64_t files;
-    unsigned told;
+    unsigned reports;
 };
 
 static inline void rig_purged_cb(struct share_purge *p, int status, uint64_t files)
@@ -556,7 +556,7 @@ static inline void rig_purged_cb(struct share_purge *p, int status, uint64_t fil
 
     purge->status = status;
     purge->files = files;
-    purge->told++;
+    purge->reports++;
 }
 
 static inline void rig_purge_begin(struct rig *g, struct rig *other, unsigned namespace,
@@ -569,7 +569,7 @@ static inline void rig_purge_begin(struct rig *g, struct rig *other, unsigned na
     memset(p->purge.fingerprint, (int)namespace, sizeof(p->purge.fingerprint));
     list_init(&share->purges);
     cr_assert_eq(share_purge(share, &p->purge), 0);
-    cr_assert_eq(p->told, 0);
+    cr_assert_eq(p->reports, 0);
 }
 
 static inline void rig_purge_wait(struct rig *g, const struct share *share)
@@ -590,7 +590,7 @@ static inline uint64_t rig_purge(struct rig *g, struct rig *other, unsigned name
 
     rig_purge_begin(g, other, namespace, &p, &share);
     rig_purge_wait(g, &share);
-    cr_assert_eq(p.told, 1);
+    cr_assert_eq(p.reports, 1);
     *status = p.status;
     return p.files;
 }

@@ -89,7 +89,7 @@ Test(cache, all_who_waited_are_gone_when_the_read_ends)
     expect_nothing_held();
 }
 
-/* What the first is told makes it end the second's wait: the second must not be left a use. */
+/* The callback of the first makes it end the second's wait: the second must not be left a use. */
 Test(cache, a_waiter_that_cancels_the_next)
 {
     block_ref ref = store_below(rig.one, 1);

@@ -44,7 +44,7 @@ static void tier_drain(void)
     }
 }
 
-Test(pressure, who_waits_is_told_when_the_backlog_is_short_again)
+Test(pressure, a_waiting_callback_runs_when_the_backlog_is_short_again)
 {
     struct calm m, cancelled;
 
@@ -141,7 +141,7 @@ static void durable_cb(struct cache_durable *d, int status)
     durable_status = status;
 }
 
-/* It waits, or fails; it is never told that what is not stored is. */
+/* It waits, or fails; it never reports what is not stored as stored. */
 Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
 {
     static const int ends[] = {0, -ENOSPC};

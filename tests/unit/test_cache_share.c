@@ -78,7 +78,7 @@ Test(cache_share, a_late_completion_lands_in_no_slot_that_is_used_again)
     fake_share_tell(&share, io, -ETIMEDOUT);
     cr_assert_eq(w.status, -ENOENT);
     drop(ref);
-    cr_expect_eq(index_blocks(rig.index), 0u, "told: the block is gone");
+    cr_expect_eq(index_blocks(rig.index), 0u, "the block is gone");
     cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "the slot is not");
     for (uint64_t i = 0; i < 20; i++)
         drop(store(rig.one, i));

@@ -472,7 +472,7 @@ Test(client, polling)
     cr_expect_eq(ucm_task_check(task[0], &result), -UCM_EPENDING);
     cr_expect_eq(ucm_task_check(task[1], &result), 0);
 
-    /* Another call takes the answer in: the poller is told all the same. */
+    /* Another call takes the answer in: the poller wakes all the same. */
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_assert_eq(readable(fd, 0), 1);

@@ -1,4 +1,4 @@
-/* ucm_task_wait_layers: a load of which the daemon tells how far it has come. */
+/* ucm_task_wait_layers: a load of which the daemon reports how far it has come. */
 #include "tests/unit/client_rig.h"
 
 static struct rig rig;
@@ -26,7 +26,7 @@ static struct ucm_task *load_in_steps(uint32_t step)
     return task;
 }
 
-static void tell(uint32_t shards, const uint8_t *status, uint32_t n)
+static void report(uint32_t shards, const uint8_t *status, uint32_t n)
 {
     rig_tell_layers(&rig, 0, shards, status, n);
 }
@@ -42,13 +42,13 @@ Test(client_layers, land_one_after_another)
     cr_expect_eq(ucm_task_wait_layers(task, 1, 0, result), -UCM_EDEADLINE);
     cr_expect_eq(ucm_task_wait_layers(task, 1, 20, result), -UCM_EDEADLINE);
     cr_expect_eq(result[1], 9, "untouched");
-    tell(1, missed, 3);
+    report(1, missed, 3);
     cr_expect_eq(ucm_task_wait_layers(task, 1, -1, result), 0, "%s", ucm_errmsg());
     cr_expect_arr_eq(result, missed, 3);
     cr_expect_eq(ucm_task_check(task, &whole), -UCM_EPENDING);
-    tell(7, NULL, 0);
+    report(7, NULL, 0);
     cr_expect_eq(ucm_task_wait_layers(task, 5, -1, result), 0);
-    cr_expect_arr_eq(result, missed, 3, "as told before");
+    cr_expect_arr_eq(result, missed, 3, "as reported before");
     fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
     cr_expect_eq(ucm_task_wait_layers(task, 1000, -1, result), 0, "done is all that will land");
     cr_expect_eq(result[1], UCM_BLOCK_IS_OK, "the answer's word is the last one");
@@ -63,7 +63,7 @@ Test(client_layers, the_descriptor_tells_of_them)
     int fd = ucm_fd(rig.client);
     struct pollfd p = {.fd = fd, .events = POLLIN};
 
-    tell(1, NULL, 0);
+    report(1, NULL, 0);
     cr_expect_eq(poll(&p, 1, 20000), 1);
     cr_expect_eq(ucm_process(rig.client), 0, "no task is done");
     cr_expect_eq(ucm_task_wait_layers(task, 1, 0, NULL), 0);
@@ -73,7 +73,7 @@ Test(client_layers, the_descriptor_tells_of_them)
 Test(client_layers, of_a_freed_task_are_dropped)
 {
     ucm_task_free(load_in_steps(1));
-    tell(1, NULL, 0);
+    report(1, NULL, 0);
     cr_expect_eq(rig_lookup(&rig, -1), 0);
     cr_expect_eq(ucm_generation(rig.client), 1);
 }
@@ -91,8 +91,8 @@ Test(client_layers, that_go_back_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(1);
 
-    tell(2, NULL, 0);
-    tell(2, NULL, 0);
+    report(2, NULL, 0);
+    report(2, NULL, 0);
     assert_broken(task);
 }
 
@@ -100,7 +100,7 @@ Test(client_layers, of_other_blocks_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(1);
 
-    tell(1, (const uint8_t[2]){0, 0}, 2);
+    report(1, (const uint8_t[2]){0, 0}, 2);
     assert_broken(task);
 }
 
@@ -108,7 +108,7 @@ Test(client_layers, that_nobody_asked_for_break_the_connection)
 {
     struct ucm_task *task = load_in_steps(0);
 
-    tell(1, NULL, 0);
+    report(1, NULL, 0);
     assert_broken(task);
 }
 

@@ -1,4 +1,4 @@
-/* What only the whole configuration tells: config_check. */
+/* What only the whole configuration shows: config_check. */
 #include "tests/unit/config_rig.h"
 
 TestSuite(config_check, .init = setup, .fini = teardown);

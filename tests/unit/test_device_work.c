@@ -102,7 +102,8 @@ Test(device_work, only_what_does_not_move_expires)
     job_queue_expire(&q, 100, &expired);
     cr_assert_eq(list_pop_front(&expired), &jobs[0].link);
     cr_assert_eq(list_pop_front(&expired), &jobs[4].link);
-    cr_assert_eq(list_pop_front(&expired), &jobs[5].link, "it was judged, and nothing of it moved");
+    cr_assert_eq(list_pop_front(&expired), &jobs[5].link,
+                 "its time was looked at, and nothing of it moved");
     cr_assert_null(list_pop_front(&expired));
     cr_assert_eq(job_queue_first(&q), &jobs[1]);
 }

@@ -370,7 +370,7 @@ Test(nvme, sequences_grow_over_restarts)
         sequence = first_sequence(&rig);
         cr_assert_gt(sequence, last);
         last = sequence;
-        if (round == 3) /* both state pages lost: the segments tell */
+        if (round == 3) /* both state pages lost: the segments say */
             poke(&rig, 0, NVME_STATE_OFFSET(0), zeros, sizeof(zeros));
         if (round == 4) /* the newer one torn */
             poke(&rig, 0, NVME_STATE_OFFSET(0) + 1024, "x", 1);

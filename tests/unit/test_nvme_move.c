@@ -174,7 +174,7 @@ Test(nvme_move, what_is_sound_in_a_segment_that_goes_into_quarantine_stays)
     rig_write(&rig, 13 * RECORDS, 40 * RECORDS, PART);
     cr_expect_eq(rig.metrics.nvme_quarantined_bytes, MIB);
     cr_expect_not(rig.parts[first[0]].stored);
-    cr_expect_eq(rig.losses, 1u, "whoever uses the part is told");
+    cr_expect_eq(rig.losses, 1u, "the callback of the part's user ran");
     for (unsigned i = 1; i < RECORDS; i++)
         cr_expect(rig.parts[first[i]].stored, "part %u", first[i]);
     rig_verify(&rig);
@@ -216,7 +216,7 @@ Test(nvme_move, what_is_forgotten_meanwhile_stays_forgotten)
     rig_close(&rig);
 }
 
-/* Who is told to wait for the backlog hears when a write of its own ends, and of no other. */
+/* A caller that waits for the backlog gets a callback when a write of its own ends, and of no other. */
 Test(nvme_move, what_moves_is_not_in_the_backlog)
 {
     prepare_moving(1, 9 * MIB, 50);
@@ -243,7 +243,7 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
 {
     static uint8_t bytes[MIB];
     struct checkpoint_span r;
-    uint32_t told = 0;
+    uint32_t listed = 0;
     char path[128];
     ssize_t n;
     int fd;
@@ -257,9 +257,9 @@ static uint32_t checkpoint_tells(unsigned file, uint32_t number)
     cr_assert_gt(n, 0);
     for (size_t at = 0; at < (size_t)n; at += checkpoint_span_bytes(r.entries)) {
         cr_assert_eq(checkpoint_span_decode(bytes + at, (size_t)n - at, &r), 0);
-        told += r.segment == number ? r.to - r.from : 0;
+        listed += r.segment == number ? r.to - r.from : 0;
     }
-    return told;
+    return listed;
 }
 
 /* What was moved may lie in another file, and not synced: a checkpoint that says that it is not

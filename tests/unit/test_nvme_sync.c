@@ -90,29 +90,29 @@ Test(nvme_sync, what_one_failed_for_no_later_one_promises)
 }
 
 static int syncs_then;
-static void (*told)(struct tier_io *io, int status);
+static void (*first_done_cb)(struct tier_io *io, int status);
 
 static void second_cb(struct tier_io *io, int status)
 {
     syncs_then = __atomic_load_n(&syncs, __ATOMIC_RELAXED);
-    told(io, status);
+    first_done_cb(io, status);
 }
 
 static void first_cb(struct tier_io *io, int status)
 {
-    told(io, status);
+    first_done_cb(io, status);
     cr_assert_eq(part_submit(&rig, 1, TIER_SYNC), 0);
     rig.parts[1].io.done_cb = second_cb;
 }
 
-/* Who is told asks for the next: that is another sync, though the one has only just ended. */
+/* The callback asks for the next: that is another sync, though the one has only just ended. */
 Test(nvme_sync, what_is_asked_for_behind_one_waits_for_the_next)
 {
     open_rig(CONFIG_IO_AUTO);
     cr_assert_eq(rig_write(&rig, 0, 2, 50000), 2);
     syncs = 0;
     cr_assert_eq(part_submit(&rig, 0, TIER_SYNC), 0);
-    told = rig.parts[0].io.done_cb;
+    first_done_cb = rig.parts[0].io.done_cb;
     rig.parts[0].io.done_cb = first_cb;
     rig_run(&rig);
     cr_expect_eq(rig.parts[1].status, 0);

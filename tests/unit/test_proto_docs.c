@@ -194,18 +194,19 @@ static size_t hex_after(const char *marker, uint8_t **out)
 static void assert_hex(const char *marker, const uint8_t *right, size_t n)
 {
     char *text = malloc(3 * n + n / 16 + 2);
-    uint8_t *told;
-    size_t told_n = hex_after(marker, &told), at = 0;
+    uint8_t *shown;
+    size_t shown_n = hex_after(marker, &shown), at = 0;
 
     for (size_t i = 0; i < n; i++)
         at +=
             (size_t)sprintf(text + at, "%02x%s", right[i], i % 16 == 15 || i + 1 == n ? "\n" : " ");
-    cr_assert(told_n == n && memcmp(told, right, n) == 0, PAGE ", %s should be:\n%s", marker, text);
-    free(told);
+    cr_assert(shown_n == n && memcmp(shown, right, n) == 0, PAGE ", %s should be:\n%s", marker,
+              text);
+    free(shown);
     free(text);
 }
 
-/* ---- frames: the session that the page tells ---- */
+/* ---- frames: the session that the page shows ---- */
 
 #define TEXT(s)                                                                                    \
     {                                                                                              \

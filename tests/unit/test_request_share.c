@@ -29,7 +29,7 @@ static void lookup_ends(uint32_t n)
     p->done_cb(p);
 }
 
-static struct msg_lookup_r told(uint32_t msgid)
+static struct msg_lookup_r lookup_result(uint32_t msgid)
 {
     struct msg_lookup_r r = {0};
 
@@ -45,7 +45,7 @@ Test(request_share, what_is_here_is_answered_at_once)
 
     drop(store(rig.one, 1));
     drop(store(rig.one, 2));
-    r = told(lookup(1, 2, false, 0));
+    r = lookup_result(lookup(1, 2, false, 0));
     cr_expect(r.hits == 2 && r.dram == 2 && r.shared == 0);
     cr_expect_eq(share.lookups, 0u);
     cr_expect_eq(rig.metrics.lookups_waited, 0u);
@@ -64,11 +64,11 @@ Test(request_share, a_prefix_goes_on_where_this_host_ends)
     cr_expect_eq(share.lookup->n, 6u, "keys 2, 3, 5 to 8");
     cr_expect_not(share.lookup->each);
     lookup_ends(4);
-    r = told(id);
+    r = lookup_result(id);
     cr_expect_eq(r.hits, 6u, "1 to 6, not %d", (int)r.hits);
     cr_expect_eq(r.dram, 2u);
     cr_expect_eq(r.shared, 4u);
-    r = told(lookup(1, 6, false, 0));
+    r = lookup_result(lookup(1, 6, false, 0));
     cr_expect_eq(r.hits, 6u);
     cr_expect_eq(share.lookups, 1u, "it is known now");
 }
@@ -79,10 +79,10 @@ Test(request_share, others_are_answered_while_one_waits)
 
     drop(store(rig.one, 1));
     fast = lookup(1, 1, false, 0);
-    cr_expect_eq(told(fast).hits, 1u);
+    cr_expect_eq(lookup_result(fast).hits, 1u);
     cr_expect_null(answer_of(slow));
     lookup_ends(0);
-    cr_expect_eq(told(slow).hits, 0u);
+    cr_expect_eq(lookup_result(slow).hits, 0u);
 }
 
 Test(request_share, each_key_by_itself_is_told_apart)
@@ -99,7 +99,7 @@ Test(request_share, each_key_by_itself_is_told_apart)
     struct share_lookup *p = share.lookup;
     share.lookup = NULL;
     p->done_cb(p);
-    r = told(id);
+    r = lookup_result(id);
     cr_assert_eq(r.status.n, 4u);
     cr_expect_eq(r.status.p[0], UCM_LOOKUP_MISS);
     cr_expect_eq(r.status.p[1], UCM_LOOKUP_DRAM);
@@ -115,7 +115,7 @@ Test(request_share, who_does_not_know_the_tier_is_told_nothing_of_it)
     uint32_t id = call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
 
     lookup_ends(1);
-    r = told(id);
+    r = lookup_result(id);
     cr_expect_eq(r.status.p[0], UCM_LOOKUP_NVME);
     cr_expect_eq(r.shared, 0u);
 }
@@ -141,7 +141,7 @@ Test(request_share, a_lease_covers_what_other_hosts_hold)
     uint32_t id = lookup(1, 3, false, 60000);
 
     lookup_ends(3);
-    r = told(id);
+    r = lookup_result(id);
     cr_expect_neq(r.lease, 0u);
     for (uint64_t i = 1; i <= 3; i++)
         cr_expect_eq(block_of(find(rig.one, i))->leases, 1u);
@@ -157,7 +157,7 @@ Test(request_share, cancelled_it_tells_what_is_here)
     drop(store(rig.one, 1));
     id = lookup(1, 3, false, 0);
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
-    r = told(id);
+    r = lookup_result(id);
     cr_expect_eq(r.hits, 1u);
     cr_expect_null(share.lookup, "nobody writes into memory that is gone");
 }
@@ -181,7 +181,7 @@ Test(request_share, a_share_that_never_answers_holds_no_lookup_for_ever)
 
     while (!answer_of(id) && uv_hrtime() / 1000000 - start_ms < 5000)
         uv_run(&rig.loop, UV_RUN_ONCE);
-    cr_expect_eq(told(id).hits, 0u);
+    cr_expect_eq(lookup_result(id).hits, 0u);
     cr_expect_null(share.lookup);
 }
 
@@ -189,7 +189,7 @@ Test(request_share, past_the_limit_of_requests_it_tells_what_is_here)
 {
     door.config.max_requests_conn = 0;
     drop(store(rig.one, 1));
-    cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 1u);
+    cr_expect_eq(lookup_result(lookup(1, 3, false, 0)).hits, 1u);
     cr_expect_null(share.lookup);
     cr_expect_eq(rig.metrics.requests_failed, 0u);
 }
@@ -197,7 +197,7 @@ Test(request_share, past_the_limit_of_requests_it_tells_what_is_here)
 Test(request_share, a_daemon_that_stops_asks_nobody)
 {
     requests_drain(door.requests);
-    cr_expect_eq(told(lookup(1, 3, false, 0)).hits, 0u);
+    cr_expect_eq(lookup_result(lookup(1, 3, false, 0)).hits, 0u);
     cr_expect_eq(share.lookups, 0u);
 }
 
@@ -208,7 +208,7 @@ Test(request_share, where_not_all_have_room_the_head_of_the_chain_stays)
     rig.cache->config.shared_blocks = 4;
     id = lookup(1, 10, false, 0);
     lookup_ends(10);
-    cr_expect_eq(told(id).hits, 4u);
+    cr_expect_eq(lookup_result(id).hits, 4u);
     cr_expect_eq(index_blocks(rig.index), 4u);
 }
 

@@ -322,7 +322,7 @@ Test(segment, a_stopped_file_takes_nothing_and_keeps_what_it_has)
     segment_written(&table, s, record, true);
     loc = segment_loc(&table, s, record);
     segment_file_stop(&table, 0);
-    cr_assert_not(segment_has_room(&table, 0, STRIDE, 0));
+    cr_assert_not(segment_has_space(&table, 0, STRIDE, 0));
     cr_assert_not(segment_writable(&table));
     cr_assert_eq(segment_reclaim(&table, &callbacks, UINT32_MAX, &dropped), -ENOSPC);
     cr_assert_eq(segment_find(&table, loc, 1000, &s, &record), 0);

@@ -10,15 +10,15 @@ struct part {
     struct share_io io;
     uint8_t data[RIG_BYTES];
     int status;
-    bool told, released, refused;
+    bool reported, released, refused;
 };
 
 static void told_cb(struct share_io *io, int status)
 {
     struct part *p = LIST_ENTRY(io, struct part, io);
 
-    cr_assert_not(p->told);
-    p->told = true;
+    cr_assert_not(p->reported);
+    p->reported = true;
     p->status = status;
 }
 
@@ -26,7 +26,7 @@ static void released_cb(struct share_io *io)
 {
     struct part *p = LIST_ENTRY(io, struct part, io);
 
-    cr_assert(p->told);
+    cr_assert(p->reported);
     cr_assert_not(p->released);
     p->released = true;
 }
@@ -93,7 +93,7 @@ static int submit(struct part *p, bool write, uint32_t number, share_root_id roo
 static int move(struct part *p, bool write, uint32_t number, share_root_id root)
 {
     cr_assert_eq(submit(p, write, number, root), 0);
-    cr_assert_not(p->told, "told from inside");
+    cr_assert_not(p->reported, "done_cb ran inside the call");
     cr_assert(rig_run(&p->released, 20000));
     return p->status;
 }
@@ -143,7 +143,7 @@ Test(share, a_hung_root_is_told_of_in_time_and_the_slot_kept_until_it_lets_go)
     rig_put(&rig.servers[0], 3);
     rig.servers[0].hangs = rig.servers[0].stuck = true;
     cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.told, 20000));
+    cr_assert(rig_run(&p.reported, 20000));
     cr_assert_eq(p.status, -ETIMEDOUT);
     cr_assert_not(p.released);
     cr_assert_gt(share_busy(share), 0);
@@ -176,7 +176,7 @@ Test(share, a_root_that_keeps_the_memory_ends_the_read)
     rig_put(&rig.servers[1], 3);
     rig.servers[0].hangs = rig.servers[0].stuck = true;
     cr_assert_eq(submit(&p, false, 3, 1), 0);
-    cr_assert(rig_run(&p.told, 20000));
+    cr_assert(rig_run(&p.reported, 20000));
     cr_assert_eq(p.status, -ETIMEDOUT);
     cr_assert_not(rig_run(&p.released, 250));
     cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
@@ -328,8 +328,8 @@ Test(share, stopped_it_reads_and_writes_no_more)
     cr_assert_eq(load(&p, 1, 1), 0);
 }
 
-/* Many of everything at once, with roots that fail, hang and come back: all are told, all released,
- * and what is told to be read is right. */
+/* Many of everything at once, with roots that fail, hang and come back: all are reported, all released,
+ * and what is reported as read is right. */
 Test(share, at_random)
 {
     enum { PARTS = 400 };
@@ -340,13 +340,13 @@ Test(share, at_random)
     open_roots(3, CONFIG_SPREAD_TIERED);
     for (int round = 0; round < 12; round++) {
         for (int i = 0; i < PARTS; i++)
-            parts[i].released = parts[i].told = true;
+            parts[i].released = parts[i].reported = true;
         for (int i = 0; i < PARTS; i++) {
             struct part *p = &parts[i];
 
             x ^= x << 13, x ^= x >> 7, x ^= x << 17;
             if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (share_root_id)(x >> 50) % 4) < 0)
-                p->told = p->released = p->refused = true;
+                p->reported = p->released = p->refused = true;
         }
         for (int i = 0; i < RIG_ROOTS; i++) {
             struct rig_server *s = &rig.servers[i];

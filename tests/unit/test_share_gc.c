@@ -560,7 +560,7 @@ Test(share_gc, purge_cancelled_tells_nobody)
     share_purge_cancel(&share, &p.purge);
     share_purge_cancel(&share, &p.purge); /* harmless */
     rig_purge_wait(&g, &share);
-    cr_assert_eq(p.told, 0);
+    cr_assert_eq(p.reports, 0);
     rig_end(&other);
     rig_end(&g);
 }
@@ -576,7 +576,7 @@ Test(share_gc, purges_end_when_the_daemon_stops)
     rig_purge_begin(&g, &other, 1, &p, &share);
     share_purges_stop(&share);
     rig_purge_wait(&g, &share);
-    cr_assert_eq(p.told, 1);
+    cr_assert_eq(p.reports, 1);
     cr_assert_eq(p.status, -ECANCELED);
     rig_end(&other);
     rig_end(&g);

@@ -54,7 +54,7 @@ TestSuite(share_lookup, .init = rig_setup, .fini = teardown, .timeout = 60);
 static void done_cb(struct share_lookup *p)
 {
     cr_assert_eq(p, &lookup);
-    cr_assert_not(done, "told twice");
+    cr_assert_not(done, "done_cb ran twice");
     done = true;
 }
 

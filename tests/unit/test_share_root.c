@@ -1,4 +1,4 @@
-/* One root: everything is told by its deadline and released when the backend lets go, the breaker
+/* One root: everything is reported by its deadline and released when the backend lets go, the breaker
  * spares a root that fails, what is begun comes in the right order, and queues end somewhere. */
 #include "tests/unit/share_rig.h"
 
@@ -12,7 +12,7 @@ struct item {
     struct share_task task;
     uint8_t data[RIG_BYTES];
     int status;
-    bool told, released;
+    bool reported, released;
 };
 
 static void ready_cb(void *ctx)
@@ -54,8 +54,8 @@ static void late_cb(struct share_task *t)
 {
     struct item *it = LIST_ENTRY(t, struct item, task);
 
-    cr_assert_not(it->told, "late twice");
-    it->told = true;
+    cr_assert_not(it->reported, "late twice");
+    it->reported = true;
     it->status = -ETIMEDOUT;
 }
 
@@ -64,8 +64,8 @@ static void released_cb(struct share_task *t)
     struct item *it = LIST_ENTRY(t, struct item, task);
 
     cr_assert_not(it->released, "released twice");
-    cr_assert(!it->told || t->status == -ETIMEDOUT);
-    it->told = it->released = true;
+    cr_assert(!it->reported || t->status == -ETIMEDOUT);
+    it->reported = it->released = true;
     it->status = t->status;
 }
 
@@ -91,7 +91,7 @@ Test(share_root, answers_are_passed_on_and_never_from_inside)
 
     rig_put(server, 7);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 7, 1000), 0);
-    cr_assert_not(it.told);
+    cr_assert_not(it.reported);
     cr_assert(rig_run(&it.released, 20000));
     cr_assert_eq(it.status, 0);
     cr_assert_eq(memcmp(it.data, server->files[7].data, RIG_BYTES), 0);
@@ -124,7 +124,7 @@ Test(share_root, what_a_thread_is_in_is_told_in_time_and_released_late)
     server->hangs = server->stuck = true;
     rig_put(server, 1);
     cr_assert_eq(submit(&it, SHARE_READ, SHARE_LOAD, 1, 20), 0);
-    cr_assert(rig_run(&it.told, 20000));
+    cr_assert(rig_run(&it.reported, 20000));
     cr_assert_eq(it.status, -ETIMEDOUT);
     cr_assert_not(rig_run(&it.released, 50), "the thread still writes to its memory");
     cr_assert_eq(share_root_busy(root), 1);
@@ -143,7 +143,7 @@ Test(share_root, a_root_that_hangs_holds_no_more_than_its_depth)
         (void)submit(&items[i], SHARE_READ, SHARE_LOAD, i, 30 + i % 2);
     rig_run(&all, 200);
     for (unsigned i = 0; i < DEPTH * 4; i++)
-        cr_assert(items[i].told, "%u is not told", i);
+        cr_assert(items[i].reported, "%u is not reported", i);
     cr_assert_lt(server->busy_max, DEPTH + 2, "and one check");
     cr_assert_eq(share_root_health(root), SHARE_DOWN);
     rig_let_go(server);
@@ -163,7 +163,7 @@ Test(share_root, few_threads_that_all_hang_close_it_too)
     rig_run(NULL, 100);
     cr_assert_eq(share_root_health(root), SHARE_DOWN);
     for (unsigned i = 0; i < 8; i++)
-        cr_assert(items[i].told, "%u", i);
+        cr_assert(items[i].reported, "%u", i);
     rig_let_go(server);
     rig_run(NULL, 20);
     cr_assert(items[0].released);
@@ -319,7 +319,7 @@ Test(share_root, a_write_is_refused_while_reads_wait_and_told_when_not)
 Test(share_root, queues_have_an_end)
 {
     static struct item items[5000];
-    unsigned taken = 0, told = 0;
+    unsigned taken = 0, reported = 0;
 
     server->latency_ms = 1;
     for (unsigned i = 0; i < 5000; i++)
@@ -328,8 +328,8 @@ Test(share_root, queues_have_an_end)
     cr_assert_geq(taken, 4096);
     rig_run(&items[taken - 1].released, 20000);
     for (unsigned i = 0; i < taken; i++)
-        told += items[i].told;
-    cr_assert_eq(told, taken);
+        reported += items[i].reported;
+    cr_assert_eq(reported, taken);
     cr_assert_geq(readies, 1);
 }
 
@@ -346,7 +346,7 @@ Test(share_root, a_task_can_be_taken_back)
     cr_assert_eq(share_root_busy(root), 0);
     rig_run(NULL, 20);
     for (unsigned i = 0; i <= DEPTH; i++)
-        cr_assert_not(items[i].told);
+        cr_assert_not(items[i].reported);
 }
 
 static struct item takers[DEPTH];
@@ -376,7 +376,7 @@ Test(share_root, who_is_told_that_it_is_down_may_take_others_back)
     rig_run(NULL, 10);
     cr_assert_eq(taken_back, 2, "those that were under way, and not that which was ending");
     for (unsigned i = 0; i < DEPTH - 1; i++)
-        cr_assert_eq(takers[i].told && takers[i].released, i < 5, "%u", i);
+        cr_assert_eq(takers[i].reported && takers[i].released, i < 5, "%u", i);
     rig_let_go(server);
     cr_assert(rig_run(&between[3].released, 20000));
 }

@@ -294,9 +294,9 @@ class Namespace(_Handle):
         lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait))
         lookup.borrowed, lookup.n_keys = borrow_keys(keys, self.identity.key_bytes)
         lookup.keys = lookup.borrowed.address
-        lookup.told = c_uint32()
+        lookup.shared_hits = c_uint32()
         if tell_shared:
-            lookup.shared = ctypes.pointer(lookup.told)
+            lookup.shared = ctypes.pointer(lookup.shared_hits)
         return lookup
 
     def lookup_prefix(
@@ -317,7 +317,7 @@ class Namespace(_Handle):
                 self.handle, byref(lookup), _timeout(timeout), byref(hits), byref(in_dram), byref(number)
             )
         )
-        return PrefixHits(hits.value, in_dram.value, number.value, lookup.told.value)
+        return PrefixHits(hits.value, in_dram.value, number.value, lookup.shared_hits.value)
 
     def lookup_each(
         self,

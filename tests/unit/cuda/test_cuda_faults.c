@@ -457,7 +457,7 @@ Test(cuda_faults, a_lost_context_ends_every_copy, .timeout = 60)
     while (failures == 0)
         uv_run(&loop, UV_RUN_ONCE);
     loop_for(20);
-    cr_assert_eq(failures, 1, "told once");
+    cr_assert_eq(failures, 1, "reported once");
     cr_assert_eq(atomic_load(&good.shared->words.dead), 1, "no companion begins anything more");
     fake_cuda_lose(CUDA_SUCCESS);
     worker_end(&good);

@@ -288,7 +288,7 @@ Test(cuda_stream, goes_on_when_its_waits_are_ended)
     expect_free(stream);
 }
 
-/* What the thread has not come to yet is told by the task itself. */
+/* What the thread has not come to yet is reported by the task itself. */
 Test(cuda_stream, may_be_ended_as_soon_as_the_task_is_done)
 {
     for (unsigned i = 0; i < 50; i++) {
