@@ -23,6 +23,7 @@ enum ucm_score_heads {                     /* over the KV heads */
 };
 
 #define UCM_SCORE_ROWS_MAX 64
+#define UCM_SCORE_GROUP_MAX 1024 /* query heads of one KV head */
 #define UCM_SCORE_BLOCKS_MAX (1u << 20)
 
 struct ucm_score_spec {
@@ -40,28 +41,51 @@ int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_s
 
 uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec);
 
-/* Bytes of scratch memory that ucm_score needs for n blocks. */
+/* Where the digests of one layer lie, each aligned to 4. */
+struct ucm_score_blocks {
+    const void *const
+        *at;          /* block b's at at[b] + offset; at[b] NULL: it has none and scores +inf */
+    const void *base; /* if at is NULL: block b's at base + offset + b * stride */
+    uint64_t offset, stride;
+    uint32_t n; /* up to UCM_SCORE_BLOCKS_MAX */
+};
+
+/* Bytes of scratch memory that scoring n blocks needs; softmax keeps each head's scores there. */
 size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
                                const struct ucm_score_spec *spec, uint32_t n);
 
-/* Digest b lies at digests[b] + offset (offset: the layer's in the digest's slot); digests[b] NULL:
- * the block has none and scores +inf. q: [rows][q_heads][head_dim]. scratch aligned to 64.
- * scores: [ucm_score_lists][n]. */
-void ucm_score(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-               const float *q, const void *const *digests, size_t offset, uint32_t n, void *scratch,
-               float *scores);
+/* One layer's scores. Everything that is pointed to stays the caller's and stays there until the
+ * job's last step has run. */
+struct ucm_score_job {
+    const struct ucm_digest_plan *plan;
+    struct ucm_score_spec spec; /* beta is filled in */
+    struct ucm_score_blocks blocks;
+    float *scores; /* [ucm_score_lists][n] */
 
-/* The same in steps, so that threads can share them: prepare once; then ranges [first, end) of
- * blocks, in any order and at the same time; then finish once. */
-void ucm_score_prepare(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-                       const float *q, uint32_t n, void *scratch);
-void ucm_score_range(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-                     const void *const *digests, size_t offset, uint32_t n, uint32_t first,
-                     uint32_t end, void *scratch, float *scores);
-void ucm_score_finish(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
-                      uint32_t n, void *scratch, float *scores);
+    const struct ucm_score_ops *ops; /* of this host's instruction set */
+    float *queries;                  /* [kv_heads][rows][q_heads of it], query_floats each */
+    float *raw;                      /* softmax: a list for each of them, raw_floats each */
+    uint32_t group, query_floats;    /* group: rows x query heads of one KV head */
+    size_t raw_floats;
+};
 
-/* GSA's scores without digests: half the share of uses, plus a ramp over the positions. */
+/* q: [rows][q_heads][head_dim], read during the call. scratch: aligned to 64. A spec that
+ * ucm_score_check accepts. */
+void ucm_score_begin(struct ucm_score_job *job, const struct ucm_digest_plan *plan,
+                     const struct ucm_score_spec *spec, const struct ucm_score_blocks *blocks,
+                     const float *q, void *scratch, float *scores);
+
+/* A job is 1 step, with softmax 3. A step is so many units of work; ranges [first, end) of them may
+ * run in any order and on any number of threads at once. A step begins when the one before has
+ * ended. Scores don't depend on the ranges. */
+uint32_t ucm_score_steps(const struct ucm_score_job *job);
+uint32_t ucm_score_units(const struct ucm_score_job *job, uint32_t step);
+void ucm_score_run(const struct ucm_score_job *job, uint32_t step, uint32_t first, uint32_t end);
+
+/* All steps, on this thread. */
+void ucm_score_all(const struct ucm_score_job *job);
+
+/* GSA's scores, which need no digests: half a point a use, and .1 to 1 by the position. */
 void ucm_score_history(const uint32_t *uses, uint32_t n, float *scores);
 
 enum ucm_choose_policy {

@@ -1,0 +1,310 @@
+/* The choice among scores: a radix selection over keys that order as scores do, O(n) for any scores.
+ *
+ * In the order of docs/retrieval.md the blocks outside the windows are taken from the best on, until
+ * enough are taken (top k) or until their weights and the windows' suffice (mass). `take` finds where
+ * that ends: the key of the last block taken, and how many blocks of that key, the lowest first. */
+#include "kernels/sparse/select.h"
+
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/score_ops.h"
+#include "kernels/sparse/spec.h"
+
+#include <string.h>
+
+#define POISON_KEY 0xff800000u /* of +inf, the largest key there is */
+#define DIGIT_BITS 11          /* keys are 11, 11 and 10 bits */
+#define DIGITS (1u << DIGIT_BITS)
+
+/* Scratch: the sums of a digit, then a key for each candidate; for mass weights too. */
+struct sums {
+    uint64_t mass[DIGITS];
+    uint32_t count[DIGITS];
+};
+
+struct choice {
+    const float *scores;
+    uint32_t begin, end;     /* between the windows */
+    uint32_t poisoned;       /* of them */
+    const uint32_t *weights; /* by block; NULL: top k */
+    struct sums *sums;
+    uint32_t *keys, *key_weights; /* candidates, and their weights */
+};
+
+/* What is still to be taken; both above 0. */
+struct need {
+    uint32_t count;
+    uint64_t mass; /* top k: more than there is */
+};
+
+struct cut {
+    uint32_t key;  /* blocks above it are in */
+    uint32_t ties; /* and so many that equal it */
+};
+
+void ucm_choose_defaults(struct ucm_choose_spec *spec)
+{
+    *spec = (struct ucm_choose_spec){
+        .policy = UCM_CHOOSE_TOPK,
+        .block_tokens = 16,
+        .min_blocks = 4,
+        .init_window_sz = 1,
+        .local_window_sz = 2,
+        .beta = 1.0f,
+        .sparse_ratio = 0.3,
+        .eps = 0.95,
+    };
+}
+
+int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY])
+{
+    if (spec->policy > UCM_CHOOSE_MASS)
+        return sparse_refuse(why, "policy %u is none of 0 (top k), 1 (mass)", spec->policy);
+    if (spec->init_window_sz > UCM_SCORE_BLOCKS_MAX || spec->local_window_sz > UCM_SCORE_BLOCKS_MAX)
+        return sparse_refuse(why, "init_window_sz and local_window_sz are at most %u blocks",
+                             UCM_SCORE_BLOCKS_MAX);
+    if (spec->policy == UCM_CHOOSE_MASS) {
+        if (!(spec->eps >= 0 && spec->eps <= 1))
+            return sparse_refuse(why, "eps is %g; 0 to 1 are allowed", spec->eps);
+        if (!(spec->beta > 0) || ucm_not_finite(spec->beta))
+            return sparse_refuse(why, "beta is %g; it must be above 0 and finite",
+                                 (double)spec->beta);
+        return 0;
+    }
+    if (spec->topk_tokens > 0 && spec->block_tokens == 0)
+        return sparse_refuse(why, "topk_tokens needs block_tokens, which is 0");
+    if (!(spec->sparse_ratio >= 0 && spec->sparse_ratio <= 1))
+        return sparse_refuse(why, "sparse_ratio is %g; 0 to 1 are allowed", spec->sparse_ratio);
+    return 0;
+}
+
+/* ---- how many ---- */
+
+static uint32_t least(uint64_t a, uint32_t b)
+{
+    return a < b ? (uint32_t)a : b;
+}
+
+static uint32_t window_blocks(const struct ucm_choose_spec *spec, uint32_t n)
+{
+    return least((uint64_t)spec->init_window_sz + spec->local_window_sz, n);
+}
+
+/* Blocks that the policy allows, windows included. */
+static uint32_t most_blocks(const struct ucm_choose_spec *spec, uint32_t n)
+{
+    uint64_t k;
+
+    if (spec->policy == UCM_CHOOSE_MASS)
+        return spec->k_max > 0 ? least(spec->k_max, n) : n;
+    if (spec->topk_tokens > 0)
+        k = ((uint64_t)spec->topk_tokens + spec->block_tokens - 1) / spec->block_tokens;
+    else
+        k = (uint64_t)((double)n * spec->sparse_ratio);
+    return least(k > spec->min_blocks ? k : spec->min_blocks, n);
+}
+
+uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n)
+{
+    uint32_t most = most_blocks(spec, n), windows = window_blocks(spec, n);
+
+    return most > windows ? most : windows;
+}
+
+size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n)
+{
+    size_t lists = spec->policy == UCM_CHOOSE_MASS ? 3 : 1;
+
+    return sizeof(struct sums) + lists * n * sizeof(uint32_t);
+}
+
+/* ---- the cut ---- */
+
+static void add(struct sums *sums, uint32_t digit, const uint32_t *weight)
+{
+    sums->count[digit]++;
+    if (weight != NULL)
+        sums->mass[digit] += *weight;
+}
+
+/* Keys of the blocks between the windows and the sums of their first digits. Poisoned blocks are
+ * counted and are no candidates. Returns the candidates. */
+static uint32_t gather(struct choice *c)
+{
+    uint32_t n = 0;
+
+    memset(c->sums, 0, sizeof(*c->sums));
+    c->poisoned = 0;
+    for (uint32_t b = c->begin; b < c->end; b++) {
+        uint32_t key = ucm_score_key(c->scores[b]);
+
+        if (key == POISON_KEY) {
+            c->poisoned++;
+            continue;
+        }
+        if (c->weights != NULL)
+            c->key_weights[n] = c->weights[b];
+        c->keys[n++] = key;
+        add(c->sums, key >> 21, c->weights != NULL ? &c->weights[b] : NULL);
+    }
+    return n;
+}
+
+/* The candidates whose bits from `above` up are `prefix`, and the sums of their next digit. */
+static uint32_t narrow(struct choice *c, uint32_t n, uint32_t above, uint32_t prefix,
+                       uint32_t shift, uint32_t mask)
+{
+    uint32_t left = 0;
+
+    memset(c->sums, 0, sizeof(*c->sums));
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t key = c->keys[i];
+
+        if (key >> above != prefix)
+            continue;
+        if (c->weights != NULL)
+            c->key_weights[left] = c->key_weights[i];
+        c->keys[left] = key;
+        add(c->sums, key >> shift & mask, c->weights != NULL ? &c->key_weights[left] : NULL);
+        left++;
+    }
+    return left;
+}
+
+/* The digit in which the taking ends; what the digits above it hold is taken off the need. -1: all
+ * of them are taken. */
+static int walk(const struct sums *sums, struct need *need)
+{
+    for (int digit = DIGITS - 1; digit >= 0; digit--) {
+        if (sums->count[digit] == 0)
+            continue;
+        if (sums->count[digit] >= need->count || sums->mass[digit] >= need->mass)
+            return digit;
+        need->count -= sums->count[digit];
+        need->mass -= sums->mass[digit];
+    }
+    return -1;
+}
+
+/* Of n blocks with one key, and so one weight: how many. */
+static uint32_t take_ties(uint32_t n, uint64_t mass, const struct need *need)
+{
+    uint64_t weight = mass / n, ties = n;
+
+    if (weight > 0)
+        ties = (need->mass - 1) / weight + 1;
+    return least(least(ties, need->count), n);
+}
+
+static struct cut take(struct choice *c, uint32_t n, struct need need)
+{
+    static const uint32_t shift[] = {32, 21, 10, 0};
+    uint32_t prefix = 0;
+    int digit = 0;
+
+    for (unsigned level = 1; level < 4; level++) {
+        uint32_t bits = shift[level - 1] - shift[level];
+
+        if (level > 1)
+            n = narrow(c, n, shift[level - 1], prefix, shift[level], (1u << bits) - 1);
+        digit = walk(c->sums, &need);
+        if (digit < 0)
+            return (struct cut){0, c->end - c->begin};
+        prefix = prefix << bits | (uint32_t)digit;
+    }
+    return (struct cut){prefix, take_ties(c->sums->count[digit], c->sums->mass[digit], &need)};
+}
+
+/* ---- the answer ---- */
+
+struct answer {
+    uint32_t *index;
+    uint32_t n, room;
+};
+
+static void put_window(struct answer *a, uint32_t begin, uint32_t end)
+{
+    for (uint32_t b = begin; b < end && a->n < a->room; b++)
+        a->index[a->n++] = b;
+}
+
+static void put_rest(struct answer *a, const struct choice *c, struct cut cut, uint32_t room)
+{
+    for (uint32_t b = c->begin; b < c->end && a->n < room; b++) {
+        uint32_t key = ucm_score_key(c->scores[b]);
+
+        if (key > cut.key || (key == cut.key && cut.ties > 0)) {
+            cut.ties -= key == cut.key;
+            a->index[a->n++] = b;
+        }
+    }
+}
+
+static uint64_t sum_weights(const uint32_t *weights, uint32_t begin, uint32_t end)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t b = begin; b < end; b++)
+        sum += weights[b];
+    return sum;
+}
+
+/* What mass asks for beyond the windows. */
+static uint64_t mass_need(const struct ucm_choose_spec *spec, const struct choice *c,
+                          uint64_t total)
+{
+    double exact = spec->eps * (double)total;
+    uint64_t have = total - sum_weights(c->weights, c->begin, c->end);
+    uint64_t need = (uint64_t)exact;
+
+    need += (double)need < exact;
+    return need > have ? need - have : 0;
+}
+
+static struct cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, uint32_t n,
+                         uint32_t windows, uint32_t room, uint64_t total)
+{
+    uint32_t candidates = gather(c), most = least(most_blocks(spec, n), room);
+    struct need need = {.mass = UINT64_MAX};
+
+    if (c->weights != NULL)
+        need.mass = mass_need(spec, c, total);
+    if (most > windows + c->poisoned)
+        need.count = most - windows - c->poisoned;
+    if (need.count == 0 || need.mass == 0)
+        return (struct cut){POISON_KEY, c->poisoned};
+    return take(c, candidates, need);
+}
+
+uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
+                    void *scratch, uint32_t *index, float *chosen, uint32_t room)
+{
+    uint32_t windows = window_blocks(spec, n), init = least(spec->init_window_sz, n);
+    struct choice c = {.scores = scores, .begin = init, .end = n - (windows - init)};
+    struct answer a = {.index = index, .room = least(room, n)};
+    uint64_t total = 0;
+
+    c.sums = scratch;
+    c.keys = (uint32_t *)(c.sums + 1);
+    if (spec->policy == UCM_CHOOSE_MASS) {
+        uint32_t *weights = c.keys + 2 * (size_t)n;
+
+        c.key_weights = c.keys + n;
+        total = score_ops()->weigh(scores, n, spec->beta, weights);
+        c.weights = weights;
+    }
+    put_window(&a, 0, c.begin);
+    if (a.room > windows)
+        put_rest(&a, &c, cut_of(spec, &c, n, windows, a.room, total), a.room - (n - c.end));
+    put_window(&a, c.end, n);
+    for (uint32_t i = 0; chosen != NULL && i < a.n; i++)
+        chosen[i] = scores[index[i]];
+    return a.n;
+}
+
+void ucm_score_history(const uint32_t *uses, uint32_t n, float *scores)
+{
+    float last = n > 1 ? (float)(n - 1) : 1.0f;
+
+    for (uint32_t b = 0; b < n; b++)
+        scores[b] = 0.5f * (float)uses[b] + (0.1f + 0.9f * ((float)b / last));
+}

@@ -1,0 +1,156 @@
+/* Jobs: what a score needs, its steps, and which form of simd/score.c runs them. */
+#include "kernels/sparse/select.h"
+
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/score_ops.h"
+#include "kernels/sparse/spec.h"
+
+#include <string.h>
+
+#define ALIGN_FLOATS 16u /* 64 bytes */
+
+enum step { STEP_RANGE = 0, STEP_SOFTMAX = 1, STEP_SUM = 2 };
+
+const struct ucm_score_ops *score_ops(void)
+{
+    switch (ucm_sparse_isa()) {
+#ifdef UCM_ISA_X86
+    case UCM_ISA_AVX512:
+        return &score_ops_avx512;
+    case UCM_ISA_AVX2:
+        return &score_ops_avx2;
+#endif
+    default:
+        return &score_ops_base;
+    }
+}
+
+int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
+                    char why[UCM_SPARSE_WHY])
+{
+    uint32_t kv_heads = plan->spec.shape.kv_heads;
+
+    if (spec->metric > UCM_METRIC_L2 || (plan->method->metrics >> spec->metric & 1) == 0)
+        return sparse_refuse(why, "metric %u is not defined for %s digests", spec->metric,
+                             plan->method->name);
+    if (spec->reduce > UCM_REDUCE_SOFTMAX)
+        return sparse_refuse(why, "reduce %u is none of 0 (max), 1 (mean), 2 (softmax)",
+                             spec->reduce);
+    if (spec->heads > UCM_HEADS_MAX)
+        return sparse_refuse(why, "heads %u is none of 0 (each), 1 (sum), 2 (max)", spec->heads);
+    if (spec->rows < 1 || spec->rows > UCM_SCORE_ROWS_MAX)
+        return sparse_refuse(why, "rows is %u; 1 to %u are allowed", spec->rows,
+                             UCM_SCORE_ROWS_MAX);
+    if (spec->q_heads < kv_heads || spec->q_heads % kv_heads != 0 ||
+        spec->q_heads / kv_heads > UCM_SCORE_GROUP_MAX)
+        return sparse_refuse(why,
+                             "q_heads is %u; multiples of the %u KV heads up to %u are allowed",
+                             spec->q_heads, kv_heads, kv_heads * UCM_SCORE_GROUP_MAX);
+    if (!(spec->beta >= 0) || ucm_not_finite(spec->beta))
+        return sparse_refuse(why, "beta is %g; it must be finite and not negative",
+                             (double)spec->beta);
+    return 0;
+}
+
+uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec)
+{
+    return spec->heads == UCM_HEADS_EACH ? plan->spec.shape.kv_heads : 1;
+}
+
+static uint32_t query_heads(const struct ucm_score_spec *spec)
+{
+    return spec->rows * spec->q_heads;
+}
+
+static size_t raw_floats(const struct ucm_score_spec *spec, uint32_t n)
+{
+    if (spec->reduce != UCM_REDUCE_SOFTMAX)
+        return 0;
+    return ((size_t)n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+}
+
+size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
+                               const struct ucm_score_spec *spec, uint32_t n)
+{
+    size_t list = score_ops()->query_floats(plan) + raw_floats(spec, n);
+
+    return query_heads(spec) * list * sizeof(float);
+}
+
+static float default_beta(const struct ucm_digest_plan *plan)
+{
+    if (plan->spec.method == UCM_DIGEST_STATS) /* beta is in the score */
+        return 1.0f;
+    return 1.0f / ucm_sqrt((float)plan->spec.shape.head_dim);
+}
+
+/* Into the order of KV heads, so that the queries of one lie together. */
+static void prepare_queries(struct ucm_score_job *job, const float *q)
+{
+    uint32_t kv_heads = job->plan->spec.shape.kv_heads, of_head = job->spec.q_heads / kv_heads;
+    uint32_t d = job->plan->spec.shape.head_dim;
+    float *out = job->queries;
+
+    for (uint32_t g = 0; g < kv_heads; g++)
+        for (uint32_t row = 0; row < job->spec.rows; row++)
+            for (uint32_t h = 0; h < of_head; h++) {
+                size_t head = (size_t)row * job->spec.q_heads + g * of_head + h;
+
+                job->ops->prepare(job->plan, q + head * d, out);
+                out += job->query_floats;
+            }
+}
+
+void ucm_score_begin(struct ucm_score_job *job, const struct ucm_digest_plan *plan,
+                     const struct ucm_score_spec *spec, const struct ucm_score_blocks *blocks,
+                     const float *q, void *scratch, float *scores)
+{
+    const struct ucm_score_ops *ops = score_ops();
+
+    *job = (struct ucm_score_job){
+        .plan = plan,
+        .spec = *spec,
+        .blocks = *blocks,
+        .scores = scores,
+        .ops = ops,
+        .queries = scratch,
+        .group = query_heads(spec) / plan->spec.shape.kv_heads,
+        .query_floats = ops->query_floats(plan),
+        .raw_floats = raw_floats(spec, blocks->n),
+    };
+    if (job->spec.beta == 0)
+        job->spec.beta = default_beta(plan);
+    job->raw = job->queries + (size_t)query_heads(spec) * job->query_floats;
+    prepare_queries(job, q);
+}
+
+uint32_t ucm_score_steps(const struct ucm_score_job *job)
+{
+    return job->spec.reduce == UCM_REDUCE_SOFTMAX ? 3 : 1;
+}
+
+uint32_t ucm_score_units(const struct ucm_score_job *job, uint32_t step)
+{
+    return step == STEP_SOFTMAX ? query_heads(&job->spec) : job->blocks.n;
+}
+
+void ucm_score_run(const struct ucm_score_job *job, uint32_t step, uint32_t first, uint32_t end)
+{
+    switch (step) {
+    case STEP_RANGE:
+        job->ops->range(job, first, end);
+        break;
+    case STEP_SOFTMAX:
+        for (uint32_t list = first; list < end; list++)
+            job->ops->softmax(job->raw + list * job->raw_floats, job->blocks.n, job->spec.beta);
+        break;
+    default:
+        job->ops->sum(job, first, end);
+    }
+}
+
+void ucm_score_all(const struct ucm_score_job *job)
+{
+    for (uint32_t step = 0; step < ucm_score_steps(job); step++)
+        ucm_score_run(job, step, 0, ucm_score_units(job, step));
+}

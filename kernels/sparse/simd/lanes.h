@@ -1,0 +1,399 @@
+/* Vectors of floats over AVX-512 or AVX2, so that scores are one text for both. A dot product has 32
+ * lanes (arith.h), DOT_VECS vectors; a tile has 16 blocks, TILE_VECS vectors. UCM_LANES, the floats of
+ * a vector, is not defined in a build that has neither. */
+#ifndef UCM_KERNELS_SPARSE_LANES_H
+#define UCM_KERNELS_SPARSE_LANES_H
+
+#include "kernels/sparse/arith.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                      \
+    defined(__AVX512VL__) && defined(__AVX512VPOPCNTDQ__)
+#define UCM_LANES 16
+#elif defined(__AVX2__) && defined(__FMA__)
+#define UCM_LANES 8
+#endif
+
+#ifdef UCM_LANES
+#include <immintrin.h>
+
+#define TILE 16u
+#define DOT_VECS (UCM_DOT_LANES / UCM_LANES)
+#define TILE_VECS (TILE / UCM_LANES)
+#define LANES_INLINE static inline __attribute__((always_inline, unused))
+#ifdef __clang__
+#define LANES_UNROLL _Pragma("unroll")
+#else
+#define LANES_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#if UCM_LANES == 16
+
+typedef __m512 vec;
+
+LANES_INLINE vec v_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+LANES_INLINE vec v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+LANES_INLINE void v_store(float *p, vec x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+LANES_INLINE vec v_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+LANES_INLINE vec v_sub(vec a, vec b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+LANES_INLINE vec v_mul(vec a, vec b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+LANES_INLINE vec v_div(vec a, vec b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+LANES_INLINE vec v_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+/* ucm_max: a > b ? a : b. */
+LANES_INLINE vec v_max(vec a, vec b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+/* Where a == b: yes, elsewhere no. */
+LANES_INLINE vec v_if_equal(vec a, vec b, vec yes, vec no)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), no, yes);
+}
+
+/* Where a < b (not NaN): yes, elsewhere no. */
+LANES_INLINE vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+
+/* x, but y where x is NaN. */
+LANES_INLINE vec v_unless_nan(vec x, vec y)
+{
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), y);
+}
+
+/* x, but y where x is NaN or infinite. */
+LANES_INLINE vec v_if_finite(vec x, vec y)
+{
+    return _mm512_mask_mov_ps(x, _mm512_fpclass_ps_mask(x, 0x99), y);
+}
+
+/* 2^n for integers n in -126..127. */
+LANES_INLINE vec v_exp2i(vec n)
+{
+    __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+
+    return _mm512_castsi512_ps(_mm512_slli_epi32(i, 23));
+}
+
+/* Lanes of bf16. */
+LANES_INLINE vec v_bf16(const uint16_t *p)
+{
+    __m256i h = _mm256_loadu_si256((const __m256i *)p);
+
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+LANES_INLINE vec v_i8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+/* The first n lanes; the others are 0 and are not read. */
+LANES_INLINE vec v_i8_part(const uint8_t *p, uint32_t n)
+{
+    __m128i x = _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p);
+
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
+}
+
+LANES_INLINE vec v_u8_part(const uint8_t *p, uint32_t n)
+{
+    __m128i x = _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p);
+
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x));
+}
+
+LANES_INLINE void v_store_part(float *p, vec x, uint32_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x);
+}
+
+LANES_INLINE vec v_u8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+/* x as unsigned integers, to p. */
+LANES_INLINE void v_store_u32(uint32_t *p, vec x)
+{
+    _mm512_storeu_si512(p, _mm512_cvttps_epi32(x));
+}
+
+/* The sum of the lanes, which are integers up to 2^24; the sum of sums up to 2^53 is exact. */
+typedef __m512d vec_sum;
+
+LANES_INLINE vec_sum v_sum_zero(void)
+{
+    return _mm512_setzero_pd();
+}
+
+LANES_INLINE vec_sum v_sum_add(vec_sum s, vec x)
+{
+    s = _mm512_add_pd(s, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+    return _mm512_add_pd(s, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+}
+
+LANES_INLINE double v_sum(vec_sum s)
+{
+    return _mm512_reduce_add_pd(s);
+}
+
+/* Halves of a dot's 32 lanes are added until one vector is left. */
+LANES_INLINE vec v_dot_fold(const vec acc[DOT_VECS])
+{
+    return _mm512_add_ps(acc[0], acc[1]);
+}
+
+/* Where in folds[16] block t's vector goes, so that v_tile_dots leaves block t's sum in lane t. */
+LANES_INLINE unsigned v_fold_place(unsigned t)
+{
+    return t % 4 * 4 + t / 4;
+}
+
+/* Lane l of a becomes a[l] + a[l + 8]; a's 8 such sums in the low half, b's in the high half. */
+LANES_INLINE vec add_halves(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+/* The same with quarters: 4 sums of each half of a, then of b. */
+LANES_INLINE vec add_quarters(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/* Of four folds: 4 sums each. */
+LANES_INLINE vec add_four(const vec *f)
+{
+    return add_quarters(add_halves(f[0], f[1]), add_halves(f[2], f[3]));
+}
+
+LANES_INLINE vec add_pairs(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+
+LANES_INLINE void v_tile_dots(const vec folds[TILE], vec out[TILE_VECS])
+{
+    vec a = add_pairs(add_four(folds), add_four(folds + 4));
+    vec b = add_pairs(add_four(folds + 8), add_four(folds + 12));
+
+    out[0] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+#else /* UCM_LANES == 8 */
+
+typedef __m256 vec;
+
+LANES_INLINE vec v_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+LANES_INLINE vec v_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+LANES_INLINE void v_store(float *p, vec x)
+{
+    _mm256_storeu_ps(p, x);
+}
+
+LANES_INLINE vec v_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+LANES_INLINE vec v_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+LANES_INLINE vec v_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+LANES_INLINE vec v_div(vec a, vec b)
+{
+    return _mm256_div_ps(a, b);
+}
+
+LANES_INLINE vec v_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+LANES_INLINE vec v_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b);
+}
+
+LANES_INLINE vec v_if_equal(vec a, vec b, vec yes, vec no)
+{
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+
+LANES_INLINE vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+
+LANES_INLINE vec v_unless_nan(vec x, vec y)
+{
+    return _mm256_blendv_ps(x, y, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+LANES_INLINE vec v_if_finite(vec x, vec y)
+{
+    vec size = _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(size, v_set(ucm_inf()), _CMP_LT_OQ));
+}
+
+LANES_INLINE vec v_exp2i(vec n)
+{
+    __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+
+    return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+}
+
+LANES_INLINE vec v_bf16(const uint16_t *p)
+{
+    __m128i h = _mm_loadu_si128((const __m128i *)p);
+
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+LANES_INLINE vec v_i8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+LANES_INLINE __m128i load_part(const uint8_t *p, uint32_t n)
+{
+    uint64_t bytes = 0;
+
+    memcpy(&bytes, p, n);
+    return _mm_cvtsi64_si128((int64_t)bytes);
+}
+
+LANES_INLINE vec v_i8_part(const uint8_t *p, uint32_t n)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_part(p, n)));
+}
+
+LANES_INLINE vec v_u8_part(const uint8_t *p, uint32_t n)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_part(p, n)));
+}
+
+LANES_INLINE void v_store_part(float *p, vec x, uint32_t n)
+{
+    float lane[UCM_LANES];
+
+    v_store(lane, x);
+    memcpy(p, lane, n * sizeof(*p));
+}
+
+LANES_INLINE vec v_u8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+LANES_INLINE void v_store_u32(uint32_t *p, vec x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm256_cvttps_epi32(x));
+}
+
+typedef __m256d vec_sum;
+
+LANES_INLINE vec_sum v_sum_zero(void)
+{
+    return _mm256_setzero_pd();
+}
+
+LANES_INLINE vec_sum v_sum_add(vec_sum s, vec x)
+{
+    s = _mm256_add_pd(s, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+    return _mm256_add_pd(s, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+}
+
+LANES_INLINE double v_sum(vec_sum s)
+{
+    double lane[4];
+
+    _mm256_storeu_pd(lane, s);
+    return lane[0] + lane[1] + lane[2] + lane[3];
+}
+
+LANES_INLINE vec v_dot_fold(const vec acc[DOT_VECS])
+{
+    return _mm256_add_ps(_mm256_add_ps(acc[0], acc[2]), _mm256_add_ps(acc[1], acc[3]));
+}
+
+LANES_INLINE unsigned v_fold_place(unsigned t)
+{
+    return t / 8 * 8 + t % 4 * 2 + t % 8 / 4;
+}
+
+/* a's 4 sums of lanes l and l + 4 in the low half, b's in the high half. */
+LANES_INLINE vec add_halves(vec a, vec b)
+{
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+LANES_INLINE vec add_pairs(vec a, vec b)
+{
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+}
+
+LANES_INLINE void v_tile_dots(const vec folds[TILE], vec out[TILE_VECS])
+{
+    LANES_UNROLL
+    for (unsigned i = 0; i < TILE_VECS; i++) {
+        const vec *f = folds + 8 * i;
+        vec a = add_pairs(add_halves(f[0], f[1]), add_halves(f[2], f[3]));
+        vec b = add_pairs(add_halves(f[4], f[5]), add_halves(f[6], f[7]));
+
+        out[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+    }
+}
+
+#endif
+#endif
+#endif
