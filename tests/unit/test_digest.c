@@ -1,0 +1,281 @@
+/* Digest specs: what is refused and with which sentence, sizes and extents, the canonical form; that a
+ * build stays in its memory; poison. Values are compared with numpy in test_digest_numpy.py. */
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/sparse.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct ucm_digest_spec spec_of(uint32_t method)
+{
+    return (struct ucm_digest_spec){
+        .method = method,
+        .run = 4,
+        .bits = 128,
+        .seed = 9,
+        .chosen = 2,
+        .shape = {.dtype = UCM_KV_F16,
+                  .tokens = 16,
+                  .kv_heads = 2,
+                  .head_dim = 64,
+                  .v_head_dim = 64,
+                  .k_token_stride = 256,
+                  .k_head_stride = 128,
+                  .v_offset = 4096,
+                  .v_token_stride = 256,
+                  .v_head_stride = 128},
+    };
+}
+
+static void refused(struct ucm_digest_spec spec, const char *says)
+{
+    struct ucm_digest_plan plan;
+    char why[UCM_SPARSE_WHY] = "";
+
+    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), -EINVAL, "taken, not: %s", says);
+    cr_assert_not_null(strstr(why, says), "\"%s\" does not say \"%s\"", why, says);
+}
+
+static void taken(struct ucm_digest_spec spec, uint32_t bytes)
+{
+    char why[UCM_SPARSE_WHY] = "";
+
+    cr_assert_eq(ucm_digest_check(&spec, why), 0, "%s", why);
+    cr_assert_eq(ucm_digest_bytes(&spec), bytes, "%u", ucm_digest_bytes(&spec));
+}
+
+/* refused(), with one field of a good spec changed. */
+#define REFUSED(method_, field, value, says)                                                       \
+    do {                                                                                           \
+        struct ucm_digest_spec s_ = spec_of(method_);                                              \
+        s_.field = (value);                                                                        \
+        refused(s_, says);                                                                         \
+    } while (0)
+
+Test(digest, sizes_are_those_of_the_table)
+{
+    struct ucm_digest_spec s = spec_of(UCM_DIGEST_SUBMEAN);
+
+    taken(spec_of(UCM_DIGEST_MEAN), 2 * 64 + 4);
+    taken(s, 2 * 4 * (64 + 2));
+    s.keep_bytes = 4;
+    memset(s.keep, 0x11, 4);
+    taken(s, 2 * 4 * (16 + 2));
+    taken(spec_of(UCM_DIGEST_BOX), 4 * 64 + 4);
+    taken(spec_of(UCM_DIGEST_HASH), 2 * 16 * 16 + 8);
+    taken(spec_of(UCM_DIGEST_STATS), 6 * 64 + 12);
+    taken(spec_of(UCM_DIGEST_TOKENS), 2 * 2 * (64 + 2));
+    s = spec_of(UCM_DIGEST_MEAN);
+    s.shape.kv_heads = 1;
+    taken(s, 64 + 2 + 2); /* padded to 4 */
+}
+
+Test(digest, every_bound_of_a_shape_is_refused_with_a_sentence)
+{
+    REFUSED(UCM_DIGEST_MEAN, method, 0, "no digest method 0");
+    REFUSED(UCM_DIGEST_MEAN, method, 7, "no digest method 7");
+    REFUSED(UCM_DIGEST_MEAN, shape.dtype, 4, "dtype 4");
+    REFUSED(UCM_DIGEST_MEAN, shape.tokens, 0, "tokens is 0");
+    REFUSED(UCM_DIGEST_MEAN, shape.tokens, UCM_KV_TOKENS_MAX + 1, "tokens is 1025");
+    REFUSED(UCM_DIGEST_MEAN, shape.kv_heads, 0, "kv_heads is 0");
+    REFUSED(UCM_DIGEST_MEAN, shape.kv_heads, UINT32_MAX, "kv_heads is 4294967295");
+    REFUSED(UCM_DIGEST_MEAN, shape.head_dim, 0, "head_dim is 0");
+    REFUSED(UCM_DIGEST_MEAN, shape.head_dim, 66, "head_dim is 66");
+    REFUSED(UCM_DIGEST_MEAN, shape.head_dim, 1028, "head_dim is 1028");
+    REFUSED(UCM_DIGEST_MEAN, shape.v_head_dim, 1028, "v_head_dim is 1028");
+    REFUSED(UCM_DIGEST_MEAN, shape.v_head_dim, 3, "v_head_dim is 3");
+    REFUSED(UCM_DIGEST_HASH, shape.rope_dim, 64, "rope_dim is 64");
+    REFUSED(UCM_DIGEST_HASH, shape.rope_dim, 6, "rope_dim is 6");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_offset, 1, "k_offset 1 is no multiple");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_offset, UCM_KV_OFFSET_MAX + 2, "k_offset is above");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_token_stride, 257, "k_token_stride 257 is no multiple");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_token_stride, 126, "less than the 128 bytes");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_token_stride, UINT64_MAX, "k_token_stride is above");
+    REFUSED(UCM_DIGEST_MEAN, shape.k_head_stride, 0, "k_head_stride 0 is less");
+    REFUSED(UCM_DIGEST_MEAN, shape.v_offset, 4097, "v_offset");
+    REFUSED(UCM_DIGEST_MEAN, shape.v_token_stride, 2, "v_token_stride");
+    REFUSED(UCM_DIGEST_MEAN, shape.v_head_stride, UINT64_MAX, "v_head_stride");
+}
+
+Test(digest, every_bound_of_a_parameter_is_refused_with_a_sentence)
+{
+    struct ucm_digest_spec s;
+
+    REFUSED(UCM_DIGEST_MEAN, kind, 3, "kind 3");
+    REFUSED(UCM_DIGEST_SUBMEAN, run, 0, "run 0 does not divide");
+    REFUSED(UCM_DIGEST_SUBMEAN, run, 5, "run 5 does not divide");
+    REFUSED(UCM_DIGEST_SUBMEAN, run, 32, "run 32 does not divide");
+    REFUSED(UCM_DIGEST_SUBMEAN, keep_bytes, 3, "keep has 3 bytes; 4 are needed");
+    REFUSED(UCM_DIGEST_SUBMEAN, keep_bytes, UINT32_MAX, "keep has");
+    REFUSED(UCM_DIGEST_SUBMEAN, keep_bytes, 4, "keeps no pair");
+    s = spec_of(UCM_DIGEST_SUBMEAN);
+    s.keep_bytes = 4;
+    s.keep[0] = 1;
+    s.pairs = 2;
+    refused(s, "pairs 2");
+    s.pairs = 0;
+    s.shape.head_dim = 56; /* 28 pairs */
+    s.keep[3] = 0x10;
+    refused(s, "a pair after the last, 27");
+    REFUSED(UCM_DIGEST_HASH, bits, 0, "bits is 0");
+    REFUSED(UCM_DIGEST_HASH, bits, 512, "bits is 512");
+    REFUSED(UCM_DIGEST_HASH, rope_bits, 1, "without a rope_dim");
+    s = spec_of(UCM_DIGEST_HASH);
+    s.shape.rope_dim = 16;
+    refused(s, "rope_bits is 0");
+    s.rope_bits = 128;
+    refused(s, "rope_bits is 128");
+    s.shape.rope_dim = 4;
+    s.rope_bits = 33;
+    refused(s, "33 bits are too many for the 4 channels");
+    REFUSED(UCM_DIGEST_STATS, beta, -1, "beta");
+    REFUSED(UCM_DIGEST_STATS, beta, NAN, "beta");
+    REFUSED(UCM_DIGEST_STATS, beta, INFINITY, "beta");
+    REFUSED(UCM_DIGEST_TOKENS, chosen, 0, "chosen is 0");
+    REFUSED(UCM_DIGEST_TOKENS, chosen, 17, "chosen is 17");
+}
+
+Test(digest, the_largest_shapes_do_not_overflow)
+{
+    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
+        struct ucm_digest_spec s = spec_of(method);
+        char why[UCM_SPARSE_WHY] = "";
+
+        s.run = 1;
+        s.bits = 256;
+        s.chosen = UCM_KV_TOKENS_MAX;
+        s.shape.tokens = UCM_KV_TOKENS_MAX;
+        s.shape.kv_heads = UCM_KV_HEADS_MAX;
+        s.shape.head_dim = s.shape.v_head_dim = UCM_KV_HEAD_DIM_MAX;
+        s.shape.k_offset = s.shape.k_token_stride = s.shape.k_head_stride = UCM_KV_OFFSET_MAX;
+        s.shape.v_offset = s.shape.v_token_stride = s.shape.v_head_stride = UCM_KV_OFFSET_MAX;
+        cr_assert_eq(ucm_digest_check(&s, why), 0, "%s", why);
+        cr_assert_eq(ucm_digest_extent(&s), (1 + 2 * UINT64_C(1023)) * UCM_KV_OFFSET_MAX + 2048);
+        cr_assert_leq(ucm_digest_bytes(&s), UINT32_C(1) << 31);
+        cr_assert_eq(ucm_digest_bytes(&s) % 4, 0);
+    }
+}
+
+Test(digest, the_canonical_form_has_what_changes_bytes_and_nothing_else)
+{
+    uint8_t one[UCM_DIGEST_CANONICAL_BYTES], two[UCM_DIGEST_CANONICAL_BYTES];
+    struct ucm_digest_spec s = spec_of(UCM_DIGEST_SUBMEAN);
+
+    ucm_digest_canonical(&s, one);
+    s.kind = 2;
+    s.bits = 64;
+    s.seed = 1;
+    s.chosen = 7;
+    s.beta = 0.5f;
+    s.pairs = UCM_PAIRS_INTERLEAVED;
+    s.keep_bytes = 4;
+    memset(s.keep, 0xff, 4); /* all pairs */
+    s.shape.v_offset = 2;
+    s.shape.v_head_dim = 4;
+    ucm_digest_canonical(&s, two);
+    cr_assert_arr_eq(one, two, sizeof(one));
+    s.keep[3] = 0x7f;
+    ucm_digest_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    s = spec_of(UCM_DIGEST_STATS);
+    ucm_digest_canonical(&s, one);
+    s.shape.v_offset += 2;
+    ucm_digest_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+}
+
+/* It is on disks: these bytes never change. */
+Test(digest, the_canonical_form_is_as_documented)
+{
+    static const uint8_t head[] = {1,   0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                   128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t tail[] = {1, 0, 0, 0, 16, 0, 0, 0, 2,   0, 0, 0, 64, 0, 0, 0,
+                                   0, 0, 0, 0, 0,  0, 0, 0, 0,   0, 0, 0, 0,  0, 0, 0,
+                                   0, 1, 0, 0, 0,  0, 0, 0, 128, 0, 0, 0, 0,  0, 0, 0};
+    struct ucm_digest_spec s = spec_of(UCM_DIGEST_HASH);
+    uint8_t got[UCM_DIGEST_CANONICAL_BYTES];
+
+    ucm_digest_canonical(&s, got);
+    cr_assert_arr_eq(got, head, sizeof(head));
+    cr_assert_arr_eq(got + sizeof(head) + UCM_DIGEST_KEEP_MAX, tail, sizeof(tail));
+}
+
+Test(digest, methods_have_names)
+{
+    for (uint32_t number = UCM_DIGEST_MEAN; number <= UCM_DIGEST_TOKENS; number++)
+        cr_assert_eq(ucm_digest_method_named(ucm_digest_method(number)->name)->number, number);
+    cr_assert_null(ucm_digest_method_named("median"));
+    cr_assert_null(ucm_digest_method(0));
+}
+
+/* Digests of a block that lies in exactly so much memory; a sanitizer sees every other byte. */
+Test(digest, a_build_stays_in_its_memory)
+{
+    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
+        for (uint32_t dim = 4; dim <= 76; dim += 8) {
+            struct ucm_digest_spec s = spec_of(method);
+            struct ucm_digest_plan plan;
+            char why[UCM_SPARSE_WHY] = "";
+            uint8_t *shard, *out;
+
+            s.bits = 64;
+            s.shape.head_dim = s.shape.v_head_dim = dim;
+            if (method == UCM_DIGEST_HASH && dim == 4)
+                continue;
+            s.shape.k_head_stride = s.shape.v_head_stride = 2 * dim;
+            s.shape.k_token_stride = s.shape.v_token_stride = 4 * dim;
+            s.shape.v_offset = 16 * 4 * dim;
+            cr_assert_eq(ucm_digest_plan_init(&plan, &s, why), 0, "%s", why);
+            shard = calloc(1, ucm_digest_extent(&s));
+            out = malloc(plan.bytes);
+            ucm_digest_build(&plan, shard, out);
+            for (uint32_t i = 0; i < plan.bytes; i++)
+                cr_assert_eq(out[i], 0, "%s: a digest of zeros", plan.method->name);
+            free(shard);
+            free(out);
+        }
+    }
+}
+
+/* One bad value in K (stats: or in V) poisons its head and no other. */
+static void poison_head(const struct ucm_digest_plan *plan, uint16_t *kv, uint32_t at, uint16_t bad)
+{
+    static float q[64], query[256];
+    _Alignas(8) uint8_t out[2048];
+    uint16_t was = kv[at];
+    uint32_t head = at / 64 % 2;
+
+    kv[at] = bad;
+    ucm_digest_build(plan, kv, out);
+    kv[at] = was;
+    q[0] = 1;
+    ucm_digest_query(plan, q, query);
+    cr_assert_eq(ucm_digest_score(plan, UCM_METRIC_DOT, query, out, head), INFINITY, "%s at %u",
+                 plan->method->name, at);
+    cr_assert(isfinite(ucm_digest_score(plan, UCM_METRIC_DOT, query, out, 1 - head)), "%s at %u",
+              plan->method->name, at);
+}
+
+Test(digest, a_block_with_nan_or_infinities_is_poisoned)
+{
+    static uint16_t kv[4096];
+
+    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
+        struct ucm_digest_spec s = spec_of(method);
+        struct ucm_digest_plan plan;
+        char why[UCM_SPARSE_WHY];
+
+        for (uint32_t i = 0; i < 4096; i++)
+            kv[i] = (uint16_t)(0x3c00 + i * 7 % 1000);
+        cr_assert_eq(ucm_digest_plan_init(&plan, &s, why), 0);
+        cr_assert_leq(plan.bytes, 2048u);
+        for (uint32_t at = 0; at < (method == UCM_DIGEST_STATS ? 4096u : 2048u); at += 61) {
+            poison_head(&plan, kv, at, 0x7e00);
+            poison_head(&plan, kv, at, 0x7c00);
+            poison_head(&plan, kv, at, 0xfc00);
+        }
+    }
+}

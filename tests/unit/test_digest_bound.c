@@ -1,0 +1,236 @@
+/* box never scores below the product of a query with any key of its block, and what is certified from
+ * it (docs/retrieval.md, "Certified mass") is never more than the true share of attention. */
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/sparse.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#define TOKENS 8
+#define DIM_MAX 1024
+
+static uint64_t state = 14;
+
+static uint64_t next(void)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state * UINT64_C(0x2545f4914f6cdd1d);
+}
+
+static double uniform(void) /* -1 to 1 */
+{
+    return (double)(int64_t)next() * 0x1p-63;
+}
+
+static float any_finite(void)
+{
+    float x;
+
+    do
+        x = ucm_f32((uint32_t)(next() >> 32));
+    while (!isfinite(x));
+    return x;
+}
+
+/* Ways to choose a value; a block and its query take one each. */
+enum {
+    NORMAL,
+    ANY_BITS,
+    HUGE_ONES,
+    TINY,
+    DENORMAL,
+    OUTLIER,
+    CANCELLING,
+    INTEGERS,
+    ONE_CHANNEL,
+    N_WAYS
+};
+
+static float value(int way, uint32_t c)
+{
+    switch (way) {
+    case ANY_BITS:
+        return any_finite();
+    case HUGE_ONES:
+        return (float)(uniform() * 3.4e38);
+    case TINY:
+        return (float)(uniform() * 1e-36);
+    case DENORMAL:
+        return ucm_f32((uint32_t)(next() >> 32) & 0x8000ffffu);
+    case OUTLIER:
+        return (float)uniform() * (c % 61 == 7 ? 3000.0f : 1.0f);
+    case CANCELLING:
+        return (c % 2 ? -1.0f : 1.0f) * (1e6f + (float)uniform());
+    case INTEGERS: /* on the grid that quantising makes */
+        return (float)((int)(next() >> 56) - 128) * 0.0625f;
+    case ONE_CHANNEL:
+        return c == 3 ? (float)uniform() : 0.0f;
+    default:
+        return (float)(uniform() + uniform() + uniform());
+    }
+}
+
+static struct ucm_digest_plan plan;
+
+static void plan_box(uint32_t dim, uint32_t tokens)
+{
+    struct ucm_digest_spec spec = {
+        .method = UCM_DIGEST_BOX,
+        .shape = {.tokens = tokens, .kv_heads = 1, .head_dim = dim, .k_token_stride = 4 * dim},
+    };
+    char why[UCM_SPARSE_WHY] = "";
+
+    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+}
+
+static float box_score(const float *k, const float *q)
+{
+    static float query[DIM_MAX + 16];
+    static _Alignas(8) uint8_t digest[2 * DIM_MAX + 4];
+
+    ucm_digest_build(&plan, k, digest);
+    ucm_digest_query(&plan, q, query);
+    return ucm_digest_score(&plan, UCM_METRIC_DOT, query, digest, 0);
+}
+
+static double product(const float *q, const float *k, uint32_t dim)
+{
+    double sum = 0;
+
+    for (uint32_t c = 0; c < dim; c++)
+        sum += (double)q[c] * (double)k[c];
+    return sum;
+}
+
+static void bounds_all(uint32_t dim, int way_k, int way_q)
+{
+    static float k[TOKENS * DIM_MAX], q[DIM_MAX];
+    float score;
+
+    for (uint32_t i = 0; i < TOKENS * dim; i++)
+        k[i] = value(way_k, i % dim);
+    for (uint32_t c = 0; c < dim; c++)
+        q[c] = value(way_q, c);
+    score = box_score(k, q);
+    for (uint32_t t = 0; t < TOKENS; t++)
+        cr_assert_geq((double)score, product(q, k + t * dim, dim), "dim %u, ways %d %d, token %u",
+                      dim, way_k, way_q, t);
+}
+
+Test(digest_bound, box_is_never_below_a_product)
+{
+    static const uint32_t dims[] = {4, 64, 80, 128, 576, 1024};
+
+    for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_sparse_isa_limit((enum ucm_sparse_isa)isa);
+        for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
+            plan_box(dims[i], TOKENS);
+            for (int ways = 0; ways < N_WAYS * N_WAYS; ways++)
+                for (int round = 0; round < (dims[i] <= 128 ? 12 : 3); round++)
+                    bounds_all(dims[i], ways / N_WAYS, ways % N_WAYS);
+        }
+    }
+}
+
+/* All keys equal, and a query along them: the bound is nearly reached, so any rounding shows. */
+Test(digest_bound, box_is_not_below_a_product_that_reaches_it)
+{
+    static float k[TOKENS * DIM_MAX], q[DIM_MAX];
+
+    plan_box(DIM_MAX, TOKENS);
+    for (int round = 0; round < 300; round++) {
+        float scale = ldexpf(1.0f, (int)(next() % 200) - 100);
+
+        for (uint32_t c = 0; c < DIM_MAX; c++) {
+            float x = round % 3 == 0 ? 127.0f : (float)(1 + next() % 127);
+
+            for (uint32_t t = 0; t < TOKENS; t++)
+                k[t * DIM_MAX + c] = x * scale;
+            q[c] = (1.0f + (float)(next() >> 41) * 0x1p-23f) / scale;
+        }
+        k[0] = 127.0f * scale;
+        cr_assert_geq((double)box_score(k, q), product(q, k, DIM_MAX));
+    }
+}
+
+/* What the scores' slack would hide: quantised bounds are outside themselves, and as near as can be. */
+Test(digest_bound, quantised_bounds_are_outside)
+{
+    for (int round = 0; round < 300000; round++) {
+        float a = fabsf(any_finite()), s = ucm_bf16_decode(ucm_scale(a, 127.0f));
+        float x = round % 2 ? (float)uniform() * a : (float)((int)(next() >> 57) - 64) * s;
+        float lo, hi;
+
+        if (a == 0 || fabsf(x) > a)
+            continue;
+        if (round % 3 == 0) /* a neighbour of a multiple of s, on either side */
+            x = fminf(nextafterf(x, next() >> 63 ? INFINITY : -INFINITY), a);
+        lo = ucm_box_low(x, s);
+        hi = ucm_box_high(x, s);
+        cr_assert((double)lo * (double)s <= (double)x && (double)hi * (double)s >= (double)x);
+        cr_assert((lo + 1.0) * (double)s > (double)x && (hi - 1.0) * (double)s < (double)x);
+        cr_assert(lo >= -128 && hi <= 127, "%g %g", lo, hi);
+    }
+}
+
+/* ---- certified mass ---- */
+
+#define BLOCKS 64
+#define DIM 32
+
+struct sums {
+    double in, left, bound; /* of e^(logit - shift): attended, left, and the bound of those left */
+};
+
+static struct sums sums_of(const float *k, const float *q, double beta, uint32_t attended,
+                           double shift)
+{
+    struct sums s = {0, 0, 0};
+
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        const float *block = k + b * TOKENS * DIM;
+        double mass = 0;
+
+        for (uint32_t t = 0; t < TOKENS; t++)
+            mass += exp(beta * product(q, block + t * DIM, DIM) - shift);
+        if (b < attended) {
+            s.in += mass;
+        } else {
+            s.left += mass;
+            s.bound += TOKENS * exp(beta * (double)box_score(block, q) - shift);
+        }
+    }
+    return s;
+}
+
+Test(digest_bound, certified_mass_is_never_more_than_the_true_share)
+{
+    static float k[BLOCKS * TOKENS * DIM], q[DIM];
+    double beta = 1 / sqrt(DIM), best = 0;
+
+    plan_box(DIM, TOKENS);
+    for (int round = 0; round < 60; round++) {
+        double spread = exp(2 * uniform()), center;
+
+        for (uint32_t i = 0; i < BLOCKS * TOKENS * DIM; i++) {
+            if (i % (TOKENS * DIM) < DIM) /* keys of a block lie near its first */
+                k[i] = (float)(3 * uniform());
+            else
+                k[i] = k[i - i % (TOKENS * DIM) + i % DIM] + (float)(0.1 * spread * uniform());
+        }
+        for (uint32_t c = 0; c < DIM; c++)
+            q[c] = k[(round % BLOCKS) * TOKENS * DIM + c] + (float)uniform();
+        center = beta * product(q, q, DIM);
+        for (uint32_t attended = 1; attended < BLOCKS; attended += 9) {
+            struct sums s = sums_of(k, q, beta, attended, center);
+            double share = s.in / (s.in + s.left), certified = s.in / (s.in + s.bound);
+
+            cr_assert_leq(certified, share, "%.17g of %.17g", certified, share);
+            best = fmax(best, certified);
+        }
+    }
+    cr_assert_gt(best, 0.5, "the certificate says nothing: %g", best);
+}
