@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/param.h>
 
-#define KIB (1ull << 10)
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
 #define TIB (1ull << 40)
