@@ -148,7 +148,7 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec);
 
 /* ---- building and scoring one digest ---- */
 
-/* shard: the layer's shard, ucm_digest_extent bytes, any alignment; out: plan->bytes, aligned to 8. */
+/* shard: the layer's shard, ucm_digest_extent bytes, any alignment; out: plan->bytes, aligned to 4. */
 void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out);
 
 enum ucm_score_metric {
@@ -161,7 +161,7 @@ enum ucm_score_metric {
  * stats: q, then its squares. hash: the query's bits, words as pairs of floats' bits. The rest is 0. */
 void ucm_digest_query(const struct ucm_digest_plan *plan, const float *q, float *out);
 
-/* The raw score of a prepared query head against KV head g of one digest (aligned to 8); +inf if the
+/* The raw score of a prepared query head against KV head g of one digest (aligned to 4); +inf if the
  * head is poisoned. The reference that faster scoring is compared with. */
 float ucm_digest_score(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
                        const float *query, const void *digest, uint32_t g);
