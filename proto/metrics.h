@@ -130,6 +130,23 @@
     X(share_gc_bytes, counter, "bytes", "bytes of files that garbage collection removed")          \
     X(share_gc_demoted, counter, "files", "files copied to the next root before their removal")    \
     X(share_gc_temps, counter, "files", "temporary files of dead writers removed")                 \
+    X(digest_builds, counter, "parts", "digests that the daemon built")                            \
+    X(digest_bytes, counter, "bytes", "bytes of digests that the daemon built")                    \
+    X(digest_build_failed, counter, "parts", "digests not built because their block was not read") \
+    X(digest_build_skipped, counter, "parts",                                                      \
+      "stored parts whose digest was not built: queue or DRAM full, or evicted before")            \
+    X(digest_missing, counter, "blocks", "blocks appended to a chain without a digest")            \
+    X(digest_orphans, counter, "blocks", "digests met whose block is not cached")                  \
+    X(digest_held_bytes, gauge, "bytes", "DRAM of digests that chains hold")                       \
+    X(chains, gauge, "chains", "chains open now")                                                  \
+    X(chain_blocks, gauge, "blocks", "blocks in chains")                                           \
+    X(chains_expired, counter, "chains", "chains that were not used for their lease's time")       \
+    X(selects, counter, "requests", "selections")                                                  \
+    X(select_blocks, counter, "blocks", "blocks that selections scored, each KV head's apart")     \
+    X(select_gone, counter, "blocks",                                                              \
+      "chosen blocks left out of answers because they were evicted by name")                       \
+    X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
+    X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

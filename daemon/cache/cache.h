@@ -106,6 +106,10 @@ enum cache_evicted {
                         * or, with CACHE_DRAM alone, nowhere else */
 };
 enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers);
+/* How many blocks were doomed since the start: while it stays, no block that somebody holds became
+ * doomed. */
+uint64_t cache_dooms(const struct cache *c);
+bool cache_doomed(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
@@ -144,7 +148,14 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);
+/* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is counted. */
+void cache_prefetched(struct cache *c, block_ref ref);
+void cache_prefetch_used(struct cache *c, block_ref ref);
 void *cache_memory(struct cache *c, block_ref ref, uint32_t part); /* the caller has a use */
+
+/* Makes the caller's use a hold: it may last, so nobody waits for space to come from its end. */
+void cache_hold(struct cache *c, block_ref ref, uint32_t part);
+void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold and use */
 
 /* ---- filling a part ---- */
 
@@ -166,6 +177,11 @@ void *cache_fill_memory(struct cache *c, struct cache_fill *f);
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
  * all shards are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
+/* published_cb runs for each part that a fill has published, inside the call that did. It may lease the
+ * block, and call nothing else of the cache but cache_next_turn. */
+void cache_watch(struct cache *c,
+                 void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
+                 void *ctx);
 
 /* ---- stable storage ---- */
 

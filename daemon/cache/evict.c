@@ -19,6 +19,8 @@ void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
         part_set_dram(c, ref, i, PART_DRAM_NONE, 0);
         arena_slot_free(c->arena, slot);
     }
+    c->config.metrics->prefetch_useless += !!(b->flags & BLOCK_PREFETCHED);
+    b->flags &= (uint16_t)~BLOCK_PREFETCHED;
     if (b->flags & BLOCK_IN_POLICY)
         policy_remove(c->config.policy, ref, evicted);
     cache_list_update(c, ref);
@@ -120,8 +122,10 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     if (all)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
-        if (all)
+        if (all) {
+            c->dooms += !(b->flags & BLOCK_DOOMED);
             b->flags |= BLOCK_DOOMED;
+        }
         return CACHE_EVICT_LATER;
     }
     if (tiers & CACHE_SHARE)
@@ -134,6 +138,16 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         cache_discard(c, ref);
     cache_released(c);
     return CACHE_EVICT_DONE;
+}
+
+uint64_t cache_dooms(const struct cache *c)
+{
+    return c->dooms;
+}
+
+bool cache_doomed(struct cache *c, block_ref ref)
+{
+    return index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
 }
 
 /* ---- callbacks of the tier ---- */

@@ -48,13 +48,16 @@ static void fill_abort(struct cache *c, struct cache_fill *f)
 static void fill_publish(struct cache *c, struct cache_fill *f)
 {
     block_ref ref = f->ref;
+    uint32_t part = f->part;
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
     fill_unlink(c, f);
-    part_set_dram(c, ref, f->part, PART_DRAM_READY, f->slot);
+    part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
     free(f);
     c->config.metrics->dump_blocks++;
+    if (c->published_cb)
+        c->published_cb(c->published_ctx, ns, ref, part);
     if (block_complete(b, ns)) {
         cache_write_stored(c, ref, WRITE_NVME);
         cache_write_stored(c, ref, WRITE_SHARE);
@@ -162,6 +165,14 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         fill_publish(c, f);
     else if (f->copying == 0)
         list_push_back(&c->fills_by_age, &f->link_age);
+}
+
+void cache_watch(struct cache *c,
+                 void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
+                 void *ctx)
+{
+    c->published_cb = published_cb;
+    c->published_ctx = ctx;
 }
 
 void cache_fills_end(struct cache *c, struct cache_fills *fills)

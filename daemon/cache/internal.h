@@ -41,7 +41,10 @@ struct cache {
     struct share *share; /* NULL: none */
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
-    uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot */
+    uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
+    uint64_t dooms;
+    void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
+    void *published_ctx;
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;

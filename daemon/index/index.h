@@ -133,6 +133,7 @@ enum {
     BLOCK_SHARE_QUEUED = 16, /* in the write-behind queue of the shared tier */
     BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
     BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
+    BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
 };
 
 /* ---- namespaces ---- */

@@ -1,0 +1,216 @@
+#include "daemon/digest/pool.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <uv.h>
+
+#define THREADS_MAX 64
+
+struct digest_pool {
+    uv_async_t async;
+    uv_mutex_t mutex;
+    uv_cond_t cond; /* signalled with pieces, and with quit */
+    /* Under the mutex. */
+    struct list urgent, others; /* jobs with pieces that have not begun */
+    struct list done;
+    bool quit;
+    /* Loop only. */
+    unsigned n_threads;
+    uint32_t under_way;
+    struct thread {
+        struct digest_pool *pool;
+        unsigned number;
+        uv_thread_t thread;
+    } threads[THREADS_MAX];
+};
+
+/* ---- threads; the mutex is held ---- */
+
+/* A job that has pieces left goes to the end of its queue: jobs take turns. */
+static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
+{
+    struct list *queue = list_empty(&p->urgent) ? &p->others : &p->urgent;
+    struct list *node = list_pop_front(queue);
+    struct digest_job *job;
+
+    if (!node)
+        return NULL;
+    job = LIST_ENTRY(node, struct digest_job, link);
+    *piece = job->next++;
+    if (job->next < job->pieces)
+        list_push_back(queue, &job->link);
+    return job;
+}
+
+static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+{
+    job->pieces = pieces;
+    job->next = job->ended = 0;
+    if (pieces == 0) {
+        list_push_back(&p->done, &job->link);
+        uv_async_send(&p->async);
+        return;
+    }
+    list_push_back(job->urgent ? &p->urgent : &p->others, &job->link);
+    if (pieces > 1)
+        uv_cond_broadcast(&p->cond);
+    else
+        uv_cond_signal(&p->cond);
+}
+
+static void piece_run(struct digest_pool *p, struct digest_job *job, uint32_t piece,
+                      unsigned thread)
+{
+    uint32_t pieces = 0;
+
+    uv_mutex_unlock(&p->mutex);
+    if (!digest_job_stopped(job))
+        job->run_cb(job, piece, thread);
+    uv_mutex_lock(&p->mutex);
+    if (++job->ended < job->pieces)
+        return;
+    uv_mutex_unlock(&p->mutex);
+    if (job->phase_cb && !digest_job_stopped(job))
+        pieces = job->phase_cb(job);
+    uv_mutex_lock(&p->mutex);
+    phase_queue(p, job, pieces);
+}
+
+static void thread_cb(void *arg)
+{
+    struct thread *t = arg;
+    struct digest_pool *p = t->pool;
+    struct digest_job *job;
+    uint32_t piece;
+
+    uv_mutex_lock(&p->mutex);
+    while (!p->quit) {
+        job = piece_take(p, &piece);
+        if (job)
+            piece_run(p, job, piece, t->number);
+        else
+            uv_cond_wait(&p->cond, &p->mutex);
+    }
+    uv_mutex_unlock(&p->mutex);
+}
+
+/* ---- the loop ---- */
+
+static void async_cb(uv_async_t *async)
+{
+    struct digest_pool *p = async->data;
+    struct list done, *node;
+
+    list_init(&done);
+    uv_mutex_lock(&p->mutex);
+    while ((node = list_pop_front(&p->done)) != NULL)
+        list_push_back(&done, node);
+    uv_mutex_unlock(&p->mutex);
+    while ((node = list_pop_front(&done)) != NULL) {
+        struct digest_job *job = LIST_ENTRY(node, struct digest_job, link);
+
+        p->under_way--;
+        job->done_cb(job);
+    }
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    struct digest_pool *p = handle->data;
+
+    uv_cond_destroy(&p->cond);
+    uv_mutex_destroy(&p->mutex);
+    free(p);
+}
+
+void digest_pool_free(struct digest_pool *p)
+{
+    if (!p)
+        return;
+    assert(p->under_way == 0);
+    uv_mutex_lock(&p->mutex);
+    p->quit = true;
+    uv_cond_broadcast(&p->cond);
+    uv_mutex_unlock(&p->mutex);
+    for (unsigned i = 0; i < p->n_threads; i++)
+        uv_thread_join(&p->threads[i].thread);
+    uv_close((uv_handle_t *)&p->async, closed_cb);
+}
+
+static int locks_init(struct digest_pool *p)
+{
+    int rc = uv_mutex_init(&p->mutex);
+
+    if (rc != 0)
+        return rc;
+    rc = uv_cond_init(&p->cond);
+    if (rc != 0)
+        uv_mutex_destroy(&p->mutex);
+    return rc;
+}
+
+int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
+{
+    struct digest_pool *p = calloc(1, sizeof(*p));
+    int rc;
+
+    if (!p)
+        return -ENOMEM;
+    list_init(&p->urgent);
+    list_init(&p->others);
+    list_init(&p->done);
+    rc = locks_init(p);
+    if (rc != 0) {
+        free(p);
+        return rc;
+    }
+    rc = uv_async_init(loop, &p->async, async_cb);
+    if (rc != 0) {
+        uv_cond_destroy(&p->cond);
+        uv_mutex_destroy(&p->mutex);
+        free(p);
+        return rc;
+    }
+    p->async.data = p;
+    threads = threads < 1 ? 1 : threads > THREADS_MAX ? THREADS_MAX : threads;
+    while (rc == 0 && p->n_threads < threads) {
+        struct thread *t = &p->threads[p->n_threads];
+
+        *t = (struct thread){.pool = p, .number = p->n_threads};
+        rc = uv_thread_create(&t->thread, thread_cb, t);
+        p->n_threads += rc == 0;
+    }
+    if (rc != 0) {
+        digest_pool_free(p);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+unsigned digest_pool_threads(const struct digest_pool *p)
+{
+    return p->n_threads;
+}
+
+void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+{
+    assert(pieces > 0);
+    p->under_way++;
+    atomic_store_explicit(&job->stop, false, memory_order_relaxed);
+    list_init(&job->link);
+    uv_mutex_lock(&p->mutex);
+    phase_queue(p, job, pieces);
+    uv_mutex_unlock(&p->mutex);
+}
+
+void digest_job_stop(struct digest_job *job)
+{
+    atomic_store_explicit(&job->stop, true, memory_order_relaxed);
+}
+
+bool digest_job_stopped(const struct digest_job *job)
+{
+    return atomic_load_explicit(&job->stop, memory_order_relaxed);
+}

@@ -1,0 +1,49 @@
+/* Threads that build digests and score them, on memory that the loop gave.
+ *
+ * A job is cut into pieces that threads run at the same time. When all pieces of a phase have ended, the
+ * thread that ended the last one may set up another phase. Jobs of one class take turns, piece by piece;
+ * urgent ones (somebody waits for the answer to a query) go before the others.
+ *
+ * Promises:
+ * - Every job that was submitted comes back once through done_cb, on the loop, never inside
+ *   digest_pool_submit.
+ * - Between submit and done_cb the pool alone touches the job, but for digest_job_stop.
+ * - The pool allocates nothing for a job, so its owner bounds how many there are.
+ * Thread: the loop, where nothing else is said. */
+#ifndef UCMD_DIGEST_POOL_H
+#define UCMD_DIGEST_POOL_H
+
+#include "daemon/base/list.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct digest_pool;
+struct uv_loop_s;
+
+struct digest_job {
+    /* On any thread of the pool, which has that number, from 0. */
+    void (*run_cb)(struct digest_job *job, uint32_t piece, unsigned thread);
+    /* On the thread that ended the phase's last piece, and no other runs one of the job then. Sets up
+     * the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
+    uint32_t (*phase_cb)(struct digest_job *job);
+    void (*done_cb)(struct digest_job *job); /* on the loop; may free the job */
+    bool urgent;
+    /* The pool's own. */
+    struct list link;
+    uint32_t pieces, next, ended; /* of the phase */
+    atomic_bool stop;
+};
+
+/* 0 or -errno. */
+int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool **out);
+/* No job may be under way. Joins the threads; closes its handle on the loop. NULL-safe. */
+void digest_pool_free(struct digest_pool *pool);
+unsigned digest_pool_threads(const struct digest_pool *pool);
+void digest_pool_submit(struct digest_pool *pool, struct digest_job *job, uint32_t pieces);
+/* Pieces and phases that have not begun are left out; done_cb runs as ever. */
+void digest_job_stop(struct digest_job *job);
+bool digest_job_stopped(const struct digest_job *job);
+
+#endif
