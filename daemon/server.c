@@ -7,6 +7,7 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/device/device.h"
+#include "daemon/digest/pool.h"
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
@@ -49,6 +50,7 @@ struct server {
     struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
     struct share *share; /* NULL: nothing is shared with other hosts */
     struct device_set *devices;
+    struct digest_pool *digests;
     struct requests *requests;
     struct front *front;
     struct notify notify;
@@ -81,6 +83,7 @@ static void rooms_free(struct server *s)
     s->state = STOPPED;
     front_free(s->front);
     requests_free(s->requests);
+    digest_pool_free(s->digests);
     tier_stop(s);
     share_close(s->share);
     device_set_free(s->devices);
@@ -435,7 +438,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
 
     if (rc == 0 && note[0])
         log_info("server", "devices", "note=\"%s\"", note);
-    return rc;
+    return rc == 0 ? digest_pool_new(&s->loop, s->config.cpu_threads, &s->digests) : rc;
 }
 
 static int front_init(struct server *s, struct ucm_error *e)
@@ -450,6 +453,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .cache = s->cache,
         .policy = s->policy,
         .devices = s->devices,
+        .digests = s->digests,
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,

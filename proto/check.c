@@ -21,6 +21,7 @@ static const struct {
     [PROTO_KIND_str] = {"text (MessagePack str, UTF-8) of ", " bytes", " bytes"},
     [PROTO_KIND_bin] = {"binary (MessagePack bin) of ", " bytes", " bytes"},
     [PROTO_KIND_flag] = {"true or false", "", ""},
+    [PROTO_KIND_f64] = {"a float, ", "", ""},
     [PROTO_KIND_u32s] = {"an array of ", " unsigned integers below 2^32", " entries"},
     [PROTO_KIND_handles] = {"an array of ", " maps", " entries"},
     [PROTO_KIND_planes] = {"an array of ", " maps", " entries"},
@@ -61,6 +62,14 @@ int proto_check_amount(const struct proto_field *f, uint64_t amount,
         return 0;
     return proto_refuse(f, where, "%s %" PRIu64 "%s", f->kind == PROTO_KIND_u64 ? "is" : "has",
                         amount, kinds[f->kind].counted);
+}
+
+int proto_check_real(const struct proto_field *f, double real, const struct proto_where *where)
+{
+    /* A NaN is in no range. */
+    if (real >= (double)f->min && real <= (double)f->max)
+        return 0;
+    return proto_refuse(f, where, "is %g", real);
 }
 
 /* Length of the UTF-8 character at p, and itself in *c; 0 when there is none: a stray or missing

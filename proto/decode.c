@@ -92,6 +92,7 @@ static const uint8_t types[] = {
     [PROTO_KIND_str] = MSGPACK_OBJECT_STR,
     [PROTO_KIND_bin] = MSGPACK_OBJECT_BIN,
     [PROTO_KIND_flag] = MSGPACK_OBJECT_BOOLEAN,
+    [PROTO_KIND_f64] = MSGPACK_OBJECT_FLOAT64,
     [PROTO_KIND_u32s] = MSGPACK_OBJECT_ARRAY,
     [PROTO_KIND_handles] = MSGPACK_OBJECT_ARRAY,
     [PROTO_KIND_planes] = MSGPACK_OBJECT_ARRAY,
@@ -120,9 +121,11 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
     struct proto_view view;
     int rc;
 
-    if (from->type != types[f->kind])
+    if (from->type != types[f->kind] &&
+        !(f->kind == PROTO_KIND_f64 && from->type == MSGPACK_OBJECT_FLOAT32))
         return type_refuse(f, from, where);
-    rc = proto_check_amount(f, amount_of(from), where);
+    rc = f->kind == PROTO_KIND_f64 ? proto_check_real(f, from->via.f64, where)
+                                   : proto_check_amount(f, amount_of(from), where);
     if (rc)
         return rc;
     switch ((enum proto_kind)f->kind) {
@@ -131,6 +134,9 @@ static int field_decode(const struct proto_field *f, const msgpack_object *from,
         return 0;
     case PROTO_KIND_flag:
         memcpy(out, &from->via.boolean, sizeof(from->via.boolean));
+        return 0;
+    case PROTO_KIND_f64:
+        memcpy(out, &from->via.f64, sizeof(from->via.f64));
         return 0;
     case PROTO_KIND_str:
         view = view_of(from->via.str.ptr, from->via.str.size);

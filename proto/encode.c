@@ -40,15 +40,26 @@ static uint64_t amount_of(const struct proto_field *f, const void *message)
     return view_of(f, message).n;
 }
 
+static double real_of(const struct proto_field *f, const void *message)
+{
+    double real;
+
+    memcpy(&real, (const uint8_t *)message + f->offset, sizeof(real));
+    return real;
+}
+
 static bool field_present(const struct proto_field *f, const void *message)
 {
+    if (f->kind == PROTO_KIND_f64)
+        return f->required || real_of(f, message) != 0;
     return f->required || amount_of(f, message) != 0;
 }
 
 static int field_check(const struct proto_field *f, const void *message,
                        const struct proto_where *where)
 {
-    int rc = proto_check_amount(f, amount_of(f, message), where);
+    int rc = f->kind == PROTO_KIND_f64 ? proto_check_real(f, real_of(f, message), where)
+                                       : proto_check_amount(f, amount_of(f, message), where);
     struct proto_view v;
 
     if (rc || f->kind != PROTO_KIND_str)
@@ -88,7 +99,7 @@ static int field_encode(msgpack_packer *pk, const struct proto_field *f, const v
 {
     struct proto_view v = {0};
 
-    if (f->kind != PROTO_KIND_u64 && f->kind != PROTO_KIND_flag)
+    if (f->kind != PROTO_KIND_u64 && f->kind != PROTO_KIND_flag && f->kind != PROTO_KIND_f64)
         v = view_of(f, message);
     proto_pack_strn(pk, f->name, f->name_bytes);
     switch ((enum proto_kind)f->kind) {
@@ -100,6 +111,9 @@ static int field_encode(msgpack_packer *pk, const struct proto_field *f, const v
             msgpack_pack_true(pk);
         else
             msgpack_pack_false(pk);
+        break;
+    case PROTO_KIND_f64:
+        msgpack_pack_double(pk, real_of(f, message));
         break;
     case PROTO_KIND_str:
         proto_pack_strn(pk, v.p, v.n);

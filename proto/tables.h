@@ -10,6 +10,7 @@ enum proto_kind {
     PROTO_KIND_str,
     PROTO_KIND_bin,
     PROTO_KIND_flag,
+    PROTO_KIND_f64,
     PROTO_KIND_u32s,
     PROTO_KIND_handles,
     PROTO_KIND_planes,
@@ -57,6 +58,7 @@ struct proto_where {
 /* `amount` is the number itself, or the length of what the field holds. 0 or -UCM_WIRE_INVALID. */
 int proto_check_amount(const struct proto_field *f, uint64_t amount,
                        const struct proto_where *where);
+int proto_check_real(const struct proto_field *f, double real, const struct proto_where *where);
 /* Valid UTF-8 without control characters: names go into logs, tables and C strings. */
 int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
                      const struct proto_where *where);

@@ -17,6 +17,20 @@
  * so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
 
+/* digest.c, digest_build.c, chain.c */
+struct digests {
+    struct list spaces; /* struct digest_space */
+    struct list builds; /* struct digest_build */
+    uint32_t n_builds;
+    struct cache_fills fills; /* of builds */
+    uint64_t held_bytes;      /* slots of digests that chains hold */
+    /* Parts that were published and whose digests are to be built: a ring. */
+    uint32_t watchers; /* sessions that want that, of all namespaces */
+    struct published *published;
+    uint32_t published_head, published_n;
+    struct cache_retry published_retry;
+};
+
 struct requests {
     struct request_rooms rooms;
     struct list sessions, active, walks;
@@ -32,6 +46,7 @@ struct requests {
     uint32_t narrow_reads; /* so many of them still begin under the bound */
     uv_idle_t walker;
     struct proto_buf out; /* one answer at a time */
+    struct digests digests;
 };
 
 struct session {
@@ -39,11 +54,14 @@ struct session {
     struct requests *rq;
     struct conn *conn;
     struct peer peer;
-    bool hello, closing;
+    bool hello, closing, chains_ending;
     uint32_t n_ns; /* open ones */
-    struct table regions, stagings, leases;
-    uint32_t region_names, staging_names, lease_names; /* given out so far; see session_name */
-    uint32_t leased_keys;
+    struct table regions, stagings, leases, chains;
+    /* Given out so far; see session_name. */
+    uint32_t region_names, staging_names, lease_names, chain_names;
+    uint32_t leased_keys; /* under leases and in chains */
+    uint32_t n_chains;    /* with those that are ending */
+    struct list spaces;   /* struct session_space: what digest.open opened */
     struct list requests;
     uint32_t n_requests;
     struct cache_fills fills;
@@ -63,6 +81,7 @@ struct request {
     enum ucm_method method;
     struct deadline deadline;
     size_t memory;
+    bool silent; /* not answered: the rest of a request that was */
     /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
      * again. Ends the request now or soon, with what was done; may end no other request. */
     void (*stop_cb)(struct request *r);
@@ -110,6 +129,8 @@ void session_settle(struct session *s);
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
+/* It stays while the connection lives. 0 or -code with call->error. */
+int session_ns_open(struct call *call, struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
@@ -124,6 +145,9 @@ bool call_operator(struct call *call);
  * (unregistering is still taken). */
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
+/* The same with only the first bytes zeroed. */
+void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_t deadline_ms,
+                         void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
  * one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);

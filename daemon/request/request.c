@@ -1,10 +1,11 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
-#include "daemon/request/internal.h"
+#include "daemon/request/digest.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 
 static void walker_closed_cb(uv_handle_t *handle)
@@ -36,6 +37,11 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->active);
     list_init(&rq->walks);
     list_init(&rq->readers);
+    rc = digests_init(rq);
+    if (rc != 0) {
+        uv_close((uv_handle_t *)&rq->walker, walker_closed_cb);
+        return rc;
+    }
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
     *out = rq;
     return 0;
@@ -44,17 +50,19 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
+    digests_close(rq);
     uv_close((uv_handle_t *)&rq->walker, walker_closed_cb);
 }
 
 void requests_drain(struct requests *rq)
 {
     rq->draining = true;
+    digests_drop(rq);
 }
 
 uint32_t requests_active(const struct requests *rq)
 {
-    return rq->n_active;
+    return rq->n_active + rq->digests.n_builds;
 }
 
 uint32_t requests_sessions(const struct requests *rq)
@@ -84,7 +92,8 @@ static void expired_cb(struct deadline *d)
 
 static bool gives_back(enum ucm_method method)
 {
-    return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER;
+    return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
+           method == UCM_METHOD_CHAIN_CLOSE;
 }
 
 bool memory_take(struct requests *rq, size_t bytes)
@@ -124,6 +133,12 @@ static int request_admit(struct call *call)
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r))
 {
+    return request_new_zeroed(call, bytes, bytes, deadline_ms, stop_cb);
+}
+
+void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_t deadline_ms,
+                         void (*stop_cb)(struct request *r))
+{
     struct session *s = call->s;
     struct requests *rq = s->rq;
     struct request *r;
@@ -138,12 +153,13 @@ void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
     }
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
-    r = calloc(1, bytes);
+    r = malloc(bytes);
     if (!r) {
         memory_return(rq, bytes);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
+    memset(r, 0, zeroed);
     deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
                  expired_cb);
     r->s = s;
@@ -175,7 +191,8 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
 {
     struct session *s = r->s;
 
-    session_reply(s, r->msgid, r->method, e, result);
+    if (!r->silent)
+        session_reply(s, r->msgid, r->method, e, result);
     request_refuse(r);
     session_settle(s);
 }

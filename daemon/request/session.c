@@ -1,5 +1,5 @@
 /* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
-#include "daemon/request/internal.h"
+#include "daemon/request/digest.h"
 #include "daemon/request/request.h"
 
 #include <stdlib.h>
@@ -80,8 +80,7 @@ static uint8_t *ns_flags(struct session *s, const struct ns *ns)
     return &s->ns[index_ns_place(s->rq->rooms.index, ns)];
 }
 
-/* The namespace stays while the connection lives. 0 or -code with call->error. */
-static int ns_set_open(struct call *call, struct ns *ns)
+int session_ns_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;
     uint8_t *flags = ns_flags(s, ns);
@@ -117,7 +116,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
     if (ns && (*ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
-        return ns_set_open(call, ns) == 0 ? ns : NULL;
+        return session_ns_open(call, ns) == 0 ? ns : NULL;
     /* The same text whether or not it exists: other tenants must not learn that. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
                   "namespace %llu is not open on this connection; call namespace.open first",
@@ -285,7 +284,7 @@ int method_ns_open(struct call *call)
             (unsigned)s->peer.uid, s->peer.tenant);
     rc = ns_open_checked(call, m, &ns);
     if (rc == 0)
-        rc = ns_set_open(call, ns);
+        rc = session_ns_open(call, ns);
     if (rc != 0)
         return rc;
     *ns_flags(s, ns) = SESSION_NS_OPEN;
@@ -316,6 +315,8 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     table_init(&s->regions, CONFIG_MAX_REGIONS_CONN);
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
+    table_init(&s->chains, SESSION_MAX_CHAINS);
+    list_init(&s->spaces);
     list_init(&s->requests);
     list_init(&s->retry.link);
     s->retry.retry_cb = retry_cb;
@@ -367,17 +368,21 @@ void session_settle(struct session *s)
     registered_close_all(s);
     if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
+    if (!chains_close_all(s))
+        return;
     if (!leases_end(s)) {
         cache_next_turn(rq->rooms.cache, &s->retry);
         return;
     }
     cache_fills_end(rq->rooms.cache, &s->fills);
+    spaces_close_all(s);
     ns_close_all(s);
     list_remove(&s->link);
     rq->n_sessions--;
     table_close(&s->regions);
     table_close(&s->stagings);
     table_close(&s->leases);
+    table_close(&s->chains);
     conn_free(s->conn);
     free(s);
 }

@@ -1,4 +1,4 @@
-/* load, dump, prefetch: one object, three kinds.
+/* load, dump, prefetch, and those that bring digests: one object of several kinds.
  *
  * A transfer walks its items (a part of a block each) with a cursor. An item that begins takes a
  * slot (load: cache_get, dump: cache_fill_claim) and joins a batch; a batch becomes one device job;
@@ -11,7 +11,7 @@
  * Stopping (cancel, deadline, connection closed) ends items that have not reached a job. Jobs are
  * awaited, since the device may still touch the worker's pages. */
 #include "daemon/request/transfer.h"
-#include "daemon/request/internal.h"
+#include "daemon/request/digest.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -34,9 +34,12 @@ static void transfer_release(struct transfer *t)
         return;
     t->released = true;
     cache_retry_cancel(&t->retry);
-    for (uint32_t i = 0; i < t->n_keys; i++)
+    for (uint32_t i = 0; i < t->n_keys; i++) {
         if (t->refs[i])
             cache_unlease(cache_of(t), t->refs[i]);
+        if (t->kind == TRANSFER_BUILD && t->blocks[i])
+            cache_unlease(cache_of(t), t->blocks[i]);
+    }
     lease_end(t->r.s, t->lease);
 }
 
@@ -85,7 +88,10 @@ static void transfer_finish(struct transfer *t)
     free(t->spare);
     if (t->region)
         region_transfer_ended(t->region);
-    request_end(&t->r, NULL, &r);
+    if (t->kind == TRANSFER_HOLD)
+        append_finish(t);
+    else
+        request_end(&t->r, NULL, &r);
 }
 
 static bool transfer_done(const struct transfer *t)
@@ -133,7 +139,7 @@ static void transfer_park(struct transfer *t)
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
 
-static void transfer_yield(struct transfer *t)
+void transfer_yield(struct transfer *t)
 {
     t->yielded = true;
     cache_retry_cancel(&t->retry);
@@ -211,9 +217,13 @@ void transfer_pump(struct transfer *t)
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
-    if (t->opened < t->n_keys && !t->stopping && !t->yielded)
-        blocks_open(t);
-    busy = !ready_take(t) || !items_begin(t);
+    if (t->opened < t->n_keys && !t->stopping && !t->yielded) {
+        if (t->space)
+            digests_open(t);
+        else
+            blocks_open(t);
+    }
+    busy = !(t->space ? digests_again(t) : ready_take(t)) || !items_begin(t);
     if (t->open && t->open->n == 0) {
         batch_free(t->open);
         t->open = NULL;

@@ -4,13 +4,21 @@
 
 #include "daemon/request/internal.h"
 
-enum transfer_kind { TRANSFER_LOAD, TRANSFER_DUMP, TRANSFER_PREFETCH };
+/* BUILD: digest.build. HOLD: chain.append, whose chain takes the uses of what comes to DRAM. Their
+ * namespace is the digests', and their items come from a tier or from a build. */
+enum transfer_kind {
+    TRANSFER_LOAD,
+    TRANSFER_DUMP,
+    TRANSFER_PREFETCH,
+    TRANSFER_BUILD,
+    TRANSFER_HOLD,
+};
 
 struct transfer {
     struct request r;
     enum transfer_kind kind;
     struct ns *ns;
-    struct registered *region;    /* not for prefetch */
+    struct registered *region;    /* of load and dump */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
     uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
@@ -21,11 +29,12 @@ struct transfer {
     bool yielded;     /* begins no item before the next turn of the loop */
     bool awaits_read; /* begins no item before its turn to read; in rq->readers */
     bool has_event;   /* a dump that waits for it */
+    bool marks;       /* a prefetch whose blocks are marked, to count what came of them */
     bool durable;     /* a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open;      /* filling up */
-    struct shared_lookup *lookup; /* a prefetch that waits for the shared tier, else NULL */
+    struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
     struct steps *steps;          /* a load that goes layer by layer, else NULL */
     struct list waits;            /* struct item_wait: waiting for a read */
     struct list ready;            /* struct item_wait: read, and waiting for a place in a batch */
@@ -39,7 +48,13 @@ struct transfer {
     block_ref *refs;
     uint32_t *blocks;
     uint8_t *status;
-    uint8_t *keys; /* of a dump, whose blocks are opened in turns of the loop */
+    uint8_t *keys; /* of those whose blocks are opened in turns of the loop */
+    /* BUILD, HOLD: blocks[i] is the base's block of a key, leased by the transfer or by the chain. */
+    struct digest_space *space;
+    bool build; /* digests that are nowhere are built */
+    struct chain *chain;
+    uint32_t chain_first, built; /* built: digests */
+    uint8_t *found;              /* HOLD: enum ucm_lookup_status of each key */
 };
 
 struct item_wait {
@@ -47,7 +62,8 @@ struct item_wait {
     struct list link;
     struct transfer *t;
     uint32_t item;
-    bool large; /* counted in rq->large_reads */
+    bool large;           /* counted in rq->large_reads */
+    bool building, again; /* again: what a tier had of it could not be read */
 };
 
 /* Outlives its transfer when that is stopped; then t is NULL. */
@@ -112,10 +128,15 @@ static inline uint64_t item_slot_bytes(const struct transfer *t, uint32_t item)
 /* A key's status is the worst of its parts'. */
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
 
+/* transfer_methods.c: NULL with call->error. */
+struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
+                              uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes);
 /* transfer.c: starts all that can be started now. May end and free the transfer. */
 void transfer_pump(struct transfer *t);
 void transfer_stop_cb(struct request *r);
 void transfer_retry_cb(struct cache_retry *r);
+/* The rest of the opening waits for the next turn of the loop. */
+void transfer_yield(struct transfer *t);
 
 /* transfer_reads.c: whose reads and copies go first. */
 bool transfer_large(const struct transfer *t);
@@ -138,6 +159,12 @@ void read_ended(const struct item_wait *iw);
 int item_begin(struct transfer *t, uint32_t item);
 /* Puts items that were read into the open batch. False: it is full and the device takes no job. */
 bool ready_take(struct transfer *t);
+/* t->spare is there. 0 or -ENOMEM. */
+int wait_reserve(struct transfer *t);
+/* The item waits by t->spare, whose cache_wait was taken. */
+void item_waits(struct transfer *t, uint32_t item);
+/* Who has something under way lets those who wait for space go first. */
+bool slot_waits(const struct transfer *t, uint32_t item);
 /* Ends what waits for a read or for a place in a batch as CANCELLED. */
 void waits_abandon(struct transfer *t);
 /* Submits a copy of the batch's items in these planes. False: the device's queue is full. */
@@ -158,6 +185,18 @@ void batch_abandon(struct transfer *t);
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
 /* What a job's end means for its items; counts errors. */
 enum ucm_block_status batch_outcome(struct transfer *t, int status);
+
+/* transfer_digest.c */
+/* Asks the shared tier for bases and digests of t->keys, if there is one, then pumps. */
+void digests_look(struct transfer *t);
+/* Opens some more blocks of a BUILD or a HOLD. */
+void digests_open(struct transfer *t);
+/* Begins an item of theirs, for which t->spare is there. As item_begin. */
+int digest_begin(struct transfer *t, uint32_t item);
+/* The item's read or build ended. True: iw goes on. */
+bool digest_ended(struct item_wait *iw, int status);
+/* Begins items anew that could not be read. False: there is no room now. */
+bool digests_again(struct transfer *t);
 
 /* transfer_steps.c: a load that goes layer by layer and reports progress. */
 /* Bytes that the steps of a load take. */

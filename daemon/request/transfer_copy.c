@@ -268,7 +268,10 @@ static void item_read_cb(struct cache_wait *w, int status)
     list_remove(&iw->link);
     read_ended(iw);
     t->waits_n--;
-    if (status != 0) {
+    if (t->space) {
+        if (digest_ended(iw, status))
+            iw = NULL;
+    } else if (status != 0) {
         item_status(t, item,
                     status == -ENOENT  ? UCM_BLOCK_MISS
                     : status == -EBUSY ? UCM_BLOCK_NO_ROOM
@@ -278,6 +281,8 @@ static void item_read_cb(struct cache_wait *w, int status)
     } else if (t->kind == TRANSFER_PREFETCH) {
         cache_put(cache_of(t), ref, part);
         metrics_of(t)->prefetch_blocks++;
+        if (t->marks)
+            cache_prefetched(cache_of(t), ref);
         t->bytes += ns_part_bytes(t->ns, part);
         t->in_window -= item_slot_bytes(t, item);
     } else {
@@ -290,12 +295,14 @@ static void item_read_cb(struct cache_wait *w, int status)
     transfer_pump(t);
 }
 
-/* Gives up an item that was read: it leaves the window, its slot is free. */
+/* Gives up an item that was read, or of digests one that could not be: it leaves the window, its slot
+ * is free. */
 static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
 {
     struct transfer *t = iw->t;
 
-    cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
+    if (!t->space)
+        cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
     item_status(t, iw->item, status);
     t->in_window -= item_slot_bytes(t, iw->item);
     t->waits_n--;
@@ -355,14 +362,13 @@ static bool prefetch_enough(const struct transfer *t, uint32_t item)
            t->bytes + t->in_window >= arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
-/* Who has something under way lets those who wait for space go first. */
-static bool slot_waits(const struct transfer *t, uint32_t item)
+bool slot_waits(const struct transfer *t, uint32_t item)
 {
     return t->in_window > 0 && cache_space_awaited(cache_of(t), &t->retry) &&
            !item_in_dram(t, item);
 }
 
-static int wait_reserve(struct transfer *t)
+int wait_reserve(struct transfer *t)
 {
     if (t->spare)
         return 0;
@@ -371,6 +377,20 @@ static int wait_reserve(struct transfer *t)
         return -ENOMEM;
     t->spare->w.small = !transfer_large(t);
     return 0;
+}
+
+void item_waits(struct transfer *t, uint32_t item)
+{
+    struct item_wait *iw = t->spare;
+
+    t->spare = NULL;
+    iw->t = t;
+    iw->item = item;
+    iw->w.done_cb = item_read_cb;
+    list_push_back(&t->waits, &iw->link);
+    read_begun(iw);
+    t->waits_n++;
+    t->in_window += item_slot_bytes(t, item);
 }
 
 /* Load and prefetch. 0: begun or ended; -EBUSY: no slot, or no place in a batch, now. */
@@ -391,20 +411,12 @@ static int item_get(struct transfer *t, uint32_t item)
     if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
         t->in_window += item_slot_bytes(t, item);
         metrics_of(t)->load_blocks_dram++;
+        cache_prefetch_used(cache_of(t), ref);
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else if (rc == CACHE_READY) {
         cache_put(cache_of(t), ref, part);
     } else if (rc == CACHE_PENDING) {
-        struct item_wait *iw = t->spare;
-
-        t->spare = NULL;
-        iw->t = t;
-        iw->item = item;
-        iw->w.done_cb = item_read_cb;
-        list_push_back(&t->waits, &iw->link);
-        read_begun(iw);
-        t->waits_n++;
-        t->in_window += item_slot_bytes(t, item);
+        item_waits(t, item);
     } else if (rc == -EBUSY) {
         return rc;
     } else {
@@ -451,5 +463,7 @@ int item_begin(struct transfer *t, uint32_t item)
 {
     if (t->refs[item_key(t, item)] == 0)
         return 0; /* its status was set at the start */
+    if (t->space)
+        return digest_begin(t, item);
     return t->kind == TRANSFER_DUMP ? item_fill(t, item) : item_get(t, item);
 }

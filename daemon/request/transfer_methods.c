@@ -6,13 +6,15 @@
 
 #define WINDOW_BYTES (256u << 20)
 
-/* Behind the struct: `steps_bytes` for its steps, the arrays, and a dump's keys. */
-static struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
-                                     uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes)
+/* Behind the struct: `steps_bytes` for its steps, the arrays, and keys that it needs later. */
+struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
+                              uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes)
 {
-    size_t key_bytes = kind == TRANSFER_DUMP ? ns->identity.key_bytes : 0;
+    bool keeps_keys = kind != TRANSFER_LOAD && kind != TRANSFER_PREFETCH;
+    size_t key_bytes = keeps_keys ? ns->identity.key_bytes : 0;
+    size_t found_bytes = kind == TRANSFER_HOLD;
     size_t memory = sizeof(struct transfer) + steps_bytes +
-                    n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1 + key_bytes);
+                    n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1 + key_bytes + found_bytes);
     struct transfer *t = request_new(call, memory, deadline_ms, transfer_stop_cb);
     uint64_t window;
 
@@ -22,6 +24,7 @@ static struct transfer *transfer_new(struct call *call, enum transfer_kind kind,
     t->blocks = t->refs + n_keys;
     t->status = (uint8_t *)(t->blocks + n_keys);
     t->keys = t->status + n_keys;
+    t->found = t->keys + n_keys * key_bytes;
     t->kind = kind;
     t->ns = ns;
     t->n_keys = n_keys;

@@ -73,11 +73,11 @@ def bounds(words):
 
 
 def fits(value, kind, words):
-    types = {"uint": int, "str": str, "bin": bytes, "bool": bool, "array": list, "map": dict}
+    types = {"uint": int, "float": float, "str": str, "bin": bytes, "bool": bool, "array": list, "map": dict}
     if not isinstance(value, types[kind.split()[0]]) or (kind == "uint" and (isinstance(value, bool) or value < 0)):
         return False
     limit = bounds(words)
-    return limit is None or limit[0] <= (value if kind == "uint" else len(value)) <= limit[1]
+    return limit is None or limit[0] <= (value if kind in ("uint", "float") else len(value)) <= limit[1]
 
 
 PAGE = Page()
@@ -208,11 +208,11 @@ class Client:
         self.answers[msgid] = message
         return msgid
 
-    def begin(self, method, fds=(), more=False, **params):
+    def begin(self, name, fds=(), more=False, **params):
         """Sends a request, together with those before it that had more behind them."""
         self.msgid += 1
-        self.methods[self.msgid] = method
-        self.output += frame([0, self.msgid, method, params])
+        self.methods[self.msgid] = name
+        self.output += frame([0, self.msgid, name, params])
         if not more:
             data, self.output = self.output, b""
             self.send(data, fds)
@@ -227,8 +227,8 @@ class Client:
         PAGE.check_map(self.methods[msgid], "result", result)
         return result
 
-    def call(self, method, fds=(), **params):
-        return self.wait(self.begin(method, fds, **params))
+    def call(self, name, fds=(), **params):
+        return self.wait(self.begin(name, fds, **params))
 
     def open(self, identity):
         return self.call("namespace.open", **identity)["ns"]

@@ -229,6 +229,10 @@ class Requests(Case):
         self.addCleanup(os.close, fd)
         handles = [{"kind": 0, "bytes": 8192}]
         planes = [{"stride": 4096, "chunk": 4096}, {"offset": 4096, "stride": 4096, "chunk": 4096, "shard": 1}]
+        digest = {"ns": ns, "method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
+        derived = client.call("digest.open", **digest)["ns"]
+        chain = client.call("chain.open", ns=derived)["chain"]
+        client.call("chain.append", chain=chain, keys=keys(1))
         return client, fd, {
             "hello": {"version_min": 1, "version_max": 1, "client": "x"}, "namespace.open": dict(DEMO, model=self.id()),
             "region.register": {"ns": ns, "blocks": 1, "device": "cpu", "handles": handles, "planes": planes},
@@ -238,7 +242,11 @@ class Requests(Case):
             "share.collect": {},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
-            "ring.unregister": {"ring": 1}}
+            "ring.unregister": {"ring": 1},
+            "digest.open": digest, "digest.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
+            "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
+            "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
+            "chain.close": {"chain": chain}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""
@@ -246,7 +254,9 @@ class Requests(Case):
             limit = bounds(words)
             values = [None, 1, -1, 1.5, True, "x" * 16, b"x" * 16, [1], {}]
             values = [value for value in values if value == -1 or not fits(value, kind, "")]
-            if limit and kind == "uint":
+            if limit and kind == "float":
+                values += [limit[0] - 0.5, limit[1] * 1.001, float("nan"), float("inf")]
+            elif limit and kind == "uint":
                 values += [number for number in (limit[0] - 1, limit[1] + 1) if number < 1 << 64]
             elif limit:
                 unit = {"str": "x", "bin": b"x"}.get(kind, [1])

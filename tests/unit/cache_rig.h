@@ -31,7 +31,7 @@ struct tier {
     int refuse;        /* what submit answers, 0: accepts */
     unsigned refuse_n; /* so often */
     bool recovering;
-    struct tier_ns_record *ns_record; /* the last one that was asked for */
+    struct tier_ns_record *naming; /* the last one that was asked for */
 };
 
 static inline int fake_submit(struct tier *t, struct tier_io *io)
@@ -69,9 +69,9 @@ static inline void fake_stats(struct tier *t, struct tier_stats *out)
     *out = (struct tier_stats){.recovering = t->recovering};
 }
 
-static inline void fake_ns_record(struct tier *t, struct tier_ns_record *n)
+static inline void fake_naming(struct tier *t, struct tier_ns_record *n)
 {
-    t->ns_record = n;
+    t->naming = n;
 }
 
 static inline uint64_t fake_sequence(struct tier *t, uint64_t loc)
@@ -84,7 +84,7 @@ static const struct tier_ops fake_ops = {.name = "fake",
                                          .submit = fake_submit,
                                          .forget = fake_forget,
                                          .stats = fake_stats,
-                                         .ns_record = fake_ns_record};
+                                         .ns_record = fake_naming};
 
 static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
 {
@@ -174,7 +174,7 @@ static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard
     struct ns *ns = NULL;
 
     cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
-    ns->record = NS_RECORD_WRITTEN; /* the fake tier writes no records */
+    ns->record = NS_RECORD_WRITTEN; /* the fake tier keeps no names */
     return ns;
 }
 

@@ -142,6 +142,82 @@ static const struct msg_verify_r sample_verify_r = {
 static const struct msg_collect sample_collect = {.root = 2};
 static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
+static const uint8_t sample_keep[4] = {0xff, 0x0f, 0, 1};
+static const struct msg_digest_open sample_digest_open = {
+    .ns = 1,
+    .method = 2,
+    .kind = 1,
+    .run = 4,
+    .keep = SAMPLE_BIN(sample_keep),
+    .pairs = 1,
+    .bits = 128,
+    .rope_bits = 64,
+    .seed = UINT64_MAX,
+    .chosen = 3,
+    .dtype = 2,
+    .kv_heads = 8,
+    .head_dim = 64,
+    .v_head_dim = 64,
+    .rope_dim = 16,
+    .k_offset = 128,
+    .k_token_stride = 1024,
+    .k_head_stride = 128,
+    .v_offset = 32768,
+    .v_token_stride = 1024,
+    .v_head_stride = 128,
+    .build = true,
+};
+static const struct msg_digest_open_r sample_digest_open_r = {
+    .ns = 2, .fingerprint = SAMPLE_BIN(sample_fingerprint), .shard_bytes = 1040};
+static const struct msg_digest_build sample_digest_build = {
+    .ns = 2, .keys = SAMPLE_BIN(sample_keys), .part = 1, .priority = 2, .deadline_ms = 5000};
+static const struct msg_chain_open sample_chain_open = {.ns = 2, .part = 1, .lease_ms = 60000};
+static const struct msg_chain sample_chain = {.chain = 8};
+static const struct msg_chain_append sample_chain_append = {
+    .chain = 8, .keys = SAMPLE_BIN(sample_keys), .build = true, .priority = 2, .deadline_ms = 5000};
+static const struct msg_chain_append_r sample_chain_append_r = {
+    .blocks = 100,
+    .dram = 1,
+    .nvme = 2,
+    .shared = 3,
+    .missing = 4,
+    .digests = 5,
+    .built = 6,
+    .status = SAMPLE_BIN(sample_found),
+};
+static const struct msg_select sample_select = {
+    .chains = {sample_shards, 2},
+    .shards = {sample_shards, 2},
+    .q = SAMPLE_BIN(sample_ipc),
+    .q_dtype = 1,
+    .q_heads = 32,
+    .rows = 2,
+    .metric = 1,
+    .reduce = 2,
+    .heads = 1,
+    .beta = 0.125,
+    .policy = 1,
+    .sparse_ratio = 0.3,
+    .topk_tokens = 512,
+    .min_blocks = 4,
+    .eps = 0.95,
+    .beta_m = 1,
+    .limit = 64,
+    .init_window_sz = 1,
+    .local_window_sz = 2,
+    .scores = true,
+    .prefetch = 8,
+    .deadline_ms = 5000,
+};
+static const struct msg_select_r sample_select_r = {
+    .counts = SAMPLE_BIN(sample_blocks),
+    .index = SAMPLE_BIN(sample_blocks),
+    .scores = SAMPLE_BIN(sample_salt),
+    .gone = 1,
+    .no_digest = 2,
+};
+static const struct msg_chain_prefetch sample_chain_prefetch = {
+    .chain = 8, .index = SAMPLE_BIN(sample_blocks), .priority = 3, .deadline_ms = 5000};
 
 struct proto_sample {
     const struct proto_message *m;
@@ -178,6 +254,16 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(collect_r),
     SAMPLE(page),
     SAMPLE(progress),
+    SAMPLE(digest_open),
+    SAMPLE(digest_open_r),
+    SAMPLE(digest_build),
+    SAMPLE(chain_open),
+    SAMPLE(chain),
+    SAMPLE(chain_append),
+    SAMPLE(chain_append_r),
+    SAMPLE(select),
+    SAMPLE(select_r),
+    SAMPLE(chain_prefetch),
     SAMPLE(ring_register),
     SAMPLE(ring),
     {&proto_none, NULL},

@@ -150,9 +150,9 @@ Test(cache_durable, a_namespace_whose_name_is_in_doubt_is_named_first)
 
     rig.one->record = NS_RECORD_NONE; /* as it is when the tier is not sure of its record */
     promise(&p, ref);
-    n = rig.tier.ns_record;
+    n = rig.tier.naming;
     cr_assert(n && rig.tier.n_pending == 0);
-    rig.tier.ns_record = NULL;
+    rig.tier.naming = NULL;
     n->done_cb(n, 0);
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
@@ -168,15 +168,15 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
 
     rig.one->record = NS_RECORD_NONE;
     promise(&p, ref);
-    rig.tier.ns_record->from_sequence = 77; /* as the tier does */
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, -ENOSPC);
+    rig.tier.naming->from_sequence = 77; /* as the tier does */
+    rig.tier.naming->done_cb(rig.tier.naming, -ENOSPC);
     cr_expect_eq(p.status, -EIO);
     p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
     backoff_reset(&rig.cache->record_retry);
     promise(&p, ref);
-    cr_expect_eq(rig.tier.ns_record->from_sequence, 77u);
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, 0);
+    cr_expect_eq(rig.tier.naming->from_sequence, 77u);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     expect_next(TIER_SYNC, part_loc(&block_of(ref)->part[0]));
     fake_next(&rig.tier, 0);
     cr_expect_eq(p.status, 0);

@@ -6,19 +6,19 @@
 
 TestSuite(pressure, .init = rig_open, .fini = rig_close);
 
-struct eased {
+struct calm {
     struct cache_retry w;
     unsigned calls;
 };
 
-static void eased_cb(struct cache_retry *w)
+static void calm_cb(struct cache_retry *w)
 {
-    ((struct eased *)w)->calls++;
+    ((struct calm *)w)->calls++;
 }
 
-static void eased_wait(struct eased *m)
+static void calm_ask(struct calm *m)
 {
-    *m = (struct eased){.w.retry_cb = eased_cb};
+    *m = (struct calm){.w.retry_cb = calm_cb};
     list_init(&m->w.link);
     cache_pressure_wait(rig.cache, &m->w);
 }
@@ -46,14 +46,14 @@ static void tier_drain(void)
 
 Test(pressure, a_waiting_callback_runs_when_the_backlog_is_short_again)
 {
-    struct eased m, cancelled;
+    struct calm m, cancelled;
 
     fill_and_wait(0, 4);
     cr_expect_not(cache_back_pressure(rig.cache), "as much as may");
     drop(store(rig.one, 4));
     cr_expect(cache_back_pressure(rig.cache));
-    eased_wait(&m);
-    eased_wait(&cancelled);
+    calm_ask(&m);
+    calm_ask(&cancelled);
     cache_retry_cancel(&cancelled.w);
     turn();
     cr_expect_eq(m.calls, 0u);
@@ -66,10 +66,10 @@ Test(pressure, a_waiting_callback_runs_when_the_backlog_is_short_again)
 
 Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
 {
-    struct eased m;
+    struct calm m;
 
     fill_and_wait(0, 5);
-    eased_wait(&m);
+    calm_ask(&m);
     cache_stop_writing(rig.cache);
     turn();
     cr_expect_eq(m.calls, 1u);

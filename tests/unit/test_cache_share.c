@@ -323,8 +323,8 @@ Test(cache_share, a_purge_waits_for_the_share_and_for_nvme)
     struct cache_purge p = {.done_cb = purged_cb};
 
     cr_assert_eq(cache_purge_begin(rig.cache, &p, rig.one), 0);
-    cr_assert(share.purge && rig.tier.ns_record);
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, 0);
+    cr_assert(share.purge && rig.tier.naming);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     cr_expect_eq(purged, 1);
     cr_expect_not(cache_purge_done(&p));
     share.purge->done_cb(share.purge, -ETIMEDOUT, 3);
@@ -345,7 +345,7 @@ Test(cache_share, what_is_stored_in_a_purge_is_written_after_it)
     turn();
     cr_expect_eq(share.n_pending, 0u);
     cr_expect_not(cache_written(rig.cache));
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, 0);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     share.purge->done_cb(share.purge, 0, 0);
     cache_purge_end(rig.cache, &p);
     turn();
@@ -365,7 +365,7 @@ Test(cache_share, what_was_found_before_it_was_purged_does_not_come_back)
     key_of(1, key);
     cache_shared_note(rig.cache, rig.one, key, 1, false);
     cr_expect_eq(find(rig.one, 1), 0u);
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, 0);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     share.purge->done_cb(share.purge, 0, 1);
     cache_purge_end(rig.cache, &p);
     cr_expect_neq(note(rig.one, 1, 1, false), 0u);

@@ -29,7 +29,7 @@ static void pool_block(void)
 
 Test(nvme_close, the_scrub_asks_nobody_any_more)
 {
-    struct tier_ns_record ns_record;
+    struct tier_ns_record naming;
 
     rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
     rig.config.nvme_scrub = 1024 * MIB;
@@ -38,13 +38,13 @@ Test(nvme_close, the_scrub_asks_nobody_any_more)
     rig_memory(&rig, 30, 100000);
     cr_assert_eq(rig_write(&rig, 0, 30, 100000), 30);
     pool_block();
-    rig_name(&rig, &ns_record, false); /* holds the tier for as long */
+    rig_name(&rig, &naming, false); /* holds the tier for as long */
     tier_nvme.close(rig.tier);
     rig.tier = NULL;
     /* the caller is gone: describe fails the test where it is asked of these */
     for (unsigned i = 0; i < 30; i++)
         rig.parts[i].stored = false;
     cr_assert_eq(uv_run(&rig.loop, UV_RUN_DEFAULT), 0);
-    cr_expect_null(ns_record.identity);
+    cr_expect_null(naming.identity);
     rig_close(&rig);
 }

@@ -314,11 +314,11 @@ Test(nvme_move, closed_while_it_moves)
  * and not kept out of use as if they could not have been synced. */
 Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
 {
-    struct tier_ns_record ns_record;
+    struct tier_ns_record naming;
     unsigned there = 0;
 
     open_moving(1, 9 * MIB, 50);
-    rig_name(&rig, &ns_record, false);
+    rig_name(&rig, &naming, false);
     rig_run(&rig);
     for (unsigned round = 0; round < 7; round++) {
         unsigned from = round * FULL;
@@ -327,9 +327,9 @@ Test(nvme_move, what_is_purged_meanwhile_costs_no_room)
         for (unsigned i = from; i < from + FULL; i++)
             if (rig.parts[i].stored)
                 read_part(i);
-        rig_name(&rig, &ns_record, true);
+        rig_name(&rig, &naming, true);
         rig_run(&rig);
-        cr_assert_null(ns_record.identity);
+        cr_assert_null(naming.identity);
     }
     for (unsigned i = 6 * FULL; i < 7 * FULL; i++)
         there += rig.parts[i].stored;

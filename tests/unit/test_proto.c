@@ -4,6 +4,7 @@
 #include "tests/unit/proto_samples.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,9 +55,9 @@ static void assert_same(const struct proto_message *m, const void *a, const void
     size_t entry;
 
     for (uint32_t i = 0; i < m->n_fields; i++, f++) {
-        if (f->kind == PROTO_KIND_u64 || f->kind == PROTO_KIND_flag) {
+        if (f->kind == PROTO_KIND_u64 || f->kind == PROTO_KIND_flag || f->kind == PROTO_KIND_f64) {
             cr_assert_arr_eq((const uint8_t *)a + f->offset, (const uint8_t *)b + f->offset,
-                             f->kind == PROTO_KIND_u64 ? sizeof(uint64_t) : sizeof(bool), "%s.%s",
+                             f->kind == PROTO_KIND_flag ? sizeof(bool) : sizeof(uint64_t), "%s.%s",
                              m->name, f->name);
             continue;
         }
@@ -198,6 +199,8 @@ static bool right_type(const struct proto_field *f, msgpack_object_type type)
         return type == MSGPACK_OBJECT_POSITIVE_INTEGER;
     case PROTO_KIND_flag:
         return type == MSGPACK_OBJECT_BOOLEAN;
+    case PROTO_KIND_f64:
+        return type == MSGPACK_OBJECT_FLOAT64;
     case PROTO_KIND_str:
         return type == MSGPACK_OBJECT_STR;
     case PROTO_KIND_bin:
@@ -238,13 +241,16 @@ static void try_wrong_types(const struct proto_message *m, const struct proto_fi
 /* Puts a value of the given amount (the number, or a length) into the field. */
 static void set_amount(const struct proto_field *f, msgpack_object *val, uint64_t amount)
 {
-    static char filler[UCM_KEYS_BYTES + 2];
-    static msgpack_object entries[UCM_MAX_PLANES + 2];
+    static char filler[UCM_MAX_FRAME_BYTES + 2];
+    static msgpack_object entries[UCM_MAX_SELECT_ROWS + 2];
 
     memset(filler, 'a', sizeof(filler));
     switch ((enum proto_kind)f->kind) {
     case PROTO_KIND_u64:
         val->via.u64 = amount;
+        return;
+    case PROTO_KIND_f64:
+        val->via.f64 = (double)amount;
         return;
     case PROTO_KIND_str:
     case PROTO_KIND_bin:
@@ -259,7 +265,7 @@ static void set_amount(const struct proto_field *f, msgpack_object *val, uint64_
     case PROTO_KIND_planes:
         break;
     }
-    cr_assert_leq(amount, UCM_MAX_PLANES + 2);
+    cr_assert_leq(amount, UCM_MAX_SELECT_ROWS + 2);
     for (uint64_t i = 0; i < amount; i++)
         entries[i] = val->via.array.ptr[0];
     val->via.array.ptr = entries;
@@ -337,6 +343,30 @@ Test(proto, every_field_refuses_what_its_table_forbids)
         }
         close_message(&o);
     }
+}
+
+Test(proto, floats_are_floats_of_either_size_and_finite)
+{
+    static const double wrong[] = {NAN, -NAN, INFINITY, -INFINITY, -0.25, 1.0000001};
+    struct msg_select out;
+    struct ucm_error e = {0};
+    struct opened o;
+    msgpack_object *val = NULL;
+
+    open_message(&o, &proto_select, &sample_select);
+    for (uint32_t i = 0; i < proto_select.n_fields; i++)
+        if (strcmp(proto_select.fields()[i].name, "eps") == 0)
+            val = &o.env.body.via.map.ptr[i].val;
+    cr_assert(val && val->type == MSGPACK_OBJECT_FLOAT64);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        val->via.f64 = wrong[i];
+        assert_refused(&proto_select, &o.env, "eps", "of a wrong value");
+    }
+    val->type = MSGPACK_OBJECT_FLOAT32;
+    val->via.f64 = 0.5;
+    cr_assert_eq(proto_decode(&proto_select, &o.env, &out, &e), 0, "%s", e.text);
+    cr_assert(out.eps == 0.5 && out.sparse_ratio == 0.3);
+    close_message(&o);
 }
 
 /* ---- sentences ---- */

@@ -50,6 +50,8 @@ static const char *kind_text(enum proto_kind kind)
         return "bin";
     case PROTO_KIND_flag:
         return "bool";
+    case PROTO_KIND_f64:
+        return "float";
     case PROTO_KIND_u32s:
         return "array of uint";
     case PROTO_KIND_handles:
@@ -63,7 +65,7 @@ static const char *kind_text(enum proto_kind kind)
 /* "| `keys` | bin | required | 16 to 524288 bytes |" */
 static void row_text(const struct proto_field *f, char *out, size_t room)
 {
-    const char *unit = f->kind == PROTO_KIND_u64                                ? ""
+    const char *unit = f->kind == PROTO_KIND_u64 || f->kind == PROTO_KIND_f64   ? ""
                        : f->kind == PROTO_KIND_str || f->kind == PROTO_KIND_bin ? " bytes"
                                                                                 : " entries";
     char bounds[64];
@@ -152,6 +154,8 @@ Test(proto_docs, every_limit_is_told)
         {"planes of a region", UCM_MAX_PLANES},
         {"handles of a region", UCM_MAX_HANDLES},
         {"bytes of a CUDA IPC handle", UCM_MAX_HANDLE_BYTES},
+        {"rows of a selection", UCM_MAX_SELECT_ROWS},
+        {"blocks of a chain", UCM_MAX_CHAIN_BLOCKS},
         {"milliseconds of a deadline", UCM_DEADLINE_MS},
     };
     char row[100];

@@ -311,7 +311,7 @@ Test(request_share, a_purge_that_left_files_says_so)
 
     for (int i = 0; i < 5; i++)
         turn();
-    rig.tier.ns_record->done_cb(rig.tier.ns_record, 0);
+    rig.tier.naming->done_cb(rig.tier.naming, 0);
     cr_expect_null(answer_of(id));
     share.purge->done_cb(share.purge, -ETIMEDOUT, 0);
     cr_assert(answer_of(id));

@@ -1,0 +1,105 @@
+/* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
+#include "daemon/request/digest.h"
+#include "daemon/request/transfer.h"
+
+#include <string.h>
+
+/* Blocks of the chain's base, of which only the chain's part is brought. A block that was evicted by
+ * name is a miss. NULL with call->error. */
+static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32_t n,
+                                     uint64_t priority, uint64_t deadline_ms)
+{
+    struct transfer *t = transfer_new(call, TRANSFER_PREFETCH, ch->space->base, n, deadline_ms, 0);
+
+    if (!t)
+        return NULL;
+    t->part = ch->part;
+    t->priority = (uint8_t)priority;
+    t->opened = n;
+    t->marks = true;
+    return t;
+}
+
+static void block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
+{
+    if (!chain_has(ch, block)) {
+        t->status[i] = UCM_BLOCK_MISS;
+        return;
+    }
+    t->refs[i] = ch->blocks[block].base;
+    cache_lease(cache_of(t), t->refs[i]);
+}
+
+static uint32_t index_at(struct proto_bin index, uint32_t i)
+{
+    const uint8_t *p = index.p + 4 * (size_t)i;
+
+    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static int index_check(struct call *call, const struct chain *ch, struct proto_bin index)
+{
+    if (index.n % 4 != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "index: %u bytes; give 4 for each block", index.n);
+    for (uint32_t i = 0; i < index.n / 4; i++)
+        if (index_at(index, i) >= ch->n)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "index: block %u; this chain has %u", index_at(index, i), ch->n);
+    return 0;
+}
+
+int method_chain_prefetch(struct call *call)
+{
+    const struct msg_chain_prefetch *m = &call->params.chain_prefetch;
+    struct chain *ch = call_chain(call, m->chain);
+    struct transfer *t;
+
+    if (!ch || index_check(call, ch, m->index) != 0)
+        return -call->error.code;
+    t = prefetch_new(call, ch, m->index.n / 4, m->priority, m->deadline_ms);
+    if (!t)
+        return -call->error.code;
+    for (uint32_t i = 0; i < t->n_keys; i++)
+        block_set(t, ch, i, index_at(m->index, i));
+    chain_use(ch); /* renews its lease */
+    chain_unuse(ch);
+    transfer_pump(t);
+    return 0;
+}
+
+/* Sets a bit for each block. Returns how many different ones there are, `most` at most. */
+static uint32_t blocks_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits)
+{
+    uint32_t marked = 0;
+
+    for (uint32_t i = 0; i < n && marked < most; i++) {
+        uint8_t bit = (uint8_t)(1u << index[i] % 8);
+
+        marked += !(bits[index[i] / 8] & bit);
+        bits[index[i] / 8] |= bit;
+    }
+    return marked;
+}
+
+uint32_t chain_prefetch(struct chain *ch, const struct request *from, const uint32_t *index,
+                        uint32_t n, uint32_t most, uint8_t priority, uint8_t *bits)
+{
+    struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_CHAIN_PREFETCH};
+    struct transfer *t;
+    uint32_t blocks, to = 0;
+
+    if (n == 0 || ch->closing)
+        return 0;
+    memset(bits, 0, (ch->n + 7) / 8);
+    blocks = blocks_mark(index, n, most, bits);
+    t = prefetch_new(&call, ch, blocks, priority, 0);
+    if (!t)
+        return 0;
+    t->r.silent = true;
+    for (uint32_t block = 0; to < blocks; block++)
+        if (bits[block / 8] >> block % 8 & 1)
+            block_set(t, ch, to++, block);
+    transfer_pump(t);
+    return blocks;
+}

@@ -1,0 +1,227 @@
+/* digest.open: namespaces of digests. Their identity follows from the base's and from what the digests
+ * are, so whoever opens the same again finds the same blocks. */
+#include "daemon/request/digest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What digest.open opened on one connection. */
+struct session_space {
+    struct list link;
+    struct digest_space *space;
+    bool watching;
+};
+
+/* ---- spaces ---- */
+
+struct digest_space *space_ref(struct digest_space *space)
+{
+    space->refs++;
+    return space;
+}
+
+void space_unref(struct digest_space *space)
+{
+    struct index *ix = space->rq->rooms.index;
+
+    if (--space->refs > 0)
+        return;
+    index_ns_unuse(ix, space->base);
+    index_ns_unuse(ix, space->derived);
+    list_remove(&space->link);
+    free(space);
+}
+
+/* The space of that derived namespace, with one more reference. NULL: no memory. */
+static struct digest_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
+                                       const struct ucm_digest_plan *plan)
+{
+    struct digest_space *space;
+
+    for (struct list *n = rq->digests.spaces.next; n != &rq->digests.spaces; n = n->next) {
+        space = LIST_ENTRY(n, struct digest_space, link);
+        if (space->derived == derived)
+            return space_ref(space);
+    }
+    space = calloc(1, sizeof(*space));
+    if (!space)
+        return NULL;
+    space->rq = rq;
+    space->refs = 1;
+    space->base = base;
+    space->derived = derived;
+    space->plan = *plan;
+    index_ns_use(rq->rooms.index, base);
+    index_ns_use(rq->rooms.index, derived);
+    list_push_back(&rq->digests.spaces, &space->link);
+    return space;
+}
+
+static struct session_space *session_space(struct session *s, const struct ns *derived)
+{
+    for (struct list *n = s->spaces.next; n != &s->spaces; n = n->next) {
+        struct session_space *ss = LIST_ENTRY(n, struct session_space, link);
+
+        if (ss->space->derived == derived)
+            return ss;
+    }
+    return NULL;
+}
+
+struct digest_space *call_space(struct call *call, uint64_t id)
+{
+    struct ns *ns = index_ns(call->s->rq->rooms.index, (uint32_t)id);
+    struct session_space *ss = ns ? session_space(call->s, ns) : NULL;
+
+    if (ss)
+        return ss->space;
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                  "namespace %llu was not opened by digest.open on this connection",
+                  (unsigned long long)id);
+    return NULL;
+}
+
+void spaces_close_all(struct session *s)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&s->spaces)) != NULL) {
+        struct session_space *ss = LIST_ENTRY(node, struct session_space, link);
+
+        if (ss->watching)
+            space_unwatch(ss->space);
+        space_unref(ss->space);
+        free(ss);
+    }
+}
+
+/* ---- digest.open ---- */
+
+static void spec_take(const struct msg_digest_open *m, const struct ns *base,
+                      struct ucm_digest_spec *spec)
+{
+    *spec = (struct ucm_digest_spec){
+        .method = (uint32_t)m->method,
+        .kind = (uint32_t)m->kind,
+        .run = (uint32_t)m->run,
+        .pairs = (uint32_t)m->pairs,
+        .keep_bytes = m->keep.n,
+        .bits = (uint32_t)m->bits,
+        .rope_bits = (uint32_t)m->rope_bits,
+        .seed = m->seed,
+        .chosen = (uint32_t)m->chosen,
+        .shape = {.dtype = (uint32_t)m->dtype,
+                  .tokens = base->identity.block_tokens,
+                  .kv_heads = (uint32_t)m->kv_heads,
+                  .head_dim = (uint32_t)m->head_dim,
+                  .v_head_dim = (uint32_t)m->v_head_dim,
+                  .rope_dim = (uint32_t)m->rope_dim,
+                  .k_offset = m->k_offset,
+                  .k_token_stride = m->k_token_stride,
+                  .k_head_stride = m->k_head_stride,
+                  .v_offset = m->v_offset,
+                  .v_token_stride = m->v_token_stride,
+                  .v_head_stride = m->v_head_stride},
+    };
+    if (m->keep.n > 0)
+        memcpy(spec->keep, m->keep.p, m->keep.n);
+}
+
+static int plan_make(struct call *call, const struct msg_digest_open *m, const struct ns *base,
+                     struct ucm_digest_plan *plan)
+{
+    struct ucm_digest_spec spec;
+    char why[UCM_SPARSE_WHY];
+    uint64_t extent;
+
+    spec_take(m, base, &spec);
+    if (ucm_digest_plan_init(plan, &spec, why) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
+    extent = ucm_digest_extent(&spec);
+    if (extent > base->identity.shard_bytes)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "the shape reaches to byte %llu of a layer; the base namespace's have "
+                             "%llu (shard_bytes)",
+                             (unsigned long long)extent,
+                             (unsigned long long)base->identity.shard_bytes);
+    return 0;
+}
+
+/* docs/protocol.md, "Digests" has this. */
+static int derived_open(struct call *call, const struct ns *base,
+                        const struct ucm_digest_plan *plan, struct ns **out)
+{
+    struct requests *rq = call->s->rq;
+    uint8_t form[UCM_FINGERPRINT_BYTES + UCM_DIGEST_CANONICAL_BYTES];
+    uint8_t salt[UCM_FINGERPRINT_BYTES];
+    struct ns_identity id = base->identity;
+    char layout[UCM_MAX_NAME_BYTES + 1];
+
+    memcpy(form, base->fingerprint, UCM_FINGERPRINT_BYTES);
+    ucm_digest_canonical(&plan->spec, form + UCM_FINGERPRINT_BYTES);
+    if (ns_fingerprint(form, sizeof(form), salt) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    snprintf(layout, sizeof(layout), "digest/1/%s", plan->method->name);
+    id.dtype = "digest";
+    id.layout = layout;
+    id.shard_bytes = plan->bytes;
+    id.salt = salt;
+    id.salt_bytes = sizeof(salt);
+    for (uint32_t part = 0; part < id.parts; part++)
+        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->rooms.arena))
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "the digests of %u layers of %llu bytes are longer than "
+                                 "arena.extent, %llu",
+                                 id.shards[part], (unsigned long long)id.shard_bytes,
+                                 (unsigned long long)arena_extent_bytes(rq->rooms.arena));
+    return index_ns_open(rq->rooms.index, &id, out, &call->error);
+}
+
+static int session_space_add(struct call *call, struct ns *base, struct ns *derived,
+                             const struct ucm_digest_plan *plan, struct session_space **out)
+{
+    struct session *s = call->s;
+    struct session_space *ss = session_space(s, derived);
+
+    if (!ss) {
+        ss = calloc(1, sizeof(*ss));
+        if (ss)
+            ss->space = space_open(s->rq, base, derived, plan);
+        if (!ss || !ss->space) {
+            free(ss);
+            return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+        }
+        list_push_back(&s->spaces, &ss->link);
+    }
+    *out = ss;
+    return 0;
+}
+
+int method_digest_open(struct call *call)
+{
+    const struct msg_digest_open *m = &call->params.digest_open;
+    struct ns *base = call_namespace(call, m->ns), *derived;
+    struct ucm_digest_plan plan;
+    struct msg_digest_open_r r;
+    struct session_space *ss = NULL;
+    int rc = base ? plan_make(call, m, base, &plan) : -call->error.code;
+
+    if (rc == 0)
+        rc = derived_open(call, base, &plan, &derived);
+    if (rc == 0)
+        rc = session_ns_open(call, derived);
+    if (rc == 0)
+        rc = session_space_add(call, base, derived, &plan, &ss);
+    if (rc != 0)
+        return rc;
+    if (m->build && !ss->watching) {
+        ss->watching = true;
+        space_watch(ss->space);
+    }
+    r = (struct msg_digest_open_r){.ns = derived->id,
+                                   .fingerprint = {derived->fingerprint, UCM_FINGERPRINT_BYTES},
+                                   .shard_bytes = plan.bytes};
+    return call_reply(call, &r);
+}

@@ -1,0 +1,419 @@
+/* select: which blocks of its chains a query wants. Everything is checked here; threads score and choose
+ * over digests that the chains hold; the loop leaves out what was evicted by name, and answers. */
+#include "daemon/digest/select.h"
+#include "daemon/request/digest.h"
+#include "daemon/request/transfer.h"
+#include "kernels/sparse/arith.h"
+
+#include <string.h>
+
+#define ALIGN 64u
+/* Of a frame, for all but the lists. */
+#define ANSWER_MARGIN 1024u
+
+struct select_request {
+    struct request r;
+    struct selection s;
+    struct chain **chains;          /* of each row */
+    struct chain_digests **digests; /* likewise, with a reference */
+    uint32_t *counts;               /* of each list's chosen blocks */
+    uint64_t no_digest;
+    uint8_t prefetch; /* 0, or priority + 1 */
+    struct ucm_error stopped;
+};
+
+/* ---- checks ---- */
+
+static int specs_take(struct call *call, const struct msg_select *m,
+                      const struct digest_space *space, struct selection *s)
+{
+    const struct ucm_digest_plan *plan = &space->plan;
+    bool stats = plan->spec.method == UCM_DIGEST_STATS;
+    char why[UCM_SPARSE_WHY];
+
+    s->plan = plan;
+    s->score = (struct ucm_score_spec){.metric = (uint32_t)m->metric,
+                                       .reduce = (uint32_t)m->reduce,
+                                       .heads = (uint32_t)m->heads,
+                                       .rows = m->rows ? (uint32_t)m->rows : 1,
+                                       .q_heads = (uint32_t)m->q_heads,
+                                       .beta = (float)m->beta};
+    s->choose = (struct ucm_choose_spec){.policy = (uint32_t)m->policy,
+                                         .block_tokens = space->base->identity.block_tokens,
+                                         .topk_tokens = (uint32_t)m->topk_tokens,
+                                         .min_blocks = (uint32_t)m->min_blocks,
+                                         .init_window_sz = (uint32_t)m->init_window_sz,
+                                         .local_window_sz = (uint32_t)m->local_window_sz,
+                                         .k_max = (uint32_t)m->limit,
+                                         .beta = (float)m->beta_m,
+                                         .sparse_ratio = m->sparse_ratio,
+                                         .eps = m->eps};
+    if (s->choose.beta == 0)
+        s->choose.beta = stats ? 1 : 1 / ucm_sqrt((float)plan->spec.shape.head_dim);
+    s->q_dtype = (enum select_dtype)m->q_dtype;
+    if (ucm_score_check(plan, &s->score, why) != 0 || ucm_choose_check(&s->choose, why) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
+    return 0;
+}
+
+static uint64_t q_bytes(const struct selection *s)
+{
+    return (uint64_t)s->n_rows * s->score.rows * s->score.q_heads * s->plan->spec.shape.head_dim *
+           (s->q_dtype == SELECT_F32 ? 4 : 2);
+}
+
+/* The chain and the layer of row i. NULL with call->error. */
+static struct chain *row_check(struct call *call, const struct msg_select *m, uint32_t i,
+                               const struct digest_space **space)
+{
+    struct chain *ch = call_chain(call, m->chains.p[i]);
+
+    if (!ch)
+        return NULL;
+    if (*space && ch->space != *space) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                      "chains[%u]: all chains of a selection have digests of one namespace", i);
+        return NULL;
+    }
+    *space = ch->space;
+    if (m->shards.p[i] >= ch->space->derived->identity.shards[ch->part]) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID, "shards[%u]: %u; this chain's part has %u", i,
+                      m->shards.p[i], ch->space->derived->identity.shards[ch->part]);
+        return NULL;
+    }
+    return ch;
+}
+
+/* Checks everything; fills in specs, and the blocks of each row. 0 or -code with call->error. */
+static int select_check(struct call *call, const struct msg_select *m, struct selection *s,
+                        uint32_t *blocks)
+{
+    const struct digest_space *space = NULL;
+    int rc;
+
+    s->n_rows = m->chains.n;
+    s->blocks = blocks;
+    if (m->shards.n != s->n_rows)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "shards: %u numbers for %u chains; give one for each", m->shards.n,
+                             s->n_rows);
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        const struct chain *ch = row_check(call, m, i, &space);
+
+        if (!ch)
+            return -call->error.code;
+        blocks[i] = ch->n;
+    }
+    rc = specs_take(call, m, space, s);
+    if (rc == 0 && m->q.n != q_bytes(s))
+        rc = ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                           "q: %u bytes; %u rows of %u queries of %u heads of %u channels take "
+                           "%llu",
+                           m->q.n, s->n_rows, s->score.rows, s->score.q_heads,
+                           s->plan->spec.shape.head_dim, (unsigned long long)q_bytes(s));
+    return rc;
+}
+
+/* ---- how many blocks a list may answer ---- */
+
+/* A list may answer all blocks of its chain, or `limit`, if that fits into the answer; else
+ * what the policy needs, and an equal part of what is left, which blocks without a digest take. */
+struct caps {
+    uint64_t entries; /* in all */
+    uint64_t extra;
+    uint32_t limit;
+    bool all;
+};
+
+static uint32_t smaller(uint64_t a, uint32_t b)
+{
+    return a < b ? (uint32_t)a : b;
+}
+
+static uint32_t lists_of(const struct selection *s)
+{
+    return s->n_rows * selection_lists(s);
+}
+
+static uint32_t list_cap(const struct selection *s, const struct caps *caps, uint32_t row)
+{
+    uint32_t n = s->blocks[row], most = caps->limit ? smaller(caps->limit, n) : n;
+
+    return caps->all ? most : smaller(ucm_choose_room(&s->choose, n) + caps->extra, most);
+}
+
+static uint64_t caps_sum(const struct selection *s, const struct caps *caps)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t row = 0; row < s->n_rows; row++)
+        sum += (uint64_t)list_cap(s, caps, row) * selection_lists(s);
+    return sum;
+}
+
+static int caps_make(struct call *call, const struct msg_select *m, const struct selection *s,
+                     struct caps *caps)
+{
+    uint64_t lists = (uint64_t)s->n_rows * selection_lists(s);
+    uint64_t taken = ANSWER_MARGIN + lists * sizeof(uint32_t), most, needed;
+
+    if (taken > UCM_MAX_FRAME_BYTES)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "%llu lists do not fit into an answer; ask for fewer rows",
+                             (unsigned long long)lists);
+    most = (UCM_MAX_FRAME_BYTES - taken) / (m->scores ? 8 : 4);
+    *caps = (struct caps){.limit = (uint32_t)m->limit};
+    needed = caps_sum(s, caps);
+    if (needed > most)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "up to %llu blocks would be chosen, the answer holds %llu; set limit, "
+                             "or ask for fewer rows",
+                             (unsigned long long)needed, (unsigned long long)most);
+    caps->extra = (most - needed) / lists;
+    caps->all = true;
+    if (caps_sum(s, caps) > most)
+        caps->all = false;
+    caps->entries = caps_sum(s, caps);
+    return 0;
+}
+
+/* ---- the answer ---- */
+
+static struct requests *rq_of(const struct select_request *sr)
+{
+    return sr->r.s->rq;
+}
+
+/* Moves what may be answered to the front of index and chosen. Returns how many blocks were left out. */
+static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
+{
+    struct selection *s = &sr->s;
+    uint32_t per_row = selection_lists(s), to = 0, gone = 0;
+
+    for (uint32_t i = 0; i < lists_of(s); i++) {
+        const struct select_list *l = &s->lists[i];
+        const struct chain *ch = sr->chains[i / per_row];
+        uint32_t begin = to;
+
+        for (uint32_t k = l->first; k < l->first + l->n; k++) {
+            if (!chain_has(ch, s->index[k])) {
+                gone++;
+                continue;
+            }
+            s->index[to] = s->index[k];
+            if (s->chosen)
+                s->chosen[to] = s->chosen[k];
+            to++;
+        }
+        sr->counts[i] = to - begin;
+    }
+    *total = to;
+    return gone;
+}
+
+/* Brings the chosen blocks of the chains into DRAM, each once, in requests that are not answered: what
+ * they can't bring, a load reads. */
+static void chosen_prefetch(struct select_request *sr)
+{
+    struct selection *s = &sr->s;
+    uint32_t per_row = selection_lists(s), budget = UCM_MAX_KEYS;
+
+    for (uint32_t row = 0, at = 0; row < s->n_rows && budget > 0;) {
+        struct chain *ch = sr->chains[row];
+        uint32_t begin = at;
+
+        /* Neighbouring rows of one chain make one request. */
+        for (; row < s->n_rows && sr->chains[row] == ch; row++)
+            for (uint32_t l = 0; l < per_row; l++)
+                at += sr->counts[row * per_row + l];
+        budget -= chain_prefetch(ch, &sr->r, s->index + begin, at - begin, budget,
+                                 (uint8_t)(sr->prefetch - 1), s->memory);
+    }
+}
+
+static void select_free(struct select_request *sr)
+{
+    for (uint32_t i = 0; i < sr->s.n_rows; i++) {
+        chain_digests_unref(sr->digests[i]);
+        chain_unuse(sr->chains[i]);
+    }
+}
+
+static void select_answer(struct select_request *sr)
+{
+    struct selection *s = &sr->s;
+    struct metrics *metrics = rq_of(sr)->rooms.metrics;
+    struct msg_select_r r = {.no_digest = sr->no_digest};
+    uint32_t total;
+
+    r.gone = lists_pack(sr, &total);
+    metrics->select_gone += r.gone;
+    r.counts = (struct proto_bin){(const uint8_t *)sr->counts, lists_of(s) * 4};
+    r.index = (struct proto_bin){(const uint8_t *)s->index, total * 4};
+    if (s->chosen)
+        r.scores = (struct proto_bin){(const uint8_t *)s->chosen, total * 4};
+    session_reply(sr->r.s, sr->r.msgid, sr->r.method, NULL, &r);
+    sr->r.silent = true;
+    if (sr->prefetch)
+        chosen_prefetch(sr);
+}
+
+static void select_done_cb(struct digest_job *job)
+{
+    struct select_request *sr = LIST_ENTRY(job, struct select_request, s.job);
+    uint64_t bad = atomic_load(&sr->s.bad);
+    struct ucm_error *e = &sr->stopped;
+
+    if (e->code == 0 && bad != UINT64_MAX)
+        ucm_error_set(e, UCM_WIRE_INVALID, "q: element %llu is not finite",
+                      (unsigned long long)bad);
+    if (e->code == 0)
+        select_answer(sr);
+    select_free(sr);
+    request_end(&sr->r, e, NULL);
+}
+
+/* The thread that is at work ends its piece. */
+static void select_stop_cb(struct request *r)
+{
+    struct select_request *sr = LIST_ENTRY(r, struct select_request, r);
+
+    if (sr->stopped.code != 0)
+        return;
+    if (uv_now(rq_of(sr)->rooms.loop) >= r->deadline.at_ms)
+        ucm_error_set(&sr->stopped, UCM_WIRE_DEADLINE, "not done in time; try again");
+    else if (rq_of(sr)->draining)
+        ucm_error_set(&sr->stopped, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
+    else
+        ucm_error_set(&sr->stopped, UCM_WIRE_CANCELLED, "the selection was cancelled");
+    digest_job_stop(&sr->s.job);
+}
+
+/* ---- the request ---- */
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* Bytes of each part of the request's memory, in this order. What `work` needs is not zeroed. */
+struct layout {
+    size_t head, rows, chains, digests, lists, blocks, counts, zeroed;
+    size_t q, index, chosen, work, all;
+};
+
+static void layout_make(struct layout *l, const struct msg_select *m, const struct selection *s,
+                        uint64_t entries, unsigned threads)
+{
+    *l = (struct layout){
+        .head = padded(sizeof(struct select_request)),
+        .rows = padded(s->n_rows * sizeof(struct select_row)),
+        .chains = padded(s->n_rows * sizeof(struct chain *)),
+        .digests = padded(s->n_rows * sizeof(struct chain_digests *)),
+        .lists = padded(lists_of(s) * sizeof(struct select_list)),
+        .blocks = padded(s->n_rows * sizeof(uint32_t)),
+        .counts = padded(lists_of(s) * sizeof(uint32_t)),
+        .q = padded(m->q.n),
+        .index = padded(entries * sizeof(uint32_t)),
+        .chosen = m->scores ? padded(entries * sizeof(float)) : 0,
+        .work = selection_bytes(s, threads),
+    };
+    l->zeroed = l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts;
+    l->all = l->zeroed + l->q + l->index + l->chosen + l->work + ALIGN;
+}
+
+static void *part_take(uint8_t **at, size_t bytes)
+{
+    void *part = *at;
+
+    *at += bytes;
+    return part;
+}
+
+static void lists_set(struct selection *s, const struct caps *caps)
+{
+    uint32_t per_row = selection_lists(s), first = 0;
+
+    for (uint32_t i = 0; i < lists_of(s); i++) {
+        s->lists[i].cap = list_cap(s, caps, i / per_row);
+        s->lists[i].first = first;
+        first += s->lists[i].cap;
+    }
+}
+
+static void rows_set(struct select_request *sr, struct call *call, const struct msg_select *m)
+{
+    struct selection *s = &sr->s;
+    struct metrics *metrics = rq_of(sr)->rooms.metrics;
+
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        struct chain *ch = call_chain(call, m->chains.p[i]);
+
+        s->rows[i].digests = ch->digests ? ch->digests->at : NULL;
+        s->rows[i].offset = m->shards.p[i] * (uint64_t)s->plan->bytes;
+        sr->chains[i] = ch;
+        sr->digests[i] = ch->digests;
+        if (ch->digests)
+            ch->digests->refs++;
+        chain_use(ch);
+        sr->no_digest += ch->n - ch->n_digests;
+        metrics->select_blocks += (uint64_t)ch->n * s->plan->spec.shape.kv_heads;
+    }
+    metrics->selects++;
+}
+
+/* Its memory is one piece. Returns what the selection may work in; NULL with call->error. */
+static void *select_new(struct call *call, const struct msg_select *m,
+                        const struct selection *checked, const struct caps *caps,
+                        struct select_request **out)
+{
+    struct layout l;
+    struct select_request *sr;
+    struct selection *s;
+    uint8_t *at;
+
+    layout_make(&l, m, checked, caps->entries, digest_pool_threads(call->s->rq->rooms.digests));
+    sr = request_new_zeroed(call, l.zeroed, l.all, m->deadline_ms, select_stop_cb);
+    if (!sr)
+        return NULL;
+    s = &sr->s;
+    *s = *checked;
+    at = (uint8_t *)sr + l.head;
+    s->rows = part_take(&at, l.rows);
+    sr->chains = part_take(&at, l.chains);
+    sr->digests = part_take(&at, l.digests);
+    s->lists = part_take(&at, l.lists);
+    s->blocks = memcpy(part_take(&at, l.blocks), checked->blocks, s->n_rows * sizeof(uint32_t));
+    sr->counts = part_take(&at, l.counts);
+    s->q = memcpy(part_take(&at, l.q), m->q.p, m->q.n);
+    s->index = part_take(&at, l.index);
+    s->chosen = m->scores ? part_take(&at, l.chosen) : NULL;
+    at += (ALIGN - (uintptr_t)at % ALIGN) % ALIGN;
+    *out = sr;
+    return at;
+}
+
+int method_select(struct call *call)
+{
+    const struct msg_select *m = &call->params.select;
+    uint32_t blocks[UCM_MAX_SELECT_ROWS];
+    struct selection checked = {0};
+    struct select_request *sr;
+    struct caps caps;
+    void *work;
+    int rc = select_check(call, m, &checked, blocks);
+
+    if (rc == 0)
+        rc = caps_make(call, m, &checked, &caps);
+    if (rc != 0)
+        return rc;
+    work = select_new(call, m, &checked, &caps, &sr);
+    if (!work)
+        return -call->error.code;
+    rows_set(sr, call, m);
+    lists_set(&sr->s, &caps);
+    sr->prefetch = (uint8_t)m->prefetch;
+    sr->s.job.done_cb = select_done_cb;
+    selection_submit(rq_of(sr)->rooms.digests, &sr->s, work);
+    return 0;
+}
