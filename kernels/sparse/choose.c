@@ -11,23 +11,26 @@
 
 #include <string.h>
 
-#define POISON_KEY 0xff800000u /* of +inf, the largest key there is */
-#define DIGIT_BITS 11          /* keys are 11, 11 and 10 bits */
-#define DIGITS (1u << DIGIT_BITS)
+#define POISON_KEY 0xff800000u /* of +inf, the largest key there is; alone with its first digit */
+#define DIGITS (1u << 11)      /* keys are 11, 11 and 10 bits */
+#define FIRST_SHIFT 21
 
-/* Scratch: the sums of a digit, then a key for each candidate; for mass weights too. */
+/* Of the candidates with a digit. */
 struct sums {
     uint64_t mass[DIGITS];
     uint32_t count[DIGITS];
 };
 
+/* The arrays and the sums lie in the scratch memory. Loops over them have no branches that depend on
+ * scores: nothing could predict those. */
 struct choice {
     const float *scores;
     uint32_t begin, end;     /* between the windows */
-    uint32_t poisoned;       /* of them */
+    uint32_t *keys;          /* by block, begin..end - 1 */
     const uint32_t *weights; /* by block; NULL: top k */
+    uint32_t poisoned;       /* of the blocks between the windows */
     struct sums *sums;
-    uint32_t *keys, *key_weights; /* candidates, and their weights */
+    uint32_t *left, *left_weights; /* keys of candidates, and their weights */
 };
 
 /* What is still to be taken; both above 0. */
@@ -112,75 +115,101 @@ uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n)
 
 size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n)
 {
-    size_t lists = spec->policy == UCM_CHOOSE_MASS ? 3 : 1;
+    size_t lists = spec->policy == UCM_CHOOSE_MASS ? 4 : 2;
 
     return sizeof(struct sums) + lists * n * sizeof(uint32_t);
 }
 
 /* ---- the cut ---- */
 
-static void add(struct sums *sums, uint32_t digit, const uint32_t *weight)
+static void clear_sums(const struct choice *c)
 {
-    sums->count[digit]++;
-    if (weight != NULL)
-        sums->mass[digit] += *weight;
+    memset(c->sums->count, 0, sizeof(c->sums->count));
+    if (c->weights != NULL)
+        memset(c->sums->mass, 0, sizeof(c->sums->mass));
 }
 
-/* Keys of the blocks between the windows and the sums of their first digits. Poisoned blocks are
- * counted and are no candidates. Returns the candidates. */
-static uint32_t gather(struct choice *c)
-{
-    uint32_t n = 0;
-
-    memset(c->sums, 0, sizeof(*c->sums));
-    c->poisoned = 0;
-    for (uint32_t b = c->begin; b < c->end; b++) {
-        uint32_t key = ucm_score_key(c->scores[b]);
-
-        if (key == POISON_KEY) {
-            c->poisoned++;
-            continue;
-        }
-        if (c->weights != NULL)
-            c->key_weights[n] = c->weights[b];
-        c->keys[n++] = key;
-        add(c->sums, key >> 21, c->weights != NULL ? &c->weights[b] : NULL);
-    }
-    return n;
-}
-
-/* The candidates whose bits from `above` up are `prefix`, and the sums of their next digit. */
-static uint32_t narrow(struct choice *c, uint32_t n, uint32_t above, uint32_t prefix,
+/* The sums of keys' digits. weights: NULL for top k. */
+static void add_digits(struct sums *sums, const uint32_t *keys, const uint32_t *weights, uint32_t n,
                        uint32_t shift, uint32_t mask)
 {
-    uint32_t left = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sums->count[keys[i] >> shift & mask]++;
+    for (uint32_t i = 0; weights != NULL && i < n; i++)
+        sums->mass[keys[i] >> shift & mask] += weights[i];
+}
 
-    memset(c->sums, 0, sizeof(*c->sums));
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t key = c->keys[i];
+static void make_range(const float *restrict scores, uint32_t *restrict keys, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = ucm_score_key(scores[i]);
+}
 
-        if (key >> above != prefix)
-            continue;
-        if (c->weights != NULL)
-            c->key_weights[left] = c->key_weights[i];
-        c->keys[left] = key;
-        add(c->sums, key >> shift & mask, c->weights != NULL ? &c->key_weights[left] : NULL);
-        left++;
+/* Keys, and the sums of their first digits, in which poisoned blocks are no candidates. */
+static void make_keys(struct choice *c)
+{
+    uint32_t *poisoned = &c->sums->count[POISON_KEY >> FIRST_SHIFT];
+
+    make_range(c->scores + c->begin, c->keys + c->begin, c->end - c->begin);
+    clear_sums(c);
+    add_digits(c->sums, c->keys + c->begin, c->weights != NULL ? c->weights + c->begin : NULL,
+               c->end - c->begin, FIRST_SHIFT, DIGITS - 1);
+    c->poisoned = *poisoned;
+    *poisoned = 0;
+}
+
+/* Those of n keys whose bits from `above` up are `prefix`. Returns how many. Works in place. */
+static uint32_t keep_prefix(const uint32_t *keys, const uint32_t *weights, uint32_t n,
+                            uint32_t above, uint32_t prefix, uint32_t *left, uint32_t *left_weights)
+{
+    uint32_t kept = 0;
+
+    if (weights == NULL) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t key = keys[i];
+
+            left[kept] = key;
+            kept += key >> above == prefix;
+        }
+        return kept;
     }
-    return left;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t key = keys[i];
+
+        left[kept] = key;
+        left_weights[kept] = weights[i];
+        kept += key >> above == prefix;
+    }
+    return kept;
+}
+
+/* The lowest digit of a run of eight that are empty, or `digit` itself. */
+static int skip_empty(const struct sums *sums, int digit)
+{
+    static const uint32_t none[8];
+
+    while (digit >= 15 && memcmp(&sums->count[digit - 8], none, sizeof(none)) == 0)
+        digit -= 8;
+    return digit;
 }
 
 /* The digit in which the taking ends; what the digits above it hold is taken off the need. -1: all
  * of them are taken. */
-static int walk(const struct sums *sums, struct need *need)
+static int walk(const struct choice *c, struct need *need)
 {
+    const struct sums *sums = c->sums;
+
     for (int digit = DIGITS - 1; digit >= 0; digit--) {
-        if (sums->count[digit] == 0)
+        uint64_t mass = c->weights != NULL ? sums->mass[digit] : 0;
+
+        if (sums->count[digit] == 0) {
+            digit = skip_empty(sums, digit);
             continue;
-        if (sums->count[digit] >= need->count || sums->mass[digit] >= need->mass)
+        }
+        if (sums->count[digit] >= need->count || mass >= need->mass)
             return digit;
         need->count -= sums->count[digit];
-        need->mass -= sums->mass[digit];
+        need->mass -= mass;
     }
     return -1;
 }
@@ -195,23 +224,31 @@ static uint32_t take_ties(uint32_t n, uint64_t mass, const struct need *need)
     return least(least(ties, need->count), n);
 }
 
-static struct cut take(struct choice *c, uint32_t n, struct need need)
+static struct cut take(struct choice *c, struct need need)
 {
-    static const uint32_t shift[] = {32, 21, 10, 0};
-    uint32_t prefix = 0;
+    static const uint32_t shift[] = {32, FIRST_SHIFT, 10, 0};
+    const uint32_t *keys = c->keys + c->begin;
+    const uint32_t *weights = c->weights != NULL ? c->weights + c->begin : NULL;
+    uint32_t prefix = 0, n = c->end - c->begin;
     int digit = 0;
 
     for (unsigned level = 1; level < 4; level++) {
         uint32_t bits = shift[level - 1] - shift[level];
 
-        if (level > 1)
-            n = narrow(c, n, shift[level - 1], prefix, shift[level], (1u << bits) - 1);
-        digit = walk(c->sums, &need);
+        if (level > 1) {
+            n = keep_prefix(keys, weights, n, shift[level - 1], prefix, c->left, c->left_weights);
+            keys = c->left;
+            weights = weights != NULL ? c->left_weights : NULL;
+            clear_sums(c);
+            add_digits(c->sums, keys, weights, n, shift[level], (1u << bits) - 1);
+        }
+        digit = walk(c, &need);
         if (digit < 0)
             return (struct cut){0, c->end - c->begin};
         prefix = prefix << bits | (uint32_t)digit;
     }
-    return (struct cut){prefix, take_ties(c->sums->count[digit], c->sums->mass[digit], &need)};
+    return (struct cut){prefix, take_ties(c->sums->count[digit],
+                                          weights != NULL ? c->sums->mass[digit] : 0, &need)};
 }
 
 /* ---- the answer ---- */
@@ -229,14 +266,22 @@ static void put_window(struct answer *a, uint32_t begin, uint32_t end)
 
 static void put_rest(struct answer *a, const struct choice *c, struct cut cut, uint32_t room)
 {
-    for (uint32_t b = c->begin; b < c->end && a->n < room; b++) {
-        uint32_t key = ucm_score_key(c->scores[b]);
+    const uint32_t *restrict keys = c->keys;
+    uint32_t *restrict index = a->index;
+    uint32_t n = a->n, b = c->begin, end = c->end;
 
-        if (key > cut.key || (key == cut.key && cut.ties > 0)) {
-            cut.ties -= key == cut.key;
-            a->index[a->n++] = b;
-        }
+    for (uint32_t ties = cut.ties; ties > 0 && b < end && n < room; b++) {
+        uint32_t tie = keys[b] == cut.key;
+
+        index[n] = b;
+        n += (keys[b] > cut.key) | tie;
+        ties -= tie;
     }
+    for (; b < end && n < room; b++) {
+        index[n] = b;
+        n += keys[b] > cut.key;
+    }
+    a->n = n;
 }
 
 static uint64_t sum_weights(const uint32_t *weights, uint32_t begin, uint32_t end)
@@ -263,16 +308,17 @@ static uint64_t mass_need(const struct ucm_choose_spec *spec, const struct choic
 static struct cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, uint32_t n,
                          uint32_t windows, uint32_t room, uint64_t total)
 {
-    uint32_t candidates = gather(c), most = least(most_blocks(spec, n), room);
+    uint32_t most = least(most_blocks(spec, n), room);
     struct need need = {.mass = UINT64_MAX};
 
+    make_keys(c);
     if (c->weights != NULL)
         need.mass = mass_need(spec, c, total);
     if (most > windows + c->poisoned)
         need.count = most - windows - c->poisoned;
     if (need.count == 0 || need.mass == 0)
         return (struct cut){POISON_KEY, c->poisoned};
-    return take(c, candidates, need);
+    return take(c, need);
 }
 
 uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
@@ -285,10 +331,11 @@ uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uin
 
     c.sums = scratch;
     c.keys = (uint32_t *)(c.sums + 1);
+    c.left = c.keys + n;
     if (spec->policy == UCM_CHOOSE_MASS) {
-        uint32_t *weights = c.keys + 2 * (size_t)n;
+        uint32_t *weights = c.left + n;
 
-        c.key_weights = c.keys + n;
+        c.left_weights = weights + n;
         total = score_ops()->weigh(scores, n, spec->beta, weights);
         c.weights = weights;
     }

@@ -89,15 +89,14 @@ static void prepare_queries(struct ucm_score_job *job, const float *q)
 {
     uint32_t kv_heads = job->plan->spec.shape.kv_heads, of_head = job->spec.q_heads / kv_heads;
     uint32_t d = job->plan->spec.shape.head_dim;
-    float *out = job->queries;
 
     for (uint32_t g = 0; g < kv_heads; g++)
         for (uint32_t row = 0; row < job->spec.rows; row++)
             for (uint32_t h = 0; h < of_head; h++) {
                 size_t head = (size_t)row * job->spec.q_heads + g * of_head + h;
 
-                job->ops->prepare(job->plan, q + head * d, out);
-                out += job->query_floats;
+                job->ops->prepare(job->plan, q + head * d, row * of_head + h, job->group,
+                                  job->queries + (size_t)g * job->group * job->query_floats);
             }
 }
 

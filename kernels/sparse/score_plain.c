@@ -46,6 +46,13 @@ static uint32_t query_floats(const struct ucm_digest_plan *plan)
     return plan->query_floats;
 }
 
+static void prepare(const struct ucm_digest_plan *plan, const float *q, uint32_t i, uint32_t group,
+                    float *queries)
+{
+    (void)group;
+    ucm_digest_query(plan, q, queries + (size_t)i * plan->query_floats);
+}
+
 static const uint8_t *digest_at(const struct ucm_score_blocks *blocks, uint32_t b)
 {
     if (blocks->at == NULL)
@@ -144,7 +151,7 @@ static uint64_t weigh(const float *scores, uint32_t n, float beta, uint32_t *wei
 
 const struct ucm_score_ops score_ops_base = {
     .query_floats = query_floats,
-    .prepare = ucm_digest_query,
+    .prepare = prepare,
     .range = range,
     .softmax = softmax,
     .sum = sum_shares,

@@ -63,7 +63,7 @@ struct ucm_score_job {
     float *scores; /* [ucm_score_lists][n] */
 
     const struct ucm_score_ops *ops; /* of this host's instruction set */
-    float *queries;                  /* [kv_heads][rows][q_heads of it], query_floats each */
+    float *queries;                  /* [kv_heads][group], query_floats each */
     float *raw;                      /* softmax: a list for each of them, raw_floats each */
     uint32_t group, query_floats;    /* group: rows x query heads of one KV head */
     size_t raw_floats;

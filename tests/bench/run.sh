@@ -31,6 +31,7 @@ done
 
 "$build/ucm-bench" start --ucmd "$build/ucmd"
 "$build/ucm-bench" lookup
+"$build/ucm-bench" select
 for chunk in 4KiB 64KiB 1MiB; do
     "$build/ucm-bench" load --chunk "$chunk"
     "$build/ucm-bench" dump --chunk "$chunk"

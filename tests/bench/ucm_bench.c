@@ -122,6 +122,26 @@ static const struct arg_option copy_options[] = {
      0},
 };
 
+static const struct arg_option select_options[] = {
+    {"device", ARG_TEXT, "NAME", "what selects: cpu", "cpu", 0, 0},
+    {"blocks", ARG_TEXT, "LIST", "blocks of the sequence", "8192", 0, 0},
+    {"heads", ARG_NUMBER, "N", "KV heads", "8", 1, 1024},
+    {"q-heads", ARG_NUMBER, "N", "query heads, a multiple of --heads", "32", 1, 65536},
+    {"dim", ARG_NUMBER, "N", "channels of a head", "128", 4, 1024},
+    {"tokens", ARG_NUMBER, "N", "tokens of a block", "16", 1, 1024},
+    {"rows", ARG_NUMBER, "N", "queries: the last so many tokens", "1", 1, 64},
+    {"methods", ARG_TEXT, "LIST",
+     "digests: mean, submean, box, hash64, hash128, hash256, stats, tokens",
+     "mean,box,hash64,hash128", 0, 0},
+    {"reduce", ARG_TEXT, "HOW", "over a KV head's query heads: max, mean or softmax", "max", 0, 0},
+    {"topk-tokens", ARG_NUMBER, "N", "tokens to choose; 0: three tenths of the blocks", "0", 0,
+     UINT32_MAX},
+    {"mass", ARG_FLAG, NULL, "choose by mass, 0.95 of it", NULL, 0, 0},
+    {"threads", ARG_TEXT, "LIST", "threads that share the work", "1,2", 0, 0},
+    {"layers", ARG_NUMBER, "N", "layers in turn, so that digests come from memory", "32", 1, 256},
+    {"rounds", ARG_NUMBER, "N", "rounds over the layers", "7", 1, 1000},
+};
+
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
@@ -188,6 +208,14 @@ static const struct program_command commands[] = {
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
      "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
      OPTIONS(copy_options), 0, 0, bench_copy},
+    {"select", "", "Scoring a layer's blocks and choosing among them; needs no daemon",
+     "Digests lie as in the daemon's arena, all layers of a block in one slot. Times are\n"
+     "of one layer: queries to chosen blocks, a list for each KV head. The baseline reads\n"
+     "as many bytes in one piece, by as many threads.\n\n"
+     "Examples:\n"
+     "  ucm-bench select\n"
+     "  ucm-bench select --blocks 8192,65536 --methods mean --reduce softmax\n",
+     OPTIONS(select_options), 0, 0, bench_select},
 };
 
 static const struct program ucm_bench = {

@@ -33,15 +33,12 @@ uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan)
     }
 }
 
-void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, float *out)
+/* A query head in that form. */
+static void arrange(const struct ucm_digest_plan *plan, const float *q, float *out)
 {
     float plain[2 * UCM_KV_HEAD_DIM_MAX + 16];
     uint32_t d = plan->channels, n = padded(d);
 
-    if (plan->spec.method == UCM_DIGEST_HASH) {
-        ucm_digest_query(plan, q, out);
-        return;
-    }
     ucm_digest_query(plan, q, plain);
     for (uint32_t i = 0; i < UCM_ISA_NAME(score_query_floats)(plan); i++)
         out[i] = -0.0f;
@@ -58,6 +55,23 @@ void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float
     default:
         memcpy(out, plain, d * sizeof(*out));
     }
+}
+
+/* The query heads of a panel lie interleaved, 32 floats of each in turn. */
+void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i,
+                                 uint32_t group, float *queries)
+{
+    uint32_t floats = UCM_ISA_NAME(score_query_floats)(plan), at = i % PANEL;
+    uint32_t n = group - (i - at) < PANEL ? group - (i - at) : PANEL;
+    float one[2 * UCM_KV_HEAD_DIM_MAX + UCM_DOT_LANES], *panel = queries + (i - at) * floats;
+
+    if (plan->spec.method == UCM_DIGEST_HASH) {
+        ucm_digest_query(plan, q, panel + at * floats);
+        return;
+    }
+    arrange(plan, q, one);
+    for (uint32_t c = 0; c < floats; c += UCM_DOT_LANES)
+        memcpy(panel + (size_t)c * n + at * UCM_DOT_LANES, one + c, UCM_DOT_LANES * sizeof(*one));
 }
 
 /* ---- sums over channels ---- */
@@ -85,8 +99,9 @@ LANES_INLINE void row_load(const uint8_t *row, uint32_t left, enum term term, ve
     }
 }
 
-LANES_INLINE void row_add(const float *q, uint32_t stride, uint32_t n, enum term term, vec scale,
-                          vec x[DOT_VECS], vec acc[][DOT_VECS])
+/* q: the same channels of n query heads. */
+LANES_INLINE void row_add(const float *q, uint32_t n, enum term term, vec scale, vec x[DOT_VECS],
+                          vec acc[][DOT_VECS])
 {
     if (term == TERM_L2)
         LANES_UNROLL
@@ -96,7 +111,7 @@ LANES_INLINE void row_add(const float *q, uint32_t stride, uint32_t n, enum term
     for (uint32_t i = 0; i < n; i++)
         LANES_UNROLL
     for (uint32_t v = 0; v < DOT_VECS; v++) {
-        vec a = v_load(q + i * stride + v * UCM_LANES);
+        vec a = v_load(q + i * UCM_DOT_LANES + v * UCM_LANES);
 
         if (term == TERM_L2) {
             a = v_sub(a, x[v]);
@@ -107,32 +122,37 @@ LANES_INLINE void row_add(const float *q, uint32_t stride, uint32_t n, enum term
     }
 }
 
+LANES_INLINE void clear(vec acc[][DOT_VECS], uint32_t n)
+{
+    LANES_UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        LANES_UNROLL
+    for (uint32_t v = 0; v < DOT_VECS; v++)
+        acc[i][v] = v_set(0);
+}
+
 /* Sums of n query heads with the rows at byte `from` of the digests. scales: TERM_L2's, by block. */
 LANES_INLINE void tile_sums(const struct score_tile *t, uint32_t from, const float *q, uint32_t n,
                             enum term term, const float *scales, vec out[][TILE_VECS])
 {
-    uint32_t channels = t->plan->channels, stride = t->query_floats;
+    uint32_t channels = t->plan->channels;
     vec folds[PANEL][TILE];
 
     for (uint32_t b = 0; b < TILE; b++) {
-        const uint8_t *row = t->at[b] + from;
+        const uint8_t *row = t->at[b] + from, *end = row + channels / UCM_DOT_LANES * UCM_DOT_LANES;
+        const float *query = q;
         vec acc[PANEL][DOT_VECS], x[DOT_VECS];
         vec scale = v_set(term == TERM_L2 ? scales[b] : 0);
-        uint32_t c = 0;
 
-        LANES_UNROLL
-        for (uint32_t i = 0; i < n; i++)
-            LANES_UNROLL
-        for (uint32_t v = 0; v < DOT_VECS; v++)
-            acc[i][v] = v_set(0);
+        clear(acc, n);
         tile_prefetch(t, b, from, channels);
-        for (; c + UCM_DOT_LANES <= channels; c += UCM_DOT_LANES) {
-            row_load(row + c, UCM_DOT_LANES, term, x);
-            row_add(q + c, stride, n, term, scale, x, acc);
+        for (; row < end; row += UCM_DOT_LANES, query += n * UCM_DOT_LANES) {
+            row_load(row, UCM_DOT_LANES, term, x);
+            row_add(query, n, term, scale, x, acc);
         }
-        if (c < channels) {
-            row_load(row + c, channels - c, term, x);
-            row_add(q + c, stride, n, term, scale, x, acc);
+        if (channels % UCM_DOT_LANES != 0) {
+            row_load(row, channels % UCM_DOT_LANES, term, x);
+            row_add(query, n, term, scale, x, acc);
         }
         LANES_UNROLL
         for (uint32_t i = 0; i < n; i++)
@@ -147,19 +167,15 @@ LANES_INLINE void tile_sums(const struct score_tile *t, uint32_t from, const flo
 LANES_INLINE void tile_box_sums(const struct score_tile *t, uint32_t from, const float *q,
                                 uint32_t n, vec out[][TILE_VECS])
 {
-    uint32_t channels = t->plan->channels, stride = t->query_floats;
-    uint32_t hi = from + t->plan->array[1], negative = padded(channels);
+    uint32_t channels = t->plan->channels, hi = from + t->plan->array[1];
     vec folds[PANEL][TILE];
 
     for (uint32_t b = 0; b < TILE; b++) {
         const uint8_t *row = t->at[b];
+        const float *query = q, *negative = q + padded(channels) * n;
         vec acc[PANEL][DOT_VECS], x[DOT_VECS], y[DOT_VECS];
 
-        LANES_UNROLL
-        for (uint32_t i = 0; i < n; i++)
-            LANES_UNROLL
-        for (uint32_t v = 0; v < DOT_VECS; v++)
-            acc[i][v] = v_set(0);
+        clear(acc, n);
         tile_prefetch(t, b, from, channels);
         tile_prefetch(t, b, hi, channels);
         for (uint32_t c = 0; c < channels; c += UCM_DOT_LANES) {
@@ -167,8 +183,10 @@ LANES_INLINE void tile_box_sums(const struct score_tile *t, uint32_t from, const
 
             row_load(row + hi + c, left, TERM_I8, x);
             row_load(row + from + c, left, TERM_I8, y);
-            row_add(q + c, stride, n, TERM_I8, v_set(0), x, acc);
-            row_add(q + negative + c, stride, n, TERM_I8, v_set(0), y, acc);
+            row_add(query, n, TERM_I8, v_set(0), x, acc);
+            row_add(negative, n, TERM_I8, v_set(0), y, acc);
+            query += n * UCM_DOT_LANES;
+            negative += n * UCM_DOT_LANES;
         }
         LANES_UNROLL
         for (uint32_t i = 0; i < n; i++)
@@ -240,7 +258,7 @@ LANES_INLINE void l2_panel(const struct score_tile *t, uint32_t g, const float *
 LANES_INLINE void box_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                             vec out[][TILE_VECS])
 {
-    uint32_t abs_sum = 2 * padded(t->plan->channels);
+    const float *abs_sums = q + 2 * padded(t->plan->channels) * n;
     float scales[TILE];
 
     tile_scales(t, t->plan->scale[0] + 2 * g, scales);
@@ -249,7 +267,7 @@ LANES_INLINE void box_panel(const struct score_tile *t, uint32_t g, const float 
     for (uint32_t i = 0; i < n; i++)
         LANES_UNROLL
     for (uint32_t v = 0; v < TILE_VECS; v++) {
-        vec slack = v_set(q[i * t->query_floats + abs_sum]);
+        vec slack = v_set(abs_sums[i * UCM_DOT_LANES]);
         vec x = v_fma(v_set(0x1p-11f), slack, out[i][v]);
 
         x = v_fma(v_load(scales + v * UCM_LANES), x, v_set(0x1p-149f));
@@ -270,7 +288,7 @@ LANES_INLINE void stats_panel(const struct score_tile *t, uint32_t g, const floa
     tile_scales(t, plan->scale[0] + 2 * g, mean);
     tile_scales(t, plan->scale[1] + 2 * g, var);
     tile_sums(t, g * d, q, n, TERM_I8, NULL, out);
-    tile_sums(t, plan->array[1] + g * d, q + padded(d), n, TERM_U8, NULL, vars);
+    tile_sums(t, plan->array[1] + g * d, q + padded(d) * n, n, TERM_U8, NULL, vars);
     LANES_UNROLL
     for (uint32_t i = 0; i < n; i++)
         LANES_UNROLL

@@ -32,7 +32,8 @@ score_panel UCM_ISA_NAME(score_panel_hash);
 
 /* The form of queries that panels read. */
 uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan);
-void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, float *out);
+void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i,
+                                 uint32_t group, float *queries);
 
 /* Compiles a panel for each number of query heads, so that its accumulators stay in registers. */
 #if UCM_LANES == 16
