@@ -218,6 +218,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    install -m 644 client/include/$${lib#lib}.h $(D)$(INCLUDEDIR) && \
 	    sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	        client/$$lib.pc.in > $(D)$(LIBDIR)/pkgconfig/$$lib.pc || exit 1; done
+	install -m 644 client/include/ucmclient_sparse.h $(D)$(INCLUDEDIR)
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -236,7 +237,7 @@ check-built:
 uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
-	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(D)$(INCLUDEDIR)/ucmclient.h \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(D)$(INCLUDEDIR)/ucmclient_cuda.h \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \

@@ -113,6 +113,8 @@ static void client_free(struct ucm_client *c)
 {
     struct client_handle *h;
 
+    client_prefetchers_free(c);
+    client_chains_free(c);
     client_task_free_all(c);
     client_rings_free(c);
     while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
@@ -145,6 +147,8 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->waiting);
     TAILQ_INIT(&c->handles);
     TAILQ_INIT(&c->tasks);
+    TAILQ_INIT(&c->chains);
+    TAILQ_INIT(&c->prefetchers);
     TAILQ_INIT(&c->rings);
     client_link_init(c);
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);

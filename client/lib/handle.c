@@ -19,7 +19,7 @@ static void handle_done_cb(struct client_call *call)
         client_handle_list(h);
 }
 
-static void handle_ref(struct client_handle *h)
+void client_handle_ref(struct client_handle *h)
 {
     h->refs++;
 }
@@ -34,7 +34,7 @@ void client_handle_init(struct client_handle *h, struct ucm_client *c,
     h->request = *request;
     h->request.fds = h->fds;
     if (request->handle)
-        handle_ref(request->handle);
+        client_handle_ref(request->handle);
 }
 
 void client_handle_unref(struct client_handle *h)
@@ -88,7 +88,7 @@ static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
-    handle_ref(h);
+    client_handle_ref(h);
     h->state = HANDLE_PENDING;
     r = client_request(&h->call, &h->request, deadline_ns);
     if (r && !h->call.done) {
@@ -127,7 +127,7 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
-    handle_ref(h);
+    client_handle_ref(h);
     r = client_call_wait(&h->call, deadline_ns);
     client_handle_unref(h);
     if (r)
@@ -136,7 +136,7 @@ static int handle_wait(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
-/* If a region's namespace was refused or closed, the region counts as refused, too. */
+/* If the namespace of a region, or the base of digests, was refused or closed, so was this. */
 static void follow_parent(struct client_handle *h)
 {
     const struct client_handle *parent = h->request.handle;
@@ -149,7 +149,8 @@ static void follow_parent(struct client_handle *h)
         h->call.error = parent->call.error;
     } else {
         h->call.status = -UCM_ENOTFOUND;
-        ucm_error_set(&h->call.error, UCM_ENOTFOUND, "the region's namespace was closed");
+        ucm_error_set(&h->call.error, UCM_ENOTFOUND,
+                      "the namespace that this one is of was closed");
     }
 }
 
@@ -177,18 +178,16 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     return r == -UCM_EDEADLINE ? r : 1;
 }
 
-/* After a refusal that may pass, the next call that needs the handle tries again. A call that needs
- * a region also retries its namespace. */
+/* After a refusal that may pass, the next call that needs the handle tries again, and what the handle
+ * is of with it. */
 static int refused(struct client_handle *h)
 {
     int status = h->call.status;
 
     if (status == -UCM_EBUSY || status == -UCM_ENOMEMORY || status == -UCM_EDEADLINE) {
-        struct client_handle *parent = h->request.handle;
-
-        if (parent && parent->state == HANDLE_REFUSED)
-            parent->state = HANDLE_STALE;
-        h->state = HANDLE_STALE;
+        for (struct client_handle *of = h; of; of = of->request.handle)
+            if (of->state == HANDLE_REFUSED)
+                of->state = HANDLE_STALE;
         h->client->stale = true;
     }
     return client_call_status(&h->call);

@@ -7,6 +7,7 @@
 #define UCM_CLIENT_INTERNAL_H
 
 #include "client/include/ucmclient.h"
+#include "client/include/ucmclient_sparse.h"
 #include "proto/backoff.h"
 #include "proto/proto.h"
 
@@ -124,9 +125,18 @@ TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    struct msg_ns_open open; /* views into `shards` and behind it */
+    /* Views into `shards` and behind it; of digests, those of the base, which handle.request
+     * references. */
+    struct msg_ns_open open;
+    struct client_digest *digest; /* behind the struct; NULL: the blocks are no digests */
     uint8_t fingerprint[32];
     uint32_t shards[]; /* then the salt, then the strings */
+};
+
+struct client_digest {
+    struct msg_digest_open open;
+    struct ucm_sparse_digest digest; /* keep: the array below, or NULL */
+    uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
 };
 
 struct ucm_region {
@@ -145,6 +155,7 @@ void client_handle_init(struct client_handle *h, struct ucm_client *c,
                         const struct client_request *request, client_take_cb take_cb);
 /* Opens or registers a new handle for the user. On failure the handle is dropped. */
 int client_handle_open(struct client_handle *h, int64_t deadline_ns);
+void client_handle_ref(struct client_handle *h);
 void client_handle_unref(struct client_handle *h); /* the last one frees */
 void client_handle_list(struct client_handle *h);
 void client_handle_unlist(struct client_handle *h);
@@ -158,6 +169,47 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
 /* Returns with the writer's token on the present connection, or -UCM_EDISCONNECTED after its break.
  * Never connects. */
 int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
+
+/* ---- chains: chain.c ---- */
+
+/* Chains are no handles: appending a million keys again would hold up every call after a reconnect.
+ * The first call that names a chain opens it again. */
+struct ucm_chain {
+    struct ucm_client *client;
+    struct ucm_namespace *ns; /* of digests, referenced */
+    TAILQ_ENTRY(ucm_chain) node;
+    unsigned refs; /* of the user, of threads that use it, of prefetches */
+    bool closed;   /* by the user */
+    bool busy;     /* a thread opens it or appends to it: others wait for client->idle */
+    bool reopening;
+    bool build; /* missing digests are built, also when it is opened again */
+    uint32_t part, lease_ms;
+    uint32_t id;       /* on the wire ... */
+    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
+    uint8_t *keys;     /* n_blocks, in room for `room` */
+    uint32_t n_blocks, room;
+};
+TAILQ_HEAD(client_chains, ucm_chain);
+
+/* As client_begin; the daemon of the present connection knows all of the chains, each by its id. They
+ * are of one client. May return CLIENT_AGAIN. */
+int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, int64_t deadline_ns);
+void client_chain_ref(struct ucm_chain *chain);
+void client_chain_unref(struct ucm_chain *chain);
+/* The daemon answered that it has no such chain: the next call opens it again. */
+void client_chain_forget(struct ucm_chain *chain);
+void client_chains_free(struct ucm_client *c);
+/* 0; or -UCM_EINVALID: one of the numbers is not a block of the chain. */
+int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n);
+
+/* ---- prefetchers: prefetcher.c ---- */
+
+struct ucm_prefetcher;
+TAILQ_HEAD(client_prefetchers, ucm_prefetcher);
+
+/* The connection broke: all that wait end. */
+void client_prefetchers_end(struct ucm_client *c);
+void client_prefetchers_free(struct ucm_client *c);
 
 /* ---- staging rings: staging.c ---- */
 
@@ -251,6 +303,8 @@ struct ucm_client {
     struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
     struct client_tasks tasks;
+    struct client_chains chains;
+    struct client_prefetchers prefetchers;
     struct client_staging_queue rings;
 
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
@@ -320,6 +374,9 @@ void client_signal(struct ucm_client *c);
 /* Encodes, links the call, sends, and gives the writer's token back that client_begin took. On
  * failure the call is not linked. May return CLIENT_AGAIN. */
 int client_request(struct client_call *call, const struct client_request *q, int64_t deadline_ns);
+/* The same, then waits for the answer, and gives up on it when the deadline passes. */
+int client_request_wait(struct client_call *call, const struct client_request *q,
+                        int64_t deadline_ns);
 /* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When the
  * deadline passes, the library drops the answer, and undoes what it would leave behind in the
  * daemon. */
@@ -330,7 +387,7 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
                          int64_t deadline_ns);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
-/* method: CANCEL, RELEASE, REGION_UNREGISTER or RING_UNREGISTER. */
+/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER or CHAIN_CLOSE. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
 void client_followup_flush(struct ucm_client *c);
 
@@ -347,6 +404,17 @@ void client_lease_end_all(struct ucm_client *c);
 
 /* task.c */
 void client_task_free_all(struct ucm_client *c);
+/* Asks the daemon to stop a request that was sent, or has ended. */
+int client_call_cancel(struct client_call *call, int64_t deadline_ns);
+/* A request for blocks whose answer is blocks_r. ns: whose keys they are; keys: the field of the
+ * parameters that receives them. */
+int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
+                      struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
+                      struct ucm_task **out);
+/* The same for n blocks of a chain; q->handle_id: the field that receives its id. The caller holds
+ * the lock. */
+int client_task_start_chain(struct ucm_chain *chain, struct client_request *q, uint32_t n,
+                            int64_t deadline_ns, struct ucm_task **out);
 
 /* error.c: sets ucm_errmsg and returns -status. Without the lock. */
 int client_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -39,7 +39,7 @@ int client_request(struct client_call *call, const struct client_request *q, int
     return r;
 }
 
-static int request_wait(struct client_call *call, const struct client_request *q,
+int client_request_wait(struct client_call *call, const struct client_request *q,
                         int64_t deadline_ns)
 {
     int r = client_request(call, q, deadline_ns);
@@ -60,7 +60,7 @@ int client_exchange(struct client_call *call, struct ucm_client *c, client_take_
     do {
         r = client_begin(c, q->handle, deadline_ns);
         if (r == 0)
-            r = request_wait(call, q, deadline_ns);
+            r = client_request_wait(call, q, deadline_ns);
     } while (r == CLIENT_AGAIN);
     client_call_close(call);
     return r;
@@ -90,7 +90,7 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
     int r;
 
     client_call_init(&call, c, NULL, NULL);
-    r = request_wait(&call, &q, deadline_ns);
+    r = client_request_wait(&call, &q, deadline_ns);
     client_call_close(&call);
     if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
         return r;
@@ -106,6 +106,8 @@ static int undo_cb(struct client_call *call, const union proto_any *m)
         client_followup(c, UCM_METHOD_REGION_UNREGISTER, (uint32_t)m->region.region);
     else if (call->method == UCM_METHOD_RING_REGISTER)
         client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
+    else if (call->method == UCM_METHOD_CHAIN_OPEN)
+        client_followup(c, UCM_METHOD_CHAIN_CLOSE, (uint32_t)m->chain.chain);
     else if (m->lookup_r.lease != 0)
         client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m->lookup_r.lease);
     return 0;
@@ -133,20 +135,21 @@ static bool orphan_new(const struct client_call *call)
     return true;
 }
 
-/* A lookup's lease runs out by itself; a registration would stay. */
+/* A lookup's lease and a chain run out by themselves; a registration would stay. */
 int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
     bool registers =
         call->method == UCM_METHOD_REGION_REGISTER || call->method == UCM_METHOD_RING_REGISTER;
+    bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_CHAIN_OPEN;
 
     client_call_unlink(call);
-    if ((registers || call->method == UCM_METHOD_LOOKUP) && !orphan_new(call) && registers)
+    if ((registers || leases) && !orphan_new(call) && registers)
         client_link_break(call->client, UCM_EDISCONNECTED, "ucmd answers no registration");
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
                        q->name ? q->name : proto_method_name(q->method));
 }
 
-/* A cancel may be lost, and a lease runs out; a mapping would stay. */
+/* A cancel may be lost, and a lease or a chain runs out; a mapping would stay. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
 {
     union proto_any params;
@@ -163,6 +166,9 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
         break;
     case UCM_METHOD_RING_UNREGISTER:
         params.ring.ring = id;
+        break;
+    case UCM_METHOD_CHAIN_CLOSE:
+        params.chain.chain = id;
         break;
     default:
         params.region.region = id;

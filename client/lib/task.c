@@ -13,6 +13,7 @@ struct ucm_task {
     bool reported;            /* the result was taken */
     struct client_spin *spin; /* learns how long it took; NULL: a prefetch */
     int64_t sent_ns;
+    struct ucm_chain *chain; /* of a prefetch, referenced; else NULL */
     uint64_t bytes;
     uint32_t n_ok, n_keys;
     uint8_t result[]; /* n_keys */
@@ -39,6 +40,8 @@ static void task_done_cb(struct client_call *call)
 {
     struct ucm_task *task = (struct ucm_task *)call;
 
+    if (task->chain && call->status == -UCM_ENOTFOUND)
+        client_chain_forget(task->chain);
     if (!task->counted)
         return;
     call->client->tasks_done++;
@@ -71,6 +74,8 @@ static void task_delete(struct ucm_task *task)
 {
     client_call_unlink(&task->call);
     client_call_close(&task->call);
+    if (task->chain)
+        client_chain_unref(task->chain);
     free(task);
 }
 
@@ -102,11 +107,27 @@ static int task_send(struct ucm_task *task, const struct client_request *q, stru
     return r;
 }
 
-/* keys: the field of the parameters. */
-static int task_start(const struct client_request *q, struct proto_bin *keys, struct msg_load *load,
-                      const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
+/* The task was sent: from now on it is the user's. */
+static void task_sent(struct ucm_task *task, enum ucm_method method)
 {
-    struct client_handle *ns = q->handle->request.handle;
+    struct ucm_client *c = task->call.client;
+
+    if (method == UCM_METHOD_LOAD || method == UCM_METHOD_DUMP) {
+        task->spin = &c->spin[method == UCM_METHOD_DUMP];
+        task->sent_ns = client_now_ns();
+        task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
+    }
+    TAILQ_INSERT_TAIL(&c->tasks, task, node);
+    task->counted = true;
+    if (task->call.done) /* the sender read answers while the socket was full */
+        task_done_cb(&task->call);
+}
+
+/* load: as task_send. */
+static int task_start(const struct client_request *q, const struct ucm_namespace *ns,
+                      struct proto_bin *keys, struct msg_load *load, const struct ucm_transfer *t,
+                      int timeout_ms, struct ucm_task **out)
+{
     struct ucm_client *c = q->handle->client;
     struct ucm_task *task;
     int64_t deadline_ns;
@@ -114,8 +135,7 @@ static int task_start(const struct client_request *q, struct proto_bin *keys, st
 
     if (r)
         return r;
-    r = client_keys_check(c, (struct ucm_namespace *)(ns ? ns : q->handle), t->keys, t->n_keys,
-                          keys);
+    r = client_keys_check(c, ns, t->keys, t->n_keys, keys);
     if (r)
         return client_leave(c, r);
     task = task_new(c, t->n_keys);
@@ -130,17 +150,47 @@ static int task_start(const struct client_request *q, struct proto_bin *keys, st
         task_delete(task);
         return client_leave(c, r);
     }
-    if (q->method != UCM_METHOD_PREFETCH) {
-        task->spin = &c->spin[q->method == UCM_METHOD_DUMP];
-        task->sent_ns = client_now_ns();
-        task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
-    }
-    TAILQ_INSERT_TAIL(&c->tasks, task, node);
-    task->counted = true;
-    if (task->call.done) /* the sender read answers while the socket was full */
-        task_done_cb(&task->call);
+    task_sent(task, q->method);
     *out = task;
     return client_leave(c, 0);
+}
+
+int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
+                      struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
+                      struct ucm_task **out)
+{
+    return task_start(q, ns, keys, NULL, t, timeout_ms, out);
+}
+
+int client_task_start_chain(struct ucm_chain *chain, struct client_request *q, uint32_t n,
+                            int64_t deadline_ns, struct ucm_task **out)
+{
+    struct ucm_task *task = task_new(chain->client, n);
+    int r;
+
+    if (!task)
+        return client_fail(UCM_ENOMEMORY, "no memory for a task");
+    client_chain_ref(chain);
+    task->chain = chain;
+    do {
+        r = client_chains_begin(&chain, 1, deadline_ns);
+        if (r == 0) {
+            *q->handle_id = chain->id;
+            r = client_request(&task->call, q, deadline_ns);
+        }
+    } while (r == CLIENT_AGAIN);
+    if (r) {
+        task_delete(task);
+        return r;
+    }
+    task_sent(task, q->method);
+    *out = task;
+    return 0;
+}
+
+static const struct ucm_namespace *namespace_of(const struct ucm_region *region)
+{
+    return (const struct ucm_namespace *)region->handle.request.handle;
 }
 
 static int transfer_check(const struct ucm_region *region, const struct ucm_transfer *t,
@@ -171,7 +221,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .deadline_ms = t->deadline_ms,
         .step = t->step,
     };
-    return task_start(&q, &m.keys, &m, t, timeout_ms, out);
+    return task_start(&q, namespace_of(region), &m.keys, &m, t, timeout_ms, out);
 }
 
 int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
@@ -193,7 +243,7 @@ int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
     };
-    return task_start(&q, &m.keys, NULL, t, timeout_ms, out);
+    return client_task_start(&q, namespace_of(region), &m.keys, t, timeout_ms, out);
 }
 
 int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
@@ -207,7 +257,7 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
     q.handle = &ns->handle;
     m = (struct msg_prefetch){
         .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
-    return task_start(&q, &m.keys, NULL, t, timeout_ms, out);
+    return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
 }
 
 static int task_report(struct ucm_task *task, struct ucm_result *out)
@@ -275,10 +325,28 @@ int ucm_task_wait_layers(struct ucm_task *task, uint32_t layers, int timeout_ms,
     return client_leave(c, 0);
 }
 
+int client_call_cancel(struct client_call *call, int64_t deadline_ns)
+{
+    struct ucm_client *c = call->client;
+    int r;
+
+    if (call->done)
+        return 0;
+    r = client_begin_same(c, deadline_ns);
+    if (r == 0 && call->done)
+        client_writer_release(c);
+    else if (r == 0)
+        r = client_exchange_same(c, UCM_METHOD_CANCEL, &(struct msg_cancel){.msgid = call->msgid},
+                                 deadline_ns);
+    /* Its answer came first, or the link broke, which ends it. */
+    if (r == -UCM_ENOTFOUND || c->link != LINK_UP || call->done)
+        r = 0;
+    return r;
+}
+
 int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
 {
     struct ucm_client *c;
-    int64_t deadline_ns;
     int r;
 
     if (!task)
@@ -287,19 +355,7 @@ int ucm_task_cancel(struct ucm_task *task, int timeout_ms)
     r = client_enter(c);
     if (r)
         return r;
-    deadline_ns = client_deadline(c, timeout_ms);
-    if (task->call.done)
-        return client_leave(c, 0);
-    r = client_begin_same(c, deadline_ns);
-    if (r == 0 && task->call.done)
-        client_writer_release(c);
-    else if (r == 0)
-        r = client_exchange_same(c, UCM_METHOD_CANCEL,
-                                 &(struct msg_cancel){.msgid = task->call.msgid}, deadline_ns);
-    /* Its answer came first, or the link broke, which ends it. */
-    if (r == -UCM_ENOTFOUND || c->link != LINK_UP || task->call.done)
-        r = 0;
-    return client_leave(c, r);
+    return client_leave(c, client_call_cancel(&task->call, client_deadline(c, timeout_ms)));
 }
 
 void ucm_task_free(struct ucm_task *task)

@@ -77,6 +77,7 @@ class Install(unittest.TestCase):
                 "usr/lib/libucmclient.a",
                 "usr/lib/pkgconfig/libucmclient.pc",
                 "usr/include/ucmclient.h",
+                "usr/include/ucmclient_sparse.h",
                 "usr/lib/systemd/system/ucmd.service",
                 "usr/lib/systemd/system/ucmd.socket",
                 "usr/lib/sysusers.d/ucmd.conf",
@@ -89,7 +90,7 @@ class Install(unittest.TestCase):
         self.assertIn("[libucmclient.so.0]", dynamic)
 
     def test_only_the_interface_is_exported(self):
-        header = (TOP / "client/include/ucmclient.h").read_text()
+        header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h"))
         declared = set(re.findall(r"UCM_API\s[^;(]*?\b(ucm_\w+)\s*\(", header))
         listing = run("nm", "-D", "--defined-only", str(self.root / "usr/lib/libucmclient.so"))
         exported = {line.split()[2].split("@")[0] for line in listing.splitlines() if line.split()[1] in "TDBR"}

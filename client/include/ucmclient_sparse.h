@@ -1,0 +1,357 @@
+/* libucmclient: retrieval, for workers that attend to a part of a long context.
+ *
+ * A *digest* is a few bytes for each layer of a block that say which queries want the block. Digests
+ * are blocks of a namespace of their own, derived from that of the KV: they lie on every tier, are
+ * shared by all workers of the tenant, and are found again after a restart. A *chain* names the
+ * blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A *selection*
+ * scores the blocks of chains against queries and chooses some. A *prefetcher* brings chosen blocks
+ * into DRAM before they are loaded. docs/retrieval.md has the methods, what they cost and what they
+ * are worth, and when not to use any of this.
+ *
+ * The functions that end in _local compute on the caller's memory and need no daemon. Daemon, GPU
+ * (ucmclient_cuda.h) and they give the same bits.
+ *
+ * Threads, fork, errors, timeouts and ownership are as in ucmclient.h. -UCM_EINVALID comes with a
+ * sentence that names the field. NaN and infinities in K and V are no errors: the digest of such a
+ * block is *poisoned* and every selection takes it. In a query they are -UCM_EINVALID.
+ *
+ * Numbers are those of docs/protocol.md. Zeroed structs have every default, except where a field's
+ * comment names none. */
+#ifndef UCMCLIENT_SPARSE_H
+#define UCMCLIENT_SPARSE_H
+
+#include <ucmclient.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- digests ---- */
+
+enum ucm_sparse_dtype {
+    UCM_SPARSE_F32 = 0,
+    UCM_SPARSE_F16 = 1,
+    UCM_SPARSE_BF16 = 2,
+    UCM_SPARSE_FP8_E4M3 = 3, /* decoded as the value, scale 1 */
+};
+
+/* Where K and V lie in the bytes of one layer of a block (a shard), in bytes from its start. The
+ * channels of one token and KV head are contiguous. */
+struct ucm_sparse_shape {
+    uint32_t dtype;      /* enum ucm_sparse_dtype */
+    uint32_t tokens;     /* of a block */
+    uint32_t kv_heads;   /* of this part, 1 to 1024; 1 for MLA */
+    uint32_t head_dim;   /* channels of K, a multiple of 4, at most 1024 */
+    uint32_t v_head_dim; /* channels of V; 0: there is no V (MLA), or no method needs it */
+    uint32_t rope_dim;   /* MLA: so many last channels of K are rotated; else 0 */
+    uint64_t k_offset, k_token_stride, k_head_stride;
+    uint64_t v_offset, v_token_stride, v_head_stride;
+};
+
+enum ucm_sparse_method {
+    UCM_SPARSE_MEAN = 1,    /* ESA: one vector a KV head; see enum ucm_sparse_mean */
+    UCM_SPARSE_SUBMEAN = 2, /* GSA, KVStar: means of run tokens, of some channels */
+    UCM_SPARSE_BOX = 3,     /* Quest, PSA: smallest and largest key of each channel; a true bound */
+    UCM_SPARSE_HASH = 4,    /* GSA on device: sign bits of each token's rotated key */
+    UCM_SPARSE_STATS = 5,   /* mean and variance of K, mean of V: an estimate of attention mass */
+    UCM_SPARSE_TOKENS = 6,  /* InfLLM: a few tokens stand for the block */
+};
+enum ucm_sparse_mean {
+    UCM_SPARSE_MEAN_PLAIN = 0,
+    UCM_SPARSE_MEAN_MAX = 1,        /* the largest value of each channel */
+    UCM_SPARSE_MEAN_NORMALISED = 2, /* the mean, divided by its length */
+};
+enum ucm_sparse_pairs { /* the channels that RoPE rotates together as pair i */
+                        UCM_SPARSE_PAIRS_NEOX = 0,        /* i and i + head_dim / 2 */
+                        UCM_SPARSE_PAIRS_INTERLEAVED = 1, /* 2i and 2i + 1 */
+};
+
+/* A method, its parameters and the KV that it reads. Leave the fields of other methods 0. */
+struct ucm_sparse_digest {
+    uint32_t method;     /* enum ucm_sparse_method; no default */
+    uint32_t kind;       /* mean: enum ucm_sparse_mean */
+    uint32_t run;        /* submean: tokens of a mean; divides shape.tokens */
+    uint32_t pairs;      /* submean with `keep`: enum ucm_sparse_pairs */
+    const uint8_t *keep; /* submean: bit i % 8 of byte i / 8: pair i counts; NULL: all do */
+    uint32_t keep_bytes; /* (head_dim / 2 + 7) / 8, or 0 */
+    uint32_t bits;       /* hash: 64, 128 or 256 a token and KV head */
+    uint32_t rope_bits;  /* hash with rope_dim: so many of `bits` for the rotated channels */
+    uint64_t seed;       /* hash: of the rotation; digests of different seeds do not compare */
+    uint32_t chosen;     /* tokens: how many stand for the block */
+    struct ucm_sparse_shape shape;
+};
+
+/* Checks a digest. *bytes (may be NULL) receives the bytes of one layer of one block, a multiple
+ * of 4. */
+UCM_API int ucm_sparse_digest_bytes(const struct ucm_sparse_digest *digest, uint64_t *bytes);
+
+/* Opens the namespace of the digests of `base`. It is a namespace as any other, with the base's
+ * keys, parts and layers and ucm_sparse_digest_bytes() a layer, for lookups, loads, dumps and
+ * regions. The worker may compute digests and dump them there. With `build` not 0 the daemon
+ * computes those of each block that is stored in the base from now on, by this or another worker,
+ * while this client is connected.
+ *
+ * Close it before the base. It is opened again after a reconnect as namespaces are. */
+UCM_API int ucm_sparse_digest_open(struct ucm_namespace *base,
+                                   const struct ucm_sparse_digest *digest, int build,
+                                   int timeout_ms, struct ucm_namespace **out);
+
+/* Has the daemon compute digests of blocks that are stored already; ns is from
+ * ucm_sparse_digest_open, and the transfer's keys, n_keys, part, priority and deadline_ms are as
+ * for ucm_prefetch. Result of a block: OK: it was computed; EXISTS: it was there; MISS: the base
+ * has no such block; IN_PROGRESS: a worker is storing it. */
+UCM_API int ucm_sparse_digest_build(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
+                                    int timeout_ms, struct ucm_task **out);
+
+/* Computes the digests of n layers or blocks: the i-th from kv + i * kv_stride (the shard that
+ * digest->shape describes) to out + i * out_stride. kv_bytes and out_bytes: of the whole arrays,
+ * which nothing is read or written beyond. Strides are in bytes. */
+UCM_API int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, const void *kv,
+                                    size_t kv_bytes, size_t kv_stride, uint32_t n, void *out,
+                                    size_t out_bytes, size_t out_stride);
+
+/* ---- chains ---- */
+
+struct ucm_chain;
+
+/* Opens an empty chain over a namespace of ucm_sparse_digest_open. part: whose KV, from 0. The
+ * daemon ends a chain that no call has named for lease_ms (0: its longest lease).
+ *
+ * The library keeps the chain's keys. When the connection broke, or the chain was not used for too
+ * long, the next call that names the chain opens it again and appends them. If fewer blocks are
+ * found than before, that call returns -UCM_EDISCONNECTED, once, and the chain goes on with those:
+ * what was chosen from it may name blocks that it lost. Between a break and that call nothing
+ * protects the blocks. 2^20 keys of 32 bytes take 32 MiB here. */
+UCM_API int ucm_chain_open(struct ucm_namespace *digests, uint32_t part, uint32_t lease_ms,
+                           int timeout_ms, struct ucm_chain **out);
+/* Ends the chain and frees the handle. Never blocks. Prefetches that still wait are cancelled. NULL
+ * is allowed. */
+UCM_API void ucm_chain_close(struct ucm_chain *chain);
+
+enum {
+    UCM_CHAIN_HAS_DIGEST = 4, /* in the status of a block: its digest is held */
+    UCM_CHAIN_BLOCKS_MAX = 1 << 20,
+};
+
+struct ucm_chain_keys {
+    const void *keys;     /* n_keys * key_bytes, from the chain's end on */
+    uint32_t n_keys;      /* any number; the chain's blocks stay at most UCM_CHAIN_BLOCKS_MAX */
+    uint32_t build;       /* not 0: the daemon computes digests that are missing */
+    uint32_t priority;    /* of reading digests and blocks, 0 to 7 */
+    uint32_t deadline_ms; /* for reading and computing; 0: the timeout */
+    /* If not NULL, receives a byte a key: enum ucm_found of its block, UCM_FOUND_NOT for one that
+     * was not appended, and UCM_CHAIN_HAS_DIGEST if its digest is held. */
+    uint8_t *status;
+};
+struct ucm_chain_result {
+    uint32_t blocks;                /* of the chain now */
+    uint32_t missing;               /* keys from the first one on that is not cached */
+    uint32_t in_dram, nvme, shared; /* where the appended blocks lie */
+    uint32_t digests; /* of them have a digest. The others are in every selection of theirs */
+    uint32_t built;   /* digests that the daemon computed for this call */
+};
+/* Appends blocks, as long as they are cached without a gap. If it fails in the middle, what was
+ * appended stays, and status says nothing; ucm_chain_blocks tells how many. result may be NULL. */
+UCM_API int ucm_chain_append(struct ucm_chain *chain, const struct ucm_chain_keys *keys,
+                             int timeout_ms, struct ucm_chain_result *result);
+/* How many blocks the chain has, by what the library knows. */
+UCM_API uint32_t ucm_chain_blocks(struct ucm_chain *chain);
+
+/* Brings blocks of the chain into DRAM. index: n numbers below ucm_chain_blocks. See also the
+ * prefetcher. */
+UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t n,
+                               uint32_t priority, uint32_t deadline_ms, int timeout_ms,
+                               struct ucm_task **out);
+
+/* ---- selection ---- */
+
+enum ucm_sparse_metric {
+    UCM_SPARSE_DOT = 0, /* as its method scores */
+    UCM_SPARSE_L2 = 1,  /* minus the squared distance: mean, submean and tokens */
+};
+enum ucm_sparse_reduce { /* over the queries that share a KV head */
+                         UCM_SPARSE_REDUCE_MAX = 0,
+                         UCM_SPARSE_REDUCE_MEAN = 1,
+                         UCM_SPARSE_REDUCE_SOFTMAX =
+                             2, /* the sum of each query's softmax over the blocks */
+};
+enum ucm_sparse_heads {                            /* over the KV heads */
+                        UCM_SPARSE_HEADS_EACH = 0, /* one list of blocks a KV head */
+                        UCM_SPARSE_HEADS_SUM = 1,  /* one list for all */
+                        UCM_SPARSE_HEADS_MAX = 2,
+};
+struct ucm_sparse_score {
+    uint32_t metric, reduce, heads;
+    uint32_t rows;    /* queries at once: the last so many tokens; 0: 1 */
+    uint32_t q_heads; /* of a query, a multiple of kv_heads; no default */
+    float beta;       /* softmax: what scores are scaled by; 0: 1 / sqrt(head_dim), for stats 1 */
+};
+
+enum ucm_sparse_policy {
+    UCM_SPARSE_TOPK = 0, /* a number of blocks */
+    UCM_SPARSE_MASS = 1, /* the fewest blocks that cover `eps` of the estimated attention */
+};
+struct ucm_sparse_choose {
+    uint32_t policy;
+    uint32_t topk_tokens;     /* topk: if not 0, so many tokens in place of sparse_ratio */
+    uint32_t min_blocks;      /* topk: at least so many */
+    uint32_t init_window_sz;  /* so many first blocks are always in, and count */
+    uint32_t local_window_sz; /* so many last ones */
+    uint32_t limit;           /* of a list, poisoned blocks and windows included; 0: none */
+    double sparse_ratio;      /* topk: of the blocks, 0 to 1 */
+    double eps;               /* mass: 0 to 1 */
+    double beta_m;            /* mass: weights are exp(beta_m * score); `stats`: 1 */
+};
+/* The defaults of ESA and GSA: topk, sparse_ratio .3, init_window_sz 1, local_window_sz 2,
+ * min_blocks 4; eps .95 and beta_m 1 for mass. A zeroed struct chooses no block at all. */
+UCM_API void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose);
+
+struct ucm_sparse_select {
+    struct ucm_chain *const *chains; /* row i asks for layer shards[i] of chains[i] */
+    const uint32_t *shards;
+    uint32_t n_rows;  /* 1 to 4096; the chains are of one namespace of digests */
+    uint32_t q_dtype; /* F32, F16 or BF16 */
+    const void *q;    /* [n_rows][score.rows][score.q_heads][head_dim], contiguous */
+    struct ucm_sparse_score score;
+    struct ucm_sparse_choose choose;
+    uint32_t prefetch;    /* 0, or priority + 1: chosen blocks are brought into DRAM */
+    uint32_t deadline_ms; /* 0: the timeout */
+};
+/* The lists of all rows, one behind the other: by row, and by KV head unless `heads` made one. */
+struct ucm_sparse_selected {
+    uint32_t *counts; /* receives the number of blocks of each list */
+    uint32_t *index;  /* receives their numbers in the chain, ascending in each list */
+    float *scores;    /* receives their scores; NULL: not wanted */
+    uint32_t counts_room, index_room; /* elements; ucm_sparse_room tells how many are enough */
+    uint32_t n_lists, n_blocks;       /* written: elements of counts and of index */
+    uint32_t gone;      /* chosen, but evicted by name meanwhile, and so left out: recompute them */
+    uint64_t no_digest; /* blocks of the rows without a digest: always chosen, up to `limit` */
+};
+/* How much room the answer takes at most while each block has a digest that is not poisoned; either
+ * may be NULL. A block without one is in every list, beyond this: set `limit`, or add the number of
+ * such blocks (ucm_chain_result). */
+UCM_API int ucm_sparse_room(const struct ucm_sparse_select *select, uint32_t *lists,
+                            uint32_t *blocks);
+/* Scores and chooses in the daemon. Ties go to the lower block. If the answer is longer than the
+ * room, -UCM_EINVALID says how long it is. The library sends as many requests as the protocol's
+ * frames need. */
+UCM_API int ucm_sparse_select(struct ucm_client *client, const struct ucm_sparse_select *select,
+                              int timeout_ms, struct ucm_sparse_selected *out);
+
+/* Digests in the caller's memory: block b's at p + b * stride; p and stride are multiples of 4. */
+struct ucm_sparse_digests {
+    const void *p;
+    size_t bytes, stride;
+    uint32_t n;
+    const uint8_t *missing; /* n bytes, not 0: block b has no digest; NULL: all have one */
+};
+/* One float a list and block: [lists][n], lists as for a row of ucm_sparse_select. q: one row. */
+UCM_API int ucm_sparse_score_local(const struct ucm_sparse_digest *digest,
+                                   const struct ucm_sparse_score *score,
+                                   const struct ucm_sparse_digests *digests, const void *q,
+                                   uint32_t q_dtype, float *scores, size_t scores_room);
+/* Half a point for each use of a block, and .1 to 1 by its place: the first GSA's scores, which need
+ * no digest. uses, scores: n. */
+UCM_API int ucm_sparse_score_history(const uint32_t *uses, uint32_t n, float *scores);
+/* Chooses among the n scores of one list. *count receives how many numbers index received. */
+UCM_API int ucm_sparse_choose_local(const struct ucm_sparse_choose *choose, uint32_t block_tokens,
+                                    const float *scores, uint32_t n, uint32_t *index,
+                                    uint32_t index_room, uint32_t *count);
+/* Both for one row: out as of ucm_sparse_select. */
+UCM_API int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
+                                    const struct ucm_sparse_score *score,
+                                    const struct ucm_sparse_choose *choose,
+                                    const struct ucm_sparse_digests *digests, const void *q,
+                                    uint32_t q_dtype, struct ucm_sparse_selected *out);
+
+/* ---- the prefetcher ---- */
+
+/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency in
+ * the order of their submission. It has no thread: whatever may leave leaves inside its calls, and
+ * the daemon does the work. Loads go before prefetches if their priority is above 3.
+ *
+ * Bounds: max_pending_prefetch prefetches that have not ended; the bytes of those that were sent
+ * and not freed; and how far ahead of the running batch they may be sent. */
+struct ucm_prefetcher;
+struct ucm_prefetch;
+
+enum ucm_prefetch_priority {
+    UCM_PREFETCH_URGENT = 0, /* next */
+    UCM_PREFETCH_HIGH = 1,   /* up to place 4 */
+    UCM_PREFETCH_NORMAL = 2, /* up to place 16 */
+    UCM_PREFETCH_LOW = 3,    /* a guess */
+};
+/* By the place of its request in the worker's queue, 0: next. */
+UCM_API enum ucm_prefetch_priority ucm_prefetch_priority(uint32_t place);
+
+struct ucm_prefetcher_options {
+    uint32_t max_pending_prefetch; /* 1 to 64; 0: 64 */
+    uint32_t prefetch_ahead;       /* batches; 0: 2 */
+    uint64_t prefetch_cache_size;  /* bytes; 0: 1 GiB */
+};
+/* options may be NULL. */
+UCM_API int ucm_prefetcher_open(struct ucm_client *client,
+                                const struct ucm_prefetcher_options *options,
+                                struct ucm_prefetcher **out);
+/* Frees the prefetcher and its prefetches, and cancels those that have not ended. Never blocks. NULL
+ * is allowed. */
+UCM_API void ucm_prefetcher_close(struct ucm_prefetcher *prefetcher);
+
+struct ucm_prefetch_blocks {
+    struct ucm_chain *chain;
+    const uint32_t *index; /* n numbers below ucm_chain_blocks, such as a selection's */
+    uint32_t n;            /* 1 to ucm_server_info.max_keys */
+    uint32_t place;        /* see ucm_prefetch_priority */
+    uint64_t batch;        /* that will use the blocks, as ucm_prefetcher_advance counts */
+    uint32_t deadline_ms;  /* from now; what has not come by then is missing; 0: 10000 */
+};
+/* Takes a prefetch into the queue and sends what may be sent. When max_pending_prefetch have not
+ * ended, it takes the place of a less urgent one that still waits, which ends with nothing come; if
+ * there is none, -UCM_EBUSY. */
+UCM_API int ucm_prefetcher_submit(struct ucm_prefetcher *prefetcher,
+                                  const struct ucm_prefetch_blocks *blocks, int timeout_ms,
+                                  struct ucm_prefetch **out);
+/* The worker begins this batch. Prefetches for batches up to batch + prefetch_ahead may be sent;
+ * those for earlier ones that still wait end. Numbers never fall. */
+UCM_API int ucm_prefetcher_advance(struct ucm_prefetcher *prefetcher, uint64_t batch);
+
+struct ucm_prefetched {
+    uint32_t n;
+    uint32_t came, missing; /* `came` lie in DRAM now, unless evicted since */
+    uint64_t bytes;         /* read for this prefetch */
+    const uint8_t *result;  /* n of enum ucm_block_result; valid until ucm_prefetch_free */
+};
+/* 0 with *out: it has ended. -UCM_EPENDING: not yet. Another error: it failed as a whole. May be
+ * called again. */
+UCM_API int ucm_prefetch_check(struct ucm_prefetch *prefetch, struct ucm_prefetched *out);
+/* The same, but waits. -UCM_EDEADLINE after timeout_ms leaves the prefetch as it was. One that cannot
+ * be sent yet (its batch is too far ahead, or others hold the bytes) waits for other threads' calls,
+ * until its own deadline. */
+UCM_API int ucm_prefetch_wait(struct ucm_prefetch *prefetch, int timeout_ms,
+                              struct ucm_prefetched *out);
+/* Its request got another place in the worker's queue. No effect once it was sent. */
+UCM_API int ucm_prefetch_move(struct ucm_prefetch *prefetch, uint32_t place);
+/* Ends one that waits, and asks the daemon to stop one that was sent. What has come stays. */
+UCM_API int ucm_prefetch_cancel(struct ucm_prefetch *prefetch, int timeout_ms);
+/* Frees it, and gives its bytes back: call it when its blocks were loaded or are not wanted any
+ * more. used: how many of the blocks that came were of use, for the counters. Cancels one that has
+ * not ended. Never blocks. NULL is allowed. */
+UCM_API void ucm_prefetch_free(struct ucm_prefetch *prefetch, uint32_t used);
+
+struct ucm_prefetcher_stats {
+    uint64_t submitted, ended; /* prefetches */
+    uint64_t displaced;        /* of those: taken out by a more urgent one */
+    uint64_t late;             /* their batch began, or their deadline passed, before they left */
+    uint64_t came, missing;    /* blocks of those that ended */
+    uint64_t useful, useless;  /* blocks that came, by what ucm_prefetch_free was told */
+    uint64_t bytes;            /* read */
+    uint32_t pending;          /* prefetches that have not ended */
+    uint64_t held_bytes;       /* of those that were sent and not freed */
+};
+UCM_API int ucm_prefetcher_stats(struct ucm_prefetcher *prefetcher,
+                                 struct ucm_prefetcher_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,122 @@
+#include "client/lib/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int open_take_cb(struct client_call *call, const union proto_any *any)
+{
+    struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
+    const struct msg_digest_open_r *m = &any->digest_open_r;
+
+    if (m->shard_bytes != ns->open.shard_bytes)
+        return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
+                             "ucmd's digests of this kind have %llu bytes, the library's %llu: "
+                             "their versions differ",
+                             (unsigned long long)m->shard_bytes,
+                             (unsigned long long)ns->open.shard_bytes);
+    ns->handle.id = (uint32_t)m->ns;
+    memcpy(ns->fingerprint, m->fingerprint.p, sizeof ns->fingerprint);
+    return 0;
+}
+
+static void spec_to_wire(const struct ucm_sparse_digest *d, struct msg_digest_open *m)
+{
+    const struct ucm_sparse_shape *s = &d->shape;
+
+    *m = (struct msg_digest_open){
+        .method = d->method,
+        .kind = d->kind,
+        .run = d->run,
+        .keep = {d->keep, d->keep_bytes},
+        .pairs = d->pairs,
+        .bits = d->bits,
+        .rope_bits = d->rope_bits,
+        .seed = d->seed,
+        .chosen = d->chosen,
+        .dtype = s->dtype,
+        .kv_heads = s->kv_heads,
+        .head_dim = s->head_dim,
+        .v_head_dim = s->v_head_dim,
+        .rope_dim = s->rope_dim,
+        .k_offset = s->k_offset,
+        .k_token_stride = s->k_token_stride,
+        .k_head_stride = s->k_head_stride,
+        .v_offset = s->v_offset,
+        .v_token_stride = s->v_token_stride,
+        .v_head_stride = s->v_head_stride,
+    };
+}
+
+/* A namespace like the base, whose strings and numbers it borrows: the handle references the base. */
+static struct ucm_namespace *digests_new(struct ucm_namespace *base,
+                                         const struct ucm_sparse_digest *d, uint64_t bytes,
+                                         bool build)
+{
+    struct ucm_namespace *ns = calloc(1, sizeof *ns + sizeof *ns->digest);
+    struct client_request q = {UCM_METHOD_DIGEST_OPEN, .handle = &base->handle};
+
+    if (!ns)
+        return NULL;
+    ns->digest = (struct client_digest *)(ns + 1);
+    ns->digest->digest = *d;
+    if (d->keep_bytes > 0) {
+        memcpy(ns->digest->keep, d->keep, d->keep_bytes);
+        ns->digest->digest.keep = ns->digest->keep;
+    }
+    ns->open = base->open;
+    ns->open.shard_bytes = bytes;
+    spec_to_wire(&ns->digest->digest, &ns->digest->open);
+    ns->digest->open.build = build;
+    q.params = &ns->digest->open;
+    q.handle_id = &ns->digest->open.ns;
+    client_handle_init(&ns->handle, base->handle.client, &q, open_take_cb);
+    return ns;
+}
+
+int ucm_sparse_digest_open(struct ucm_namespace *base, const struct ucm_sparse_digest *digest,
+                           int build, int timeout_ms, struct ucm_namespace **out)
+{
+    struct ucm_namespace *ns;
+    struct ucm_client *c;
+    uint64_t bytes;
+    int r;
+
+    if (!base || !digest || !out)
+        return client_fail(UCM_EINVALID, "base, digest or out is NULL");
+    if (base->digest)
+        return client_fail(UCM_EINVALID, "digests of digests: base must hold KV");
+    r = ucm_sparse_digest_bytes(digest, &bytes);
+    if (r)
+        return r;
+    if (digest->shape.tokens != base->open.block_tokens)
+        return client_fail(UCM_EINVALID, "shape.tokens is %u, but the base's blocks have %u tokens",
+                           digest->shape.tokens, (unsigned)base->open.block_tokens);
+    c = base->handle.client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    ns = digests_new(base, digest, bytes, build);
+    if (!ns)
+        return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for the namespace"));
+    r = client_handle_open(&ns->handle, client_deadline(c, timeout_ms));
+    if (r == 0)
+        *out = ns;
+    return client_leave(c, r);
+}
+
+int ucm_sparse_digest_build(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,
+                            struct ucm_task **out)
+{
+    struct msg_digest_build m;
+    struct client_request q = {UCM_METHOD_DIGEST_BUILD, &m, .handle_id = &m.ns};
+
+    if (!ns || !t || !out)
+        return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");
+    if (!ns->digest)
+        return client_fail(UCM_EINVALID, "digests are built in a namespace of "
+                                         "ucm_sparse_digest_open");
+    q.handle = &ns->handle;
+    m = (struct msg_digest_build){
+        .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
+    return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
+}
