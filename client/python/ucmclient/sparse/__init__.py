@@ -1,0 +1,47 @@
+"""Retrieval: digests of KV blocks, chains of blocks, and selections of the blocks that a query wants.
+
+    digest = sparse.mean(sparse.Shape("bf16", tokens=16, kv_heads=8, head_dim=128))
+    with sparse.DigestNamespace(ns, digest) as digests, digests.chain(keys, build=True) as chain:
+        chosen = chain.select(layer, q)
+        chain.prefetch(chosen.union()).wait()
+
+Tensors are numpy's, torch's or any buffer; results are memoryviews, which both take without a copy. Neither library is
+imported. ucmclient_sparse.h defines everything; docs/retrieval.md says what it is worth.
+"""
+
+from .chain import Appended, Chain, DigestNamespace, select
+from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
+from .digest import Digest, Digests, Shape, box, hash, mean, stats, submean, tokens
+from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
+
+#: In a status of Appended: the block's digest is held.
+HAS_DIGEST = 4
+
+__all__ = [
+    "HAS_DIGEST",
+    "Appended",
+    "Chain",
+    "Choice",
+    "Digest",
+    "DigestNamespace",
+    "Digests",
+    "Mass",
+    "Prefetch",
+    "Prefetched",
+    "Prefetcher",
+    "PrefetcherStats",
+    "Priority",
+    "Score",
+    "Selection",
+    "Shape",
+    "TopK",
+    "box",
+    "choose",
+    "hash",
+    "history_scores",
+    "mean",
+    "select",
+    "stats",
+    "submean",
+    "tokens",
+]

@@ -1,0 +1,220 @@
+"""ucmclient_sparse.h as ctypes sees it: structures and prototypes."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+from .._native import Transfer, lib
+
+
+class Shape(Structure):
+    _fields_ = [
+        ("dtype", c_uint32),
+        ("tokens", c_uint32),
+        ("kv_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("v_head_dim", c_uint32),
+        ("rope_dim", c_uint32),
+        ("k_offset", c_uint64),
+        ("k_token_stride", c_uint64),
+        ("k_head_stride", c_uint64),
+        ("v_offset", c_uint64),
+        ("v_token_stride", c_uint64),
+        ("v_head_stride", c_uint64),
+    ]
+
+
+class Digest(Structure):
+    _fields_ = [
+        ("method", c_uint32),
+        ("kind", c_uint32),
+        ("run", c_uint32),
+        ("pairs", c_uint32),
+        ("keep", c_void_p),
+        ("keep_bytes", c_uint32),
+        ("bits", c_uint32),
+        ("rope_bits", c_uint32),
+        ("seed", c_uint64),
+        ("chosen", c_uint32),
+        ("shape", Shape),
+    ]
+
+
+class ChainKeys(Structure):
+    _fields_ = [
+        ("keys", c_void_p),
+        ("n_keys", c_uint32),
+        ("build", c_uint32),
+        ("priority", c_uint32),
+        ("deadline_ms", c_uint32),
+        ("status", c_void_p),
+    ]
+
+
+class ChainResult(Structure):
+    _fields_ = [
+        ("blocks", c_uint32),
+        ("missing", c_uint32),
+        ("in_dram", c_uint32),
+        ("nvme", c_uint32),
+        ("shared", c_uint32),
+        ("digests", c_uint32),
+        ("built", c_uint32),
+    ]
+
+
+class Score(Structure):
+    _fields_ = [
+        ("metric", c_uint32),
+        ("reduce", c_uint32),
+        ("heads", c_uint32),
+        ("rows", c_uint32),
+        ("q_heads", c_uint32),
+        ("beta", c_float),
+    ]
+
+
+class Choose(Structure):
+    _fields_ = [
+        ("policy", c_uint32),
+        ("topk_tokens", c_uint32),
+        ("min_blocks", c_uint32),
+        ("init_window_sz", c_uint32),
+        ("local_window_sz", c_uint32),
+        ("limit", c_uint32),
+        ("sparse_ratio", c_double),
+        ("eps", c_double),
+        ("beta_m", c_double),
+    ]
+
+
+class Select(Structure):
+    _fields_ = [
+        ("chains", POINTER(c_void_p)),
+        ("shards", POINTER(c_uint32)),
+        ("n_rows", c_uint32),
+        ("q_dtype", c_uint32),
+        ("q", c_void_p),
+        ("score", Score),
+        ("choose", Choose),
+        ("prefetch", c_uint32),
+        ("deadline_ms", c_uint32),
+    ]
+
+
+class Selected(Structure):
+    _fields_ = [
+        ("counts", POINTER(c_uint32)),
+        ("index", POINTER(c_uint32)),
+        ("scores", POINTER(c_float)),
+        ("counts_room", c_uint32),
+        ("index_room", c_uint32),
+        ("n_lists", c_uint32),
+        ("n_blocks", c_uint32),
+        ("gone", c_uint32),
+        ("no_digest", c_uint64),
+    ]
+
+
+class Digests(Structure):
+    _fields_ = [
+        ("p", c_void_p),
+        ("bytes", c_size_t),
+        ("stride", c_size_t),
+        ("n", c_uint32),
+        ("missing", c_void_p),
+    ]
+
+
+class PrefetcherOptions(Structure):
+    _fields_ = [
+        ("max_pending_prefetch", c_uint32),
+        ("prefetch_ahead", c_uint32),
+        ("prefetch_cache_size", c_uint64),
+    ]
+
+
+class PrefetchBlocks(Structure):
+    _fields_ = [
+        ("chain", c_void_p),
+        ("index", c_void_p),
+        ("n", c_uint32),
+        ("place", c_uint32),
+        ("batch", c_uint64),
+        ("deadline_ms", c_uint32),
+    ]
+
+
+class Prefetched(Structure):
+    _fields_ = [
+        ("n", c_uint32),
+        ("came", c_uint32),
+        ("missing", c_uint32),
+        ("bytes", c_uint64),
+        ("result", POINTER(c_uint8)),
+    ]
+
+
+class PrefetcherStats(Structure):
+    _fields_ = [
+        ("submitted", c_uint64),
+        ("ended", c_uint64),
+        ("displaced", c_uint64),
+        ("late", c_uint64),
+        ("came", c_uint64),
+        ("missing", c_uint64),
+        ("useful", c_uint64),
+        ("useless", c_uint64),
+        ("bytes", c_uint64),
+        ("pending", c_uint32),
+        ("held_bytes", c_uint64),
+    ]
+
+
+PROTOTYPES = {
+    "ucm_sparse_digest_bytes": (c_int, [POINTER(Digest), POINTER(c_uint64)]),
+    "ucm_sparse_digest_open": (c_int, [c_void_p, POINTER(Digest), c_int, c_int, POINTER(c_void_p)]),
+    "ucm_sparse_digest_build": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_sparse_digest_local": (
+        c_int,
+        [POINTER(Digest), c_void_p, c_size_t, c_size_t, c_uint32, c_void_p, c_size_t, c_size_t],
+    ),
+    "ucm_chain_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_chain_close": (None, [c_void_p]),
+    "ucm_chain_append": (c_int, [c_void_p, POINTER(ChainKeys), c_int, POINTER(ChainResult)]),
+    "ucm_chain_blocks": (c_uint32, [c_void_p]),
+    "ucm_chain_prefetch": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_sparse_choose_defaults": (None, [POINTER(Choose)]),
+    "ucm_sparse_room": (c_int, [POINTER(Select), POINTER(c_uint32), POINTER(c_uint32)]),
+    "ucm_sparse_select": (c_int, [c_void_p, POINTER(Select), c_int, POINTER(Selected)]),
+    "ucm_sparse_score_local": (
+        c_int,
+        [POINTER(Digest), POINTER(Score), POINTER(Digests), c_void_p, c_uint32, c_void_p, c_size_t],
+    ),
+    "ucm_sparse_score_history": (c_int, [c_void_p, c_uint32, c_void_p]),
+    "ucm_sparse_choose_local": (
+        c_int,
+        [POINTER(Choose), c_uint32, c_void_p, c_uint32, c_void_p, c_uint32, POINTER(c_uint32)],
+    ),
+    "ucm_sparse_select_local": (
+        c_int,
+        [POINTER(Digest), POINTER(Score), POINTER(Choose), POINTER(Digests), c_void_p, c_uint32, POINTER(Selected)],
+    ),
+    "ucm_prefetcher_open": (c_int, [c_void_p, POINTER(PrefetcherOptions), POINTER(c_void_p)]),
+    "ucm_prefetcher_close": (None, [c_void_p]),
+    "ucm_prefetcher_submit": (c_int, [c_void_p, POINTER(PrefetchBlocks), c_int, POINTER(c_void_p)]),
+    "ucm_prefetcher_advance": (c_int, [c_void_p, c_uint64]),
+    "ucm_prefetcher_stats": (c_int, [c_void_p, POINTER(PrefetcherStats)]),
+    "ucm_prefetch_check": (c_int, [c_void_p, POINTER(Prefetched)]),
+    "ucm_prefetch_wait": (c_int, [c_void_p, c_int, POINTER(Prefetched)]),
+    "ucm_prefetch_move": (c_int, [c_void_p, c_uint32]),
+    "ucm_prefetch_cancel": (c_int, [c_void_p, c_int]),
+    "ucm_prefetch_free": (None, [c_void_p, c_uint32]),
+}
+
+for _name, (_result, _arguments) in PROTOTYPES.items():
+    try:
+        _function = getattr(lib, _name)
+    except AttributeError:
+        raise ImportError(f"libucmclient is older than ucmclient.sparse: it has no {_name}") from None
+    _function.restype, _function.argtypes = _result, _arguments

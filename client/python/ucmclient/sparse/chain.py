@@ -1,0 +1,213 @@
+"""Namespaces of digests, chains, and selections by the daemon."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_uint32, c_void_p
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+from .._native import lib
+from ..buffers import Blocks, Keys, keys as borrow_keys, uint32s
+from ..client import Client, Namespace, Task, _Handle, _timeout
+from ..errors import check
+from . import _native as native
+from .choice import Choice, Score, Selection, TopK, query_of, split
+from .digest import Digest
+from .tensors import Numbers
+
+
+class DigestNamespace(Namespace):
+    """The digests of a namespace: a namespace itself, with the base's keys, for lookups, loads, dumps and regions.
+
+    build: the daemon computes the digests of each block that is stored in the base while this client is connected.
+    Close it before the base."""
+
+    def __init__(self, base: Namespace, digest: Digest, build: bool = False, timeout: Optional[float] = None):
+        _Handle.__init__(self, base.client)
+        out = c_void_p()
+        check(
+            lib.ucm_sparse_digest_open(
+                base.handle, byref(digest.native), int(build), _timeout(timeout), byref(out)
+            )
+        )
+        self.base, self.digest = base, digest
+        self.identity = replace(
+            base.identity, dtype="digest", layout=f"digest/1/{digest.method}", shard_bytes=digest.bytes
+        )
+        self._handle = out.value
+
+    def build(
+        self,
+        keys: Keys,
+        *,
+        part: Optional[int] = None,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> Task:
+        """Has the daemon compute digests of blocks that are stored already; part None: of all parts."""
+        one = 0 if part is None else part + 1
+        return Task(lib.ucm_sparse_digest_build, self, self, keys, None, timeout, deadline, priority=priority, part=one)
+
+    def chain(
+        self,
+        keys: Optional[Keys] = None,
+        *,
+        part: int = 0,
+        build: bool = False,
+        lease: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> Chain:
+        """A chain of the blocks of these keys, as far as they are cached: len() tells how many."""
+        chain = Chain(self, part, lease, timeout)
+        if keys is not None:
+            try:
+                chain.append(keys, build=build, timeout=timeout)
+            except BaseException:
+                chain.close()
+                raise
+        return chain
+
+
+@dataclass(frozen=True)
+class Appended:
+    """blocks: of the chain now. missing: keys that were not appended, from the first one that is not cached. The others
+    count appended blocks: where they lie, how many have a digest, and how many of these were built now. status: a byte
+    a key, a Found's number and, with a digest, 4 more."""
+
+    blocks: int
+    missing: int
+    in_dram: int
+    nvme: int
+    shared: int
+    digests: int
+    built: int
+    status: bytes
+
+
+class Chain(_Handle):
+    """The blocks of one sequence, kept in some tier, with their digests in DRAM. ucmclient_sparse.h says what happens
+    when the daemon restarts."""
+
+    _free = lib.ucm_chain_close
+
+    def __init__(self, ns: DigestNamespace, part: int = 0, lease: float = 0.0, timeout: Optional[float] = None):
+        super().__init__(ns.client)
+        out = c_void_p()
+        check(lib.ucm_chain_open(ns.handle, part, _timeout(lease), _timeout(timeout), byref(out)))
+        self.ns = ns
+        self._handle = out.value
+
+    def __len__(self) -> int:
+        return lib.ucm_chain_blocks(self.handle)
+
+    def append(
+        self,
+        keys: Keys,
+        *,
+        build: bool = False,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> Appended:
+        """Appends blocks as long as they are cached without a gap. build: digests that are missing are computed."""
+        borrowed, n = borrow_keys(keys, self.ns.identity.key_bytes)
+        status = ctypes.create_string_buffer(max(n, 1))
+        more = native.ChainKeys(
+            borrowed.address, n, int(build), priority, _timeout(deadline), ctypes.addressof(status)
+        )
+        result = native.ChainResult()
+        check(lib.ucm_chain_append(self.handle, byref(more), _timeout(timeout), byref(result)))
+        return Appended(*(getattr(result, name) for name, _ in result._fields_), status.raw[:n])
+
+    def select(
+        self,
+        layer: int,
+        q: Any,
+        choose: Choice = TopK(),
+        score: Score = Score(),
+        *,
+        dtype: Any = None,
+        prefetch: Optional[int] = None,
+        timeout: Optional[float] = None,
+    ) -> Selection:
+        """The blocks that a query of this layer wants. q: [q_heads][head_dim], or [rows][q_heads][head_dim] for the
+        last queries together; dtype: where the tensor has none. prefetch: a priority of 0 to 7 with which the chosen
+        blocks are brought into DRAM."""
+        return _select([(self, layer)], q, choose, score, dtype, prefetch, timeout, batch=False)[0]
+
+    def prefetch(
+        self, index: Blocks, *, priority: int = 0, deadline: float = 0.0, timeout: Optional[float] = None
+    ) -> Task:
+        """Brings blocks of the chain into DRAM. See also Prefetcher."""
+        return _ChainTask(self, index, priority, deadline, timeout)
+
+
+class _ChainTask(Task):
+    def __init__(self, chain: Chain, index: Blocks, priority: int, deadline: float, timeout: Optional[float]):
+        _Handle.__init__(self, chain.client)
+        borrowed, n = uint32s(index)
+        out = c_void_p()
+        check(
+            lib.ucm_chain_prefetch(
+                chain.handle, borrowed.address, n, priority, _timeout(deadline), _timeout(timeout), byref(out)
+            )
+        )
+        self._keys = n
+        self._handle = out.value
+
+
+def select(
+    rows: Sequence[tuple[Chain, int]],
+    q: Any,
+    choose: Choice = TopK(),
+    score: Score = Score(),
+    *,
+    dtype: Any = None,
+    prefetch: Optional[int] = None,
+    timeout: Optional[float] = None,
+) -> list[Selection]:
+    """Chain.select for many chains and layers in one call: rows are (chain, layer), and q has a first dimension that is
+    as long."""
+    return _select(rows, q, choose, score, dtype, prefetch, timeout, batch=True)
+
+
+#: Room for every block of every list is taken up to here; beyond, for what the policy chooses.
+_ROOM = 1 << 24
+
+
+def _select(
+    rows: Sequence[tuple[Chain, int]],
+    q: Any,
+    choose: Choice,
+    score: Score,
+    dtype: Any,
+    prefetch: Optional[int],
+    timeout: Optional[float],
+    batch: bool,
+) -> list[Selection]:
+    if not rows:
+        raise ValueError("a selection needs at least one row")
+    client: Client = rows[0][0].client
+    query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.digest, batch)
+    if batch and query.shape[0] != len(rows):
+        raise ValueError(f"q has {query.shape[0]} entries for {len(rows)} rows")
+    chains = (c_void_p * len(rows))(*(chain.handle for chain, _ in rows))
+    layers = (c_uint32 * len(rows))(*(layer for _, layer in rows))
+    what = native.Select(
+        chains, layers, len(rows), q_dtype, query.address, spec, choose.native(), 0 if prefetch is None else prefetch + 1
+    )
+    lists = [chain.ns.digest.shape.kv_heads if score.heads == "each" else 1 for chain, _ in rows]
+    room = sum(n * min(len(chain), choose.limit or len(chain)) for n, (chain, _) in zip(lists, rows))
+    if room > _ROOM:
+        least = c_uint32()
+        check(lib.ucm_sparse_room(byref(what), None, byref(least)))
+        room = max(least.value, _ROOM)
+    counts, index, scores = Numbers(sum(lists), "I"), Numbers(max(room, 1), "I"), Numbers(max(room, 1), "f")
+    out = native.Selected(
+        counts.pointer(c_uint32), index.pointer(c_uint32), scores.pointer(c_float), sum(lists), max(room, 1)
+    )
+    check(lib.ucm_sparse_select(client.handle, byref(what), _timeout(timeout), byref(out)))
+    return split(out, counts, index, scores, lists)

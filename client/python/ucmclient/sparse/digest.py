@@ -1,0 +1,203 @@
+"""What a digest is computed from and how, and digests in the caller's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_uint64
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from .._native import lib
+from ..errors import check
+from . import _native as native
+from .choice import Choice, Score, Selection, TopK, query_of, split
+from .tensors import SIZES, Numbers, Tensor, dtype_number
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where K and V lie in one layer of a block. The default is K as [tokens][kv_heads][head_dim], then V likewise;
+    order "hnd" swaps the first two. Strides and offsets in bytes say anything else. v_head_dim 0: there is no V, or
+    nobody reads it. MLA: kv_heads 1, and rope_dim last channels that are rotated."""
+
+    dtype: Any
+    tokens: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int = 0
+    rope_dim: int = 0
+    order: str = "nhd"
+    k_offset: int = 0
+    k_token_stride: Optional[int] = None
+    k_head_stride: Optional[int] = None
+    v_offset: Optional[int] = None
+    v_token_stride: Optional[int] = None
+    v_head_stride: Optional[int] = None
+
+    def _strides(self, head_dim: int) -> tuple[int, int]:
+        if self.order not in ("nhd", "hnd"):
+            raise ValueError(f'order is {self.order!r}: "nhd" or "hnd"')
+        row = head_dim * SIZES[dtype_number(self.dtype)]
+        return (row * self.kv_heads, row) if self.order == "nhd" else (row, row * self.tokens)
+
+    def native(self) -> native.Shape:
+        k_token, k_head = self._strides(self.head_dim)
+        v_token, v_head = self._strides(self.v_head_dim)
+        if self.v_head_dim == 0:
+            v_offset = 0
+        elif self.v_offset is None:
+            v_offset = self.k_offset + self.tokens * self.kv_heads * self.head_dim * SIZES[dtype_number(self.dtype)]
+        else:
+            v_offset = self.v_offset
+        return native.Shape(
+            dtype_number(self.dtype),
+            self.tokens,
+            self.kv_heads,
+            self.head_dim,
+            self.v_head_dim,
+            self.rope_dim,
+            self.k_offset,
+            k_token if self.k_token_stride is None else self.k_token_stride,
+            k_head if self.k_head_stride is None else self.k_head_stride,
+            v_offset,
+            v_token if self.v_token_stride is None else self.v_token_stride,
+            v_head if self.v_head_stride is None else self.v_head_stride,
+        )
+
+
+_METHODS = {"mean": 1, "submean": 2, "box": 3, "hash": 4, "stats": 5, "tokens": 6}
+_KINDS = ("mean", "max", "normalised")
+_PAIRS = ("neox", "interleaved")
+
+
+class Digest:
+    """A method, its parameters and a Shape. The functions below make them."""
+
+    def __init__(self, method: str, shape: Shape, keep: Optional[Sequence[int]] = None, **parameters: int):
+        self.method, self.shape = method, shape
+        self._keep = None
+        self.native = native.Digest(method=_METHODS[method], shape=shape.native(), **parameters)
+        if keep is not None:
+            bits = bytearray((shape.head_dim // 2 + 7) // 8)
+            for pair in keep:
+                if not 0 <= pair < shape.head_dim // 2:
+                    raise ValueError(f"keep names pair {pair} of {shape.head_dim // 2}")
+                bits[pair // 8] |= 1 << pair % 8
+            self._keep = (ctypes.c_uint8 * len(bits)).from_buffer(bits)
+            self.native.keep, self.native.keep_bytes = ctypes.addressof(self._keep), len(bits)
+        size = c_uint64()
+        check(lib.ucm_sparse_digest_bytes(byref(self.native), byref(size)))
+        #: Bytes of one layer of one block.
+        self.bytes: int = size.value
+
+    def compute(self, kv: Any, n: Optional[int] = None, stride: Optional[int] = None) -> Digests:
+        """Digests of n blocks (or layers), the first at the tensor's begin, each `stride` bytes behind the one before.
+        By default n is the tensor's first dimension, and the blocks follow each other without a gap."""
+        source = Tensor(kv, "kv")
+        if source.dtype is not None:
+            source.wants(self.native.shape.dtype, "kv")
+        if n is None:
+            n = source.shape[0] if source.shape else 0
+        if stride is None:
+            stride = source.bytes // n if n else 0
+        out = Numbers(self.bytes // 4 * n, "I")
+        check(
+            lib.ucm_sparse_digest_local(
+                byref(self.native), source.address, source.bytes, stride, n, out.address, self.bytes * n, self.bytes
+            )
+        )
+        return Digests(self, out.view)
+
+
+def mean(shape: Shape, kind: str = "mean") -> Digest:
+    """ESA: one vector a KV head. kind "max": the largest value of each channel; "normalised": the mean by its length."""
+    return Digest("mean", shape, kind=_number(_KINDS, kind, "kind"))
+
+
+def submean(shape: Shape, run: int, keep: Optional[Sequence[int]] = None, pairs: str = "neox") -> Digest:
+    """GSA, KVStar: means of `run` tokens. keep: the RoPE pairs that count, by default all; pair i is the channels i
+    and i + head_dim / 2 ("neox"), or 2i and 2i + 1 ("interleaved")."""
+    return Digest("submean", shape, keep, run=run, pairs=_number(_PAIRS, pairs, "pairs"))
+
+
+def box(shape: Shape) -> Digest:
+    """Quest, PSA: smallest and largest value of each channel. No key of a block scores above its box."""
+    return Digest("box", shape)
+
+
+def hash(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Digest:
+    """GSA on device: `bits` sign bits a token and KV head (64, 128 or 256), rope_bits of them for MLA's rotated part."""
+    return Digest("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
+
+
+def stats(shape: Shape) -> Digest:
+    """Mean and variance of K and, with v_head_dim, mean of V: scores estimate the attention mass of a block."""
+    return Digest("stats", shape)
+
+
+def tokens(shape: Shape, chosen: int = 2) -> Digest:
+    """InfLLM: a few tokens stand for the block."""
+    return Digest("tokens", shape, chosen=chosen)
+
+
+def _number(names: tuple[str, ...], name: str, what: str) -> int:
+    if name not in names:
+        raise ValueError(f"{what} is {name!r}: one of {', '.join(names)}")
+    return names.index(name)
+
+
+class Digests:
+    """Digests of blocks in this process: what Digest.compute returns, or digests that were loaded.
+
+    data: packed, or `stride` bytes apart. missing: a byte a block, not 0: it has none, and is always chosen."""
+
+    def __init__(self, digest: Digest, data: Any, stride: Optional[int] = None, missing: Optional[bytes] = None):
+        self.digest, self.data = digest, data
+        source = self._source = Tensor(data, "data")
+        self.stride = digest.bytes if stride is None else stride
+        if self.stride < digest.bytes:
+            raise ValueError(f"stride is {self.stride}; a digest has {digest.bytes} bytes")
+        self.n = (source.bytes + self.stride - digest.bytes) // self.stride
+        if missing is not None and len(missing) != self.n:
+            raise ValueError(f"missing has {len(missing)} bytes for {self.n} blocks")
+        self._missing = None if missing is None else (ctypes.c_uint8 * self.n).from_buffer_copy(missing)
+        self.native = native.Digests(source.address, source.bytes, self.stride, self.n)
+        if self._missing is not None:
+            self.native.missing = ctypes.addressof(self._missing)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def _query(self, q: Any, score: Score, dtype: Any) -> tuple[Tensor, int, native.Score, int]:
+        query, q_dtype, spec = query_of(q, dtype, score, self.digest, batch=False)
+        return query, q_dtype, spec, self.digest.shape.kv_heads if score.heads == "each" else 1
+
+    def scores(self, q: Any, score: Score = Score(), dtype: Any = None) -> list[memoryview]:
+        """A float a block, for each list. q: [q_heads][head_dim], or [rows][q_heads][head_dim]."""
+        query, q_dtype, spec, lists = self._query(q, score, dtype)
+        out = Numbers(lists * self.n, "f")
+        check(
+            lib.ucm_sparse_score_local(
+                byref(self.digest.native), byref(spec), byref(self.native), query.address, q_dtype, out.address,
+                lists * self.n,
+            )
+        )
+        return [out.view[i * self.n : (i + 1) * self.n] for i in range(lists)]
+
+    def select(
+        self, q: Any, choose: Union[TopK, Choice] = TopK(), score: Score = Score(), dtype: Any = None
+    ) -> Selection:
+        query, q_dtype, spec, lists = self._query(q, score, dtype)
+        room = lists * min(self.n, choose.limit or self.n)
+        counts, index, scores = Numbers(lists, "I"), Numbers(room, "I"), Numbers(room, "f")
+        out = native.Selected(
+            counts.pointer(ctypes.c_uint32), index.pointer(ctypes.c_uint32), scores.pointer(ctypes.c_float), lists, room
+        )
+        check(
+            lib.ucm_sparse_select_local(
+                byref(self.digest.native), byref(spec), byref(choose.native()), byref(self.native), query.address,
+                q_dtype, byref(out),
+            )
+        )
+        return split(out, counts, index, scores, [lists])[0]

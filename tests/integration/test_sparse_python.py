@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/retrieval.md."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "client/python"))
+sys.path.insert(0, str(TOP / "client/python/examples"))
+os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+
+import numpy as np  # noqa: E402
+
+from daemon import Daemon  # noqa: E402
+from ucmclient import BlockResult, Client, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
+
+import retrieve_documents  # noqa: E402
+
+LAYERS, TOKENS, HEADS, DIM, BLOCKS = 2, 16, 2, 32, 40
+SHAPE = sparse.Shape("float32", TOKENS, HEADS, DIM, v_head_dim=DIM)
+SHARD = 2 * TOKENS * HEADS * DIM * 4
+METHODS = (
+    sparse.mean(SHAPE),
+    sparse.mean(SHAPE, kind="max"),
+    sparse.mean(SHAPE, kind="normalised"),
+    sparse.submean(SHAPE, run=4, keep=range(0, DIM // 2, 2), pairs="interleaved"),
+    sparse.box(SHAPE),
+    sparse.hash(SHAPE, bits=64, seed=9),
+    sparse.stats(SHAPE),
+    sparse.tokens(SHAPE, chosen=3),
+)
+
+
+def names(n=BLOCKS, first=0):
+    return keys.sha256_chain(range(first, first + n * TOKENS), TOKENS)
+
+
+class Worker:
+    """A client with a namespace and pages that hold BLOCKS blocks, filled with numbers of a seed."""
+
+    def __init__(self, case, daemon, model, **more):
+        self.client = Client(socket=daemon.socket, name="worker", **more)
+        case.addCleanup(self.client.close)
+        self.ns = self.client.namespace(Identity(model, "f32", "test/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.shared = SharedMemory(LAYERS * SHARD * BLOCKS)
+        self.pages = np.frombuffer(self.shared.buffer, np.float32).reshape(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM)
+        self.pages[:] = np.random.default_rng(1).standard_normal(self.pages.shape, dtype=np.float32)
+        planes = [Plane(0, layer * SHARD * BLOCKS, SHARD, SHARD, layer) for layer in range(LAYERS)]
+        self.region = self.ns.register([self.shared.memory()], planes, blocks=BLOCKS)
+
+    def dump(self, n=BLOCKS):
+        return self.region.dump(names(n), range(n), durable=True).wait()
+
+    def digests(self, digest=METHODS[0], **more):
+        return sparse.DigestNamespace(self.ns, digest, **more)
+
+
+def digest_region(digests):
+    """Memory of a region of digests, and the region."""
+    size = (digests.digest.bytes + 7) // 8 * 8
+    shared = SharedMemory(LAYERS * size * BLOCKS)
+    planes = [Plane(0, i * size * BLOCKS, size, digests.digest.bytes, i) for i in range(LAYERS)]
+    view = np.frombuffer(shared.buffer, np.uint8).reshape(LAYERS, BLOCKS, size)
+    return view, digests.register([shared.memory()], planes, blocks=BLOCKS)
+
+
+def query(seed=5, rows=1, heads=4):
+    return np.random.default_rng(seed).standard_normal((rows, heads, DIM), dtype=np.float32)
+
+
+def plain(selection):
+    return [list(each) for each in selection.lists], [list(each) for each in selection.scores]
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop()
+        assert status == 0, f"the daemon ended with {status}"
+
+    def refused(self, status, call, *args, **named):
+        with self.assertRaises(UcmError) as caught:
+            call(*args, **named)
+        self.assertEqual(caught.exception.status, status, caught.exception)
+        self.assertGreater(len(str(caught.exception)), 15)
+        return str(caught.exception)
+
+    def worker(self, **more):
+        return Worker(self, self.daemon, self.id(), **more)
+
+
+class Digests(Case):
+    def test_the_daemons_are_the_librarys(self):
+        worker = self.worker()
+        worker.dump()
+        for digest in METHODS:
+            with self.subTest(digest.method), worker.digests(digest) as digests:
+                self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.OK})
+                view, region = digest_region(digests)
+                self.assertTrue(region.load(names(), range(BLOCKS)).wait().all_ok)
+                for layer in range(LAYERS):
+                    here = digest.compute(worker.pages[layer])
+                    self.assertEqual(view[layer, :, : digest.bytes].tobytes(), bytes(here.data))
+                region.close()
+
+    def test_a_worker_may_store_its_own(self):
+        worker = self.worker()
+        worker.dump()
+        with worker.digests() as digests:
+            view, region = digest_region(digests)
+            for layer in range(LAYERS):
+                here = digests.digest.compute(worker.pages[layer])
+                view[layer, :, : digests.digest.bytes] = np.asarray(here.data).view(np.uint8).reshape(BLOCKS, -1)
+            self.assertEqual(region.dump(names(), range(BLOCKS)).wait().ok, BLOCKS)
+            self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.EXISTS})
+            appended = digests.chain().append(names(), build=True)
+            self.assertEqual((appended.digests, appended.built), (BLOCKS, 0))
+            region.close()
+
+    def test_a_second_engine_computes_nothing(self):
+        first = self.worker()
+        with first.digests(build=True) as digests:
+            first.dump()
+            digests.chain(names(), build=True).close()
+        second = self.worker()
+        self.assertEqual(set(second.dump().blocks), {BlockResult.EXISTS})
+        with second.digests() as digests, digests.chain() as chain:
+            appended = chain.append(names())
+            self.assertEqual((appended.blocks, appended.digests, appended.built), (BLOCKS, BLOCKS, 0))
+            self.assertEqual(set(appended.status), {1 + sparse.HAS_DIGEST})
+
+    def test_a_digest_that_cannot_be(self):
+        worker = self.worker()
+        for shape in (
+            sparse.Shape("f32", TOKENS, HEADS, DIM * 64),
+            sparse.Shape("f32", TOKENS, 0, DIM),
+            sparse.Shape("f32", TOKENS, HEADS, 6),
+            sparse.Shape("f32", TOKENS, HEADS, DIM, k_token_stride=4),
+        ):
+            self.refused(Status.INVALID, sparse.mean, shape)
+        beyond = sparse.mean(sparse.Shape("f32", TOKENS, HEADS, DIM, k_offset=SHARD))
+        self.refused(Status.INVALID, worker.digests, beyond)
+        self.refused(Status.INVALID, worker.digests, sparse.mean(sparse.Shape("f32", 8, HEADS, DIM)))
+        self.refused(Status.INVALID, sparse.submean, SHAPE, run=5)
+        self.refused(Status.INVALID, sparse.hash, SHAPE, bits=65)
+        for wrong in (
+            lambda: sparse.Shape("int8", TOKENS, HEADS, DIM).native(),
+            lambda: sparse.mean(SHAPE, kind="median"),
+            lambda: sparse.submean(SHAPE, run=4, keep=[DIM]),
+        ):
+            self.assertRaises(ValueError, wrong)
+        with worker.digests() as digests:
+            self.refused(Status.INVALID, sparse.DigestNamespace, digests, METHODS[0])
+
+
+class Selections(Case):
+    def test_the_daemons_choice_is_the_librarys(self):
+        worker = self.worker()
+        worker.dump()
+        choices = (sparse.TopK(), sparse.TopK(topk_tokens=100, limit=5), sparse.Mass(eps=0.5, beta_m=0.2, limit=30))
+        scores = [sparse.Score(reduce, heads) for reduce in ("max", "mean", "softmax") for heads in ("each", "sum", "max")]
+        for digest in METHODS:
+            with worker.digests(digest) as digests, digests.chain(names(), build=True) as chain:
+                self.assertEqual(len(chain), BLOCKS)
+                for i, score in enumerate(scores):
+                    choose, q, layer = choices[i % len(choices)], query(i, rows=1 + i % 3), i % LAYERS
+                    with self.subTest(f"{digest.method} {score} {choose}"):
+                        here = digest.compute(worker.pages[layer]).select(q, choose, score)
+                        self.assertEqual(plain(chain.select(layer, q, choose, score)), plain(here))
+
+    def test_many_chains_and_layers_in_one_call(self):
+        worker = self.worker()
+        worker.dump()
+        with worker.digests() as digests:
+            chains = [digests.chain(names(n), build=True) for n in (BLOCKS, 1, 17)]
+            rows = [(chain, layer) for chain in chains for layer in range(LAYERS)]
+            q = query(rows=len(rows))
+            for (chain, layer), each, got in zip(rows, q, sparse.select(rows, q)):
+                self.assertEqual(plain(chain.select(layer, each)), plain(got))
+            self.assertEqual(list(got.union()), sorted(set(got.lists[0]) | set(got.lists[1])))
+
+    def test_queries_in_16_bits(self):
+        worker = self.worker()
+        worker.dump()
+        half = query().astype(np.float16)
+        brain = (query().view(np.uint32) >> 16).astype(np.uint16)
+        wide = (brain.astype(np.uint32) << 16).view(np.float32)
+        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+            self.assertEqual(plain(chain.select(0, half)), plain(chain.select(0, half.astype(np.float32))))
+            self.assertEqual(plain(chain.select(0, brain, dtype="bf16")), plain(chain.select(0, wide)))
+            self.assertRaises(ValueError, chain.select, 0, brain)
+            self.assertRaises(ValueError, chain.select, 0, half, dtype="bf16")
+
+    def test_hostile_input(self):
+        worker, other = self.worker(), self.worker()
+        worker.dump()
+        with worker.digests() as digests:
+            chain = digests.chain(names(), build=True)
+            for bad in (np.nan, np.inf, -np.inf):
+                q = query()
+                q[0, 3, 7] = bad
+                self.assertIn(str(3 * DIM + 7), self.refused(Status.INVALID, chain.select, 0, q))
+                self.refused(Status.INVALID, digests.digest.compute(worker.pages[0]).select, q)
+            self.refused(Status.INVALID, chain.select, LAYERS, query())
+            self.refused(Status.INVALID, chain.select, 0, query(heads=3))
+            self.refused(Status.INVALID, chain.select, 0, query(), sparse.TopK(sparse_ratio=2))
+            self.refused(Status.INVALID, chain.select, 0, query(), sparse.Mass(eps=float("nan")))
+            self.refused(Status.INVALID, chain.prefetch, [BLOCKS])
+            self.refused(Status.INVALID, chain.prefetch, [])
+            self.refused(Status.INVALID, chain.append, b"")
+            with other.digests() as theirs, theirs.chain(names(3)) as foreign:
+                self.refused(Status.INVALID, sparse.select, [(chain, 0), (foreign, 0)], query(rows=2))
+                self.refused(Status.INVALID, sparse.Prefetcher(worker.client).submit, foreign, [0])
+            for wrong in (
+                lambda: chain.select(0, query()[:, :, :-4]),
+                lambda: chain.select(0, query().ravel()),
+                lambda: chain.select(0, np.asfortranarray(query(rows=3))),
+                lambda: chain.select(0, query().astype(np.float64)),
+                lambda: chain.select(0, query().astype(">f4")),
+                lambda: sparse.select([(chain, 0)] * 3, query(rows=2)),
+                lambda: sparse.select([], query()),
+                lambda: chain.select(0, query(), sparse.TopK(limit=-1)),
+                lambda: chain.select(0, query(), score=sparse.Score("median")),
+                lambda: digests.digest.compute(worker.pages[0].astype(np.float16)),
+                lambda: sparse.Digests(digests.digest, b"1234" * 100, stride=4),
+            ):
+                self.assertRaises(ValueError, wrong)
+            self.assertRaises(TypeError, chain.select, 0, None)
+            chain.close()
+            chain.close()
+            self.refused(Status.INVALID, chain.select, 0, query())
+            self.refused(Status.INVALID, len, chain)
+
+    def test_blocks_that_are_evicted_by_name_are_counted(self):
+        worker = self.worker()
+        worker.dump()
+        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+            worker.ns.evict(names()[: 32 * 4])
+            everything = sparse.TopK(sparse_ratio=1)
+            chosen = chain.select(0, query(), everything, sparse.Score(heads="max"))
+            self.assertEqual((chosen.gone, list(chosen.lists[0])), (4, list(range(4, BLOCKS))))
+
+    def test_a_tensor_like_torchs(self):
+        class Torch:
+            """What of a tensor of torch is used."""
+
+            def __init__(self, array, dtype, device="cpu"):
+                self.array, self.dtype, self.shape = array, dtype, array.shape
+                self.device = type("device", (), {"type": device, "__str__": lambda self: device})()
+
+            def data_ptr(self):
+                return self.array.ctypes.data
+
+            def element_size(self):
+                return self.array.itemsize
+
+            def is_contiguous(self):
+                return self.array.flags.c_contiguous
+
+        shape = sparse.Shape("torch.bfloat16", TOKENS, HEADS, DIM)
+        k = (np.random.default_rng(2).standard_normal((9, TOKENS, HEADS, DIM), np.float32).view(np.uint32) >> 16).astype("u2")
+        digest = sparse.box(shape)
+        digests = digest.compute(Torch(k, "torch.bfloat16"))
+        self.assertEqual(bytes(digests.data), bytes(digest.compute(k).data))
+        chosen = digests.select(Torch(query(), "torch.float32"))
+        self.assertEqual(plain(chosen), plain(digests.select(query())))
+        self.assertRaises(ValueError, digest.compute, Torch(k, "torch.bfloat16", "cuda"))
+        self.assertRaises(ValueError, digest.compute, Torch(k[:, ::2], "torch.bfloat16"))
+        self.assertRaises(ValueError, digest.compute, Torch(k, "torch.float16"))
+
+
+class Restart(unittest.TestCase):
+    """Daemons one after the other, over one folder."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="sparse.")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.daemon = None
+        self.start()
+        self.addCleanup(lambda: self.daemon.stop())
+
+    def start(self):
+        if self.daemon:
+            self.assertEqual(self.daemon.stop(), 0)
+        self.daemon = Daemon(folder=self.folder)
+
+    def test_a_chain_goes_on_and_digests_are_found(self):
+        worker = Worker(self, self.daemon, "restart")
+        worker.dump()
+        with worker.digests() as digests:
+            chain = digests.chain(names(), build=True)
+            before = plain(chain.select(0, query()))
+            self.start()
+            try:  # the call that notices the break may be told of it
+                worker.ns.lookup_prefix(names())
+            except UcmError as error:
+                self.assertTrue(error.away)
+            self.assertEqual(plain(chain.select(0, query())), before)
+            self.assertEqual(len(chain), BLOCKS)
+            appended = digests.chain().append(names())
+            self.assertEqual((appended.digests, appended.built), (BLOCKS, 0))
+            self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.EXISTS})
+
+    def test_what_was_selected_is_brought_up_and_loaded(self):
+        worker = Worker(self, self.daemon, "prefetch")
+        worker.dump()
+        with worker.digests() as digests:
+            digests.build(names()).wait()
+            self.start()
+            worker.client.close()
+            worker = Worker(self, self.daemon, "prefetch")
+        with worker.digests() as digests, digests.chain() as chain, sparse.Prefetcher(worker.client) as prefetcher:
+            appended = chain.append(names())
+            self.assertEqual((appended.nvme, appended.digests), (BLOCKS, BLOCKS))
+            chosen = chain.select(1, query()).union()
+            prefetch = prefetcher.submit(chain, chosen, place=3)
+            got = prefetch.wait()
+            self.assertEqual((got.n, got.came, got.missing), (len(chosen), len(chosen), 0))
+            self.assertEqual(got.bytes, len(chosen) * LAYERS * SHARD)
+            worker.pages[:] = 0
+            wanted = b"".join(names()[32 * b : 32 * b + 32] for b in chosen)
+            self.assertTrue(worker.region.load(wanted, chosen).wait().all_ok)
+            prefetch.close(used=len(chosen))
+            stats = prefetcher.stats()
+            self.assertEqual((stats.useful, stats.useless, stats.held_bytes), (len(chosen), 0, 0))
+            with prefetcher.submit(chain, [0], batch=9, deadline=0.05) as late:
+                self.assertEqual(late.wait().missing, 1)
+
+    def test_a_chain_that_lost_blocks_says_so_once(self):
+        worker = Worker(self, self.daemon, "lost")
+        worker.dump()
+        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+            self.start()
+            other = Worker(self, self.daemon, "lost")
+            other.ns.evict(names()[32 * 30 :])
+            with self.assertRaises(UcmError) as caught:
+                while True:  # a call that was under way in the break is told of that
+                    chain.select(0, query())
+                    self.assertNotEqual(len(chain), BLOCKS)
+            self.assertEqual(caught.exception.status, Status.DISCONNECTED)
+            if len(chain) == BLOCKS:
+                self.assertRaises(UcmError, chain.select, 0, query())
+            self.assertEqual(len(chain), 30)
+            chain.select(0, query())
+
+    def test_the_example_computes_nothing_twice(self):
+        said, found = [], []
+        for run in range(3):
+            if run == 2:
+                self.start()
+            with Client(socket=self.daemon.socket) as client:
+                found.append(retrieve_documents.ask(client, ["otter", "Quito"], said.append))
+        self.assertEqual([line for line in said if "computed" in line], [
+            "100 documents: 100 computed, 800 digests built",
+            "100 documents: 0 computed, 0 digests built",
+            "100 documents: 0 computed, 0 digests built",
+        ])
+        self.assertEqual(found[0][0][1:], (14, [2, 5]), "otters are second, Quito is fifth")
+        self.assertEqual(found[0], found[2])
+
+
+class Document(Case):
+    def test_the_lines_of_the_page(self):
+        page = (TOP / "docs/retrieval.md").read_text()
+        block = re.search(r"```python\n(.*?)```", page, re.S)[1]
+        self.assertLessEqual(len(block.splitlines()), 10)
+        worker = self.worker()
+        worker.dump()
+        scope = {"ns": worker.ns, "region": worker.region, "keys": names(), "q": query(), "layer": 1}
+        block = block.replace('"bf16", tokens=16, kv_heads=8, head_dim=128', f'"f32", {TOKENS}, {HEADS}, {DIM}')
+        exec(compile(block, "docs/retrieval.md", "exec"), scope)
+        self.assertGreaterEqual(len(scope["blocks"]), 12)
+        self.assertEqual(scope["loaded"].ok, len(scope["blocks"]))
+
+    def test_the_program_in_c(self):
+        source = (TOP / "client/examples/select_blocks.c").read_text()
+        self.assertIn(re.search(r"```c\n(.*?)```", (TOP / "docs/retrieval.md").read_text(), re.S)[1], source)
+        program = pathlib.Path(os.environ["UCMCLIENT_LIB"]).parent / "examples/select_blocks"
+        environment = dict(os.environ, UCM_SOCKET=self.daemon.socket)
+        for stored, built in ((524288, 64), (0, 0)):
+            said = subprocess.run([program], env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
+            self.assertEqual(said.splitlines(), [
+                f"stored 64 of 64 blocks, {stored} bytes",
+                f"64 blocks, 64 with a digest, {built} of these new; 12 chosen by 2 KV heads",
+                "loaded 7 of 7 blocks, 57344 bytes",
+            ])
+
+
+if __name__ == "__main__":
+    unittest.main()
