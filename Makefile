@@ -353,8 +353,8 @@ $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 
-# The digests' C for tests/integration/test_digest_numpy.py.
-$O/sparse_kernels.so: $O/obj/tests/sparse/kernels.o $(SPARSE_OBJ)
+# The C of kernels/sparse for tests/integration/test_digest_numpy.py and test_select_numpy.py.
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c)) $(SPARSE_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of tests/sparse/methods.py: every
+method, reduce and way of joining heads, on every instruction set; ties, NaN, infinities and windows."""
+
+import ctypes
+import itertools
+import unittest
+import zlib
+
+import numpy as np
+from test_digest_numpy import LIB, MLA, SHAPES, Plan, c_spec, methods, same, u32
+
+REDUCES, HEADS = ["max", "mean", "softmax"], ["per_head", "sum", "max"]
+METHODS = [dict(method="mean"), dict(method="submean", run=4), dict(method="submean", run=8, keep=(0, 1, 5, 9, 31)),
+           dict(method="box"), dict(method="hash", bits=64), dict(method="hash", bits=256), dict(method="stats"),
+           dict(method="tokens", stand_ins=3)]
+
+
+class ScoreSpec(ctypes.Structure):
+    _fields_ = [(n, u32) for n in ("metric", "reduce", "heads", "rows", "q_heads")] + [("beta", ctypes.c_float)]
+
+
+class ChooseSpec(ctypes.Structure):
+    _fields_ = [(n, u32) for n in ("policy", "block_tokens", "topk_tokens", "min_blocks", "init_window_sz", "local_window_sz",
+                                   "k_max")] + [("beta", ctypes.c_float), ("sparse_ratio", ctypes.c_double),
+                                                ("eps", ctypes.c_double)]
+
+
+LIB.test_scores.argtypes = [ctypes.c_void_p, ctypes.POINTER(ScoreSpec), ctypes.c_void_p, ctypes.c_void_p, u32, u32,
+                            ctypes.c_void_p]
+LIB.test_choose.argtypes = [ctypes.POINTER(ChooseSpec), ctypes.c_void_p, u32, u32, ctypes.c_void_p]
+LIB.test_history.argtypes = [ctypes.c_void_p, u32, ctypes.c_void_p]
+assert LIB.test_score_spec_bytes() == ctypes.sizeof(ScoreSpec)
+assert LIB.test_choose_spec_bytes() == ctypes.sizeof(ChooseSpec)
+
+
+class Scores(unittest.TestCase):
+    def digests_of(self, m, n, rng):
+        """n random blocks, some heads of them poisoned: their digests by numpy."""
+        K = rng.standard_normal((n, m.tokens, m.kv_heads, m.head_dim)).astype(np.float32)
+        K *= np.exp(rng.standard_normal((n, 1, m.kv_heads, 1))).astype(np.float32)
+        K[rng.random(n) < 0.1, 3, rng.integers(m.kv_heads), 7] = np.nan
+        V = rng.standard_normal((n, m.tokens, m.kv_heads, m.v_head_dim)).astype(np.float32) if m.v_head_dim else None
+        return methods.build(m, K, V)
+
+    def compare(self, m, isa, rows, group, modes):
+        rng = np.random.default_rng(zlib.crc32(repr((m, isa, rows)).encode()))
+        n = 53
+        q = rng.standard_normal((rows, m.kv_heads * group, m.head_dim)).astype(np.float32)
+        q[:, 0, ::3] = 0
+        digest = self.digests_of(m, n, rng)
+        packed = np.ascontiguousarray(methods.pack(m, digest))
+        LIB.test_isa(isa)
+        with Plan(c_spec(m, "f32"), isa) as plan:
+            LIB.test_isa(isa)
+            for metric, reduce, heads in modes:
+                if metric == "l2" and m.method in ("box", "hash", "stats"):
+                    continue
+                spec = ScoreSpec(metric=int(metric == "l2"), reduce=REDUCES.index(reduce), heads=HEADS.index(heads), rows=rows,
+                                 q_heads=m.kv_heads * group)
+                got = np.full((m.kv_heads, n), 7, np.float32)
+                lists = LIB.test_scores(plan.plan, ctypes.byref(spec), q.ctypes.data, packed.ctypes.data, n, int(rng.integers(n)),
+                                        got.ctypes.data)
+                beta = 1.0 if m.method == "stats" else np.float32(1) / np.sqrt(np.float32(m.head_dim))
+                raw = methods.score(m, digest, q, metric)
+                want = methods.reduce_heads(methods.reduce_group(raw, m.kv_heads, reduce, beta), heads)
+                what = f"{m} isa {isa} {metric} {reduce} {heads}"
+                self.assertEqual(lists, len(want), what)
+                got = got.reshape(-1)[:lists * n].reshape(lists, n)
+                if reduce == "softmax":
+                    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7, err_msg=what)
+                else:
+                    self.assertTrue(same(got, want), f"{what}\n{got}\n{want}")
+        LIB.test_isa(2)
+
+    def test_every_mode(self):
+        modes = list(itertools.product(("dot", "l2"), REDUCES, HEADS))
+        for args in METHODS:
+            self.compare(methods.Spec(**SHAPES[0], **args), 2, 2, 3, modes)
+
+    def test_every_instruction_set(self):
+        modes = [("dot", "max", "per_head"), ("l2", "mean", "sum"), ("dot", "softmax", "max")]
+        for isa in range(LIB.test_isa(2) + 1):
+            for args in METHODS:
+                for shape in SHAPES[1:]:
+                    self.compare(methods.Spec(**shape, **args), isa, 1, 4, modes)
+
+    def test_latent_attention(self):
+        modes = [("dot", "max", "per_head"), ("dot", "mean", "sum"), ("dot", "softmax", "per_head")]
+        for args in (dict(method="mean"), dict(method="box"), dict(method="hash", bits=128, latent_bits=64)):
+            self.compare(methods.Spec(**MLA, **args), 2, 1, 16, modes)
+
+
+class Choices(unittest.TestCase):
+    def choose(self, spec, scores, room=None):
+        scores = np.ascontiguousarray(scores, np.float32)
+        n = len(scores)
+        index = np.empty(n + 1, np.uint32)
+        count = LIB.test_choose(ctypes.byref(spec), scores.ctypes.data, n, n if room is None else room, index.ctypes.data)
+        self.assertGreaterEqual(count, 0)
+        return index[:count].astype(np.int64)
+
+    def scores(self, rng, n, kind):
+        s = rng.standard_normal(n).astype(np.float32)
+        if kind == "ties":
+            s = np.round(s)
+        elif kind == "odd":
+            odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38], np.float32)
+            s = np.where(rng.random(n) < 0.5, odd[rng.integers(len(odd), size=n)], s)
+        return s
+
+    def test_top_k(self):
+        rng = np.random.default_rng(1)
+        for round_ in range(600):
+            n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
+            ratio, least = float(rng.integers(0, 101)) / 100, int(rng.integers(0, 8))
+            tokens = int(rng.integers(1, 16 * n)) if rng.random() < 0.3 else 0
+            init, local = int(rng.integers(0, 4)), int(rng.integers(0, 4))
+            spec = ChooseSpec(policy=0, block_tokens=16, topk_tokens=tokens, min_blocks=least, init_window_sz=init,
+                              local_window_sz=local, sparse_ratio=ratio)
+            s = self.scores(rng, n, kind)
+            k = methods.count_topk(n, ratio, least, tokens, 16)
+            np.testing.assert_array_equal(self.choose(spec, s), methods.choose_topk(s, k, init, local), f"round {round_}")
+
+    def test_mass(self):
+        rng = np.random.default_rng(2)
+        for round_ in range(600):
+            n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
+            eps, k_max = float(rng.random()), int(rng.integers(5, 100)) if rng.random() < 0.3 else 0
+            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, init_window_sz=1, local_window_sz=2, k_max=k_max)
+            s = self.scores(rng, n, kind)
+            want = methods.choose_mass(s, eps, 2.0, 1, 2)
+            if k_max and len(want) > k_max and np.isinf(s).sum() == 0:
+                want = methods.choose_mass(s, eps, 2.0, 1, 2, k_max)
+            elif k_max:
+                spec.k_max = 0
+            np.testing.assert_array_equal(self.choose(spec, s), want, f"round {round_}")
+
+    def test_history(self):
+        uses = np.array([0, 4, 1, 0, 0, 2, 9], np.uint32)
+        got = np.empty(len(uses), np.float32)
+        LIB.test_history(uses.ctypes.data, len(uses), got.ctypes.data)
+        self.assertTrue(same(got, methods.history_scores(uses)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,73 @@
+/* Scores of many blocks, and choices, for Python tests. */
+#include "kernels/sparse/select.h"
+
+#include <stdlib.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+VISIBLE uint32_t test_score_spec_bytes(void);
+VISIBLE uint32_t test_choose_spec_bytes(void);
+VISIBLE int test_scores(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
+                        const float *q, const uint8_t *digests, uint32_t n, uint32_t cut,
+                        float *scores);
+VISIBLE int test_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
+                        uint32_t room, uint32_t *index);
+VISIBLE void test_history(const uint32_t *uses, uint32_t n, float *scores);
+
+uint32_t test_score_spec_bytes(void)
+{
+    return sizeof(struct ucm_score_spec);
+}
+
+uint32_t test_choose_spec_bytes(void)
+{
+    return sizeof(struct ucm_choose_spec);
+}
+
+/* digests: one after the other. Each step goes in two ranges that meet at cut. Returns the lists, or
+ * -1: refused. */
+int test_scores(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
+                const float *q, const uint8_t *digests, uint32_t n, uint32_t cut, float *scores)
+{
+    struct ucm_score_blocks blocks = {.base = digests, .stride = plan->bytes, .n = n};
+    char why[UCM_SPARSE_WHY];
+    struct ucm_score_job job;
+    void *scratch;
+
+    if (ucm_score_check(plan, spec, why) < 0)
+        return -1;
+    scratch = aligned_alloc(64, (ucm_score_scratch_bytes(plan, spec, n) + 63) / 64 * 64);
+    if (scratch == NULL)
+        return -1;
+    ucm_score_begin(&job, plan, spec, &blocks, q, scratch, scores);
+    for (uint32_t step = 0; step < ucm_score_steps(&job); step++) {
+        uint32_t units = ucm_score_units(&job, step), at = cut < units ? cut : units;
+
+        ucm_score_run(&job, step, 0, at);
+        ucm_score_run(&job, step, at, units);
+    }
+    free(scratch);
+    return (int)ucm_score_lists(plan, spec);
+}
+
+int test_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n, uint32_t room,
+                uint32_t *index)
+{
+    char why[UCM_SPARSE_WHY];
+    void *scratch;
+    uint32_t count;
+
+    if (ucm_choose_check(spec, why) < 0)
+        return -1;
+    scratch = malloc(ucm_choose_scratch_bytes(spec, n));
+    if (scratch == NULL)
+        return -1;
+    count = ucm_choose(spec, scores, n, scratch, index, NULL, room);
+    free(scratch);
+    return (int)count;
+}
+
+void test_history(const uint32_t *uses, uint32_t n, float *scores)
+{
+    ucm_score_history(uses, n, scores);
+}
