@@ -114,8 +114,9 @@ UCM_API int ucm_sparse_digest_local(const struct ucm_sparse_digest *digest, cons
 
 struct ucm_chain;
 
-/* Opens an empty chain over a namespace of ucm_sparse_digest_open. part: whose KV, from 0. The
- * daemon ends a chain that no call has named for lease_ms (0: its longest lease).
+/* Opens an empty chain over a namespace of ucm_sparse_digest_open, which must stay open as long as
+ * the chain is used. part: whose KV, from 0. The daemon ends a chain that no call has named for
+ * lease_ms (0: its longest lease).
  *
  * The library keeps the chain's keys. When the connection broke, or the chain was not used for too
  * long, the next call that names the chain opens it again and appends them. If fewer blocks are

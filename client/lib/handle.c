@@ -69,6 +69,9 @@ void client_handle_unlist(struct client_handle *h)
 void client_handle_drop(struct client_handle *h)
 {
     client_handle_unlist(h);
+    /* What is still of it must not name it by an id that means another one after a reconnect. */
+    if (h->state == HANDLE_READY)
+        h->state = HANDLE_STALE;
     if (h->call.linked)
         client_call_finish(&h->call, -UCM_ECANCELLED, "the handle was closed");
     client_handle_unref(h);
@@ -209,6 +212,8 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
             client_read_ready(c); /* notices whether the daemon that refused it has gone */
             if (c->link == LINK_UP && h->state == HANDLE_REFUSED)
                 return refused(h);
+        } else if (r == 0 && h && h->state == HANDLE_STALE && !h->listed) {
+            return client_fail(UCM_ENOTFOUND, "the namespace was closed");
         } else if (r == 0) {
             assert(!h || h->state == HANDLE_READY);
             c->writing = true;

@@ -183,6 +183,19 @@ Test(client_reconnect, a_refused_namespace_takes_its_regions_along)
     cr_expect_eq(ucm_region_unregister(rig.region, -1), -UCM_EDISCONNECTED);
 }
 
+Test(client_reconnect, a_region_of_a_closed_namespace_is_not_registered_in_another)
+{
+    struct ucm_namespace *other;
+    struct ucm_task *task;
+
+    ucm_namespace_close(rig.ns);
+    cr_assert_eq(rig_open(rig.client, &other), 0);
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_ENOTFOUND);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 1, "before the restart");
+    rig.ns = other;
+}
+
 static bool busy_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
 {
     if (method == UCM_METHOD_NS_OPEN)

@@ -197,6 +197,17 @@ Test(client_sparse, an_answer_that_does_not_fit_is_no_chain)
     cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_CHAIN_OPEN), 2, "the first one is given up");
 }
 
+Test(client_sparse, a_chain_of_a_closed_namespace_is_of_no_use)
+{
+    struct ucm_chain *chain = chain_of(2);
+    struct ucm_chain_keys more = {.keys = rig.keys, .n_keys = 1};
+
+    ucm_namespace_close(digests);
+    cr_expect_eq(ucm_chain_append(chain, &more, -1, NULL), -UCM_ENOTFOUND);
+    cr_expect_str_eq(ucm_errmsg(), "the namespace was closed");
+    ucm_chain_close(chain);
+}
+
 /* ---- selections ---- */
 
 struct answer {
