@@ -189,6 +189,16 @@ class Selections(Case):
                 self.assertEqual(plain(chain.select(layer, each)), plain(got))
             self.assertEqual(list(got.union()), sorted(set(got.lists[0]) | set(got.lists[1])))
 
+    def test_a_chain_without_blocks_has_nothing_to_choose(self):
+        worker = self.worker()
+        worker.dump(1)
+        with worker.digests() as digests, digests.chain() as empty, digests.chain(names(1), build=True) as one:
+            self.assertEqual(empty.append(names(1, first=999)).missing, 1)
+            nothing, something = sparse.select([(empty, 0), (one, 0)], query(rows=2))
+            self.assertEqual(plain(nothing), ([[], []], [[], []]))
+            self.assertEqual([list(each) for each in something.lists], [[0], [0]])
+            self.assertEqual(nothing.union(), [])
+
     def test_queries_in_16_bits(self):
         worker = self.worker()
         worker.dump()
