@@ -89,6 +89,10 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
+/* Leases the blocks of refs[n], all of ns, up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME
+ * or _SHARE, the lowest that a part of the block has to come from. Returns how many. */
+uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n,
+                           uint8_t *tiers);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 /* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0
@@ -156,6 +160,10 @@ void *cache_memory(struct cache *c, block_ref ref, uint32_t part); /* the caller
 /* Makes the caller's use a hold: it may last, so nobody waits for space to come from its end. */
 void cache_hold(struct cache *c, block_ref ref, uint32_t part);
 void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold and use */
+/* Takes a use and hold of this part of each block in refs[n] that has it in DRAM, of `most` at most;
+ * memory[i]: where it lies, or NULL; 0 in refs is passed over. Returns how many. */
+uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
+                          uint32_t most, const void **memory);
 
 /* ---- filling a part ---- */
 

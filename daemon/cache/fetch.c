@@ -321,31 +321,6 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part)
     cache_released(c);
 }
 
-void cache_prefetched(struct cache *c, block_ref ref)
-{
-    index_block(c->config.index, ref)->flags |= BLOCK_PREFETCHED;
-}
-
-void cache_prefetch_used(struct cache *c, block_ref ref)
-{
-    struct block *b = index_block(c->config.index, ref);
-
-    c->config.metrics->prefetch_useful += !!(b->flags & BLOCK_PREFETCHED);
-    b->flags &= (uint16_t)~BLOCK_PREFETCHED;
-}
-
-void cache_hold(struct cache *c, block_ref ref, uint32_t part)
-{
-    assert(cache_part(c, ref, part)->users > 0 && c->users > 0);
-    c->users--;
-}
-
-void cache_unhold(struct cache *c, block_ref ref, uint32_t part)
-{
-    c->users++;
-    cache_put(c, ref, part);
-}
-
 void *cache_memory(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;

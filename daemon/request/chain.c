@@ -332,74 +332,88 @@ int method_chain_close(struct call *call)
 
 /* ---- chain.append ---- */
 
-static enum ucm_lookup_status tier_of(struct cache *c, block_ref ref)
-{
-    if (cache_in_dram(c, ref))
-        return UCM_LOOKUP_DRAM;
-    return cache_on_share(c, ref) ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME;
-}
-
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
 static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
 {
+    static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                                     [CACHE_NVME] = UCM_LOOKUP_NVME,
+                                     [CACHE_SHARE] = UCM_LOOKUP_SHARED};
     struct chain *ch = t->chain;
-    struct cache *c = rooms_of(ch)->cache;
-    block_ref *refs = t->blocks + from;
-    uint32_t i = 0;
+    uint8_t *tiers = t->found + from;
+    uint32_t found;
 
     index_find_many(rooms_of(ch)->index, ch->space->base,
-                    t->keys + (size_t)from * t->ns->identity.key_bytes, n, true, refs);
-    while (i < n && cache_found(c, refs[i])) {
-        cache_lease(c, refs[i]);
-        t->found[from + i] = tier_of(c, refs[i]);
-        ch->blocks[ch->appended] = (struct chain_block){refs[i], 0};
-        ch->digests->at[ch->appended++] = NULL;
-        i++;
+                    t->keys + (size_t)from * t->ns->identity.key_bytes, n, true, t->blocks + from);
+    found = cache_lease_found(rooms_of(ch)->cache, ch->space->base, t->blocks + from, n, tiers);
+    for (uint32_t i = 0; i < found; i++) {
+        tiers[i] = status[tiers[i]];
+        ch->blocks[ch->appended + i] = (struct chain_block){t->blocks[from + i], 0};
     }
-    rooms_of(ch)->metrics->chain_blocks += i;
-    return i;
+    rooms_of(ch)->metrics->chain_blocks += found;
+    return found;
 }
 
-static void digests_find(struct transfer *t, uint32_t from, uint32_t n, uint32_t found)
+/* How many more digests chains may hold. */
+static uint32_t may_hold(const struct chain *ch)
 {
-    struct cache *c = cache_of(t);
-    const uint8_t *keys = t->keys + (size_t)from * t->ns->identity.key_bytes;
-    block_ref *refs = t->refs + from;
+    const struct requests *rq = ch->s->rq;
+    uint64_t most = arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION;
+    uint64_t held = rq->digests.held_bytes;
 
-    index_find_many(t->r.s->rq->rooms.index, t->ns, keys, n, false, refs);
+    return held < most ? (uint32_t)((most - held) / digest_slot_bytes(ch)) : 0;
+}
+
+/* Holds those of the digests that are in DRAM, and opens the others for the transfer: of `found` keys
+ * whose bases were just appended. */
+static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
+{
+    struct chain *ch = t->chain;
+    struct cache *c = cache_of(t);
+    const void **memory = &ch->digests->at[ch->appended];
+    uint32_t held = cache_hold_ready(c, t->refs + from, found, ch->part, may_hold(ch), memory);
+
+    held_add(ch->s->rq, (int64_t)(held * digest_slot_bytes(ch)));
+    cache_touch(c, t->ns, t->refs + from, found);
     for (uint32_t i = 0; i < found; i++) {
-        if (refs[i] != 0 && !cache_doomed(c, refs[i]))
-            cache_lease(c, refs[i]);
-        else
-            refs[i] =
-                t->build ? cache_open(c, t->ns, keys + (size_t)i * t->ns->identity.key_bytes) : 0;
-    }
-    for (uint32_t i = found; i < n; i++) {
-        t->r.s->rq->rooms.metrics->digest_orphans += refs[i] != 0;
-        refs[i] = 0;
+        block_ref *ref = &t->refs[from + i];
+
+        if (memory[i]) {
+            ch->blocks[ch->appended + i].digest = *ref;
+            *ref = 0;
+        } else if (*ref != 0 && !cache_doomed(c, *ref)) {
+            cache_lease(c, *ref);
+        } else {
+            *ref = 0;
+            if (t->build)
+                *ref =
+                    cache_open(c, t->ns, t->keys + (size_t)(from + i) * t->ns->identity.key_bytes);
+        }
     }
 }
 
 bool append_open(struct transfer *t)
 {
-    uint32_t n = t->n_keys - t->opened, found;
+    uint32_t from = t->opened, n = t->n_keys - from, found;
 
     n = n < APPEND_KEYS_PER_TURN ? n : APPEND_KEYS_PER_TURN;
-    found = bases_append(t, t->opened, n);
-    digests_find(t, t->opened, n, found);
-    t->opened = found == n ? t->opened + n : t->n_keys;
-    if (t->opened < t->n_keys)
-        return false;
-    cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
-    return true;
+    found = bases_append(t, from, n);
+    index_find_many(t->r.s->rq->rooms.index, t->ns,
+                    t->keys + (size_t)from * t->ns->identity.key_bytes, n, false, t->refs + from);
+    digests_take(t, from, found);
+    t->chain->appended += found;
+    for (uint32_t i = from + found; i < from + n; i++) {
+        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0;
+        t->refs[i] = 0;
+    }
+    t->opened = found == n ? from + n : t->n_keys;
+    while (t->cursor < t->opened && t->refs[t->cursor] == 0)
+        t->cursor++;
+    return t->opened == t->n_keys;
 }
 
 bool append_may_hold(const struct transfer *t)
 {
-    const struct requests *rq = t->r.s->rq;
-
-    return rq->digests.held_bytes + digest_slot_bytes(t->chain) <=
-           arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION;
+    return may_hold(t->chain) > 0;
 }
 
 void append_hold(struct transfer *t, uint32_t item)
