@@ -2,7 +2,7 @@
 #ifndef UCMD_TESTS_REQUEST_RIG_H
 #define UCMD_TESTS_REQUEST_RIG_H
 
-#include "daemon/request/internal.h"
+#include "daemon/request/digest.h"
 #include "tests/unit/cache_share_rig.h"
 
 /* ---- a connection that keeps what it is sent ---- */
@@ -69,6 +69,56 @@ void conn_free(struct conn *c)
     c->freed = true;
 }
 
+/* ---- threads for digests, whose work is done when a test says so ---- */
+
+struct digest_pool {
+    struct list jobs;
+};
+
+static struct digest_pool pool;
+
+unsigned digest_pool_threads(const struct digest_pool *p)
+{
+    (void)p;
+    return 1;
+}
+
+void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+{
+    cr_assert_gt(pieces, 0u);
+    job->pieces = pieces;
+    atomic_store(&job->stop, false);
+    list_push_back(&p->jobs, &job->link);
+}
+
+void digest_job_stop(struct digest_job *job)
+{
+    atomic_store(&job->stop, true);
+}
+
+bool digest_job_stopped(const struct digest_job *job)
+{
+    return atomic_load(&job->stop);
+}
+
+/* False: no job is under way. */
+static inline bool pool_next(void)
+{
+    struct list *node = list_pop_front(&pool.jobs);
+    struct digest_job *job;
+
+    if (!node)
+        return false;
+    job = LIST_ENTRY(node, struct digest_job, link);
+    while (job->pieces > 0) {
+        for (uint32_t i = 0; i < job->pieces && !digest_job_stopped(job); i++)
+            job->run_cb(job, i, 0);
+        job->pieces = job->phase_cb && !digest_job_stopped(job) ? job->phase_cb(job) : 0;
+    }
+    job->done_cb(job);
+    return true;
+}
+
 static inline void open_door(void)
 {
     static const struct peer peer = {.admin = true, .tenant = "t"};
@@ -89,6 +139,8 @@ static inline void open_door(void)
     rooms.policy = rig.policy;
     rooms.tier_ops = &fake_ops;
     rooms.tier = &rig.tier;
+    list_init(&pool.jobs);
+    rooms.digests = &pool;
     cr_assert_eq(requests_new(&rooms, &door.requests), 0);
     door.handler = requests_handler(door.requests);
     door.session = door.handler.open_cb(door.handler.ctx, &door.conn, &peer);
@@ -109,6 +161,8 @@ static inline void close_door(void)
 {
     hang_up();
     cr_expect(door.conn.freed, "the session has ended");
+    while (pool_next())
+        ;
     cr_expect_eq(requests_active(door.requests), 0u);
     requests_free(door.requests);
     deadlines_close(&door.deadlines);

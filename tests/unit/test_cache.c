@@ -509,3 +509,46 @@ Test(cache, pinned_blocks_stay)
     cr_expect(cache_found(rig.cache, ref));
     cr_expect(cache_in_dram(rig.cache, ref));
 }
+
+/* ---- holds ---- */
+
+Test(cache, holds_are_taken_of_what_is_in_dram)
+{
+    block_ref refs[6] = {store(rig.one, 1),       0,
+                         store_below(rig.one, 2), store(rig.one, 3),
+                         store(rig.one, 4),       store(rig.one, 5)};
+    const void *at[6];
+    uint32_t users = rig.cache->users;
+
+    block_of(refs[3])->part[0].users = PART_USERS_MAX;
+    cr_expect_eq(cache_evict(rig.cache, refs[4], CACHE_ALL), CACHE_EVICT_LATER);
+    cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 6, at), 2u, "1 and 5");
+    cr_expect(at[0] && !at[1] && !at[2] && !at[3] && !at[4] && at[5]);
+    cr_expect_eq(rig.cache->users, users, "nobody waits for their end");
+    cr_expect_eq(at[0], cache_memory(rig.cache, refs[0], 0));
+    cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 1, at), 1u, "no more than that");
+    block_of(refs[3])->part[0].users = 0;
+    cache_unhold(rig.cache, refs[0], 0);
+    cache_unhold(rig.cache, refs[0], 0);
+    cache_unhold(rig.cache, refs[5], 0);
+    cr_expect_eq(rig.cache->users, users);
+    for (unsigned i = 0; i < 6; i++)
+        if (refs[i])
+            drop(refs[i]);
+}
+
+Test(cache, a_prefix_is_leased_up_to_what_is_not_found)
+{
+    block_ref refs[5] = {store(rig.one, 1), store_below(rig.one, 2), store(rig.one, 3),
+                         open_block(rig.one, 4), store(rig.one, 5)};
+    uint8_t tiers[5];
+
+    cr_expect_eq(cache_lease_found(rig.cache, rig.one, refs, 5, tiers), 3u, "4 is empty");
+    cr_expect(tiers[0] == CACHE_DRAM && tiers[1] == CACHE_NVME && tiers[2] == CACHE_DRAM);
+    cr_expect(block_of(refs[0])->leases == 2 && block_of(refs[3])->leases == 1);
+    cr_expect_eq(cache_evict(rig.cache, refs[2], CACHE_ALL), CACHE_EVICT_LATER);
+    cr_expect_eq(cache_lease_found(rig.cache, rig.one, refs, 5, tiers), 2u, "3 is doomed");
+    for (unsigned i = 0; i < 5; i++)
+        for (uint32_t leases = block_of(refs[i])->leases; leases > 0; leases--)
+            drop(refs[i]);
+}
