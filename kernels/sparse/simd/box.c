@@ -19,27 +19,6 @@ static void plan_box(struct ucm_digest_plan *plan)
     plan->query_floats = plan->channels + 1;
 }
 
-static bool bounds(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g, float *low,
-                   float *high)
-{
-    uint32_t d = shape->head_dim;
-    float row[ROW_MAX];
-    bool bad;
-
-    rows_k(shape, shard, g, 0, low);
-    memcpy(high, low, d * sizeof(*high));
-    bad = rows_bad(low, d);
-    for (uint32_t t = 1; t < shape->tokens; t++) {
-        rows_k(shape, shard, g, t, row);
-        bad |= rows_bad(row, d);
-        for (uint32_t c = 0; c < d; c++) {
-            low[c] = ucm_min(row[c], low[c]);
-            high[c] = ucm_max(row[c], high[c]);
-        }
-    }
-    return !bad;
-}
-
 static void put(const float *low, const float *high, uint32_t n, int8_t *lo, int8_t *hi,
                 uint8_t *scale)
 {
@@ -61,13 +40,14 @@ static void put(const float *low, const float *high, uint32_t n, int8_t *lo, int
 static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
 {
     uint32_t d = plan->channels;
-    float low[ROW_MAX], high[ROW_MAX];
+    _Alignas(64) float low[ROW_MAX], high[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
+        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
         uint8_t *lo = out + g * d, *hi = lo + plan->array[1];
         uint8_t *scale = out + plan->scale[0] + 2 * g;
 
-        if (bounds(&plan->spec.shape, shard, g, low, high)) {
+        if (rows_bounds(&r, low, high)) {
             put(low, high, d, (int8_t *)lo, (int8_t *)hi, scale);
         } else {
             rows_poison(lo, d, scale, 1);

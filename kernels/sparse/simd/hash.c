@@ -73,15 +73,11 @@ static void plan_hash(struct ucm_digest_plan *plan)
     plan->query_floats = spec->bits / 32;
 }
 
-static void flip(float *x, const uint32_t *flips, uint32_t n)
+/* The transform of fewer channels than a vector has. */
+static void transform_few(float *x, const uint32_t *flips, uint32_t n)
 {
     for (uint32_t c = 0; c < n; c++)
         x[c] = ucm_f32(ucm_f32_bits(x[c]) ^ flips[c]);
-}
-
-/* The fast Walsh-Hadamard transform, not normalised. */
-static void transform(float *x, uint32_t n)
-{
     for (uint32_t h = 1; h < n; h *= 2)
         for (uint32_t i = 0; i < n; i += 2 * h)
             for (uint32_t j = i; j < i + h; j++) {
@@ -92,27 +88,100 @@ static void transform(float *x, uint32_t n)
             }
 }
 
+/* Stage h, for h of at least a vector. */
+static void stage(float *x, uint32_t n, uint32_t h)
+{
+    for (uint32_t i = 0; i < n; i += 2 * h)
+        for (uint32_t j = i; j < i + h; j += VEC) {
+            vec_f a = vec_load(x + j), b = vec_load(x + j + h);
+
+            vec_store(x + j, a + b);
+            vec_store(x + j + h, a - b);
+        }
+}
+
+/* Stages h and 2h in one pass. */
+static void two_stages(float *x, uint32_t n, uint32_t h)
+{
+    for (uint32_t i = 0; i < n; i += 4 * h)
+        for (uint32_t j = i; j < i + h; j += VEC) {
+            vec_f a = vec_load(x + j), b = vec_load(x + j + h);
+            vec_f c = vec_load(x + j + 2 * h), d = vec_load(x + j + 3 * h);
+            vec_f ab = a + b, ba = a - b, cd = c + d, dc = c - d;
+
+            vec_store(x + j, ab + cd);
+            vec_store(x + j + h, ba + dc);
+            vec_store(x + j + 2 * h, ab - cd);
+            vec_store(x + j + 3 * h, ba - dc);
+        }
+}
+
+/* Random signs, then the fast Walsh-Hadamard transform, not normalised. */
+static void transform(float *x, const uint32_t *flips, uint32_t n)
+{
+    uint32_t h = VEC;
+
+    if (n < VEC) {
+        transform_few(x, flips, n);
+        return;
+    }
+    for (uint32_t c = 0; c < n; c += VEC) {
+        vec_i signs;
+
+        memcpy(&signs, flips + c, sizeof(signs));
+        vec_store(x + c, vec_hadamard((vec_f)((vec_i)vec_load(x + c) ^ signs)));
+    }
+    for (; 2 * h < n; h *= 4)
+        two_stages(x, n, h);
+    if (h < n)
+        stage(x, n, h);
+}
+
+/* ORs bits to where bit `at` of words is 0, as are all after it; n is at most 64. */
+static void put_bits(uint64_t *words, uint32_t at, uint64_t bits, uint32_t n)
+{
+    uint32_t shift = at % 64;
+
+    bits &= ~UINT64_C(0) >> (64 - n);
+    words[at / 64] |= bits << shift;
+    if (shift + n > 64)
+        words[at / 64 + 1] |= bits >> (64 - shift);
+}
+
+/* The signs of n values, which fill whole vectors (what lies behind them does not count). */
+static void put_signs(uint64_t *words, uint32_t at, const float *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += 64) {
+        uint32_t most = n - i < 64 ? n - i : 64;
+        uint64_t bits = 0;
+
+        for (uint32_t c = 0; c < most; c += VEC)
+            bits |= (uint64_t)vec_positive(vec_load(x + i + c)) << c;
+        put_bits(words, at + i, bits, most);
+    }
+}
+
 static void hash_key(const struct ucm_digest_plan *plan, const float *k, uint64_t *words)
 {
-    float x[ROW_MAX];
-    uint32_t bit = 0;
+    _Alignas(64) float x[ROW_MAX];
+    uint32_t at = 0;
 
     memset(words, 0, plan->channels);
     for (uint32_t i = 0; i < plan->n_segments; i++) {
         const struct ucm_hash_segment *s = &plan->segment[i];
-        uint32_t left = s->bits;
 
-        for (uint32_t w = 0; w < s->chunks; w++) {
+        for (uint32_t left = s->bits, w = 0; left > 0; w++) {
             const uint32_t *flips = plan->flip + s->flips + 2 * w * s->size;
+            uint32_t bits = left < s->size ? left : s->size;
+            uint32_t end = s->size < VEC ? VEC : s->size;
 
             memcpy(x, k + s->first, s->channels * sizeof(*x));
-            memset(x + s->channels, 0, (s->size - s->channels) * sizeof(*x));
-            flip(x, flips, s->size);
-            transform(x, s->size);
-            flip(x, flips + s->size, s->size);
-            transform(x, s->size);
-            for (uint32_t c = 0; c < s->size && left > 0; c++, left--, bit++)
-                words[bit / 64] |= (uint64_t)(x[c] > 0) << bit % 64;
+            memset(x + s->channels, 0, (end - s->channels) * sizeof(*x));
+            transform(x, flips, s->size);
+            transform(x, flips + s->size, s->size);
+            put_signs(words, at, x, bits);
+            at += bits;
+            left -= bits;
         }
     }
 }
@@ -121,15 +190,15 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint64_t words[UCM_HASH_WORDS_MAX];
-    float k[ROW_MAX];
+    _Alignas(64) float k[ROW_MAX];
 
     for (uint32_t g = 0; g < shape->kv_heads; g++) {
         uint8_t *data = out + g * plan->vectors * plan->channels;
+        struct rows r = rows_of_k(shape, shard, g);
         uint32_t poison = 0;
 
-        for (uint32_t t = 0; t < shape->tokens; t++) {
-            rows_k(shape, shard, g, t, k);
-            poison |= rows_bad(k, shape->head_dim);
+        for (uint32_t t = 0; t < r.count; t++) {
+            poison |= !rows_decode(&r, t, k);
             hash_key(plan, k, words);
             memcpy(data + t * plan->channels, words, plan->channels);
         }

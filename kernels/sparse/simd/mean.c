@@ -17,51 +17,34 @@ static void plan_mean(struct ucm_digest_plan *plan)
     plan->bytes = plan->scale[0] + 2 * plan->spec.shape.kv_heads;
 }
 
-static bool reduce(const struct ucm_digest_spec *spec, const uint8_t *shard, uint32_t g, float *x)
+static bool reduce(const struct ucm_digest_spec *spec, const struct rows *r, float *x)
 {
-    const struct ucm_kv_shape *shape = &spec->shape;
-    uint32_t d = shape->head_dim;
-    float row[ROW_MAX];
-    bool bad;
+    _Alignas(64) float low[ROW_MAX];
+    float length;
+    bool good;
 
-    rows_k(shape, shard, g, 0, x);
-    bad = rows_bad(x, d);
-    for (uint32_t t = 1; t < shape->tokens; t++) {
-        rows_k(shape, shard, g, t, row);
-        bad |= rows_bad(row, d);
-        if (spec->kind == UCM_MEAN_MAX)
-            for (uint32_t c = 0; c < d; c++)
-                x[c] = ucm_max(row[c], x[c]);
-        else
-            for (uint32_t c = 0; c < d; c++)
-                x[c] += row[c];
+    if (spec->kind == UCM_MEAN_MAX)
+        return rows_bounds(r, low, x);
+    good = rows_mean(r, x);
+    if (spec->kind == UCM_MEAN_NORMALISED) {
+        length = ucm_sqrt(rows_dot(x, x, r->channels));
+        good = good && !ucm_not_finite(length);
+        if (length > 0)
+            rows_divide(x, r->channels, length);
     }
-    return bad;
-}
-
-static void divide(float *x, uint32_t n, float by)
-{
-    for (uint32_t c = 0; c < n; c++)
-        x[c] /= by;
+    return good;
 }
 
 static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
 {
     uint32_t d = plan->channels;
-    float x[ROW_MAX], length;
+    _Alignas(64) float x[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
-        bool bad = reduce(&plan->spec, shard, g, x);
+        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+        bool good = reduce(&plan->spec, &r, x);
 
-        if (plan->spec.kind != UCM_MEAN_MAX)
-            divide(x, d, (float)plan->spec.shape.tokens);
-        if (plan->spec.kind == UCM_MEAN_NORMALISED) {
-            length = ucm_sqrt(rows_dot(x, x, d));
-            bad |= ucm_not_finite(length);
-            if (length > 0)
-                divide(x, d, length);
-        }
-        rows_put(x, d, bad, out + g * d, out + plan->scale[0] + 2 * g);
+        rows_put(x, d, !good, out + g * d, out + plan->scale[0] + 2 * g);
     }
 }
 

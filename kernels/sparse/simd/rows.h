@@ -1,98 +1,210 @@
-/* Rows of channels: decoding, sums, quantising. Loops over channels that a compiler vectorises; each
- * channel's arithmetic is arith.h's, in the same order in every form. */
+/* Rows of channels: one pass over a head's rows for each thing that is built from them, and the
+ * quantising. Each channel's arithmetic is arith.h's, in the same order in every form.
+ *
+ * Arrays of channels have ROW_MAX floats and are 0 from the last channel to the next multiple of the
+ * dot product's lanes. Functions that return bool say whether all elements were finite. */
 #ifndef UCM_KERNELS_SPARSE_ROWS_H
 #define UCM_KERNELS_SPARSE_ROWS_H
 
 #include "kernels/sparse/arith.h"
+#include "kernels/sparse/simd/vec.h"
 #include "kernels/sparse/sparse.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__F16C__) && defined(__AVX2__)
-#include <immintrin.h>
-#define ROWS_F16C 1
-#endif
 
-/* No array of channels is longer. */
 #define ROW_MAX UCM_KV_HEAD_DIM_MAX
 
-static inline uint32_t rows_load16(const uint8_t *p)
-{
-    uint16_t h;
+/* Some tokens of one KV head, of K or of V. */
+struct rows {
+    const uint8_t *at;
+    uint64_t stride;
+    uint32_t dtype, channels, count;
+};
 
-    memcpy(&h, p, sizeof(h));
-    return h;
+static inline struct rows rows_of_k(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g)
+{
+    return (struct rows){shard + s->k_offset + g * s->k_head_stride, s->k_token_stride, s->dtype,
+                         s->head_dim, s->tokens};
 }
 
-/* Sizes are multiples of 4 (head_dim), so a tail of 4 ends each. */
-static inline void rows_decode_f16(float *restrict out, const uint8_t *restrict in, uint32_t n)
+static inline struct rows rows_of_v(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g)
 {
-    uint32_t c = 0;
-
-#ifdef ROWS_F16C
-    for (; c + 8 <= n; c += 8)
-        _mm256_storeu_ps(out + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(in + 2 * c))));
-#endif
-    for (; c < n; c++)
-        out[c] = ucm_f16_decode(rows_load16(in + 2 * c));
+    return (struct rows){shard + s->v_offset + g * s->v_head_stride, s->v_token_stride, s->dtype,
+                         s->v_head_dim, s->tokens};
 }
 
-static inline void rows_decode_fp8(float *restrict out, const uint8_t *restrict in, uint32_t n)
-{
-    uint32_t c = 0;
-
-#ifdef ROWS_F16C
-    /* E4M3 is F16 without the low 7 bits, times 2^8, but for NaN. */
-    for (; c + 8 <= n; c += 8) {
-        __m128i b = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(in + c)));
-        __m128i sign = _mm_slli_epi16(_mm_and_si128(b, _mm_set1_epi16(0x80)), 8);
-        __m128i rest = _mm_and_si128(b, _mm_set1_epi16(0x7f));
-        __m128i nan = _mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f));
-        __m128i h = _mm_or_si128(sign, _mm_slli_epi16(rest, 7));
-
-        h = _mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-        _mm256_storeu_ps(out + c, _mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0f)));
+/* Calls name(dtype, ...) with a constant for each element type; how: return, or nothing. */
+#define ROWS_BY_DTYPE(how, name, ...)                                                              \
+    switch (r->dtype) {                                                                            \
+    case UCM_KV_F16:                                                                               \
+        how name(UCM_KV_F16, __VA_ARGS__);                                                         \
+        break;                                                                                     \
+    case UCM_KV_BF16:                                                                              \
+        how name(UCM_KV_BF16, __VA_ARGS__);                                                        \
+        break;                                                                                     \
+    case UCM_KV_FP8_E4M3:                                                                          \
+        how name(UCM_KV_FP8_E4M3, __VA_ARGS__);                                                    \
+        break;                                                                                     \
+    default:                                                                                       \
+        how name(UCM_KV_F32, __VA_ARGS__);                                                         \
     }
-#endif
-    for (; c < n; c++)
-        out[c] = ucm_fp8_e4m3_decode(in[c]);
+
+/* The sum of a dot product's lanes: halves are added to halves. */
+static inline float rows_fold(float lane[UCM_DOT_LANES])
+{
+    for (uint32_t s = UCM_DOT_LANES / 2; s > 0; s /= 2)
+        for (uint32_t l = 0; l < s; l++)
+            lane[l] += lane[l + s];
+    return lane[0];
 }
 
-/* n values of a row as floats. */
-static inline void rows_decode(float *restrict out, const uint8_t *restrict in, uint32_t dtype,
-                               uint32_t n)
+/* ---- one row ---- */
+
+VEC_INLINE bool decode_as(uint32_t dtype, const struct rows *r, uint32_t t, float *x)
 {
-    switch (dtype) {
-    case UCM_KV_F32:
-        memcpy(out, in, n * sizeof(*out));
-        break;
-    case UCM_KV_F16:
-        rows_decode_f16(out, in, n);
-        break;
-    case UCM_KV_BF16:
-        for (uint32_t c = 0; c < n; c++)
-            out[c] = ucm_bf16_decode(rows_load16(in + 2 * c));
-        break;
-    default:
-        rows_decode_fp8(out, in, n);
+    vec_i bad = {0};
+
+#define STEP(c, channels)                                                                          \
+    do {                                                                                           \
+        vec_f v_ = channels;                                                                       \
+                                                                                                   \
+        bad |= vec_not_finite(v_);                                                                 \
+        vec_store(x + (c), v_);                                                                    \
+    } while (0)
+    VEC_EACH(dtype, r->at + t * r->stride, r->channels, STEP);
+#undef STEP
+    return !vec_any_sign(bad);
+}
+
+static __attribute__((unused)) bool rows_decode(const struct rows *r, uint32_t t,
+                                                float *x){ROWS_BY_DTYPE(return, decode_as, r, t, x)}
+
+/* ---- the mean ---- */
+
+VEC_INLINE bool sum_as(uint32_t dtype, const struct rows *r, float *x)
+{
+    vec_i bad = {0};
+    bool good = decode_as(dtype, r, 0, x);
+
+#define STEP(c, channels)                                                                          \
+    do {                                                                                           \
+        vec_f v_ = channels;                                                                       \
+                                                                                                   \
+        bad |= vec_not_finite(v_);                                                                 \
+        vec_store(x + (c), vec_load(x + (c)) + v_);                                                \
+    } while (0)
+    for (uint32_t t = 1; t < r->count; t++)
+        VEC_EACH(dtype, r->at + t * r->stride, r->channels, STEP);
+#undef STEP
+    return good && !vec_any_sign(bad);
+}
+
+static __attribute__((unused)) bool rows_sum(const struct rows *r, float *x)
+{
+    ROWS_BY_DTYPE(return, sum_as, r, x)
+}
+
+static inline void rows_divide(float *x, uint32_t n, float by)
+{
+    for (uint32_t c = 0; c < n; c++)
+        x[c] /= by;
+}
+
+static inline bool rows_mean(const struct rows *r, float *x)
+{
+    bool good = rows_sum(r, x);
+
+    rows_divide(x, r->channels, (float)r->count);
+    return good;
+}
+
+/* ---- the bounds ---- */
+
+VEC_INLINE bool bounds_as(uint32_t dtype, const struct rows *r, float *low, float *high)
+{
+    vec_i bad = {0};
+    bool good = decode_as(dtype, r, 0, low);
+
+    decode_as(dtype, r, 0, high);
+#define STEP(c, channels)                                                                          \
+    do {                                                                                           \
+        vec_f v_ = channels;                                                                       \
+                                                                                                   \
+        bad |= vec_not_finite(v_);                                                                 \
+        vec_store(low + (c), vec_min(v_, vec_load(low + (c))));                                    \
+        vec_store(high + (c), vec_max(v_, vec_load(high + (c))));                                  \
+    } while (0)
+    for (uint32_t t = 1; t < r->count; t++)
+        VEC_EACH(dtype, r->at + t * r->stride, r->channels, STEP);
+#undef STEP
+    return good && !vec_any_sign(bad);
+}
+
+static __attribute__((unused)) bool rows_bounds(const struct rows *r, float *low, float *high){
+    ROWS_BY_DTYPE(return, bounds_as, r, low, high)}
+
+/* ---- deviations ---- */
+
+VEC_INLINE void squares_as(uint32_t dtype, const struct rows *r, const float *mean, float *sum)
+{
+    memset(sum, 0, (r->channels + VEC - 1) / VEC * VEC * sizeof(*sum));
+#define STEP(c, channels)                                                                          \
+    do {                                                                                           \
+        vec_f x_ = channels - vec_load(mean + (c));                                                \
+                                                                                                   \
+        vec_store(sum + (c), vec_fma(x_, x_, vec_load(sum + (c))));                                \
+    } while (0)
+    for (uint32_t t = 0; t < r->count; t++)
+        VEC_EACH(dtype, r->at + t * r->stride, r->channels, STEP);
+#undef STEP
+}
+
+/* The sum of the squared deviations of each channel. */
+static __attribute__((unused)) void rows_squares(const struct rows *r, const float *mean,
+                                                 float *sum){
+    ROWS_BY_DTYPE(, squares_as, r, mean, sum)}
+
+VEC_INLINE float distance_as(uint32_t dtype, const uint8_t *row, const float *from, uint32_t n)
+{
+    vec_f sum[UCM_DOT_LANES / VEC] = {{0}};
+    uint32_t c = 0, size = vec_element_bytes(dtype);
+
+    for (; c + UCM_DOT_LANES <= n; c += UCM_DOT_LANES)
+        for (uint32_t i = 0; i < UCM_DOT_LANES / VEC; i++) {
+            uint32_t at = c + i * VEC;
+            vec_f x = vec_decode(dtype, row + at * size) - vec_load(from + at);
+
+            sum[i] = vec_fma(x, x, sum[i]);
+        }
+    for (uint32_t i = 0; c < n && i < UCM_DOT_LANES / VEC; i++) {
+        uint32_t at = c + i * VEC;
+        vec_f x = vec_part(dtype, row, at, n) - vec_load(from + at);
+
+        sum[i] = vec_fma(x, x, sum[i]);
+    }
+    return vec_fold(sum);
+}
+
+VEC_INLINE void distances_as(uint32_t dtype, const struct rows *r, const float *from,
+                             float *distance)
+{
+    for (uint32_t t = 0; t < r->count; t++) {
+        float x = distance_as(dtype, r->at + t * r->stride, from, r->channels);
+
+        distance[t] = ucm_min(x, distance[t]);
     }
 }
 
-/* Token t of KV head g. */
-static inline void rows_k(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g,
-                          uint32_t t, float *out)
+/* Lowers each row's distance to the square of that from one more vector. */
+static __attribute__((unused)) void rows_distances(const struct rows *r, const float *from,
+                                                   float *distance)
 {
-    rows_decode(out, shard + s->k_offset + t * s->k_token_stride + g * s->k_head_stride, s->dtype,
-                s->head_dim);
+    ROWS_BY_DTYPE(, distances_as, r, from, distance)
 }
 
-static inline void rows_v(const struct ucm_kv_shape *s, const uint8_t *shard, uint32_t g,
-                          uint32_t t, float *out)
-{
-    rows_decode(out, shard + s->v_offset + t * s->v_token_stride + g * s->v_head_stride, s->dtype,
-                s->v_head_dim);
-}
+/* ---- quantising ---- */
 
 /* Whether any value is NaN or infinite. */
 static inline bool rows_bad(const float *x, uint32_t n)
@@ -125,7 +237,7 @@ static inline void rows_put_scale(uint8_t *at, uint32_t scale)
 
 static inline float rows_scale(const uint8_t *at)
 {
-    return ucm_bf16_decode(rows_load16(at));
+    return ucm_bf16_decode(vec_load16(at));
 }
 
 /* A poisoned head: its bytes are 0, its scales NaN. */
@@ -158,17 +270,9 @@ static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *ou
         q[c] = (int8_t)ucm_quantise(x[c], s);
 }
 
-/* ---- sums over channels: 32 lanes, then halves ---- */
+/* ---- sums over channels ---- */
 
-static inline float rows_fold(float lane[UCM_DOT_LANES])
-{
-    for (uint32_t s = UCM_DOT_LANES / 2; s > 0; s /= 2)
-        for (uint32_t l = 0; l < s; l++)
-            lane[l] += lane[l + s];
-    return lane[0];
-}
-
-/* The sum of TERM(c, accumulator), which adds channel c's term; in n channels. */
+/* result: the sum of n channels' terms in 32 lanes; ADD(c, sum) is sum with channel c's term. */
 #define ROWS_SUM(result, n, ADD)                                                                   \
     do {                                                                                           \
         float lane_[UCM_DOT_LANES] = {0};                                                          \
@@ -187,16 +291,6 @@ static inline float rows_dot(const float *a, const float *b, uint32_t n)
     float sum;
 
 #define ADD(c, acc) ucm_fma(a[c], b[c], acc)
-    ROWS_SUM(sum, n, ADD);
-#undef ADD
-    return sum;
-}
-
-static inline float rows_distance(const float *a, const float *b, uint32_t n)
-{
-    float sum;
-
-#define ADD(c, acc) ucm_fma(a[c] - b[c], a[c] - b[c], acc)
     ROWS_SUM(sum, n, ADD);
 #undef ADD
     return sum;

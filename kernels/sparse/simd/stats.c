@@ -43,49 +43,21 @@ static void plan_stats(struct ucm_digest_plan *plan)
 }
 
 struct moments {
-    float mean[ROW_MAX], var[ROW_MAX], v[ROW_MAX];
+    _Alignas(64) float mean[ROW_MAX], var[ROW_MAX], v[ROW_MAX];
 };
 
-/* The mean of the rows that row() decodes; false if a value or the mean is not finite. */
-static bool mean_of(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
-                    void (*row)(const struct ucm_kv_shape *, const uint8_t *, uint32_t, uint32_t,
-                                float *),
-                    uint32_t n, float *x)
+static bool measure(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
+                    struct moments *x)
 {
-    float one[ROW_MAX];
-    bool bad;
+    struct rows k = rows_of_k(shape, shard, g), v = rows_of_v(shape, shard, g);
 
-    row(shape, shard, g, 0, x);
-    bad = rows_bad(x, n);
-    for (uint32_t t = 1; t < shape->tokens; t++) {
-        row(shape, shard, g, t, one);
-        bad |= rows_bad(one, n);
-        for (uint32_t c = 0; c < n; c++)
-            x[c] += one[c];
-    }
-    for (uint32_t c = 0; c < n; c++)
-        x[c] /= (float)shape->tokens;
-    return !bad && !rows_bad(x, n);
-}
-
-static bool variance(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
-                     const float *mean, float *var)
-{
-    uint32_t d = shape->head_dim;
-    float row[ROW_MAX];
-
-    memset(var, 0, d * sizeof(*var));
-    for (uint32_t t = 0; t < shape->tokens; t++) {
-        rows_k(shape, shard, g, t, row);
-        for (uint32_t c = 0; c < d; c++) {
-            float x = row[c] - mean[c];
-
-            var[c] = ucm_fma(x, x, var[c]);
-        }
-    }
-    for (uint32_t c = 0; c < d; c++)
-        var[c] /= (float)shape->tokens;
-    return !rows_bad(var, d);
+    if (!rows_mean(&k, x->mean) || rows_bad(x->mean, k.channels))
+        return false;
+    rows_squares(&k, x->mean, x->var);
+    rows_divide(x->var, k.channels, (float)k.count);
+    if (rows_bad(x->var, k.channels))
+        return false;
+    return v.channels == 0 || (rows_mean(&v, x->v) && !rows_bad(x->v, v.channels));
 }
 
 static void put_u8(const float *x, uint32_t n, uint8_t *out, uint8_t *scale)
@@ -111,14 +83,9 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint
     for (uint32_t g = 0; g < shape->kv_heads; g++) {
         uint8_t *m = out + g * d, *var = m + plan->array[1], *v = out + plan->array[2] + g * vd;
         uint8_t *s[3];
-        bool good;
-
         for (int a = 0; a < 3; a++)
             s[a] = out + plan->scale[a] + 2 * g;
-        good = mean_of(shape, shard, g, rows_k, d, x.mean) &&
-               variance(shape, shard, g, x.mean, x.var) &&
-               (vd == 0 || mean_of(shape, shard, g, rows_v, vd, x.v));
-        if (good) {
+        if (measure(shape, shard, g, &x)) {
             rows_put(x.mean, d, false, m, s[0]);
             put_u8(x.var, d, var, s[1]);
             rows_put(x.v, vd, false, v, s[2]);

@@ -51,29 +51,12 @@ static void plan_submean(struct ucm_digest_plan *plan)
     plan->bytes = plan->scale[0] + 2 * vectors;
 }
 
-/* The mean of run j, all channels; false if a key is not finite. */
-static bool run_mean(const struct ucm_digest_spec *spec, const uint8_t *shard, uint32_t g,
-                     uint32_t j, float *x)
-{
-    uint32_t d = spec->shape.head_dim;
-    float row[ROW_MAX];
-    bool bad;
-
-    rows_k(&spec->shape, shard, g, j * spec->run, x);
-    bad = rows_bad(x, d);
-    for (uint32_t t = 1; t < spec->run; t++) {
-        rows_k(&spec->shape, shard, g, j * spec->run + t, row);
-        bad |= rows_bad(row, d);
-        for (uint32_t c = 0; c < d; c++)
-            x[c] += row[c];
-    }
-    for (uint32_t c = 0; c < d; c++)
-        x[c] /= (float)spec->run;
-    return !bad;
-}
-
 static void gather(const struct ucm_digest_plan *plan, const float *x, float *out)
 {
+    if (plan->channels == plan->spec.shape.head_dim) {
+        memcpy(out, x, plan->channels * sizeof(*out));
+        return;
+    }
     for (uint32_t i = 0; i < plan->channels; i++)
         out[i] = x[plan->channel[i]];
 }
@@ -81,14 +64,16 @@ static void gather(const struct ucm_digest_plan *plan, const float *x, float *ou
 static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint8_t *out)
 {
     uint32_t n = plan->channels, vectors = plan->vectors;
-    float x[ROW_MAX], few[ROW_MAX];
+    _Alignas(64) float x[ROW_MAX], few[ROW_MAX];
 
     for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
         uint8_t *data = out + g * vectors * n, *scale = out + plan->scale[0] + 2 * g * vectors;
+        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
         bool good = true;
 
-        for (uint32_t j = 0; j < vectors && good; j++) {
-            good = run_mean(&plan->spec, shard, g, j, x);
+        r.count = plan->spec.run;
+        for (uint32_t j = 0; j < vectors && good; j++, r.at += r.count * r.stride) {
+            good = rows_mean(&r, x);
             gather(plan, x, few);
             good = good && !rows_bad(few, n);
             rows_put(few, n, !good, data + j * n, scale + 2 * j);

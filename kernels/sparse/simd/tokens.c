@@ -21,25 +21,6 @@ static void plan_tokens(struct ucm_digest_plan *plan)
     plan->bytes = plan->scale[0] + 2 * vectors;
 }
 
-static bool mean_of(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g, float *x)
-{
-    uint32_t d = shape->head_dim;
-    float row[ROW_MAX];
-    bool bad;
-
-    rows_k(shape, shard, g, 0, x);
-    bad = rows_bad(x, d);
-    for (uint32_t t = 1; t < shape->tokens; t++) {
-        rows_k(shape, shard, g, t, row);
-        bad |= rows_bad(row, d);
-        for (uint32_t c = 0; c < d; c++)
-            x[c] += row[c];
-    }
-    for (uint32_t c = 0; c < d; c++)
-        x[c] /= (float)shape->tokens;
-    return !bad;
-}
-
 #define CHOSEN -1.0f /* in place of a distance */
 
 /* The token not chosen yet that is farthest; the lowest of equals. */
@@ -57,43 +38,31 @@ static uint32_t farthest(const float *distance, uint32_t n)
     return at;
 }
 
-/* Lowers each token's distance to that from one more key. */
-static void measure(const struct ucm_kv_shape *shape, const uint8_t *shard, uint32_t g,
-                    const float *from, float *distance)
+static void build_head(const struct ucm_digest_plan *plan, const struct rows *r, uint8_t *data,
+                       uint8_t *scale)
 {
-    float row[ROW_MAX];
-
-    for (uint32_t t = 0; t < shape->tokens; t++) {
-        rows_k(shape, shard, g, t, row);
-        distance[t] = ucm_min(rows_distance(row, from, shape->head_dim), distance[t]);
-    }
-}
-
-static void build_head(const struct ucm_digest_plan *plan, const uint8_t *shard, uint32_t g,
-                       uint8_t *data, uint8_t *scale)
-{
-    const struct ucm_kv_shape *shape = &plan->spec.shape;
     uint32_t d = plan->channels, at;
-    float from[ROW_MAX], distance[UCM_KV_TOKENS_MAX];
+    _Alignas(64) float from[ROW_MAX] = {0};
+    float distance[UCM_KV_TOKENS_MAX];
 
-    for (uint32_t t = 0; t < shape->tokens; t++)
-        distance[t] = ucm_inf();
-    if (!mean_of(shape, shard, g, from)) {
+    if (!rows_mean(r, from)) {
         rows_poison(data, plan->vectors * d, scale, plan->vectors);
         return;
     }
-    measure(shape, shard, g, from, distance);
+    for (uint32_t t = 0; t < r->count; t++)
+        distance[t] = ucm_inf();
+    rows_distances(r, from, distance);
     for (uint32_t i = 0;;) {
-        at = farthest(distance, shape->tokens);
-        rows_k(shape, shard, g, at, from);
+        at = farthest(distance, r->count);
+        rows_decode(r, at, from);
         rows_put(from, d, false, data + i * d, scale + 2 * i);
         if (++i == plan->vectors)
             return;
         /* Distances from the mean chose the first token only. */
-        for (uint32_t t = 0; i == 1 && t < shape->tokens; t++)
+        for (uint32_t t = 0; i == 1 && t < r->count; t++)
             distance[t] = ucm_inf();
         distance[at] = CHOSEN;
-        measure(shape, shard, g, from, distance);
+        rows_distances(r, from, distance);
     }
 }
 
@@ -101,8 +70,11 @@ static void build(const struct ucm_digest_plan *plan, const uint8_t *shard, uint
 {
     uint32_t bytes = plan->vectors * plan->channels;
 
-    for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++)
-        build_head(plan, shard, g, out + g * bytes, out + plan->scale[0] + 2 * g * plan->vectors);
+    for (uint32_t g = 0; g < plan->spec.shape.kv_heads; g++) {
+        struct rows r = rows_of_k(&plan->spec.shape, shard, g);
+
+        build_head(plan, &r, out + g * bytes, out + plan->scale[0] + 2 * g * plan->vectors);
+    }
 }
 
 static void query(const struct ucm_digest_plan *plan, const float *q, float *out)
