@@ -13,19 +13,23 @@
 #define BUCKETS 4096u
 #define NONE UINT16_MAX
 
-/* A hit fades while HORIZON times as many sampled blocks are referenced as a trial holds. A trial takes
- * over when it has ADVANTAGE times the hits of the best one. */
+/* A hit fades while HORIZON times as many sampled blocks are referenced as a trial holds, and no sooner
+ * than HORIZON_LEAST blocks of the whole traffic: in a small DRAM a few requests make all hits. A trial
+ * takes over when it has ADVANTAGE times the hits of the best one. */
 #define HORIZON 16
+#define HORIZON_LEAST 32768
 #define ADVANTAGE 1.005f
 #define COMPARE_EVERY 64
 
 /* Bonuses that are tried: of a block with u uses, factor * sqrt(u); of one that was not used again,
- * minus the penalty. The root, since each further use says less than the one before. */
+ * minus the penalty. The root, since each further use says less than the one before. A block that was
+ * in DRAM long ago is tried as one of each kind. */
 static const float factors[] = {0, 0.1f, 0.3f, 1, 3, 10};
-static const float penalties[] = {0, 0.5f, 0.9f};
+static const float penalties[] = {0, 0.9f};
 #define FACTORS (sizeof(factors) / sizeof(factors[0]))
 #define PENALTIES (sizeof(penalties) / sizeof(penalties[0]))
-#define TRIALS (FACTORS * PENALTIES)
+#define LATES 2u
+#define TRIALS (FACTORS * PENALTIES * LATES)
 
 /* A sampled block that some trial has in its DRAM. Uses and the order of last use are the same in
  * all trials, so that one list for each number of uses serves all: a trial holds the newer end of
@@ -57,18 +61,24 @@ struct learner {
     struct entry entry[ENTRIES + USES_CLASSES];
 };
 
+/* In capacities. */
+static float trial_bonus(unsigned trial, unsigned uses)
+{
+    bool late_is_used = trial % LATES;
+
+    if (uses < USES_LATE || (uses == USES_LATE && !late_is_used))
+        return -penalties[trial / LATES % PENALTIES];
+    return factors[trial / LATES / PENALTIES] *
+           sqrtf(uses < USES_ONE ? 1 : (float)(uses - USES_LATE));
+}
+
 static void trials_init(struct learner *l)
 {
-    for (unsigned i = 0; i < TRIALS; i++) {
-        struct trial *t = &l->trial[i];
-
-        t->bonus[0] = (int32_t)lrintf(-penalties[i % PENALTIES] * BONUS_ONE);
+    for (unsigned i = 0; i < TRIALS; i++)
         for (unsigned u = 0; u < USES_CLASSES; u++) {
-            if (u > 0)
-                t->bonus[u] = (int32_t)lrintf(factors[i / PENALTIES] * sqrtf((float)u) * BONUS_ONE);
-            t->oldest[u] = (uint16_t)(ENTRIES + u);
+            l->trial[i].bonus[u] = (int32_t)lrintf(trial_bonus(i, u) * BONUS_ONE);
+            l->trial[i].oldest[u] = (uint16_t)(ENTRIES + u);
         }
-    }
 }
 
 int learner_new(struct learner **out)
@@ -270,7 +280,8 @@ static void trials_evict(struct learner *l, uint64_t blocks)
 
 static void trials_compare(struct learner *l, uint64_t blocks)
 {
-    float keep = 1 - (float)COMPARE_EVERY / (HORIZON * (float)blocks);
+    float least = (float)(HORIZON_LEAST >> l->shift), horizon = HORIZON * (float)blocks;
+    float keep = 1 - (float)COMPARE_EVERY / (horizon > least ? horizon : least);
     unsigned most = l->best;
 
     for (unsigned k = 0; k < TRIALS; k++) {

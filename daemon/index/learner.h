@@ -14,7 +14,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Uses are counted up to this. */
+/* What is known of a block's uses. 0: none. USES_LATE: it was in DRAM before, long ago. USES_ONE: one
+ * use, USES_ONE + 1: two, and so on. */
+#define USES_LATE 1u
+#define USES_ONE 2u
 #define USES_MAX 7u
 #define USES_CLASSES (USES_MAX + 1)
 

@@ -28,11 +28,19 @@
 /* Inserts without a touch between them are taken for one chain, head first, up to this many. */
 #define RUN_MAX 1024
 
-/* A ghost has the uses of a block that left: a word of 13 bits of hash above 3 bits of uses. There are
- * two ghosts for each block in DRAM, in sets of GHOST_WAYS, newest first. */
+/* A ghost has the uses of a block that left: a word of 13 bits of hash above 3 bits of uses, in a set of
+ * GHOST_WAYS, newest first. The first table has SOON_FACTOR ghosts for each block in DRAM. The second
+ * remembers longer where DRAM holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
 #define GHOST_WAYS 8u
-#define GHOST_FACTOR 2
 #define GHOST_USES 0x7u
+#define SOON_FACTOR 2
+#define LATE_FACTOR 32
+#define LATE_GHOSTS 131072u
+
+struct ghosts {
+    uint32_t sets; /* 0: nothing was evicted yet, or there is no memory */
+    uint16_t (*set)[GHOST_WAYS];
+};
 
 struct policy {
     struct index *ix;
@@ -47,9 +55,8 @@ struct policy {
     uint32_t chain_n;     /* that have got it */
     bool full;            /* something was evicted */
     uint64_t count, candidates, restored;
-    uint64_t ghost_for;  /* blocks in DRAM when their number was chosen */
-    uint32_t ghost_sets; /* 0: nothing was evicted yet, or there is no memory */
-    uint16_t (*ghost)[GHOST_WAYS];
+    uint64_t ghost_for; /* blocks in DRAM when the number of ghosts was chosen */
+    struct ghosts soon, late;
 };
 
 static unsigned log2_of(uint64_t n)
@@ -83,7 +90,8 @@ void policy_free(struct policy *p)
     if (!p)
         return;
     learner_free(p->learner);
-    free(p->ghost);
+    free(p->soon.set);
+    free(p->late.set);
     free(p);
 }
 
@@ -155,49 +163,54 @@ static uint64_t hash_of(const struct policy *p, const struct block *b)
     return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Replaces the ghosts by empty ones, as many as the blocks in DRAM call for. Without memory for them the
- * policy goes on without ghosts. */
+/* All empty. Without memory for them the policy goes on without ghosts. */
+static void ghosts_clear(struct ghosts *g, uint64_t ghosts)
+{
+    uint64_t sets = ghosts / GHOST_WAYS + 1;
+
+    free(g->set);
+    g->set = calloc(sets, sizeof(*g->set));
+    g->sets = g->set ? (uint32_t)sets : 0;
+}
+
+/* As many as the blocks in DRAM call for. */
 static void ghosts_renew(struct policy *p)
 {
-    uint64_t sets = p->count / GHOST_WAYS * GHOST_FACTOR + 1;
+    uint64_t late = p->count * LATE_FACTOR;
 
-    free(p->ghost);
-    p->ghost = calloc(sets, sizeof(*p->ghost));
-    p->ghost_sets = p->ghost ? (uint32_t)sets : 0;
+    ghosts_clear(&p->soon, p->count * SOON_FACTOR);
+    ghosts_clear(&p->late, late < LATE_GHOSTS ? late : LATE_GHOSTS);
     p->ghost_for = p->count;
 }
 
-static uint16_t *ghost_set(const struct policy *p, const struct block *b, uint16_t *tag)
+static uint16_t *ghost_set(const struct ghosts *g, uint64_t hash)
 {
-    uint64_t hash = hash_of(p, b);
-
-    *tag = (uint16_t)(hash & ~GHOST_USES);
-    return p->ghost[(hash >> 32) * p->ghost_sets >> 32];
+    return g->set[(hash >> 32) * g->sets >> 32];
 }
 
-static void ghost_put(struct policy *p, const struct block *b)
+static void ghost_put(struct ghosts *g, uint64_t hash, uint32_t uses)
 {
-    uint16_t tag, *set;
+    uint16_t *set;
 
-    if (p->ghost_sets == 0)
+    if (g->sets == 0)
         return;
-    set = ghost_set(p, b, &tag);
+    set = ghost_set(g, hash);
     memmove(set + 1, set, (GHOST_WAYS - 1) * sizeof(*set));
-    set[0] = (uint16_t)(tag | uses_of(b));
+    set[0] = (uint16_t)((hash & ~(uint64_t)GHOST_USES) | uses);
 }
 
 /* Takes out what is known of the block: its uses, or -1. */
-static int ghost_take(struct policy *p, const struct block *b)
+static int ghost_take(struct ghosts *g, uint64_t hash)
 {
-    uint16_t tag, *set;
+    uint16_t *set;
 
-    if (p->ghost_sets == 0)
+    if (g->sets == 0)
         return -1;
-    set = ghost_set(p, b, &tag);
+    set = ghost_set(g, hash);
     for (uint32_t i = 0; i < GHOST_WAYS; i++) {
         uint16_t word = set[i];
 
-        if (word == 0 || (word & ~GHOST_USES) != tag)
+        if (word == 0 || (word ^ (uint16_t)hash) > GHOST_USES)
             continue;
         memmove(set + i, set + i + 1, (GHOST_WAYS - 1 - i) * sizeof(*set));
         set[GHOST_WAYS - 1] = 0;
@@ -208,15 +221,25 @@ static int ghost_take(struct policy *p, const struct block *b)
 
 /* ---- what happens ---- */
 
-/* The block comes into DRAM. If it was there before, that is a use, and its uses before it left count
- * half. */
+/* The block comes into DRAM. If it was there before, that is a use. Its uses before it left count half;
+ * when it left long ago, nothing but that counts. */
 static void count_return(struct policy *p, struct block *b)
 {
-    int before = b->policy_data & DATA_KNOWN ? (int)uses_of(b) : ghost_take(p, b);
+    int before = (int)uses_of(b);
+    bool late = false;
 
+    if (!(b->policy_data & DATA_KNOWN)) {
+        uint64_t hash = hash_of(p, b);
+
+        before = ghost_take(&p->soon, hash);
+        late = ghost_take(&p->late, hash) >= 0;
+    }
     if (before < 0 && b->whole_parts > b->dram_parts)
         before = 0; /* an earlier run or another host stored it */
-    set_uses(b, before < 0 ? 0 : ((uint32_t)before + 1) / 2 + 1);
+    if (before >= 0)
+        set_uses(b, USES_ONE + (uint32_t)before / 2);
+    else
+        set_uses(b, late ? USES_LATE : 0);
     b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
 }
 
@@ -253,7 +276,7 @@ static bool use(const struct policy *p, struct block *b)
 {
     if (age_of(p, b) < p->count / WINDOW_FRACTION >> p->stamp_shift)
         return false;
-    set_uses(b, uses_of(b) + 1);
+    set_uses(b, uses_of(b) < USES_ONE ? USES_ONE : uses_of(b) + 1);
     set_stamp(b, stamp_now(p));
     return true;
 }
@@ -294,6 +317,7 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
 void policy_remove(struct policy *p, block_ref ref, bool evicted)
 {
     struct block *b = block_at(p->ix, ref);
+    uint64_t hash;
 
     assert(b->flags & BLOCK_IN_POLICY);
     if (p->run == ref)
@@ -307,7 +331,9 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
     if (!p->full || p->count > 2 * p->ghost_for)
         ghosts_renew(p);
     p->full = true;
-    ghost_put(p, b);
+    hash = hash_of(p, b);
+    ghost_put(&p->soon, hash, uses_of(b));
+    ghost_put(&p->late, hash, 0);
 }
 
 /* ---- which goes ---- */
@@ -447,7 +473,7 @@ uint64_t policy_count(const struct policy *p)
 
 unsigned policy_heat(const struct policy *p, block_ref ref)
 {
-    static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, 2, 2, 3, 3, 3, 3};
+    static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, HEAT_ONCE, 2, 2, 3, 3, 3};
 
     return heat[uses_of(block_at(p->ix, ref))];
 }

@@ -32,17 +32,22 @@ static void refer(uint64_t number, uint32_t uses)
 
 /* Half of what DRAM holds is used in turn; so much that never returns comes in between that LRU
  * has lost it each time. */
-static void scans(uint32_t turns)
+static void scans_of(uint32_t turns, uint32_t uses_least, uint32_t uses_most)
 {
     static uint64_t other = UINT64_C(1) << 40;
     enum { SET = BLOCKS / 2 };
 
     for (uint32_t turn = 0; turn < turns; turn++)
         for (uint32_t i = 0; i < SET; i++) {
-            refer(i, turn < USES_MAX ? turn : USES_MAX);
+            refer(i, turn < uses_least ? uses_least : turn < uses_most ? turn : uses_most);
             for (int k = 0; k < 3; k++)
                 refer(other++, 0);
         }
+}
+
+static void scans(uint32_t turns)
+{
+    scans_of(turns, 0, USES_MAX);
 }
 
 /* Each block is used some times within a short while, then never again: what has many uses is dead,
@@ -67,9 +72,16 @@ Test(learner, starts_as_lru)
 Test(learner, uses_earn_time_where_scans_pass)
 {
     scans(40);
-    cr_expect_gt(learner_bonus(l)[1], learner_bonus(l)[0]);
+    cr_expect_gt(learner_bonus(l)[USES_ONE], learner_bonus(l)[0]);
     for (uint32_t u = 1; u < USES_CLASSES; u++)
         cr_expect_geq(learner_bonus(l)[u], learner_bonus(l)[u - 1]);
+}
+
+/* What is known of all that comes back is that it was there long ago. */
+Test(learner, having_been_there_long_ago_earns_time_where_scans_pass)
+{
+    scans_of(40, USES_LATE, USES_LATE);
+    cr_expect_gt(learner_bonus(l)[USES_LATE], learner_bonus(l)[0]);
 }
 
 Test(learner, unlearns_when_the_traffic_changes)
@@ -82,7 +94,7 @@ Test(learner, unlearns_when_the_traffic_changes)
     cr_expect_lt(learner_bonus(l)[USES_MAX], most);
     cr_expect_leq(learner_bonus(l)[USES_MAX], BONUS_ONE);
     scans(80);
-    cr_expect_gt(learner_bonus(l)[1], learner_bonus(l)[0]);
+    cr_expect_gt(learner_bonus(l)[USES_ONE], learner_bonus(l)[0]);
 }
 
 /* While DRAM fills, nothing leaves; there is nothing to learn. */

@@ -205,6 +205,30 @@ Test(policy, a_block_that_comes_back_counts_as_used)
     cr_assert_eq(policy_heat(p, add(7)), 1);
 }
 
+/* Twenty blocks, numbered from `first`, fill DRAM and leave. Returns how many were known. */
+static uint32_t come_and_go(uint32_t first)
+{
+    uint32_t known = 0;
+
+    for (uint32_t i = 0; i < 20; i++)
+        known += policy_heat(p, add(first + i)) > 0;
+    for (uint32_t i = 0; i < 20; i++)
+        evict();
+    return known;
+}
+
+/* Ghosts are kept in sets by their hash: some leave before their time. */
+Test(policy, a_small_dram_remembers_a_block_for_a_while)
+{
+    come_and_go(0);
+    for (uint32_t k = 1; k <= 15; k++)
+        come_and_go(20 * k);
+    cr_expect_geq(come_and_go(0), 10);
+    for (uint32_t k = 16; k < 200; k++)
+        come_and_go(20 * k);
+    cr_expect_leq(come_and_go(0), 5);
+}
+
 /* A head without a tail still serves; a tail without its head does not. */
 Test(policy, the_head_of_a_chain_that_comes_back_counts_as_often_as_its_tail)
 {
