@@ -1,22 +1,22 @@
 /* libucmclient: retrieval, for workers that attend to a part of a long context.
  *
- * A *digest* is a few bytes for each layer of a block that say which queries want the block. Digests
- * are blocks of a namespace of their own, derived from that of the KV: they lie on every tier, are
- * shared by all workers of the tenant, and are found again after a restart. A *chain* names the
- * blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A *selection*
- * scores the blocks of chains against queries and chooses some. A *prefetcher* brings chosen blocks
- * into DRAM before they are loaded. docs/retrieval.md has the methods, what they cost and what they
- * are worth, and when not to use any of this.
+ * A *digest* is a few bytes for each layer of a block that say which queries want the block.
+ * Digests are blocks of a namespace of their own, derived from that of the KV: they lie on every
+ * tier, are shared by all workers of the tenant, and are found again after a restart. A *chain*
+ * names the blocks of one sequence once, and keeps them in some tier and their digests in DRAM. A
+ * *selection* scores the blocks of chains against queries and chooses some. A *prefetcher* brings
+ * chosen blocks into DRAM before they are loaded. docs/retrieval.md has the methods, what they cost
+ * and what they are worth, and when not to use any of this.
  *
  * The functions that end in _local compute on the caller's memory and need no daemon. Daemon, GPU
- * (ucmclient_cuda.h) and they give the same bits.
+ * (libucmclient_cuda) and they give the same bits.
  *
  * Threads, fork, errors, timeouts and ownership are as in ucmclient.h. -UCM_EINVALID comes with a
  * sentence that names the field. NaN and infinities in K and V are no errors: the digest of such a
  * block is *poisoned* and every selection takes it. In a query they are -UCM_EINVALID.
  *
- * Numbers are those of docs/protocol.md. Zeroed structs have every default, except where a field's
- * comment names none. */
+ * Numbers are those of docs/protocol.md. Zeroed structs have every default, except where a
+ * field's comment names none. */
 #ifndef UCMCLIENT_SPARSE_H
 #define UCMCLIENT_SPARSE_H
 
@@ -251,8 +251,8 @@ UCM_API int ucm_sparse_score_local(const struct ucm_sparse_digest *digest,
                                    const struct ucm_sparse_score *score,
                                    const struct ucm_sparse_digests *digests, const void *q,
                                    uint32_t q_dtype, float *scores, size_t scores_room);
-/* Half a point for each use of a block, and .1 to 1 by its place: the first GSA's scores, which need
- * no digest. uses, scores: n. */
+/* Half a point for each use of a block, and .1 to 1 by its place: the first GSA's scores, which
+ * need no digest. uses, scores: n. */
 UCM_API int ucm_sparse_score_history(const uint32_t *uses, uint32_t n, float *scores);
 /* Chooses among the n scores of one list. *count receives how many numbers index received. */
 UCM_API int ucm_sparse_choose_local(const struct ucm_sparse_choose *choose, uint32_t block_tokens,
@@ -265,11 +265,57 @@ UCM_API int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
                                     const struct ucm_sparse_digests *digests, const void *q,
                                     uint32_t q_dtype, struct ucm_sparse_selected *out);
 
+/* ---- which layers, which steps ---- */
+
+/* When a sequence is attended sparsely, for a worker to ask at each layer of each step. A layer
+ * is dense, selects, or reuses: it attends what the last selecting layer before it chose, and
+ * needs no digests. A selecting layer chooses every retrieval_stride steps; the choice made with
+ * the query of step N serves from step N + lag on, until the next one does. The first choice of
+ * a sequence serves at once. Pure functions: no client, no daemon. */
+enum ucm_sparse_layer {
+    UCM_SPARSE_LAYER_DENSE = 0,
+    UCM_SPARSE_LAYER_SELECT = 1,
+    UCM_SPARSE_LAYER_REUSE = 2,
+};
+enum { UCM_SPARSE_LAYERS_MAX = 512 };
+struct ucm_sparse_schedule {
+    uint32_t layers;                     /* 1 to 512 */
+    uint8_t mode[UCM_SPARSE_LAYERS_MAX]; /* enum ucm_sparse_layer */
+    uint32_t dense_below;                /* tokens: shorter sequences are dense in every layer */
+    uint32_t retrieval_stride;           /* steps, 1 to 1024 */
+    uint32_t lag;                        /* steps, at most 1024 */
+    uint32_t rows;                       /* ucm_sparse_score.rows, 1 to 64 */
+    float beta;                          /* ucm_sparse_score.beta */
+};
+/* The first two layers dense and all others selecting, every 5 steps, without lag, from 4,096
+ * tokens on. */
+UCM_API int ucm_sparse_schedule_defaults(uint32_t layers, struct ucm_sparse_schedule *out);
+/* The same with what is known of a model, by the name that it has on its hub, or a part of it.
+ * -UCM_EUNSUPPORTED: it attends in a way that a choice of blocks would change, and the message
+ * says which; -UCM_ENOTFOUND: nothing is known of it. */
+UCM_API int ucm_sparse_schedule_for_model(const char *model, uint32_t layers,
+                                          struct ucm_sparse_schedule *out);
+/* What a layer does in a step. */
+struct ucm_sparse_step {
+    uint32_t mode;      /* enum ucm_sparse_layer; the other fields are 0 where it is dense */
+    uint32_t choose;    /* not 0: it makes a choice with this step's queries ... */
+    uint32_t rows;      /* ... and those of the steps before, so many in all */
+    uint32_t layer;     /* whose choice is attended */
+    uint64_t chosen_at; /* the step whose queries made it */
+};
+/* step: from 0 on, counted from the first at which the sequence had dense_below tokens. tokens:
+ * of the sequence. */
+UCM_API int ucm_sparse_schedule_step(const struct ucm_sparse_schedule *schedule, uint32_t layer,
+                                     uint64_t step, uint64_t tokens, struct ucm_sparse_step *out);
+/* *choices receives how many choices of a layer are made and not replaced yet, at most. */
+UCM_API int ucm_sparse_schedule_choices(const struct ucm_sparse_schedule *schedule,
+                                        uint32_t *choices);
+
 /* ---- the prefetcher ---- */
 
-/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency in
- * the order of their submission. It has no thread: whatever may leave leaves inside its calls, and
- * the daemon does the work. Loads go before prefetches if their priority is above 3.
+/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency
+ * in the order of their submission. It has no thread: whatever may leave leaves inside its calls,
+ * and the daemon does the work. Loads go before prefetches if their priority is above 3.
  *
  * Bounds: max_pending_prefetch prefetches that have not ended; the bytes of those that were sent
  * and not freed; and how far ahead of the running batch they may be sent. */
@@ -294,8 +340,8 @@ struct ucm_prefetcher_options {
 UCM_API int ucm_prefetcher_open(struct ucm_client *client,
                                 const struct ucm_prefetcher_options *options,
                                 struct ucm_prefetcher **out);
-/* Frees the prefetcher and its prefetches, and cancels those that have not ended. Never blocks. NULL
- * is allowed. */
+/* Frees the prefetcher and its prefetches, and cancels those that have not ended. Never blocks.
+ * NULL is allowed. */
 UCM_API void ucm_prefetcher_close(struct ucm_prefetcher *prefetcher);
 
 struct ucm_prefetch_blocks {
@@ -325,9 +371,9 @@ struct ucm_prefetched {
 /* 0 with *out: it has ended. -UCM_EPENDING: not yet. Another error: it failed as a whole. May be
  * called again. */
 UCM_API int ucm_prefetch_check(struct ucm_prefetch *prefetch, struct ucm_prefetched *out);
-/* The same, but waits. -UCM_EDEADLINE after timeout_ms leaves the prefetch as it was. One that cannot
- * be sent yet (its batch is too far ahead, or others hold the bytes) waits for other threads' calls,
- * until its own deadline. */
+/* The same, but waits. -UCM_EDEADLINE after timeout_ms leaves the prefetch as it was. One that
+ * cannot be sent yet (its batch is too far ahead, or others hold the bytes) waits for other
+ * threads' calls, until its own deadline. */
 UCM_API int ucm_prefetch_wait(struct ucm_prefetch *prefetch, int timeout_ms,
                               struct ucm_prefetched *out);
 /* Its request got another place in the worker's queue. No effect once it was sent. */

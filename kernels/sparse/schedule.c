@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-static int check_layers(const struct ucm_sparse_schedule *s, char why[UCM_SPARSE_WHY])
+static int check_layers(const struct ucm_schedule *s, char why[UCM_SPARSE_WHY])
 {
     bool selects = false;
 
@@ -30,7 +30,7 @@ static int check_layers(const struct ucm_sparse_schedule *s, char why[UCM_SPARSE
     return 0;
 }
 
-int ucm_schedule_check(const struct ucm_sparse_schedule *s, char why[UCM_SPARSE_WHY])
+int ucm_schedule_check(const struct ucm_schedule *s, char why[UCM_SPARSE_WHY])
 {
     if (s->retrieval_stride < 1 || s->retrieval_stride > UCM_SCHEDULE_STEPS_MAX)
         return sparse_refuse(why, "retrieval_stride is %u; 1 to %u are allowed",
@@ -46,14 +46,14 @@ int ucm_schedule_check(const struct ucm_sparse_schedule *s, char why[UCM_SPARSE_
     return check_layers(s, why);
 }
 
-struct ucm_sparse_step ucm_schedule_step(const struct ucm_sparse_schedule *s, uint32_t layer,
-                                         uint64_t step, uint64_t tokens)
+struct ucm_schedule_step ucm_schedule_step(const struct ucm_schedule *s, uint32_t layer,
+                                           uint64_t step, uint64_t tokens)
 {
-    struct ucm_sparse_step out = {.mode = s->mode[layer]};
+    struct ucm_schedule_step out = {.mode = s->mode[layer]};
     uint64_t asked = step < s->lag ? 0 : step - s->lag;
 
     if (tokens < s->dense_below || out.mode == UCM_LAYER_DENSE)
-        return (struct ucm_sparse_step){.mode = UCM_LAYER_DENSE};
+        return (struct ucm_schedule_step){.mode = UCM_LAYER_DENSE};
     out.chosen_at = asked - asked % s->retrieval_stride;
     out.layer = layer;
     while (s->mode[out.layer] != UCM_LAYER_SELECT)
@@ -65,7 +65,7 @@ struct ucm_sparse_step ucm_schedule_step(const struct ucm_sparse_schedule *s, ui
     return out;
 }
 
-uint32_t ucm_schedule_choices(const struct ucm_sparse_schedule *s)
+uint32_t ucm_schedule_choices(const struct ucm_schedule *s)
 {
     return 1 + (s->lag + s->retrieval_stride - 1) / s->retrieval_stride;
 }
@@ -75,9 +75,9 @@ uint32_t ucm_schedule_choices(const struct ucm_sparse_schedule *s)
 #define DENSE_FIRST 2
 #define DENSE_BELOW 4096
 
-void ucm_schedule_defaults(struct ucm_sparse_schedule *s, uint32_t layers)
+void ucm_schedule_defaults(struct ucm_schedule *s, uint32_t layers)
 {
-    *s = (struct ucm_sparse_schedule){
+    *s = (struct ucm_schedule){
         .layers = layers,
         .dense_below = DENSE_BELOW,
         .retrieval_stride = 5,
@@ -149,12 +149,12 @@ static const struct model *find_model(const char *name)
     return NULL;
 }
 
-int ucm_schedule_for_model(const char *model, uint32_t layers, struct ucm_sparse_schedule *s,
+int ucm_schedule_for_model(const char *model, uint32_t layers, struct ucm_schedule *s,
                            char why[UCM_SPARSE_WHY])
 {
     const struct model *m = find_model(model);
     const char *refusal = version_refusal(model);
-    struct ucm_sparse_schedule out;
+    struct ucm_schedule out;
     int rc;
 
     if (m == NULL) {

@@ -23,7 +23,7 @@ enum ucm_layer_mode {
 #define UCM_SCHEDULE_LAYERS_MAX 512
 #define UCM_SCHEDULE_STEPS_MAX 1024 /* of stride and lag */
 
-struct ucm_sparse_schedule {
+struct ucm_schedule {
     uint32_t layers;
     uint8_t mode[UCM_SCHEDULE_LAYERS_MAX]; /* enum ucm_layer_mode */
     uint32_t dense_below;                  /* tokens: shorter sequences are dense in every layer */
@@ -34,10 +34,10 @@ struct ucm_sparse_schedule {
 };
 
 /* 0; or -EINVAL, and why says which field is wrong. */
-int ucm_schedule_check(const struct ucm_sparse_schedule *s, char why[UCM_SPARSE_WHY]);
+int ucm_schedule_check(const struct ucm_schedule *s, char why[UCM_SPARSE_WHY]);
 
 /* What a layer does in a step. */
-struct ucm_sparse_step {
+struct ucm_schedule_step {
     uint32_t mode;      /* enum ucm_layer_mode; the fields below are 0 where it is dense */
     bool choose;        /* it makes a choice with this step's queries */
     uint32_t rows;      /* of them, so many steps' */
@@ -47,20 +47,20 @@ struct ucm_sparse_step {
 
 /* tokens: of the sequence. step: from 0 on, counted from the first at which tokens reached
  * dense_below. A schedule that ucm_schedule_check accepts, and layer < layers. */
-struct ucm_sparse_step ucm_schedule_step(const struct ucm_sparse_schedule *s, uint32_t layer,
-                                         uint64_t step, uint64_t tokens);
+struct ucm_schedule_step ucm_schedule_step(const struct ucm_schedule *s, uint32_t layer,
+                                           uint64_t step, uint64_t tokens);
 
 /* Choices of one layer that are made and not yet replaced, at most: what a worker has room for. */
-uint32_t ucm_schedule_choices(const struct ucm_sparse_schedule *s);
+uint32_t ucm_schedule_choices(const struct ucm_schedule *s);
 
 /* The first two layers dense and all others selecting, every 5 steps, without lag, from 4,096 tokens
  * on. */
-void ucm_schedule_defaults(struct ucm_sparse_schedule *s, uint32_t layers);
+void ucm_schedule_defaults(struct ucm_schedule *s, uint32_t layers);
 
 /* The same with what is known of a model, by the name that it has on its hub or a part of it. 0;
  * -ENOTSUP: it attends in a way that block selection would change, and why says which; -ENOENT: the
  * name is not known, and why says so; -EINVAL: layers. */
-int ucm_schedule_for_model(const char *model, uint32_t layers, struct ucm_sparse_schedule *s,
+int ucm_schedule_for_model(const char *model, uint32_t layers, struct ucm_schedule *s,
                            char why[UCM_SPARSE_WHY]);
 
 #endif

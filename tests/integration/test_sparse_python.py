@@ -289,6 +289,30 @@ class Selections(Case):
         self.assertRaises(ValueError, digest.compute, Torch(k, "torch.float16"))
 
 
+class Schedules(Case):
+    def test_steps_of_a_schedule(self):
+        schedule = sparse.Schedule([0, 1, 2, 2, 1], dense_below=100, retrieval_stride=2, lag=1, rows=2)
+        self.assertEqual((schedule.layers, schedule.lag, schedule.choices), (5, 1, 2))
+        self.assertEqual(schedule.step(0, 7, 1000).mode, sparse.LayerMode.DENSE)
+        self.assertEqual(schedule.step(1, 7, 99).mode, sparse.LayerMode.DENSE)
+        self.assertEqual(schedule.step(3, 4, 1000), sparse.Step(sparse.LayerMode.REUSE, False, 0, 1, 2))
+        self.assertEqual(schedule.step(4, 4, 1000), sparse.Step(sparse.LayerMode.SELECT, True, 2, 4, 2))
+        self.assertEqual(schedule.step(4, 5, 1000), sparse.Step(sparse.LayerMode.SELECT, False, 0, 4, 4))
+
+    def test_models(self):
+        schedule = sparse.Schedule.for_model("meta-llama/Llama-3.1-8B-Instruct", 32)
+        self.assertEqual(schedule.modes, [0, 0] + [1] * 30)
+        self.assertEqual(sparse.Schedule.defaults(3).modes, [0, 0, 1])
+        self.assertIn("sliding", self.refused(Status.UNSUPPORTED, sparse.Schedule.for_model, "google/gemma-2-9b", 42))
+        self.refused(Status.NOT_FOUND, sparse.Schedule.for_model, "nobody/knows", 3)
+        self.refused(Status.INVALID, sparse.Schedule.defaults, 0)
+        self.refused(Status.INVALID, sparse.Schedule.defaults, 513)
+        self.refused(Status.INVALID, sparse.Schedule, [2, 1])
+        self.refused(Status.INVALID, sparse.Schedule, [1], retrieval_stride=0)
+        self.refused(Status.INVALID, schedule.step, 32, 0, 9999)
+        self.assertRaises(ValueError, sparse.Schedule, [])
+
+
 class Restart(unittest.TestCase):
     """Daemons one after the other, over one folder."""
 

@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <math.h>
 
-static struct ucm_sparse_schedule schedule(uint32_t stride, uint32_t lag)
+static struct ucm_schedule schedule(uint32_t stride, uint32_t lag)
 {
-    struct ucm_sparse_schedule s;
+    struct ucm_schedule s;
 
     ucm_schedule_defaults(&s, 6);
     s.retrieval_stride = stride;
@@ -18,10 +18,10 @@ static struct ucm_sparse_schedule schedule(uint32_t stride, uint32_t lag)
 
 Test(schedule, short_sequences_and_dense_layers_need_no_choice)
 {
-    struct ucm_sparse_schedule s = schedule(1, 0);
+    struct ucm_schedule s = schedule(1, 0);
 
     for (uint32_t layer = 0; layer < 6; layer++) {
-        struct ucm_sparse_step step = ucm_schedule_step(&s, layer, 0, s.dense_below - 1);
+        struct ucm_schedule_step step = ucm_schedule_step(&s, layer, 0, s.dense_below - 1);
 
         cr_assert(step.mode == UCM_LAYER_DENSE && !step.choose && step.rows == 0);
         step = ucm_schedule_step(&s, layer, 0, s.dense_below);
@@ -32,10 +32,10 @@ Test(schedule, short_sequences_and_dense_layers_need_no_choice)
 
 Test(schedule, a_layer_reuses_the_choice_of_the_last_that_selected)
 {
-    struct ucm_sparse_schedule s = schedule(2, 0);
+    struct ucm_schedule s = schedule(2, 0);
 
     for (uint32_t layer = 2; layer < 6; layer++) {
-        struct ucm_sparse_step step = ucm_schedule_step(&s, layer, 7, 1u << 20);
+        struct ucm_schedule_step step = ucm_schedule_step(&s, layer, 7, 1u << 20);
 
         cr_assert_eq(step.layer, layer < 3 ? 2 : 3);
         cr_assert_eq(step.chosen_at, 6);
@@ -46,10 +46,10 @@ Test(schedule, a_layer_reuses_the_choice_of_the_last_that_selected)
 /* Steps 0, 1, 2...: whose query the choice was made with. */
 static void expect(uint32_t stride, uint32_t lag, const uint64_t *chosen_at, uint64_t n)
 {
-    struct ucm_sparse_schedule s = schedule(stride, lag);
+    struct ucm_schedule s = schedule(stride, lag);
 
     for (uint64_t i = 0; i < n; i++) {
-        struct ucm_sparse_step step = ucm_schedule_step(&s, 2, i, 1u << 20);
+        struct ucm_schedule_step step = ucm_schedule_step(&s, 2, i, 1u << 20);
 
         cr_assert_eq(step.chosen_at, chosen_at[i], "stride %u, lag %u, step %d", stride, lag,
                      (int)i);
@@ -72,7 +72,7 @@ Test(schedule, choices_that_are_kept_suffice)
 {
     for (uint32_t stride = 1; stride < 9; stride++)
         for (uint32_t lag = 0; lag < 20; lag++) {
-            struct ucm_sparse_schedule s = schedule(stride, lag);
+            struct ucm_schedule s = schedule(stride, lag);
             uint32_t room = ucm_schedule_choices(&s);
 
             for (uint64_t i = 0; i < 100; i++) {
@@ -86,7 +86,7 @@ Test(schedule, choices_that_are_kept_suffice)
 
 Test(schedule, rows_are_the_steps_that_there_are)
 {
-    struct ucm_sparse_schedule s = schedule(2, 0);
+    struct ucm_schedule s = schedule(2, 0);
 
     s.rows = 8;
     cr_assert_eq(ucm_schedule_step(&s, 2, 0, 1u << 20).rows, 1);
@@ -95,7 +95,7 @@ Test(schedule, rows_are_the_steps_that_there_are)
     cr_assert_eq(ucm_schedule_step(&s, 2, 100, 1u << 20).rows, 8);
 }
 
-static void refused(struct ucm_sparse_schedule s, const char *word)
+static void refused(struct ucm_schedule s, const char *word)
 {
     char why[UCM_SPARSE_WHY] = "";
 
@@ -105,7 +105,7 @@ static void refused(struct ucm_sparse_schedule s, const char *word)
 
 Test(schedule, wrong_ones_are_refused_with_a_sentence)
 {
-    struct ucm_sparse_schedule good = schedule(1, 1), bad;
+    struct ucm_schedule good = schedule(1, 1), bad;
     char why[UCM_SPARSE_WHY];
 
     cr_assert_eq(ucm_schedule_check(&good, why), 0);
@@ -125,7 +125,7 @@ Test(schedule, known_models_have_defaults)
     static const char *const names[] = {"meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B",
                                         "Qwen/Qwen3-32B", "mistralai/Mistral-7B-Instruct-v0.3",
                                         "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"};
-    struct ucm_sparse_schedule s;
+    struct ucm_schedule s;
     char why[UCM_SPARSE_WHY];
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -149,7 +149,7 @@ Test(schedule, models_that_attend_otherwise_are_refused)
                                         "deepseek-ai/DeepSeek-V3.2",
                                         "google/gemma-4-something",
                                         "mistralai/Ministral-8B-Instruct-2410"};
-    struct ucm_sparse_schedule s = {.layers = 77};
+    struct ucm_schedule s = {.layers = 77};
     char why[UCM_SPARSE_WHY];
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

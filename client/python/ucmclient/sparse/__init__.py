@@ -13,6 +13,7 @@ from .chain import Appended, Chain, DigestNamespace, select
 from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
 from .digest import Digest, Digests, Shape, box, hash, mean, stats, submean, tokens
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
+from .schedule import LayerMode, Schedule, Step
 
 #: In a status of Appended: the block's digest is held.
 HAS_DIGEST = 4
@@ -25,15 +26,18 @@ __all__ = [
     "Digest",
     "DigestNamespace",
     "Digests",
+    "LayerMode",
     "Mass",
     "Prefetch",
     "Prefetched",
     "Prefetcher",
     "PrefetcherStats",
     "Priority",
+    "Schedule",
     "Score",
     "Selection",
     "Shape",
+    "Step",
     "TopK",
     "box",
     "choose",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 
 from .._native import Transfer, lib
 
@@ -171,6 +171,31 @@ class PrefetcherStats(Structure):
     ]
 
 
+LAYERS_MAX = 512
+
+
+class Schedule(Structure):
+    _fields_ = [
+        ("layers", c_uint32),
+        ("mode", c_uint8 * LAYERS_MAX),
+        ("dense_below", c_uint32),
+        ("retrieval_stride", c_uint32),
+        ("lag", c_uint32),
+        ("rows", c_uint32),
+        ("beta", c_float),
+    ]
+
+
+class Step(Structure):
+    _fields_ = [
+        ("mode", c_uint32),
+        ("choose", c_uint32),
+        ("rows", c_uint32),
+        ("layer", c_uint32),
+        ("chosen_at", c_uint64),
+    ]
+
+
 PROTOTYPES = {
     "ucm_sparse_digest_bytes": (c_int, [POINTER(Digest), POINTER(c_uint64)]),
     "ucm_sparse_digest_open": (c_int, [c_void_p, POINTER(Digest), c_int, c_int, POINTER(c_void_p)]),
@@ -200,6 +225,10 @@ PROTOTYPES = {
         c_int,
         [POINTER(Digest), POINTER(Score), POINTER(Choose), POINTER(Digests), c_void_p, c_uint32, POINTER(Selected)],
     ),
+    "ucm_sparse_schedule_defaults": (c_int, [c_uint32, POINTER(Schedule)]),
+    "ucm_sparse_schedule_for_model": (c_int, [c_char_p, c_uint32, POINTER(Schedule)]),
+    "ucm_sparse_schedule_step": (c_int, [POINTER(Schedule), c_uint32, c_uint64, c_uint64, POINTER(Step)]),
+    "ucm_sparse_schedule_choices": (c_int, [POINTER(Schedule), POINTER(c_uint32)]),
     "ucm_prefetcher_open": (c_int, [c_void_p, POINTER(PrefetcherOptions), POINTER(c_void_p)]),
     "ucm_prefetcher_close": (None, [c_void_p]),
     "ucm_prefetcher_submit": (c_int, [c_void_p, POINTER(PrefetchBlocks), c_int, POINTER(c_void_p)]),
