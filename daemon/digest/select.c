@@ -6,8 +6,10 @@
 
 #define ALIGN 64u
 #define GROUP_BYTES (2u << 20)   /* of a group's rows, but one row at least */
-#define CHUNK_BYTES (512u << 10) /* digests that one piece reads */
-#define CHUNK_MIN 64u
+/* Of one piece: digests read, channels of queries multiplied; blocks at least. */
+#define CHUNK_BYTES (512u << 10)
+#define CHUNK_WORK (4u << 20)
+#define CHUNK_MIN 8u
 
 static size_t aligned(size_t bytes)
 {
@@ -232,13 +234,20 @@ static uint32_t phase_cb(struct digest_job *job)
     return pieces;
 }
 
+static uint32_t chunk_blocks(const struct selection *s)
+{
+    size_t by_bytes = CHUNK_BYTES / s->plan->bytes, by_work = CHUNK_WORK / row_values(s);
+    size_t blocks = by_bytes < by_work ? by_bytes : by_work;
+
+    return blocks < CHUNK_MIN ? CHUNK_MIN : (uint32_t)blocks;
+}
+
 void selection_submit(struct digest_pool *pool, struct selection *s, void *memory)
 {
     s->thread_bytes = thread_bytes(s);
     s->threads_memory = memory;
     s->memory = s->threads_memory + digest_pool_threads(pool) * s->thread_bytes;
-    s->chunk = CHUNK_BYTES / s->plan->bytes;
-    s->chunk = s->chunk < CHUNK_MIN ? CHUNK_MIN : s->chunk;
+    s->chunk = chunk_blocks(s);
     atomic_store(&s->bad, UINT64_MAX);
     group_begin(s, 0);
     s->job.run_cb = run_cb;
