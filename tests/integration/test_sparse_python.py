@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 import numpy as np  # noqa: E402
 
 from daemon import Daemon  # noqa: E402
-from ucmclient import BlockResult, Client, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
+from ucmclient import BlockResult, Client, Found, Identity, Plane, SharedMemory, Status, UcmError, keys, sparse  # noqa: E402
 
 import retrieve_documents  # noqa: E402
 
@@ -251,6 +252,31 @@ class Selections(Case):
             self.refused(Status.INVALID, chain.select, 0, query())
             self.refused(Status.INVALID, len, chain)
 
+    @unittest.skipIf(os.geteuid() != 0, "only root can become another user")
+    def test_another_tenant_finds_nothing(self):
+        worker = self.worker()
+        worker.dump()
+        with worker.digests() as digests, digests.chain(names(), build=True):
+            pid = os.fork()
+            if pid == 0:
+                found = 99
+                try:
+                    os.setuid(65534)
+                    with Client(socket=self.daemon.socket) as client, client.namespace(worker.ns.identity) as ns:
+                        with sparse.DigestNamespace(ns, METHODS[0]) as theirs, theirs.chain(names(), build=True) as chain:
+                            found = len(chain) + (theirs.fingerprint == digests.fingerprint)
+                finally:
+                    os._exit(found)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+
+    def test_a_chain_that_is_not_used_ends_and_is_opened_again(self):
+        worker = self.worker()
+        worker.dump()
+        with worker.digests() as digests, digests.chain(names(), build=True, lease=0.05) as chain:
+            before = plain(chain.select(0, query()))
+            time.sleep(0.5)
+            self.assertEqual(plain(chain.select(0, query())), before)
+
     def test_blocks_that_are_evicted_by_name_are_counted(self):
         worker = self.worker()
         worker.dump()
@@ -369,6 +395,11 @@ class Restart(unittest.TestCase):
             self.assertEqual((stats.useful, stats.useless, stats.held_bytes), (len(chosen), 0, 0))
             with prefetcher.submit(chain, [0], batch=9, deadline=0.05) as late:
                 self.assertEqual(late.wait().missing, 1)
+            more = chain.select(0, query(6), sparse.TopK(sparse_ratio=1), prefetch=2).union()
+            wanted, deadline = b"".join(names()[32 * b : 32 * b + 32] for b in more), time.monotonic() + 60
+            while set(worker.ns.lookup_each(wanted)[0]) != {Found.DRAM}:
+                self.assertLess(time.monotonic(), deadline, "select does not prefetch")
+                time.sleep(0.01)
 
     def test_a_chain_that_lost_blocks_says_so_once(self):
         worker = Worker(self, self.daemon, "lost")

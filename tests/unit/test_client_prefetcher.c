@@ -241,3 +241,86 @@ Test(client_prefetcher, wrong_prefetches)
     cr_expect_eq(ucm_prefetcher_advance(NULL, 0), -UCM_EINVALID);
     ucm_close(client);
 }
+
+struct prefetching {
+    pthread_t thread;
+    struct ucm_prefetcher *f;
+    struct ucm_chain *chain;
+    unsigned seed;
+    uint64_t submitted;
+    int failures;
+};
+
+static void end_one(struct prefetching *w, struct ucm_prefetch *p)
+{
+    struct ucm_prefetched got;
+    int r = 0;
+
+    switch (rand_r(&w->seed) % 4) {
+    case 0:
+        r = ucm_prefetch_cancel(p, -1);
+        break;
+    case 1:
+        r = ucm_prefetch_move(p, (uint32_t)rand_r(&w->seed) % 20);
+        break;
+    case 2:
+        r = ucm_prefetch_wait(p, 50, &got);
+        break;
+    default:
+        r = ucm_prefetch_check(p, &got);
+    }
+    w->failures += r != 0 && r != -UCM_EDISCONNECTED && r != -UCM_EDEADLINE && r != -UCM_EPENDING;
+    ucm_prefetch_free(p, 1);
+}
+
+static void *prefetch_many(void *arg)
+{
+    struct prefetching *w = arg;
+
+    for (int i = 0; i < 300; i++) {
+        struct ucm_prefetch_blocks b = {.chain = w->chain,
+                                        .index = some,
+                                        .n = 1 + (uint32_t)i % 3,
+                                        .place = (uint32_t)rand_r(&w->seed) % 20,
+                                        .batch = (uint32_t)rand_r(&w->seed) % 4,
+                                        .deadline_ms = 1 + (uint32_t)rand_r(&w->seed) % 30};
+        struct ucm_prefetch *p;
+        int r = ucm_prefetcher_submit(w->f, &b, -1, &p);
+
+        w->failures += r != 0 && r != -UCM_EDISCONNECTED && r != -UCM_EBUSY;
+        w->submitted += r == 0;
+        if (r == 0)
+            end_one(w, p);
+    }
+    return NULL;
+}
+
+Test(client_prefetcher, threads_share_one_over_reconnects)
+{
+    struct ucm_prefetcher *f = prefetcher(8, 2, 9 * BLOCK);
+    struct ucm_chain *chain = chain_of(5);
+    struct ucm_prefetcher_stats stats;
+    struct prefetching workers[4];
+    uint64_t submitted = 0;
+
+    for (unsigned i = 0; i < 4; i++) {
+        workers[i] = (struct prefetching){.f = f, .chain = chain, .seed = i};
+        pthread_create(&workers[i].thread, NULL, prefetch_many, &workers[i]);
+    }
+    for (int i = 0; i < 10; i++) {
+        fake_sleep_ms(5);
+        fake_hang_up(&rig.fake);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(workers[i].thread, NULL);
+        cr_expect_eq(workers[i].failures, 0);
+        submitted += workers[i].submitted;
+    }
+    cr_assert_eq(ucm_prefetcher_stats(f, &stats), 0);
+    cr_expect_eq(stats.pending, 0);
+    cr_expect_eq(stats.held_bytes, 0);
+    cr_expect(stats.submitted >= submitted, "%llu of %llu", (unsigned long long)stats.submitted,
+              (unsigned long long)submitted);
+    cr_expect_eq(stats.ended, stats.submitted);
+    cr_expect_eq(stats.useful + stats.useless, stats.came);
+}
