@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define ALIGN 64u
-#define GROUP_BYTES (2u << 20)   /* of a group's rows, but one row at least */
+#define GROUP_BYTES (2u << 20) /* of a group's rows, but one row at least */
 /* Of one piece: digests read, channels of queries multiplied; blocks at least. */
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)

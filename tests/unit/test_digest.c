@@ -240,6 +240,74 @@ Test(digest, a_build_stays_in_its_memory)
     }
 }
 
+static uint64_t state = 14;
+
+/* Below `below`. */
+static uint32_t some(uint32_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 33) % below;
+}
+
+static struct ucm_digest_spec any_spec(void)
+{
+    struct ucm_digest_spec s = {
+        .method = some(8),
+        .kind = some(4),
+        .run = some(5),
+        .pairs = some(3),
+        .keep_bytes = some(3) == 0 ? some(9) : 0,
+        .bits = 64u << some(4),
+        .rope_bits = some(4) == 0 ? some(300) : 0,
+        .chosen = some(9),
+        .shape = {.dtype = some(5),
+                  .tokens = some(9),
+                  .kv_heads = some(4),
+                  .head_dim = 4 * some(40) + (some(20) == 0),
+                  .v_head_dim = 4 * some(20),
+                  .rope_dim = some(3) == 0 ? 4 * some(40) : 0,
+                  .k_offset = 4 * some(9),
+                  .k_token_stride = 4 * some(600),
+                  .k_head_stride = 4 * some(200),
+                  .v_offset = 4 * some(9),
+                  .v_token_stride = 4 * some(300),
+                  .v_head_stride = 4 * some(100)},
+    };
+
+    for (uint32_t i = 0; i < s.keep_bytes; i++)
+        s.keep[i] = (uint8_t)some(256);
+    return s;
+}
+
+/* Whatever is taken can be built from just the bytes that it names, of any values. */
+Test(digest, a_spec_that_is_taken_can_be_built)
+{
+    uint32_t built = 0;
+
+    for (int round = 0; round < 30000; round++) {
+        struct ucm_digest_spec s = any_spec();
+        struct ucm_digest_plan plan;
+        char why[UCM_SPARSE_WHY] = "";
+        uint8_t *shard, *out;
+
+        if (ucm_digest_plan_init(&plan, &s, why) < 0) {
+            cr_assert_neq(why[0], '\0');
+            continue;
+        }
+        built++;
+        shard = malloc(ucm_digest_extent(&s));
+        out = malloc(plan.bytes);
+        for (uint64_t i = 0; i < ucm_digest_extent(&s); i++)
+            shard[i] = (uint8_t)some(256);
+        ucm_digest_build(&plan, shard, out);
+        free(shard);
+        free(out);
+    }
+    cr_assert_gt(built, 300u, "%u", built);
+}
+
 /* One bad value in K (stats: or in V) poisons its head and no other. */
 static void poison_head(const struct ucm_digest_plan *plan, uint16_t *kv, uint32_t at, uint16_t bad)
 {
