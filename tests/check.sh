@@ -8,6 +8,9 @@ read -ra make <<<"$1"
 shift
 
 results=$PWD/build/results
+# Debian's, which has the packages of `make setup`; another Python may be first in PATH.
+python3=/usr/bin/python3
+[ -x "$python3" ] || python3=python3
 passed=0 failed=0 skipped=0
 failures=()
 
@@ -78,7 +81,7 @@ criterion() {
 python() {
     local label=$1 name=${2##*/} start=$SECONDS rc ran bad=0 skip n
     local log=$results/$label/$name
-    timeout -k 10 "${TEST_SECONDS:-300}" python3 -B "$2" >"$log.log" 2>&1 </dev/null
+    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" -B "$2" >"$log.log" 2>&1 </dev/null
     rc=$?
     ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
     skip=$(sed -nE 's/^(OK|FAILED) \(.*skipped=([0-9]+).*/\2/p' "$log.log" | tail -n 1)
