@@ -1,7 +1,8 @@
-/* The choice among scores: a radix selection over keys that order as scores do, O(n) for any scores.
+/* The choice among scores, over keys that order as scores do: a radix selection, or for top k with
+ * vectors a bisection of the keys' range. Both are O(n) for any scores.
  *
  * In the order of docs/retrieval.md the blocks outside the windows are taken from the best on, until
- * enough are taken (top k) or until their weights and the windows' suffice (mass). `take` finds where
+ * enough are taken (top k) or until their weights and the windows' suffice (mass). A *cut* says where
  * that ends: the key of the last block taken, and how many blocks of that key, the lowest first. */
 #include "kernels/sparse/select.h"
 
@@ -25,6 +26,7 @@ struct sums {
  * scores: nothing could predict those. */
 struct choice {
     const float *scores;
+    const struct ucm_score_ops *ops;
     uint32_t begin, end;     /* between the windows */
     uint32_t *keys;          /* by block, begin..end - 1 */
     const uint32_t *weights; /* by block; NULL: top k */
@@ -139,22 +141,20 @@ static void add_digits(struct sums *sums, const uint32_t *keys, const uint32_t *
         sums->mass[keys[i] >> shift & mask] += weights[i];
 }
 
-static void make_range(const float *restrict scores, uint32_t *restrict keys, uint32_t n)
+static void make_keys(const float *restrict scores, uint32_t *restrict keys, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         keys[i] = ucm_score_key(scores[i]);
 }
 
-/* Keys, and the sums of their first digits, in which poisoned blocks are no candidates. */
-static void make_keys(struct choice *c)
+/* The sums of the keys' first digits, in which poisoned blocks are no candidates. */
+static void sum_keys(struct choice *c)
 {
     uint32_t *poisoned = &c->sums->count[POISON_KEY >> FIRST_SHIFT];
 
-    make_range(c->scores + c->begin, c->keys + c->begin, c->end - c->begin);
     clear_sums(c);
     add_digits(c->sums, c->keys + c->begin, c->weights != NULL ? c->weights + c->begin : NULL,
                c->end - c->begin, FIRST_SHIFT, DIGITS - 1);
-    c->poisoned = *poisoned;
     *poisoned = 0;
 }
 
@@ -264,24 +264,24 @@ static void put_window(struct answer *a, uint32_t begin, uint32_t end)
         a->index[a->n++] = b;
 }
 
-static void put_rest(struct answer *a, const struct choice *c, struct cut cut, uint32_t room)
+/* Without branches that depend on scores. */
+uint32_t choose_put_plain(const uint32_t *restrict keys, uint32_t n, uint32_t above, uint32_t ties,
+                          uint32_t base, uint32_t *restrict index, uint32_t room)
 {
-    const uint32_t *restrict keys = c->keys;
-    uint32_t *restrict index = a->index;
-    uint32_t n = a->n, b = c->begin, end = c->end;
+    uint32_t put = 0, i = 0;
 
-    for (uint32_t ties = cut.ties; ties > 0 && b < end && n < room; b++) {
-        uint32_t tie = keys[b] == cut.key;
+    for (; ties > 0 && i < n && put < room; i++) {
+        uint32_t tie = keys[i] == above;
 
-        index[n] = b;
-        n += (keys[b] > cut.key) | tie;
+        index[put] = base + i;
+        put += (keys[i] > above) | tie;
         ties -= tie;
     }
-    for (; b < end && n < room; b++) {
-        index[n] = b;
-        n += keys[b] > cut.key;
+    for (; i < n && put < room; i++) {
+        index[put] = base + i;
+        put += keys[i] > above;
     }
-    a->n = n;
+    return put;
 }
 
 static uint64_t sum_weights(const uint32_t *weights, uint32_t begin, uint32_t end)
@@ -305,19 +305,42 @@ static uint64_t mass_need(const struct ucm_choose_spec *spec, const struct choic
     return need > have ? need - have : 0;
 }
 
+/* The best `count` by bisection of the keys' range, bit by bit: n comparisons for a bit, which
+ * vectors do faster than the radix selection does its part. */
+static struct cut bisect(const struct choice *c, uint32_t count)
+{
+    const uint32_t *keys = c->keys + c->begin;
+    uint32_t n = c->end - c->begin, key = 0;
+
+    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+        uint32_t above = c->ops->count(keys, n, key | bit);
+
+        if (above == count)
+            return (struct cut){(key | bit) - 1, 0};
+        if (above > count)
+            key |= bit;
+    }
+    return (struct cut){key, count - c->ops->count(keys, n, key + 1)};
+}
+
 static struct cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, uint32_t n,
                          uint32_t windows, uint32_t room, uint64_t total)
 {
-    uint32_t most = least(most_blocks(spec, n), room);
+    uint32_t most = least(most_blocks(spec, n), room), between = c->end - c->begin;
     struct need need = {.mass = UINT64_MAX};
 
-    make_keys(c);
+    make_keys(c->scores + c->begin, c->keys + c->begin, between);
+    for (uint32_t b = c->begin; b < c->end; b++)
+        c->poisoned += c->keys[b] == POISON_KEY;
     if (c->weights != NULL)
         need.mass = mass_need(spec, c, total);
     if (most > windows + c->poisoned)
         need.count = most - windows - c->poisoned;
     if (need.count == 0 || need.mass == 0)
         return (struct cut){POISON_KEY, c->poisoned};
+    if (c->weights == NULL && c->ops->count != NULL)
+        return bisect(c, c->poisoned + need.count);
+    sum_keys(c);
     return take(c, need);
 }
 
@@ -325,7 +348,8 @@ uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uin
                     void *scratch, uint32_t *index, float *chosen, uint32_t room)
 {
     uint32_t windows = window_blocks(spec, n), init = least(spec->init_window_sz, n);
-    struct choice c = {.scores = scores, .begin = init, .end = n - (windows - init)};
+    struct choice c = {
+        .scores = scores, .ops = score_ops(), .begin = init, .end = n - (windows - init)};
     struct answer a = {.index = index, .room = least(room, n)};
     uint64_t total = 0;
 
@@ -336,12 +360,16 @@ uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uin
         uint32_t *weights = c.left + n;
 
         c.left_weights = weights + n;
-        total = score_ops()->weigh(scores, n, spec->beta, weights);
+        total = c.ops->weigh(scores, n, spec->beta, weights);
         c.weights = weights;
     }
     put_window(&a, 0, c.begin);
-    if (a.room > windows)
-        put_rest(&a, &c, cut_of(spec, &c, n, windows, a.room, total), a.room - (n - c.end));
+    if (a.room > windows) {
+        struct cut cut = cut_of(spec, &c, n, windows, a.room, total);
+
+        a.n += c.ops->put(c.keys + c.begin, c.end - c.begin, cut.key, cut.ties, c.begin,
+                          index + a.n, a.room - windows);
+    }
     put_window(&a, c.end, n);
     for (uint32_t i = 0; chosen != NULL && i < a.n; i++)
         chosen[i] = scores[index[i]];

@@ -19,7 +19,16 @@ struct ucm_score_ops {
     void (*sum)(const struct ucm_score_job *job, uint32_t first, uint32_t end);
     /* rint(2^24 * exp(beta * (score - the largest))), 0 for NaN and +inf. Returns their sum. */
     uint64_t (*weigh)(const float *scores, uint32_t n, float beta, uint32_t *weights);
+    /* How many of n keys are at least `least`. NULL: not faster than a radix selection. */
+    uint32_t (*count)(const uint32_t *keys, uint32_t n, uint32_t least);
+    /* Writes base + i for the keys above `above` and the first `ties` that equal it; at most room.
+     * Returns how many. */
+    uint32_t (*put)(const uint32_t *keys, uint32_t n, uint32_t above, uint32_t ties, uint32_t base,
+                    uint32_t *index, uint32_t room);
 };
+
+uint32_t choose_put_plain(const uint32_t *keys, uint32_t n, uint32_t above, uint32_t ties,
+                          uint32_t base, uint32_t *index, uint32_t room);
 
 extern const struct ucm_score_ops score_ops_base, score_ops_avx2, score_ops_avx512;
 

@@ -156,4 +156,5 @@ const struct ucm_score_ops score_ops_base = {
     .softmax = softmax,
     .sum = sum_shares,
     .weigh = weigh,
+    .put = choose_put_plain,
 };

@@ -96,15 +96,13 @@ static void naive_choose(const struct ucm_choose_spec *spec, const float *scores
     free(w);
 }
 
-static void compare(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
-                    uint32_t room)
+static void compare_form(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
+                         uint32_t room, const bool *in)
 {
-    bool *in = malloc(n + 1);
     uint32_t *index = malloc(room * sizeof(*index) + 1), count, expected = 0;
     float *chosen = malloc(room * sizeof(*chosen) + 1);
     void *scratch = malloc(ucm_choose_scratch_bytes(spec, n));
 
-    naive_choose(spec, scores, n, room, in);
     count = ucm_choose(spec, scores, n, scratch, index, chosen, room);
     for (uint32_t b = 0; b < n; b++) {
         if (!in[b])
@@ -116,10 +114,22 @@ static void compare(const struct ucm_choose_spec *spec, const float *scores, uin
         expected++;
     }
     cr_assert_eq(count, expected);
-    free(in);
     free(index);
     free(chosen);
     free(scratch);
+}
+
+static void compare(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
+                    uint32_t room)
+{
+    bool *in = malloc(n + 1);
+
+    naive_choose(spec, scores, n, room, in);
+    for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_sparse_isa_limit(isa);
+        compare_form(spec, scores, n, room, in);
+    }
+    free(in);
 }
 
 /* ---- scores ---- */

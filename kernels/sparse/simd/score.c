@@ -351,6 +351,8 @@ const struct ucm_score_ops UCM_ISA_NAME(score_ops) = {
     .softmax = softmax,
     .sum = sum,
     .weigh = weigh,
+    .count = UCM_ISA_NAME(choose_count),
+    .put = UCM_ISA_NAME(choose_put),
 };
 
 #else

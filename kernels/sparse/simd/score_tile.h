@@ -35,6 +35,11 @@ uint32_t UCM_ISA_NAME(score_query_floats)(const struct ucm_digest_plan *plan);
 void UCM_ISA_NAME(score_prepare)(const struct ucm_digest_plan *plan, const float *q, uint32_t i,
                                  uint32_t group, float *queries);
 
+/* choose.c: struct ucm_score_ops has them. */
+uint32_t UCM_ISA_NAME(choose_count)(const uint32_t *keys, uint32_t n, uint32_t least);
+uint32_t UCM_ISA_NAME(choose_put)(const uint32_t *keys, uint32_t n, uint32_t above, uint32_t ties,
+                                  uint32_t base, uint32_t *index, uint32_t room);
+
 /* Compiles a panel for each number of query heads, so that its accumulators stay in registers. */
 #if UCM_LANES == 16
 #define PANEL_CASES(panel)                                                                         \
@@ -67,7 +72,7 @@ LANES_INLINE void tile_prefetch(const struct score_tile *t, uint32_t i, uint32_t
     if (!t->lead)
         return;
     for (uint32_t c = 0; c < n; c += 64)
-        _mm_prefetch((const char *)t->ahead[i] + from + c, _MM_HINT_T0);
+        _mm_prefetch((const char *)t->ahead[i] + from + c, _MM_HINT_T1);
 }
 
 #endif
