@@ -159,7 +159,8 @@ UCM_API int ucm_chain_append(struct ucm_chain *chain, const struct ucm_chain_key
 UCM_API uint32_t ucm_chain_blocks(struct ucm_chain *chain);
 
 /* Brings blocks of the chain into DRAM. index: n numbers below ucm_chain_blocks. See also the
- * prefetcher. */
+ * prefetcher. -UCM_ENOTFOUND from the task: the daemon had ended the chain; the next call that names
+ * it opens it again. */
 UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t n,
                                uint32_t priority, uint32_t deadline_ms, int timeout_ms,
                                struct ucm_task **out);
@@ -368,8 +369,8 @@ struct ucm_prefetched {
     uint64_t bytes;         /* read for this prefetch */
     const uint8_t *result;  /* n of enum ucm_block_result; valid until ucm_prefetch_free */
 };
-/* 0 with *out: it has ended. -UCM_EPENDING: not yet. Another error: it failed as a whole. May be
- * called again. */
+/* 0 with *out: it has ended. -UCM_EPENDING: not yet. Another error: it failed as a whole, such as
+ * -UCM_EDISCONNECTED, or -UCM_ENOTFOUND as for ucm_chain_prefetch. May be called again. */
 UCM_API int ucm_prefetch_check(struct ucm_prefetch *prefetch, struct ucm_prefetched *out);
 /* The same, but waits. -UCM_EDEADLINE after timeout_ms leaves the prefetch as it was. One that
  * cannot be sent yet (its batch is too far ahead, or others hold the bytes) waits for other

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRAME_REST 1024 /* of a frame, beside q, chains and the lists */
+#define FRAME_REST 512 /* of a frame, beside q, chains and the lists */
 
 /* What one call works with. A piece is the rows of one request. */
 struct selection {
@@ -117,13 +117,29 @@ int ucm_sparse_room(const struct ucm_sparse_select *s, uint32_t *lists, uint32_t
 
 /* ---- pieces ---- */
 
+/* A piece of one row, whose answer would be too long if every block were chosen: its lists are limited
+ * to what fits, if the policy asks for no more. */
+static int piece_limit(struct selection *sel, uint64_t room)
+{
+    uint64_t list = room / sel->lists, fits = list < 4 ? 0 : (list - 4) / sel->block_bytes;
+    uint32_t need = 0;
+    int r = row_room(sel->s, sel->first, &need);
+
+    if (r)
+        return r;
+    if (need > fits)
+        return client_fail(UCM_EINVALID,
+                           "a list can have %u blocks, and an answer holds lists of %u: set limit",
+                           need, (uint32_t)fits);
+    sel->limit = (uint32_t)fits;
+    return 0;
+}
+
 /* The rows from `first` on whose queries fit into a frame, and whose answer does at its longest. */
 static int piece_cut(struct selection *sel)
 {
     const struct ucm_sparse_select *s = sel->s;
     uint64_t room = s->chains[0]->client->max_frame_bytes - FRAME_REST, limit = s->choose.limit;
-    uint32_t need = 0;
-    int r;
 
     sel->n = 0;
     sel->lists = 0;
@@ -143,16 +159,9 @@ static int piece_cut(struct selection *sel)
     if (sel->row_bytes + 2 * 5 > room)
         return client_fail(UCM_EINVALID, "the queries of a row have %llu bytes; a request has %llu",
                            (unsigned long long)sel->row_bytes, (unsigned long long)room);
-    /* Only a piece of one row can be too long. */
-    if (sel->lists * ((uint64_t)sel->limit * sel->block_bytes + 4) <= room)
-        return 0;
-    r = row_room(s, sel->first, &need);
-    sel->limit = (uint32_t)((room / sel->lists - 4) / sel->block_bytes);
-    if (r == 0 && need > sel->limit)
-        r = client_fail(UCM_EINVALID,
-                        "a list can have %u blocks, and an answer holds lists of %u: set limit",
-                        need, sel->limit);
-    return r;
+    return sel->lists * ((uint64_t)sel->limit * sel->block_bytes + 4) > room
+               ? piece_limit(sel, room)
+               : 0;
 }
 
 static bool list_fits(const uint32_t *index, uint32_t count, uint32_t n_blocks)

@@ -308,8 +308,10 @@ Test(client_sparse, an_answer_too_long_for_a_frame_takes_several_requests_or_a_l
     cr_expect_eq(GET(selects), 5);
     cr_expect_eq(GET(last_limit), 1000);
     s.choose.limit = 0;
-    s.choose.sparse_ratio = 1; /* 2 lists of 100000 numbers: more than a frame takes with scores */
-    out.scores = calloc(1 << 20, 4);
+    out.scores = calloc(1 << 20, 4); /* 2 lists of 100000: more than a frame takes with scores */
+    cr_assert_eq(ucm_sparse_select(rig.client, &s, -1, &out), 0, "%s", ucm_errmsg());
+    cr_expect(GET(last_limit) > 60000 && GET(last_limit) < 65536);
+    s.choose.sparse_ratio = 1;
     cr_expect_eq(ucm_sparse_select(rig.client, &s, -1, &out), -UCM_EINVALID);
     free(out.scores);
     free(counts);
