@@ -60,26 +60,27 @@ static struct chain_digests *digests_new(struct requests *rq, uint32_t cap)
     return d;
 }
 
-static bool blocks_grow(struct chain *ch, uint32_t cap)
+static bool blocks_resize(struct chain *ch, uint32_t cap)
 {
     struct requests *rq = ch->s->rq;
-    size_t more = (cap - ch->cap) * sizeof(*ch->blocks);
+    size_t bytes = cap * sizeof(*ch->blocks);
     struct chain_block *blocks;
 
-    if (!memory_take(rq, more))
+    if (!memory_take(rq, bytes))
         return false;
-    blocks = realloc(ch->blocks, cap * sizeof(*ch->blocks));
+    blocks = realloc(ch->blocks, bytes);
     if (!blocks) {
-        memory_return(rq, more);
+        memory_return(rq, bytes);
         return false;
     }
+    memory_return(rq, ch->cap * sizeof(*ch->blocks));
     ch->blocks = blocks;
     ch->cap = cap;
     return true;
 }
 
 /* Selections under way go on with the array that they have. */
-static bool digests_grow(struct chain *ch, uint32_t cap)
+static bool digests_resize(struct chain *ch, uint32_t cap)
 {
     struct chain_digests *d = digests_new(ch->s->rq, cap);
 
@@ -102,12 +103,32 @@ static int chain_reserve(struct call *call, struct chain *ch, uint32_t n)
                              n, UCM_MAX_CHAIN_BLOCKS);
     while (cap < ch->n + n)
         cap *= 2;
-    if ((cap > ch->cap && !blocks_grow(ch, cap)) ||
-        ((!ch->digests || cap > ch->digests->cap) && !digests_grow(ch, cap)))
+    if ((cap > ch->cap && !blocks_resize(ch, cap)) ||
+        ((!ch->digests || cap > ch->digests->cap) && !digests_resize(ch, cap)))
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "the requests and chains take as much memory as limits.frame_memory "
                              "allows; close some");
     return 0;
+}
+
+/* An append reserved for all of its keys. Gives back what missing blocks left unused. */
+static void chain_trim(struct chain *ch)
+{
+    uint32_t cap = BLOCKS_MIN;
+
+    if (ch->n == 0) {
+        chain_digests_unref(ch->digests);
+        free(ch->blocks);
+        memory_return(ch->s->rq, ch->cap * sizeof(*ch->blocks));
+        ch->digests = NULL;
+        ch->blocks = NULL;
+        ch->cap = 0;
+        return;
+    }
+    while (cap < ch->n)
+        cap *= 2;
+    if (cap < ch->cap && blocks_resize(ch, cap))
+        digests_resize(ch, cap); /* else it stays as it is */
 }
 
 /* ---- the end ---- */
@@ -363,7 +384,7 @@ static uint32_t may_hold(const struct chain *ch)
     return held < most ? (uint32_t)((most - held) / digest_slot_bytes(ch)) : 0;
 }
 
-/* Holds those of the digests that are in DRAM, and opens the others for the transfer: of `found` keys
+/* Holds those of the digests that are in DRAM; the others are the transfer's, leased. Of `found` keys
  * whose bases were just appended. */
 static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
 {
@@ -384,11 +405,19 @@ static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
             cache_lease(c, *ref);
         } else {
             *ref = 0;
-            if (t->build)
-                *ref =
-                    cache_open(c, t->ns, t->keys + (size_t)(from + i) * t->ns->identity.key_bytes);
         }
     }
+}
+
+/* Makes blocks for digests that are to be built. Only when all that were found are held: a new block
+ * may take the place of one that is not. */
+static void digests_make(struct transfer *t, uint32_t from, uint32_t found)
+{
+    uint32_t key_bytes = t->ns->identity.key_bytes;
+
+    for (uint32_t i = from; i < from + found; i++)
+        if (t->refs[i] == 0 && t->chain->blocks[t->chain_first + i].digest == 0)
+            t->refs[i] = cache_open(cache_of(t), t->ns, t->keys + (size_t)i * key_bytes);
 }
 
 bool append_open(struct transfer *t)
@@ -400,6 +429,8 @@ bool append_open(struct transfer *t)
     index_find_many(t->r.s->rq->rooms.index, t->ns,
                     t->keys + (size_t)from * t->ns->identity.key_bytes, n, false, t->refs + from);
     digests_take(t, from, found);
+    if (t->build)
+        digests_make(t, from, found);
     t->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
         t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0;
@@ -463,6 +494,7 @@ void append_finish(struct transfer *t)
     struct msg_chain_append_r r = {0};
 
     append_count(t, &r);
+    chain_trim(ch);
     ch->append = NULL;
     chain_unuse(ch);
     request_end(&t->r, NULL, &r);

@@ -230,12 +230,13 @@ static int published_begin(const struct published *p)
 
     if (space->watchers == 0 || base == 0 || part_at(space, base, p->part)->dram != PART_DRAM_READY)
         return -ENOENT;
+    cache_lease(c, base); /* first: a new block may take the place of another */
     digest = cache_open(c, space->derived, p->key);
-    if (digest == 0)
-        return -ENOSPC;
     /* The claim of the fill refuses one that is there already, or being written. */
-    rc = build_begin(space, base, digest, p->part, 0, &b);
-    cache_unlease(c, digest);
+    rc = digest ? build_begin(space, base, digest, p->part, 0, &b) : -ENOSPC;
+    if (digest)
+        cache_unlease(c, digest);
+    cache_unlease(c, base);
     return rc;
 }
 

@@ -69,12 +69,10 @@ static void build_open(struct transfer *t, uint32_t i)
     block_ref base = index_find(ix, t->space->base, key);
 
     if (cache_found(cache_of(t), base)) {
+        t->blocks[i] = base;
+        cache_lease(cache_of(t), base); /* first: a new block may take the place of another */
         t->refs[i] = cache_open(cache_of(t), t->ns, key);
         t->status[i] = t->refs[i] ? UCM_BLOCK_OK : UCM_BLOCK_NO_ROOM;
-        if (t->refs[i]) {
-            t->blocks[i] = base;
-            cache_lease(cache_of(t), base);
-        }
         return;
     }
     t->refs[i] = index_find(ix, t->ns, key);

@@ -561,6 +561,22 @@ Test(digests, memory_of_chains_and_selections_is_bounded)
     cr_expect_eq(answer_code(append(name, 1, KEYS_MAX, false)), UCM_WIRE_BUSY);
 }
 
+Test(digests, keys_that_are_missing_take_no_memory)
+{
+    static uint8_t missing[UCM_MAX_KEYS * 16];
+    struct msg_chain_append m = {.keys = {missing, sizeof(missing)}};
+    uint64_t before = 0;
+
+    memset(missing, 0xee, sizeof(missing));
+    for (int i = 0; i < 2; i++) {
+        m.chain = i ? open_chain() : chain_of(2);
+        before = door.requests->memory;
+        cr_expect_eq(appended(call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m)).missing,
+                     UCM_MAX_KEYS);
+        cr_expect_eq(door.requests->memory, before);
+    }
+}
+
 Test(digests, a_prefetch_of_what_was_chosen_is_not_answered)
 {
     uint32_t name = open_chain(), chains[1] = {name}, layer = 0, before;
@@ -587,4 +603,63 @@ Test(digests, a_prefetch_of_what_was_chosen_is_not_answered)
     cr_expect_eq(door.conn.n, before + 1);
     cr_expect_eq(requests_active(door.requests), 0u);
     cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
+}
+
+/* ---- a full index: a digest's block takes the place of another ---- */
+
+static void open_full(void)
+{
+    rig.max_blocks = 4;
+    open_all();
+}
+
+TestSuite(digests_full, .init = open_full, .fini = close_all);
+
+Test(digests_full, a_base_does_not_go_for_its_own_digest)
+{
+    uint32_t msgid;
+
+    store_base(3);
+    msgid = build(1, 3);
+    work();
+    cr_expect(statuses(msgid, 3, UCM_BLOCK_OK, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
+}
+
+Test(digests_full, nor_one_that_an_append_found)
+{
+    uint32_t name = open_chain();
+    block_ref ref;
+
+    store_base(2);
+    build(2, 1);
+    work();
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+    ref = index_find(rig.index, derived, chain(2, 1).p);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    store(rig.one, 3); /* it stays, and the index is full */
+    append(name, 1, 2, true);
+    cr_expect_eq(index_find(rig.index, derived, chain(2, 1).p), ref);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    work();
+    drop(find(rig.one, 3));
+}
+
+Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
+{
+    open_digests(true);
+    for (uint64_t i = 1; i <= 6; i++) {
+        drop(store(rig.one, i));
+        for (int k = 0; k < 10; k++) {
+            settle();
+            work();
+            while (rig.tier.n_pending > 0)
+                fake_next(&rig.tier, 0);
+        }
+    }
+    cr_expect_gt(rig.metrics.digest_builds, 1u);
 }
