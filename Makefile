@@ -101,7 +101,9 @@ EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examp
 TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
 DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
 ifneq ($(HAVE_CUDA),)
-gpu-bundle: $(BINS) # which kernels/cuda.mk comes too early for
+# Which kernels/cuda.mk comes too early for:
+gpu-bundle: $(BINS)
+$O/$(CUDA_SO).$(VERSION): $(SPARSE_OBJ)
 endif
 
 # Where `make check-vllm` keeps its virtual environment.
@@ -219,6 +221,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    sed -e 's|@VERSION@|$(VERSION)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 	        client/$$lib.pc.in > $(D)$(LIBDIR)/pkgconfig/$$lib.pc || exit 1; done
 	install -m 644 client/include/ucmclient_sparse.h $(D)$(INCLUDEDIR)
+	$(if $(HAVE_CUDA),install -m 644 client/include/ucmclient_cuda_sparse.h $(D)$(INCLUDEDIR))
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -239,7 +242,7 @@ uninstall: ## what install put there, but for the configuration
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
-	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(D)$(INCLUDEDIR)/ucmclient_cuda.h \
+	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h) \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
 

@@ -24,14 +24,28 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
+# Digests and selections. -fmad=false: what is contracted is written so, in C and here. Some hundred kernels:
+# machine code for one GPU; for another the driver compiles them once, when first opened, and keeps them.
+SPARSE_ARCHS ?= -gencode arch=compute_80,code=sm_90 -gencode arch=compute_80,code=compute_80
+SPARSE_FATBIN := $O/digest.fatbin $O/select.fatbin
+SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$O/%.fatbin=$O/obj/kernels/sparse/%_fatbin.o)
+$(SPARSE_FATBIN): $O/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
+$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/sparse/fatbin.S $O/%.fatbin
+	@mkdir -p $(@D)
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$O/$*.fatbin"' -c $< -o $@
+
+$O/obj/client/cuda/sparse_select.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
+
 # The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
 CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c))
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
 
-$O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ)
+$O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
-$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
+$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
 	$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -54,7 +68,7 @@ FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda
 # A static rule, or make prefers the general one while an object of this one is still to be made.
 CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
 $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $(CUDA_CLIENT) $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--wrap=job_clock_ms $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
@@ -79,6 +93,12 @@ $O/gpu/test_serve: $(SERVE_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
+# Digests and selections on a GPU, beside the C of kernels/sparse.
+SPARSE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,$(wildcard tests/gpu/sparse*.c))
+$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+GPU_TESTS += $O/gpu/test_sparse
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.

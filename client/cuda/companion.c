@@ -331,7 +331,7 @@ uint32_t companion_region_find(struct companion *c, const void *user)
 
 /* ---- init and close ---- */
 
-static CUresult device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
+CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
 {
     int n = 0;
     CUresult r = cuInit(0);
@@ -451,7 +451,7 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
     c->slices = calloc(n_slices, sizeof(*c->slices));
     if (!c->slices)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    r = device_find(uuid, &c->dev);
+    r = ucm_device_find(uuid, &c->dev);
     if (r == CUDA_SUCCESS)
         r = cuDevicePrimaryCtxRetain(&c->context, c->dev);
     if (r != CUDA_SUCCESS)

@@ -28,6 +28,9 @@ static inline int64_t companion_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* The GPU with that UUID; initialises CUDA. NO_DEVICE if there is none. */
+CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out);
+
 /* Makes the worker's context current for the length of a call, whatever context the thread has. While
  * any thread of the process captures a graph, allocations and the like fail and spoil the capture
  * unless their thread is in relaxed mode: it is, until leave. Does not nest. On a CUDA error don't

@@ -1,12 +1,11 @@
 #include "client/include/ucmclient_cuda.h"
 
 #include "client/cuda/companion.h"
+#include "client/cuda/error.h"
 #include "client/cuda/stream_wait.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -29,44 +28,6 @@ struct ucm_cuda {
     struct ucm_ring_registration *ring;
     uint64_t generation; /* of the connection on which the ring was last registered */
 };
-
-/* ---- errors ---- */
-
-static _Thread_local char message[256];
-static _Thread_local bool ours; /* false: the last message is the client library's */
-
-const char *ucm_cuda_errmsg(void)
-{
-    return ours ? message : ucm_errmsg();
-}
-
-static int fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static int fail(int status, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
-    va_end(args);
-    ours = true;
-    return -status;
-}
-
-static int fail_cuda(CUresult r, const char *what)
-{
-    const char *name = "?", *sentence = "?";
-
-    (void)cuGetErrorName(r, &name);
-    (void)cuGetErrorString(r, &sentence);
-    return fail(r == CUDA_ERROR_OUT_OF_MEMORY ? UCM_ENOMEMORY : UCM_EDEVICE, "%s: %s (%s)", what,
-                name, sentence);
-}
-
-static int pass(int r)
-{
-    ours = false;
-    return r;
-}
 
 /* ---- the staging ring ---- */
 
@@ -166,10 +127,12 @@ static void cuda_free(struct ucm_cuda *cuda)
 static int options_check(const struct ucm_cuda_options *o)
 {
     if (o->slice_bytes < 65536 || o->slice_bytes > 64u << 20 || o->slice_bytes % 4096 != 0)
-        return fail(UCM_EINVALID, "slice_bytes is %llu; 64 KiB to 64 MiB in whole pages are right",
-                    (unsigned long long)o->slice_bytes);
+        return cuda_fail(UCM_EINVALID,
+                         "slice_bytes is %llu; 64 KiB to 64 MiB in whole pages are right",
+                         (unsigned long long)o->slice_bytes);
     if (o->slices < 2 || o->slices > UCM_MAX_SLICES)
-        return fail(UCM_EINVALID, "slices is %u; 2 to %d are right", o->slices, UCM_MAX_SLICES);
+        return cuda_fail(UCM_EINVALID, "slices is %u; 2 to %d are right", o->slices,
+                         UCM_MAX_SLICES);
     return 0;
 }
 
@@ -182,7 +145,7 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
     int r;
 
     if (!client || !gpu || !out)
-        return fail(UCM_EINVALID, "client, gpu or out is NULL");
+        return cuda_fail(UCM_EINVALID, "client, gpu or out is NULL");
     o.slice_bytes = o.slice_bytes ? o.slice_bytes : SLICE_BYTES;
     o.slices = o.slices ? o.slices : SLICES;
     r = options_check(&o);
@@ -190,24 +153,24 @@ int ucm_cuda_open(struct ucm_client *client, const uint8_t *gpu,
         return r;
     cuda = calloc(1, sizeof *cuda);
     if (!cuda)
-        return fail(UCM_ENOMEMORY, "no memory for the companion");
+        return cuda_fail(UCM_ENOMEMORY, "no memory for the companion");
     cuda->client = client;
     cuda->keeper_quit = -1;
     memcpy(cuda->gpu, gpu, sizeof cuda->gpu);
     rc = companion_init(&cuda->companion, gpu, o.slice_bytes, o.slices);
     if (rc != CUDA_SUCCESS) {
         free(cuda);
-        return fail_cuda(rc, "the companion can't be made");
+        return cuda_fail_driver(rc, "the companion can't be made");
     }
     rc = stream_waits_init(&cuda->waits, cuda->companion.context);
     if (rc != CUDA_SUCCESS) {
         companion_close(&cuda->companion);
         free(cuda);
-        return fail_cuda(rc, "no pinned memory for waits of streams");
+        return cuda_fail_driver(rc, "no pinned memory for waits of streams");
     }
-    r = pass(ring_register(cuda, timeout_ms));
+    r = cuda_pass(ring_register(cuda, timeout_ms));
     if (r == 0 && keeper_start(cuda) != 0) {
-        r = fail(UCM_ENOMEMORY, "no thread for the companion");
+        r = cuda_fail(UCM_ENOMEMORY, "no thread for the companion");
         if (ring_drop(cuda, timeout_ms) != 0) {
             companion_serve(&cuda->companion, NULL);
             return r; /* leaks: the daemon's copies may still use the slices */
@@ -229,7 +192,7 @@ int ucm_cuda_close(struct ucm_cuda *cuda, int timeout_ms)
     stream_waits_stop(&cuda->waits);
     keeper_stop(cuda);
     if (cuda->ring)
-        r = pass(ring_drop(cuda, timeout_ms));
+        r = cuda_pass(ring_drop(cuda, timeout_ms));
     if (r != 0) {
         (void)keeper_start(cuda); /* without it a new connection only gets no ring */
         return r;
@@ -260,9 +223,9 @@ static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addre
         CUresult rc = companion_owns(&cuda->companion, addresses[i], &owns);
 
         if (rc != CUDA_SUCCESS)
-            return fail_cuda(rc, "an address is not of CUDA's memory");
+            return cuda_fail_driver(rc, "an address is not of CUDA's memory");
         if (!owns)
-            return fail(UCM_EINVALID, "memory %u lies on another GPU than the companion", i);
+            return cuda_fail(UCM_EINVALID, "memory %u lies on another GPU than the companion", i);
     }
     return 0;
 }
@@ -274,25 +237,25 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
     CUresult rc;
 
     if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
-        return fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
-                    spec->planes ? spec->n_planes : 0);
+        return cuda_fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
+                         spec->planes ? spec->n_planes : 0);
     planes = calloc(spec->n_planes, sizeof *planes);
     if (!planes)
-        return fail(UCM_ENOMEMORY, "no memory for the region");
+        return cuda_fail(UCM_ENOMEMORY, "no memory for the region");
     for (uint32_t i = 0; i < spec->n_planes; i++) {
         const struct ucm_plane *p = &spec->planes[i];
 
         if (p->memory >= spec->n_memory) {
             free(planes);
-            return fail(UCM_EINVALID, "plane %u names memory %u of %u", i, p->memory,
-                        spec->n_memory);
+            return cuda_fail(UCM_EINVALID, "plane %u names memory %u of %u", i, p->memory,
+                             spec->n_memory);
         }
         planes[i] = (struct ucm_copy_plane){
             .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
     }
     rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, number);
     free(planes);
-    return rc == CUDA_SUCCESS ? 0 : fail_cuda(rc, "the companion can't take the region");
+    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the companion can't take the region");
 }
 
 int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
@@ -304,7 +267,7 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
     int r;
 
     if (!cuda || !ns || !spec || !addresses || !out)
-        return fail(UCM_EINVALID, "cuda, namespace, spec, addresses or out is NULL");
+        return cuda_fail(UCM_EINVALID, "cuda, namespace, spec, addresses or out is NULL");
     r = memory_check(cuda, spec->n_memory, addresses);
     if (r == 0)
         r = planes_add(cuda, spec, addresses, &number);
@@ -312,7 +275,7 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
         return r;
     with = *spec;
     with.ring_region = number;
-    r = pass(ucm_region_register(ns, &with, timeout_ms, out));
+    r = cuda_pass(ucm_region_register(ns, &with, timeout_ms, out));
     if (r != 0) {
         companion_region_remove(&cuda->companion, number);
         return r;
@@ -327,12 +290,12 @@ int ucm_cuda_region_unregister(struct ucm_cuda *cuda, struct ucm_region *region,
     int r;
 
     if (!cuda || !region)
-        return fail(UCM_EINVALID, "cuda or region is NULL");
+        return cuda_fail(UCM_EINVALID, "cuda or region is NULL");
     /* Detached before the region is freed: the next region may get its address. */
     number = companion_region_find(&cuda->companion, region);
     if (number == 0)
-        return fail(UCM_EINVALID, "the region was not registered with this companion");
-    r = pass(ucm_region_unregister(region, timeout_ms));
+        return cuda_fail(UCM_EINVALID, "the region was not registered with this companion");
+    r = cuda_pass(ucm_region_unregister(region, timeout_ms));
     if (r != 0 && r != -UCM_EDISCONNECTED) {
         companion_region_mark(&cuda->companion, number, region);
         return r;
@@ -352,12 +315,12 @@ static int stream_check(struct ucm_cuda *cuda, CUstream stream)
     if (rc == CUDA_SUCCESS)
         rc = cuStreamGetCtx(stream, &context);
     if (rc != CUDA_SUCCESS)
-        return fail_cuda(rc, "the stream can't be queried");
+        return cuda_fail_driver(rc, "the stream can't be queried");
     if (context != cuda->companion.context)
-        return fail(UCM_EINVALID, "the stream is not of the GPU's primary context");
+        return cuda_fail(UCM_EINVALID, "the stream is not of the GPU's primary context");
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
-        return fail(UCM_EINVALID,
-                    "a wait can't be captured: a graph would wait the first time only");
+        return cuda_fail(UCM_EINVALID,
+                         "a wait can't be captured: a graph would wait the first time only");
     return 0;
 }
 
@@ -371,11 +334,12 @@ static int stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t la
         return r;
     r = stream_waits_add(&cuda->waits, task, layers, stream, timeout_ms, &rc);
     if (r == -UCM_EBUSY)
-        return fail(UCM_EBUSY, "%d waits of streams are pending or not ended yet", STREAM_WAITS);
+        return cuda_fail(UCM_EBUSY, "%d waits of streams are pending or not ended yet",
+                         STREAM_WAITS);
     if (r == -UCM_ENOMEMORY)
-        return fail(UCM_ENOMEMORY, "no thread that ends the waits of streams");
+        return cuda_fail(UCM_ENOMEMORY, "no thread that ends the waits of streams");
     if (r == -UCM_EDEVICE)
-        return fail_cuda(rc, "the stream can't wait");
+        return cuda_fail_driver(rc, "the stream can't wait");
     return r;
 }
 
@@ -387,10 +351,10 @@ int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t 
     int r;
 
     if (!cuda || !task)
-        return fail(UCM_EINVALID, "cuda or task is NULL");
+        return cuda_fail(UCM_EINVALID, "cuda or task is NULL");
     rc = cuCtxPushCurrent(cuda->companion.context);
     if (rc != CUDA_SUCCESS)
-        return fail_cuda(rc, "the GPU's context can't be entered");
+        return cuda_fail_driver(rc, "the GPU's context can't be entered");
     r = stream_wait(cuda, task, layers, stream, timeout_ms < 0 ? STREAM_TIMEOUT_MS : timeout_ms);
     (void)cuCtxPopCurrent(&old);
     return r;
@@ -399,8 +363,8 @@ int ucm_cuda_stream_wait(struct ucm_cuda *cuda, struct ucm_task *task, uint32_t 
 int ucm_cuda_stream_waits_end(struct ucm_cuda *cuda, struct ucm_task *task)
 {
     if (!cuda || !task)
-        return fail(UCM_EINVALID, "cuda or task is NULL");
+        return cuda_fail(UCM_EINVALID, "cuda or task is NULL");
     if (stream_waits_end(&cuda->waits, task) == 0)
         return 0;
-    return fail(UCM_EDEADLINE, "a stream went on before the layers it waited for had landed");
+    return cuda_fail(UCM_EDEADLINE, "a stream went on before the layers it waited for had landed");
 }

@@ -343,8 +343,8 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
                         unsigned by, unsigned bz, unsigned shared, CUstream s, void **arguments,
                         void **extra)
 {
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return launch(s, arguments, true);
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    return f ? launch(s, arguments, true) : CUDA_SUCCESS;
 }
 
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

@@ -2,6 +2,7 @@
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include "daemon/device/cuda_api.h"
+#include "kernels/copy.h"
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include <pthread.h>
@@ -341,8 +342,13 @@ CUresult cuModuleUnload(CUmodule module)
 
 CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
-    (void)name;
-    *out = (CUfunction)module;
+    *out = strcmp(name, UCM_COPY_KERNEL) == 0 ? (CUfunction)module : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    (void)function, (void)attribute, (void)value;
     return CUDA_SUCCESS;
 }
 

@@ -1,0 +1,41 @@
+/* What builds and selections on a GPU have in common. */
+#ifndef UCM_CUDA_SPARSE_H
+#define UCM_CUDA_SPARSE_H
+
+#include "client/include/ucmclient_cuda_sparse.h"
+#include "kernels/sparse/select.h"
+#include "kernels/sparse/warp.cuh"
+
+#include <cuda.h>
+
+/* A digest's plan and one kernel for it, in the GPU's primary context. */
+struct sparse_kernel {
+    CUdevice dev;
+    CUcontext context;
+    CUmodule module;
+    CUfunction function;
+    CUdeviceptr channel, flips; /* of the plan, or 0 */
+    struct ucm_digest_plan plan;
+    char name[48];
+};
+
+/* Checks the digest and makes the plan; touches no GPU. */
+int sparse_plan(struct ucm_digest_plan *plan, const struct ucm_sparse_digest *digest);
+
+/* The plan is there. Loads the kernel `name` of `fatbin` on that GPU, with so much dynamic shared memory,
+ * and enters its context: sparse_kernel_leave follows. On an error nothing is left. */
+int sparse_kernel_open(struct sparse_kernel *k, const uint8_t *gpu, const void *fatbin,
+                       const char *name, uint32_t shared_bytes);
+/* Enters the context; after an error there is nothing to leave. */
+int sparse_kernel_enter(struct sparse_kernel *k);
+void sparse_kernel_leave(void);
+/* The context is entered; leaves it. */
+void sparse_kernel_close(struct sparse_kernel *k);
+
+/* Allocates and copies, and waits for it. Context entered. */
+CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes);
+CUresult sparse_zero(CUdeviceptr at, size_t bytes);
+
+void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2]);
+
+#endif

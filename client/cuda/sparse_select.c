@@ -1,0 +1,382 @@
+#include "client/cuda/error.h"
+#include "client/cuda/sparse.h"
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/select_cuda.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define WORKSPACE_ALIGN 4096
+
+extern const unsigned char ucm_select_fatbin[];
+
+struct ucm_cuda_select {
+    struct sparse_kernel kernel;
+    struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
+    uint32_t chains, thread_blocks;
+    CUdeviceptr workspace;
+    uint64_t workspace_bytes, counters_bytes;
+};
+
+/* ---- options ---- */
+
+static int specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
+                 struct ucm_score_spec *score, struct ucm_choose_spec *choose)
+{
+    const struct ucm_sparse_choose *c = &o->choose;
+    char why[UCM_SPARSE_WHY];
+
+    *score = (struct ucm_score_spec){o->score.metric,  o->score.reduce,
+                                     o->score.heads,   o->score.rows ? o->score.rows : 1,
+                                     o->score.q_heads, o->score.beta};
+    *choose = (struct ucm_choose_spec){
+        .policy = c->policy,
+        .block_tokens = s->kernel.plan.spec.shape.tokens,
+        .topk_tokens = c->topk_tokens,
+        .min_blocks = c->min_blocks,
+        .init_window_sz = c->init_window_sz,
+        .local_window_sz = c->local_window_sz,
+        .k_max = c->limit,
+        .beta = (float)c->beta_m,
+        .sparse_ratio = c->sparse_ratio,
+        .eps = c->eps,
+    };
+    if (ucm_score_check(&s->kernel.plan, score, why) || ucm_choose_check(choose, why))
+        return cuda_fail(UCM_EINVALID, "%s", why);
+    return 0;
+}
+
+static int sizes_check(const struct ucm_cuda_select_options *o, const struct ucm_score_spec *score)
+{
+    if (o->q_dtype > UCM_SPARSE_BF16)
+        return cuda_fail(UCM_EINVALID, "q_dtype %u is none of f32, f16 and bf16", o->q_dtype);
+    if (o->chains < 1 || o->chains > UCM_CUDA_SELECT_CHAINS)
+        return cuda_fail(UCM_EINVALID, "chains is %u; 1 to %d are right", o->chains,
+                         UCM_CUDA_SELECT_CHAINS);
+    if (o->max_blocks < 1 || o->max_blocks > UCM_CUDA_SELECT_BLOCKS)
+        return cuda_fail(UCM_EINVALID, "max_blocks is %u; 1 to %d are right", o->max_blocks,
+                         UCM_CUDA_SELECT_BLOCKS);
+    if ((uint64_t)score->rows * score->q_heads > UCM_CUDA_SELECT_QUERIES)
+        return cuda_fail(UCM_EINVALID, "%u rows of %u query heads are more than %d", score->rows,
+                         score->q_heads, UCM_CUDA_SELECT_QUERIES);
+    return 0;
+}
+
+/* ---- what the kernel takes ---- */
+
+static enum ucm_select_cuda_family family_of(const struct ucm_digest_plan *p, uint32_t metric)
+{
+    switch (p->spec.method) {
+    case UCM_DIGEST_BOX:
+        return UCM_SELECT_BOX;
+    case UCM_DIGEST_HASH:
+        return UCM_SELECT_HASH;
+    case UCM_DIGEST_STATS:
+        return UCM_SELECT_STATS;
+    default:
+        return metric == UCM_METRIC_L2 ? UCM_SELECT_L2 : UCM_SELECT_DOT;
+    }
+}
+
+static uint32_t round_up(uint32_t n, uint32_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_family family)
+{
+    const struct ucm_digest_plan *p = &s->kernel.plan;
+    const struct ucm_kv_shape *shape = &p->spec.shape;
+    struct ucm_select_cuda *a = &s->args;
+
+    a->kv_heads = shape->kv_heads;
+    a->head_dim = shape->head_dim;
+    a->tokens = shape->tokens;
+    a->vectors = p->vectors;
+    a->channels = p->channels;
+    a->padded = family == UCM_SELECT_HASH ? p->channels / 4 : round_up(p->channels, WARP_LANES);
+    a->aligned = p->channels % 4 == 0;
+    a->n_segments = p->n_segments;
+    a->stats_beta = p->spec.beta;
+    a->ln_tokens = p->ln_tokens;
+    for (int i = 0; i < UCM_DIGEST_ARRAYS; i++) {
+        a->array[i] = p->array[i];
+        a->scale[i] = p->scale[i];
+    }
+    sparse_segments(p, a->segment);
+    a->query_floats = family == UCM_SELECT_STATS ? 2 * a->padded
+                      : family == UCM_SELECT_BOX ? a->padded + 4
+                                                 : round_up(a->padded, 4);
+}
+
+static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
+                            const struct ucm_score_spec *score,
+                            const struct ucm_choose_spec *choose)
+{
+    struct ucm_select_cuda *a = &s->args;
+    uint32_t queries = score->rows * score->q_heads, tile = UCM_SELECT_CUDA_RAW / queries;
+
+    a->reduce = score->reduce;
+    a->heads = score->heads;
+    a->rows = score->rows;
+    a->q_heads = score->q_heads;
+    a->queries_a_head = queries / a->kv_heads;
+    a->beta = score->beta;
+    if (a->beta == 0)
+        a->beta = s->kernel.plan.spec.method == UCM_DIGEST_STATS
+                      ? 1.0f
+                      : 1.0f / ucm_sqrt((float)a->head_dim);
+    a->policy = choose->policy;
+    a->block_tokens = choose->block_tokens;
+    a->topk_tokens = choose->topk_tokens;
+    a->min_blocks = choose->min_blocks;
+    a->init_window = choose->init_window_sz;
+    a->local_window = choose->local_window_sz;
+    a->k_max = choose->k_max;
+    a->mass_beta = choose->beta;
+    a->sparse_ratio = choose->sparse_ratio;
+    a->eps = choose->eps;
+    a->q_dtype = o->q_dtype;
+    a->max_blocks = o->max_blocks;
+    a->pitch = round_up(o->max_blocks, 4);
+    a->lists = ucm_score_lists(&s->kernel.plan, score);
+    a->tile = tile < UCM_SELECT_CUDA_TILE ? tile : UCM_SELECT_CUDA_TILE;
+    a->room = o->room;
+    if (a->room == 0)
+        a->room = ucm_choose_room(choose, o->max_blocks);
+    if (o->choose.limit > 0 && a->room > o->choose.limit)
+        a->room = o->choose.limit;
+    if (a->room == 0) /* a choice of no block */
+        a->room = 1;
+}
+
+/* ---- the workspace ---- */
+
+static uint64_t place(uint64_t *end, uint64_t bytes)
+{
+    uint64_t at = *end;
+
+    *end = (at + bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+    return at;
+}
+
+/* Offsets; counters, which must be 0 at first, come first. */
+static void workspace_plan(struct ucm_cuda_select *s)
+{
+    struct ucm_select_cuda *a = &s->args;
+    uint64_t end = 0, chains = s->chains, heads = chains * a->rows * a->q_heads;
+    uint64_t raw = a->reduce == UCM_REDUCE_SOFTMAX ? heads : 0;
+
+    a->ticket = place(&end, 2 * sizeof(uint32_t));
+    a->progress = place(&end, chains * sizeof(struct ucm_select_cuda_progress));
+    a->top = place(&end, raw * sizeof(uint32_t));
+    a->sum = place(&end, raw * sizeof(uint64_t));
+    a->digits = place(&end, a->policy == UCM_CHOOSE_TOPK
+                                ? chains * a->lists * UCM_SELECT_CUDA_DIGITS * sizeof(uint32_t)
+                                : 0);
+    s->counters_bytes = end;
+    a->queries = place(&end, heads * a->query_floats * sizeof(float));
+    a->scores = place(&end, chains * a->lists * a->pitch * sizeof(float));
+    a->raw = place(&end, raw * a->max_blocks * sizeof(float));
+    s->workspace_bytes = end;
+}
+
+static void workspace_place(struct ucm_select_cuda *a, CUdeviceptr base)
+{
+    a->ticket += base;
+    a->progress += base;
+    a->top += base;
+    a->sum += base;
+    a->digits += base;
+    a->queries += base;
+    a->scores += base;
+    a->raw += base;
+}
+
+/* ---- open and close ---- */
+
+static CUresult launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,
+                       uint32_t thread_blocks, CUstream stream)
+{
+    void *arguments[] = {(void *)args};
+
+    return cuLaunchKernel(s->kernel.function, thread_blocks, 1, 1, UCM_SELECT_CUDA_THREADS, 1, 1,
+                          UCM_SELECT_CUDA_SHARED, stream, arguments, NULL);
+}
+
+/* A first launch, of no chain, so that a captured one finds the kernel loaded. */
+static CUresult warm(struct ucm_cuda_select *s)
+{
+    CUstream stream;
+    CUresult r = cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = launch(s, &s->args, 1, stream);
+    if (r == CUDA_SUCCESS)
+        r = cuStreamSynchronize(stream);
+    (void)cuStreamDestroy(stream);
+    return r;
+}
+
+static int workspace_make(struct ucm_cuda_select *s)
+{
+    CUresult r;
+    int sms;
+
+    workspace_plan(s);
+    r = cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, s->kernel.dev);
+    if (r == CUDA_SUCCESS)
+        r = cuMemAlloc(&s->workspace, s->workspace_bytes);
+    if (r != CUDA_SUCCESS)
+        return cuda_fail_driver(r, "no workspace for selections");
+    workspace_place(&s->args, s->workspace);
+    s->thread_blocks = (uint32_t)sms;
+    r = sparse_zero(s->workspace, s->counters_bytes);
+    if (r == CUDA_SUCCESS)
+        r = warm(s);
+    if (r == CUDA_SUCCESS)
+        return 0;
+    (void)cuMemFree(s->workspace);
+    return cuda_fail_driver(r, "the selection can't be launched");
+}
+
+static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
+                       enum ucm_select_cuda_family family)
+{
+    static const char *const names[] = {"dot", "l2", "box", "stats", "hash"};
+    const struct ucm_select_cuda *a = &s->args;
+    uint32_t queries = a->queries_a_head > 1 ? 4 : 1;
+    bool quick = family != UCM_SELECT_HASH && family != UCM_SELECT_L2 &&
+                 (a->channels == 64 || a->channels == 128);
+    char name[48];
+
+    snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries,
+             quick ? a->channels / WARP_LANES : 0);
+    return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, UCM_SELECT_CUDA_SHARED);
+}
+
+static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
+                       const struct ucm_sparse_digest *digest,
+                       const struct ucm_cuda_select_options *o)
+{
+    enum ucm_select_cuda_family family;
+    struct ucm_choose_spec choose;
+    struct ucm_score_spec score;
+    int r = sparse_plan(&s->kernel.plan, digest);
+
+    if (r == 0)
+        r = specs(s, o, &score, &choose);
+    if (r == 0)
+        r = sizes_check(o, &score);
+    if (r != 0)
+        return r;
+    family = family_of(&s->kernel.plan, score.metric);
+    s->chains = o->chains;
+    args_from_plan(s, family);
+    args_from_specs(s, o, &score, &choose);
+    r = kernel_open(s, gpu, family);
+    if (r != 0)
+        return r;
+    s->args.channel = s->kernel.channel;
+    s->args.flips = s->kernel.flips;
+    r = workspace_make(s);
+    if (r == 0)
+        sparse_kernel_leave();
+    else
+        sparse_kernel_close(&s->kernel);
+    return r;
+}
+
+int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
+                         const struct ucm_cuda_select_options *options,
+                         struct ucm_cuda_select **out)
+{
+    struct ucm_cuda_select *s;
+    int r;
+
+    if (!gpu || !digest || !options || !out)
+        return cuda_fail(UCM_EINVALID, "gpu, digest, options or out is NULL");
+    s = calloc(1, sizeof *s);
+    if (!s)
+        return cuda_fail(UCM_ENOMEMORY, "no memory for a selection's plan");
+    r = select_make(s, gpu, digest, options);
+    if (r != 0) {
+        free(s);
+        return r;
+    }
+    *out = s;
+    return 0;
+}
+
+void ucm_cuda_select_close(struct ucm_cuda_select *s)
+{
+    if (!s)
+        return;
+    if (sparse_kernel_enter(&s->kernel) == 0) {
+        (void)cuMemFree(s->workspace);
+        sparse_kernel_close(&s->kernel);
+    }
+    free(s);
+}
+
+int ucm_cuda_select_info(const struct ucm_cuda_select *s, struct ucm_cuda_select_info *out)
+{
+    if (!s || !out)
+        return cuda_fail(UCM_EINVALID, "select or out is NULL");
+    *out = (struct ucm_cuda_select_info){s->args.lists, s->args.room, s->workspace_bytes};
+    return 0;
+}
+
+/* ---- launches ---- */
+
+static int layer_check(const struct ucm_cuda_select *s, const struct ucm_cuda_select_layer *l)
+{
+    if (l->chains > s->chains)
+        return cuda_fail(UCM_EINVALID, "chains is %u; the handle is for %u", l->chains, s->chains);
+    if (l->bound == 0)
+        return cuda_fail(UCM_EINVALID, "bound is 0");
+    if (l->digests == 0 || l->digests % 4 != 0 || l->stride % 4 != 0)
+        return cuda_fail(UCM_EINVALID, "digests is 0, or digests or stride no multiple of 4");
+    if (l->table == 0 || l->table_stride < s->args.max_blocks)
+        return cuda_fail(UCM_EINVALID, "table is 0, or table_stride %llu less than %u blocks",
+                         (unsigned long long)l->table_stride, s->args.max_blocks);
+    if (l->n_blocks == 0 || l->q == 0 || l->count == 0 || l->index == 0)
+        return cuda_fail(UCM_EINVALID, "n_blocks, q, count or index is 0");
+    return 0;
+}
+
+int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_layer *l, void *stream)
+{
+    struct ucm_select_cuda args;
+    CUresult rc;
+    int r;
+
+    if (!s || !l)
+        return cuda_fail(UCM_EINVALID, "select or layer is NULL");
+    r = layer_check(s, l);
+    if (r != 0 || l->chains == 0)
+        return r;
+    args = s->args;
+    args.chains = l->chains;
+    args.blocks = l->bound;
+    args.digests = l->digests;
+    args.block_stride = l->stride;
+    args.table = l->table;
+    args.table_stride = l->table_stride;
+    args.n_blocks = l->n_blocks;
+    args.q = l->q;
+    args.q_stride = l->q_stride ? l->q_stride : (uint64_t)args.rows * args.q_heads * args.head_dim;
+    args.q_aligned =
+        l->q % (args.q_dtype == UCM_SPARSE_F32 ? 16 : 8) == 0 && args.q_stride % 4 == 0;
+    args.index = l->index;
+    args.count = l->count;
+    args.score = l->score;
+    r = sparse_kernel_enter(&s->kernel);
+    if (r != 0)
+        return r;
+    rc = launch(s, &args, s->thread_blocks, stream);
+    sparse_kernel_leave();
+    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the selection can't be launched");
+}

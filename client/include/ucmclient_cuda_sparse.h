@@ -1,0 +1,140 @@
+/* libucmclient_cuda: digests and selections on the worker's GPU. ucmclient_sparse.h says what they are,
+ * docs/retrieval.md what each method computes; these kernels give the same bits as the daemon and as
+ * the functions of ucmclient_sparse.h that end in _local. No connection is needed.
+ *
+ * A worker builds digests of blocks as it stores them, into a region of the digests' namespace in its
+ * own memory, and dumps them like any blocks; or it loads them there. Each step and layer it then
+ * chooses from the digests in that region, by a table of its block numbers a sequence: one launch, which
+ * a CUDA graph can capture. Block numbers of the KV and of the digests may differ or be the same.
+ *
+ * Threads: calls for different handles from any threads; calls for one handle one at a time. A launch
+ * runs later than its call: what it reads must stay until it has run, and the launches of one
+ * ucm_cuda_select must follow each other, in one stream or by events, because they share a workspace.
+ * Handles use the GPU's primary context, which is the CUDA runtime's, and do not change the caller's
+ * current context. Fork: use and close nothing in the child.
+ *
+ * Capture: ucm_cuda_digest and ucm_cuda_select only launch a kernel, so a captured graph holds one
+ * kernel node. Everything in their structs is copied into it; what the structs' addresses lead to is read
+ * when the graph runs, so contents (block tables, lengths, queries, digests) may change between
+ * replays, addresses and sizes may not. A handle lives as long as graphs with its launches. Open and
+ * close allocate: not in a stream that captures.
+ *
+ * Addresses are those of the GPU's memory in this process. Kernels check block numbers against the
+ * bounds given and nothing else: a wrong address is an error of the context, as in any kernel.
+ *
+ * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. -UCM_EINVALID names the
+ * field. Outputs are untouched on failure. */
+#ifndef UCMCLIENT_CUDA_SPARSE_H
+#define UCMCLIENT_CUDA_SPARSE_H
+
+#include <ucmclient_cuda.h>
+#include <ucmclient_sparse.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- digests ---- */
+
+struct ucm_cuda_digest;
+
+/* For the GPU with that UUID (16 bytes). `digest` is copied. Loads one kernel and a table of some KiB.
+ * The caller owns *out. */
+UCM_API int ucm_cuda_digest_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
+                                 struct ucm_cuda_digest **out);
+/* After its last launch has run. NULL is allowed. */
+UCM_API void ucm_cuda_digest_close(struct ucm_cuda_digest *digest);
+
+enum {
+    UCM_CUDA_DIGEST_LAYERS = 128, /* of one launch */
+};
+
+/* One layer's memory: where its block 0 lies. The shape's k_offset counts from k and its v_offset from
+ * v, so they are equal if K and V are of one allocation. v is not read unless the method is `stats` and
+ * there is V. */
+struct ucm_cuda_digest_layer {
+    uint64_t k, v, out;
+};
+
+/* Block i of n_blocks: of number blocks[i] in the KV, and out_numbers[i] in the digests' region. A pair
+ * with a number that is negative or not below its bound is skipped. Strides are in bytes; those of the
+ * digests are multiples of 4, as is `out`, and ucm_sparse_digest_bytes() or more. K and V are aligned to
+ * an element. */
+struct ucm_cuda_digest_build {
+    const struct ucm_cuda_digest_layer *layers; /* read during the call */
+    uint32_t n_layers;                          /* 1 to UCM_CUDA_DIGEST_LAYERS */
+    uint32_t n_blocks;
+    uint64_t numbers;     /* int32_t[n_blocks] */
+    uint64_t out_numbers; /* int32_t[n_blocks]; 0: the same */
+    uint64_t stride, out_stride;
+    uint32_t bound, out_bound;
+    uint32_t thread_blocks; /* at most so many of 128 threads at once; 0: 32 */
+};
+
+/* Launches the build on `stream` (a cudaStream_t or CUstream): all layers and blocks at once. Few thread
+ * blocks and little shared memory, so that it runs beside other kernels. n_blocks 0 launches nothing. */
+UCM_API int ucm_cuda_digest(struct ucm_cuda_digest *digest,
+                            const struct ucm_cuda_digest_build *build, void *stream);
+
+/* ---- selection ---- */
+
+struct ucm_cuda_select;
+
+enum {
+    UCM_CUDA_SELECT_CHAINS = 1024,          /* of one launch */
+    UCM_CUDA_SELECT_QUERIES = 2048,         /* of a chain: score.rows * score.q_heads */
+    UCM_CUDA_SELECT_BLOCKS = (1 << 20) - 1, /* of a chain */
+};
+#define UCM_CUDA_SELECT_NONE UINT32_MAX /* in index, behind the chosen blocks */
+
+/* What all launches of a handle have in common. */
+struct ucm_cuda_select_options {
+    struct ucm_sparse_score score;
+    struct ucm_sparse_choose choose;
+    uint32_t q_dtype;    /* UCM_SPARSE_F32, _F16 or _BF16 */
+    uint32_t chains;     /* at most, of one launch */
+    uint32_t max_blocks; /* at most, of a chain */
+    uint32_t room;       /* blocks of one list's answer; 0: what max_blocks blocks need */
+};
+
+/* Allocates the workspace, of which ucm_cuda_select_info tells. `digest` and options are copied. */
+UCM_API int ucm_cuda_select_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,
+                                 const struct ucm_cuda_select_options *options,
+                                 struct ucm_cuda_select **out);
+/* After its last launch has run, and no graph will replay one. NULL is allowed. */
+UCM_API void ucm_cuda_select_close(struct ucm_cuda_select *select);
+
+struct ucm_cuda_select_info {
+    uint32_t lists;           /* a chain */
+    uint32_t room;            /* of each */
+    uint64_t workspace_bytes; /* with softmax mostly 4 * chains * rows * q_heads * max_blocks */
+};
+UCM_API int ucm_cuda_select_info(const struct ucm_cuda_select *select,
+                                 struct ucm_cuda_select_info *out);
+
+/* One layer. Block b of chain c is number table[c * table_stride + b]; a number that is negative or not
+ * below `bound` means: it has no digest, and is chosen before all others, up to `room`. */
+struct ucm_cuda_select_layer {
+    uint64_t digests;      /* the layer's of block 0, aligned to 4 */
+    uint64_t stride;       /* bytes from one block's to the next's, a multiple of 4 */
+    uint32_t bound;        /* blocks in that memory */
+    uint32_t chains;       /* of this launch, at most those of the options */
+    uint64_t table;        /* int32_t[chains][table_stride] */
+    uint64_t table_stride; /* at least max_blocks */
+    uint64_t n_blocks; /* int32_t[chains], read when the launch runs; above max_blocks: that many */
+    uint64_t q;        /* [chains][score.rows][score.q_heads][head_dim] of q_dtype */
+    uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
+    uint64_t count;    /* uint32_t[chains][lists]: blocks chosen */
+    uint64_t index;    /* uint32_t[chains][lists][room]: positions in the chain, ascending */
+    uint64_t score;    /* float[chains][lists][room]: their scores; 0: not wanted */
+};
+
+/* Launches the scoring of all chains' blocks and the choice of each list on `stream`: one kernel. NaN in
+ * q makes scores of -inf, which lose against all others. */
+UCM_API int ucm_cuda_select(struct ucm_cuda_select *select,
+                            const struct ucm_cuda_select_layer *layer, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

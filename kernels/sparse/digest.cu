@@ -1,0 +1,489 @@
+/* Digests on a GPU: a warp computes one KV head of one layer of one block, then the next. A launch
+ * takes few thread blocks with little or no shared memory, so that it runs beside the worker's own
+ * kernels. The bits are those of the C code in simd/, whose functions have the same names. */
+#include "kernels/sparse/digest_cuda.h"
+#include "kernels/sparse/sparse.h"
+
+#include <cuda_fp16.h>
+
+typedef const struct ucm_digest_cuda &args_t;
+
+/* Rows whose loads are under way together. */
+static __host__ __device__ constexpr int at_once(int n)
+{
+    return n <= 4 ? 8 : n <= 8 ? 2 : 1;
+}
+
+struct head {
+    uint64_t k, v; /* its first token */
+    uint8_t *out;  /* the digest */
+    uint32_t g;
+    float *distance; /* tokens: of this warp */
+};
+
+/* ---- rows ---- */
+
+/* channel: which of the row's values are wanted; NULL: the first n. */
+template <int N, typename T, typename DECODE>
+static __device__ __forceinline__ void row_read(float x[N], const T *row, uint32_t n,
+                                                const uint16_t *channel, DECODE decode)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t c = warp_lane() + WARP_LANES * i;
+
+        x[i] = c < n ? decode(row[channel ? channel[c] : c]) : 0.0f;
+    }
+}
+
+static __device__ constexpr uint32_t element_bytes(int dtype)
+{
+    return dtype == UCM_KV_F32 ? 4 : dtype == UCM_KV_FP8_E4M3 ? 1 : 2;
+}
+
+/* The GPU's own conversion of F16 is exact, too. E4M3 is F16 without the low 7 bits, times 2^8, but
+ * for NaN. */
+static __device__ __forceinline__ float fp8_decode(uint32_t b)
+{
+    uint32_t h = (b & 0x80) << 8 | (b & 0x7f) << 7;
+    float x = __half2float(__ushort_as_half((uint16_t)h)) * 256.0f;
+
+    return (b & 0x7f) == 0x7f ? ucm_f32(0x7fc00000u) : x;
+}
+
+template <int D, int N>
+static __device__ __forceinline__ void row_load(float x[N], uint64_t at, uint32_t n,
+                                                const uint16_t *channel = nullptr)
+{
+    if (D == UCM_KV_BF16)
+        row_read<N>(x, (const uint16_t *)at, n, channel, [](uint16_t h) { return ucm_bf16_decode(h); });
+    else if (D == UCM_KV_F16)
+        row_read<N>(x, (const uint16_t *)at, n, channel,
+                    [](uint16_t h) { return __half2float(__ushort_as_half(h)); });
+    else if (D == UCM_KV_F32)
+        row_read<N>(x, (const uint32_t *)at, n, channel, [](uint32_t u) { return ucm_f32(u); });
+    else
+        row_read<N>(x, (const uint8_t *)at, n, channel, [](uint8_t b) { return fp8_decode(b); });
+}
+
+template <int D, int N>
+static __device__ __forceinline__ void load_k(args_t a, const struct head &h, uint32_t t, float x[N])
+{
+    row_load<D, N>(x, h.k + t * a.k_token_stride, a.head_dim);
+}
+
+template <int N>
+static __device__ __forceinline__ void divide(float x[N], float by)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        x[i] /= by;
+}
+
+/* n rows from `at`, in order, divided by n. Returns whether this lane saw a value that is not
+ * finite. */
+template <int D, int N>
+static __device__ __forceinline__ bool row_mean(args_t a, uint64_t at, uint64_t stride, uint32_t n,
+                                                uint32_t channels, float x[N],
+                                                const uint16_t *channel = nullptr)
+{
+    float row[N];
+    bool bad;
+
+    row_load<D, N>(x, at, channels, channel);
+    bad = row_bad<N>(x);
+#pragma unroll (at_once(N))
+    for (uint32_t t = 1; t < n; t++) {
+        row_load<D, N>(row, at + t * stride, channels, channel);
+        bad |= row_bad<N>(row);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            x[i] += row[i];
+    }
+    divide<N>(x, (float)n);
+    return bad;
+}
+
+/* ---- what is stored ---- */
+
+template <int N, typename VALUE>
+static __device__ __forceinline__ void put_bytes(uint8_t *out, uint32_t n, VALUE value)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        if (warp_lane() + WARP_LANES * i < n)
+            out[warp_lane() + WARP_LANES * i] = value(i);
+}
+
+static __device__ __forceinline__ void put_scale(uint8_t *at, uint32_t bits)
+{
+    if (warp_lane() == 0)
+        *(uint16_t *)at = (uint16_t)bits;
+}
+
+/* Zeros n bytes of vectors and makes their scales NaN. */
+static __device__ void row_poison(uint8_t *out, uint32_t n, uint8_t *scale, uint32_t vectors)
+{
+    for (uint32_t i = warp_lane(); i < n; i += WARP_LANES)
+        out[i] = 0;
+    for (uint32_t i = warp_lane(); i < vectors; i += WARP_LANES)
+        ((uint16_t *)scale)[i] = UCM_BF16_NAN;
+}
+
+/* Quantises x to int8 with a scale of its own; poison, or x not finite: the scale is NaN, the rest 0. */
+template <int N>
+static __device__ __forceinline__ void row_put(const float x[N], uint32_t n, bool poison,
+                                               uint8_t *out, uint8_t *scale)
+{
+    uint32_t bits;
+    float s;
+
+    if (__any_sync(WARP_ALL, poison || row_bad<N>(x))) {
+        row_poison(out, n, scale, 1);
+        return;
+    }
+    bits = ucm_scale(row_largest<N>(x), 127.0f);
+    s = ucm_bf16_decode(bits);
+    put_scale(scale, bits);
+    put_bytes<N>(out, n, [&](uint32_t i) {
+        return bits == 0 ? (uint8_t)0 : (uint8_t)(int8_t)ucm_quantise(x[i], s);
+    });
+}
+
+template <int N>
+static __device__ __forceinline__ void row_put_u8(const float x[N], uint32_t n, uint8_t *out,
+                                                  uint8_t *scale)
+{
+    uint32_t bits = ucm_scale(row_largest<N>(x), 255.0f);
+    float s = ucm_bf16_decode(bits);
+
+    put_scale(scale, bits);
+    put_bytes<N>(out, n, [&](uint32_t i) {
+        return bits == 0 ? (uint8_t)0 : (uint8_t)ucm_quantise_u8(x[i], s);
+    });
+}
+
+/* ---- methods, a head each ---- */
+
+template <int D, int N>
+static __device__ __forceinline__ bool largest_k(args_t a, const struct head &h, float x[N])
+{
+    float row[N];
+    bool bad;
+
+    load_k<D, N>(a, h, 0, x);
+    bad = row_bad<N>(x);
+#pragma unroll (at_once(N))
+    for (uint32_t t = 1; t < a.tokens; t++) {
+        load_k<D, N>(a, h, t, row);
+        bad |= row_bad<N>(row);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            x[i] = ucm_max(row[i], x[i]);
+    }
+    return bad;
+}
+
+template <int D, int N>
+static __device__ void build_mean(args_t a, const struct head &h)
+{
+    uint32_t d = a.channels;
+    float x[N];
+    bool bad;
+
+    if (a.kind == UCM_MEAN_MAX)
+        bad = largest_k<D, N>(a, h, x);
+    else
+        bad = row_mean<D, N>(a, h.k, a.k_token_stride, a.tokens, d, x);
+    if (a.kind == UCM_MEAN_NORMALISED) {
+        float length = ucm_sqrt(row_dot<N>(x, x, d));
+
+        bad |= ucm_not_finite(length);
+        if (length > 0)
+            divide<N>(x, length);
+    }
+    row_put<N>(x, d, bad, h.out + h.g * d, h.out + a.scale[0] + 2 * h.g);
+}
+
+template <int D, int N>
+static __device__ void build_submean(args_t a, const struct head &h)
+{
+    const uint16_t *channel = (const uint16_t *)a.channel;
+    uint32_t n = a.channels;
+    uint8_t *data = h.out + h.g * a.vectors * n, *scale = h.out + a.scale[0] + 2 * h.g * a.vectors;
+
+    for (uint32_t j = 0; j < a.vectors; j++) {
+        uint64_t at = h.k + (uint64_t)j * a.run * a.k_token_stride;
+        float x[N];
+        bool bad = row_mean<D, N>(a, at, a.k_token_stride, a.run, a.head_dim, x);
+
+        if (n < a.head_dim) /* a key's other channels count only if they are not finite */
+            row_mean<D, N>(a, at, a.k_token_stride, a.run, n, x, channel);
+        if (__any_sync(WARP_ALL, bad || row_bad<N>(x))) {
+            __syncwarp();
+            row_poison(data, a.vectors * n, scale, a.vectors);
+            return;
+        }
+        row_put<N>(x, n, false, data + j * n, scale + 2 * j);
+    }
+}
+
+template <int D, int N>
+static __device__ void build_box(args_t a, const struct head &h)
+{
+    uint32_t d = a.channels, bits;
+    uint8_t *lo = h.out + h.g * d, *hi = lo + a.array[1], *scale = h.out + a.scale[0] + 2 * h.g;
+    float low[N], high[N], row[N], s;
+    bool bad;
+
+    load_k<D, N>(a, h, 0, low);
+    bad = row_bad<N>(low);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        high[i] = low[i];
+#pragma unroll (at_once(N))
+    for (uint32_t t = 1; t < a.tokens; t++) {
+        load_k<D, N>(a, h, t, row);
+        bad |= row_bad<N>(row);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            low[i] = ucm_min(row[i], low[i]);
+            high[i] = ucm_max(row[i], high[i]);
+        }
+    }
+    if (__any_sync(WARP_ALL, bad)) {
+        row_poison(lo, d, scale, 1);
+        row_poison(hi, d, scale, 0);
+        return;
+    }
+    bits = ucm_scale(ucm_max(row_largest<N>(low), row_largest<N>(high)), 127.0f);
+    s = ucm_bf16_decode(bits);
+    put_scale(scale, bits);
+    put_bytes<N>(lo, d, [&](uint32_t i) {
+        return bits == 0 ? (uint8_t)0 : (uint8_t)(int8_t)ucm_box_low(low[i], s);
+    });
+    put_bytes<N>(hi, d, [&](uint32_t i) {
+        return bits == 0 ? (uint8_t)0 : (uint8_t)(int8_t)ucm_box_high(high[i], s);
+    });
+}
+
+template <int D, int N>
+static __device__ void build_hash(args_t a, const struct head &h)
+{
+    uint32_t bytes = a.vectors * a.channels;
+    uint8_t *data = h.out + h.g * bytes;
+    bool bad = false;
+
+    for (uint32_t t = 0; t < a.tokens; t++) {
+        struct bit_writer out = {(uint32_t *)(data + t * a.channels), 0, 0};
+        float k[N];
+
+        load_k<D, N>(a, h, t, k);
+        bad |= row_bad<N>(k);
+        for (uint32_t i = 0; i < a.n_segments; i++) {
+            const struct ucm_cuda_segment s = a.segment[i];
+            float x[N];
+
+            row_load<D, N>(x, h.k + t * a.k_token_stride + s.first * element_bytes(D), s.channels);
+            row_hash<N>(s, (const uint32_t *)a.flips, &out, [&](uint32_t j) { return x[j]; });
+        }
+    }
+    bad = __any_sync(WARP_ALL, bad);
+    if (bad) {
+        __syncwarp();
+        row_poison(data, bytes, data, 0);
+    }
+    if (warp_lane() == 0)
+        *(uint32_t *)(h.out + a.array[1] + 4 * h.g) = bad;
+}
+
+template <int D, int N>
+static __device__ __forceinline__ bool variance(args_t a, const struct head &h, const float mean[N],
+                                                float var[N])
+{
+    float row[N];
+
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        var[i] = 0;
+#pragma unroll (at_once(N))
+    for (uint32_t t = 0; t < a.tokens; t++) {
+        load_k<D, N>(a, h, t, row);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++) {
+            float x = row[i] - mean[i];
+
+            var[i] = ucm_fma(x, x, var[i]);
+        }
+    }
+    divide<N>(var, (float)a.tokens);
+    return row_bad<N>(var);
+}
+
+/* N suffices for V's channels too. */
+template <int D, int N>
+static __device__ void build_stats(args_t a, const struct head &h)
+{
+    uint32_t d = a.channels, vd = a.v_head_dim;
+    uint8_t *m = h.out + h.g * d, *var = m + a.array[1], *v = h.out + a.array[2] + h.g * vd;
+    uint8_t *s0 = h.out + a.scale[0] + 2 * h.g, *s1 = h.out + a.scale[1] + 2 * h.g;
+    uint8_t *s2 = h.out + a.scale[2] + 2 * h.g;
+    float x[N], y[N];
+    bool bad = row_mean<D, N>(a, h.k, a.k_token_stride, a.tokens, d, x) || row_bad<N>(x);
+
+    bad |= variance<D, N>(a, h, x, y);
+    row_put<N>(x, d, false, m, s0);
+    row_put_u8<N>(y, d, var, s1);
+    if (vd > 0)
+        bad |= row_mean<D, N>(a, h.v, a.v_token_stride, a.tokens, vd, x) || row_bad<N>(x);
+    row_put<N>(x, vd, false, v, s2);
+    if (__any_sync(WARP_ALL, bad)) {
+        __syncwarp();
+        row_poison(m, d, s0, 1);
+        row_poison(var, d, s1, 1);
+        row_poison(v, vd, s2, 1);
+    } else if (vd == 0) {
+        put_scale(s2, 0);
+    }
+}
+
+#define CHOSEN (-1.0f) /* in place of a distance */
+
+/* The token not chosen yet that is farthest; the lowest of equals. */
+static __device__ __forceinline__ uint32_t farthest(const float *distance, uint32_t n)
+{
+    float most = CHOSEN;
+    uint32_t at = 0;
+
+    for (uint32_t t = 0; t < n; t++) {
+        if (distance[t] > most) {
+            most = distance[t];
+            at = t;
+        }
+    }
+    return at;
+}
+
+template <int D, int N>
+static __device__ __forceinline__ void measure(args_t a, const struct head &h, const float from[N])
+{
+    float row[N];
+
+    for (uint32_t t = 0; t < a.tokens; t++) {
+        float far;
+
+        load_k<D, N>(a, h, t, row);
+        far = row_distance<N>(row, from, a.head_dim);
+        if (warp_lane() == 0)
+            h.distance[t] = ucm_min(far, h.distance[t]);
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void forget(args_t a, const struct head &h)
+{
+    __syncwarp();
+    for (uint32_t t = warp_lane(); t < a.tokens; t += WARP_LANES)
+        h.distance[t] = ucm_inf();
+    __syncwarp();
+}
+
+template <int D, int N>
+static __device__ void build_tokens(args_t a, const struct head &h)
+{
+    uint32_t d = a.channels;
+    uint8_t *data = h.out + h.g * a.vectors * d, *scale = h.out + a.scale[0] + 2 * h.g * a.vectors;
+    float from[N];
+
+    if (__any_sync(WARP_ALL, row_mean<D, N>(a, h.k, a.k_token_stride, a.tokens, d, from))) {
+        row_poison(data, a.vectors * d, scale, a.vectors);
+        return;
+    }
+    forget(a, h);
+    measure<D, N>(a, h, from);
+    for (uint32_t i = 0; i < a.vectors; i++) {
+        uint32_t at = farthest(h.distance, a.tokens);
+
+        load_k<D, N>(a, h, at, from);
+        row_put<N>(from, d, false, data + i * d, scale + 2 * i);
+        /* Distances from the mean chose the first token only. */
+        if (i == 0)
+            forget(a, h);
+        __syncwarp();
+        if (warp_lane() == 0)
+            h.distance[at] = CHOSEN;
+        __syncwarp();
+        if (i + 1 < a.vectors)
+            measure<D, N>(a, h, from);
+    }
+}
+
+/* ---- the kernels ---- */
+
+template <int M, int D, int N>
+static __device__ __forceinline__ void build_head(args_t a, const struct head &h)
+{
+    if (M == UCM_DIGEST_MEAN)
+        build_mean<D, N>(a, h);
+    else if (M == UCM_DIGEST_SUBMEAN)
+        build_submean<D, N>(a, h);
+    else if (M == UCM_DIGEST_BOX)
+        build_box<D, N>(a, h);
+    else if (M == UCM_DIGEST_HASH)
+        build_hash<D, N>(a, h);
+    else if (M == UCM_DIGEST_STATS)
+        build_stats<D, N>(a, h);
+    else
+        build_tokens<D, N>(a, h);
+}
+
+template <int M, int D, int N>
+static __device__ __forceinline__ void build_all(args_t a)
+{
+    extern __shared__ float distances[];
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint64_t heads = (uint64_t)a.n_layers * a.n_blocks * a.kv_heads;
+    uint64_t step = (uint64_t)gridDim.x * UCM_DIGEST_CUDA_WARPS;
+
+    for (uint64_t i = (uint64_t)blockIdx.x * UCM_DIGEST_CUDA_WARPS + warp; i < heads; i += step) {
+        uint32_t g = (uint32_t)(i % a.kv_heads), b = (uint32_t)(i / a.kv_heads % a.n_blocks);
+        const struct ucm_digest_cuda_layer *l = &a.layer[i / a.kv_heads / a.n_blocks];
+        uint32_t from = ((const uint32_t *)a.block)[b], to = ((const uint32_t *)a.out_block)[b];
+        struct head h;
+
+        if (from >= a.blocks || to >= a.out_blocks)
+            continue;
+        h.k = l->k + from * a.block_stride + g * a.k_head_stride;
+        h.v = l->v + from * a.block_stride + g * a.v_head_stride;
+        h.out = (uint8_t *)(l->out + to * a.out_stride);
+        h.g = g;
+        h.distance = distances + warp * a.tokens;
+        build_head<M, D, N>(a, h);
+        if (g == 0 && warp_lane() < a.bytes - a.used)
+            h.out[a.used + warp_lane()] = 0;
+    }
+}
+
+#define KERNEL(method, dtype, n)                                                                   \
+    extern "C" __global__ void __launch_bounds__(UCM_DIGEST_CUDA_THREADS)                          \
+    ucm_digest_##method##_##dtype##_##n(const __grid_constant__ struct ucm_digest_cuda args)       \
+    {                                                                                              \
+        build_all<method, dtype, n>(args);                                                         \
+    }
+#define KERNELS_OF(method, dtype)                                                                  \
+    KERNEL(method, dtype, 4)                                                                       \
+    KERNEL(method, dtype, 8)                                                                       \
+    KERNEL(method, dtype, 32)
+#define KERNELS(method)                                                                            \
+    KERNEL(method, 0, 32)                                                                          \
+    KERNELS_OF(method, 1)                                                                          \
+    KERNELS_OF(method, 2)                                                                          \
+    KERNELS_OF(method, 3)
+
+/* By the numbers of sparse.h. */
+KERNELS(1)
+KERNELS(2)
+KERNELS(3)
+KERNELS(4)
+KERNELS(5)
+KERNELS(6)

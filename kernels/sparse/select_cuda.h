@@ -1,0 +1,94 @@
+/* What the kernels of select.cu take, filled in by client/cuda/sparse_select.c. All addresses are the
+ * GPU's; passed by value, so a captured launch keeps its own copy. */
+#ifndef UCM_KERNELS_SELECT_CUDA_H
+#define UCM_KERNELS_SELECT_CUDA_H
+
+#include "kernels/sparse/warp.cuh"
+
+#include <stdint.h>
+
+#define UCM_SELECT_CUDA_THREADS 512u
+#define UCM_SELECT_CUDA_CHAINS 1024u            /* of one launch */
+#define UCM_SELECT_CUDA_BLOCKS ((1u << 20) - 1) /* of a chain: sums of weights fit 32 + 12 bits */
+#define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads that an item holds */
+#define UCM_SELECT_CUDA_TILE 256u               /* blocks of an item, at most */
+#define UCM_SELECT_CUDA_DIGITS 2048u
+#define UCM_SELECT_CUDA_KEYS                                                                       \
+    16384u /* of a list, held while it is chosen from; longer lists are read again */
+#define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, behind the chosen blocks */
+
+/* Dynamic shared memory: scores of an item, or keys of a list. */
+#define UCM_SELECT_CUDA_SHARED (4 * UCM_SELECT_CUDA_RAW)
+
+enum ucm_select_cuda_q {
+    UCM_SELECT_Q_F32 = 0,
+    UCM_SELECT_Q_F16 = 1,
+    UCM_SELECT_Q_BF16 = 2,
+};
+
+/* The kernels ucm_select_FAMILY_QUERIES_N: QUERIES of one KV head at once, 1 or 4; for vectors of 32 * N
+ * channels, N being 2 or 4; or for any, if N is 0. */
+enum ucm_select_cuda_family {
+    UCM_SELECT_DOT = 0, /* mean, submean, tokens */
+    UCM_SELECT_L2 = 1,  /* the same, minus the squared distance; N is 0 */
+    UCM_SELECT_BOX = 2,
+    UCM_SELECT_STATS = 3,
+    UCM_SELECT_HASH = 4, /* N is 0 */
+};
+
+/* How many items of a chain are done, by their kinds. All are 0 between launches. */
+struct ucm_select_cuda_progress {
+    uint32_t prepared, scored, weighed, shared;
+};
+
+struct ucm_select_cuda {
+    /* From the digest's plan. */
+    uint32_t kv_heads, head_dim, tokens;
+    uint32_t vectors, channels;
+    uint32_t padded;  /* channels, rounded up to a multiple of 32; hash: words of 32 bits */
+    uint32_t aligned; /* channels is a multiple of 4, and so every vector's place */
+    uint32_t array[3], scale[3];
+    uint32_t n_segments;
+    struct ucm_cuda_segment segment[2];
+    float stats_beta, ln_tokens;
+    uint64_t channel; /* uint16_t[channels]; 0: all */
+    uint64_t flips;   /* uint32_t[] */
+    /* Scores. */
+    uint32_t reduce, heads, rows, q_heads;
+    uint32_t queries_a_head; /* KV head: rows * query heads of it */
+    uint32_t query_floats;   /* of a prepared query, a multiple of 4 */
+    float beta;
+    /* Choice. */
+    uint32_t policy, block_tokens, topk_tokens, min_blocks;
+    uint32_t init_window, local_window, k_max;
+    float mass_beta;
+    double sparse_ratio, eps;
+    uint32_t room; /* of a list's answer */
+    /* Sizes. */
+    uint32_t chains, max_blocks, lists;
+    uint32_t pitch; /* max_blocks, rounded up to a multiple of 4 */
+    uint32_t
+        tile; /* blocks of an item, at most: tile * rows * q_heads is at most UCM_SELECT_CUDA_RAW */
+    /* The launch. */
+    uint32_t blocks;                /* of the digests' memory: what lies outside has no digest */
+    uint32_t q_dtype;               /* enum ucm_select_cuda_q */
+    uint32_t q_aligned;             /* every query begins at a multiple of 4 elements */
+    uint64_t digests, block_stride; /* the layer's */
+    uint64_t table, table_stride;   /* int32_t; elements from a chain's row to the next */
+    uint64_t n_blocks;              /* int32_t[chains] */
+    uint64_t q, q_stride;           /* elements from a chain's queries to the next */
+    uint64_t index, count, score;   /* score may be 0 */
+    /* In the workspace. */
+    uint64_t
+        ticket; /* uint32_t[2]: the next item; thread blocks that are done; 0 between launches */
+    uint64_t progress; /* struct ucm_select_cuda_progress[chains] */
+    uint64_t queries;  /* float[chains][kv_heads][queries_a_head][query_floats], unless N > 0 */
+    uint64_t scores;   /* float[chains][lists][pitch] */
+    uint64_t
+        digits;   /* top k: uint32_t[chains][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */
+    uint64_t raw; /* softmax: float[chains][rows * q_heads][max_blocks] */
+    uint64_t top; /* softmax: uint32_t[chains][rows * q_heads]: keys; 0 between launches */
+    uint64_t sum; /* softmax: uint64_t[chains][rows * q_heads]; 0 between launches */
+};
+
+#endif

@@ -1,0 +1,443 @@
+/* Selections: every method, reduce and policy; chains of many lengths in a launch; blocks without
+ * digests, poisoned ones, and many that score the same; launches of a graph whose inputs change. */
+#include "tests/gpu/sparse.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHAINS 6u
+
+struct problem {
+    struct ucm_sparse_digest digest;
+    struct ucm_cuda_select_options options;
+    struct ucm_digest_plan *plan;
+    struct ucm_cuda_select_info info;
+    uint32_t region; /* blocks */
+    size_t stride;
+    uint8_t *digests;
+    int32_t *table, n_blocks[CHAINS];
+    float *q; /* widened */
+    uint8_t *q_raw;
+    size_t q_values, q_bytes;
+    struct ucm_cuda_select_layer layer;
+};
+
+/* ---- inputs ---- */
+
+static void put_scale(uint8_t *at, bool poison)
+{
+    uint16_t s = poison ? 0x7fc0 : (uint16_t)(0x3a00 + rnd_below(0x200));
+
+    memcpy(at, &s, sizeof(s));
+}
+
+/* Any bytes are a digest, but for scales and poison. */
+static void random_digest(const struct ucm_digest_plan *p, uint8_t *out)
+{
+    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_DIGEST_STATS ? 3 : 1;
+
+    for (uint32_t i = 0; i < p->bytes; i++)
+        out[i] = (uint8_t)rnd();
+    for (uint32_t g = 0; g < heads; g++) {
+        uint32_t poison = rnd_below(300) == 0;
+
+        if (p->spec.method == UCM_DIGEST_HASH)
+            memcpy(out + p->array[1] + 4 * g, &poison, sizeof(poison));
+        else
+            for (uint32_t a = 0; a < arrays; a++)
+                for (uint32_t j = 0; j < p->vectors; j++)
+                    put_scale(out + p->scale[a] + 2 * (g * p->vectors + j), poison);
+    }
+}
+
+static void random_queries(struct problem *p)
+{
+    uint32_t dtype = p->options.q_dtype;
+
+    for (size_t i = 0; i < p->q_values; i++) {
+        union {
+            float f;
+            uint32_t u;
+        } x = {rnd_normal()};
+        uint32_t e;
+        uint16_t h;
+
+        if (rnd_below(50) == 0)
+            x.f = 0;
+        switch (dtype) {
+        case UCM_SPARSE_BF16:
+            x.u &= 0xffff0000u;
+            h = (uint16_t)(x.u >> 16);
+            memcpy(p->q_raw + 2 * i, &h, sizeof(h));
+            break;
+        case UCM_SPARSE_F16: /* normal ones, without the bits that F16 has not */
+            e = x.u >> 23 & 0xff;
+            x.u = e > 113 ? x.u & 0xffffe000u : 0;
+            h = e > 113 ? (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff))
+                        : 0;
+            memcpy(p->q_raw + 2 * i, &h, sizeof(h));
+            break;
+        default:
+            if (rnd_below(20000) == 0)
+                x.u = 0x7fc00000u; /* the daemon refuses this; here it only loses */
+            memcpy(p->q_raw + 4 * i, &x.f, sizeof(x.f));
+        }
+        p->q[i] = x.f;
+    }
+}
+
+static void random_table(struct problem *p)
+{
+    uint32_t max = p->options.max_blocks;
+
+    for (size_t i = 0; i < (size_t)CHAINS * max; i++) {
+        uint32_t kind = rnd_below(200);
+
+        p->table[i] = kind == 0   ? -1
+                      : kind == 1 ? (int32_t)p->region
+                                  : (int32_t)rnd_below(p->region); /* some often: ties */
+    }
+}
+
+static void random_inputs(struct problem *p)
+{
+    for (uint32_t b = 0; b < p->region; b++)
+        random_digest(p->plan, p->digests + b * p->stride);
+    random_queries(p);
+    random_table(p);
+    for (uint32_t c = 0; c < CHAINS; c++)
+        p->n_blocks[c] = (int32_t)rnd_below(
+            (rnd_below(3) || p->options.max_blocks < 12 ? p->options.max_blocks : 11) + 1);
+    p->n_blocks[0] = (int32_t)p->options.max_blocks;
+    p->n_blocks[1] = 0;
+    gpu_put(p->layer.digests, p->digests, p->region * p->stride);
+    gpu_put(p->layer.q, p->q_raw, p->q_bytes);
+    gpu_put(p->layer.table, p->table, (size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
+    gpu_put(p->layer.n_blocks, p->n_blocks, sizeof(p->n_blocks));
+}
+
+static void problem_init(struct problem *p)
+{
+    const struct ucm_sparse_score *s = &p->options.score;
+
+    p->plan = plan_of(&p->digest);
+    p->stride = p->plan->bytes + 4 * rnd_below(3);
+    p->digests = fresh(p->region * p->stride);
+    p->table = fresh((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
+    p->q_values = (size_t)CHAINS * s->rows * s->q_heads * p->digest.shape.head_dim;
+    p->q_bytes = p->q_values * (p->options.q_dtype == UCM_SPARSE_F32 ? 4 : 2);
+    p->q = fresh(p->q_values * sizeof(*p->q));
+    p->q_raw = fresh(p->q_bytes);
+    p->options.chains = CHAINS;
+    p->layer = (struct ucm_cuda_select_layer){
+        .digests = gpu_new(p->region * p->stride),
+        .stride = p->stride,
+        .bound = p->region,
+        .chains = CHAINS,
+        .table = gpu_new((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table)),
+        .table_stride = p->options.max_blocks,
+        .n_blocks = gpu_new(sizeof(p->n_blocks)),
+        .q = gpu_new(p->q_bytes)};
+}
+
+static void problem_free(struct problem *p)
+{
+    gpu_free(p->layer.digests);
+    gpu_free(p->layer.table);
+    gpu_free(p->layer.n_blocks);
+    gpu_free(p->layer.q);
+    free(p->digests);
+    free(p->table);
+    free(p->q);
+    free(p->q_raw);
+    free(p->plan);
+}
+
+/* ---- the reference ---- */
+
+static struct ucm_choose_spec choose_of(const struct problem *p)
+{
+    const struct ucm_sparse_choose *c = &p->options.choose;
+
+    return (struct ucm_choose_spec){
+        .policy = c->policy,
+        .block_tokens = p->digest.shape.tokens,
+        .topk_tokens = c->topk_tokens,
+        .min_blocks = c->min_blocks,
+        .init_window_sz = c->init_window_sz,
+        .local_window_sz = c->local_window_sz,
+        .k_max = c->limit,
+        .beta = (float)c->beta_m,
+        .sparse_ratio = c->sparse_ratio,
+        .eps = c->eps,
+    };
+}
+
+struct lists {
+    uint32_t *count, *index;
+    float *score;
+};
+
+static void lists_init(struct lists *l, const struct problem *p)
+{
+    size_t lists = (size_t)CHAINS * p->info.lists;
+
+    l->count = fresh(lists * sizeof(*l->count));
+    l->index = fresh(lists * p->info.room * sizeof(*l->index));
+    l->score = fresh(lists * p->info.room * sizeof(*l->score));
+}
+
+static void lists_free(struct lists *l)
+{
+    free(l->count);
+    free(l->index);
+    free(l->score);
+}
+
+static void reference_chain(const struct problem *p, uint32_t chain, struct lists *out)
+{
+    const struct ucm_sparse_score *s = &p->options.score;
+    struct ucm_score_spec score = {s->metric, s->reduce, s->heads, s->rows, s->q_heads, s->beta};
+    struct ucm_choose_spec choose = choose_of(p);
+    uint32_t n = (uint32_t)p->n_blocks[chain], room = p->info.room;
+    const void **at = fresh(n * sizeof(*at));
+    struct ucm_score_blocks blocks = {.at = at, .n = n};
+    float *scores = fresh((size_t)p->info.lists * n * sizeof(*scores));
+    void *scratch =
+        aligned_alloc(64, (ucm_score_scratch_bytes(p->plan, &score, n) + 127) / 64 * 64);
+    void *choosing = fresh(ucm_choose_scratch_bytes(&choose, n));
+    struct ucm_score_job job;
+
+    for (uint32_t b = 0; b < n; b++) {
+        int32_t number = p->table[(size_t)chain * p->options.max_blocks + b];
+
+        at[b] = number >= 0 && number < (int32_t)p->region ? p->digests + (size_t)number * p->stride
+                                                           : NULL;
+    }
+    ucm_score_begin(&job, p->plan, &score, &blocks, p->q + chain * (p->q_values / CHAINS), scratch,
+                    scores);
+    ucm_score_all(&job);
+    for (uint32_t l = 0; l < p->info.lists; l++) {
+        size_t list = (size_t)chain * p->info.lists + l;
+
+        out->count[list] = ucm_choose(&choose, scores + (size_t)l * n, n, choosing,
+                                      out->index + list * room, out->score + list * room, room);
+    }
+    free(at);
+    free(scores);
+    free(scratch);
+    free(choosing);
+}
+
+/* ---- comparing ---- */
+
+static const char *problem_name(const struct problem *p)
+{
+    static char name[200];
+    const struct ucm_sparse_score *s = &p->options.score;
+
+    snprintf(
+        name, sizeof(name),
+        "%s, %u heads of %u, q %u x %u, metric %u, reduce %u, heads %u, policy %u, q dtype %u, "
+        "%u blocks",
+        method_name(p->digest.method), p->digest.shape.kv_heads, p->digest.shape.head_dim, s->rows,
+        s->q_heads, s->metric, s->reduce, s->heads, p->options.choose.policy, p->options.q_dtype,
+        p->options.max_blocks);
+    return name;
+}
+
+static bool list_equal(const struct problem *p, const struct lists *want, const struct lists *got,
+                       size_t list)
+{
+    size_t first = list * p->info.room, n = want->count[list];
+
+    if (!check(got->count[list] == n, "%s: list %zu has %u blocks, not %zu", problem_name(p), list,
+               got->count[list], n))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (got->index[first + i] != want->index[first + i] ||
+            memcmp(&got->score[first + i], &want->score[first + i], sizeof(float)) != 0)
+            return check(false, "%s: list %zu, place %zu of %zu: block %u with %a, not %u with %a",
+                         problem_name(p), list, i, n, got->index[first + i],
+                         (double)got->score[first + i], want->index[first + i],
+                         (double)want->score[first + i]);
+    for (size_t i = n; i < p->info.room; i++)
+        if (got->index[first + i] != UCM_CUDA_SELECT_NONE)
+            return check(false, "%s: list %zu has %u behind its end", problem_name(p), list,
+                         got->index[first + i]);
+    return true;
+}
+
+static void answers_new(struct problem *p)
+{
+    size_t lists = (size_t)CHAINS * p->info.lists;
+
+    p->layer.count = gpu_new(lists * sizeof(uint32_t));
+    p->layer.index = gpu_new(lists * p->info.room * sizeof(uint32_t));
+    p->layer.score = gpu_new(lists * p->info.room * sizeof(float));
+}
+
+static void answers_free(struct problem *p)
+{
+    gpu_free(p->layer.count);
+    gpu_free(p->layer.index);
+    gpu_free(p->layer.score);
+}
+
+static void answers_compare(struct problem *p)
+{
+    size_t lists = (size_t)CHAINS * p->info.lists;
+    struct lists want, got;
+    bool equal = true;
+
+    lists_init(&want, p);
+    lists_init(&got, p);
+    for (uint32_t c = 0; c < CHAINS; c++)
+        reference_chain(p, c, &want);
+    gpu_get(got.count, p->layer.count, lists * sizeof(uint32_t));
+    gpu_get(got.index, p->layer.index, lists * p->info.room * sizeof(uint32_t));
+    gpu_get(got.score, p->layer.score, lists * p->info.room * sizeof(float));
+    for (size_t list = 0; list < lists && equal; list++)
+        equal = list_equal(p, &want, &got, list);
+    check(equal, "%s", problem_name(p));
+    lists_free(&want);
+    lists_free(&got);
+}
+
+static void compare(struct problem *p)
+{
+    struct ucm_cuda_select *s;
+
+    problem_init(p);
+    if (check(ucm_cuda_select_open(gpu_uuid, &p->digest, &p->options, &s) == 0, "%s: open: %s",
+              problem_name(p), ucm_cuda_errmsg())) {
+        (void)ucm_cuda_select_info(s, &p->info);
+        answers_new(p);
+        for (int round = 0; round < 2; round++) {
+            random_inputs(p);
+            check(ucm_cuda_select(s, &p->layer, gpu_stream) == 0, "%s: launch: %s", problem_name(p),
+                  ucm_cuda_errmsg());
+            gpu_sync();
+            answers_compare(p);
+        }
+        answers_free(p);
+        ucm_cuda_select_close(s);
+    }
+    problem_free(p);
+}
+
+/* ---- cases ---- */
+
+static void random_choose(struct ucm_sparse_choose *c, uint32_t max_blocks)
+{
+    *c = (struct ucm_sparse_choose){.policy = rnd_below(2),
+                                    .topk_tokens = rnd_below(2) * rnd_below(max_blocks * 8),
+                                    .min_blocks = rnd_below(8),
+                                    .init_window_sz = rnd_below(4),
+                                    .local_window_sz = rnd_below(5),
+                                    .limit = rnd_below(3) == 0 ? 1 + rnd_below(max_blocks) : 0,
+                                    .sparse_ratio = rnd_below(101) / 100.0,
+                                    .eps = rnd_below(101) / 100.0,
+                                    .beta_m = 0.02 + rnd_below(100) / 50.0};
+}
+
+struct shape {
+    uint32_t heads, group, d, tokens, rope;
+};
+
+static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_t heads,
+                uint32_t max_blocks)
+{
+    struct problem p = {.region = 40 + rnd_below(400)};
+
+    if (!digest_of(&p.digest, method, UCM_SPARSE_F16, s->tokens, s->heads, s->d, s->rope))
+        return;
+    p.options.score = (struct ucm_sparse_score){.metric = method == UCM_SPARSE_MEAN ||
+                                                                  method == UCM_SPARSE_SUBMEAN ||
+                                                                  method == UCM_SPARSE_TOKENS
+                                                              ? rnd_below(2)
+                                                              : 0,
+                                                .reduce = reduce,
+                                                .heads = heads,
+                                                .rows = rnd_below(2) ? 1 : 1 + rnd_below(3),
+                                                .q_heads = s->heads * s->group,
+                                                .beta = rnd_below(2) ? 0 : 0.1f};
+    p.options.q_dtype = rnd_below(3);
+    p.options.max_blocks = max_blocks;
+    random_choose(&p.options.choose, max_blocks);
+    compare(&p);
+}
+
+static const struct shape shapes[] = {{8, 4, 128, 16, 0}, {1, 128, 576, 16, 64}, {3, 3, 64, 16, 0},
+                                      {2, 1, 128, 16, 0}, {5, 7, 100, 8, 0},     {1, 1, 4, 1, 0},
+                                      {2, 8, 256, 4, 0},  {17, 2, 64, 4, 0},     {4, 1, 64, 8, 0},
+                                      {1, 16, 68, 4, 20}, {2, 5, 36, 12, 0}};
+
+void test_selections(void)
+{
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+        for (uint32_t reduce = 0; reduce < 3; reduce++)
+            for (uint32_t heads = 0; heads < 3; heads++)
+                one(method, &shapes[0], reduce, heads, 700);
+        for (uint32_t i = 1; i < sizeof(shapes) / sizeof(*shapes); i++)
+            for (int k = 0; k < 2; k++)
+                one(method, &shapes[i], rnd_below(3), rnd_below(3), 1 + rnd_below(600));
+        one(method, &shapes[0], UCM_SPARSE_REDUCE_MAX, UCM_SPARSE_HEADS_EACH, 17000);
+    }
+    for (uint32_t i = 0; i < 6; i++) /* longer than what is held */
+        one(UCM_SPARSE_BOX, &shapes[2], i % 3, i % 3, 66000);
+    one(UCM_SPARSE_MEAN, &shapes[8], UCM_SPARSE_REDUCE_MAX, UCM_SPARSE_HEADS_SUM, 300000);
+}
+
+/* A captured launch, replayed with other contents; and beside another one that takes the whole GPU. */
+void test_graphs(void)
+{
+    struct problem p = {.region = 500};
+    struct ucm_cuda_select *s, *other;
+    CUgraphExec exec;
+    CUstream beside;
+    CUgraph graph;
+
+    digest_of(&p.digest, UCM_SPARSE_BOX, UCM_SPARSE_BF16, 16, 8, 128, 0);
+    p.options.score = (struct ucm_sparse_score){.reduce = UCM_SPARSE_REDUCE_SOFTMAX,
+                                                .heads = UCM_SPARSE_HEADS_SUM,
+                                                .rows = 1,
+                                                .q_heads = 32};
+    p.options.q_dtype = UCM_SPARSE_BF16;
+    p.options.max_blocks = 3000;
+    p.options.choose = (struct ucm_sparse_choose){
+        .sparse_ratio = 0.1, .min_blocks = 4, .init_window_sz = 1, .local_window_sz = 2};
+    problem_init(&p);
+    check(ucm_cuda_select_open(gpu_uuid, &p.digest, &p.options, &s) == 0 &&
+              ucm_cuda_select_open(gpu_uuid, &p.digest, &p.options, &other) == 0,
+          "graph: open: %s", ucm_cuda_errmsg());
+    (void)ucm_cuda_select_info(s, &p.info);
+    answers_new(&p);
+    must(cuStreamCreate(&beside, CU_STREAM_NON_BLOCKING), "a stream");
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+    check(ucm_cuda_select(s, &p.layer, gpu_stream) == 0, "captured launch: %s", ucm_cuda_errmsg());
+    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+    must(cuGraphInstantiate(&exec, graph, 0), "a graph");
+    for (int round = 0; round < 20; round++) {
+        struct problem twin;
+
+        random_inputs(&p);
+        twin = p;
+        answers_new(&twin);
+        check(ucm_cuda_select(other, &twin.layer, beside) == 0, "beside: %s", ucm_cuda_errmsg());
+        must(cuGraphLaunch(exec, gpu_stream), "a graph");
+        gpu_sync();
+        must(cuStreamSynchronize(beside), "the kernel beside");
+        answers_compare(&p);
+        answers_compare(&twin);
+        answers_free(&twin);
+    }
+    must(cuGraphExecDestroy(exec), "a graph");
+    must(cuGraphDestroy(graph), "a graph");
+    must(cuStreamDestroy(beside), "a stream");
+    ucm_cuda_select_close(s);
+    ucm_cuda_select_close(other);
+    answers_free(&p);
+    problem_free(&p);
+}

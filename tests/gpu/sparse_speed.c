@@ -1,0 +1,255 @@
+/* How fast: selections a layer, and builds of digests alone. Layers lie apart, so that the GPU's cache
+ * has none of them; a graph of many launches is replayed, so that the host's part is not measured. */
+#include "tests/gpu/sparse.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LAYERS 24u
+#define ROUNDS 9
+#define HEADS 8u
+#define DIM 128u
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Microseconds of one of the graph's `launches`, the median of ROUNDS replays. */
+static double replay(CUgraphExec exec, uint32_t launches)
+{
+    double us[ROUNDS];
+    CUevent begin, end;
+    float ms;
+
+    must(cuEventCreate(&begin, 0), "an event");
+    must(cuEventCreate(&end, 0), "an event");
+    for (int i = -2; i < ROUNDS; i++) {
+        must(cuEventRecord(begin, gpu_stream), "an event");
+        must(cuGraphLaunch(exec, gpu_stream), "a graph");
+        must(cuEventRecord(end, gpu_stream), "an event");
+        must(cuEventSynchronize(end), "a graph");
+        must(cuEventElapsedTime(&ms, begin, end), "an event");
+        if (i >= 0)
+            us[i] = 1000.0 * ms / launches;
+    }
+    must(cuEventDestroy(begin), "an event");
+    must(cuEventDestroy(end), "an event");
+    qsort(us, ROUNDS, sizeof(*us), by_value);
+    return us[ROUNDS / 2];
+}
+
+static CUgraphExec graph_end(void)
+{
+    CUgraphExec exec;
+    CUgraph graph;
+
+    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+    must(cuGraphInstantiate(&exec, graph, 0), "a graph");
+    must(cuGraphDestroy(graph), "a graph");
+    return exec;
+}
+
+static CUdeviceptr random_memory(size_t bytes, size_t copies)
+{
+    uint32_t *bytes_of = fresh(bytes);
+    CUdeviceptr at = gpu_new(bytes * copies);
+
+    for (size_t i = 0; i < bytes / 4; i++)
+        bytes_of[i] = rnd();
+    for (size_t i = 0; i < copies; i++)
+        gpu_put(at + i * bytes, bytes_of, bytes);
+    free(bytes_of);
+    return at;
+}
+
+static uint64_t bytes_of(const struct ucm_sparse_digest *digest)
+{
+    struct ucm_digest_plan *plan = plan_of(digest);
+    uint64_t bytes = plan->bytes;
+
+    free(plan);
+    return bytes;
+}
+
+/* ---- selections ---- */
+
+struct speed {
+    const char *what;
+    uint32_t method, bits, blocks, chains, reduce, heads, policy;
+    uint32_t kv_heads, group, d, rope;
+};
+
+static void select_speed(const struct speed *c)
+{
+    struct ucm_cuda_select_options o = {.score = {.reduce = c->reduce,
+                                                  .heads = c->heads,
+                                                  .rows = 1,
+                                                  .q_heads = c->kv_heads * c->group},
+                                        .q_dtype = UCM_SPARSE_BF16,
+                                        .chains = c->chains,
+                                        .max_blocks = c->blocks};
+    struct ucm_sparse_digest digest;
+    struct ucm_cuda_select_layer layer = {.chains = c->chains, .table_stride = c->blocks};
+    struct ucm_cuda_select_info info;
+    struct ucm_cuda_select *s;
+    uint32_t layers = LAYERS, all = c->blocks * c->chains;
+    int32_t *table = fresh(all * sizeof(*table)), *n = fresh(c->chains * sizeof(*n));
+    uint16_t *q = fresh(c->chains * o.score.q_heads * c->d * sizeof(*q));
+    CUgraphExec exec;
+    uint64_t bytes;
+    double us;
+
+    digest_of(&digest, c->method, UCM_SPARSE_BF16, 16, c->kv_heads, c->d, c->rope);
+    digest.kind = 0;
+    digest.bits = c->bits;
+    digest.keep_bytes = 0;
+    digest.chosen = 2;
+    bytes = bytes_of(&digest);
+    while (layers > 2 && layers * bytes * all > (6ull << 30))
+        layers /= 2;
+    o.choose = (struct ucm_sparse_choose){.policy = c->policy,
+                                          .min_blocks = 4,
+                                          .init_window_sz = 1,
+                                          .local_window_sz = 2,
+                                          .sparse_ratio = 0.1,
+                                          .eps = 0.95,
+                                          .beta_m = 0.1};
+    for (uint32_t i = 0; i < all; i++)
+        table[i] = (int32_t)i;
+    for (uint32_t i = all - 1; i > 0; i--) {
+        uint32_t j = rnd_below(i + 1);
+        int32_t t = table[i];
+
+        table[i] = table[j];
+        table[j] = t;
+    }
+    for (uint32_t i = 0; i < c->chains; i++)
+        n[i] = (int32_t)c->blocks;
+    for (uint32_t i = 0; i < c->chains * o.score.q_heads * c->d; i++) {
+        union {
+            float f;
+            uint32_t u;
+        } x = {rnd_normal()};
+
+        q[i] = (uint16_t)(x.u >> 16);
+    }
+    if (!check(ucm_cuda_select_open(gpu_uuid, &digest, &o, &s) == 0, "open: %s", ucm_cuda_errmsg()))
+        return;
+    (void)ucm_cuda_select_info(s, &info);
+    layer.digests = random_memory(bytes * all, layers);
+    layer.stride = bytes;
+    layer.bound = all;
+    layer.table = gpu_put(0, table, all * sizeof(*table));
+    layer.n_blocks = gpu_put(0, n, c->chains * sizeof(*n));
+    layer.q = gpu_put(0, q, c->chains * o.score.q_heads * c->d * sizeof(*q));
+    layer.count = gpu_new(c->chains * info.lists * 4);
+    layer.index = gpu_new((size_t)c->chains * info.lists * info.room * 4);
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+    for (uint32_t i = 0; i < layers; i++) {
+        struct ucm_cuda_select_layer l = layer;
+
+        l.digests += i * bytes * all;
+        check(ucm_cuda_select(s, &l, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg());
+    }
+    exec = graph_end();
+    us = replay(exec, layers);
+    printf("%-34s %3u x %6u %8.1f us %7.0f GB/s\n", c->what, c->chains, c->blocks, us,
+           (double)(bytes * all) / us / 1000);
+    must(cuGraphExecDestroy(exec), "a graph");
+    ucm_cuda_select_close(s);
+    gpu_free(layer.digests);
+    gpu_free(layer.table);
+    gpu_free(layer.n_blocks);
+    gpu_free(layer.q);
+    gpu_free(layer.count);
+    gpu_free(layer.index);
+    free(table);
+    free(n);
+    free(q);
+}
+
+/* ---- builds ---- */
+
+static void digest_speed(uint32_t method, uint32_t thread_blocks)
+{
+    enum { BLOCKS = 512, TOKENS = 16, LAYERS_OF = 32 };
+    struct ucm_sparse_digest digest;
+    struct ucm_cuda_digest_layer layers[LAYERS_OF];
+    size_t shard = 2 * TOKENS * HEADS * DIM * 2, kv_bytes = BLOCKS * shard;
+    CUdeviceptr kv = random_memory(kv_bytes, LAYERS_OF), out;
+    int32_t numbers[BLOCKS];
+    struct ucm_cuda_digest_build build = {.layers = layers,
+                                          .n_layers = LAYERS_OF,
+                                          .n_blocks = BLOCKS,
+                                          .stride = shard,
+                                          .bound = BLOCKS,
+                                          .out_bound = BLOCKS,
+                                          .thread_blocks = thread_blocks};
+    struct ucm_cuda_digest *d;
+    CUgraphExec exec;
+    uint64_t bytes;
+    double us;
+
+    digest_of(&digest, method, UCM_SPARSE_BF16, TOKENS, HEADS, DIM, 0);
+    digest.kind = 0;
+    digest.bits = 128;
+    digest.keep_bytes = 0;
+    digest.chosen = 2;
+    digest.shape.k_offset = 0;
+    digest.shape.v_offset = shard / 2;
+    bytes = bytes_of(&digest);
+    out = gpu_new(bytes * BLOCKS * LAYERS_OF);
+    for (int32_t i = 0; i < BLOCKS; i++)
+        numbers[i] = (i * 37) % BLOCKS;
+    for (uint32_t l = 0; l < LAYERS_OF; l++)
+        layers[l] = (struct ucm_cuda_digest_layer){kv + l * kv_bytes, kv + l * kv_bytes,
+                                                   out + l * bytes * BLOCKS};
+    build.numbers = gpu_put(0, numbers, sizeof(numbers));
+    build.out_stride = bytes;
+    check(ucm_cuda_digest_open(gpu_uuid, &digest, &d) == 0, "open: %s", ucm_cuda_errmsg());
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+    check(ucm_cuda_digest(d, &build, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg());
+    exec = graph_end();
+    us = replay(exec, 1);
+    printf("build %-8s %3u thread blocks %8.0f us, %6.0f GB/s of KV\n", method_name(method),
+           thread_blocks, us, (double)kv_bytes * LAYERS_OF / us / 1000);
+    must(cuGraphExecDestroy(exec), "a graph");
+    ucm_cuda_digest_close(d);
+    gpu_free(kv);
+    gpu_free(out);
+    gpu_free(build.numbers);
+}
+
+void measure(void)
+{
+    static const struct speed cases[] = {
+        {"mean", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"mean, sum over heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 1, 0, HEADS, 4, DIM, 0},
+        {"box", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"box, softmax", UCM_SPARSE_BOX, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0},
+        {"box, mass", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 1, HEADS, 4, DIM, 0},
+        {"stats", UCM_SPARSE_STATS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"hash, 64 bits", UCM_SPARSE_HASH, 64, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"hash, 128 bits", UCM_SPARSE_HASH, 128, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"submean, 4 a block", UCM_SPARSE_SUBMEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"tokens, 2 a block", UCM_SPARSE_TOKENS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"mean, MLA of 128 heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, 1, 128, 576, 64},
+        {"mean", UCM_SPARSE_MEAN, 0, 1024, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"box", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"box, sum over heads", UCM_SPARSE_BOX, 0, 65536, 1, 0, 1, 0, HEADS, 4, DIM, 0},
+        {"box, softmax", UCM_SPARSE_BOX, 0, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0},
+        {"box, mass", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 1, HEADS, 4, DIM, 0},
+    };
+
+    for (uint32_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        select_speed(&cases[i]);
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++)
+        for (uint32_t n = 8; n <= 128; n *= 4)
+            digest_speed(method, n);
+}

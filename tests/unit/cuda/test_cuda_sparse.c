@@ -1,0 +1,163 @@
+/* Digests and selections of libucmclient_cuda over the fake driver, which does not run them: what is
+ * refused, with which sentence, and that all is freed. tests/gpu has what they compute. */
+#include "client/include/ucmclient_cuda_sparse.h"
+#include "tests/unit/cuda/fake_cuda.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static uint8_t uuid[16];
+static struct ucm_sparse_digest digest;
+static struct ucm_cuda_select_options options;
+
+static void setup(void)
+{
+    fake_cuda_uuid(0, uuid);
+    digest = (struct ucm_sparse_digest){
+        .method = UCM_SPARSE_HASH,
+        .bits = 128,
+        .shape = {.dtype = UCM_SPARSE_BF16,
+                  .tokens = 16,
+                  .kv_heads = 2,
+                  .head_dim = 64,
+                  .k_token_stride = 256,
+                  .k_head_stride = 128},
+    };
+    options = (struct ucm_cuda_select_options){
+        .score = {.q_heads = 8},
+        .choose = {.sparse_ratio = 0.25},
+        .q_dtype = UCM_SPARSE_BF16,
+        .chains = 4,
+        .max_blocks = 1000,
+    };
+}
+
+static void teardown(void)
+{
+    cr_expect_eq(fake_cuda_left(), 0, "all is freed");
+}
+
+TestSuite(cuda_sparse, .init = setup, .fini = teardown, .timeout = 60);
+
+static void refused(int r, const char *part)
+{
+    cr_expect_eq(r, -UCM_EINVALID, "%d", r);
+    cr_expect_not_null(strstr(ucm_cuda_errmsg(), part), "'%s' has no '%s'", ucm_cuda_errmsg(),
+                       part);
+}
+
+Test(cuda_sparse, builds)
+{
+    struct ucm_cuda_digest_layer layer = {.k = 4096, .v = 4096, .out = 8192};
+    struct ucm_cuda_digest_build good = {.layers = &layer,
+                                         .n_layers = 1,
+                                         .n_blocks = 3,
+                                         .numbers = 4096,
+                                         .stride = 4096,
+                                         .out_stride = 1024,
+                                         .bound = 10,
+                                         .out_bound = 10},
+                                 b;
+    struct ucm_cuda_digest *d;
+
+    cr_assert_eq(ucm_cuda_digest_open(uuid, &digest, &d), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_digest(d, &good, NULL), 0, "%s", ucm_cuda_errmsg());
+    b = good;
+    b.out_stride = 512;
+    refused(ucm_cuda_digest(d, &b, NULL), "out_stride is 512; multiples of 4 from 520 on");
+    b = good;
+    b.stride = 4097;
+    refused(ucm_cuda_digest(d, &b, NULL), "stride is no multiple");
+    b = good;
+    b.numbers = 0;
+    refused(ucm_cuda_digest(d, &b, NULL), "numbers is 0");
+    b = good;
+    b.n_layers = UCM_CUDA_DIGEST_LAYERS + 1;
+    refused(ucm_cuda_digest(d, &b, NULL), "n_layers is 129");
+    layer.k = 4097;
+    refused(ucm_cuda_digest(d, &good, NULL), "layer 0");
+    ucm_cuda_digest_close(d);
+    ucm_cuda_digest_close(NULL);
+}
+
+Test(cuda_sparse, digests_that_are_none)
+{
+    struct ucm_cuda_digest *d = NULL;
+
+    digest.bits = 100;
+    refused(ucm_cuda_digest_open(uuid, &digest, &d), "bits is 100");
+    digest.method = 9;
+    refused(ucm_cuda_digest_open(uuid, &digest, &d), "no digest method 9");
+    refused(ucm_cuda_digest_open(NULL, &digest, &d), "NULL");
+    cr_expect_null(d);
+    memset(uuid, 0xee, sizeof(uuid));
+    digest.method = UCM_SPARSE_BOX;
+    cr_expect_eq(ucm_cuda_digest_open(uuid, &digest, &d), -UCM_EDEVICE);
+    cr_expect_null(d);
+}
+
+Test(cuda_sparse, selections)
+{
+    struct ucm_cuda_select_layer good = {.digests = 4096,
+                                         .stride = 520,
+                                         .bound = 10,
+                                         .chains = 4,
+                                         .table = 4096,
+                                         .table_stride = 1000,
+                                         .n_blocks = 4096,
+                                         .q = 4096,
+                                         .count = 4096,
+                                         .index = 4096},
+                                 l;
+    struct ucm_cuda_select_info info;
+    struct ucm_cuda_select *s;
+
+    cr_assert_eq(ucm_cuda_select_open(uuid, &digest, &options, &s), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_select_info(s, &info), 0);
+    cr_expect_eq(info.lists, 2);
+    cr_expect_eq(info.room, 250);
+    cr_expect_eq(ucm_cuda_select(s, &good, NULL), 0, "%s", ucm_cuda_errmsg());
+    l = good;
+    l.chains = 5;
+    refused(ucm_cuda_select(s, &l, NULL), "chains is 5; the handle is for 4");
+    l = good;
+    l.stride = 521;
+    refused(ucm_cuda_select(s, &l, NULL), "multiple of 4");
+    l = good;
+    l.table_stride = 999;
+    refused(ucm_cuda_select(s, &l, NULL), "table_stride 999");
+    l = good;
+    l.q = 0;
+    refused(ucm_cuda_select(s, &l, NULL), "q, count or index is 0");
+    ucm_cuda_select_close(s);
+    ucm_cuda_select_close(NULL);
+}
+
+Test(cuda_sparse, options_that_are_wrong)
+{
+    struct ucm_cuda_select_options o = options;
+    struct ucm_cuda_select *s = NULL;
+
+    o.q_dtype = UCM_SPARSE_FP8_E4M3;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "q_dtype 3");
+    o = options;
+    o.score.q_heads = 7;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "q_heads is 7");
+    o = options;
+    o.score.metric = UCM_SPARSE_L2;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "metric 1 is not defined for hash");
+    o = options;
+    o.choose.sparse_ratio = 2;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "sparse_ratio");
+    o = options;
+    o.chains = 0;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "chains is 0");
+    o = options;
+    o.max_blocks = 1u << 20;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "max_blocks is 1048576");
+    o = options;
+    o.score.rows = 64;
+    o.score.q_heads = 64;
+    refused(ucm_cuda_select_open(uuid, &digest, &o, &s), "64 rows of 64 query heads");
+    cr_expect_null(s);
+}
