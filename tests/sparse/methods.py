@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import numpy as np
+from numpy import errstate
 
 f32, f64, u64 = np.float32, np.float64, np.uint64
 BF16_NAN = 0x7FC0
@@ -60,7 +61,7 @@ def fma(a, b, c):
     bits = np.ascontiguousarray(s).view(np.int64).reshape(s.shape)
     nudge = np.isfinite(error) & (error != 0) & (bits & 1 == 0)
     away = np.where((error > 0) == (s > 0), 1, -1)
-    with np.errstate(over="ignore"):
+    with errstate(over="ignore"):
         return (bits + np.where(nudge, away, 0)).view(f64).astype(f32)
 
 
@@ -187,7 +188,7 @@ def scale_up(peak, levels):
 def steps(x, s, low, high):
     """x[..., c] in steps of s[...]."""
     wide = bf16_to_f32(s)[..., None]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with errstate(invalid="ignore", divide="ignore"):
         return np.where(wide == 0, 0, np.clip(np.rint((x / wide).astype(f32)), low, high))
 
 
@@ -233,7 +234,7 @@ def build_box(spec, K, V):
     low, high = K.min(1), K.max(1)
     s = scale_up(np.maximum(np.abs(low), np.abs(high)).max(-1), 127)
     wide = bf16_to_f32(s)[..., None]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with errstate(invalid="ignore", divide="ignore"):
         lo = np.where(wide == 0, 0, np.floor((low / wide).astype(f32))).astype(f32)
         hi = np.where(wide == 0, 0, np.ceil((high / wide).astype(f32))).astype(f32)
     for _ in range(2):  # a quotient that was rounded the wrong way
@@ -246,7 +247,7 @@ def build_box(spec, K, V):
 
 def splitmix64(z):
     z = np.asarray(z, u64)
-    with np.errstate(over="ignore"):
+    with errstate(over="ignore"):
         z = (z ^ (z >> u64(30))) * u64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> u64(27))) * u64(0x94D049BB133111EB)
     return z ^ (z >> u64(31))
@@ -292,7 +293,7 @@ def as_words(bits):
 
 
 def build_hash(spec, K, V):
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         words = as_words(sign_bits(spec, K))
     return {"words": np.moveaxis(words, 2, 1), "poison": np.zeros((len(K), spec.kv_heads), np.uint32)}
 
@@ -324,7 +325,7 @@ def farthest_first(spec, K):
     chosen = []
     for _ in range(spec.stand_ins):
         for index in chosen:
-            np.put_along_axis(far, index[..., None], f32(-1), -1)  # none is chosen twice
+            far = np.where(np.arange(spec.tokens) == index[..., None], f32(-1), far)  # none is chosen twice
         best = far.argmax(-1)
         picked = np.take_along_axis(x, best[..., None, None], 2)
         far = distance(x, picked) if not chosen else np.minimum(far, distance(x, picked))
@@ -333,7 +334,7 @@ def farthest_first(spec, K):
 
 
 def build_tokens(spec, K, V):
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         index = farthest_first(spec, K)
     k, s = quantise(np.take_along_axis(np.moveaxis(K, 2, 1), index[..., None], 2))
     return {"k": k, "s": s}
@@ -392,7 +393,7 @@ def score(spec, digest, q, metric="dot", beta=None):
     rows, heads, d = q.shape
     G, n = spec.kv_heads, len(digest[spec.fields()[0][0]])
     grouped = per_group(q, G)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         if spec.method == "mean":
             out = scaled_dot(grouped, digest["r"], digest["s"], metric)
         elif spec.method == "submean":
@@ -434,7 +435,7 @@ def weights(scores, beta):
     judged = s < np.inf
     top = np.max(np.where(judged, s, -np.inf), -1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0)
-    with np.errstate(invalid="ignore"):
+    with errstate(invalid="ignore"):
         return np.rint(np.where(judged, np.exp(np.minimum(float(beta) * (s - top), 0)), 0) * 2.0 ** 24).astype(u64)
 
 
@@ -444,7 +445,7 @@ def reduce_group(raw, kv_heads, how="max", beta=None):
     group = heads // kv_heads
     s = np.where(np.isnan(raw), f32(-np.inf), raw).reshape(rows, kv_heads, group, n)
     poisoned = (s == np.inf).any((0, 2))
-    with np.errstate(invalid="ignore"):
+    with errstate(invalid="ignore"):
         if how == "max":
             out = s.max((0, 2))
         else:
@@ -463,7 +464,7 @@ def reduce_heads(scores, how="per_head"):
     """[G, n] -> lists [G or 1, n]."""
     if how == "per_head":
         return scores
-    with np.errstate(invalid="ignore"):
+    with errstate(invalid="ignore"):
         one = scores.max(0) if how == "max" else ordered_sum(np.where(np.isnan(scores), f32(-np.inf), scores), 0)
     return np.where((scores == np.inf).any(0), f32(np.inf), one)[None].astype(f32)
 

