@@ -387,12 +387,9 @@ def check_results(results):
         assert 1.5 < perplexity < 25, f"{name}: the dense model is not itself"
     for name, shares in results["coverage"].items():
         for share, row in shares.items():
-            assert name in ("InfiniGen", "H2O") or row["of_oracle"]["worst"] <= row["of_oracle"]["mean"] < 1.0005, f"{name} beats the oracle"
-            assert row["of_oracle"]["mean"] > shares_of(results, "random", share) or name == "random", f"{name} is worse than chance"
-
-
-def shares_of(results, name, share):
-    return results["coverage"][name][share]["of_oracle"]["mean"]
+            if name not in ("InfiniGen", "H2O", "random"):  # the first two choose tokens
+                chance = results["coverage"]["random"][share]["of_oracle"]["mean"]
+                assert chance < row["of_oracle"]["mean"] < 1.0005, f"{name} is worse than chance or better than the oracle"
 
 
 def main(path, folder, size="short"):

@@ -11,26 +11,29 @@ def overlap(chosen, windows):
 
 
 class Clock:
+    """Slots of a hot set. A step's blocks stay while the step runs: first those that are there are marked, then the others come in."""
+
     def __init__(self, slots):
         self.block, self.used, self.place, self.hand = [-1] * slots, [False] * slots, {}, 0
 
-    def insert(self, block):
-        while self.used[self.hand]:
-            self.used[self.hand] = False
-            self.hand = (self.hand + 1) % len(self.used)
-        self.place.pop(self.block[self.hand], None)
-        self.block[self.hand], self.place[block] = block, self.hand
-        self.used[self.hand] = True
-        self.hand = (self.hand + 1) % len(self.used)
-
-    def access(self, block):
-        """Whether it missed."""
-        at = self.place.get(block)
-        if at is not None:
-            self.used[at] = True
-            return False
-        self.insert(block)
-        return True
+    def step(self, blocks):
+        """The blocks of one step that missed; there are no more blocks than slots."""
+        pinned, missed = set(blocks), []
+        for block in blocks:
+            at = self.place.get(block)
+            if at is None:
+                missed.append(block)
+            else:
+                self.used[at] = True
+        for block in missed:
+            while self.used[self.hand] or self.block[self.hand] in pinned:
+                if self.block[self.hand] not in pinned:
+                    self.used[self.hand] = False
+                self.hand = (self.hand + 1) % len(self.block)
+            self.place.pop(self.block[self.hand], None)
+            self.block[self.hand], self.place[block], self.used[self.hand] = block, self.hand, True
+            self.hand = (self.hand + 1) % len(self.block)
+        return missed
 
 
 def miss_rate(steps, slots, born, settle=32):
@@ -38,14 +41,11 @@ def miss_rate(steps, slots, born, settle=32):
     seen, which is no miss. The first `settle` steps fill the hot set and are not counted. -> (misses, accesses)"""
     clock, misses, accesses, known = Clock(slots), 0, 0, set()
     for t, blocks in enumerate(steps):
-        for block in blocks:
-            missed = clock.access(block)
-            if missed and block >= born and block not in known:
-                missed = False
-            known.add(block)
-            if t >= settle:
-                misses += missed
-                accesses += 1
+        missed = clock.step(blocks)
+        if t >= settle:
+            misses += sum(block < born or block in known for block in missed)
+            accesses += len(blocks)
+        known.update(blocks)
     return misses, accesses
 
 
@@ -69,6 +69,6 @@ def replay(packed, shape, windows, born, layers, multiples=(1, 2, 4)):
         slots = int(m * chosen.sum(-1).max())
         pairs = np.array([miss_rate(lane, slots, born) for lane in per_lane]).reshape(layers, heads, 2).sum(1)
         out[f"miss_{m}"] = (pairs[:, 0] / pairs[:, 1]).tolist()
-        pairs = np.array([miss_rate(lane, max(1, round(m * float(u.sum(-1).mean()))), born) for lane, u in zip(whole, union)])
+        pairs = np.array([miss_rate(lane, int(m * u.sum(-1).max()), born) for lane, u in zip(whole, union)])
         out[f"union_miss_{m}"] = (pairs[:, 0] / pairs[:, 1]).tolist()
     return out

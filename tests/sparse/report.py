@@ -24,11 +24,12 @@ def digest_part(results, name, d):
     if name.startswith("4 bits: tokens "):
         return f"{(int(name.split()[3]) + 1) * (d / 2 + 2) / (16 * d * 4):.1%}"
     share, total = results["digest_share"], 0
-    for word in name.split(", ")[0].split(" + "):
-        if word.startswith("tokens") and word not in share:
+    for word in name.split(" + "):
+        known = [digest for digest in share if word == digest or word.startswith(digest + ", ")]
+        if known:
+            total += share[max(known, key=len)][str(d)]
+        elif word.startswith("tokens "):
             total += int(word.split()[1]) * share["tokens 1"][str(d)]
-        elif word in share:
-            total += share[word][str(d)]
     return f"{total:.1%}" if total else "-"
 
 

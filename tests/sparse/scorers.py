@@ -274,7 +274,8 @@ def psa(score, eps, stop="psa", every=1):
         seen = xp.take_along_axis(xp.broadcast_to(step.valid, a.shape), wide, -1)
         if stop == "psa":
             left = xp.maximum(step.own[:, None] - 1 - step.blocks[None], 0)
-            rest = left * smallest_so_far(xp.where(seen, a, f32(np.inf)))
+            fixed = xp.take_along_axis(xp.broadcast_to(step.windows(), a.shape), wide, -1)  # are there whatever their mass
+            rest = left * smallest_so_far(xp.where(seen & ~fixed, a, f32(1e30)))
         else:
             if stop == "certified":
                 bound = xp.exp(xp.minimum(raw(step, box) - top, 80)) * BLOCK
