@@ -314,9 +314,10 @@ UCM_API int ucm_sparse_schedule_choices(const struct ucm_sparse_schedule *schedu
 
 /* ---- the prefetcher ---- */
 
-/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency
- * in the order of their submission. It has no thread: whatever may leave leaves inside its calls,
- * and the daemon does the work. Loads go before prefetches if their priority is above 3.
+/* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency in
+ * the order of their submission. It has no thread: whatever may leave leaves inside its calls, and
+ * the daemon does the work. ucm_fd and ucm_process report the end of a prefetch as that of a task.
+ * Loads go before prefetches if their priority is above 3.
  *
  * Bounds: max_pending_prefetch prefetches that have not ended; the bytes of those that were sent
  * and not freed; and how far ahead of the running batch they may be sent. */

@@ -43,6 +43,7 @@ Test(client_prefetcher, a_prefetch_says_what_came)
     cr_expect_eq(GET(last_prefetch_n), 3);
     cr_expect(GET(last_deadline_ms) > 9000 && GET(last_deadline_ms) <= 10000);
     cr_assert_eq(ucm_prefetch_check(p, &got), 0, "again");
+    cr_expect_eq(ucm_process(rig.client), 1);
     ucm_prefetcher_stats(f, &stats);
     cr_expect_eq(stats.held_bytes, 3 * BLOCK);
     cr_expect_eq(stats.pending, 0);

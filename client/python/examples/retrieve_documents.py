@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Retrieval over 100 documents: which blocks of which documents does a question want?
 
-Each document's KV is stored once, in blocks of 16 tokens, and the daemon computes a digest of each block. A question then asks
-for the best blocks of all 100 documents in one call, and only these are loaded. Run it again, or after a restart of the daemon:
-nothing is stored or computed again.
+Each document's KV is stored once, in blocks of 16 tokens, and the daemon computes a digest of each block. A question
+then asks for the best blocks of all 100 documents in one call, and only these are loaded. Run it again, or after a
+restart of the daemon: nothing is stored or computed again.
 
-In place of a model, a word's key is a random vector of its own, the same in each document, and a question's query is its
-words' vectors; a real worker has both in its attention layers.
+In place of a model, a word's key is a random vector of its own, the same in each document, and a question's query is
+its words' vectors; a real worker has both in its attention layers.
 
     python3 retrieve_documents.py [--socket PATH] heron Oslo
 """

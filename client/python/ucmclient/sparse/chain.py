@@ -196,9 +196,8 @@ def _select(
         raise ValueError(f"q has {query.shape[0]} entries for {len(rows)} rows")
     chains = (c_void_p * len(rows))(*(chain.handle for chain, _ in rows))
     layers = (c_uint32 * len(rows))(*(layer for _, layer in rows))
-    what = native.Select(
-        chains, layers, len(rows), q_dtype, query.address, spec, choose.native(), 0 if prefetch is None else prefetch + 1
-    )
+    wish = 0 if prefetch is None else prefetch + 1
+    what = native.Select(chains, layers, len(rows), q_dtype, query.address, spec, choose.native(), wish)
     lists = [chain.ns.digest.shape.kv_heads if score.heads == "each" else 1 for chain, _ in rows]
     room = sum(n * min(len(chain), choose.limit or len(chain)) for n, (chain, _) in zip(lists, rows))
     if room > _ROOM:

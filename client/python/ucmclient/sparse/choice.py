@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_uint32
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from .._native import lib
 from ..buffers import Blocks, uint32s

@@ -111,7 +111,7 @@ class Digest:
 
 
 def mean(shape: Shape, kind: str = "mean") -> Digest:
-    """ESA: one vector a KV head. kind "max": the largest value of each channel; "normalised": the mean by its length."""
+    """ESA: one vector a KV head. kind "max": each channel's largest value; "normalised": the mean by its length."""
     return Digest("mean", shape, kind=_number(_KINDS, kind, "kind"))
 
 
@@ -127,7 +127,7 @@ def box(shape: Shape) -> Digest:
 
 
 def hash(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Digest:
-    """GSA on device: `bits` sign bits a token and KV head (64, 128 or 256), rope_bits of them for MLA's rotated part."""
+    """GSA on device: 64, 128 or 256 sign bits a token and KV head, rope_bits of them for MLA's rotated part."""
     return Digest("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
 
 
