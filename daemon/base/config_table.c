@@ -251,7 +251,8 @@ const struct config_key config_keys[] = {
          "NVIDIA GPUs: auto uses them where there are any; required refuses to start without one. "
          "--check looks for the driver only."},
     {KEY("device.cpu_threads", INT, cpu_threads, "2"), RANGE(1, 64), .internal = true,
-     .help = "Threads that copy for workers whose KV memory is host memory."},
+     .help = "Threads that copy for workers whose KV memory is host memory; as many again build "
+             "digests and select."},
 
     {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names,
      .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a "
