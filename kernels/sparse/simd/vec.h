@@ -162,7 +162,7 @@ VEC_INLINE uint32_t vec_positive(vec_f v)
 /* What gathers, by |, whether any lane is NaN or infinite: the sign bit of a lane then is 1. */
 VEC_INLINE vec_i vec_not_finite(vec_f v)
 {
-    return ((vec_i)v & (int32_t)UCM_F32_INF) + 0x00800000;
+    return ((vec_i)v & (int32_t)UCM_F32_INF) == (int32_t)UCM_F32_INF;
 }
 
 VEC_INLINE uint32_t vec_any_sign(vec_i v)
