@@ -18,6 +18,6 @@ void part_build_submit(struct digest_pool *pool, struct part_build *b)
     b->piece_shards = b->shard_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / b->shard_bytes) : 1;
     b->job.run_cb = run_cb;
     b->job.phase_cb = NULL;
-    b->job.urgent = false;
+    b->job.queue = NULL;
     digest_pool_submit(pool, &b->job, (b->shards + b->piece_shards - 1) / b->piece_shards);
 }

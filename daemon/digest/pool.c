@@ -12,7 +12,9 @@ struct digest_pool {
     uv_mutex_t mutex;
     uv_cond_t cond; /* signalled with pieces, and with quit */
     /* Under the mutex. */
-    struct list urgent, others; /* jobs with pieces that have not begun */
+    struct list urgent;         /* queues with jobs */
+    struct digest_queue others; /* the queue of jobs that have none */
+    unsigned urgent_in_a_row;
     struct list done;
     bool quit;
     /* Loop only. */
@@ -27,24 +29,43 @@ struct digest_pool {
 
 /* ---- threads; the mutex is held ---- */
 
-/* A job that has pieces left goes to the end of its queue: jobs take turns. */
+/* The queue whose turn it is; NULL: no piece waits. A queue of urgent jobs goes to the end of the list. */
+static struct digest_queue *queue_take(struct digest_pool *p)
+{
+    bool others = !list_empty(&p->others.jobs);
+    struct digest_queue *queue;
+
+    if (list_empty(&p->urgent) || (others && p->urgent_in_a_row >= POOL_OTHERS_TURN - 1)) {
+        p->urgent_in_a_row = 0;
+        return others ? &p->others : NULL;
+    }
+    p->urgent_in_a_row++;
+    queue = LIST_ENTRY(list_pop_front(&p->urgent), struct digest_queue, link);
+    list_push_back(&p->urgent, &queue->link);
+    return queue;
+}
+
+/* A job that has pieces left goes to the end of its queue. */
 static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
 {
-    struct list *queue = list_empty(&p->urgent) ? &p->others : &p->urgent;
-    struct list *node = list_pop_front(queue);
+    struct digest_queue *queue = queue_take(p);
     struct digest_job *job;
 
-    if (!node)
+    if (!queue)
         return NULL;
-    job = LIST_ENTRY(node, struct digest_job, link);
+    job = LIST_ENTRY(list_pop_front(&queue->jobs), struct digest_job, link);
     *piece = job->next++;
     if (job->next < job->pieces)
-        list_push_back(queue, &job->link);
+        list_push_back(&queue->jobs, &job->link);
+    else if (list_empty(&queue->jobs))
+        list_remove(&queue->link);
     return job;
 }
 
 static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
 {
+    struct digest_queue *queue;
+
     job->pieces = pieces;
     job->next = job->ended = 0;
     if (pieces == 0) {
@@ -52,7 +73,10 @@ static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t 
         uv_async_send(&p->async);
         return;
     }
-    list_push_back(job->urgent ? &p->urgent : &p->others, &job->link);
+    queue = job->queue ? job->queue : &p->others;
+    list_push_back(&queue->jobs, &job->link);
+    if (job->queue && list_empty(&queue->link))
+        list_push_back(&p->urgent, &queue->link);
     if (pieces > 1)
         uv_cond_broadcast(&p->cond);
     else
@@ -158,7 +182,7 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
     if (!p)
         return -ENOMEM;
     list_init(&p->urgent);
-    list_init(&p->others);
+    digest_queue_init(&p->others);
     list_init(&p->done);
     rc = locks_init(p);
     if (rc != 0) {
@@ -187,6 +211,12 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
     }
     *out = p;
     return 0;
+}
+
+void digest_queue_init(struct digest_queue *queue)
+{
+    list_init(&queue->link);
+    list_init(&queue->jobs);
 }
 
 unsigned digest_pool_threads(const struct digest_pool *p)

@@ -1,8 +1,9 @@
 /* Threads that build digests and score them, on memory that the loop gave.
  *
  * A job is cut into pieces that threads run at the same time. When all pieces of a phase have ended, the
- * thread that ended the last one may set up another phase. Jobs of one class take turns, piece by piece;
- * urgent ones (somebody waits for the answer to a query) go before the others.
+ * thread that ended the last one may set up another phase. Queues take turns, piece by piece, and so do the
+ * jobs of one queue. Urgent jobs (somebody waits for the answer to a query) go before the others, but for
+ * every POOL_OTHERS_TURN-th piece.
  *
  * Promises:
  * - Every job that was submitted comes back once through done_cb, on the loop, never inside
@@ -19,8 +20,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define POOL_OTHERS_TURN 8
+
 struct digest_pool;
 struct uv_loop_s;
+
+/* Jobs that share one turn among those of other queues: one user's. Its owner's memory, which stays while
+ * a job of it is under way; the fields are the pool's own. */
+struct digest_queue {
+    struct list link; /* in the pool, while there are jobs */
+    struct list jobs; /* with pieces that have not begun */
+};
 
 struct digest_job {
     /* On any thread of the pool, which has that number, from 0. */
@@ -29,7 +39,7 @@ struct digest_job {
      * the next phase and returns its pieces; 0: the job is done. NULL: there is one phase. */
     uint32_t (*phase_cb)(struct digest_job *job);
     void (*done_cb)(struct digest_job *job); /* on the loop; may free the job */
-    bool urgent;
+    struct digest_queue *queue;              /* NULL: not urgent */
     /* The pool's own. */
     struct list link;
     uint32_t pieces, next, ended; /* of the phase */
@@ -41,6 +51,7 @@ int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool
 /* No job may be under way. Joins the threads; closes its handle on the loop. NULL-safe. */
 void digest_pool_free(struct digest_pool *pool);
 unsigned digest_pool_threads(const struct digest_pool *pool);
+void digest_queue_init(struct digest_queue *queue);
 void digest_pool_submit(struct digest_pool *pool, struct digest_job *job, uint32_t pieces);
 /* Pieces and phases that have not begun are left out; done_cb runs as ever. */
 void digest_job_stop(struct digest_job *job);

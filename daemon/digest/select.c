@@ -242,7 +242,8 @@ static uint32_t chunk_blocks(const struct selection *s)
     return blocks < CHUNK_MIN ? CHUNK_MIN : (uint32_t)blocks;
 }
 
-void selection_submit(struct digest_pool *pool, struct selection *s, void *memory)
+void selection_submit(struct digest_pool *pool, struct digest_queue *queue, struct selection *s,
+                      void *memory)
 {
     s->thread_bytes = thread_bytes(s);
     s->threads_memory = memory;
@@ -252,6 +253,6 @@ void selection_submit(struct digest_pool *pool, struct selection *s, void *memor
     group_begin(s, 0);
     s->job.run_cb = run_cb;
     s->job.phase_cb = phase_cb;
-    s->job.urgent = true;
+    s->job.queue = queue;
     digest_pool_submit(pool, &s->job, phase_pieces(s));
 }

@@ -62,6 +62,7 @@ static inline uint32_t selection_lists(const struct selection *s)
 /* Bytes that it needs to work; plan, specs, n_rows and blocks are filled in. */
 size_t selection_bytes(const struct selection *s, unsigned threads);
 /* memory: aligned to 64. */
-void selection_submit(struct digest_pool *pool, struct selection *s, void *memory);
+void selection_submit(struct digest_pool *pool, struct digest_queue *queue, struct selection *s,
+                      void *memory);
 
 #endif

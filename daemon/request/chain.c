@@ -11,6 +11,8 @@
 
 /* Chains hold digests up to this fraction of the arena. */
 #define HELD_FRACTION 4
+/* And take up to this fraction of limits.frame_memory, so that requests find some. */
+#define MEMORY_FRACTION 2
 #define BLOCKS_MIN 256
 /* In one turn of the loop: keys that an append looks for, blocks of a closing chain that go. */
 #define APPEND_KEYS_PER_TURN 4096
@@ -26,35 +28,55 @@ static uint64_t digest_slot_bytes(const struct chain *ch)
     return arena_padded(ns_part_bytes(ch->space->derived, ch->part));
 }
 
-static void held_add(struct requests *rq, int64_t bytes)
+static void held_add(struct session *s, int64_t bytes)
 {
-    rq->digests.held_bytes += (uint64_t)bytes;
-    rq->rooms.metrics->digest_held_bytes = rq->digests.held_bytes;
+    struct digests *ds = &s->rq->digests;
+
+    ds->held_bytes += (uint64_t)bytes;
+    s->user->held_bytes += (uint64_t)bytes;
+    s->rq->rooms.metrics->digest_held_bytes = ds->held_bytes;
 }
 
 /* ---- memory ---- */
+
+static bool chain_memory_take(struct session *s, size_t bytes)
+{
+    struct digests *ds = &s->rq->digests;
+
+    if (ds->chain_memory + bytes > s->rq->rooms.config->max_frame_memory / MEMORY_FRACTION ||
+        !memory_take(s->rq, s, bytes))
+        return false;
+    ds->chain_memory += bytes;
+    return true;
+}
+
+static void chain_memory_return(struct session *s, size_t bytes)
+{
+    s->rq->digests.chain_memory -= bytes;
+    memory_return(s->rq, s, bytes);
+}
 
 void chain_digests_unref(struct chain_digests *d)
 {
     if (!d || --d->refs > 0)
         return;
-    memory_return(d->rq, sizeof(*d) + d->cap * sizeof(d->at[0]));
+    chain_memory_return(d->s, sizeof(*d) + d->cap * sizeof(d->at[0]));
     free(d);
 }
 
-static struct chain_digests *digests_new(struct requests *rq, uint32_t cap)
+static struct chain_digests *digests_new(struct session *s, uint32_t cap)
 {
     size_t memory = sizeof(struct chain_digests) + cap * sizeof(void *);
     struct chain_digests *d;
 
-    if (!memory_take(rq, memory))
+    if (!chain_memory_take(s, memory))
         return NULL;
     d = malloc(memory);
     if (!d) {
-        memory_return(rq, memory);
+        chain_memory_return(s, memory);
         return NULL;
     }
-    d->rq = rq;
+    d->s = s;
     d->refs = 1;
     d->cap = cap;
     return d;
@@ -62,18 +84,17 @@ static struct chain_digests *digests_new(struct requests *rq, uint32_t cap)
 
 static bool blocks_resize(struct chain *ch, uint32_t cap)
 {
-    struct requests *rq = ch->s->rq;
     size_t bytes = cap * sizeof(*ch->blocks);
     struct chain_block *blocks;
 
-    if (!memory_take(rq, bytes))
+    if (!chain_memory_take(ch->s, bytes))
         return false;
     blocks = realloc(ch->blocks, bytes);
     if (!blocks) {
-        memory_return(rq, bytes);
+        chain_memory_return(ch->s, bytes);
         return false;
     }
-    memory_return(rq, ch->cap * sizeof(*ch->blocks));
+    chain_memory_return(ch->s, ch->cap * sizeof(*ch->blocks));
     ch->blocks = blocks;
     ch->cap = cap;
     return true;
@@ -82,7 +103,7 @@ static bool blocks_resize(struct chain *ch, uint32_t cap)
 /* Selections under way go on with the array that they have. */
 static bool digests_resize(struct chain *ch, uint32_t cap)
 {
-    struct chain_digests *d = digests_new(ch->s->rq, cap);
+    struct chain_digests *d = digests_new(ch->s, cap);
 
     if (!d)
         return false;
@@ -105,9 +126,10 @@ static int chain_reserve(struct call *call, struct chain *ch, uint32_t n)
         cap *= 2;
     if ((cap > ch->cap && !blocks_resize(ch, cap)) ||
         ((!ch->digests || cap > ch->digests->cap) && !digests_resize(ch, cap)))
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "the requests and chains take as much memory as limits.frame_memory "
-                             "allows; close some");
+        return ucm_error_set(
+            &call->error, UCM_WIRE_BUSY,
+            "chains take as much memory as they may: half of limits.frame_memory, or "
+            "this user's three quarters of it; close some");
     return 0;
 }
 
@@ -119,7 +141,7 @@ static void chain_trim(struct chain *ch)
     if (ch->n == 0) {
         chain_digests_unref(ch->digests);
         free(ch->blocks);
-        memory_return(ch->s->rq, ch->cap * sizeof(*ch->blocks));
+        chain_memory_return(ch->s, ch->cap * sizeof(*ch->blocks));
         ch->digests = NULL;
         ch->blocks = NULL;
         ch->cap = 0;
@@ -138,7 +160,7 @@ static void chain_free(struct chain *ch)
     struct session *s = ch->s;
     struct request *close = ch->close;
 
-    memory_return(s->rq, sizeof(*ch) + ch->cap * sizeof(*ch->blocks));
+    chain_memory_return(s, sizeof(*ch) + ch->cap * sizeof(*ch->blocks));
     chain_digests_unref(ch->digests);
     free(ch->blocks);
     space_unref(ch->space);
@@ -166,7 +188,7 @@ static bool blocks_drop(struct chain *ch)
         rooms_of(ch)->metrics->chain_blocks--;
         if (b->digest != 0) {
             cache_unhold(c, b->digest, ch->part);
-            held_add(ch->s->rq, -(int64_t)digest_slot_bytes(ch));
+            held_add(ch->s, -(int64_t)digest_slot_bytes(ch));
         }
         cache_unlease(c, b->base);
     }
@@ -280,10 +302,10 @@ static struct chain *chain_new(struct call *call, struct digest_space *space)
     struct session *s = call->s;
     struct chain *ch = NULL;
 
-    if (memory_take(s->rq, sizeof(*ch))) {
+    if (chain_memory_take(s, sizeof(*ch))) {
         ch = calloc(1, sizeof(*ch));
         if (!ch)
-            memory_return(s->rq, sizeof(*ch));
+            chain_memory_return(s, sizeof(*ch));
     }
     if (!ch) {
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a chain");
@@ -291,7 +313,7 @@ static struct chain *chain_new(struct call *call, struct digest_space *space)
     }
     ch->number = table_add(&s->chains, ch);
     if (ch->number == 0) {
-        memory_return(s->rq, sizeof(*ch));
+        chain_memory_return(s, sizeof(*ch));
         free(ch);
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "this connection has %u chains, as many as one may have; close some",
@@ -379,9 +401,12 @@ static uint32_t may_hold(const struct chain *ch)
 {
     const struct requests *rq = ch->s->rq;
     uint64_t most = arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION;
-    uint64_t held = rq->digests.held_bytes;
+    uint64_t of_user = user_most(ch->s, most), held = rq->digests.held_bytes;
+    uint64_t left = held < most ? most - held : 0;
 
-    return held < most ? (uint32_t)((most - held) / digest_slot_bytes(ch)) : 0;
+    held = ch->s->user->held_bytes;
+    of_user = held < of_user ? of_user - held : 0;
+    return (uint32_t)((left < of_user ? left : of_user) / digest_slot_bytes(ch));
 }
 
 /* Holds those of the digests that are in DRAM; the others are the transfer's, leased. Of `found` keys
@@ -393,7 +418,7 @@ static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
     const void **memory = &ch->digests->at[ch->appended];
     uint32_t held = cache_hold_ready(c, t->refs + from, found, ch->part, may_hold(ch), memory);
 
-    held_add(ch->s->rq, (int64_t)(held * digest_slot_bytes(ch)));
+    held_add(ch->s, (int64_t)(held * digest_slot_bytes(ch)));
     cache_touch(c, t->ns, t->refs + from, found);
     for (uint32_t i = 0; i < found; i++) {
         block_ref *ref = &t->refs[from + i];
@@ -460,7 +485,7 @@ void append_hold(struct transfer *t, uint32_t item)
     ch->digests->at[at] = cache_memory(c, t->refs[item], ch->part);
     ch->blocks[at].digest = t->refs[item];
     cache_hold(c, t->refs[item], ch->part);
-    held_add(ch->s->rq, (int64_t)digest_slot_bytes(ch));
+    held_add(ch->s, (int64_t)digest_slot_bytes(ch));
 }
 
 /* Counts what came, and makes it seen. */

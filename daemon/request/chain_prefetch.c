@@ -68,8 +68,7 @@ int method_chain_prefetch(struct call *call)
     return 0;
 }
 
-/* Sets a bit for each block. Returns how many different ones there are, `most` at most. */
-static uint32_t blocks_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits)
+uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits)
 {
     uint32_t marked = 0;
 
@@ -82,24 +81,21 @@ static uint32_t blocks_mark(const uint32_t *index, uint32_t n, uint32_t most, ui
     return marked;
 }
 
-uint32_t chain_prefetch(struct chain *ch, const struct request *from, const uint32_t *index,
-                        uint32_t n, uint32_t most, uint8_t priority, uint8_t *bits)
+bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
+                    uint8_t priority)
 {
     struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_CHAIN_PREFETCH};
-    struct transfer *t;
-    uint32_t blocks, to = 0;
+    struct transfer *t = prefetch_new(&call, ch, n, priority, 0);
 
-    if (n == 0 || ch->closing)
-        return 0;
-    memset(bits, 0, (ch->n + 7) / 8);
-    blocks = blocks_mark(index, n, most, bits);
-    t = prefetch_new(&call, ch, blocks, priority, 0);
     if (!t)
-        return 0;
+        return false;
     t->r.silent = true;
-    for (uint32_t block = 0; to < blocks; block++)
-        if (bits[block / 8] >> block % 8 & 1)
+    for (uint32_t block = 0, to = 0; to < n; block++) {
+        if (bits[block / 8] == 0)
+            block |= 7; /* a long chain has few */
+        else if (bits[block / 8] >> block % 8 & 1)
             block_set(t, ch, to++, block);
+    }
     transfer_pump(t);
-    return blocks;
+    return true;
 }

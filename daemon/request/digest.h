@@ -57,7 +57,7 @@ void space_unwatch(struct digest_space *space);
 /* Where the digests of a chain's blocks lie; threads read those below the n that they were given. A
  * longer array takes its place when it is full. */
 struct chain_digests {
-    struct requests *rq;
+    struct session *s;
     uint32_t refs, cap;
     const void *at[]; /* NULL: the block has none */
 };
@@ -98,11 +98,13 @@ bool chains_close_all(struct session *s);
 /* Whether the block may be used: it was not evicted by name since the chain was opened. */
 bool chain_has(const struct chain *ch, uint32_t block);
 
-/* chain_prefetch.c: brings the blocks of index[n] into DRAM, `most` different ones at most, by a request
- * that has the msgid of `from` and is not answered. bits: of chain->n bits, to work with. Returns how many it
- * brings; 0 also if no request could begin. */
-uint32_t chain_prefetch(struct chain *ch, const struct request *from, const uint32_t *index,
-                        uint32_t n, uint32_t most, uint8_t priority, uint8_t *bits);
+/* chain_prefetch.c */
+/* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how many. */
+uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
+/* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and is not
+ * answered. False: no request could begin. */
+bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
+                    uint8_t priority);
 
 /* For the append's transfer. */
 struct transfer;

@@ -6,6 +6,7 @@
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
+#include "daemon/digest/pool.h"
 #include "daemon/index/index.h"
 #include "daemon/request/request.h"
 
@@ -24,6 +25,7 @@ struct digests {
     uint32_t n_builds;
     struct cache_fills fills; /* of builds */
     uint64_t held_bytes;      /* slots of digests that chains hold */
+    uint64_t chain_memory;    /* of requests.memory */
     /* Parts that were published and whose digests are to be built: a ring. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
     struct published *published;
@@ -33,11 +35,11 @@ struct digests {
 
 struct requests {
     struct request_rooms rooms;
-    struct list sessions, active, walks;
+    struct list sessions, users, active, walks;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
-    uint64_t memory;   /* bytes of request objects under way, and of shared lookups */
+    uint64_t memory;   /* bytes of request objects under way, of chains, and of shared lookups */
     bool draining;
     /* transfer_reads.c */
     struct list readers;   /* of transfer.retry.link: they wait for a turn to read */
@@ -49,11 +51,21 @@ struct requests {
     struct digests digests;
 };
 
+/* The connections of one uid; see user.c. */
+struct user {
+    struct list link;
+    uid_t uid;
+    uint32_t sessions;
+    uint64_t memory, held_bytes;    /* of those in struct requests and struct digests */
+    struct digest_queue selections; /* under way */
+};
+
 struct session {
     struct list link;
     struct requests *rq;
     struct conn *conn;
     struct peer peer;
+    struct user *user;
     bool hello, closing, chains_ending;
     uint32_t n_ns; /* open ones */
     struct table regions, stagings, leases, chains;
@@ -153,9 +165,17 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
-/* Counts `bytes` against limits.frame_memory until memory_return. False: that is too much. */
-bool memory_take(struct requests *rq, size_t bytes);
-void memory_return(struct requests *rq, size_t bytes);
+
+/* user.c */
+/* NULL: no memory. */
+struct user *user_ref(struct requests *rq, uid_t uid);
+void user_unref(struct user *u);
+/* What of `all` the session's user may take: three quarters, an operator all of it. */
+uint64_t user_most(const struct session *s, uint64_t all);
+/* Counts `bytes` against limits.frame_memory, and the session's user's part of it, until memory_return.
+ * s: NULL for what is nobody's. False: that is too much. */
+bool memory_take(struct requests *rq, struct session *s, size_t bytes);
+void memory_return(struct requests *rq, struct session *s, size_t bytes);
 
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
  * the cache, as far as there is room, before done_cb runs. */

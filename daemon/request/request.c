@@ -34,6 +34,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     list_init(&rq->sessions);
+    list_init(&rq->users);
     list_init(&rq->active);
     list_init(&rq->walks);
     list_init(&rq->readers);
@@ -96,19 +97,6 @@ static bool gives_back(enum ucm_method method)
            method == UCM_METHOD_CHAIN_CLOSE;
 }
 
-bool memory_take(struct requests *rq, size_t bytes)
-{
-    if (rq->memory + bytes > rq->rooms.config->max_frame_memory)
-        return false;
-    rq->memory += bytes;
-    return true;
-}
-
-void memory_return(struct requests *rq, size_t bytes)
-{
-    rq->memory -= bytes;
-}
-
 /* 0 or -code: whether one more request may begin. */
 static int request_admit(struct call *call)
 {
@@ -145,17 +133,17 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
 
     if (request_admit(call) != 0)
         return NULL;
-    if (!memory_take(rq, bytes)) {
+    if (!memory_take(rq, s, bytes)) {
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                      "the requests under way take as much memory as limits.frame_memory allows; "
-                      "try again");
+                      "requests and chains take as much memory as limits.frame_memory allows, or "
+                      "this user's three quarters of it; try again");
         return NULL;
     }
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
     r = malloc(bytes);
     if (!r) {
-        memory_return(rq, bytes);
+        memory_return(rq, s, bytes);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
@@ -182,7 +170,7 @@ void request_refuse(struct request *r)
     list_remove(&r->link);
     list_remove(&r->link_all);
     r->s->n_requests--;
-    memory_return(rq, r->memory);
+    memory_return(rq, r->s, r->memory);
     rq->rooms.metrics->requests_active = --rq->n_active;
     free(r);
 }

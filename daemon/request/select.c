@@ -184,18 +184,20 @@ static struct requests *rq_of(const struct select_request *sr)
     return sr->r.s->rq;
 }
 
-/* Moves what may be answered to the front of index and chosen. Returns how many blocks were left out. */
+/* Moves what may be answered to the front of index and chosen, where lists say then what is theirs.
+ * Returns how many blocks were left out. */
 static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
 {
     struct selection *s = &sr->s;
     uint32_t per_row = selection_lists(s), to = 0, gone = 0;
 
     for (uint32_t i = 0; i < lists_of(s); i++) {
-        const struct select_list *l = &s->lists[i];
+        struct select_list *l = &s->lists[i];
         const struct chain *ch = sr->chains[i / per_row];
-        uint32_t begin = to;
+        uint32_t begin = l->first, end = begin + l->n;
 
-        for (uint32_t k = l->first; k < l->first + l->n; k++) {
+        l->first = to;
+        for (uint32_t k = begin; k < end; k++) {
             if (!chain_has(ch, s->index[k])) {
                 gone++;
                 continue;
@@ -205,29 +207,69 @@ static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
                 s->chosen[to] = s->chosen[k];
             to++;
         }
-        sr->counts[i] = to - begin;
+        sr->counts[i] = l->n = to - l->first;
     }
     *total = to;
     return gone;
 }
 
-/* Brings the chosen blocks of the chains into DRAM, each once, in requests that are not answered: what
+/* Blocks that all lists of a row have in the answer. */
+static uint32_t row_chosen(const struct select_request *sr, uint32_t row)
+{
+    uint32_t per_row = selection_lists(&sr->s), n = 0;
+
+    for (uint32_t l = 0; l < per_row; l++)
+        n += sr->counts[row * per_row + l];
+    return n;
+}
+
+/* The first row of its chain that chose anything. */
+static bool row_first(const struct select_request *sr, uint32_t row)
+{
+    if (row_chosen(sr, row) == 0)
+        return false;
+    for (uint32_t i = 0; i < row; i++)
+        if (sr->chains[i] == sr->chains[row] && row_chosen(sr, i) > 0)
+            return false;
+    return true;
+}
+
+/* The blocks that rows from `row` on chose of its chain: a bit for each. Returns how many, `most` at most. */
+static uint32_t chosen_mark(const struct select_request *sr, uint32_t row, uint32_t most,
+                            uint8_t *bits)
+{
+    const struct selection *s = &sr->s;
+    const struct chain *ch = sr->chains[row];
+    uint32_t per_row = selection_lists(s), marked = 0;
+
+    /* The chain may have grown, the memory has not. */
+    memset(bits, 0, (s->blocks[row] + 7) / 8);
+    for (; row < s->n_rows; row++) {
+        const struct select_list *l = &s->lists[row * per_row];
+
+        if (sr->chains[row] == ch)
+            marked += chain_mark(s->index + l->first, row_chosen(sr, row), most - marked, bits);
+    }
+    return marked;
+}
+
+/* Brings the chosen blocks of the chains into DRAM, in a request for each chain that is not answered: what
  * they can't bring, a load reads. */
 static void chosen_prefetch(struct select_request *sr)
 {
-    struct selection *s = &sr->s;
-    uint32_t per_row = selection_lists(s), budget = UCM_MAX_KEYS;
+    uint32_t budget = UCM_MAX_KEYS;
 
-    for (uint32_t row = 0, at = 0; row < s->n_rows && budget > 0;) {
+    for (uint32_t row = 0; row < sr->s.n_rows && budget > 0; row++) {
         struct chain *ch = sr->chains[row];
-        uint32_t begin = at;
+        uint32_t n;
 
-        /* Neighbouring rows of one chain make one request. */
-        for (; row < s->n_rows && sr->chains[row] == ch; row++)
-            for (uint32_t l = 0; l < per_row; l++)
-                at += sr->counts[row * per_row + l];
-        budget -= chain_prefetch(ch, &sr->r, s->index + begin, at - begin, budget,
-                                 (uint8_t)(sr->prefetch - 1), s->memory);
+        if (ch->closing || !row_first(sr, row))
+            continue;
+        n = chosen_mark(sr, row, budget, sr->s.memory);
+        /* None of the others could begin, either. */
+        if (!chain_prefetch(ch, &sr->r, sr->s.memory, n, (uint8_t)(sr->prefetch - 1)))
+            return;
+        budget -= n;
     }
 }
 
@@ -414,6 +456,6 @@ int method_select(struct call *call)
     lists_set(&sr->s, &caps);
     sr->prefetch = (uint8_t)m->prefetch;
     sr->s.job.done_cb = select_done_cb;
-    selection_submit(rq_of(sr)->rooms.digests, &sr->s, work);
+    selection_submit(rq_of(sr)->rooms.digests, &call->s->user->selections, &sr->s, work);
     return 0;
 }

@@ -309,6 +309,11 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 
     if (!s)
         return NULL;
+    s->user = user_ref(rq, peer->uid);
+    if (!s->user) {
+        free(s);
+        return NULL;
+    }
     s->rq = rq;
     s->conn = conn;
     s->peer = *peer;
@@ -384,6 +389,7 @@ void session_settle(struct session *s)
     table_close(&s->leases);
     table_close(&s->chains);
     conn_free(s->conn);
+    user_unref(s->user);
     free(s);
 }
 

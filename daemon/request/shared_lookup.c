@@ -53,11 +53,11 @@ static struct shared_lookup *lookup_new(struct requests *rq, struct ns *ns, stru
     struct shared_lookup *k;
     uint8_t *all, *asked;
 
-    if (!memory_take(rq, memory))
+    if (!memory_take(rq, NULL, memory))
         return NULL;
     k = calloc(1, memory);
     if (!k) {
-        memory_return(rq, memory);
+        memory_return(rq, NULL, memory);
         return NULL;
     }
     all = (uint8_t *)(k + 1);
@@ -107,7 +107,7 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
 
 void shared_lookup_free(struct shared_lookup *k)
 {
-    memory_return(k->rq, k->memory);
+    memory_return(k->rq, NULL, k->memory);
     free(k);
 }
 

@@ -83,6 +83,12 @@ unsigned digest_pool_threads(const struct digest_pool *p)
     return 1;
 }
 
+void digest_queue_init(struct digest_queue *queue)
+{
+    list_init(&queue->link);
+    list_init(&queue->jobs);
+}
+
 void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
 {
     cr_assert_gt(pieces, 0u);

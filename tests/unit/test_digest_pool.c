@@ -12,9 +12,12 @@
 
 static uv_loop_t loop;
 static struct digest_pool *pool;
+static struct digest_queue queues[2];
 
 static void open_pool(unsigned threads)
 {
+    digest_queue_init(&queues[0]);
+    digest_queue_init(&queues[1]);
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(digest_pool_new(&loop, threads, &pool), 0);
     cr_assert_eq(digest_pool_threads(pool), threads);
@@ -68,14 +71,14 @@ static void counted_done_cb(struct digest_job *job)
     c->done++;
 }
 
-static void counted_init(struct counted *c, bool urgent)
+static void counted_init(struct counted *c, struct digest_queue *queue)
 {
     memset(c, 0, sizeof(*c));
     c->loop_thread = uv_thread_self();
     c->job = (struct digest_job){.run_cb = counted_run_cb,
                                  .phase_cb = counted_phase_cb,
                                  .done_cb = counted_done_cb,
-                                 .urgent = urgent};
+                                 .queue = queue};
 }
 
 Test(digest_pool, every_piece_of_every_phase_runs_once)
@@ -85,7 +88,7 @@ Test(digest_pool, every_piece_of_every_phase_runs_once)
 
     open_pool(4);
     for (unsigned i = 0; i < JOBS; i++) {
-        counted_init(&jobs[i], i % 2);
+        counted_init(&jobs[i], i % 3 ? &queues[i % 2] : NULL);
         digest_pool_submit(pool, &jobs[i].job, PIECES);
     }
     for (unsigned i = 0; i < JOBS; i++) {
@@ -106,13 +109,14 @@ struct ordered {
 
 static char order[64];
 static unsigned order_n, ordered_done;
-static uv_sem_t held;
+static uv_sem_t holds, held;
 
 static void held_run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     (void)job;
     (void)piece;
     (void)thread;
+    uv_sem_post(&holds);
     uv_sem_wait(&held);
 }
 
@@ -129,32 +133,56 @@ static void ordered_done_cb(struct digest_job *job)
     ordered_done++;
 }
 
-static void submit_ordered(struct ordered *o, char name, bool urgent, uint32_t pieces)
+static void submit_ordered(struct ordered *o, char name, struct digest_queue *queue,
+                           uint32_t pieces)
 {
     *o = (struct ordered){.job = {.run_cb = name == '-' ? held_run_cb : ordered_run_cb,
                                   .done_cb = ordered_done_cb,
-                                  .urgent = urgent},
+                                  .queue = queue},
                           .name = name};
     digest_pool_submit(pool, &o->job, pieces);
+    if (name == '-')
+        uv_sem_wait(&holds);
+}
+
+/* jobs: "A0x3 ...": a name, the queue ('-': none), pieces. What one thread makes of them. */
+static void expect_order(const char *jobs, const char *right)
+{
+    struct ordered o[8];
+    unsigned n = 0;
+
+    order_n = ordered_done = 0;
+    memset(order, 0, sizeof(order));
+    cr_assert_eq(uv_sem_init(&holds, 0), 0);
+    cr_assert_eq(uv_sem_init(&held, 0), 0);
+    open_pool(1);
+    submit_ordered(&o[n++], '-', NULL, 1);
+    for (const char *job = jobs; *job; job += 4 + (job[4] == ' '))
+        submit_ordered(&o[n++], job[0], job[1] == '-' ? NULL : &queues[job[1] - '0'],
+                       (uint32_t)(job[3] - '0'));
+    uv_sem_post(&held);
+    while (ordered_done < n)
+        uv_run(&loop, UV_RUN_ONCE);
+    cr_expect_str_eq(order, right);
+    close_pool();
+    uv_sem_destroy(&holds);
+    uv_sem_destroy(&held);
 }
 
 Test(digest_pool, urgent_jobs_first_and_in_turns)
 {
-    struct ordered o[5];
+    expect_order("x-x2 y-x2 A0x3 B0x1", "ABAAxyxy");
+}
 
-    cr_assert_eq(uv_sem_init(&held, 0), 0);
-    open_pool(1);
-    submit_ordered(&o[0], '-', true, 1);
-    submit_ordered(&o[1], 'x', false, 2);
-    submit_ordered(&o[2], 'y', false, 2);
-    submit_ordered(&o[3], 'A', true, 3);
-    submit_ordered(&o[4], 'B', true, 1);
-    uv_sem_post(&held);
-    while (ordered_done < 5)
-        uv_run(&loop, UV_RUN_ONCE);
-    cr_expect_str_eq(order, "ABAAxyxy");
-    close_pool();
-    uv_sem_destroy(&held);
+/* Who has many jobs takes no more turns than who has one. */
+Test(digest_pool, queues_take_turns)
+{
+    expect_order("A0x2 B0x2 C0x2 D1x3", "ADBDCDABC");
+}
+
+Test(digest_pool, others_are_not_starved)
+{
+    expect_order("A0x9 B1x8 x-x3", "ABABABAxBABABABxABAx");
 }
 
 Test(digest_pool, what_was_stopped_does_no_more)
@@ -162,10 +190,11 @@ Test(digest_pool, what_was_stopped_does_no_more)
     struct ordered first;
     static struct counted c;
 
+    cr_assert_eq(uv_sem_init(&holds, 0), 0);
     cr_assert_eq(uv_sem_init(&held, 0), 0);
     open_pool(1);
-    submit_ordered(&first, '-', true, 1);
-    counted_init(&c, true);
+    submit_ordered(&first, '-', NULL, 1);
+    counted_init(&c, &queues[0]);
     digest_pool_submit(pool, &c.job, PIECES);
     digest_job_stop(&c.job);
     uv_sem_post(&held);
@@ -175,6 +204,7 @@ Test(digest_pool, what_was_stopped_does_no_more)
     for (unsigned piece = 0; piece < PIECES; piece++)
         cr_assert_eq(atomic_load(&c.ran[piece]), 0u);
     close_pool();
+    uv_sem_destroy(&holds);
     uv_sem_destroy(&held);
 }
 
@@ -297,7 +327,7 @@ static void run_select(struct run *r)
 
     cr_assert(memory);
     memset(memory, 0xcc, bytes); /* it need not be zero */
-    selection_submit(pool, &r->s, memory);
+    selection_submit(pool, &queues[0], &r->s, memory);
     while (!r->done)
         uv_run(&loop, UV_RUN_ONCE);
     free(memory);

@@ -462,17 +462,25 @@ Test(digests, a_cancelled_selection_answers_when_its_thread_is_done)
     cr_expect_eq(answer_code(asked), UCM_WIRE_CANCELLED);
 }
 
+static uint32_t append_same(uint32_t name, uint32_t n)
+{
+    static uint8_t same[2000 * 16];
+    struct msg_chain_append m = {.chain = name, .keys = {same, 16 * n}};
+    uint32_t msgid;
+
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(same + 16 * i, chain(1, 1).p, 16);
+    msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    settle();
+    return msgid;
+}
+
 Test(digests, an_append_grows_the_array_that_a_thread_reads)
 {
-    static uint8_t same[600 * 16];
     uint32_t name = chain_of(2), asked = ask_best(name, 2), more;
-    struct msg_chain_append m = {.chain = name, .keys = {same, sizeof(same)}};
     const void *read = LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].digests;
 
-    for (uint32_t i = 0; i < 600; i++)
-        memcpy(same + 16 * i, chain(1, 1).p, 16);
-    more = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
-    settle();
+    more = append_same(name, 600);
     cr_expect_eq(appended(more).blocks, 602u);
     work();
     cr_expect_eq(selected(asked).index.n, 8u, "of the two that were there");
@@ -577,24 +585,97 @@ Test(digests, keys_that_are_missing_take_no_memory)
     }
 }
 
-Test(digests, a_prefetch_of_what_was_chosen_is_not_answered)
+/* Others find a quarter of the memory, and requests half of it, whatever one user's chains take. */
+Test(digests, a_user_takes_a_part_of_the_memory)
 {
-    uint32_t name = open_chain(), chains[1] = {name}, layer = 0, before;
-    uint16_t q[64] = {0};
-    struct msg_select m = {.chains = {chains, 1},
-                           .shards = {&layer, 1},
-                           .q = {(const uint8_t *)q, sizeof(q)},
+    struct session *s = door.session;
+    const uint64_t limit = 24 << 10;
+    uint32_t name = chain_of(1), i = 0;
+    struct msg_chain_open open = {.ns = derived->id};
+    uint64_t left;
+
+    s->peer.admin = false;
+    door.config.max_frame_memory = limit;
+    while (i < 50 && answer_code(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open)) == 0)
+        i++;
+    cr_expect_lt(i, 50u);
+    cr_expect_leq(door.requests->digests.chain_memory, limit / 2);
+    cr_expect_eq(answer_code(append(name, 1, 1, false)), 0);
+    left = user_most(s, limit) - s->user->memory;
+    cr_assert(memory_take(door.requests, s, left));
+    cr_expect_not(memory_take(door.requests, s, 1));
+    cr_expect(memory_take(door.requests, NULL, limit / 4), "nobody's");
+    memory_return(door.requests, NULL, limit / 4);
+    s->peer.admin = true;
+    cr_expect(memory_take(door.requests, s, limit / 4), "an operator's");
+    memory_return(door.requests, s, left + limit / 4);
+}
+
+Test(digests, a_user_holds_a_part_of_the_digests)
+{
+    struct session *s = door.session;
+    uint32_t name = chain_of(1);
+
+    s->peer.admin = false;
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX * 3 / 4 - 1);
+    s->peer.admin = true;
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX / 4);
+}
+
+static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
+{
+    static const uint16_t q[8 * 64];
+    static const uint32_t layers[8];
+    struct msg_select m = {.chains = {chains, n},
+                           .shards = {layers, n},
+                           .q = {(const uint8_t *)q, n * 128},
                            .q_dtype = UCM_KV_F16,
                            .q_heads = 1,
                            .min_blocks = 1,
                            .prefetch = 1};
+
+    return call(UCM_METHOD_SELECT, &proto_select, &m);
+}
+
+/* One for each chain, in whatever order their rows come. */
+Test(digests, prefetches_of_a_selection_are_few)
+{
+    uint32_t a = open_chain(), b = open_chain(), rows[8] = {a, b, a, b, a, b, a, b};
+
+    store_both_below();
+    append(a, 1, 1, false);
+    append(b, 1, 1, false);
+    fake_next(&rig.tier, 0);
+    settle();
+    ask_prefetch(rows, 8);
+    work();
+    cr_expect_eq(requests_active(door.requests), 2u);
+    fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(requests_active(door.requests), 0u);
+}
+
+/* Its memory was for the blocks that the chain had. */
+Test(digests, a_chain_grows_under_a_selection_that_prefetches)
+{
+    uint32_t name = chain_of(1), asked = ask_prefetch(&name, 1);
+
+    for (uint32_t i = 0; i < 40; i++)
+        cr_assert_eq(appended(append_same(name, 2000)).blocks, 1 + 2000 * (i + 1));
+    work();
+    cr_expect_eq(selected(asked).index.n, 4u);
+}
+
+Test(digests, a_prefetch_of_what_was_chosen_is_not_answered)
+{
+    uint32_t name = open_chain(), before;
 
     store_both_below();
     append(name, 1, 1, false);
     fake_next(&rig.tier, 0);
     settle();
     before = door.conn.n;
-    call(UCM_METHOD_SELECT, &proto_select, &m);
+    ask_prefetch(&name, 1);
     work();
     cr_assert_eq(rig.tier.n_pending, 1u, "the block's read");
     cr_expect_eq(requests_active(door.requests), 1u);
