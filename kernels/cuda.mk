@@ -95,7 +95,7 @@ $O/gpu/test_serve: $(SERVE_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 GPU_TESTS += $O/gpu/test_serve
 # Digests and selections on a GPU, beside the C of kernels/sparse.
 SPARSE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,$(wildcard tests/gpu/sparse*.c))
-$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
+$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 GPU_TESTS += $O/gpu/test_sparse

@@ -12,6 +12,7 @@
 
 extern uint8_t gpu_uuid[16];
 extern CUstream gpu_stream;
+extern bool few; /* some cases of each kind only, for slow checkers */
 
 /* Prints a line when it fails, and counts. Returns condition. */
 bool check(bool condition, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -2,9 +2,12 @@
  * has none of them; a graph of many launches is replayed, so that the host's part is not measured. */
 #include "tests/gpu/sparse.h"
 
+#include "tests/bench/ucm_bench_kernels.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define LAYERS 24u
 #define ROUNDS 9
@@ -224,6 +227,165 @@ static void digest_speed(uint32_t method, uint32_t thread_blocks)
     gpu_free(build.numbers);
 }
 
+/* ---- builds beside a worker and a dump ---- */
+
+#define PIECE (64u << 20) /* bytes of KV that are dumped, and digested, at once */
+#define MATRIX ((size_t)UCM_BENCH_MATRIX * UCM_BENCH_MATRIX * 2)
+
+extern const unsigned char ucm_bench_fatbin[];
+
+/* Work that repeats on a stream of its own: how often it ran by now. */
+struct repeat {
+    CUstream stream;
+    CUevent done[4]; /* of the last launches */
+    uint64_t launched, ended;
+};
+
+static void repeat_open(struct repeat *r)
+{
+    must(cuStreamCreate(&r->stream, CU_STREAM_NON_BLOCKING), "a stream");
+    for (int i = 0; i < 4; i++)
+        must(cuEventCreate(&r->done[i], CU_EVENT_DISABLE_TIMING), "an event");
+    r->launched = r->ended = 0;
+}
+
+static void repeat_close(struct repeat *r)
+{
+    must(cuStreamSynchronize(r->stream), "a stream");
+    for (int i = 0; i < 4; i++)
+        must(cuEventDestroy(r->done[i]), "an event");
+    must(cuStreamDestroy(r->stream), "a stream");
+}
+
+/* Whether another launch fits; counts those that ended. */
+static bool repeat_room(struct repeat *r)
+{
+    while (r->ended < r->launched && cuEventQuery(r->done[r->ended % 4]) == CUDA_SUCCESS)
+        r->ended++;
+    return r->launched - r->ended < 4;
+}
+
+static void repeat_launched(struct repeat *r)
+{
+    must(cuEventRecord(r->done[r->launched++ % 4], r->stream), "an event");
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+struct beside {
+    CUfunction multiply;
+    CUdeviceptr matrix, kv, out, numbers;
+    void *host;
+    struct ucm_cuda_digest_build build;
+    struct ucm_cuda_digest_layer layers[32];
+};
+
+/* For a second: products if worker, pieces to the host if dump, and a build of each piece if d. Gives
+ * products and pieces a second. */
+static void beside_run(struct beside *x, bool worker, bool dump, struct ucm_cuda_digest *d,
+                       double *products, double *pieces)
+{
+    CUdeviceptr a = x->matrix, b = a + MATRIX, c = b + MATRIX;
+    void *arguments[] = {&a, &b, &c};
+    struct repeat work, copy, builds;
+    double begin = now_s(), seconds;
+
+    repeat_open(&work);
+    repeat_open(&copy);
+    repeat_open(&builds);
+    while ((seconds = now_s() - begin) < 1) {
+        if (worker && repeat_room(&work)) {
+            must(cuLaunchKernel(x->multiply, UCM_BENCH_MATRIX / 128, UCM_BENCH_MATRIX / 64, 1, 256,
+                                1, 1, 0, work.stream, arguments, NULL),
+                 "a product");
+            repeat_launched(&work);
+        }
+        if (dump && repeat_room(&copy) && repeat_room(&builds)) {
+            must(cuMemcpyDtoHAsync(x->host, x->kv, PIECE, copy.stream), "a dump");
+            repeat_launched(&copy);
+            if (d) {
+                check(ucm_cuda_digest(d, &x->build, builds.stream) == 0, "launch: %s",
+                      ucm_cuda_errmsg());
+                repeat_launched(&builds);
+            }
+        }
+    }
+    *products = (double)work.ended / seconds;
+    *pieces = (double)copy.ended / seconds;
+    repeat_close(&work);
+    repeat_close(&copy);
+    repeat_close(&builds);
+}
+
+static void beside_init(struct beside *x)
+{
+    int32_t numbers[32];
+    CUmodule module;
+
+    must(cuModuleLoadData(&module, ucm_bench_fatbin), "the worker's kernel");
+    must(cuModuleGetFunction(&x->multiply, module, "ucm_bench_multiply"), "the worker's kernel");
+    x->matrix = random_memory(MATRIX, 3);
+    x->kv = random_memory(PIECE, 1);
+    x->out = gpu_new(PIECE / 4);
+    must(cuMemHostAlloc(&x->host, PIECE, 0), "pinned memory");
+    for (int32_t i = 0; i < 32; i++)
+        numbers[i] = i;
+    x->numbers = gpu_put(0, numbers, sizeof(numbers));
+    x->build = (struct ucm_cuda_digest_build){.layers = x->layers,
+                                              .n_layers = 32,
+                                              .n_blocks = 32,
+                                              .numbers = x->numbers,
+                                              .stride = 65536,
+                                              .bound = 32,
+                                              .out_bound = 32};
+}
+
+static void beside_speed(void)
+{
+    double alone, bus, worker, dump, worker_with, dump_with, none;
+    struct beside x;
+
+    beside_init(&x);
+    beside_run(&x, true, false, NULL, &alone, &none);
+    beside_run(&x, false, true, NULL, &none, &bus);
+    beside_run(&x, true, true, NULL, &worker, &dump);
+    printf("dump %.1f GB/s alone; beside a worker %.1f, the worker keeps %.3f\n",
+           bus * PIECE * 1e-9, dump * PIECE * 1e-9, worker / alone);
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+        struct ucm_sparse_digest digest;
+        struct ucm_cuda_digest *d;
+
+        digest_of(&digest, method, UCM_SPARSE_BF16, 16, HEADS, DIM, 0);
+        digest.kind = 0;
+        digest.bits = 128;
+        digest.keep_bytes = 0;
+        digest.chosen = 2;
+        digest.shape.k_offset = 0;
+        digest.shape.v_offset = 32768;
+        x.build.out_stride = bytes_of(&digest);
+        for (uint32_t l = 0; l < 32; l++)
+            x.layers[l] =
+                (struct ucm_cuda_digest_layer){x.kv + l * 32 * 65536ull, x.kv + l * 32 * 65536ull,
+                                               x.out + l * 32 * x.build.out_stride};
+        check(ucm_cuda_digest_open(gpu_uuid, &digest, &d) == 0, "open: %s", ucm_cuda_errmsg());
+        beside_run(&x, true, true, d, &worker_with, &dump_with);
+        printf("building %-8s as it is dumped: the dump keeps %.3f, the worker %.3f\n",
+               method_name(method), dump_with / dump, worker_with / worker);
+        ucm_cuda_digest_close(d);
+    }
+    gpu_free(x.matrix);
+    gpu_free(x.kv);
+    gpu_free(x.out);
+    gpu_free(x.numbers);
+    must(cuMemFreeHost(x.host), "pinned memory");
+}
+
 void measure(void)
 {
     static const struct speed cases[] = {
@@ -252,4 +414,5 @@ void measure(void)
     for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++)
         for (uint32_t n = 8; n <= 128; n *= 4)
             digest_speed(method, n);
+    beside_speed();
 }
