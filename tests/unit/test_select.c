@@ -196,6 +196,31 @@ Test(select, a_block_that_cannot_be_judged_scores_infinity)
         }
 }
 
+/* As many as are scored at once, between others and at the end. */
+Test(select, many_blocks_in_a_row_without_a_digest)
+{
+    for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_BOX, 16, 2, 32);
+        struct ucm_score_spec score = {.rows = 1, .q_heads = 4};
+        struct rig r;
+        float *scores;
+
+        rig_init(&r, &spec, &score, 128, false);
+        for (uint32_t b = 0; b < r.n; b++)
+            if (b < 32 || (b >= 64 && b < 96)) {
+                memset(r.at[b] + r.plan.scale[0], 0x3c, 4);
+            } else {
+                free(r.at[b]);
+                r.at[b] = NULL;
+            }
+        scores = rig_score(&r, isa, 0);
+        for (uint32_t b = 0; b < r.n; b++)
+            cr_assert_eq(isinf(scores[b]) != 0, r.at[b] == NULL);
+        free(scores);
+        rig_close(&r);
+    }
+}
+
 Test(select, shares_of_a_softmax_add_up)
 {
     struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 2, 64);

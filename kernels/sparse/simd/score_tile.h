@@ -69,7 +69,7 @@ uint32_t UCM_ISA_NAME(choose_put)(const uint32_t *keys, uint32_t n, uint32_t abo
 /* Brings bytes [from, from + n) of block i's digest in the next tile into the cache. */
 LANES_INLINE void tile_prefetch(const struct score_tile *t, uint32_t i, uint32_t from, uint32_t n)
 {
-    if (!t->lead)
+    if (!t->lead || t->ahead[i] == NULL)
         return;
     for (uint32_t c = 0; c < n; c += 64)
         _mm_prefetch((const char *)t->ahead[i] + from + c, _MM_HINT_T1);
