@@ -109,8 +109,10 @@ static void pause_for(unsigned *spins)
 {
     if (++*spins > SPINS)
         sched_yield();
+#if defined(__x86_64__)
     else
         __builtin_ia32_pause();
+#endif
 }
 
 static void *worker_run(void *arg)
