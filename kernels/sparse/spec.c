@@ -28,6 +28,8 @@ static uint32_t element_bytes(uint32_t dtype)
 
 static int check_dims(const struct ucm_kv_shape *s, char why[UCM_SPARSE_WHY])
 {
+    uint64_t channels;
+
     if (s->dtype > UCM_KV_FP8_E4M3)
         return sparse_refuse(why, "dtype %u is none of 0 (f32), 1 (f16), 2 (bf16), 3 (fp8 e4m3)",
                              s->dtype);
@@ -43,6 +45,11 @@ static int check_dims(const struct ucm_kv_shape *s, char why[UCM_SPARSE_WHY])
     if (s->v_head_dim > UCM_KV_HEAD_DIM_MAX || s->v_head_dim % 4 != 0)
         return sparse_refuse(why, "v_head_dim is %u; multiples of 4 up to %u are allowed",
                              s->v_head_dim, UCM_KV_HEAD_DIM_MAX);
+    channels = s->head_dim > s->v_head_dim ? s->head_dim : s->v_head_dim;
+    if (channels * s->tokens * s->kv_heads > UCM_KV_ELEMENTS_MAX)
+        return sparse_refuse(why, "%u tokens of %u heads of %u channels are more than %u elements",
+                             s->tokens, s->kv_heads, (unsigned)channels,
+                             (unsigned)UCM_KV_ELEMENTS_MAX);
     if (s->rope_dim >= s->head_dim || s->rope_dim % 4 != 0)
         return sparse_refuse(why, "rope_dim is %u; multiples of 4 below head_dim are allowed",
                              s->rope_dim);

@@ -128,7 +128,7 @@ bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, u
         .bits = 64u << rnd_below(3),
         .rope_bits = rope_dim > 0 ? 20 : 0,
         .seed = rnd(),
-        .chosen = 1 + rnd_below(tokens),
+        .chosen = 1 + rnd_below(tokens < 32 ? tokens : 32),
         .shape = {.dtype = dtype,
                   .tokens = tokens,
                   .kv_heads = kv_heads,

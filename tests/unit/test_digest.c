@@ -100,6 +100,31 @@ Test(digest, every_bound_of_a_shape_is_refused_with_a_sentence)
     REFUSED(UCM_DIGEST_MEAN, shape.v_head_stride, UINT64_MAX, "v_head_stride");
 }
 
+/* A build can't be stopped half way. */
+Test(digest, what_takes_a_thread_long_is_refused)
+{
+    struct ucm_digest_spec s = spec_of(UCM_DIGEST_MEAN);
+
+    s.shape.tokens = UCM_KV_TOKENS_MAX;
+    s.shape.kv_heads = 16;
+    s.shape.head_dim = 256;
+    s.shape.v_head_dim = 0;
+    s.shape.k_head_stride = 512;
+    s.shape.k_token_stride = 16 * 512;
+    taken(s, 16 * (256 + 2));
+    s.shape.v_head_dim = 260;
+    refused(s, "1024 tokens of 16 heads of 260 channels are more than 4194304 elements");
+    s.shape.v_head_dim = 0;
+    s.shape.kv_heads = 17;
+    refused(s, "are more than 4194304 elements");
+    s.shape.kv_heads = 1;
+    s.method = UCM_DIGEST_TOKENS;
+    s.chosen = UCM_DIGEST_CHOSEN_MAX;
+    taken(s, UCM_DIGEST_CHOSEN_MAX * (256 + 2));
+    s.chosen++;
+    refused(s, "chosen is 33; 1 to 32");
+}
+
 Test(digest, every_bound_of_a_parameter_is_refused_with_a_sentence)
 {
     struct ucm_digest_spec s;
@@ -138,24 +163,31 @@ Test(digest, every_bound_of_a_parameter_is_refused_with_a_sentence)
     REFUSED(UCM_DIGEST_TOKENS, chosen, 17, "chosen is 17");
 }
 
+static void expect_no_overflow(uint32_t method, uint32_t tokens, uint32_t kv_heads)
+{
+    struct ucm_digest_spec s = spec_of(method);
+    char why[UCM_SPARSE_WHY] = "";
+
+    s.run = 1;
+    s.bits = 256;
+    s.chosen = tokens < UCM_DIGEST_CHOSEN_MAX ? tokens : UCM_DIGEST_CHOSEN_MAX;
+    s.shape.tokens = tokens;
+    s.shape.kv_heads = kv_heads;
+    s.shape.head_dim = s.shape.v_head_dim = UCM_KV_HEAD_DIM_MAX;
+    s.shape.k_offset = s.shape.k_token_stride = s.shape.k_head_stride = UCM_KV_OFFSET_MAX;
+    s.shape.v_offset = s.shape.v_token_stride = s.shape.v_head_stride = UCM_KV_OFFSET_MAX;
+    cr_assert_eq(ucm_digest_check(&s, why), 0, "%s", why);
+    cr_assert_eq(ucm_digest_extent(&s),
+                 (uint64_t)(tokens + kv_heads - 1) * UCM_KV_OFFSET_MAX + 2048);
+    cr_assert_leq(ucm_digest_bytes(&s), 16u << 20);
+    cr_assert_eq(ucm_digest_bytes(&s) % 4, 0);
+}
+
 Test(digest, the_largest_shapes_do_not_overflow)
 {
     for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
-        struct ucm_digest_spec s = spec_of(method);
-        char why[UCM_SPARSE_WHY] = "";
-
-        s.run = 1;
-        s.bits = 256;
-        s.chosen = UCM_KV_TOKENS_MAX;
-        s.shape.tokens = UCM_KV_TOKENS_MAX;
-        s.shape.kv_heads = UCM_KV_HEADS_MAX;
-        s.shape.head_dim = s.shape.v_head_dim = UCM_KV_HEAD_DIM_MAX;
-        s.shape.k_offset = s.shape.k_token_stride = s.shape.k_head_stride = UCM_KV_OFFSET_MAX;
-        s.shape.v_offset = s.shape.v_token_stride = s.shape.v_head_stride = UCM_KV_OFFSET_MAX;
-        cr_assert_eq(ucm_digest_check(&s, why), 0, "%s", why);
-        cr_assert_eq(ucm_digest_extent(&s), (1 + 2 * UINT64_C(1023)) * UCM_KV_OFFSET_MAX + 2048);
-        cr_assert_leq(ucm_digest_bytes(&s), UINT32_C(1) << 31);
-        cr_assert_eq(ucm_digest_bytes(&s) % 4, 0);
+        expect_no_overflow(method, UCM_KV_TOKENS_MAX, 4);
+        expect_no_overflow(method, 4, UCM_KV_HEADS_MAX);
     }
 }
 

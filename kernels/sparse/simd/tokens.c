@@ -6,9 +6,12 @@
 
 static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
 {
-    if (spec->chosen < 1 || spec->chosen > spec->shape.tokens)
-        return sparse_refuse(why, "chosen is %u; 1 to the block's %u tokens are allowed",
-                             spec->chosen, spec->shape.tokens);
+    uint32_t most = spec->shape.tokens;
+
+    most = most < UCM_DIGEST_CHOSEN_MAX ? most : UCM_DIGEST_CHOSEN_MAX;
+    if (spec->chosen < 1 || spec->chosen > most)
+        return sparse_refuse(why, "chosen is %u; 1 to %u of the block's tokens are allowed",
+                             spec->chosen, most);
     return 0;
 }
 
