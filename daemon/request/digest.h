@@ -39,6 +39,8 @@ void spaces_close_all(struct session *s);
 int digests_init(struct requests *rq); /* 0 or -ENOMEM */
 /* No build may be under way, and no session left. */
 void digests_close(struct requests *rq);
+/* Builds end soon, without their digests. */
+void digests_stop(struct requests *rq);
 /* Builds of published parts that have not begun are left out. */
 void digests_drop(struct requests *rq);
 /* As cache_get of part `part` of the held block `digest`, with one more source: if the digest is

@@ -3,7 +3,7 @@
  *
  *   begun -> [waits for the base's read] -> in the pool -> published -> those who wait get a use
  *
- * A build is nobody's request: it ends by itself, whoever waits for it. */
+ * A build is nobody's request: it ends by itself, whoever waits for it, or unpublished with the daemon. */
 #include "daemon/digest/build.h"
 #include "daemon/request/digest.h"
 
@@ -84,11 +84,15 @@ static void build_done_cb(struct digest_job *job)
     struct digest_build *b = LIST_ENTRY(job, struct digest_build, work.job);
     struct digest_space *space = b->space;
 
+    bool whole = !digest_job_stopped(job);
+
     cache_put(cache_at(space), b->base, b->part);
-    cache_fill_done(cache_at(space), b->fill, b->work.shards, true);
-    metrics_at(space)->digest_builds++;
-    metrics_at(space)->digest_bytes += ns_part_bytes(space->derived, b->part);
-    build_end(b, 0);
+    cache_fill_done(cache_at(space), b->fill, b->work.shards, whole);
+    if (whole) {
+        metrics_at(space)->digest_builds++;
+        metrics_at(space)->digest_bytes += ns_part_bytes(space->derived, b->part);
+    }
+    build_end(b, whole ? 0 : -ECANCELED);
 }
 
 static void build_submit(struct digest_build *b)
@@ -101,6 +105,8 @@ static void build_submit(struct digest_build *b)
     b->work.shard_bytes = space->base->identity.shard_bytes;
     b->work.job.done_cb = build_done_cb;
     part_build_submit(space->rq->rooms.digests, &b->work);
+    if (space->rq->digests.stopping)
+        digest_job_stop(&b->work.job);
 }
 
 static void base_read_cb(struct cache_wait *w, int status)
@@ -315,6 +321,15 @@ void digests_drop(struct requests *rq)
         space_unref(ds->published[ds->published_head].space);
         ds->published_head = (ds->published_head + 1) % DIGEST_PUBLISHED_MAX;
     }
+}
+
+void digests_stop(struct requests *rq)
+{
+    struct digests *ds = &rq->digests;
+
+    ds->stopping = true;
+    for (struct list *n = ds->builds.next; n != &ds->builds; n = n->next)
+        digest_job_stop(&LIST_ENTRY(n, struct digest_build, link)->work.job);
 }
 
 void digests_close(struct requests *rq)

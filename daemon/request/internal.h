@@ -23,6 +23,7 @@ struct digests {
     struct list spaces; /* struct digest_space */
     struct list builds; /* struct digest_build */
     uint32_t n_builds;
+    bool stopping;            /* builds */
     struct cache_fills fills; /* of builds */
     uint64_t held_bytes;      /* slots of digests that chains hold */
     uint64_t chain_memory;    /* of requests.memory */

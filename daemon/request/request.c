@@ -75,6 +75,7 @@ void requests_stop_all(struct requests *rq)
 {
     struct list *node, *next;
 
+    digests_stop(rq);
     for (node = rq->active.next; node != &rq->active; node = next) {
         struct request *r = LIST_ENTRY(node, struct request, link_all);
 

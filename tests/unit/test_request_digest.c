@@ -304,6 +304,32 @@ Test(digests, a_draining_daemon_begins_none)
     cr_expect_eq(answer_code(build(1, 1)), UCM_WIRE_SHUTDOWN);
 }
 
+/* The daemon's end does not wait for builds: one of many layers takes longer than it may. */
+Test(digests, builds_end_with_the_daemon)
+{
+    uint32_t msgid;
+
+    store_base(2);
+    msgid = build(1, 2);
+    requests_stop_all(door.requests);
+    work();
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
+    cr_expect_eq(rig.metrics.digest_builds, 0u);
+    cr_expect_not(cache_found(rig.cache, index_find(rig.index, derived, chain(1, 1).p)));
+}
+
+Test(digests, a_build_that_reads_ends_with_the_daemon)
+{
+    drop(store_below(rig.one, 1));
+    build(1, 1);
+    requests_stop_all(door.requests);
+    fake_next(&rig.tier, 0);
+    work();
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect_eq(rig.metrics.digest_builds, 0u);
+}
+
 /* ---- chains ---- */
 
 Test(digests, nobody_waits_for_the_end_of_a_hold)
