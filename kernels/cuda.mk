@@ -15,7 +15,9 @@ CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
 CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
 CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                  -gencode arch=compute_80,code=compute_80
-CUDA_FATBIN   := $O/copy.fatbin
+# GPU code is the same whatever compiles the rest: `make check` builds it once for all its phases.
+FATBINS       ?= $(BUILD)/fatbin
+CUDA_FATBIN   := $(FATBINS)/copy.fatbin
 
 $(CUDA_FATBIN): kernels/copy.cu kernels/copy.h
 	@mkdir -p $(@D)
@@ -27,14 +29,14 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 # Digests and selections. -fmad=false: what is contracted is written so, in C and here. Some hundred kernels:
 # machine code for one GPU; for another the driver compiles them once, when first opened, and keeps them.
 SPARSE_ARCHS ?= -gencode arch=compute_80,code=sm_90 -gencode arch=compute_80,code=compute_80
-SPARSE_FATBIN := $O/digest.fatbin $O/select.fatbin
-SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$O/%.fatbin=$O/obj/kernels/sparse/%_fatbin.o)
-$(SPARSE_FATBIN): $O/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
+SPARSE_FATBIN := $(FATBINS)/digest.fatbin $(FATBINS)/select.fatbin
+SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/sparse/%_fatbin.o)
+$(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
-$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/sparse/fatbin.S $O/%.fatbin
+$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/sparse/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$O/$*.fatbin"' -c $< -o $@
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
 $O/obj/client/cuda/sparse_select.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
@@ -57,7 +59,7 @@ $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 	@ln -sf $(<F) $@
 
 # What ucm-bench runs on a GPU.
-BENCH_FATBIN := $O/bench.fatbin
+BENCH_FATBIN := $(FATBINS)/bench.fatbin
 $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@

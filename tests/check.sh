@@ -223,7 +223,7 @@ phase_plain() {
 
 # clang, with its warnings, compiles everything here.
 phase_asan() {
-    suite asan build/clang/san-address BUILD=build/clang CC="${CLANG:-clang}" SAN=address,undefined \
+    suite asan build/clang/san-address BUILD=build/clang FATBINS=build/fatbin CC="${CLANG:-clang}" SAN=address,undefined \
         build-bench build-demo
 }
 
@@ -250,7 +250,7 @@ fuzz() {
 phase_fuzz() {
     local names
     # shellcheck disable=SC2054
-    local arguments=(BUILD=build/fuzz CC="${CLANG:-clang}" SAN=address,undefined
+    local arguments=(BUILD=build/fuzz FATBINS=build/fatbin CC="${CLANG:-clang}" SAN=address,undefined
         CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
     build fuzz "${arguments[@]}" build-fuzz || return
     read -ra names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)

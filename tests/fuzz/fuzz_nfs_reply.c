@@ -98,7 +98,7 @@ static int feed(struct nfs_rpc *r, const uint8_t *data, size_t n)
     struct iovec room[2];
     size_t first;
 
-    must(nfs_rpc_room(r, room) == 2 && room[1].iov_len > 0);
+    must(nfs_rpc_buffers(r, room) == 2 && room[1].iov_len > 0);
     first = n < room[0].iov_len ? n : room[0].iov_len;
     must(n <= first + room[1].iov_len);
     if (first > 0)
