@@ -352,7 +352,8 @@ class Actor:
 
         def check(result, code):
             eviction[1] = self.play.tick()
-            if purge and result is not None:
+            # A block that lost its copies is missing, and may be stored again.
+            if purge and result is not None and not all_of_it and not result.get("missing", 0):
                 for chain, hit in touched:
                     chain.doomed |= hit
         params = {} if all_of_it else {"keys": keys(*names)}
