@@ -61,9 +61,10 @@ enum ucm_sparse_mean {
     UCM_SPARSE_MEAN_MAX = 1,        /* the largest value of each channel */
     UCM_SPARSE_MEAN_NORMALISED = 2, /* the mean, divided by its length */
 };
-enum ucm_sparse_pairs { /* the channels that RoPE rotates together as pair i */
-                        UCM_SPARSE_PAIRS_NEOX = 0,        /* i and i + head_dim / 2 */
-                        UCM_SPARSE_PAIRS_INTERLEAVED = 1, /* 2i and 2i + 1 */
+/* The channels that RoPE rotates together as pair i. */
+enum ucm_sparse_pairs {
+    UCM_SPARSE_PAIRS_NEOX = 0,        /* i and i + head_dim / 2 */
+    UCM_SPARSE_PAIRS_INTERLEAVED = 1, /* 2i and 2i + 1 */
 };
 
 /* A method, its parameters and the KV that it reads. Leave the fields of other methods 0. */
@@ -171,16 +172,17 @@ enum ucm_sparse_metric {
     UCM_SPARSE_DOT = 0, /* as its method scores */
     UCM_SPARSE_L2 = 1,  /* minus the squared distance: mean, submean and tokens */
 };
-enum ucm_sparse_reduce { /* over the queries that share a KV head */
-                         UCM_SPARSE_REDUCE_MAX = 0,
-                         UCM_SPARSE_REDUCE_MEAN = 1,
-                         UCM_SPARSE_REDUCE_SOFTMAX =
-                             2, /* the sum of each query's softmax over the blocks */
+/* Over the queries that share a KV head. */
+enum ucm_sparse_reduce {
+    UCM_SPARSE_REDUCE_MAX = 0,
+    UCM_SPARSE_REDUCE_MEAN = 1,
+    UCM_SPARSE_REDUCE_SOFTMAX = 2, /* the sum of each query's softmax over the blocks */
 };
-enum ucm_sparse_heads {                            /* over the KV heads */
-                        UCM_SPARSE_HEADS_EACH = 0, /* one list of blocks a KV head */
-                        UCM_SPARSE_HEADS_SUM = 1,  /* one list for all */
-                        UCM_SPARSE_HEADS_MAX = 2,
+/* Over the KV heads. */
+enum ucm_sparse_heads {
+    UCM_SPARSE_HEADS_EACH = 0, /* one list of blocks a KV head */
+    UCM_SPARSE_HEADS_SUM = 1,  /* one list for all */
+    UCM_SPARSE_HEADS_MAX = 2,
 };
 struct ucm_sparse_score {
     uint32_t metric, reduce, heads;

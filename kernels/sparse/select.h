@@ -10,16 +10,18 @@
 
 #include <stddef.h>
 
-enum ucm_score_reduce { /* over the rows and query heads of one KV head */
-                        UCM_REDUCE_MAX = 0,
-                        UCM_REDUCE_MEAN = 1,
-                        UCM_REDUCE_SOFTMAX = 2, /* the sum of each head's softmax over the blocks */
+/* Over the rows and query heads of one KV head. */
+enum ucm_score_reduce {
+    UCM_REDUCE_MAX = 0,
+    UCM_REDUCE_MEAN = 1,
+    UCM_REDUCE_SOFTMAX = 2, /* the sum of each head's softmax over the blocks */
 };
 
-enum ucm_score_heads {                     /* over the KV heads */
-                       UCM_HEADS_EACH = 0, /* a list for each KV head */
-                       UCM_HEADS_SUM = 1,
-                       UCM_HEADS_MAX = 2,
+/* Over the KV heads. */
+enum ucm_score_heads {
+    UCM_HEADS_EACH = 0, /* a list for each KV head */
+    UCM_HEADS_SUM = 1,
+    UCM_HEADS_MAX = 2,
 };
 
 #define UCM_SCORE_ROWS_MAX 64
@@ -41,11 +43,11 @@ int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_s
 
 uint32_t ucm_score_lists(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec);
 
-/* Where the digests of one layer lie, each aligned to 4. */
+/* Where the digests of one layer lie, each aligned to 4: block b's at at[b] + offset, or, if at is
+ * NULL, at base + offset + b * stride. A block whose at[b] is NULL has none and scores +inf. */
 struct ucm_score_blocks {
-    const void *const
-        *at;          /* block b's at at[b] + offset; at[b] NULL: it has none and scores +inf */
-    const void *base; /* if at is NULL: block b's at base + offset + b * stride */
+    const void *const *at;
+    const void *base;
     uint64_t offset, stride;
     uint32_t n; /* up to UCM_SCORE_BLOCKS_MAX */
 };

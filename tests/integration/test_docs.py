@@ -53,7 +53,8 @@ def make_names():
         if re.match(r"[^\t#\s][^=]*:(?!=)", line):
             names.update(line.replace(":", " ").split())
     # Without a CUDA toolkit make does not read the rest of kernels/cuda.mk.
-    return names | set(re.findall(r"^([a-z][\w-]*):", makefile(), re.M))
+    names.update(re.findall(r"^([a-z][\w-]*):", makefile(), re.M))
+    return names | {f"build/{name}" for name in re.findall(r"^\$O/([\w./-]+):", makefile(), re.M)}
 
 
 @functools.cache
