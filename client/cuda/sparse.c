@@ -2,6 +2,7 @@
 
 #include "client/cuda/companion.h"
 #include "client/cuda/error.h"
+#include "client/lib/sparse_spec.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,29 +11,12 @@
 
 int sparse_plan(struct ucm_digest_plan *plan, const struct ucm_sparse_digest *d)
 {
-    const struct ucm_sparse_shape *s = &d->shape;
-    struct ucm_digest_spec spec = {
-        .method = d->method,
-        .kind = d->kind,
-        .run = d->run,
-        .pairs = d->pairs,
-        .keep_bytes = d->keep_bytes,
-        .bits = d->bits,
-        .rope_bits = d->rope_bits,
-        .seed = d->seed,
-        .chosen = d->chosen,
-        .shape = {s->dtype, s->tokens, s->kv_heads, s->head_dim, s->v_head_dim, s->rope_dim,
-                  s->k_offset, s->k_token_stride, s->k_head_stride, s->v_offset, s->v_token_stride,
-                  s->v_head_stride},
-    };
+    struct ucm_digest_spec spec;
     char why[UCM_SPARSE_WHY];
 
-    if (d->keep_bytes > sizeof spec.keep || (d->keep_bytes > 0 && !d->keep))
-        return cuda_fail(UCM_EINVALID, "keep_bytes is %u, at most %zu%s", d->keep_bytes,
-                         sizeof spec.keep, d->keep ? "" : ", and keep is NULL");
-    if (d->keep_bytes > 0)
-        memcpy(spec.keep, d->keep, d->keep_bytes);
-    return ucm_digest_plan_init(plan, &spec, why) ? cuda_fail(UCM_EINVALID, "%s", why) : 0;
+    return sparse_spec(d, &spec, why) && ucm_digest_plan_init(plan, &spec, why) == 0
+               ? 0
+               : cuda_fail(UCM_EINVALID, "%s", why);
 }
 
 void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2])

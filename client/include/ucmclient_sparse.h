@@ -354,7 +354,7 @@ struct ucm_prefetch_blocks {
     uint32_t n;            /* 1 to ucm_server_info.max_keys */
     uint32_t place;        /* see ucm_prefetch_priority */
     uint64_t batch;        /* that will use the blocks, as ucm_prefetcher_advance counts */
-    uint32_t deadline_ms;  /* from now; what has not come by then is missing; 0: 10000 */
+    uint32_t deadline_ms;  /* from now; then blocks that did not come count as missing; 0: 10000 */
 };
 /* Takes a prefetch into the queue and sends what may be sent. When max_pending_prefetch have not
  * ended, it takes the place of a less urgent one that still waits, which ends with nothing come; if
@@ -394,7 +394,7 @@ struct ucm_prefetcher_stats {
     uint64_t displaced;        /* of those: taken out by a more urgent one */
     uint64_t late;             /* their batch began, or their deadline passed, before they left */
     uint64_t came, missing;    /* blocks of those that ended */
-    uint64_t useful, useless;  /* blocks that came, by what ucm_prefetch_free was told */
+    uint64_t useful, useless;  /* blocks that came, by the caller's `used` in ucm_prefetch_free */
     uint64_t bytes;            /* read */
     uint32_t pending;          /* prefetches that have not ended */
     uint64_t held_bytes;       /* of those that were sent and not freed */

@@ -1,4 +1,5 @@
 #include "client/lib/sparse_local.h"
+#include "client/lib/sparse_spec.h"
 
 #include "client/lib/internal.h"
 #include "kernels/sparse/arith.h"
@@ -33,29 +34,11 @@ SAME(UCM_SPARSE_MASS, UCM_CHOOSE_MASS);
 
 int client_digest_spec(const struct ucm_sparse_digest *d, struct ucm_digest_spec *out)
 {
-    const struct ucm_sparse_shape *s = &d->shape;
     char why[UCM_SPARSE_WHY];
 
-    *out = (struct ucm_digest_spec){
-        .method = d->method,
-        .kind = d->kind,
-        .run = d->run,
-        .pairs = d->pairs,
-        .keep_bytes = d->keep_bytes,
-        .bits = d->bits,
-        .rope_bits = d->rope_bits,
-        .seed = d->seed,
-        .chosen = d->chosen,
-        .shape = {s->dtype, s->tokens, s->kv_heads, s->head_dim, s->v_head_dim, s->rope_dim,
-                  s->k_offset, s->k_token_stride, s->k_head_stride, s->v_offset, s->v_token_stride,
-                  s->v_head_stride},
-    };
-    if (d->keep_bytes > sizeof out->keep || (d->keep_bytes > 0 && !d->keep))
-        return client_fail(UCM_EINVALID, "keep_bytes is %u, at most %zu%s", d->keep_bytes,
-                           sizeof out->keep, d->keep ? "" : ", and keep is NULL");
-    if (d->keep_bytes > 0)
-        memcpy(out->keep, d->keep, d->keep_bytes);
-    return ucm_digest_check(out, why) ? client_fail(UCM_EINVALID, "%s", why) : 0;
+    return sparse_spec(d, out, why) && ucm_digest_check(out, why) == 0
+               ? 0
+               : client_fail(UCM_EINVALID, "%s", why);
 }
 
 int client_choose_spec(const struct ucm_sparse_choose *c, uint32_t block_tokens,

@@ -1,5 +1,5 @@
-/* digest.open: namespaces of digests. Their identity follows from the base's and from what the digests
- * are, so whoever opens the same again finds the same blocks. */
+/* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and of
+ * the digests' spec, so a client that opens the same spec again finds the same blocks. */
 #include "daemon/request/digest.h"
 
 #include <errno.h>

@@ -1,9 +1,10 @@
 /* Builds: a part of a base block is read up if need be, a thread of the pool computes its digest into a
  * slot of the digest block, and the digest is published.
  *
- *   begun -> [waits for the base's read] -> in the pool -> published -> those who wait get a use
+ *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a use
  *
- * A build is nobody's request: it ends by itself, whoever waits for it, or unpublished with the daemon. */
+ * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the build ends
+ * without publishing. */
 #include "daemon/digest/build.h"
 #include "daemon/request/digest.h"
 

@@ -1,4 +1,4 @@
-"""The prefetcher: what was selected is brought into DRAM before it is loaded, the most urgent first."""
+"""The prefetcher: brings selected blocks into DRAM before a worker loads them, the most urgent first."""
 
 from __future__ import annotations
 

@@ -1,0 +1,43 @@
+/* From the public description of a digest to that of kernels/sparse: for libucmclient and
+ * libucmclient_cuda. */
+#ifndef UCM_CLIENT_SPARSE_SPEC_H
+#define UCM_CLIENT_SPARSE_SPEC_H
+
+#include "client/include/ucmclient_sparse.h"
+#include "kernels/sparse/sparse.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Checks only that `keep` can be copied; ucm_digest_check checks the rest. False with why. */
+static inline bool sparse_spec(const struct ucm_sparse_digest *d, struct ucm_digest_spec *out,
+                               char why[UCM_SPARSE_WHY])
+{
+    const struct ucm_sparse_shape *s = &d->shape;
+
+    *out = (struct ucm_digest_spec){
+        .method = d->method,
+        .kind = d->kind,
+        .run = d->run,
+        .pairs = d->pairs,
+        .keep_bytes = d->keep_bytes,
+        .bits = d->bits,
+        .rope_bits = d->rope_bits,
+        .seed = d->seed,
+        .chosen = d->chosen,
+        .shape = {s->dtype, s->tokens, s->kv_heads, s->head_dim, s->v_head_dim, s->rope_dim,
+                  s->k_offset, s->k_token_stride, s->k_head_stride, s->v_offset, s->v_token_stride,
+                  s->v_head_stride},
+    };
+    if (d->keep_bytes > sizeof(out->keep) || (d->keep_bytes > 0 && !d->keep)) {
+        snprintf(why, UCM_SPARSE_WHY, "keep_bytes is %u, at most %zu%s", d->keep_bytes,
+                 sizeof(out->keep), d->keep ? "" : ", and keep is NULL");
+        return false;
+    }
+    if (d->keep_bytes > 0)
+        memcpy(out->keep, d->keep, d->keep_bytes);
+    return true;
+}
+
+#endif
