@@ -125,6 +125,19 @@ void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
     return request_new_zeroed(call, bytes, bytes, deadline_ms, stop_cb);
 }
 
+/* False with call->error: trying again would not help. */
+static bool memory_may_fit(struct call *call, size_t bytes)
+{
+    uint64_t most = user_most(call->s, call->s->rq->rooms.config->max_frame_memory);
+
+    if (bytes > most)
+        ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                      "this request takes %zu bytes of memory, of limits.frame_memory it may have "
+                      "%llu; ask for less at once",
+                      bytes, (unsigned long long)most);
+    return bytes <= most;
+}
+
 void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_t deadline_ms,
                          void (*stop_cb)(struct request *r))
 {
@@ -132,7 +145,7 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
     struct requests *rq = s->rq;
     struct request *r;
 
-    if (request_admit(call) != 0)
+    if (request_admit(call) != 0 || !memory_may_fit(call, bytes))
         return NULL;
     if (!memory_take(rq, s, bytes)) {
         ucm_error_set(&call->error, UCM_WIRE_BUSY,

@@ -589,10 +589,15 @@ Test(digests, a_chain_that_nobody_uses_ends)
 Test(digests, memory_of_chains_and_selections_is_bounded)
 {
     uint32_t name = chain_of(2);
+    const uint64_t all = door.config.max_frame_memory, before = door.requests->memory;
 
-    door.config.max_frame_memory = door.requests->memory + 1000;
+    cr_assert(memory_take(door.requests, NULL, all - door.requests->memory - 1000));
     cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_BUSY);
+    door.config.max_frame_memory = 1000;
+    cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_INVALID, "never fits");
+    door.config.max_frame_memory = all;
     cr_expect_eq(answer_code(append(name, 1, KEYS_MAX, false)), UCM_WIRE_BUSY);
+    memory_return(door.requests, NULL, door.requests->memory - before);
 }
 
 Test(digests, keys_that_are_missing_take_no_memory)
