@@ -27,7 +27,8 @@ static bool reaches_shares(const struct change *k)
     return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
 }
 
-static void change_evict(struct cache *c, struct change *k, block_ref ref)
+/* False: nothing of the block was where it should leave. */
+static bool change_evict(struct cache *c, struct change *k, block_ref ref)
 {
     static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
 
@@ -36,23 +37,26 @@ static void change_evict(struct cache *c, struct change *k, block_ref ref)
     switch (cache_evict(c, ref, tiers[k->tier])) {
     case CACHE_EVICT_DONE:
         k->result.blocks++;
-        break;
+        return true;
     case CACHE_EVICT_LATER:
         k->result.busy++;
-        break;
+        return true;
     case CACHE_EVICT_NONE:
         break;
     }
+    return false;
 }
 
-static void change_apply(struct cache *c, struct change *k, block_ref ref)
+/* False: nothing of the block was there to evict. */
+static bool change_apply(struct cache *c, struct change *k, block_ref ref)
 {
     if (k->method == UCM_METHOD_PIN)
         k->result.blocks += cache_found(c, ref) && cache_pin(c, ref, true);
     else if (k->method == UCM_METHOD_UNPIN)
         k->result.blocks += cache_pin(c, ref, false);
     else
-        change_evict(c, k, ref);
+        return change_evict(c, k, ref);
+    return true;
 }
 
 static int change_keys(struct call *call, struct ns *ns, struct change *k, struct proto_bin keys)
@@ -67,11 +71,10 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
         const uint8_t *key = keys.p + (size_t)i * ns->identity.key_bytes;
         block_ref ref = index_find(rq->rooms.index, ns, key);
 
-        if (ref) {
-            change_apply(rq->rooms.cache, k, ref);
+        if (ref && change_apply(rq->rooms.cache, k, ref))
             continue;
-        }
-        k->result.missing++;
+        /* The index keeps a block that lost its copies while it is leased. */
+        k->result.missing += !ref || k->tier == 0;
         /* Another host may have stored a block that this one does not know. */
         if (evicts(k) && reaches_shares(k))
             cache_shared_remove(rq->rooms.cache, ns, key);

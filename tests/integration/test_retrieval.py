@@ -17,7 +17,7 @@ try:
     import numpy as np
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../sparse"))
     import methods
-    from second_client import (BUSY, EXISTS, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, SHUTDOWN, TIMEOUT_S, Case,
+    from second_client import (BUSY, EXISTS, FAILED, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, SHUTDOWN, TIMEOUT_S, Case,
                                Client, Daemon, Refused, Region, fingerprint_form, keys, u32)
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -283,8 +283,8 @@ class Chains(Retrieval):
     def spoil(self, needle):
         for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
             with open(path, "r+b") as file:
-                at = file.read().find(needle)
-                if at >= 0:
+                content, at = file.read(), -1
+                while (at := content.find(needle, at + 1)) >= 0:
                     file.seek(at + 7)
                     file.write(bytes([needle[7] ^ 1]))
 
@@ -349,6 +349,21 @@ class Chains(Retrieval):
         self.until(lambda: not client.call("ls", ns=derived)["blocks"], "the last use")
         _, answer = self.chain(client, derived, [7], build=True)
         self.assertEqual((answer["digests"], answer["built"]), (1, 1))
+
+    def test_a_purge_of_a_block_that_lost_its_copies(self):
+        client, ns, region, kv = self.stored(4)
+        derived = self.digests(client, ns)
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        chain, _ = self.chain(client, derived, range(4))
+        self.spoil(kv[2].tobytes()[:64])
+        self.assertEqual(region.load([2], [2]), [FAILED])
+        purged = client.call("namespace.purge", ns=ns, keys=keys(1, 2, 9))
+        self.assertEqual((purged["blocks"], purged["busy"], purged["missing"]), (0, 1, 2))
+        region.memory[2 * region.size:3 * region.size] = kv[2].tobytes()
+        self.assertEqual(region.dump([2], [2]), [OK])
+        self.assertEqual(client.hits(ns, 2), 1, "stored again")
+        client.call("chain.close", chain=chain)
 
     def test_a_purge_of_all_under_a_chain(self):
         client, ns, _, _ = self.stored(8)
