@@ -9,6 +9,8 @@
 
 VERSION    := 0.1.0
 SO_VERSION := 0
+# Of what is built; a packager without a checkout names it.
+COMMIT     ?= $(or $(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null),unknown)
 CC         := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CLANG      ?= clang
 comma      := ,
@@ -57,7 +59,8 @@ PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-con
 
 # ---- sources ----
 
-PROTO_SRC  := $(wildcard proto/*.c)
+# build.c is for programs, not for libraries.
+PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c)
 # Digests and selection, for the daemon and the client; simd/ is compiled for each instruction set.
 SPARSE_SRC := $(wildcard kernels/sparse/*.c)
@@ -317,7 +320,14 @@ $O/$(SO).$(SO_VERSION): $O/$(SO).$(VERSION)
 $O/$(SO): $O/$(SO).$(SO_VERSION)
 	$(Q)ln -sf $(<F) $@
 
-$O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ)
+# Touched only when it changes.
+$O/commit: FORCE
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = '$(COMMIT)' ] || echo '$(COMMIT)' > $@; }
+BUILD_OBJ := $(call obj,proto/build.c)
+$(BUILD_OBJ): $O/commit
+$(BUILD_OBJ): CPPFLAGS += -DUCM_COMMIT='"$(COMMIT)"' -DUCM_BUILD_CUDA='"$(if $(HAVE_CUDA),with,without) CUDA"'
+
+$O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
 # The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
@@ -327,7 +337,7 @@ $O/obj/kill/%.o: %.c
 	$(call say,CC)
 	$(Q)$(CC) $(CFLAGS_ALL) -DUCMD_KILL_POINTS -c $< -o $@
 $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
-              $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ))
+              $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ)) $(BUILD_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
 # The disk that tests/fault/test_power.c puts beneath it.
@@ -345,11 +355,11 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CLIENT_LIBS) -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
-$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(TOOL_LIBS)
+$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
 # ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.
-$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(TOOL_LIBS) $O/libucmdaemon.a
+$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
@@ -423,7 +433,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,6 +1,7 @@
 /* ucmd [--config FILE] [--set key=value]... [--check] [--version] */
 #include "daemon/base/config.h"
 #include "daemon/server.h"
+#include "proto/build.h"
 #include "proto/errors.h"
 
 #include <errno.h>
@@ -58,7 +59,7 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
             o->check = true;
             break;
         case 'v':
-            puts("ucmd " UCM_VERSION);
+            printf("ucmd " UCM_VERSION "\ncommit %s, %s\n", ucm_build_commit, ucm_build_options);
             exit(0);
         case 'h':
             fputs(usage, stdout);
@@ -138,7 +139,7 @@ static int serve(struct config *config, const struct server_sources *sources)
 
 int main(int argc, char **argv)
 {
-    struct options o = {0};
+    struct options o = {.from.commit = ucm_build_commit};
     struct config config;
     struct config_error e;
     int status = 1;

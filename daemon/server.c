@@ -532,7 +532,8 @@ int server_run(struct server *s)
 
     snprintf(status, sizeof(status), "Serving on %s", s->config.socket);
     notify_ready(status);
-    log_info("server", "serving", "socket=%s arena=%llu nvme_paths=%zu pid=%d", s->config.socket,
+    log_info("server", "serving", "socket=%s version=%s commit=%s arena=%llu nvme_paths=%zu pid=%d",
+             s->config.socket, UCM_VERSION, s->sources->commit,
              (unsigned long long)s->config.arena_size, s->config.nvme_paths.n, (int)getpid());
     uv_run(&s->loop, UV_RUN_DEFAULT);
     return s->exit_status;

@@ -18,8 +18,10 @@
 struct server;
 struct ucm_error;
 
-/* Where the configuration came from, to be read again on SIGHUP. Borrowed for the server's life. */
+/* What the program was built from, and where its configuration came from, to be read again on SIGHUP.
+ * Borrowed for the server's life. */
 struct server_sources {
+    const char *commit;
     const char *path;  /* of the file; NULL: there is none */
     char *const *sets; /* "key=value" of each --set, which go over the file */
     int n_sets;

@@ -280,7 +280,7 @@ static int dispatch(const struct program *p, int argc, char **argv, void *ctx)
         return 0;
     }
     if (args_given(&a, "version")) {
-        printf("%s %s\n", p->name, p->version);
+        printf("%s %s\ncommit %s, %s\n", p->name, p->version, p->commit, p->built_with);
         return 0;
     }
     if (a.n_words == 0)

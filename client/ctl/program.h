@@ -65,7 +65,8 @@ struct program_command {
 
 struct program {
     const char *name, *version, *summary;
-    const char *help; /* the end of `--help`: exit status, examples */
+    const char *commit, *built_with; /* for --version */
+    const char *help;                /* the end of `--help`: exit status, examples */
     const struct arg_option *options;
     size_t n_options;
     const struct program_command *commands;

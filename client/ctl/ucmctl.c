@@ -1,6 +1,8 @@
 /* The table of commands. */
 #include "client/ctl/ctl.h"
 
+#include "proto/build.h"
+
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 #define OPTIONS(table) .options = (table), .n_options = COUNT(table)
 #define MAX_KEY_WORDS 16384
@@ -145,6 +147,8 @@ static const struct program_command commands[] = {
 static const struct program ucmctl = {
     .name = "ucmctl",
     .version = UCM_VERSION,
+    .commit = ucm_build_commit,
+    .built_with = ucm_build_options,
     .summary = "Shows and controls ucmd, the KV cache daemon of this host",
     OPTIONS(common_options),
     .commands = commands,

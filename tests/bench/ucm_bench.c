@@ -1,6 +1,8 @@
 /* The table of commands. */
 #include "tests/bench/ucm_bench.h"
 
+#include "proto/build.h"
+
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 #define OPTIONS(table) .options = (table), .n_options = COUNT(table)
 
@@ -221,6 +223,8 @@ static const struct program_command commands[] = {
 static const struct program ucm_bench = {
     .name = "ucm-bench",
     .version = UCM_VERSION,
+    .commit = ucm_build_commit,
+    .built_with = ucm_build_options,
     .summary = "Measures ucmd, the KV cache daemon of this host, against what the machine can do",
     OPTIONS(common_options),
     .commands = commands,
