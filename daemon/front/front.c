@@ -7,101 +7,14 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <grp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define BACKLOG 128
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 64
-
-/* Locks the path for this process's life: an unlocked one is stale and may be replaced. */
-static int path_lock(const char *path, int *lock_fd, struct ucm_error *e)
-{
-    char lock[512];
-    int fd;
-
-    snprintf(lock, sizeof(lock), "%s.lock", path);
-    fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "cannot open %s: %s; its folder must exist and be writable",
-                      lock, strerror(errno));
-        return -EACCES;
-    }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        close(fd);
-        ucm_error_set(e, UCM_WIRE_BUSY, "another ucmd serves %s; stop it, or set another `socket`",
-                      path);
-        return -EADDRINUSE;
-    }
-    *lock_fd = fd;
-    return 0;
-}
-
-/* After a system call failed: the wire's text, and -errno. */
-static int path_failed(struct ucm_error *e, const char *what, const char *path)
-{
-    int rc = -errno;
-
-    ucm_error_set(e, UCM_WIRE_IO, "cannot %s %s: %s", what, path, strerror(-rc));
-    return rc;
-}
-
-static int path_access(const struct config *config, struct ucm_error *e)
-{
-    const struct group *group;
-
-    if (chmod(config->socket, config->socket_mode) != 0)
-        return path_failed(e, "set the mode of", config->socket);
-    if (config->socket_group[0] == '\0')
-        return 0;
-    group = getgrnam(config->socket_group);
-    if (!group || chown(config->socket, (uid_t)-1, group->gr_gid) != 0) {
-        ucm_error_set(e, UCM_WIRE_IO, "cannot give %s to group \"%s\": %s", config->socket,
-                      config->socket_group, group ? strerror(errno) : "there is no such group");
-        return -EACCES;
-    }
-    return 0;
-}
-
-static int path_listen(struct front *f, struct ucm_error *e)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    mode_t mask;
-    int rc;
-
-    if (strlen(f->config->socket) >= sizeof(address.sun_path)) {
-        ucm_error_set(e, UCM_WIRE_INVALID, "socket: a path has at most %zu bytes",
-                      sizeof(address.sun_path) - 1);
-        return -EINVAL;
-    }
-    memcpy(address.sun_path, f->config->socket, strlen(f->config->socket) + 1);
-    rc = path_lock(f->config->socket, &f->lock_fd, e);
-    if (rc != 0)
-        return rc;
-    f->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (f->fd < 0)
-        return path_failed(e, "make a socket for", f->config->socket);
-    if (unlink(f->config->socket) != 0 && errno != ENOENT)
-        log_warn("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
-    mask = umask(0177); /* nobody connects before path_access has set mode and group */
-    rc = bind(f->fd, (struct sockaddr *)&address, sizeof(address));
-    umask(mask);
-    if (rc != 0)
-        return path_failed(e, "listen on", f->config->socket);
-    f->owns_path = true;
-    rc = path_access(f->config, e);
-    if (rc != 0)
-        return rc;
-    return listen(f->fd, BACKLOG) == 0 ? 0 : path_failed(e, "listen on", f->config->socket);
-}
 
 static void listener_cb(uv_poll_t *poll, int status, int events);
 
@@ -149,7 +62,7 @@ static void listener_cb(uv_poll_t *poll, int status, int events)
 
     (void)events;
     for (int i = 0; status == 0 && i < ACCEPTS_PER_TURN; i++) {
-        int fd = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(f->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
         if (fd >= 0) {
             admit(f, fd);
@@ -174,7 +87,7 @@ static int handles_start(struct front *f)
     if (rc == 0)
         rc = uv_timer_init(f->loop, &f->backoff);
     if (rc == 0)
-        rc = uv_poll_init(f->loop, &f->listener, f->fd);
+        rc = uv_poll_init(f->loop, &f->listener, f->socket.fd);
     if (rc != 0)
         return rc; /* only out of memory or a bad descriptor: the daemon does not start */
     f->flusher.data = f->backoff.data = f->listener.data = f;
@@ -187,7 +100,7 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
               const struct front_handler *handler, struct front **out, struct ucm_error *e)
 {
     struct front *f = calloc(1, sizeof(*f));
-    int rc;
+    int rc = 0;
 
     if (!f)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for the front"), -ENOMEM;
@@ -196,12 +109,14 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
     f->deadlines = deadlines;
     f->metrics = metrics;
     f->handler = *handler;
-    f->fd = listen_fd;
-    f->lock_fd = -1;
     list_init(&f->conns);
     list_init(&f->unflushed);
     list_init(&f->users);
-    rc = listen_fd >= 0 ? 0 : path_listen(f, e);
+    if (listen_fd >= 0)
+        listener_take(&f->socket, listen_fd);
+    else
+        rc = listener_unix(&f->socket, "socket", config->socket, config->socket_mode,
+                           config->socket_group, BACKLOG, e);
     if (rc == 0) {
         rc = handles_start(f);
         if (rc != 0)
@@ -236,12 +151,7 @@ void front_drop_all(struct front *f)
 
 static void front_release(struct front *f)
 {
-    if (f->owns_path && unlink(f->config->socket) != 0)
-        log_debug("front", "unlink-failed", "path=%s errno=%d", f->config->socket, errno);
-    if (f->fd >= 0)
-        close(f->fd);
-    if (f->lock_fd >= 0)
-        close(f->lock_fd);
+    listener_close(&f->socket);
     free(f);
 }
 

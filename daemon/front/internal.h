@@ -3,6 +3,7 @@
 #define UCMD_FRONT_INTERNAL_H
 
 #include "daemon/base/list.h"
+#include "daemon/base/listener.h"
 #include "daemon/front/front.h"
 
 struct front {
@@ -14,8 +15,9 @@ struct front {
     uv_poll_t listener;
     uv_idle_t flusher;  /* runs for one turn while a connection has something to write */
     uv_timer_t backoff; /* out of descriptors: the listener rests */
-    int fd, lock_fd, handles;
-    bool owns_path, stopped;
+    struct listener socket;
+    int handles;
+    bool stopped;
     struct list conns, unflushed, users;
     uint32_t n_conns;
     uint64_t next_id, frame_memory;
