@@ -72,7 +72,7 @@ CTL_SRC    := $(wildcard client/ctl/*.c)
 FORMAT_SRC := $(wildcard daemon/format/*.c)
 DEMO_SRC   := $(wildcard tests/demo/*.c)
 BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
-# What ucmctl, ucm-bench, the demo and their tests share: all but the two with a main.
+# What ucmctl, ucm-bench, the demo and their tests share: all but the files with a main.
 TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC)
 STUDY_SRC  := $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)

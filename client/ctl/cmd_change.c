@@ -84,17 +84,11 @@ static int change(const struct args *a, struct change *how)
 
 int cmd_evict(const struct args *a)
 {
-    static const char *const tiers[] = {"all", "dram", "nvme", "share"};
-    struct change how = {.method = UCM_METHOD_EVICT, .done = "evicted", .ask_whole = true};
-    const char *tier = args_text(a, "tier");
-    size_t i;
+    struct change how = {.method = UCM_METHOD_EVICT,
+                         .done = "evicted",
+                         .tier = args_number(a, "tier"),
+                         .ask_whole = true};
 
-    for (i = 0; i < sizeof tiers / sizeof tiers[0]; i++)
-        if (strcmp(tier, tiers[i]) == 0)
-            break;
-    if (i == sizeof tiers / sizeof tiers[0])
-        return program_usage_error(a, "--tier %s: wanted all, dram, nvme or share", tier);
-    how.tier = i;
     return change(a, &how);
 }
 

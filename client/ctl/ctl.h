@@ -1,6 +1,6 @@
 /* ucmctl, the operator's command line: a client of the daemon, by ucm_call.
  *
- * ucmctl.c has the table of commands, and each cmd_*.c implements a group of them. program.h parses
+ * commands*.c have the table of commands, and each cmd_*.c implements some of them. program.h parses
  * the command line and prints help, answer.h reads the daemon's results, table.h prints tables.
  * Promise: a failure prints one sentence on standard error and sets the exit status. With --json,
  * standard output is one JSON document (one a line for `stats --watch`) and nothing else.
@@ -106,6 +106,9 @@ int ctl_confirm(const struct args *a, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* ---- commands ---- */
+
+extern const struct program ctl_program;
+extern const struct program_group commands_show, commands_change, commands_host;
 
 int cmd_status(const struct args *a);
 int cmd_health(const struct args *a);

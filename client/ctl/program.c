@@ -44,6 +44,36 @@ static int parse_seconds(const char *text, uint64_t *ms, char why[UNITS_WHY_BYTE
     return 0;
 }
 
+/* Finds the text among the words of "all|dram|nvme". */
+static bool parse_choice(const char *choices, const char *text, uint64_t *number)
+{
+    size_t n = strlen(text);
+
+    for (*number = 0; *choices != '\0'; ++*number) {
+        size_t wide = strcspn(choices, "|");
+
+        if (wide == n && memcmp(choices, text, n) == 0)
+            return true;
+        choices += wide + (choices[wide] == '|');
+    }
+    return false;
+}
+
+/* "all, dram or nvme" */
+static void choice_sentence(const char *choices, char why[UNITS_WHY_BYTES])
+{
+    int at = snprintf(why, UNITS_WHY_BYTES, "wanted ");
+
+    for (size_t wide; *choices != '\0' && at < UNITS_WHY_BYTES; choices += wide) {
+        const char *after;
+
+        wide = strcspn(choices, "|");
+        after = choices[wide] == '\0' ? "" : strchr(choices + wide + 1, '|') ? ", " : " or ";
+        at += snprintf(why + at, UNITS_WHY_BYTES - (size_t)at, "%.*s%s", (int)wide, choices, after);
+        wide += choices[wide] == '|';
+    }
+}
+
 /* What is wrong with the value, "" for nothing. */
 static void parse_value(const struct arg_option *o, const char *text, struct arg_value *out,
                         char why[UNITS_WHY_BYTES])
@@ -59,7 +89,10 @@ static void parse_value(const struct arg_option *o, const char *text, struct arg
         rc = units_parse_size(text, &number, why);
     else if (o->kind == ARG_SECONDS)
         rc = parse_seconds(text, &number, why);
-    if (rc == 0 && o->kind != ARG_TEXT && (number < o->min || number > o->max))
+    else if (o->kind == ARG_CHOICE && !parse_choice(o->value, text, &number))
+        choice_sentence(o->value, why);
+    if (rc == 0 && o->kind != ARG_TEXT && o->kind != ARG_CHOICE &&
+        (number < o->min || number > o->max))
         snprintf(why, UNITS_WHY_BYTES, "wanted %s to %s", bound_text(o, o->min, min),
                  bound_text(o, o->max, max));
     out->text = text;
@@ -215,16 +248,24 @@ static void print_command_help(const struct program *p, const struct program_com
     print_options("Options of every command", p->options, p->n_options);
 }
 
-static void print_help(const struct program *p)
+static void print_group(const struct program_group *group)
 {
-    printf("Usage: %s [OPTIONS] COMMAND [...]\n\n%s.\n\nCommands:\n", p->name, p->summary);
-    for (size_t i = 0; i < p->n_commands; i++) {
-        const struct program_command *c = &p->commands[i];
+    printf("\n%s:\n", group->title);
+    for (size_t i = 0; i < group->n_commands; i++) {
+        const struct program_command *c = &group->commands[i];
         int width = printf("  %s%s%s", c->name, c->words[0] != '\0' ? " " : "", c->words);
 
         printf("%*s%s\n", width < 26 ? 26 - width : 2, "", c->summary);
     }
-    printf("  help [COMMAND]          Show this text, or that of a command\n");
+}
+
+static void print_help(const struct program *p)
+{
+    printf("Usage: %s [OPTIONS] COMMAND [...]\n\n%s.\n", p->name, p->summary);
+    for (size_t i = 0; i < p->n_groups; i++)
+        print_group(p->groups[i]);
+    printf("%s  help [COMMAND]          Show this text, or that of a command\n",
+           p->n_groups > 1 ? "\n" : "");
     print_options("Options", p->options, p->n_options);
     printf("  --help                  show this text; after a command, that command's\n"
            "  --version               show the version\n");
@@ -236,9 +277,10 @@ static void print_help(const struct program *p)
 
 static const struct program_command *find_command(const struct program *p, const char *name)
 {
-    for (size_t i = 0; i < p->n_commands; i++)
-        if (strcmp(p->commands[i].name, name) == 0)
-            return &p->commands[i];
+    for (size_t g = 0; g < p->n_groups; g++)
+        for (size_t i = 0; i < p->groups[g]->n_commands; i++)
+            if (strcmp(p->groups[g]->commands[i].name, name) == 0)
+                return &p->groups[g]->commands[i];
     return NULL;
 }
 

@@ -1,5 +1,6 @@
 /* A command-line program from tables: a program declares its options and commands once, and this
- * parses the command line and prints usage and `--help`. For ucmctl and ucm-bench.
+ * parses the command line and prints usage and `--help`; client/pages makes manual pages and completion
+ * from the same tables. For ucmctl and ucm-bench.
  *
  * Promise: before a command runs, an unknown option, a value out of bounds or a missing word is
  * refused with a sentence that names it. Options may come before or after the command;
@@ -17,6 +18,7 @@
 enum arg_kind {
     ARG_FLAG,
     ARG_TEXT,
+    ARG_CHOICE,  /* one of the words in `value`, "all|dram|nvme"; its number is the word's place */
     ARG_NUMBER,  /* a whole number between min and max */
     ARG_SIZE,    /* bytes as the configuration takes them, "64KiB"; between min and max */
     ARG_SECONDS, /* "1.5", or with a unit "200ms", "2min"; min and max in milliseconds */
@@ -63,15 +65,34 @@ struct program_command {
     int (*run_cb)(const struct args *a); /* the exit status */
 };
 
+/* Commands that --help shows together. */
+struct program_group {
+    const char *title;
+    const struct program_command *commands;
+    size_t n_commands;
+};
+
+/* How a shell completes a word of a command: by the first column of the table that `command` prints. */
+struct program_source {
+    const char *word; /* as `words` of a command calls it: "NS" */
+    const char *command;
+};
+
 struct program {
     const char *name, *version, *summary;
     const char *commit, *built_with; /* for --version */
     const char *help;                /* the end of `--help`: exit status, examples */
     const struct arg_option *options;
     size_t n_options;
-    const struct program_command *commands;
-    size_t n_commands;
+    const struct program_group *const *groups;
+    size_t n_groups;
+    const struct program_source *sources;
+    size_t n_sources;
 };
+
+/* The fields of a table and its length. */
+#define PROGRAM_COUNT(table) (sizeof(table) / sizeof((table)[0]))
+#define PROGRAM_OPTIONS(table) .options = (table), .n_options = PROGRAM_COUNT(table)
 
 #define PROGRAM_EXIT_FAILED 1
 #define PROGRAM_EXIT_USAGE 2

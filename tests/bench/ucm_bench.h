@@ -1,6 +1,6 @@
 /* ucm-bench: what ucmd does on this machine, next to what the machine can do.
  *
- * - ucm_bench.c: the table of commands; ucm_bench_<command>.c: each of them
+ * - ucm_bench_commands.c: the table of commands; ucm_bench_<command>.c: each of them
  * - ucm_bench_rig.h: the worker that they play
  * - ucm_bench_pattern.h: its bytes
  * - ucm_bench_workload.h: its requests
@@ -46,6 +46,8 @@ const char *bench_socket(const struct args *a);
 /* Different keys for each (run, round, index): 32 bytes each. run: random for each start. */
 uint64_t bench_run_id(void);
 void bench_keys(uint64_t run, uint32_t round, uint32_t n, uint8_t *keys);
+
+extern const struct program bench_program;
 
 int bench_replay(const struct args *a);
 int bench_lookup(const struct args *a);

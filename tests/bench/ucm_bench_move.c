@@ -321,13 +321,9 @@ static int move_command(const struct args *a, const char *name, enum rig_op op, 
 
 int bench_load(const struct args *a)
 {
-    const char *tier = args_text(a, "tier");
+    bool nvme = strcmp(args_text(a, "tier"), "nvme") == 0;
 
-    if (strcmp(tier, "dram") == 0)
-        return move_command(a, "load from DRAM", RIG_LOAD, false);
-    if (strcmp(tier, "nvme") == 0)
-        return move_command(a, "load from NVMe", RIG_LOAD, true);
-    return program_usage_error(a, "--tier %s: wanted dram or nvme", tier);
+    return move_command(a, nvme ? "load from NVMe" : "load from DRAM", RIG_LOAD, nvme);
 }
 
 int bench_dump(const struct args *a)

@@ -111,16 +111,6 @@ static struct ucm_digest_spec digest_spec(const struct args *a, const struct met
     };
 }
 
-static int reduce_named(const char *name)
-{
-    static const char *const names[] = {"max", "mean", "softmax"};
-
-    for (int i = 0; i < 3; i++)
-        if (strcmp(names[i], name) == 0)
-            return i;
-    return -1;
-}
-
 /* The parts of a list, one after the other; NULL at its end. Writes into the list. */
 static char *next_part(char **list)
 {
@@ -269,16 +259,13 @@ static int measure_methods(struct select_bench *b)
 static int read_options(struct select_bench *b)
 {
     const struct args *a = b->args;
-    int reduce = reduce_named(args_text(a, "reduce"));
 
     b->device = device_named(args_text(a, "device"));
     if (b->device == NULL)
         return program_usage_error(a, "--device: there is no %s", args_text(a, "device"));
-    if (reduce < 0)
-        return program_usage_error(a, "--reduce is max, mean or softmax");
     b->c.rounds = (unsigned)args_number(a, "rounds");
     b->c.layers = (uint32_t)args_number(a, "layers");
-    b->c.score = (struct ucm_score_spec){.reduce = (uint32_t)reduce,
+    b->c.score = (struct ucm_score_spec){.reduce = (uint32_t)args_number(a, "reduce"),
                                          .rows = (uint32_t)args_number(a, "rows"),
                                          .q_heads = (uint32_t)args_number(a, "q-heads")};
     ucm_choose_defaults(&b->c.choose);

@@ -1,0 +1,44 @@
+/* What `ucmctl --help` shows; commands_*.c have the commands, by group. The manual page and the shells'
+ * completion are made from the same tables (client/pages). */
+#include "client/ctl/ctl.h"
+
+#include "proto/build.h"
+
+static const struct arg_option common_options[] = {
+    {"socket", ARG_TEXT, "PATH", "the daemon's socket ($UCM_SOCKET, else " UCM_DEFAULT_SOCKET ")",
+     NULL, 0, 0},
+    {"json", ARG_FLAG, NULL, "print one JSON document for programs", NULL, 0, 0},
+    {"timeout", ARG_SECONDS, "SECONDS", "how long one call may take", "30s", 1, 3600000},
+};
+
+static const struct program_group *const groups[] = {&commands_show, &commands_change,
+                                                     &commands_host};
+
+static const struct program_source sources[] = {{"NS", "namespaces"}};
+
+const struct program ctl_program = {
+    .name = "ucmctl",
+    .version = UCM_VERSION,
+    .commit = ucm_build_commit,
+    .built_with = ucm_build_options,
+    .summary = "Shows and controls ucmd, the KV cache daemon of this host",
+    PROGRAM_OPTIONS(common_options),
+    .groups = groups,
+    .n_groups = PROGRAM_COUNT(groups),
+    .sources = sources,
+    .n_sources = PROGRAM_COUNT(sources),
+    .help = "Exit status:\n"
+            "  0  done\n"
+            "  1  the daemon returned an error, or something failed here\n"
+            "  2  the command line is wrong\n"
+            "  3  no daemon listens, or it does not answer\n"
+            "  4  health: the daemon is degraded or failing\n"
+            "  5  verify: corrupt or unreadable blocks were found\n\n"
+            "Examples:\n"
+            "  ucmctl status                     is it running and healthy?\n"
+            "  ucmctl stats --watch 1            what is it doing?\n"
+            "  ucmctl namespaces                 whose cache is this?\n"
+            "  ucmctl ls 1 --limit 20            what is in namespace 1?\n"
+            "  ucmctl purge 1 --yes              new weights under an old name: drop all\n"
+            "  ucmctl COMMAND --help             more about a command\n",
+};

@@ -1,0 +1,44 @@
+/* Evict, pin, purge: what an operator changes in a running daemon. */
+#include "client/ctl/ctl.h"
+
+#define MAX_KEY_WORDS 16384
+
+static const struct arg_option evict_options[] = {
+    {"tier", ARG_CHOICE, "all|dram|nvme|share",
+     "where from; dram leaves other copies, share is for all hosts", "all", 0, 0},
+    {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
+};
+
+static const struct arg_option purge_options[] = {
+    {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
+};
+
+static const struct program_command commands[] = {
+    {"evict", "NS [KEY...]", "Drop blocks that are neither pinned nor in use",
+     "Without keys it drops every block of the namespace, and asks first; without a\n"
+     "terminal it needs --yes. The tiers all and share remove files that other hosts\n"
+     "use, too.\n\n"
+     "Examples:\n"
+     "  ucmctl evict 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
+     "  ucmctl evict 1 --tier dram --yes\n",
+     PROGRAM_OPTIONS(evict_options), 1, MAX_KEY_WORDS, cmd_evict},
+    {"pin", "NS [KEY...]", "Keep blocks from ever being evicted",
+     "Without keys: every complete block of the namespace. Pinned blocks take memory from\n"
+     "all others: see 'pinned' in 'ucmctl status'.\n\n"
+     "Example:\n"
+     "  ucmctl pin 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
+     NULL, 0, 1, MAX_KEY_WORDS, cmd_pin},
+    {"unpin", "NS [KEY...]", "Let pinned blocks be evicted again",
+     "Without keys: every block of the namespace.\n\nExample:\n  ucmctl unpin 1\n", NULL, 0, 1,
+     MAX_KEY_WORDS, cmd_unpin},
+    {"purge", "NS [KEY...]", "Drop blocks from every tier, pinned ones too",
+     "Without keys: the whole namespace. It asks first; without a terminal it needs\n"
+     "--yes. Lookups no longer find a block that a worker is using, and it goes with its\n"
+     "last user.\n\n"
+     "Example:\n"
+     "  ucmctl purge 3fa94c --yes\n",
+     PROGRAM_OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
+};
+
+const struct program_group commands_change = {
+    .title = "Commands that change", .commands = commands, .n_commands = PROGRAM_COUNT(commands)};

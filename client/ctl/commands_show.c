@@ -1,0 +1,63 @@
+/* Status, stats, namespaces and their kin: what the daemon does and holds. */
+#include "client/ctl/ctl.h"
+
+static const struct arg_option stats_options[] = {
+    {"nonzero", ARG_FLAG, NULL, "leave out what is 0 (in the table)", NULL, 0, 0},
+    {"prometheus", ARG_FLAG, NULL, "the text format that Prometheus scrapes", NULL, 0, 0},
+    {"watch", ARG_SECONDS, "SECONDS", "print what changed, at this interval", NULL, 10, 86400000},
+    {"count", ARG_NUMBER, "N", "stop after N lines (with --watch)", NULL, 1, UINT32_MAX},
+};
+
+static const struct arg_option ls_options[] = {
+    {"limit", ARG_NUMBER, "N", "list at most N blocks", "100", 1, UINT32_MAX},
+    {"cursor", ARG_NUMBER, "N", "start where an earlier list ended", NULL, 0, UINT64_MAX},
+};
+
+static const struct program_command commands[] = {
+    {"status", "", "Health, memory, tiers, devices and hit rate on one screen",
+     "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
+    {"stats", "", "Every counter and gauge",
+     "With --watch it prints one line an interval: counters as rates, gauges as they are.\n"
+     "With --watch and --json each line is a JSON document.\n\n"
+     "Examples:\n"
+     "  ucmctl stats\n"
+     "  ucmctl stats --watch 1 --count 10\n"
+     "  ucmctl stats --prometheus > /var/lib/node_exporter/textfile/ucmd.prom\n"
+     "  ucmctl stats --json | jq .metrics.lookup_hits\n",
+     PROGRAM_OPTIONS(stats_options), 0, 0, cmd_stats},
+    {"namespaces", "", "The namespaces and what each holds",
+     "Other commands name a namespace by its number or by the first digits of its\n"
+     "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n\n"
+     "Example:\n"
+     "  ucmctl namespaces\n",
+     NULL, 0, 0, 0, cmd_namespaces},
+    {"tenants", "", "What each tenant's namespaces hold in sum",
+     "Example:\n"
+     "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
+     NULL, 0, 0, 0, cmd_tenants},
+    {"ls", "NS", "The blocks of a namespace, in no particular order",
+     "Examples:\n  ucmctl ls 1\n  ucmctl ls 3fa94c --limit 1000 --json | jq -r '.blocks[].key'\n",
+     PROGRAM_OPTIONS(ls_options), 1, 1, cmd_ls},
+    {"inspect", "NS KEY", "One block: its parts, where they are, its leases",
+     "KEY is in hexadecimal, as 'ls' prints it.\n\n"
+     "Example:\n"
+     "  ucmctl inspect 1 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n",
+     NULL, 0, 2, 2, cmd_inspect},
+    {"share", "[collect [ROOT]]", "The roots of the shared tier: health, use, latency, failures",
+     "collect starts a garbage collection now, on ROOT (its number or name in the list) or\n"
+     "on all roots that take writes. It runs in the background. For operators.\n\n"
+     "Examples:\n"
+     "  ucmctl share\n"
+     "  ucmctl share collect 1\n",
+     NULL, 0, 0, 2, cmd_share},
+    {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
+     "The exit status is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
+     "Example:\n"
+     "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
+     NULL, 0, 0, 0, cmd_health},
+    {"version", "", "Versions of ucmctl, its library and the daemon",
+     "Example:\n  ucmctl version --json\n", NULL, 0, 0, 0, cmd_version},
+};
+
+const struct program_group commands_show = {
+    .title = "Commands that show", .commands = commands, .n_commands = PROGRAM_COUNT(commands)};
