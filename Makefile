@@ -238,7 +238,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
-	    sed -e 's|/usr/bin/ucmd|$(BINDIR)/ucmd|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
+	    sed -e 's|/usr/bin/ucm|$(BINDIR)/ucm|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
 	        systemd/$$unit > $(D)$(SYSTEMDUNITDIR)/$$unit || exit 1; done
 	install -m 644 systemd/ucmd.sysusers $(D)$(SYSUSERSDIR)/ucmd.conf
 	install -m 644 systemd/ucmd.tmpfiles $(D)$(TMPFILESDIR)/ucmd.conf
@@ -258,15 +258,6 @@ uninstall: ## what install put there, but for the configuration
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h) \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
-
-PKG_DEB := $(PKG_BUILD) chrpath debhelper dh-python dpkg-dev python3
-
-deb: ## Debian packages of this tree, into build/deb
-	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB))
-	+@$(if $(HAVE_CUDA),$(SUBMAKE) -s $(CUDA_FATBIN) $(SPARSE_FATBIN) $(BENCH_FATBIN))
-	+@config/debian/build.sh $O/deb $(VERSION) $(COMMIT) '$(if $(HAVE_CUDA),$(NVCC))' '$(if $(HAVE_CUDA),$(abspath $(FATBINS)))' >$O/deb.log 2>&1 || \
-	    { tail -n 40 $O/deb.log; echo "make deb failed; $O/deb.log has all of it" >&2; exit 1; }
-	@ls -1 $O/deb/*.deb
 
 # ---- rules ----
 
@@ -442,7 +433,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

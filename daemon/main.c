@@ -50,10 +50,10 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (option) {
         case 'c':
-            o->from.path = optarg;
+            o->from.config.path = optarg;
             break;
         case 's':
-            o->sets[o->from.n_sets++] = optarg;
+            o->sets[o->from.config.n_sets++] = optarg;
             break;
         case 'k':
             o->check = true;
@@ -73,13 +73,8 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
         fprintf(stderr, "ucmd: \"%s\" is no option\n%s", argv[optind], usage);
         exit(EXIT_USAGE);
     }
-    o->from.sets = o->sets;
-    if (o->from.path && config_read(c, o->from.path, e) != 0)
-        return -1;
-    for (int i = 0; i < o->from.n_sets; i++)
-        if (config_set(c, o->sets[i], e) != 0)
-            return -1;
-    return 0;
+    o->from.config.sets = o->sets;
+    return config_read_all(c, &o->from.config, e);
 }
 
 /* libuv reads the size of its pool once, from the environment. */

@@ -12,6 +12,7 @@
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "daemon/notify.h"
+#include "daemon/reload.h"
 #include "daemon/request/request.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
@@ -37,7 +38,8 @@ static const struct tier_ops *const tiers[] = {&tier_nvme};
 struct server {
     uv_loop_t loop;
     struct config config;
-    const struct server_sources *sources;
+    struct reload reload;
+    const char *commit; /* that the program was built from */
     struct metrics metrics;
     struct deadlines deadlines;
     struct index *index;
@@ -197,42 +199,13 @@ static void term_cb(uv_signal_t *signal, int number)
     server_stop(signal->data, 0);
 }
 
-/* The file, and the --set values over it, as at the start. */
-static int sources_read(const struct server_sources *from, struct config *c, struct config_error *e)
-{
-    int rc = config_read(c, from->path, e);
-
-    for (int i = 0; rc == 0 && i < from->n_sets; i++)
-        rc = config_set(c, from->sets[i], e);
-    return rc == 0 ? config_check(c, e) : rc;
-}
-
 static void hup_cb(uv_signal_t *signal, int number)
 {
     struct server *s = signal->data;
-    struct config fresh;
-    struct config_error e;
 
     (void)number;
-    if (!s->sources->path) {
-        log_warn("server", "reload-skipped", "reason=\"%s\"", "started without --config");
-        return;
-    }
-    notify_reloading();
-    config_init(&fresh);
-    if (sources_read(s->sources, &fresh, &e) != 0) {
-        log_error("server", "reload-refused", "reason=\"%s\"", e.text);
-    } else {
-        int held = config_reload(&s->config, &fresh, &e);
-
-        for (size_t i = 0; i < fresh.warnings.n; i++)
-            log_warn("server", "key-ignored", "reason=\"%s\"", fresh.warnings.item[i]);
-        log_set_level(s->config.log_level);
-        log_info("server", "reloaded", "need_restart=%d%s%s", held, held ? " first=" : "",
-                 held ? e.text : "");
-    }
-    config_free(&fresh);
-    notify_ready("Serving");
+    if (s->state == SERVING)
+        reload_by_signal(&s->reload);
 }
 
 static void device_failed_cb(void *ctx, const char *why)
@@ -395,6 +368,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
 
     if (rc == 0)
         index_ns_limit(s->index, c->max_namespaces_tenant);
+    s->reload.index = s->index;
     if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);
     if (rc != 0)
@@ -457,6 +431,9 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,
+        .reload_cb = s->reload.sources->path ? reload_cb : NULL,
+        .reload_ctx = &s->reload,
+        .next = &s->reload.next,
     };
     struct front_handler handler;
     int rc, fd = notify_listen_fd();
@@ -501,7 +478,8 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         return -ENOMEM;
     s->config = *config;
     *config = (struct config){0};
-    s->sources = sources;
+    s->reload = (struct reload){.config = &s->config, .sources = &sources->config};
+    s->commit = sources->commit;
     e->code = 0;
     rc = loop_init(s);
     numa_init(s);
@@ -533,8 +511,8 @@ int server_run(struct server *s)
     snprintf(status, sizeof(status), "Serving on %s", s->config.socket);
     notify_ready(status);
     log_info("server", "serving", "socket=%s version=%s commit=%s arena=%llu nvme_paths=%zu pid=%d",
-             s->config.socket, UCM_VERSION, s->sources->commit,
-             (unsigned long long)s->config.arena_size, s->config.nvme_paths.n, (int)getpid());
+             s->config.socket, UCM_VERSION, s->commit, (unsigned long long)s->config.arena_size,
+             s->config.nvme_paths.n, (int)getpid());
     uv_run(&s->loop, UV_RUN_DEFAULT);
     return s->exit_status;
 }
@@ -548,5 +526,6 @@ void server_free(struct server *s)
     policy_free(s->policy);
     index_free(s->index);
     config_free(&s->config);
+    config_free(&s->reload.next);
     free(s);
 }

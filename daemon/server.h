@@ -18,13 +18,11 @@
 struct server;
 struct ucm_error;
 
-/* What the program was built from, and where its configuration came from, to be read again on SIGHUP.
+/* What the program was built from, and where its configuration came from, to be read again by a reload.
  * Borrowed for the server's life. */
 struct server_sources {
     const char *commit;
-    const char *path;  /* of the file; NULL: there is none */
-    char *const *sets; /* "key=value" of each --set, which go over the file */
-    int n_sets;
+    struct config_sources config;
 };
 
 /* Everything that server_new would refuse of the configuration, but for what another process has in
@@ -32,8 +30,7 @@ struct server_sources {
  * 0 or -EINVAL with *e, which names file and line. */
 int server_check(const struct config *config, void (*warn_cb)(const char *text),
                  struct config_error *e);
-/* config is taken over, and freed with the server. 0, or a negative code with
- * *e. */
+/* config is taken over, and freed with the server. 0, or a negative code with *e. */
 int server_new(struct config *config, const struct server_sources *sources, struct server **out,
                struct ucm_error *e);
 /* Serves until SIGTERM, SIGINT or a device that failed for good. The process's exit status. */

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 void proto_where_prefix(const struct proto_where *where, char *out, size_t size)
 {
@@ -106,4 +107,17 @@ int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
                                 "has the control character U+%04" PRIX32 " at byte %" PRIu32, c, i);
     }
     return 0;
+}
+
+void proto_clean(char *text)
+{
+    uint32_t n = (uint32_t)strlen(text), c = 0, bytes;
+
+    for (uint32_t i = 0; i < n; i += bytes) {
+        bytes = utf8_next((const uint8_t *)text + i, n - i, &c);
+        if (bytes > 0 && c >= 0x20 && (c < 0x7f || c >= 0xa0))
+            continue;
+        memset(text + i, '?', bytes ? bytes : 1);
+        bytes += bytes == 0;
+    }
 }

@@ -377,7 +377,8 @@ enum ucm_durability {
     M(CHAIN_APPEND, chain_append, "chain.append", chain_append, chain_append_r)                    \
     M(CHAIN_CLOSE, chain_close, "chain.close", chain, none)                                        \
     M(SELECT, select, "select", select, select_r)                                                  \
-    M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)
+    M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
+    M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,

@@ -71,6 +71,8 @@ int proto_decode(const struct proto_message *m, struct proto_envelope *env, void
 
 /* A peer's word made fit for a sentence: printable ASCII, cut to fit. */
 void proto_quote(struct proto_str s, char *out, size_t size);
+/* Makes a text fit for a str of the wire, in place: what is no UTF-8, or controls, becomes '?'. */
+void proto_clean(char *text);
 
 /* enum ucm_method, or -1. */
 int proto_method_find(struct proto_str method);

@@ -38,6 +38,13 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl purge 3fa94c --yes\n",
      PROGRAM_OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
+    {"reload", "", "Read the daemon's configuration again, and say what changed",
+     "Lists what changed and what needs a restart. A mistake anywhere in the file changes\n"
+     "nothing: the exit status is 1, with the file, the line and what would be right.\n"
+     "Connections keep the tenant and the rights that they have. For operators.\n\n"
+     "Example:\n"
+     "  ucmctl reload\n",
+     NULL, 0, 0, 0, cmd_reload},
 };
 
 const struct program_group commands_change = {

@@ -124,6 +124,7 @@ int cmd_pin(const struct args *a);
 int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
+int cmd_reload(const struct args *a);
 int cmd_format(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,

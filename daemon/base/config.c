@@ -29,6 +29,7 @@ static int refuse(struct config_error *e, const char *format, va_list args)
                              e->line);
     else if (length > 0)
         n = (size_t)snprintf(e->text, size, "%s%s: ", skip ? "..." : "", e->file + skip);
+    e->sentence = (uint32_t)n;
     vsnprintf(e->text + n, size - n, format, args);
     return -EINVAL;
 }
@@ -154,25 +155,11 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
     return rc;
 }
 
-int config_reload(struct config *c, const struct config *fresh, struct config_error *e)
+int config_read_all(struct config *c, const struct config_sources *from, struct config_error *e)
 {
-    char text[CONFIG_TEXT_BYTES];
-    int differ = 0;
+    int rc = from->path ? config_read(c, from->path, e) : 0;
 
-    for (size_t i = 0; i < config_key_count; i++) {
-        const struct config_key *k = &config_keys[i];
-
-        if (config_value_equal(c, fresh, k) || c->origin.line[i] == CONFIG_LINE_SET)
-            continue;
-        if (k->reloadable) {
-            assert(k->kind != CONFIG_LIST);
-            /* Equal bounds on both sides: this can fail by want of memory only, for a string. */
-            if (config_value_set(c, k, config_value_text(fresh, k, text), e) == 0)
-                continue;
-        }
-        if (differ++ == 0)
-            snprintf(e->text, sizeof(e->text), "%s differs; it takes effect at the next start",
-                     k->name);
-    }
-    return differ;
+    for (int i = 0; rc == 0 && i < from->n_sets; i++)
+        rc = config_set(c, from->sets[i], e);
+    return rc;
 }

@@ -49,6 +49,8 @@ struct config_origin {
     uint32_t line[CONFIG_MAX_KEYS]; /* 0: still the default */
 };
 #define CONFIG_LINE_SET UINT32_MAX /* by config_set, on the command line */
+/* By the file as it was at the start; a reload found another value there. */
+#define CONFIG_LINE_EARLIER (UINT32_MAX - 1)
 
 /* The fields in the table's order; its texts say what they mean. */
 struct config {
@@ -110,6 +112,20 @@ struct config_error {
     char text[512];
     const char *file; /* what the text begins with; the functions below set it */
     uint32_t line;
+    uint32_t sentence; /* where in text the sentence begins, behind the location */
+};
+
+/* A key whose value a reload found changed. The values are for people, and cut if they are long. */
+#define CONFIG_SHOWN_BYTES 512
+struct config_change {
+    const char *key;
+    bool restart; /* it takes effect at the next start */
+    char from[CONFIG_SHOWN_BYTES], to[CONFIG_SHOWN_BYTES];
+};
+
+struct config_changes {
+    uint32_t n;
+    struct config_change change[CONFIG_MAX_KEYS];
 };
 
 void config_init(struct config *c); /* the defaults */
@@ -118,12 +134,24 @@ void config_free(struct config *c);
 /* Reads a YAML file (at most 1 MiB) over the present values. 0 or -errno with *e; what is wrong in
  * the file is -EINVAL. */
 int config_read(struct config *c, const char *path, struct config_error *e);
+/* Where a configuration comes from; borrowed. */
+struct config_sources {
+    const char *path;  /* of the file; NULL: there is none */
+    char *const *sets; /* "key=value" of each --set, which go over the file */
+    int n_sets;
+};
+
+/* All of them over the present values, each over those before it. As config_read. */
+int config_read_all(struct config *c, const struct config_sources *from, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
 /* What no key shows alone: sizes against each other and against this host, the socket's group,
  * folders that must exist and be writable, space on the file system. Changes nothing on disk. 0 or
  * -EINVAL with *e. */
 int config_check(const struct config *c, struct config_error *e);
+/* The part of config_check that asks nothing of this host: values against each other. For a reload,
+ * which must not wait for a disk, and whose daemon holds the memory that a start asks for. */
+int config_check_values(const struct config *c, struct config_error *e);
 /* What lies at the paths of shared roots, for after config_check: -EINVAL when one is not a folder;
  * warn_cb with where and why for each that is missing or does not answer. Blocks up to 2 s for each
  * root: not for the loop. */
@@ -136,9 +164,10 @@ int config_fail(const struct config *c, struct config_error *e, const char *key,
 bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
 /* Whether any entry of nvme.paths exists. Then one that does not may be a disk that has died. */
 bool config_nvme_there(const struct config *c);
-/* Copies the reloadable keys of `fresh` into c. Returns how many others differ, which need a
- * restart, with the first of them in *e. Keys that config_set set in c stay as they are. */
-int config_reload(struct config *c, const struct config *fresh, struct config_error *e);
+/* Exchanges the values of reloadable keys that differ in c and `fresh`, so it can't fail half way, and
+ * lists these and the others that differ, which need a restart. Keys that config_set set in c stay as
+ * they are. */
+void config_reload(struct config *c, struct config *fresh, struct config_changes *changes);
 /* Prints every key with its text and value to standard output, as YAML that config_read takes.
  * config/ucmd.yaml is what it prints for the defaults. */
 void config_print(const struct config *c);

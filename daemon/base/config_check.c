@@ -379,14 +379,30 @@ static int check_share(const struct config *c, struct config_error *e)
     return check_at_least(c, e, "share.deadline", 1, "share.lookup_deadline");
 }
 
-int config_check(const struct config *c, struct config_error *e)
+typedef int (*check_fn)(const struct config *c, struct config_error *e);
+
+static int check_all(const struct config *c, struct config_error *e, const check_fn *checks,
+                     size_t n)
 {
-    static int (*const checks[])(const struct config *c, struct config_error *e) = {
-        check_sizes, check_tenants, check_memory, check_socket,
-        check_group, check_keep,    check_nvme,   check_share};
     int rc = 0;
 
-    for (size_t i = 0; rc == 0 && i < sizeof(checks) / sizeof(checks[0]); i++)
+    for (size_t i = 0; rc == 0 && i < n; i++)
         rc = checks[i](c, e);
     return rc;
+}
+
+int config_check_values(const struct config *c, struct config_error *e)
+{
+    static const check_fn checks[] = {check_sizes, check_tenants, check_share};
+
+    return check_all(c, e, checks, sizeof(checks) / sizeof(checks[0]));
+}
+
+int config_check(const struct config *c, struct config_error *e)
+{
+    static const check_fn checks[] = {check_memory, check_socket, check_group, check_keep,
+                                      check_nvme};
+    int rc = config_check_values(c, e);
+
+    return rc == 0 ? check_all(c, e, checks, sizeof(checks) / sizeof(checks[0])) : rc;
 }

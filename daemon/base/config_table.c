@@ -96,10 +96,11 @@ static const char *item_tenant(const char *text)
 #define RANGE(min_, max_) .min = min_, .max = max_
 
 const struct config_section config_sections[] = {
-    {"", "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
-         "with B, KiB, MiB, GiB or TiB (none: bytes), durations whole numbers with ms, s, min or "
-         "h. ucmd --check --config FILE checks a changed file. SIGHUP reloads the keys that are "
-         "marked (reloadable); the others take effect at the next start."},
+    {"",
+     "Configuration of ucmd. Each key's comment ends with its default. Sizes are whole numbers "
+     "with B, KiB, MiB, GiB or TiB (none: bytes), durations whole numbers with ms, s, min or "
+     "h. ucmd --check --config FILE checks a changed file. 'ucmctl reload' (and SIGHUP) reloads "
+     "the keys that are marked (reloadable); the others take effect at the next start."},
     {"log", "One line for each event, on standard error."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
     {"index", "What is cached, and where."},
@@ -123,11 +124,11 @@ const struct config_key config_keys[] = {
      .help = "Permissions of the socket."},
     {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
      .help = "Group that owns the socket; \"\": the daemon's own."},
-    {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant,
+    {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant, .reloadable = true,
      .help = "Who shares cache with whom: a list of \"NAME uid:N uid:N gid:N\". A client belongs "
              "to the first tenant that lists its uid or its primary gid. One that no tenant lists "
              "is a tenant by itself, named uid:N."},
-    {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin,
+    {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
              "uid:N and gid:N, where gid is a client's primary group."},
 
@@ -271,6 +272,7 @@ const struct config_key config_keys[] = {
     {KEY("limits.namespaces", INT, max_namespaces, "4096"), RANGE(1, 32768),
      .help = "Namespaces known at once, over all tenants."},
     {KEY("limits.namespaces_per_tenant", INT, max_namespaces_tenant, "1024"), RANGE(1, 32768),
+     .reloadable = true,
      .help = "How many of these one tenant may have. At either bound the namespace that was used "
              "least recently goes, if it is not open and holds no blocks."},
     {KEY("limits.frame_memory", SIZE, max_frame_memory, "256MiB"),

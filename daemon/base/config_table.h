@@ -87,6 +87,8 @@ void config_list_free(struct config_list *list);
 #define CONFIG_TEXT_BYTES 32
 const char *config_value_text(const struct config *c, const struct config_key *k,
                               char buf[CONFIG_TEXT_BYTES]);
+/* Any value for people: lists in brackets, cut if it is long. */
+void config_shown(const struct config *c, const struct config_key *k, char buf[CONFIG_SHOWN_BYTES]);
 /* The value of a key that is neither text nor a list. */
 uint64_t config_number(const struct config *c, const struct config_key *k);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);

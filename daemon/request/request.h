@@ -35,6 +35,11 @@ struct request_rooms {
     struct tier *tier;
     struct share *share;
     uint8_t instance[16];
+    /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it
+     * came from no file. */
+    int (*reload_cb)(void *ctx, struct config_changes *changes, struct config_error *e);
+    void *reload_ctx;
+    const struct config *next; /* as of the last reload, for the next start; without a file: none */
 };
 
 int requests_new(const struct request_rooms *rooms, struct requests **out);

@@ -15,9 +15,10 @@ TIMEOUT_S = 60
 
 
 class Daemon:
-    """before: words before its command. folder: one that is to outlive it, and may hold what another left."""
+    """before: words before its command. folder: one that is to outlive it, and may hold what another left. config: the
+    text of its configuration file, which `more` goes over."""
 
-    def __init__(self, nvme=True, before=(), folder=None, **more):
+    def __init__(self, nvme=True, before=(), folder=None, config=None, **more):
         self.folder, self.clients, self.kept = folder or tempfile.mkdtemp(prefix="protocol."), [], folder is not None
         os.chmod(self.folder, 0o755)
         self.socket = more.get("socket", os.path.join(self.folder, "s"))
@@ -28,7 +29,10 @@ class Daemon:
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         options.update(more)
-        argv = [*before, UCMD] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
+        self.config = os.path.join(self.folder, "ucmd.yaml")
+        if config is not None:
+            self.configure(config)
+        argv = [*before, UCMD, *(["--config", self.config] if config is not None else [])] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         libc = ctypes.CDLL(None)
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -46,6 +50,14 @@ class Daemon:
                     self.stop()
                     raise RuntimeError("the daemon did not start:\n" + words) from None
                 time.sleep(0.02)
+
+    def configure(self, text):
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def log(self):
+        with open(os.path.join(self.folder, "log"), encoding="utf-8", errors="replace") as log:
+            return log.read()
 
     def kill(self):
         self.process.kill()

@@ -239,7 +239,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "share.collect": {},
+            "share.collect": {}, "config.reload": {},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},
@@ -270,7 +270,8 @@ class Requests(Case):
     def test_every_parameter_of_the_page(self):
         client, fd, good = self.good()
         self.assertEqual(sorted(good), sorted(PAGE.methods))
-        lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED}  # GPU, share
+        lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED,
+                   "config.reload": UNSUPPORTED}  # GPU, share, file
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))

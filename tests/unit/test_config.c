@@ -1,4 +1,5 @@
 /* Keys, values, files, and what a reload takes. */
+#include "daemon/base/config_table.h"
 #include "tests/unit/config_rig.h"
 
 TestSuite(config, .init = setup, .fini = teardown);
@@ -432,6 +433,27 @@ Test(config, a_refused_file_leaves_sound_strings)
 
 /* ---- reload ---- */
 
+static struct config_changes changes;
+
+/* The change of this key; fails the test when there is none. */
+static const struct config_change *change_of(const char *key)
+{
+    for (uint32_t i = 0; i < changes.n; i++)
+        if (strcmp(changes.change[i].key, key) == 0)
+            return &changes.change[i];
+    cr_assert_fail("%s is not among the changes", key);
+    return NULL;
+}
+
+static void assert_change(const char *key, bool restart, const char *from, const char *to)
+{
+    const struct config_change *change = change_of(key);
+
+    cr_assert_eq(change->restart, restart, "%s", key);
+    cr_assert_str_eq(change->from, from);
+    cr_assert_str_eq(change->to, to);
+}
+
 Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
 {
     struct config fresh;
@@ -439,17 +461,88 @@ Test(config, reload_takes_what_is_reloadable_and_names_the_rest)
     config_init(&fresh);
     cr_assert_eq(config_set(&fresh, "log.level=debug", &e), 0);
     cr_assert_eq(config_set(&fresh, "request.deadline=5s", &e), 0);
-    cr_assert_eq(config_reload(&c, &fresh, &e), 0);
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 2);
+    assert_change("log.level", false, "info", "debug");
     cr_assert_eq(c.log_level, LOG_DEBUG);
     cr_assert_eq(c.deadline_ms, 5000);
+    config_free(&fresh);
+}
+
+Test(config, reload_names_every_key_that_needs_a_restart)
+{
+    struct config fresh;
+
+    config_init(&fresh);
     cr_assert_eq(config_set(&fresh, "arena.size=8GiB", &e), 0);
     cr_assert_eq(config_set(&fresh, "nvme.paths=/a", &e), 0);
+    cr_assert_eq(config_set(&fresh, "arena.keep=/dev/shm/ucmd", &e), 0);
     cr_assert_eq(config_set(&fresh, "log.level=error", &e), 0);
-    cr_assert_eq(config_reload(&c, &fresh, &e), 2);
-    cr_assert_str_eq(e.text, "arena.size differs; it takes effect at the next start");
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 4);
+    assert_change("arena.size", true, "4GiB", "8GiB");
+    assert_change("nvme.paths", true, "[]", "[/a]");
+    assert_change("arena.keep", true, "", "/dev/shm/ucmd");
+    assert_change("log.level", false, "info", "error");
     cr_assert_eq(c.log_level, LOG_ERROR);
     cr_assert_eq(c.arena_size, 4ull << 30);
     cr_assert_eq(c.nvme_paths.n, 0);
+    cr_assert_eq(fresh.arena_size, 8ull << 30, "what the next start will find");
+    config_free(&fresh);
+}
+
+Test(config, reload_takes_over_tenants_and_admins)
+{
+    struct config fresh;
+
+    write_bytes("tenants: [a uid:1, b uid:2 gid:3]\nadmins: [\"uid:7\"]\n", 51);
+    config_init(&fresh);
+    cr_assert_eq(config_read(&fresh, file, &e), 0, "%s", e.text);
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 2);
+    assert_change("tenants", false, "[]", "[a uid:1, b uid:2 gid:3]");
+    cr_assert_eq(c.tenants.n, 2);
+    cr_assert_str_eq(c.tenants.item[1], "b uid:2 gid:3");
+    cr_assert_str_eq(c.admins.item[0], "uid:7");
+    config_free(&fresh);
+    config_init(&fresh);
+    config_reload(&c, &fresh, &changes);
+    assert_change("tenants", false, "[a uid:1, b uid:2 gid:3]", "[]");
+    cr_assert_eq(c.tenants.n, 0);
+    config_free(&fresh);
+}
+
+Test(config, reload_shows_a_long_list_in_part)
+{
+    struct config fresh;
+    char text[40];
+
+    config_init(&fresh);
+    for (unsigned i = 0; i < 1000; i++) {
+        snprintf(text, sizeof(text), "tenant-%u uid:%u", i, i);
+        cr_assert_eq(config_list_add(&fresh.tenants, text), 0);
+    }
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 1);
+    cr_assert_not_null(strstr(changes.change[0].to, "tenant-0 uid:0, tenant-1 uid:1, "));
+    cr_assert_not_null(strstr(changes.change[0].to, " more]"));
+    cr_assert_eq(c.tenants.n, 1000);
+    config_free(&fresh);
+}
+
+Test(config, reload_keeps_where_each_key_was_set)
+{
+    struct config fresh;
+
+    cr_assert_eq(read_text("log:\n  level: warn\narena:\n  size: 2GiB\n"), 0);
+    config_init(&fresh);
+    write_bytes("\n\nlog:\n  level: warn\narena:\n  size: 1GiB\n", 41);
+    cr_assert_eq(config_read(&fresh, file, &e), 0, "%s", e.text);
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 1);
+    cr_assert_eq(c.origin.line[config_key_index(config_key_find("log.level"))], 4);
+    cr_assert_eq(c.origin.line[config_key_index(config_key_find("arena.size"))],
+                 CONFIG_LINE_EARLIER);
     config_free(&fresh);
 }
 
@@ -460,7 +553,8 @@ Test(config, reload_leaves_what_the_command_line_set)
     config_init(&fresh);
     set("log.level=debug");
     set("arena.size=8GiB");
-    cr_assert_eq(config_reload(&c, &fresh, &e), 0);
+    config_reload(&c, &fresh, &changes);
+    cr_assert_eq(changes.n, 0);
     cr_assert_eq(c.log_level, LOG_DEBUG);
     cr_assert_eq(c.arena_size, 8ull << 30);
     config_free(&fresh);

@@ -1,0 +1,60 @@
+/* reload: what an operator changes of the daemon's configuration. */
+#include "client/ctl/ctl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static void print_changes(const msgpack_object *result, const char *array, const char *title)
+{
+    uint32_t n = answer_count(result, array);
+    char key[64], from[512], to[512];
+
+    if (n > 0)
+        printf("%s\n", title);
+    for (uint32_t i = 0; i < n; i++) {
+        const msgpack_object *o = answer_at(result, array, i);
+
+        answer_text(o, "from", from, sizeof from);
+        answer_text(o, "to", to, sizeof to);
+        printf("  %s: %s -> %s\n", answer_text(o, "key", key, sizeof key),
+               from[0] != '\0' ? from : "\"\"", to[0] != '\0' ? to : "\"\"");
+    }
+}
+
+static int reload_failed(const msgpack_object *result)
+{
+    char why[512], file[256], line[24] = "";
+
+    answer_text(result, "refused", why, sizeof why);
+    answer_text(result, "file", file, sizeof file);
+    if (answer_u64(result, "line") > 0)
+        snprintf(line, sizeof line, ":%" PRIu64, answer_u64(result, "line"));
+    return ctl_fail(CTL_ERROR, "refused, and nothing changed: %s%s%s%s", file, line,
+                    file[0] != '\0' ? ": " : "", why);
+}
+
+static int print_reload(const struct args *a, const msgpack_object *result)
+{
+    char text[512];
+    int rc = CTL_OK;
+
+    if (args_given(a, "json"))
+        rc = ctl_print_json(answer_json(result), false);
+    if (answer_get(result, "refused") != NULL)
+        return reload_failed(result);
+    if (args_given(a, "json"))
+        return rc;
+    for (uint32_t i = 0; i < answer_count(result, "warnings"); i++)
+        fprintf(stderr, "%s: warning: %s\n", program_name(),
+                answer_object_text(answer_at(result, "warnings", i), text, sizeof text));
+    print_changes(result, "changes", "changed:");
+    print_changes(result, "restarts", "needs a restart (runs -> configured):");
+    if (answer_count(result, "changes") + answer_count(result, "restarts") == 0)
+        printf("nothing has changed\n");
+    return CTL_OK;
+}
+
+int cmd_reload(const struct args *a)
+{
+    return ctl_show(a, UCM_METHOD_CONFIG_RELOAD, NULL, print_reload);
+}

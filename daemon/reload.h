@@ -1,0 +1,25 @@
+/* Reads the configuration again while the daemon runs, for `config.reload` and for SIGHUP.
+ *
+ * Promise: a mistake anywhere changes nothing; otherwise every key that is reloadable has its new value
+ * when the call returns, and the log names the others that differ. Connections keep the tenant and the
+ * rights that they had when they connected. It asks nothing of disks or servers but for the file itself.
+ * Thread: the loop only. */
+#ifndef UCMD_RELOAD_H
+#define UCMD_RELOAD_H
+
+#include "daemon/base/config.h"
+
+struct index;
+
+struct reload {
+    struct config *config;
+    struct config next; /* what the last reload read; without a file: there was none */
+    const struct config_sources *sources;
+    struct index *index;
+};
+
+/* ctx: a struct reload. As request_rooms has it. */
+int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e);
+void reload_by_signal(struct reload *r);
+
+#endif

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""What an operator changes of a running daemon: `config.reload`, as the wire has it and as `ucmctl reload` prints it."""
+
+import json
+import os
+import signal
+import subprocess
+import unittest
+
+from second_client import DEMO, DENIED, INVALID, OK, TIMEOUT_S, TOP, UNSUPPORTED, Case, Client, Daemon, Region
+
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+USERS = {"a": 1001, "b": 1002}
+
+
+class Configured(Case):
+    """One daemon a test, with a configuration file."""
+    config = "log:\n  level: info\n"
+    options = {}
+
+    @classmethod
+    def setUpClass(cls):
+        pass
+
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def setUp(self):
+        self.daemon = Daemon(config=self.config, **self.options)
+        self.addCleanup(self.end)
+
+    def end(self):
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def ctl(self, *words, **options):
+        return subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options)
+
+    def reload(self, text):
+        self.daemon.configure(text)
+        return self.client().call("config.reload")
+
+
+class Reload(Configured):
+    def test_what_changed_and_what_needs_a_restart(self):
+        self.assertEqual(self.reload(self.config), {"changes": [], "restarts": [], "warnings": []})
+        text = "log:\n  level: debug\nnvme:\n  depth: 8\n  threads: 3\nlimits:\n  requests: 17\n"
+        answer = self.reload(text)
+        self.assertEqual(answer["changes"], [{"key": "log.level", "from": "info", "to": "debug"}])
+        self.assertEqual([change["key"] for change in answer["restarts"]], ["nvme.depth", "nvme.threads"])
+        self.assertRegex(answer["warnings"][0], "ucmd.yaml:7: limits.requests is no key any more")
+        again = self.reload(text)
+        self.assertEqual((again["changes"], again["restarts"]), ([], answer["restarts"]))
+
+    def test_a_refusal_names_file_line_and_what_is_right_and_changes_nothing(self):
+        answer = self.reload("log:\n  level: debug\narena:\n  sise: 1GiB\n")
+        self.assertEqual((answer["file"], answer["line"]), (self.daemon.config, 4))
+        self.assertRegex(answer["refused"], '^unknown key "arena.sise"; did you mean "arena.size"')
+        for text, says in (("tenants: [a uid:1, b uid:1]", "uid:1 is in"), ("admins: [bob]", "write uid:NUMBER"),
+                           ("\t", "a tab"), ("x: \u00e4\u00e4", "unknown key")):
+            self.assertRegex(self.reload(text + "\n")["refused"], says)
+        os.unlink(self.daemon.config)
+        self.assertRegex(self.client().call("config.reload")["refused"], "can't be opened")
+        self.assertNotIn(" debug ", self.daemon.log())
+
+    def test_only_operators_and_only_with_a_file(self):
+        self.refused(INVALID, self.client().call, "config.reload", why="not")
+        if os.geteuid() == 0:
+            self.refused(DENIED, self.client(uid=1000).call, "config.reload")
+        bare = Daemon(nvme=False)
+        self.addCleanup(bare.stop)
+        self.refused(UNSUPPORTED, Client(bare).call, "config.reload")
+
+    def test_ucmctl_prints_it_and_a_refusal_is_its_exit_status(self):
+        self.daemon.configure("log:\n  level: warn\nnvme:\n  depth: 8\n")
+        done = self.ctl("reload")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"changed:\n  log.level: info -> warn\nneeds a restart.*:\n  nvme.depth: 128 -> 8\n$")
+        self.daemon.configure("log:\n  level: loud\n")
+        done = self.ctl("reload")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, r'nothing changed: .*/ucmd.yaml:2: log.level: "loud" .* error, warn, info, debug')
+        done = self.ctl("reload", "--json")
+        self.assertEqual((done.returncode, json.loads(done.stdout)["line"]), (1, 2))
+
+    def test_sighup_logs_the_same(self):
+        self.daemon.configure("log:\n  level: debug\nnvme:\n  depth: 8\n  threads: 3\n")
+        self.daemon.process.send_signal(signal.SIGHUP)
+        self.until(lambda: "reloaded changed=log.level need_restart=nvme.depth,nvme.threads" in self.daemon.log())
+        self.daemon.configure("arena:\n  sise: 1GiB\n")
+        self.daemon.process.send_signal(signal.SIGHUP)
+        self.until(lambda: "ucmd.yaml:2: unknown key" in self.daemon.log())
+
+
+@unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+class Tenants(Configured):
+    config = f"tenants: [team-a uid:{USERS['a']}]\n"
+
+    def test_a_new_table_is_for_new_connections(self):
+        before = {name: self.client(uid=uid) for name, uid in USERS.items()}
+        self.assertEqual([before[name].limits["tenant"] for name in "ab"], ["team-a", "uid:1002"])
+        ns = before["b"].open(DEMO)
+        region = Region(before["b"], ns, DEMO, 4)
+        self.assertEqual(region.dump("x", [0]), [OK])
+        answer = self.reload(f"tenants: [team-a uid:{USERS['a']} uid:{USERS['b']}, team-c gid:7]\n"
+                             f"admins: ['uid:{USERS['a']}']\n")
+        self.assertEqual([change["key"] for change in answer["changes"]], ["tenants", "admins"])
+        self.assertEqual((before["b"].hits(ns, "x"), region.load("x", [1])), (1, [OK]))
+        self.refused(DENIED, before["a"].call, "pin", ns=ns)
+        after = {name: self.client(uid=uid) for name, uid in USERS.items()}
+        self.assertEqual([after[name].limits["tenant"] for name in "ab"], ["team-a", "team-a"])
+        self.assertEqual(after["a"].call("pin", ns=ns)["blocks"], 1)
+        self.assertEqual(after["b"].hits(after["b"].open(DEMO), "x"), 0)
+
+    def test_a_tenant_that_goes_away_keeps_its_cache_until_it_is_purged(self):
+        client = self.client(uid=USERS["a"])
+        ns = client.open(DEMO)
+        self.assertEqual(Region(client, ns, DEMO, 4).dump("xy", [0, 1]), [OK, OK])
+        client.close()
+        self.reload("")
+        again = self.client(uid=USERS["a"])
+        self.assertEqual((again.limits["tenant"], again.hits(again.open(DEMO), "xy")), ("uid:1001", 0))
+        mine = [each for each in self.pages(self.client(), "namespace.list", "namespaces") if each["tenant"] == "team-a"]
+        self.assertEqual((mine[0]["ns"], mine[0]["blocks"]), (ns, 2))
+        self.reload(self.config)
+        back = self.client(uid=USERS["a"])
+        self.assertEqual(back.hits(back.open(DEMO), "x", "y"), 2)
+        self.assertEqual(self.client().call("namespace.purge", ns=ns)["blocks"], 2)
+
+    def test_the_quota_of_namespaces(self):
+        self.reload("limits:\n  namespaces_per_tenant: 16\n")
+        client = self.client(uid=USERS["a"])
+        region = None
+        for number in range(16):
+            identity = dict(DEMO, revision=str(number))
+            ns = client.open(identity)
+            region = Region(client, ns, identity, 1)
+            self.assertEqual(region.dump("x", [0]), [OK])
+        other = self.client(uid=USERS["a"])
+        with self.assertRaisesRegex(Exception, "namespaces_per_tenant"):
+            other.open(dict(DEMO, revision="one too many"))
+        self.reload("limits:\n  namespaces_per_tenant: 17\n")
+        other.open(dict(DEMO, revision="one too many"))
+
+
+if __name__ == "__main__":
+    unittest.main()
