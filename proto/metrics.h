@@ -1,8 +1,10 @@
-/* Counters and gauges, declared once: the struct, `stats`, `ucmctl stats` and Prometheus' HELP lines
- * come from this table. The names are part of the wire. The server has one struct; only the loop
- * writes to it. */
+/* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, the text for
+ * Prometheus (proto/exposition.h) and docs/metrics.md come from these tables. The names are part of the
+ * wire. The server has one struct metrics; only the loop writes to it. */
 #ifndef UCM_PROTO_METRICS_H
 #define UCM_PROTO_METRICS_H
+
+#include "proto/histogram.h"
 
 #include <stdint.h>
 
@@ -22,6 +24,7 @@
     X(lookups, counter, "requests", "lookups")                                                     \
     X(lookup_keys, counter, "blocks", "keys looked up")                                            \
     X(lookup_hits, counter, "blocks", "keys of lookups found complete")                            \
+    X(lookup_hits_dram, counter, "blocks", "keys of lookups found complete in DRAM")               \
     X(leases, gauge, "leases", "leases held now")                                                  \
     X(leases_expired, counter, "leases", "leases whose time ran out")                              \
     X(load_blocks_dram, counter, "blocks", "parts loaded that lay in DRAM")                        \
@@ -156,6 +159,124 @@ struct metrics {
 #define X(name, kind, unit, help) uint64_t name;
     UCMD_METRICS(X)
 #undef X
+};
+
+/* ---- of what there are several: the same columns, and the kind `flag`, a bool on the wire ---- */
+
+#define UCMD_TIER_METRICS(X)                                                                       \
+    X(capacity_bytes, gauge, "bytes", "bytes that a tier can hold")                                \
+    X(used_bytes, gauge, "bytes", "bytes of live parts in a tier")                                 \
+    X(queued, gauge, "operations", "operations that wait for a tier")                              \
+    X(in_flight, gauge, "operations", "operations given to a tier's device")                       \
+    X(recovering, flag, "", "1: a tier may still find parts of an earlier run")                    \
+    X(degraded, flag, "", "1: a file of a tier refuses writes, or everything")
+
+#define UCMD_ROOT_METRICS(X)                                                                       \
+    X(capacity_bytes, gauge, "bytes", "bytes that a root may hold, 0: no bound")                   \
+    X(used_bytes, gauge, "bytes", "bytes that a root held at the last garbage collection")         \
+    X(files, gauge, "files", "files that a root held at the last garbage collection")              \
+    X(in_flight, gauge, "operations", "operations given to a root")                                \
+    X(queued, gauge, "operations", "operations that wait for a root")                              \
+    X(reads, counter, "parts", "parts read from a root")                                           \
+    X(read_bytes, counter, "bytes", "bytes read from a root")                                      \
+    X(writes, counter, "parts", "parts written to a root")                                         \
+    X(write_bytes, counter, "bytes", "bytes written to a root")                                    \
+    X(failures, counter, "operations", "operations that failed on a root")                         \
+    X(timeouts, counter, "operations", "operations given up at their deadline on a root")          \
+    X(breaks, counter, "times", "times that a root went down after failures in a row")             \
+    X(latency_us, gauge, "us", "time that a lookup's operation takes on a root, smoothed")
+
+#define UCMD_DEVICE_METRICS(X)                                                                     \
+    X(failed, flag, "", "1: the device has failed for good")                                       \
+    X(jobs, counter, "jobs", "copy jobs done by a device")                                         \
+    X(load_bytes, counter, "bytes", "bytes that a device copied into workers' memory")             \
+    X(dump_bytes, counter, "bytes", "bytes that a device copied out of workers' memory")           \
+    X(regions, gauge, "regions", "regions registered on a device")                                 \
+    X(context_bytes, gauge, "bytes", "device memory that the daemon itself takes")                 \
+    X(dma_launches, counter, "copies", "copies given to the copy engines")                         \
+    X(dma_bytes, counter, "bytes", "bytes moved by the copy engines")                              \
+    X(sm_launches, counter, "launches", "launches of the copy kernel")                             \
+    X(sm_bytes, counter, "bytes", "bytes moved by the copy kernel")                                \
+    X(staged_launches, counter, "slices", "slices of staging rings that copies went through")      \
+    X(staged_bytes, counter, "bytes", "bytes moved through staging rings")                         \
+    X(rings, gauge, "rings", "staging rings registered on a device")
+
+/* Only where the arena is spread over several NUMA nodes. */
+#define UCMD_NODE_METRICS(X)                                                                       \
+    X(total_bytes, gauge, "bytes", "DRAM ready for slots on a NUMA node")                          \
+    X(used_bytes, gauge, "bytes", "DRAM in slots that hold a part on a NUMA node")
+
+/* Blocks and bytes are of the namespaces that exist now; the counters also of those that are gone. */
+#define UCMD_TENANT_METRICS(X)                                                                     \
+    X(lookups, counter, "requests", "lookups of a tenant")                                         \
+    X(lookup_keys, counter, "blocks", "keys that a tenant looked up")                              \
+    X(lookup_hits, counter, "blocks", "keys of a tenant's lookups found complete")                 \
+    X(lookup_hits_dram, counter, "blocks", "keys of a tenant's lookups found complete in DRAM")    \
+    X(lookup_hits_shared, counter, "blocks",                                                       \
+      "keys of a tenant's lookups with a part that only the shared tier has")                      \
+    X(loads, counter, "requests", "loads of a tenant")                                             \
+    X(load_bytes, counter, "bytes", "bytes copied into the memory of a tenant's workers")          \
+    X(dumps, counter, "requests", "dumps of a tenant")                                             \
+    X(dump_bytes, counter, "bytes", "bytes copied out of the memory of a tenant's workers")        \
+    X(evicted_blocks, counter, "blocks", "blocks of a tenant evicted from DRAM to make space")     \
+    X(namespaces, gauge, "namespaces", "namespaces of a tenant")                                   \
+    X(blocks, gauge, "blocks", "blocks of a tenant, complete or not")                              \
+    X(dram_bytes, gauge, "bytes", "bytes of a tenant's parts in DRAM")                             \
+    X(nvme_bytes, gauge, "bytes", "bytes of a tenant's parts on NVMe")                             \
+    X(shared_bytes, gauge, "bytes", "bytes of a tenant's parts on the shared tier")
+
+/* ---- histograms of seconds ---- */
+
+/* The slowest tier that a request needed; its bytes. */
+enum metric_tier { METRIC_DRAM, METRIC_NVME, METRIC_SHARED, METRIC_TIERS };
+#define METRIC_TIER_NAMES                                                                          \
+    {                                                                                              \
+        "dram", "nvme", "shared"                                                                   \
+    }
+enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZES };
+#define METRIC_SIZE_NAMES                                                                          \
+    {                                                                                              \
+        "le1MiB", "le64MiB", "gt64MiB"                                                             \
+    }
+
+/* X(name, tiers, sizes, help): one histogram, or one for each tier, for each size. */
+#define UCMD_HISTOGRAMS(X)                                                                         \
+    X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
+    X(load, METRIC_TIERS, METRIC_SIZES,                                                            \
+      "time from a load's frame to its answer, by the slowest tier and by bytes")                  \
+    X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer, by bytes")                   \
+    X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM")                      \
+    X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")
+
+struct histograms {
+#define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];
+    UCMD_HISTOGRAMS(X)
+#undef X
+};
+
+/* ---- reuse: the hit rate of lookups that other sizes would give ---- */
+
+enum reuse_tiers { REUSE_DRAM, REUSE_DRAM_NVME, REUSE_TIERS };
+#define REUSE_TIERS_NAMES                                                                          \
+    {                                                                                              \
+        "dram", "dram_nvme"                                                                        \
+    }
+/* Sizes, in halves of today's. */
+#define REUSE_POINTS 4
+#define REUSE_HALVES                                                                               \
+    {                                                                                              \
+        1, 2, 4, 8                                                                                 \
+    }
+#define REUSE_FACTOR_NAMES                                                                         \
+    {                                                                                              \
+        "0.5", "1", "2", "4"                                                                       \
+    }
+
+struct metrics_reuse {
+    uint64_t references;         /* keys looked up, since the start */
+    uint64_t sampled;            /* of these */
+    uint64_t bytes[REUSE_TIERS]; /* today's size; 0: there is none, or it is not known yet */
+    uint32_t hit_permille[REUSE_TIERS][REUSE_POINTS];
 };
 
 #endif

@@ -48,6 +48,10 @@ uint64_t answer_u64(const msgpack_object *map, const char *field);   /* fallback
 bool answer_flag(const msgpack_object *map, const char *field);      /* fallback false */
 /* Text as it is and binary in hex, cut to fit; fallback "". Returns buf. */
 const char *answer_text(const msgpack_object *map, const char *field, char *buf, size_t n);
+/* A result of `stats`, as exposition_write takes it. What this version does not know is left out, and what
+ * an older daemon does not say is 0. */
+struct exposition;
+void answer_exposition(const msgpack_object *stats, struct exposition *x);
 /* The object itself as text, by the same rules. */
 const char *answer_object_text(const msgpack_object *o, char *buf, size_t n);
 /* Whole numbers stay exact, binary becomes hex. NULL without memory; owned by the caller. */

@@ -48,7 +48,8 @@ struct requests {
     uint64_t large_bytes;  /* the slots of these */
     uint32_t narrow_reads; /* so many of them still begin under the bound */
     uv_idle_t walker;
-    struct proto_buf out; /* one answer at a time */
+    struct proto_buf out;             /* one answer at a time */
+    struct observe_snapshot observed; /* for that answer */
     struct digests digests;
 };
 

@@ -14,6 +14,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
 #include "daemon/front/front.h"
+#include "daemon/observe/snapshot.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
@@ -55,5 +56,7 @@ void requests_drain(struct requests *rq);
 void requests_stop_all(struct requests *rq);
 uint32_t requests_active(const struct requests *rq);
 uint32_t requests_sessions(const struct requests *rq);
+/* Fills all of *out. It looks at gauges of every room: some microseconds. */
+void requests_observe(struct requests *rq, struct observe_snapshot *out);
 
 #endif

@@ -236,29 +236,6 @@ class WithDaemon(unittest.TestCase):
         for line in self.run_ctl("stats", "--nonzero").stdout.splitlines()[1:]:
             self.assertNotEqual(line.split()[1], "0", line)
 
-    def test_prometheus_text_is_well_formed(self):
-        text = self.run_ctl("stats", "--prometheus").stdout
-        typed, seen = set(), set()
-        for line in text.splitlines():
-            if line.startswith("# HELP "):
-                continue
-            if line.startswith("# TYPE "):
-                _, _, name, kind = line.split(" ")
-                self.assertIn(kind, ("counter", "gauge"), line)
-                self.assertNotIn(name, typed)
-                typed.add(name)
-                continue
-            match = re.fullmatch(r'(ucmd_[a-z_]+)(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? ([0-9.]+)', line)
-            self.assertIsNotNone(match, line)
-            self.assertIn(match[1], typed, line)
-            self.assertNotIn((match[1], match[2]), seen)
-            seen.add((match[1], match[2]))
-        for name in self.json("stats")["metrics"]:
-            self.assertIn((f"ucmd_{name}", None), seen)
-        self.assertIn("ucmd_uptime_seconds", typed)
-        self.assertIn("ucmd_tier_capacity_bytes", typed)
-        self.assertIn("ucmd_device_failed", typed)
-
     def test_watch_tells_what_changed(self):
         watch = subprocess.Popen([UCMCTL, "--socket", self.daemon.socket, "--json", "stats", "--watch", "0.5",
                                   "--count", "6"], stdout=subprocess.PIPE, text=True)

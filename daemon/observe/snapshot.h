@@ -1,0 +1,21 @@
+/* What the daemon shows of itself at one moment: plain data, copied from the loop to whoever renders it.
+ *
+ * request/stats.c fills it (requests_observe), on the loop; `stats` and `health` answer from it, and the
+ * loop publishes it. */
+#ifndef UCMD_OBSERVE_SNAPSHOT_H
+#define UCMD_OBSERVE_SNAPSHOT_H
+
+#include "proto/exposition.h"
+
+#include <stdbool.h>
+
+#define OBSERVE_REASONS 16
+
+struct observe_snapshot {
+    struct exposition shown;
+    bool draining; /* new work is refused: the daemon is about to stop */
+    uint32_t n_reasons;
+    char reason[OBSERVE_REASONS][160]; /* of shown.health */
+};
+
+#endif

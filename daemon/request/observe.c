@@ -1,0 +1,199 @@
+/* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
+#include "daemon/base/numa.h"
+#include "daemon/cache/snapshot.h"
+#include "daemon/index/policy.h"
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static_assert(EXPOSITION_DEVICES >= DEVICE_GPUS_MAX + 1, "and the CPU");
+static_assert(EXPOSITION_NODES >= NUMA_NODES_MAX, "each node");
+
+static uint64_t write_amplification(const struct metrics *m)
+{
+    double written = (double)(m->nvme_written_bytes + m->nvme_checkpoint_bytes);
+
+    return m->nvme_stored_bytes > 0 ? (uint64_t)(1000 * written / (double)m->nvme_stored_bytes) : 0;
+}
+
+/* Gauges that other rooms own. */
+static void gauges_read(struct metrics *m, const struct request_rooms *r)
+{
+    struct cache_stats cs;
+
+    cache_stats(r->cache, &cs);
+    m->blocks = cs.complete;
+    m->blocks_partial = index_blocks(r->index) - cs.complete;
+    m->blocks_pinned = cs.pinned;
+    m->blocks_shared = cs.shared_only;
+    m->index_bytes = index_bytes(r->index);
+    m->arena_bytes_total = arena_bytes_ready(r->arena);
+    m->arena_bytes_configured = arena_bytes_configured(r->arena);
+    m->arena_bytes_used = arena_bytes_used(r->arena);
+}
+
+static void tiers_read(struct exposition *x, const struct request_rooms *r)
+{
+    struct metrics_tier *t = &x->tier[0];
+    struct tier_stats ts;
+
+    x->n_tiers = r->tier ? 1 : 0;
+    if (!r->tier)
+        return;
+    r->tier_ops->stats(r->tier, &ts);
+    snprintf(t->name, sizeof(t->name), "%s", r->tier_ops->name);
+#define X(field, kind, unit, help) t->field = ts.field;
+    UCMD_TIER_METRICS(X)
+#undef X
+    x->metrics.nvme_bytes_capacity = ts.capacity_bytes;
+    x->metrics.nvme_bytes_used = ts.used_bytes;
+    x->metrics.nvme_write_amplification = write_amplification(&x->metrics);
+}
+
+static void roots_read(struct exposition *x, const struct share *share)
+{
+    x->n_roots = share_roots(share);
+    for (uint32_t i = 0; i < x->n_roots; i++) {
+        struct metrics_root *root = &x->root[i];
+        struct share_root_stats rs = {0};
+
+        share_stats(share, i, &rs);
+        snprintf(root->name, sizeof(root->name), "%s", rs.target);
+        root->state = rs.health;
+#define X(field, kind, unit, help) root->field = rs.field;
+        UCMD_ROOT_METRICS(X)
+#undef X
+    }
+}
+
+static void devices_read(struct exposition *x, struct device_set *devices)
+{
+    uint32_t n = device_set_count(devices);
+
+    x->n_devices = n;
+    for (uint32_t i = 0; i < n; i++) {
+        struct device *d = device_set_at(devices, i);
+        struct metrics_device *to = &x->device[i];
+        struct device_stats ds;
+
+        d->ops->stats(d, &ds);
+        snprintf(to->name, sizeof(to->name), "%s", ds.name);
+        to->failed = ds.failed;
+        to->jobs = ds.jobs;
+        to->load_bytes = ds.load_bytes;
+        to->dump_bytes = ds.dump_bytes;
+        to->regions = ds.regions;
+        to->context_bytes = ds.context_bytes;
+        to->dma_launches = ds.launches[COPY_DMA];
+        to->dma_bytes = ds.bytes[COPY_DMA];
+        to->sm_launches = ds.launches[COPY_SM];
+        to->sm_bytes = ds.bytes[COPY_SM];
+        to->staged_launches = ds.launches[COPY_STAGED];
+        to->staged_bytes = ds.bytes[COPY_STAGED];
+        to->rings = ds.staging_rings;
+    }
+}
+
+/* None unless the arena is spread over several NUMA nodes. */
+static void nodes_read(struct exposition *x, const struct arena *a)
+{
+    x->n_nodes = arena_nodes(a);
+    for (uint32_t i = 0; i < x->n_nodes; i++) {
+        struct arena_node node;
+
+        arena_node(a, i, &node);
+        snprintf(x->node[i].name, sizeof(x->node[i].name), "%d", node.node);
+        x->node[i].total_bytes = node.ready_bytes;
+        x->node[i].used_bytes = node.used_bytes;
+    }
+}
+
+/* ---- health ---- */
+
+/* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
+ * only slower but not doing its job. The worst there is counts. */
+__attribute__((format(printf, 3, 4))) static void
+report(struct observe_snapshot *o, enum health health, const char *format, ...)
+{
+    va_list args;
+
+    o->shown.health = health > o->shown.health ? health : o->shown.health;
+    if (o->n_reasons == OBSERVE_REASONS)
+        return;
+    va_start(args, format);
+    vsnprintf(o->reason[o->n_reasons++], sizeof(o->reason[0]), format, args);
+    va_end(args);
+}
+
+static void report_tier(struct observe_snapshot *o, const struct request_rooms *rooms)
+{
+    struct tier_stats stats;
+
+    rooms->tier_ops->stats(rooms->tier, &stats);
+    if (stats.degraded)
+        report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
+    else if (stats.recovering)
+        report(o, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
+               rooms->tier_ops->name, stats.segments_recovered, stats.segments);
+}
+
+/* Without a root there is less cache, and nothing else is slower. */
+static void report_shares(struct observe_snapshot *o, const struct request_rooms *rooms)
+{
+    for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
+        struct share_root_stats stats = {0};
+
+        share_stats(rooms->share, i, &stats);
+        if (stats.health == SHARE_DOWN)
+            report(o, HEALTH_DEGRADED, "share %s: %s", stats.target, stats.reason);
+    }
+}
+
+static void report_devices(struct observe_snapshot *o, struct device_set *devices)
+{
+    for (uint32_t i = 0; i < device_set_count(devices); i++) {
+        struct device *d = device_set_at(devices, i);
+        struct device_stats stats;
+
+        d->ops->stats(d, &stats);
+        if (stats.failed)
+            report(o, HEALTH_FAILING, "device %s failed", stats.name);
+    }
+}
+
+static void health_read(struct observe_snapshot *o, const struct request_rooms *rooms)
+{
+    uint64_t done, of;
+
+    o->shown.health = HEALTH_OK;
+    o->n_reasons = 0;
+    if (rooms->tier)
+        report_tier(o, rooms);
+    if (cache_snapshot_loading(rooms->cache, &done, &of))
+        report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
+               (unsigned long long)done, (unsigned long long)of);
+    report_shares(o, rooms);
+    report_devices(o, rooms->devices);
+}
+
+void requests_observe(struct requests *rq, struct observe_snapshot *out)
+{
+    struct request_rooms *rooms = &rq->rooms;
+    struct exposition *x = &out->shown;
+
+    snprintf(x->version, sizeof(x->version), "%s", UCM_VERSION);
+    snprintf(x->policy, sizeof(x->policy), "%s", policy_name());
+    x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
+    x->metrics = *rooms->metrics;
+    gauges_read(&x->metrics, rooms);
+    tiers_read(x, rooms);
+    roots_read(x, rooms->share);
+    devices_read(x, rooms->devices);
+    nodes_read(x, rooms->arena);
+    health_read(out, rooms);
+    out->draining = rq->draining;
+}

@@ -1,0 +1,40 @@
+/* Histograms of durations: their shape, on both sides of the wire. daemon/observe/histogram.h counts.
+ *
+ * Buckets lie evenly on a logarithmic scale, four to each doubling, from 1 us to 67 s, so that a quantile
+ * is known to within an eighth. Each bound is a whole number of microseconds and belongs to the bucket below it.
+ * Threads: no state. */
+#ifndef UCM_PROTO_HISTOGRAM_H
+#define UCM_PROTO_HISTOGRAM_H
+
+#include <stdint.h>
+
+#define HISTOGRAM_DOUBLINGS 26
+/* The last one has no bound. */
+#define HISTOGRAM_BUCKETS (4 * (HISTOGRAM_DOUBLINGS - 1) + 1)
+
+struct histogram {
+    uint64_t sum_ns;
+    uint64_t bucket[HISTOGRAM_BUCKETS];
+};
+
+/* The bucket of a duration. */
+static inline uint32_t histogram_bucket(uint64_t ns)
+{
+    uint64_t us = ns / 1000 + (ns % 1000 != 0), v = us > 0 ? us - 1 : 0;
+    uint32_t log2 = v < 4 ? 1 : 63 - (uint32_t)__builtin_clzll(v);
+
+    if (log2 >= HISTOGRAM_DOUBLINGS)
+        return HISTOGRAM_BUCKETS - 1;
+    return v < 4 ? (uint32_t)v : 4 * (log2 - 1) + (uint32_t)(v >> (log2 - 2) & 3);
+}
+
+/* The upper bound of a bucket; UINT64_MAX for the last. */
+uint64_t histogram_bound_us(uint32_t bucket);
+/* Of a bound that is a power of two, at least 4 us: the bucket below it. */
+uint32_t histogram_bucket_below(uint32_t log2_us);
+uint64_t histogram_total(const struct histogram *h);
+/* The duration that a fraction `of_1000` / 1000 of all does not exceed, interpolated in its bucket. 0: it is
+ * empty. */
+uint64_t histogram_quantile_us(const struct histogram *h, uint32_t of_1000);
+
+#endif

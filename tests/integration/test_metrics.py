@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""The text for Prometheus, of a real daemon that has served something: by promtool where it is installed, and
+by the rules that promtool has.
+
+$UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
+"""
+
+import re
+import shutil
+import subprocess
+import unittest
+
+from test_ucmctl import Daemon, ctl, replay
+
+SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+0-9.einfEINF]+)')
+# What would be another unit than the base one, or says the type.
+NO_SUFFIXES = ("_us", "_ms", "_ns", "_microseconds", "_milliseconds", "_kib", "_mib", "_percent", "_counter", "_gauge")
+
+
+class Family:
+    def __init__(self, name, kind):
+        self.name, self.kind = name, kind
+        self.samples = {}  # (name, labels): value
+
+
+def families(text):
+    """Parses the 0.0.4 text, and fails where a scraper would."""
+    result, helped, family = {}, set(), None
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            _, _, name, words = line.split(" ", 3)
+            assert name not in helped and words.strip(), line
+            helped.add(name)
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in result and name in helped, line
+            family = result[name] = Family(name, kind)
+        else:
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            name, labels, value = match.groups()
+            base = re.sub("_(bucket|sum|count)$", "", name) if family.kind == "histogram" else name
+            assert base == family.name, f"{line} stands behind {family.name}"
+            assert (name, labels) not in family.samples, line
+            family.samples[name, labels] = float(value)
+    return result
+
+
+class Exposition(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+        replay(cls.daemon.socket)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemon.remove()
+
+    def text(self):
+        done = ctl(self.daemon.socket, "stats", "--prometheus")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_promtool_has_no_complaint(self):
+        if not shutil.which("promtool"):
+            self.skipTest("promtool is not installed (Debian: prometheus)")
+        done = subprocess.run(["promtool", "check", "metrics"], input=self.text(), capture_output=True, text=True,
+                              check=False)
+        self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
+
+    def test_names_say_unit_and_kind(self):
+        for family in families(self.text()).values():
+            self.assertRegex(family.name, r"^ucmd_[a-z]+(_[a-z]+)*$")
+            self.assertIn(family.kind, ("counter", "gauge", "histogram"))
+            self.assertEqual(family.name.endswith("_total"), family.kind == "counter", family.name)
+            self.assertFalse(family.name.endswith(NO_SUFFIXES), family.name)
+            if "_bytes" in family.name or "_seconds" in family.name:
+                self.assertRegex(family.name, r"_(bytes|seconds)(_total)?$")
+            if family.kind == "histogram":
+                self.assertTrue(family.name.endswith("_seconds"), family.name)
+            self.assertTrue(family.samples, family.name)
+
+    def test_histograms_add_up(self):
+        for family in families(self.text()).values():
+            if family.kind != "histogram":
+                continue
+            buckets = {}
+            for (name, labels), value in family.samples.items():
+                if name.endswith("_bucket"):
+                    rest, bound = re.fullmatch(r'(.*?),?le="([^"]+)"', labels).groups()
+                    buckets.setdefault(rest, []).append((float(bound), value))
+            for rest, pairs in buckets.items():
+                self.assertEqual(pairs, sorted(pairs), family.name)
+                self.assertEqual([v for _, v in pairs], sorted(v for _, v in pairs), family.name)
+                self.assertEqual(pairs[-1][0], float("inf"))
+                self.assertEqual(family.samples[f"{family.name}_count", rest or None], pairs[-1][1])
+                self.assertIn((f"{family.name}_sum", rest or None), family.samples)
+
+    def test_every_metric_of_stats_is_in_the_text(self):
+        text = families(self.text())
+        self.assertEqual(text["ucmd_uptime_seconds"].kind, "gauge")
+        self.assertEqual(len(text["ucmd_tier_capacity_bytes"].samples), 1)
+        self.assertEqual(len(text["ucmd_device_failed"].samples), 1)
+        self.assertEqual(text["ucmd_health"].samples["ucmd_health", 'state="ok"'], 1)
+        self.assertEqual(sum(text["ucmd_health"].samples.values()), 1)
+        # A name in the text is that of the wire but for its suffix and the place of its unit.
+        words = {tuple(sorted(set(name.split("_")) - {"total", "bytes", "ucmd", "ratio"})) for name in text}
+        for name in self.daemon_metrics():
+            if name != "connections_total":
+                self.assertIn(tuple(sorted(set(name.split("_")) - {"total", "bytes"})), words, name)
+        self.assertGreater(text["ucmd_lookups_total"].samples["ucmd_lookups_total", None], 0)
+
+    def daemon_metrics(self):
+        table = ctl(self.daemon.socket, "stats").stdout.splitlines()[1:]
+        return [line.split()[0] for line in table if line and re.match(r"[a-z_]+ ", line)]
+
+
+if __name__ == "__main__":
+    unittest.main()
