@@ -1,5 +1,5 @@
-/* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, the text for
- * Prometheus (proto/exposition.h) and docs/metrics.md come from these tables. The names are part of the
+/* Counters, gauges and histograms, declared once: the structs, `stats`, `ucmctl stats`, and the text for
+ * Prometheus (proto/exposition.h) come from these tables. The names are part of the
  * wire. The server has one struct metrics; only the loop writes to it. */
 #ifndef UCM_PROTO_METRICS_H
 #define UCM_PROTO_METRICS_H
