@@ -55,7 +55,7 @@ PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev l
              libyaml-dev libcjson-dev libsystemd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
-             nfs-ganesha nfs-ganesha-vfs rpcbind iproute2
+             nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 man-db groff-base
 
 # ---- sources ----
 
@@ -100,6 +100,9 @@ NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
+# Manual pages and completion, of the programs' own tables.
+PAGES := $O/pages/made
+PAGED := ucmctl ucm-bench ucmd
 EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examples/*.c))
 TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
 DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
@@ -121,7 +124,7 @@ SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(J
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-all: $(LIBS) $(BINS) $(EXAMPLES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
+all: $(LIBS) $(BINS) $(EXAMPLES) $(PAGES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
 	@touch $(BUILT)
 	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
 	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
@@ -218,6 +221,11 @@ INCLUDEDIR     ?= $(PREFIX)/include
 SYSTEMDUNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR    ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR    ?= $(PREFIX)/lib/tmpfiles.d
+MANDIR         ?= $(PREFIX)/share/man
+BASHCOMPDIR    ?= $(PREFIX)/share/bash-completion/completions
+ZSHCOMPDIR     ?= $(PREFIX)/share/zsh/site-functions
+FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
+MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5
 D = $(DESTDIR)
 INSTALLED_FROM := proto kernels client daemon tests/bench
 
@@ -235,6 +243,12 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	        client/$$lib.pc.in > $(D)$(LIBDIR)/pkgconfig/$$lib.pc || exit 1; done
 	install -m 644 client/include/ucmclient_sparse.h $(D)$(INCLUDEDIR)
 	$(if $(HAVE_CUDA),install -m 644 client/include/ucmclient_cuda_sparse.h $(D)$(INCLUDEDIR))
+	for page in $(MAN_PAGES); do \
+	    install -D -m 644 $O/pages/$${page#*/} $(D)$(MANDIR)/$$page || exit 1; done
+	for program in $(PAGED); do \
+	    install -D -m 644 $O/pages/$$program.bash $(D)$(BASHCOMPDIR)/$$program && \
+	    install -D -m 644 $O/pages/_$$program $(D)$(ZSHCOMPDIR)/_$$program && \
+	    install -D -m 644 $O/pages/$$program.fish $(D)$(FISHCOMPDIR)/$$program.fish || exit 1; done
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	for unit in ucmd.service ucmd.socket; do \
@@ -257,7 +271,8 @@ uninstall: ## what install put there, but for the configuration
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h) \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
-	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf
+	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf $(addprefix $(D)$(MANDIR)/,$(MAN_PAGES)) \
+	    $(foreach p,$(PAGED),$(D)$(BASHCOMPDIR)/$p $(D)$(ZSHCOMPDIR)/_$p $(D)$(FISHCOMPDIR)/$p.fish)
 
 # ---- rules ----
 
@@ -362,6 +377,14 @@ $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
 $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
+# What writes the pages; it reads tables of all three programs.
+$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
+$(PAGES): $O/make-pages
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(call say,PAGES)
+	$(Q)$< $(@D) && touch $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@

@@ -1,6 +1,7 @@
 /* ucmd [--config FILE] [--set key=value]... [--check] [--version] */
 #include "daemon/base/config.h"
 #include "daemon/server.h"
+#include "daemon/usage.h"
 #include "proto/build.h"
 #include "proto/errors.h"
 
@@ -15,20 +16,30 @@
 
 enum { EXIT_USAGE = 2 };
 
-static const char usage[] =
-    "usage: ucmd [--config FILE] [--set KEY=VALUE]... [--check] [--version]\n"
-    "\n"
-    "The KV cache daemon of a host. Without --config the built-in defaults hold.\n"
-    "\n"
-    "  --config FILE     read FILE, e.g. /etc/ucmd/ucmd.yaml\n"
-    "  --set KEY=VALUE   set one key over the file, e.g. --set arena.size=16GiB\n"
-    "  --check           say whether the configuration is good, print it, and exit\n"
-    "  --version         print the version and exit\n"
-    "  --help            print this and exit\n"
-    "\n"
-    "Signals: TERM and INT stop it within shutdown.drain, HUP reads the file again.\n"
-    "Exit status: 0 stopped as asked, 1 could not start, or a device or a sync of the NVMe tier\n"
-    "failed, 2 wrong usage.\n";
+static void usage_print(FILE *out)
+{
+    fprintf(out, "Usage: ucmd [OPTIONS]\n\n%s.\n\nOptions:\n", usage_summary);
+    for (const struct usage_option *o = usage_options; o < usage_options + usage_option_count;
+         o++) {
+        int width =
+            fprintf(out, "  --%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
+
+        fprintf(out, "%*s%s\n", width < 20 ? 20 - width : 2, "", o->help);
+    }
+    fprintf(out, "\n%s", usage_help);
+}
+
+/* The table as getopt_long takes it. */
+#define MAX_OPTIONS 16
+static void options_table(struct option out[MAX_OPTIONS + 1])
+{
+    memset(out, 0, (MAX_OPTIONS + 1) * sizeof(*out));
+    for (size_t i = 0; i < usage_option_count && i < MAX_OPTIONS; i++)
+        out[i] =
+            (struct option){.name = usage_options[i].name,
+                            .has_arg = usage_options[i].value ? required_argument : no_argument,
+                            .val = usage_options[i].letter};
+}
 
 struct options {
     struct server_sources from;
@@ -40,13 +51,10 @@ struct options {
 static int options_read(int argc, char **argv, struct options *o, struct config *c,
                         struct config_error *e)
 {
-    static const struct option names[] = {
-        {"config", required_argument, NULL, 'c'}, {"set", required_argument, NULL, 's'},
-        {"check", no_argument, NULL, 'k'},        {"version", no_argument, NULL, 'v'},
-        {"help", no_argument, NULL, 'h'},         {0},
-    };
+    struct option names[MAX_OPTIONS + 1];
     int option;
 
+    options_table(names);
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (option) {
         case 'c':
@@ -62,15 +70,16 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
             printf("ucmd " UCM_VERSION "\ncommit %s, %s\n", ucm_build_commit, ucm_build_options);
             exit(0);
         case 'h':
-            fputs(usage, stdout);
+            usage_print(stdout);
             exit(0);
         default:
-            fputs(usage, stderr);
+            usage_print(stderr);
             exit(EXIT_USAGE);
         }
     }
     if (optind < argc) {
-        fprintf(stderr, "ucmd: \"%s\" is no option\n%s", argv[optind], usage);
+        fprintf(stderr, "ucmd: \"%s\" is no option\n", argv[optind]);
+        usage_print(stderr);
         exit(EXIT_USAGE);
     }
     o->from.config.sets = o->sets;

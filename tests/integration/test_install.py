@@ -83,6 +83,13 @@ class Install(unittest.TestCase):
                 "usr/lib/sysusers.d/ucmd.conf",
                 "usr/lib/tmpfiles.d/ucmd.conf",
                 "etc/ucmd/ucmd.yaml",
+                "usr/share/man/man1/ucmctl.1",
+                "usr/share/man/man1/ucm-bench.1",
+                "usr/share/man/man5/ucmd.yaml.5",
+                "usr/share/man/man8/ucmd.8",
+                "usr/share/bash-completion/completions/ucmctl",
+                "usr/share/zsh/site-functions/_ucmctl",
+                "usr/share/fish/vendor_completions.d/ucmctl.fish",
             },
             self.files(),
         )
