@@ -274,6 +274,15 @@ uninstall: ## what install put there, but for the configuration
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf $(addprefix $(D)$(MANDIR)/,$(MAN_PAGES)) \
 	    $(foreach p,$(PAGED),$(D)$(BASHCOMPDIR)/$p $(D)$(ZSHCOMPDIR)/_$p $(D)$(FISHCOMPDIR)/$p.fish)
 
+PKG_DEB := $(PKG_BUILD) chrpath debhelper dh-python dpkg-dev python3
+
+deb: ## Debian packages of this tree, into build/deb
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB))
+	+@$(if $(HAVE_CUDA),$(SUBMAKE) -s $(CUDA_FATBIN) $(SPARSE_FATBIN) $(BENCH_FATBIN))
+	+@config/debian/build.sh $O/deb $(VERSION) $(COMMIT) '$(if $(HAVE_CUDA),$(NVCC))' '$(if $(HAVE_CUDA),$(abspath $(FATBINS)))' >$O/deb.log 2>&1 || \
+	    { tail -n 40 $O/deb.log; echo "make deb failed; $O/deb.log has all of it" >&2; exit 1; }
+	@ls -1 $O/deb/*.deb
+
 # ---- rules ----
 
 ifneq ($(filter address%,$(SAN)),)
@@ -456,7 +465,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot deb \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)
