@@ -117,6 +117,7 @@ static bool walk_done(const struct walk *w)
 
 static void walk_end(struct walk *w)
 {
+    struct requests *rq = w->r.s->rq;
     struct ucm_error e = {0};
 
     list_remove(&w->link);
@@ -133,7 +134,8 @@ static void walk_end(struct walk *w)
                       "(%s); try again",
                       strerror(-w->purge.share_status));
     if (w->purges)
-        cache_purge_end(w->r.s->rq->rooms.cache, &w->purge);
+        cache_purge_end(rq->rooms.cache, &w->purge);
+    index_ns_unuse(rq->rooms.index, w->ns);
     request_end(&w->r, &e, &w->change.result);
 }
 
@@ -197,6 +199,7 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
         request_refuse(&w->r);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
+    index_ns_use(rq->rooms.index, ns);
     list_push_back(&rq->walks, &w->link);
     if (uv_idle_start(&rq->walker, walker_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
@@ -207,7 +210,7 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
 
 static int change_call(struct call *call, uint64_t ns_id, struct proto_bin keys, uint64_t tier)
 {
-    struct ns *ns = call_namespace(call, ns_id);
+    struct ns *ns = call_stored_namespace(call, ns_id);
     struct change k = {.method = call->method, .tier = tier};
 
     if (!ns)

@@ -1,4 +1,4 @@
-/* What operators read: namespace.list, ls, inspect, verify. */
+/* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect, verify. */
 #include "daemon/index/policy.h"
 #include "daemon/request/internal.h"
 
@@ -99,7 +99,7 @@ int method_ls(struct call *call)
     uint32_t n;
     struct proto_builder pb;
     const struct msg_ls *m = &call->params.ls;
-    struct ns *ns = call_namespace(call, m->ns);
+    struct ns *ns = call_stored_namespace(call, m->ns);
     uint64_t next;
 
     if (!ns)
@@ -140,7 +140,7 @@ int method_inspect(struct call *call)
     struct requests *rq = call->s->rq;
     struct proto_builder pb;
     const struct msg_key *m = &call->params.key;
-    struct ns *ns = call_namespace(call, m->ns);
+    struct ns *ns = call_stored_namespace(call, m->ns);
     struct block *b;
     block_ref ref;
 
@@ -191,8 +191,11 @@ static void verify_pump(struct verify *v);
 
 static void verify_end(struct verify *v)
 {
+    const struct request_rooms *rooms = &v->r.s->rq->rooms;
+
     for (uint32_t i = 0; i < v->n; i++)
-        cache_unlease(v->r.s->rq->rooms.cache, v->refs[i]);
+        cache_unlease(rooms->cache, v->refs[i]);
+    index_ns_unuse(rooms->index, v->ns);
     request_end(&v->r, NULL, &v->result);
 }
 
@@ -263,7 +266,7 @@ int method_verify(struct call *call)
     struct requests *rq = call->s->rq;
     const struct msg_ls *m = &call->params.ls;
     struct verify *v;
-    struct ns *ns = call_namespace(call, m->ns);
+    struct ns *ns = call_stored_namespace(call, m->ns);
     uint32_t limit;
 
     if (!ns)
@@ -273,6 +276,7 @@ int method_verify(struct call *call)
     if (!v)
         return -call->error.code;
     v->ns = ns;
+    index_ns_use(rq->rooms.index, ns);
     v->result.next = index_scan(rq->rooms.index, ns, m->cursor, limit, v->refs, &v->n);
     for (uint32_t i = 0; i < v->n; i++)
         cache_lease(rq->rooms.cache, v->refs[i]);

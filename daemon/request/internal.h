@@ -143,6 +143,10 @@ void session_settle(struct session *s);
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);
+/* The namespace whose stored blocks a call reads or drops: any of the peer's tenant, open or not
+ * (operators: any). It may go with the next namespace.open: a request that outlives the call keeps it by
+ * index_ns_use. NULL with call->error, which for another tenant's is that of one that does not exist. */
+struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */
 int session_ns_open(struct call *call, struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */

@@ -124,6 +124,19 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     return NULL;
 }
 
+struct ns *call_stored_namespace(struct call *call, uint64_t id)
+{
+    const struct session *s = call->s;
+    struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
+
+    if (ns && (s->peer.admin || strcmp(ns->identity.tenant, s->peer.tenant) == 0))
+        return ns;
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                  "tenant \"%s\" has no namespace %llu; namespace.list lists those that there are",
+                  s->peer.tenant, (unsigned long long)id);
+    return NULL;
+}
+
 uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys)
 {
     uint32_t key_bytes = ns->identity.key_bytes, n = keys.n / key_bytes;

@@ -128,6 +128,27 @@ class Tenants(Configured):
         self.assertEqual(back.hits(back.open(DEMO), "x", "y"), 2)
         self.assertEqual(self.client().call("namespace.purge", ns=ns)["blocks"], 2)
 
+    def test_ucmctl_of_a_tenant_sees_and_drops_what_is_its_own(self):
+        for name, uid in USERS.items():
+            client = self.client(uid=uid)
+            Region(client, client.open(DEMO), DEMO, 4).dump("xy", [0, 1])
+
+        def ctl(*words):
+            return self.ctl(*words, user=USERS["a"])
+        namespaces = json.loads(ctl("namespaces", "--json").stdout)["namespaces"]
+        self.assertEqual([entry["tenant"] for entry in namespaces], ["team-a"])
+        self.assertEqual([entry["tenant"] for entry in json.loads(ctl("tenants", "--json").stdout)["tenants"]], ["team-a"])
+        name = namespaces[0]["fingerprint"][:8]
+        self.assertEqual(len(json.loads(ctl("ls", name, "--json").stdout)["blocks"]), 2)
+        self.assertEqual(ctl("verify").returncode, 0)
+        self.assertEqual(ctl("purge", name, "--yes").stdout, "2 blocks purged\n")
+        theirs = [entry for entry in json.loads(self.ctl("namespaces", "--json").stdout)["namespaces"]
+                  if entry["tenant"] != "team-a"]
+        self.assertEqual(theirs[0]["blocks"], 2)
+        done = ctl("ls", theirs[0]["fingerprint"][:8])
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no namespace", done.stderr)
+
     def test_the_quota_of_namespaces(self):
         self.reload("limits:\n  namespaces_per_tenant: 16\n")
         client = self.client(uid=USERS["a"])

@@ -397,6 +397,28 @@ class Blocks(Case):
         self.assertEqual(len(client.call("ls", ns=mine)["blocks"]), 0)  # an operator did not need to open it
         self.assertEqual(client.hits(ns, "a"), 1)
 
+    @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
+    def test_a_tenant_sees_and_drops_its_own_without_opening_it(self):
+        writer, identity = self.client(uid=OTHER_UID), dict(DEMO, model=self.id())
+        ns = writer.open(identity)
+        self.assertEqual(Region(writer, ns, identity, 8).dump("abcd", range(4)), [OK] * 4)
+        self.settled(writer, ns)
+        mine, other = self.client(uid=OTHER_UID), self.client(uid=OTHER_UID + 1)
+        self.assertEqual([entry["ns"] for entry in self.pages(mine, "namespace.list", "namespaces")
+                          if entry["model"] == self.id()], [ns])
+        self.assertEqual(len(self.pages(mine, "ls", "blocks", ns=ns)), 4)
+        self.assertTrue(mine.call("inspect", ns=ns, key=keys("a"))["complete"])
+        self.assertEqual(sum(page["checked"] for page in self.pages(mine, "verify", None, ns=ns)), 4)
+        for method in ("ls", "verify", "evict", "namespace.purge"):
+            there, nowhere = (str(self.refused(NOT_FOUND, other.call, method, ns=number)) for number in (ns, ns + 1000))
+            self.assertEqual(there.replace(f" {ns};", ""), nowhere.replace(f" {ns + 1000};", ""))
+        self.refused(NOT_FOUND, other.call, "inspect", ns=ns, key=keys("a"))
+        self.refused(NOT_FOUND, mine.call, "lookup", ns=ns, keys=keys("a"))  # to use it, one opens it
+        self.refused(DENIED, mine.call, "pin", ns=ns)
+        self.assertEqual(mine.call("evict", ns=ns, keys=keys("a"))["blocks"], 1)
+        self.assertEqual(mine.call("namespace.purge", ns=ns)["blocks"], 3)
+        self.assertEqual(writer.hits(ns, "b"), 0)
+
     def test_shutdown(self):
         daemon = Daemon()
         self.addCleanup(daemon.stop)
