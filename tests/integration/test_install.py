@@ -1,5 +1,6 @@
 """make install and uninstall, and the example that README quotes, built against what was installed."""
 
+import fnmatch
 import os
 import pathlib
 import re
@@ -95,6 +96,20 @@ class Install(unittest.TestCase):
         )
         dynamic = run("readelf", "-d", str(self.root / "usr/lib/libucmclient.so"))
         self.assertIn("[libucmclient.so.0]", dynamic)
+
+    def test_a_debian_package_takes_every_file(self):
+        """As config/debian/rules installs. Building packages takes minutes, and fails on a file that none takes."""
+        rules = (TOP / "config/debian/rules").read_text()
+        self.assertIn("SYSTEMDUNITDIR=$(UNITS)", rules)
+        folder = pathlib.Path(self.folder.name) / "packages"
+        places = dict(re.findall(r"\b([A-Z]+DIR)=(/\S+)", rules), LIBDIR="/usr/lib/triplet", SYSTEMDUNITDIR="/lib/systemd/system")
+        make("install", f"DESTDIR={folder}", "PREFIX=/usr", *(f"{name}={place}" for name, place in places.items()))
+        patterns = [line for list_ in (TOP / "config/debian").glob("*.install") for line in list_.read_text().splitlines()]
+        for path in folder.rglob("*"):
+            if path.is_file():
+                name = str(path.relative_to(folder))
+                taken = [p for p in patterns if fnmatch.fnmatch(name, p) or fnmatch.fnmatch(name, p + "/*")]
+                self.assertTrue(taken, f"{name} is in no config/debian/*.install")
 
     def test_only_the_interface_is_exported(self):
         header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h"))
