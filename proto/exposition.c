@@ -8,8 +8,8 @@
 
 const char *const health_names[HEALTH_STATES] = {"ok", "recovering", "degraded", "failing"};
 const char *const root_state_names[ROOT_STATES] = {"up", "read-only", "full", "down"};
-static const char *const tier_names[] = METRIC_TIER_NAMES;
-static const char *const size_names[] = METRIC_SIZE_NAMES;
+const char *const metric_tier_names[METRIC_TIERS] = METRIC_TIER_NAMES;
+const char *const metric_size_names[METRIC_SIZES] = METRIC_SIZE_NAMES;
 static const char *const reuse_tiers[] = REUSE_TIERS_NAMES;
 static const char *const reuse_factors[] = REUSE_FACTOR_NAMES;
 
@@ -292,10 +292,11 @@ static void put_histogram(const struct writer *w, const struct histogram_info *i
 
             labels[0] = '\0';
             if (info->tiers > 1)
-                n = snprintf(labels, sizeof(labels), "tier=\"%s\"%s", tier_names[t],
+                n = snprintf(labels, sizeof(labels), "tier=\"%s\"%s", metric_tier_names[t],
                              info->sizes > 1 ? "," : "");
             if (info->sizes > 1)
-                snprintf(labels + n, sizeof(labels) - (size_t)n, "size=\"%s\"", size_names[s]);
+                snprintf(labels + n, sizeof(labels) - (size_t)n, "size=\"%s\"",
+                         metric_size_names[s]);
             put_buckets(w, name, labels, &h[t * info->sizes + s]);
         }
 }
@@ -331,9 +332,9 @@ void exposition_write(const struct exposition *x, enum exposition_format format,
     put_states(&w, x);
     put_lists(&w, x);
     for (size_t i = 0; i < histogram_infos_n; i++)
-        put_histogram(
-            &w, &histogram_infos[i],
-            (const struct histogram *)((const char *)&x->histograms + histogram_infos[i].offset));
+        put_histogram(&w, &histogram_infos[i],
+                      (const struct histogram *)((const char *)&x->metrics.histograms +
+                                                 histogram_infos[i].offset));
     put_reuse(&w, &x->reuse);
     if (w.open)
         fputs("# EOF\n", out);

@@ -25,6 +25,9 @@ extern const char *const health_names[HEALTH_STATES];
 #define ROOT_STATES 4
 extern const char *const root_state_names[ROOT_STATES];
 
+extern const char *const metric_tier_names[METRIC_TIERS];
+extern const char *const metric_size_names[METRIC_SIZES];
+
 /* One of several; `name` is its label. */
 #define X(field, kind, unit, help) uint64_t field;
 struct metrics_tier {
@@ -56,7 +59,6 @@ struct exposition {
     uint64_t uptime_ms;
     enum health health;
     struct metrics metrics;
-    struct histograms histograms;
     struct metrics_reuse reuse;
     uint32_t n_tiers, n_roots, n_devices, n_nodes, n_tenants;
     struct metrics_tier tier[EXPOSITION_TIERS];

@@ -150,15 +150,49 @@
       "chosen blocks left out of answers because they were evicted by name")                       \
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
+    X(slot_waiters, gauge, "requests", "transfers that wait for a free slot in DRAM now")          \
+    X(slot_wait_oldest_us, gauge, "us", "time that the oldest of them has waited for")             \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \
     X(device_event_timeouts, counter, "jobs", "dumps whose event was not signalled in time")
 
+/* ---- histograms of seconds ---- */
+
+/* The slowest tier that a request needed; its bytes. */
+enum metric_tier { METRIC_DRAM, METRIC_NVME, METRIC_SHARED, METRIC_TIERS };
+#define METRIC_TIER_NAMES                                                                          \
+    {                                                                                              \
+        "dram", "nvme", "shared"                                                                   \
+    }
+enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZES };
+#define METRIC_SIZE_NAMES                                                                          \
+    {                                                                                              \
+        "le1MiB", "le64MiB", "gt64MiB"                                                             \
+    }
+
+/* X(name, tiers, sizes, help): one histogram, or one for each tier, for each size. */
+#define UCMD_HISTOGRAMS(X)                                                                         \
+    X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
+    X(load, METRIC_TIERS, METRIC_SIZES,                                                            \
+      "time from a load's frame to its answer, by the slowest tier and by the bytes that it "      \
+      "copied")                                                                                    \
+    X(dump, 1, METRIC_SIZES,                                                                       \
+      "time from a dump's frame to its answer, by the bytes that it copied")                       \
+    X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it had to")        \
+    X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")
+
+struct histograms {
+#define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];
+    UCMD_HISTOGRAMS(X)
+#undef X
+};
+
 struct metrics {
 #define X(name, kind, unit, help) uint64_t name;
     UCMD_METRICS(X)
 #undef X
+    struct histograms histograms;
 };
 
 /* ---- of what there are several: the same columns, and the kind `flag`, a bool on the wire ---- */
@@ -224,35 +258,6 @@ struct metrics {
     X(dram_bytes, gauge, "bytes", "bytes of a tenant's parts in DRAM")                             \
     X(nvme_bytes, gauge, "bytes", "bytes of a tenant's parts on NVMe")                             \
     X(shared_bytes, gauge, "bytes", "bytes of a tenant's parts on the shared tier")
-
-/* ---- histograms of seconds ---- */
-
-/* The slowest tier that a request needed; its bytes. */
-enum metric_tier { METRIC_DRAM, METRIC_NVME, METRIC_SHARED, METRIC_TIERS };
-#define METRIC_TIER_NAMES                                                                          \
-    {                                                                                              \
-        "dram", "nvme", "shared"                                                                   \
-    }
-enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZES };
-#define METRIC_SIZE_NAMES                                                                          \
-    {                                                                                              \
-        "le1MiB", "le64MiB", "gt64MiB"                                                             \
-    }
-
-/* X(name, tiers, sizes, help): one histogram, or one for each tier, for each size. */
-#define UCMD_HISTOGRAMS(X)                                                                         \
-    X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
-    X(load, METRIC_TIERS, METRIC_SIZES,                                                            \
-      "time from a load's frame to its answer, by the slowest tier and by bytes")                  \
-    X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer, by bytes")                   \
-    X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM")                      \
-    X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")
-
-struct histograms {
-#define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];
-    UCMD_HISTOGRAMS(X)
-#undef X
-};
 
 /* ---- reuse: the hit rate of lookups that other sizes would give ---- */
 

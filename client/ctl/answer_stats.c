@@ -42,6 +42,46 @@ static unsigned find(const char *text, const char *const *names, unsigned n)
     return i;
 }
 
+/* The daemon sends bounds, and counts of what is not empty. */
+static void histogram_read(const msgpack_object *o, struct histogram *h)
+{
+    const msgpack_object *buckets = answer_get(o, "buckets");
+
+    h->sum_ns = answer_u64(o, "sum_ns");
+    for (uint32_t i = 0; i + 1 < answer_count(o, "buckets"); i += 2) {
+        const msgpack_object *p = &buckets->via.array.ptr[i];
+        uint64_t bound_us = p[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER ? p[0].via.u64 : 0;
+        uint64_t ns = bound_us < UINT64_MAX / 1000 ? bound_us * 1000 : UINT64_MAX;
+
+        if (p[1].type == MSGPACK_OBJECT_POSITIVE_INTEGER)
+            h->bucket[histogram_bucket(ns)] += p[1].via.u64;
+    }
+}
+
+static void histograms_read(const msgpack_object *stats, struct histograms *all)
+{
+    char name[32], tier[16], size[16];
+
+    for (uint32_t k = 0; k < answer_count(stats, "histograms"); k++) {
+        const msgpack_object *o = answer_at(stats, "histograms", k);
+        unsigned t =
+            find(answer_text(o, "tier", tier, sizeof tier), metric_tier_names, METRIC_TIERS);
+        unsigned s =
+            find(answer_text(o, "size", size, sizeof size), metric_size_names, METRIC_SIZES);
+
+        answer_text(o, "name", name, sizeof name);
+        t = tier[0] == '\0' ? 0 : t;
+        s = size[0] == '\0' ? 0 : s;
+        for (size_t i = 0; i < histogram_infos_n; i++) {
+            const struct histogram_info *info = &histogram_infos[i];
+
+            if (strcmp(info->name, name) == 0 && t < info->tiers && s < info->sizes)
+                histogram_read(o, (struct histogram *)((char *)all + info->offset) +
+                                      t * info->sizes + s);
+        }
+    }
+}
+
 void answer_exposition(const msgpack_object *stats, struct exposition *x)
 {
     char text[32];
@@ -52,6 +92,7 @@ void answer_exposition(const msgpack_object *stats, struct exposition *x)
     x->uptime_ms = answer_u64(stats, "uptime_ms");
     x->health = find(answer_text(stats, "health", text, sizeof text), health_names, HEALTH_STATES);
     fields_read(answer_get(stats, "metrics"), &metric_lists[METRIC_LIST_PLAIN], &x->metrics);
+    histograms_read(stats, &x->metrics.histograms);
     list_read(stats, METRIC_LIST_TIERS, EXPOSITION_TIERS, x);
     list_read(stats, METRIC_LIST_ROOTS, UCM_MAX_ROOTS, x);
     list_read(stats, METRIC_LIST_DEVICES, EXPOSITION_DEVICES, x);

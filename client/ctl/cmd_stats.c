@@ -48,6 +48,31 @@ static int print_table(const msgpack_object *stats, bool nonzero)
     return ctl_table_end(&t);
 }
 
+static int print_histograms(const msgpack_object *stats, bool nonzero)
+{
+    static const char *const titles[] = {"HISTOGRAM", "TIER", "SIZE", ">COUNT",
+                                         ">P50",      ">P99", NULL};
+    char text[32], human[HUMAN_BYTES];
+    struct table t;
+
+    table_begin(&t, titles);
+    for (uint32_t i = 0; i < answer_count(stats, "histograms"); i++) {
+        const msgpack_object *o = answer_at(stats, "histograms", i);
+        uint64_t count = answer_u64(o, "count");
+
+        if (nonzero && count == 0)
+            continue;
+        table_cell(&t, "%s", answer_text(o, "name", text, sizeof text));
+        table_cell(&t, "%s", answer_text(o, "tier", text, sizeof text));
+        table_cell(&t, "%s", answer_text(o, "size", text, sizeof text));
+        table_cell(&t, "%" PRIu64, count);
+        table_cell(&t, "%s", count > 0 ? human_us(human, answer_u64(o, "p50_us")) : "-");
+        table_cell(&t, "%s", count > 0 ? human_us(human, answer_u64(o, "p99_us")) : "-");
+    }
+    printf("\n");
+    return ctl_table_end(&t);
+}
+
 /* ---- Prometheus ---- */
 
 static int print_prometheus(const msgpack_object *stats)
@@ -159,11 +184,14 @@ static int watch(const struct args *a)
 
 static int print_stats(const struct args *a, const msgpack_object *stats)
 {
+    int rc;
+
     if (args_given(a, "prometheus"))
         return print_prometheus(stats);
     if (args_given(a, "json"))
         return ctl_print_json(answer_json(stats), false);
-    return print_table(stats, args_given(a, "nonzero"));
+    rc = print_table(stats, args_given(a, "nonzero"));
+    return rc == CTL_OK ? print_histograms(stats, args_given(a, "nonzero")) : rc;
 }
 
 int cmd_stats(const struct args *a)

@@ -114,6 +114,17 @@ char *human_bytes(char buf[HUMAN_BYTES], uint64_t bytes)
     return buf;
 }
 
+char *human_us(char buf[HUMAN_BYTES], uint64_t us)
+{
+    if (us < 1000)
+        snprintf(buf, HUMAN_BYTES, "%llu us", (unsigned long long)us);
+    else if (us < 1000000)
+        snprintf(buf, HUMAN_BYTES, "%.1f ms", (double)us / 1e3);
+    else
+        snprintf(buf, HUMAN_BYTES, "%.2f s", (double)us / 1e6);
+    return buf;
+}
+
 char *human_duration(char buf[HUMAN_BYTES], uint64_t ms)
 {
     unsigned long long s = ms / 1000;

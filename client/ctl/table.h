@@ -27,6 +27,7 @@ int table_end(struct table *t, FILE *out);
 /* Each returns buf. */
 #define HUMAN_BYTES 32
 char *human_bytes(char buf[HUMAN_BYTES], uint64_t bytes); /* "1.5 GiB" */
+char *human_us(char buf[HUMAN_BYTES], uint64_t us);       /* "12 us", "3.4 ms" */
 char *human_duration(char buf[HUMAN_BYTES], uint64_t ms); /* "2d 3h", "4.2s" */
 char *human_percent(char buf[HUMAN_BYTES], uint64_t part,
                     uint64_t of); /* "12.3 %", "-" of nothing */

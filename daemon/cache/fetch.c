@@ -4,6 +4,7 @@
 #include "daemon/cache/internal.h"
 
 #include "daemon/base/log.h"
+#include "daemon/observe/histogram.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -149,6 +150,7 @@ static void tier_done_cb(struct tier_io *io, int status)
     int rc;
 
     c->tier_busy--;
+    histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns);
     if (status != 0) {
         log_read_failed(io, status);
         /* A copy that can't be read must not stay a hit: engines would ask for it again and again.
@@ -177,6 +179,7 @@ static int tier_start(struct part_op *f)
     io->priority = f->priority;
     io->small = f->small;
     io->done_cb = tier_done_cb;
+    f->begun_ns = uv_hrtime();
     rc = cache_tier_submit(c, io);
     if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
         admission_returned(&cache_ns(c, f->ref)->admission);

@@ -165,6 +165,7 @@ struct part_op {
     /* Of a fetch. */
     uint32_t number;
     slot_ref slot;
+    uint64_t begun_ns; /* of a read from NVMe: when it was submitted */
     uint8_t priority;
     bool small;
     bool failed; /* reported; a thread of the shared tier may still write into the slot */

@@ -17,6 +17,7 @@
 #define UCMD_INDEX_INDEX_H
 
 #include "daemon/index/admission.h"
+#include "daemon/observe/tenants.h"
 #include "proto/limits.h"
 
 #include <assert.h>
@@ -165,6 +166,12 @@ struct ns {
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
     struct ns_table *table;
+    /* Whoever serves the namespace counts in both; these live as long as the daemon. */
+    struct metrics_tenant *tenant;
+    struct {
+        uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
+            evicted_blocks;
+    } traffic;
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     struct admission admission;                   /* to NVMe */
@@ -202,6 +209,8 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
                      const uint8_t *canonical, size_t n, struct ns **out, struct ucm_error *e);
 /* Sets how many namespaces a tenant may have; before, max_ns. */
 void index_ns_limit(struct index *ix, uint32_t tenant_max);
+/* The tenants of all namespaces that there were. */
+struct tenants *index_tenants(struct index *ix);
 /* A namespace lives while it has uses or blocks, and may be freed after that. */
 void index_ns_use(struct index *ix, struct ns *ns);
 void index_ns_unuse(struct index *ix, struct ns *ns);

@@ -127,6 +127,7 @@ struct index {
     struct pages pages;
     struct slab slab;
     struct ns_set ns;
+    struct tenants tenants;
     uint64_t blocks, blocks_max;
     uint8_t secret[HASH_SECRET_BYTES];
 };

@@ -223,6 +223,7 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
+    ns->tenant = tenants_find(&ix->tenants, ns->identity.tenant);
     set_add(&ix->ns, ns);
     *out = ns;
     return 0;
@@ -269,6 +270,11 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
     if (memcmp(own, fingerprint, sizeof(own)) != 0)
         return ucm_error_set(e, UCM_WIRE_INVALID, "its identity has another fingerprint");
     return ns_add(ix, &identity, canonical, n, fingerprint, false, out, e);
+}
+
+struct tenants *index_tenants(struct index *ix)
+{
+    return &ix->tenants;
 }
 
 void index_ns_limit(struct index *ix, uint32_t tenant_max)

@@ -16,7 +16,7 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
 {
     const struct ns_identity *id = &ns->identity;
 
-    msgpack_pack_map(pk, 16);
+    msgpack_pack_map(pk, 24);
     proto_pack_u64(pk, "ns", ns->id);
     proto_pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
     proto_pack_text(pk, "tenant", id->tenant);
@@ -36,6 +36,14 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
     proto_pack_u64(pk, "dram_bytes", ns->dram_bytes);
     proto_pack_u64(pk, "nvme_bytes", ns->nvme_bytes);
     proto_pack_u64(pk, "shared_bytes", ns->share_bytes);
+    proto_pack_u64(pk, "lookups", ns->traffic.lookups);
+    proto_pack_u64(pk, "lookup_keys", ns->traffic.lookup_keys);
+    proto_pack_u64(pk, "lookup_hits", ns->traffic.lookup_hits);
+    proto_pack_u64(pk, "loads", ns->traffic.loads);
+    proto_pack_u64(pk, "load_bytes", ns->traffic.load_bytes);
+    proto_pack_u64(pk, "dumps", ns->traffic.dumps);
+    proto_pack_u64(pk, "dump_bytes", ns->traffic.dump_bytes);
+    proto_pack_u64(pk, "evicted_blocks", ns->traffic.evicted_blocks);
 }
 
 /* Bytes of a namespace with the longest names and most parts: a full page still fits a frame. */

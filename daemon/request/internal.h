@@ -94,6 +94,7 @@ struct request {
     uint32_t msgid;
     enum ucm_method method;
     struct deadline deadline;
+    uint64_t begun_ns; /* when its frame was there */
     size_t memory;
     bool silent; /* not answered: the rest of a request that was */
     /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
@@ -106,6 +107,7 @@ struct call {
     struct session *s;
     uint32_t msgid;
     enum ucm_method method;
+    uint64_t begun_ns;
     union proto_any params; /* decoded; views die with the call */
     int *fds;
     uint32_t n_fds;
@@ -115,6 +117,9 @@ struct call {
 /* A method: answers, now or later, and returns 0; or sets call->error and returns its negative
  * code. */
 typedef int (*method_fn)(struct call *call);
+
+/* transfer.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
+uint64_t transfer_waits_since(const struct request *r);
 
 /* session.c */
 /* Both return 0. */

@@ -1,4 +1,6 @@
 /* lookup, release, and the leases that lookups take. */
+#include "daemon/observe/histogram.h"
+#include "daemon/observe/tenants.h"
 #include "daemon/request/internal.h"
 
 #include <stdlib.h>
@@ -139,6 +141,31 @@ static void keys_touch(struct requests *rq, const struct msg_lookup *m, const st
         cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
 }
 
+static void lookup_count(struct requests *rq, const struct found *f)
+{
+    struct metrics *m = rq->rooms.metrics;
+    struct metrics_tenant *t = f->ns->tenant;
+
+    m->lookups++;
+    m->lookup_keys += f->n;
+    m->lookup_hits += f->hits;
+    m->lookup_hits_dram += f->dram;
+    m->lookup_hits_shared += f->shared;
+    t->lookups++;
+    t->lookup_keys += f->n;
+    t->lookup_hits += f->hits;
+    t->lookup_hits_dram += f->dram;
+    t->lookup_hits_shared += f->shared;
+    f->ns->traffic.lookups++;
+    f->ns->traffic.lookup_keys += f->n;
+    f->ns->traffic.lookup_hits += f->hits;
+}
+
+static void lookup_timed(struct requests *rq, uint64_t begun_ns)
+{
+    histogram_count(rq->rooms.metrics->histograms.lookup, uv_hrtime() - begun_ns);
+}
+
 /* Takes the lease and fills *r. 0 or -code with call->error. */
 static int lookup_result(struct call *call, const struct msg_lookup *m, const struct found *f,
                          struct msg_lookup_r *r)
@@ -153,10 +180,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
             return rc;
     }
     keys_touch(rq, m, f, covered);
-    rq->rooms.metrics->lookups++;
-    rq->rooms.metrics->lookup_keys += f->n;
-    rq->rooms.metrics->lookup_hits += f->hits;
-    rq->rooms.metrics->lookup_hits_shared += f->shared;
+    lookup_count(rq, f);
     *r = (struct msg_lookup_r){.hits = f->hits,
                                .dram = f->dram,
                                .lease = lease,
@@ -186,6 +210,7 @@ static void wait_end(struct lookup_wait *w)
     if (!s->closing) {
         keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
+        lookup_timed(s->rq, w->r.begun_ns);
     }
     request_end(&w->r, &call.error, &r);
 }
@@ -252,7 +277,10 @@ int method_lookup(struct call *call)
     if (lookup_waits(call, ns, m, &f))
         return 0;
     rc = lookup_result(call, m, &f, &r);
-    return rc == 0 ? call_reply(call, &r) : rc;
+    if (rc == 0)
+        call_reply(call, &r);
+    lookup_timed(call->s->rq, call->begun_ns);
+    return rc;
 }
 
 int method_release(struct call *call)

@@ -112,6 +112,44 @@ static void nodes_read(struct exposition *x, const struct arena *a)
     }
 }
 
+/* Sums of the namespaces that there are now. */
+static void tenants_read(struct exposition *x, struct index *ix)
+{
+    struct tenants *tenants = index_tenants(ix);
+
+    tenants_gauges_clear(tenants);
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        const struct ns *ns = index_ns_at(ix, place);
+
+        if (!ns)
+            continue;
+        ns->tenant->namespaces++;
+        ns->tenant->blocks += ns->blocks;
+        ns->tenant->dram_bytes += ns->dram_bytes;
+        ns->tenant->nvme_bytes += ns->nvme_bytes;
+        ns->tenant->shared_bytes += ns->share_bytes;
+    }
+    x->n_tenants = tenants->n;
+    memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));
+}
+
+static void waiters_read(struct metrics *m, const struct requests *rq)
+{
+    uint64_t oldest_ns = UINT64_MAX;
+
+    m->slot_waiters = m->slot_wait_oldest_us = 0;
+    for (const struct list *n = rq->active.next; n != &rq->active; n = n->next) {
+        uint64_t since_ns = transfer_waits_since(LIST_ENTRY(n, const struct request, link_all));
+
+        if (since_ns == 0)
+            continue;
+        m->slot_waiters++;
+        oldest_ns = since_ns < oldest_ns ? since_ns : oldest_ns;
+    }
+    if (m->slot_waiters > 0)
+        m->slot_wait_oldest_us = (uv_hrtime() - oldest_ns) / 1000;
+}
+
 /* ---- health ---- */
 
 /* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
@@ -190,10 +228,12 @@ void requests_observe(struct requests *rq, struct observe_snapshot *out)
     x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
     x->metrics = *rooms->metrics;
     gauges_read(&x->metrics, rooms);
+    waiters_read(&x->metrics, rq);
     tiers_read(x, rooms);
     roots_read(x, rooms->share);
     devices_read(x, rooms->devices);
     nodes_read(x, rooms->arena);
+    tenants_read(x, rooms->index);
     health_read(out, rooms);
     out->draining = rq->draining;
 }

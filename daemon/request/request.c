@@ -167,6 +167,7 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
     r->s = s;
     r->msgid = call->msgid;
     r->method = call->method;
+    r->begun_ns = call->begun_ns;
     r->memory = bytes;
     r->stop_cb = stop_cb;
     list_push_back(&s->requests, &r->link);

@@ -347,7 +347,8 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
 {
     struct session *s = session;
-    struct call call = {.s = s, .msgid = env->msgid, .fds = fds, .n_fds = n_fds};
+    struct call call = {
+        .s = s, .msgid = env->msgid, .fds = fds, .n_fds = n_fds, .begun_ns = uv_hrtime()};
     int method;
 
     if (env->type != PROTO_REQUEST) {

@@ -96,6 +96,66 @@ static void pack_nodes(msgpack_packer *pk, const struct exposition *x, const str
     }
 }
 
+/* A client that is no operator gets its own tenant's only. */
+static void pack_tenants(msgpack_packer *pk, const struct exposition *x, const struct peer *peer)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < x->n_tenants; i++)
+        n += peer->admin || strcmp(x->tenant[i].name, peer->tenant) == 0;
+    proto_pack_str(pk, "tenants");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < x->n_tenants; i++) {
+        if (!peer->admin && strcmp(x->tenant[i].name, peer->tenant) != 0)
+            continue;
+        msgpack_pack_map(pk, 1 + fields_of(METRIC_LIST_TENANTS));
+        proto_pack_text(pk, "name", x->tenant[i].name);
+        pack_fields(pk, &metric_lists[METRIC_LIST_TENANTS], &x->tenant[i]);
+    }
+}
+
+static void pack_histogram(msgpack_packer *pk, const struct histogram_info *info, uint32_t tier,
+                           uint32_t size, const struct histogram *h)
+{
+    uint32_t buckets = 0;
+
+    for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++)
+        buckets += h->bucket[i] > 0;
+    msgpack_pack_map(pk, 8);
+    proto_pack_text(pk, "name", info->name);
+    proto_pack_text(pk, "tier", info->tiers > 1 ? metric_tier_names[tier] : "");
+    proto_pack_text(pk, "size", info->sizes > 1 ? metric_size_names[size] : "");
+    proto_pack_u64(pk, "count", histogram_total(h));
+    proto_pack_u64(pk, "sum_ns", h->sum_ns);
+    proto_pack_u64(pk, "p50_us", histogram_quantile_us(h, 500));
+    proto_pack_u64(pk, "p99_us", histogram_quantile_us(h, 990));
+    proto_pack_str(pk, "buckets");
+    msgpack_pack_array(pk, 2 * buckets);
+    for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++)
+        if (h->bucket[i] > 0) {
+            msgpack_pack_uint64(pk, histogram_bound_us(i));
+            msgpack_pack_uint64(pk, h->bucket[i]);
+        }
+}
+
+static void pack_histograms(msgpack_packer *pk, const struct histograms *all)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < histogram_infos_n; i++)
+        n += histogram_infos[i].tiers * histogram_infos[i].sizes;
+    proto_pack_str(pk, "histograms");
+    msgpack_pack_array(pk, n);
+    for (size_t i = 0; i < histogram_infos_n; i++) {
+        const struct histogram_info *info = &histogram_infos[i];
+        const struct histogram *h = (const struct histogram *)((const char *)all + info->offset);
+
+        for (uint32_t t = 0; t < info->tiers; t++)
+            for (uint32_t s = 0; s < info->sizes; s++)
+                pack_histogram(pk, info, t, s, h++);
+    }
+}
+
 int method_stats(struct call *call)
 {
     struct requests *rq = call->s->rq;
@@ -104,7 +164,7 @@ int method_stats(struct call *call)
 
     requests_observe(rq, &rq->observed);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 11);
+    msgpack_pack_map(&pb.pk, 13);
     proto_pack_text(&pb.pk, "version", x->version);
     proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", x->uptime_ms);
@@ -116,6 +176,8 @@ int method_stats(struct call *call)
     pack_shares(&pb.pk, x, rq->rooms.share);
     pack_devices(&pb.pk, x, rq->rooms.devices);
     pack_nodes(&pb.pk, x, rq->rooms.arena);
+    pack_tenants(&pb.pk, x, &call->s->peer);
+    pack_histograms(&pb.pk, &x->metrics.histograms);
     return call_reply_map(call, &pb);
 }
 

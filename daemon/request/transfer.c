@@ -11,6 +11,8 @@
  * Stopping (cancel, deadline, connection closed) ends items that have not reached a job. Jobs are
  * awaited, since the device may still touch the worker's pages. */
 #include "daemon/request/transfer.h"
+#include "daemon/observe/histogram.h"
+#include "daemon/observe/tenants.h"
 #include "daemon/request/digest.h"
 
 #include <assert.h>
@@ -75,6 +77,43 @@ static bool transfer_slowed(struct transfer *t)
     return true;
 }
 
+/* A wait for a slot ends when an item begins, or is given up. */
+static void slot_wait_ended(struct transfer *t)
+{
+    histogram_count(metrics_of(t)->histograms.slot_wait, uv_hrtime() - t->slot_wait_ns);
+    t->slot_wait_ns = 0;
+}
+
+static enum metric_size size_of(uint64_t bytes)
+{
+    return bytes <= 1u << 20    ? METRIC_LE_1MIB
+           : bytes <= 64u << 20 ? METRIC_LE_64MIB
+                                : METRIC_GT_64MIB;
+}
+
+/* Of loads and dumps that copied something. */
+static void transfer_count(struct transfer *t)
+{
+    struct histograms *h = &metrics_of(t)->histograms;
+    struct histogram *timed = &h->dump[size_of(t->bytes)];
+
+    if (t->bytes == 0 || (t->kind != TRANSFER_LOAD && t->kind != TRANSFER_DUMP))
+        return;
+    if (t->kind == TRANSFER_LOAD) {
+        timed = &h->load[t->slowest * METRIC_SIZES + size_of(t->bytes)];
+        t->ns->tenant->loads++;
+        t->ns->tenant->load_bytes += t->bytes;
+        t->ns->traffic.loads++;
+        t->ns->traffic.load_bytes += t->bytes;
+    } else {
+        t->ns->tenant->dumps++;
+        t->ns->tenant->dump_bytes += t->bytes;
+        t->ns->traffic.dumps++;
+        t->ns->traffic.dump_bytes += t->bytes;
+    }
+    histogram_count(timed, uv_hrtime() - t->r.begun_ns);
+}
+
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
@@ -82,6 +121,9 @@ static void transfer_finish(struct transfer *t)
 
     assert(t->jobs == 0 && !t->open && t->waits_n == 0);
     t->finished = true;
+    if (t->slot_wait_ns != 0)
+        slot_wait_ended(t);
+    transfer_count(t);
     cache_retry_cancel(&t->pressure);
     deadline_disarm(s->rq->rooms.deadlines, &t->pressure_end);
     transfer_release(t);
@@ -135,6 +177,10 @@ void transfer_retry_cb(struct cache_retry *r)
  * nothing under way goes before the others: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
+    if (t->no_slot && t->slot_wait_ns == 0) {
+        t->slot_wait_ns = uv_hrtime();
+        t->slot_wait_at = t->cursor;
+    }
     if (list_empty(&t->retry.link) && !cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
@@ -217,6 +263,7 @@ void transfer_pump(struct transfer *t)
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
+    t->no_slot = false;
     if (t->opened < t->n_keys && !t->stopping && !t->yielded) {
         if (t->space)
             digests_open(t);
@@ -224,6 +271,8 @@ void transfer_pump(struct transfer *t)
             blocks_open(t);
     }
     busy = !(t->space ? digests_again(t) : ready_take(t)) || !items_begin(t);
+    if (t->slot_wait_ns != 0 && t->cursor > t->slot_wait_at)
+        slot_wait_ended(t);
     if (t->open && t->open->n == 0) {
         batch_free(t->open);
         t->open = NULL;
@@ -264,6 +313,14 @@ void transfer_stop_cb(struct request *r)
         steps_abandon(t);
     give_up(t, UCM_BLOCK_CANCELLED);
     transfer_pump(t);
+}
+
+uint64_t transfer_waits_since(const struct request *r)
+{
+    bool transfer = r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP ||
+                    r->method == UCM_METHOD_PREFETCH;
+
+    return transfer ? LIST_ENTRY(r, const struct transfer, r)->slot_wait_ns : 0;
 }
 
 void transfers_stop_region(struct registered *region)

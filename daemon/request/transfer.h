@@ -24,8 +24,12 @@ struct transfer {
     uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
+    uint64_t slot_wait_ns; /* since when it waits for a slot; 0: it does not */
+    uint32_t slot_wait_at; /* cursor at that time */
+    uint8_t slowest;       /* enum metric_tier that a part of a load came from */
     uint8_t priority;
     bool stopping, pumping, finished;
+    bool no_slot;     /* in this pump its next item found no slot */
     bool yielded;     /* begins no item before the next turn of the loop */
     bool awaits_read; /* begins no item before its turn to read; in rq->readers */
     bool has_event;   /* a dump that waits for it */

@@ -252,10 +252,13 @@ void batch_abandon(struct transfer *t)
 
 static void read_count(struct transfer *t, const struct cache_wait *w)
 {
+    uint8_t tier = w->shared ? METRIC_SHARED : METRIC_NVME;
+
     if (w->shared)
         metrics_of(t)->load_blocks_shared++;
     else
         metrics_of(t)->load_blocks_nvme++;
+    t->slowest = tier > t->slowest ? tier : t->slowest;
 }
 
 static void item_read_cb(struct cache_wait *w, int status)
@@ -399,9 +402,11 @@ static int item_get(struct transfer *t, uint32_t item)
     uint32_t part = item_part(t, item);
     block_ref ref = t->refs[item_key(t, item)];
     int rc = wait_reserve(t);
+    bool placed;
 
     if (rc == 0 && t->kind == TRANSFER_LOAD)
         rc = batch_reserve(t);
+    placed = rc == 0;
     if (rc == 0 && slot_waits(t, item))
         rc = -EBUSY;
     if (rc == 0 && prefetch_enough(t, item))
@@ -418,6 +423,7 @@ static int item_get(struct transfer *t, uint32_t item)
     } else if (rc == CACHE_PENDING) {
         item_waits(t, item);
     } else if (rc == -EBUSY) {
+        t->no_slot = placed;
         return rc;
     } else {
         item_status(t, item,
@@ -432,15 +438,22 @@ static int item_get(struct transfer *t, uint32_t item)
 static int item_fill(struct transfer *t, uint32_t item)
 {
     struct cache_fill *fill;
-    int rc = slot_waits(t, item) ? -EBUSY : batch_reserve(t);
+    int rc = slot_waits(t, item) ? -EBUSY : 0;
+    bool placed = rc != 0;
 
+    if (rc == 0) {
+        rc = batch_reserve(t);
+        placed = rc == 0;
+    }
     if (rc == 0 && t->durable)
         cache_shared_presume(cache_of(t), t->refs[item], t->part);
     if (rc == 0)
         rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
-    if (rc == -EBUSY)
+    if (rc == -EBUSY) {
+        t->no_slot = placed;
         return rc;
+    }
     if (rc == 0) {
         batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
         t->in_window += item_slot_bytes(t, item);

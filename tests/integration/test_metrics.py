@@ -5,6 +5,8 @@ by the rules that promtool has.
 $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 """
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -104,15 +106,55 @@ class Exposition(unittest.TestCase):
         self.assertEqual(text["ucmd_health"].samples["ucmd_health", 'state="ok"'], 1)
         self.assertEqual(sum(text["ucmd_health"].samples.values()), 1)
         # A name in the text is that of the wire but for its suffix and the place of its unit.
-        words = {tuple(sorted(set(name.split("_")) - {"total", "bytes", "ucmd", "ratio"})) for name in text}
+        units = {"total", "bytes", "seconds", "us", "ratio"}
+        words = {tuple(sorted(set(name.split("_")) - {"ucmd", *units})) for name in text}
         for name in self.daemon_metrics():
             if name != "connections_total":
-                self.assertIn(tuple(sorted(set(name.split("_")) - {"total", "bytes"})), words, name)
+                self.assertIn(tuple(sorted(set(name.split("_")) - units)), words, name)
         self.assertGreater(text["ucmd_lookups_total"].samples["ucmd_lookups_total", None], 0)
 
     def daemon_metrics(self):
-        table = ctl(self.daemon.socket, "stats").stdout.splitlines()[1:]
-        return [line.split()[0] for line in table if line and re.match(r"[a-z_]+ ", line)]
+        return self.stats()["metrics"]
+
+    def stats(self):
+        return json.loads(ctl(self.daemon.socket, "--json", "stats").stdout)
+
+    def test_what_was_served_is_in_the_histograms(self):
+        """The replay's lookups, loads and dumps, each once, in the wire's and in the text's."""
+        stats, text = self.stats(), families(self.text())
+        metrics = stats["metrics"]
+        count = {}
+        for h in stats["histograms"]:
+            count[h["name"]] = count.get(h["name"], 0) + h["count"]
+            self.assertEqual(h["count"], sum(h["buckets"][1::2]))
+            if h["count"] > 0:
+                self.assertTrue(0 < h["p50_us"] <= h["p99_us"] <= max(h["buckets"][0::2]), h)
+                self.assertGreater(h["sum_ns"], 0)
+        self.assertEqual(count["lookup"], metrics["lookups"])
+        self.assertEqual(count["nvme_read"], metrics["load_blocks_nvme"])
+        self.assertGreater(count["load"], 0)
+        self.assertGreater(count["dump"], 0)
+        for name, n in count.items():
+            family = text[f"ucmd_{name}_seconds"]
+            self.assertEqual(sum(v for (sample, _), v in family.samples.items() if sample.endswith("_count")), n)
+
+    def test_a_tenant_s_counters_are_the_daemon_s_where_there_is_one_tenant(self):
+        stats = self.stats()
+        (tenant,) = stats["tenants"]
+        self.assertEqual(tenant["name"], f"uid:{os.getuid()}")
+        for name in ("lookups", "lookup_keys", "lookup_hits", "lookup_hits_dram", "lookup_hits_shared", "load_bytes",
+                     "dump_bytes"):
+            self.assertEqual(tenant[name], stats["metrics"][name], name)
+        self.assertEqual(tenant["evicted_blocks"], stats["metrics"]["arena_evicted_blocks"])
+        self.assertEqual(tenant["blocks"], stats["metrics"]["blocks"] + stats["metrics"]["blocks_partial"])
+        self.assertGreaterEqual(stats["metrics"]["lookup_hits"], stats["metrics"]["lookup_hits_dram"])
+        self.assertGreater(stats["metrics"]["lookup_hits_dram"], 0)
+        (ns,) = json.loads(ctl(self.daemon.socket, "--json", "namespaces").stdout)["namespaces"]
+        for name in ("lookups", "lookup_keys", "lookup_hits", "loads", "load_bytes", "dumps", "dump_bytes",
+                     "evicted_blocks", "dram_bytes", "nvme_bytes"):
+            self.assertEqual(ns[name], tenant[name], name)
+        sample = families(self.text())["ucmd_tenant_load_bytes_total"].samples
+        self.assertEqual(list(sample.values()), [tenant["load_bytes"]])
 
 
 if __name__ == "__main__":

@@ -233,8 +233,11 @@ class WithDaemon(unittest.TestCase):
             self.assertRegex(table, rf"(?m)^{name} +[0-9.]+( [KMGT]?i?B)? .*\w")
 
     def test_stats_can_leave_zeros_out(self):
-        for line in self.run_ctl("stats", "--nonzero").stdout.splitlines()[1:]:
+        metrics, histograms = self.run_ctl("stats", "--nonzero").stdout.split("\n\n")
+        for line in metrics.splitlines()[1:]:
             self.assertNotEqual(line.split()[1], "0", line)
+        for line in histograms.splitlines()[1:]:
+            self.assertRegex(line, r"^[a-z_]+ .* [1-9][0-9]* +[0-9.]+ [um]?s +[0-9.]+ [um]?s$")
 
     def test_watch_tells_what_changed(self):
         watch = subprocess.Popen([UCMCTL, "--socket", self.daemon.socket, "--json", "stats", "--watch", "0.5",

@@ -61,6 +61,12 @@ Test(exposition, no_two_families_have_one_name)
             exposition_name(&metric_lists[l], &metric_lists[l].metric[i], seen[n]);
             for (size_t k = 0; k < n; k++)
                 cr_assert_str_neq(seen[k], seen[n]);
+            for (size_t h = 0; h < histogram_infos_n; h++) {
+                char name[EXPOSITION_NAME_BYTES];
+
+                snprintf(name, sizeof(name), "ucmd_%s_seconds", histogram_infos[h].name);
+                cr_assert_str_neq(name, seen[n]);
+            }
             n++;
             cr_assert_lt(n, 400);
         }
@@ -108,7 +114,7 @@ Test(exposition, a_label_s_quotes_backslashes_and_newlines_are_escaped)
 
 Test(exposition, buckets_are_cumulative)
 {
-    struct histogram *h = &x.histograms.load[METRIC_NVME * METRIC_SIZES + METRIC_LE_64MIB];
+    struct histogram *h = &x.metrics.histograms.load[METRIC_NVME * METRIC_SIZES + METRIC_LE_64MIB];
 
     h->bucket[histogram_bucket(900)] = 1;  /* 0.9 us */
     h->bucket[histogram_bucket(5000)] = 2; /* 5 us */
