@@ -1,4 +1,4 @@
-/* Verify, format: disks and the host itself. */
+/* Plan, verify, format: disks and the host itself. */
 #include "client/ctl/ctl.h"
 
 static const struct arg_option verify_options[] = {
@@ -15,7 +15,33 @@ static const struct arg_option format_options[] = {
     {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
 };
 
+static const struct arg_option plan_options[] = {
+    {"tp", ARG_NUMBER, "N", "ranks that share a layer's heads (tensor parallelism)", "1", 1, 1024},
+    {"pp", ARG_NUMBER, "N", "ranks that share the layers (pipeline parallelism)", "1", 1, 1024},
+    {"block-tokens", ARG_NUMBER, "N", "tokens in a block of the engine", "16", 1, 65536},
+    {"kv-dtype", ARG_CHOICE, "auto|fp32|bf16|fp16|fp8|int8|int4",
+     "of the KV; auto: as the config says", "auto", 0, 0},
+    {"dram", ARG_SIZE, "SIZE", "arena.size", NULL, 1u << 20, UINT64_C(1) << 60},
+    {"nvme", ARG_SIZE, "SIZE", "nvme.size, in sum over the paths", NULL, 1u << 20,
+     UINT64_C(1) << 60},
+    {"length", ARG_NUMBER, "TOKENS", "of a request, its context included", NULL, 1, 1u << 30},
+    {"requests", ARG_NUMBER, "N", "requests at once (with --length)", "1", 1, 1u << 24},
+    {"history", ARG_NUMBER, "N", "earlier conversations to keep (with --length)", "0", 0, 1u << 28},
+};
+
 static const struct program_command commands[] = {
+    {"plan", "MODEL-CONFIG.json", "What a model's KV takes, what a host holds, what to buy",
+     "Reads a config.json as Hugging Face's model repositories have it, or the folder that\n"
+     "it lies in: full attention, grouped heads, sliding windows, MLA. No daemon is needed.\n"
+     "Without --dram, --nvme and --length it takes the sizes of the daemon that runs here.\n"
+     "--length asks the other way round: what to buy for so many requests and so long a\n"
+     "history. Prompts that share a beginning need less: nothing shared is assumed. All\n"
+     "ranks are taken to be on this host.\n\n"
+     "Examples:\n"
+     "  ucmctl plan config.json --tp 4 --kv-dtype fp8\n"
+     "  ucmctl plan config.json --dram 512GiB --nvme 15TiB\n"
+     "  ucmctl plan config.json --length 32768 --requests 64 --history 5000\n",
+     PROGRAM_OPTIONS(plan_options), 1, 1, cmd_plan},
     {"verify", "[NS]", "Read what is on NVMe and check it",
      "Without a namespace: all of them. The daemon drops corrupt parts and never serves\n"
      "them. The exit status is 5 if any was corrupt or unreadable.\n\n"

@@ -1,0 +1,375 @@
+/* plan: what a model's KV takes, what a host holds of it, and what to buy. */
+#include "client/ctl/ctl.h"
+#include "client/ctl/kv_size.h"
+#include "proto/units.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define CONFIG_BYTES (1u << 20)
+#define GIB (UINT64_C(1) << 30)
+#define NVME_PATH_MAX (16384 * GIB) /* of nvme.size */
+
+/* nvme.backlog's default: DRAM that dumps may fill while the disks write. */
+#define BACKLOG GIB
+/* Percent of the NVMe tier that segments take which are being written or emptied. */
+#define NVME_SPARE 10
+/* index.max_blocks' default. */
+#define USUAL_BLOCKS 16777216u
+
+struct plan {
+    const struct args *a;
+    struct kv_model model;
+    struct kv_shape shape;
+    struct kv_sizes sizes;
+    uint64_t dram, nvme; /* bytes that there are; 0: not asked */
+    bool from_daemon;
+    uint64_t length, requests, history; /* length 0: not asked */
+};
+
+/* What to buy. */
+struct needs {
+    uint64_t dram, nvme, blocks, index;
+};
+
+/* ---- input ---- */
+
+/* A file of at most CONFIG_BYTES, or config.json in a folder. */
+static int read_file(const char *path, char **out)
+{
+    char inside[4096];
+    struct stat st;
+    size_t n;
+    FILE *f;
+
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        snprintf(inside, sizeof inside, "%s/config.json", path);
+        path = inside;
+    }
+    f = fopen(path, "r");
+    if (f == NULL)
+        return ctl_fail(CTL_ERROR, "%s: %s", path, strerror(errno));
+    *out = calloc(1, CONFIG_BYTES + 1);
+    n = *out != NULL ? fread(*out, 1, CONFIG_BYTES, f) : 0;
+    if (*out == NULL || ferror(f) || n == CONFIG_BYTES) {
+        fclose(f);
+        free(*out);
+        return ctl_fail(CTL_ERROR, "%s: %s", path,
+                        n == CONFIG_BYTES ? "larger than any config.json" : "can't be read");
+    }
+    fclose(f);
+    return CTL_OK;
+}
+
+static int read_model(struct plan *p)
+{
+    const char *path = p->a->word[0];
+    char *text, why[KV_WHY_BYTES] = "this is no JSON";
+    int rc = read_file(path, &text);
+    cJSON *config;
+
+    if (rc != CTL_OK)
+        return rc;
+    config = cJSON_Parse(text);
+    free(text);
+    if (config == NULL || kv_model_read(config, &p->model, why) != 0)
+        rc = ctl_fail(CTL_ERROR, "%s: %s", path, why);
+    cJSON_Delete(config);
+    return rc;
+}
+
+static int read_shape(struct plan *p)
+{
+    static const uint32_t bits[] = {0, 32, 16, 16, 8, 8, 4};
+    char why[KV_WHY_BYTES];
+
+    p->shape = (struct kv_shape){
+        .tp = (uint32_t)args_number(p->a, "tp"),
+        .pp = (uint32_t)args_number(p->a, "pp"),
+        .block_tokens = (uint32_t)args_number(p->a, "block-tokens"),
+        .value_bits = bits[args_number(p->a, "kv-dtype")],
+    };
+    if (kv_sizes(&p->model, &p->shape, &p->sizes, why) != 0)
+        return ctl_fail(CTL_ERROR, "%s", why);
+    return CTL_OK;
+}
+
+/* The sizes of the daemon that runs here, if one does: nothing is wrong without. */
+static void ask_daemon(struct plan *p)
+{
+    const struct ucm_options options = {.name = program_name(), .socket = ctl_socket(p->a)};
+    struct ucm_client *client;
+    struct answer stats;
+
+    if (answer_connect(&options, (int)args_number(p->a, "timeout"), &client) != 0)
+        return;
+    if (answer_call(client, UCM_METHOD_STATS, NULL, (int)args_number(p->a, "timeout"), &stats) ==
+        0) {
+        const msgpack_object *m = answer_get(stats.root, "metrics");
+
+        p->dram = answer_u64(m, "arena_bytes_configured");
+        p->nvme = answer_u64(m, "nvme_bytes_capacity");
+        p->from_daemon = true;
+        answer_close(&stats);
+    }
+    ucm_close(client);
+}
+
+/* ---- arithmetic ---- */
+
+static uint64_t up(uint64_t v, uint64_t unit)
+{
+    return (v + unit - 1) / unit * unit;
+}
+
+static uint64_t blocks_of(const struct plan *p, uint64_t tokens)
+{
+    return up(tokens, p->shape.block_tokens) / p->shape.block_tokens;
+}
+
+static struct needs needs(const struct plan *p)
+{
+    uint64_t one = blocks_of(p, p->length);
+    struct needs n = {.blocks = one * (p->requests + p->history)};
+
+    n.dram = kv_dram_bytes(&p->sizes, one * p->requests);
+    if (p->history > 0) {
+        n.dram += BACKLOG;
+        n.nvme = kv_nvme_bytes(&p->sizes, n.blocks);
+        n.nvme = up(n.nvme + n.nvme * NVME_SPARE / (100 - NVME_SPARE), GIB);
+    }
+    n.dram = up(n.dram, GIB);
+    n.index = n.blocks * p->sizes.index_bytes;
+    return n;
+}
+
+/* Blocks held: what lies in DRAM lies on NVMe too, once it is written. */
+static uint64_t blocks_held(const struct plan *p)
+{
+    uint64_t dram = kv_dram_blocks(&p->sizes, p->dram), nvme = kv_nvme_blocks(&p->sizes, p->nvme);
+
+    return dram > nvme ? dram : nvme;
+}
+
+/* ---- JSON ---- */
+
+static void json_model(cJSON *j, const struct plan *p)
+{
+    const struct kv_model *m = &p->model;
+    cJSON *o = cJSON_AddObjectToObject(j, "model");
+
+    cJSON_AddStringToObject(o, "type", m->type);
+    ctl_json_u64(o, "layers", m->layers);
+    ctl_json_u64(o, "sliding_layers", m->sliding_layers);
+    ctl_json_u64(o, "window", m->window);
+    ctl_json_u64(o, "recurrent_layers", m->recurrent_layers);
+    cJSON_AddBoolToObject(o, "mla", m->mla != 0);
+    ctl_json_u64(o, "kv_heads", m->heads);
+    ctl_json_u64(o, "k_dim", m->k_dim);
+    ctl_json_u64(o, "v_dim", m->v_dim);
+    ctl_json_u64(o, "value_bits", p->shape.value_bits > 0 ? p->shape.value_bits : m->value_bits);
+    ctl_json_u64(o, "max_tokens", m->max_tokens);
+}
+
+static void json_sizes(cJSON *j, const struct plan *p)
+{
+    const struct kv_sizes *s = &p->sizes;
+    cJSON *o = cJSON_AddObjectToObject(j, "bytes");
+
+    ctl_json_u64(o, "token", s->token_bytes);
+    ctl_json_u64(o, "token_rank", s->rank_token_bytes);
+    ctl_json_u64(o, "block", s->block_bytes);
+    ctl_json_u64(o, "part", s->part_bytes);
+    ctl_json_u64(o, "slot", s->slot_bytes);
+    ctl_json_u64(o, "record", s->record_bytes);
+    ctl_json_u64(o, "index", s->index_bytes);
+    ctl_json_u64(j, "parts", s->parts);
+    ctl_json_u64(j, "block_tokens", p->shape.block_tokens);
+}
+
+static int print_json(const struct plan *p)
+{
+    cJSON *j = cJSON_CreateObject(), *o;
+
+    json_model(j, p);
+    json_sizes(j, p);
+    if (p->dram > 0 || p->nvme > 0) {
+        o = cJSON_AddObjectToObject(j, "holds");
+        cJSON_AddBoolToObject(o, "from_daemon", p->from_daemon);
+        ctl_json_u64(o, "dram_bytes", p->dram);
+        ctl_json_u64(o, "nvme_bytes", p->nvme);
+        ctl_json_u64(o, "dram_tokens", kv_dram_blocks(&p->sizes, p->dram) * p->shape.block_tokens);
+        ctl_json_u64(o, "nvme_tokens", kv_nvme_blocks(&p->sizes, p->nvme) * p->shape.block_tokens);
+        ctl_json_u64(o, "index_bytes", blocks_held(p) * p->sizes.index_bytes);
+    }
+    if (p->length > 0) {
+        struct needs n = needs(p);
+
+        o = cJSON_AddObjectToObject(j, "buy");
+        ctl_json_u64(o, "dram_bytes", n.dram);
+        ctl_json_u64(o, "nvme_bytes", n.nvme);
+        ctl_json_u64(o, "index_bytes", n.index);
+        ctl_json_u64(o, "blocks", n.blocks);
+    }
+    return ctl_print_json(j, false);
+}
+
+/* ---- text ---- */
+
+static void print_model(const struct plan *p)
+{
+    const struct kv_model *m = &p->model;
+
+    printf("model      %s: %" PRIu32 " layers", m->type[0] != '\0' ? m->type : "unknown type",
+           m->layers);
+    if (m->mla)
+        printf(", MLA with %" PRIu32 " values", m->k_dim);
+    else
+        printf(", %" PRIu32 " KV heads of %" PRIu32, m->heads, m->k_dim);
+    printf(", %s", p->shape.value_bits > 0 ? args_text(p->a, "kv-dtype") : m->dtype);
+    if (m->max_tokens > 0)
+        printf(", up to %" PRIu32 " tokens", m->max_tokens);
+    printf("\n");
+    if (m->sliding_layers > 0)
+        printf("           %" PRIu32 " layers attend to the last %" PRIu32
+               " tokens only; all tokens of theirs are stored\n",
+               m->sliding_layers, m->window);
+    if (m->recurrent_layers > 0)
+        printf("           %" PRIu32
+               " more layers keep a state a sequence, not KV: not counted, and vLLM's connector "
+               "refuses such models\n",
+               m->recurrent_layers);
+}
+
+static void print_sizes(const struct plan *p)
+{
+    const struct kv_sizes *s = &p->sizes;
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], c[HUMAN_BYTES];
+
+    printf("a token    %s (%" PRIu64 " bytes)", human_bytes(a, s->token_bytes), s->token_bytes);
+    if (p->shape.tp * p->shape.pp > 1)
+        printf(", %s in each rank's GPU", human_bytes(a, s->rank_token_bytes));
+    printf("\na block    %s for %" PRIu32 " tokens", human_bytes(a, s->block_bytes),
+           p->shape.block_tokens);
+    if (s->parts > 1)
+        printf(", in %" PRIu32 " parts of %s", s->parts, human_bytes(b, s->part_bytes));
+    printf("; %s in DRAM, %s on NVMe, %" PRIu64 " B of index\n",
+           human_bytes(a, s->slot_bytes * s->parts), human_bytes(c, s->record_bytes * s->parts),
+           s->index_bytes);
+    if (s->extent > 64u << 20)
+        printf("           such parts need arena.extent and nvme.segment of %s\n",
+               human_bytes(a, s->extent));
+}
+
+static const char *human_count(char buf[HUMAN_BYTES], uint64_t n)
+{
+    if (n < 1000000)
+        snprintf(buf, HUMAN_BYTES, "%" PRIu64, n);
+    else if (n < 1000000000)
+        snprintf(buf, HUMAN_BYTES, "%.2f million", (double)n / 1e6);
+    else
+        snprintf(buf, HUMAN_BYTES, "%.2f billion", (double)n / 1e9);
+    return buf;
+}
+
+static void print_held(const struct plan *p, const char *tier, uint64_t bytes, uint64_t blocks)
+{
+    uint64_t tokens = blocks * p->shape.block_tokens;
+    char a[HUMAN_BYTES], b[HUMAN_BYTES];
+
+    if (bytes == 0)
+        return;
+    printf("%-10s %s: %s tokens", tier, human_bytes(a, bytes), human_count(b, tokens));
+    if (p->length > 0)
+        printf(", %" PRIu64 " requests of %" PRIu64, tokens / p->length, p->length);
+    printf("\n");
+}
+
+static void print_holds(const struct plan *p)
+{
+    uint64_t blocks = blocks_held(p);
+    char a[HUMAN_BYTES];
+
+    if (p->dram == 0 && p->nvme == 0)
+        return;
+    printf("\n%s\n", p->from_daemon ? "The daemon here:" : "Such a host:");
+    print_held(p, "dram", p->dram, kv_dram_blocks(&p->sizes, p->dram));
+    print_held(p, "nvme", p->nvme, kv_nvme_blocks(&p->sizes, p->nvme));
+    printf("index      %s beside the arena", human_bytes(a, blocks * p->sizes.index_bytes));
+    if (blocks > USUAL_BLOCKS)
+        printf("; index.max_blocks: %" PRIu64 " at least", blocks);
+    printf("\n");
+}
+
+/* What to write into ucmd.yaml: sizes of each path, since one has a bound. */
+static void print_keys(const struct plan *p, const struct needs *n)
+{
+    uint64_t paths = up(n->nvme, NVME_PATH_MAX) / NVME_PATH_MAX;
+    char extent[UNITS_TEXT_BYTES];
+    bool large = p->sizes.extent > 64u << 20;
+
+    units_size_text(extent, p->sizes.extent);
+    printf("\nucmd.yaml");
+    if (paths > 1)
+        printf(", with %" PRIu64 " entries in nvme.paths", paths);
+    printf(":\n  arena: {size: %" PRIu64 "GiB%s%s}\n", n->dram / GIB, large ? ", extent: " : "",
+           large ? extent : "");
+    if (n->nvme > 0)
+        printf("  nvme: {size: %" PRIu64 "GiB%s%s}\n", up(n->nvme / paths, GIB) / GIB,
+               large ? ", segment: " : "", large ? extent : "");
+    if (n->blocks > USUAL_BLOCKS)
+        printf("  index: {max_blocks: %" PRIu64 "}\n", n->blocks);
+}
+
+static void print_needs(const struct plan *p)
+{
+    struct needs n = needs(p);
+    char a[HUMAN_BYTES];
+
+    printf("\nFor %" PRIu64 " request%s of %" PRIu64 " tokens at once", p->requests,
+           p->requests == 1 ? "" : "s", p->length);
+    if (p->history > 0)
+        printf(", and %" PRIu64 " earlier ones", p->history);
+    printf(":\ndram       %s: the requests", human_bytes(a, n.dram));
+    if (p->history > 0)
+        printf(", and %s that wait for the disks", human_bytes(a, BACKLOG));
+    printf("\n");
+    if (p->history > 0)
+        printf("nvme       %s: all of them, and %d %% for segments that are being emptied\n",
+               human_bytes(a, n.nvme), NVME_SPARE);
+    printf("index      %s beside the arena\n", human_bytes(a, n.index));
+    print_keys(p, &n);
+}
+
+int cmd_plan(const struct args *a)
+{
+    struct plan p = {.a = a,
+                     .dram = args_number(a, "dram"),
+                     .nvme = args_number(a, "nvme"),
+                     .length = args_number(a, "length"),
+                     .requests = args_number(a, "requests"),
+                     .history = args_number(a, "history")};
+    int rc;
+
+    if (p.length == 0 && (args_given(a, "requests") || args_given(a, "history")))
+        return program_usage_error(a, "--requests and --history go with --length");
+    rc = read_model(&p);
+    if (rc == CTL_OK)
+        rc = read_shape(&p);
+    if (rc != CTL_OK)
+        return rc;
+    if (p.dram == 0 && p.nvme == 0 && p.length == 0)
+        ask_daemon(&p);
+    if (args_given(a, "json"))
+        return print_json(&p);
+    print_model(&p);
+    print_sizes(&p);
+    print_holds(&p);
+    if (p.length > 0)
+        print_needs(&p);
+    return CTL_OK;
+}

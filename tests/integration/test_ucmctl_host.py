@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""ucmctl's commands about the host: plan. What their arithmetic is worth, tests/unit/test_kv_size.c shows."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+from daemon import TOP, Daemon
+
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+OK, ERROR, USAGE = 0, 1, 2
+NOWHERE = "/nonexistent/ucmd.sock"
+TIMEOUT_S = 120
+GIB = 1 << 30
+# Public numbers of Llama-3.1-70B.
+LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+         "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
+
+
+def ctl(*words, socket=NOWHERE):
+    return subprocess.run([UCMCTL, "--socket", socket, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=TIMEOUT_S, check=False)
+
+
+class Plan(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="ucmctl.")
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.config = os.path.join(folder.name, "config.json")
+        with open(cls.config, "w") as file:
+            json.dump(LLAMA, file)
+
+    def plan(self, *words, socket=NOWHERE, code=OK):
+        done = ctl("plan", *words, socket=socket)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done
+
+    def json(self, *words, **more):
+        return json.loads(self.plan(self.config, "--json", *words, **more).stdout)
+
+    def test_bytes(self):
+        plan = self.json("--tp", 4)
+        self.assertEqual((plan["bytes"]["token"], plan["bytes"]["token_rank"]), (327680, 81920))
+        self.assertEqual((plan["parts"], plan["bytes"]["part"]), (4, 16 * 81920))
+        self.assertNotIn("holds", plan)
+        self.assertEqual(self.json("--kv-dtype", "fp8")["bytes"]["token"], 163840)
+        text = self.plan(self.folder, "--tp", 4).stdout
+        self.assertIn("80 layers, 8 KV heads of 128, bfloat16, up to 131072 tokens", text)
+        self.assertIn("320 KiB (327680 bytes), 80.0 KiB in each rank's GPU", text)
+
+    def test_what_a_host_holds(self):
+        holds = self.json("--dram", "512GiB", "--nvme", "15TiB")["holds"]
+        self.assertFalse(holds["from_daemon"])
+        # Slots fill extents, and records segments, but for a few percent.
+        for tier, size in (("dram", 512 * GIB), ("nvme", 15 * 1024 * GIB)):
+            self.assertLessEqual(holds[f"{tier}_tokens"], size // 327680)
+            self.assertGreater(holds[f"{tier}_tokens"], 0.9 * size / 327680)
+        text = self.plan(self.config, "--dram", "512GiB", "--length", 32768).stdout
+        self.assertRegex(text, r"(?m)^dram +512 GiB: 1\.\d\d million tokens, [45]\d requests of 32768$")
+
+    def test_what_to_buy(self):
+        buy = self.json("--length", 32768, "--requests", 8, "--history", 100)["buy"]
+        self.assertGreaterEqual(buy["dram_bytes"], 8 * 32768 * 327680)
+        self.assertGreaterEqual(buy["nvme_bytes"], 108 * 32768 * 327680)
+        self.assertEqual(buy["blocks"], 108 * 2048)
+        holds = self.json("--dram", buy["dram_bytes"], "--nvme", buy["nvme_bytes"])["holds"]
+        self.assertGreaterEqual(holds["dram_tokens"], 8 * 32768)
+        self.assertGreaterEqual(holds["nvme_tokens"], 108 * 32768)
+        text = self.plan(self.config, "--length", 32768, "--history", 10000).stdout
+        paths, size = int(re.search(r"with (\d+) entries", text)[1]), int(re.search(r"nvme: {size: (\d+)GiB}", text)[1])
+        self.assertLessEqual(size, 16 * 1024)
+        self.assertGreater(paths * size * GIB, 10000 * 32768 * 327680)
+        self.assertRegex(text, r"index: {max_blocks: 20482048}")
+
+    def test_the_daemon_s_sizes(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        holds = self.json(socket=daemon.socket)["holds"]
+        self.assertTrue(holds["from_daemon"])
+        self.assertEqual(holds["dram_bytes"], 64 << 20)
+        self.assertGreater(holds["nvme_bytes"], 200 << 20)
+        self.assertIn("The daemon here:", self.plan(self.config, socket=daemon.socket).stdout)
+
+    def test_mistakes_are_named(self):
+        for text, sentence in (("{", "no JSON"), ("[1]", "no JSON object"), ("{}", "num_hidden_layers is missing"),
+                               ('{"num_hidden_layers": 2}', "num_attention_heads is missing")):
+            path = os.path.join(self.folder, "wrong.json")
+            with open(path, "w") as file:
+                file.write(text)
+            done = self.plan(path, code=ERROR)
+            self.assertIn(sentence, done.stderr)
+            self.assertEqual(done.stdout, "")
+        self.assertIn("No such file", self.plan("/nonexistent/config.json", code=ERROR).stderr)
+        self.assertIn("--tp 3 does not divide 8 KV heads", self.plan(self.config, "--tp", 3, code=ERROR).stderr)
+        self.assertIn("--length", self.plan(self.config, "--history", 3, code=USAGE).stderr)
+        self.assertIn("wanted auto, fp32", self.plan(self.config, "--kv-dtype", "fp9", code=USAGE).stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
