@@ -45,14 +45,14 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(S
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
-DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -ldl -lm $(CUDA_LIBS)
+DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lmicrohttpd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev libnfs-dev
+             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
              nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 man-db groff-base

@@ -12,6 +12,7 @@
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
 #include "daemon/notify.h"
+#include "daemon/observe/observe.h"
 #include "daemon/reload.h"
 #include "daemon/request/request.h"
 #include "daemon/share/share.h"
@@ -55,6 +56,7 @@ struct server {
     struct digest_pool *digests;
     struct requests *requests;
     struct front *front;
+    struct observe *observe; /* NULL: nobody may look */
     struct notify notify;
     uv_signal_t term, intr, hup;
     uv_timer_t stop_timer;
@@ -83,6 +85,7 @@ static void tier_stop(struct server *s)
 static void rooms_free(struct server *s)
 {
     s->state = STOPPED;
+    observe_free(s->observe);
     front_free(s->front);
     requests_free(s->requests);
     digest_pool_free(s->digests);
@@ -188,6 +191,7 @@ static void server_stop(struct server *s, int exit_status)
     log_info("server", "stopping", "requests=%u", requests_active(s->requests));
     front_stop(s->front);
     requests_drain(s->requests);
+    observe_publish(s->observe);
     s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
     if (uv_timer_start(&s->stop_timer, stop_tick_cb, 0, STOP_TICK_MS) != 0)
         abort(); /* libuv: only for a closing handle */
@@ -450,6 +454,22 @@ static int front_init(struct server *s, struct ucm_error *e)
     return front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, e);
 }
 
+static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
+{
+    struct server *s = ctx;
+
+    requests_observe(s->requests, out);
+}
+
+/* The last one, so that whoever asks is told of a daemon that serves. */
+static int observe_init(struct server *s)
+{
+    struct observe_options options = {
+        .loop = &s->loop, .config = &s->config, .fill_cb = observe_fill_cb, .ctx = s};
+
+    return observe_new(&options, &s->observe);
+}
+
 int server_check(const struct config *config, void (*warn_cb)(const char *text),
                  struct config_error *e)
 {
@@ -465,6 +485,8 @@ int server_check(const struct config *config, void (*warn_cb)(const char *text),
             rc = tiers[i]->check(config, e);
     if (rc == 0 && device_check((int)config->cuda, why) < 0)
         rc = config_fail(config, e, "device.cuda", "device.cuda is required, but %s", why);
+    if (rc == 0)
+        observe_check(config, warn_cb);
     return rc;
 }
 
@@ -493,6 +515,8 @@ int server_new(struct config *config, const struct server_sources *sources, stru
         rc = front_init(s, e);
     if (rc == 0 && s->persist)
         rc = persist_take(s->persist);
+    if (rc == 0)
+        rc = observe_init(s);
     if (rc != 0) {
         if (e->code == 0)
             ucm_error_set(e, UCM_WIRE_INTERNAL, "cannot start: %s", uv_strerror(rc));

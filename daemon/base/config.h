@@ -63,6 +63,10 @@ struct config {
     struct config_list tenants, admins;
     enum log_level log_level;
 
+    char *metrics_socket; /* "": none; without a slash: beside `socket` */
+    unsigned metrics_socket_mode;
+    char *metrics_listen; /* "": none */
+
     uint64_t arena_size, arena_extent;
     bool arena_prefault;
     char *arena_keep; /* "": none */

@@ -1,5 +1,6 @@
 #include "daemon/base/config_table.h"
 
+#include "daemon/base/listener.h"
 #include "proto/limits.h"
 #include "proto/messages.h"
 
@@ -53,6 +54,23 @@ static const char *item_path(const char *text)
     return text[0] == '/' ? NULL : "write an absolute path";
 }
 
+static const char *item_socket(const char *text)
+{
+    return text[0] == '/' || !strchr(text, '/')
+               ? NULL
+               : "write an absolute path, or a name without a slash for one beside `socket`";
+}
+
+static const char *item_address(const char *text)
+{
+    union listener_address a;
+
+    return text[0] == '\0' || listener_address_parse(text, &a) == 0
+               ? NULL
+               : "write an address and a port in numbers, e.g. 127.0.0.1:9471 or [::1]:9471, or a "
+                 "port of 127.0.0.1";
+}
+
 static const char *item_folder(const char *text)
 {
     return text[0] == '/' ? NULL : "write the absolute path of a folder, e.g. /var/lib/ucmd/nvme0";
@@ -102,6 +120,9 @@ const struct config_section config_sections[] = {
      "h. ucmd --check --config FILE checks a changed file. 'ucmctl reload' (and SIGHUP) reloads "
      "the keys that are marked (reloadable); the others take effect at the next start."},
     {"log", "One line for each event, on standard error."},
+    {"metrics",
+     "What monitoring reads over HTTP: /metrics for Prometheus, /live and /ready for probes "
+     "(docs/operations.md)."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
     {"index", "What is cached, and where."},
     {"nvme", "The tier on local disks. Without paths there is none."},
@@ -134,6 +155,18 @@ const struct config_key config_keys[] = {
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
      .help = "Events of this level, and of those before it in the list, are logged."},
+
+    {KEY("metrics.socket", STRING, metrics_socket, "metrics.sock"), RANGE(0, SOCKET_BYTES),
+     .item_cb = item_socket,
+     .help = "Unix socket for it: a path, or a name for one in the folder of `socket`; \"\": none. "
+             "It belongs to socket_group."},
+    {KEY("metrics.socket_mode", OCTAL, metrics_socket_mode, "0660"), RANGE(0, 0777),
+     .help = "Permissions of that socket."},
+    {KEY("metrics.listen", STRING, metrics_listen, ""), RANGE(0, 64), .item_cb = item_address,
+     .help =
+         "Address for it, 127.0.0.1:9471 or [::1]:9471; a bare port is one of 127.0.0.1, port 0 "
+         "lets the kernel choose and the log say it; \"\": none. There is no password: any "
+         "address but those of this host's loopback draws a warning."},
 
     {KEY("arena.size", SIZE, arena_size, "4GiB"), RANGE(MIB, 15 * TIB),
      .help = "DRAM that the daemon takes, rounded down to whole extents."},
