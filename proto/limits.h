@@ -2,7 +2,9 @@
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 
-#define UCM_PROTOCOL_VERSION 1
+/* 2: lookup, load, dump and prefetch take `request`. */
+#define UCM_PROTOCOL_VERSION 2
+#define UCM_PROTOCOL_VERSION_MIN 1
 
 #define UCM_MAX_FRAME_BYTES (1u << 20) /* body of a frame, without its 4-byte length */
 #define UCM_MAX_DEPTH 8                /* nesting of MessagePack containers */
@@ -13,7 +15,8 @@
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
 
-#define UCM_MAX_NAME_BYTES 256 /* model, revision, dtype, layout, client, tenant */
+#define UCM_MAX_NAME_BYTES 256   /* model, revision, dtype, layout, client, tenant */
+#define UCM_MAX_REQUEST_BYTES 64 /* the engine's id of a request */
 #define UCM_MAX_SALT_BYTES 1024
 #define UCM_MAX_PARTS 256
 #define UCM_MAX_SHARDS 1024      /* layers of one part: the length of a part's shard bitmap */

@@ -30,6 +30,7 @@
 #define UCM_BLOCKS_BYTES ((uint64_t)UCM_MAX_KEYS * 4)
 #define UCM_U32 UINT32_MAX
 #define UCM_DEADLINE_MS 3600000 /* an hour */
+#define UCM_TRACE_MS 86400000   /* a day */
 
 /* ---- parts of messages ---- */
 
@@ -118,6 +119,8 @@ enum ucm_handle_kind {
     F(u64, fd, OPT, 0, UCM_MAX_FRAME_FDS - 1)
 #define UCM_MSG_RING(F) F(u64, ring, REQ, 1, UCM_U32)
 
+/* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this one
+ * is; for tracing only. */
 /* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
  * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. */
 #define UCM_MSG_LOOKUP(F)                                                                          \
@@ -126,7 +129,8 @@ enum ucm_handle_kind {
     F(flag, each, OPT, 0, 0)                                                                       \
     F(u64, lease_ms, OPT, 0, UCM_U32)                                                              \
     F(flag, shared, OPT, 0, 0)                                                                     \
-    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 #define UCM_MSG_LOOKUP_R(F)                                                                        \
     F(u64, hits, REQ, 0, UCM_MAX_KEYS)                                                             \
     F(u64, dram, OPT, 0, UCM_MAX_KEYS)                                                             \
@@ -147,7 +151,8 @@ enum ucm_handle_kind {
     F(u64, lease, OPT, 0, UCM_U32)                                                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, step, OPT, 0, UCM_MAX_SHARDS)
+    F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 /* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
  * left out while it has not changed since the last one (at first all OK). */
 #define UCM_MSG_PROGRESS(F)                                                                        \
@@ -164,7 +169,8 @@ enum ucm_handle_kind {
     F(bin, event, OPT, UCM_MAX_HANDLE_BYTES, UCM_MAX_HANDLE_BYTES)                                 \
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
-    F(u64, durability, OPT, 0, 2)
+    F(u64, durability, OPT, 0, 2)                                                                  \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 
 enum ucm_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
@@ -178,7 +184,8 @@ enum ucm_durability {
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
     F(u64, part, OPT, 0, UCM_MAX_PARTS)                                                            \
     F(u64, priority, OPT, 0, 7)                                                                    \
-    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 /* status: one byte a key, enum ucm_block_status. bytes: copied or read for this request. */
 #define UCM_MSG_BLOCKS_R(F)                                                                        \
     F(bin, status, REQ, 1, UCM_MAX_KEYS)                                                           \
@@ -229,6 +236,23 @@ enum ucm_durability {
 #define UCM_MSG_PAGE(F)                                                                            \
     F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
     F(u64, limit, OPT, 0, 4096)
+
+/* For operators; see docs/protocol.md. op: enum ucm_trace_op; the other fields are of a start. */
+#define UCM_MSG_TRACE(F)                                                                           \
+    F(u64, op, OPT, 0, 2)                                                                          \
+    F(flag, keys, OPT, 0, 0)                                                                       \
+    F(u64, slower_us, OPT, 0, UCM_U32)                                                             \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
+    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
+    F(u64, sample, OPT, 0, UCM_U32)                                                                \
+    F(u64, limit_ms, OPT, 0, UCM_TRACE_MS)                                                         \
+    F(u64, bytes, OPT, 0, 1u << 28)
+
+enum ucm_trace_op {
+    UCM_TRACE_READ = 0, /* a page of records, which leave the daemon */
+    UCM_TRACE_START = 1,
+    UCM_TRACE_STOP = 2,
+};
 
 /* ---- retrieval ---- */
 
@@ -371,6 +395,7 @@ enum ucm_durability {
     M(INSPECT, inspect, "inspect", key, free_map)                                                  \
     M(VERIFY, verify, "verify", ls, verify_r)                                                      \
     M(SHARE_COLLECT, share_collect, "share.collect", collect, collect_r)                           \
+    M(TRACE, trace, "trace", trace, free_map)                                                      \
     M(DIGEST_OPEN, digest_open, "digest.open", digest_open, digest_open_r)                         \
     M(DIGEST_BUILD, digest_build, "digest.build", digest_build, blocks_r)                          \
     M(CHAIN_OPEN, chain_open, "chain.open", chain_open, chain)                                     \
@@ -483,6 +508,7 @@ struct proto_planes {
     S(collect, UCM_MSG_COLLECT)                                                                    \
     S(collect_r, UCM_MSG_COLLECT_R)                                                                \
     S(page, UCM_MSG_PAGE)                                                                          \
+    S(trace, UCM_MSG_TRACE)                                                                        \
     S(digest_open, UCM_MSG_DIGEST_OPEN)                                                            \
     S(digest_open_r, UCM_MSG_DIGEST_OPEN_R)                                                        \
     S(digest_build, UCM_MSG_DIGEST_BUILD)                                                          \

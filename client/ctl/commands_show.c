@@ -13,6 +13,16 @@ static const struct arg_option ls_options[] = {
     {"cursor", ARG_NUMBER, "N", "start where an earlier list ended", NULL, 0, UINT64_MAX},
 };
 
+static const struct arg_option trace_options[] = {
+    {"out", ARG_TEXT, "FILE", "where to write the trace; required", NULL, 0, 0},
+    {"seconds", ARG_SECONDS, "SECONDS", "how long", "10s", 100, 86000000},
+    {"slower", ARG_SECONDS, "TIME", "only requests that take at least so long", NULL, 1, 4000000},
+    {"request", ARG_TEXT, "ID", "only those whose engine's request id begins so", NULL, 0, 0},
+    {"tenant", ARG_TEXT, "NAME", "only those of this tenant", NULL, 0, 0},
+    {"sample", ARG_NUMBER, "N", "only one in N of these", NULL, 1, UINT32_MAX},
+    {"ring", ARG_SIZE, "SIZE", "memory that the daemon takes meanwhile", "4MiB", 65536, 268435456},
+};
+
 static const struct program_command commands[] = {
     {"status", "", "Health, memory, tiers, devices and hit rate on one screen",
      "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
@@ -50,6 +60,14 @@ static const struct program_command commands[] = {
      "  ucmctl share\n"
      "  ucmctl share collect 1\n",
      NULL, 0, 0, 2, cmd_share},
+    {"trace", "", "What requests wait for, as a file for Perfetto (ui.perfetto.dev)",
+     "A row for each lookup, load, dump and prefetch, below the id of the engine's request:\n"
+     "its queue, lookups, reads, waits for DRAM, copies and answer. Ends after --seconds,\n"
+     "or with Ctrl-C; the file is complete either way. For operators, one at a time.\n\n"
+     "Examples:\n"
+     "  ucmctl trace --out slow.json --slower 50ms --seconds 60\n"
+     "  ucmctl trace --out one.json --request cmpl-7f3a\n",
+     PROGRAM_OPTIONS(trace_options), 0, 0, cmd_trace},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
      "The exit status is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
      "Example:\n"

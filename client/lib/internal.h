@@ -94,11 +94,15 @@ struct client_request {
     const void *params;           /* the struct msg_* of the method's parameters */
     struct client_handle *handle; /* must be ready before it is sent; NULL: none */
     uint64_t *handle_id;          /* the field of *params that receives its id */
+    struct proto_str *request_id; /* the field that receives the thread's request id; NULL: none */
     const int *fds;
     uint32_t n_fds;
     const char *name; /* not NULL: the method, with packed_bytes of packed parameters */
     size_t packed_bytes;
 };
+
+/* request_id.c: the calling thread's, a view. Needs no lock. */
+struct proto_str client_request_id(void);
 
 /* ---- handles (namespaces and regions): handle.c ---- */
 
@@ -285,6 +289,7 @@ struct ucm_client {
     struct ucm_error farewell;       /* the daemon's error for the whole connection */
     struct client_call hello;
     struct ucm_server_info info;
+    uint32_t version; /* of the protocol, on this connection */
     uint32_t max_frame_bytes;
 
     bool reading, writing; /* a thread holds the token */

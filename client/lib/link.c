@@ -21,10 +21,11 @@ static int hello_take_cb(struct client_call *call, const union proto_any *any)
     struct ucm_client *c = call->client;
     const struct msg_hello_r *m = &any->hello_r;
 
-    if (m->version != UCM_PROTOCOL_VERSION)
+    if (m->version < UCM_PROTOCOL_VERSION_MIN || m->version > UCM_PROTOCOL_VERSION)
         return ucm_error_set(&call->error, UCM_EUNSUPPORTED,
-                             "ucmd speaks version %u, this library %d", (unsigned)m->version,
-                             UCM_PROTOCOL_VERSION);
+                             "ucmd speaks version %u, this library %d to %d", (unsigned)m->version,
+                             UCM_PROTOCOL_VERSION_MIN, UCM_PROTOCOL_VERSION);
+    c->version = (uint32_t)m->version;
     snprintf(c->info.server, sizeof c->info.server, "%.*s", (int)m->server.n, m->server.p);
     snprintf(c->info.tenant, sizeof c->info.tenant, "%.*s", (int)m->tenant.n, m->tenant.p);
     memcpy(c->info.instance, m->instance.p, sizeof c->info.instance);
@@ -169,7 +170,7 @@ static void connect_failed(struct ucm_client *c, int error)
 static void say_hello(struct ucm_client *c)
 {
     struct msg_hello m = {
-        .version_min = UCM_PROTOCOL_VERSION,
+        .version_min = UCM_PROTOCOL_VERSION_MIN,
         .version_max = UCM_PROTOCOL_VERSION,
         .client = {c->name, (uint32_t)strlen(c->name)},
     };

@@ -82,7 +82,8 @@ static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
     struct msg_lookup m = {.each = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
                            .shared = l->asked->shared != NULL};
-    struct client_request q = {UCM_METHOD_LOOKUP, &m, &ns->handle, .handle_id = &m.ns};
+    struct client_request q = {UCM_METHOD_LOOKUP, &m, &ns->handle, .handle_id = &m.ns,
+                               .request_id = &m.request};
     int64_t deadline_ns;
     int r;
 

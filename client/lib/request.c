@@ -14,6 +14,8 @@ static int encode(struct ucm_client *c, uint32_t msgid, const struct client_requ
     c->out.limit = PROTO_HEADER_BYTES + (size_t)c->max_frame_bytes;
     if (q->handle)
         *q->handle_id = q->handle->id;
+    if (q->request_id)
+        *q->request_id = c->version >= 2 ? client_request_id() : (struct proto_str){0};
     if (!q->name)
         return proto_request(&c->out, msgid, q->method, proto_method_params(q->method), q->params,
                              e);

@@ -207,7 +207,8 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
              struct ucm_task **out)
 {
     struct msg_load m;
-    struct client_request q = {UCM_METHOD_LOAD, &m, .handle_id = &m.region};
+    struct client_request q = {UCM_METHOD_LOAD, &m, .handle_id = &m.region,
+                               .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
     if (r)
@@ -228,7 +229,8 @@ int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeou
              struct ucm_task **out)
 {
     struct msg_dump m;
-    struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region};
+    struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region,
+                               .request_id = &m.request};
     int r = transfer_check(region, t, out);
 
     if (r)
@@ -250,7 +252,8 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
                  struct ucm_task **out)
 {
     struct msg_prefetch m;
-    struct client_request q = {UCM_METHOD_PREFETCH, &m, .handle_id = &m.ns};
+    struct client_request q = {UCM_METHOD_PREFETCH, &m, .handle_id = &m.ns,
+                               .request_id = &m.request};
 
     if (!ns || !t || !out)
         return client_fail(UCM_EINVALID, "namespace, transfer or out is NULL");

@@ -8,6 +8,7 @@
 #include "daemon/device/device.h"
 #include "daemon/digest/pool.h"
 #include "daemon/index/index.h"
+#include "daemon/observe/trace.h"
 #include "daemon/request/request.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */
@@ -34,6 +35,14 @@ struct digests {
     struct cache_retry published_retry;
 };
 
+/* trace.c */
+struct tracing {
+    struct session *session; /* whose trace it is; NULL: none */
+    struct deadline limit;
+    uv_prepare_t turn;
+    uint64_t woke_ns; /* of this turn of the loop; 0: it has handled no frame yet */
+};
+
 struct requests {
     struct request_rooms rooms;
     struct list sessions, users, active, walks;
@@ -50,6 +59,9 @@ struct requests {
     uv_idle_t walker;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */
+    uint32_t handles;                 /* the walker and the trace's: not closed yet */
+    struct trace trace;
+    struct tracing tracing;
     struct digests digests;
 };
 
@@ -96,7 +108,8 @@ struct request {
     struct deadline deadline;
     uint64_t begun_ns; /* when its frame was there */
     size_t memory;
-    bool silent; /* not answered: the rest of a request that was */
+    bool silent;                 /* not answered: the rest of a request that was */
+    struct trace_request *trace; /* NULL: not traced */
     /* Runs when the request is cancelled, passes its deadline, or its session closes, and possibly
      * again. Ends the request now or soon, with what was done; may end no other request. */
     void (*stop_cb)(struct request *r);
@@ -108,7 +121,8 @@ struct call {
     uint32_t msgid;
     enum ucm_method method;
     uint64_t begun_ns;
-    union proto_any params; /* decoded; views die with the call */
+    union proto_any params;      /* decoded; views die with the call */
+    struct trace_request *trace; /* NULL: not traced, or passed on to a struct request */
     int *fds;
     uint32_t n_fds;
     struct ucm_error error;
@@ -176,6 +190,11 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
+
+/* trace.c */
+void tracing_session_ended(struct session *s);
+/* While trace_writing: sets call->trace if the request may be chosen. */
+void call_trace_begin(struct call *call);
 
 /* user.c */
 /* NULL: no memory. */

@@ -181,6 +181,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     }
     keys_touch(rq, m, f, covered);
     lookup_count(rq, f);
+    trace_outcome(call->trace, f->hits, 0);
     *r = (struct msg_lookup_r){.hits = f->hits,
                                .dram = f->dram,
                                .lease = lease,
@@ -203,12 +204,15 @@ struct lookup_wait {
 static void wait_end(struct lookup_wait *w)
 {
     struct session *s = w->r.s;
-    struct call call = {.s = s, .msgid = w->r.msgid, .method = w->r.method};
+    struct call call = {.s = s, .msgid = w->r.msgid, .method = w->r.method, .trace = w->r.trace};
     struct msg_lookup_r r = {0};
     struct found f;
 
+    trace_less(w->r.trace, TRACE_SHARED_LOOKUP);
     if (!s->closing) {
+        trace_more(w->r.trace, TRACE_LOOKUP);
         keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
+        trace_less(w->r.trace, TRACE_LOOKUP);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
         lookup_timed(s->rq, w->r.begun_ns);
     }
@@ -258,6 +262,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     w->m.keys.p = lookup->keys;
     lookup->ctx = w;
     lookup->done_cb = wait_done_cb;
+    trace_more(w->r.trace, TRACE_SHARED_LOOKUP);
     rq->rooms.metrics->lookups_waited++;
     return true;
 }
@@ -273,7 +278,9 @@ int method_lookup(struct call *call)
 
     if (n == 0)
         return -call->error.code;
+    trace_more(call->trace, TRACE_LOOKUP);
     keys_find(call->s->rq, ns, m, n, &f);
+    trace_less(call->trace, TRACE_LOOKUP);
     if (lookup_waits(call, ns, m, &f))
         return 0;
     rc = lookup_result(call, m, &f, &r);

@@ -8,10 +8,12 @@
 #include <string.h>
 #include <sys/random.h>
 
-static void walker_closed_cb(uv_handle_t *handle)
+static void handle_closed_cb(uv_handle_t *handle)
 {
     struct requests *rq = handle->data;
 
+    if (--rq->handles > 0)
+        return;
     proto_buf_free(&rq->out);
     free(rq);
 }
@@ -31,6 +33,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
         return rc;
     }
     rq->walker.data = rq;
+    rq->handles = 1;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     list_init(&rq->sessions);
@@ -40,9 +43,12 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->readers);
     rc = digests_init(rq);
     if (rc != 0) {
-        uv_close((uv_handle_t *)&rq->walker, walker_closed_cb);
+        uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
         return rc;
     }
+    uv_prepare_init(rooms->loop, &rq->tracing.turn); /* never fails */
+    rq->tracing.turn.data = rq;
+    rq->handles++;
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
     *out = rq;
     return 0;
@@ -52,7 +58,8 @@ void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
     digests_close(rq);
-    uv_close((uv_handle_t *)&rq->walker, walker_closed_cb);
+    uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
+    uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
 }
 
 void requests_drain(struct requests *rq)
@@ -170,6 +177,8 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
     r->begun_ns = call->begun_ns;
     r->memory = bytes;
     r->stop_cb = stop_cb;
+    r->trace = call->trace;
+    call->trace = NULL;
     list_push_back(&s->requests, &r->link);
     list_push_back(&rq->active, &r->link_all);
     s->n_requests++;
@@ -181,6 +190,7 @@ void request_refuse(struct request *r)
 {
     struct requests *rq = r->s->rq;
 
+    trace_end(&rq->trace, r->trace, UCM_WIRE_INVALID);
     deadline_disarm(rq->rooms.deadlines, &r->deadline);
     list_remove(&r->link);
     list_remove(&r->link_all);
@@ -194,8 +204,11 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
 {
     struct session *s = r->s;
 
+    trace_more(r->trace, TRACE_ANSWER);
     if (!r->silent)
         session_reply(s, r->msgid, r->method, e, result);
+    trace_end(&s->rq->trace, r->trace, e ? (uint32_t)e->code : 0);
+    r->trace = NULL;
     request_refuse(r);
     session_settle(s);
 }

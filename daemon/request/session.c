@@ -42,6 +42,7 @@ void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
 
 int call_reply(struct call *call, const void *result)
 {
+    trace_set(call->trace, TRACE_ANSWER, true);
     session_reply(call->s, call->msgid, call->method, NULL, result);
     return 0;
 }
@@ -171,7 +172,7 @@ int method_hello(struct call *call)
     static const char server[] = "ucmd " UCM_VERSION;
     const struct msg_hello *m = &call->params.hello;
     struct msg_hello_r r = {
-        .version = UCM_PROTOCOL_VERSION,
+        .version = m->version_max < UCM_PROTOCOL_VERSION ? m->version_max : UCM_PROTOCOL_VERSION,
         .server = {server, sizeof(server) - 1},
         .instance = {s->rq->rooms.instance, 16},
         .tenant = {s->peer.tenant, (uint32_t)strlen(s->peer.tenant)},
@@ -189,10 +190,11 @@ int method_hello(struct call *call)
         return ucm_error_set(
             &call->error, UCM_WIRE_INVALID, "version_max: %llu; it is at least version_min, %llu",
             (unsigned long long)m->version_max, (unsigned long long)m->version_min);
-    if (m->version_min > UCM_PROTOCOL_VERSION || m->version_max < UCM_PROTOCOL_VERSION)
+    if (m->version_min > UCM_PROTOCOL_VERSION || m->version_max < UCM_PROTOCOL_VERSION_MIN)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
-                             "this daemon speaks version %d, the client %llu to %llu",
-                             UCM_PROTOCOL_VERSION, (unsigned long long)m->version_min,
+                             "this daemon speaks versions %d to %d, the client %llu to %llu",
+                             UCM_PROTOCOL_VERSION_MIN, UCM_PROTOCOL_VERSION,
+                             (unsigned long long)m->version_min,
                              (unsigned long long)m->version_max);
     s->hello = true;
     conn_welcome(s->conn);
@@ -344,6 +346,19 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     return s;
 }
 
+/* Runs the method. 0 or its code, with call->error. */
+static int call_run(struct call *call)
+{
+    struct trace *trace = &call->s->rq->trace;
+    int rc;
+
+    if (trace_writing(trace))
+        call_trace_begin(call);
+    rc = methods[call->method](call);
+    trace_end(trace, call->trace, (uint32_t)-rc);
+    return rc;
+}
+
 static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32_t n_fds)
 {
     struct session *s = session;
@@ -372,7 +387,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
                       "only region.register and ring.register take descriptors");
     } else if (proto_decode(proto_method_params(call.method), env, &call.params, &call.error) ==
                    0 &&
-               methods[method](&call) == 0) {
+               call_run(&call) == 0) {
         return;
     }
     reply_error(s, env->msgid, &call.error);
@@ -413,6 +428,7 @@ static void close_cb(void *session)
     struct list *node, *next;
 
     s->closing = true;
+    tracing_session_ended(s);
     /* stop_cb may end the request at once; none of them frees a session that has requests left. */
     s->n_requests++;
     for (node = s->requests.next; node != &s->requests; node = next) {

@@ -70,6 +70,7 @@ static bool transfer_slowed(struct transfer *t)
         return false;
     deadline_arm(rooms->deadlines, &t->pressure_end, at_ms, pressure_over_cb);
     t->slowed = true;
+    trace_more(t->r.trace, TRACE_BACK_PRESSURE);
     t->pressure.retry_cb = pressure_eased_cb;
     transfer_release(t);
     cache_pressure_wait(cache_of(t), &t->pressure);
@@ -114,6 +115,15 @@ static void transfer_count(struct transfer *t)
     histogram_count(timed, uv_hrtime() - t->r.begun_ns);
 }
 
+static uint32_t keys_ok(const struct transfer *t)
+{
+    uint32_t ok = 0;
+
+    for (uint32_t i = 0; i < t->n_keys && t->r.trace; i++)
+        ok += t->status[i] == UCM_BLOCK_OK || t->status[i] == UCM_BLOCK_EXISTS;
+    return ok;
+}
+
 static void transfer_finish(struct transfer *t)
 {
     struct session *s = t->r.s;
@@ -124,6 +134,8 @@ static void transfer_finish(struct transfer *t)
     if (t->slot_wait_ns != 0)
         slot_wait_ended(t);
     transfer_count(t);
+    trace_less(t->r.trace, TRACE_BACK_PRESSURE);
+    trace_outcome(t->r.trace, keys_ok(t), t->bytes);
     cache_retry_cancel(&t->pressure);
     deadline_disarm(s->rq->rooms.deadlines, &t->pressure_end);
     transfer_release(t);
@@ -169,6 +181,8 @@ void transfer_retry_cb(struct cache_retry *r)
     struct transfer *t = LIST_ENTRY(r, struct transfer, retry);
 
     t->yielded = t->awaits_read = false;
+    trace_set(t->r.trace, TRACE_READ_TURN, false);
+    trace_set(t->r.trace, TRACE_SLOT_WAIT, false);
     transfer_pump(t);
 }
 
@@ -181,7 +195,11 @@ static void transfer_park(struct transfer *t)
         t->slot_wait_ns = uv_hrtime();
         t->slot_wait_at = t->cursor;
     }
-    if (list_empty(&t->retry.link) && !cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
+    if (!list_empty(&t->retry.link))
+        return;
+    if (cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
+        trace_set(t->r.trace, TRACE_SLOT_WAIT, true);
+    else
         give_up(t, UCM_BLOCK_NO_ROOM);
 }
 
@@ -197,6 +215,7 @@ static void blocks_open(struct transfer *t)
 {
     uint32_t key_bytes = t->ns->identity.key_bytes;
 
+    trace_set(t->r.trace, TRACE_LOOKUP, true);
     for (uint32_t opens = 0; t->opened < t->n_keys; t->opened++) {
         uint32_t i = t->opened;
 
@@ -211,6 +230,7 @@ static void blocks_open(struct transfer *t)
     /* Another part's dump of the same blocks would look like a second use of them. */
     if (t->part == 0)
         cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
+    trace_set(t->r.trace, TRACE_LOOKUP, false);
 }
 
 /* Begins items. False: there is no slot, or no place in a batch, now. */
@@ -227,6 +247,7 @@ static bool items_begin(struct transfer *t)
             break;
         }
         t->awaits_read = read_waits(t);
+        trace_set(t->r.trace, TRACE_READ_TURN, t->awaits_read);
         if (t->awaits_read)
             break;
         if (item_begin(t, t->cursor) == -EBUSY)

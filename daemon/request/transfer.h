@@ -67,6 +67,7 @@ struct item_wait {
     struct transfer *t;
     uint32_t item;
     bool large;           /* counted in rq->large_reads */
+    enum trace_kind span; /* what it reads from */
     bool building, again; /* again: what a tier had of it could not be read */
 };
 

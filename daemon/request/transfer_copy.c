@@ -62,6 +62,7 @@ static void durable_done_cb(struct cache_durable *d, int status)
 
     list_remove(&dw->link);
     if (t) {
+        trace_less(t->r.trace, TRACE_DURABLE);
         item_status(t, dw->item, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
         t->waits_n--;
     }
@@ -85,6 +86,7 @@ void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status statu
         dw->status = status;
         list_push_back(&t->durables, &dw->link);
         t->waits_n++;
+        trace_more(t->r.trace, TRACE_DURABLE);
         return;
     }
     free(dw);
@@ -97,6 +99,7 @@ void durable_abandon(struct durable_wait *dw)
     struct transfer *t = dw->t;
 
     list_remove(&dw->link);
+    trace_less(t->r.trace, TRACE_DURABLE);
     item_status(t, dw->item, UCM_BLOCK_NOT_DURABLE);
     t->waits_n--;
     dw->t = NULL;
@@ -151,6 +154,7 @@ static void batch_done_cb(struct device_job *job, int status)
     struct copy_batch *b = LIST_ENTRY(job, struct copy_batch, job);
     struct transfer *t = b->t;
 
+    trace_less(t->r.trace, TRACE_COPY);
     batch_end(b, batch_outcome(t, status));
     t->jobs--;
     transfer_pump(t);
@@ -199,6 +203,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         return false;
     metrics_of(t)->device_jobs++;
     t->jobs++;
+    trace_more(t->r.trace, TRACE_COPY);
     return true;
 }
 

@@ -155,6 +155,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
+    trace_more(t->r.trace, TRACE_LOOKUP);
     index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
     t->opened = t->n_keys;
     for (uint32_t i = 0; i < t->n_keys; i++) {
@@ -168,6 +169,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
         rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
     }
     cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
+    trace_less(t->r.trace, TRACE_LOOKUP);
 }
 
 int method_load(struct call *call)
@@ -217,6 +219,7 @@ static void prefetch_looked_cb(struct shared_lookup *k)
     struct transfer *t = k->ctx;
 
     t->lookup = NULL;
+    trace_less(t->r.trace, TRACE_SHARED_LOOKUP);
     prefetch_begin(t, k->keys);
     shared_lookup_free(k);
 }
@@ -245,6 +248,7 @@ int method_prefetch(struct call *call)
         prefetch_begin(t, m->keys.p);
         return 0;
     }
+    trace_more(t->r.trace, TRACE_SHARED_LOOKUP);
     t->lookup->ctx = t;
     t->lookup->done_cb = prefetch_looked_cb;
     return 0;

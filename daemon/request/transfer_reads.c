@@ -46,6 +46,13 @@ static bool item_reads(const struct transfer *t, uint32_t item)
     return t->kind != TRANSFER_DUMP && t->refs[item_key(t, item)] != 0 && !item_in_dram(t, item);
 }
 
+static bool item_on_nvme(const struct transfer *t, uint32_t item)
+{
+    const struct block *b = index_block(t->r.s->rq->rooms.index, t->refs[item_key(t, item)]);
+
+    return b->part[item_part(t, item)].nvme == PART_NVME_READY;
+}
+
 bool read_waits(struct transfer *t)
 {
     struct requests *rq = t->r.s->rq;
@@ -69,6 +76,10 @@ void read_begun(struct item_wait *iw)
 {
     struct requests *rq = iw->t->r.s->rq;
 
+    if (iw->t->r.trace) {
+        iw->span = item_on_nvme(iw->t, iw->item) ? TRACE_NVME_READ : TRACE_SHARED_READ;
+        trace_span_more(iw->t->r.trace, iw->span);
+    }
     iw->large = transfer_large(iw->t);
     if (!iw->large) {
         rq->narrow_reads = NARROW_READS;
@@ -83,6 +94,7 @@ void read_ended(const struct item_wait *iw)
 {
     struct requests *rq = iw->t->r.s->rq;
 
+    trace_less(iw->t->r.trace, iw->span);
     if (!iw->large)
         return;
     rq->large_reads--;

@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -72,6 +73,11 @@ static ssize_t cut(long number, int fd, const struct iovec *iov, off_t offset)
 
 EXPORT ssize_t preadv(int fd, const struct iovec *iov, int n, off_t offset)
 {
+    int delay_ms = load(&inject->read_delay_ms);
+    struct timespec delay = {delay_ms / 1000, delay_ms % 1000 * 1000000L};
+
+    if (delay_ms > 0 && is_cache(fd))
+        nanosleep(&delay, NULL);
     if (due(&inject->reads, &inject->read_error, fd))
         return -1;
     if (load(&inject->short_by) > 0 && is_cache(fd))

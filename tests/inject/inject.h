@@ -12,6 +12,7 @@ struct inject {
     int ring_error;                          /* of all that a ring completes */
     int no_room;                             /* the file system has none left */
     int failed;                              /* calls that did, so far */
+    int read_delay_ms;                       /* preadv() takes so much longer */
 };
 
 #endif

@@ -158,7 +158,7 @@ class Frames(Case):
         client = self.client(hello=False)
         hello = {"version_min": 1, "version_max": 1, "client": "second"}
         self.refused(INVALID, client.call, "health")
-        self.refused(UNSUPPORTED, client.call, "hello", **dict(hello, version_min=2, version_max=7))
+        self.refused(UNSUPPORTED, client.call, "hello", **dict(hello, version_min=3, version_max=7))
         for wrong in ({"client": ""}, {"client": "a\x85"}, {"client": "a\n"}, {"client": b"a"}, {"version_min": 1.0}):
             self.refused(INVALID, client.call, "hello", **dict(hello, **wrong))
         answer = client.call("hello", **dict(hello, version_max=(1 << 32) - 1, client="\u00fc" * 128))
@@ -239,7 +239,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "share.collect": {}, "config.reload": {},
+            "share.collect": {}, "config.reload": {}, "trace": {"op": 1},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},

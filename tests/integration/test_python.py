@@ -88,6 +88,25 @@ class Case(unittest.TestCase):
 
 
 class Blocks(Case):
+    def test_requests_are_on_behalf_of_the_engines(self):
+        client = self.client()
+        try:
+            import second_client
+        except ImportError:  # another Python than Debian's is first in PATH
+            self.skipTest("there is no msgpack")
+        operator = second_client.Client(self.daemon)
+        operator.call("trace", op=1)
+        with client.namespace(self.identity()) as ns:
+            with ucmclient.on_behalf_of("cmpl-1"):
+                ns.lookup_prefix(key(1))
+            with ucmclient.on_behalf_of("x" * 100):
+                ns.lookup_prefix(key(1))
+            with ucmclient.on_behalf_of("no\ntext"):
+                ns.lookup_prefix(key(1))
+            ns.lookup_prefix(key(1))
+        records = operator.call("trace", op=2)["records"]
+        self.assertEqual([record["request"] for record in records], ["cmpl-1", "x" * 64, "", ""])
+
     def test_dump_and_load_move_the_bytes(self):
         ns, shared, region = self.worker()
         stored = [self.fill(shared, block) for block in range(4)]

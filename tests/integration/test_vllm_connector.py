@@ -23,6 +23,18 @@ class Sharing(Case):
     def test_another_engine_loads_what_one_has_computed(self):
         self.share()
 
+    def test_the_daemon_learns_whose_requests_they_are(self):
+        try:
+            import second_client
+        except ImportError:  # another Python than Debian's is first in PATH
+            self.skipTest("there is no msgpack")
+        operator = second_client.Client(self.daemon)
+        operator.call("trace", op=1)
+        self.share()
+        seen = {(record["method"], record["request"]) for record in operator.call("trace", op=2)["records"]}
+        self.assertLessEqual({("lookup", "cold"), ("dump", "cold"), ("lookup", "warm"), ("load", "warm")}, seen)
+        self.assertNotIn("", {request for _, request in seen})
+
     def test_layouts(self):
         for layout in ("fused", "cross", "packed"):
             with self.subTest(layout):

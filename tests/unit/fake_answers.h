@@ -10,7 +10,7 @@ FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
 {
     static const uint8_t instance[16] = {1, 2, 3};
     struct msg_hello_r m = {
-        .version = 1,
+        .version = f->version ? f->version : 1,
         .server = {"ucmd fake", 9},
         .instance = {instance, 16},
         .tenant = {"uid:7", 5},
@@ -110,6 +110,15 @@ FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct 
     fake_reply(f, conn, msgid, &proto_lookup_r, &r);
 }
 
+FAKE_FN void fake_note_request(struct fake *f, struct proto_str id)
+{
+    pthread_mutex_lock(&f->lock);
+    f->last_request = 0;
+    if (id.n > 0)
+        memcpy(&f->last_request, id.p, id.n < 8 ? id.n : 8);
+    pthread_mutex_unlock(&f->lock);
+}
+
 FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_envelope *env)
 {
     int conn = f->conns[slot];
@@ -159,6 +168,7 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         return;
     case UCM_METHOD_LOOKUP:
         DECODE(lookup, lookup);
+        fake_note_request(f, m.lookup.request);
         fake_lookup(f, conn, id, &m.lookup, 16);
         return;
     case UCM_METHOD_RELEASE:
@@ -170,6 +180,7 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         return;
     case UCM_METHOD_LOAD:
         DECODE(load, load);
+        fake_note_request(f, m.load.request);
         pthread_mutex_lock(&f->lock);
         f->last_lease = (uint32_t)m.load.lease;
         pthread_mutex_unlock(&f->lock);
@@ -177,10 +188,12 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         return;
     case UCM_METHOD_DUMP:
         DECODE(dump, dump);
+        fake_note_request(f, m.dump.request);
         fake_reply_blocks(f, conn, id, m.dump.keys.n / 16, UCM_BLOCK_EXISTS);
         return;
     case UCM_METHOD_PREFETCH:
         DECODE(prefetch, prefetch);
+        fake_note_request(f, m.prefetch.request);
         fake_reply_blocks(f, conn, id, m.prefetch.keys.n / 16, UCM_BLOCK_MISS);
         return;
     case UCM_METHOD_CANCEL:

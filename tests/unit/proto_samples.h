@@ -93,12 +93,15 @@ static const struct msg_ring_register sample_ring_register = {
     .fd = 1,
 };
 static const struct msg_ring sample_ring = {.ring = 2};
-static const struct msg_lookup sample_lookup = {.ns = 1,
-                                                .keys = SAMPLE_BIN(sample_keys),
-                                                .each = true,
-                                                .lease_ms = 30000,
-                                                .shared = true,
-                                                .wait_ms = 20};
+static const struct msg_lookup sample_lookup = {
+    .ns = 1,
+    .keys = SAMPLE_BIN(sample_keys),
+    .each = true,
+    .lease_ms = 30000,
+    .shared = true,
+    .wait_ms = 20,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
+};
 static const struct msg_lookup_r sample_lookup_r = {
     .hits = 2, .dram = 1, .lease = 9, .status = SAMPLE_BIN(sample_found), .shared = 1};
 static const struct msg_release sample_release = {.lease = 9};
@@ -112,6 +115,7 @@ static const struct msg_load sample_load = {
     .priority = 7,
     .deadline_ms = 5000,
     .step = 1,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
 };
 static const struct msg_progress sample_progress = {
     .msgid = 3, .shards = 1, .status = SAMPLE_BIN(sample_status)};
@@ -125,9 +129,16 @@ static const struct msg_dump sample_dump = {
     .priority = 1,
     .deadline_ms = 5000,
     .durability = 1,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
 };
 static const struct msg_prefetch sample_prefetch = {
-    .ns = 1, .keys = SAMPLE_BIN(sample_keys), .part = 2, .priority = 3, .deadline_ms = 5000};
+    .ns = 1,
+    .keys = SAMPLE_BIN(sample_keys),
+    .part = 2,
+    .priority = 3,
+    .deadline_ms = 5000,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
+};
 static const struct msg_blocks_r sample_blocks_r = {.status = SAMPLE_BIN(sample_status),
                                                     .bytes = 4194304};
 static const struct msg_cancel sample_cancel = {.msgid = 3};
@@ -140,6 +151,16 @@ static const struct msg_key sample_key = {.ns = 1, .key = {sample_keys, 16}};
 static const struct msg_verify_r sample_verify_r = {
     .checked = 90, .corrupt = 1, .failed = 2, .skipped = 7, .next = 4321};
 static const struct msg_collect sample_collect = {.root = 2};
+static const struct msg_trace sample_trace = {
+    .op = UCM_TRACE_START,
+    .keys = true,
+    .slower_us = 50000,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
+    .tenant = SAMPLE_STR("uid:1000"),
+    .sample = 10,
+    .limit_ms = 5000,
+    .bytes = 1u << 20,
+};
 static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
 static const uint8_t sample_keep[4] = {0xff, 0x0f, 0, 1};
@@ -252,6 +273,7 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(verify_r),
     SAMPLE(collect),
     SAMPLE(collect_r),
+    SAMPLE(trace),
     SAMPLE(page),
     SAMPLE(progress),
     SAMPLE(digest_open),

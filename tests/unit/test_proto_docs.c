@@ -140,6 +140,8 @@ Test(proto_docs, every_limit_is_told)
         unsigned long value;
     } limits[] = {
         {"protocol version", UCM_PROTOCOL_VERSION},
+        {"oldest protocol version", UCM_PROTOCOL_VERSION_MIN},
+        {"bytes of a request id", UCM_MAX_REQUEST_BYTES},
         {"bytes of a frame's body", UCM_MAX_FRAME_BYTES},
         {"nesting of arrays and maps", UCM_MAX_DEPTH},
         {"MessagePack values in a frame", UCM_MAX_ELEMENTS},

@@ -23,6 +23,7 @@ from .client import (
     ServerInfo,
     Task,
     TaskResult,
+    on_behalf_of,
 )
 from .companion import Companion, CompanionMissing, CompanionRegion
 from .errors import Status, UcmError
@@ -53,4 +54,5 @@ __all__ = [
     "cuda_allocation",
     "data_pointer",
     "gpu_uuid",
+    "on_behalf_of",
 ]

@@ -137,6 +137,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_region_register": (c_int, [c_void_p, POINTER(RegionSpec), c_int, POINTER(c_void_p)]),
     "ucm_region_unregister": (c_int, [c_void_p, c_int]),
     "ucm_shared_memory": (c_int, [c_size_t, POINTER(c_int), POINTER(c_void_p)]),
+    "ucm_set_request_id": (c_int, [c_char_p]),
     "ucm_lookup_prefix": (
         c_int,
         [c_void_p, POINTER(Lookup), c_int, POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32)],

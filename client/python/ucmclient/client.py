@@ -6,11 +6,12 @@ client's default. Each object is a context manager, and closing it twice does no
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
@@ -186,6 +187,17 @@ class _Handle:
         handle = self._take()
         if handle is not None and not self.client.closed:
             self._free(handle)
+
+
+@contextlib.contextmanager
+def on_behalf_of(request: str) -> Iterator[None]:
+    """Within it, this thread's lookups, loads, dumps and prefetches carry the engine's id of a request, under which
+    `ucmctl trace` shows them: of at most 64 bytes, longer ones are cut. An id that is no text is left out."""
+    lib.ucm_set_request_id(request.encode(errors="replace"))
+    try:
+        yield
+    finally:
+        lib.ucm_set_request_id(None)
 
 
 class Client(_Handle):

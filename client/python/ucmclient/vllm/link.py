@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional, TypeVar
 
-from ..client import Client, Identity, Namespace, Region
+from ..client import Client, Identity, Namespace, Region, on_behalf_of
 from ..errors import Status, UcmError
 from .settings import Settings
 
@@ -119,10 +119,12 @@ class Link:
     def region(self) -> Optional[Region]:
         return self._region if time.monotonic() >= self._silent_until else None
 
-    def ask(self, call: Callable[..., Result], *args: Any, **named: Any) -> Optional[Result]:
-        """Returns the call's result; None if the daemon did not answer in time, or refused."""
+    def ask(self, call: Callable[..., Result], *args: Any, request: str = "", **named: Any) -> Optional[Result]:
+        """Returns the call's result; None if the daemon did not answer in time, or refused. request: the engine's id
+        of the request that the call is for."""
         try:
-            result = call(*args, **named)
+            with on_behalf_of(request):
+                result = call(*args, **named)
         except UcmError as error:
             self._failed(error)
             return None

@@ -40,12 +40,13 @@ class NvmeRate:
         old = self.tokens_per_second
         self.tokens_per_second = rate if not old else old + _NEWEST * (rate - old)
 
-    def bring_in(self, link: Link, keys: bytes, tokens: int) -> None:
+    def bring_in(self, link: Link, keys: bytes, tokens: int, request: str) -> None:
         """Reads blocks into DRAM, one request at a time: a second one would only wait."""
         if self._busy() or link.ns is None:
             return
         self._task = link.ask(
-            link.ns.prefetch, keys, deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout
+            link.ns.prefetch, keys, deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout,
+            request=request,
         )
         self._tokens, self._began = tokens, time.monotonic()
 

@@ -183,7 +183,7 @@ class SchedulerHalf:
         if tokens >= max(1, self.settings.min_load_tokens):
             if self._nvme.worth(tokens, slow):
                 return tokens, self.settings.async_load
-            self._nvme.bring_in(self.link, tracked.keys(promise.start, promise.blocks), slow)
+            self._nvme.bring_in(self.link, tracked.keys(promise.start, promise.blocks), slow, request.request_id)
         self._release(tracked)
         return 0, False
 
@@ -219,7 +219,8 @@ class SchedulerHalf:
         if not keys or ns is None:
             return None
         hits = self.link.ask(
-            ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout
+            ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout,
+            request=tracked.vllm.request_id,
         )
         if hits is None:
             return None

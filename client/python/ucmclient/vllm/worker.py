@@ -135,7 +135,7 @@ class WorkerHalf:
             return None
         return self.link.ask(
             region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6,
-            deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout,
+            deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
         )
 
     def wait_layer(self, name: str) -> None:
@@ -214,7 +214,7 @@ class WorkerHalf:
             task = self.link.ask(
                 region.dump, copy.keys, copy.blocks, event=event.ipc_handle() if event is not None else None,
                 deadline=self.settings.transfer_deadline, durable=self.settings.durable,
-                timeout=self.settings.lookup_timeout,
+                timeout=self.settings.lookup_timeout, request=copy.request,
             )
             if task is not None:
                 self._stores.setdefault(copy.request, []).append((task, event))

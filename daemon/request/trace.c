@@ -1,0 +1,311 @@
+/* trace: operators see what requests wait for (daemon/observe/trace.h). One trace at a time; it ends
+ * with the connection that began it. */
+#include "daemon/base/log.h"
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Without limit_ms. */
+#define TRACE_LIMIT_MS 60000
+/* Of a page's frame: in bytes of the ring, with RECORD_PACKED for the names of each record's fields.
+ * Spans take 2.5 times as much when packed, but then RECORD_ELEMENTS ends the page first. */
+#define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 3 / 4)
+#define RECORD_PACKED 512
+#define RECORD_ELEMENTS 34
+#define SPAN_ELEMENTS 9
+#define PAGE_RECORDS 512
+
+/* The first frame that a turn of the loop handles shows when the loop woke up. */
+static void turn_cb(uv_prepare_t *turn)
+{
+    struct requests *rq = turn->data;
+
+    rq->tracing.woke_ns = 0;
+}
+
+static void tracing_end(struct requests *rq)
+{
+    trace_end_writing(&rq->trace);
+    uv_prepare_stop(&rq->tracing.turn);
+    deadline_disarm(rq->rooms.deadlines, &rq->tracing.limit);
+}
+
+static void tracing_stop(struct requests *rq)
+{
+    tracing_end(rq);
+    trace_stop(&rq->trace);
+    rq->tracing.session = NULL;
+}
+
+static void limit_cb(struct deadline *d)
+{
+    struct tracing *tracing = LIST_ENTRY(d, struct tracing, limit);
+
+    tracing_end(LIST_ENTRY(tracing, struct requests, tracing));
+}
+
+void tracing_session_ended(struct session *s)
+{
+    if (s->rq->tracing.session == s)
+        tracing_stop(s->rq);
+}
+
+/* ---- requests ---- */
+
+/* A view of what a request says of itself. False: not one that is traced. */
+static bool call_about(struct call *call, struct trace_about *a, struct proto_bin *keys)
+{
+    const union proto_any *m = &call->params;
+    uint64_t region = 0, ns = 0, part = 0;
+    const struct registered *r;
+    const struct ns *space;
+
+    switch (call->method) {
+    case UCM_METHOD_LOOKUP:
+        *keys = m->lookup.keys;
+        a->request = m->lookup.request;
+        ns = m->lookup.ns;
+        break;
+    case UCM_METHOD_PREFETCH:
+        *keys = m->prefetch.keys;
+        a->request = m->prefetch.request;
+        ns = m->prefetch.ns;
+        break;
+    case UCM_METHOD_LOAD:
+        *keys = m->load.keys;
+        a->request = m->load.request;
+        region = m->load.region;
+        break;
+    case UCM_METHOD_DUMP:
+        *keys = m->dump.keys;
+        a->request = m->dump.request;
+        region = m->dump.region;
+        break;
+    default:
+        return false;
+    }
+    if (region != 0) {
+        r = table_get(&call->s->regions, session_number(region));
+        if (!r || r->name != region || !r->region)
+            return false;
+        ns = r->ns->id;
+        part = r->region->part;
+    }
+    space = index_ns(call->s->rq->rooms.index, (uint32_t)ns);
+    if (!space || keys->n % space->identity.key_bytes != 0)
+        return false;
+    a->n_keys = keys->n / space->identity.key_bytes;
+    a->ns = (uint32_t)ns;
+    a->part = (uint32_t)part;
+    return true;
+}
+
+/* Keys are those of lookups, and of the dumps of part 0: the other ranks dump the same. */
+static void call_keys_trace(struct call *call, const struct trace_about *a, struct proto_bin keys)
+{
+    const struct ns *ns = index_ns(call->s->rq->rooms.index, a->ns);
+    uint64_t bytes = 0;
+
+    if (a->part != 0 || (call->method != UCM_METHOD_LOOKUP && call->method != UCM_METHOD_DUMP))
+        return;
+    if (call->method == UCM_METHOD_DUMP && call->params.dump.shard != 0)
+        return; /* a later layer of the same blocks */
+    for (uint32_t part = 0; part < ns->identity.parts; part++)
+        bytes += ns_part_bytes(ns, part);
+    trace_keys(&call->s->rq->trace, a, keys, ns->identity.key_bytes, bytes,
+               ns->identity.block_tokens,
+               call->method == UCM_METHOD_LOOKUP && call->params.lookup.each);
+}
+
+void call_trace_begin(struct call *call)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    struct trace_about a = {.method = call->method,
+                            .tenant = {s->peer.tenant, (uint32_t)strlen(s->peer.tenant)},
+                            .uid = (uint32_t)s->peer.uid,
+                            .pid = (uint32_t)s->peer.pid,
+                            .began_ns = call->begun_ns};
+    struct proto_bin keys;
+
+    if (rq->tracing.woke_ns == 0)
+        rq->tracing.woke_ns = a.began_ns;
+    if (!call_about(call, &a, &keys))
+        return;
+    a.arrived_ns = rq->tracing.woke_ns;
+    if (rq->trace.choice.keys)
+        call_keys_trace(call, &a, keys);
+    else
+        call->trace = trace_begin(&rq->trace, &a);
+}
+
+/* ---- the method ---- */
+
+static int choice_read(struct call *call, const struct msg_trace *m, struct trace_choice *c)
+{
+    if (m->keys && (m->slower_us > 0 || m->request.n > 0 || m->sample > 1))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "keys are of all requests, or of those of a tenant; leave out "
+                             "slower_us, request and sample");
+    *c = (struct trace_choice){.keys = m->keys,
+                               .slower_ns = m->slower_us * 1000,
+                               .sample = (uint32_t)m->sample,
+                               .bytes = (uint32_t)m->bytes,
+                               .request_n = (uint8_t)m->request.n,
+                               .tenant_n = (uint16_t)m->tenant.n};
+    if (m->request.n > 0)
+        memcpy(c->request, m->request.p, m->request.n);
+    if (m->tenant.n > 0)
+        memcpy(c->tenant, m->tenant.p, m->tenant.n);
+    return 0;
+}
+
+static int tracing_start(struct call *call, const struct msg_trace *m)
+{
+    struct requests *rq = call->s->rq;
+    uint64_t limit_ms = m->limit_ms ? m->limit_ms : TRACE_LIMIT_MS;
+    struct trace_choice choice;
+    int rc = choice_read(call, m, &choice);
+
+    if (rc != 0)
+        return rc;
+    if (rq->tracing.session == call->s)
+        tracing_stop(rq);
+    if (rq->tracing.session)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "process %d traces already; the daemon writes one trace at a time",
+                             (int)rq->tracing.session->peer.pid);
+    if (trace_start(&rq->trace, &choice) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a trace");
+    rq->tracing.session = call->s;
+    rq->tracing.woke_ns = 0;
+    uv_prepare_start(&rq->tracing.turn, turn_cb);
+    deadline_arm(rq->rooms.deadlines, &rq->tracing.limit, uv_now(rq->rooms.loop) + limit_ms,
+                 limit_cb);
+    log_info("audit", "trace",
+             "uid=%u gid=%u pid=%d keys=%d slower_us=%llu sample=%llu limit_ms=%llu",
+             (unsigned)call->s->peer.uid, (unsigned)call->s->peer.gid, (int)call->s->peer.pid,
+             m->keys, (unsigned long long)m->slower_us, (unsigned long long)m->sample,
+             (unsigned long long)limit_ms);
+    return 0;
+}
+
+static uint64_t since_start_us(const struct trace *t, uint64_t at_ns)
+{
+    return at_ns > t->start_ns ? (at_ns - t->start_ns) / 1000 : 0;
+}
+
+static void pack_view(msgpack_packer *pk, const char *name, struct proto_str s)
+{
+    proto_pack_str(pk, name);
+    msgpack_pack_str(pk, s.n);
+    msgpack_pack_str_body(pk, s.p, s.n);
+}
+
+static void pack_spans(msgpack_packer *pk, const struct trace *t, const struct trace_record *r)
+{
+    proto_pack_str(pk, "spans");
+    msgpack_pack_array(pk, r->n_spans);
+    for (uint32_t i = 0; i < r->n_spans; i++) {
+        const struct trace_span *span = &r->spans[i];
+
+        msgpack_pack_map(pk, 4);
+        proto_pack_text(pk, "name", trace_kind_name((enum trace_kind)span->kind));
+        proto_pack_u64(pk, "start_us", since_start_us(t, span->start_ns));
+        proto_pack_u64(pk, "us", (span->end_ns - span->start_ns) / 1000);
+        proto_pack_u64(pk, "count", span->n);
+    }
+}
+
+static void pack_record(msgpack_packer *pk, const struct trace *t, const struct trace_record *r)
+{
+    const struct trace_about *a = &r->about;
+
+    msgpack_pack_map(pk, t->choice.keys ? 14 : 16);
+    proto_pack_u64(pk, "number", r->number);
+    proto_pack_u64(pk, "lost", r->lost);
+    proto_pack_text(pk, "method", proto_method_name(a->method));
+    pack_view(pk, "request", a->request);
+    pack_view(pk, "tenant", a->tenant);
+    proto_pack_u64(pk, "uid", a->uid);
+    proto_pack_u64(pk, "pid", a->pid);
+    proto_pack_u64(pk, "ns", a->ns);
+    proto_pack_u64(pk, "n_keys", a->n_keys);
+    proto_pack_u64(pk, "start_us", since_start_us(t, a->arrived_ns));
+    if (t->choice.keys) {
+        proto_pack_flag(pk, "each", r->each);
+        proto_pack_u64(pk, "block_bytes", r->block_bytes);
+        proto_pack_u64(pk, "block_tokens", r->block_tokens);
+        proto_pack_bin(pk, "keys", r->keys.p, r->keys.n);
+        return;
+    }
+    proto_pack_u64(pk, "part", a->part);
+    proto_pack_u64(pk, "us", (r->end_ns - a->arrived_ns) / 1000);
+    proto_pack_u64(pk, "code", r->code);
+    proto_pack_u64(pk, "ok", r->ok);
+    proto_pack_u64(pk, "bytes", r->bytes);
+    pack_spans(pk, t, r);
+}
+
+/* Takes records that together fit a frame. Returns how many. */
+static uint32_t page_take(struct trace *t, void **memory, struct trace_record *records)
+{
+    size_t room = PAGE_BYTES, elements = UCM_MAX_ELEMENTS - 64;
+    uint32_t n = 0;
+    bool taken = true;
+
+    while (n < PAGE_RECORDS && taken) {
+        size_t bytes = trace_next_bytes(t) + RECORD_PACKED;
+
+        if (bytes > room || elements < RECORD_ELEMENTS + SPAN_ELEMENTS * TRACE_MAX_SPANS ||
+            trace_take(t, room, &memory[n], &records[n], &taken) != 0 || !taken)
+            break;
+        elements -= RECORD_ELEMENTS + SPAN_ELEMENTS * records[n].n_spans;
+        room -= bytes;
+        n++;
+    }
+    return n;
+}
+
+static int page_reply(struct call *call)
+{
+    struct trace *t = &call->s->rq->trace;
+    void *memory[PAGE_RECORDS];
+    struct trace_record records[PAGE_RECORDS];
+    struct proto_builder pb;
+    uint32_t n = t->ring ? page_take(t, memory, records) : 0;
+
+    call_map_begin(call, &pb);
+    msgpack_pack_map(&pb.pk, 5);
+    proto_pack_flag(&pb.pk, "on", t->writing);
+    proto_pack_flag(&pb.pk, "more", trace_next_bytes(t) > 0);
+    proto_pack_u64(&pb.pk, "written", t->records);
+    proto_pack_u64(&pb.pk, "lost", t->lost);
+    proto_pack_str(&pb.pk, "records");
+    msgpack_pack_array(&pb.pk, n);
+    for (uint32_t i = 0; i < n; i++) {
+        pack_record(&pb.pk, t, &records[i]);
+        free(memory[i]);
+    }
+    return call_reply_map(call, &pb);
+}
+
+int method_trace(struct call *call)
+{
+    struct requests *rq = call->s->rq;
+    const struct msg_trace *m = &call->params.trace;
+    int rc = 0;
+
+    if (!call_operator(call))
+        return -call->error.code;
+    if (m->op == UCM_TRACE_START)
+        rc = tracing_start(call, m);
+    else if (rq->tracing.session != call->s)
+        rc = ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
+                           "this connection has begun no trace; call trace with op 1 first");
+    else if (m->op == UCM_TRACE_STOP)
+        tracing_end(rq);
+    return rc != 0 ? rc : page_reply(call);
+}
