@@ -34,6 +34,7 @@ SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/sparse/%_f
 $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
+$(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
 $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/sparse/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@

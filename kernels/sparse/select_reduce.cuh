@@ -1,0 +1,178 @@
+/* From the scores of query heads to those of the lists: the reduces, and softmax in two more steps. */
+#ifndef UCM_KERNELS_SPARSE_SELECT_REDUCE_CUH
+#define UCM_KERNELS_SPARSE_SELECT_REDUCE_CUH
+
+#include "kernels/sparse/select_item.cuh"
+
+/* ---- reduces: struct many of score_plain.c ---- */
+
+struct many {
+    float sum, top;
+    uint32_t n;
+};
+
+static __device__ __forceinline__ void many_add(struct many *m, float x)
+{
+    m->sum = m->n == 0 ? x : m->sum + x;
+    m->top = ucm_max(x, m->n == 0 ? -ucm_inf() : m->top);
+    m->n++;
+}
+
+static __device__ __forceinline__ float many_sum(const struct many *m, float by)
+{
+    float x = m->sum / by;
+
+    return m->top == ucm_inf() ? m->top : ucm_is_nan(x) ? -ucm_inf() : x;
+}
+
+static __device__ __forceinline__ float *list_of(args_t a, uint32_t chain, uint32_t list)
+{
+    return (float *)a.scores + ((uint64_t)chain * a.lists + list) * a.pitch;
+}
+
+/* How many blocks between the windows have a key with such first bits; top k only. */
+static __device__ __forceinline__ uint32_t *digits_of(args_t a, uint32_t chain, uint32_t list)
+{
+    return (uint32_t *)a.digits + ((uint64_t)chain * a.lists + list) * UCM_SELECT_CUDA_DIGITS;
+}
+
+struct span {
+    uint32_t begin, end;
+};
+
+static __device__ __forceinline__ struct span between_windows(args_t a, uint32_t n)
+{
+    uint32_t init = min(a.init_window, n);
+
+    return span{init, n - min(a.local_window, n - init)};
+}
+
+/* From the scores of a KV head's queries for each block of the tile to those of the lists. head(g, b)
+ * is the head's. */
+template <typename HEAD>
+static __device__ __forceinline__ void put_lists(args_t a, const struct tile &t, HEAD head)
+{
+    struct span s = between_windows(a, t.n);
+
+    for (uint32_t i = threadIdx.x; i < a.lists * t.count; i += THREADS) {
+        uint32_t list = i / t.count, b = i % t.count;
+        float x;
+
+        if (a.heads == UCM_HEADS_EACH) {
+            x = head(list, b);
+        } else {
+            struct many heads = {0, 0, 0};
+
+            for (uint32_t g = 0; g < a.kv_heads; g++)
+                many_add(&heads, head(g, b));
+            x = a.heads == UCM_HEADS_SUM ? many_sum(&heads, 1.0f) : heads.top;
+        }
+        list_of(a, t.chain, list)[t.first + b] = x;
+        if (a.policy == UCM_CHOOSE_TOPK && t.first + b >= s.begin && t.first + b < s.end)
+            atomicAdd(digits_of(a, t.chain, list) + (ucm_score_key(x) >> FIRST_SHIFT), 1);
+    }
+}
+
+static __device__ __forceinline__ void reduce_tile(args_t a, const struct tile &t)
+{
+    put_lists(a, t, [&](uint32_t g, uint32_t b) {
+        const float *raw = (const float *)shared + g * a.queries_a_head * a.tile + b;
+        struct many group = {0, 0, 0};
+
+        for (uint32_t i = 0; i < a.queries_a_head; i++)
+            many_add(&group, raw[i * a.tile]);
+        return a.reduce == UCM_REDUCE_MEAN ? many_sum(&group, (float)a.queries_a_head) : group.top;
+    });
+}
+
+/* ---- softmax ---- */
+
+/* The score of that key. */
+static __device__ __forceinline__ float key_score(uint32_t key)
+{
+    return ucm_f32(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+static __device__ __forceinline__ uint32_t weight_of(float score, float top, float beta)
+{
+    return score == ucm_inf() ? 0 : ucm_weight(ucm_exp(beta * (score - top)));
+}
+
+static __device__ __forceinline__ uint64_t warp_sum(uint64_t x)
+{
+#pragma unroll
+    for (uint32_t s = WARP_LANES / 2; s > 0; s /= 2)
+        x += __shfl_xor_sync(WARP_ALL, x, s);
+    return x;
+}
+
+/* Query head i of a chain, in the order of KV heads. */
+static __device__ __forceinline__ uint64_t raw_list(args_t a, uint32_t chain, uint32_t i)
+{
+    return (uint64_t)chain * a.rows * a.q_heads + i;
+}
+
+/* Keeps the tile's scores of each query head, and the largest that is not +inf. */
+static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t)
+{
+    for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
+        uint64_t list = raw_list(a, t.chain, i);
+        float *to = (float *)a.raw + list * a.max_blocks + t.first;
+        uint32_t top = 0;
+
+        for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES) {
+            float x = ((const float *)shared)[i * a.tile + b];
+
+            to[b] = x;
+            top = x == ucm_inf() ? top : max(top, ucm_score_key(x));
+        }
+        top = __reduce_max_sync(WARP_ALL, top);
+        if (warp_lane() == 0)
+            atomicMax((uint32_t *)a.top + list, top);
+    }
+}
+
+/* Of query head i; -inf if it has no score. */
+static __device__ __forceinline__ float raw_top(args_t a, uint64_t list)
+{
+    uint32_t key = ((const uint32_t *)a.top)[list];
+
+    return key == 0 ? -ucm_inf() : key_score(key);
+}
+
+static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
+{
+    for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
+        uint64_t list = raw_list(a, t.chain, i), sum = 0;
+        const float *raw = (const float *)a.raw + list * a.max_blocks + t.first;
+        float top = raw_top(a, list);
+
+        for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES)
+            sum += weight_of(raw[b], top, a.beta);
+        sum = warp_sum(sum);
+        if (warp_lane() == 0)
+            atomicAdd((unsigned long long *)a.sum + list, (unsigned long long)sum);
+    }
+    item_done(&progress(a, t.chain)->weighed);
+}
+
+static __device__ __noinline__ void share_item(args_t a, const struct tile &t)
+{
+    put_lists(a, t, [&](uint32_t g, uint32_t b) {
+        struct many group = {0, 0, 0};
+
+        for (uint32_t i = 0; i < a.queries_a_head; i++) {
+            uint64_t list = raw_list(a, t.chain, g * a.queries_a_head + i);
+            float x = ((const float *)a.raw)[list * a.max_blocks + t.first + b];
+            float total = ucm_max(1.0f, __ull2float_rn(((const unsigned long long *)a.sum)[list]));
+
+            if (x != ucm_inf())
+                x = (float)weight_of(x, raw_top(a, list), a.beta);
+            many_add(&group, x / total);
+        }
+        return many_sum(&group, 1.0f);
+    });
+    item_done(&progress(a, t.chain)->shared);
+}
+
+#endif

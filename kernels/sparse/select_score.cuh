@@ -1,0 +1,469 @@
+/* Scores of a tile's blocks.
+ *
+ * Sums over channels are defined with 32 lanes (docs/retrieval.md). A team of 8 threads computes one:
+ * thread t has lanes 4t .. 4t + 3, a word of int8 in each 32 channels, so that a team reads a sector at
+ * once. For four queries at a time each step of the fold halves the queries whose sums a thread keeps. */
+#ifndef UCM_KERNELS_SPARSE_SELECT_SCORE_CUH
+#define UCM_KERNELS_SPARSE_SELECT_SCORE_CUH
+
+#include "kernels/sparse/select_item.cuh"
+
+/* ---- words of int8 ---- */
+
+/* Four bytes as floats, without conversions: each becomes the low byte of 2^23. */
+static __device__ __forceinline__ void bytes_to_floats(uint32_t word, float bias, float out[4])
+{
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        out[j] = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + j)) - bias;
+}
+
+static __device__ __forceinline__ void int8_to_floats(uint32_t word, float out[4])
+{
+    bytes_to_floats(word ^ 0x80808080u, 0x1.0001p23f, out);
+}
+
+static __device__ __forceinline__ void uint8_to_floats(uint32_t word, float out[4])
+{
+    bytes_to_floats(word, 0x1p23f, out);
+}
+
+/* Bytes c .. c + 3 of a vector of n; 0 past its end. */
+static __device__ __forceinline__ uint32_t load_word(const uint8_t *vector, uint32_t c, uint32_t n,
+                                                     uint32_t aligned)
+{
+    uint32_t word = 0;
+
+    if (c >= n)
+        return 0;
+    if (aligned)
+        return __ldg((const uint32_t *)(vector + c));
+    for (uint32_t j = 0; j < 4 && c + j < n; j++)
+        word |= (uint32_t)__ldg(vector + c + j) << 8 * j;
+    return word;
+}
+
+static __device__ __forceinline__ float load_scale(const uint8_t *at)
+{
+    return ucm_bf16_decode(__ldg((const uint16_t *)at));
+}
+
+/* ---- sums over channels, by teams ---- */
+
+/* A family's int8 arrays, and the sums that it needs. */
+template <int F> struct family {
+    static constexpr int arrays = F == UCM_SELECT_BOX || F == UCM_SELECT_STATS ? 2 : 1;
+    static constexpr int sums = F == UCM_SELECT_STATS ? 2 : 1;
+};
+
+/* 0xff where a channel's query is not negative: for box, which then takes hi. */
+static __device__ __forceinline__ uint32_t high_mask(const float q[4])
+{
+    uint32_t mask = 0;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        mask |= q[j] >= 0 ? 0xffu << 8 * j : 0;
+    return mask;
+}
+
+/* The terms of four channels: q of Q queries, and the words of the family's arrays. mask: box,
+ * high_mask of each query. */
+template <int F, int Q>
+static __device__ __forceinline__ void add_terms(float acc[family<F>::sums][Q][4], const float q[Q][4],
+                                                 const uint32_t mask[Q],
+                                                 const uint32_t word[family<F>::arrays], float s)
+{
+    float r[2][4];
+
+    if (F != UCM_SELECT_BOX)
+        int8_to_floats(word[0], r[0]);
+    if (F == UCM_SELECT_STATS)
+        uint8_to_floats(word[family<F>::arrays - 1], r[1]);
+#pragma unroll
+    for (uint32_t i = 0; i < Q; i++) {
+        if (F == UCM_SELECT_BOX)
+            int8_to_floats((word[1 % family<F>::arrays] & mask[i]) | (word[0] & ~mask[i]), r[0]);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            float x = q[i][j];
+
+            if (F == UCM_SELECT_DOT || F == UCM_SELECT_BOX)
+                acc[0][i][j] = ucm_fma(x, r[0][j], acc[0][i][j]);
+            if (F == UCM_SELECT_L2)
+                acc[0][i][j] = ucm_fma(x - s * r[0][j], x - s * r[0][j], acc[0][i][j]);
+            if (F == UCM_SELECT_STATS) {
+                acc[0][i][j] = ucm_fma(x, r[0][j], acc[0][i][j]);
+                acc[family<F>::sums - 1][i][j] =
+                    ucm_fma(x * x, r[1][j], acc[family<F>::sums - 1][i][j]);
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ float swap_add(float keep, float give, uint32_t with)
+{
+    return keep + __shfl_xor_sync(WARP_ALL, give, with);
+}
+
+/* Which query a thread has in place i: so that each step of the fold keeps the first half of the places
+ * and gives the second, which are the first of the thread that gets them. */
+template <int Q> static __device__ __forceinline__ uint32_t query_of(uint32_t i)
+{
+    return Q == 4 ? i ^ threadIdx.x % TEAM / 2 : i;
+}
+
+/* The sum over 32 lanes of query_of<Q>(0). */
+template <int Q>
+static __device__ __forceinline__ float team_fold(const float acc[Q][4])
+{
+    float x[4];
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        if constexpr (Q == 4) {
+            float a = swap_add(acc[0][j], acc[2][j], 4), b = swap_add(acc[1][j], acc[3][j], 4);
+
+            x[j] = swap_add(a, b, 2);
+        } else {
+            x[j] = swap_add(acc[0][j], acc[0][j], 4);
+            x[j] = swap_add(x[j], x[j], 2);
+        }
+        x[j] = swap_add(x[j], x[j], 1);
+    }
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+/* The score of a block's vector, from its sums and scales. */
+template <int F>
+static __device__ __forceinline__ float finish(args_t a, const float sum[family<F>::sums],
+                                               const float s[family<F>::sums], float abs_sum)
+{
+    if (F == UCM_SELECT_BOX)
+        return ucm_box_score(s[0], sum[0], abs_sum);
+    if (ucm_is_nan(s[0]))
+        return ucm_inf();
+    if (F == UCM_SELECT_L2)
+        return -sum[0];
+    if (F == UCM_SELECT_STATS)
+        return ucm_stats_score(s[0], sum[0], s[family<F>::sums - 1], sum[family<F>::sums - 1],
+                               a.stats_beta, a.ln_tokens);
+    return s[0] * sum[0];
+}
+
+/* ---- scores of a tile ---- */
+
+/* A block's digest, or another's with LACKS set: such a block has none. */
+#define LACKS 1ull
+#define PAD TEAMS /* digests past the tile's, for teams that have no block */
+
+/* What one warp scores of a tile: queries first_query .. of a KV head, against blocks first, first +
+ * step .. */
+struct work {
+    const uint64_t *digest; /* of the tile's blocks */
+    float *out;             /* the first query's scores */
+    uint32_t chain, g, first_query, queries;
+    uint32_t first, step, count; /* blocks */
+};
+
+static __device__ __forceinline__ const uint8_t *bytes_of(uint64_t digest)
+{
+    return (const uint8_t *)(digest & ~LACKS);
+}
+
+static __device__ __forceinline__ void put_score(args_t a, const struct work &w, uint32_t b,
+                                                 uint32_t query, bool mine, float score)
+{
+    if (w.digest[b] & LACKS)
+        score = ucm_inf();
+    if (mine && query < w.queries && b < w.count)
+        w.out[query * a.tile + b] = ucm_is_nan(score) ? -ucm_inf() : score;
+}
+
+/* ---- short vectors, of 32 N channels ---- */
+
+/* The queries stay in registers. */
+template <int F, int Q, int N> struct queries {
+    float q[N][Q][4], abs_sum;
+    uint32_t mask[N][Q];
+};
+
+/* Four channels of a query as they came; at: of element c. */
+static __device__ __forceinline__ void query_word(args_t a, uint64_t at, uint32_t c, float out[4])
+{
+    const uint16_t *channel = (const uint16_t *)a.channel;
+
+    if (channel || !a.q_aligned) {
+        for (uint32_t j = 0; j < 4; j++)
+            out[j] = query_value(a, at + (channel ? channel[c + j] : c + j));
+    } else if (a.q_dtype == UCM_SELECT_Q_F32) {
+        *(float4 *)out = *(const float4 *)((const float *)a.q + at + c);
+    } else {
+        ushort4 h = *(const ushort4 *)((const uint16_t *)a.q + at + c);
+        uint16_t x[4] = {h.x, h.y, h.z, h.w};
+
+        for (uint32_t j = 0; j < 4; j++)
+            out[j] = a.q_dtype == UCM_SELECT_Q_BF16 ? ucm_bf16_decode(x[j])
+                                                    : __half2float(__ushort_as_half(x[j]));
+    }
+}
+
+template <int F, int Q, int N>
+static __device__ __forceinline__ void load_queries(args_t a, const struct work &w,
+                                                    struct queries<F, Q, N> *to)
+{
+    uint32_t c = threadIdx.x % TEAM * 4, group = a.q_heads / a.kv_heads;
+    float sizes[Q][4] = {};
+
+#pragma unroll
+    for (uint32_t i = 0; i < Q; i++) {
+        uint32_t query = w.first_query + min(query_of<Q>(i), w.queries - 1);
+        uint32_t head = query / group * a.q_heads + w.g * group + query % group;
+        uint64_t at = w.chain * a.q_stride + (uint64_t)head * a.head_dim;
+
+#pragma unroll
+        for (uint32_t k = 0; k < N; k++) {
+            query_word(a, at, c + WARP_LANES * k, to->q[k][i]);
+            to->mask[k][i] = high_mask(to->q[k][i]);
+            for (uint32_t j = 0; j < 4; j++)
+                sizes[i][j] += ucm_abs(to->q[k][i][j]);
+        }
+    }
+    to->abs_sum = F == UCM_SELECT_BOX ? team_fold<Q>(sizes) : 0;
+}
+
+/* A vector of a block: a thread's words in each 32 channels, and its scales. */
+template <int F, int N> struct vector {
+    uint32_t word[family<F>::arrays][N];
+    float s[family<F>::sums];
+};
+
+template <int F, int N>
+static __device__ __forceinline__ void load_vector(args_t a, const struct work &w, uint32_t b,
+                                                   uint32_t v, struct vector<F, N> *to)
+{
+    const uint8_t *digest = bytes_of(w.digest[b]);
+
+    v += w.g * a.vectors;
+#pragma unroll
+    for (uint32_t k = 0; k < family<F>::arrays; k++) {
+        const uint32_t *words =
+            (const uint32_t *)(digest + (a.array[k] + v * (WARP_LANES * N))) + threadIdx.x % TEAM;
+
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            to->word[k][i] = __ldg(words + TEAM * i);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < family<F>::sums; k++)
+        to->s[k] = load_scale(digest + (a.scale[k] + 2 * v));
+}
+
+template <int F, int Q, int N>
+static __device__ __forceinline__ float score_vector(args_t a, const struct queries<F, Q, N> &q,
+                                                     const struct vector<F, N> &x)
+{
+    float acc[family<F>::sums][Q][4] = {}, sum[family<F>::sums];
+
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t word[family<F>::arrays];
+
+#pragma unroll
+        for (uint32_t k = 0; k < family<F>::arrays; k++)
+            word[k] = x.word[k][i];
+        add_terms<F, Q>(acc, q.q[i], q.mask[i], word, x.s[0]);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < family<F>::sums; k++)
+        sum[k] = team_fold<Q>(acc[k]);
+    return finish<F>(a, sum, x.s, q.abs_sum);
+}
+
+/* The next vector is under way while one is used. All teams of a warp take as many steps. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_short(args_t a, const struct work &w)
+{
+    uint32_t team = threadIdx.x % WARP_LANES / TEAM, at = w.first, v = 0;
+    bool mine = threadIdx.x % (Q == 4 ? 2 : TEAM) == 0;
+    struct queries<F, Q, N> q;
+    struct vector<F, N> x, next;
+    float best = -ucm_inf();
+
+    if (at >= w.count)
+        return;
+    load_queries<F, Q, N>(a, w, &q);
+    load_vector<F, N>(a, w, at + team, 0, &next);
+    while (at < w.count) {
+        uint32_t now = at;
+
+        x = next;
+        v = v + 1 < a.vectors ? v + 1 : 0;
+        at += v == 0 ? w.step : 0;
+        if (at < w.count)
+            load_vector<F, N>(a, w, at + team, v, &next);
+        best = ucm_max(score_vector<F, Q, N>(a, q, x), best);
+        if (v == 0) {
+            put_score(a, w, now + team, query_of<Q>(0), mine, best);
+            best = -ucm_inf();
+        }
+    }
+}
+
+/* ---- vectors of any length ---- */
+
+/* A team takes several blocks at once, to use each load of a query as often. */
+template <int F, int Q>
+static __device__ __forceinline__ void score_long(args_t a, const struct work &w)
+{
+    constexpr uint32_t AT_ONCE = family<F>::sums == 1 ? 4 : 2;
+    uint32_t part = threadIdx.x % TEAM, team = threadIdx.x % WARP_LANES / TEAM;
+    bool mine = threadIdx.x % (Q == 4 ? 2 : TEAM) == 0;
+    const float *from[Q];
+    float abs_sum = 0;
+
+#pragma unroll
+    for (uint32_t i = 0; i < Q; i++)
+        from[i] = prepared(a, w.chain, w.g, w.first_query + min(query_of<Q>(i), w.queries - 1));
+    if (F == UCM_SELECT_BOX)
+        abs_sum = from[0][a.padded];
+    for (uint32_t at = w.first; at < w.count; at += AT_ONCE * w.step) {
+        const uint8_t *digest[AT_ONCE];
+        float best[AT_ONCE];
+
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            digest[k] = bytes_of(w.digest[min(at + k * w.step + team, w.count)]);
+            best[k] = -ucm_inf();
+        }
+        for (uint32_t v = w.g * a.vectors; v < (w.g + 1) * a.vectors; v++) {
+            float acc[AT_ONCE][family<F>::sums][Q][4] = {}, s[AT_ONCE][family<F>::sums];
+
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++)
+#pragma unroll
+                for (uint32_t i = 0; i < family<F>::sums; i++)
+                    s[k][i] = load_scale(digest[k] + a.scale[i] + 2 * v);
+            for (uint32_t c = part * 4; c < a.padded; c += WARP_LANES) {
+                float q[Q][4];
+                uint32_t mask[Q];
+
+#pragma unroll
+                for (uint32_t i = 0; i < Q; i++) {
+                    *(float4 *)q[i] = *(const float4 *)(from[i] + c);
+                    mask[i] = F == UCM_SELECT_BOX ? high_mask(q[i]) : 0;
+                }
+#pragma unroll
+                for (uint32_t k = 0; k < AT_ONCE; k++) {
+                    uint32_t word[family<F>::arrays];
+
+#pragma unroll
+                    for (uint32_t i = 0; i < family<F>::arrays; i++)
+                        word[i] = load_word(digest[k] + a.array[i] + v * a.channels, c, a.channels,
+                                            a.aligned);
+                    add_terms<F, Q>(acc[k], q, mask, word, s[k][0]);
+                }
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++) {
+                float sum[family<F>::sums];
+
+#pragma unroll
+                for (uint32_t i = 0; i < family<F>::sums; i++)
+                    sum[i] = team_fold<Q>(acc[k][i]);
+                best[k] = ucm_max(finish<F>(a, sum, s[k], abs_sum), best[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++)
+            put_score(a, w, min(at + k * w.step + team, w.count), query_of<Q>(0), mine, best[k]);
+    }
+}
+
+/* ---- hashes ---- */
+
+#define HASH_WORDS 8u
+
+/* A thread of a team takes every eighth token. */
+template <int Q> static __device__ __forceinline__ void score_hash(args_t a, const struct work &w)
+{
+    uint32_t part = threadIdx.x % TEAM, team = threadIdx.x % WARP_LANES / TEAM;
+    int32_t bits = (int32_t)a.channels * 8;
+    uint32_t q[Q][HASH_WORDS];
+
+#pragma unroll
+    for (uint32_t i = 0; i < Q; i++) {
+        const uint32_t *from = (const uint32_t *)prepared(
+            a, w.chain, w.g, w.first_query + min(i, w.queries - 1));
+
+#pragma unroll
+        for (uint32_t j = 0; j < HASH_WORDS; j++)
+            q[i][j] = j < a.padded ? from[j] : 0;
+    }
+    for (uint32_t at = w.first; at < w.count; at += w.step) {
+        const uint8_t *digest = bytes_of(w.digest[at + team]);
+        const uint32_t *words = (const uint32_t *)(digest + w.g * a.vectors * a.channels);
+        bool bad = __ldg((const uint32_t *)(digest + a.array[1] + 4 * w.g)) != 0;
+        uint32_t least[Q];
+
+#pragma unroll
+        for (uint32_t i = 0; i < Q; i++)
+            least[i] = (uint32_t)bits;
+#pragma unroll 2
+        for (uint32_t t = part; t < a.vectors; t += TEAM) {
+            uint32_t distance[Q] = {};
+
+#pragma unroll
+            for (uint32_t j = 0; j < HASH_WORDS; j++) {
+                uint32_t k = j < a.padded ? __ldg(words + t * a.padded + j) : 0;
+
+#pragma unroll
+                for (uint32_t i = 0; i < Q; i++)
+                    if (j < a.padded)
+                        distance[i] += __popc(k ^ q[i][j]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < Q; i++)
+                least[i] = min(least[i], distance[i]);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < Q; i++) {
+            least[i] = min(least[i], __shfl_xor_sync(WARP_ALL, least[i], 4));
+            least[i] = min(least[i], __shfl_xor_sync(WARP_ALL, least[i], 2));
+            least[i] = min(least[i], __shfl_xor_sync(WARP_ALL, least[i], 1));
+            put_score(a, w, at + team, i, part == i,
+                      bad ? ucm_inf() : (float)(bits - 2 * (int32_t)least[i]));
+        }
+    }
+}
+
+/* Every query of every KV head against the tile, into `shared`. A warp takes some queries of one head;
+ * when there are fewer of those than warps, several share the blocks. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t,
+                                                  const uint64_t *digest)
+{
+    uint32_t warp = threadIdx.x / WARP_LANES, parts = (a.queries_a_head + Q - 1) / Q;
+    uint32_t jobs = a.kv_heads * parts, ways = jobs < WARPS ? WARPS / jobs : 1;
+    struct work w;
+
+    w.digest = digest;
+    w.chain = t.chain;
+    w.count = t.count;
+    w.first = warp / jobs * TEAMS;
+    w.step = ways * TEAMS;
+    for (uint32_t job = jobs < WARPS ? warp % jobs : warp; job < jobs && warp < ways * jobs; job += WARPS) {
+        w.g = job % a.kv_heads;
+        w.first_query = job / a.kv_heads * Q;
+        w.queries = min((uint32_t)Q, a.queries_a_head - w.first_query);
+        w.out = (float *)shared + (w.g * a.queries_a_head + w.first_query) * a.tile;
+        if constexpr (F == UCM_SELECT_HASH)
+            score_hash<Q>(a, w);
+        else if constexpr (N > 0)
+            score_short<F, Q, N>(a, w);
+        else
+            score_long<F, Q>(a, w);
+    }
+}
+
+#endif
