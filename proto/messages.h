@@ -271,6 +271,7 @@ enum ucm_trace_op {
     F(u64, rope_bits, OPT, 0, 256)                                                                 \
     F(u64, seed, OPT, 0, UINT64_MAX)                                                               \
     F(u64, chosen, OPT, 0, 1024)                                                                   \
+    F(u64, rest, OPT, 0, 1)                                                                        \
     F(u64, dtype, OPT, 0, 3)                                                                       \
     F(u64, kv_heads, REQ, 1, UCM_MAX_KV_HEADS)                                                     \
     F(u64, head_dim, REQ, 1, UCM_MAX_HEAD_DIM)                                                     \

@@ -74,6 +74,10 @@ static enum ucm_select_cuda_family family_of(const struct ucm_digest_plan *p, ui
         return UCM_SELECT_HASH;
     case UCM_DIGEST_STATS:
         return UCM_SELECT_STATS;
+    case UCM_DIGEST_TOKENS:
+        if (p->spec.rest != UCM_REST_NONE)
+            return UCM_SELECT_REST;
+        /* fall through */
     default:
         return metric == UCM_METRIC_L2 ? UCM_SELECT_L2 : UCM_SELECT_DOT;
     }
@@ -95,11 +99,13 @@ static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_famil
     a->tokens = shape->tokens;
     a->vectors = p->vectors;
     a->channels = p->channels;
+    a->vector_bytes = p->vector_bytes;
+    a->chosen = p->spec.chosen;
     a->padded = family == UCM_SELECT_HASH ? p->channels / 4 : round_up(p->channels, WARP_LANES);
     a->aligned = p->channels % 4 == 0;
     a->n_segments = p->n_segments;
     a->stats_beta = p->spec.beta;
-    a->ln_tokens = p->ln_tokens;
+    a->ln_count = p->ln_count;
     for (int i = 0; i < UCM_DIGEST_ARRAYS; i++) {
         a->array[i] = p->array[i];
         a->scale[i] = p->scale[i];
@@ -124,9 +130,7 @@ static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_sel
     a->queries_a_head = queries / a->kv_heads;
     a->beta = score->beta;
     if (a->beta == 0)
-        a->beta = s->kernel.plan.spec.method == UCM_DIGEST_STATS
-                      ? 1.0f
-                      : 1.0f / ucm_sqrt((float)a->head_dim);
+        a->beta = ucm_digest_scaled(&s->kernel.plan) ? 1.0f : 1.0f / ucm_sqrt((float)a->head_dim);
     a->policy = choose->policy;
     a->block_tokens = choose->block_tokens;
     a->topk_tokens = choose->topk_tokens;
@@ -245,7 +249,7 @@ static int workspace_make(struct ucm_cuda_select *s)
 static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
                        enum ucm_select_cuda_family family)
 {
-    static const char *const names[] = {"dot", "l2", "box", "stats", "hash"};
+    static const char *const names[] = {"dot", "l2", "box", "stats", "hash", "rest"};
     const struct ucm_select_cuda *a = &s->args;
     uint32_t queries = a->queries_a_head > 1 ? 4 : 1;
     bool quick = family != UCM_SELECT_HASH && family != UCM_SELECT_L2 &&

@@ -67,6 +67,12 @@ enum ucm_sparse_pairs {
     UCM_SPARSE_PAIRS_INTERLEAVED = 1, /* 2i and 2i + 1 */
 };
 
+/* What `tokens` holds of the tokens that were not chosen. */
+enum ucm_sparse_rest {
+    UCM_SPARSE_REST_NONE = 0,
+    UCM_SPARSE_REST_MEAN = 1, /* their mean; 4 bits a channel; scores estimate attention mass */
+};
+
 /* A method, its parameters and the KV that it reads. Leave the fields of other methods 0. */
 struct ucm_sparse_digest {
     uint32_t method;     /* enum ucm_sparse_method; no default */
@@ -79,6 +85,7 @@ struct ucm_sparse_digest {
     uint32_t rope_bits;  /* hash with rope_dim: so many of `bits` for the rotated channels */
     uint64_t seed;       /* hash: of the rotation; digests of different seeds do not compare */
     uint32_t chosen;     /* tokens: how many stand for the block */
+    uint32_t rest;       /* tokens: enum ucm_sparse_rest */
     struct ucm_sparse_shape shape;
 };
 

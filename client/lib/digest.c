@@ -33,6 +33,7 @@ static void spec_to_wire(const struct ucm_sparse_digest *d, struct msg_digest_op
         .rope_bits = d->rope_bits,
         .seed = d->seed,
         .chosen = d->chosen,
+        .rest = d->rest,
         .dtype = s->dtype,
         .kv_heads = s->kv_heads,
         .head_dim = s->head_dim,

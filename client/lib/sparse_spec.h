@@ -26,6 +26,7 @@ static inline bool sparse_spec(const struct ucm_sparse_digest *d, struct ucm_dig
         .rope_bits = d->rope_bits,
         .seed = d->seed,
         .chosen = d->chosen,
+        .rest = d->rest,
         .shape = {s->dtype, s->tokens, s->kv_heads, s->head_dim, s->v_head_dim, s->rope_dim,
                   s->k_offset, s->k_token_stride, s->k_head_stride, s->v_offset, s->v_token_stride,
                   s->v_head_stride},

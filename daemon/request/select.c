@@ -28,7 +28,6 @@ static int specs_take(struct call *call, const struct msg_select *m,
                       const struct digest_space *space, struct selection *s)
 {
     const struct ucm_digest_plan *plan = &space->plan;
-    bool stats = plan->spec.method == UCM_DIGEST_STATS;
     char why[UCM_SPARSE_WHY];
 
     s->plan = plan;
@@ -49,7 +48,8 @@ static int specs_take(struct call *call, const struct msg_select *m,
                                          .sparse_ratio = m->sparse_ratio,
                                          .eps = m->eps};
     if (s->choose.beta == 0)
-        s->choose.beta = stats ? 1 : 1 / ucm_sqrt((float)plan->spec.shape.head_dim);
+        s->choose.beta =
+            ucm_digest_scaled(plan) ? 1 : 1 / ucm_sqrt((float)plan->spec.shape.head_dim);
     s->q_dtype = (enum select_dtype)m->q_dtype;
     if (ucm_score_check(plan, &s->score, why) != 0 || ucm_choose_check(&s->choose, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);

@@ -228,12 +228,21 @@ UCM_HD float ucm_box_score(float s, float dot, float abs_sum)
 
 /* stats: the logarithm of the block's share of attention, if its logits are normally distributed. */
 UCM_HD float ucm_stats_score(float s_mean, float dot_mean, float s_var, float dot_var, float beta,
-                             float ln_tokens)
+                             float ln_count)
 {
     float first = (beta * s_mean) * dot_mean;
     float second = ((beta * beta / 2.0f) * s_var) * dot_var;
 
-    return (first + second) + ln_tokens;
+    return (first + second) + ln_count;
+}
+
+/* tokens with rest: the logarithm of what one vector stands for: ln_count is 0, or the logarithm of how
+ * many tokens it is the mean of. */
+UCM_HD float ucm_rest_score(float s, float dot, float beta, float ln_count)
+{
+    float t = (beta * s) * dot + ln_count;
+
+    return ucm_is_nan(s) ? ucm_inf() : t;
 }
 
 /* ---- hash ---- */
@@ -270,6 +279,45 @@ UCM_HD float ucm_exp(float x)
     p = ucm_fma(p, r, 1.0f);
     p = ucm_fma(p, r, 1.0f);
     return p * ucm_f32((uint32_t)((int32_t)n + 127) << 23);
+}
+
+/* ln(x) for normal x > 0: x = m * 2^e with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh((m - 1) / (m +
+ * 1)). */
+UCM_HD float ucm_log(float x)
+{
+    uint32_t bits = ucm_f32_bits(x);
+    int32_t e = (int32_t)(bits >> 23) - 126;
+    float m = ucm_f32((bits & 0x7fffffu) | 0x3f000000u), z, s, p;
+
+    if (m < 0x1.6a09e6p-1f) {
+        m *= 2.0f;
+        e--;
+    }
+    z = (m - 1.0f) / (m + 1.0f);
+    s = z * z;
+    p = ucm_fma(s, ucm_fma(s, ucm_fma(s, 0x1.c71c72p-4f, 0x1.24924ap-3f), 0x1.99999ap-3f),
+                0x1.555556p-2f);
+    return ucm_fma((float)e, 0x1.62e43p-1f, 2.0f * ucm_fma(z * s, p, z));
+}
+
+/* The logarithm of a sum of e^t, term after term: sum * e^top. Begins as {-inf, 0}. NaN adds nothing. */
+struct ucm_log_sum {
+    float top, sum;
+};
+
+UCM_HD void ucm_log_sum_add(struct ucm_log_sum *s, float t)
+{
+    float e = ucm_exp(-ucm_abs(t - s->top));
+    float grown = s->sum * e + 1.0f, same = s->sum + e;
+
+    s->sum = t > s->top ? grown : same;
+    s->top = ucm_max(t, s->top);
+}
+
+/* +-inf if top is. */
+UCM_HD float ucm_log_sum(const struct ucm_log_sum *s)
+{
+    return s->top + ucm_log(s->sum);
 }
 
 /* Weights are integers, so that their sums do not depend on the order: rint(p * 2^24), 0 <= p <= 1. */

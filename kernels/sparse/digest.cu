@@ -163,6 +163,26 @@ static __device__ __forceinline__ void row_put_u8(const float x[N], uint32_t n, 
     });
 }
 
+/* The same to 4 bits: 16 bytes hold 32 channels, byte i of them channel i in the low half and channel
+ * 16 + i in the high one. x finite. */
+template <int N>
+static __device__ __forceinline__ void row_put_4(const float x[N], uint32_t n, uint8_t *out,
+                                                 uint8_t *scale)
+{
+    uint32_t bits = ucm_scale(row_largest<N>(x), 7.0f);
+    float s = ucm_bf16_decode(bits);
+
+    put_scale(scale, bits);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t v = bits == 0 ? 0 : (uint32_t)(int32_t)ucm_quantise(x[i], s) & 15;
+        uint32_t high = __shfl_down_sync(WARP_ALL, v, 16);
+
+        if (warp_lane() < 16 && WARP_LANES * i < n)
+            out[16 * i + warp_lane()] = (uint8_t)(v | high << 4);
+    }
+}
+
 /* ---- methods, a head each ---- */
 
 template <int D, int N>
@@ -388,24 +408,54 @@ static __device__ __forceinline__ void forget(args_t a, const struct head &h)
     __syncwarp();
 }
 
+/* The mean of the tokens that were not chosen. Returns whether it is finite. */
+template <int D, int N>
+static __device__ __forceinline__ bool put_rest(args_t a, const struct head &h, uint8_t *data,
+                                                uint8_t *scale)
+{
+    float sum[N], row[N];
+    bool first = true;
+
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        sum[i] = 0;
+    for (uint32_t t = 0; t < a.tokens; t++) {
+        if (h.distance[t] == CHOSEN)
+            continue;
+        load_k<D, N>(a, h, t, row);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            sum[i] = first ? row[i] : sum[i] + row[i];
+        first = false;
+    }
+    divide<N>(sum, (float)(a.tokens - a.chosen));
+    if (__any_sync(WARP_ALL, row_bad<N>(sum)))
+        return false;
+    row_put_4<N>(sum, a.channels, data, scale);
+    return true;
+}
+
 template <int D, int N>
 static __device__ void build_tokens(args_t a, const struct head &h)
 {
-    uint32_t d = a.channels;
-    uint8_t *data = h.out + h.g * a.vectors * d, *scale = h.out + a.scale[0] + 2 * h.g * a.vectors;
+    uint32_t d = a.channels, bytes = a.vector_bytes;
+    uint8_t *data = h.out + h.g * a.vectors * bytes, *scale = h.out + a.scale[0] + 2 * h.g * a.vectors;
     float from[N];
 
     if (__any_sync(WARP_ALL, row_mean<D, N>(a, h.k, a.k_token_stride, a.tokens, d, from))) {
-        row_poison(data, a.vectors * d, scale, a.vectors);
+        row_poison(data, a.vectors * bytes, scale, a.vectors);
         return;
     }
     forget(a, h);
     measure<D, N>(a, h, from);
-    for (uint32_t i = 0; i < a.vectors; i++) {
+    for (uint32_t i = 0; i < a.chosen; i++) {
         uint32_t at = farthest(h.distance, a.tokens);
 
         load_k<D, N>(a, h, at, from);
-        row_put<N>(from, d, false, data + i * d, scale + 2 * i);
+        if (a.rest)
+            row_put_4<N>(from, d, data + i * bytes, scale + 2 * i);
+        else
+            row_put<N>(from, d, false, data + i * bytes, scale + 2 * i);
         /* Distances from the mean chose the first token only. */
         if (i == 0)
             forget(a, h);
@@ -413,8 +463,12 @@ static __device__ void build_tokens(args_t a, const struct head &h)
         if (warp_lane() == 0)
             h.distance[at] = CHOSEN;
         __syncwarp();
-        if (i + 1 < a.vectors)
+        if (i + 1 < a.chosen)
             measure<D, N>(a, h, from);
+    }
+    if (a.rest && !put_rest<D, N>(a, h, data + a.chosen * bytes, scale + 2 * a.chosen)) {
+        __syncwarp();
+        row_poison(data, a.vectors * bytes, scale, a.vectors);
     }
 }
 

@@ -24,7 +24,9 @@ struct ucm_digest_cuda {
     uint32_t kind, run;
     uint32_t tokens, kv_heads, head_dim, v_head_dim;
     uint32_t vectors, channels;
-    uint32_t bytes, used; /* of a digest; of them before the padding */
+    uint32_t vector_bytes;
+    uint32_t chosen, rest; /* tokens */
+    uint32_t bytes, used;  /* of a digest; of them before the padding */
     uint32_t array[3], scale[3];
     uint32_t n_segments;
     struct ucm_cuda_segment segment[2];

@@ -57,27 +57,9 @@ struct ucm_weight_sum ucm_weight_of_block(const float *logits, uint32_t n)
     return sum;
 }
 
-/* ln(x) for x > 0: x = m * 2^e with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh((m - 1) / (m + 1)). */
-static float natural_log(float x)
-{
-    uint32_t bits = ucm_f32_bits(x);
-    int32_t e = (int32_t)(bits >> 23) - 126;
-    float m = ucm_f32((bits & 0x7fffffu) | 0x3f000000u), z, s, p;
-
-    if (m < 0x1.6a09e6p-1f) {
-        m *= 2;
-        e--;
-    }
-    z = (m - 1.0f) / (m + 1.0f);
-    s = z * z;
-    p = ucm_fma(s, ucm_fma(s, ucm_fma(s, 0x1.c71c72p-4f, 0x1.24924ap-3f), 0x1.99999ap-3f),
-                0x1.555556p-2f);
-    return ucm_fma((float)e, 0x1.62e43p-1f, 2.0f * ucm_fma(z * s, p, z));
-}
-
 float ucm_weight_log(const struct ucm_weight_sum *sum)
 {
-    return sum->weight == 0 ? -ucm_inf() : sum->top + natural_log(sum->weight);
+    return sum->weight == 0 ? -ucm_inf() : sum->top + ucm_log(sum->weight);
 }
 
 /* What is left when the first i blocks are attended. */

@@ -5,7 +5,7 @@
  * the weight of the attended blocks over that of all; the rules differ in what they take the blocks
  * that are left to weigh:
  * - PSA's: each as much as the lightest one attended. Too little where the order is wrong.
- * - estimated: what their `stats` scores say.
+ * - estimated: what their scores say, of `stats` or of `tokens` with rest.
  * - certified: at most tokens * e^(beta * bound), the bound being the `box` score. With it the share is
  *   never more than what is truly covered, rounding of this arithmetic (1e-5 of it) aside. */
 #ifndef UCM_KERNELS_SPARSE_PSA_H
@@ -37,7 +37,7 @@ enum ucm_psa_stop {
 
 /* How many of n blocks are attended, best first, until the share reaches eps.
  * attended[i]: the log weight of the i-th best block. left[i]: what the rule takes block i to weigh at
- * most while it is left (UCM_PSA_LEFT): a stats score, or ln(tokens) + beta * a box score.
+ * most while it is left (UCM_PSA_LEFT): an estimate, or ln(tokens) + beta * a box score.
  * suffix: scratch, n + 1 sums (UCM_PSA_LEFT). *share: what is covered then, by the rule. */
 uint32_t ucm_psa_blocks(enum ucm_psa_stop stop, const float *attended, const float *left,
                         uint32_t n, uint32_t every, float eps, struct ucm_weight_sum *suffix,

@@ -30,7 +30,7 @@ int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_s
 {
     uint32_t kv_heads = plan->spec.shape.kv_heads;
 
-    if (spec->metric > UCM_METRIC_L2 || (plan->method->metrics >> spec->metric & 1) == 0)
+    if (spec->metric > UCM_METRIC_L2 || (plan->metrics >> spec->metric & 1) == 0)
         return sparse_refuse(why, "metric %u is not defined for %s digests", spec->metric,
                              plan->method->name);
     if (spec->reduce > UCM_REDUCE_SOFTMAX)
@@ -79,7 +79,7 @@ size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
 
 static float default_beta(const struct ucm_digest_plan *plan)
 {
-    if (plan->spec.method == UCM_DIGEST_STATS) /* beta is in the score */
+    if (ucm_digest_scaled(plan)) /* beta is in the score */
         return 1.0f;
     return 1.0f / ucm_sqrt((float)plan->spec.shape.head_dim);
 }

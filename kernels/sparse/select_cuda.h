@@ -29,11 +29,12 @@ enum ucm_select_cuda_q {
 /* The kernels ucm_select_FAMILY_QUERIES_N: QUERIES of one KV head at once, 1 or 4; for vectors of 32 * N
  * channels, N being 2 or 4; or for any, if N is 0. */
 enum ucm_select_cuda_family {
-    UCM_SELECT_DOT = 0, /* mean, submean, tokens */
+    UCM_SELECT_DOT = 0, /* mean, submean, tokens without rest */
     UCM_SELECT_L2 = 1,  /* the same, minus the squared distance; N is 0 */
     UCM_SELECT_BOX = 2,
     UCM_SELECT_STATS = 3,
     UCM_SELECT_HASH = 4, /* N is 0 */
+    UCM_SELECT_REST = 5, /* tokens with rest */
 };
 
 /* How many items of a chain are done, by their kinds. All are 0 between launches. */
@@ -44,15 +45,16 @@ struct ucm_select_cuda_progress {
 struct ucm_select_cuda {
     /* From the digest's plan. */
     uint32_t kv_heads, head_dim, tokens;
-    uint32_t vectors, channels;
+    uint32_t vectors, channels, vector_bytes;
+    uint32_t chosen;  /* tokens with rest: the vectors before the last */
     uint32_t padded;  /* channels, rounded up to a multiple of 32; hash: words of 32 bits */
     uint32_t aligned; /* channels is a multiple of 4, and so every vector's place */
     uint32_t array[3], scale[3];
     uint32_t n_segments;
     struct ucm_cuda_segment segment[2];
-    float stats_beta, ln_tokens;
-    uint64_t channel; /* uint16_t[channels]; 0: all */
-    uint64_t flips;   /* uint32_t[] */
+    float stats_beta, ln_count; /* of the plan: also for tokens with rest */
+    uint64_t channel;           /* uint16_t[channels]; 0: all */
+    uint64_t flips;             /* uint32_t[] */
     /* Scores. */
     uint32_t reduce, heads, rows, q_heads;
     uint32_t queries_a_head; /* KV head: rows * query heads of it */

@@ -28,6 +28,24 @@ static __device__ __forceinline__ void uint8_to_floats(uint32_t word, float out[
     bytes_to_floats(word, 0x1p23f, out);
 }
 
+/* Channels of 4 bits, one in each byte's low half. */
+static __device__ __forceinline__ void int4_to_floats(uint32_t word, float out[4])
+{
+    bytes_to_floats(word ^ 0x08080808u, 0x1.00001p23f, out);
+}
+
+/* Where a thread's 4 of each 32 channels of 4 bits lie: the word of their 16 bytes, and the bits to shift it
+ * by. */
+static __device__ __forceinline__ uint32_t half_word(void)
+{
+    return threadIdx.x % TEAM % 4;
+}
+
+static __device__ __forceinline__ uint32_t half_channels(uint32_t word)
+{
+    return word >> threadIdx.x % TEAM / 4 * 4 & 0x0f0f0f0fu;
+}
+
 /* Bytes c .. c + 3 of a vector of n; 0 past its end. */
 static __device__ __forceinline__ uint32_t load_word(const uint8_t *vector, uint32_t c, uint32_t n,
                                                      uint32_t aligned)
@@ -76,7 +94,9 @@ static __device__ __forceinline__ void add_terms(float acc[family<F>::sums][Q][4
 {
     float r[2][4];
 
-    if (F != UCM_SELECT_BOX)
+    if (F == UCM_SELECT_REST)
+        int4_to_floats(word[0], r[0]);
+    else if (F != UCM_SELECT_BOX)
         int8_to_floats(word[0], r[0]);
     if (F == UCM_SELECT_STATS)
         uint8_to_floats(word[family<F>::arrays - 1], r[1]);
@@ -88,7 +108,7 @@ static __device__ __forceinline__ void add_terms(float acc[family<F>::sums][Q][4
         for (uint32_t j = 0; j < 4; j++) {
             float x = q[i][j];
 
-            if (F == UCM_SELECT_DOT || F == UCM_SELECT_BOX)
+            if (F == UCM_SELECT_DOT || F == UCM_SELECT_BOX || F == UCM_SELECT_REST)
                 acc[0][i][j] = ucm_fma(x, r[0][j], acc[0][i][j]);
             if (F == UCM_SELECT_L2)
                 acc[0][i][j] = ucm_fma(x - s * r[0][j], x - s * r[0][j], acc[0][i][j]);
@@ -134,11 +154,14 @@ static __device__ __forceinline__ float team_fold(const float acc[Q][4])
     return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-/* The score of a block's vector, from its sums and scales. */
+/* The score of a block's vector v of a head, from its sums and scales. */
 template <int F>
 static __device__ __forceinline__ float finish(args_t a, const float sum[family<F>::sums],
-                                               const float s[family<F>::sums], float abs_sum)
+                                               const float s[family<F>::sums], float abs_sum,
+                                               uint32_t v)
 {
+    if (F == UCM_SELECT_REST)
+        return ucm_rest_score(s[0], sum[0], a.stats_beta, v < a.chosen ? 0.0f : a.ln_count);
     if (F == UCM_SELECT_BOX)
         return ucm_box_score(s[0], sum[0], abs_sum);
     if (ucm_is_nan(s[0]))
@@ -147,9 +170,27 @@ static __device__ __forceinline__ float finish(args_t a, const float sum[family<
         return -sum[0];
     if (F == UCM_SELECT_STATS)
         return ucm_stats_score(s[0], sum[0], s[family<F>::sums - 1], sum[family<F>::sums - 1],
-                               a.stats_beta, a.ln_tokens);
+                               a.stats_beta, a.ln_count);
     return s[0] * sum[0];
 }
+
+/* What a block's vectors make: the best of them; of `rest` the logarithm of their sum. */
+template <int F> struct gathered {
+    struct ucm_log_sum sum = {-ucm_inf(), 0.0f};
+
+    __device__ __forceinline__ void add(float score)
+    {
+        if (F == UCM_SELECT_REST)
+            ucm_log_sum_add(&sum, score);
+        else
+            sum.top = ucm_max(score, sum.top);
+    }
+
+    __device__ __forceinline__ float score(void) const
+    {
+        return F == UCM_SELECT_REST ? ucm_log_sum(&sum) : sum.top;
+    }
+};
 
 /* ---- scores of a tile ---- */
 
@@ -245,14 +286,22 @@ static __device__ __forceinline__ void load_vector(args_t a, const struct work &
     const uint8_t *digest = bytes_of(w.digest[b]);
 
     v += w.g * a.vectors;
-#pragma unroll
-    for (uint32_t k = 0; k < family<F>::arrays; k++) {
-        const uint32_t *words =
-            (const uint32_t *)(digest + (a.array[k] + v * (WARP_LANES * N))) + threadIdx.x % TEAM;
+    if constexpr (F == UCM_SELECT_REST) {
+        const uint32_t *words = (const uint32_t *)(digest + v * (WARP_LANES / 2 * N)) + half_word();
 
 #pragma unroll
         for (uint32_t i = 0; i < N; i++)
-            to->word[k][i] = __ldg(words + TEAM * i);
+            to->word[0][i] = half_channels(__ldg(words + TEAM / 2 * i));
+    } else {
+#pragma unroll
+        for (uint32_t k = 0; k < family<F>::arrays; k++) {
+            const uint32_t *words =
+                (const uint32_t *)(digest + (a.array[k] + v * (WARP_LANES * N))) + threadIdx.x % TEAM;
+
+#pragma unroll
+            for (uint32_t i = 0; i < N; i++)
+                to->word[k][i] = __ldg(words + TEAM * i);
+        }
     }
 #pragma unroll
     for (uint32_t k = 0; k < family<F>::sums; k++)
@@ -261,7 +310,7 @@ static __device__ __forceinline__ void load_vector(args_t a, const struct work &
 
 template <int F, int Q, int N>
 static __device__ __forceinline__ float score_vector(args_t a, const struct queries<F, Q, N> &q,
-                                                     const struct vector<F, N> &x)
+                                                     const struct vector<F, N> &x, uint32_t v)
 {
     float acc[family<F>::sums][Q][4] = {}, sum[family<F>::sums];
 
@@ -277,7 +326,7 @@ static __device__ __forceinline__ float score_vector(args_t a, const struct quer
 #pragma unroll
     for (uint32_t k = 0; k < family<F>::sums; k++)
         sum[k] = team_fold<Q>(acc[k]);
-    return finish<F>(a, sum, x.s, q.abs_sum);
+    return finish<F>(a, sum, x.s, q.abs_sum, v);
 }
 
 /* The next vector is under way while one is used. All teams of a warp take as many steps. */
@@ -288,29 +337,41 @@ static __device__ __forceinline__ void score_short(args_t a, const struct work &
     bool mine = threadIdx.x % (Q == 4 ? 2 : TEAM) == 0;
     struct queries<F, Q, N> q;
     struct vector<F, N> x, next;
-    float best = -ucm_inf();
+    struct gathered<F> best;
 
     if (at >= w.count)
         return;
     load_queries<F, Q, N>(a, w, &q);
     load_vector<F, N>(a, w, at + team, 0, &next);
     while (at < w.count) {
-        uint32_t now = at;
+        uint32_t now = at, which = v;
 
         x = next;
         v = v + 1 < a.vectors ? v + 1 : 0;
         at += v == 0 ? w.step : 0;
         if (at < w.count)
             load_vector<F, N>(a, w, at + team, v, &next);
-        best = ucm_max(score_vector<F, Q, N>(a, q, x), best);
+        best.add(score_vector<F, Q, N>(a, q, x, which));
         if (v == 0) {
-            put_score(a, w, now + team, query_of<Q>(0), mine, best);
-            best = -ucm_inf();
+            put_score(a, w, now + team, query_of<Q>(0), mine, best.score());
+            best = gathered<F>();
         }
     }
 }
 
 /* ---- vectors of any length ---- */
+
+/* A thread's four of vector v's channels from c on. */
+template <int F>
+static __device__ __forceinline__ uint32_t load_channels(args_t a, const uint8_t *array, uint32_t v,
+                                                         uint32_t c)
+{
+    const uint8_t *vector = array + v * a.vector_bytes;
+
+    if (F == UCM_SELECT_REST)
+        return half_channels(__ldg((const uint32_t *)(vector + c / WARP_LANES * 16) + half_word()));
+    return load_word(vector, c, a.channels, a.aligned);
+}
 
 /* A team takes several blocks at once, to use each load of a query as often. */
 template <int F, int Q>
@@ -329,13 +390,11 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
         abs_sum = from[0][a.padded];
     for (uint32_t at = w.first; at < w.count; at += AT_ONCE * w.step) {
         const uint8_t *digest[AT_ONCE];
-        float best[AT_ONCE];
+        struct gathered<F> best[AT_ONCE];
 
 #pragma unroll
-        for (uint32_t k = 0; k < AT_ONCE; k++) {
+        for (uint32_t k = 0; k < AT_ONCE; k++)
             digest[k] = bytes_of(w.digest[min(at + k * w.step + team, w.count)]);
-            best[k] = -ucm_inf();
-        }
         for (uint32_t v = w.g * a.vectors; v < (w.g + 1) * a.vectors; v++) {
             float acc[AT_ONCE][family<F>::sums][Q][4] = {}, s[AT_ONCE][family<F>::sums];
 
@@ -359,8 +418,7 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
 
 #pragma unroll
                     for (uint32_t i = 0; i < family<F>::arrays; i++)
-                        word[i] = load_word(digest[k] + a.array[i] + v * a.channels, c, a.channels,
-                                            a.aligned);
+                        word[i] = load_channels<F>(a, digest[k] + a.array[i], v, c);
                     add_terms<F, Q>(acc[k], q, mask, word, s[k][0]);
                 }
             }
@@ -371,12 +429,12 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
 #pragma unroll
                 for (uint32_t i = 0; i < family<F>::sums; i++)
                     sum[i] = team_fold<Q>(acc[k][i]);
-                best[k] = ucm_max(finish<F>(a, sum, s[k], abs_sum), best[k]);
+                best[k].add(finish<F>(a, sum, s[k], abs_sum, v - w.g * a.vectors));
             }
         }
 #pragma unroll
         for (uint32_t k = 0; k < AT_ONCE; k++)
-            put_score(a, w, min(at + k * w.step + team, w.count), query_of<Q>(0), mine, best[k]);
+            put_score(a, w, min(at + k * w.step + team, w.count), query_of<Q>(0), mine, best[k].score());
     }
 }
 

@@ -15,6 +15,7 @@
 #ifndef UCM_KERNELS_SPARSE_H
 #define UCM_KERNELS_SPARSE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* ---- what a digest is computed from ---- */
@@ -71,6 +72,12 @@ enum ucm_rope_pairs {
     UCM_PAIRS_INTERLEAVED = 1, /* 2i and 2i + 1 */
 };
 
+/* What a `tokens` digest holds of the tokens that were not chosen. */
+enum ucm_tokens_rest {
+    UCM_REST_NONE = 0,
+    UCM_REST_MEAN = 1, /* their mean; all vectors have 4 bits a channel, and are summed */
+};
+
 #define UCM_DIGEST_KEEP_MAX (UCM_KV_HEAD_DIM_MAX / 2 / 8)
 
 /* Fields that the method does not use are ignored; zero them. */
@@ -85,7 +92,8 @@ struct ucm_digest_spec {
     uint32_t rope_bits;                /* hash with rope_dim: those of bits for the rotated part */
     uint64_t seed;                     /* hash */
     uint32_t chosen;                   /* tokens: how many stand for the block */
-    float beta; /* stats, scoring only: what logits are scaled by; 0: 1 / sqrt(head_dim) */
+    uint32_t rest;                     /* tokens: enum ucm_tokens_rest */
+    float beta; /* stats, rest; scoring only: what logits are scaled by; 0: 1 / sqrt(head_dim) */
     struct ucm_kv_shape shape;
 };
 
@@ -126,15 +134,17 @@ struct ucm_digest_plan {
     uint32_t bytes; /* of a digest: one layer of one block */
 
     /* The arrays of a digest, as byte offsets in the order of docs/retrieval.md's table: vector j of
-     * head g of array a begins at array[a] + (g * vectors + j) * channels. hash has 32-bit poison
-     * words at array[1] + 4 * g. */
+     * head g of array a begins at array[a] + (g * vectors + j) * vector_bytes. hash has 32-bit
+     * poison words at array[1] + 4 * g. */
     uint32_t array[UCM_DIGEST_ARRAYS];
     uint32_t scale[UCM_DIGEST_ARRAYS]; /* bf16: scale[a] + 2 * (g * vectors + j); aligned to 2 */
-    uint32_t vectors;      /* a head: 1; submean: tokens / run; tokens: chosen; hash: tokens */
-    uint32_t channels;     /* bytes of a vector; stats' V: shape.v_head_dim; hash: bits / 8 */
+    uint32_t vectors;  /* a head: 1; submean: tokens / run; hash: tokens; tokens: chosen + rest */
+    uint32_t channels; /* of a vector; stats' V: shape.v_head_dim; hash: bits / 8 */
+    uint32_t vector_bytes; /* channels; tokens with rest: 16 for each 32 of them */
     uint32_t query_floats; /* of a prepared query, a multiple of 16 */
+    uint32_t metrics;      /* bit m: enum ucm_score_metric m is defined */
 
-    float ln_tokens;                       /* stats: ln(shape.tokens) */
+    float ln_count; /* stats: ln(shape.tokens); tokens with rest: ln of the tokens not chosen */
     uint16_t channel[UCM_KV_HEAD_DIM_MAX]; /* submean: which channel of K is a vector's i-th */
     uint32_t n_segments;                   /* hash */
     struct ucm_hash_segment segment[UCM_HASH_SEGMENTS_MAX];
@@ -147,6 +157,9 @@ struct ucm_digest_plan {
 int ucm_digest_plan_init(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec,
                          char why[UCM_SPARSE_WHY]);
 
+/* Whether scores have beta in them, being logarithms of what blocks weigh: stats, tokens with rest. */
+bool ucm_digest_scaled(const struct ucm_digest_plan *plan);
+
 /* Bytes of a digest, for a spec that ucm_digest_check accepts: a multiple of 4. */
 uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec);
 
@@ -157,7 +170,7 @@ void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, voi
 
 enum ucm_score_metric {
     UCM_METRIC_DOT = 0, /* the scores of the table in docs/retrieval.md */
-    UCM_METRIC_L2 = 1,  /* minus the squared distance; mean, submean and tokens only */
+    UCM_METRIC_L2 = 1,  /* minus the squared distance; mean, submean and tokens without rest only */
 };
 
 /* What scores need of a query head's head_dim values, once for all blocks: out has query_floats.
@@ -184,7 +197,7 @@ struct ucm_digest_method {
     void (*query)(const struct ucm_digest_plan *plan, const float *q, float *out);
     float (*score)(const struct ucm_digest_plan *plan, enum ucm_score_metric metric,
                    const float *query, const uint8_t *digest, uint32_t g);
-    uint32_t metrics; /* bit m: enum ucm_score_metric m is defined */
+    uint32_t metrics; /* of ucm_digest_plan, unless its parameters allow less */
 };
 
 /* NULL: no such method. */

@@ -24,6 +24,22 @@ static uint32_t element_bytes(uint32_t dtype)
     return dtype == UCM_KV_F32 ? 4 : dtype == UCM_KV_FP8_E4M3 ? 1 : 2;
 }
 
+/* ---- for the methods ---- */
+
+/* As 2 atanh((m - 1) / (m + 1)) + e ln 2 with n = m * 2^e. */
+float sparse_ln(uint32_t n)
+{
+    double m = n, e = 0, x, power, sum = 0;
+
+    for (; m > 1.5; m /= 2)
+        e++;
+    x = (m - 1) / (m + 1); /* at most 1/5 in size: 12 terms give all bits of a double */
+    power = x;
+    for (int i = 1; i < 24; i += 2, power *= x * x)
+        sum += power / i;
+    return (float)(2 * sum + e * 0x1.62e42fefa39efp-1);
+}
+
 /* ---- the shape ---- */
 
 static int check_dims(const struct ucm_kv_shape *s, char why[UCM_SPARSE_WHY])
@@ -171,13 +187,14 @@ void ucm_digest_canonical(const struct ucm_digest_spec *spec,
     const struct ucm_kv_shape *s = &spec->shape;
     struct place k = place_k(s), v = place_v(s);
     bool submean = spec->method == UCM_DIGEST_SUBMEAN, hash = spec->method == UCM_DIGEST_HASH;
+    bool rest = spec->method == UCM_DIGEST_TOKENS && spec->rest != UCM_REST_NONE;
     bool pruned = submean && !keeps_all(spec);
     uint8_t *to = out;
 
     memset(out, 0, UCM_DIGEST_CANONICAL_BYTES);
     to = put(to, CANONICAL_VERSION, 4);
     to = put(to, spec->method, 4);
-    to = put(to, spec->method == UCM_DIGEST_MEAN ? spec->kind : 0, 4);
+    to = put(to, spec->method == UCM_DIGEST_MEAN ? spec->kind : rest ? spec->rest : 0, 4);
     to = put(to, submean ? spec->run : 0, 4);
     to = put(to, pruned ? spec->pairs : 0, 4);
     to = put(to, hash ? spec->bits : 0, 4);
@@ -209,7 +226,10 @@ static void make_plan(struct ucm_digest_plan *plan, const struct ucm_digest_spec
         .channels = spec->shape.head_dim,
         .query_floats = spec->shape.head_dim,
     };
+    plan->metrics = plan->method->metrics;
     plan->method->plan(plan);
+    if (plan->vector_bytes == 0)
+        plan->vector_bytes = plan->channels;
     plan->bytes = (plan->bytes + 3) / 4 * 4;
     plan->query_floats = (plan->query_floats + 15) / 16 * 16;
 }
@@ -233,6 +253,12 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
 }
 
 /* ---- through the plan ---- */
+
+bool ucm_digest_scaled(const struct ucm_digest_plan *plan)
+{
+    return plan->spec.method == UCM_DIGEST_STATS ||
+           (plan->spec.method == UCM_DIGEST_TOKENS && plan->spec.rest != UCM_REST_NONE);
+}
 
 void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out)
 {

@@ -8,4 +8,7 @@
 int sparse_refuse(char why[UCM_SPARSE_WHY], const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* The natural logarithm of n >= 1, of a double rounded to float32. */
+float sparse_ln(uint32_t n);
+
 #endif

@@ -29,6 +29,7 @@ static const struct method methods[] = {
     {"hash 256", {.method = UCM_DIGEST_HASH, .bits = 256}},
     {"stats", {.method = UCM_DIGEST_STATS}},
     {"tokens 2", {.method = UCM_DIGEST_TOKENS, .chosen = 2}},
+    {"tokens 3, rest", {.method = UCM_DIGEST_TOKENS, .chosen = 3, .rest = UCM_REST_MEAN}},
 };
 static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};
 static const char *const dtypes[] = {"f32", "f16", "bf16", "fp8"};

@@ -130,7 +130,8 @@ static const struct arg_option select_options[] = {
     {"tokens", ARG_NUMBER, "N", "tokens of a block", "16", 1, 1024},
     {"rows", ARG_NUMBER, "N", "queries: the last so many tokens", "1", 1, 64},
     {"methods", ARG_TEXT, "LIST",
-     "digests: mean, submean, box, hash64, hash128, hash256, stats, tokens",
+     "digests: mean, submean, box, hash64, hash128, hash256, stats, tokens, "
+     "rest (tokens of 3 with rest)",
      "mean,box,hash64,hash128", 0, 0},
     {"reduce", ARG_CHOICE, "max|mean|softmax", "over a KV head's query heads", "max", 0, 0},
     {"topk-tokens", ARG_NUMBER, "N", "tokens to choose; 0: three tenths of the blocks", "0", 0,

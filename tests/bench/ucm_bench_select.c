@@ -63,12 +63,17 @@ void select_fill_digest(const struct ucm_digest_plan *plan, uint64_t seed, uint8
 
 static const struct method_case {
     const char *name;
-    uint32_t method, bits, run, chosen;
+    uint32_t method, bits, run, chosen, rest;
 } method_cases[] = {
-    {"mean", UCM_DIGEST_MEAN, 0, 0, 0},      {"submean", UCM_DIGEST_SUBMEAN, 0, 8, 0},
-    {"box", UCM_DIGEST_BOX, 0, 0, 0},        {"hash64", UCM_DIGEST_HASH, 64, 0, 0},
-    {"hash128", UCM_DIGEST_HASH, 128, 0, 0}, {"hash256", UCM_DIGEST_HASH, 256, 0, 0},
-    {"stats", UCM_DIGEST_STATS, 0, 0, 0},    {"tokens", UCM_DIGEST_TOKENS, 0, 0, 2},
+    {"mean", UCM_DIGEST_MEAN, 0, 0, 0, 0},
+    {"submean", UCM_DIGEST_SUBMEAN, 0, 8, 0, 0},
+    {"box", UCM_DIGEST_BOX, 0, 0, 0, 0},
+    {"hash64", UCM_DIGEST_HASH, 64, 0, 0, 0},
+    {"hash128", UCM_DIGEST_HASH, 128, 0, 0, 0},
+    {"hash256", UCM_DIGEST_HASH, 256, 0, 0, 0},
+    {"stats", UCM_DIGEST_STATS, 0, 0, 0, 0},
+    {"tokens", UCM_DIGEST_TOKENS, 0, 0, 2, 0},
+    {"rest", UCM_DIGEST_TOKENS, 0, 0, 3, UCM_REST_MEAN},
 };
 
 static const struct select_device *device_named(const char *name)
@@ -98,6 +103,7 @@ static struct ucm_digest_spec digest_spec(const struct args *a, const struct met
         .bits = m->bits,
         .seed = 1,
         .chosen = m->chosen,
+        .rest = m->rest,
         .shape = {.dtype = UCM_KV_BF16,
                   .tokens = (uint32_t)args_number(a, "tokens"),
                   .kv_heads = heads,

@@ -109,7 +109,7 @@ void *fresh(size_t n)
 
 const char *method_name(uint32_t method)
 {
-    return ucm_digest_method(method)->name;
+    return method == TOKENS_REST ? "rest" : ucm_digest_method(method)->name;
 }
 
 static uint8_t keep_some[64];
@@ -121,6 +121,11 @@ bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, u
     uint32_t vd = rope_dim > 0 ? 0 : d;
     uint64_t row = d * element;
 
+    bool rest = method == TOKENS_REST;
+
+    if (rest && tokens == 1)
+        return false;
+    method = rest ? UCM_SPARSE_TOKENS : method;
     *out = (struct ucm_sparse_digest){
         .method = method,
         .kind = rnd_below(3),
@@ -128,7 +133,8 @@ bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, u
         .bits = 64u << rnd_below(3),
         .rope_bits = rope_dim > 0 ? 20 : 0,
         .seed = rnd(),
-        .chosen = 1 + rnd_below(tokens < 32 ? tokens : 32),
+        .chosen = 1 + rnd_below(tokens - rest < 32 ? tokens - rest : 32),
+        .rest = rest,
         .shape = {.dtype = dtype,
                   .tokens = tokens,
                   .kv_heads = kv_heads,

@@ -31,6 +31,8 @@ uint32_t rnd_below(uint32_t n);
 float rnd_normal(void);
 void *fresh(size_t n); /* zeroed; ends the program if there is none */
 
+#define TOKENS_REST (UCM_SPARSE_TOKENS + 1) /* in place of a method: tokens with rest */
+
 /* Digests of `method` over heads of d channels, with parameters that fit; 0: a shape that has none. */
 bool digest_of(struct ucm_sparse_digest *out, uint32_t method, uint32_t dtype, uint32_t tokens,
                uint32_t kv_heads, uint32_t d, uint32_t rope_dim);

@@ -224,7 +224,7 @@ void test_digests(void)
                   {3, 1, 1024, 0}, {64, 1, 128, 0},  {2, 7, 12, 0},   {16, 1, 68, 20}};
 
     for (uint32_t i = few ? 2 : 0; i < (few ? 4 : sizeof(shapes) / sizeof(*shapes)); i++)
-        for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++)
+        for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++)
             for (uint32_t dtype = few ? 2 : 0; dtype < (few ? 3 : 4); dtype++)
                 for (uint32_t k = 0; k < (i < 2 ? 3 : 1); k++) {
                     struct ucm_sparse_digest digest;

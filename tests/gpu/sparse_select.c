@@ -376,7 +376,7 @@ static const struct shape shapes[] = {{8, 4, 128, 16, 0}, {1, 128, 576, 16, 64},
 
 void test_selections(void)
 {
-    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++) {
         for (uint32_t reduce = 0; reduce < 3; reduce++)
             for (uint32_t heads = 0; heads < 3; heads++)
                 one(method, &shapes[few ? 2 : 0], reduce, heads, few ? 100 : 700);

@@ -110,7 +110,7 @@ static void select_speed(const struct speed *c)
     digest.kind = 0;
     digest.bits = c->bits;
     digest.keep_bytes = 0;
-    digest.chosen = 2;
+    digest.chosen = digest.rest ? 3 : 2;
     bytes = bytes_of(&digest);
     while (layers > 2 && layers * bytes * all > (6ull << 30))
         layers /= 2;
@@ -201,7 +201,7 @@ static void digest_speed(uint32_t method, uint32_t thread_blocks)
     digest.kind = 0;
     digest.bits = 128;
     digest.keep_bytes = 0;
-    digest.chosen = 2;
+    digest.chosen = digest.rest ? 3 : 2;
     digest.shape.k_offset = 0;
     digest.shape.v_offset = shard / 2;
     bytes = bytes_of(&digest);
@@ -357,7 +357,7 @@ static void beside_speed(void)
     beside_run(&x, true, true, NULL, &worker, &dump);
     printf("dump %.1f GB/s alone; beside a worker %.1f, the worker keeps %.3f\n",
            bus * PIECE * 1e-9, dump * PIECE * 1e-9, worker / alone);
-    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++) {
         struct ucm_sparse_digest digest;
         struct ucm_cuda_digest *d;
 
@@ -365,7 +365,7 @@ static void beside_speed(void)
         digest.kind = 0;
         digest.bits = 128;
         digest.keep_bytes = 0;
-        digest.chosen = 2;
+        digest.chosen = digest.rest ? 3 : 2;
         digest.shape.k_offset = 0;
         digest.shape.v_offset = 32768;
         x.build.out_stride = bytes_of(&digest);
@@ -399,6 +399,8 @@ void measure(void)
         {"hash, 128 bits", UCM_SPARSE_HASH, 128, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"submean, 4 a block", UCM_SPARSE_SUBMEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"tokens, 2 a block", UCM_SPARSE_TOKENS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"tokens, 3 and rest", TOKENS_REST, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"tokens, 3 and rest, softmax", TOKENS_REST, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0},
         {"mean, MLA of 128 heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, 1, 128, 576, 64},
         {"mean", UCM_SPARSE_MEAN, 0, 1024, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"mean", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0},
@@ -411,7 +413,7 @@ void measure(void)
 
     for (uint32_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
         select_speed(&cases[i]);
-    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++)
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++)
         for (uint32_t n = 8; n <= 128; n *= 4)
             digest_speed(method, n);
     beside_speed();

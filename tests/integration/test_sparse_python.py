@@ -35,6 +35,7 @@ METHODS = (
     sparse.hash(SHAPE, bits=64, seed=9),
     sparse.stats(SHAPE),
     sparse.tokens(SHAPE, chosen=3),
+    sparse.tokens(SHAPE, chosen=3, rest=True),
 )
 
 

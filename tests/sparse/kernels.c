@@ -79,7 +79,7 @@ int test_score(const struct ucm_digest_plan *plan, uint32_t metric, const float 
     const struct ucm_kv_shape *shape = &plan->spec.shape;
     float *query = malloc(plan->query_floats * sizeof(*query));
 
-    if (query == NULL || (plan->method->metrics >> metric & 1) == 0) {
+    if (query == NULL || (plan->metrics >> metric & 1) == 0) {
         free(query);
         return -1;
     }

@@ -1,7 +1,8 @@
 """Digests, scores and choices of docs/retrieval.md in numpy, written from their definitions and not from our C, so that the
 two can be compared. Integers, scales and float32 results are meant to be equal bit by bit: fma() rounds once, as the
-C library's does. Only what needs exp() or log() holds within a tolerance: reduce_group(..., "softmax"), weights() and the
-choices by mass made of them; `stats` adds the correctly rounded float32 of ln(B).
+C library's does. Only what needs exp() or log() holds within a tolerance: the scores of `tokens` with rest,
+reduce_group(..., "softmax"), weights() and the choices by mass made of them; `stats` and `tokens` with rest add the correctly
+rounded float32 of a logarithm.
 
 Works with numpy 1.24 and newer. Shapes: K[n, B, G, d], V[n, B, G, v], q[rows, Hq, d]; n blocks of B tokens, G KV heads.
 """
@@ -119,6 +120,7 @@ class Spec:
     latent_bits: int = 0       # of hash, of those for the part that is not RoPE, where rope_dim > 0
     seed: int = 0              # of hash
     stand_ins: int = 2         # r of tokens
+    rest: int = 0              # of tokens: 1: the mean of the others too, all in 4 bits
 
     def channels(self):
         """The channels that submean keeps, ascending."""
@@ -148,6 +150,8 @@ class Spec:
         if self.method == "stats":
             return [("m", "<i1", (G, d)), ("var", "<u1", (G, d)), ("v", "<i1", (G, self.v_head_dim)), ("s_m", "<u2", (G,)),
                     ("s_v", "<u2", (G,)), ("s_V", "<u2", (G,))]
+        if self.method == "tokens" and self.rest:
+            return [("k", "<u1", (G, self.stand_ins + 1, (d + 31) // 32 * 16)), ("s", "<u2", (G, self.stand_ins + 1))]
         if self.method == "tokens":
             return [("k", "<i1", (G, self.stand_ins, d)), ("s", "<u2", (G, self.stand_ins))]
         raise ValueError(self.method)
@@ -333,11 +337,45 @@ def farthest_first(spec, K):
     return np.stack(chosen, -1)
 
 
+def others_mean(x, index):
+    """x[n, G, B, d] -> [n, G, 1, d]: the mean, in order, of the tokens that index[n, G, r] does not name."""
+    left = (index[..., None] != np.arange(x.shape[2])).all(2)  # [n, G, B]
+    total, seen = np.zeros(x.shape[:2] + x.shape[3:], f32), np.zeros(x.shape[:2] + (1,), bool)
+    for t in range(x.shape[2]):
+        here = left[:, :, t, None]
+        total = np.where(here, np.where(seen, total + x[:, :, t], x[:, :, t]), total)
+        seen |= here
+    return (total / f32(x.shape[2] - index.shape[2])).astype(f32)[:, :, None]
+
+
+def halves(v):
+    """Integers -8 .. 7 [..., d] -> u8[..., 16 for each 32 of them]: byte i has channel i, and above it 16 + i."""
+    pad = np.zeros(v.shape[:-1] + (-v.shape[-1] % 32,), v.dtype)
+    pairs = (np.concatenate([v, pad], -1).astype(np.int64) & 15).reshape(v.shape[:-1] + (-1, 2, 16))
+    return (pairs[..., 0, :] | pairs[..., 1, :] << 4).astype(np.uint8).reshape(v.shape[:-1] + (-1,))
+
+
+def whole(b, d):
+    """The other way."""
+    pairs = b.reshape(b.shape[:-1] + (-1, 1, 16))
+    v = np.concatenate([pairs & 15, pairs >> 4], -2).reshape(b.shape[:-1] + (-1,))[..., :d].astype(np.int8)
+    return np.where(v > 7, v - 16, v)
+
+
 def build_tokens(spec, K, V):
+    x = np.moveaxis(K, 2, 1)
     with errstate(invalid="ignore", over="ignore"):
         index = farthest_first(spec, K)
-    k, s = quantise(np.take_along_axis(np.moveaxis(K, 2, 1), index[..., None], 2))
-    return {"k": k, "s": s}
+        vectors = np.take_along_axis(x, index[..., None], 2)
+        if spec.rest:
+            vectors = np.concatenate([vectors, others_mean(x, index)], 2)
+    if not spec.rest:
+        k, s = quantise(vectors)
+        return {"k": k, "s": s}
+    finite = np.isfinite(vectors).all((2, 3), keepdims=True)
+    s = scale_up(np.abs(np.where(finite, vectors, 0)).max(-1), 7)
+    k = halves(steps(np.where(finite, vectors, 0), s, -7, 7).astype(np.int8))
+    return {"k": k, "s": np.where(finite[..., 0], s, np.uint16(BF16_NAN))}
 
 
 BUILDERS = {"mean": build_mean, "submean": build_submean, "box": build_box, "hash": build_hash, "stats": build_stats,
@@ -387,6 +425,15 @@ def scaled_dot(q, r, s, metric):
     return -dot(diff, diff)
 
 
+def log_sum(x):
+    """The logarithm of the sum of e^x over the last axis, in float64; NaN adds nothing."""
+    x = np.where(np.isnan(x), -np.inf, np.asarray(x, f64))
+    top = x.max(-1)
+    safe = np.where(np.isfinite(top), top, 0)
+    with errstate(divide="ignore"):
+        return np.where(np.isfinite(top), safe + np.log(np.exp(x - safe[..., None]).sum(-1)), top).astype(f32)
+
+
 def score(spec, digest, q, metric="dot", beta=None):
     """Raw scores [rows, Hq, n]; a poisoned head's are +inf."""
     q = np.asarray(q, f32)
@@ -400,6 +447,16 @@ def score(spec, digest, q, metric="dot", beta=None):
             kept = grouped[..., spec.channels()]
             out = np.max([scaled_dot(kept, digest["r"][:, :, i], digest["s"][:, :, i], metric)
                           for i in range(digest["r"].shape[2])], 0)
+        elif spec.method == "tokens" and spec.rest:
+            b = f32(1) / np.sqrt(f32(d)) if beta is None else f32(beta)
+            k, s = whole(digest["k"], d), bf16_to_f32(digest["s"])
+            each = []
+            for i in range(spec.stand_ins + 1):
+                scale = np.moveaxis(s[:, :, i], 1, 0)[None, :, None]
+                rows_i = np.moveaxis(k[:, :, i].astype(f32), 1, 0)[None, :, None]
+                each.append((b * scale).astype(f32) * dot(grouped, rows_i))
+            each[-1] = each[-1] + f32(math.log(spec.tokens - spec.stand_ins))
+            out = log_sum(np.stack(each, -1))
         elif spec.method == "tokens":
             out = np.max([scaled_dot(grouped, digest["k"][:, :, i], digest["s"][:, :, i], metric)
                           for i in range(spec.stand_ins)], 0)

@@ -175,6 +175,7 @@ static const struct msg_digest_open sample_digest_open = {
     .rope_bits = 64,
     .seed = UINT64_MAX,
     .chosen = 3,
+    .rest = 1,
     .dtype = 2,
     .kv_heads = 8,
     .head_dim = 64,

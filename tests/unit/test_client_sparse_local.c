@@ -55,13 +55,16 @@ TestSuite(sparse_local, .init = fill);
 
 Test(sparse_local, the_bytes_are_the_kernels)
 {
-    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+    /* The last round: tokens with rest. */
+    for (uint32_t round = UCM_SPARSE_MEAN; round <= UCM_SPARSE_TOKENS + 1; round++) {
+        uint32_t method = round <= UCM_SPARSE_TOKENS ? round : UCM_SPARSE_TOKENS;
         struct ucm_sparse_digest d = digest_of(method);
         struct ucm_digest_spec spec = {
             .method = method,
             .run = d.run,
             .bits = d.bits,
             .chosen = d.chosen,
+            .rest = round > UCM_SPARSE_TOKENS,
             .shape = {.tokens = TOKENS,
                       .kv_heads = HEADS,
                       .head_dim = DIM,
@@ -72,6 +75,7 @@ Test(sparse_local, the_bytes_are_the_kernels)
         char why[UCM_SPARSE_WHY];
         _Alignas(8) uint8_t one[256];
 
+        d.rest = spec.rest;
         (void)compute(&d);
         cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
         cr_assert_eq(plan.bytes, bytes);

@@ -68,6 +68,11 @@ Test(digest, sizes_are_those_of_the_table)
     taken(spec_of(UCM_DIGEST_HASH), 2 * 16 * 16 + 8);
     taken(spec_of(UCM_DIGEST_STATS), 6 * 64 + 12);
     taken(spec_of(UCM_DIGEST_TOKENS), 2 * 2 * (64 + 2));
+    s = spec_of(UCM_DIGEST_TOKENS);
+    s.rest = UCM_REST_MEAN;
+    taken(s, 2 * 3 * (32 + 2));
+    s.shape.head_dim = 36; /* 16 bytes for each 32 channels that are begun */
+    taken(s, 2 * 3 * (32 + 2));
     s = spec_of(UCM_DIGEST_MEAN);
     s.shape.kv_heads = 1;
     taken(s, 64 + 2 + 2); /* padded to 4 */
@@ -161,16 +166,26 @@ Test(digest, every_bound_of_a_parameter_is_refused_with_a_sentence)
     REFUSED(UCM_DIGEST_STATS, beta, INFINITY, "beta");
     REFUSED(UCM_DIGEST_TOKENS, chosen, 0, "chosen is 0");
     REFUSED(UCM_DIGEST_TOKENS, chosen, 17, "chosen is 17");
+    REFUSED(UCM_DIGEST_TOKENS, rest, 2, "rest 2");
+    s = spec_of(UCM_DIGEST_TOKENS);
+    s.rest = UCM_REST_MEAN;
+    s.chosen = 16;
+    refused(s, "none is left for rest");
+    s.chosen = 15;
+    taken(s, 2 * 16 * (32 + 2));
+    s.beta = -1;
+    refused(s, "beta");
 }
 
-static void expect_no_overflow(uint32_t method, uint32_t tokens, uint32_t kv_heads)
+static void expect_no_overflow(uint32_t method, uint32_t rest, uint32_t tokens, uint32_t kv_heads)
 {
     struct ucm_digest_spec s = spec_of(method);
     char why[UCM_SPARSE_WHY] = "";
 
     s.run = 1;
     s.bits = 256;
-    s.chosen = tokens < UCM_DIGEST_CHOSEN_MAX ? tokens : UCM_DIGEST_CHOSEN_MAX;
+    s.rest = rest;
+    s.chosen = tokens - rest < UCM_DIGEST_CHOSEN_MAX ? tokens - rest : UCM_DIGEST_CHOSEN_MAX;
     s.shape.tokens = tokens;
     s.shape.kv_heads = kv_heads;
     s.shape.head_dim = s.shape.v_head_dim = UCM_KV_HEAD_DIM_MAX;
@@ -186,9 +201,11 @@ static void expect_no_overflow(uint32_t method, uint32_t tokens, uint32_t kv_hea
 Test(digest, the_largest_shapes_do_not_overflow)
 {
     for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
-        expect_no_overflow(method, UCM_KV_TOKENS_MAX, 4);
-        expect_no_overflow(method, 4, UCM_KV_HEADS_MAX);
+        expect_no_overflow(method, 0, UCM_KV_TOKENS_MAX, 4);
+        expect_no_overflow(method, 0, 4, UCM_KV_HEADS_MAX);
     }
+    expect_no_overflow(UCM_DIGEST_TOKENS, UCM_REST_MEAN, UCM_KV_TOKENS_MAX, 4);
+    expect_no_overflow(UCM_DIGEST_TOKENS, UCM_REST_MEAN, 4, UCM_KV_HEADS_MAX);
 }
 
 Test(digest, the_canonical_form_has_what_changes_bytes_and_nothing_else)
@@ -201,6 +218,7 @@ Test(digest, the_canonical_form_has_what_changes_bytes_and_nothing_else)
     s.bits = 64;
     s.seed = 1;
     s.chosen = 7;
+    s.rest = UCM_REST_MEAN;
     s.beta = 0.5f;
     s.pairs = UCM_PAIRS_INTERLEAVED;
     s.keep_bytes = 4;
@@ -217,6 +235,16 @@ Test(digest, the_canonical_form_has_what_changes_bytes_and_nothing_else)
     s.shape.v_offset += 2;
     ucm_digest_canonical(&s, two);
     cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    s = spec_of(UCM_DIGEST_TOKENS);
+    ucm_digest_canonical(&s, one);
+    s.kind = 1; /* the mean's */
+    ucm_digest_canonical(&s, two);
+    cr_assert_arr_eq(one, two, sizeof(one));
+    s.rest = UCM_REST_MEAN;
+    ucm_digest_canonical(&s, two);
+    cr_assert_neq(memcmp(one, two, sizeof(one)), 0);
+    one[8] = 1;
+    cr_assert_arr_eq(one, two, sizeof(one));
 }
 
 /* It is on disks: these bytes never change. */
@@ -246,7 +274,10 @@ Test(digest, methods_have_names)
 /* Digests of a block that lies in exactly so much memory; a sanitizer sees every other byte. */
 Test(digest, a_build_stays_in_its_memory)
 {
-    for (uint32_t method = UCM_DIGEST_MEAN; method <= UCM_DIGEST_TOKENS; method++) {
+    /* The last round: tokens with rest. */
+    for (uint32_t round = UCM_DIGEST_MEAN; round <= UCM_DIGEST_TOKENS + 1; round++) {
+        uint32_t method = round <= UCM_DIGEST_TOKENS ? round : UCM_DIGEST_TOKENS;
+
         for (uint32_t dim = 4; dim <= 76; dim += 8) {
             struct ucm_digest_spec s = spec_of(method);
             struct ucm_digest_plan plan;
@@ -254,6 +285,7 @@ Test(digest, a_build_stays_in_its_memory)
             uint8_t *shard, *out;
 
             s.bits = 64;
+            s.rest = round > UCM_DIGEST_TOKENS;
             s.shape.head_dim = s.shape.v_head_dim = dim;
             if (method == UCM_DIGEST_HASH && dim == 4)
                 continue;
@@ -294,6 +326,7 @@ static struct ucm_digest_spec any_spec(void)
         .bits = 64u << some(4),
         .rope_bits = some(4) == 0 ? some(300) : 0,
         .chosen = some(9),
+        .rest = some(4) == 0 ? some(3) : 0,
         .shape = {.dtype = some(5),
                   .tokens = some(9),
                   .kv_heads = some(4),

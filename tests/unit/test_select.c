@@ -37,9 +37,10 @@ static void compare_forms(const struct rig *r)
 static void compare_modes(const struct ucm_digest_spec *spec, uint32_t rows, uint32_t group,
                           uint32_t n, bool hard)
 {
-    const struct ucm_digest_method *method = ucm_digest_method(spec->method);
+    struct ucm_digest_plan plan;
+    char why[UCM_SPARSE_WHY];
 
-    cr_assert_not_null(method);
+    cr_assert_eq(ucm_digest_plan_init(&plan, spec, why), 0, "%s", why);
     for (uint32_t mode = 0; mode < 2 * 3 * 3; mode++) {
         struct ucm_score_spec score = {.metric = mode % 2,
                                        .reduce = mode / 2 % 3,
@@ -48,7 +49,7 @@ static void compare_modes(const struct ucm_digest_spec *spec, uint32_t rows, uin
                                        .q_heads = group * spec->shape.kv_heads};
         struct rig r;
 
-        if ((method->metrics >> score.metric & 1) == 0)
+        if ((plan.metrics >> score.metric & 1) == 0)
             continue;
         rig_init(&r, spec, &score, n, hard);
         compare_forms(&r);
@@ -117,6 +118,48 @@ Test(select, forms_of_stats_are_equal)
 Test(select, forms_of_tokens_are_equal)
 {
     compare_method(UCM_DIGEST_TOKENS);
+}
+
+Test(select, forms_of_tokens_with_rest_are_equal)
+{
+    static const uint32_t dims[] = {4, 32, 36, 64, 76, 128, 132};
+
+    for (size_t i = 0; i < sizeof(dims) / sizeof(*dims); i++) {
+        struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_TOKENS, 16, 1 + i % 3, dims[i]);
+
+        spec.rest = UCM_REST_MEAN;
+        spec.chosen = i == 0 ? 15 : 1 + (uint32_t)i;
+        compare_modes(&spec, 1 + i % 2, 1 + (uint32_t)i, 37, i % 2 == 0);
+        compare_modes(&spec, 1, 4, 19, i % 2 != 0);
+    }
+}
+
+/* docs/retrieval.md: a score is the logarithm of what the block weighs. One token and a rest of one are the
+ * whole block, so it is exact but for 4 bits, which these keys fit. */
+Test(select, a_score_with_rest_is_the_logarithm_of_the_weight)
+{
+    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_TOKENS, 2, 1, 4);
+    const float k[2][4] = {{7, -3, 0, 1}, {-2, 7, 5, -7}}, q[4] = {0.5f, 0.25f, -1, 2};
+    float query[16], sum = 0;
+    char why[UCM_SPARSE_WHY];
+    struct ucm_digest_plan plan;
+    uint32_t digest[64];
+
+    spec.rest = UCM_REST_MEAN;
+    spec.chosen = 1;
+    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    cr_assert_leq(plan.bytes, sizeof(digest));
+    cr_assert_leq(plan.query_floats, 16);
+    ucm_digest_build(&plan, k, digest);
+    ucm_digest_query(&plan, q, query);
+    for (int t = 0; t < 2; t++) {
+        float x = 0;
+
+        for (int c = 0; c < 4; c++)
+            x += k[t][c] * q[c];
+        sum += expf(x / 2); /* beta is 1 / sqrt(4) */
+    }
+    cr_assert_float_eq(ucm_digest_score(&plan, UCM_METRIC_DOT, query, digest, 0), logf(sum), 1e-5);
 }
 
 Test(select, scores_do_not_depend_on_where_the_work_is_split)

@@ -152,6 +152,25 @@ LANES_INLINE void v_store_u32(uint32_t *p, vec x)
     _mm512_storeu_si512(p, _mm512_cvttps_epi32(x));
 }
 
+/* -|x| */
+LANES_INLINE vec v_minus_abs(vec x)
+{
+    return _mm512_or_ps(x, v_set(-0.0f));
+}
+
+/* x is not negative: the exponent that its bits hold, and its fraction in [1/2, 1). */
+LANES_INLINE vec v_exponent(vec x)
+{
+    return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_castps_si512(x), 23));
+}
+
+LANES_INLINE vec v_fraction(vec x)
+{
+    __m512i bits = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffff));
+
+    return _mm512_castsi512_ps(_mm512_or_si512(bits, _mm512_set1_epi32(0x3f000000)));
+}
+
 /* The sum of the lanes, which are integers up to 2^24; the sum of sums up to 2^53 is exact. */
 typedef __m512d vec_sum;
 
@@ -340,6 +359,23 @@ LANES_INLINE void v_store_u32(uint32_t *p, vec x)
     _mm256_storeu_si256((__m256i *)p, _mm256_cvttps_epi32(x));
 }
 
+LANES_INLINE vec v_minus_abs(vec x)
+{
+    return _mm256_or_ps(x, v_set(-0.0f));
+}
+
+LANES_INLINE vec v_exponent(vec x)
+{
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_castps_si256(x), 23));
+}
+
+LANES_INLINE vec v_fraction(vec x)
+{
+    __m256i bits = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffff));
+
+    return _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x3f000000)));
+}
+
 typedef __m256d vec_sum;
 
 LANES_INLINE vec_sum v_sum_zero(void)
@@ -395,5 +431,66 @@ LANES_INLINE void v_tile_dots(const vec folds[TILE], vec out[TILE_VECS])
 }
 
 #endif
+
+/* ---- both ---- */
+
+/* 32 channels of 4 bits, as rows_put_4 lays them. */
+LANES_INLINE void v_i4(const uint8_t *p, vec x[DOT_VECS])
+{
+    const __m128i low = _mm_set1_epi8(15);
+    const __m128i value = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    __m128i both = _mm_loadu_si128((const __m128i *)p);
+    uint8_t bytes[UCM_DOT_LANES];
+
+    _mm_storeu_si128((__m128i *)bytes, _mm_shuffle_epi8(value, _mm_and_si128(both, low)));
+    both = _mm_and_si128(_mm_srli_epi16(both, 4), low);
+    _mm_storeu_si128((__m128i *)(bytes + 16), _mm_shuffle_epi8(value, both));
+    LANES_UNROLL
+    for (uint32_t v = 0; v < DOT_VECS; v++)
+        x[v] = v_i8(bytes + v * UCM_LANES);
+}
+
+/* ucm_exp, for x <= 0 or NaN */
+LANES_INLINE vec v_exp(vec x)
+{
+    vec n = v_sub(v_add(v_mul(x, v_set(0x1.715476p+0f)), v_set(0x1.8p23f)), v_set(0x1.8p23f));
+    vec r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
+    vec p = v_fma(r, v_set(0x1.a01a02p-13f), v_set(0x1.6c16c2p-10f));
+
+    p = v_fma(p, r, v_set(0x1.111112p-7f));
+    p = v_fma(p, r, v_set(0x1.555556p-5f));
+    p = v_fma(p, r, v_set(0x1.555556p-3f));
+    p = v_fma(p, r, v_set(0.5f));
+    p = v_fma(p, r, v_set(1.0f));
+    p = v_fma(p, r, v_set(1.0f));
+    p = v_mul(p, v_exp2i(n));
+    return v_if_less(v_set(-87.0f), x, p, v_if_equal(v_set(-87.0f), x, p, v_set(0)));
+}
+
+/* ucm_log */
+LANES_INLINE vec v_log(vec x)
+{
+    vec root = v_set(0x1.6a09e6p-1f), one = v_set(1.0f), f = v_fraction(x), z, s, p;
+    vec e = v_sub(v_exponent(x), v_set(126.0f));
+
+    e = v_if_less(f, root, v_sub(e, one), e);
+    f = v_if_less(f, root, v_mul(f, v_set(2.0f)), f);
+    z = v_div(v_sub(f, one), v_add(f, one));
+    s = v_mul(z, z);
+    p = v_fma(s, v_set(0x1.c71c72p-4f), v_set(0x1.24924ap-3f));
+    p = v_fma(s, v_fma(s, p, v_set(0x1.99999ap-3f)), v_set(0x1.555556p-2f));
+    return v_fma(e, v_set(0x1.62e43p-1f), v_mul(v_set(2.0f), v_fma(v_mul(z, s), p, z)));
+}
+
+/* ucm_log_sum_add */
+LANES_INLINE void v_log_sum_add(vec *top, vec *sum, vec t)
+{
+    vec e = v_exp(v_minus_abs(v_sub(t, *top)));
+    vec grown = v_add(v_mul(*sum, e), v_set(1.0f)), same = v_add(*sum, e);
+
+    *sum = v_if_less(*top, t, grown, same);
+    *top = v_max(t, *top);
+}
+
 #endif
 #endif

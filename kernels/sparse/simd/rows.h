@@ -206,6 +206,8 @@ static __attribute__((unused)) void rows_distances(const struct rows *r, const f
 
 /* ---- quantising ---- */
 
+#define ROWS_BYTES_4(channels) (((channels) + 31) / 32 * 16)
+
 /* Whether any value is NaN or infinite. */
 static inline bool rows_bad(const float *x, uint32_t n)
 {
@@ -268,6 +270,32 @@ static inline void rows_put(const float *x, uint32_t n, bool poison, uint8_t *ou
     s = ucm_bf16_decode(bits);
     for (uint32_t c = 0; c < n; c++)
         q[c] = (int8_t)ucm_quantise(x[c], s);
+}
+
+/* The same to 4 bits, two's complement. 16 bytes hold 32 channels: byte i of them channel i in the low
+ * half and channel 16 + i in the high one. x finite. */
+static __attribute__((unused)) void rows_put_4(const float *x, uint32_t n, uint8_t *out,
+                                               uint8_t *scale)
+{
+    uint32_t bits = ucm_scale(rows_largest(x, n), 7.0f);
+    float s = ucm_bf16_decode(bits);
+
+    rows_put_scale(scale, bits);
+    memset(out, 0, ROWS_BYTES_4(n));
+    for (uint32_t c = 0; bits != 0 && c < n; c++) {
+        uint32_t v = (uint32_t)(int32_t)ucm_quantise(x[c], s) & 15;
+
+        out[c / 32 * 16 + c % 16] |= (uint8_t)(v << c % 32 / 16 * 4);
+    }
+}
+
+static __attribute__((unused)) void rows_take_4(const uint8_t *in, uint32_t n, int8_t *out)
+{
+    for (uint32_t c = 0; c < n; c++) {
+        uint32_t v = in[c / 32 * 16 + c % 16] >> c % 32 / 16 * 4 & 15;
+
+        out[c] = (int8_t)((int32_t)(v ^ 8) - 8);
+    }
 }
 
 /* ---- sums over channels ---- */

@@ -218,23 +218,6 @@ static void range(const struct ucm_score_job *job, uint32_t first, uint32_t end)
 
 /* ---- softmax ---- */
 
-/* ucm_exp, for x <= 0 or NaN */
-LANES_INLINE vec v_exp(vec x)
-{
-    vec n = v_sub(v_add(v_mul(x, v_set(0x1.715476p+0f)), v_set(0x1.8p23f)), v_set(0x1.8p23f));
-    vec r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
-    vec p = v_fma(r, v_set(0x1.a01a02p-13f), v_set(0x1.6c16c2p-10f));
-
-    p = v_fma(p, r, v_set(0x1.111112p-7f));
-    p = v_fma(p, r, v_set(0x1.555556p-5f));
-    p = v_fma(p, r, v_set(0x1.555556p-3f));
-    p = v_fma(p, r, v_set(0.5f));
-    p = v_fma(p, r, v_set(1.0f));
-    p = v_fma(p, r, v_set(1.0f));
-    p = v_mul(p, v_exp2i(n));
-    return v_if_less(v_set(-87.0f), x, p, v_if_equal(v_set(-87.0f), x, p, v_set(0)));
-}
-
 /* ucm_weight, which is an integer up to 2^24 and so a float too */
 LANES_INLINE vec v_weight(vec s, vec top, vec beta)
 {

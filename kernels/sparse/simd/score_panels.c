@@ -163,6 +163,33 @@ LANES_INLINE void tile_sums(const struct score_tile *t, uint32_t from, const flo
         v_tile_dots(folds[i], out[i]);
 }
 
+/* The same of rows of 4 bits. */
+LANES_INLINE void tile_sums_4(const struct score_tile *t, uint32_t from, const float *q, uint32_t n,
+                              vec out[][TILE_VECS])
+{
+    uint32_t bytes = t->plan->vector_bytes;
+    vec folds[PANEL][TILE];
+
+    for (uint32_t b = 0; b < TILE; b++) {
+        const uint8_t *row = t->at[b] + from, *end = row + bytes;
+        const float *query = q;
+        vec acc[PANEL][DOT_VECS], x[DOT_VECS];
+
+        clear(acc, n);
+        tile_prefetch(t, b, from, bytes);
+        for (; row < end; row += UCM_DOT_LANES / 2, query += n * UCM_DOT_LANES) {
+            v_i4(row, x);
+            row_add(query, n, TERM_I8, v_set(0), x, acc);
+        }
+        LANES_UNROLL
+        for (uint32_t i = 0; i < n; i++)
+            folds[i][v_fold_place(b)] = v_dot_fold(acc[i]);
+    }
+    LANES_UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        v_tile_dots(folds[i], out[i]);
+}
+
 /* box: of q with hi where q >= 0 and with lo elsewhere, one of two products being 0 each time. */
 LANES_INLINE void tile_box_sums(const struct score_tile *t, uint32_t from, const float *q,
                                 uint32_t n, vec out[][TILE_VECS])
@@ -254,6 +281,49 @@ LANES_INLINE void l2_panel(const struct score_tile *t, uint32_t g, const float *
     rows_panel(t, g, q, n, TERM_L2, out);
 }
 
+LANES_INLINE void clear_sums(vec top[][TILE_VECS], vec sum[][TILE_VECS], uint32_t n)
+{
+    LANES_UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        LANES_UNROLL
+    for (uint32_t v = 0; v < TILE_VECS; v++) {
+        top[i][v] = v_set(-ucm_inf());
+        sum[i][v] = v_set(0);
+    }
+}
+
+/* tokens with rest: ucm_rest_score of each vector, ucm_log_sum of them. */
+LANES_INLINE void rest_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
+                             vec out[][TILE_VECS])
+{
+    const struct ucm_digest_plan *plan = t->plan;
+    vec beta = v_set(plan->spec.beta), sum[PANEL][TILE_VECS], dots[PANEL][TILE_VECS];
+    float scales[TILE];
+
+    clear_sums(out, sum, n);
+    for (uint32_t j = 0; j < plan->vectors; j++) {
+        uint32_t at = g * plan->vectors + j;
+        vec ln = v_set(j < plan->spec.chosen ? 0.0f : plan->ln_count);
+
+        tile_scales(t, plan->scale[0] + 2 * at, scales);
+        tile_sums_4(t, at * plan->vector_bytes, q, n, dots);
+        LANES_UNROLL
+        for (uint32_t i = 0; i < n; i++)
+            LANES_UNROLL
+        for (uint32_t v = 0; v < TILE_VECS; v++) {
+            vec s = v_load(scales + v * UCM_LANES);
+            vec x = v_add(v_mul(v_mul(beta, s), dots[i][v]), ln);
+
+            v_log_sum_add(&out[i][v], &sum[i][v], unless_poisoned(x, s));
+        }
+    }
+    LANES_UNROLL
+    for (uint32_t i = 0; i < n; i++)
+        LANES_UNROLL
+    for (uint32_t v = 0; v < TILE_VECS; v++)
+        out[i][v] = v_add(out[i][v], v_log(sum[i][v]));
+}
+
 /* ucm_box_score */
 LANES_INLINE void box_panel(const struct score_tile *t, uint32_t g, const float *q, uint32_t n,
                             vec out[][TILE_VECS])
@@ -297,15 +367,15 @@ LANES_INLINE void stats_panel(const struct score_tile *t, uint32_t g, const floa
         vec b = v_mul(v_set(beta * beta / 2.0f), v_load(var + v * UCM_LANES));
         vec x = v_mul(v_mul(v_set(beta), s), out[i][v]);
 
-        x = v_add(v_add(x, v_mul(b, vars[i][v])), v_set(plan->ln_tokens));
+        x = v_add(v_add(x, v_mul(b, vars[i][v])), v_set(plan->ln_count));
         out[i][v] = unless_poisoned(x, s);
     }
 }
 
-static PANEL_BY_COUNT(panel_dot, dot_panel) static PANEL_BY_COUNT(
-    panel_l2, l2_panel) static PANEL_BY_COUNT(panel_box,
-                                              box_panel) static PANEL_BY_COUNT(panel_stats,
-                                                                               stats_panel)
+static PANEL_BY_COUNT(panel_dot, dot_panel) static PANEL_BY_COUNT(panel_l2, l2_panel) static PANEL_BY_COUNT(
+    panel_box, box_panel) static PANEL_BY_COUNT(panel_stats,
+                                                stats_panel) static PANEL_BY_COUNT(panel_rest,
+                                                                                   rest_panel)
 
     score_panel *UCM_ISA_NAME(score_panel_of)(const struct ucm_digest_plan *plan, uint32_t metric)
 {
@@ -316,6 +386,10 @@ static PANEL_BY_COUNT(panel_dot, dot_panel) static PANEL_BY_COUNT(
         return UCM_ISA_NAME(score_panel_hash);
     case UCM_DIGEST_STATS:
         return panel_stats;
+    case UCM_DIGEST_TOKENS:
+        if (plan->spec.rest != UCM_REST_NONE)
+            return panel_rest;
+        /* fall through */
     default:
         return metric == UCM_METRIC_L2 ? panel_l2 : panel_dot;
     }

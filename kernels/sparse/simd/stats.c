@@ -11,20 +11,6 @@ static int check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
     return 0;
 }
 
-/* The natural logarithm of n >= 1, as 2 atanh((m - 1) / (m + 1)) + e ln 2 with n = m * 2^e. */
-static float ln(uint32_t n)
-{
-    double m = n, e = 0, x, power, sum = 0;
-
-    for (; m > 1.5; m /= 2)
-        e++;
-    x = (m - 1) / (m + 1); /* at most 1/5 in size: 12 terms give all bits of a double */
-    power = x;
-    for (int i = 1; i < 24; i += 2, power *= x * x)
-        sum += power / i;
-    return (float)(2 * sum + e * 0x1.62e42fefa39efp-1);
-}
-
 static void plan_stats(struct ucm_digest_plan *plan)
 {
     const struct ucm_kv_shape *shape = &plan->spec.shape;
@@ -37,7 +23,7 @@ static void plan_stats(struct ucm_digest_plan *plan)
     plan->scale[2] = plan->scale[1] + 2 * heads;
     plan->bytes = plan->scale[2] + 2 * heads;
     plan->query_floats = 2 * d;
-    plan->ln_tokens = ln(shape->tokens);
+    plan->ln_count = sparse_ln(shape->tokens);
     if (plan->spec.beta == 0)
         plan->spec.beta = 1.0f / ucm_sqrt((float)d);
 }
@@ -119,7 +105,7 @@ static float score(const struct ucm_digest_plan *plan, enum ucm_score_metric met
         return ucm_inf();
     return ucm_stats_score(s_mean, rows_dot_i8(q, (const int8_t *)m, d), s_var,
                            rows_dot_u8(q + d, m + plan->array[1], d), plan->spec.beta,
-                           plan->ln_tokens);
+                           plan->ln_count);
 }
 
 const struct ucm_digest_method UCM_ISA_NAME(sparse_stats) = {

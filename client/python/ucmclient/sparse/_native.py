@@ -48,6 +48,7 @@ class Digest(Structure):
         ("rope_bits", c_uint32),
         ("seed", c_uint64),
         ("chosen", c_uint32),
+        ("rest", c_uint32),
         ("shape", Shape),
     ]
 

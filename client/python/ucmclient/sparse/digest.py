@@ -136,9 +136,10 @@ def stats(shape: Shape) -> Digest:
     return Digest("stats", shape)
 
 
-def tokens(shape: Shape, chosen: int = 2) -> Digest:
-    """InfLLM: a few tokens stand for the block."""
-    return Digest("tokens", shape, chosen=chosen)
+def tokens(shape: Shape, chosen: int = 2, rest: bool = False) -> Digest:
+    """InfLLM: a few tokens stand for the block. rest: so does the mean of the others, all of them in 4 bits a channel,
+    and scores estimate the block's attention mass."""
+    return Digest("tokens", shape, chosen=chosen, rest=int(rest))
 
 
 def _number(names: tuple[str, ...], name: str, what: str) -> int:
