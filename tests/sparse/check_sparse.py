@@ -41,7 +41,7 @@ def block_methods(short=False):
     best = {f"tokens {r} + mean": with_mean(scorers.spec("tokens", stand_ins=r)) for r in (2, 3, 4)}
     out.update(best)
     for name, digest in DIGESTS.items():
-        if short and digest.method in ("submean", "tokens") and name not in ("submean 4", "tokens 2"):
+        if short and digest.method in ("submean", "tokens") and name not in ("submean 4", "tokens 2", "tokens 3, rest"):
             continue
         out[name + ", max"] = by_digest(digest, "max")
         if digest.method != "hash":
@@ -55,8 +55,6 @@ def block_methods(short=False):
         out[name + ", log-sum"] = by_digest(DIGESTS[name], "softmax", "log-sum")
     out["mean, mean"] = by_digest(DIGESTS["mean"], "mean")
     out["mean + box"] = scorers.box_and_mean
-    for r in (3, 4, 6):
-        out[f"4 bits: tokens {r} + mean"] = scorers.four_bit_tokens(r)
     late_ones = {"mean, softmax": by_digest(DIGESTS["mean"]), "stats, softmax": by_digest(DIGESTS["stats"]),
                  "tokens 4 + mean": best["tokens 4 + mean"], "oracle, mass": oracle}
     for name, score in late_ones.items():
@@ -67,15 +65,15 @@ def block_methods(short=False):
 
 
 TRAJECTORIES = ["oracle, mass", "tokens 4 + mean", "tokens 2 + mean", "mean, softmax", "mean, max", "box, softmax", "stats, softmax",
-                "submean 4, softmax", "hash 64, max", "hash 128, max", "tokens 4, max", "4 bits: tokens 3 + mean", "ESA", "KVStar as written",
+                "submean 4, softmax", "hash 64, max", "hash 128, max", "tokens 4, max", "tokens 3, rest, softmax", "ESA", "KVStar as written",
                 "KVStar corrected", "InfLLM", "window only", "random"]
 CURVES = ["oracle, mass", "tokens 4 + mean", "mean, softmax", "box, softmax", "hash 128, max", "ESA", "window only"]
 AT_AN_EIGHTH = [f"{name}, {when}" for name in ("oracle, mass", "tokens 4 + mean", "mean, softmax")
-                for when in ("lag 1", "lag 2", "every 5 steps")] + ["hash 256, max", "4 bits: tokens 6 + mean", "ESA, every 5 steps"]
+                for when in ("lag 1", "lag 2", "every 5 steps")] + ["hash 256, max", "tokens 6, rest, softmax", "ESA, every 5 steps"]
 CLOCKED = ["oracle, mass", "tokens 4 + mean", "mean, softmax", "box, softmax", "hash 128, max"]
 RANKINGS = ["mean, softmax", "tokens 4 + mean", "oracle, mass"]
-KEYS = ["oracle, mass", "tokens 4 + mean", "4 bits: tokens 3 + mean", "stats, softmax", "mean, softmax", "box, softmax", "hash 128, max", "ESA",
-        "KVStar corrected", "InfLLM", "window only", "random"]
+KEYS = ["oracle, mass", "tokens 4 + mean", "tokens 3, rest, softmax", "stats, softmax", "mean, softmax", "box, softmax", "hash 128, max",
+        "ESA", "KVStar corrected", "InfLLM", "window only", "random"]
 
 
 # ---- a dense trajectory, looked at from the side ----
@@ -375,7 +373,7 @@ def check_scores(model):
     state.model, state.begin, state.K, state.digests = model, 10 * BLOCK, [K], {}
     step = Step(state, 0, None, None, q, K, np.arange(20 * BLOCK - 5, 20 * BLOCK))
     for name, digest in DIGESTS.items():
-        fast = scorers.raw(step, digest) / (1 if digest.method in ("stats", "hash") else model.beta)
+        fast = scorers.raw(step, digest) / (1 if digest.method in ("stats", "hash") or digest.rest else model.beta)
         exact = methods.score(digest, methods.build(digest, K.reshape(20, BLOCK, 3, 64)), q)  # [T, heads, blocks]
         exact = exact.reshape(5, 3, 3, 20).transpose(1, 2, 0, 3)
         assert np.allclose(fast, exact, rtol=1e-3, atol=np.abs(exact).max() * 2e-3), name

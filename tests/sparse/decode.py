@@ -61,6 +61,8 @@ def build(spec, K):
         return {"lo": wide("lo", "s"), "hi": wide("hi", "s")}
     if spec.method == "stats":
         return {"k": wide("m", "s_m")[:, :, None], "var": wide("var", "s_v")}
+    if spec.rest:
+        return {"k": methods.whole(d["k"], spec.head_dim).astype(f32) * methods.bf16_to_f32(d["s"])[..., None]}
     vectors = wide("k" if spec.method == "tokens" else "r", "s")
     return {"k": vectors if vectors.ndim == 4 else vectors[:, :, None]}
 

@@ -21,8 +21,6 @@ def table(head, rows):
 
 def digest_part(results, name, d):
     """Bytes of a method's digests over those of K and V, as text."""
-    if name.startswith("4 bits: tokens "):
-        return f"{(int(name.split()[3]) + 1) * (d / 2 + 2) / (16 * d * 4):.1%}"
     share, total = results["digest_share"], 0
     for word in name.split(" + "):
         known = [digest for digest in share if word == digest or word.startswith(digest + ", ")]

@@ -7,7 +7,7 @@ import numpy as np
 from decode import BLOCK, ranks
 from model import f32, softmax, xp
 
-from methods import MAX, NORMALISED, Spec, farthest_first, sign_bits
+from methods import MAX, NORMALISED, Spec, sign_bits
 
 
 def spec(method, **more):
@@ -40,6 +40,9 @@ def raw(step, spec, inner="max"):
         q = q[..., xp.asarray(spec.channels())]
     x = exact(model, q, xp.moveaxis(vectors, 2, 1).reshape(n * count, G, width))
     x = x.reshape(x.shape[:-1] + (n, count))
+    if spec.rest:
+        x[..., -1] += f32(math.log(BLOCK - spec.stand_ins))
+        return log_sum(x)
     if inner == "max" or count == 1:
         return x.max(-1)
     top = x.max(-1, keepdims=True)
@@ -89,30 +92,6 @@ def with_mean(tokens):
 def box_and_mean(step):
     """A quarter of the mean's score, three quarters of the bound."""
     return reduce(step, raw(step, spec("mean")) / 4 + raw(step, spec("box")) * f32(0.75), "softmax")
-
-
-def four_bits(x):
-    s = xp.abs(x).max(-1, keepdims=True) / 7
-    return xp.where(s == 0, 0, xp.clip(xp.rint(x / xp.where(s == 0, 1, s)), -7, 7) * s).astype(f32)
-
-
-def four_bit_tokens(count):
-    """The same in 4 bits a channel, which no method of ours has; the mean is of the tokens that are not stand-ins."""
-    chooser = spec("tokens", stand_ins=count)
-
-    def score(step):
-        x = step.k.reshape(step.nb, BLOCK, *step.k.shape[1:])
-        picked = farthest_first(chooser, x)  # [blocks, G, count]
-        x = xp.moveaxis(x, 1, 2)
-        rest = (picked[..., None] != xp.arange(BLOCK)).all(2)[..., None]
-        mean = (x * rest).sum(2, keepdims=True) / f32(BLOCK - count)
-        vectors = four_bits(xp.concatenate([xp.take_along_axis(x, picked[..., None], 2), mean], 2))
-        n, G, each, d = vectors.shape
-        x = exact(step.model, step.q, xp.moveaxis(vectors, 2, 1).reshape(n * each, G, d))
-        x = x.reshape(x.shape[:-1] + (n, each))
-        x[..., -1] += f32(math.log(BLOCK - count))
-        return reduce(step, log_sum(x), "softmax")
-    return score
 
 
 # ---- the order of others ----
@@ -311,5 +290,6 @@ DIGESTS = {
     "submean 4, half": spec("submean", run=4, keep=tuple(range(16, 32))),
     "box": spec("box"), "hash 64": spec("hash", bits=64), "hash 128": spec("hash", bits=128), "hash 256": spec("hash", bits=256),
     "stats": spec("stats"), "tokens 1": spec("tokens", stand_ins=1), "tokens 2": spec("tokens", stand_ins=2),
-    "tokens 4": spec("tokens", stand_ins=4),
+    "tokens 4": spec("tokens", stand_ins=4), "tokens 3, rest": spec("tokens", stand_ins=3, rest=1),
+    "tokens 4, rest": spec("tokens", stand_ins=4, rest=1), "tokens 6, rest": spec("tokens", stand_ins=6, rest=1),
 }
