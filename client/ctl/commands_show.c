@@ -8,6 +8,12 @@ static const struct arg_option stats_options[] = {
     {"count", ARG_NUMBER, "N", "stop after N lines (with --watch)", NULL, 1, UINT32_MAX},
 };
 
+static const struct arg_option top_options[] = {
+    {"interval", ARG_SECONDS, "SECONDS", "from one frame to the next", "1", 100, 3600000},
+    {"count", ARG_NUMBER, "N", "stop after N frames; without a terminal 1 is usual", NULL, 1,
+     UINT32_MAX},
+};
+
 static const struct arg_option ls_options[] = {
     {"limit", ARG_NUMBER, "N", "list at most N blocks", "100", 1, UINT32_MAX},
     {"cursor", ARG_NUMBER, "N", "start where an earlier list ended", NULL, 0, UINT64_MAX},
@@ -35,6 +41,14 @@ static const struct program_command commands[] = {
      "  ucmctl stats --prometheus > /var/lib/node_exporter/textfile/ucmd.prom\n"
      "  ucmctl stats --json | jq .metrics.lookup_hits\n",
      PROGRAM_OPTIONS(stats_options), 0, 0, cmd_stats},
+    {"top", "", "What happens now, by tenant and namespace, on a live screen",
+     "GB/s, hits, times, what DRAM and the other tiers hold, evictions, and who waits for\n"
+     "DRAM. Rates are of the last interval; busiest first; \"-\" is not known. q ends it.\n"
+     "Without a terminal it prints one frame. With --json each frame is one line.\n\n"
+     "Examples:\n"
+     "  ucmctl top\n"
+     "  ucmctl top --json --interval 10 --count 6\n",
+     PROGRAM_OPTIONS(top_options), 0, 0, cmd_top},
     {"namespaces", "", "The namespaces and what each holds",
      "Other commands name a namespace by its number or by the first digits of its\n"
      "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n\n"

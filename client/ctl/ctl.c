@@ -29,7 +29,6 @@ const char *ctl_socket(const struct args *a)
     return path != NULL && path[0] != '\0' ? path : UCM_DEFAULT_SOCKET;
 }
 
-/* Turns a failed library call into a sentence and an exit status. */
 static int fail_status(const struct args *a, int status, bool connecting)
 {
     const char *text = ucm_errmsg(), *socket = ctl_socket(a);
@@ -46,6 +45,11 @@ static int fail_status(const struct args *a, int status, bool connecting)
     if (text[0] == '\0')
         return ctl_fail(CTL_ERROR, "%s", ucm_strerror(status));
     return ctl_fail(CTL_ERROR, "%s (%s)", text, ucm_strerror(status));
+}
+
+int ctl_status(const struct args *a, int status)
+{
+    return fail_status(a, status, false);
 }
 
 static int timeout_ms(const struct args *a)

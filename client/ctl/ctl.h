@@ -39,6 +39,8 @@ int ctl_page(const struct args *a, enum ucm_method method, uint32_t ns, uint64_t
 /* Calls a method and has `show` print its result. */
 int ctl_show(const struct args *a, enum ucm_method method, const void *params,
              int (*show)(const struct args *a, const msgpack_object *result));
+/* For a call of the library itself that failed: prints a sentence, and returns an exit status. */
+int ctl_status(const struct args *a, int status);
 /* Connects, for a command that calls no method. */
 int ctl_connect(const struct args *a);
 /* The path of the daemon's socket. */
@@ -114,6 +116,7 @@ int cmd_status(const struct args *a);
 int cmd_health(const struct args *a);
 int cmd_version(const struct args *a);
 int cmd_stats(const struct args *a);
+int cmd_top(const struct args *a);
 int cmd_share(const struct args *a);
 int cmd_namespaces(const struct args *a);
 int cmd_tenants(const struct args *a);
