@@ -111,6 +111,12 @@ class Install(unittest.TestCase):
                 taken = [p for p in patterns if fnmatch.fnmatch(name, p) or fnmatch.fnmatch(name, p + "/*")]
                 self.assertTrue(taken, f"{name} is in no config/debian/*.install")
 
+    def test_the_debian_packages_build_with_what_make_needs(self):
+        needs = set(re.search(r"^PKG_BUILD :=((?:.*\\\n)*.*)", (TOP / "Makefile").read_text(), re.M)[1].replace("\\", " ").split())
+        control = (TOP / "config/debian/control").read_text()
+        named = set(re.findall(r"[\w+.-]+", re.search(r"Build-Depends:((?:.*,\n)*.*)", control)[1]))
+        self.assertLessEqual(needs - {"build-essential"}, named)
+
     def test_only_the_interface_is_exported(self):
         header = "".join((TOP / "client/include" / name).read_text() for name in ("ucmclient.h", "ucmclient_sparse.h"))
         declared = set(re.findall(r"UCM_API\s[^;(]*?\b(ucm_\w+)\s*\(", header))
