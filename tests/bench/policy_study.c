@@ -288,6 +288,9 @@ int main(int argc, char **argv)
         size[i] = strtod(argv[i + 2], NULL);
     if (workload_make(argv[1], 1) != 0 && trace_read(argv[1]) != 0)
         return 1;
+    for (int i = 0; i < sizes; i++)
+        if (!trace_fits(size[i]))
+            return 2;
     tell_reuse();
     printf("prefix hit rate, %% of all references\n%-28s", "cache, % of the blocks");
     for (int i = 0; i < sizes; i++)

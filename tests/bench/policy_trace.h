@@ -1,9 +1,11 @@
 /* The trace that the studies replay: requests, each a chain of numbered blocks. Part of one program
- * each: plain state. A line has "hash_ids": the numbers of a request's blocks, head first. */
+ * each: plain state. A line has "hash_ids": the numbers of a request's blocks, head first. A trace of
+ * `ucm-bench record` begins with "ucm_trace" and also has lines without; they are skipped. */
 #ifndef UCM_TESTS_POLICY_TRACE_H
 #define UCM_TESTS_POLICY_TRACE_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +64,7 @@ static int trace_read(const char *path)
 {
     FILE *f = fopen(path, "r");
     char *line = NULL;
+    bool recorded = false;
     size_t cap = 0;
     int rc = 0;
 
@@ -72,10 +75,13 @@ static int trace_read(const char *path)
     while (rc == 0 && getline(&line, &cap, f) > 0) {
         cJSON *o = cJSON_Parse(line);
         const cJSON *ids = cJSON_GetObjectItem(o, "hash_ids");
+        const cJSON *version = cJSON_GetObjectItem(o, "ucm_trace");
 
+        if (cJSON_IsNumber(version))
+            recorded = version->valueint == 1;
         if (cJSON_IsArray(ids))
             request_parse(ids);
-        else
+        else if (!recorded || !cJSON_IsObject(o))
             rc = -1;
         cJSON_Delete(o);
     }
@@ -84,6 +90,20 @@ static int trace_read(const char *path)
     if (rc != 0)
         fprintf(stderr, "%s: request %u has no hash_ids\n", path, n_requests + 1);
     return rc;
+}
+
+/* A cache of that many percent of the blocks must hold each request; the simulations rely on it. */
+static bool trace_fits(double percent)
+{
+    uint32_t longest = 0;
+
+    for (uint32_t i = 0; i < n_requests; i++)
+        longest = requests[i].n > longest ? requests[i].n : longest;
+    if (n_ids * percent / 100 >= longest + 1.0)
+        return true;
+    fprintf(stderr, "%g %% of %u blocks do not hold the longest request, %u\n", percent, n_ids,
+            longest);
+    return false;
 }
 
 static void trace_free(void)

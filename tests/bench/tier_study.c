@@ -381,6 +381,9 @@ int main(int argc, char **argv)
         size[i / 2][i % 2] = strtod(argv[i + 2], NULL);
     if (workload_make(argv[1], 1) != 0 && trace_read(argv[1]) != 0)
         return 1;
+    for (int i = 0; i < sizes; i++)
+        if (!trace_fits(size[i][0]))
+            return 2;
     printf("prefix hit rate, %%, and blocks written for each block hit (of NVMe: and rewritten)\n"
            "%-28s",
            "DRAM and NVMe, % of blocks");

@@ -50,6 +50,7 @@ void bench_keys(uint64_t run, uint32_t round, uint32_t n, uint8_t *keys);
 extern const struct program bench_program;
 
 int bench_replay(const struct args *a);
+int bench_record(const struct args *a);
 int bench_lookup(const struct args *a);
 int bench_load(const struct args *a);
 int bench_dump(const struct args *a);

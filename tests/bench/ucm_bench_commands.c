@@ -12,8 +12,8 @@ static const struct arg_option common_options[] = {
 };
 
 static const struct arg_option replay_options[] = {
-    {"trace", ARG_TEXT, "FILE", "requests in Mooncake's format; else they are generated", NULL, 0,
-     0},
+    {"trace", ARG_TEXT, "FILE", "of ucm-bench record, or in Mooncake's format; else generated",
+     NULL, 0, 0},
     {"limit", ARG_NUMBER, "N", "stop after N requests; 0: at the trace's end", "0", 0, UINT32_MAX},
     {"speed", ARG_NUMBER, "PERCENT", "pace of the trace's timestamps; 0: as fast as can be", "0", 0,
      1000000},
@@ -27,6 +27,13 @@ static const struct arg_option replay_options[] = {
     {"conversations", ARG_NUMBER, "N", "going on at once in a generated workload", "32", 1, 65536},
     {"keep-going", ARG_FLAG, NULL, "when the daemon is lost: count it, connect again, go on", NULL,
      0, 0},
+};
+
+static const struct arg_option record_options[] = {
+    {"out", ARG_TEXT, "FILE", "where to write the trace; required", NULL, 0, 0},
+    {"seconds", ARG_SECONDS, "SECONDS", "how long", "1min", 100, 86000000},
+    {"tenant", ARG_TEXT, "NAME", "only what this tenant does", NULL, 0, 0},
+    {"ring", ARG_SIZE, "SIZE", "memory that the daemon takes meanwhile", "16MiB", 65536, 268435456},
 };
 
 static const struct arg_option lookup_options[] = {
@@ -151,6 +158,15 @@ static const struct program_command commands[] = {
      "  ucm-bench replay --limit 500\n"
      "  ucm-bench replay --trace conversation_trace.jsonl --block-bytes 16KiB --json\n",
      PROGRAM_OPTIONS(replay_options), 0, 0, bench_replay},
+    {"record", "", "Write what this host's engines look up and store, as a trace without keys",
+     "Blocks become numbers in the order of their first appearance, tenants and namespaces\n"
+     "too, and times count from the start. Ends after --seconds, or with Ctrl-C. What the\n"
+     "daemon's ring could not hold is counted in the file. For operators. replay and the\n"
+     "studies in build/bench read the file; docs/measuring.md has its format.\n\n"
+     "Examples:\n"
+     "  ucm-bench record --out site.jsonl --seconds 1h\n"
+     "  ucm-bench replay --trace site.jsonl --speed 100\n",
+     PROGRAM_OPTIONS(record_options), 0, 0, bench_record},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
      "The baseline is an echo of frames of the same size between two processes over a\n"
      "Unix socket.\n\n"

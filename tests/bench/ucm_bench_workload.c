@@ -17,6 +17,8 @@
 #define MAX_CONVERSATIONS 65536
 #define PROMPT_IDS (UINT64_C(1) << 52) /* prompts' ids lie above, conversations' below */
 #define IDS_EACH_BITS 20
+#define TRACE_VERSION 1
+#define NO_REQUEST 2
 
 struct conversation {
     uint64_t number;
@@ -30,6 +32,7 @@ struct workload {
     char *path, *line;
     size_t line_cap;
     uint64_t line_number;
+    bool recorded; /* by ucm-bench record: has lines that are no requests */
     /* generated */
     struct workload_shape shape;
     struct conversation *conversation;
@@ -133,14 +136,24 @@ static bool whole_number(const cJSON *j, uint64_t *out)
     return true;
 }
 
+/* 1: *out is a request; NO_REQUEST; -errno. */
 static int trace_parse(struct workload *w, const cJSON *j, struct workload_request *out,
                        struct workload_error *e)
 {
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(j, "hash_ids"), *id;
     const cJSON *at = cJSON_GetObjectItemCaseSensitive(j, "timestamp");
+    const cJSON *version = cJSON_GetObjectItemCaseSensitive(j, "ucm_trace");
     uint64_t timestamp = 0;
     uint32_t n = 0;
 
+    if (cJSON_IsNumber(version)) {
+        if (version->valueint != TRACE_VERSION)
+            return trace_bad(w, e, "a trace of another version than 1");
+        w->recorded = true;
+        return NO_REQUEST;
+    }
+    if (w->recorded && cJSON_IsObject(j) && ids == NULL)
+        return NO_REQUEST; /* docs/measuring.md: a definition, a dump, what was lost, the end */
     if (!cJSON_IsArray(ids))
         return trace_bad(w, e, "wanted a JSON object with an array \"hash_ids\"");
     if (at != NULL && !whole_number(at, &timestamp))
@@ -156,7 +169,8 @@ static int trace_parse(struct workload *w, const cJSON *j, struct workload_reque
     return 1;
 }
 
-static int trace_next(struct workload *w, struct workload_request *out, struct workload_error *e)
+/* The same of the next line; 0: there is none. */
+static int trace_line(struct workload *w, struct workload_request *out, struct workload_error *e)
 {
     ssize_t n;
     cJSON *j;
@@ -178,6 +192,16 @@ static int trace_next(struct workload *w, struct workload_request *out, struct w
         return trace_bad(w, e, "not JSON");
     rc = trace_parse(w, j, out, e);
     cJSON_Delete(j);
+    return rc;
+}
+
+static int trace_next(struct workload *w, struct workload_request *out, struct workload_error *e)
+{
+    int rc;
+
+    do
+        rc = trace_line(w, out, e);
+    while (rc == NO_REQUEST);
     return rc;
 }
 

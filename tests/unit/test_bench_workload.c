@@ -186,6 +186,32 @@ Test(workload, a_trace_is_read_line_by_line)
     workload_free(w);
 }
 
+Test(workload, a_recorded_trace_has_lines_that_are_no_requests)
+{
+    static const char recorded[] = "{\"ucm_trace\": 1}\n"
+                                   "{\"define\": \"namespace\", \"namespace\": 1}\n"
+                                   "{\"timestamp\": 5, \"hash_ids\": [0, 1]}\n"
+                                   "{\"timestamp\": 6, \"dumped_ids\": [0, 1, 2]}\n"
+                                   "{\"timestamp\": 7, \"lost\": 9}\n"
+                                   "{\"timestamp\": 8, \"hash_ids\": [0, 3]}\n"
+                                   "{\"end\": true}\n";
+    char path[64];
+    struct workload_request q;
+    struct workload_error e;
+    struct workload *w = trace_of(recorded, path);
+
+    cr_assert_eq(workload_next(w, &q, &e), 1);
+    cr_assert_eq(q.timestamp_ms, 5);
+    cr_assert_eq(workload_next(w, &q, &e), 1);
+    cr_assert_eq(q.timestamp_ms, 8);
+    cr_assert_eq(q.ids[1], 3);
+    cr_assert_eq(workload_next(w, &q, &e), 0);
+    workload_free(w);
+    w = trace_of("{\"ucm_trace\": 2}\n", path);
+    cr_assert_eq(workload_next(w, &q, &e), -EINVAL);
+    workload_free(w);
+}
+
 Test(workload, a_bad_line_is_refused_with_its_number)
 {
     static const char *const bad[] = {
