@@ -191,6 +191,12 @@ wheel: setup-build ## the Python client with the libraries in it; of others it n
 	/usr/bin/python3 -m pip -q wheel --no-deps --no-build-isolation --no-index -w $O/wheel $O/wheel/src
 	@ls $O/wheel/*.whl
 
+check-system: ## the shipped units and an operator's day under a real systemd; needs root (TEST=Class.test: one)
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD) debootstrap python3 util-linux)
+	+@$(SUBMAKE) all
+	tests/system/root.sh $O/system
+	UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
+
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
@@ -219,6 +225,7 @@ BINDIR         ?= $(PREFIX)/bin
 LIBDIR         ?= $(PREFIX)/lib
 INCLUDEDIR     ?= $(PREFIX)/include
 SYSTEMDUNITDIR ?= $(PREFIX)/lib/systemd/system
+GENERATORDIR   ?= $(PREFIX)/lib/systemd/system-generators
 SYSUSERSDIR    ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR    ?= $(PREFIX)/lib/tmpfiles.d
 MANDIR         ?= $(PREFIX)/share/man
@@ -231,7 +238,7 @@ INSTALLED_FROM := proto kernels client daemon tests/bench
 
 install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
 	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \
-	    $(D)$(SYSTEMDUNITDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
+	    $(D)$(SYSTEMDUNITDIR) $(D)$(GENERATORDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
 	install -m 755 $(BINS) $(D)$(BINDIR)
 	for lib in libucmclient $(patsubst $O/%.a,%,$(wildcard $O/libucmclient_cuda.a)); do \
 	    install -m 755 $O/$$lib.so.$(VERSION) $(D)$(LIBDIR) && \
@@ -254,6 +261,9 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	for unit in ucmd.service ucmd.socket; do \
 	    sed -e 's|/usr/bin/ucm|$(BINDIR)/ucm|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
 	        systemd/$$unit > $(D)$(SYSTEMDUNITDIR)/$$unit || exit 1; done
+	sed -e 's|/usr/bin/ucmd|$(BINDIR)/ucmd|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
+	    systemd/ucmd-generator > $(D)$(GENERATORDIR)/ucmd-generator
+	chmod 755 $(D)$(GENERATORDIR)/ucmd-generator
 	install -m 644 systemd/ucmd.sysusers $(D)$(SYSUSERSDIR)/ucmd.conf
 	install -m 644 systemd/ucmd.tmpfiles $(D)$(TMPFILESDIR)/ucmd.conf
 	if [ -z '$(D)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
@@ -270,9 +280,10 @@ uninstall: ## what install put there, but for the configuration
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h) \
-	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket \
+	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket $(D)$(GENERATORDIR)/ucmd-generator \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf $(addprefix $(D)$(MANDIR)/,$(MAN_PAGES)) \
 	    $(foreach p,$(PAGED),$(D)$(BASHCOMPDIR)/$p $(D)$(ZSHCOMPDIR)/_$p $(D)$(FISHCOMPDIR)/$p.fish)
+	if [ -z '$(D)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
 PKG_DEB := $(PKG_BUILD) chrpath debhelper dh-python dpkg-dev python3
 
@@ -465,7 +476,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-system check-chroot deb \
         bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,5 +1,6 @@
-/* ucmd [--config FILE] [--set key=value]... [--check] [--version] */
+/* ucmd [--config FILE] [--set key=value]... [--check | --unit] [--version] */
 #include "daemon/base/config.h"
+#include "daemon/base/config_unit.h"
 #include "daemon/server.h"
 #include "daemon/usage.h"
 #include "proto/build.h"
@@ -44,7 +45,7 @@ static void options_table(struct option out[MAX_OPTIONS + 1])
 struct options {
     struct server_sources from;
     char **sets; /* argc places */
-    bool check;
+    bool check, unit;
 };
 
 /* Reads --config first, wherever it is on the command line: each --set overrides the file. */
@@ -65,6 +66,9 @@ static int options_read(int argc, char **argv, struct options *o, struct config 
             break;
         case 'k':
             o->check = true;
+            break;
+        case 'u':
+            o->unit = true;
             break;
         case 'v':
             printf("ucmd " UCM_VERSION "\ncommit %s, %s\n", ucm_build_commit, ucm_build_options);
@@ -152,8 +156,12 @@ int main(int argc, char **argv)
     o.sets = calloc((size_t)argc, sizeof(*o.sets));
     if (!o.sets)
         return 1;
-    if (options_read(argc, argv, &o, &config, &e) != 0 || server_check(&config, warn_cb, &e) != 0) {
+    if (options_read(argc, argv, &o, &config, &e) != 0 ||
+        (o.unit ? config_unit_print(&config, stdout, &e) : server_check(&config, warn_cb, &e)) !=
+            0) {
         fprintf(stderr, "ucmd: %s\n", e.text);
+    } else if (o.unit) {
+        status = fflush(stdout) == 0 ? 0 : 1;
     } else if (o.check) {
         config_print(&config);
         status = 0;

@@ -6,6 +6,7 @@ const struct usage_option usage_options[] = {
     {"set", 's', "KEY=VALUE",
      "set one key over the file, e.g. --set arena.size=16GiB; may be repeated"},
     {"check", 'k', NULL, "say whether the configuration is good, print it, and exit"},
+    {"unit", 'u', NULL, "print what the configuration needs of ucmd.service's sandbox, and exit"},
     {"version", 'v', NULL, "print the version and exit"},
     {"help", 'h', NULL, "print this and exit"},
 };

@@ -1,15 +1,19 @@
 #include "daemon/base/config_roots.h"
 
+#include "daemon/base/config_unit.h"
 #include "daemon/base/nfs_target.h"
 #include "proto/units.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #define NFS "nfs://"
 #define ROOTS "share.roots"
@@ -160,6 +164,7 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
 
 struct look {
     char path[CONFIG_ITEM_BYTES];
+    bool write;
     int status;
 };
 
@@ -170,12 +175,14 @@ static void *look_main(void *arg)
 
     if (stat(l->path, &st) < 0)
         l->status = -errno;
-    else
-        l->status = S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+    else if (!S_ISDIR(st.st_mode))
+        l->status = -ENOTDIR;
+    else if (faccessat(AT_FDCWD, l->path, l->write ? W_OK | X_OK : R_OK | X_OK, AT_EACCESS) < 0)
+        l->status = -errno;
     return NULL;
 }
 
-int config_root_look(const char *folder)
+int config_root_look(const char *folder, bool write)
 {
     struct look *l = calloc(1, sizeof(*l));
     struct timespec until;
@@ -185,6 +192,7 @@ int config_root_look(const char *folder)
     if (!l)
         return -ENOMEM;
     snprintf(l->path, sizeof(l->path), "%s", folder);
+    l->write = write;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LOOK_S;
     if (pthread_create(&thread, NULL, look_main, l) != 0) {
@@ -200,6 +208,29 @@ int config_root_look(const char *folder)
     return status;
 }
 
+/* May this process speak IPv4 or IPv6 at all? */
+static int network_look(void)
+{
+    static const int families[] = {AF_INET, AF_INET6};
+    int status = 0;
+
+    for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
+        int fd = socket(families[i], SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        if (fd >= 0) {
+            close(fd);
+            return 0;
+        }
+        status = -errno;
+    }
+    return status;
+}
+
+static const char *status_text(int status)
+{
+    return status == -EAFNOSUPPORT ? "this process may not use the network" : strerror(-status);
+}
+
 /* A folder that is missing may be a mount that comes later: it must not stop a start for ever. A
  * file in its place is a mistake that no mount mends. */
 int config_check_roots(const struct config *c, void (*warn_cb)(const char *text),
@@ -212,19 +243,30 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
     if (config_roots(c, roots, &n, e) < 0)
         return -EINVAL;
     for (uint32_t i = 0; i < n; i++) {
-        int status = roots[i].target[0] == '/' ? config_root_look(roots[i].target) : 0;
+        const struct config_root *r = &roots[i];
+        int status =
+            r->target[0] == '/' ? config_root_look(r->target, !r->read_only) : network_look();
+        bool there = status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only);
 
         if (status == -ENOTDIR)
             return config_refuse(e,
                                  "%s: %.120s is not a folder; name the folder of a file system "
                                  "that hosts share",
-                                 key, roots[i].target);
+                                 key, r->target);
         if (status == 0)
             continue;
-        (void)config_refuse(e,
-                            "%s: %.120s: %s; ucmd starts without this root and uses it as soon as "
-                            "it is there",
-                            key, roots[i].target, strerror(-status));
+        if (there)
+            (void)config_refuse(e,
+                                "%s: %.120s: uid %u can't write there: %s; write \"ro\" behind "
+                                "it if that is meant%s",
+                                key, r->target, (unsigned)geteuid(), strerror(-status),
+                                config_unit_hint());
+        else
+            (void)config_refuse(e,
+                                "%s: %.120s: %s; ucmd starts without this root and uses it as soon "
+                                "as it is there%s",
+                                key, r->target, status_text(status),
+                                status == -EAFNOSUPPORT ? config_unit_hint() : "");
         warn_cb(e->text);
     }
     return 0;

@@ -16,9 +16,10 @@ struct config_root {
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e);
 
-/* What lies at the path of a folder's root: 0: a folder; -ENOTDIR: something else; -ENOENT: nothing;
- * -ETIMEDOUT: the file system does not answer within 2 s; -errno. Blocks; a thread makes the call
- * and, after a timeout, stays behind until the file system answers. */
-int config_root_look(const char *folder);
+/* What lies at the path of a folder's root: 0: a folder that this process may read or, with `write`,
+ * make files in; -ENOTDIR: something else; -ENOENT: nothing; -EACCES, -EROFS; -ETIMEDOUT: the file
+ * system does not answer within 2 s; -errno. Blocks; a thread makes the calls and, after a timeout,
+ * stays behind until the file system answers. */
+int config_root_look(const char *folder, bool write);
 
 #endif

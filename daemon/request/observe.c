@@ -152,6 +152,9 @@ static void waiters_read(struct metrics *m, const struct requests *rq)
 
 /* ---- health ---- */
 
+/* A full root is no failure until collections had the time to make space. */
+#define SHARE_FULL_MS (15u * 60u * 1000u)
+
 /* RECOVERING: well, but what an earlier run has stored is not all found again yet. FAILING: not
  * only slower but not doing its job. The worst there is counts. */
 __attribute__((format(printf, 3, 4))) static void
@@ -188,6 +191,11 @@ static void report_shares(struct observe_snapshot *o, const struct request_rooms
         share_stats(rooms->share, i, &stats);
         if (stats.health == SHARE_DOWN)
             report(o, HEALTH_DEGRADED, "share %s: %s", stats.target, stats.reason);
+        else if (stats.writes_refused)
+            report(o,
+                   stats.health == SHARE_FULL && stats.refused_ms < SHARE_FULL_MS ? HEALTH_OK
+                                                                                  : HEALTH_DEGRADED,
+                   "share %s takes no writes: %s", stats.target, stats.reason);
     }
 }
 

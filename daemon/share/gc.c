@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_MS 10000u /* until the first pass, at most about that */
+#define FIRST_MS 10000u /* from the look until the first pass, at most about that */
 #define AGAIN_MS 60000u /* after one that failed, at most about that */
 #define SOON_MS 1000u   /* after one that was not enough */
 #define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
@@ -57,6 +57,7 @@ struct gc {
     struct gc_config config;
     struct gc_usage usage;
     bool stopped, forced, full, failing, incomplete;
+    bool look; /* the first turn asks what the root holds and whether it takes writes, no more */
     uint64_t full_ms;     /* by uv_now: when gc_full was called */
     uint64_t clock_ms;    /* by uv_now: when the server was asked for its time */
     uint64_t marked_ns;   /* the marker's time; 0: unknown */
@@ -293,8 +294,24 @@ static void failure_note(struct gc *gc, const char *event, bool *logged, int sta
              strerror(-status));
 }
 
+static uint64_t first_ms(const struct gc *gc)
+{
+    return gc->config.collect_ms < FIRST_MS ? gc->config.collect_ms : FIRST_MS;
+}
+
+/* The marker said what the root holds, and the root's health whether it takes writes. */
+static void looked(struct gc *gc)
+{
+    gc->look = false;
+    idle(gc, jittered(first_ms(gc)));
+}
+
 static void failed(struct gc *gc, int status)
 {
+    if (gc->look) {
+        looked(gc);
+        return;
+    }
     if (!gc->stopped)
         failure_note(gc, "gc-failed", &gc->failing, status);
     idle(gc, jittered(gc->config.collect_ms < AGAIN_MS ? gc->config.collect_ms : AGAIN_MS));
@@ -402,7 +419,9 @@ static void clock_taken(struct gc *gc, int status)
     gc->pass.now_ns = gc->task.op.now_ns;
     if (status == -ENOSPC || status == -EDQUOT)
         err = share_root_time(gc->config.root, &gc->pass.now_ns);
-    if (err < 0)
+    if (gc->look && !gc->forced && !gc->full)
+        looked(gc);
+    else if (err < 0)
         failed(gc, status);
     else if (due(gc))
         step_start(gc, GC_STEP_CLAIM);
@@ -499,13 +518,13 @@ static bool step_under_way(const struct gc *gc)
 
 int gc_new(const struct gc_config *config, struct gc **out)
 {
-    uint64_t first_ms = config->collect_ms < FIRST_MS ? config->collect_ms : FIRST_MS;
     struct gc *gc = calloc(1, sizeof(*gc));
 
     if (!gc)
         return -ENOMEM;
     gc->config = *config;
-    next_in(gc, jittered(config->first_ms ? config->first_ms : first_ms));
+    gc->look = config->first_ms == 0;
+    next_in(gc, gc->look ? 0 : jittered(config->first_ms));
     *out = gc;
     return 0;
 }
@@ -555,9 +574,11 @@ int gc_run(struct gc *gc)
         return -ECANCELED;
     if (gc->config.root->config.read_only)
         return -EROFS;
-    if (gc->step != GC_STEP_IDLE)
+    if (gc->step != GC_STEP_IDLE && !gc->look)
         return -EALREADY;
-    next_in(gc, 0);
+    if (gc->step == GC_STEP_IDLE)
+        next_in(gc, 0);
+    gc->look = false;
     gc->forced = true;
     return 0;
 }

@@ -34,7 +34,7 @@ struct gc_config {
     bool sync;               /* a copy is on stable storage before its file goes */
     unsigned low;        /* percent of the capacity, or of what is used when the server is full */
     uint64_t collect_ms; /* from pass to pass */
-    uint64_t first_ms;   /* about how long until the first pass; 0: up to 10 s */
+    uint64_t first_ms; /* about how long until the first pass; 0: up to 10 s, and a look at once */
 };
 
 /* Passes begin by themselves. 0 or -ENOMEM. */

@@ -168,8 +168,8 @@ static int socket_connect(const struct nfs_conn *c, uint16_t port)
     struct sockaddr_storage to;
     int fd = socket(c->address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-    if (fd < 0)
-        return errno == EAFNOSUPPORT ? -ECONNREFUSED : -errno;
+    if (fd < 0) /* no IPv6 here, say; the reason if there is no other address */
+        return errno == EAFNOSUPPORT && c->addresses->ai_next ? -ECONNREFUSED : -errno;
     socket_tune(fd);
     port_reserve(c, fd);
     memcpy(&to, c->address->ai_addr, c->address->ai_addrlen);

@@ -81,6 +81,7 @@ struct share_root {
     struct breaker writes;                                /* is it full or read-only? */
     struct breaker lookups;                               /* does it answer in time for them? */
     int writes_status;                                    /* why `writes` is open; 0 */
+    uint64_t writes_stopped_ms;                           /* by uv_now: since when it takes none */
     struct list queue[SHARE_CLASSES];                     /* of share_task.link */
     uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES]; /* begun: LATE ones too */
     uint32_t late;

@@ -47,6 +47,18 @@ static bool status_answers(int status)
     }
 }
 
+/* The file of a check is too small to say that there is space again. */
+static bool status_full(int status)
+{
+    return status == -ENOSPC || status == -EDQUOT;
+}
+
+/* Does it make a file? */
+static bool task_writes(const struct share_task *t)
+{
+    return t->op.verb == SHARE_WRITE || (t->op.verb == SHARE_CHECK && t->op.sync);
+}
+
 /* The root answered, and takes no writes. */
 static bool status_stops_writes(const struct share_task *t, int status)
 {
@@ -57,7 +69,7 @@ static bool status_stops_writes(const struct share_task *t, int status)
         return true;
     case -EACCES:
     case -EPERM:
-        return t->op.verb == SHARE_WRITE;
+        return task_writes(t);
     default:
         return false;
     }
@@ -108,10 +120,14 @@ static void writes_breaker_feed(struct share_root *r, const struct share_task *t
     if (status_stops_writes(t, status)) {
         r->writes_status = status;
         reason_note(r, status);
+        if (breaker_closed(&r->writes))
+            r->writes_stopped_ms = share_root_now(r);
         if (breaker_bad(&r->writes, share_root_now(r)))
             log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
                      status_text(status));
-    } else if (t->op.verb == SHARE_WRITE && status == 0 && breaker_good(&r->writes)) {
+    } else if (status == 0 && task_writes(t) &&
+               (t->op.verb == SHARE_WRITE || !status_full(r->writes_status)) &&
+               breaker_good(&r->writes)) {
         r->writes_status = 0;
         log_info("share", "root-takes-writes", "root=%s", r->shown);
     }
@@ -261,8 +277,7 @@ enum share_health share_root_health(const struct share_root *r)
         return SHARE_READ_ONLY;
     if (breaker_closed(&r->writes))
         return SHARE_UP;
-    return r->writes_status == -ENOSPC || r->writes_status == -EDQUOT ? SHARE_FULL
-                                                                      : SHARE_READ_ONLY;
+    return status_full(r->writes_status) ? SHARE_FULL : SHARE_READ_ONLY;
 }
 
 /* ---- the server's time ---- */
@@ -301,6 +316,8 @@ void share_root_stats_get(const struct share_root *r, struct share_root_stats *o
     out->target = r->shown;
     out->backend = r->config.ops->name;
     out->health = share_root_health(r);
+    out->writes_refused = !r->config.read_only && !breaker_closed(&r->writes);
+    out->refused_ms = out->writes_refused ? share_root_now(r) - r->writes_stopped_ms : 0;
     out->capacity_bytes = r->config.capacity_bytes;
     out->in_flight = out->queued = 0;
     for (int c = 0; c < SHARE_CLASSES; c++) {

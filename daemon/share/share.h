@@ -132,7 +132,9 @@ struct share_root_stats {
     const char *target; /* without user, password and options */
     const char *backend;
     enum share_health health;
-    char reason[128];           /* of the last failure; "": none yet */
+    char reason[128];    /* of the last failure; "": none yet */
+    bool writes_refused; /* it should take writes, and takes none: for refused_ms */
+    uint64_t refused_ms;
     uint64_t capacity_bytes;    /* 0: no bound */
     uint64_t used_bytes, files; /* as of the last garbage collection of any host */
     uint64_t in_flight, queued; /* operations */

@@ -4,8 +4,8 @@
 # HEAD, or with --worktree copies the tree as it is. Needs root; exits 77 where it can't be tried.
 set -euo pipefail
 
-release=bookworm
 top=$(cd "$(dirname "$0")/../.." && pwd)
+. "$top/tests/setup/debian.sh"
 root='' mounts=()
 
 not_here() {
@@ -20,26 +20,6 @@ cleanup() {
     done
     [ -z "$root" ] || umount -l "$root/run/netns" 2>/dev/null || true # ip's, of the tests
     [ -z "$root" ] || rm -rf --one-file-system "$root"
-}
-
-# The first archive in apt's sources that has the release, in either of the two formats.
-mirror() {
-    local file
-    for file in /etc/apt/sources.list.d/*.sources; do
-        [ -e "$file" ] || continue
-        awk -v release="$release" 'BEGIN { RS = ""; FS = "\n" } {
-            uri = suites = ""
-            for (i = 1; i <= NF; i++) {
-                if ($i ~ /^URIs:/) { split($i, word, /[ \t]+/); uri = word[2] }
-                if ($i ~ /^Suites:/) suites = $i " "
-            }
-            if (uri != "" && index(suites, " " release " ")) { print uri; exit }
-        }' "$file"
-    done
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
-        [ -e "$file" ] || continue
-        sed -E 's/\[[^]]*\]//' "$file" | awk -v release="$release" '$1 == "deb" && $3 == release { print $2 }'
-    done
 }
 
 mount_at() {
@@ -64,8 +44,7 @@ inside() {
 
 [ "$(id -u)" = 0 ] || not_here "this needs root"
 command -v debootstrap >/dev/null || not_here "debootstrap is not installed"
-archive=$(mirror | head -n 1)
-[ -n "$archive" ] || not_here "apt's sources name no archive of Debian $release"
+[ -n "$(mirror)" ] || not_here "apt's sources name no archive of Debian $release"
 
 trap cleanup EXIT
 trap 'exit 1' INT TERM
@@ -73,14 +52,9 @@ root=$(mktemp -d /var/tmp/ucmd-chroot.XXXXXX)
 chmod 755 "$root"
 
 start=$SECONDS
-timeout 900 debootstrap --variant=minbase --include=git,make "$release" "$root" "$archive" >"$root.log" 2>&1 ||
-    { tail -n 20 "$root.log"; rm -f "$root.log"; exit 1; }
-rm -f "$root.log"
+debian_make "$root" git,make
 echo "== debootstrap: $((SECONDS - start)) s"
 
-# How this host's apt reaches its archive.
-apt-config dump | grep -E '^Acquire::(https?|Check|Retries|ForceIPv)' >"$root/etc/apt/apt.conf.d/99host" || true
-cp -L /etc/hosts /etc/resolv.conf "$root/etc/"
 mount_at -t proc proc "$root/proc"
 mount_at -t sysfs -o ro sysfs "$root/sys"
 mount_at -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"

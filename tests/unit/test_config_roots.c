@@ -129,13 +129,31 @@ static void warn_cb(const char *text)
 
 Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
 {
-    cr_assert_eq(config_root_look("/tmp"), 0);
-    cr_assert_eq(config_root_look("/proc/version"), -ENOTDIR);
-    cr_assert_eq(config_root_look("/nonexistent/kv"), -ENOENT);
+    cr_assert_eq(config_root_look("/tmp", true), 0);
+    cr_assert_eq(config_root_look("/proc/version", true), -ENOTDIR);
+    cr_assert_eq(config_root_look("/nonexistent/kv", true), -ENOENT);
     set("share.roots=/nonexistent/kv,/tmp,nfs://192.0.2.1/kv");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), 0, "%s", e.text);
     cr_assert_eq(warnings, 1);
     set("share.roots=/proc/version");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), -EINVAL);
     cr_assert_not_null(strstr(e.text, "/proc/version is not a folder"), "%s", e.text);
+}
+
+static char last[512];
+
+static void keep_cb(const char *text)
+{
+    snprintf(last, sizeof(last), "%s", text);
+}
+
+Test(config_roots, a_folder_that_takes_no_writes_is_warned_of)
+{
+    set("share.roots=/proc/self");
+    cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
+    cr_assert_not_null(strstr(last, "can't write there"), "%s", last);
+    last[0] = '\0';
+    set("share.roots=/proc/self ro");
+    cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
+    cr_assert_str_empty(last, "%s", last);
 }

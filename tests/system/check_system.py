@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""The units as they are shipped, under a real systemd: `make check-system`. machine.py has the machine, which takes root."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+import machine
+from machine import BUILD, TOP, Machine
+
+TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
+SMALL = "arena:\n  size: 64MiB\n  extent: 1MiB\ndevice:\n  cuda: off\n"
+# Of `systemd-analyze security`. The network that nfs:// needs costs 0.5 for PrivateNetwork= and 0.2 for the families.
+EXPOSURE, EXPOSURE_NFS = 1.0, 1.7
+GANESHA = """
+NFS_CORE_PARAM { NFS_Protocols = 3; NFS_Port = 22049; MNT_Port = 22048;
+                 Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true; }
+NFS_KRB5 { Active_krb5 = false; }
+EXPORT_DEFAULTS { Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }
+EXPORT { Export_Id = 1; Path = /disk/export; Pseudo = /kv; FSAL { Name = VFS; } }
+LOG { Default_Log_Level = WARN; }
+"""
+NFS = "nfs://127.0.0.1/kv?nfsport=22049&mountport=22048"
+
+
+def install(folder):
+    """What `make install` puts into a system, as a layer for a machine, and what tests call there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    subprocess.run(["make", "-s", "-C", TOP, "install", f"DESTDIR={folder}", "PREFIX=/usr"], check=True,
+                   env=environment, stdout=subprocess.DEVNULL)
+    for name in ("tests/system/worker.py", "tests/integration/second_client.py", "tests/integration/daemon.py",
+                 "docs/protocol.md"):
+        target = f"{folder}{TREE}/{name}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(os.path.join(TOP, name), target)
+    return folder
+
+
+class Case(unittest.TestCase):
+    """A machine for each test: booting one takes a second."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.layer = install(os.path.join(BUILD, "installed"))
+
+    def setUp(self):
+        self.m = Machine(self.layer)
+        self.addCleanup(self.m.close)
+        self.m.sh("systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload")
+
+    def configure(self, text):
+        """An operator edits the file and reloads systemd."""
+        self.m.write("/etc/ucmd/ucmd.yaml", text)
+        self.m.run("systemctl", "daemon-reload")
+
+    def start(self, text=None):
+        if text:
+            self.configure(text)
+        self.m.run("systemctl", "enable", "--now", "ucmd.socket", "ucmd.service")
+
+    def health(self):
+        done = self.m.run("ucmctl", "--json", "health", check=False)
+        answer = json.loads(done.stdout) if done.stdout else {"status": None, "reasons": []}
+        return answer["status"], " ".join(answer["reasons"])
+
+    def until_health(self, status, words=""):
+        def ready():
+            found = self.health()
+            return found[0] == status and words in found[1]
+        self.m.wait_until(ready, lambda: f"wanted {status} {words}, is {self.health()}\n{self.m.journal()[-3000:]}")
+
+    def worker(self, verb, model="demo", first=0, count=16, user=None):
+        done = self.m.run("python3", "-B", f"{TREE}/tests/system/worker.py", verb, model, str(first), str(count), user=user)
+        return json.loads(done.stdout)
+
+    def dump(self, **how):
+        answer = self.worker("dump", **how)
+        self.assertEqual((answer["ok"], answer["wrong"]), (answer["of"], 0))
+
+    def load(self, **how):
+        answer = self.worker("load", **how)
+        self.assertEqual((answer["ok"], answer["wrong"]), (answer["of"], 0))
+
+    def files(self, folder):
+        return self.m.sh(f"find {folder}/blocks -type f ! -name '.*' 2>/dev/null | wc -l", check=False).stdout.strip()
+
+    def until_files(self, folder, count):
+        self.m.wait_until(lambda: int(self.files(folder)) >= count, lambda: f"{self.files(folder)} files in {folder}\n" +
+                          self.m.journal()[-3000:])
+
+    def folder(self, path, owner="ucmd"):
+        self.m.run("install", "-d", "-o", owner, "-g", owner, "-m", "700", path)
+
+    def nfs_server(self):
+        """Starts nfs-ganesha; the export belongs to ucmd."""
+        self.folder("/disk/export")
+        self.m.write("/etc/ganesha/ganesha.conf", GANESHA)
+        self.m.sh("mkdir -p /run/ganesha; systemctl start rpcbind.service; "
+                  "systemd-run -q --unit nfs-test ganesha.nfsd -F -f /etc/ganesha/ganesha.conf -L /var/log/ganesha.log")
+        probe = "import socket; socket.create_connection(('127.0.0.1', 22049), 1).close()"
+        self.m.wait_until(lambda: self.m.run("python3", "-c", probe, check=False).returncode == 0,
+                          lambda: "nfs-ganesha does not come up\n" + self.m.sh("cat /var/log/ganesha.log").stdout)
+
+    def exposure(self):
+        done = self.m.run("systemd-analyze", "security", "--no-pager", "ucmd.service", check=False)
+        return float(re.search(r"exposure level for ucmd.service: ([\d.]+)", done.stdout).group(1))
+
+
+class Roots(Case):
+    """Wrong 1: what the configuration names works under the shipped unit."""
+
+    def test_a_folder_and_an_nfs_server_take_writes(self):
+        self.folder("/disk/kv")
+        self.nfs_server()
+        self.start(SMALL + f"share:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.until_health("ok")
+        self.dump(count=64)
+        self.m.wait_until(lambda: int(self.files("/disk/kv")) + int(self.files("/disk/export")) == 64,
+                          lambda: self.m.journal()[-3000:])
+        self.assertGreater(int(self.files("/disk/kv")), 8)
+        self.assertGreater(int(self.files("/disk/export")), 8)
+        self.m.run("systemctl", "restart", "ucmd")
+        self.load(count=64)
+        self.until_health("ok")
+        self.assertLessEqual(self.exposure(), EXPOSURE_NFS)
+
+    def test_the_sandbox_opens_nothing_that_the_configuration_does_not_name(self):
+        self.folder("/disk/kv")
+        self.start(SMALL)
+        self.until_health("ok")
+        self.assertLessEqual(self.exposure(), EXPOSURE)
+        pid = self.m.sh("systemctl show -P MainPID ucmd").stdout.strip()
+        self.assertIn("Read-only file system", self.m.sh(f"nsenter -t {pid} -m touch /disk/kv/x", check=False).stderr)
+        self.assertNotEqual(*self.m.sh(f"readlink /proc/1/ns/net /proc/{pid}/ns/net").stdout.split())
+
+    def test_a_configuration_that_the_unit_does_not_fit_is_said(self):
+        self.folder("/disk/kv")
+        self.start(SMALL)
+        self.m.write("/etc/ucmd/ucmd.yaml", SMALL + f"share:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        warned = self.m.run("systemctl", "restart", "ucmd").stderr
+        self.assertIn("Run 'systemctl daemon-reload'", warned)
+        journal = self.m.journal()
+        self.assertRegex(journal, r"/disk/kv: uid \d+ can't write there: Read-only file system; .*systemctl daemon-reload")
+        self.assertRegex(journal, r"nfs://127.*: this process may not use the network; .*systemctl daemon-reload")
+        self.until_health("degraded", "share /disk/kv takes no writes: Read-only file system")
+        self.until_health("degraded", "share nfs://127.0.0.1/kv: Address family not supported")
+        self.nfs_server()
+        self.m.run("systemctl", "daemon-reload")
+        self.m.run("systemctl", "restart", "ucmd")
+        self.until_health("ok")
+
+    def test_a_file_system_that_is_mounted_later_is_used(self):
+        self.folder("/mnt/kv")
+        self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
+        self.until_health("ok")
+        self.m.sh("mount -t tmpfs -o size=64M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
+        self.dump()
+        self.until_files("/mnt/kv", 16)
+        self.m.sh("umount -l /mnt/kv")
+        self.assertEqual(self.files("/mnt/kv"), "0")
+
+    def test_folders_below_home_and_tmp(self):
+        for folder in ("/home/kv", "/var/tmp/kv"):
+            self.folder(folder)
+        self.start(SMALL + "share:\n  spread: hashed\n  roots: [/home/kv, /var/tmp/kv]\n")
+        self.until_health("ok")
+        self.dump(count=64)
+        self.until_files("/home/kv", 8)
+        self.until_files("/var/tmp/kv", 8)
+
+    def test_a_folder_that_fills_up_is_said(self):
+        self.m.sh("mkdir /mnt/kv; mount -t tmpfs -o size=1M,mode=700,uid=ucmd,gid=ucmd kv /mnt/kv")
+        self.start(SMALL + "share:\n  roots: [/mnt/kv]\n")
+        self.until_health("ok")
+        self.dump(count=64)
+        self.until_health("ok", "share /mnt/kv takes no writes: No space left on device")
+
+
+class Nvme(Case):
+    def test_folders_anywhere_and_io_uring(self):
+        self.folder("/disk/nvme")
+        self.start(SMALL + "nvme:\n  paths: [/disk/nvme]\n  size: 64MiB\n  segment: 4MiB\n")
+        self.until_health("ok")
+        self.dump()
+        status = json.loads(self.m.run("ucmctl", "--json", "status").stdout)
+        self.assertEqual(status["tiers"][0]["engine"], "io_uring", self.m.journal())
+        self.m.run("systemctl", "restart", "ucmd")
+        self.until_health("ok")
+        self.load()
+
+
+
+
+if __name__ == "__main__":
+    missing = machine.why_not()
+    if missing:
+        print(f"check_system: {missing}; not tried", file=sys.stderr)
+        sys.exit(77)
+    unittest.main(verbosity=2)
