@@ -94,7 +94,8 @@ static size_t members_of(const struct config *c, size_t tenant, struct member *o
         bool is_gid = false;
         uint32_t id = 0;
 
-        (void)config_principal(p + 1, strcspn(p + 1, " "), &is_gid, &id);
+        if (!config_principal(p + 1, strcspn(p + 1, " "), &is_gid, &id))
+            continue; /* a cgroup */
         out[n++] = (struct member){(uint64_t)is_gid << 32 | id, tenant};
     }
     return n;
@@ -120,11 +121,51 @@ static int check_members(const struct config *c, struct config_error *e, struct 
     return 0;
 }
 
+struct cgroup {
+    const char *path;
+    size_t bytes, tenant;
+};
+
+static int cgroup_compare(const void *a, const void *b)
+{
+    const struct cgroup *m = a, *o = b;
+    int order = strncmp(m->path, o->path, m->bytes < o->bytes ? m->bytes : o->bytes);
+
+    if (order == 0 && m->bytes != o->bytes)
+        order = m->bytes < o->bytes ? -1 : 1;
+    return order != 0 ? order : m->tenant < o->tenant ? -1 : m->tenant > o->tenant;
+}
+
+/* One cgroup may lie in another, then the longer path decides, but not be the same. */
+static int check_cgroups(const struct config *c, struct config_error *e, struct cgroup *all)
+{
+    char *const *name = c->tenants.item;
+    size_t n = 0;
+
+    for (size_t i = 0; i < c->tenants.n; i++)
+        for (const char *p = strchr(name[i], ' '); p; p = strchr(p + 1, ' ')) {
+            all[n].path = config_cgroup(p + 1, strcspn(p + 1, " "), &all[n].bytes);
+            all[n].tenant = i;
+            n += all[n].path != NULL;
+        }
+    qsort(all, n, sizeof(*all), cgroup_compare);
+    for (size_t i = 1; i < n; i++)
+        if (all[i].bytes == all[i - 1].bytes && all[i].tenant != all[i - 1].tenant &&
+            memcmp(all[i].path, all[i - 1].path, all[i].bytes) == 0)
+            return config_fail(
+                c, e, "tenants",
+                "tenants: cgroup:%.*s is in \"%.*s\" and in \"%.*s\"; leave it in one of them",
+                (int)all[i].bytes, all[i].path, name_length(name[all[i - 1].tenant]),
+                name[all[i - 1].tenant], name_length(name[all[i].tenant]), name[all[i].tenant]);
+    return 0;
+}
+
 static int check_tenants(const struct config *c, struct config_error *e)
 {
     const struct config_list *t = &c->tenants;
-    size_t bytes = 1;
+    size_t bytes = 1, most;
     struct member *all;
+    struct cgroup *cgroups;
     int rc;
 
     for (size_t i = 0; i < t->n; i++) {
@@ -138,11 +179,17 @@ static int check_tenants(const struct config *c, struct config_error *e)
                                    "behind one name",
                                    n, t->item[i]);
     }
-    all = malloc(bytes / 6 * sizeof(*all) + 1); /* " uid:N" is the shortest */
-    if (!all)
-        return config_fail(c, e, "tenants", "tenants: memory ran out");
-    rc = check_members(c, e, all);
+    most = bytes / 6 + 1; /* " uid:N" is the shortest */
+    all = malloc(most * sizeof(*all));
+    cgroups = malloc(most * sizeof(*cgroups));
+    if (all && cgroups) {
+        rc = check_members(c, e, all);
+        rc = rc == 0 ? check_cgroups(c, e, cgroups) : rc;
+    } else {
+        rc = config_fail(c, e, "tenants", "tenants: memory ran out");
+    }
     free(all);
+    free(cgroups);
     return rc;
 }
 

@@ -49,6 +49,18 @@ bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id)
     return true;
 }
 
+/* "/" is every cgroup; others have no '/' at their end, as the kernel's have none. */
+const char *config_cgroup(const char *text, size_t n, size_t *bytes)
+{
+    const size_t skip = strlen("cgroup:");
+
+    if (n <= skip || memcmp(text, "cgroup:", skip) != 0 || text[skip] != '/' ||
+        (n > skip + 1 && text[n - 1] == '/'))
+        return NULL;
+    *bytes = n - skip;
+    return text + skip;
+}
+
 static const char *item_path(const char *text)
 {
     return text[0] == '/' ? NULL : "write an absolute path";
@@ -90,6 +102,7 @@ static const char *item_tenant(const char *text)
 {
     size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
     unsigned members = 0;
+    size_t bytes;
     bool is_gid;
     uint32_t id;
 
@@ -99,9 +112,9 @@ static const char *item_tenant(const char *text)
     for (text += n; *text == ' '; text += n, members++) {
         text++;
         n = strcspn(text, " ");
-        if (!config_principal(text, n, &is_gid, &id))
-            return "after the name write uid:NUMBER or gid:NUMBER, one space before each, "
-                   "e.g. \"team-a uid:1000 gid:200\"";
+        if (!config_principal(text, n, &is_gid, &id) && !config_cgroup(text, n, &bytes))
+            return "after the name write uid:NUMBER, gid:NUMBER or cgroup:/PATH, one space before "
+                   "each, e.g. \"team-a uid:1000 gid:200\"";
     }
     return members > 0 ? NULL : "after the name say who it is, e.g. \"team-a uid:1000 gid:200\"";
 }
@@ -146,12 +159,19 @@ const struct config_key config_keys[] = {
     {KEY("socket_group", STRING, socket_group, ""), RANGE(0, 64),
      .help = "Group that owns the socket; \"\": the daemon's own."},
     {KEY("tenants", LIST, tenants, ""), RANGE(0, 4096), .item_cb = item_tenant, .reloadable = true,
-     .help = "Who shares cache with whom: a list of \"NAME uid:N uid:N gid:N\". A client belongs "
-             "to the first tenant that lists its uid or its primary gid. One that no tenant lists "
-             "is a tenant by itself, named uid:N."},
+     .help =
+         "Who shares cache with whom: a list of \"NAME uid:N gid:N cgroup:/PATH\", with any "
+         "number of members behind the name. A client belongs to the tenant with the longest PATH "
+         "that its cgroup is or lies in, else to the first that lists its uid or its primary "
+         "gid. One that no tenant lists is a tenant by itself, named uid:N."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
-             "uid:N and gid:N, where gid is a client's primary group."},
+             "uid:N and gid:N, where gid is a client's primary group. In another user namespace "
+             "nobody may."},
+    {KEY("container_admins", BOOL, container_admins, "false"), .names = bool_names,
+     .reloadable = true,
+     .help = "Whether they may in a container, too, which is another PID namespace than the "
+             "daemon's: a root there, that is the host's, takes any uid."},
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
      .help = "Events of this level, and of those before it in the list, are logged."},

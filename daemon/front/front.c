@@ -45,12 +45,9 @@ static void admit(struct front *f, int fd)
 {
     struct ucm_error e;
     struct peer peer;
-    int rc = peer_identify(fd, f->config, &peer);
+    int rc = peer_identify(fd, f->config, &peer, &e);
 
-    if (rc != 0)
-        ucm_error_set(&e, UCM_WIRE_DENIED, "the kernel does not say who you are: %s",
-                      strerror(-rc));
-    else
+    if (rc == 0)
         rc = conn_new(f, fd, &peer, &e);
     if (rc != 0)
         turn_away(f, fd, &e);

@@ -12,6 +12,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
+#include "daemon/front/place.h"
 #include "proto/metrics.h"
 #include "proto/proto.h"
 
@@ -20,11 +21,12 @@
 struct front;
 struct conn;
 
-/* Who is at the other end, by SO_PEERCRED at connect. */
+/* Who is at the other end, as of connect; peer.h has the rules. */
 struct peer {
     uid_t uid;
     gid_t gid;
     pid_t pid;
+    enum peer_place place;
     bool admin;
     char tenant[UCM_MAX_NAME_BYTES + 1];
     int fd; /* the socket, open until conn_free, for others to ask whether it hung up; no more */

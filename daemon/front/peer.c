@@ -1,5 +1,7 @@
 #include "daemon/front/peer.h"
 
+#include "daemon/base/log.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,33 +23,100 @@ static bool names_peer(const char *members, const struct ucred *cred)
     return false;
 }
 
-static void tenant_find(const struct config *config, const struct ucred *cred, struct peer *peer)
+/* The length of the longest "cgroup:PATH" among the members that the peer's cgroup is, or lies in; 0:
+ * none. */
+static size_t names_cgroup(const char *members, const char *cgroup)
 {
-    for (size_t i = 0; i < config->tenants.n; i++) {
-        const char *rule = config->tenants.item[i];
-        size_t name = strcspn(rule, " ");
+    size_t best = 0, bytes;
 
-        if (name <= UCM_MAX_NAME_BYTES && names_peer(rule + name, cred)) {
-            memcpy(peer->tenant, rule, name);
-            peer->tenant[name] = '\0';
-            return;
-        }
+    for (size_t n; *members; members += n + (members[n] == ' ')) {
+        const char *path;
+
+        n = strcspn(members, " ");
+        path = config_cgroup(members, n, &bytes);
+        if (path && bytes > best && strncmp(path, cgroup, bytes) == 0 &&
+            (cgroup[bytes] == '/' || cgroup[bytes] == '\0' || bytes == 1))
+            best = bytes;
     }
-    snprintf(peer->tenant, sizeof(peer->tenant), "uid:%u", (unsigned)cred->uid);
+    return best;
 }
 
-int peer_identify(int fd, const struct config *config, struct peer *peer)
+/* The rule of the peer's tenant, or NULL. */
+static const char *rule_find(const struct config_list *tenants, const struct ucred *cred,
+                             const char *cgroup)
 {
+    const char *by_cgroup = NULL, *by_id = NULL;
+    size_t best = 0;
+
+    for (size_t i = 0; i < tenants->n; i++) {
+        const char *rule = tenants->item[i], *members = rule + strcspn(rule, " ");
+        size_t bytes = names_cgroup(members, cgroup);
+
+        if (bytes > best) {
+            best = bytes;
+            by_cgroup = rule;
+        }
+        if (!by_id && names_peer(members, cred))
+            by_id = rule;
+    }
+    return by_cgroup ? by_cgroup : by_id;
+}
+
+static void tenant_find(const struct config *config, const struct ucred *cred, const char *cgroup,
+                        struct peer *peer)
+{
+    const char *rule = rule_find(&config->tenants, cred, cgroup);
+    size_t n = rule ? strcspn(rule, " ") : 0;
+
+    if (n > 0 && n <= UCM_MAX_NAME_BYTES) {
+        memcpy(peer->tenant, rule, n);
+        peer->tenant[n] = '\0';
+        return;
+    }
+    snprintf(peer->tenant, sizeof(peer->tenant), "uid:%u", (unsigned)cred->uid);
+    if (cred->uid == 0 && peer->place == PLACE_CONTAINER)
+        log_warn("front", "container-shares",
+                 "pid=%d tenant=uid:0 cgroup=%.200s hint=\"all containers that run as root are one "
+                 "tenant, unless tenants names their cgroups\"",
+                 (int)cred->pid, cgroup);
+}
+
+static bool is_admin(const struct config *config, const struct ucred *cred, enum peer_place place)
+{
+    bool named = cred->uid == 0 || cred->uid == geteuid();
+
+    for (size_t i = 0; i < config->admins.n; i++)
+        named |= names_peer(config->admins.item[i], cred);
+    return named && (place == PLACE_HERE || (place == PLACE_CONTAINER && config->container_admins));
+}
+
+static bool has_cgroups(const struct config_list *tenants)
+{
+    for (size_t i = 0; i < tenants->n; i++)
+        if (strstr(tenants->item[i], " cgroup:"))
+            return true;
+    return false;
+}
+
+int peer_identify(int fd, const struct config *config, struct peer *peer, struct ucm_error *e)
+{
+    char cgroup[PLACE_CGROUP_BYTES];
     struct ucred cred;
     socklen_t len = sizeof(cred);
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0)
-        return -errno;
+        return ucm_error_set(e, UCM_WIRE_DENIED, "the kernel does not say who you are: %s",
+                             strerror(errno));
     *peer = (struct peer){.uid = cred.uid, .gid = cred.gid, .pid = cred.pid, .fd = fd};
-    peer->admin = cred.uid == 0 || cred.uid == geteuid();
-    for (size_t i = 0; i < config->admins.n; i++)
-        peer->admin |= names_peer(config->admins.item[i], &cred);
-    tenant_find(config, &cred, peer);
+    peer->place = place_read(fd, cred.pid, cgroup);
+    if (cgroup[0] == '\0' && has_cgroups(&config->tenants))
+        return ucm_error_set(
+            e, UCM_WIRE_DENIED,
+            "the daemon can't see the cgroup of process %d, and its `tenants` names cgroups; the "
+            "process must live while it connects, and be in a PID namespace that the daemon sees",
+            (int)cred.pid);
+    peer->admin = is_admin(config, &cred, peer->place);
+    tenant_find(config, &cred, cgroup, peer);
     return 0;
 }
 

@@ -1,12 +1,20 @@
-/* Peers: a process's tenant, whether it is an operator, and whether it is stopped. Loop only.
- */
+/* Peers: a process's tenant, whether it is an operator, and whether it is stopped.
+ *
+ * An operator is root, has the daemon's own uid, or is one of `admins`, and runs in the daemon's user
+ * namespace: a uid of another one only looks like it. In another PID namespace, which is a container whose root
+ * is the host's, it is one only if `container_admins` says so. One of whom that is not known is none.
+ *
+ * The tenant is that of the longest `cgroup:` member that the peer's cgroup lies in, or else of the first
+ * that lists its uid or primary gid: root in a container may take any uid, but can't leave its cgroup. So
+ * where there are such members, a peer whose cgroup is not known is turned away.
+ * Loop only. */
 #ifndef UCMD_FRONT_PEER_H
 #define UCMD_FRONT_PEER_H
 
 #include "daemon/front/front.h"
 
-/* Fills *peer with what the kernel says of the process that connected. 0 or -errno. */
-int peer_identify(int fd, const struct config *config, struct peer *peer);
+/* Fills *peer with what the kernel says of the process that connected. 0, or a negative code with *e. */
+int peer_identify(int fd, const struct config *config, struct peer *peer, struct ucm_error *e);
 /* Whether the process is stopped, by SIGSTOP or a debugger. */
 bool peer_stopped(pid_t pid);
 

@@ -156,11 +156,19 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
 
 bool call_operator(struct call *call)
 {
-    if (!call->s->peer.admin)
+    static const char *const but[] = {
+        [PLACE_HERE] = "",
+        [PLACE_CONTAINER] = "; from a container only if `container_admins` says so",
+        [PLACE_USER_NS] = "; never from another user namespace, as this process's",
+        [PLACE_UNKNOWN] = "; the daemon can't see where this process runs",
+    };
+    const struct peer *peer = &call->s->peer;
+
+    if (!peer->admin)
         ucm_error_set(&call->error, UCM_WIRE_DENIED,
-                      "%s is for operators: root, the daemon's own user, and whom `admins` names",
-                      proto_method_name(call->method));
-    return call->s->peer.admin;
+                      "%s is for operators: root, the daemon's own user, and whom `admins` names%s",
+                      proto_method_name(call->method), but[peer->place]);
+    return peer->admin;
 }
 
 /* ---- hello, namespaces ---- */

@@ -242,6 +242,11 @@ Test(config, tenants_and_admins_syntax)
     set_refused("tenants=a  uid:1", "one space");
     set_refused("tenants=a uid:1 ", "one space");
     set_refused("tenants=a alice", "uid:NUMBER");
+    set("tenants=a uid:1 cgroup:/a.slice/b,all cgroup:/");
+    set_refused("tenants=a cgroup:", "cgroup:/PATH");
+    set_refused("tenants=a cgroup:a.slice", "cgroup:/PATH");
+    set_refused("tenants=a cgroup:/a.slice/", "cgroup:/PATH");
+    set_refused("admins=cgroup:/a", "uid:NUMBER");
     set_refused("tenants=a/b uid:1", "begin with a name");
 }
 

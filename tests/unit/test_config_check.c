@@ -167,3 +167,12 @@ Test(config_check, tenants_against_each_other)
     set("tenants=a uid:5 uid:5");
     check_refused("--set: tenants: uid:5 is in \"a\" and in \"a\"", "leave it in one");
 }
+
+Test(config_check, a_cgroup_is_in_one_tenant)
+{
+    set_sound();
+    set("tenants=a cgroup:/x uid:1,b cgroup:/x/y cgroup:/xy,c cgroup:/");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("tenants=a cgroup:/xy cgroup:/x,b uid:1,c cgroup:/x");
+    check_refused("--set: tenants: cgroup:/x is in \"a\" and in \"c\"", "leave it in one");
+}
