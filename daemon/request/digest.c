@@ -14,6 +14,39 @@ struct session_space {
     bool watching;
 };
 
+/* ---- tenants ---- */
+
+/* With one more reference. NULL: no memory. */
+static struct digest_tenant *tenant_ref(struct digests *ds, const char *name)
+{
+    struct digest_tenant *t;
+
+    for (struct list *n = ds->tenants.next; n != &ds->tenants; n = n->next) {
+        t = LIST_ENTRY(n, struct digest_tenant, link);
+        if (strcmp(t->name, name) == 0) {
+            t->refs++;
+            return t;
+        }
+    }
+    t = calloc(1, sizeof(*t));
+    if (!t)
+        return NULL;
+    t->refs = 1;
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    list_init(&t->turn);
+    list_init(&t->parts);
+    list_push_back(&ds->tenants, &t->link);
+    return t;
+}
+
+static void tenant_unref(struct digest_tenant *t)
+{
+    if (--t->refs > 0)
+        return;
+    list_remove(&t->link);
+    free(t);
+}
+
 /* ---- spaces ---- */
 
 struct digest_space *space_ref(struct digest_space *space)
@@ -31,6 +64,7 @@ void space_unref(struct digest_space *space)
     index_ns_unuse(ix, space->base);
     index_ns_unuse(ix, space->derived);
     list_remove(&space->link);
+    tenant_unref(space->tenant);
     free(space);
 }
 
@@ -46,8 +80,12 @@ static struct digest_space *space_open(struct requests *rq, struct ns *base, str
             return space_ref(space);
     }
     space = calloc(1, sizeof(*space));
-    if (!space)
+    if (space)
+        space->tenant = tenant_ref(&rq->digests, base->identity.tenant);
+    if (!space || !space->tenant) {
+        free(space);
         return NULL;
+    }
     space->rq = rq;
     space->refs = 1;
     space->base = base;

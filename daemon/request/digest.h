@@ -12,6 +12,18 @@
 
 /* ---- digest.c: derived namespaces ---- */
 
+/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds, and none
+ * takes more than three quarters of the places. */
+struct digest_tenant {
+    struct list link;
+    struct list turn;  /* in digests.turns, while parts wait */
+    struct list parts; /* struct published, the oldest first */
+    uint32_t waiting;  /* of them */
+    uint32_t builds;   /* under way */
+    uint32_t refs;     /* spaces */
+    char name[UCM_MAX_NAME_BYTES + 1];
+};
+
 /* What the digests of a namespace are made of. There is one for each derived namespace while sessions,
  * chains or builds use it. */
 struct digest_space {
@@ -20,6 +32,7 @@ struct digest_space {
     uint32_t refs;
     uint32_t watchers; /* sessions that want digests of what is stored in base */
     struct ns *base, *derived;
+    struct digest_tenant *tenant;
     struct ucm_digest_plan plan;
 };
 struct digest_space *space_ref(struct digest_space *space);
@@ -35,6 +48,8 @@ void spaces_close_all(struct session *s);
 #define DIGEST_BUILDS_MAX 256
 /* Published parts that wait for their build. */
 #define DIGEST_PUBLISHED_MAX 4096
+/* What one tenant may take of either. */
+#define DIGEST_OF_TENANT(all) ((all) / 4 * 3)
 
 int digests_init(struct requests *rq); /* 0 or -ENOMEM */
 /* No build may be under way, and no session left. */
@@ -45,7 +60,8 @@ void digests_stop(struct requests *rq);
 void digests_drop(struct requests *rq);
 /* As cache_get of part `part` of the held block `digest`, with one more source: if the digest is
  * nowhere, it is built from the held block `base` (0: from nothing). Further: -ENOENT: neither is whole;
- * -EINPROGRESS: a worker's dump is writing the digest; -EBUSY also with DIGEST_BUILDS_MAX builds. */
+ * -EINPROGRESS: a worker's dump is writing the digest; -EBUSY also with DIGEST_BUILDS_MAX builds, or the
+ * tenant's part of them. */
 int digest_get(struct digest_space *space, block_ref base, block_ref digest, uint32_t part,
                uint8_t priority, struct cache_wait *w);
 /* A session begins, or ends, to want digests of what is stored. */

@@ -27,6 +27,7 @@ struct digest_build {
 };
 
 struct published {
+    struct list link;
     struct digest_space *space;
     uint32_t part;
     uint8_t key[UCM_MAX_KEY_BYTES];
@@ -60,6 +61,7 @@ static void build_end(struct digest_build *b, int status)
 
     list_remove(&b->link);
     rq->digests.n_builds--;
+    space->tenant->builds--;
     metrics_at(space)->digest_build_failed += status != 0;
     while ((node = list_pop_front(&b->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
@@ -131,7 +133,8 @@ static int build_begin(struct digest_space *space, block_ref base, block_ref dig
     struct digest_build *b;
     int got, rc;
 
-    if (ds->n_builds == DIGEST_BUILDS_MAX)
+    if (ds->n_builds == DIGEST_BUILDS_MAX ||
+        space->tenant->builds == DIGEST_OF_TENANT(DIGEST_BUILDS_MAX))
         return -EBUSY;
     b = calloc(1, sizeof(*b));
     if (!b)
@@ -159,6 +162,7 @@ static int build_begin(struct digest_space *space, block_ref base, block_ref dig
     cache_lease(c, digest);
     list_push_back(&ds->builds, &b->link);
     ds->n_builds++;
+    space->tenant->builds++;
     if (got == CACHE_READY)
         build_submit(b);
     *out = b;
@@ -200,6 +204,40 @@ int digest_get(struct digest_space *space, block_ref base, block_ref digest, uin
 /* ---- parts that were published ---- */
 
 /* Keys, not blocks: what waits here holds nothing, and an evicted block is passed over. */
+static bool published_add(struct digests *ds, struct digest_space *space, const uint8_t *key,
+                          uint32_t part)
+{
+    struct digest_tenant *tenant = space->tenant;
+    struct list *node;
+    struct published *p;
+
+    if (tenant->waiting == DIGEST_OF_TENANT(DIGEST_PUBLISHED_MAX))
+        return false;
+    node = list_pop_front(&ds->published_free);
+    if (!node)
+        return false;
+    p = LIST_ENTRY(node, struct published, link);
+    p->space = space_ref(space);
+    p->part = part;
+    memcpy(p->key, key, sizeof(p->key));
+    list_push_back(&tenant->parts, &p->link);
+    if (tenant->waiting++ == 0)
+        list_push_back(&ds->turns, &tenant->turn);
+    return true;
+}
+
+/* Takes the first part of the tenant, who goes behind the others. */
+static void published_remove(struct digests *ds, struct digest_tenant *tenant)
+{
+    struct published *p = LIST_ENTRY(list_pop_front(&tenant->parts), struct published, link);
+
+    list_remove(&tenant->turn);
+    if (--tenant->waiting > 0)
+        list_push_back(&ds->turns, &tenant->turn);
+    list_push_back(&ds->published_free, &p->link);
+    space_unref(p->space); /* the tenant may go */
+}
+
 static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 {
     struct requests *rq = ctx;
@@ -209,19 +247,12 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
         return;
     for (struct list *n = ds->spaces.next; n != &ds->spaces; n = n->next) {
         struct digest_space *space = LIST_ENTRY(n, struct digest_space, link);
-        struct published *p;
 
         if (space->base != ns || space->watchers == 0)
             continue;
-        if (ds->published_n == DIGEST_PUBLISHED_MAX) {
+        if (!published_add(ds, space, index_block(rq->rooms.index, ref)->key, part))
             metrics_at(space)->digest_build_skipped++;
-            continue;
-        }
-        p = &ds->published[(ds->published_head + ds->published_n++) % DIGEST_PUBLISHED_MAX];
-        p->space = space_ref(space);
-        p->part = part;
-        memcpy(p->key, index_block(rq->rooms.index, ref)->key, sizeof(p->key));
-        if (list_empty(&ds->published_retry.link))
+        else if (list_empty(&ds->published_retry.link))
             cache_next_turn(rq->rooms.cache, &ds->published_retry);
     }
 }
@@ -247,15 +278,29 @@ static int published_begin(const struct published *p)
     return rc;
 }
 
+/* Whose turn it is; NULL: nothing may begin now. */
+static struct digest_tenant *turn_next(struct digests *ds)
+{
+    if (ds->n_builds == DIGEST_BUILDS_MAX)
+        return NULL;
+    for (struct list *n = ds->turns.next; n != &ds->turns; n = n->next) {
+        struct digest_tenant *tenant = LIST_ENTRY(n, struct digest_tenant, turn);
+
+        if (tenant->builds < DIGEST_OF_TENANT(DIGEST_BUILDS_MAX))
+            return tenant;
+    }
+    return NULL;
+}
+
 static void published_pump(struct requests *rq)
 {
     struct digests *ds = &rq->digests;
+    struct digest_tenant *tenant;
     unsigned n = PUBLISHED_PER_TURN;
 
     cache_retry_cancel(&ds->published_retry);
-    while (ds->published_n > 0 && ds->n_builds < DIGEST_BUILDS_MAX) {
-        struct published *p = &ds->published[ds->published_head];
-        struct digest_space *space = p->space;
+    while ((tenant = turn_next(ds)) != NULL) {
+        struct published *p = LIST_ENTRY(tenant->parts.next, struct published, link);
         int rc;
 
         if (n-- == 0) {
@@ -266,10 +311,9 @@ static void published_pump(struct requests *rq)
         /* The next one behind the queue of those who wait for space. */
         if (rc == -EBUSY && cache_space_wait(rq->rooms.cache, &ds->published_retry, false))
             return;
-        metrics_at(space)->digest_build_skipped += rc != 0 && rc != -EEXIST && rc != -EINPROGRESS;
-        ds->published_head = (ds->published_head + 1) % DIGEST_PUBLISHED_MAX;
-        ds->published_n--;
-        space_unref(space);
+        metrics_at(p->space)->digest_build_skipped +=
+            rc != 0 && rc != -EEXIST && rc != -EINPROGRESS;
+        published_remove(ds, tenant);
     }
 }
 
@@ -307,6 +351,11 @@ int digests_init(struct requests *rq)
         return -ENOMEM;
     list_init(&ds->spaces);
     list_init(&ds->builds);
+    list_init(&ds->tenants);
+    list_init(&ds->turns);
+    list_init(&ds->published_free);
+    for (uint32_t i = 0; i < DIGEST_PUBLISHED_MAX; i++)
+        list_push_back(&ds->published_free, &ds->published[i].link);
     list_init(&ds->published_retry.link);
     ds->published_retry.retry_cb = published_retry_cb;
     cache_fills_init(&ds->fills);
@@ -318,10 +367,8 @@ void digests_drop(struct requests *rq)
     struct digests *ds = &rq->digests;
 
     cache_retry_cancel(&ds->published_retry);
-    for (; ds->published_n > 0; ds->published_n--) {
-        space_unref(ds->published[ds->published_head].space);
-        ds->published_head = (ds->published_head + 1) % DIGEST_PUBLISHED_MAX;
-    }
+    while (!list_empty(&ds->turns))
+        published_remove(ds, LIST_ENTRY(ds->turns.next, struct digest_tenant, turn));
 }
 
 void digests_stop(struct requests *rq)
@@ -337,6 +384,6 @@ void digests_close(struct requests *rq)
 {
     assert(rq->digests.n_builds == 0 && rq->digests.held_bytes == 0);
     digests_drop(rq);
-    assert(list_empty(&rq->digests.spaces));
+    assert(list_empty(&rq->digests.spaces) && list_empty(&rq->digests.tenants));
     free(rq->digests.published);
 }

@@ -28,10 +28,12 @@ struct digests {
     struct cache_fills fills; /* of builds */
     uint64_t held_bytes;      /* slots of digests that chains hold */
     uint64_t chain_memory;    /* of requests.memory */
-    /* Parts that were published and whose digests are to be built: a ring. */
+    struct list tenants;      /* struct digest_tenant: of spaces */
+    /* Parts that were published and whose digests are to be built. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
     struct published *published;
-    uint32_t published_head, published_n;
+    struct list published_free; /* of them */
+    struct list turns;          /* of tenants for whom parts wait, in the order of their turns */
     struct cache_retry published_retry;
 };
 

@@ -166,16 +166,23 @@ static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint6
     (void)bytes;
 }
 
-static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard_bytes)
+static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
+                                  uint64_t shard_bytes)
 {
     static const uint32_t shards[] = {SHARDS, SHARDS};
-    struct ns_identity id = {"t", model, "", "b", "l", 16, 16, parts, shards, shard_bytes, NULL, 0};
+    struct ns_identity id = {tenant, model, "",     "b",         "l",  16,
+                             16,     parts, shards, shard_bytes, NULL, 0};
     struct ucm_error e;
     struct ns *ns = NULL;
 
     cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
     ns->record = NS_RECORD_WRITTEN; /* the fake tier keeps no names */
     return ns;
+}
+
+static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard_bytes)
+{
+    return space_of("t", model, parts, shard_bytes);
 }
 
 static inline void arena_wait(uint64_t bytes)

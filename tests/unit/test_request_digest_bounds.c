@@ -1,0 +1,194 @@
+/* Bounds of chains, selections and builds: memory, held digests, prefetches; and an arena that is full. */
+#include "tests/unit/digest_rig.h"
+
+TestSuite(digests, .init = open_all, .fini = close_all);
+
+Test(digests, memory_of_chains_and_selections_is_bounded)
+{
+    uint32_t name = chain_of(2);
+    const uint64_t all = door.config.max_frame_memory, before = door.requests->memory;
+
+    cr_assert(memory_take(door.requests, NULL, all - door.requests->memory - 1000));
+    cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_BUSY);
+    door.config.max_frame_memory = 1000;
+    cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_INVALID, "never fits");
+    door.config.max_frame_memory = all;
+    cr_expect_eq(answer_code(append(name, 1, KEYS_MAX, false)), UCM_WIRE_BUSY);
+    memory_return(door.requests, NULL, door.requests->memory - before);
+}
+
+Test(digests, keys_that_are_missing_take_no_memory)
+{
+    static uint8_t missing[UCM_MAX_KEYS * 16];
+    struct msg_chain_append m = {.keys = {missing, sizeof(missing)}};
+    uint64_t before = 0;
+
+    memset(missing, 0xee, sizeof(missing));
+    for (int i = 0; i < 2; i++) {
+        m.chain = i ? open_chain() : chain_of(2);
+        before = door.requests->memory;
+        cr_expect_eq(appended(call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m)).missing,
+                     UCM_MAX_KEYS);
+        cr_expect_eq(door.requests->memory, before);
+    }
+}
+
+/* Others find a quarter of the memory, and requests half of it, whatever one user's chains take. */
+Test(digests, a_user_takes_a_part_of_the_memory)
+{
+    struct session *s = door.session;
+    const uint64_t limit = 24 << 10;
+    uint32_t name = chain_of(1), i = 0;
+    struct msg_chain_open open = {.ns = derived->id};
+    uint64_t left;
+
+    s->peer.admin = false;
+    door.config.max_frame_memory = limit;
+    while (i < 50 && answer_code(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open)) == 0)
+        i++;
+    cr_expect_lt(i, 50u);
+    cr_expect_leq(door.requests->digests.chain_memory, limit / 2);
+    cr_expect_eq(answer_code(append(name, 1, 1, false)), 0);
+    left = user_most(s, limit) - s->user->memory;
+    cr_assert(memory_take(door.requests, s, left));
+    cr_expect_not(memory_take(door.requests, s, 1));
+    cr_expect(memory_take(door.requests, NULL, limit / 4), "nobody's");
+    memory_return(door.requests, NULL, limit / 4);
+    s->peer.admin = true;
+    cr_expect(memory_take(door.requests, s, limit / 4), "an operator's");
+    memory_return(door.requests, s, left + limit / 4);
+}
+
+Test(digests, a_user_holds_a_part_of_the_digests)
+{
+    struct session *s = door.session;
+    uint32_t name = chain_of(1);
+
+    s->peer.admin = false;
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX * 3 / 4 - 1);
+    s->peer.admin = true;
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX / 4);
+}
+
+static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
+{
+    static const uint16_t q[8 * 64];
+    static const uint32_t layers[8];
+    struct msg_select m = {.chains = {chains, n},
+                           .shards = {layers, n},
+                           .q = {(const uint8_t *)q, n * 128},
+                           .q_dtype = UCM_KV_F16,
+                           .q_heads = 1,
+                           .min_blocks = 1,
+                           .prefetch = 1};
+
+    return call(UCM_METHOD_SELECT, &proto_select, &m);
+}
+
+/* One for each chain, in whatever order their rows come. */
+Test(digests, prefetches_of_a_selection_are_few)
+{
+    uint32_t a = open_chain(), b = open_chain(), rows[8] = {a, b, a, b, a, b, a, b};
+
+    store_both_below();
+    append(a, 1, 1, false);
+    append(b, 1, 1, false);
+    fake_next(&rig.tier, 0);
+    settle();
+    ask_prefetch(rows, 8);
+    work();
+    cr_expect_eq(requests_active(door.requests), 2u);
+    fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(requests_active(door.requests), 0u);
+}
+
+/* Its memory was for the blocks that the chain had. */
+Test(digests, a_chain_grows_under_a_selection_that_prefetches)
+{
+    uint32_t name = chain_of(1), asked = ask_prefetch(&name, 1);
+
+    for (uint32_t i = 0; i < 40; i++)
+        cr_assert_eq(appended(append_same(name, 2000)).blocks, 1 + 2000 * (i + 1));
+    work();
+    cr_expect_eq(selected(asked).index.n, 4u);
+}
+
+Test(digests, a_prefetch_of_what_was_chosen_is_not_answered)
+{
+    uint32_t name = open_chain(), before;
+
+    store_both_below();
+    append(name, 1, 1, false);
+    fake_next(&rig.tier, 0);
+    settle();
+    before = door.conn.n;
+    ask_prefetch(&name, 1);
+    work();
+    cr_assert_eq(rig.tier.n_pending, 1u, "the block's read");
+    cr_expect_eq(requests_active(door.requests), 1u);
+    fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(door.conn.n, before + 1);
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
+}
+
+/* ---- a full index: a digest's block takes the place of another ---- */
+
+static void open_full(void)
+{
+    rig.max_blocks = 4;
+    open_all();
+}
+
+TestSuite(digests_full, .init = open_full, .fini = close_all);
+
+Test(digests_full, a_base_does_not_go_for_its_own_digest)
+{
+    uint32_t msgid;
+
+    store_base(3);
+    msgid = build(1, 3);
+    work();
+    cr_expect(statuses(msgid, 3, UCM_BLOCK_OK, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
+}
+
+Test(digests_full, nor_one_that_an_append_found)
+{
+    uint32_t name = open_chain();
+    block_ref ref;
+
+    store_base(2);
+    build(2, 1);
+    work();
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+    ref = index_find(rig.index, derived, chain(2, 1).p);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    store(rig.one, 3); /* it stays, and the index is full */
+    append(name, 1, 2, true);
+    cr_expect_eq(index_find(rig.index, derived, chain(2, 1).p), ref);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    work();
+    drop(find(rig.one, 3));
+}
+
+Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
+{
+    open_digests(true);
+    for (uint64_t i = 1; i <= 6; i++) {
+        drop(store(rig.one, i));
+        for (int k = 0; k < 10; k++) {
+            settle();
+            work();
+            while (rig.tier.n_pending > 0)
+                fake_next(&rig.tier, 0);
+        }
+    }
+    cr_expect_gt(rig.metrics.digest_builds, 1u);
+}
