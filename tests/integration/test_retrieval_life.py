@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Digests and chains through restarts of the daemon, from host to host, and while DRAM is short."""
+
+import faulthandler
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+try:
+    from retrieval_case import CANCELLED_CODE, HELD, ON_SHARE, SUITE_TIMEOUT_S, Retrieval, lists_of
+    from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, keys, u32
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+
+class Restart(Retrieval):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="retrieval.")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+    @classmethod
+    def setUpClass(cls):
+        pass
+
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def run_twice(self, how, **options):
+        first = Daemon(folder=self.folder, **options)
+        self.daemon = first
+        client, ns, _, _ = self.stored()
+        derived = self.digests(client, ns)
+        self.assertEqual(self.build(client, derived, range(self.blocks)), [OK] * self.blocks)
+        chain, _ = self.chain(client, derived, range(self.blocks))
+        before = lists_of(self.select(client, chain, self.query(), min_blocks=8))
+        if options.get("nvme", True):
+            self.settled(client, ns)
+            self.settled(client, derived)
+        if how == "kill":
+            first.kill()
+        else:
+            self.assertEqual(first.stop(), 0)
+        again = self.daemon = Daemon(folder=self.folder, **options)
+        client, ns = self.again()
+        self.until(lambda: client.call("health")["status"] != "recovering")
+        derived = self.digests(client, ns)
+        self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
+        chain, answer = self.chain(client, derived, range(self.blocks), build=True)
+        self.assertEqual((answer["digests"], answer.get("built", 0)), (self.blocks, 0))
+        self.assertEqual(self.metrics(client)["digest_builds"], 0)
+        self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=8)), before)
+        self.assertEqual(again.stop(), 0)
+
+    def test_stop(self):
+        self.run_twice("stop")
+
+    def test_kill(self):
+        self.run_twice("kill")
+
+    @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
+    def test_digests_that_chains_hold_survive_in_dram(self):
+        with tempfile.TemporaryDirectory(prefix="retrieval.", dir="/dev/shm") as keep:
+            self.run_twice("stop", nvme=False, **{"arena.keep": keep})
+
+    def test_drain_with_chains_selections_and_builds(self):
+        daemon = self.daemon = Daemon(folder=self.folder)
+        client, ns, _, _ = self.stored()
+        derived = self.digests(client, ns, build=True)
+        chain, _ = self.chain(client, derived, range(self.blocks), build=True)
+        begun = [client.begin("select", chains=[chain], shards=[0], q=self.query().tobytes(), q_dtype=1, q_heads=4, min_blocks=2)
+                 for _ in range(50)]
+        begun += [client.begin("digest.build", ns=self.digests(client, ns, "box"), keys=keys(*range(self.blocks)))]
+        daemon.process.terminate()
+        for msgid in begun:
+            try:
+                client.wait(msgid)
+            except Exception as ended:
+                self.assertIn(getattr(ended, "code", SHUTDOWN), (SHUTDOWN, CANCELLED_CODE))
+        self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
+
+
+class Share(Retrieval):
+    options = {"nvme": False}
+
+    def test_another_host_finds_the_digests(self):
+        with tempfile.TemporaryDirectory(prefix="share.") as folder:
+            hosts = [Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "2s"})
+                     for _ in range(2)]
+            try:
+                self.two_hosts(*hosts)
+            finally:
+                statuses = [host.stop() for host in hosts]
+            self.assertEqual(statuses, [0, 0])
+
+    def shared(self, client, ns):
+        def written():
+            return all(block["shared"] == 1 for block in client.call("ls", ns=ns, limit=4096)["blocks"])
+        self.until(written, "every block on the share")
+
+    def two_hosts(self, one, other):
+        self.daemon = one
+        client, ns, _, _ = self.stored(20)
+        derived = self.digests(client, ns)
+        self.assertEqual(self.build(client, derived, range(20)), [OK] * 20)
+        self.shared(client, ns)
+        self.shared(client, derived)
+        chain, _ = self.chain(client, derived, range(20))
+        best = lists_of(self.select(client, chain, self.query(), min_blocks=5))
+        far, far_ns = self.again(other)
+        chain, answer = self.chain(far, self.digests(far, far_ns), range(25), build=True)
+        self.assertEqual(answer["status"], bytes([ON_SHARE | HELD] * 20 + [0] * 5))
+        self.assertEqual((answer["shared"], answer["digests"], answer.get("built", 0), answer["missing"]), (20, 20, 0, 5))
+        self.assertEqual(lists_of(self.select(far, chain, self.query(), min_blocks=5)), best)
+        self.assertEqual(self.metrics(far)["digest_builds"], 0)
+        box = self.digests(far, far_ns, "box")
+        self.assertEqual(self.build(far, box, range(20)), [OK] * 20, "bases are read from the share")
+
+
+class Pressure(Retrieval):
+    options = {"arena.size": "4MiB", "nvme": True}
+
+    def test_chains_under_arena_pressure(self):
+        """What chains hold stays, while everything else comes and goes."""
+        client, ns, region, _ = self.stored(60)
+        derived = self.digests(client, ns)
+        chain, answer = self.chain(client, derived, range(60), build=True)
+        self.assertEqual((answer["blocks"], answer["digests"]), (60, 60))
+        best = lists_of(self.select(client, chain, self.query(), min_blocks=9))
+        for turn in range(10):
+            names = [f"{turn}.{i}" for i in range(60)]
+            self.assertTrue(set(region.dump(names, range(60))) <= {OK, 3})
+            self.assertEqual(lists_of(self.select(client, chain, self.query(), min_blocks=9)), best)
+        self.assertEqual(set(region.load(range(60), range(60))), {OK}, "leased blocks are in some tier")
+        answer = client.call("chain.prefetch", chain=chain, index=u32(*range(60)))
+        self.assertTrue(set(answer["status"]) <= {OK, 3})
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
