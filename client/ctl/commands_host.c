@@ -1,4 +1,4 @@
-/* Plan, verify, format: disks and the host itself. */
+/* Doctor, plan, verify, format: disks and the host itself. */
 #include "client/ctl/ctl.h"
 
 static const struct arg_option verify_options[] = {
@@ -13,6 +13,11 @@ static const struct arg_option verify_options[] = {
 static const struct arg_option format_options[] = {
     {"force", ARG_FLAG, NULL, "also if it holds something; destroys that", NULL, 0, 0},
     {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
+};
+
+static const struct arg_option doctor_options[] = {
+    {"dir", ARG_TEXT, "FOLDER", "measure here, not beside the daemon's cache", NULL, 0, 0},
+    {"quick", ARG_FLAG, NULL, "measure nothing: a second instead of some", NULL, 0, 0},
 };
 
 static const struct arg_option plan_options[] = {
@@ -30,6 +35,18 @@ static const struct arg_option plan_options[] = {
 };
 
 static const struct program_command commands[] = {
+    {"doctor", "", "What slows the cache on this host, and whether it really works",
+     "Looks at limits, io_uring, NUMA, memory, huge pages, disks and GPUs, measures each\n"
+     "tier for a second, and sends 16 MiB through the daemon and back, as a worker would,\n"
+     "in host memory and on each GPU. Changes nothing: files that it writes have no name,\n"
+     "and its blocks are dropped. As root it sees most. Also without a daemon.\n\n"
+     "The exit status is 0 when all is well, 4 when something is slow or missing, and 1\n"
+     "when something fails; what can't be tried here is no fault.\n\n"
+     "Examples:\n"
+     "  ucmctl doctor\n"
+     "  ucmctl doctor --dir /var/lib/ucmd\n"
+     "  ucmctl doctor --quick --json | jq -r .verdict\n",
+     PROGRAM_OPTIONS(doctor_options), 0, 0, cmd_doctor},
     {"plan", "MODEL-CONFIG.json", "What a model's KV takes, what a host holds, what to buy",
      "Reads a config.json as Hugging Face's model repositories have it, or the folder that\n"
      "it lies in: full attention, grouped heads, sliding windows, MLA. No daemon is needed.\n"

@@ -57,7 +57,7 @@ static int timeout_ms(const struct args *a)
     return (int)args_number(a, "timeout");
 }
 
-int ctl_connect(const struct args *a)
+int ctl_connect_quietly(const struct args *a)
 {
     struct ctl *c = a->ctx;
     const struct ucm_options options = {
@@ -69,6 +69,13 @@ int ctl_connect(const struct args *a)
         if (rc == 0)
             rc = ucm_server_info(c->client, &c->server);
     }
+    return rc;
+}
+
+int ctl_connect(const struct args *a)
+{
+    int rc = ctl_connect_quietly(a);
+
     return rc < 0 ? fail_status(a, rc, true) : CTL_OK;
 }
 

@@ -43,6 +43,8 @@ int ctl_show(const struct args *a, enum ucm_method method, const void *params,
 int ctl_status(const struct args *a, int status);
 /* Connects, for a command that calls no method. */
 int ctl_connect(const struct args *a);
+/* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints nothing. */
+int ctl_connect_quietly(const struct args *a);
 /* The path of the daemon's socket. */
 const char *ctl_socket(const struct args *a);
 /* Prints and frees the document (NULL: memory ran out). */
@@ -130,6 +132,7 @@ int cmd_verify(const struct args *a);
 int cmd_reload(const struct args *a);
 int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);
+int cmd_doctor(const struct args *a);
 int cmd_trace(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""ucmctl's commands about the host: plan. What their arithmetic is worth, tests/unit/test_kv_size.c shows."""
+"""ucmctl's commands about the host: plan, whose arithmetic tests/unit/test_kv_size.c looks at, and doctor."""
 
 import json
 import os
 import re
 import subprocess
 import tempfile
+import time
 import unittest
 
 from daemon import TOP, Daemon
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 OK, ERROR, USAGE = 0, 1, 2
 NOWHERE = "/nonexistent/ucmd.sock"
 TIMEOUT_S = 120
@@ -99,6 +101,76 @@ class Plan(unittest.TestCase):
         self.assertIn("--tp 3 does not divide 8 KV heads", self.plan(self.config, "--tp", 3, code=ERROR).stderr)
         self.assertIn("--length", self.plan(self.config, "--history", 3, code=USAGE).stderr)
         self.assertIn("wanted auto, fp32", self.plan(self.config, "--kv-dtype", "fp9", code=USAGE).stderr)
+
+
+class Doctor(unittest.TestCase):
+    """What a check finds depends on the machine; that it is looked at, and what a fault that is made here does, does not."""
+
+    def findings(self, *words, socket=NOWHERE):
+        done = ctl("doctor", "--json", *words, socket=socket)
+        self.assertEqual(done.stderr, "")
+        document = json.loads(done.stdout)
+        verdicts = [f["verdict"] for f in document["findings"]]
+        worst = "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
+        self.assertEqual((document["verdict"], done.returncode), (worst, {"ok": 0, "warn": 4, "fail": 1}[worst]))
+        for finding in document["findings"]:
+            if finding["verdict"] in ("warn", "fail"):
+                self.assertTrue(finding["remedy"], finding)
+        return {f["check"]: f for f in document["findings"]}
+
+    def test_without_a_daemon(self):
+        found = self.findings("--quick")
+        self.assertLessEqual({"daemon", "memlock", "descriptors", "io_uring", "numa", "huge pages", "memory", "round trip"}, {*found})
+        self.assertTrue({"gpu", "gpu driver"} & {*found})
+        self.assertEqual(found["daemon"]["verdict"], "skip")
+        self.assertEqual(found["round trip"]["text"], "not tried: no daemon")
+
+    def test_with_a_daemon(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        found = self.findings(socket=daemon.socket)
+        self.assertEqual(found["daemon"]["verdict"], "ok")
+        self.assertEqual(found["round trip"]["verdict"], "ok")
+        self.assertRegex(found["round trip"]["text"], r"equal: [\d.]+ GB/s out, [\d.]+ GB/s in")
+        self.assertIn("GB/s", found["dram speed"]["text"])
+        # Beside the cache, where the daemon has it; and nothing is left there, nor in the cache.
+        self.assertIn(daemon.store, found["disk speed"]["text"])
+        self.assertLessEqual({*os.listdir(daemon.store)}, {"ucmd.cache", "ucmd.index", "ucmd.namespaces"})
+        (ns,) = json.loads(ctl("namespaces", "--json", socket=daemon.socket).stdout)["namespaces"]
+        self.assertEqual((ns["model"], ns["blocks"]), ("ucmctl doctor", 0))
+        text = ctl("doctor", "--quick", socket=daemon.socket).stdout
+        self.assertRegex(text, r"(?m)^ok +round trip +16 MiB dumped, found, loaded and equal")
+
+    def test_a_full_arena_fails_the_round_trip(self):
+        daemon = Daemon(nvme=False, **{"arena.size": "16MiB"})
+        self.addCleanup(daemon.stop)
+        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "200", "--block-bytes", "64KiB", "--chunk", "16KiB"],
+                       stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
+        ctl("pin", "1", socket=daemon.socket)
+        found = self.findings("--quick", socket=daemon.socket)
+        self.assertEqual(found["round trip"]["verdict"], "fail")
+        self.assertRegex(found["round trip"]["text"], "dump: ")
+
+    def test_a_folder_of_ones_own(self):
+        with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
+            found = self.findings("--dir", folder)
+            self.assertRegex(found["disk speed"]["text"], rf"{folder}: [\d.]+ GB/s read, [\d.]+ GB/s written")
+            self.assertEqual(os.listdir(folder), [])
+        found = self.findings("--dir", "/nonexistent")
+        self.assertEqual(found["space"]["verdict"], "fail")
+        self.assertIn("No such file", found["space"]["text"])
+
+    def test_a_degraded_daemon_is_a_warning(self):
+        daemon = Daemon(**{"share.roots": "/nonexistent/kv"})
+        self.addCleanup(daemon.stop)
+        deadline = time.monotonic() + 60
+        while "degraded" not in ctl("health", socket=daemon.socket).stdout:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        found = self.findings("--quick", socket=daemon.socket)
+        self.assertEqual(found["daemon"]["verdict"], "warn")
+        self.assertIn("/nonexistent/kv", found["daemon"]["text"])
+        self.assertEqual(found["shared root"]["verdict"], "warn")
 
 
 if __name__ == "__main__":
