@@ -115,7 +115,7 @@ static enum MHD_Result answer_page(struct http *h, struct MHD_Connection *c, enu
                                    const struct published_view *view)
 {
     bool openmetrics = page_openmetrics(MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Accept"));
-    bool keep = name == PAGE_METRICS && view->number > 0;
+    bool keep = name == PAGE_METRICS && h->now_ms < view->at_ms + PAGES_STUCK_MS / 2;
     enum MHD_Result queued;
     struct rendered r;
     int rc =

@@ -74,11 +74,15 @@ static unsigned live_write(const struct published_view *view, uint64_t now_ms, F
     return dead ? 503 : 200;
 }
 
-static unsigned metrics_write(const struct published_view *view, enum exposition_format format,
-                              FILE *out)
+/* What a stuck loop counted long ago is not what is: the scraper shall find the daemon down. */
+static unsigned metrics_write(const struct published_view *view, uint64_t now_ms,
+                              enum exposition_format format, FILE *out)
 {
-    if (view->number == 0) {
-        fputs("starting\n", out);
+    char buf[64];
+    const char *dead = why_dead(view, now_ms, buf, sizeof(buf));
+
+    if (dead || view->number == 0) {
+        fputs(dead ? dead : "starting\n", out);
         return 503;
     }
     exposition_write(&view->snapshot->shown, format, out);
@@ -97,7 +101,7 @@ int page_make(enum page_name name, const struct published_view *view, uint64_t n
         return -ENOMEM;
     switch (name) {
     case PAGE_METRICS:
-        p.status = metrics_write(view, format, f);
+        p.status = metrics_write(view, now_ms, format, f);
         p.type = p.status == 200 ? exposition_content_type(format) : TEXT;
         break;
     case PAGE_LIVE:

@@ -103,6 +103,7 @@ Test(pages, metrics_are_openmetrics_for_who_takes_it)
     cr_assert_str_eq(open.type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     cr_assert_null(strstr(plain.text, "# EOF"));
     cr_assert_str_eq(open.text + open.n - 6, "# EOF\n");
+    IS(PAGE_METRICS, 50000 + PAGES_STUCK_MS, 503, "the loop has not turned for 10 s\n");
     free(plain.text);
     free(open.text);
 }
