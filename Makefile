@@ -55,7 +55,7 @@ PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev l
              libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev
 PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
-             nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 man-db groff-base
+             nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 prometheus man-db groff-base
 
 # ---- sources ----
 
@@ -232,6 +232,8 @@ MANDIR         ?= $(PREFIX)/share/man
 BASHCOMPDIR    ?= $(PREFIX)/share/bash-completion/completions
 ZSHCOMPDIR     ?= $(PREFIX)/share/zsh/site-functions
 FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
+# For Prometheus and Grafana.
+OBSERVE        := prometheus.yml alerts.yml ucmd-board.json
 MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5
 D = $(DESTDIR)
 INSTALLED_FROM := proto kernels client daemon tests/bench
@@ -258,6 +260,8 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    install -D -m 644 $O/pages/$$program.fish $(D)$(FISHCOMPDIR)/$$program.fish || exit 1; done
 	if [ -e $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml ]; then new=.new; fi; \
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
+	install -d $(D)$(PREFIX)/share/ucmd
+	install -m 644 $(addprefix config/observe/,$(OBSERVE)) $(D)$(PREFIX)/share/ucmd
 	for unit in ucmd.service ucmd.socket; do \
 	    sed -e 's|/usr/bin/ucm|$(BINDIR)/ucm|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
 	        systemd/$$unit > $(D)$(SYSTEMDUNITDIR)/$$unit || exit 1; done
@@ -282,6 +286,7 @@ uninstall: ## what install put there, but for the configuration
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h) \
 	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket $(D)$(GENERATORDIR)/ucmd-generator \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf $(addprefix $(D)$(MANDIR)/,$(MAN_PAGES)) \
+	    $(addprefix $(D)$(PREFIX)/share/ucmd/,$(OBSERVE)) \
 	    $(foreach p,$(PAGED),$(D)$(BASHCOMPDIR)/$p $(D)$(ZSHCOMPDIR)/_$p $(D)$(FISHCOMPDIR)/$p.fish)
 	if [ -z '$(D)' ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 
