@@ -147,7 +147,7 @@ static int serve(struct config *config, const struct server_sources *sources)
 
 int main(int argc, char **argv)
 {
-    struct options o = {.from.commit = ucm_build_commit};
+    struct options o = {.from = {.commit = ucm_build_commit, .config.environment = environ}};
     struct config config;
     struct config_error e;
     int status = 1;

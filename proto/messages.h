@@ -404,7 +404,8 @@ enum ucm_trace_op {
     M(CHAIN_CLOSE, chain_close, "chain.close", chain, none)                                        \
     M(SELECT, select, "select", select, select_r)                                                  \
     M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
-    M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)
+    M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
+    M(CONFIG_GET, config_get, "config.get", none, free_map)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,

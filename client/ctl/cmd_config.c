@@ -1,4 +1,4 @@
-/* reload: what an operator changes of the daemon's configuration. */
+/* config, reload: what the daemon runs with, and what a changed file changes of that. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -57,4 +57,56 @@ static int print_reload(const struct args *a, const msgpack_object *result)
 int cmd_reload(const struct args *a)
 {
     return ctl_show(a, UCM_METHOD_CONFIG_RELOAD, NULL, print_reload);
+}
+
+/* ---- config ---- */
+
+static bool is_wanted(const struct args *a, const msgpack_object *key)
+{
+    return !args_given(a, "changed") || answer_flag(key, "changed") ||
+           answer_get(key, "next") != NULL;
+}
+
+static int print_config_json(const struct args *a, const msgpack_object *result)
+{
+    cJSON *j = cJSON_CreateObject(), *keys = cJSON_AddArrayToObject(j, "keys");
+
+    for (uint32_t i = 0; i < answer_count(result, "keys"); i++)
+        if (is_wanted(a, answer_at(result, "keys", i)))
+            cJSON_AddItemToArray(keys, answer_json(answer_at(result, "keys", i)));
+    return ctl_print_json(j, false);
+}
+
+static int print_config(const struct args *a, const msgpack_object *result)
+{
+    static const char *const titles[] = {"KEY", "VALUE", "SOURCE", NULL};
+    char key[64], value[512], where[256];
+    struct table t;
+
+    if (args_given(a, "json"))
+        return print_config_json(a, result);
+    table_begin(&t, titles);
+    for (uint32_t i = 0; i < answer_count(result, "keys"); i++) {
+        const msgpack_object *o = answer_at(result, "keys", i);
+
+        if (!is_wanted(a, o))
+            continue;
+        answer_text(o, "value", value, sizeof value);
+        answer_text(o, "where", where, sizeof where);
+        if (where[0] == '\0')
+            answer_text(o, "source", where, sizeof where);
+        table_cell(&t, "%s", answer_text(o, "key", key, sizeof key));
+        table_cell(&t, "%s", value[0] != '\0' ? value : "\"\"");
+        if (answer_get(o, "next") != NULL)
+            table_cell(&t, "%s; %s at the next start", where,
+                       answer_text(o, "next", value, sizeof value));
+        else
+            table_cell(&t, "%s", where);
+    }
+    return ctl_table_end(&t);
+}
+
+int cmd_config(const struct args *a)
+{
+    return ctl_show(a, UCM_METHOD_CONFIG_GET, NULL, print_config);
 }

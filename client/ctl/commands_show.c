@@ -29,6 +29,11 @@ static const struct arg_option trace_options[] = {
     {"ring", ARG_SIZE, "SIZE", "memory that the daemon takes meanwhile", "4MiB", 65536, 268435456},
 };
 
+static const struct arg_option config_options[] = {
+    {"changed", ARG_FLAG, NULL, "only keys that are not the default, or wait for a restart", NULL,
+     0, 0},
+};
+
 static const struct program_command commands[] = {
     {"status", "", "Health, memory, tiers, devices and hit rate on one screen",
      "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
@@ -87,6 +92,14 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
      NULL, 0, 0, 0, cmd_health},
+    {"config", "", "What the daemon runs with, and where each value came from",
+     "A value's source is the default, FILE:LINE, a variable such as UCMD_ARENA_SIZE, or\n"
+     "--set. A key that a reload could not change says what the next start will take. For\n"
+     "operators.\n\n"
+     "Examples:\n"
+     "  ucmctl config --changed\n"
+     "  ucmctl config --json | jq -r '.keys[] | select(.key == \"arena.size\") | .value'\n",
+     PROGRAM_OPTIONS(config_options), 0, 0, cmd_config},
     {"version", "", "Versions of ucmctl, its library and the daemon",
      "Example:\n  ucmctl version --json\n", NULL, 0, 0, 0, cmd_version},
 };

@@ -130,6 +130,7 @@ int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 int cmd_reload(const struct args *a);
+int cmd_config(const struct args *a);
 int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);
 int cmd_doctor(const struct args *a);

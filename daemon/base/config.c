@@ -21,9 +21,16 @@ static int refuse(struct config_error *e, const char *format, va_list args)
     size_t length = e->file ? strlen(e->file) : 0,
            skip = length > PATH_TAIL ? length - PATH_TAIL : 0;
     size_t size = sizeof(e->text), n = 0;
+    char variable[CONFIG_VARIABLE_BYTES];
 
     if (e->line == CONFIG_LINE_SET)
         n = (size_t)snprintf(e->text, size, "--set: ");
+    else if (e->line == CONFIG_LINE_ENV && e->key)
+        n = (size_t)snprintf(e->text, size, "%s: ", config_variable(e->key, variable));
+    else if (e->line == CONFIG_LINE_ENV)
+        n = 0; /* the sentence names it */
+    else if (e->line == CONFIG_LINE_EARLIER && length > 0)
+        n = (size_t)snprintf(e->text, size, "%s%s: ", skip ? "..." : "", e->file + skip);
     else if (length > 0 && e->line > 0)
         n = (size_t)snprintf(e->text, size, "%s%s:%u: ", skip ? "..." : "", e->file + skip,
                              e->line);
@@ -69,6 +76,7 @@ void config_locate(const struct config *c, struct config_error *e, const char *k
 
     assert(k);
     e->file = c->origin.file;
+    e->key = k->name;
     e->line = c->origin.line[config_key_index(k)];
 }
 
@@ -159,6 +167,8 @@ int config_read_all(struct config *c, const struct config_sources *from, struct 
 {
     int rc = from->path ? config_read(c, from->path, e) : 0;
 
+    if (rc == 0 && from->environment)
+        rc = config_environment(c, from->environment, e);
     for (int i = 0; rc == 0 && i < from->n_sets; i++)
         rc = config_set(c, from->sets[i], e);
     return rc;

@@ -51,6 +51,7 @@ struct config_origin {
 #define CONFIG_LINE_SET UINT32_MAX /* by config_set, on the command line */
 /* By the file as it was at the start; a reload found another value there. */
 #define CONFIG_LINE_EARLIER (UINT32_MAX - 1)
+#define CONFIG_LINE_ENV (UINT32_MAX - 2) /* by config_environment */
 
 /* The fields in the table's order; its texts say what they mean. */
 struct config {
@@ -112,10 +113,11 @@ struct config {
 };
 
 /* "FILE:LINE: what is wrong; what would be right", with "--set:" instead of file and line for what
- * came from the command line. */
+ * came from the command line, and "UCMD_ARENA_SIZE:" for what came from the environment. */
 struct config_error {
     char text[512];
     const char *file; /* what the text begins with; the functions below set it */
+    const char *key;  /* of a variable */
     uint32_t line;
     uint32_t sentence; /* where in text the sentence begins, behind the location */
 };
@@ -141,8 +143,9 @@ void config_free(struct config *c);
 int config_read(struct config *c, const char *path, struct config_error *e);
 /* Where a configuration comes from; borrowed. */
 struct config_sources {
-    const char *path;  /* of the file; NULL: there is none */
-    char *const *sets; /* "key=value" of each --set, which go over the file */
+    const char *path;         /* of the file; NULL: there is none */
+    char *const *environment; /* "NAME=value", NULL at the end; goes over the file. NULL: none */
+    char *const *sets;        /* "key=value" of each --set, which go over both */
     int n_sets;
 };
 
@@ -150,6 +153,12 @@ struct config_sources {
 int config_read_all(struct config *c, const struct config_sources *from, struct config_error *e);
 /* One "key=value", as --set takes it; a list is replaced by its comma-separated items. */
 int config_set(struct config *c, const char *assignment, struct config_error *e);
+/* Each "UCMD_SECTION_KEY=value", as config_set takes it; other variables are not looked at. One that
+ * belongs to no key is refused, but for those that Kubernetes makes for a service named ucmd. */
+int config_environment(struct config *c, char *const *environment, struct config_error *e);
+/* The variable of a key: "UCMD_ARENA_SIZE" of "arena.size". Returns buf. */
+#define CONFIG_VARIABLE_BYTES 64
+const char *config_variable(const char *key, char buf[CONFIG_VARIABLE_BYTES]);
 /* What no key shows alone: sizes against each other and against this host, the socket's group,
  * folders that must exist and be writable, space on the file system. Changes nothing on disk. 0 or
  * -EINVAL with *e. */
@@ -175,6 +184,28 @@ bool config_nvme_there(const struct config *c);
  * lists these and the others that differ, which need a restart. Keys that config_set set in c stay as
  * they are. */
 void config_reload(struct config *c, struct config *fresh, struct config_changes *changes);
+/* Where a key's value comes from. */
+enum config_from { CONFIG_FROM_DEFAULT, CONFIG_FROM_FILE, CONFIG_FROM_ENV, CONFIG_FROM_SET };
+
+/* A key for people: values are cut if they are long. */
+struct config_entry {
+    const char *key;
+    bool changed; /* not the default */
+    bool reloadable;
+    bool waits; /* the next start will have another value, `next` */
+    enum config_from from;
+    char where[160]; /* "FILE:LINE", a variable, "--set", or "" */
+    char value[CONFIG_SHOWN_BYTES], initial[CONFIG_SHOWN_BYTES], next[CONFIG_SHOWN_BYTES];
+};
+
+struct config_entries {
+    uint32_t n;
+    struct config_entry entry[CONFIG_MAX_KEYS];
+};
+
+/* Every key, those for tests and measurements only where they are set. next: as of the last reload, or
+ * NULL. */
+void config_entries(const struct config *c, const struct config *next, struct config_entries *out);
 /* Prints every key with its text and value to standard output, as YAML that config_read takes.
  * config/ucmd.yaml is what it prints for the defaults. */
 void config_print(const struct config *c);

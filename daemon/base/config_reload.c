@@ -1,39 +1,7 @@
 /* What a reload changes, and what it leaves for the next start. */
 #include "daemon/base/config_table.h"
 
-#include <stdio.h>
 #include <string.h>
-
-/* A list as "[a, b]", cut behind an item if it is long. */
-static void list_shown(const struct config_list *list, char buf[CONFIG_SHOWN_BYTES])
-{
-    const size_t most = CONFIG_SHOWN_BYTES - 40; /* room for what a cut list ends with */
-    size_t n = 1;
-
-    buf[0] = '[';
-    for (size_t i = 0; i < list->n; i++) {
-        size_t bytes = strlen(list->item[i]);
-
-        if (n + bytes + 2 > most) {
-            snprintf(buf + n, CONFIG_SHOWN_BYTES - n, "%s... %zu more]", i > 0 ? ", " : "",
-                     list->n - i);
-            return;
-        }
-        n += (size_t)snprintf(buf + n, CONFIG_SHOWN_BYTES - n, "%s%s", i > 0 ? ", " : "",
-                              list->item[i]);
-    }
-    snprintf(buf + n, CONFIG_SHOWN_BYTES - n, "]");
-}
-
-void config_shown(const struct config *c, const struct config_key *k, char buf[CONFIG_SHOWN_BYTES])
-{
-    char text[CONFIG_TEXT_BYTES];
-
-    if (k->kind == CONFIG_LIST)
-        list_shown(config_field_const(c, k), buf);
-    else
-        snprintf(buf, CONFIG_SHOWN_BYTES, "%s", config_value_text(c, k, text));
-}
 
 /* Both own what their fields point to, so the fields themselves change places. */
 static void exchange(struct config *a, struct config *b, const struct config_key *k)
@@ -60,7 +28,7 @@ void config_reload(struct config *c, struct config *fresh, struct config_changes
         uint32_t *line = &c->origin.line[i];
         struct config_change *change = &changes->change[changes->n];
 
-        if (*line == CONFIG_LINE_SET)
+        if (*line == CONFIG_LINE_SET || *line == CONFIG_LINE_ENV)
             continue;
         if (config_value_equal(c, fresh, k)) {
             *line = fresh->origin.line[i];

@@ -124,6 +124,17 @@ static void line_write(const struct line *l)
     while (n < 0 && errno == EINTR);
 }
 
+static void line_begin(struct line *l, enum log_level level, const char *room, const char *event)
+{
+    pthread_once(&journal_once, journal_detect);
+    if (to_journal) {
+        line_add(l, "<%d>%s %s", journal_priorities[level], room, event);
+    } else {
+        line_add_time(l);
+        line_add(l, "%s %s %s", level_names[level], room, event);
+    }
+}
+
 void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
               const char *format, ...)
 {
@@ -134,13 +145,7 @@ void log_line(struct log_site *site, enum log_level level, const char *room, con
 
     if ((int)level > __atomic_load_n(&present_level, __ATOMIC_RELAXED) || !site_pass(site, &held))
         return;
-    pthread_once(&journal_once, journal_detect);
-    if (to_journal) {
-        line_add(&l, "<%d>%s %s", journal_priorities[level], room, event);
-    } else {
-        line_add_time(&l);
-        line_add(&l, "%s %s %s", level_names[level], room, event);
-    }
+    line_begin(&l, level, room, event);
     if (held > 0)
         line_add(&l, " held=%u", held);
     if (format[0] != '\0') {
@@ -152,4 +157,33 @@ void log_line(struct log_site *site, enum log_level level, const char *room, con
     line_end(&l);
     line_write(&l);
     errno = saved_errno;
+}
+
+void log_audit(const char *event, const char *format, ...)
+{
+    int saved_errno = errno;
+    struct line l = {.n = 0};
+    va_list args;
+
+    line_begin(&l, LOG_INFO, "audit", event);
+    line_add(&l, " ");
+    va_start(args, format);
+    line_vadd(&l, format, args);
+    va_end(args);
+    line_end(&l);
+    line_write(&l);
+    errno = saved_errno;
+}
+
+const char *log_escape(const char *text, char *out, size_t size)
+{
+    size_t n = 0;
+
+    for (; *text && n + 2 < size; text++) {
+        if (*text == '"' || *text == '\\')
+            out[n++] = '\\';
+        out[n++] = *text;
+    }
+    out[n] = '\0';
+    return out;
 }

@@ -5,6 +5,7 @@
 #ifndef UCMD_BASE_LOG_H
 #define UCMD_BASE_LOG_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
@@ -21,6 +22,12 @@ void log_set_level(enum log_level level);
 /* event: a few words with dashes, e.g. "read-failed"; format: "key=%s key=%d"; may be "". */
 void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,
               const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+/* "info audit EVENT key=value ...": what somebody changed, whatever the level is, and never held back. */
+void log_audit(const char *event, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A value that may hold anything, fit to stand between two '"': with '\\' before '"' and '\\', cut to fit.
+ * Returns out. */
+const char *log_escape(const char *text, char *out, size_t size);
 
 #define LOG_AT(level, room, event, ...)                                                            \
     do {                                                                                           \

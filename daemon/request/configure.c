@@ -1,7 +1,27 @@
-/* config.reload: what operators change of the daemon itself. */
+/* config.get and config.reload: what operators see and change of the daemon itself. */
+#include "daemon/base/log.h"
 #include "daemon/request/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+
+static void reload_audit(const struct session *s, const struct config_changes *changes,
+                         const struct config_error *refused)
+{
+    char keys[512] = "", why[400];
+    size_t n = 0;
+
+    if (refused) {
+        audit(s, UCM_METHOD_CONFIG_RELOAD, "result=refused reason=\"%s\"",
+              log_escape(refused->text, why, sizeof(why)));
+        return;
+    }
+    for (uint32_t i = 0; i < changes->n && n < sizeof(keys); i++)
+        if (!changes->change[i].restart)
+            n += (size_t)snprintf(keys + n, sizeof(keys) - n, "%s%s", n > 0 ? "," : "",
+                                  changes->change[i].key);
+    audit(s, UCM_METHOD_CONFIG_RELOAD, "result=OK changed=%s", keys);
+}
 
 static void pack_changes(msgpack_packer *pk, struct config_changes *changes, bool restart)
 {
@@ -46,13 +66,17 @@ static void pack_taken(msgpack_packer *pk, struct config_changes *changes,
 /* A refusal is an answer: to ask was no mistake. */
 static void pack_refused(msgpack_packer *pk, struct config_error *e)
 {
-    bool set = e->line == CONFIG_LINE_SET;
+    bool set = e->line == CONFIG_LINE_SET, env = e->line == CONFIG_LINE_ENV;
+    char variable[CONFIG_VARIABLE_BYTES] = "";
+    const char *file = e->file ? e->file : "";
 
+    if (env && e->key)
+        config_variable(e->key, variable);
     proto_clean(e->text);
     msgpack_pack_map(pk, 3);
     proto_pack_text(pk, "refused", e->text + e->sentence);
-    proto_pack_text(pk, "file", set ? "--set" : e->file ? e->file : "");
-    proto_pack_u64(pk, "line", set ? 0 : e->line);
+    proto_pack_text(pk, "file", set ? "--set" : env ? variable : file);
+    proto_pack_u64(pk, "line", set || env || e->line == CONFIG_LINE_EARLIER ? 0 : e->line);
 }
 
 int method_config_reload(struct call *call)
@@ -75,12 +99,58 @@ int method_config_reload(struct call *call)
     if (!changes)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a reload");
     if (rooms->reload_cb(rooms->reload_ctx, changes, &e) == 0) {
+        reload_audit(call->s, changes, NULL);
         call_map_begin(call, &pb);
         pack_taken(&pb.pk, changes, rooms->next);
     } else {
+        reload_audit(call->s, NULL, &e);
         call_map_begin(call, &pb);
         pack_refused(&pb.pk, &e);
     }
     free(changes);
+    return call_reply_map(call, &pb);
+}
+
+/* ---- config.get ---- */
+
+static void pack_entry(msgpack_packer *pk, struct config_entry *e)
+{
+    static const char *const sources[] = {"default", "file", "environment", "command line"};
+
+    proto_clean(e->value);
+    proto_clean(e->next);
+    proto_clean(e->where);
+    msgpack_pack_map(pk, e->waits ? 8 : 7);
+    proto_pack_text(pk, "key", e->key);
+    proto_pack_text(pk, "value", e->value);
+    proto_pack_text(pk, "default", e->initial);
+    proto_pack_flag(pk, "changed", e->changed);
+    proto_pack_flag(pk, "reloadable", e->reloadable);
+    proto_pack_text(pk, "source", sources[e->from]);
+    proto_pack_text(pk, "where", e->where);
+    if (e->waits)
+        proto_pack_text(pk, "next", e->next);
+}
+
+int method_config_get(struct call *call)
+{
+    const struct request_rooms *rooms = &call->s->rq->rooms;
+    const struct config *next = rooms->next && rooms->next->origin.file ? rooms->next : NULL;
+    struct config_entries *all;
+    struct proto_builder pb;
+
+    if (!call_operator(call))
+        return -call->error.code;
+    all = malloc(sizeof(*all));
+    if (!all)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for an answer");
+    config_entries(rooms->config, next, all);
+    call_map_begin(call, &pb);
+    msgpack_pack_map(&pb.pk, 1);
+    proto_pack_str(&pb.pk, "keys");
+    msgpack_pack_array(&pb.pk, all->n);
+    for (uint32_t i = 0; i < all->n; i++)
+        pack_entry(&pb.pk, &all->entry[i]);
+    free(all);
     return call_reply_map(call, &pb);
 }

@@ -59,6 +59,16 @@ static bool change_apply(struct cache *c, struct change *k, block_ref ref)
     return true;
 }
 
+static void change_audit(const struct session *s, const struct change *k, const struct ns *ns,
+                         uint32_t keys, int code)
+{
+    static const char *const tiers[] = {"all", "dram", "nvme", "share"};
+    struct audit_blocks a = {
+        .tier = tiers[k->tier], .keys = keys, .result = &k->result, .code = code};
+
+    audit_blocks(s, k->method, ns, &a);
+}
+
 static int change_keys(struct call *call, struct ns *ns, struct change *k, struct proto_bin keys)
 {
     struct requests *rq = call->s->rq;
@@ -79,6 +89,7 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
         if (evicts(k) && reaches_shares(k))
             cache_shared_remove(rq->rooms.cache, ns, key);
     }
+    change_audit(call->s, k, ns, n, 0);
     return call_reply(call, &k->result);
 }
 
@@ -135,6 +146,7 @@ static void walk_end(struct walk *w)
                       strerror(-w->purge.share_status));
     if (w->purges)
         cache_purge_end(rq->rooms.cache, &w->purge);
+    change_audit(w->r.s, &w->change, w->ns, 0, e.code);
     index_ns_unuse(rq->rooms.index, w->ns);
     request_end(&w->r, &e, &w->change.result);
 }
@@ -293,5 +305,8 @@ int method_share_collect(struct call *call)
     for (uint32_t i = 0; rc == 0 && i < n; i++)
         if (m->root == 0 || m->root == i + 1)
             rc = root_collect(call, i, m->root != 0, &r);
+    if (r.roots > 0)
+        audit(call->s, call->method, "root=%u roots=%u busy=%u", (unsigned)m->root,
+              (unsigned)r.roots, (unsigned)r.busy);
     return rc == 0 ? call_reply(call, &r) : rc;
 }

@@ -178,6 +178,20 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
 /* Whether the peer is an operator; false with call->error. */
 bool call_operator(struct call *call);
 
+/* audit.c */
+/* Writes the line of a method that changed something: who called it, and what `format` says. */
+void audit(const struct session *s, enum ucm_method method, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+struct audit_blocks {
+    const char *tier;
+    uint32_t keys; /* 0: the whole namespace */
+    const struct msg_count_r *result;
+    int code; /* enum ucm_wire_code of how it ended; 0: done */
+};
+/* The same for one that changed blocks of a namespace. */
+void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,
+                  const struct audit_blocks *a);
+
 /* request.c */
 /* A request under way: `bytes` of zeroed memory that begin with a struct request. deadline_ms 0
  * takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains

@@ -307,5 +307,7 @@ int method_trace(struct call *call)
                            "this connection has begun no trace; call trace with op 1 first");
     else if (m->op == UCM_TRACE_STOP)
         tracing_end(rq);
+    if (rc == 0 && (m->op == UCM_TRACE_START || m->op == UCM_TRACE_STOP))
+        audit(call->s, call->method, "op=%s", m->op == UCM_TRACE_START ? "start" : "stop");
     return rc != 0 ? rc : page_reply(call);
 }

@@ -4,13 +4,14 @@ is an operator, and whose tenant, from namespaces of its own."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import unittest
 
-from second_client import DEMO, DENIED, INVALID, OK, TIMEOUT_S, TOP, UNSUPPORTED, Case, Client, Daemon, Region
+from second_client import DEMO, DENIED, INVALID, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED, Case, Client, Daemon, Region, keys
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 USERS = {"a": 1001, "b": 1002}
@@ -94,6 +95,106 @@ class Reload(Configured):
         self.daemon.configure("arena:\n  sise: 1GiB\n")
         self.daemon.process.send_signal(signal.SIGHUP)
         self.until(lambda: "ucmd.yaml:2: unknown key" in self.daemon.log())
+
+
+class Get(Configured):
+    config = "log:\n  level: warn\nnvme:\n  depth: 8\n"
+
+    def key(self, name):
+        found = [key for key in self.client().call("config.get")["keys"] if key["key"] == name]
+        self.assertEqual(len(found), 1)
+        return found[0]
+
+    def test_each_key_says_where_it_came_from(self):
+        level = {"key": "log.level", "value": "warn", "default": "info", "changed": True, "reloadable": True,
+                 "source": "file", "where": self.daemon.config + ":2"}
+        self.assertEqual(self.key("log.level"), level)
+        self.assertEqual((self.key("nvme.io")["source"], self.key("nvme.io")["changed"]), ("default", False))
+        self.assertEqual((self.key("arena.size")["source"], self.key("arena.size")["value"]), ("command line", "64MiB"))
+        self.reload("\n\nlog:\n  level: error\nnvme:\n  depth: 16\n")
+        self.assertEqual(self.key("log.level"), dict(level, value="error", where=self.daemon.config + ":4"))
+        depth = self.key("nvme.depth")
+        self.assertEqual((depth["value"], depth["next"], depth["source"]), ("8", "16", "file"))
+        if os.geteuid() == 0:
+            self.refused(DENIED, self.client(uid=1000).call, "config.get")
+
+    def test_ucmctl_config(self):
+        done = self.ctl("config", "--changed")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [line.split() for line in done.stdout.splitlines()]
+        self.assertEqual(lines[0], ["KEY", "VALUE", "SOURCE"])
+        self.assertIn(["log.level", "warn", self.daemon.config + ":2"], lines)
+        self.assertNotIn("nvme.io", done.stdout)
+        self.assertIn("nvme.io ", self.ctl("config").stdout)
+        self.reload("nvme:\n  depth: 16\n")
+        self.assertRegex(self.ctl("config", "--changed").stdout, "nvme.depth +8 .*16 at the next start")
+        keys = json.loads(self.ctl("config", "--json").stdout)["keys"]
+        self.assertEqual({key["key"]: key["value"] for key in keys}["socket"], self.daemon.socket)
+
+    def test_the_environment_goes_over_the_file(self):
+        daemon = Daemon(config="log:\n  level: warn\n", nvme=False,
+                        before=("env", "UCMD_LOG_LEVEL=debug", "UCMD_NVME_DEPTH=9", "UCMD_ARENA_SIZE=32MiB",
+                                "UCMD_SERVICE_HOST=10.0.0.1"))
+        self.addCleanup(daemon.stop)
+        keys = {key["key"]: (key["value"], key["where"]) for key in Client(daemon).call("config.get")["keys"]}
+        self.assertEqual(keys["log.level"], ("debug", "UCMD_LOG_LEVEL"))
+        self.assertEqual((keys["nvme.depth"], keys["arena.size"]), (("9", "UCMD_NVME_DEPTH"), ("64MiB", "--set")))
+        daemon.configure("log:\n  level: error\n")
+        self.assertEqual(Client(daemon).call("config.reload")["changes"], [])
+        for variable, says in (("UCMD_ARENA_SISE=1GiB", "UCMD_ARENA_SISE: .* did you mean UCMD_ARENA_SIZE"),
+                               ("UCMD_ARENA_SIZE=1GB", "UCMD_ARENA_SIZE: arena.size: .* write 1GiB")):
+            done = subprocess.run(["env", variable, UCMD, "--check"], capture_output=True, text=True, timeout=TIMEOUT_S,
+                                  check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, says)
+
+
+class Audit(Configured):
+    """One line for each change, by who asked, whatever the level."""
+    config = "log:\n  level: error\n"
+    options = {"nvme": False}
+
+    def lines(self, method):
+        return [dict(re.findall(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S*)', line)) for line in self.daemon.log().splitlines()
+                if f" info audit {method} " in line]
+
+    def last(self, method, **values):
+        values = {name: str(value) for name, value in values.items()}
+        self.assertEqual({name: self.lines(method)[-1].get(name) for name in values}, values)
+
+    def test_what_operators_and_tenants_change(self):
+        client, identity = self.client(), dict(DEMO, model='new "weights" \\ 2')
+        ns = client.open(identity)
+        region = Region(client, ns, identity, 8)
+        region.dump("abcd", range(4))
+        who = {"uid": os.geteuid(), "gid": os.getegid(), "pid": os.getpid(), "tenant": client.limits["tenant"]}
+        client.call("pin", ns=ns, keys=keys("a"))
+        self.last("pin", ns=ns, keys=1, blocks=1, result="OK", ns_tenant=who["tenant"], **who)
+        self.assertEqual(self.lines("pin")[-1]["model"], r'"new \"weights\" \\ 2"')
+        client.call("unpin", ns=ns)
+        self.last("unpin", keys="all", blocks=1)
+        client.call("evict", ns=ns, keys=keys("b", "nowhere"))
+        self.last("evict", tier="all", keys=2, blocks=1, busy=0, missing=1)
+        client.call("namespace.purge", ns=ns)
+        self.last("namespace.purge", tier="all", keys="all", blocks=3, result="OK")
+        self.reload("log:\n  level: error\nrequest:\n  deadline: 5s\n")
+        self.last("config.reload", result="OK", changed="request.deadline", uid=who["uid"])
+        self.reload("no: key\n")
+        self.last("config.reload", result="refused")
+        if os.geteuid() == 0:
+            tenant = self.client(uid=1000)
+            mine = tenant.open(DEMO)
+            tenant.call("namespace.purge", ns=mine)
+            self.last("namespace.purge", uid=1000, tenant="uid:1000", ns=mine, blocks=0)
+            self.refused(DENIED, tenant.call, "pin", ns=mine)
+            self.assertEqual(len(self.lines("pin")), 1)
+
+    def test_none_is_held_back(self):
+        client = self.client()
+        ns = client.open(DEMO)
+        for _ in range(200):
+            client.call("evict", ns=ns, keys=keys("x"))
+        self.assertEqual(len(self.lines("evict")), 200)
 
 
 @unittest.skipUnless(os.geteuid() == 0, "takes other uids")

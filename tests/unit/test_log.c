@@ -133,6 +133,31 @@ Test(log, a_flood_is_held_back_and_counted)
     free(text);
 }
 
+Test(log, audit_lines_pass_whatever_the_level_and_are_never_held_back)
+{
+    char *text;
+
+    log_set_level(LOG_ERROR);
+    capture();
+    for (int i = 0; i < 1000; i++)
+        log_audit("evict", "uid=%d blocks=%d", 7, i);
+    text = captured();
+    log_set_level(LOG_INFO);
+    cr_assert_eq(lines(text), 1000);
+    cr_assert_not_null(strstr(text, " info audit evict uid=7 blocks=999\n"));
+    free(text);
+}
+
+Test(log, a_value_in_quotes_is_escaped)
+{
+    char out[12];
+
+    cr_assert_str_eq(log_escape("a \"b\" c\\d", out, sizeof(out)), "a \\\"b\\\" c\\\\");
+    cr_assert_str_eq(log_escape("plain", out, sizeof(out)), "plain");
+    cr_assert_str_eq(log_escape("0123456789abcdef", out, sizeof(out)), "0123456789");
+    cr_assert_str_eq(log_escape("0123456789\"", out, sizeof(out)), "0123456789");
+}
+
 Test(log, a_site_does_not_silence_another)
 {
     char *text;
