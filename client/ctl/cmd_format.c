@@ -97,6 +97,24 @@ static int target_open(struct target *t, const char *path)
     return CTL_OK;
 }
 
+static int format_print(const struct args *a, const struct target *t, const char *path,
+                        const char *destroyed)
+{
+    char human[HUMAN_BYTES];
+    cJSON *j;
+
+    if (!args_given(a, "json")) {
+        printf("%s is ready: %s\n", path, human_bytes(human, t->bytes));
+        return CTL_OK;
+    }
+    j = cJSON_CreateObject();
+    cJSON_AddStringToObject(j, "path", path);
+    ctl_json_u64(j, "bytes", t->bytes);
+    cJSON_AddItemToObject(j, "destroyed",
+                          destroyed ? cJSON_CreateString(destroyed) : cJSON_CreateNull());
+    return ctl_print_json(j, false);
+}
+
 static int target_format(struct target *t, const struct args *a, const char *path)
 {
     const char *what = found(t);
@@ -115,7 +133,9 @@ static int target_format(struct target *t, const struct args *a, const char *pat
     rc = what ? ends_transfer(t, true) : 0;
     if (rc == 0)
         rc = mark_write(t);
-    return rc == 0 ? CTL_OK : ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(-rc));
+    if (rc < 0)
+        return ctl_fail(CTL_ERROR, "%s can't be written: %s", path, strerror(-rc));
+    return format_print(a, t, path, what);
 }
 
 int cmd_format(const struct args *a)

@@ -1,6 +1,6 @@
 /* GPUs: the driver, the bus, and the round trip through each. The driver's library is opened while
- * running; the few functions below keep their binary interface since CUDA 4, so no headers of CUDA are
- * needed, and every build can look at a GPU. */
+ * running. A symbol of it never changes its binary interface, so no headers of CUDA are needed, and
+ * every build can look at a GPU. */
 #include "client/ctl/doctor.h"
 
 #include <dlfcn.h>
@@ -12,6 +12,7 @@
 #define SECONDS 0.3
 #define BUS_BYTES (64u << 20)
 #define MAX_GPUS 32
+#define NO_DEVICE 100 /* CUDA_ERROR_NO_DEVICE */
 
 typedef int gpu_result; /* CUresult; 0 is success */
 typedef unsigned long long gpu_pointer;
@@ -32,7 +33,7 @@ typedef struct {
     X(cuDeviceGetName, (char *name, int n, int device))                                            \
     X(cuDeviceGetUuid, (gpu_uuid * uuid, int device))                                              \
     X(cuDevicePrimaryCtxRetain, (void **context, int device))                                      \
-    X(cuDevicePrimaryCtxRelease, (int device))                                                     \
+    X(cuDevicePrimaryCtxRelease_v2, (int device))                                                  \
     X(cuCtxSetCurrent, (void *context))                                                            \
     X(cuCtxSynchronize, (void))                                                                    \
     X(cuMemAlloc_v2, (gpu_pointer * p, size_t bytes))                                              \
@@ -98,10 +99,14 @@ static bool driver_open(struct doctor *d)
     r = gpu.cuInit(0);
     if (r == 0)
         r = gpu.cuDeviceGetCount(&d->gpus);
-    if (r != 0 || d->gpus == 0) {
-        doctor_add(d, r == 0 || r == 100 /* CUDA_ERROR_NO_DEVICE */ ? DOCTOR_SKIP : DOCTOR_FAIL,
-                   "gpu", r == 0 || r == 100 ? NULL : "nvidia-smi; is nvidia-uvm loaded?",
-                   "not tried: no GPU (%s)", r == 0 ? "the driver shows none" : error_name(r));
+    if (r != 0 && r != NO_DEVICE) {
+        doctor_add(d, DOCTOR_FAIL, "gpu",
+                   "nvidia-smi; is the driver's kernel module of the same version?",
+                   "the driver can't be used: %s", error_name(r));
+        return false;
+    }
+    if (d->gpus == 0) {
+        doctor_add(d, DOCTOR_SKIP, "gpu", NULL, "not tried: no GPU (the driver shows none)");
         return false;
     }
     gpu.cuDriverGetVersion(&version);
@@ -247,7 +252,7 @@ static void check_gpu(struct doctor *d, int number, struct one *g)
         measure_bus(d, g);
     if (r == 0)
         trip_gpu(d, g);
-    gpu.cuDevicePrimaryCtxRelease(g->device);
+    gpu.cuDevicePrimaryCtxRelease_v2(g->device);
 }
 
 void doctor_gpus(struct doctor *d)

@@ -20,6 +20,32 @@ GIB = 1 << 30
 # Public numbers of Llama-3.1-70B.
 LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
          "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
+# As much of libcuda.so.1 as doctor calls.
+DRIVER = r"""
+#include <stdlib.h>
+#include <string.h>
+typedef unsigned long long P;
+static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+int cuInit(unsigned f) { return number("DRIVER_ERROR", 0); }
+int cuDriverGetVersion(int *v) { *v = 12040; return 0; }
+int cuGetErrorName(int r, const char **s) { *s = "CUDA_ERROR_MADE_HERE"; return 0; }
+int cuDeviceGetCount(int *n) { *n = number("DRIVER_GPUS", 1); return 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+int cuDeviceGetName(char *s, int n, int d) { strcpy(s, "Made here"); return 0; }
+int cuDeviceGetUuid(char *u, int d) { memset(u, 7, 16); return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = c; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
+int cuCtxSetCurrent(void *c) { return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuMemAlloc_v2(P *p, size_t n) { *p = (P)malloc(n); return 0; }
+int cuMemFree_v2(P p) { free((void *)p); return 0; }
+int cuMemGetAddressRange_v2(P *b, size_t *n, P p) { *b = p; return 0; }
+int cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = malloc(n); return 0; }
+int cuMemFreeHost(void *p) { free(p); return 0; }
+int cuMemcpyHtoD_v2(P to, const void *from, size_t n) { memcpy((void *)to, from, n); return 0; }
+int cuMemcpyDtoH_v2(void *to, P from, size_t n) { memcpy(to, (void *)from, n); return 0; }
+int cuIpcGetMemHandle(char *h, P p) { memset(h, 0, 64); return 0; }
+"""
 
 
 def ctl(*words, socket=NOWHERE):
@@ -151,6 +177,29 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "fail")
         self.assertRegex(found["round trip"]["text"], "dump: ")
 
+    def test_a_gpu(self):
+        """A driver made here, of one GPU whose memory is the host's."""
+        with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
+            source = os.path.join(folder, "driver.c")
+            with open(source, "w") as file:
+                file.write(DRIVER)
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", os.path.join(folder, "libcuda.so.1"), source], check=True, timeout=TIMEOUT_S)
+            environment = {**os.environ, "LD_LIBRARY_PATH": folder}
+
+            def doctor(*words, **more):
+                done = subprocess.run([UCMCTL, "--socket", more.get("socket", NOWHERE), "doctor", "--json", *words], capture_output=True,
+                                      text=True, timeout=TIMEOUT_S, check=False, env={**environment, **more.get("env", {})})
+                return [(f["check"], f["verdict"], f["text"]) for f in json.loads(done.stdout)["findings"] if "gpu" in f["check"]]
+
+            self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), doctor("--quick"))
+            self.assertIn(("gpu 0", "skip", "round trip not tried: no daemon"), doctor("--quick"))
+            self.assertRegex(str(doctor()), r"'gpu 0', 'ok', 'Made here: the bus carries [\d.]+ GB/s to it'")
+            daemon = Daemon()
+            self.addCleanup(daemon.stop)
+            self.assertIn(("gpu 0", "warn", "the daemon does not use Made here"), doctor("--quick", socket=daemon.socket))
+            self.assertEqual(doctor("--quick", env={"DRIVER_GPUS": "0"}), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
+            self.assertEqual(doctor("--quick", env={"DRIVER_ERROR": "999"}), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
+
     def test_a_folder_of_ones_own(self):
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
             found = self.findings("--dir", folder)
@@ -171,6 +220,42 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["daemon"]["verdict"], "warn")
         self.assertIn("/nonexistent/kv", found["daemon"]["text"])
         self.assertEqual(found["shared root"]["verdict"], "warn")
+
+
+class Json(unittest.TestCase):
+    """Every command that the daemon here lets run gives one document, and nothing else on standard output."""
+
+    # Words that a command wants. The others run without, but for those that never end or want more than a daemon.
+    WORDS = {"ls": ["1"], "inspect": ["1", "KEY"], "evict": ["1", "KEY"], "pin": ["1", "KEY"], "unpin": ["1"], "purge": ["1", "--yes"],
+             "format": ["FILE"], "plan": ["CONFIG"], "doctor": ["--quick"], "verify": [], "share": [], "top": ["--interval", "0.2"]}
+
+    def test_every_command(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "5", "--block-bytes", "16KiB", "--chunk", "4KiB"],
+                       stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
+        names = {"FILE": os.path.join(daemon.folder, "disk"), "CONFIG": os.path.join(daemon.folder, "config.json"),
+                 "KEY": json.loads(ctl("ls", "1", "--json", socket=daemon.socket).stdout)["blocks"][0]["key"]}
+        with open(names["FILE"], "wb") as file:
+            file.truncate(64 << 20)
+        with open(names["CONFIG"], "w") as file:
+            json.dump(LLAMA, file)
+        text = subprocess.run([UCMCTL, "--help"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+        usages = re.findall(r"^  ([a-z]+)((?: \S+)*?)(?:  |$)", text[:text.index("\nOptions:")], re.M)
+        seen = set()
+        for command, words in usages:
+            if command not in self.WORDS and (words.strip() or command == "help"):
+                continue
+            with self.subTest(command):
+                done = ctl(command, "--json", *(names.get(w, w) for w in self.WORDS.get(command, [])), socket=daemon.socket)
+                if done.stdout or done.returncode == 0:
+                    json.loads(done.stdout)
+                else:
+                    self.assertTrue(done.stderr)
+                if command in self.WORDS:
+                    self.assertIn(done.returncode, (0, 4), f"{command}: {done.stderr}")
+                seen.add(command)
+        self.assertLessEqual({*self.WORDS, "status", "stats", "namespaces", "tenants", "health", "version"}, seen)
 
 
 if __name__ == "__main__":
