@@ -52,7 +52,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev
+             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev
 PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
              nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 prometheus man-db groff-base
@@ -401,11 +401,11 @@ $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
 # ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.
 $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
+	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
 # What writes the pages; it reads tables of all three programs.
 $O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
 $(PAGES): $O/make-pages
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)

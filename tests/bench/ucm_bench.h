@@ -51,6 +51,7 @@ extern const struct program bench_program;
 
 int bench_replay(const struct args *a);
 int bench_record(const struct args *a);
+int bench_serve(const struct args *a);
 int bench_lookup(const struct args *a);
 int bench_load(const struct args *a);
 int bench_dump(const struct args *a);

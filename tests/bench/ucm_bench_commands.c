@@ -36,6 +36,20 @@ static const struct arg_option record_options[] = {
     {"ring", ARG_SIZE, "SIZE", "memory that the daemon takes meanwhile", "16MiB", 65536, 268435456},
 };
 
+static const struct arg_option serve_options[] = {
+    {"tokens", ARG_TEXT, "LIST", "tokens of a prompt", "1024,8192", 0, 0},
+    {"concurrency", ARG_TEXT, "LIST", "requests under way at once", "1,8", 0, 0},
+    {"hits", ARG_TEXT, "LIST", "of each prompt, percent that was served before", "0,50,90", 0, 0},
+    {"output", ARG_NUMBER, "N", "tokens to ask for", "32", 1, 1000000},
+    {"requests", ARG_NUMBER, "N", "requests of a round", "16", 1, 1000000},
+    {"rounds", ARG_NUMBER, "N", "rounds; two endpoints take turns", "3", 1, 1000},
+    {"model", ARG_TEXT, "NAME", "the model; else the first of /v1/models", NULL, 0, 0},
+    {"text", ARG_FLAG, NULL, "prompts are words, about a token each, and no ids", NULL, 0, 0},
+    {"ignore-eos", ARG_FLAG, NULL, "ask for all tokens (vLLM and kin)", NULL, 0, 0},
+    {"seed", ARG_NUMBER, "N", "of the prompts; else another one each time", NULL, 0,
+     UINT64_C(1) << 52},
+};
+
 static const struct arg_option lookup_options[] = {
     {"blocks", ARG_NUMBER, "N", "blocks to store before measuring", "16384", 1, 100000000},
     {"keys", ARG_NUMBER, "N", "keys of the long prefix", "8192", 2, 16384},
@@ -167,6 +181,16 @@ static const struct program_command commands[] = {
      "  ucm-bench record --out site.jsonl --seconds 1h\n"
      "  ucm-bench replay --trace site.jsonl --speed 100\n",
      PROGRAM_OPTIONS(record_options), 0, 0, bench_record},
+    {"serve", "URL [URL]", "What requests to an OpenAI endpoint wait for, by hits; needs no daemon",
+     "Times to the first token and for each further one, over streamed /v1/completions. In\n"
+     "each cell all prompts share their beginning, which one request sends first. An error,\n"
+     "a timeout (--timeout) and a stream that breaks are counted and are no figure. With\n"
+     "two URLs, such as an engine with ucmd and one without, both are measured by turns.\n"
+     "$OPENAI_API_KEY is sent if it is set.\n\n"
+     "Examples:\n"
+     "  ucm-bench serve http://localhost:8000 --tokens 8192 --hits 0,90\n"
+     "  ucm-bench serve http://localhost:8000 http://localhost:8001 --json\n",
+     PROGRAM_OPTIONS(serve_options), 1, 2, bench_serve},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
      "The baseline is an echo of frames of the same size between two processes over a\n"
      "Unix socket.\n\n"
