@@ -10,7 +10,7 @@ const char *const health_names[HEALTH_STATES] = {"ok", "recovering", "degraded",
 const char *const root_state_names[ROOT_STATES] = {"up", "read-only", "full", "down"};
 const char *const metric_tier_names[METRIC_TIERS] = METRIC_TIER_NAMES;
 const char *const metric_size_names[METRIC_SIZES] = METRIC_SIZE_NAMES;
-static const char *const reuse_tiers[] = REUSE_TIERS_NAMES;
+const char *const reuse_tiers_names[REUSE_TIERS] = REUSE_TIERS_NAMES;
 static const char *const reuse_factors[] = REUSE_FACTOR_NAMES;
 
 #define T struct metrics
@@ -313,8 +313,8 @@ static void put_reuse(const struct writer *w, const struct metrics_reuse *r)
              "hit rate of lookups that so many times today's size would give, estimated");
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         for (unsigned i = 0; i < REUSE_POINTS && r->bytes[t] > 0; i++)
-            fprintf(w->f, "ucmd_reuse_hit_ratio{tiers=\"%s\",factor=\"%s\"} %.3f\n", reuse_tiers[t],
-                    reuse_factors[i], r->hit_permille[t][i] / 1e3);
+            fprintf(w->f, "ucmd_reuse_hit_ratio{tiers=\"%s\",factor=\"%s\"} %.3f\n",
+                    reuse_tiers_names[t], reuse_factors[i], r->hit_permille[t][i] / 1e3);
 }
 
 const char *exposition_content_type(enum exposition_format format)

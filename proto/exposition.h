@@ -27,6 +27,7 @@ extern const char *const root_state_names[ROOT_STATES];
 
 extern const char *const metric_tier_names[METRIC_TIERS];
 extern const char *const metric_size_names[METRIC_SIZES];
+extern const char *const reuse_tiers_names[REUSE_TIERS];
 
 /* One of several; `name` is its label. */
 #define X(field, kind, unit, help) uint64_t field;

@@ -82,6 +82,29 @@ static void histograms_read(const msgpack_object *stats, struct histograms *all)
     }
 }
 
+static void reuse_read(const msgpack_object *o, struct metrics_reuse *r)
+{
+    char name[32];
+
+    r->references = answer_u64(o, "references");
+    r->sampled = answer_u64(o, "sampled");
+    for (uint32_t i = 0; i < answer_count(o, "curves"); i++) {
+        const msgpack_object *curve = answer_at(o, "curves", i);
+        unsigned t =
+            find(answer_text(curve, "tiers", name, sizeof name), reuse_tiers_names, REUSE_TIERS);
+
+        if (t == REUSE_TIERS)
+            continue;
+        r->bytes[t] = answer_u64(curve, "bytes");
+        for (uint32_t k = 0; k < REUSE_POINTS; k++) {
+            const msgpack_object *hit = answer_at(curve, "hit_permille", k);
+
+            if (hit != NULL && hit->type == MSGPACK_OBJECT_POSITIVE_INTEGER)
+                r->hit_permille[t][k] = (uint32_t)hit->via.u64;
+        }
+    }
+}
+
 void answer_exposition(const msgpack_object *stats, struct exposition *x)
 {
     char text[32];
@@ -93,6 +116,7 @@ void answer_exposition(const msgpack_object *stats, struct exposition *x)
     x->health = find(answer_text(stats, "health", text, sizeof text), health_names, HEALTH_STATES);
     fields_read(answer_get(stats, "metrics"), &metric_lists[METRIC_LIST_PLAIN], &x->metrics);
     histograms_read(stats, &x->metrics.histograms);
+    reuse_read(answer_get(stats, "reuse"), &x->reuse);
     list_read(stats, METRIC_LIST_TIERS, EXPOSITION_TIERS, x);
     list_read(stats, METRIC_LIST_ROOTS, UCM_MAX_ROOTS, x);
     list_read(stats, METRIC_LIST_DEVICES, EXPOSITION_DEVICES, x);

@@ -8,9 +8,9 @@
 static cJSON *status_json(const struct args *a, const msgpack_object *stats,
                           const msgpack_object *health)
 {
-    static const char *const from_stats[] = {"version", "instance", "pid",   "uptime_ms",
-                                             "policy",  "metrics",  "tiers", "shares",
-                                             "devices", "nodes",    "limits"};
+    static const char *const from_stats[] = {
+        "version", "instance", "pid",   "uptime_ms", "policy",  "metrics",    "tiers",
+        "shares",  "devices",  "nodes", "limits",    "tenants", "histograms", "reuse"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
     const struct ctl *c = a->ctx;
@@ -72,6 +72,32 @@ static void print_nodes(const msgpack_object *stats)
         printf("           %s of %s used on node %" PRIu64 "\n",
                human_bytes(a, answer_u64(n, "used_bytes")),
                human_bytes(b, answer_u64(n, "total_bytes")), answer_u64(n, "node"));
+    }
+}
+
+static double permille(const msgpack_object *curve, uint32_t i)
+{
+    const msgpack_object *v = answer_at(curve, "hit_permille", i);
+
+    return v != NULL && v->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? (double)v->via.u64 / 10 : 0;
+}
+
+/* What buys hardware: the hit rate that other sizes would give. */
+static void print_reuse(const msgpack_object *stats)
+{
+    const msgpack_object *reuse = answer_get(stats, "reuse");
+    char name[32], half[HUMAN_BYTES], twice[HUMAN_BYTES], four[HUMAN_BYTES];
+
+    for (uint32_t i = 0; i < answer_count(reuse, "curves"); i++) {
+        const msgpack_object *c = answer_at(reuse, "curves", i);
+        uint64_t bytes = answer_u64(c, "bytes");
+        bool both = strcmp(answer_text(c, "tiers", name, sizeof name), "dram_nvme") == 0;
+
+        printf("%-10s %s: %.1f %% of lookups' keys would hit; with half (%s) %.1f %%, "
+               "2x (%s) %.1f %%, 4x (%s) %.1f %%\n",
+               i == 0 ? "reuse" : "", both ? "dram+nvme" : "dram", permille(c, 1),
+               human_bytes(half, bytes / 2), permille(c, 0), human_bytes(twice, 2 * bytes),
+               permille(c, 2), human_bytes(four, 4 * bytes), permille(c, 3));
     }
 }
 
@@ -148,6 +174,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
     print_nodes(stats);
     print_tiers(stats);
     print_shares(stats);
+    print_reuse(stats);
     print_devices(stats);
 }
 

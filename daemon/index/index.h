@@ -185,6 +185,15 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
     return ns->identity.shards[part] * ns->identity.shard_bytes;
 }
 
+static inline uint64_t ns_block_bytes(const struct ns *ns)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        bytes += ns_part_bytes(ns, i);
+    return bytes;
+}
+
 #define NS_CANONICAL_MAX 4000u
 /* Writes the canonical form. Returns its length, or -ENOSPC. */
 int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t cap);

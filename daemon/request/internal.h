@@ -8,6 +8,7 @@
 #include "daemon/device/device.h"
 #include "daemon/digest/pool.h"
 #include "daemon/index/index.h"
+#include "daemon/observe/reuse.h"
 #include "daemon/observe/trace.h"
 #include "daemon/request/request.h"
 
@@ -64,6 +65,7 @@ struct requests {
     uint32_t handles;                 /* the walker and the trace's: not closed yet */
     struct trace trace;
     struct tracing tracing;
+    struct reuse *reuse;
     struct digests digests;
 };
 
@@ -134,6 +136,8 @@ struct call {
  * code. */
 typedef int (*method_fn)(struct call *call);
 
+/* observe.c: tells rq->reuse the tiers' sizes. */
+void reuse_update(struct requests *rq);
 /* transfer.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
 uint64_t transfer_waits_since(const struct request *r);
 

@@ -141,7 +141,7 @@ static void keys_touch(struct requests *rq, const struct msg_lookup *m, const st
         cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
 }
 
-static void lookup_count(struct requests *rq, const struct found *f)
+static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)
 {
     struct metrics *m = rq->rooms.metrics;
     struct metrics_tenant *t = f->ns->tenant;
@@ -159,6 +159,8 @@ static void lookup_count(struct requests *rq, const struct found *f)
     f->ns->traffic.lookups++;
     f->ns->traffic.lookup_keys += f->n;
     f->ns->traffic.lookup_hits += f->hits;
+    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n,
+                 ns_block_bytes(f->ns));
 }
 
 static void lookup_timed(struct requests *rq, uint64_t begun_ns)
@@ -180,7 +182,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
             return rc;
     }
     keys_touch(rq, m, f, covered);
-    lookup_count(rq, f);
+    lookup_count(rq, m->keys.p, f);
     trace_outcome(call->trace, f->hits, 0);
     *r = (struct msg_lookup_r){.hits = f->hits,
                                .dram = f->dram,

@@ -150,6 +150,20 @@ static void waiters_read(struct metrics *m, const struct requests *rq)
         m->slot_wait_oldest_us = (uv_hrtime() - oldest_ns) / 1000;
 }
 
+void reuse_update(struct requests *rq)
+{
+    const struct request_rooms *rooms = &rq->rooms;
+    uint64_t bytes[REUSE_TIERS] = {arena_bytes_configured(rooms->arena), 0};
+
+    if (rooms->tier) {
+        struct tier_stats ts;
+
+        rooms->tier_ops->stats(rooms->tier, &ts);
+        bytes[REUSE_DRAM_NVME] = bytes[REUSE_DRAM] + ts.capacity_bytes;
+    }
+    reuse_sizes(rq->reuse, bytes, uv_now(rooms->loop));
+}
+
 /* ---- health ---- */
 
 /* A full root is no failure until collections had the time to make space. */
@@ -242,6 +256,8 @@ void requests_observe(struct requests *rq, struct observe_snapshot *out)
     devices_read(x, rooms->devices);
     nodes_read(x, rooms->arena);
     tenants_read(x, rooms->index);
+    reuse_update(rq);
+    reuse_read(rq->reuse, &x->reuse);
     health_read(out, rooms);
     out->draining = rq->draining;
 }

@@ -15,7 +15,18 @@ static void handle_closed_cb(uv_handle_t *handle)
     if (--rq->handles > 0)
         return;
     proto_buf_free(&rq->out);
+    reuse_free(rq->reuse);
     free(rq);
+}
+
+static int secrets_new(struct requests *rq)
+{
+    uint64_t seed;
+
+    if (getrandom(rq->secret, sizeof(rq->secret), 0) != sizeof(rq->secret) ||
+        getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
+        return -EIO;
+    return reuse_new(seed, &rq->reuse);
 }
 
 int requests_new(const struct request_rooms *rooms, struct requests **out)
@@ -25,10 +36,11 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 
     if (!rq)
         return -ENOMEM;
-    rc = getrandom(rq->secret, sizeof(rq->secret), 0) == sizeof(rq->secret)
-             ? uv_idle_init(rooms->loop, &rq->walker)
-             : -EIO;
+    rc = secrets_new(rq);
+    if (rc == 0)
+        rc = uv_idle_init(rooms->loop, &rq->walker);
     if (rc != 0) {
+        reuse_free(rq->reuse);
         free(rq);
         return rc;
     }
@@ -50,6 +62,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->tracing.turn.data = rq;
     rq->handles++;
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
+    reuse_update(rq);
     *out = rq;
     return 0;
 }

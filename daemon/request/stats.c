@@ -156,6 +156,36 @@ static void pack_histograms(msgpack_packer *pk, const struct histograms *all)
     }
 }
 
+static void pack_reuse(msgpack_packer *pk, const struct metrics_reuse *r)
+{
+    static const uint64_t halves[] = REUSE_HALVES;
+    uint32_t n = 0;
+
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        n += r->bytes[t] > 0;
+    proto_pack_str(pk, "reuse");
+    msgpack_pack_map(pk, 4);
+    proto_pack_u64(pk, "references", r->references);
+    proto_pack_u64(pk, "sampled", r->sampled);
+    proto_pack_str(pk, "factor_permille");
+    msgpack_pack_array(pk, REUSE_POINTS);
+    for (unsigned i = 0; i < REUSE_POINTS; i++)
+        msgpack_pack_uint64(pk, 500 * halves[i]);
+    proto_pack_str(pk, "curves");
+    msgpack_pack_array(pk, n);
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        if (r->bytes[t] == 0)
+            continue;
+        msgpack_pack_map(pk, 3);
+        proto_pack_text(pk, "tiers", reuse_tiers_names[t]);
+        proto_pack_u64(pk, "bytes", r->bytes[t]);
+        proto_pack_str(pk, "hit_permille");
+        msgpack_pack_array(pk, REUSE_POINTS);
+        for (unsigned i = 0; i < REUSE_POINTS; i++)
+            msgpack_pack_uint32(pk, r->hit_permille[t][i]);
+    }
+}
+
 int method_stats(struct call *call)
 {
     struct requests *rq = call->s->rq;
@@ -164,7 +194,7 @@ int method_stats(struct call *call)
 
     requests_observe(rq, &rq->observed);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 13);
+    msgpack_pack_map(&pb.pk, 14);
     proto_pack_text(&pb.pk, "version", x->version);
     proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", x->uptime_ms);
@@ -178,6 +208,7 @@ int method_stats(struct call *call)
     pack_nodes(&pb.pk, x, rq->rooms.arena);
     pack_tenants(&pb.pk, x, &call->s->peer);
     pack_histograms(&pb.pk, &x->metrics.histograms);
+    pack_reuse(&pb.pk, &x->reuse);
     return call_reply_map(call, &pb);
 }
 

@@ -52,7 +52,7 @@ class Exposition(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.daemon = Daemon()
-        replay(cls.daemon.socket)
+        replay(cls.daemon.socket, requests=300)
 
     @classmethod
     def tearDownClass(cls):
@@ -138,6 +138,25 @@ class Exposition(unittest.TestCase):
             family = text[f"ucmd_{name}_seconds"]
             self.assertEqual(sum(v for (sample, _), v in family.samples.items() if sample.endswith("_count")), n)
 
+    def test_what_more_memory_would_bring(self):
+        stats, text = self.stats(), families(self.text())
+        metrics, reuse = stats["metrics"], stats["reuse"]
+        self.assertEqual(reuse["references"], metrics["lookup_keys"])
+        self.assertEqual(reuse["factor_permille"], [500, 1000, 2000, 4000])
+        self.assertEqual([curve["tiers"] for curve in reuse["curves"]], ["dram", "dram_nvme"])
+        samples = text["ucmd_reuse_hit_ratio"].samples
+        self.assertEqual(len(samples), 8)
+        for curve in reuse["curves"]:
+            self.assertEqual(curve["hit_permille"], sorted(curve["hit_permille"]))
+            self.assertEqual(samples["ucmd_reuse_hit_ratio", f'tiers="{curve["tiers"]}",factor="2"'],
+                             curve["hit_permille"][2] / 1000)
+        # All blocks fit in DRAM, so that the estimate at today's size is what was counted.
+        self.assertEqual(metrics["arena_evicted_blocks"], 0)
+        self.assertAlmostEqual(reuse["curves"][0]["hit_permille"][1] / 1000,
+                               metrics["lookup_hits"] / metrics["lookup_keys"], delta=0.15)
+        status = ctl(self.daemon.socket, "status").stdout
+        self.assertRegex(status, r"(?m)^reuse      dram: [0-9.]+ % .* 2x \(128 MiB\) [0-9.]+ %, 4x \(256 MiB\) [0-9.]+ %$")
+
     def test_a_tenant_s_counters_are_the_daemon_s_where_there_is_one_tenant(self):
         stats = self.stats()
         (tenant,) = stats["tenants"]
@@ -151,7 +170,7 @@ class Exposition(unittest.TestCase):
         self.assertGreater(stats["metrics"]["lookup_hits_dram"], 0)
         (ns,) = json.loads(ctl(self.daemon.socket, "--json", "namespaces").stdout)["namespaces"]
         for name in ("lookups", "lookup_keys", "lookup_hits", "loads", "load_bytes", "dumps", "dump_bytes",
-                     "evicted_blocks", "dram_bytes", "nvme_bytes"):
+                     "evicted_blocks"):
             self.assertEqual(ns[name], tenant[name], name)
         sample = families(self.text())["ucmd_tenant_load_bytes_total"].samples
         self.assertEqual(list(sample.values()), [tenant["load_bytes"]])

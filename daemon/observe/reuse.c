@@ -1,0 +1,357 @@
+#include "daemon/observe/reuse.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A quarter of them lie within today's size: the estimate's error is about 1 % of the references. */
+#define SAMPLES 1024u
+#define BUCKETS 1024u
+#define NONE UINT16_MAX
+/* Places in the order of last use, of which SAMPLES at most are taken; in groups whose sums are in a
+ * Fenwick tree. */
+#define PLACES 4096u
+#define GROUP 16u
+#define GROUPS (PLACES / GROUP)
+/* Of 2^32 hashes so many are sampled at first: one in 16. */
+#define THRESHOLD_MAX (UINT32_C(1) << 28)
+/* A full sample loses this fraction. */
+#define SHRINK_FRACTION 8
+/* Sums are halved this often, so that the curve is of the last hours. */
+#define HALF_LIFE_MS (3600 * 1000u)
+/* Fewer say nothing. */
+#define SAMPLED_LEAST 64
+
+struct sample {
+    uint64_t key;
+    uint32_t chosen; /* below the threshold */
+    uint16_t place, next;
+};
+
+/* One LRU stack, for the sizes of one set of tiers. Weights are of sampled blocks; divided by the rate
+ * they are those of all. */
+struct stack {
+    uint64_t bytes; /* today's size */
+    uint32_t threshold;
+    uint32_t count, end; /* samples; the place of the next reference */
+    uint32_t oldest;     /* no place below is taken */
+    uint16_t free, fresh;
+    uint64_t weight; /* of all samples */
+    /* Of the references so far, faded: how many were expected to be sampled, were, and were hits. */
+    double expected, sampled, hits[REUSE_POINTS];
+    uint64_t group[GROUPS + 1];    /* Fenwick tree */
+    uint64_t place_weight[PLACES]; /* 0: not taken */
+    uint16_t place_sample[PLACES];
+    uint16_t bucket[BUCKETS];
+    struct sample sample[SAMPLES];
+};
+
+struct reuse {
+    uint64_t factor;
+    uint32_t threshold; /* the higher of the stacks' */
+    uint64_t faded_ms;
+    uint64_t references, sampled;
+    struct stack stack[REUSE_TIERS];
+};
+
+static const double halves[] = REUSE_HALVES;
+static_assert(SAMPLES < NONE && PLACES <= UINT16_MAX, "places and samples have 16 bits");
+
+int reuse_new(uint64_t seed, struct reuse **out)
+{
+    struct reuse *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return -ENOMEM;
+    r->factor = seed | 1;
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        memset(r->stack[t].bucket, 0xff, sizeof(r->stack[t].bucket));
+        r->stack[t].free = NONE;
+        r->stack[t].threshold = THRESHOLD_MAX;
+    }
+    *out = r;
+    return 0;
+}
+
+void reuse_free(struct reuse *r)
+{
+    free(r);
+}
+
+static double rate(const struct stack *s)
+{
+    return s->threshold / 4294967296.0;
+}
+
+static void threshold_set(struct reuse *r)
+{
+    r->threshold = 0;
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        if (r->stack[t].bytes > 0 && r->stack[t].threshold > r->threshold)
+            r->threshold = r->stack[t].threshold;
+}
+
+static void sums_scale(struct stack *s, double scale)
+{
+    s->expected *= scale;
+    s->sampled *= scale;
+    for (unsigned i = 0; i < REUSE_POINTS; i++)
+        s->hits[i] *= scale;
+}
+
+void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS], uint64_t now_ms)
+{
+    if (now_ms - r->faded_ms >= HALF_LIFE_MS) {
+        for (unsigned t = 0; t < REUSE_TIERS; t++)
+            sums_scale(&r->stack[t], 0.5);
+        r->faded_ms = now_ms;
+    }
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        r->stack[t].bytes = bytes[t];
+    threshold_set(r);
+}
+
+/* ---- weights in the order of last use ---- */
+
+static void group_add(struct stack *s, uint32_t place, uint64_t weight)
+{
+    for (uint32_t g = place / GROUP + 1; g <= GROUPS; g += g & -g)
+        s->group[g] += weight; /* modulo 2^64: a negative one subtracts */
+}
+
+static void place_take(struct stack *s, uint16_t sample, uint64_t weight)
+{
+    uint32_t place = s->end++;
+
+    s->sample[sample].place = (uint16_t)place;
+    s->place_sample[place] = sample;
+    s->place_weight[place] = weight;
+    s->weight += weight;
+    group_add(s, place, weight);
+}
+
+static void place_leave(struct stack *s, uint32_t place)
+{
+    uint64_t weight = s->place_weight[place];
+
+    s->place_weight[place] = 0;
+    s->weight -= weight;
+    group_add(s, place, -weight);
+}
+
+/* Of all samples that were used after that place's. */
+static uint64_t weight_after(const struct stack *s, uint32_t place)
+{
+    uint64_t until = 0;
+
+    for (uint32_t g = place / GROUP; g > 0; g &= g - 1)
+        until += s->group[g];
+    for (uint32_t i = place / GROUP * GROUP; i <= place; i++)
+        until += s->place_weight[i];
+    return s->weight - until;
+}
+
+/* Closes the gaps. */
+static void places_compact(struct stack *s)
+{
+    uint32_t to = 0;
+
+    memset(s->group, 0, sizeof(s->group));
+    s->weight = 0;
+    for (uint32_t from = s->oldest; from < s->end; from++) {
+        uint64_t weight = s->place_weight[from];
+
+        if (weight == 0)
+            continue;
+        s->place_weight[from] = 0;
+        s->place_weight[to] = weight;
+        s->place_sample[to] = s->place_sample[from];
+        s->sample[s->place_sample[to]].place = (uint16_t)to;
+        s->weight += weight;
+        group_add(s, to++, weight);
+    }
+    s->end = to;
+    s->oldest = 0;
+}
+
+/* ---- samples ---- */
+
+static uint16_t *bucket_of(struct stack *s, uint64_t key)
+{
+    return &s->bucket[key % BUCKETS];
+}
+
+static uint16_t sample_find(struct stack *s, uint64_t key)
+{
+    uint16_t i = *bucket_of(s, key);
+
+    while (i != NONE && s->sample[i].key != key)
+        i = s->sample[i].next;
+    return i;
+}
+
+static void sample_drop(struct stack *s, uint16_t i)
+{
+    uint16_t *at = bucket_of(s, s->sample[i].key);
+
+    while (*at != i)
+        at = &s->sample[*at].next;
+    *at = s->sample[i].next;
+    s->sample[i].next = s->free;
+    s->free = i;
+    s->count--;
+    place_leave(s, s->sample[i].place);
+}
+
+/* A lower threshold for a sample that is full; what was counted is scaled to it. */
+static void sample_shrink(struct reuse *r, struct stack *s)
+{
+    double before = rate(s);
+
+    s->threshold -= s->threshold / SHRINK_FRACTION;
+    sums_scale(s, rate(s) / before);
+    for (uint32_t place = s->oldest; place < s->end; place++)
+        if (s->place_weight[place] > 0 && s->sample[s->place_sample[place]].chosen >= s->threshold)
+            sample_drop(s, s->place_sample[place]);
+    threshold_set(r);
+}
+
+static uint16_t sample_new(struct stack *s, uint64_t key, uint32_t chosen)
+{
+    uint16_t i = s->free, *bucket = bucket_of(s, key);
+
+    if (i != NONE)
+        s->free = s->sample[i].next;
+    else
+        i = s->fresh++;
+    s->sample[i] = (struct sample){.key = key, .chosen = chosen, .next = *bucket};
+    *bucket = i;
+    s->count++;
+    return i;
+}
+
+/* Those that even the largest size would have lost. */
+static void samples_expire(struct stack *s)
+{
+    double most = halves[REUSE_POINTS - 1] / 2 * (double)s->bytes * rate(s);
+
+    while (s->count > 0) {
+        while (s->place_weight[s->oldest] == 0)
+            s->oldest++;
+        if ((double)(s->weight - s->place_weight[s->oldest]) <= most)
+            return;
+        sample_drop(s, s->place_sample[s->oldest]);
+    }
+}
+
+static void reference(struct reuse *r, struct stack *s, uint64_t key, uint32_t chosen,
+                      uint64_t weight)
+{
+    uint16_t i = sample_find(s, key);
+
+    s->sampled++;
+    if (i != NONE) {
+        double distance = (double)weight_after(s, s->sample[i].place) / rate(s) + (double)weight;
+
+        for (unsigned k = 0; k < REUSE_POINTS; k++)
+            s->hits[k] += distance <= halves[k] / 2 * (double)s->bytes;
+        place_leave(s, s->sample[i].place);
+    } else {
+        while (s->count == SAMPLES)
+            sample_shrink(r, s);
+        if (chosen >= s->threshold)
+            return;
+        i = sample_new(s, key, chosen);
+    }
+    if (s->end == PLACES)
+        places_compact(s);
+    place_take(s, i, weight);
+    samples_expire(s);
+}
+
+/* ---- lookups ---- */
+
+static uint64_t word_at(const uint8_t *p)
+{
+    uint64_t v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+/* Which keys are sampled: of any bytes, as long as their first eight or last eight differ. */
+static inline uint32_t choose(uint64_t factor, const uint8_t *key, uint32_t key_bytes)
+{
+    uint64_t last = word_at(key + key_bytes - 8);
+
+    return (uint32_t)((word_at(key) ^ (last << 32 | last >> 32)) * factor >> 32);
+}
+
+static uint64_t identify(uint32_t ns, const uint8_t *key, uint32_t key_bytes)
+{
+    const uint8_t *part[] = {key, key + 8, key + key_bytes - 16, key + key_bytes - 8};
+    uint64_t h = ns;
+
+    for (unsigned i = 0; i < 4; i++) {
+        h = (h ^ word_at(part[i])) * UINT64_C(0x9e3779b97f4a7c15);
+        h ^= h >> 32;
+    }
+    return h;
+}
+
+static void key_sampled(struct reuse *r, uint32_t ns, const uint8_t *key, uint32_t key_bytes,
+                        uint64_t block_bytes)
+{
+    uint64_t id = identify(ns, key, key_bytes);
+    uint32_t chosen = choose(r->factor, key, key_bytes);
+
+    r->sampled++;
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        if (r->stack[t].bytes > 0 && chosen < r->stack[t].threshold)
+            reference(r, &r->stack[t], id, chosen, block_bytes);
+}
+
+/* Apart from what follows it: this loop is all that most keys cost. */
+static __attribute__((noinline)) const uint8_t *
+next_sampled(const struct reuse *r, const uint8_t *key, uint32_t key_bytes, const uint8_t *end)
+{
+    const uint64_t factor = r->factor;
+    const uint32_t threshold = r->threshold;
+
+    while (key < end && choose(factor, key, key_bytes) >= threshold)
+        key += key_bytes;
+    return key;
+}
+
+void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes, uint32_t n,
+                  uint64_t block_bytes)
+{
+    const uint8_t *end = keys + (size_t)n * key_bytes;
+
+    r->references += n;
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        r->stack[t].expected += n * rate(&r->stack[t]);
+    while ((keys = next_sampled(r, keys, key_bytes, end)) < end) {
+        key_sampled(r, ns, keys, key_bytes, block_bytes);
+        keys += key_bytes;
+    }
+}
+
+void reuse_read(const struct reuse *r, struct metrics_reuse *out)
+{
+    *out = (struct metrics_reuse){.references = r->references, .sampled = r->sampled};
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        const struct stack *s = &r->stack[t];
+
+        out->bytes[t] = s->expected >= SAMPLED_LEAST ? s->bytes : 0;
+        for (unsigned k = 0; k < REUSE_POINTS && s->expected >= SAMPLED_LEAST; k++) {
+            /* Keys that are in the sample by chance and used all the time, or out of it, would count too
+             * much: the difference are hits at any size (SHARDS-adj). */
+            double hit = (s->hits[k] + s->expected - s->sampled) / s->expected;
+
+            out->hit_permille[t][k] = hit <= 0 ? 0 : hit >= 1 ? 1000 : (uint32_t)(1000 * hit + 0.5);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+/* The estimate beside an exact LRU stack, on the workloads of the eviction study. */
+#include "daemon/observe/reuse.h"
+#include "tests/bench/policy_workloads.h"
+
+#include <criterion/criterion.h>
+
+#define BLOCK_BYTES (1u << 20)
+#define ERROR_MAX 2.5 /* percent of the references, the mean of all sizes and samples */
+#define SEEDS 4       /* samples, each of other keys */
+
+static const double halves[] = REUSE_HALVES;
+
+static void key_of(uint32_t id, uint8_t key[32])
+{
+    uint64_t v = id;
+
+    for (unsigned i = 0; i < 4; i++) {
+        v = (v + UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xbf58476d1ce4e5b9);
+        v ^= v >> 29;
+        memcpy(key + 8 * i, &v, 8);
+    }
+}
+
+/* ---- exact: distances of all references, by a Fenwick tree over them ---- */
+
+static uint32_t *tree, tree_n;
+
+static void tree_add(uint32_t at, uint32_t v)
+{
+    for (at++; at <= tree_n; at += at & -at)
+        tree[at] += v;
+}
+
+static uint32_t tree_sum(uint32_t until) /* below `until` */
+{
+    uint32_t n = 0;
+
+    for (; until > 0; until &= until - 1)
+        n += tree[until];
+    return n;
+}
+
+/* Hit rates of LRU caches of so many blocks. */
+static void exact(const double *blocks, double *hit, unsigned n)
+{
+    uint32_t *last = zeroed(n_ids, sizeof(*last)), at = 0;
+
+    tree_n = (uint32_t)n_references;
+    tree = zeroed(tree_n + 1, sizeof(*tree));
+    for (unsigned k = 0; k < n; k++)
+        hit[k] = 0;
+    for (uint32_t r = 0; r < n_requests; r++)
+        for (uint32_t i = 0; i < requests[r].n; i++, at++) {
+            uint32_t id = requests[r].id[i];
+
+            if (last[id] > 0) {
+                double distance = tree_sum(at) - tree_sum(last[id]) + 1;
+
+                for (unsigned k = 0; k < n; k++)
+                    hit[k] += distance <= blocks[k];
+                tree_add(last[id] - 1, (uint32_t)-1);
+            }
+            tree_add(at, 1);
+            last[id] = at + 1;
+        }
+    for (unsigned k = 0; k < n; k++)
+        hit[k] /= (double)n_references;
+    free(last);
+    free(tree);
+}
+
+static void estimated(uint64_t seed, const uint64_t bytes[REUSE_TIERS], struct metrics_reuse *out)
+{
+    static uint8_t keys[CHAIN_MAX * 32];
+    struct reuse *r;
+
+    cr_assert_eq(reuse_new(seed, &r), 0);
+    reuse_sizes(r, bytes, 0);
+    for (uint32_t i = 0; i < n_requests; i++) {
+        for (uint32_t k = 0; k < requests[i].n; k++)
+            key_of(requests[i].id[k], keys + 32 * k);
+        reuse_lookup(r, 1, keys, 32, requests[i].n, BLOCK_BYTES);
+    }
+    reuse_read(r, out);
+    reuse_free(r);
+}
+
+/* Mean error of the eight points, in percent of the references. */
+static double error_of(const char *workload, double hit[REUSE_TIERS][REUSE_POINTS],
+                       const uint64_t bytes[REUSE_TIERS], uint64_t seed)
+{
+    struct metrics_reuse m;
+    double sum = 0;
+
+    estimated(seed, bytes, &m);
+    printf("%-8s %4lu keys sampled; exact/estimated, %%:", workload, (unsigned long)m.sampled);
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        for (unsigned k = 0; k < REUSE_POINTS; k++) {
+            sum += fabs(100 * hit[t][k] - m.hit_permille[t][k] / 10.0);
+            printf(" %.1f/%.1f", 100 * hit[t][k], m.hit_permille[t][k] / 10.0);
+        }
+    printf("; error %.2f\n", sum / (REUSE_TIERS * REUSE_POINTS));
+    return sum / (REUSE_TIERS * REUSE_POINTS);
+}
+
+/* DRAM holds 5 % of the workload's blocks, DRAM and NVMe 20 %. */
+static void compare(const char *workload)
+{
+    double blocks[REUSE_TIERS][REUSE_POINTS], hit[REUSE_TIERS][REUSE_POINTS], sum = 0;
+    uint64_t bytes[REUSE_TIERS], seed = UINT64_C(0x1234567890abcdef);
+
+    cr_assert_eq(workload_make(workload, 1), 0);
+    printf("%lu references, %u blocks\n", (unsigned long)n_references, n_ids);
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        uint32_t now = n_ids / (t == REUSE_DRAM ? 20 : 5);
+
+        bytes[t] = (uint64_t)now * BLOCK_BYTES;
+        for (unsigned k = 0; k < REUSE_POINTS; k++)
+            blocks[t][k] = now * halves[k] / 2;
+        exact(blocks[t], hit[t], REUSE_POINTS);
+    }
+    for (int i = 0; i < SEEDS; i++, seed += UINT64_C(0x9e3779b97f4a7c16))
+        sum += error_of(workload, hit, bytes, seed);
+    cr_assert_leq(sum / SEEDS, ERROR_MAX, "%s: %.2f", workload, sum / SEEDS);
+    trace_free();
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_chat)
+{
+    compare("chat");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_agents)
+{
+    compare("agents");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_few_shot)
+{
+    compare("few-shot");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_rag)
+{
+    compare("rag");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_batch)
+{
+    compare("batch");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_sessions)
+{
+    compare("sessions");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_shift)
+{
+    compare("shift");
+}
+
+Test(reuse, it_is_near_an_exact_stack_on_tenants)
+{
+    compare("tenants");
+}
+
+/* What the workloads' header has and this program does not need. */
+Test(reuse, other_traces_are_for_the_studies)
+{
+    (void)workload_list;
+    (void)trace_read;
+}
