@@ -170,4 +170,5 @@ Test(reuse, other_traces_are_for_the_studies)
 {
     (void)workload_list;
     (void)trace_read;
+    (void)trace_fits;
 }
