@@ -192,10 +192,13 @@ wheel: setup-build ## the Python client with the libraries in it; of others it n
 	@ls $O/wheel/*.whl
 
 check-system: ## the shipped units and an operator's day under a real systemd; needs root (TEST=Class.test: one)
-	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD) debootstrap python3 util-linux)
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB) debootstrap lintian util-linux)
 	+@$(SUBMAKE) all
+	+@$(SUBMAKE) deb
+	lintian --allow-root --fail-on error,warning $O/deb/*.changes
 	tests/system/root.sh $O/system
 	UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_deb.py)
 
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
