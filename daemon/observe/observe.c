@@ -1,6 +1,7 @@
 #include "daemon/observe/observe.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/config_unit.h"
 #include "daemon/base/listener.h"
 #include "daemon/base/log.h"
 #include "daemon/observe/http.h"
@@ -92,6 +93,12 @@ static int listen_tcp(const struct config *c, struct listener *out, struct ucm_e
     return listener_tcp(out, &a, BACKLOG, e);
 }
 
+/* Why a listener that failed did, for an operator: a unit without network has no such addresses. */
+static const char *hint(int rc)
+{
+    return rc == -EAFNOSUPPORT ? config_unit_hint() : "";
+}
+
 /* Everything that can be listened on; the number of them. */
 static size_t listen_all(const struct config *c, struct listener out[HTTP_LISTENERS])
 {
@@ -109,7 +116,7 @@ static size_t listen_all(const struct config *c, struct listener out[HTTP_LISTEN
         listener_text(&out[n++], text);
         log_info("http", "listening", "address=%s", text);
     } else if (rc != -ENOENT) {
-        log_warn("http", "no-listener", "key=metrics.listen reason=\"%s\"", e.text);
+        log_warn("http", "no-listener", "key=metrics.listen reason=\"%s%s\"", e.text, hint(rc));
     }
     return n;
 }
@@ -261,7 +268,7 @@ static void check_tcp(const struct config *c, void (*warn_cb)(const char *text))
     if (rc == 0)
         listener_close(&l);
     else if (rc != -EADDRINUSE || !is_ours(&a))
-        warn(warn_cb, "metrics.listen: %s; the daemon runs without it", e.text);
+        warn(warn_cb, "metrics.listen: %s; the daemon runs without it%s", e.text, hint(rc));
 }
 
 static void check_unix(const struct config *c, void (*warn_cb)(const char *text))
