@@ -174,11 +174,8 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
 /* X(name, tiers, sizes, help): one histogram, or one for each tier, for each size. */
 #define UCMD_HISTOGRAMS(X)                                                                         \
     X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
-    X(load, METRIC_TIERS, METRIC_SIZES,                                                            \
-      "time from a load's frame to its answer, by the slowest tier and by the bytes that it "      \
-      "copied")                                                                                    \
-    X(dump, 1, METRIC_SIZES,                                                                       \
-      "time from a dump's frame to its answer, by the bytes that it copied")                       \
+    X(load, METRIC_TIERS, METRIC_SIZES, "time from a load's frame to its answer")                  \
+    X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
     X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it had to")        \
     X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")
 

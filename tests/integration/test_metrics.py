@@ -7,6 +7,7 @@ $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import unittest
 
 from test_ucmctl import Daemon, ctl, replay
 
+TOP = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+0-9.einfEINF]+)')
 # What would be another unit than the base one, or says the type.
 NO_SUFFIXES = ("_us", "_ms", "_ns", "_microseconds", "_milliseconds", "_kib", "_mib", "_percent", "_counter", "_gauge")
@@ -174,6 +176,26 @@ class Exposition(unittest.TestCase):
             self.assertEqual(ns[name], tenant[name], name)
         sample = families(self.text())["ucmd_tenant_load_bytes_total"].samples
         self.assertEqual(list(sample.values()), [tenant["load_bytes"]])
+
+
+class Page(unittest.TestCase):
+    """docs/metrics.md beside the shipped alerts; tests/unit/test_metrics_docs.c compares it with the tables."""
+
+    def test_each_alert_stands_with_the_metrics_that_it_looks_at(self):
+        rows = {}
+        for line in (TOP / "docs/metrics.md").read_text().splitlines():
+            if line.startswith("| `ucmd_"):
+                cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
+                rows[cells[0]] = set(re.findall(r"`?(Ucmd\w+)`?", cells[-1]))
+        rules = re.findall(r"- alert: (\w+)\n +expr: (.*)", (TOP / "config/observe/alerts.yml").read_text())
+        self.assertTrue(rules)
+        expected = {name: set() for name in rows}
+        for alert, expression in rules:
+            for name in re.findall(r"ucmd_\w+", expression):
+                name = re.sub("_seconds_bucket$", "_seconds", name)
+                if name in expected:
+                    expected[name].add(alert)
+        self.assertEqual(rows, expected)
 
 
 if __name__ == "__main__":
