@@ -405,23 +405,55 @@ bool cache_on_share(struct cache *c, block_ref ref)
     return false;
 }
 
+static uint64_t block_bytes(const struct ns *ns)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t part = 0; part < ns->identity.parts; part++)
+        bytes += ns_part_bytes(ns, part);
+    return bytes;
+}
+
+void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns)
+{
+    assert(b->leases < UINT32_MAX);
+    if (b->leases++ > 0)
+        return;
+    c->leased.blocks++;
+    c->leased.bytes += block_bytes(ns);
+}
+
+void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns)
+{
+    assert(b->leases > 0);
+    if (--b->leases > 0)
+        return;
+    c->leased.blocks--;
+    c->leased.bytes -= block_bytes(ns);
+}
+
 void cache_lease(struct cache *c, block_ref ref)
 {
-    struct block *b = index_block(c->config.index, ref);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
 
-    assert(b->leases < UINT32_MAX);
-    b->leases++;
+    cache_lease_add(c, b, ns);
 }
 
 void cache_unlease(struct cache *c, block_ref ref)
 {
-    struct block *b = index_block(c->config.index, ref);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
 
-    assert(b->leases > 0);
-    b->leases--;
+    cache_lease_end(c, b, ns);
     if (b->leases == 0)
         cache_settle(c, ref);
     cache_released(c);
+}
+
+struct cache_leased cache_leased(const struct cache *c)
+{
+    return c->leased;
 }
 
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)

@@ -89,6 +89,11 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
+/* Blocks that have leases, each once, and their bytes if they are complete. */
+struct cache_leased {
+    uint64_t blocks, bytes;
+};
+struct cache_leased cache_leased(const struct cache *c);
 /* Leases the blocks of refs[n], all of ns, up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME
  * or _SHARE, the lowest that a part of the block has to come from. Returns how many. */
 uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n,

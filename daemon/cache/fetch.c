@@ -249,6 +249,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
                        struct cache_wait *w)
 {
     struct part_op *f = part_op_new(c, ref, part);
+    struct ns *ns;
     int rc = -EBUSY;
 
     if (!f)
@@ -275,7 +276,7 @@ err_after_slot:
     rc = rc == -EAGAIN ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
-    index_block(c->config.index, ref)->leases--; /* as it was: nothing to settle */
+    cache_lease_end(c, cache_block(c, ref, &ns), ns); /* as it was: nothing to settle */
     cache_reconsider(c, ref);
     table_remove(&c->fetches, f->number);
 err_after_fetch:

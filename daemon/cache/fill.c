@@ -188,7 +188,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    b->leases++; /* fill_abort settles the block, which must outlive this loop */
+    cache_lease_add(c, b, ns); /* fill_abort settles the block, which must outlive this loop */
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         struct cache_fill *f;
 
@@ -199,7 +199,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
         if (f->copying == 0)
             fill_abort(c, f);
     }
-    b->leases--;
+    cache_lease_end(c, b, ns);
 }
 
 bool cache_fill_reclaim(struct cache *c)

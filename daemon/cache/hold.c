@@ -62,7 +62,7 @@ uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref
 
         if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
             break;
-        b->leases++;
+        cache_lease_add(c, b, ns);
         tiers[i] = tier_of(c, b, ns);
     }
     return i;

@@ -64,6 +64,7 @@ struct cache {
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
+    struct cache_leased leased;
     uint64_t stuck;     /* blocks that a search has not looked at since something was released */
     uint32_t fruitless; /* searches for space in the index since something was released */
     struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
@@ -188,6 +189,9 @@ int cache_tier_submit(struct cache *c, struct tier_io *io);
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted);
 /* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
+/* One lease more; and one less, without settling the block. */
+void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns);
+void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be

@@ -134,6 +134,11 @@ bool index_full(const struct index *ix)
     return ix->blocks >= ix->blocks_max;
 }
 
+uint64_t index_blocks_max(const struct index *ix)
+{
+    return ix->blocks_max;
+}
+
 uint64_t index_blocks(const struct index *ix)
 {
     return ix->blocks;

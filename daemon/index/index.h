@@ -276,6 +276,7 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
 
 uint64_t index_bytes(const struct index *ix); /* memory */
 uint64_t index_blocks(const struct index *ix);
+uint64_t index_blocks_max(const struct index *ix);
 bool index_full(const struct index *ix); /* there are max_blocks */
 
 #endif

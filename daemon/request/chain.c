@@ -184,7 +184,7 @@ static bool blocks_drop(struct chain *ch)
         if (i == CLOSE_BLOCKS_PER_TURN)
             return false;
         ch->appended--;
-        ch->s->leased_keys--;
+        leased_add(ch->s, -1);
         rooms_of(ch)->metrics->chain_blocks--;
         if (b->digest != 0) {
             cache_unhold(c, b->digest, ch->part);
@@ -505,7 +505,7 @@ static void append_count(struct transfer *t, struct msg_chain_append_r *r)
     }
     ch->n = ch->appended;
     ch->n_digests += (uint32_t)r->digests;
-    ch->s->leased_keys -= t->n_keys - n;
+    leased_add(ch->s, (int64_t)n - t->n_keys);
     r->blocks = ch->n;
     r->missing = t->n_keys - n;
     r->built = t->built;
@@ -536,6 +536,8 @@ static int append_check(struct call *call, struct chain *ch, uint32_t n)
                              "this connection's leases and chains cover %u keys, at most %u may "
                              "be; release some",
                              call->s->leased_keys, SESSION_MAX_LEASED_KEYS);
+    if (leased_check(call) != 0)
+        return -call->error.code;
     return chain_reserve(call, ch, n);
 }
 
@@ -560,7 +562,7 @@ int method_chain_append(struct call *call)
     memcpy(t->keys, m->keys.p, m->keys.n);
     ch->append = t;
     chain_use(ch);
-    call->s->leased_keys += n;
+    leased_add(call->s, n);
     digests_look(t);
     return 0;
 }

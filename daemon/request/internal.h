@@ -75,6 +75,7 @@ struct user {
     uid_t uid;
     uint32_t sessions;
     uint64_t memory, held_bytes;    /* of those in struct requests and struct digests */
+    uint64_t leased_keys;           /* of its sessions */
     struct digest_queue selections; /* under way */
 };
 
@@ -222,6 +223,11 @@ struct user *user_ref(struct requests *rq, uid_t uid);
 void user_unref(struct user *u);
 /* What of `all` the session's user may take: three quarters, an operator all of it. */
 uint64_t user_most(const struct session *s, uint64_t all);
+/* Counts keys that leases and chains of the session cover; negative: less. */
+void leased_add(struct session *s, int64_t keys);
+/* May the session's user lease more? No, if three quarters of what this host can hold is leased and
+ * more than a quarter of that by him; operators may. 0, or -UCM_WIRE_BUSY with call->error. */
+int leased_check(struct call *call);
 /* Counts `bytes` against limits.frame_memory, and the session's user's part of it, until memory_return.
  * s: NULL for what is nobody's. False: that is too much. */
 bool memory_take(struct requests *rq, struct session *s, size_t bytes);

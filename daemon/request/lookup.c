@@ -23,7 +23,7 @@ void lease_end(struct session *s, uint32_t name)
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
     for (uint32_t i = 0; i < l->n; i++)
         cache_unlease(s->rq->rooms.cache, l->refs[i]);
-    s->leased_keys -= l->n;
+    leased_add(s, -(int64_t)l->n);
     s->rq->rooms.metrics->leases--;
     free(l);
 }
@@ -59,6 +59,8 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
             &call->error, UCM_WIRE_BUSY,
             "this connection's leases cover %u keys, at most %u may be; release some",
             s->leased_keys, SESSION_MAX_LEASED_KEYS);
+    if (leased_check(call) != 0)
+        return -call->error.code;
     l = malloc(sizeof(*l) + n * sizeof(*refs));
     if (!l)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
@@ -78,7 +80,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
         l->refs[l->n++] = refs[i];
         cache_lease(rq->rooms.cache, refs[i]);
     }
-    s->leased_keys += l->n;
+    leased_add(s, l->n);
     rq->rooms.metrics->leases++;
     *name = l->name = session_name(&s->lease_names, l->number);
     return 0;

@@ -70,6 +70,44 @@ Test(digests, a_user_holds_a_part_of_the_digests)
     cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX / 4);
 }
 
+static int lease_code(uint64_t first, uint32_t n)
+{
+    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(first, n), .lease_ms = 1000};
+
+    return answer_code(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
+}
+
+/* Others can store and lease, whatever one user's leases and chains cover. */
+Test(digests, a_user_leases_a_part_of_what_there_is)
+{
+    struct session *s = door.session;
+    uint64_t leased, blocks = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0) / 4 * 3;
+    uint32_t name;
+
+    s->peer.admin = false;
+    store_base((uint32_t)blocks);
+    name = open_chain();
+    cr_expect_eq(lease_code(1, (uint32_t)blocks - 1), 0);
+    cr_expect_eq(answer_code(append(name, 1, (uint32_t)blocks, false)), 0,
+                 "one less than too many");
+    cr_expect_eq(cache_leased(rig.cache).blocks, blocks);
+    cr_expect_eq(cache_leased(rig.cache).bytes, blocks * ns_part_bytes(rig.one, 0));
+    cr_expect_eq(lease_code(1, 1), UCM_WIRE_BUSY);
+    cr_expect_eq(answer_code(append(name, 1, 1, false)), UCM_WIRE_BUSY);
+    leased = s->user->leased_keys;
+    s->user->leased_keys = blocks / 4; /* as another user would be */
+    cr_expect_eq(lease_code(1, 1), 0);
+    s->user->leased_keys += leased - blocks / 4;
+    s->peer.admin = true;
+    cr_expect_eq(lease_code(1, 1), 0, "an operator");
+    s->peer.admin = false;
+    close_chain(name);
+    cr_expect_eq(lease_code(1, 1), 0, "one block is free");
+    hang_up();
+    settle();
+    cr_expect_eq(cache_leased(rig.cache).blocks + cache_leased(rig.cache).bytes, 0u);
+}
+
 static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
 {
     static const uint16_t q[8 * 64];
