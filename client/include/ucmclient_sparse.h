@@ -195,8 +195,15 @@ struct ucm_sparse_score {
     uint32_t metric, reduce, heads;
     uint32_t rows;    /* queries at once: the last so many tokens; 0: 1 */
     uint32_t q_heads; /* of a query, a multiple of kv_heads; no default */
-    float beta;       /* softmax: what scores are scaled by; 0: 1 / sqrt(head_dim), for stats 1 */
+    float beta; /* softmax: what scores are scaled by; 0: 1 / sqrt(head_dim), for stats and tokens
+                       * with rest 1 */
 };
+
+/* What serves the digest best for UCM_SPARSE_TOPK: a zeroed score with UCM_SPARSE_REDUCE_SOFTMAX, but
+ * for hashes and normalised means, whose scores are no logits, UCM_SPARSE_REDUCE_MAX. Softmax costs up
+ * to twice the time, and its scores are no logits, which UCM_SPARSE_MASS wants. q_heads is the caller's. */
+UCM_API void ucm_sparse_score_defaults(const struct ucm_sparse_digest *digest,
+                                       struct ucm_sparse_score *score);
 
 enum ucm_sparse_policy {
     UCM_SPARSE_TOPK = 0, /* a number of blocks */
@@ -211,7 +218,7 @@ struct ucm_sparse_choose {
     uint32_t limit;           /* of a list, poisoned blocks and windows included; 0: none */
     double sparse_ratio;      /* topk: of the blocks, 0 to 1 */
     double eps;               /* mass: 0 to 1 */
-    double beta_m;            /* mass: weights are exp(beta_m * score); `stats`: 1 */
+    double beta_m;            /* mass: weights are exp(beta_m * score); stats, rest: 1 */
 };
 /* The defaults of ESA and GSA: topk, sparse_ratio .3, init_window_sz 1, local_window_sz 2,
  * min_blocks 4; eps .95 and beta_m 1 for mass. A zeroed struct chooses no block at all. */

@@ -327,7 +327,17 @@ int ucm_sparse_score_history(const uint32_t *uses, uint32_t n, float *scores)
     return 0;
 }
 
-/* ---- choices ---- */
+/* ---- defaults ---- */
+
+void ucm_sparse_score_defaults(const struct ucm_sparse_digest *d, struct ucm_sparse_score *score)
+{
+    bool logits = d->method != UCM_SPARSE_HASH &&
+                  !(d->method == UCM_SPARSE_MEAN && d->kind == UCM_SPARSE_MEAN_NORMALISED);
+
+    *score = (struct ucm_sparse_score){
+        .reduce = logits ? UCM_SPARSE_REDUCE_SOFTMAX : UCM_SPARSE_REDUCE_MAX,
+    };
+}
 
 void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose)
 {

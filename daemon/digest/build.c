@@ -1,6 +1,7 @@
 #include "daemon/digest/build.h"
 
 #define PIECE_BYTES (256u << 10) /* of KV, so that selections overtake builds */
+#define SLOW_BYTES (1u << 20)    /* of one layer, which is a piece at least */
 
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
@@ -19,5 +20,6 @@ void part_build_submit(struct digest_pool *pool, struct part_build *b)
     b->job.run_cb = run_cb;
     b->job.phase_cb = NULL;
     b->job.queue = NULL;
+    b->job.slow = b->shard_bytes > SLOW_BYTES;
     digest_pool_submit(pool, &b->job, (b->shards + b->piece_shards - 1) / b->piece_shards);
 }

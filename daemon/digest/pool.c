@@ -15,6 +15,7 @@ struct digest_pool {
     struct list urgent;         /* queues with jobs */
     struct digest_queue others; /* the queue of jobs that have none */
     unsigned urgent_in_a_row;
+    unsigned slow, slow_most; /* slow pieces that run, and may */
     struct list done;
     bool quit;
     /* Loop only. */
@@ -29,32 +30,56 @@ struct digest_pool {
 
 /* ---- threads; the mutex is held ---- */
 
-/* The queue whose turn it is; NULL: no piece waits. A queue of urgent jobs goes to the end of the list. */
-static struct digest_queue *queue_take(struct digest_pool *p)
+/* The queue's first job whose pieces may run now, or NULL. */
+static struct digest_job *job_of(const struct digest_pool *p, const struct digest_queue *queue)
 {
-    bool others = !list_empty(&p->others.jobs);
-    struct digest_queue *queue;
+    for (struct list *n = queue->jobs.next; n != &queue->jobs; n = n->next) {
+        struct digest_job *job = LIST_ENTRY(n, struct digest_job, link);
 
-    if (list_empty(&p->urgent) || (others && p->urgent_in_a_row >= POOL_OTHERS_TURN - 1)) {
-        p->urgent_in_a_row = 0;
-        return others ? &p->others : NULL;
+        if (!job->slow || p->slow < p->slow_most)
+            return job;
     }
-    p->urgent_in_a_row++;
-    queue = LIST_ENTRY(list_pop_front(&p->urgent), struct digest_queue, link);
-    list_push_back(&p->urgent, &queue->link);
-    return queue;
+    return NULL;
+}
+
+/* The job whose turn it is; NULL: no piece may run now. Its queue, if urgent, goes to the end of the
+ * list. */
+static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **queue)
+{
+    struct digest_job *other = job_of(p, &p->others), *job;
+
+    *queue = &p->others;
+    if (other && p->urgent_in_a_row >= POOL_OTHERS_TURN - 1) {
+        p->urgent_in_a_row = 0;
+        return other;
+    }
+    for (struct list *n = p->urgent.next; n != &p->urgent; n = n->next) {
+        struct digest_queue *q = LIST_ENTRY(n, struct digest_queue, link);
+
+        job = job_of(p, q);
+        if (!job)
+            continue;
+        list_remove(&q->link);
+        list_push_back(&p->urgent, &q->link);
+        p->urgent_in_a_row++;
+        *queue = q;
+        return job;
+    }
+    p->urgent_in_a_row = 0;
+    return other;
 }
 
 /* A job that has pieces left goes to the end of its queue. */
 static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
 {
-    struct digest_queue *queue = queue_take(p);
-    struct digest_job *job;
+    struct digest_queue *queue;
+    struct digest_job *job = job_take(p, &queue);
 
-    if (!queue)
+    if (!job)
         return NULL;
-    job = LIST_ENTRY(list_pop_front(&queue->jobs), struct digest_job, link);
+    list_remove(&job->link);
     *piece = job->next++;
+    p->slow += job->slow;
     if (job->next < job->pieces)
         list_push_back(&queue->jobs, &job->link);
     else if (list_empty(&queue->jobs))
@@ -87,11 +112,14 @@ static void piece_run(struct digest_pool *p, struct digest_job *job, uint32_t pi
                       unsigned thread)
 {
     uint32_t pieces = 0;
+    bool slow = job->slow;
 
     uv_mutex_unlock(&p->mutex);
     if (!digest_job_stopped(job))
         job->run_cb(job, piece, thread);
     uv_mutex_lock(&p->mutex);
+    if (slow && p->slow-- == p->slow_most)
+        uv_cond_signal(&p->cond); /* another one may run */
     if (++job->ended < job->pieces)
         return;
     uv_mutex_unlock(&p->mutex);
@@ -198,6 +226,7 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
     }
     p->async.data = p;
     threads = threads < 1 ? 1 : threads > THREADS_MAX ? THREADS_MAX : threads;
+    p->slow_most = threads > 1 ? threads - 1 : 1;
     while (rc == 0 && p->n_threads < threads) {
         struct thread *t = &p->threads[p->n_threads];
 

@@ -3,7 +3,8 @@
  * A job is cut into pieces that threads run at the same time. When all pieces of a phase have ended, the
  * thread that ended the last one may set up another phase. Queues take turns, piece by piece, and so do the
  * jobs of one queue. Urgent jobs (somebody waits for the answer to a query) go before the others, but for
- * every POOL_OTHERS_TURN-th piece.
+ * every POOL_OTHERS_TURN-th piece. Slow pieces run on all threads but one, if there are two, so a piece
+ * that is not slow never waits for one.
  *
  * Promises:
  * - Every job that was submitted comes back once through done_cb, on the loop, never inside
@@ -40,6 +41,7 @@ struct digest_job {
     uint32_t (*phase_cb)(struct digest_job *job);
     void (*done_cb)(struct digest_job *job); /* on the loop; may free the job */
     struct digest_queue *queue;              /* NULL: not urgent */
+    bool slow; /* the phase's pieces may take milliseconds; phase_cb may set and clear it */
     /* The pool's own. */
     struct list link;
     uint32_t pieces, next, ended; /* of the phase */

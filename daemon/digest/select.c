@@ -10,6 +10,8 @@
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)
 #define CHUNK_MIN 8u
+/* A softmax or a choice of more blocks, each one piece, is slow: 0.1 ms. */
+#define SLOW_BLOCKS (1u << 16)
 
 static size_t aligned(size_t bytes)
 {
@@ -186,13 +188,26 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
                   units - first < chunk ? units : first + chunk);
 }
 
+/* A piece is a whole list. */
+static bool of_lists(const struct selection *s, uint32_t row)
+{
+    const struct ucm_score_job *score = &s->rows[row].score;
+
+    return s->phase != PHASE_BEGIN &&
+           (s->phase == phase_choose(s) ||
+            ucm_score_units(score, s->phase - PHASE_SCORE) != s->blocks[row]);
+}
+
 static uint32_t phase_pieces(struct selection *s)
 {
     uint32_t sum = 0;
 
+    s->job.slow = false;
     for (uint32_t i = s->first; i < s->end; i++) {
         sum += row_pieces(s, i);
         s->rows[i].pieces = sum;
+        if (s->blocks[i] > SLOW_BLOCKS && of_lists(s, i))
+            s->job.slow = true;
     }
     return sum;
 }

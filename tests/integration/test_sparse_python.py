@@ -180,6 +180,21 @@ class Selections(Case):
                         here = digest.compute(worker.pages[layer]).select(q, choose, score)
                         self.assertEqual(plain(chain.select(layer, q, choose, score)), plain(here))
 
+    def test_the_reduce_that_is_not_named(self):
+        """softmax for top k of logits; max for hashes, normalised means, distances and mass."""
+        worker, q = self.worker(), query(3)
+        logits = sparse.TopK(topk_tokens=100)
+        for digest in METHODS:
+            best = "max" if digest.method == "hash" or digest.native.kind == 2 else "softmax"
+            held = digest.compute(worker.pages[0])
+            with self.subTest(digest.method):
+                self.assertEqual(plain(held.select(q, logits)), plain(held.select(q, logits, sparse.Score(best))))
+                self.assertEqual(plain(held.select(q, sparse.Mass())), plain(held.select(q, sparse.Mass(), sparse.Score("max"))))
+                self.assertEqual([bytes(x) for x in held.scores(q)], [bytes(x) for x in held.scores(q, sparse.Score("max"))])
+        held = METHODS[0].compute(worker.pages[0])
+        self.assertEqual(plain(held.select(q, logits, sparse.Score(metric="l2"))),
+                         plain(held.select(q, logits, sparse.Score("max", metric="l2"))))
+
     def test_many_chains_and_layers_in_one_call(self):
         worker = self.worker()
         worker.dump()

@@ -86,6 +86,23 @@ Test(sparse_local, the_bytes_are_the_kernels)
     }
 }
 
+Test(sparse_local, softmax_is_best_for_logits)
+{
+    for (uint32_t method = UCM_SPARSE_MEAN; method <= UCM_SPARSE_TOKENS; method++) {
+        struct ucm_sparse_digest d = digest_of(method);
+        struct ucm_sparse_score score = {.reduce = 7, .rows = 7};
+
+        ucm_sparse_score_defaults(&d, &score);
+        cr_expect_eq(score.reduce,
+                     method == UCM_SPARSE_HASH ? UCM_SPARSE_REDUCE_MAX : UCM_SPARSE_REDUCE_SOFTMAX);
+        cr_expect_eq(score.rows, 0u);
+        d.kind = UCM_SPARSE_MEAN_NORMALISED;
+        ucm_sparse_score_defaults(&d, &score);
+        if (method == UCM_SPARSE_MEAN)
+            cr_expect_eq(score.reduce, UCM_SPARSE_REDUCE_MAX);
+    }
+}
+
 static struct ucm_sparse_score score_of(uint32_t heads)
 {
     return (struct ucm_sparse_score){.heads = heads, .rows = 2, .q_heads = Q_HEADS};

@@ -185,6 +185,55 @@ Test(digest_pool, others_are_not_starved)
     expect_order("A0x9 B1x8 x-x3", "ABABABAxBABABABxABAx");
 }
 
+/* Three slow pieces of one user on two threads: one of them runs, and others' jobs pass by. */
+Test(digest_pool, slow_pieces_leave_a_thread_to_the_others)
+{
+    struct ordered slow = {
+        .job = {
+            .run_cb = held_run_cb, .done_cb = ordered_done_cb, .queue = &queues[0], .slow = true}};
+    struct ordered o[3];
+
+    order_n = ordered_done = 0;
+    memset(order, 0, sizeof(order));
+    cr_assert_eq(uv_sem_init(&holds, 0), 0);
+    cr_assert_eq(uv_sem_init(&held, 0), 0);
+    open_pool(2);
+    digest_pool_submit(pool, &slow.job, 3);
+    uv_sem_wait(&holds);
+    for (unsigned i = 0; i < 3; i++) {
+        submit_ordered(&o[i], (char)('A' + i), i == 2 ? NULL : &queues[i], 2);
+        while (ordered_done <= i)
+            uv_run(&loop, UV_RUN_ONCE);
+    }
+    cr_expect_str_eq(order, "AABBCC");
+    cr_expect_eq(uv_sem_trywait(&holds), UV_EAGAIN, "no second slow piece has begun");
+    for (unsigned i = 0; i < 3; i++) {
+        uv_sem_post(&held);
+        if (i < 2)
+            uv_sem_wait(&holds); /* each begins when the one before has ended */
+    }
+    while (ordered_done < 4)
+        uv_run(&loop, UV_RUN_ONCE);
+    close_pool();
+    uv_sem_destroy(&holds);
+    uv_sem_destroy(&held);
+}
+
+/* There is no other thread: they run all the same. */
+Test(digest_pool, slow_pieces_run_on_one_thread_too)
+{
+    static struct counted c;
+
+    open_pool(1);
+    counted_init(&c, &queues[0]);
+    c.job.slow = true;
+    digest_pool_submit(pool, &c.job, PIECES);
+    while (!c.done)
+        uv_run(&loop, UV_RUN_ONCE);
+    cr_expect_eq(c.phase, PHASES);
+    close_pool();
+}
+
 Test(digest_pool, what_was_stopped_does_no_more)
 {
     struct ordered first;

@@ -223,6 +223,7 @@ PROTOTYPES = {
     "ucm_chain_blocks": (c_uint32, [c_void_p]),
     "ucm_chain_prefetch": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_sparse_choose_defaults": (None, [POINTER(Choose)]),
+    "ucm_sparse_score_defaults": (None, [POINTER(Digest), POINTER(Score)]),
     "ucm_sparse_room": (c_int, [POINTER(Select), POINTER(c_uint32), POINTER(c_uint32)]),
     "ucm_sparse_select": (c_int, [c_void_p, POINTER(Select), c_int, POINTER(Selected)]),
     "ucm_sparse_score_local": (

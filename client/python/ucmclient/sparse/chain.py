@@ -191,7 +191,7 @@ def _select(
     if not rows:
         raise ValueError("a selection needs at least one row")
     client: Client = rows[0][0].client
-    query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.digest, batch)
+    query, q_dtype, spec = query_of(q, dtype, score, rows[0][0].ns.digest, batch, choose)
     if batch and query.shape[0] != len(rows):
         raise ValueError(f"q has {query.shape[0]} entries for {len(rows)} rows")
     chains = (c_void_p * len(rows))(*(chain.handle for chain, _ in rows))

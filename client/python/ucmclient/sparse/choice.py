@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_uint32
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from .._native import lib
 from ..buffers import Blocks, uint32s
@@ -22,26 +22,32 @@ _HEADS = ("each", "sum", "max")
 
 @dataclass(frozen=True)
 class Score:
-    """reduce: over the queries that share a KV head ("softmax": the sum of each one's softmax over the blocks). heads:
+    """reduce: over the queries that share a KV head ("softmax": the sum of each one's softmax over the blocks). None:
+    for TopK "softmax", but "max" where scores are no logits (hashes, normalised means, metric "l2"); else "max". heads:
     a list of blocks for "each" KV head, or one for all, by their "sum" or "max". metric "l2": minus the squared
     distance, for mean, submean and tokens. beta: softmax's scale, 0 for 1 / sqrt(head_dim)."""
 
-    reduce: str = "max"
+    reduce: Optional[str] = None
     heads: str = "each"
     metric: str = "dot"
     beta: float = 0.0
 
-    def native(self, rows: int, q_heads: int) -> native.Score:
+    def native(self, rows: int, q_heads: int, digest: Digest, choose: Optional[Choice]) -> native.Score:
         numbers = []
         for names, name, what in (
             (_METRICS, self.metric, "metric"),
-            (_REDUCES, self.reduce, "reduce"),
+            (_REDUCES, self.reduce or self._best(digest, choose), "reduce"),
             (_HEADS, self.heads, "heads"),
         ):
             if name not in names:
                 raise ValueError(f"{what} is {name!r}: one of {', '.join(names)}")
             numbers.append(names.index(name))
         return native.Score(*numbers, rows, q_heads, self.beta)
+
+    def _best(self, digest: Digest, choose: Optional[Choice]) -> str:
+        score = native.Score()
+        lib.ucm_sparse_score_defaults(byref(digest.native), byref(score))
+        return _REDUCES[score.reduce] if isinstance(choose, TopK) and self.metric == "dot" else "max"
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ class Selection:
         return sorted(set().union(*self.lists))
 
 
-def query_of(q: Any, dtype: Any, score: Score, digest: Digest, batch: bool) -> tuple[Tensor, int, native.Score]:
+def query_of(
+    q: Any, dtype: Any, score: Score, digest: Digest, batch: bool, choose: Optional[Choice] = None
+) -> tuple[Tensor, int, native.Score]:
     """The query's address, dtype and shape. batch: it has a first dimension, one entry a row of the selection."""
     query = Tensor(q, "q")
     wants = "[n]" * batch + "[rows][q_heads][head_dim]"
@@ -113,7 +121,7 @@ def query_of(q: Any, dtype: Any, score: Score, digest: Digest, batch: bool) -> t
     if len(shape) not in (2, 3) or shape[-1] != digest.shape.head_dim:
         raise ValueError(f"q has shape {query.shape}; {wants} is wanted, with head_dim {digest.shape.head_dim}")
     number = query.wants(None if dtype is None else dtype_number(dtype), "q")
-    return query, number, score.native(shape[0] if len(shape) == 3 else 1, shape[-2])
+    return query, number, score.native(shape[0] if len(shape) == 3 else 1, shape[-2], digest, choose)
 
 
 def split(

@@ -170,8 +170,10 @@ class Digests:
     def __len__(self) -> int:
         return self.n
 
-    def _query(self, q: Any, score: Score, dtype: Any) -> tuple[Tensor, int, native.Score, int]:
-        query, q_dtype, spec = query_of(q, dtype, score, self.digest, batch=False)
+    def _query(
+        self, q: Any, score: Score, dtype: Any, choose: Optional[Choice] = None
+    ) -> tuple[Tensor, int, native.Score, int]:
+        query, q_dtype, spec = query_of(q, dtype, score, self.digest, batch=False, choose=choose)
         return query, q_dtype, spec, self.digest.shape.kv_heads if score.heads == "each" else 1
 
     def scores(self, q: Any, score: Score = Score(), dtype: Any = None) -> list[memoryview]:
@@ -189,7 +191,7 @@ class Digests:
     def select(
         self, q: Any, choose: Union[TopK, Choice] = TopK(), score: Score = Score(), dtype: Any = None
     ) -> Selection:
-        query, q_dtype, spec, lists = self._query(q, score, dtype)
+        query, q_dtype, spec, lists = self._query(q, score, dtype, choose)
         room = lists * min(self.n, choose.limit or self.n)
         counts, index, scores = Numbers(lists, "I"), Numbers(room, "I"), Numbers(room, "f")
         out = native.Selected(
