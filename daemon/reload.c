@@ -36,7 +36,6 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
 {
     struct reload *r = ctx;
     struct config fresh;
-    char why[600];
     int rc;
 
     notify_reloading();
@@ -52,8 +51,7 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
         config_free(&r->next);
         r->next = fresh;
     } else {
-        log_error("server", "reload-refused", "reason=\"%s\"",
-                  log_escape(e->text, why, sizeof(why)));
+        log_error("server", "reload-refused", "reason=\"%s\"", e->text);
         e->file = e->file ? r->sources->path : NULL; /* fresh owns what it points to */
         config_free(&fresh);
     }

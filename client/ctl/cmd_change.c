@@ -12,6 +12,7 @@
 struct change {
     enum ucm_method method;
     const char *done; /* what the counted blocks are now */
+    const char *busy; /* why blocks stay; NULL: they are in use */
     uint64_t tier;    /* evict: 0: all tiers */
     bool ask_whole, ask_always;
     struct ctl_namespace ns;
@@ -27,7 +28,7 @@ static int print_change(const struct args *a, const struct change *how,
     if (!args_given(a, "json")) {
         printf("%" PRIu64 " blocks %s", answer_u64(counts, "blocks"), how->done);
         if (busy > 0)
-            printf(", %" PRIu64 " in use", busy);
+            printf(", %" PRIu64 " %s", busy, how->busy ? how->busy : "in use");
         if (missing > 0)
             printf(", %" PRIu64 " not in the cache", missing);
         printf("\n");
@@ -86,6 +87,7 @@ int cmd_evict(const struct args *a)
 {
     struct change how = {.method = UCM_METHOD_EVICT,
                          .done = "evicted",
+                         .busy = "pinned or in use",
                          .tier = args_number(a, "tier"),
                          .ask_whole = true};
 

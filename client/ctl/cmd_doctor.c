@@ -139,7 +139,7 @@ int cmd_doctor(const struct args *a)
     static void (*const checks[])(struct doctor * d) = {
         doctor_daemon, doctor_host, doctor_memory, doctor_disks, doctor_gpus, doctor_trip_cpu};
     static const int status[] = {
-        [DOCTOR_OK] = CTL_OK, [DOCTOR_WARN] = CTL_UNHEALTHY, [DOCTOR_FAIL] = CTL_ERROR};
+        [DOCTOR_OK] = CTL_OK, [DOCTOR_WARN] = CTL_DEGRADED, [DOCTOR_FAIL] = CTL_ERROR};
     static struct doctor d;
     struct ctl *c = a->ctx;
     struct answer stats;

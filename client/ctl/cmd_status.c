@@ -197,6 +197,19 @@ int cmd_status(const struct args *a)
     return rc;
 }
 
+/* The exit status of what the daemon says of itself. --live: any answer will do. --ready: it serves,
+ * with less than all of its cache too. */
+static int health_exit(const struct args *a, const char *status)
+{
+    if (args_given(a, "live"))
+        return CTL_OK;
+    if (strcmp(status, "ok") == 0 || strcmp(status, "recovering") == 0)
+        return CTL_OK;
+    if (strcmp(status, "degraded") == 0)
+        return args_given(a, "ready") ? CTL_OK : CTL_DEGRADED;
+    return CTL_FAILING;
+}
+
 static int print_health(const struct args *a, const msgpack_object *health)
 {
     int rc = CTL_OK;
@@ -209,14 +222,17 @@ static int print_health(const struct args *a, const msgpack_object *health)
         printf("%s\n", text);
         print_reasons(health);
     }
-    return rc != CTL_OK || strcmp(text, "ok") == 0 || strcmp(text, "recovering") == 0
-               ? rc
-               : CTL_UNHEALTHY;
+    return rc == CTL_OK ? health_exit(a, text) : rc;
 }
 
 int cmd_health(const struct args *a)
 {
-    return ctl_show(a, UCM_METHOD_HEALTH, NULL, print_health);
+    int rc;
+
+    if (args_given(a, "live") && args_given(a, "ready"))
+        return ctl_fail(CTL_USAGE, "--live and --ready are two questions; ask one");
+    rc = ctl_show(a, UCM_METHOD_HEALTH, NULL, print_health);
+    return rc == CTL_ERROR ? CTL_FAILING : rc; /* it is there, and does not answer as it should */
 }
 
 static int version_json(const char *daemon)

@@ -34,6 +34,11 @@ static const struct arg_option config_options[] = {
      0, 0},
 };
 
+static const struct arg_option health_options[] = {
+    {"live", ARG_FLAG, NULL, "0 if the daemon answers at all, else 3: restart it", NULL, 0, 0},
+    {"ready", ARG_FLAG, NULL, "0 if it serves, degraded too; 6 if it is failing", NULL, 0, 0},
+};
+
 static const struct program_command commands[] = {
     {"status", "", "Health, memory, tiers, devices and hit rate on one screen",
      "Example:\n  ucmctl status\n", NULL, 0, 0, 0, cmd_status},
@@ -88,10 +93,15 @@ static const struct program_command commands[] = {
      "  ucmctl trace --out one.json --request cmpl-7f3a\n",
      PROGRAM_OPTIONS(trace_options), 0, 0, cmd_trace},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
-     "The exit status is 0 for ok and recovering, and 4 for degraded or failing.\n\n"
-     "Example:\n"
-     "  ucmctl health --timeout 2 || systemctl restart ucmd\n",
-     NULL, 0, 0, 0, cmd_health},
+     "The exit status is 0 for ok and recovering, 4 for degraded (a disk or a shared root is\n"
+     "lost: less cache, and a restart mends nothing), 6 for failing, 3 without an answer.\n\n"
+     "--live and --ready are the questions of supervisors: 'must it be restarted?' and 'may\n"
+     "engines use it?'. Both are 0 while it is degraded.\n\n"
+     "Examples:\n"
+     "  ucmctl health\n"
+     "  ucmctl health --live --timeout 10 || systemctl restart ucmd\n"
+     "  ucmctl health --ready && start-engine\n",
+     PROGRAM_OPTIONS(health_options), 0, 0, cmd_health},
     {"config", "", "What the daemon runs with, and where each value came from",
      "A value's source is the default, FILE:LINE, a variable such as UCMD_ARENA_SIZE, or\n"
      "--set. A key that a reload could not change says what the next start will take. For\n"

@@ -17,8 +17,9 @@ enum ctl_exit {
     CTL_ERROR = PROGRAM_EXIT_FAILED,
     CTL_USAGE = PROGRAM_EXIT_USAGE,
     CTL_NO_DAEMON = 3,
-    CTL_UNHEALTHY = 4,
+    CTL_DEGRADED = 4,
     CTL_CORRUPT = 5,
+    CTL_FAILING = 6,
 };
 
 /* The connection to the daemon. Every command finds it in its args. */

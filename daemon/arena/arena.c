@@ -76,7 +76,8 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         goto err_after_lock;
     }
     if (madvise(a->base, a->extents * config->extent, MADV_HUGEPAGE) != 0)
-        log_info("arena", "no-hugepages", "errno=%d", errno);
+        log_info("arena", "no-hugepages", "reason=\"%s\"",
+                 errno == EINVAL ? "this kernel has no transparent huge pages" : strerror(errno));
     /* A core dump would be as large as the host's memory, and hold tenants' data. */
     if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);

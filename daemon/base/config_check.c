@@ -1,6 +1,7 @@
 /* What no key of a configuration shows alone; see config_check. */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
+#include "daemon/base/memory.h"
 #include "daemon/format/nvme_format.h"
 #include "daemon/format/take.h"
 
@@ -13,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -251,22 +251,6 @@ static int check_group(const struct config *c, struct config_error *e)
                        (unsigned)geteuid(), c->socket_group);
 }
 
-/* The kernel grants more than there is, and ends the daemon when it touches it. */
-static int check_memory(const struct config *c, struct config_error *e)
-{
-    struct sysinfo host;
-    uint64_t bytes;
-
-    if (sysinfo(&host) < 0)
-        return 0;
-    bytes = (uint64_t)host.totalram * host.mem_unit;
-    if (c->arena_size <= bytes)
-        return 0;
-    return config_fail(c, e, "arena.size",
-                       "arena.size is %s, and this host has %llu MiB of memory; lower it",
-                       SHOWN(c, "arena.size"), (unsigned long long)(bytes / MIB));
-}
-
 /* What the file that an earlier run left in the folder takes already. */
 static uint64_t bytes_there(const char *folder, const char *name)
 {
@@ -275,6 +259,59 @@ static uint64_t bytes_there(const char *folder, const char *name)
 
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+/* What a block of an ordinary model holds, for how many the index will know; and bytes a block. */
+#define BLOCK_BYTES (512u << 10)
+#define INDEX_BYTES 128u
+
+/* Memory beside the arena: the index of what DRAM and NVMe can hold, and the frames of requests. */
+static uint64_t beside_arena(const struct config *c)
+{
+    uint64_t blocks = (c->arena_size + c->nvme_paths.n * c->nvme_size) / BLOCK_BYTES;
+
+    blocks = blocks < c->index_max_blocks ? blocks : c->index_max_blocks;
+    return blocks * INDEX_BYTES + c->max_frame_memory;
+}
+
+/* Of the arena: what an earlier run's file holds already, or all of it where it takes huge pages that
+ * were set aside at boot; check_keep looks at these. */
+static uint64_t arena_there(const struct config *c)
+{
+    uint64_t there;
+    struct statfs fs;
+
+    if (c->arena_keep[0] == '\0')
+        return 0;
+    if (statfs(c->arena_keep, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC)
+        return c->arena_size;
+    there = bytes_there(c->arena_keep, CONFIG_KEEP_ARENA);
+    return there < c->arena_size ? there : c->arena_size;
+}
+
+/* The kernel grants more than there is, and when it is touched ends the daemon, or an engine. A
+ * twentieth stays free. */
+static int check_memory(const struct config *c, struct config_error *e)
+{
+    uint64_t there = arena_there(c), beside = beside_arena(c), room, usable, fits;
+    struct memory_room r;
+    bool cgroup;
+
+    if (memory_room("", &r) < 0)
+        return 0;
+    cgroup = r.cgroup_bytes < r.host_bytes;
+    room = cgroup ? r.cgroup_bytes : r.host_bytes;
+    usable = room - room / 20;
+    if (c->arena_size - there + beside <= usable)
+        return 0;
+    fits = usable + there > beside ? (usable + there - beside) / MIB : 0;
+    return config_fail(c, e, "arena.size",
+                       "arena.size is %s, with the index and requests %llu MiB, and %s %llu MiB of "
+                       "memory available, of which a twentieth stays free; at most %lluMiB fit",
+                       SHOWN(c, "arena.size"),
+                       (unsigned long long)((c->arena_size - there + beside) / MIB),
+                       cgroup ? "this cgroup's limit leaves" : "this host has",
+                       (unsigned long long)(room / MIB), (unsigned long long)fits);
 }
 
 /* Has the file system of `path` space for `wanted` bytes, of which it holds `there` already? */
@@ -294,6 +331,23 @@ static int check_space(const struct config *c, struct config_error *e, const cha
                        "wanted; lower %s, or free some space",
                        key, path, (unsigned long long)(space / MIB),
                        (unsigned long long)(wanted / MIB), key);
+}
+
+/* A hugetlbfs takes pages that were set aside; without them the first touch ends the process. */
+static int check_huge_pages(const struct config *c, struct config_error *e, uint64_t page,
+                            uint64_t there)
+{
+    uint64_t wanted = c->arena_size > there ? c->arena_size - there : 0;
+    uint64_t room = memory_huge_room("", page);
+
+    if (wanted <= room)
+        return 0;
+    return config_fail(
+        c, e, "arena.keep",
+        "arena.keep: %.160s wants %llu huge pages of %llu KiB and %llu are free; set "
+        "more aside (vm.nr_hugepages), or lower arena.size",
+        c->arena_keep, (unsigned long long)((wanted + page - 1) / page),
+        (unsigned long long)(page >> 10), (unsigned long long)(room / page));
 }
 
 /* Of memory, with pages that extents are whole numbers of, and large enough. */
@@ -319,6 +373,11 @@ static int check_keep(const struct config *c, struct config_error *e)
         return config_fail(c, e, "arena.extent",
                            "arena.extent is smaller than a page of %.160s; write at least %lluMiB",
                            path, (unsigned long long)((uint64_t)fs.f_bsize / MIB));
+    if (fs.f_type == HUGETLBFS_MAGIC) {
+        rc = check_huge_pages(c, e, (uint64_t)fs.f_bsize, bytes_there(path, CONFIG_KEEP_ARENA));
+        if (rc < 0)
+            return rc;
+    }
     return check_space(c, e, "arena.size", path, c->arena_size,
                        bytes_there(path, CONFIG_KEEP_ARENA));
 }

@@ -8,6 +8,7 @@
 #include <linux/ioprio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define RING_SQ_MAX 4096u
 #define RING_BUFFERS_MAX 16384u /* the kernel's bound */
@@ -35,6 +36,7 @@ struct uring {
     unsigned under_way, in_kernel;
     unsigned handles; /* still open */
     bool failed, closing;
+    bool refused; /* to register memory, which was logged */
     unsigned buffers_max;
     struct buffer *buffers;
 };
@@ -293,6 +295,24 @@ err_after_alloc:
     return rc;
 }
 
+/* The first time only: all extents have the same reason. */
+static void register_refused(struct uring *e, int error)
+{
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+
+    if (e->refused)
+        return;
+    e->refused = true;
+    if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+        limit.rlim_cur != RLIM_INFINITY)
+        log_warn("tier", "buffers-not-registered",
+                 "reason=\"this process may lock %llu KiB of memory only, so reads cost a few "
+                 "percent more; set LimitMEMLOCK=infinity (ulimit -l unlimited)\"",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    else
+        log_warn("tier", "buffers-not-registered", "error=%s", strerror(error));
+}
+
 /* Pins the memory. Where that is refused (RLIMIT_MEMLOCK, memory of another driver) reads of this
  * buffer go unregistered, a few per cent dearer. */
 void uring_buffer_add(struct uring *e, uint32_t buffer, void *base, uint64_t bytes)
@@ -304,8 +324,7 @@ void uring_buffer_add(struct uring *e, uint32_t buffer, void *base, uint64_t byt
         return;
     rc = io_uring_register_buffers_update_tag(&e->ring, buffer, &iov, NULL, 1);
     if (rc != 1) {
-        log_warn("tier", "buffer-not-registered", "buffer=%u bytes=%llu error=%s", buffer,
-                 (unsigned long long)bytes, strerror(rc < 0 ? -rc : EIO));
+        register_refused(e, rc < 0 ? -rc : EIO);
         return;
     }
     e->buffers[buffer] = (struct buffer){.base = base, .bytes = bytes};

@@ -43,6 +43,10 @@ class Build(unittest.TestCase):
             self.assertIn("run 'make' as yourself, then 'sudo make install'", done.stderr)
             self.assertFalse(os.path.exists(f"{folder}/none"))
 
+    def test_install_and_uninstall_leave_the_loader_a_fresh_cache(self):
+        for target in ("install", "uninstall"):
+            self.assertIn("; then ldconfig; fi", make("-n", target).splitlines()[-1], target)
+
     def test_install_refuses_what_is_older_than_its_sources(self):
         with tempfile.TemporaryDirectory(prefix="ucmd-test-") as folder:
             old = pathlib.Path(folder) / "built"

@@ -181,6 +181,77 @@ class Roots(Case):
         self.until_health("ok", "share /mnt/kv takes no writes: No space left on device")
 
 
+class Service(Case):
+    """Wrong 2, 3, 4 and 10."""
+
+    def active(self):
+        return self.m.sh("systemctl is-active ucmd.service ucmd.socket", check=False).stdout.split()
+
+    def test_stop_means_stop_and_a_restart_keeps_clients_waiting(self):
+        self.start(SMALL)
+        self.until_health("ok")
+        self.m.sh("(while :; do ucmctl --timeout 1 status; done) >/dev/null 2>&1 & echo $! >/run/hammer")
+        stopped = self.m.run("systemctl", "stop", "ucmd")
+        self.assertNotIn("can still be activated", stopped.stderr)
+        self.m.sh("sleep 1; kill $(cat /run/hammer)")
+        self.assertEqual(self.active(), ["inactive", "inactive"])
+        self.assertEqual(self.m.run("ucmctl", "health", check=False).returncode, 3)
+        self.m.run("systemctl", "start", "ucmd")
+        self.assertEqual(self.active(), ["active", "active"])
+        inode = self.m.sh("stat -c %i /run/ucmd/ucmd.sock").stdout
+        self.m.run("systemctl", "restart", "ucmd")
+        self.assertEqual(self.m.sh("stat -c %i /run/ucmd/ucmd.sock").stdout, inode)
+        self.until_health("ok")
+
+    def exits(self):
+        return [self.m.run("ucmctl", "health", *how, check=False).returncode for how in ([], ["--live"], ["--ready"])]
+
+    def test_health_for_supervisors(self):
+        self.start(SMALL + f"share:\n  roots: [\"{NFS}\"]\n")
+        self.until_health("degraded")
+        self.assertEqual(self.exits(), [4, 0, 0], "one server that is gone restarts no host")
+        pid = self.m.sh("systemctl show -P MainPID ucmd").stdout.strip()
+        self.m.sh(f"kill -STOP {pid}")
+        self.assertEqual(self.m.run("ucmctl", "health", "--live", "--timeout", "1", check=False).returncode, 3)
+        self.m.sh(f"kill -CONT {pid}")
+        self.m.run("systemctl", "stop", "ucmd")
+        self.assertEqual(self.exits(), [3, 3, 3])
+
+    def test_more_memory_than_there_is(self):
+        self.configure(SMALL.replace("64MiB", "14TiB"))
+        self.m.run("systemctl", "enable", "--now", "ucmd.socket")
+        self.assertNotEqual(self.m.run("systemctl", "start", "ucmd.service", check=False).returncode, 0)
+        self.assertRegex(self.m.journal(), r"ucmd.yaml:2: arena.size is 14TiB, .* \d+ MiB of memory available, .* at most \d+MiB fit")
+        self.configure(SMALL)
+        self.m.sh("systemctl reset-failed; systemctl start ucmd")
+        self.until_health("ok")
+        pid = self.m.sh("systemctl show -P MainPID ucmd").stdout.strip()
+        self.assertEqual(self.m.read(f"/proc/{pid}/oom_score_adj").strip(), "500")
+        self.m.sh("setpriv --reuid ucmd --regid ucmd --clear-groups ucmd --check --config /etc/ucmd/ucmd.yaml")
+
+    def test_a_share_says_after_a_restart_what_it_holds(self):
+        self.folder("/disk/kv")
+        self.start(SMALL + "share:\n  roots: [/disk/kv]\n  collect: 10s\n")
+        self.dump()
+        self.until_files("/disk/kv", 16)
+
+        def used():
+            return json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shares"][0]["used_bytes"]
+        self.m.wait_until(used, "no collection")
+        self.m.run("systemctl", "restart", "ucmd")
+        self.m.sh("sleep 0.5")
+        self.assertGreater(used(), 0)
+
+    def test_memory_that_may_not_be_locked_is_said_once(self):
+        self.folder("/disk/nvme")
+        self.m.write("/etc/systemd/system/ucmd.service.d/memlock.conf", "[Service]\nLimitMEMLOCK=1M\n")
+        self.start(SMALL + "nvme:\n  paths: [/disk/nvme]\n  size: 64MiB\n  segment: 4MiB\n")
+        self.until_health("ok")
+        said = re.findall(r"buffers-not-registered .*", self.m.journal())
+        self.assertEqual(len(said), 1, said)
+        self.assertIn("LimitMEMLOCK=infinity", said[0])
+
+
 class Nvme(Case):
     def test_folders_anywhere_and_io_uring(self):
         self.folder("/disk/nvme")

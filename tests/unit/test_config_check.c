@@ -101,7 +101,7 @@ Test(config_check, more_memory_than_the_host_has)
 {
     set_sound();
     set("arena.size=15TiB");
-    check_refused("--set: arena.size is 15TiB, and this host has ", "lower it");
+    check_refused("--set: arena.size is 15TiB, with the index and requests ", "MiB fit");
 }
 
 Test(config_check, nvme_folders)

@@ -179,7 +179,25 @@ Test(log, a_value_can_not_begin_a_line_or_drive_a_terminal)
     log_info("front", "client", "name=%s", "x\n2030 error front forged\x1b[2J\x7f");
     text = captured();
     cr_assert_eq(lines(text), 1);
-    cr_assert_not_null(strstr(text, "name=x?2030 error front forged?[2J?\n"));
+    cr_assert_not_null(strstr(text, "name=\"x?2030 error front forged?[2J?\"\n"));
+    free(text);
+}
+
+Test(log, a_parser_can_split_every_line)
+{
+    char *text;
+
+    capture();
+    log_warn("share", "x", "a=%s b=\"%s: %s\" c=%d", "Connection refused", "key \"k\"", "c:\\d", 7);
+    log_warn("share", "y", "a=%s b=%s c=%.*s d=%llu e=%zu%s", "", "nfs://h/x?version=3", 3, "a cat",
+             1ull << 40, (size_t)9, " f=1");
+    text = captured();
+    cr_assert_not_null(strstr(text, "share x a=\"Connection refused\" "
+                                    "b=\"key \\\"k\\\": c:\\\\d\" c=7\n"),
+                       "%s", text);
+    cr_assert_not_null(strstr(text, "share y a=\"\" b=nfs://h/x?version=3 c=\"a c\" "
+                                    "d=1099511627776 e=9 f=1\n"),
+                       "%s", text);
     free(text);
 }
 

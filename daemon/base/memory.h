@@ -1,0 +1,19 @@
+/* How much memory this process may still take before the kernel swaps, or ends somebody. Reads /proc and
+ * the cgroup file systems, version 2 and 1. The main thread. */
+#ifndef UCMD_BASE_MEMORY_H
+#define UCMD_BASE_MEMORY_H
+
+#include <stdint.h>
+
+struct memory_room {
+    uint64_t host_bytes; /* available on the host, with what daemons of this name would give back */
+    uint64_t cgroup_bytes; /* the least that this process's cgroups allow; UINT64_MAX: no limit */
+};
+
+/* root: "" or, for tests, what stands before /proc and /sys. 0, or -errno when the kernel does not say. */
+int memory_room(const char *root, struct memory_room *out);
+
+/* Bytes in huge pages of this size that are set aside and promised to nobody. root: as above. */
+uint64_t memory_huge_room(const char *root, uint64_t page_bytes);
+
+#endif
