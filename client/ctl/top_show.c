@@ -135,6 +135,21 @@ static void print_tiers(const struct top_frame *f, FILE *out)
     }
 }
 
+/* What larger sizes would hit, over the daemon's life: an estimate from a sample of the keys. */
+static void print_reuse(const struct top_frame *f, FILE *out)
+{
+    static const char *const sizes[REUSE_TIERS] = {"DRAM alone", "DRAM and NVMe"};
+    const struct metrics_reuse *r = &f->to->x->reuse;
+
+    for (int t = 0; t < REUSE_TIERS; t++) {
+        const uint32_t *hit = r->hit_permille[t];
+
+        if (r->bytes[t] > 0)
+            fprintf(out, "reuse     %s: %.1f %% hits, twice as much %.1f %%, four times %.1f %%\n",
+                    sizes[t], hit[1] / 10.0, hit[2] / 10.0, hit[3] / 10.0);
+    }
+}
+
 static void row_cells(struct table *t, const struct top_row *row, const struct top_rates *r)
 {
     char a[HUMAN_BYTES];
@@ -194,6 +209,7 @@ int top_print(const struct top_frame *f, FILE *out)
     print_head(f, out);
     print_work(f, out);
     print_tiers(f, out);
+    print_reuse(f, out);
     if (f->to->tenants.n > 0)
         rc = print_rows(f, &f->from->tenants, &f->to->tenants, false, out);
     if (rc == 0 && f->to->namespaces.n > 0)
@@ -270,6 +286,26 @@ static void json_tier(cJSON *list, const char *name, const char *root, uint64_t 
     cJSON_AddItemToArray(list, o);
 }
 
+/* Of each set of tiers whose size is known: hit ratios at today's size, twice and four times. */
+static void json_reuse(cJSON *j, const struct metrics_reuse *r)
+{
+    cJSON *list = cJSON_AddArrayToObject(j, "reuse");
+
+    for (int t = 0; t < REUSE_TIERS; t++) {
+        cJSON *o;
+
+        if (r->bytes[t] == 0)
+            continue;
+        o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "tiers", reuse_tiers_names[t]);
+        json_u64(o, "bytes", r->bytes[t]);
+        json_number(o, "hit_ratio", r->hit_permille[t][1] / 1000.0);
+        json_number(o, "hit_ratio_twice", r->hit_permille[t][2] / 1000.0);
+        json_number(o, "hit_ratio_four_times", r->hit_permille[t][3] / 1000.0);
+        cJSON_AddItemToArray(list, o);
+    }
+}
+
 cJSON *top_json(const struct top_frame *f)
 {
     const struct exposition *x = f->to->x;
@@ -304,6 +340,7 @@ cJSON *top_json(const struct top_frame *f)
         json_tier(o, "nvme", NULL, m->nvme_bytes_used, m->nvme_bytes_capacity);
     for (uint32_t i = 0; i < x->n_roots; i++)
         json_tier(o, "shared", x->root[i].name, x->root[i].used_bytes, x->root[i].capacity_bytes);
+    json_reuse(j, &x->reuse);
     json_rows(j, "tenants", f, &f->from->tenants, &f->to->tenants);
     json_rows(j, "namespaces", f, &f->from->namespaces, &f->to->namespaces);
     return j;

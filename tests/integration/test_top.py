@@ -103,6 +103,8 @@ class Top(unittest.TestCase):
         self.assertGreater(busy["load"]["count"], 0)
         self.assertLessEqual(busy["load"]["p50_us"], busy["load"]["p99_us"])
         self.assertEqual({t["tier"] for t in busy["tiers"]}, {"dram", "nvme"})
+        for curve in busy["reuse"]:
+            self.assertTrue(0 <= curve["hit_ratio"] <= curve["hit_ratio_twice"] <= curve["hit_ratio_four_times"] <= 1, curve)
         (tenant,) = busy["tenants"]
         (ns,) = busy["namespaces"]
         self.assertEqual((ns["model"], ns["tenant"]), ("of the test", tenant["tenant"]))
