@@ -16,7 +16,7 @@
 
 static const char stats_frame[] = "\x00\x00\x00\x0a\x94\x00\x02\xa5stats\x80";
 #define STATS_BYTES (sizeof(stats_frame) - 1)
-#define BEHIND 400 /* answers: more than a socket holds, less than the daemon keeps */
+#define BEHIND 150 /* answers of some 4 KiB: more than a socket holds, less than the daemon keeps */
 
 static struct host host;
 static struct ucm_client *watcher;
