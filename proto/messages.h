@@ -232,6 +232,15 @@ enum ucm_durability {
     F(u64, roots, REQ, 0, UCM_MAX_ROOTS)                                                           \
     F(u64, busy, OPT, 0, UCM_MAX_ROOTS)
 
+/* Of namespace ns, of all namespaces of `tenant`, or of all (neither). load, store: enum ucm_bypass. */
+#define UCM_MSG_BYPASS(F)                                                                          \
+    F(u64, ns, OPT, 0, UCM_U32)                                                                    \
+    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
+    F(u64, load, OPT, 0, 2)                                                                        \
+    F(u64, store, OPT, 0, 2)
+
+enum ucm_bypass { UCM_BYPASS_KEEP = 0, UCM_BYPASS_ON = 1, UCM_BYPASS_OFF = 2 };
+
 /* A page of namespaces, like ls. */
 #define UCM_MSG_PAGE(F)                                                                            \
     F(u64, cursor, OPT, 0, UINT64_MAX)                                                             \
@@ -405,7 +414,8 @@ enum ucm_trace_op {
     M(SELECT, select, "select", select, select_r)                                                  \
     M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
-    M(CONFIG_GET, config_get, "config.get", none, free_map)
+    M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
+    M(BYPASS, bypass, "bypass", bypass, free_map)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -509,6 +519,7 @@ struct proto_planes {
     S(verify_r, UCM_MSG_VERIFY_R)                                                                  \
     S(collect, UCM_MSG_COLLECT)                                                                    \
     S(collect_r, UCM_MSG_COLLECT_R)                                                                \
+    S(bypass, UCM_MSG_BYPASS)                                                                      \
     S(page, UCM_MSG_PAGE)                                                                          \
     S(trace, UCM_MSG_TRACE)                                                                        \
     S(digest_open, UCM_MSG_DIGEST_OPEN)                                                            \

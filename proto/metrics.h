@@ -25,6 +25,11 @@
     X(lookup_keys, counter, "blocks", "keys looked up")                                            \
     X(lookup_hits, counter, "blocks", "keys of lookups found complete")                            \
     X(lookup_hits_dram, counter, "blocks", "keys of lookups found complete in DRAM")               \
+    X(bypasses, gauge, "bypasses", "bypasses that operators have turned on now")                   \
+    X(bypass_lookup_keys, counter, "blocks", "keys of lookups that a bypass made misses")          \
+    X(bypass_load_blocks, counter, "blocks",                                                       \
+      "blocks of loads and prefetches that a bypass made misses")                                  \
+    X(bypass_dump_blocks, counter, "blocks", "blocks of dumps that a bypass skipped")              \
     X(leases, gauge, "leases", "leases held now")                                                  \
     X(leases_expired, counter, "leases", "leases whose time ran out")                              \
     X(load_blocks_dram, counter, "blocks", "parts loaded that lay in DRAM")                        \

@@ -9,8 +9,8 @@ static cJSON *status_json(const struct args *a, const msgpack_object *stats,
                           const msgpack_object *health)
 {
     static const char *const from_stats[] = {
-        "version", "instance", "pid",   "uptime_ms", "policy",  "metrics",    "tiers",
-        "shares",  "devices",  "nodes", "limits",    "tenants", "histograms", "reuse"};
+        "version", "instance", "pid",    "uptime_ms", "policy",     "metrics", "tiers",   "shares",
+        "devices", "nodes",    "limits", "tenants",   "histograms", "reuse",   "bypassed"};
     const msgpack_object *status = answer_get(health, "status"),
                          *reasons = answer_get(health, "reasons");
     const struct ctl *c = a->ctx;
@@ -166,6 +166,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
            answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
     printf("health     %s\n", answer_text(health, "status", text, sizeof text));
     print_reasons(health);
+    print_bypasses(stats, "BYPASSED   ");
     printf("you        tenant %s%s\n", c->server.tenant, c->server.admin ? ", operator" : "");
     printf(
         "clients    %" PRIu64 " connected, %" PRIu64 " regions, %" PRIu64 " requests under way\n",

@@ -13,6 +13,11 @@ static const struct arg_option purge_options[] = {
     {"yes", ARG_FLAG, NULL, "do not ask", NULL, 0, 0},
 };
 
+static const struct arg_option bypass_options[] = {
+    {"tenant", ARG_TEXT, "TENANT", "of this tenant only", NULL, 0, 0},
+    {"ns", ARG_TEXT, "NS", "of this namespace only", NULL, 0, 0},
+};
+
 static const struct program_command commands[] = {
     {"evict", "NS [KEY...]", "Drop blocks that are neither pinned nor in use",
      "Without keys it drops every block of the namespace, and asks first; without a\n"
@@ -38,6 +43,17 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl purge 3fa94c --yes\n",
      PROGRAM_OPTIONS(purge_options), 1, MAX_KEY_WORDS, cmd_purge},
+    {"bypass", "[load|store on|off]", "Have engines go on without the cache, at once",
+     "load on: lookups find nothing and loads are misses, so engines compute what they would\n"
+     "have loaded. store on: dumps store nothing. Engines need no restart. Without --tenant\n"
+     "or --ns it is for all. What is cached stays; off brings it back. The daemon's end turns\n"
+     "all off. Without words: what is bypassed now. For operators.\n\n"
+     "Examples:\n"
+     "  ucmctl bypass load on --tenant team-a\n"
+     "  ucmctl bypass store on --ns 3fa94c\n"
+     "  ucmctl bypass\n"
+     "  ucmctl bypass load off --tenant team-a\n",
+     PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
     {"reload", "", "Read the daemon's configuration again, and say what changed",
      "Lists what changed and what needs a restart. A mistake anywhere in the file changes\n"
      "nothing: the exit status is 1, with the file, the line and what would be right.\n"

@@ -131,6 +131,7 @@ int cmd_unpin(const struct args *a);
 int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 int cmd_reload(const struct args *a);
+int cmd_bypass(const struct args *a);
 int cmd_config(const struct args *a);
 int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);
@@ -141,5 +142,8 @@ int cmd_trace(const struct args *a);
  * for one that is no folder, or NULL. salvage: and repaired; lift: and taken out of quarantine. An
  * exit status: of what was found, also where it was repaired. */
 int offline_verify(const char *path, const char *state, bool json, bool salvage, bool lift);
+
+/* A line for each entry of the list `bypassed`, each behind `before`. */
+void print_bypasses(const msgpack_object *map, const char *before);
 
 #endif

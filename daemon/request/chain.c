@@ -385,6 +385,10 @@ static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
     uint8_t *tiers = t->found + from;
     uint32_t found;
 
+    if (bypass_on(ch->s->rq, ch->space->base, BYPASS_LOAD)) {
+        rooms_of(ch)->metrics->bypass_lookup_keys += n;
+        return 0;
+    }
     index_find_many(rooms_of(ch)->index, ch->space->base,
                     t->keys + (size_t)from * t->ns->identity.key_bytes, n, true, t->blocks + from);
     found = cache_lease_found(rooms_of(ch)->cache, ch->space->base, t->blocks + from, n, tiers);
@@ -458,7 +462,8 @@ bool append_open(struct transfer *t)
         digests_make(t, from, found);
     t->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0;
+        t->r.s->rq->rooms.metrics->digest_orphans +=
+            t->refs[i] != 0 && !bypass_on(t->r.s->rq, t->chain->space->base, BYPASS_LOAD);
         t->refs[i] = 0;
     }
     t->opened = found == n ? from + n : t->n_keys;

@@ -22,8 +22,11 @@ static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32
 
 static void block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
 {
-    if (!chain_has(ch, block)) {
+    bool bypassed = bypass_on(ch->s->rq, ch->space->base, BYPASS_LOAD);
+
+    if (bypassed || !chain_has(ch, block)) {
         t->status[i] = UCM_BLOCK_MISS;
+        metrics_of(t)->bypass_load_blocks += bypassed;
         return;
     }
     t->refs[i] = ch->blocks[block].base;

@@ -46,8 +46,26 @@ struct tracing {
     uint64_t woke_ns; /* of this turn of the loop; 0: it has handled no frame yet */
 };
 
+/* bypass.c */
+enum bypass_what { BYPASS_LOAD = 1, BYPASS_STORE = 2 };
+#define BYPASSES_MAX 64u
+
+struct bypass {
+    bool of_ns;                          /* of the namespace; else of all of the tenant */
+    char tenant[UCM_MAX_NAME_BYTES + 1]; /* "": of all tenants */
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    unsigned what; /* of enum bypass_what */
+    uint64_t since_ms;
+};
+
+struct bypasses {
+    uint32_t n; /* nearly always 0 */
+    struct bypass at[BYPASSES_MAX];
+};
+
 struct requests {
     struct request_rooms rooms;
+    struct bypasses bypasses;
     struct list sessions, users, active, walks;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
@@ -182,6 +200,11 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
 
 /* Whether the peer is an operator; false with call->error. */
 bool call_operator(struct call *call);
+
+/* bypass.c */
+bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what);
+/* The field `bypassed` of a map: what the peer may see. */
+void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct peer *peer);
 
 /* audit.c */
 /* Writes the line of a method that changed something: who called it, and what `format` says. */

@@ -91,6 +91,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
 /* What the cache knows of a lookup's keys. */
 struct found {
     struct ns *ns;
+    bool bypassed;
     uint32_t n; /* keys */
     uint32_t hits, dram, shared;
     block_ref refs[UCM_MAX_KEYS]; /* 0: a miss */
@@ -113,6 +114,12 @@ static void keys_find(struct requests *rq, struct ns *ns, const struct msg_looku
     f->ns = ns;
     f->n = n;
     f->hits = f->dram = f->shared = 0;
+    f->bypassed = bypass_on(rq, ns, BYPASS_LOAD);
+    if (f->bypassed) {
+        memset(f->refs, 0, n * sizeof(f->refs[0]));
+        memset(f->status, UCM_LOOKUP_MISS, n);
+        return;
+    }
     index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
         enum ucm_lookup_status status;
@@ -148,6 +155,10 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     struct metrics *m = rq->rooms.metrics;
     struct metrics_tenant *t = f->ns->tenant;
 
+    if (f->bypassed) { /* it says nothing about how well the cache does */
+        m->bypass_lookup_keys += f->n;
+        return;
+    }
     m->lookups++;
     m->lookup_keys += f->n;
     m->lookup_hits += f->hits;

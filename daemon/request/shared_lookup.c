@@ -85,7 +85,7 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
     struct shared_lookup *k;
     int rc;
 
-    if (!rooms->share || rq->draining)
+    if (!rooms->share || rq->draining || bypass_on(rq, ns, BYPASS_LOAD))
         return -ENOENT;
     k = lookup_new(rq, ns, keys, from);
     if (!k)

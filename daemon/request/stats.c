@@ -194,7 +194,7 @@ int method_stats(struct call *call)
 
     requests_observe(rq, &rq->observed);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 14);
+    msgpack_pack_map(&pb.pk, 15);
     proto_pack_text(&pb.pk, "version", x->version);
     proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", x->uptime_ms);
@@ -206,6 +206,7 @@ int method_stats(struct call *call)
     pack_shares(&pb.pk, x, rq->rooms.share);
     pack_devices(&pb.pk, x, rq->rooms.devices);
     pack_nodes(&pb.pk, x, rq->rooms.arena);
+    bypass_pack(&pb.pk, rq, &call->s->peer);
     pack_tenants(&pb.pk, x, &call->s->peer);
     pack_histograms(&pb.pk, &x->metrics.histograms);
     pack_reuse(&pb.pk, &x->reuse);

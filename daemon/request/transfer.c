@@ -210,10 +210,21 @@ void transfer_yield(struct transfer *t)
     cache_next_turn(cache_of(t), &t->retry);
 }
 
+/* Whether a dump with stores bypassed leaves this block out. A part of which it has stored some layers is
+ * finished: it would hold its slot as long as the connection lives. */
+static bool store_bypassed(const struct transfer *t, uint32_t i)
+{
+    struct index *ix = t->r.s->rq->rooms.index;
+    block_ref ref = index_find(ix, t->ns, t->keys + (size_t)i * t->ns->identity.key_bytes);
+
+    return ref == 0 || index_block(ix, ref)->part[t->part].dram != PART_DRAM_FILLING;
+}
+
 /* Opens blocks of a dump, and when all are open touches them as one prefix. */
 static void blocks_open(struct transfer *t)
 {
     uint32_t key_bytes = t->ns->identity.key_bytes;
+    bool bypassed = bypass_on(t->r.s->rq, t->ns, BYPASS_STORE);
 
     trace_set(t->r.trace, TRACE_LOOKUP, true);
     for (uint32_t opens = 0; t->opened < t->n_keys; t->opened++) {
@@ -222,6 +233,11 @@ static void blocks_open(struct transfer *t)
         if (opens++ == PUMP_OPENS) {
             transfer_yield(t);
             return;
+        }
+        if (bypassed && store_bypassed(t, i)) {
+            t->status[i] = UCM_BLOCK_NO_ROOM;
+            metrics_of(t)->bypass_dump_blocks++;
+            continue;
         }
         t->refs[i] = cache_open(cache_of(t), t->ns, t->keys + (size_t)i * key_bytes);
         if (t->refs[i] == 0)

@@ -155,6 +155,13 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
+    if (bypass_on(rq, t->ns, BYPASS_LOAD)) {
+        t->opened = t->n_keys;
+        memset(t->refs, 0, t->n_keys * sizeof(t->refs[0]));
+        memset(t->status, UCM_BLOCK_MISS, t->n_keys);
+        rq->rooms.metrics->bypass_load_blocks += t->n_keys;
+        return;
+    }
     trace_more(t->r.trace, TRACE_LOOKUP);
     index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
     t->opened = t->n_keys;

@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 import unittest
 
-from second_client import DEMO, DENIED, INVALID, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED, Case, Client, Daemon, Region, keys
+from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED,
+                           Case, Client, Daemon, Region, keys, u32)
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 USERS = {"a": 1001, "b": 1002}
@@ -195,6 +196,100 @@ class Audit(Configured):
         for _ in range(200):
             client.call("evict", ns=ns, keys=keys("x"))
         self.assertEqual(len(self.lines("evict")), 200)
+
+
+class Bypass(Configured):
+    options = {"nvme": False}
+
+    def worker(self, **more):
+        client, identity = self.client(), dict(DEMO, **more)
+        ns = client.open(identity)
+        return client, ns, Region(client, ns, identity, 8)
+
+    def counted(self, client):
+        return {name: value for name, value in client.call("stats")["metrics"].items() if "bypass" in name and value}
+
+    def test_loads(self):
+        client, ns, region = self.worker()
+        self.assertEqual(region.dump("abc", range(3)), [OK] * 3)
+        lease = client.call("lookup", ns=ns, keys=keys("a", "b"), lease_ms=60000)["lease"]
+        hits = client.call("stats")["metrics"]["lookup_keys"]
+        entry = self.client().call("bypass", ns=ns, load=1)["bypassed"]
+        self.assertEqual([(each["ns"], each["load"], each["store"]) for each in entry], [(ns, True, False)])
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys("a", "b"), lease_ms=60000), {"hits": 0})
+        self.assertEqual(client.tiers(ns, "a", "b", "x"), [0, 0, 0])
+        self.assertEqual(region.load("ab", [4, 5], lease=lease), [MISS, MISS])
+        self.assertEqual(list(client.call("prefetch", ns=ns, keys=keys("a"))["status"]), [MISS])
+        self.assertEqual(region.dump("ad", [0, 3]), [EXISTS, OK])
+        self.assertEqual(self.counted(client), {"bypasses": 1, "bypass_lookup_keys": 5, "bypass_load_blocks": 3})
+        self.assertEqual(client.call("stats")["metrics"]["lookup_keys"], hits)
+        self.assertEqual(client.call("stats")["metrics"]["leases"], 0)
+        self.assertEqual(client.call("bypass", ns=ns, load=2), {"bypassed": []})
+        self.assertEqual((client.hits(ns, *"abcd"), region.load("abcd", range(4, 8))), (4, [OK] * 4))
+
+    def test_chains(self):
+        client, ns, region = self.worker()
+        region.dump("ab", range(2))
+        derived = client.call("digest.open", ns=ns, method=1, dtype=1, kv_heads=1, head_dim=64, k_token_stride=128)["ns"]
+        chain = client.call("chain.open", ns=derived)["chain"]
+        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("a"))["blocks"], 1)
+        client.call("bypass", load=1)
+        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("b"))["blocks"], 1)
+        self.assertEqual(list(client.call("chain.prefetch", chain=chain, index=u32(0))["status"]), [MISS])
+        client.call("bypass", load=2)
+        self.assertEqual(client.call("chain.append", chain=chain, keys=keys("b"))["blocks"], 2)
+        self.assertEqual(list(client.call("chain.prefetch", chain=chain, index=u32(0))["status"]), [OK])
+
+    def test_stores(self):
+        client, ns, region = self.worker()
+        self.assertEqual(region.dump("a", [0], shard=0, shards=1), [OK])
+        client.call("bypass", tenant=client.limits["tenant"], store=1)
+        self.assertEqual(region.dump("bc", [1, 2]), [NO_ROOM] * 2)
+        self.assertEqual(region.dump("b", [1], durability=1), [NO_ROOM])
+        self.assertEqual(region.dump("ab", [0, 1], shard=1, shards=1), [OK, NO_ROOM])  # the part that had begun
+        self.assertEqual((client.hits(ns, "a"), region.load("a", [4])), (1, [OK]))
+        self.assertEqual(client.call("stats")["metrics"]["bypass_dump_blocks"], 4)
+        self.assertEqual(client.call("stats")["metrics"]["blocks_partial"], 0)
+        client.call("bypass", tenant=client.limits["tenant"], store=2)
+        self.assertEqual(region.dump("bc", [1, 2]), [OK, OK])
+
+    def test_whose(self):
+        client, ns, _ = self.worker()
+        self.refused(NOT_FOUND, client.call, "bypass", tenant="nobody", load=1)
+        self.refused(NOT_FOUND, client.call, "bypass", ns=ns + 1, load=1)
+        self.refused(INVALID, client.call, "bypass", ns=ns, tenant="uid:7", load=1)
+        client.call("bypass", tenant="uid:1001", load=1, store=1)
+        if os.geteuid() == 0:
+            for uid, seen in ((1001, 1), (1002, 0)):
+                other = self.client(uid=uid)
+                theirs = other.open(DEMO)
+                region = Region(other, theirs, DEMO, 2)
+                self.assertEqual(region.dump("a", [0]), [NO_ROOM if seen else OK])
+                self.assertEqual(other.hits(theirs, "a"), 0 if seen else 1)
+                self.assertEqual(len(other.call("stats")["bypassed"]), seen)
+                self.refused(DENIED, other.call, "bypass")
+        for number in range(63):
+            client.call("bypass", tenant=f"uid:{number}", store=1)
+        self.refused(BUSY, client.call, "bypass", load=1)
+        self.assertEqual(len(client.call("bypass", tenant="uid:5", store=2)["bypassed"]), 63)
+        self.assertEqual(len(client.call("bypass", tenant="uid:5", store=2)["bypassed"]), 63)
+        self.assertIn('info audit bypass uid=', self.daemon.log())
+
+    def test_ucmctl(self):
+        client, ns, _ = self.worker()
+        self.assertEqual(self.ctl("bypass").stdout, "nothing is bypassed\n")
+        self.assertRegex(self.ctl("bypass", "load", "on").stdout, "^loads of all tenants, for ")
+        self.assertRegex(self.ctl("bypass", "store", "on", "--ns", str(ns)).stdout, rf"\nstores of namespace {ns} \(tenant ")
+        self.assertRegex(self.ctl("status").stdout, r"\nBYPASSED   loads of all tenants, for .*\nBYPASSED   stores of namespace")
+        self.assertEqual(len(json.loads(self.ctl("status", "--json").stdout)["bypassed"]), 2)
+        self.ctl("bypass", "load", "off")
+        self.assertNotIn("all tenants", self.ctl("bypass").stdout)
+        for words, says in ((["load"], "on or off"), (["load", "up"], "not 'up'"), (["both", "on"], "load or store"),
+                            (["--ns", "1"], "goes with"), (["load", "on", "--ns", "1", "--tenant", "a"], "exclude")):
+            done = self.ctl("bypass", *words)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(says, done.stderr)
+        self.assertEqual(self.ctl("bypass", "load", "on", "--tenant", "teem-a").returncode, 1)
 
 
 @unittest.skipUnless(os.geteuid() == 0, "takes other uids")

@@ -22,7 +22,7 @@ UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 OK, ERROR, USAGE, NO_DAEMON, UNHEALTHY, CORRUPT = range(6)
 COMMANDS = ["status", "stats", "namespaces", "ls", "inspect", "evict", "pin", "unpin", "purge", "verify",
-            "share", "trace", "health", "version", "reload", "config"]
+            "share", "trace", "health", "version", "reload", "config", "bypass"]
 REQUESTS = 40
 TIMEOUT_S = 120
 

@@ -1,0 +1,173 @@
+/* The incident switch: loads find nothing, or dumps store nothing, of a namespace, a tenant or all, until an
+ * operator turns that off or the daemon ends. Engines go on, and compute what they would have loaded.
+ *
+ * With loads bypassed, a lookup and what appends to chains find nothing, loads and prefetches are misses, and
+ * the shared tier is not asked. With stores bypassed, a dump skips what it would have begun to store: a
+ * part of which some layers are stored already is finished. What is under way goes on. */
+#include "daemon/request/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool is_of(const struct bypass *b, const struct ns *ns)
+{
+    if (b->of_ns)
+        return memcmp(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint)) == 0;
+    return b->tenant[0] == '\0' || strcmp(b->tenant, ns->identity.tenant) == 0;
+}
+
+bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what)
+{
+    for (uint32_t i = 0; i < rq->bypasses.n; i++)
+        if (rq->bypasses.at[i].what & what && is_of(&rq->bypasses.at[i], ns))
+            return true;
+    return false;
+}
+
+/* ---- the list ---- */
+
+static bool is_visible(const struct bypass *b, const struct peer *peer)
+{
+    return peer->admin || (!b->of_ns && b->tenant[0] == '\0') ||
+           strcmp(b->tenant, peer->tenant) == 0;
+}
+
+void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct peer *peer)
+{
+    const struct bypasses *all = &rq->bypasses;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < all->n; i++)
+        n += is_visible(&all->at[i], peer);
+    proto_pack_str(pk, "bypassed");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < all->n; i++) {
+        const struct bypass *b = &all->at[i];
+        const struct ns *ns = b->of_ns ? index_ns_find(rq->rooms.index, b->fingerprint) : NULL;
+
+        if (!is_visible(b, peer))
+            continue;
+        msgpack_pack_map(pk, b->of_ns ? 6 : 5);
+        proto_pack_text(pk, "tenant", b->tenant);
+        proto_pack_u64(pk, "ns", ns ? ns->id : 0);
+        proto_pack_flag(pk, "load", b->what & BYPASS_LOAD);
+        proto_pack_flag(pk, "store", b->what & BYPASS_STORE);
+        proto_pack_u64(pk, "ms", uv_now(rq->rooms.loop) - b->since_ms);
+        if (b->of_ns)
+            proto_pack_bin(pk, "fingerprint", b->fingerprint, sizeof(b->fingerprint));
+    }
+}
+
+/* ---- the method ---- */
+
+/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a switch that
+ * was thrown. */
+static bool tenant_known(const struct requests *rq, const char *name)
+{
+    const struct config_list *tenants = &rq->rooms.config->tenants;
+    struct index *ix = rq->rooms.index;
+    size_t n = strlen(name);
+
+    if (strncmp(name, "uid:", 4) == 0 && n > 4 && strspn(name + 4, "0123456789") == n - 4)
+        return true;
+    for (size_t i = 0; i < tenants->n; i++)
+        if (strncmp(tenants->item[i], name, n) == 0 && tenants->item[i][n] == ' ')
+            return true;
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        const struct ns *ns = index_ns_at(ix, place);
+
+        if (ns && strcmp(ns->identity.tenant, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What the call names, as an entry. 0 or -code with call->error. */
+static int scope_read(struct call *call, const struct msg_bypass *m, struct bypass *b)
+{
+    const struct requests *rq = call->s->rq;
+    const struct ns *ns;
+
+    *b = (struct bypass){.of_ns = m->ns != 0, .since_ms = uv_now(rq->rooms.loop)};
+    if (m->ns != 0 && m->tenant.n > 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "tenant: name a tenant or a namespace, not both");
+    if (m->tenant.n > 0) {
+        memcpy(b->tenant, m->tenant.p,
+               m->tenant.n); /* its bound in the table leaves room for the NUL */
+        if (!tenant_known(rq, b->tenant))
+            return ucm_error_set(
+                &call->error, UCM_WIRE_NOT_FOUND,
+                "there is no tenant \"%s\": no namespace is its, and `tenants` does "
+                "not name it",
+                b->tenant);
+    }
+    if (m->ns == 0)
+        return 0;
+    ns = call_stored_namespace(call, m->ns);
+    if (!ns)
+        return -call->error.code;
+    memcpy(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint));
+    snprintf(b->tenant, sizeof(b->tenant), "%s", ns->identity.tenant);
+    return 0;
+}
+
+static struct bypass *bypass_find(struct bypasses *all, const struct bypass *like)
+{
+    for (uint32_t i = 0; i < all->n; i++) {
+        struct bypass *b = &all->at[i];
+
+        if (b->of_ns == like->of_ns && strcmp(b->tenant, like->tenant) == 0 &&
+            memcmp(b->fingerprint, like->fingerprint, sizeof(b->fingerprint)) == 0)
+            return b;
+    }
+    return NULL;
+}
+
+static unsigned switched(unsigned what, uint64_t to, enum bypass_what bit)
+{
+    return to == UCM_BYPASS_ON ? what | bit : to == UCM_BYPASS_OFF ? what & ~(unsigned)bit : what;
+}
+
+static int bypass_change(struct call *call, const struct msg_bypass *m)
+{
+    struct requests *rq = call->s->rq;
+    struct bypasses *all = &rq->bypasses;
+    struct bypass like, *b;
+    int rc = scope_read(call, m, &like);
+
+    if (rc != 0)
+        return rc;
+    b = bypass_find(all, &like);
+    if (!b && all->n == BYPASSES_MAX)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "there are %u bypasses, as many as there may be; turn some off",
+                             all->n);
+    if (!b) {
+        all->at[all->n] = like;
+        b = &all->at[all->n++];
+    }
+    b->what = switched(switched(b->what, m->load, BYPASS_LOAD), m->store, BYPASS_STORE);
+    audit(call->s, call->method, "of_tenant=%s of_ns=%llu load=%s store=%s",
+          like.tenant[0] ? like.tenant : "all", (unsigned long long)m->ns,
+          b->what & BYPASS_LOAD ? "on" : "off", b->what & BYPASS_STORE ? "on" : "off");
+    if (b->what == 0)
+        *b = all->at[--all->n];
+    rq->rooms.metrics->bypasses = all->n;
+    return 0;
+}
+
+int method_bypass(struct call *call)
+{
+    const struct msg_bypass *m = &call->params.bypass;
+    struct proto_builder pb;
+
+    if (!call_operator(call))
+        return -call->error.code;
+    if ((m->load != UCM_BYPASS_KEEP || m->store != UCM_BYPASS_KEEP) && bypass_change(call, m) != 0)
+        return -call->error.code;
+    call_map_begin(call, &pb);
+    msgpack_pack_map(&pb.pk, 1);
+    bypass_pack(&pb.pk, call->s->rq, &call->s->peer);
+    return call_reply_map(call, &pb);
+}
