@@ -47,8 +47,8 @@ LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
 
 DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lmicrohttpd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto
-CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash
-BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm
+CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash -lyaml
+BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \

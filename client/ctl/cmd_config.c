@@ -1,5 +1,6 @@
 /* config, reload: what the daemon runs with, and what a changed file changes of that. */
 #include "client/ctl/ctl.h"
+#include "client/ctl/import.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -108,5 +109,10 @@ static int print_config(const struct args *a, const msgpack_object *result)
 
 int cmd_config(const struct args *a)
 {
+    if (args_given(a, "import") && (args_given(a, "json") || args_given(a, "changed")))
+        return program_usage_error(a, "--import prints a configuration file, and takes neither "
+                                      "--json nor --changed");
+    if (args_given(a, "import"))
+        return import_print(args_text(a, "import"));
     return ctl_show(a, UCM_METHOD_CONFIG_GET, NULL, print_config);
 }

@@ -32,6 +32,8 @@ static const struct arg_option trace_options[] = {
 static const struct arg_option config_options[] = {
     {"changed", ARG_FLAG, NULL, "only keys that are not the default, or wait for a restart", NULL,
      0, 0},
+    {"import", ARG_TEXT, "FILE", "print UCM's ucm_config.yaml as a file of ucmd; needs no daemon",
+     NULL, 0, 0},
 };
 
 static const struct arg_option health_options[] = {
@@ -106,8 +108,11 @@ static const struct program_command commands[] = {
      "A value's source is the default, FILE:LINE, a variable such as UCMD_ARENA_SIZE, or\n"
      "--set. A key that a reload could not change says what the next start will take. For\n"
      "operators.\n\n"
+     "--import reads a configuration of UCM and prints what both have in common, and a comment\n"
+     "for each line that has no counterpart.\n\n"
      "Examples:\n"
      "  ucmctl config --changed\n"
+     "  ucmctl config --import ucm_config.yaml > ucmd.yaml\n"
      "  ucmctl config --json | jq -r '.keys[] | select(.key == \"arena.size\") | .value'\n",
      PROGRAM_OPTIONS(config_options), 0, 0, cmd_config},
     {"version", "", "Versions of ucmctl, its library and the daemon",
