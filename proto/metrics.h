@@ -78,7 +78,7 @@
       "bytes of parts rewritten when their segment was reused")                                    \
     X(nvme_rewritten, counter, "parts", "parts rewritten when their segment was reused")           \
     X(nvme_checkpoint_bytes, counter, "bytes", "bytes of checkpoints written to NVMe")             \
-    X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for 1000 bytes stored")    \
+    X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for each byte stored")     \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
     X(nvme_write_dropped, counter, "parts", "parts not written: backlog or tier full, or failed")  \
     X(nvme_write_refused, counter, "parts",                                                        \
@@ -156,7 +156,8 @@
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
     X(slot_waiters, gauge, "requests", "transfers that wait for a free slot in DRAM now")          \
-    X(slot_wait_oldest_us, gauge, "us", "time that the oldest of them has waited for")             \
+    X(slot_wait_oldest_us, gauge, "us",                                                            \
+      "time that the oldest of the waiting transfers has waited for a slot")                       \
     X(regions, gauge, "regions", "regions registered now")                                         \
     X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \

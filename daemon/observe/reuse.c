@@ -17,8 +17,13 @@
 #define GROUPS (PLACES / GROUP)
 /* Of 2^32 hashes so many are sampled at first: one in 16. */
 #define THRESHOLD_MAX (UINT32_C(1) << 28)
-/* A full sample loses this fraction. */
+/* A sample that is full, or costs too much, loses this fraction. */
 #define SHRINK_FRACTION 8
+/* It costs too much when so many references are sampled within a second: then they take 0.2 % of a processor.
+ * A sample this small stays. */
+#define SAMPLED_MOST 16384u
+#define WINDOW_MS 1000u
+#define SAMPLES_LEAST 128u
 /* Sums are halved this often, so that the curve is of the last hours. */
 #define HALF_LIFE_MS (3600 * 1000u)
 /* Fewer say nothing. */
@@ -50,8 +55,9 @@ struct stack {
 
 struct reuse {
     uint64_t factor;
-    uint32_t threshold; /* the higher of the stacks' */
-    uint64_t faded_ms;
+    uint32_t threshold;           /* the higher of the stacks' */
+    uint64_t faded_ms, window_ms; /* when the sums were halved; when the second began */
+    uint32_t window_sampled;
     uint64_t references, sampled;
     struct stack stack[REUSE_TIERS];
 };
@@ -101,13 +107,8 @@ static void sums_scale(struct stack *s, double scale)
         s->hits[i] *= scale;
 }
 
-void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS], uint64_t now_ms)
+void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS])
 {
-    if (now_ms - r->faded_ms >= HALF_LIFE_MS) {
-        for (unsigned t = 0; t < REUSE_TIERS; t++)
-            sums_scale(&r->stack[t], 0.5);
-        r->faded_ms = now_ms;
-    }
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         r->stack[t].bytes = bytes[t];
     threshold_set(r);
@@ -308,6 +309,7 @@ static void key_sampled(struct reuse *r, uint32_t ns, const uint8_t *key, uint32
     uint32_t chosen = choose(r->factor, key, key_bytes);
 
     r->sampled++;
+    r->window_sampled++;
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         if (r->stack[t].bytes > 0 && chosen < r->stack[t].threshold)
             reference(r, &r->stack[t], id, chosen, block_bytes);
@@ -325,11 +327,35 @@ next_sampled(const struct reuse *r, const uint8_t *key, uint32_t key_bytes, cons
     return key;
 }
 
+static void fade(struct reuse *r, uint64_t now_ms)
+{
+    if (now_ms - r->faded_ms < HALF_LIFE_MS)
+        return;
+    r->faded_ms = now_ms;
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        sums_scale(&r->stack[t], 0.5);
+}
+
+static void cost_bound(struct reuse *r, uint64_t now_ms)
+{
+    bool soon = now_ms - r->window_ms < WINDOW_MS;
+
+    if (soon && r->window_sampled < SAMPLED_MOST)
+        return;
+    for (unsigned t = 0; soon && t < REUSE_TIERS; t++)
+        if (r->stack[t].count >= SAMPLES_LEAST * SHRINK_FRACTION / (SHRINK_FRACTION - 1))
+            sample_shrink(r, &r->stack[t]);
+    r->window_ms = now_ms;
+    r->window_sampled = 0;
+}
+
 void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes, uint32_t n,
-                  uint64_t block_bytes)
+                  uint64_t block_bytes, uint64_t now_ms)
 {
     const uint8_t *end = keys + (size_t)n * key_bytes;
 
+    fade(r, now_ms);
+    cost_bound(r, now_ms);
     r->references += n;
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         r->stack[t].expected += n * rate(&r->stack[t]);

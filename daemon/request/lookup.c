@@ -172,8 +172,8 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     f->ns->traffic.lookups++;
     f->ns->traffic.lookup_keys += f->n;
     f->ns->traffic.lookup_hits += f->hits;
-    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n,
-                 ns_block_bytes(f->ns));
+    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n, ns_block_bytes(f->ns),
+                 uv_now(rq->rooms.loop));
 }
 
 static void lookup_timed(struct requests *rq, uint64_t begun_ns)

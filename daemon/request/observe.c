@@ -161,7 +161,7 @@ void reuse_update(struct requests *rq)
         rooms->tier_ops->stats(rooms->tier, &ts);
         bytes[REUSE_DRAM_NVME] = bytes[REUSE_DRAM] + ts.capacity_bytes;
     }
-    reuse_sizes(rq->reuse, bytes, uv_now(rooms->loop));
+    reuse_sizes(rq->reuse, bytes);
 }
 
 /* ---- health ---- */

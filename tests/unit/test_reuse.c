@@ -75,11 +75,11 @@ static void estimated(uint64_t seed, const uint64_t bytes[REUSE_TIERS], struct m
     struct reuse *r;
 
     cr_assert_eq(reuse_new(seed, &r), 0);
-    reuse_sizes(r, bytes, 0);
+    reuse_sizes(r, bytes);
     for (uint32_t i = 0; i < n_requests; i++) {
         for (uint32_t k = 0; k < requests[i].n; k++)
             key_of(requests[i].id[k], keys + 32 * k);
-        reuse_lookup(r, 1, keys, 32, requests[i].n, BLOCK_BYTES);
+        reuse_lookup(r, 1, keys, 32, requests[i].n, BLOCK_BYTES, i * 50);
     }
     reuse_read(r, out);
     reuse_free(r);
@@ -163,6 +163,47 @@ Test(reuse, it_is_near_an_exact_stack_on_shift)
 Test(reuse, it_is_near_an_exact_stack_on_tenants)
 {
     compare("tenants");
+}
+
+/* A million keys a second, each of them new or of a small set, and a clock that stands or goes on. */
+static uint64_t sampled_in_a_second(bool anew, uint64_t *all)
+{
+    static uint8_t keys[4096 * 32];
+    const uint64_t bytes[REUSE_TIERS] = {(uint64_t)BLOCK_BYTES << 20, (uint64_t)BLOCK_BYTES << 23};
+    struct metrics_reuse m;
+    struct reuse *r;
+    uint32_t id = 0;
+    uint64_t before = 0;
+
+    cr_assert_eq(reuse_new(UINT64_C(0x1234567890abcdef), &r), 0);
+    reuse_sizes(r, bytes);
+    for (uint64_t ms = 0; ms < 5000; ms += 4) {
+        for (uint32_t k = 0; k < 4096; k++)
+            key_of(anew ? id++ : k, keys + (size_t)32 * k);
+        reuse_lookup(r, 1, keys, 32, 4096, BLOCK_BYTES, ms);
+        reuse_read(r, &m);
+        before = ms < 4000 ? m.sampled : before;
+    }
+    reuse_free(r);
+    *all = m.sampled;
+    return m.sampled - before;
+}
+
+Test(reuse, what_it_samples_in_a_second_is_bounded)
+{
+    uint64_t all, last = sampled_in_a_second(true, &all);
+
+    printf("%lu of 1,024,000 keys in the last second, %lu of 5,120,000 in all\n",
+           (unsigned long)last, (unsigned long)all);
+    cr_assert_leq(last, 16384 + 4096);
+    cr_assert_leq(all, 16384 * 30);
+}
+
+Test(reuse, a_small_sample_stays)
+{
+    uint64_t all, last = sampled_in_a_second(false, &all);
+
+    cr_assert_geq(last, 250 * 100, "%lu", (unsigned long)last); /* 250 lookups, 100 keys of each */
 }
 
 /* What the workloads' header has and this program does not need. */
