@@ -99,6 +99,14 @@ static const char *hint(int rc)
     return rc == -EAFNOSUPPORT ? config_unit_hint() : "";
 }
 
+static void say_none(const char *key, const struct ucm_error *e, int rc)
+{
+    char why[2 * sizeof(e->text)];
+
+    log_warn("http", "no-listener", "key=%s reason=\"%s%s\"", key,
+             log_escape(e->text, why, sizeof(why)), hint(rc));
+}
+
 /* Everything that can be listened on; the number of them. */
 static size_t listen_all(const struct config *c, struct listener out[HTTP_LISTENERS])
 {
@@ -110,13 +118,13 @@ static size_t listen_all(const struct config *c, struct listener out[HTTP_LISTEN
     if (rc == 0)
         log_info("http", "listening", "path=%s", out[n++].path);
     else if (rc != -ENOENT)
-        log_warn("http", "no-listener", "key=metrics.socket reason=\"%s\"", e.text);
+        say_none("metrics.socket", &e, rc);
     rc = listen_tcp(c, &out[n], &e);
     if (rc == 0) {
         listener_text(&out[n++], text);
         log_info("http", "listening", "address=%s", text);
     } else if (rc != -ENOENT) {
-        log_warn("http", "no-listener", "key=metrics.listen reason=\"%s%s\"", e.text, hint(rc));
+        say_none("metrics.listen", &e, rc);
     }
     return n;
 }
