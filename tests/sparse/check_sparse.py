@@ -26,11 +26,25 @@ SIZES = {
              "stop_texts": 4, "eps": (0.8, 0.9, 0.95, 0.98, 0.99),
              "keys": tuple((n, d) for n in (1024, 2048, 4096, 6144) for d in (0.1, 0.3, 0.5, 0.7, 0.9))},
 }
+# What a size needs without a GPU, in GiB: the weights, and of each text K, V and Q of all layers, whose digests are forgotten
+# between measurements.
+MEMORY_GIB = {"short": 2, "full": 12}
 started = time.time()
 
 
 def say(*words):
     print(f"{time.time() - started:6.0f} s", *words, flush=True)
+
+
+def check_memory(size):
+    """A sentence instead of the kernel's OOM killer after an hour."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        have = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) / 2 ** 20
+    if have < MEMORY_GIB[size]:
+        sys.exit(f"check-sparse: SIZE={size} without a GPU needs {MEMORY_GIB[size]} GiB of memory; {have:.1f} GiB are available")
+    if size == "full":
+        say("no GPU: this takes a core for many hours, and the dense passes alone take minutes a text. What was measured is kept in",
+            "results.json: stop it and run it again as you like.")
 
 
 # ---- what is compared ----
@@ -151,6 +165,12 @@ class Coverage:
         return out
 
 
+def forget_digests(state):
+    """They are a gigabyte a text. A GPU has it, and keeps them; here they are built again."""
+    if xp is np:
+        state.digests.clear()
+
+
 def infinigen_alphas(states, shares):
     """The one threshold of all layers, heads and steps that attends each share of the tokens on the dense trajectory."""
     edges = np.linspace(0, 40, 2001)
@@ -176,6 +196,7 @@ def measure_coverage(results, states, settings):
     coverage = Coverage(block_methods(results["size"] == "short"), settings["shares"], alphas)
     for state in states:
         run(state, None, coverage.look)
+        forget_digests(state)
         say("coverage", state.name)
     results["coverage"] = coverage.table()
     needed = to_numpy(xp.stack(coverage.needed)).reshape(len(states), states[0].model.layers, -1)
@@ -230,6 +251,7 @@ def measure(states, choose):
     for state in states:
         attended = Attended(choose)
         rows.append(to_numpy(compare(state, run(state, attended))))
+        forget_digests(state)
         shares.append(np.mean([float(x) for x in attended.sums]))
     nll, dense, kl, same = np.concatenate(rows, 1).astype(float).mean(1)
     return {"attended": float(np.mean(shares)), "perplexity": float(np.exp(nll)), "dense": float(np.exp(dense)),
@@ -405,6 +427,8 @@ def main(path, folder, size="short"):
             json.dump(results, new, indent=1)
         os.replace(file + ".new", file)
 
+    if xp is np:
+        check_memory(size)
     pool = multiprocessing.get_context("spawn").Pool(min(8, max(1, os.cpu_count() - 1)))
     model = Model(path)
     if xp is np:
