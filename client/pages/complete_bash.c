@@ -87,7 +87,7 @@ static const char end_function[] = "    *) return 1 ;;\n    esac\n}\n\n";
 static const char walk[] =
     "_@()\n"
     "{\n"
-    "    local cur=${COMP_WORDS[COMP_CWORD]} word option= command= may= i n=0\n"
+    "    local cur=${COMP_WORDS[COMP_CWORD]} word option='' command='' may='' i n=0\n"
     "    local -a given=()\n"
     "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
     "        word=${COMP_WORDS[i]}\n"

@@ -116,6 +116,10 @@ class Completion(unittest.TestCase):
         self.ask_all(self.bash)
         self.assertEqual(self.bash("ucmctl", "verify --offline /etc/host"), {str(p) for p in pathlib.Path("/etc").glob("host*")})
 
+    @unittest.skipUnless(shutil.which("shellcheck"), "shellcheck is not installed")
+    def test_shellcheck(self):
+        run("shellcheck", "-s", "bash", *map(str, PAGES.glob("*.bash")))
+
     def test_bash_with_an_equals_sign(self):
         """Readline takes it for a word of its own."""
         self.assertEqual(self.bash("ucmctl", "evict --tier = d"), {"dram"})
