@@ -161,6 +161,8 @@ static const struct msg_trace sample_trace = {
     .limit_ms = 5000,
     .bytes = 1u << 20,
 };
+static const struct msg_bypass sample_bypass = {
+    .tenant = {"team-a", 6}, .load = UCM_BYPASS_ON, .store = UCM_BYPASS_OFF};
 static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
 static const uint8_t sample_keep[4] = {0xff, 0x0f, 0, 1};
@@ -272,6 +274,7 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(ls),
     SAMPLE(key),
     SAMPLE(verify_r),
+    SAMPLE(bypass),
     SAMPLE(collect),
     SAMPLE(collect_r),
     SAMPLE(trace),
