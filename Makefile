@@ -203,6 +203,10 @@ check-system: ## the shipped units and an operator's day under a real systemd; n
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
+bench-gate: setup-build ## has ucmd become slower than tests/bench/gate.json says? 5: undecided, 6: slower (GATE=FILE)
+	+@$(SUBMAKE) all
+	@$O/ucm-bench --quiet gate --ucmd $O/ucmd --dir "$${BENCH_DIR:-/var/tmp}" --baseline $(or $(GATE),tests/bench/gate.json)
+
 bench: ## build and run the benchmarks; figures to standard output
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BENCH))
 	+@$(SUBMAKE) all build-bench
@@ -485,6 +489,6 @@ list-fuzz:
 
 .SECONDARY:
 .PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-system check-chroot deb \
-        bench bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
+        bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,6 +1,5 @@
 /* trace: operators see what requests wait for (daemon/observe/trace.h). One trace at a time; it ends
  * with the connection that began it. */
-#include "daemon/base/log.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 
@@ -184,11 +183,9 @@ static int tracing_start(struct call *call, const struct msg_trace *m)
     uv_prepare_start(&rq->tracing.turn, turn_cb);
     deadline_arm(rq->rooms.deadlines, &rq->tracing.limit, uv_now(rq->rooms.loop) + limit_ms,
                  limit_cb);
-    log_info("audit", "trace",
-             "uid=%u gid=%u pid=%d keys=%d slower_us=%llu sample=%llu limit_ms=%llu",
-             (unsigned)call->s->peer.uid, (unsigned)call->s->peer.gid, (int)call->s->peer.pid,
-             m->keys, (unsigned long long)m->slower_us, (unsigned long long)m->sample,
-             (unsigned long long)limit_ms);
+    audit(call->s, call->method, "keys=%d slower_us=%llu sample=%llu limit_ms=%llu", m->keys,
+          (unsigned long long)m->slower_us, (unsigned long long)m->sample,
+          (unsigned long long)limit_ms);
     return 0;
 }
 

@@ -115,6 +115,14 @@ class Trace(Traces):
         self.refused(DENIED, self.start, other)
         self.refused(DENIED, other.call, "trace")
 
+    def test_who_began_one_is_logged(self):
+        self.start(self.client(), sample=77)
+        with open(os.path.join(self.daemon.folder, "log"), encoding="utf-8") as log:
+            lines = [line for line in log if " audit trace " in line and "sample=77" in line]
+        self.assertEqual(len(lines), 1)
+        self.assertIn(f"uid={os.getuid()} ", lines[0])
+        self.assertIn(f"pid={os.getpid()} ", lines[0])
+
     def test_keys_are_of_everybody_or_of_a_tenant(self):
         client = self.client()
         for wrong in ({"sample": 2}, {"slower_us": 1}, {"request": "x"}):
