@@ -199,6 +199,7 @@ check-system: ## the shipped units and an operator's day under a real systemd; n
 	tests/system/root.sh $O/system
 	UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
 	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_deb.py)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_day.py)
 
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh

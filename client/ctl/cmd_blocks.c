@@ -122,7 +122,10 @@ static cJSON *tenant_of(cJSON *list, const char *name)
     }
     for (size_t i = 0; i < SUMS; i++)
         cJSON_AddNumberToObject(item, sums[i], 0);
-    cJSON_InsertItemInArray(list, at, item);
+    /* Not cJSON_InsertItemInArray: Debian 12's refuses any place but the first and the last. */
+    cJSON_AddItemToArray(list, item);
+    for (int behind = cJSON_GetArraySize(list) - 1 - at; behind > 0; behind--)
+        cJSON_AddItemToArray(list, cJSON_DetachItemFromArray(list, at));
     return item;
 }
 

@@ -100,6 +100,9 @@ class Case(unittest.TestCase):
         """Starts nfs-ganesha; the export belongs to ucmd."""
         self.folder("/disk/export")
         self.m.write("/etc/ganesha/ganesha.conf", GANESHA)
+        self.serve_nfs()
+
+    def serve_nfs(self):
         self.m.sh("mkdir -p /run/ganesha; systemctl start rpcbind.service; "
                   "systemd-run -q --unit nfs-test ganesha.nfsd -F -f /etc/ganesha/ganesha.conf -L /var/log/ganesha.log")
         probe = "import socket; socket.create_connection(('127.0.0.1', 22049), 1).close()"
