@@ -34,15 +34,6 @@ static size_t file_read(int folder, const char *name, char text[FILE_BYTES])
     return n == 0 ? have : 0;
 }
 
-/* Do both processes have this file, with the same text? */
-static bool file_same(int a, int b, const char *name)
-{
-    char of_a[FILE_BYTES], of_b[FILE_BYTES];
-    size_t n = file_read(a, name, of_a);
-
-    return n > 0 && file_read(b, name, of_b) == n && memcmp(of_a, of_b, n) == 0;
-}
-
 /* The process's own number, and how many PID namespaces deep it lies below that of this /proc; 0: not
  * known. */
 static unsigned pid_depth(int folder, pid_t *pid)
@@ -63,17 +54,51 @@ static unsigned pid_depth(int folder, pid_t *pid)
     return depth;
 }
 
+/* What does not change while this process lives. */
+struct own {
+    unsigned depth; /* 0: not known; also where this /proc is that of another PID namespace */
+    size_t map_bytes[2];
+    char map[2][FILE_BYTES];
+    bool has_ns;
+    struct stat ns;
+};
+
+static const char *const map_names[2] = {"uid_map", "gid_map"};
+
+static const struct own *own_read(void)
+{
+    static struct own own;
+    int folder = own.depth == 0 ? open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    pid_t pid = 0;
+
+    if (folder < 0)
+        return &own;
+    for (int i = 0; i < 2; i++)
+        own.map_bytes[i] = file_read(folder, map_names[i], own.map[i]);
+    own.has_ns = fstatat(folder, "ns/user", &own.ns, 0) == 0;
+    own.depth = pid_depth(folder, &pid);
+    if (pid != getpid())
+        own.depth = 0;
+    close(folder);
+    return &own;
+}
+
 /* The maps decide, as this process may read those of all others. As read from inside, the maps of two
  * namespaces are alike only if both are the whole: for that, the namespaces themselves, where this
  * process may ask for them. */
-static bool user_ns_same(int own, int peer)
+static bool user_ns_same(const struct own *own, int peer)
 {
-    struct stat of_own, of_peer;
+    struct stat ns;
+    char map[FILE_BYTES];
 
-    if (!file_same(own, peer, "uid_map") || !file_same(own, peer, "gid_map"))
-        return false;
-    return fstatat(own, "ns/user", &of_own, 0) != 0 || fstatat(peer, "ns/user", &of_peer, 0) != 0 ||
-           (of_own.st_dev == of_peer.st_dev && of_own.st_ino == of_peer.st_ino);
+    for (int i = 0; i < 2; i++) {
+        size_t n = file_read(peer, map_names[i], map);
+
+        if (n == 0 || n != own->map_bytes[i] || memcmp(map, own->map[i], n) != 0)
+            return false;
+    }
+    return !own->has_ns || fstatat(peer, "ns/user", &ns, 0) != 0 ||
+           (ns.st_dev == own->ns.st_dev && ns.st_ino == own->ns.st_ino);
 }
 
 /* The path behind "ID:CONTROLLERS:" in a line, if these are of the hierarchy. Cgroups may have any name, so
@@ -125,22 +150,17 @@ static bool process_alive(int process)
 
 static enum peer_place folder_place(int peer, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
 {
-    int own = open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    pid_t own_pid = 0, peer_pid = 0;
-    unsigned own_depth = own >= 0 ? pid_depth(own, &own_pid) : 0,
-             peer_depth = pid_depth(peer, &peer_pid);
-    enum peer_place place = PLACE_UNKNOWN;
+    const struct own *own = own_read();
+    pid_t peer_pid = 0;
+    unsigned depth = pid_depth(peer, &peer_pid);
 
     /* Numbers that differ: this is the /proc of another PID namespace. */
-    if (own_depth > 0 && own_pid == getpid() && peer_depth > 0 && peer_pid == pid) {
-        place = !user_ns_same(own, peer)  ? PLACE_USER_NS
-                : peer_depth != own_depth ? PLACE_CONTAINER
-                                          : PLACE_HERE;
-        cgroup_read(peer, cgroup);
-    }
-    if (own >= 0)
-        close(own);
-    return place;
+    if (own->depth == 0 || depth == 0 || peer_pid != pid)
+        return PLACE_UNKNOWN;
+    cgroup_read(peer, cgroup);
+    if (!user_ns_same(own, peer))
+        return PLACE_USER_NS;
+    return depth != own->depth ? PLACE_CONTAINER : PLACE_HERE;
 }
 
 enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
