@@ -19,6 +19,7 @@
 #define THRESHOLD_MAX (UINT32_C(1) << 28)
 /* A sample that is full, or costs too much, loses this fraction. */
 #define SHRINK_FRACTION 8
+#define HALVING 5 /* losses that leave a half */
 /* It costs too much when so many references are sampled within a second: then they take 0.2 % of a processor.
  * A sample this small stays. */
 #define SAMPLED_MOST 16384u
@@ -46,6 +47,7 @@ struct stack {
     uint64_t weight; /* of all samples */
     /* Of the references so far, faded: how many were expected to be sampled, were, and were hits. */
     double expected, sampled, hits[REUSE_POINTS];
+    uint64_t expected_until;       /* reuse.references that `expected` is for */
     uint64_t group[GROUPS + 1];    /* Fenwick tree */
     uint64_t place_weight[PLACES]; /* 0: not taken */
     uint16_t place_sample[PLACES];
@@ -99,8 +101,16 @@ static void threshold_set(struct reuse *r)
             r->threshold = r->stack[t].threshold;
 }
 
-static void sums_scale(struct stack *s, double scale)
+/* Before the rate changes. */
+static void expect(const struct reuse *r, struct stack *s)
 {
+    s->expected += (double)(r->references - s->expected_until) * rate(s);
+    s->expected_until = r->references;
+}
+
+static void sums_scale(const struct reuse *r, struct stack *s, double scale)
+{
+    expect(r, s);
     s->expected *= scale;
     s->sampled *= scale;
     for (unsigned i = 0; i < REUSE_POINTS; i++)
@@ -209,10 +219,10 @@ static void sample_drop(struct stack *s, uint16_t i)
 /* A lower threshold for a sample that is full; what was counted is scaled to it. */
 static void sample_shrink(struct reuse *r, struct stack *s)
 {
-    double before = rate(s);
+    uint32_t smaller = s->threshold - s->threshold / SHRINK_FRACTION;
 
-    s->threshold -= s->threshold / SHRINK_FRACTION;
-    sums_scale(s, rate(s) / before);
+    sums_scale(r, s, (double)smaller / s->threshold);
+    s->threshold = smaller;
     for (uint32_t place = s->oldest; place < s->end; place++)
         if (s->place_weight[place] > 0 && s->sample[s->place_sample[place]].chosen >= s->threshold)
             sample_drop(s, s->place_sample[place]);
@@ -333,7 +343,7 @@ static void fade(struct reuse *r, uint64_t now_ms)
         return;
     r->faded_ms = now_ms;
     for (unsigned t = 0; t < REUSE_TIERS; t++)
-        sums_scale(&r->stack[t], 0.5);
+        sums_scale(r, &r->stack[t], 0.5);
 }
 
 static void cost_bound(struct reuse *r, uint64_t now_ms)
@@ -343,7 +353,7 @@ static void cost_bound(struct reuse *r, uint64_t now_ms)
     if (soon && r->window_sampled < SAMPLED_MOST)
         return;
     for (unsigned t = 0; soon && t < REUSE_TIERS; t++)
-        if (r->stack[t].count >= SAMPLES_LEAST * SHRINK_FRACTION / (SHRINK_FRACTION - 1))
+        for (unsigned i = 0; i < HALVING && r->stack[t].count >= SAMPLES_LEAST; i++)
             sample_shrink(r, &r->stack[t]);
     r->window_ms = now_ms;
     r->window_sampled = 0;
@@ -357,8 +367,6 @@ void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t ke
     fade(r, now_ms);
     cost_bound(r, now_ms);
     r->references += n;
-    for (unsigned t = 0; t < REUSE_TIERS; t++)
-        r->stack[t].expected += n * rate(&r->stack[t]);
     while ((keys = next_sampled(r, keys, key_bytes, end)) < end) {
         key_sampled(r, ns, keys, key_bytes, block_bytes);
         keys += key_bytes;
@@ -370,12 +378,13 @@ void reuse_read(const struct reuse *r, struct metrics_reuse *out)
     *out = (struct metrics_reuse){.references = r->references, .sampled = r->sampled};
     for (unsigned t = 0; t < REUSE_TIERS; t++) {
         const struct stack *s = &r->stack[t];
+        double expected = s->expected + (double)(r->references - s->expected_until) * rate(s);
 
-        out->bytes[t] = s->expected >= SAMPLED_LEAST ? s->bytes : 0;
-        for (unsigned k = 0; k < REUSE_POINTS && s->expected >= SAMPLED_LEAST; k++) {
+        out->bytes[t] = expected >= SAMPLED_LEAST ? s->bytes : 0;
+        for (unsigned k = 0; k < REUSE_POINTS && expected >= SAMPLED_LEAST; k++) {
             /* Keys that are in the sample by chance and used all the time, or out of it, would count too
              * much: the difference are hits at any size (SHARDS-adj). */
-            double hit = (s->hits[k] + s->expected - s->sampled) / s->expected;
+            double hit = (s->hits[k] + expected - s->sampled) / expected;
 
             out->hit_permille[t][k] = hit <= 0 ? 0 : hit >= 1 ? 1000 : (uint32_t)(1000 * hit + 0.5);
         }

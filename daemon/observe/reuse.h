@@ -7,7 +7,7 @@
  * processor. Keys further back than the largest size leave it. References of an hour ago count half.
  *
  * It models LRU, in which a looked-up key that is missing will be stored. The daemon's own policy
- * (docs/eviction.md) hits a little more often. tests/unit/test_reuse.c prints the error beside an exact stack.
+ * (docs/eviction.md) hits a little more often. `test_reuse -v` prints the error beside an exact stack.
  *
  * Memory: some 150 KiB. Loop only. */
 #ifndef UCMD_OBSERVE_REUSE_H

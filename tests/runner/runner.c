@@ -5,8 +5,7 @@
  * ended. Here every test is a plain fork whose exit status counts, so that what a sanitizer finds
  * at exit fails the test. The functions below stand in for those of libcriterion that Test(),
  * cr_assert and cr_skip call. Options: --filter SUITE/TEST (a part of it, or with wildcards), -jN,
- * --timeout SECONDS,
- * --tap=FILE, -v. */
+ * --timeout SECONDS, --tap=FILE, -v (with the output of tests that passed). */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 
@@ -219,6 +218,8 @@ static void finish(struct job *j, int status)
     } else if (!j->timed_out && as_expected(t, status)) {
         run.passed++;
         fprintf(run.tap, "ok - %s::%s\n", t->category, t->name);
+        if (run.tap == stdout)
+            show_output(j->output);
     } else {
         run.failed++;
         fprintf(run.tap, "not ok - %s::%s\n", t->category, t->name);
