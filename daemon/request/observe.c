@@ -246,6 +246,8 @@ void requests_observe(struct requests *rq, struct observe_snapshot *out)
     struct exposition *x = &out->shown;
 
     snprintf(x->version, sizeof(x->version), "%s", UCM_VERSION);
+    snprintf(x->commit, sizeof(x->commit), "%s", rooms->commit ? rooms->commit : "");
+    snprintf(x->options, sizeof(x->options), "%s", rooms->options ? rooms->options : "");
     snprintf(x->policy, sizeof(x->policy), "%s", policy_name());
     x->uptime_ms = uv_now(rooms->loop) - rq->started_ms;
     x->metrics = *rooms->metrics;

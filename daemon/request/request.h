@@ -36,6 +36,7 @@ struct request_rooms {
     struct tier *tier;
     struct share *share;
     uint8_t instance[16];
+    const char *commit, *options; /* of the build; NULL: not shown */
     /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it
      * came from no file. */
     int (*reload_cb)(void *ctx, struct config_changes *changes, struct config_error *e);
