@@ -55,8 +55,10 @@ struct stack {
     struct sample sample[SAMPLES];
 };
 
+#define KEY_WORDS 4 /* the first two and the last two: all of a key */
+
 struct reuse {
-    uint64_t factor;
+    uint64_t factor[KEY_WORDS];   /* secret: who knew them could choose what is sampled */
     uint32_t threshold;           /* the higher of the stacks' */
     uint64_t faded_ms, window_ms; /* when the sums were halved; when the second began */
     uint32_t window_sampled;
@@ -67,13 +69,22 @@ struct reuse {
 static const double halves[] = REUSE_HALVES;
 static_assert(SAMPLES < NONE && PLACES <= UINT16_MAX, "places and samples have 16 bits");
 
+/* SplitMix64's. */
+static uint64_t mixed(uint64_t v)
+{
+    v = (v ^ v >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    v = (v ^ v >> 27) * UINT64_C(0x94d049bb133111eb);
+    return v ^ v >> 31;
+}
+
 int reuse_new(uint64_t seed, struct reuse **out)
 {
     struct reuse *r = calloc(1, sizeof(*r));
 
     if (!r)
         return -ENOMEM;
-    r->factor = seed | 1;
+    for (unsigned i = 0; i < KEY_WORDS; i++)
+        r->factor[i] = mixed(seed + i * UINT64_C(0x9e3779b97f4a7c15));
     for (unsigned t = 0; t < REUSE_TIERS; t++) {
         memset(r->stack[t].bucket, 0xff, sizeof(r->stack[t].bucket));
         r->stack[t].free = NONE;
@@ -243,17 +254,24 @@ static uint16_t sample_new(struct stack *s, uint64_t key, uint32_t chosen)
     return i;
 }
 
+static uint16_t oldest_sample(struct stack *s)
+{
+    while (s->place_weight[s->oldest] == 0)
+        s->oldest++;
+    return s->place_sample[s->oldest];
+}
+
 /* Those that even the largest size would have lost. */
 static void samples_expire(struct stack *s)
 {
     double most = halves[REUSE_POINTS - 1] / 2 * (double)s->bytes * rate(s);
 
     while (s->count > 0) {
-        while (s->place_weight[s->oldest] == 0)
-            s->oldest++;
+        uint16_t i = oldest_sample(s);
+
         if ((double)(s->weight - s->place_weight[s->oldest]) <= most)
             return;
-        sample_drop(s, s->place_sample[s->oldest]);
+        sample_drop(s, i);
     }
 }
 
@@ -270,8 +288,10 @@ static void reference(struct reuse *r, struct stack *s, uint64_t key, uint32_t c
             s->hits[k] += distance <= halves[k] / 2 * (double)s->bytes;
         place_leave(s, s->sample[i].place);
     } else {
-        while (s->count == SAMPLES)
+        if (s->count == SAMPLES)
             sample_shrink(r, s);
+        if (s->count == SAMPLES) /* none was chosen so late: a lower threshold may never drop any */
+            sample_drop(s, oldest_sample(s));
         if (chosen >= s->threshold)
             return;
         i = sample_new(s, key, chosen);
@@ -292,20 +312,24 @@ static uint64_t word_at(const uint8_t *p)
     return v;
 }
 
-/* Which keys are sampled: of any bytes, as long as their first eight or last eight differ. */
-static inline uint32_t choose(uint64_t factor, const uint8_t *key, uint32_t key_bytes)
+/* Which keys are sampled. Every word has a factor of its own, so that nobody can make keys that are all
+ * chosen alike. */
+static inline uint32_t choose(const uint64_t factor[KEY_WORDS], const uint8_t *key,
+                              uint32_t key_bytes)
 {
-    uint64_t last = word_at(key + key_bytes - 8);
+    const uint8_t *end = key + key_bytes;
 
-    return (uint32_t)((word_at(key) ^ (last << 32 | last >> 32)) * factor >> 32);
+    return (uint32_t)((word_at(key) * factor[0] + word_at(key + 8) * factor[1] +
+                       word_at(end - 16) * factor[2] + word_at(end - 8) * factor[3]) >>
+                      32);
 }
 
 static uint64_t identify(uint32_t ns, const uint8_t *key, uint32_t key_bytes)
 {
-    const uint8_t *part[] = {key, key + 8, key + key_bytes - 16, key + key_bytes - 8};
+    const uint8_t *part[KEY_WORDS] = {key, key + 8, key + key_bytes - 16, key + key_bytes - 8};
     uint64_t h = ns;
 
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < KEY_WORDS; i++) {
         h = (h ^ word_at(part[i])) * UINT64_C(0x9e3779b97f4a7c15);
         h ^= h >> 32;
     }
@@ -329,7 +353,7 @@ static void key_sampled(struct reuse *r, uint32_t ns, const uint8_t *key, uint32
 static __attribute__((noinline)) const uint8_t *
 next_sampled(const struct reuse *r, const uint8_t *key, uint32_t key_bytes, const uint8_t *end)
 {
-    const uint64_t factor = r->factor;
+    const uint64_t factor[KEY_WORDS] = {r->factor[0], r->factor[1], r->factor[2], r->factor[3]};
     const uint32_t threshold = r->threshold;
 
     while (key < end && choose(factor, key, key_bytes) >= threshold)

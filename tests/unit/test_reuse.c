@@ -206,6 +206,39 @@ Test(reuse, a_small_sample_stays)
     cr_assert_geq(last, 250 * 60, "%lu", (unsigned long)last); /* 250 lookups, 60 keys of each */
 }
 
+/* Keys whose first eight bytes follow from the last eight, or differ in the middle only: a peer may send
+ * any. */
+static void keys_alike(bool middle, uint8_t *keys, uint32_t n)
+{
+    memset(keys, 0, (size_t)n * 32);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t v = (i + 1) * UINT64_C(0x9e3779b97f4a7c15), turned = v << 32 | v >> 32;
+
+        memcpy(keys + (size_t)32 * i + (middle ? 8 : 0), &v, 8);
+        if (!middle)
+            memcpy(keys + (size_t)32 * i + 24, &turned, 8);
+    }
+}
+
+Test(reuse, no_peer_chooses_what_is_sampled, .timeout = 20)
+{
+    static uint8_t keys[16384 * 32];
+    const uint64_t bytes[REUSE_TIERS] = {(uint64_t)BLOCK_BYTES << 20, 0};
+
+    for (uint64_t seed = 0; seed < 64; seed++) {
+        struct metrics_reuse m;
+        struct reuse *r;
+
+        cr_assert_eq(reuse_new(seed * UINT64_C(0xbf58476d1ce4e5b9), &r), 0);
+        reuse_sizes(r, bytes);
+        keys_alike(seed % 2, keys, 16384);
+        reuse_lookup(r, 1, keys, 32, 16384, BLOCK_BYTES, 0);
+        reuse_read(r, &m);
+        cr_assert(m.sampled > 512 && m.sampled < 2048, "%lu", (unsigned long)m.sampled);
+        reuse_free(r);
+    }
+}
+
 /* What the workloads' header has and this program does not need. */
 Test(reuse, other_traces_are_for_the_studies)
 {
