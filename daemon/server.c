@@ -17,6 +17,7 @@
 #include "daemon/request/request.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
+#include "proto/build.h"
 #include "proto/metrics.h"
 
 #include <assert.h>
@@ -435,6 +436,8 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,
+        .commit = ucm_build_commit,
+        .options = ucm_build_options,
         .reload_cb = s->reload.sources->path ? reload_cb : NULL,
         .reload_ctx = &s->reload,
         .next = &s->reload.next,

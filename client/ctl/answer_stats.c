@@ -111,6 +111,8 @@ void answer_exposition(const msgpack_object *stats, struct exposition *x)
 
     memset(x, 0, sizeof *x);
     answer_text(stats, "version", x->version, sizeof x->version);
+    answer_text(stats, "commit", x->commit, sizeof x->commit);
+    answer_text(stats, "options", x->options, sizeof x->options);
     answer_text(stats, "policy", x->policy, sizeof x->policy);
     x->uptime_ms = answer_u64(stats, "uptime_ms");
     x->health = find(answer_text(stats, "health", text, sizeof text), health_names, HEALTH_STATES);

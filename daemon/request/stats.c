@@ -194,8 +194,10 @@ int method_stats(struct call *call)
 
     requests_observe(rq, &rq->observed);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 15);
+    msgpack_pack_map(&pb.pk, 17);
     proto_pack_text(&pb.pk, "version", x->version);
+    proto_pack_text(&pb.pk, "commit", x->commit);
+    proto_pack_text(&pb.pk, "options", x->options);
     proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, 16);
     proto_pack_u64(&pb.pk, "uptime_ms", x->uptime_ms);
     proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());

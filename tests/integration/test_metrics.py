@@ -105,6 +105,8 @@ class Exposition(unittest.TestCase):
         self.assertEqual(text["ucmd_uptime_seconds"].kind, "gauge")
         self.assertEqual(len(text["ucmd_tier_capacity_bytes"].samples), 1)
         self.assertEqual(len(text["ucmd_device_failed"].samples), 1)
+        self.assertRegex(next(iter(text["ucmd_build_info"].samples))[1],
+                         '^version="[0-9.]+",commit="[^"]+",options="[^"]+",policy="[^"]+"$')
         self.assertEqual(text["ucmd_health"].samples["ucmd_health", 'state="ok"'], 1)
         self.assertEqual(sum(text["ucmd_health"].samples.values()), 1)
         # A name in the text is that of the wire but for its suffix and the place of its unit.
