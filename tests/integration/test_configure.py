@@ -358,6 +358,13 @@ class Tenants(Configured):
     config = f"tenants: [team-a uid:{USERS['a']}]\n"
     options = {"nvme": False}  # a block that is being written is busy, and not counted as purged
 
+    def test_ucmctl_lists_every_tenant_in_order(self):
+        for uid in (2003, 2001, 2004, 2002):  # the last one belongs between others
+            self.client(uid=uid).open(DEMO)
+        listed = [entry["tenant"] for entry in json.loads(self.ctl("tenants", "--json").stdout)["tenants"]]
+        self.assertEqual(listed, sorted(listed))
+        self.assertLessEqual({f"uid:{uid}" for uid in (2001, 2002, 2003, 2004)}, set(listed))
+
     def test_a_new_table_is_for_new_connections(self):
         before = {name: self.client(uid=uid) for name, uid in USERS.items()}
         self.assertEqual([before[name].limits["tenant"] for name in "ab"], ["team-a", "uid:1002"])

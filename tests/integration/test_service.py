@@ -92,6 +92,19 @@ class Service(unittest.TestCase):
         self.assertEqual(daemon.wait(TIMEOUT_S), 0)
         self.assertFalse(os.path.exists(self.socket), "the socket was left behind")
 
+    def test_health_answers_a_supervisor(self):
+        def health(*how):
+            return subprocess.run([UCMCTL, "--socket", self.socket, "health", *how], capture_output=True,
+                                  timeout=TIMEOUT_S).returncode
+        self.start("--set", "share.roots=/nonexistent/kv")
+        end = time.monotonic() + TIMEOUT_S
+        while health() != 4:
+            self.assertLess(time.monotonic(), end, self.log())
+            time.sleep(0.02)
+        self.assertEqual([health("--live"), health("--ready"), health("--live", "--ready")], [0, 0, 2])
+        self.socket += ".other"
+        self.assertEqual([health(), health("--live"), health("--ready")], [3, 3, 3])
+
     def test_a_bad_reload_changes_nothing(self):
         with open(self.dir + "/ucmd.yaml", "w") as config:
             config.write("log:\n  level: info\n")
