@@ -26,16 +26,33 @@ static const struct config_key *key_of(const char *variable)
     return NULL;
 }
 
-/* Kubernetes sets some for every service of a pod's namespace, one named ucmd too. UCMD_KILL_AT is the
- * tests' own. */
-static bool is_others(const char *variable)
+/* "9471_TCP", "9471_TCP_ADDR" */
+static bool is_port_of_service(const char *text)
 {
-    static const char *const begins[] = {PREFIX "SERVICE_", PREFIX "PORT_"};
+    size_t digits = strspn(text, "0123456789");
 
-    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
-        if (strncmp(variable, begins[i], strlen(begins[i])) == 0)
+    return digits > 0 &&
+           (strncmp(text + digits, "_TCP", 4) == 0 || strncmp(text + digits, "_UDP", 4) == 0 ||
+            strncmp(text + digits, "_SCTP", 5) == 0);
+}
+
+/* Kubernetes sets some for every service of a pod's namespace, one named ucmd or ucmd-metrics too: what it names
+ * UCMD_METRICS_SERVICE_HOST, UCMD_METRICS_PORT and so on is nobody's mistake. UCMD_KILL_AT is the tests' own. */
+static bool is_others(const char *variable, const char *value)
+{
+    static const char service[] = "_SERVICE_", port[] = "_PORT";
+    const char *at = strstr(variable, service);
+
+    if (at && (strcmp(at, "_SERVICE_HOST") == 0 || strncmp(at, "_SERVICE_PORT", 13) == 0))
+        return true;
+    for (at = strstr(variable, port); at; at = strstr(at + 1, port)) {
+        const char *rest = at + strlen(port);
+
+        if ((*rest == '\0' && strstr(value, "://")) ||
+            (*rest == '_' && is_port_of_service(rest + 1)))
             return true;
-    return strcmp(variable, PREFIX "PORT") == 0 || strcmp(variable, PREFIX "KILL_AT") == 0;
+    }
+    return strcmp(variable, PREFIX "KILL_AT") == 0;
 }
 
 /* "UCMD_ARENA_SISE" as "arena.sise" if there is such a section. */
@@ -72,7 +89,7 @@ static int refuse_unknown(const char *variable, struct config_error *e)
 static int variable_set(struct config *c, const char *assignment, struct config_error *e)
 {
     const char *equals = strchr(assignment, '=');
-    char variable[CONFIG_VARIABLE_BYTES];
+    char variable[4 * CONFIG_VARIABLE_BYTES];
     const struct config_key *k;
     size_t n = equals ? (size_t)(equals - assignment) : 0;
     int rc;
@@ -84,9 +101,11 @@ static int variable_set(struct config *c, const char *assignment, struct config_
         return config_refuse(e, "%.60s...: there is no such key", assignment);
     memcpy(variable, assignment, n);
     variable[n] = '\0';
-    if (is_others(variable))
-        return 0;
     k = key_of(variable);
+    if (!k && is_others(variable, equals + 1))
+        return 0;
+    if (n >= CONFIG_VARIABLE_BYTES)
+        return config_refuse(e, "%.60s...: there is no such key", assignment);
     if (!k)
         return refuse_unknown(variable, e);
     e->key = k->name;

@@ -58,6 +58,16 @@ Test(config_environment, what_is_not_the_daemon_s_is_left_alone)
 {
     cr_assert_eq(environment("UCMD_SERVICE_HOST=10.0.0.1", "UCMD_PORT=tcp://10.0.0.1:9471"), 0);
     cr_assert_eq(environment("UCMD_PORT_9471_TCP_ADDR=10.0.0.1", "UCMDX=1"), 0);
+    cr_assert_eq(
+        environment("UCMD_METRICS_SERVICE_HOST=10.0.0.1", "UCMD_METRICS_SERVICE_PORT_HTTP=9471"), 0,
+        "%s", e.text);
+    cr_assert_eq(environment("UCMD_METRICS_PORT=tcp://10.0.0.1:9471",
+                             "UCMD_METRICS_PORT_9471_TCP_ADDR=10.0.0.1"),
+                 0, "%s", e.text);
+    cr_assert_eq(environment("UCMD_METRICS_FOR_THE_NAMESPACE_OF_ALL_PREFILL_PODS_SERVICE_PORT=1",
+                             "UCMD_METRICS_FOR_THE_NAMESPACE_OF_ALL_PREFILL_PODS_PORT_9471_TCP=x"),
+                 0, "%s", e.text);
+    cr_assert_eq(environment("UCMD_METRICS_PORT=9471", NULL), -EINVAL);
     cr_assert_eq(environment("UCMD=/usr/bin/ucmd", "UCM_SOCKET=/s"), 0);
 }
 
