@@ -1,9 +1,12 @@
 #include "proto/exposition.h"
 
+#include "proto/proto.h"
+
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
 
+#define LABEL_BYTES (UCM_MAX_NAME_BYTES + 1) /* the longest there is */
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
 const char *const health_names[HEALTH_STATES] = {"ok", "recovering", "degraded", "failing"};
@@ -149,10 +152,15 @@ static void put_head(const struct writer *w, const char *name, const char *kind,
         fprintf(w->f, "# UNIT %s %s\n", name, unit);
 }
 
+/* One value that is no UTF-8, as of a path that was cut, would have the scraper refuse the whole page. */
 static void put_label(const struct writer *w, bool first, const char *label, const char *value)
 {
+    char clean[LABEL_BYTES];
+
+    snprintf(clean, sizeof(clean), "%s", value);
+    proto_clean(clean);
     fprintf(w->f, "%s%s=\"", first ? "{" : ",", label);
-    put_escaped(w, value, true);
+    put_escaped(w, clean, true);
     fputc('"', w->f);
 }
 

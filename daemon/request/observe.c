@@ -180,8 +180,9 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
     if (o->n_reasons == OBSERVE_REASONS)
         return;
     va_start(args, format);
-    vsnprintf(o->reason[o->n_reasons++], sizeof(o->reason[0]), format, args);
+    vsnprintf(o->reason[o->n_reasons], sizeof(o->reason[0]), format, args);
     va_end(args);
+    proto_clean(o->reason[o->n_reasons++]); /* it holds paths, and may be cut */
 }
 
 static void report_tier(struct observe_snapshot *o, const struct request_rooms *rooms)
