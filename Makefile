@@ -91,7 +91,9 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) \
               $(foreach isa,$(SPARSE_ISA),$(patsubst kernels/sparse/simd/%.c,$O/obj/kernels/sparse/$(isa)/%.o,$(wildcard kernels/sparse/simd/*.c)))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(CUDA_OBJ)
-CLIENT_OBJ := $(call obj,$(PROTO_SRC) $(CLIENT_SRC)) $(SPARSE_OBJ)
+# What only shows metrics is the tools', not every worker's.
+SHOWN_SRC  := proto/exposition.c proto/histogram.c
+CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC)) $(SPARSE_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
@@ -346,7 +348,7 @@ $O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FA
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
-$O/libucmtools.a: $(call obj,$(TOOL_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
+$O/libucmtools.a: $(call obj,$(TOOL_SRC) $(SHOWN_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 

@@ -20,8 +20,7 @@
 /* A sample that is full, or costs too much, loses this fraction. */
 #define SHRINK_FRACTION 8
 #define HALVING 5 /* losses that leave a half */
-/* It costs too much when so many references are sampled within a second: then they take 0.2 % of a processor.
- * A sample this small stays. */
+/* It costs too much when so many references are sampled within a second. A sample this small stays. */
 #define SAMPLED_MOST 16384u
 #define WINDOW_MS 1000u
 #define SAMPLES_LEAST 128u

@@ -3,8 +3,8 @@
  * A reference to a key is a hit in an LRU cache of so many bytes if less was referenced since the key's last
  * one: its reuse distance. Distances are taken of a sample of the keys, chosen by a hash, and scaled up
  * (SHARDS: Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC Construction with SHARDS", USENIX FAST 2015).
- * One key in 16 is sampled at first, and fewer once the sample is full or takes more than 0.2 % of a
- * processor. Keys further back than the largest size leave it. References of an hour ago count half.
+ * One key in 16 is sampled at first, and fewer once the sample is full or takes more than 16,384
+ * references a second. Keys further back than the largest size leave it. References of an hour ago count half.
  *
  * It models LRU, in which a looked-up key that is missing will be stored. The daemon's own policy
  * (docs/eviction.md) hits a little more often. `test_reuse -v` prints the error beside an exact stack.
