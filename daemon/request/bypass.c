@@ -82,10 +82,22 @@ static bool tenant_known(const struct requests *rq, const char *name)
     return false;
 }
 
+static struct bypass *bypass_find(struct bypasses *all, const struct bypass *like)
+{
+    for (uint32_t i = 0; i < all->n; i++) {
+        struct bypass *b = &all->at[i];
+
+        if (b->of_ns == like->of_ns && strcmp(b->tenant, like->tenant) == 0 &&
+            memcmp(b->fingerprint, like->fingerprint, sizeof(b->fingerprint)) == 0)
+            return b;
+    }
+    return NULL;
+}
+
 /* What the call names, as an entry. 0 or -code with call->error. */
 static int scope_read(struct call *call, const struct msg_bypass *m, struct bypass *b)
 {
-    const struct requests *rq = call->s->rq;
+    struct requests *rq = call->s->rq;
     const struct ns *ns;
 
     *b = (struct bypass){.of_ns = m->ns != 0, .since_ms = uv_now(rq->rooms.loop)};
@@ -95,7 +107,8 @@ static int scope_read(struct call *call, const struct msg_bypass *m, struct bypa
     if (m->tenant.n > 0) {
         memcpy(b->tenant, m->tenant.p,
                m->tenant.n); /* its bound in the table leaves room for the NUL */
-        if (!tenant_known(rq, b->tenant))
+        /* One that is gone since must not keep its bypass until the daemon ends. */
+        if (!tenant_known(rq, b->tenant) && !bypass_find(&rq->bypasses, b))
             return ucm_error_set(
                 &call->error, UCM_WIRE_NOT_FOUND,
                 "there is no tenant \"%s\": no namespace is its, and `tenants` does "
@@ -110,18 +123,6 @@ static int scope_read(struct call *call, const struct msg_bypass *m, struct bypa
     memcpy(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint));
     snprintf(b->tenant, sizeof(b->tenant), "%s", ns->identity.tenant);
     return 0;
-}
-
-static struct bypass *bypass_find(struct bypasses *all, const struct bypass *like)
-{
-    for (uint32_t i = 0; i < all->n; i++) {
-        struct bypass *b = &all->at[i];
-
-        if (b->of_ns == like->of_ns && strcmp(b->tenant, like->tenant) == 0 &&
-            memcmp(b->fingerprint, like->fingerprint, sizeof(b->fingerprint)) == 0)
-            return b;
-    }
-    return NULL;
 }
 
 static unsigned switched(unsigned what, uint64_t to, enum bypass_what bit)

@@ -336,6 +336,14 @@ class Bypass(Configured):
         self.assertEqual(len(client.call("bypass", tenant="uid:5", store=2)["bypassed"]), 63)
         self.assertIn('info audit bypass uid=', self.daemon.log())
 
+    def test_a_tenant_that_is_gone_gets_rid_of_its_bypass(self):
+        client = self.client()
+        self.reload(self.config + "tenants: [team uid:4711]\n")
+        self.assertEqual(len(client.call("bypass", tenant="team", load=1)["bypassed"]), 1)
+        self.reload(self.config)
+        self.assertEqual(client.call("bypass", tenant="team", load=2), {"bypassed": []})
+        self.refused(NOT_FOUND, client.call, "bypass", tenant="team", load=2)
+
     def test_ucmctl(self):
         client, ns, _ = self.worker()
         self.assertEqual(self.ctl("bypass").stdout, "nothing is bypassed\n")
