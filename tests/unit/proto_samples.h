@@ -162,7 +162,7 @@ static const struct msg_trace sample_trace = {
     .bytes = 1u << 20,
 };
 static const struct msg_bypass sample_bypass = {
-    .tenant = {"team-a", 6}, .load = UCM_BYPASS_ON, .store = UCM_BYPASS_OFF};
+    .ns = 7, .tenant = {"team-a", 6}, .load = UCM_BYPASS_ON, .store = UCM_BYPASS_OFF};
 static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
 static const uint8_t sample_keep[4] = {0xff, 0x0f, 0, 1};
