@@ -88,6 +88,10 @@ void doctor_daemon(struct doctor *d)
         doctor_add(d, DOCTOR_OK, "daemon", NULL, "%s, %s for %s", c->server.server, status,
                    human_duration(up, answer_u64(d->stats, "uptime_ms")));
     answer_close(&health);
+    if (answer_count(d->stats, "bypassed") > 0)
+        doctor_add(d, DOCTOR_WARN, "bypass", "see 'ucmctl bypass'; 'bypass load off' ends one",
+                   "an operator has turned %" PRIu32 " on: engines go on without the cache",
+                   answer_count(d->stats, "bypassed"));
 }
 
 /* ---- output ---- */

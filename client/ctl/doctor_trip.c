@@ -109,8 +109,10 @@ static int lookup(struct trip *t, uint32_t wanted)
         return library_failed(t, "lookup");
     if (hits != wanted)
         return failed(t, "lookup",
-                      wanted > 0 ? "what was just dumped is not found"
-                                 : "what was dropped is found");
+                      wanted == 0 ? "what was dropped is found"
+                      : answer_count(t->d->stats, "bypassed") > 0
+                          ? "what was just dumped is not found: a bypass is on"
+                          : "what was just dumped is not found");
     return 0;
 }
 

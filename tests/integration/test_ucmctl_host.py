@@ -177,6 +177,17 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "fail")
         self.assertRegex(found["round trip"]["text"], "dump: ")
 
+    def test_a_bypass_is_named_as_the_cause(self):
+        daemon = Daemon(nvme=False)
+        self.addCleanup(daemon.stop)
+        ctl("bypass", "load", "on", socket=daemon.socket)
+        found = self.findings("--quick", socket=daemon.socket)
+        self.assertEqual((found["bypass"]["verdict"], found["round trip"]["verdict"]), ("warn", "fail"))
+        self.assertIn("turned 1 on", found["bypass"]["text"])
+        self.assertIn("a bypass is on", found["round trip"]["text"])
+        ctl("bypass", "load", "off", socket=daemon.socket)
+        self.assertNotIn("bypass", self.findings("--quick", socket=daemon.socket))
+
     def test_a_gpu(self):
         """A driver made here, of one GPU whose memory is the host's."""
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
