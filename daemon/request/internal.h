@@ -66,6 +66,8 @@ struct bypasses {
 struct requests {
     struct request_rooms rooms;
     struct bypasses bypasses;
+    uint64_t audit_idle_ms; /* audit.c: when a call that changed nothing had its line last */
+    uint32_t audit_idle_held;
     struct list sessions, users, active, walks;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED,
@@ -257,6 +258,24 @@ class Audit(Configured):
         for _ in range(200):
             client.call("evict", ns=ns, keys=keys("x"))
         self.assertEqual(len(self.lines("evict")), 200)
+
+    @unittest.skipUnless(os.geteuid() == 0, "takes another uid")
+    def test_a_tenant_fills_no_log_with_calls_that_change_nothing(self):
+        tenant = self.client(uid=1000)
+        identity = dict(DEMO)
+        ns = tenant.open(identity)
+        for _ in range(500):
+            tenant.call("evict", ns=ns, keys=keys("x"))
+            tenant.call("namespace.purge", ns=ns)
+        idle = len(self.lines("evict")) + len(self.lines("namespace.purge"))
+        self.assertTrue(1 <= idle <= 20, idle)
+        Region(tenant, ns, identity, 8).dump("ab", range(2))
+        for key in "ab":
+            tenant.call("evict", ns=ns, keys=keys(key))
+            self.last("evict", blocks=1, uid=1000)
+        time.sleep(1.1)
+        tenant.call("evict", ns=ns, keys=keys("x"))
+        self.assertGreater(int(self.lines("evict")[-1]["held"]), 0)
 
 
 class Bypass(Configured):
