@@ -155,7 +155,7 @@ static int tenants_print(const cJSON *list)
     struct table t;
 
     if (cJSON_GetArraySize(list) == 0) {
-        printf("no tenants\n");
+        printf("no tenant has a namespace\n");
         return CTL_OK;
     }
     table_begin(&t, titles);

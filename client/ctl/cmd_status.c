@@ -233,7 +233,11 @@ int cmd_health(const struct args *a)
     if (args_given(a, "live") && args_given(a, "ready"))
         return ctl_fail(CTL_USAGE, "--live and --ready are two questions; ask one");
     rc = ctl_show(a, UCM_METHOD_HEALTH, NULL, print_health);
-    return rc == CTL_ERROR ? CTL_FAILING : rc; /* it is there, and does not answer as it should */
+    if (rc != CTL_ERROR)
+        return rc;
+    if (ctl_connect_quietly(a) == -UCM_EDENIED)
+        return CTL_ERROR; /* that this user may not connect says nothing of its health */
+    return CTL_FAILING;   /* it is there, and does not answer as it should */
 }
 
 static int version_json(const char *daemon)

@@ -96,7 +96,8 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(trace_options), 0, 0, cmd_trace},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
      "The exit status is 0 for ok and recovering, 4 for degraded (a disk or a shared root is\n"
-     "lost: less cache, and a restart mends nothing), 6 for failing, 3 without an answer.\n\n"
+     "lost: less cache, and a restart mends nothing), 6 for failing, 3 without an answer, 1\n"
+     "if this user may not connect.\n\n"
      "--live and --ready are the questions of supervisors: 'must it be restarted?' and 'may\n"
      "engines use it?'. Both are 0 while it is degraded.\n\n"
      "Examples:\n"

@@ -358,6 +358,7 @@ class Bypass(Configured):
     def test_a_tenant_that_is_gone_gets_rid_of_its_bypass(self):
         client = self.client()
         self.reload(self.config + "tenants: [team uid:4711]\n")
+        self.assertEqual(self.ctl("tenants").stdout, "no tenant has a namespace\n")
         self.assertEqual(len(client.call("bypass", tenant="team", load=1)["bypassed"]), 1)
         self.reload(self.config)
         self.assertEqual(client.call("bypass", tenant="team", load=2), {"bypassed": []})

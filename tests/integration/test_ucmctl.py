@@ -10,6 +10,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -92,6 +93,21 @@ class CommandLine(unittest.TestCase):
         for sentence in sentences:
             self.assertIn(sentence, done.stderr)
         self.assertEqual(done.stdout, "")
+
+    def test_health_from_a_user_who_may_not_connect_is_not_failing(self):
+        folder = tempfile.mkdtemp(prefix="ucmctl.")
+        self.addCleanup(shutil.rmtree, folder)
+        path = os.path.join(folder, "s")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            os.chmod(path, 0)
+            os.chmod(folder, 0o755)
+            for how in ([], ["--live"], ["--ready"]):
+                done = subprocess.run([UCMCTL, "--socket", path, "health", *how], stdin=subprocess.DEVNULL, capture_output=True,
+                                      text=True, timeout=TIMEOUT_S, **({"user": 1001} if os.geteuid() == 0 else {}))
+                self.assertEqual(done.returncode, ERROR, done.stderr)
+                self.assertIn("may not connect", done.stderr)
 
     def test_help_names_every_command_and_exit_code(self):
         done = subprocess.run([UCMCTL, "--help"], capture_output=True, text=True, check=True)
