@@ -1,6 +1,7 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/config.h"
+#include "daemon/base/config_unit.h"
 #include "daemon/base/log.h"
 #include "daemon/format/take.h"
 #include "proto/errors.h"
@@ -43,10 +44,11 @@ static void device_init(struct tier *t, struct nvme_device *d)
     list_init(&d->syncing);
 }
 
-static void device_lose(struct nvme_device *d, const char *path, const char *text)
+static void device_lose(struct nvme_device *d, const char *path, int rc, const char *text)
 {
     /* first, as the path may be the file's own */
-    log_error(ROOM, "file-lost", "path=%s: %s; going on without it", path, text);
+    log_error(ROOM, "file-lost", "path=%s: %s; going on without it%s", path, text,
+              rc == -EROFS ? config_unit_hint() : "");
     if (d->file.path)
         nvme_file_close(&d->file);
     d->file.segments = 0;
@@ -69,7 +71,7 @@ static int devices_open(struct tier *t, const struct config *c, struct ucm_error
                                 c->nvme_segment, &t->devices[i].file, &why);
 
         if (take_failed(rc) || (rc == -ENOENT && any)) {
-            device_lose(&t->devices[i], path, why.text);
+            device_lose(&t->devices[i], path, rc, why.text);
         } else if (rc < 0) {
             if (why.code == 0)
                 ucm_error_set(&why, UCM_WIRE_IO, "%s: %s", path, strerror(-rc));
@@ -96,7 +98,7 @@ static int devices_start(struct tier *t, uint64_t last, uint64_t *epoch, struct 
         int rc = d->file.fd < 0 ? 0 : nvme_file_start(&d->file, last + 1);
 
         if (rc < 0)
-            device_lose(d, d->file.path, strerror(-rc));
+            device_lose(d, d->file.path, rc, strerror(-rc));
     }
     *epoch = last + 1;
     return 0;

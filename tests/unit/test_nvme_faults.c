@@ -367,6 +367,34 @@ Test(nvme_faults, other_files_go_on)
     rig_close(&rig);
 }
 
+Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
+{
+    char text[4096];
+    size_t n;
+    FILE *log = tmpfile();
+    int kept = dup(2);
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    fault.open_error = EROFS;
+    fault.open_path = rig.folders[0];
+    setenv("INVOCATION_ID", "0", 1);
+    cr_assert(log && kept >= 0 && dup2(fileno(log), 2) == 2);
+    rig_open(&rig);
+    dup2(kept, 2);
+    unsetenv("INVOCATION_ID");
+    rewind(log);
+    n = fread(text, 1, sizeof(text) - 1, log);
+    text[n] = '\0';
+    cr_assert(strstr(text, "file-lost") && strstr(text, "systemctl daemon-reload"), "%s", text);
+    fclose(log);
+    close(kept);
+    rig_close_tier(&rig);
+    fault.open_error = 0;
+    rig_open(&rig);
+    rig_close(&rig);
+}
+
 Test(nvme_faults, a_read_only_disk_is_done_without)
 {
     struct tier_stats stats;
