@@ -6,7 +6,7 @@
 
 static void options(FILE *out, const struct arg_option *o, size_t n)
 {
-    for (const struct arg_option *end = o + n; o < end; o++) {
+    for (; n > 0; n--, o++) {
         fprintf(out, ".TP\n\\fB\\-\\-");
         for (const char *p = o->name; *p != '\0'; p++)
             fputs(*p == '-' ? "\\-" : (char[]){*p, '\0'}, out);
