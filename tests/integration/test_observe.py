@@ -53,6 +53,17 @@ def address_of(daemon):
     return re.findall(r"http listening address=(\S+)", log_of(daemon))[-1]
 
 
+def serving(**options):
+    """A daemon that has begun to listen for monitoring, too, which it does behind its own socket."""
+    daemon = Daemon(**options)
+    try:
+        eventually(lambda: " server serving " in log_of(daemon), lambda: log_of(daemon))
+    except AssertionError:
+        daemon.stop()
+        raise
+    return daemon
+
+
 def get(where, page, method="GET", **headers):
     """where: ADDRESS:PORT, or the path of a socket. Status, body and content type."""
     connection = UnixConnection(where) if where.startswith("/") else http.client.HTTPConnection(where, timeout=TIMEOUT_S)
@@ -81,7 +92,7 @@ class Listener(unittest.TestCase):
     """The listener of a daemon, without Prometheus."""
 
     def daemon(self, **more):
-        daemon = Daemon(**more)
+        daemon = serving(**more)
         self.addCleanup(daemon.stop)
         return daemon
 
@@ -275,7 +286,7 @@ class RealPrometheus(unittest.TestCase):
     def setUpClass(cls):
         cls.root = tempfile.mkdtemp(prefix="root.")
         cls.addClassCleanup(shutil.rmtree, cls.root, True)
-        cls.daemon = Daemon(**{"metrics.listen": "0", "arena.extent": "4MiB", "share.roots": cls.root})
+        cls.daemon = serving(**{"metrics.listen": "0", "arena.extent": "4MiB", "share.roots": cls.root})
         cls.addClassCleanup(cls.daemon.stop)
         cls.address = address_of(cls.daemon)
         cls.prometheus = Prometheus(cls.address)
