@@ -78,6 +78,7 @@ struct share_root {
     struct gc *gc;   /* NULL: it is not collected */
 
     struct breaker breaker;                               /* the root as such */
+    uint64_t broken_ns;                                   /* by uv_hrtime: when it opened last */
     struct breaker writes;                                /* is it full or read-only? */
     struct breaker lookups;                               /* does it answer in time for them? */
     int writes_status;                                    /* why `writes` is open; 0 */

@@ -91,8 +91,11 @@ static void reason_note(struct share_root *r, int status)
     snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", status_text(status));
 }
 
-static void root_good(struct share_root *r)
+/* What began before the root went down says nothing of it as it is now. */
+static void root_good(struct share_root *r, const struct share_task *t)
 {
+    if (!breaker_closed(&r->breaker) && t->begun_ns < r->broken_ns)
+        return;
     if (!breaker_good(&r->breaker))
         return;
     deadline_disarm(r->config.deadlines, &r->check_at);
@@ -107,6 +110,7 @@ static void root_bad(struct share_root *r, const struct share_task *t, int statu
 
     if (!(t == &r->check ? breaker_trip(&r->breaker, now) : breaker_bad(&r->breaker, now)))
         return;
+    r->broken_ns = uv_hrtime();
     r->stats.breaks++;
     r->config.metrics->share_breaks++;
     r->config.metrics->share_roots_down++;
@@ -170,7 +174,7 @@ void root_status_note(struct share_root *r, const struct share_task *t, int stat
     if (status_local(status))
         breaker_again(&r->breaker, share_root_now(r)); /* in case it was a health check */
     else if (status_answers(status) || status_stops_writes(t, status))
-        root_good(r);
+        root_good(r, t);
     else
         root_bad(r, t, status);
 }

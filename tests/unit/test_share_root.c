@@ -199,6 +199,27 @@ Test(share_root, failures_in_a_row_close_it_and_a_check_opens_it)
     cr_assert(rig_run(&last.released, 20000));
 }
 
+Test(share_root, what_began_before_it_failed_does_not_open_it)
+{
+    static struct item items[DEPTH + 8];
+    struct item slow;
+
+    rig_put(server, 1);
+    server->hangs = server->stuck = true;
+    cr_assert_eq(submit(&slow, SHARE_READ, SHARE_LOAD, 1, 5000), 0);
+    rig_run(NULL, 20);
+    server->hangs = false;
+    server->fails[SHARE_WRITE] = server->fails[SHARE_CHECK] = -EIO;
+    for (unsigned i = 0; i < DEPTH + 8; i++)
+        cr_assert_eq(submit(&items[i], SHARE_WRITE, SHARE_STORE, 2 + i, 5000), 0);
+    cr_assert(rig_run(&items[DEPTH + 7].released, 20000));
+    cr_assert_not(share_root_up(root));
+    rig_let_go(server);
+    cr_assert(rig_run(&slow.released, 20000));
+    cr_assert_eq(slow.status, 0, "its bytes count all the same");
+    cr_assert_not(share_root_up(root));
+}
+
 Test(share_root, nothing_runs_while_it_is_well)
 {
     struct item it;
