@@ -203,12 +203,12 @@ class Trace(Traces):
         self.assertEqual((lookup["block_bytes"], lookup["block_tokens"]), (region.size, BIG["block_tokens"]))
 
     def test_a_request_under_way_survives_the_end_of_its_trace(self):
-        client, ns, region = self.stored()
+        client, ns, region = self.stored(32)
         operator = self.client()
-        for _ in range(20):
+        for turn in range(20):
             self.start(operator)
-            begun = [region.begin("load", range(8), range(8)) for _ in range(4)]
-            if _ % 2:
+            begun = [region.begin("load", range(8), range(first, first + 8)) for first in range(0, 32, 8)]
+            if turn % 2:
                 operator.call("trace", op=2)
             for load in begun:
                 client.wait(load)
