@@ -109,10 +109,10 @@ static int lookup(struct trip *t, uint32_t wanted)
         return library_failed(t, "lookup");
     if (hits != wanted)
         return failed(t, "lookup",
-                      wanted == 0 ? "what was dropped is found"
+                      wanted == 0 ? "the daemon still finds the blocks that doctor dropped"
                       : answer_count(t->d->stats, "bypassed") > 0
-                          ? "what was just dumped is not found: a bypass is on"
-                          : "what was just dumped is not found");
+                          ? "the daemon does not find the blocks that doctor dumped: a bypass is on"
+                          : "the daemon does not find the blocks that doctor dumped");
     return 0;
 }
 

@@ -4,7 +4,8 @@
 #define UCM_CTL_IMPORT_H
 
 /* Prints ucmd's YAML on standard output: the keys that have a counterpart, and a comment for each line that has
- * none. An exit status; what is wrong with the file itself is a sentence on standard error. */
+ * none. Returns an exit status. A file that can't be read, or that is no
+ * configuration, gets a sentence on standard error. */
 int import_print(const char *path);
 
 #endif

@@ -11,7 +11,7 @@
 /* 0 or -errno: standard input and output are no terminal. */
 int screen_open(void);
 void screen_close(void); /* also of one that is not open */
-/* Shows the text from its top; what is beyond the edges is left out. */
+/* Shows the first lines of the text, as many and as wide as the terminal has space for. */
 void screen_show(const char *text);
 /* Waits for a key, for another size, or for the end of the time. The key; 0: none came. */
 int screen_wait(int timeout_ms);
