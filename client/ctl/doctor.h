@@ -62,12 +62,15 @@ struct trip_memory {
     struct ucm_memory memory;
     int (*put_cb)(struct trip_memory *m, const void *from);
     int (*get_cb)(struct trip_memory *m, void *to);
+    /* The daemon refused to register it, and said why. true: this is what to expect of the daemon,
+     * and a finding says so. NULL: it never is. */
+    bool (*refused_cb)(struct trip_memory *m, const char *why);
     void *ctx;
     char why[160];
 };
 
 #define TRIP_BYTES (16u << 20)
-/* Dumps, looks up, loads, compares and drops TRIP_BYTES. */
+/* Dumps, looks up, loads, compares and drops TRIP_BYTES. Waits for a daemon that starts its GPUs. */
 void doctor_trip(struct doctor *d, const char *check, struct trip_memory *m);
 
 #endif

@@ -120,6 +120,7 @@ static bool driver_open(struct doctor *d)
 /* ---- one GPU ---- */
 
 struct one {
+    struct doctor *doctor;
     int device;
     char check[32], name[96];
     gpu_uuid uuid;
@@ -149,17 +150,37 @@ static int gpu_get_cb(struct trip_memory *m, void *to)
     return memory_failed(m, gpu.cuMemcpyDtoH_v2(to, g->memory, TRIP_BYTES));
 }
 
-/* Whether the daemon has this GPU. */
+/* Whether the daemon has this GPU by now. */
 static bool daemon_has(const struct doctor *d, const gpu_uuid *uuid)
 {
-    for (uint32_t i = 0; i < answer_count(d->stats, "devices"); i++) {
-        const msgpack_object *o = answer_get(answer_at(d->stats, "devices", i), "uuid");
+    struct answer stats;
+    bool has = false;
 
-        if (o != NULL && o->type == MSGPACK_OBJECT_BIN && o->via.bin.size == sizeof uuid->bytes &&
-            memcmp(o->via.bin.ptr, uuid->bytes, sizeof uuid->bytes) == 0)
-            return true;
+    if (answer_call(d->client, UCM_METHOD_STATS, NULL, (int)args_number(d->a, "timeout"), &stats) !=
+        0)
+        return false;
+    for (uint32_t i = 0; i < answer_count(stats.root, "devices"); i++) {
+        const msgpack_object *o = answer_get(answer_at(stats.root, "devices", i), "uuid");
+
+        has |= o != NULL && o->type == MSGPACK_OBJECT_BIN &&
+               o->via.bin.size == sizeof uuid->bytes &&
+               memcmp(o->via.bin.ptr, uuid->bytes, sizeof uuid->bytes) == 0;
     }
-    return false;
+    answer_close(&stats);
+    return has;
+}
+
+/* A GPU that the daemon was not given may be meant so; one that it has and can't open is not. */
+static bool gpu_refused_cb(struct trip_memory *m, const char *why)
+{
+    struct one *g = m->ctx;
+
+    if (daemon_has(g->doctor, &g->uuid))
+        return false;
+    doctor_add(g->doctor, DOCTOR_WARN, g->check,
+               "device.cuda: auto, a daemon built with CUDA, and /dev/nvidia-uvm before it starts",
+               "the daemon does not use %s: %s", g->name, why);
+    return true;
 }
 
 static void trip_gpu(struct doctor *d, struct one *g)
@@ -168,6 +189,7 @@ static void trip_gpu(struct doctor *d, struct one *g)
                             .gpu = g->uuid.bytes,
                             .put_cb = gpu_put_cb,
                             .get_cb = gpu_get_cb,
+                            .refused_cb = gpu_refused_cb,
                             .ctx = g};
     gpu_pointer base = 0;
     gpu_ipc handle;
@@ -175,13 +197,6 @@ static void trip_gpu(struct doctor *d, struct one *g)
 
     if (d->client == NULL) {
         doctor_add(d, DOCTOR_SKIP, g->check, "start the daemon", "round trip not tried: no daemon");
-        return;
-    }
-    if (!daemon_has(d, &g->uuid)) {
-        doctor_add(d, DOCTOR_WARN, g->check,
-                   "device.cuda: auto, a daemon built with CUDA, and /dev/nvidia-uvm before it "
-                   "starts",
-                   "the daemon does not use %s", g->name);
         return;
     }
     r = gpu.cuMemAlloc_v2(&g->memory, TRIP_BYTES);
@@ -236,6 +251,7 @@ static void check_gpu(struct doctor *d, int number, struct one *g)
     void *context = NULL;
     gpu_result r = gpu.cuDeviceGet(&g->device, number);
 
+    g->doctor = d;
     snprintf(g->check, sizeof g->check, "gpu %d", number);
     if (r == 0)
         r = gpu.cuDeviceGetName(g->name, sizeof g->name, g->device);

@@ -1,18 +1,26 @@
 /* A round trip: is the cache really active? As a worker of its own, in a namespace of its own. */
 #include "client/ctl/doctor.h"
 
+#include "proto/backoff.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BLOCKS 64u
 #define LAYERS 4u
 #define CHUNK (TRIP_BYTES / BLOCKS / LAYERS)
 #define SECONDS 0.3 /* of loads */
+/* How long a busy daemon is asked again: NVIDIA's driver takes some seconds to start on a host of
+ * eight GPUs, and the daemon answers others meanwhile. */
+#define BUSY_SECONDS 20.0
+#define BUSY_MIN_MS 20
+#define BUSY_MAX_MS 500
 
 struct trip {
     struct doctor *d;
@@ -24,6 +32,7 @@ struct trip {
     uint8_t *sent, *got;
     double dump, load; /* bytes a second */
     const char *step;  /* that failed */
+    bool refused;      /* it was the registration */
     char why[256];
 };
 
@@ -37,6 +46,28 @@ static int failed(struct trip *t, const char *step, const char *why)
 static int library_failed(struct trip *t, const char *step)
 {
     return failed(t, step, ucm_errmsg()[0] != '\0' ? ucm_errmsg() : "failed");
+}
+
+/* Only a registration says what the daemon makes of the device: its list of devices is empty while
+ * the driver starts, and the GPU's context opens with the first region. */
+static int register_region(struct trip *t, const struct ucm_region_spec *spec)
+{
+    double until = doctor_now() + BUSY_SECONDS;
+    struct backoff wait;
+    int rc;
+
+    backoff_init(&wait, BUSY_MIN_MS, BUSY_MAX_MS, 0);
+    for (;;) {
+        rc = ucm_region_register(t->ns, spec, -1, &t->region);
+        if (rc != -UCM_EBUSY || doctor_now() > until)
+            break;
+        backoff_fail(&wait, 0);
+        nanosleep(&(struct timespec){.tv_nsec = (long)wait.pause * 1000000}, NULL);
+    }
+    if (rc == 0)
+        return 0;
+    t->refused = true;
+    return library_failed(t, "registering memory");
 }
 
 static int open_region(struct trip *t)
@@ -71,9 +102,7 @@ static int open_region(struct trip *t)
                                        .shard = i};
     if (ucm_namespace_open(t->d->client, &identity, -1, &t->ns) < 0)
         return library_failed(t, "opening a namespace");
-    if (ucm_region_register(t->ns, &spec, -1, &t->region) < 0)
-        return library_failed(t, "registering memory");
-    return 0;
+    return register_region(t, &spec);
 }
 
 /* A load or dump of all blocks, to its end. */
@@ -191,6 +220,8 @@ void doctor_trip(struct doctor *d, const char *check, struct trip_memory *m)
             t.step = step;
     }
     trip_close(&t);
+    if (t.refused && m->refused_cb != NULL && m->refused_cb(m, t.why))
+        return;
     if (t.step != NULL)
         doctor_add(d, DOCTOR_FAIL, check, "see the daemon's log and 'ucmctl health'", "%s: %s",
                    t.step, t.why);

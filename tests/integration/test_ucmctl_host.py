@@ -20,32 +20,8 @@ GIB = 1 << 30
 # Public numbers of Llama-3.1-70B.
 LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
          "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
-# As much of libcuda.so.1 as doctor calls.
-DRIVER = r"""
-#include <stdlib.h>
-#include <string.h>
-typedef unsigned long long P;
-static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
-int cuInit(unsigned f) { return number("DRIVER_ERROR", 0); }
-int cuDriverGetVersion(int *v) { *v = 12040; return 0; }
-int cuGetErrorName(int r, const char **s) { *s = "CUDA_ERROR_MADE_HERE"; return 0; }
-int cuDeviceGetCount(int *n) { *n = number("DRIVER_GPUS", 1); return 0; }
-int cuDeviceGet(int *d, int i) { *d = i; return 0; }
-int cuDeviceGetName(char *s, int n, int d) { strcpy(s, "Made here"); return 0; }
-int cuDeviceGetUuid(char *u, int d) { memset(u, 7, 16); return 0; }
-int cuDevicePrimaryCtxRetain(void **c, int d) { *c = c; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
-int cuCtxSetCurrent(void *c) { return 0; }
-int cuCtxSynchronize(void) { return 0; }
-int cuMemAlloc_v2(P *p, size_t n) { *p = (P)malloc(n); return 0; }
-int cuMemFree_v2(P p) { free((void *)p); return 0; }
-int cuMemGetAddressRange_v2(P *b, size_t *n, P p) { *b = p; return 0; }
-int cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = malloc(n); return 0; }
-int cuMemFreeHost(void *p) { free(p); return 0; }
-int cuMemcpyHtoD_v2(P to, const void *from, size_t n) { memcpy((void *)to, from, n); return 0; }
-int cuMemcpyDtoH_v2(void *to, P from, size_t n) { memcpy(to, (void *)from, n); return 0; }
-int cuIpcGetMemHandle(char *h, P p) { memset(h, 0, 64); return 0; }
-"""
+# Of GPUs whose memory is the host's.
+DRIVER = os.path.join(TOP, "tests/integration/driver/libcuda.c")
 
 
 def ctl(*words, socket=NOWHERE):
@@ -188,28 +164,69 @@ class Doctor(unittest.TestCase):
         ctl("bypass", "load", "off", socket=daemon.socket)
         self.assertNotIn("bypass", self.findings("--quick", socket=daemon.socket))
 
+    def driver(self):
+        """The folder of a driver made here."""
+        folder = tempfile.TemporaryDirectory(prefix="ucmctl.")
+        self.addCleanup(folder.cleanup)
+        subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", os.path.join(folder.name, "libcuda.so.1"), DRIVER], check=True, timeout=TIMEOUT_S)
+        return folder.name
+
+    def gpu_findings(self, folder, *words, socket=NOWHERE, **more):
+        done = subprocess.run([UCMCTL, "--socket", socket, "doctor", "--json", *words], capture_output=True, text=True, timeout=TIMEOUT_S,
+                              check=False, env={**os.environ, "LD_LIBRARY_PATH": folder, **more})
+        found = [(f["check"], f["verdict"], f["text"]) for f in json.loads(done.stdout)["findings"] if "gpu" in f["check"]]
+        return [f for f in found if "/dev/nvidia-uvm" not in f[2]]
+
+    def daemon_with(self, folder, cuda="auto", **environment):
+        """A daemon that finds the driver made here; None where it was built without CUDA."""
+        words = [f"{key}={value}" for key, value in {"LD_LIBRARY_PATH": folder, **environment}.items()]
+        daemon = Daemon(before=("env", *words), nvme=False, **{"device.cuda": cuda, "copy.strategy": "dma"})
+        self.addCleanup(daemon.stop)
+        return None if "built without CUDA" in daemon.log() else daemon
+
     def test_a_gpu(self):
-        """A driver made here, of one GPU whose memory is the host's."""
-        with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
-            source = os.path.join(folder, "driver.c")
-            with open(source, "w") as file:
-                file.write(DRIVER)
-            subprocess.run(["cc", "-shared", "-fPIC", "-o", os.path.join(folder, "libcuda.so.1"), source], check=True, timeout=TIMEOUT_S)
-            environment = {**os.environ, "LD_LIBRARY_PATH": folder}
+        folder = self.driver()
+        self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), self.gpu_findings(folder, "--quick"))
+        self.assertIn(("gpu 0", "skip", "round trip not tried: no daemon"), self.gpu_findings(folder, "--quick"))
+        self.assertRegex(str(self.gpu_findings(folder)), r"'gpu 0', 'ok', 'Made here: the bus carries [\d.]+ GB/s to it'")
+        self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_GPUS="0"), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
+        self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_ERROR="999"), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
 
-            def doctor(*words, **more):
-                done = subprocess.run([UCMCTL, "--socket", more.get("socket", NOWHERE), "doctor", "--json", *words], capture_output=True,
-                                      text=True, timeout=TIMEOUT_S, check=False, env={**environment, **more.get("env", {})})
-                return [(f["check"], f["verdict"], f["text"]) for f in json.loads(done.stdout)["findings"] if "gpu" in f["check"]]
+    def test_a_gpu_that_the_daemon_was_not_given(self):
+        folder = self.driver()
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        why = "the daemon does not use Made here: the daemon has no GPU: CUDA is switched off in the daemon's configuration (device.cuda)"
+        self.assertIn(("gpu 0", "warn", why), self.gpu_findings(folder, "--quick", socket=daemon.socket))
 
-            self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), doctor("--quick"))
-            self.assertIn(("gpu 0", "skip", "round trip not tried: no daemon"), doctor("--quick"))
-            self.assertRegex(str(doctor()), r"'gpu 0', 'ok', 'Made here: the bus carries [\d.]+ GB/s to it'")
-            daemon = Daemon()
-            self.addCleanup(daemon.stop)
-            self.assertIn(("gpu 0", "warn", "the daemon does not use Made here"), doctor("--quick", socket=daemon.socket))
-            self.assertEqual(doctor("--quick", env={"DRIVER_GPUS": "0"}), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
-            self.assertEqual(doctor("--quick", env={"DRIVER_ERROR": "999"}), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
+    def test_the_round_trip_through_a_gpu(self):
+        """Right behind the daemon's start, when its list of devices holds no GPU yet."""
+        folder = self.driver()
+        daemon = self.daemon_with(folder, DRIVER_SLOW_MS="3000")
+        if daemon is None:
+            self.skipTest("ucmd was built without CUDA")
+        self.assertEqual(len(self.stats(daemon)["devices"]), 1)
+        _driver, (check, verdict, text) = self.gpu_findings(folder, "--quick", socket=daemon.socket)
+        self.assertEqual((check, verdict), ("gpu 0", "ok"), text)
+        self.assertRegex(text, r"16 MiB dumped, found, loaded and equal: [\d.]+ GB/s out")
+        (gpu,) = [d for d in self.stats(daemon)["devices"] if d["cuda"]]
+        self.assertGreaterEqual((gpu["dump_bytes"], gpu["load_bytes"]), (16 << 20, 16 << 20))
+        self.assertEqual(gpu["regions"], 0)
+        # One of two GPUs of the host.
+        found = self.gpu_findings(folder, "--quick", socket=daemon.socket, DRIVER_GPUS="2")
+        self.assertEqual([f[:2] for f in found[1:]], [("gpu 0", "ok"), ("gpu 1", "warn")])
+        self.assertIn("the daemon does not use Made here: no GPU with UUID 0808", found[2][2])
+
+    def test_a_gpu_that_the_daemon_can_not_open(self):
+        folder = self.driver()
+        daemon = self.daemon_with(folder, DRIVER_CONTEXT_ERROR="2")
+        if daemon is None:
+            self.skipTest("ucmd was built without CUDA")
+        found = self.gpu_findings(folder, "--quick", socket=daemon.socket)
+        self.assertEqual(found[1], ("gpu 0", "fail", "registering memory: the GPU gives no context: CUDA_ERROR_MADE_HERE (made here)"))
+
+    def stats(self, daemon):
+        return json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)
 
     def test_a_folder_of_ones_own(self):
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
