@@ -62,9 +62,10 @@ PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-con
 # build.c is for programs, not for libraries.
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c)
-# Digests and selection, for the daemon and the client; simd/ is compiled for each instruction set.
-SPARSE_SRC := $(wildcard kernels/sparse/*.c)
-SPARSE_ISA := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
+# For the daemon and the client: digests and selection, and encodings. A simd/ is compiled for each instruction set.
+SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
+ENCODING_SRC := $(wildcard kernels/encoding/*.c)
+KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
@@ -88,12 +89,14 @@ NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/c
 -include kernels/cuda.mk
 
 obj = $(patsubst %.c,$O/obj/%.o,$(1))
-SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) \
-              $(foreach isa,$(SPARSE_ISA),$(patsubst kernels/sparse/simd/%.c,$O/obj/kernels/sparse/$(isa)/%.o,$(wildcard kernels/sparse/simd/*.c)))
-DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(CUDA_OBJ)
+# simd_obj ROOM ISA...
+simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(1)/$(isa)/%.o,$(wildcard kernels/$(1)/simd/*.c)))
+SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
+ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(KERNEL_ISA))
+DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
-CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC)) $(SPARSE_OBJ)
+CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
@@ -322,21 +325,23 @@ $O/obj/%.o: %.c
 	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 # The same bits from every compiler, for every instruction set and on a GPU: nothing is contracted.
-# Digests must not slow a dump, so these are optimised in every build.
-SPARSE_CFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
-                 $(if $(filter avx2,$(SPARSE_ISA)),-DUCM_ISA_X86)
-SPARSE_CFLAGS_base   :=
-SPARSE_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
-SPARSE_CFLAGS_avx512 := $(SPARSE_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
+# Digests and encodings must not slow a dump, so these are optimised in every build.
+KERNEL_CFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
+                 $(if $(filter avx2,$(KERNEL_ISA)),-DUCM_ISA_X86)
+KERNEL_CFLAGS_base   :=
+KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
+KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
-$(call obj,$(SPARSE_SRC)): CFLAGS += $(SPARSE_CFLAGS)
-define sparse_rule
-$O/obj/kernels/sparse/$(1)/%.o: kernels/sparse/simd/%.c
+$(call obj,$(SPARSE_SRC) $(ENCODING_SRC)): CFLAGS += $(KERNEL_CFLAGS)
+# simd_rule ROOM ISA FLAGS
+define simd_rule
+$O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
 	@mkdir -p $$(@D)
 	$$(call say,CC)
-	$$(Q)$$(CC) $$(CFLAGS_ALL) $$(SPARSE_CFLAGS) $$(SPARSE_CFLAGS_$(1)) -DUCM_ISA=$(1) -c $$< -o $$@
+	$$(Q)$$(CC) $$(CFLAGS_ALL) $$(KERNEL_CFLAGS) $(3) -DUCM_ISA=$(2) -c $$< -o $$@
 endef
-$(foreach isa,$(SPARSE_ISA),$(eval $(call sparse_rule,$(isa))))
+$(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAGS_$(isa)))))
+$(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)))))
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
 	$(call say,AR)

@@ -1,0 +1,125 @@
+/* Scalar arithmetic of encodings, one text for C and CUDA: kernels/arith.h says under which rules. */
+#ifndef UCM_KERNELS_ENCODING_ARITH_H
+#define UCM_KERNELS_ENCODING_ARITH_H
+
+#include "kernels/arith.h"
+#include "kernels/encoding/encoding.h"
+
+/* ---- elements of 16 bits ---- */
+
+/* x rounded to nearest even. What is past the largest finite value becomes that, with its sign,
+ * infinities too; NaN becomes 0x7fc0. */
+UCM_HD uint32_t ucm_bf16_encode(float x)
+{
+    uint32_t u = ucm_f32_bits(x), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
+
+    if (rest > UCM_F32_INF)
+        return UCM_BF16_NAN;
+    if (rest > 0x7f7f0000u)
+        return sign | 0x7f7fu;
+    return sign | (rest + 0x7fffu + (rest >> 16 & 1)) >> 16;
+}
+
+/* The same; NaN becomes 0x7e00. */
+UCM_HD uint32_t ucm_f16_encode(float x)
+{
+    uint32_t u = ucm_f32_bits(x), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
+
+    if (rest > UCM_F32_INF)
+        return 0x7e00u;
+    if (rest > 0x477fe000u)
+        return sign | 0x7bffu;
+    if (rest >= 0x38800000u)
+        return sign | (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1)) >> 13;
+    return sign | (uint32_t)ucm_rint(ucm_f32(rest) * 0x1p24f); /* denormal */
+}
+
+UCM_HD float ucm_element_decode(uint32_t dtype, uint32_t h)
+{
+    return dtype == UCM_ENCODING_F16 ? ucm_f16_decode(h) : ucm_bf16_decode(h);
+}
+
+UCM_HD uint32_t ucm_element_encode(uint32_t dtype, float x)
+{
+    return dtype == UCM_ENCODING_F16 ? ucm_f16_encode(x) : ucm_bf16_encode(x);
+}
+
+UCM_HD uint32_t ucm_element_nan(uint32_t dtype)
+{
+    return dtype == UCM_ENCODING_F16 ? 0x7e00u : UCM_BF16_NAN;
+}
+
+UCM_HD uint32_t ucm_element_inf(uint32_t dtype)
+{
+    return dtype == UCM_ENCODING_F16 ? 0x7c00u : 0x7f80u;
+}
+
+/* What the largest magnitude of a row is gathered from, by an integer maximum: the magnitude's bits as
+ * float32, but 0 of NaN and infinities. */
+UCM_HD uint32_t ucm_magnitude(float x)
+{
+    return ucm_not_finite(x) ? 0 : ucm_f32_bits(x) & 0x7fffffffu;
+}
+
+/* ---- fp8 ---- */
+
+#define UCM_FP8_INF 0x7eu
+#define UCM_FP8_NAN 0x7fu
+#define UCM_FP8_SCALE_ONE 127u
+
+/* The scale byte, k + 127, of a row whose largest magnitude (ucm_magnitude) is this: the least k for which
+ * that times 2^-k rounds to a finite code. It is below 432 then; 1.6875 * 2^8 is 432. Never less
+ * than what leaves each code times 2^k a value of the dtype. */
+UCM_HD uint32_t ucm_fp8_scale(uint32_t dtype, uint32_t largest)
+{
+    uint32_t least = dtype == UCM_ENCODING_F16 ? 112u : 3u;
+    uint32_t scale = (largest + 0x280000u) >> 23;
+
+    if (largest == 0)
+        return UCM_FP8_SCALE_ONE;
+    return scale < least + 8 ? least : scale - 8;
+}
+
+/* 2^-k, which the row's elements are multiplied by. */
+UCM_HD float ucm_fp8_multiplier(uint32_t scale)
+{
+    return ucm_f32((254u - scale) << 23); /* 3 <= scale <= 247 */
+}
+
+UCM_HD uint32_t ucm_fp8_encode(float x, float multiplier)
+{
+    uint32_t sign = ucm_f32_bits(x) >> 24 & 0x80u, u;
+    float y;
+
+    if (ucm_is_nan(x))
+        return UCM_FP8_NAN;
+    if (ucm_not_finite(x))
+        return sign | UCM_FP8_INF;
+    y = ucm_abs(x) * multiplier;
+    u = ucm_f32_bits(y);
+    if (u < 0x3c800000u) /* 2^-6: denormal */
+        return sign | (uint32_t)ucm_rint(y * 0x1p9f);
+    return sign | (((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120u << 3));
+}
+
+/* 2^k for any scale byte; 255 is NaN. */
+UCM_HD float ucm_fp8_power(uint32_t scale)
+{
+    if (scale == 255)
+        return ucm_f32(0x7fc00000u);
+    return ucm_f32(scale > 0 ? scale << 23 : 1u << 22);
+}
+
+/* An element's bits. power: ucm_fp8_power of the row's scale. */
+UCM_HD uint32_t ucm_fp8_decode(uint32_t dtype, uint32_t code, float power)
+{
+    uint32_t rest = code & 0x7fu;
+
+    if (rest == UCM_FP8_NAN)
+        return ucm_element_nan(dtype);
+    if (rest == UCM_FP8_INF)
+        return (code & 0x80u) << 8 | ucm_element_inf(dtype);
+    return ucm_element_encode(dtype, ucm_fp8_e4m3_decode(code) * power);
+}
+
+#endif

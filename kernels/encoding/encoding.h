@@ -1,0 +1,154 @@
+/* Encodings: smaller forms of KV, a section of a shard at a time.
+ *
+ * A shard is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim elements,
+ * contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of 16 bytes;
+ * the forms of a shard's sections follow one another. docs/encodings.md, "Bytes", defines every byte and
+ * every rounding, so that this code, its SIMD and CUDA forms and implementations by others give the same
+ * bits. The scalar arithmetic that C and CUDA share is in kernels/encoding/arith.h.
+ *
+ * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode and
+ * decode. Encoding reads the section's plain bytes and writes all of its coded bytes; any value is
+ * allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the coded bytes are, and
+ * reads and writes nothing else. Any alignment. */
+#ifndef UCM_KERNELS_ENCODING_H
+#define UCM_KERNELS_ENCODING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- what is encoded, and how ---- */
+
+#define UCM_ENCODING_TOKENS_MAX 1024
+#define UCM_ENCODING_HEADS_MAX 1024
+#define UCM_ENCODING_DIM_MAX 1024
+#define UCM_ENCODING_ELEMENTS_MAX (UINT64_C(1) << 22) /* of a section: some ms of a thread */
+
+/* On the wire and in identities: numbers keep their meaning. */
+enum ucm_encoding {
+    UCM_ENCODING_NONE = 0,
+    UCM_ENCODING_FP8 = 1,
+    UCM_ENCODING_INT8 = 2,
+    UCM_ENCODING_Q4 = 3,
+    UCM_ENCODING_LOSSLESS = 4,
+};
+
+enum ucm_encoding_dtype { /* the numbers of enum ucm_kv_dtype */
+                          UCM_ENCODING_F32 = 0,
+                          UCM_ENCODING_F16 = 1,
+                          UCM_ENCODING_BF16 = 2,
+                          UCM_ENCODING_FP8_E4M3 = 3,
+};
+
+enum ucm_encoding_kind { UCM_ENCODING_K = 0, UCM_ENCODING_V = 1 };
+
+enum ucm_encoding_order {
+    UCM_ENCODING_NHD = 0, /* row t * heads + h is token t of head h */
+    UCM_ENCODING_HND = 1, /* row h * tokens + t is */
+};
+
+enum ucm_encoding_axis { /* int8: what has a scale in K */
+                         UCM_ENCODING_AXIS_ROW = 0,
+                         UCM_ENCODING_AXIS_CHANNEL =
+                             1, /* a channel of a head, over the section's tokens */
+};
+
+#define UCM_ENCODING_SECTIONS_MAX 2
+
+struct ucm_encoding_section {
+    uint32_t kind; /* enum ucm_encoding_kind; section 0 is K, section 1 is V */
+    uint32_t tokens, heads, dim;
+    uint32_t order; /* enum ucm_encoding_order */
+};
+
+/* Fields that the encoding does not use are ignored; zero them. */
+struct ucm_encoding_spec {
+    uint32_t encoding;   /* enum ucm_encoding */
+    uint32_t version;    /* of that encoding's definition */
+    uint32_t dtype;      /* enum ucm_encoding_dtype, of the plain form */
+    uint32_t n_sections; /* 1 or 2 */
+    struct ucm_encoding_section section[UCM_ENCODING_SECTIONS_MAX];
+    uint32_t axis; /* int8: enum ucm_encoding_axis */
+    uint64_t seed; /* q4: of the signs */
+};
+
+#define UCM_ENCODING_WHY 200 /* bytes of a refusal's sentence */
+
+/* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. All other
+ * functions take a spec that it accepts. */
+int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY]);
+
+/* ---- bytes ---- */
+
+uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
+uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section); /* coded */
+
+/* Of all sections. */
+uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec);
+uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec);
+
+/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields that do
+ * not change the coded bytes are 0 in it, so specs that mean the same have the same form. */
+#define UCM_ENCODING_IDENTITY_BYTES 96
+void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
+                           uint8_t out[UCM_ENCODING_IDENTITY_BYTES]);
+
+/* ---- encoding and decoding ---- */
+
+/* One section. Memory of plain and coded does not overlap. */
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
+                void *coded);
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded,
+                void *plain);
+
+/* Whether the encoding could hold what was encoded. Only lossless can say no, of contents that it
+ * would not make smaller; what such a section decodes to is not what was encoded. */
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded);
+
+/* ---- encodings ---- */
+
+/* One file and one line in spec.c each. These functions are the reference: ucm_encode and ucm_decode
+ * may run a faster form, which gives the same bits. */
+struct ucm_encoding_method {
+    uint32_t number, version;
+    const char *name;
+    uint32_t dtypes; /* bit d: plain elements may be of enum ucm_encoding_dtype d */
+    /* Which fields of a spec change the coded bytes, beside the sizes. */
+    bool (*uses_order)(const struct ucm_encoding_spec *spec, uint32_t section);
+    bool uses_axis, uses_seed;
+    /* Refuses parameters; NULL: none to refuse. Fills in why as ucm_encoding_check does. */
+    int (*check)(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY]);
+    uint64_t (*bytes)(const struct ucm_encoding_spec *spec, uint32_t section);
+    void (*encode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+                   uint8_t *coded);
+    void (*decode)(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *plain);
+    bool (*fits)(const struct ucm_encoding_spec *spec, uint32_t section,
+                 const uint8_t *coded); /* NULL: always */
+};
+
+/* Ends with NULL. */
+extern const struct ucm_encoding_method *const ucm_encoding_methods[];
+
+/* NULL: no such encoding. */
+const struct ucm_encoding_method *ucm_encoding_method(uint32_t number);
+const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
+
+/* ---- planes ---- */
+
+/* A section in the pages of a region, and in the slots of its namespace: block b's plain form is at base
+ * + b * stride, its coded form at slot_offset in the slot. */
+struct ucm_encoding_plane {
+    uint64_t base, stride, slot_offset;
+    uint32_t bytes;   /* coded */
+    uint32_t section; /* of the spec */
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,208 @@
+/* What a spec may say, its sizes, its identity, and the table of encodings. */
+#include "kernels/encoding/method.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#define IDENTITY_VERSION 1
+
+const struct ucm_encoding_method *const ucm_encoding_methods[] = {
+    &encoding_fp8,
+    NULL,
+};
+
+int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(why, UCM_ENCODING_WHY, format, args);
+    va_end(args);
+    return -EINVAL;
+}
+
+const struct ucm_encoding_method *ucm_encoding_method(uint32_t number)
+{
+    for (const struct ucm_encoding_method *const *m = ucm_encoding_methods; *m != NULL; m++)
+        if ((*m)->number == number)
+            return *m;
+    return NULL;
+}
+
+const struct ucm_encoding_method *ucm_encoding_method_named(const char *name)
+{
+    for (const struct ucm_encoding_method *const *m = ucm_encoding_methods; *m != NULL; m++)
+        if (strcmp((*m)->name, name) == 0)
+            return *m;
+    return NULL;
+}
+
+/* ---- checks ---- */
+
+static const char *dtype_name(uint32_t dtype)
+{
+    static const char *const names[] = {"f32", "f16", "bf16", "fp8_e4m3"};
+
+    return dtype <= UCM_ENCODING_FP8_E4M3 ? names[dtype] : "unknown";
+}
+
+/* "f16 or bf16" */
+static void dtype_list(uint32_t dtypes, char out[64])
+{
+    size_t n = 0;
+
+    out[0] = '\0';
+    for (uint32_t d = 0; d <= UCM_ENCODING_FP8_E4M3; d++)
+        if (dtypes >> d & 1)
+            n += (size_t)snprintf(out + n, 64 - n, "%s%s", n > 0 ? " or " : "", dtype_name(d));
+}
+
+static int check_size(uint32_t section, const char *name, uint32_t value, uint32_t most,
+                      char why[UCM_ENCODING_WHY])
+{
+    if (value >= 1 && value <= most)
+        return 0;
+    return encoding_refuse(why, "%s of section %u (%s) is %u; 1 to %u are allowed", name, section,
+                           section == 0 ? "K" : "V", value, most);
+}
+
+static int check_section(const struct ucm_encoding_spec *spec, uint32_t section,
+                         char why[UCM_ENCODING_WHY])
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    int r;
+
+    if (s->kind != section)
+        return encoding_refuse(why, "section %u has kind %u; section 0 is K (0), section 1 V (1)",
+                               section, s->kind);
+    if (s->order > UCM_ENCODING_HND)
+        return encoding_refuse(why,
+                               "order of section %u is %u; 0 (token after token) and 1 (head after "
+                               "head) are allowed",
+                               section, s->order);
+    r = check_size(section, "tokens", s->tokens, UCM_ENCODING_TOKENS_MAX, why);
+    if (r == 0)
+        r = check_size(section, "heads", s->heads, UCM_ENCODING_HEADS_MAX, why);
+    if (r == 0)
+        r = check_size(section, "dim", s->dim, UCM_ENCODING_DIM_MAX, why);
+    if (r == 0 && (uint64_t)s->tokens * s->heads * s->dim > UCM_ENCODING_ELEMENTS_MAX)
+        r = encoding_refuse(why, "%u tokens of %u heads of %u are more than %u elements", s->tokens,
+                            s->heads, s->dim, (unsigned)UCM_ENCODING_ELEMENTS_MAX);
+    return r;
+}
+
+int ucm_encoding_check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(spec->encoding);
+    char list[64];
+    int r = 0;
+
+    if (m == NULL)
+        return encoding_refuse(why, "there is no encoding %u", spec->encoding);
+    if (spec->version != m->version)
+        return encoding_refuse(why, "version %u of %s is not known here; %u is", spec->version,
+                               m->name, m->version);
+    if (spec->dtype > UCM_ENCODING_FP8_E4M3 || (m->dtypes >> spec->dtype & 1) == 0) {
+        dtype_list(m->dtypes, list);
+        return encoding_refuse(why, "dtype %u (%s) can't be encoded as %s; %s can", spec->dtype,
+                               dtype_name(spec->dtype), m->name, list);
+    }
+    if (spec->n_sections < 1 || spec->n_sections > UCM_ENCODING_SECTIONS_MAX)
+        return encoding_refuse(why, "%u sections; 1 (MLA) and 2 (K, V) are allowed",
+                               spec->n_sections);
+    for (uint32_t i = 0; r == 0 && i < spec->n_sections; i++)
+        r = check_section(spec, i, why);
+    return r == 0 && m->check != NULL ? m->check(spec, why) : r;
+}
+
+/* ---- sizes ---- */
+
+uint64_t ucm_encoding_plain_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    uint64_t elements = encoding_elements(&spec->section[section]);
+
+    return spec->dtype == UCM_ENCODING_FP8_E4M3 ? elements
+           : spec->dtype == UCM_ENCODING_F32    ? 4 * elements
+                                                : 2 * elements;
+}
+
+uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return ucm_encoding_method(spec->encoding)->bytes(spec, section);
+}
+
+uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < spec->n_sections; i++)
+        sum += ucm_encoding_plain_bytes(spec, i);
+    return sum;
+}
+
+uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < spec->n_sections; i++)
+        sum += ucm_encoding_bytes(spec, i);
+    return sum;
+}
+
+/* ---- identity ---- */
+
+static uint8_t *put(uint8_t *to, uint64_t value, unsigned bytes)
+{
+    for (unsigned i = 0; i < bytes; i++)
+        *to++ = (uint8_t)(value >> 8 * i);
+    return to;
+}
+
+void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
+                           uint8_t out[UCM_ENCODING_IDENTITY_BYTES])
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(spec->encoding);
+    uint8_t *to = out;
+
+    memset(out, 0, UCM_ENCODING_IDENTITY_BYTES);
+    to = put(to, IDENTITY_VERSION, 4);
+    to = put(to, spec->encoding, 4);
+    to = put(to, spec->version, 4);
+    to = put(to, spec->dtype, 4);
+    to = put(to, spec->n_sections, 4);
+    to = put(to, m->uses_axis ? spec->axis : 0, 4);
+    to = put(to, m->uses_seed ? spec->seed : 0, 8);
+    for (uint32_t i = 0; i < spec->n_sections; i++) {
+        const struct ucm_encoding_section *s = &spec->section[i];
+        bool order = m->uses_order != NULL && m->uses_order(spec, i);
+
+        to = put(to, s->kind, 4);
+        to = put(to, s->tokens, 4);
+        to = put(to, s->heads, 4);
+        to = put(to, s->dim, 4);
+        to = put(to, order ? s->order : 0, 4);
+    }
+}
+
+/* ---- through the table ---- */
+
+void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
+                void *coded)
+{
+    ucm_encoding_method(spec->encoding)->encode(spec, section, plain, coded);
+}
+
+void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded,
+                void *plain)
+{
+    ucm_encoding_method(spec->encoding)->decode(spec, section, coded, plain);
+}
+
+bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded)
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(spec->encoding);
+
+    return m->fits == NULL || m->fits(spec, section, coded);
+}

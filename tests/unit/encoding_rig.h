@@ -1,0 +1,150 @@
+/* Sections of all sizes and rows of hostile values, for the tests of kernels/encoding. */
+#ifndef UCM_TESTS_ENCODING_RIG_H
+#define UCM_TESTS_ENCODING_RIG_H
+
+#include "kernels/encoding/arith.h"
+#include "kernels/encoding/encoding.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RIG_FN static inline __attribute__((unused))
+
+static uint64_t rig_state = 1;
+
+RIG_FN uint64_t rig_random(void)
+{
+    rig_state += UINT64_C(0x9e3779b97f4a7c15);
+    return ucm_mix64(rig_state);
+}
+
+RIG_FN uint32_t rig_below(uint32_t n)
+{
+    return (uint32_t)((rig_random() >> 32) * n >> 32);
+}
+
+/* About normal: a sum of four uniform values. */
+RIG_FN float rig_normal(void)
+{
+    float sum = 0;
+
+    for (int i = 0; i < 4; i++)
+        sum += (float)rig_below(1 << 20) * 0x1p-20f - 0.5f;
+    return sum * 1.7f;
+}
+
+RIG_FN struct ucm_encoding_spec rig_spec(uint32_t encoding, uint32_t dtype, uint32_t tokens,
+                                         uint32_t heads, uint32_t dim)
+{
+    return (struct ucm_encoding_spec){
+        .encoding = encoding,
+        .version = 1,
+        .dtype = dtype,
+        .n_sections = 2,
+        .section = {{.kind = UCM_ENCODING_K, .tokens = tokens, .heads = heads, .dim = dim},
+                    {.kind = UCM_ENCODING_V, .tokens = tokens, .heads = heads, .dim = dim}},
+    };
+}
+
+enum rig_values {
+    RIG_NORMAL,  /* as keys are, one channel stands out */
+    RIG_BITS,    /* any bits */
+    RIG_FINITE,  /* any finite bits */
+    RIG_TINY,    /* denormals and near them */
+    RIG_HUGE,    /* near the largest */
+    RIG_SPECIAL, /* normal with NaN, infinities, zeros of both signs */
+    RIG_ZERO,
+    RIG_VALUES,
+};
+
+RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t channel)
+{
+    static const uint32_t special[2][8] = {
+        {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff, 0x0000, 0x8000, 0x0001},
+        {0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x0000, 0x8000, 0x0001}};
+    uint32_t h = (uint32_t)rig_random() & 0xffff, inf = ucm_element_inf(dtype);
+
+    switch (values) {
+    case RIG_BITS:
+        return h;
+    case RIG_FINITE:
+        return (h & inf) == inf ? h & ~(inf & (inf - 1)) : h;
+    case RIG_TINY:
+        return h & (0x8000 | (dtype == UCM_ENCODING_F16 ? 0xfff : 0x1ff));
+    case RIG_HUGE:
+        return (h & 0x80ff) | (dtype == UCM_ENCODING_F16 ? 0x7b00 : 0x7f00);
+    case RIG_SPECIAL:
+        if (rig_below(4) == 0)
+            return special[dtype == UCM_ENCODING_BF16][rig_below(8)];
+        break;
+    case RIG_ZERO:
+        return h & 0x8000;
+    default:
+        break;
+    }
+    return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
+}
+
+/* Of the section's elements; values of each row from `values`, or of a kind for each row by chance if
+ * that is RIG_VALUES. */
+RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enum rig_values values,
+                     uint8_t *plain)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+
+    for (uint32_t row = 0; row < s->tokens * s->heads; row++) {
+        enum rig_values kind =
+            values < RIG_VALUES ? values : (enum rig_values)rig_below(RIG_VALUES);
+
+        for (uint32_t c = 0; c < s->dim; c++) {
+            uint16_t h = (uint16_t)rig_element(spec->dtype, kind, c);
+
+            memcpy(plain + 2 * ((size_t)row * s->dim + c), &h, sizeof(h));
+        }
+    }
+}
+
+/* A section in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd address
+ * if that is asked for. */
+struct rig_section {
+    struct ucm_encoding_spec spec;
+    uint32_t section, odd;
+    uint64_t plain_bytes, bytes;
+    uint8_t *plain, *coded, *again; /* again: decoded */
+};
+
+RIG_FN struct rig_section rig_section(const struct ucm_encoding_spec *spec, uint32_t section,
+                                      uint32_t odd)
+{
+    struct rig_section r = {.spec = *spec, .section = section, .odd = odd};
+
+    r.plain_bytes = ucm_encoding_plain_bytes(spec, section);
+    r.bytes = ucm_encoding_bytes(spec, section);
+    r.plain = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
+    r.coded = (uint8_t *)malloc(r.bytes + odd) + odd;
+    r.again = (uint8_t *)malloc(r.plain_bytes + odd) + odd;
+    memset(r.coded, 0xa5, r.bytes);
+    memset(r.again, 0xa5, r.plain_bytes);
+    return r;
+}
+
+RIG_FN void rig_free(struct rig_section *r)
+{
+    free(r->plain - r->odd);
+    free(r->coded - r->odd);
+    free(r->again - r->odd);
+}
+
+RIG_FN uint32_t rig_get(const uint8_t *plain, uint64_t i)
+{
+    return (uint32_t)plain[2 * i] | (uint32_t)plain[2 * i + 1] << 8;
+}
+
+RIG_FN float rig_value(const struct ucm_encoding_spec *spec, const uint8_t *plain, uint64_t i)
+{
+    return ucm_element_decode(spec->dtype, rig_get(plain, i));
+}
+
+#endif
