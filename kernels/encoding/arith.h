@@ -122,4 +122,40 @@ UCM_HD uint32_t ucm_fp8_decode(uint32_t dtype, uint32_t code, float power)
     return ucm_element_encode(dtype, ucm_fp8_e4m3_decode(code) * power);
 }
 
+/* ---- int8 ---- */
+
+#define UCM_INT8_STEPS 126.0f
+#define UCM_INT8_INF 127
+#define UCM_INT8_NAN (-128)
+
+/* The scale, bf16 bits, of elements whose largest magnitude (ucm_magnitude) is this: a normal number, so that
+ * 1 / scale is finite. */
+UCM_HD uint32_t ucm_int8_scale(uint32_t largest)
+{
+    uint32_t s = ucm_scale(ucm_f32(largest), UCM_INT8_STEPS);
+
+    return s < 0x80u ? 0x80u : s;
+}
+
+/* reciprocal: 1 / scale, rounded. A finite x is at most 126 scales, and so is the product, but for
+ * rounding errors that rint removes. */
+UCM_HD int32_t ucm_int8_encode(float x, float reciprocal)
+{
+    if (ucm_is_nan(x))
+        return UCM_INT8_NAN;
+    if (ucm_not_finite(x))
+        return x < 0 ? -UCM_INT8_INF : UCM_INT8_INF;
+    return (int32_t)ucm_rint(x * reciprocal);
+}
+
+/* An element's bits. */
+UCM_HD uint32_t ucm_int8_decode(uint32_t dtype, int32_t code, float scale)
+{
+    if (code == UCM_INT8_NAN)
+        return ucm_element_nan(dtype);
+    if (code == UCM_INT8_INF || code == -UCM_INT8_INF)
+        return (code < 0 ? 0x8000u : 0) | ucm_element_inf(dtype);
+    return ucm_element_encode(dtype, (float)code * scale);
+}
+
 #endif

@@ -45,6 +45,6 @@ static inline void encoding_put16(uint8_t *p, uint32_t h)
     p[1] = (uint8_t)(h >> 8);
 }
 
-extern const struct ucm_encoding_method encoding_fp8;
+extern const struct ucm_encoding_method encoding_fp8, encoding_int8;
 
 #endif

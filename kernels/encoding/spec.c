@@ -10,6 +10,7 @@
 
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
     &encoding_fp8,
+    &encoding_int8,
     NULL,
 };
 

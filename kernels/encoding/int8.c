@@ -1,0 +1,124 @@
+/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each head's channel. */
+#include "kernels/encoding/arith.h"
+#include "kernels/encoding/method.h"
+
+static bool by_channel(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return spec->axis == UCM_ENCODING_AXIS_CHANNEL && spec->section[section].kind == UCM_ENCODING_K;
+}
+
+static uint64_t scales_at(const struct ucm_encoding_section *s)
+{
+    return encoding_align(encoding_elements(s));
+}
+
+static uint32_t scales(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+
+    return by_channel(spec, section) ? s->heads * s->dim : encoding_rows(s);
+}
+
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return scales_at(&spec->section[section]) + encoding_align(UINT64_C(2) * scales(spec, section));
+}
+
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+
+    return by_channel(spec, section) && s->tokens > 1 && s->heads > 1;
+}
+
+static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
+{
+    if (spec->axis > UCM_ENCODING_AXIS_CHANNEL)
+        return encoding_refuse(
+            why, "axis is %u; 0 (a scale a row) and 1 (a scale a channel of K) are allowed",
+            spec->axis);
+    return 0;
+}
+
+/* Elements that share a scale: n of them, the first at `first`, then `step` on. */
+struct group {
+    uint64_t first, step;
+    uint32_t n;
+};
+
+static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t section, uint32_t i)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    uint64_t head = i / s->dim, channel = i % s->dim;
+
+    if (!by_channel(spec, section))
+        return (struct group){(uint64_t)i * s->dim, 1, s->dim};
+    if (s->order == UCM_ENCODING_NHD)
+        return (struct group){head * s->dim + channel, (uint64_t)s->heads * s->dim, s->tokens};
+    return (struct group){head * s->tokens * s->dim + channel, s->dim, s->tokens};
+}
+
+static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_t *plain,
+                             uint8_t *codes)
+{
+    uint64_t end = g->first + g->n * g->step;
+    uint32_t largest = 0, scale;
+    float reciprocal;
+
+    for (uint64_t i = g->first; i < end; i += g->step) {
+        uint32_t magnitude =
+            ucm_magnitude(ucm_element_decode(dtype, encoding_get16(plain + 2 * i)));
+
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    scale = ucm_int8_scale(largest);
+    reciprocal = 1.0f / ucm_bf16_decode(scale);
+    for (uint64_t i = g->first; i < end; i += g->step)
+        codes[i] = (uint8_t)ucm_int8_encode(
+            ucm_element_decode(dtype, encoding_get16(plain + 2 * i)), reciprocal);
+    return scale;
+}
+
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+                   uint8_t *coded)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    uint32_t n = scales(spec, section);
+    uint64_t at = scales_at(s);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct group g = group_of(spec, section, i);
+
+        encoding_put16(coded + at + 2 * i, encode_group(spec->dtype, &g, plain, coded));
+    }
+    encoding_pad(coded, encoding_elements(s), at);
+    encoding_pad(coded, at + UINT64_C(2) * n, bytes(spec, section));
+}
+
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *plain)
+{
+    uint32_t n = scales(spec, section);
+    uint64_t at = scales_at(&spec->section[section]);
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct group g = group_of(spec, section, i);
+        float scale = ucm_bf16_decode(encoding_get16(coded + at + 2 * i));
+
+        for (uint64_t e = g.first; e < g.first + g.n * g.step; e += g.step)
+            encoding_put16(plain + 2 * e, ucm_int8_decode(spec->dtype, (int8_t)coded[e], scale));
+    }
+}
+
+const struct ucm_encoding_method encoding_int8 = {
+    .number = UCM_ENCODING_INT8,
+    .version = 1,
+    .name = "int8",
+    .dtypes = 1u << UCM_ENCODING_F16 | 1u << UCM_ENCODING_BF16,
+    .uses_order = uses_order,
+    .uses_axis = true,
+    .check = check,
+    .bytes = bytes,
+    .encode = encode,
+    .decode = decode,
+};
