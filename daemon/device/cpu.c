@@ -104,6 +104,35 @@ static void begin(struct cpu *c, struct device_job *job)
         uv_cond_broadcast(&c->work.cond);
 }
 
+/* Encodes or decodes between slots and pages. */
+static void code_piece(struct device_job *job, const struct job_piece *piece)
+{
+    const struct ucm_encoding_spec *encoding = job->region->encoding;
+
+    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
+        for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
+            const struct ucm_encoding_plane *plane = &job->region->coded[p];
+            void *slot = (void *)(uintptr_t)(job->items[i].slot + plane->slot_offset);
+            void *page = (void *)(uintptr_t)(plane->base + job->items[i].block * plane->stride);
+
+            if (job->op == DEVICE_LOAD)
+                ucm_decode(encoding, plane->section, slot, page);
+            else
+                ucm_encode(encoding, plane->section, page, slot);
+        }
+    if (job->op == DEVICE_DUMP)
+        job_mark_unfit(job, piece);
+}
+
+static void copy_piece(struct device_job *job, const struct job_piece *piece)
+{
+    if (job->coded)
+        code_piece(job, piece);
+    else
+        ucm_copy_ref(&job->region->planes[piece->first_plane], piece->n_planes,
+                     &job->items[piece->first_item], piece->n_items, job_direction(job));
+}
+
 static void copy_next(struct cpu *c, struct device_job *job)
 {
     struct job_piece piece;
@@ -115,8 +144,7 @@ static void copy_next(struct cpu *c, struct device_job *job)
     uv_mutex_unlock(&c->work.mutex);
     deserted = job->op == DEVICE_LOAD && job_deserted(job);
     if (!deserted)
-        ucm_copy_ref(&job->region->planes[piece.first_plane], piece.n_planes,
-                     &job->items[piece.first_item], piece.n_items, job_direction(job));
+        copy_piece(job, &piece);
     if (job->op == DEVICE_DUMP)
         deserted = job_deserted(job);
     uv_mutex_lock(&c->work.mutex);

@@ -259,6 +259,9 @@ static int begin(struct gpu *g, struct device_job *job)
 {
     int rc = job_check(job, job_clock_ms());
 
+    if (rc == 0 && job->coded)
+        rc = job_refuse(job, -EINVAL, UCM_WIRE_UNSUPPORTED,
+                        "this daemon encodes on cpu regions only");
     if (rc == 0)
         rc = gpu_memory_need(g, job);
     job->begun = rc == 0;

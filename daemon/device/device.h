@@ -26,9 +26,11 @@
 #include "daemon/base/numa.h"
 #include "daemon/device/plan.h"
 #include "kernels/copy.h"
+#include "kernels/encoding/encoding.h"
 #include "proto/errors.h"
 #include "proto/messages.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -50,6 +52,8 @@ struct device_handle {
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
+#define DEVICE_ENCODED_ALIGN 16u /* where a section begins in a page */
+
 /* A worker's registered memory. region_check fills it; the caller adds device, pid, connection and
  * peer_fd before OPEN; the device adds addresses. */
 struct device_region {
@@ -66,6 +70,11 @@ struct device_region {
     uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
+    /* Of an encoded namespace's region, each of whose planes is one section: how blocks are encoded, and
+     * where the sections lie in a coded slot (n_planes of them). NULL both: blocks are copied as they
+     * are. A region serves both forms, by device_job.coded. */
+    const struct ucm_encoding_spec *encoding;
+    struct ucm_encoding_plane *coded;
     struct device_users users;
     void *mapping; /* device's own */
 };
@@ -91,11 +100,14 @@ struct device_staging {
  * - handles are of the device's kind;
  * - every plane's last block ends inside its handle, and strides hold a chunk;
  * - planes are sorted by shard, and the chunks of each shard add up to shard_bytes;
- * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only.
+ * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
+ * - with an encoding (shard_bytes is that of plain blocks): every plane is one section, in order, and
+ *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
-                 int *fds, uint32_t n_fds, struct device_region **out, struct ucm_error *e);
+                 const struct ucm_encoding_spec *encoding, int *fds, uint32_t n_fds,
+                 struct device_region **out, struct ucm_error *e);
 void region_free(struct device_region *r); /* of a region that is not open; NULL-safe */
 
 /* The same for a staging ring. */
@@ -119,11 +131,15 @@ struct device_job {
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */
-    const uint8_t *event;   /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
-    uint64_t deadline_ms;   /* uv_now() time at which a job fails that has not begun; 0: none, but a
+    const uint8_t *event; /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
+    uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */
-    uint8_t priority;       /* 0 to 7; loads go before dumps of the same priority */
-    bool straight;          /* never through a staging ring */
+    uint8_t priority;     /* 0 to 7; loads go before dumps of the same priority */
+    bool straight;        /* never through a staging ring */
+    bool coded;           /* slots hold the region's encoding, and the device encodes or decodes */
+    /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so that the
+     * slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
+    atomic_uchar *unfit;
     struct ucm_error error; /* out, when status is not 0 */
     /* status is one of:
      * - 0

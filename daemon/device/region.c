@@ -148,6 +148,51 @@ static int check_shards(const struct msg_region_register *m, uint32_t shards, ui
     return 0;
 }
 
+/* ---- sections of an encoding ---- */
+
+static const char *section_name(const struct ucm_encoding_section *s)
+{
+    return s->kind == UCM_ENCODING_K ? "K" : "V";
+}
+
+static int check_section(const struct msg_region_register *m, uint32_t i,
+                         const struct ucm_encoding_spec *encoding, uint32_t section,
+                         struct ucm_error *e)
+{
+    const struct msg_plane *p = &m->planes.p[i];
+    uint64_t bytes = ucm_encoding_plain_bytes(encoding, section);
+
+    if (p->chunk != bytes)
+        return REFUSE(
+            e,
+            "plane %u: chunk is %" PRIu64 " bytes; in this encoded namespace a layer has %u "
+            "planes, and here its %s of %" PRIu64 " bytes belongs (K and V that lie side by "
+            "side are two planes of one stride)",
+            i, p->chunk, encoding->n_sections, section_name(&encoding->section[section]), bytes);
+    if ((m->handles.p[p->handle].offset + p->offset) % DEVICE_ENCODED_ALIGN != 0 ||
+        p->stride % DEVICE_ENCODED_ALIGN != 0)
+        return REFUSE(
+            e,
+            "plane %u: block 0 is at byte %" PRIu64 " of its memory and the stride is %" PRIu64
+            "; in an encoded namespace both are multiples of %u",
+            i, m->handles.p[p->handle].offset + p->offset, p->stride, DEVICE_ENCODED_ALIGN);
+    return 0;
+}
+
+/* check_shards has passed. */
+static int check_sections(const struct msg_region_register *m,
+                          const struct ucm_encoding_spec *encoding, struct ucm_error *e)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0, section = 0; encoding && rc == 0 && i < m->planes.n; i++) {
+        section = i > 0 && m->planes.p[i].shard == m->planes.p[i - 1].shard ? section + 1 : 0;
+        /* Chunks of the right sizes can't be more than there are sections: they add up. */
+        rc = check_section(m, i, encoding, section, e);
+    }
+    return rc;
+}
+
 /* ---- overlap ---- */
 
 /* The memory from a plane's first byte to its last. */
@@ -270,17 +315,29 @@ static int check_overlap(const struct msg_region_register *m, const int *fds, st
 /* ---- building ---- */
 
 /* One allocation: the region, then its arrays by falling alignment. */
-static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards)
+static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards,
+                                          const struct ucm_encoding_spec *encoding)
 {
     struct device_region *r;
     size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
+    size_t coded = encoding ? n_planes * sizeof(*r->coded) : 0,
+           spec = encoding ? sizeof(*encoding) : 0;
+    char *at;
 
-    r = calloc(1, sizeof(*r) + handles + planes + (shards + (size_t)1) * sizeof(*r->shard_first));
+    r = calloc(1, sizeof(*r) + handles + planes + coded + spec +
+                      (shards + (size_t)1) * sizeof(*r->shard_first));
     if (!r)
         return NULL;
-    r->handles = (struct device_handle *)(r + 1);
-    r->planes = (struct ucm_copy_plane *)((char *)r->handles + handles);
-    r->shard_first = (uint32_t *)((char *)r->planes + planes);
+    at = (char *)(r + 1);
+    r->handles = (struct device_handle *)at;
+    r->planes = (struct ucm_copy_plane *)(at += handles);
+    at += planes;
+    if (encoding) {
+        r->coded = (struct ucm_encoding_plane *)at;
+        r->encoding = memcpy(at + coded, encoding, spec);
+        at += coded + spec;
+    }
+    r->shard_first = (uint32_t *)at;
     r->n_planes = n_planes;
     r->shards = shards;
     return r;
@@ -321,8 +378,28 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
     }
 }
 
+/* Sections follow one another in a coded slot, as chunks do in a plain one. */
+static void fill_coded(struct device_region *r)
+{
+    uint64_t slot_offset = 0;
+
+    for (uint32_t shard = 0; shard < r->shards; shard++)
+        for (uint32_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
+            uint32_t section = i - r->shard_first[shard];
+            uint64_t bytes = ucm_encoding_bytes(r->encoding, section);
+
+            r->coded[i] = (struct ucm_encoding_plane){.base = r->planes[i].base,
+                                                      .stride = r->planes[i].stride,
+                                                      .slot_offset = slot_offset,
+                                                      .bytes = (uint32_t)bytes,
+                                                      .section = section};
+            slot_offset += bytes;
+        }
+}
+
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
-                 int *fds, uint32_t n_fds, struct device_region **out, struct ucm_error *e)
+                 const struct ucm_encoding_spec *encoding, int *fds, uint32_t n_fds,
+                 struct device_region **out, struct ucm_error *e)
 {
     struct device_region *r;
     int rc = check_counts(m, shards, e);
@@ -334,10 +411,12 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     if (rc == 0)
         rc = check_shards(m, shards, shard_bytes, e);
     if (rc == 0)
+        rc = check_sections(m, encoding, e);
+    if (rc == 0)
         rc = check_overlap(m, fds, e);
     if (rc < 0)
         return rc;
-    r = region_alloc(m->handles.n, m->planes.n, shards);
+    r = region_alloc(m->handles.n, m->planes.n, shards, encoding);
     if (!r)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a region of %u planes",
                              m->planes.n);
@@ -347,6 +426,8 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     r->shard_bytes = shard_bytes;
     fill_handles(r, m, fds);
     fill_planes(r, m);
+    if (encoding)
+        fill_coded(r);
     *out = r;
     return 0;
 }
@@ -377,6 +458,8 @@ void region_mapped(struct device_region *r)
 
         p->base += r->handles[p->memory].address;
         p->memory = mapping_of(r, p->memory);
+        if (r->coded)
+            r->coded[i].base = p->base;
     }
     close_fds(r);
 }

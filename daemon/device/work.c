@@ -150,6 +150,8 @@ int job_check(struct device_job *job, uint64_t now_ms)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
                           "the copy names planes %u to %u; the region has %u", job->first_plane,
                           job->first_plane + job->n_planes, r->n_planes);
+    if (job->coded && !r->encoding)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "the region's blocks are not encoded");
     for (uint32_t i = 0; i < job->n_items; i++)
         if (job->items[i].block >= r->blocks)
             return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
@@ -158,26 +160,36 @@ int job_check(struct device_job *job, uint64_t now_ms)
     return 0;
 }
 
+uint64_t job_plane_at(const struct device_job *job, uint32_t plane)
+{
+    return job->coded ? job->region->coded[plane].slot_offset
+                      : job->region->planes[plane].slot_offset;
+}
+
+uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane)
+{
+    return job->coded ? job->region->coded[plane].bytes : job->region->planes[plane].chunk;
+}
+
 uint64_t job_item_bytes(const struct device_job *job)
 {
-    const struct ucm_copy_plane *first = &job->region->planes[job->first_plane];
-    const struct ucm_copy_plane *last = first + job->n_planes - 1;
+    uint32_t first = job->first_plane, last = first + job->n_planes - 1;
 
-    return last->slot_offset + last->chunk - first->slot_offset;
+    return job_plane_at(job, last) + job_plane_bytes(job, last) - job_plane_at(job, first);
 }
 
 /* One item is larger than a piece: takes as many of its planes as fit. */
 static void cut_planes(struct device_job *job, uint64_t max_bytes, struct job_piece *out)
 {
-    const struct ucm_copy_plane *planes = &job->region->planes[job->first_plane];
     uint32_t p = job->next_plane;
 
     out->first_plane = job->first_plane + p;
     out->n_items = 1;
     out->bytes = 0;
     do {
-        out->bytes += planes[p++].chunk;
-    } while (p < job->n_planes && out->bytes + planes[p].chunk <= max_bytes);
+        out->bytes += job_plane_bytes(job, job->first_plane + p++);
+    } while (p < job->n_planes &&
+             out->bytes + job_plane_bytes(job, job->first_plane + p) <= max_bytes);
     out->n_planes = p - job->next_plane;
     job->next_plane = p % job->n_planes;
     job->next_item += p == job->n_planes;
@@ -204,6 +216,29 @@ bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_ite
     out->bytes = n * item_bytes;
     job->next_item += out->n_items;
     return job->next_item == job->n_items;
+}
+
+static bool item_fits(const struct device_job *job, const struct job_piece *piece, uint32_t item)
+{
+    const struct device_region *r = job->region;
+
+    for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
+        const struct ucm_encoding_plane *c = &r->coded[p];
+        const void *coded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
+
+        if (!ucm_encoding_fits(r->encoding, c->section, coded))
+            return false;
+    }
+    return true;
+}
+
+void job_mark_unfit(struct device_job *job, const struct job_piece *piece)
+{
+    if (!job->unfit)
+        return;
+    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
+        if (!item_fits(job, piece, i))
+            atomic_store_explicit(&job->unfit[i], 1, memory_order_relaxed);
 }
 
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes)

@@ -73,7 +73,10 @@ int job_refuse_deserted(struct device_job *job); /* -ECANCELED */
 /* What must hold before a copy begins: it is not late, its planes and block ids are the region's.
  * 0 or -errno, job->error filled. */
 int job_check(struct device_job *job, uint64_t now_ms);
-uint64_t job_item_bytes(const struct device_job *job);
+/* Of a plane in the job's slots, in the form that these have: where it begins, and its length. */
+uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
+uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
+uint64_t job_item_bytes(const struct device_job *job); /* of a slot that the job's planes take */
 /* Has its worker hung up? */
 static inline bool job_deserted(const struct device_job *job)
 {
@@ -91,6 +94,8 @@ struct job_piece {
  * the last one, and is not called again after that. */
 bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_items,
                     struct job_piece *out);
+/* Any thread that has encoded a piece: sets job->unfit where a section did not fit. */
+void job_mark_unfit(struct device_job *job, const struct job_piece *piece);
 
 /* ---- work: the part of a device that all kinds have ---- */
 

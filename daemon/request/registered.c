@@ -213,7 +213,7 @@ int method_region_register(struct call *call)
     if (!r)
         return -call->error.code;
     r->ns = ns;
-    rc = region_check(m, ns->identity.shards[m->part], ns->identity.shard_bytes, call->fds,
+    rc = region_check(m, ns->identity.shards[m->part], ns->identity.shard_bytes, NULL, call->fds,
                       call->n_fds, &r->region, &call->error);
     if (rc != 0) {
         registered_free(r);

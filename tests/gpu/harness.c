@@ -275,7 +275,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
     m.planes = (struct proto_planes){planes, layout->n_planes};
     if (!ipc)
         fds[0] = dup(fd);
-    rc = region_check(&m, layout->shards, layout->shard_bytes, fds, !ipc, out, &e);
+    rc = region_check(&m, layout->shards, layout->shard_bytes, NULL, fds, !ipc, out, &e);
     if (fds[0] >= 0)
         close(fds[0]);
     if (rc < 0) {

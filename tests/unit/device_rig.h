@@ -134,7 +134,7 @@ static inline struct device_region *region_of(const struct msg_plane *planes, ui
     struct ucm_error e = {0};
     int fds[1] = {dup(fd)};
 
-    cr_assert_eq(region_check(&m, shards, shard_bytes, fds, 1, &r, &e), 0, "%s", e.text);
+    cr_assert_eq(region_check(&m, shards, shard_bytes, NULL, fds, 1, &r, &e), 0, "%s", e.text);
     r->device = cpu;
     r->pid = getpid();
     return r;

@@ -51,7 +51,7 @@ static void teardown(void)
 
 static int ask(uint32_t shards, uint64_t shard_bytes, struct device_region **r)
 {
-    return region_check(&m, shards, shard_bytes, fds, n_fds, r, &e);
+    return region_check(&m, shards, shard_bytes, NULL, fds, n_fds, r, &e);
 }
 
 /* Refused, with a sentence that has `word` in it, and nothing taken. */

@@ -205,7 +205,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                        .stride = w->chunk + gap,
                                        .chunk = w->chunk,
                                        .shard = p};
-    cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, 0, &r, &e), 0, "%s", e.text);
+    cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, NULL, 0, &r, &e), 0, "%s", e.text);
     r->device = device;
     r->pid = pid;
     r->connection = (uint64_t)(uintptr_t)w;

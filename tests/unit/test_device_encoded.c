@@ -1,0 +1,224 @@
+/* Regions of encoded namespaces, and copies of coded slots on the cpu device. */
+#include "tests/unit/device_rig.h"
+
+/* K and V of 16 tokens, 4 heads of 64: 8 KiB each, side by side in a page of 16 KiB; 4 layers. */
+#define LAYERS 4u
+#define BLOCKS 32u
+#define SECTION 8192u
+
+static struct ucm_encoding_spec spec;
+static struct msg_plane planes[2 * LAYERS];
+static struct msg_handle handle;
+static struct msg_region_register m;
+static struct ucm_error e;
+
+static void encoded_setup(void)
+{
+    setup();
+    spec = (struct ucm_encoding_spec){
+        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
+    for (uint32_t s = 0; s < 2; s++)
+        spec.section[s] = (struct ucm_encoding_section){s, 16, 4, 64, UCM_ENCODING_NHD};
+    for (uint32_t p = 0; p < 2 * LAYERS; p++)
+        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
+                                       .stride = 2 * SECTION,
+                                       .chunk = SECTION,
+                                       .shard = p / 2};
+    handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
+    m = (struct msg_region_register){.ns = 1,
+                                     .blocks = BLOCKS,
+                                     .device = {"cpu", 3},
+                                     .handles = {&handle, 1},
+                                     .planes = {planes, 2 * LAYERS}};
+}
+
+static struct device_region *region_encoded(void)
+{
+    struct device_region *r = NULL;
+    int fds[1] = {dup(memfd)};
+
+    cr_assert_eq(
+        region_check(&m, LAYERS, ucm_encoding_plain_shard_bytes(&spec), &spec, fds, 1, &r, &e), 0,
+        "%s", e.text);
+    r->device = cpu;
+    r->pid = getpid();
+    return r;
+}
+
+static void refused(const char *word)
+{
+    struct device_region *r = NULL;
+    int fds[1] = {memfd};
+
+    cr_assert_eq(
+        region_check(&m, LAYERS, ucm_encoding_plain_shard_bytes(&spec), &spec, fds, 1, &r, &e),
+        -UCM_WIRE_INVALID, "expected a refusal about: %s", word);
+    cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
+}
+
+/* Small numbers, as KV has them. */
+static void fill_kv(uint8_t *p, size_t n)
+{
+    fill(p, n, 3);
+    for (size_t i = 1; i < n; i += 2)
+        p[i] = (uint8_t)((p[i] & 0x83) | 0x3c);
+}
+
+static uint64_t slot_bytes(void)
+{
+    return LAYERS * ucm_encoding_shard_bytes(&spec);
+}
+
+static uint8_t *slot_of(uint8_t *base, uint32_t i)
+{
+    return base + i * (slot_bytes() + 48);
+}
+
+/* What a copy of those planes should leave, by the C reference alone. */
+static void expect(uint32_t first, uint32_t n_planes, const struct ucm_copy_item *items, uint32_t n,
+                   bool load)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t p = first; p < first + n_planes; p++) {
+            uint8_t *page = want_memory + planes[p].offset + items[i].block * planes[p].stride;
+            uint8_t *coded = slot_of(want_slots, i) + p / 2 * ucm_encoding_shard_bytes(&spec) +
+                             p % 2 * ucm_encoding_bytes(&spec, 0);
+
+            if (load)
+                ucm_encoding_method(spec.encoding)->decode(&spec, p % 2, coded, page);
+            else
+                ucm_encoding_method(spec.encoding)->encode(&spec, p % 2, page, coded);
+        }
+}
+
+static void copy_check(struct device_region *r, enum device_op op, uint32_t first,
+                       uint32_t n_planes)
+{
+    struct ucm_copy_item items[BLOCKS];
+    struct test_job j;
+
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot_of(slots, i),
+                                          .block = (i * 11 + 3) % BLOCKS};
+    fill_kv(memory, MEMORY);
+    fill(slots, SLOTS, 2);
+    memcpy(want_memory, memory, MEMORY);
+    memcpy(want_slots, slots, SLOTS);
+    expect(first, n_planes, items, BLOCKS, op == DEVICE_LOAD);
+    job_init(&j, op, r, items, BLOCKS);
+    j.job.coded = true;
+    j.job.first_plane = first;
+    j.job.n_planes = n_planes;
+    cr_assert_eq(job_run(&j), 0, "%s", j.job.error.text);
+    cr_assert_eq(memcmp(memory, want_memory, MEMORY), 0);
+    cr_assert_eq(memcmp(slots, want_slots, SLOTS), 0);
+}
+
+TestSuite(device_encoded, .init = encoded_setup, .fini = teardown, .timeout = 60);
+
+Test(device_encoded, every_method_gives_the_references_bytes)
+{
+    for (unsigned i = 0; ucm_encoding_methods[i]; i++) {
+        const struct ucm_encoding_method *method = ucm_encoding_methods[i];
+        struct device_region *r;
+        char why[UCM_ENCODING_WHY];
+
+        spec.encoding = method->number;
+        spec.version = method->version;
+        cr_assert_eq(ucm_encoding_check(&spec, why), 0, "%s", why);
+        r = region_encoded();
+        open_ok(r);
+        for (int op = DEVICE_LOAD; op <= DEVICE_DUMP; op++) {
+            copy_check(r, op, 0, 2 * LAYERS);
+            copy_check(r, op, 3, 4); /* begins with a V */
+        }
+        close_ok(r);
+    }
+}
+
+Test(device_encoded, a_region_serves_plain_blocks_too)
+{
+    struct device_region *r = region_encoded();
+    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 7};
+    struct test_job j;
+
+    open_ok(r);
+    fill(memory, MEMORY, 1);
+    job_init(&j, DEVICE_DUMP, r, &item, 1);
+    cr_assert_eq(job_run(&j), 0);
+    for (uint32_t p = 0; p < 2 * LAYERS; p++)
+        cr_assert_eq(
+            memcmp(slots + p * SECTION, memory + planes[p].offset + 7 * planes[p].stride, SECTION),
+            0);
+    close_ok(r);
+}
+
+/* What moved is the coded form. */
+Test(device_encoded, stats_count_coded_bytes)
+{
+    struct device_region *r = region_encoded();
+    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
+    struct device_stats stats;
+    struct test_job j;
+
+    open_ok(r);
+    job_init(&j, DEVICE_DUMP, r, &item, 1);
+    j.job.coded = true;
+    cr_assert_eq(job_run(&j), 0);
+    cpu->ops->stats(cpu, &stats);
+    cr_assert_eq(stats.dump_bytes, slot_bytes());
+    close_ok(r);
+}
+
+Test(device_encoded, only_an_encoded_region_takes_coded_jobs)
+{
+    struct device_region *r = region_flat(memfd, 0, MEMORY);
+    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots};
+    struct test_job j;
+
+    open_ok(r);
+    job_init(&j, DEVICE_LOAD, r, &item, 1);
+    j.job.coded = true;
+    cr_assert_eq(job_run(&j), -EINVAL);
+    cr_assert(strstr(j.job.error.text, "not encoded"), "%s", j.job.error.text);
+    close_ok(r);
+}
+
+Test(device_encoded, every_plane_is_one_section)
+{
+    for (uint32_t p = 0; p < LAYERS; p++)
+        planes[p] = (struct msg_plane){.offset = p * (BLOCKS * 2ull * SECTION),
+                                       .stride = 2 * SECTION,
+                                       .chunk = 2 * SECTION,
+                                       .shard = p};
+    m.planes.n = LAYERS;
+    refused(
+        "plane 0: chunk is 16384 bytes; in this encoded namespace a layer has 2 planes, and here "
+        "its K of 8192 bytes belongs");
+}
+
+Test(device_encoded, sections_of_different_sizes_are_in_order)
+{
+    spec.section[1].dim = 32;
+    for (uint32_t p = 0; p < 2 * LAYERS; p++)
+        planes[p].chunk = p % 2 ? SECTION / 2 : SECTION;
+    region_free(region_encoded());
+    planes[2].chunk = SECTION / 2;
+    planes[3].chunk = SECTION;
+    refused("plane 2: chunk is 4096 bytes");
+}
+
+Test(device_encoded, planes_are_aligned)
+{
+    planes[0].offset = 8;
+    planes[1].offset = SECTION + 8;
+    refused("multiples of 16");
+    planes[0].offset = 0;
+    planes[1].offset = SECTION;
+    handle.offset = 4;
+    handle.bytes -= 4;
+    planes[2 * LAYERS - 1].offset -= 8;
+    planes[2 * LAYERS - 2].offset -= 8;
+    m.blocks = 16;
+    refused("multiples of 16");
+}
