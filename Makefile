@@ -209,9 +209,10 @@ check-system: ## the shipped units and an operator's day under a real systemd; n
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
-bench-gate: setup-build ## has ucmd become slower than tests/bench/gate.json says? 5: undecided, 6: slower (GATE=FILE)
-	+@$(SUBMAKE) all
-	@$O/ucm-bench --quiet gate --ucmd $O/ucmd --dir "$${BENCH_DIR:-/var/tmp}" --baseline $(or $(GATE),tests/bench/gate.json)
+bench-gate: setup-build ## is this tree slower than the commit in tests/bench/gate.base? 5: undecided, 6: slower (BASE=COMMIT)
+	+@$(SUBMAKE) all $O/bench/gate_worker
+	+@old=$$(tests/bench/gate_base.sh '$(SUBMAKE)' $O/gate '$(BASE)') && \
+	    python3 -B tests/bench/gate.py --old "$$old" --new $O --worker $O/bench/gate_worker --dir "$${BENCH_DIR:-/var/tmp}"
 
 bench: ## build and run the benchmarks; figures to standard output
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BENCH))
@@ -439,6 +440,18 @@ $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 
+# A side of bench-gate: with the client library that the loader finds, and nothing of it within.
+GATE_SRC := $(addprefix tests/bench/,gate_worker.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
+$O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
+# What slows a daemon's answers down, for its test.
+$O/delay.so: tests/inject/delay.c
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
+
 # The C of kernels/sparse for tests/integration/test_digest_numpy.py and test_select_numpy.py.
 $O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c)) $(SPARSE_OBJ)
 	$(call say,LINK)
@@ -484,7 +497,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so)
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/bench/gate_worker $O/delay.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

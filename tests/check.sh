@@ -161,8 +161,8 @@ pythons() {
     for file in tests/integration/test_vllm_{trouble,connector}.py tests/integration/*.py tests/fault/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
         case ${file##*/}:$label in
-        # What is installed is the plain build; and a client's behaviour, and what needs no daemon: once.
-        test_install.py:* | test_vllm_connector.py:* | test_vllm_trouble.py:* | test_vllm_companion.py:* | \
+        # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
+        test_install.py:* | test_bench_gate.py:* | test_vllm_connector.py:* | test_vllm_trouble.py:* | test_vllm_companion.py:* | \
             test_proxy.py:* | test_sparse_methods.py:* | test_digest_numpy.py:*)
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.

@@ -18,8 +18,6 @@
 #define BENCH_FAILED PROGRAM_EXIT_FAILED
 #define BENCH_NO_DAEMON 3
 #define BENCH_DIFFERING 4
-#define BENCH_UNDECIDED 5
-#define BENCH_SLOWER 6
 
 /* Sizes on a command line, kept well under what sums could pass. */
 #define BENCH_MAX_BYTES (UINT64_C(1) << 40)
@@ -54,7 +52,6 @@ extern const struct program bench_program;
 int bench_replay(const struct args *a);
 int bench_record(const struct args *a);
 int bench_serve(const struct args *a);
-int bench_gate(const struct args *a);
 int bench_lookup(const struct args *a);
 int bench_load(const struct args *a);
 int bench_dump(const struct args *a);

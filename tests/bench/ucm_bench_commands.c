@@ -50,16 +50,6 @@ static const struct arg_option serve_options[] = {
      UINT64_C(1) << 52},
 };
 
-static const struct arg_option gate_options[] = {
-    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
-    {"dir", ARG_TEXT, "DIR", "a folder on the disk; takes 300 MiB", "/var/tmp", 0, 0},
-    {"baseline", ARG_TEXT, "FILE", "the ratios to compare with", "tests/bench/gate.json", 0, 0},
-    {"write", ARG_TEXT, "FILE", "write this machine's ratios, by all repetitions, and end", NULL, 0,
-     0},
-    {"gate", ARG_NUMBER, "PERCENT", "how much slower is too slow", "10", 1, 1000},
-    {"most", ARG_NUMBER, "N", "repetitions", "90", 15, 10000},
-};
-
 static const struct arg_option lookup_options[] = {
     {"blocks", ARG_NUMBER, "N", "blocks to store before measuring", "16384", 1, 100000000},
     {"keys", ARG_NUMBER, "N", "keys of the long prefix", "8192", 2, 16384},
@@ -201,16 +191,6 @@ static const struct program_command commands[] = {
      "  ucm-bench serve http://localhost:8000 --tokens 8192 --hits 0,90\n"
      "  ucm-bench serve http://localhost:8000 http://localhost:8001 --json\n",
      PROGRAM_OPTIONS(serve_options), 1, 2, bench_serve},
-    {"gate", "", "Has ucmd become slower than committed ratios? Needs no daemon",
-     "Measures a dozen cases beside the machine's like of each, by turns, and compares the\n"
-     "medians of their ratios with a file. A case is repeated until its interval lies on one\n"
-     "side of the gate; if it never does, it is undecided. Starts daemons of its own.\n\n"
-     "The exit status is 0 if all pass, 5 if a case is undecided, 6 if one is slower.\n\n"
-     "Examples:\n"
-     "  ucm-bench gate\n"
-     "  ucm-bench gate --write before.json; git switch mine; make; ucm-bench gate --baseline "
-     "before.json\n",
-     PROGRAM_OPTIONS(gate_options), 0, 0, bench_gate},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
      "The baseline is an echo of frames of the same size between two processes over a\n"
      "Unix socket.\n\n"
@@ -299,7 +279,5 @@ const struct program bench_program = {
             "  1  something failed\n"
             "  2  the command line is wrong\n"
             "  3  no daemon is there\n"
-            "  4  a loaded block differed from what was stored\n"
-            "  5  gate: undecided\n"
-            "  6  gate: slower\n",
+            "  4  a loaded block differed from what was stored\n",
 };

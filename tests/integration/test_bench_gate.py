@@ -1,57 +1,118 @@
 #!/usr/bin/env python3
-"""`ucm-bench gate`: it passes against easy ratios, finds what is slower, knows what it can't decide, and says which.
-Whether a ratio is right depends on the machine, so the ratios here are far from the gate.
+"""`make bench-gate`: a build is not slower than itself; answers that take 15 us longer are found, and which ones.
 
-$UCMD and $UCM_BENCH name other programs than those in build/.
+$UCMD names the build's daemon; gate_worker and delay.so lie beside it.
 """
 
+import importlib.util
 import json
+import math
 import os
+import random
 import subprocess
+import sys
 import tempfile
 import unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
-UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
-TIMEOUT_S = 280
+UCMD = os.path.abspath(os.environ.get("UCMD", os.path.join(TOP, "build/ucmd")))
+BUILD = os.path.dirname(UCMD)
+PROGRAM = os.path.join(TOP, "tests/bench/gate.py")
+BASE = os.path.join(TOP, "tests/bench/gate_base.sh")
+LOOKUP = "lookup of 64 keys"
+
+spec = importlib.util.spec_from_file_location("gate", PROGRAM)
+gate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gate)
 
 
-class Gate(unittest.TestCase):
-    def gate(self, cases, *words):
-        with tempfile.TemporaryDirectory(prefix="gate.") as folder:
-            path = os.path.join(folder, "ratios.json")
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump({"gate": 1, "cases": cases}, file)
-            run = subprocess.run([UCM_BENCH, "--quiet", "--json", "gate", "--ucmd", UCMD, "--dir", folder, "--baseline",
-                                  path, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
-            self.assertEqual(os.listdir(folder), ["ratios.json"])
-        return run, json.loads(run.stdout) if run.stdout else None
+class Judging(unittest.TestCase):
+    def ratios(self, true, noise, starts=3, bias=0.0):
+        ratios = gate.Ratios()
+        for start in range(starts):
+            ratios.start()
+            for _ in range(8):
+                ratios.add(1, true * math.exp(random.gauss(0, noise)) * (1 + bias * (start == 0)))
+        return ratios
+
+    def test_interval(self):
+        """It holds the true ratio, and an outlier hardly moves it."""
+        random.seed(1)
+        for true in (0.5, 1, 1.3):
+            missed = 0
+            for _ in range(200):
+                ratios = self.ratios(true, 0.1)
+                ratios.judge(1.1)
+                missed += not ratios.low <= true <= ratios.high
+                self.assertLess(ratios.high / ratios.low, 1.4)
+            self.assertLessEqual(missed, 2)
+        ratios = self.ratios(1, 0.01)
+        ratios.add(1, 50)
+        self.assertEqual(ratios.judge(1.1), gate.FINE)
 
     def test_verdicts(self):
-        """1000 times what is committed passes, and a thousandth is slower."""
-        with open(os.path.join(TOP, "tests/bench/gate.json"), encoding="utf-8") as file:
-            names = list(json.load(file)["cases"])
-        self.assertEqual(len(names), 12)
-        run, said = self.gate({name: 1000 for name in names}, "--most", "30")
-        self.assertEqual((run.returncode, said["verdict"]), (0, "passed"), run.stderr)
-        self.assertEqual([case["name"] for case in said["cases"]], names)
-        self.assertEqual({case["repetitions"] for case in said["cases"]}, {15})
+        random.seed(2)
+        self.assertEqual(self.ratios(1, 0.05).judge(1.1), gate.FINE)
+        self.assertEqual(self.ratios(1.3, 0.05).judge(1.1), gate.SLOWER)
+        self.assertEqual(self.ratios(1.1, 0.05).judge(1.1), gate.UNDECIDED)
+        # One start alone is no proof.
+        self.assertEqual(self.ratios(1.3, 0.01, starts=1).judge(1.1), gate.UNDECIDED)
+        # No false alarm of a machine whose times vary by a third.
+        said = [self.ratios(1, 0.3, starts=2).judge(1.1) for _ in range(300)]
+        self.assertNotIn(gate.SLOWER, said)
+
+
+class Running(unittest.TestCase):
+    def run_gate(self, old, new, *words):
+        with tempfile.TemporaryDirectory(prefix="gate.") as folder:
+            run = subprocess.run([sys.executable, "-B", PROGRAM, "--json", "--old", old, "--new", new, "--dir", folder, "--worker",
+                                  os.path.join(BUILD, "bench/gate_worker"), *words], capture_output=True, text=True, timeout=280)
+            self.assertEqual(os.listdir(folder), [], run.stderr)
+        return run, json.loads(run.stdout) if run.stdout else None
+
+    def delayed(self, folder):
+        """A build whose daemon takes 15 us more for each answer."""
+        with open(os.path.join(folder, "ucmd"), "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nUCM_DELAY_NS=15000 LD_PRELOAD={BUILD}/delay.so exec {UCMD} "$@"\n')
+        os.chmod(file.name, 0o755)
+        os.symlink(os.path.join(BUILD, "libucmclient.so.0"), os.path.join(folder, "libucmclient.so.0"))
+        return folder
+
+    def test_same(self):
+        """All cases of a build against itself: none is slower."""
+        run, said = self.run_gate(BUILD, BUILD, "--rounds", "16")
+        self.assertIn((run.returncode, said and said["verdict"]), ((0, "fine"), (5, "undecided")), run.stderr + run.stdout)
+        self.assertGreaterEqual(len(said["cases"]), 12)
         for case in said["cases"]:
-            self.assertLessEqual(case["low"], case["ratio"])
-            self.assertLessEqual(case["ratio"], case["high"])
-        run, said = self.gate({name: 0.001 if at == 3 else 1000 for at, name in enumerate(names)}, "--most", "30")
-        self.assertEqual((run.returncode, said["verdict"]), (6, "slower"), run.stderr)
-        self.assertEqual([case["verdict"] for case in said["cases"]], ["ok"] * 3 + ["SLOWER"] + ["ok"] * 8)
-        # Too few repetitions for the later half to agree.
-        run, said = self.gate({name: 0.001 for name in names}, "--most", "15")
-        self.assertEqual((run.returncode, said["verdict"]), (5, "undecided"), run.stderr)
+            self.assertEqual(case["rounds"], 16)
+            self.assertLessEqual(case["clock"]["low"], case["clock"]["ratio"])
+            self.assertLessEqual(case["clock"]["ratio"], case["clock"]["high"])
+
+    def test_slower(self):
+        with tempfile.TemporaryDirectory(prefix="delayed.") as folder:
+            self.delayed(folder)
+            run, said = self.run_gate(BUILD, folder, "--only", LOOKUP, "--rounds", "48")
+            self.assertEqual((run.returncode, said and said["verdict"]), (6, "SLOWER"), run.stderr + run.stdout)
+            run, said = self.run_gate(folder, BUILD, "--only", LOOKUP, "--rounds", "48")
+            self.assertEqual((run.returncode, said and said["verdict"]), (0, "fine"), run.stderr + run.stdout)
 
     def test_mistakes(self):
-        run, _ = self.gate({}, "--baseline", "/nonexistent/ratios.json")
-        self.assertEqual((run.returncode, "/nonexistent/ratios.json" in run.stderr), (1, True))
-        run, _ = self.gate({}, "--most", "1")
-        self.assertEqual(run.returncode, 2)
+        for words, status, sentence in ((("--only", "nothing"), 1, "no case has 'nothing' in its name"),
+                                        (("--rounds", "1"), 2, "wanted --rounds")):
+            run, _ = self.run_gate(BUILD, BUILD, *words)
+            self.assertEqual(run.returncode, status)
+            self.assertIn(sentence, run.stderr)
+        with tempfile.TemporaryDirectory(prefix="empty.") as folder:
+            run, _ = self.run_gate(folder, BUILD)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn(f"the worker of {folder} ended", run.stderr)
+
+    def test_base(self):
+        """A commit that is not there is named, and nothing is built."""
+        with tempfile.TemporaryDirectory(prefix="base.") as folder:
+            run = subprocess.run([BASE, "make", folder, "no-such-commit"], cwd=TOP, capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout, os.listdir(folder)), (1, "", []))
+            self.assertIn("there is no commit no-such-commit", run.stderr)
 
 
 if __name__ == "__main__":
