@@ -26,6 +26,16 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
+# Encodings, for the daemon and for workers. -fmad=false: as below.
+ENCODING_FATBIN := $(FATBINS)/encoding.fatbin
+$(ENCODING_FATBIN): kernels/encoding/encoding.cu $(wildcard kernels/encoding/*.cuh kernels/encoding/*.h) kernels/arith.h kernels/copy.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(CUDA_ARCHS) $< -o $@
+$O/obj/kernels/encoding/encoding_fatbin.o: kernels/fatbin.S $(ENCODING_FATBIN)
+	@mkdir -p $(@D)
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_encoding_fatbin -DUCM_FATBIN='"$(ENCODING_FATBIN)"' -c $< -o $@
+CUDA_OBJ += $O/obj/kernels/encoding/encoding_fatbin.o
+
 # Digests and selections. -fmad=false: what is contracted is written so, in C and here. Some hundred kernels:
 # machine code for one GPU; for another the driver compiles them once, when first opened, and keeps them.
 SPARSE_ARCHS ?= -gencode arch=compute_80,code=sm_90 -gencode arch=compute_80,code=compute_80
@@ -35,7 +45,7 @@ $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
-$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/sparse/fatbin.S $(FATBINS)/%.fatbin
+$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
@@ -96,12 +106,16 @@ $O/gpu/test_serve: $(SERVE_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
-# Digests and selections on a GPU, beside the C of kernels/sparse.
-SPARSE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,$(wildcard tests/gpu/sparse*.c))
+# Kernels on a GPU beside the same in C: digests and selections, encodings.
+SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
+ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
 $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-GPU_TESTS += $O/gpu/test_sparse
+$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.

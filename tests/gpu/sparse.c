@@ -3,109 +3,9 @@
 
 #include "client/cuda/sparse.h"
 
-#include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-uint8_t gpu_uuid[16];
-CUstream gpu_stream;
-bool few;
-static unsigned passed, failed;
-static uint64_t seed = 1;
-
-bool check(bool condition, const char *format, ...)
-{
-    va_list args;
-
-    condition ? passed++ : failed++;
-    if (condition || failed > 40)
-        return condition;
-    va_start(args, format);
-    printf("FAIL  ");
-    vprintf(format, args);
-    printf("\n");
-    va_end(args);
-    return condition;
-}
-
-void must(CUresult r, const char *what)
-{
-    const char *name = "?";
-
-    if (r == CUDA_SUCCESS)
-        return;
-    (void)cuGetErrorName(r, &name);
-    printf("FAIL  %s: %s\n%u passed, %u failed\n", what, name, passed, failed + 1);
-    exit(1);
-}
-
-CUdeviceptr gpu_new(size_t n)
-{
-    CUdeviceptr at;
-
-    must(cuMemAlloc(&at, n ? n : 4), "memory of the GPU");
-    return at;
-}
-
-CUdeviceptr gpu_put(CUdeviceptr at, const void *from, size_t n)
-{
-    if (at == 0)
-        at = gpu_new(n);
-    must(cuMemcpyHtoDAsync(at, from, n, gpu_stream), "a copy to the GPU");
-    must(cuStreamSynchronize(gpu_stream), "a copy to the GPU");
-    return at;
-}
-
-void gpu_get(void *to, CUdeviceptr at, size_t n)
-{
-    must(cuMemcpyDtoHAsync(to, at, n, gpu_stream), "a copy from the GPU");
-    must(cuStreamSynchronize(gpu_stream), "a copy from the GPU");
-}
-
-void gpu_free(CUdeviceptr at)
-{
-    must(cuMemFree(at), "freeing memory of the GPU");
-}
-
-void gpu_sync(void)
-{
-    must(cuStreamSynchronize(gpu_stream), "the kernel");
-}
-
-uint32_t rnd(void)
-{
-    uint64_t z = seed += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return (uint32_t)((z ^ z >> 31) >> 16);
-}
-
-uint32_t rnd_below(uint32_t n)
-{
-    return (uint32_t)((uint64_t)rnd() * n >> 32);
-}
-
-/* About normal: the sum of twelve. */
-float rnd_normal(void)
-{
-    float sum = -6;
-
-    for (int i = 0; i < 12; i++)
-        sum += (float)(rnd() >> 8) * 0x1p-24f;
-    return sum;
-}
-
-void *fresh(size_t n)
-{
-    void *p = calloc(1, n ? n : 1);
-
-    if (!p)
-        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
-    return p;
-}
 
 const char *method_name(uint32_t method)
 {
@@ -171,17 +71,7 @@ struct ucm_digest_plan *plan_of(const struct ucm_sparse_digest *digest)
 
 int main(int argc, char **argv)
 {
-    CUcontext context;
-    CUdevice dev;
-    CUuuid uuid;
-
-    must(cuInit(0), "CUDA");
-    must(cuDeviceGet(&dev, 0), "a GPU");
-    must(cuDeviceGetUuid(&uuid, dev), "its UUID");
-    memcpy(gpu_uuid, uuid.bytes, sizeof(gpu_uuid));
-    must(cuDevicePrimaryCtxRetain(&context, dev), "its context");
-    must(cuCtxSetCurrent(context), "its context");
-    must(cuStreamCreate(&gpu_stream, CU_STREAM_NON_BLOCKING), "a stream");
+    gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
         measure();
@@ -191,7 +81,5 @@ int main(int argc, char **argv)
         if (!few)
             test_graphs();
     }
-    must(cuStreamDestroy(gpu_stream), "the stream");
-    printf("%u passed, %u failed\n", passed, failed);
-    return failed > 0;
+    return gpu_end();
 }

@@ -1,0 +1,88 @@
+/* The CUDA form of the encodings: kernels that encode a dump's pages into coded sections and decode
+ * a load's coded sections into pages, block by block and plane by plane as copy.cu walks them. The
+ * coded side is a slot in pinned memory or an item of a slice in the GPU's own; the plain side is a
+ * worker's paged KV memory. Bits equal those of ucm_encode and ucm_decode.
+ *
+ * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
+ * bytes) and [base + block * stride, + the section's plain bytes). Any bytes decode to something.
+ * Any alignment of a page; slots, items and slot_offset are multiples of 16.
+ *
+ * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it
+ * with UCM_ENCODING_THREADS a CTA and these arguments, the arrays in memory that the GPU can read:
+ * - const struct ucm_encoding_plane *planes, uint32_t n_planes
+ * - const struct ucm_copy_item *items, uint32_t n_items
+ * - struct ucm_encoding_spec spec, which ucm_encoding_check has accepted
+ * - uint32_t tiles: ucm_encoding_tiles(&spec) */
+#ifndef UCM_KERNELS_ENCODING_CUDA_H
+#define UCM_KERNELS_ENCODING_CUDA_H
+
+#include "kernels/copy.h"
+#include "kernels/encoding/encoding.h"
+
+#include <stdio.h>
+
+#define UCM_ENCODING_THREADS 512
+#define UCM_ENCODING_CTAS 16
+#define UCM_ENCODING_TILE_ROWS 32u /* at most: a lane keeps a row's scale */
+#define UCM_ENCODING_TILE_ELEMENTS 4096u
+#define UCM_ENCODING_TILE_COLUMNS 256u /* int8 with a scale a channel: of all heads' channels */
+#define UCM_ENCODING_DIM_VECTOR 1024u  /* longer rows go element by element */
+
+#ifdef __CUDACC__
+#define UCM_ENCODING_HD static __host__ __device__ __forceinline__
+#else
+#define UCM_ENCODING_HD static inline
+#endif
+
+/* Rows of a tile: what one warp codes at a time. A power of two. */
+UCM_ENCODING_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
+{
+    uint32_t rows = UCM_ENCODING_TILE_ROWS;
+
+    while (rows > 1 && rows * dim > UCM_ENCODING_TILE_ELEMENTS)
+        rows /= 2;
+    return rows;
+}
+
+UCM_ENCODING_HD bool ucm_encoding_by_channel(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return spec->encoding == UCM_ENCODING_INT8 && spec->axis == UCM_ENCODING_AXIS_CHANNEL &&
+           spec->section[section].kind == UCM_ENCODING_K;
+}
+
+/* Of the section that has most. */
+UCM_ENCODING_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
+{
+    uint32_t most = 0;
+
+    for (uint32_t i = 0; i < spec->n_sections; i++) {
+        const struct ucm_encoding_section *s = &spec->section[i];
+        uint32_t rows = ucm_encoding_tile_rows(s->dim);
+        uint32_t tiles =
+            ucm_encoding_by_channel(spec, i)
+                ? (s->heads * s->dim + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS
+                : (s->tokens * s->heads + rows - 1) / rows;
+
+        most = tiles > most ? tiles : most;
+    }
+    return most;
+}
+
+/* The kernel's name; false: none takes that spec. */
+#define UCM_ENCODING_KERNEL_NAME 48
+static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec,
+                                            enum ucm_copy_direction direction,
+                                            char name[UCM_ENCODING_KERNEL_NAME])
+{
+    static const char *const methods[] = {NULL, "fp8", "int8"};
+    static const char *const dtypes[] = {NULL, "f16", "bf16"};
+
+    if (spec->encoding >= sizeof(methods) / sizeof(*methods) || !methods[spec->encoding] ||
+        spec->dtype >= sizeof(dtypes) / sizeof(*dtypes) || !dtypes[spec->dtype])
+        return false;
+    snprintf(name, UCM_ENCODING_KERNEL_NAME, "ucm_encoding_%s_%s_%s", methods[spec->encoding],
+             dtypes[spec->dtype], direction == UCM_COPY_LOAD ? "load" : "dump");
+    return true;
+}
+
+#endif

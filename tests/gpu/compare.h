@@ -1,0 +1,37 @@
+/* What the programs have in common that compare kernels on a GPU with C: one GPU, one stream, checks
+ * that are counted, memory, and random numbers that are the same in each run. */
+#ifndef UCM_TESTS_GPU_COMPARE_H
+#define UCM_TESTS_GPU_COMPARE_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Opens the first GPU; ends the program if there is none. end prints the counts and returns main's
+ * status. */
+void gpu_begin(void);
+int gpu_end(void);
+
+extern uint8_t gpu_uuid[16];
+extern CUstream gpu_stream;
+extern bool few; /* some cases of each kind only, for slow checkers */
+
+/* Prints a line when it fails, and counts. Returns condition. */
+bool check(bool condition, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Ends the program if a call of the driver failed. */
+void must(CUresult r, const char *what);
+
+/* Memory of the GPU. put copies n bytes to at, or if that is 0 to new memory, which it returns. */
+CUdeviceptr gpu_new(size_t n);
+CUdeviceptr gpu_put(CUdeviceptr at, const void *from, size_t n);
+void gpu_get(void *to, CUdeviceptr at, size_t n);
+void gpu_free(CUdeviceptr at);
+void gpu_sync(void);
+
+uint32_t rnd(void);
+uint32_t rnd_below(uint32_t n);
+float rnd_normal(void);
+void *fresh(size_t n); /* zeroed; ends the program if there is none */
+
+#endif

@@ -1,0 +1,408 @@
+/* test_encoding [--few | --speed]: compares; a part of the cases only; or measures, and prints a table. */
+#include "tests/gpu/encoding.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS 6u
+#define ITEMS 4u
+#define LAYERS 2u
+#define GUARD 0xa5
+
+extern const unsigned char ucm_encoding_fatbin[];
+
+static CUmodule module;
+
+CUfunction encoding_kernel(const struct ucm_encoding_spec *spec, enum ucm_copy_direction direction)
+{
+    char name[UCM_ENCODING_KERNEL_NAME];
+    CUfunction kernel;
+
+    if (!check(ucm_encoding_kernel_name(spec, direction, name),
+               "no kernel for encoding %u, dtype %u", spec->encoding, spec->dtype))
+        must(CUDA_ERROR_NOT_FOUND, "a kernel");
+    must(cuModuleGetFunction(&kernel, module, name), name);
+    return kernel;
+}
+
+void encoding_launch(CUfunction kernel, uint32_t ctas, CUstream stream, CUdeviceptr planes,
+                     uint32_t n_planes, CUdeviceptr items, uint32_t n_items,
+                     const struct ucm_encoding_spec *spec)
+{
+    uint32_t tiles = ucm_encoding_tiles(spec);
+    struct ucm_encoding_spec by_value = *spec;
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &by_value, &tiles};
+
+    must(cuLaunchKernel(kernel, ctas, 1, 1, UCM_ENCODING_THREADS, 1, 1, 0, stream, arguments, NULL),
+         "a launch");
+}
+
+struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32_t tokens,
+                                       uint32_t heads, uint32_t dim, uint32_t order, uint32_t axis)
+{
+    struct ucm_encoding_spec s = {.encoding = encoding,
+                                  .version = 1,
+                                  .dtype = dtype,
+                                  .n_sections = 2,
+                                  .axis = axis,
+                                  .seed = 7};
+    char why[UCM_ENCODING_WHY] = "";
+
+    for (uint32_t i = 0; i < 2; i++)
+        s.section[i] = (struct ucm_encoding_section){i, tokens, heads, dim, order};
+    if (!check(ucm_encoding_check(&s, why) == 0, "a spec: %s", why))
+        must(CUDA_ERROR_INVALID_VALUE, "a test's spec");
+    return s;
+}
+
+/* ---- a region and slots, on both sides ---- */
+
+struct rig {
+    struct ucm_encoding_spec spec;
+    uint64_t plain[2], coded[2], slot_bytes, stride, page_bytes, slots_bytes;
+    uint32_t n_planes, shift;
+    struct ucm_encoding_plane planes[2 * LAYERS]; /* base counts from the pages' first byte */
+    uint32_t blocks[ITEMS];
+    uint8_t *pages, *slots; /* as they should be */
+    CUdeviceptr gpu_pages, gpu_slots, gpu_planes, gpu_items;
+    void *pinned; /* the slots, if they are the host's */
+};
+
+static void rig_open(struct rig *r, const struct ucm_encoding_spec *spec, uint32_t shift, bool host)
+{
+    struct ucm_encoding_plane planes[2 * LAYERS];
+    struct ucm_copy_item items[ITEMS];
+    uint64_t at = shift;
+
+    *r = (struct rig){.spec = *spec, .shift = shift, .n_planes = spec->n_sections * LAYERS};
+    for (uint32_t i = 0; i < spec->n_sections; i++) {
+        r->plain[i] = ucm_encoding_plain_bytes(spec, i);
+        r->coded[i] = ucm_encoding_bytes(spec, i);
+    }
+    r->stride =
+        r->plain[0] + r->plain[1] + (shift % 16 ? 6 : 32); /* K and V of one layer, and a gap */
+    for (uint32_t p = 0; p < r->n_planes; p++) {
+        uint32_t section = p % spec->n_sections;
+
+        r->planes[p] = (struct ucm_encoding_plane){at, r->stride, r->slot_bytes,
+                                                   (uint32_t)r->coded[section], section};
+        r->slot_bytes += r->coded[section];
+        at += section + 1 < spec->n_sections
+                  ? r->plain[0]
+                  : r->stride * BLOCKS - r->plain[0] * (spec->n_sections - 1);
+    }
+    r->slot_bytes += 16;
+    r->page_bytes = at + r->stride;
+    r->slots_bytes = r->slot_bytes * ITEMS;
+    r->pages = fresh(r->page_bytes);
+    r->slots = fresh(r->slots_bytes);
+    memset(r->pages, GUARD, r->page_bytes);
+    memset(r->slots, GUARD, r->slots_bytes);
+    r->gpu_pages = gpu_new(r->page_bytes);
+    if (host) {
+        must(cuMemHostAlloc(&r->pinned, r->slots_bytes, CU_MEMHOSTALLOC_DEVICEMAP),
+             "pinned memory");
+        must(cuMemHostGetDevicePointer(&r->gpu_slots, r->pinned, 0), "its address");
+    } else {
+        r->gpu_slots = gpu_new(r->slots_bytes);
+    }
+    for (uint32_t i = 0; i < ITEMS; i++) {
+        r->blocks[i] = (i * 5 + 2) % BLOCKS;
+        items[i] =
+            (struct ucm_copy_item){.slot = r->gpu_slots + i * r->slot_bytes, .block = r->blocks[i]};
+    }
+    memcpy(planes, r->planes, sizeof(planes));
+    for (uint32_t p = 0; p < r->n_planes; p++)
+        planes[p].base += r->gpu_pages;
+    r->gpu_planes = gpu_put(0, planes, sizeof(planes));
+    r->gpu_items = gpu_put(0, items, sizeof(items));
+}
+
+static void rig_close(struct rig *r)
+{
+    gpu_free(r->gpu_pages);
+    if (r->pinned)
+        must(cuMemFreeHost(r->pinned), "freeing pinned memory");
+    else
+        gpu_free(r->gpu_slots);
+    gpu_free(r->gpu_planes);
+    gpu_free(r->gpu_items);
+    free(r->pages);
+    free(r->slots);
+}
+
+static void slots_put(struct rig *r, const void *from)
+{
+    if (r->pinned)
+        memcpy(r->pinned, from, r->slots_bytes);
+    else
+        gpu_put(r->gpu_slots, from, r->slots_bytes);
+}
+
+static void slots_get(struct rig *r, void *to)
+{
+    if (r->pinned)
+        memcpy(to, r->pinned, r->slots_bytes);
+    else
+        gpu_get(to, r->gpu_slots, r->slots_bytes);
+}
+
+static uint8_t *page_of(const struct rig *r, uint32_t item, uint32_t plane)
+{
+    return r->pages + r->planes[plane].base + r->blocks[item] * r->planes[plane].stride;
+}
+
+static uint8_t *coded_of(const struct rig *r, uint32_t item, uint32_t plane)
+{
+    return r->slots + item * r->slot_bytes + r->planes[plane].slot_offset;
+}
+
+static size_t first_difference(const uint8_t *a, const uint8_t *b, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
+}
+
+static void same(const struct rig *r, const char *what, const uint8_t *is, const uint8_t *should,
+                 size_t n)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[0];
+    size_t at = memcmp(is, should, n) == 0 ? n : first_difference(is, should, n);
+
+    check(at == n,
+          "%s, encoding %u, dtype %u, %u x %u x %u, order %u, axis %u, pages shifted by %u, %s: "
+          "byte %zu of "
+          "%zu is %02x, not %02x",
+          what, r->spec.encoding, r->spec.dtype, s->tokens, s->heads, s->dim, s->order,
+          r->spec.axis, r->shift, r->pinned ? "slots of the host" : "a slice", at, n,
+          at < n ? is[at] : 0, at < n ? should[at] : 0);
+}
+
+/* Encodes the pages and compares all slots, what lies between sections too. */
+static void dump(struct rig *r)
+{
+    uint8_t *found = fresh(r->slots_bytes);
+
+    gpu_put(r->gpu_pages, r->pages, r->page_bytes);
+    memset(r->slots, GUARD, r->slots_bytes);
+    slots_put(r, r->slots);
+    encoding_launch(encoding_kernel(&r->spec, UCM_COPY_DUMP), 3, gpu_stream, r->gpu_planes,
+                    r->n_planes, r->gpu_items, ITEMS, &r->spec);
+    gpu_sync();
+    slots_get(r, found);
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < r->n_planes; p++)
+            ucm_encode(&r->spec, r->planes[p].section, page_of(r, i, p), coded_of(r, i, p));
+    same(r, "a dump", found, r->slots, r->slots_bytes);
+    free(found);
+}
+
+/* Decodes the slots and compares all pages, what lies between them too. */
+static void load(struct rig *r)
+{
+    uint8_t *found = fresh(r->page_bytes);
+
+    memset(r->pages, GUARD, r->page_bytes);
+    gpu_put(r->gpu_pages, r->pages, r->page_bytes);
+    slots_put(r, r->slots);
+    encoding_launch(encoding_kernel(&r->spec, UCM_COPY_LOAD), 3, gpu_stream, r->gpu_planes,
+                    r->n_planes, r->gpu_items, ITEMS, &r->spec);
+    gpu_sync();
+    gpu_get(found, r->gpu_pages, r->page_bytes);
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < r->n_planes; p++)
+            ucm_decode(&r->spec, r->planes[p].section, coded_of(r, i, p), page_of(r, i, p));
+    same(r, "a load", found, r->pages, r->page_bytes);
+    free(found);
+}
+
+/* ---- values ---- */
+
+static uint16_t bf16(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, sizeof(u));
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static uint16_t element(uint32_t dtype, float x)
+{
+    return dtype == UCM_ENCODING_BF16 ? bf16(x) : (uint16_t)(rnd() & 0xbfff); /* halves below 2 */
+}
+
+/* Rows like those of KV, and rows that are not: of zeros, of any bits, with one NaN, very large, tiny. */
+static void fill_rows(uint8_t *to, uint64_t elements, uint32_t dim, uint32_t dtype)
+{
+    for (uint64_t i = 0; i < elements; i += dim) {
+        uint32_t kind = rnd_below(12);
+        float size = kind == 1 ? 0x1p100f : kind == 2 ? 0x1p-125f : kind == 3 ? 0x1p126f : 4.0f;
+
+        for (uint64_t c = i; c < i + dim && c < elements; c++) {
+            uint16_t h = kind == 4 ? (uint16_t)rnd() : kind == 5 ? (uint16_t)(rnd() & 0x8000) : 0;
+
+            if (kind < 4 || kind > 5)
+                h = element(dtype, rnd_normal() * size * (c % 37 == 5 ? 9.0f : 1.0f));
+            memcpy(to + 2 * c, &h, 2);
+        }
+        if (kind == 6) {
+            uint16_t odd[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7c00, 0xfc00, 0x7e00, 0xfe01};
+            uint64_t c = i + rnd_below(dim);
+
+            if (c < elements)
+                memcpy(to + 2 * c, &odd[rnd_below(8)], 2);
+        }
+    }
+}
+
+static void fill_pages(struct rig *r)
+{
+    memset(r->pages, GUARD, r->page_bytes);
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < r->n_planes; p++)
+            fill_rows(page_of(r, i, p), r->plain[r->planes[p].section] / 2, r->spec.section[0].dim,
+                      r->spec.dtype);
+}
+
+static void fill_slots(struct rig *r)
+{
+    for (uint64_t i = 0; i < r->slots_bytes; i++)
+        r->slots[i] = (uint8_t)rnd();
+}
+
+static void test_spec(const struct ucm_encoding_spec *spec, uint32_t shift, bool host)
+{
+    struct rig r;
+
+    rig_open(&r, spec, shift, host);
+    fill_pages(&r);
+    dump(&r);
+    load(&r);
+    fill_slots(&r);
+    load(&r);
+    rig_close(&r);
+}
+
+/* ---- shapes ---- */
+
+static const uint32_t methods[] = {UCM_ENCODING_FP8, UCM_ENCODING_INT8};
+static const struct {
+    uint32_t tokens, heads, dim;
+} shapes[] = {{16, 8, 128}, {16, 2, 64}, {16, 1, 576}, {32, 3, 80}, {7, 5, 256},
+              {16, 4, 96},  {1, 1, 1},   {16, 3, 127}, {5, 7, 72},  {3, 1, 1024},
+              {16, 1, 8},   {64, 1, 20}, {9, 2, 1000}, {2, 9, 2}};
+
+static void test_shapes(uint32_t encoding)
+{
+    static const uint32_t shifts[] = {0, 8, 2, 1};
+
+    for (uint32_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
+        for (uint32_t how = 0; how < 2 * 2 * 2; how++) {
+            uint32_t axis = how >> 1 & 1, shift = shifts[(i + how) % 4];
+            struct ucm_encoding_spec spec;
+
+            if ((axis == 1 && encoding != UCM_ENCODING_INT8) || (few && (i + how) % 4 != 0))
+                continue;
+            spec = encoding_spec(encoding, how & 1 ? UCM_ENCODING_F16 : UCM_ENCODING_BF16,
+                                 shapes[i].tokens, shapes[i].heads, shapes[i].dim, how >> 2, axis);
+            test_spec(&spec, i < 7 ? 0 : shift, i % 2);
+            test_spec(&spec, shift, (i + 1) % 2);
+        }
+}
+
+/* MLA: one section; K and V of different sizes. */
+static void test_sections(uint32_t encoding)
+{
+    struct ucm_encoding_spec one = encoding_spec(encoding, UCM_ENCODING_BF16, 16, 1, 576, 0, 0),
+                             two;
+
+    one.n_sections = 1;
+    test_spec(&one, 0, false);
+    two = encoding_spec(encoding, UCM_ENCODING_BF16, 16, 2, 192, 0, 0);
+    two.section[1].dim = 128;
+    two.section[1].heads = 5;
+    test_spec(&two, 0, true);
+}
+
+/* ---- all values ---- */
+
+static void put_all(struct rig *r, uint32_t how)
+{
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < r->n_planes; p++) {
+            uint8_t *page = page_of(r, i, p);
+            uint64_t n = r->plain[r->planes[p].section] / 2;
+
+            for (uint64_t e = 0; e < n; e++) {
+                uint64_t row = e / r->spec.section[0].dim;
+                /* One value a row; neighbours; values far apart. */
+                uint16_t h = (uint16_t)(how == 0   ? (e % 8 == row % 8 ? row : 0)
+                                        : how == 1 ? e
+                                                   : e * 40503);
+
+                memcpy(page + 2 * e, &h, 2);
+            }
+        }
+}
+
+static void test_values(uint32_t encoding, uint32_t dtype)
+{
+    struct ucm_encoding_spec spec = encoding_spec(encoding, dtype, 1024, 64, 8, 0, 0);
+    struct rig r;
+
+    rig_open(&r, &spec, 0, false);
+    for (uint32_t how = 0; how < 3; how++) {
+        put_all(&r, how);
+        dump(&r);
+        load(&r);
+    }
+    rig_close(&r);
+}
+
+/* Every code with every scale byte; of int8's scales, which have two bytes, those of 256 high bytes with
+ * some low ones. */
+static void test_codes(uint32_t encoding, uint32_t dtype)
+{
+    struct ucm_encoding_spec spec = encoding_spec(encoding, dtype, 256, 4, 256, 0, 0);
+    uint32_t rows = 1024, bytes = encoding == UCM_ENCODING_FP8 ? 1 : 2;
+    struct rig r;
+
+    rig_open(&r, &spec, 0, false);
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < r.n_planes; p++) {
+            uint8_t *coded = coded_of(&r, i, p), *scales = coded + rows * 256;
+
+            for (uint32_t e = 0; e < rows * 256; e++)
+                coded[e] = (uint8_t)e;
+            for (uint32_t row = 0; row < rows; row++) {
+                scales[row * bytes] = bytes == 1 ? (uint8_t)row : (uint8_t)(rnd() * (p > 0));
+                scales[row * bytes + bytes - 1] = (uint8_t)row;
+            }
+        }
+    load(&r);
+    rig_close(&r);
+}
+
+int main(int argc, char **argv)
+{
+    gpu_begin();
+    must(cuModuleLoadData(&module, ucm_encoding_fatbin), "the kernels");
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+        measure();
+        return gpu_end();
+    }
+    for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
+        test_shapes(methods[i]);
+        test_sections(methods[i]);
+        for (uint32_t dtype = UCM_ENCODING_F16; !few && dtype <= UCM_ENCODING_BF16; dtype++) {
+            test_values(methods[i], dtype);
+            test_codes(methods[i], dtype);
+        }
+    }
+    return gpu_end();
+}
