@@ -6,6 +6,7 @@
 #define UCM_PROTOCOL_VERSION 2
 #define UCM_PROTOCOL_VERSION_MIN 1
 
+#define UCM_TENANTS_OTHER "other"      /* in metrics: all tenants without a label of their own */
 #define UCM_MAX_FRAME_BYTES (1u << 20) /* body of a frame, without its 4-byte length */
 #define UCM_MAX_DEPTH 8                /* nesting of MessagePack containers */
 #define UCM_MAX_ELEMENTS 65536         /* MessagePack values in one frame, containers included */

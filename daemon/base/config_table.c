@@ -109,6 +109,10 @@ static const char *item_tenant(const char *text)
     if (n == 0 || n > UCM_MAX_NAME_BYTES || (text[n] != ' ' && text[n] != '\0'))
         return "begin with a name of letters, digits, '.', '_' and '-', e.g. \"team-a uid:1000 "
                "gid:200\"";
+    if (n == strlen(UCM_TENANTS_OTHER) && memcmp(text, UCM_TENANTS_OTHER, n) == 0)
+        return "another name than \"" UCM_TENANTS_OTHER
+               "\", which metrics give to all tenants beyond "
+               "those that have a label of their own";
     for (text += n; *text == ' '; text += n, members++) {
         text++;
         n = strcspn(text, " ");

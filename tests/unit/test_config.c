@@ -248,6 +248,8 @@ Test(config, tenants_and_admins_syntax)
     set_refused("tenants=a cgroup:/a.slice/", "cgroup:/PATH");
     set_refused("admins=cgroup:/a", "uid:NUMBER");
     set_refused("tenants=a/b uid:1", "begin with a name");
+    set("tenants=others uid:1,other-team uid:2");
+    set_refused("tenants=a uid:1,other uid:2", "another name than \"other\"");
 }
 
 Test(config, set_wants_a_known_key_and_a_value)
