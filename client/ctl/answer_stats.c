@@ -43,11 +43,11 @@ static unsigned find(const char *text, const char *const *names, unsigned n)
 }
 
 /* The daemon sends bounds, and counts of what is not empty. */
-static void histogram_read(const msgpack_object *o, struct histogram *h)
+void answer_histogram(const msgpack_object *o, struct histogram *h)
 {
     const msgpack_object *buckets = answer_get(o, "buckets");
 
-    h->sum_ns = answer_u64(o, "sum_ns");
+    h->sum_ns += answer_u64(o, "sum_ns");
     for (uint32_t i = 0; i + 1 < answer_count(o, "buckets"); i += 2) {
         const msgpack_object *p = &buckets->via.array.ptr[i];
         uint64_t bound_us = p[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER ? p[0].via.u64 : 0;
@@ -76,8 +76,8 @@ static void histograms_read(const msgpack_object *stats, struct histograms *all)
             const struct histogram_info *info = &histogram_infos[i];
 
             if (strcmp(info->name, name) == 0 && t < info->tiers && s < info->sizes)
-                histogram_read(o, (struct histogram *)((char *)all + info->offset) +
-                                      t * info->sizes + s);
+                answer_histogram(o, (struct histogram *)((char *)all + info->offset) +
+                                        t * info->sizes + s);
         }
     }
 }

@@ -11,6 +11,8 @@ static const char *const count_fields[TOP_COUNTS] = {"lookup_keys", "lookup_hits
 
 void top_close(struct top_sample *s)
 {
+    for (uint32_t i = 0; i < s->tenants.n; i++)
+        free(s->tenants.row[i].histograms);
     free(s->x);
     free(s->tenants.row);
     free(s->namespaces.row);
@@ -39,6 +41,13 @@ static int row_add(struct top_rows *rows, const msgpack_object *o, const char *n
     row->counted = answer_get(o, count_fields[TOP_LOAD]) != NULL;
     for (int i = 0; i < TOP_COUNTS; i++)
         row->count[i] = answer_u64(o, count_fields[i]);
+    if (answer_get(o, "lookup_times") == NULL)
+        return 0;
+    row->histograms = calloc(1, sizeof *row->histograms);
+    if (row->histograms == NULL)
+        return -UCM_ENOMEMORY;
+    answer_histogram(answer_get(o, "lookup_times"), &row->histograms->lookup);
+    answer_histogram(answer_get(o, "load_times"), &row->histograms->load);
     return 0;
 }
 
@@ -105,20 +114,18 @@ static double grown(uint64_t from, uint64_t to)
     return to >= from ? (double)(to - from) : 0;
 }
 
-/* What n histograms, in sum, counted between the samples. */
-static struct top_times times(const struct top_sample *from, const struct top_sample *to,
-                              size_t offset, uint32_t n)
+static const struct top_times no_times = {0, TOP_UNKNOWN, TOP_UNKNOWN};
+
+/* What n histograms, in sum, counted between the samples. a NULL: all that b has. */
+static struct top_times times(const struct histogram *a, const struct histogram *b, uint32_t n)
 {
-    const struct histogram *a, *b;
-    struct top_times t = {0, TOP_UNKNOWN, TOP_UNKNOWN};
+    struct top_times t = no_times;
     struct histogram sum;
 
-    a = (const struct histogram *)((const char *)&from->x->metrics.histograms + offset);
-    b = (const struct histogram *)((const char *)&to->x->metrics.histograms + offset);
     memset(&sum, 0, sizeof sum);
     for (uint32_t k = 0; k < n; k++)
         for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++)
-            sum.bucket[i] += (uint64_t)grown(a[k].bucket[i], b[k].bucket[i]);
+            sum.bucket[i] += (uint64_t)grown(a != NULL ? a[k].bucket[i] : 0, b[k].bucket[i]);
     t.n = histogram_total(&sum);
     if (t.n > 0) {
         t.p50_us = (double)histogram_quantile_us(&sum, 500);
@@ -128,7 +135,7 @@ static struct top_times times(const struct top_sample *from, const struct top_sa
 }
 
 #define TIMES(name)                                                                                \
-    times(f.from, f.to, offsetof(struct histograms, name),                                         \
+    times(from->x->metrics.histograms.name, to->x->metrics.histograms.name,                        \
           sizeof(((struct histograms *)NULL)->name) / sizeof(struct histogram))
 #define RATE(name) (grown(from->x->metrics.name, to->x->metrics.name) / f.seconds)
 
@@ -156,10 +163,8 @@ bool top_frame(const struct top_sample *from, const struct top_sample *to, struc
     f.dump = TIMES(dump);
     f.slot_wait = TIMES(slot_wait);
     for (uint32_t i = 0; i < METRIC_TIERS; i++)
-        f.load_tier[i] =
-            times(from, to,
-                  offsetof(struct histograms, load) + i * METRIC_SIZES * sizeof(struct histogram),
-                  METRIC_SIZES);
+        f.load_tier[i] = times(&from->x->metrics.histograms.load[i * METRIC_SIZES],
+                               &to->x->metrics.histograms.load[i * METRIC_SIZES], METRIC_SIZES);
     *out = f;
     return true;
 }
@@ -176,18 +181,23 @@ const struct top_row *top_row_before(const struct top_rows *rows, const struct t
 struct top_rates top_row_rates(const struct top_frame *f, const struct top_row *row,
                                const struct top_row *before)
 {
+    const struct top_histograms *then = before != NULL ? before->histograms : NULL;
+    struct top_rates r = {TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN, no_times, no_times};
     double by[TOP_COUNTERS];
 
     if (!row->counted)
-        return (struct top_rates){TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN, TOP_UNKNOWN};
+        return r;
     for (int i = 0; i < TOP_COUNTERS; i++)
         by[i] = grown(before != NULL ? before->count[i] : 0, row->count[i]) / f->seconds;
-    return (struct top_rates){
-        .load = by[TOP_LOAD],
-        .dump = by[TOP_DUMP],
-        .hits = by[TOP_KEYS] > 0 ? by[TOP_HITS] / by[TOP_KEYS] : TOP_UNKNOWN,
-        .evicted = by[TOP_EVICTED],
-    };
+    r.load = by[TOP_LOAD];
+    r.dump = by[TOP_DUMP];
+    r.hits = by[TOP_KEYS] > 0 ? by[TOP_HITS] / by[TOP_KEYS] : TOP_UNKNOWN;
+    r.evicted = by[TOP_EVICTED];
+    if (row->histograms != NULL) {
+        r.lookup = times(then != NULL ? &then->lookup : NULL, &row->histograms->lookup, 1);
+        r.load_times = times(then != NULL ? &then->load : NULL, &row->histograms->load, 1);
+    }
+    return r;
 }
 
 /* ---- order ---- */

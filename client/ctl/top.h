@@ -24,12 +24,18 @@ enum top_count {
     TOP_COUNTS
 };
 
+/* Of a tenant. */
+struct top_histograms {
+    struct histogram lookup, load;
+};
+
 struct top_row {
     char name[160];  /* the tenant, or the namespace's model */
     char tenant[64]; /* of a namespace */
     uint64_t ns;     /* its number; 0: a tenant */
     bool counted;    /* the counters are known */
     uint64_t count[TOP_COUNTS];
+    struct top_histograms *histograms; /* NULL: not known */
 };
 
 struct top_rows {
@@ -65,9 +71,10 @@ struct top_times {
 
 /* Of the whole daemon, or of one row. Rates are per second; TOP_UNKNOWN: not known. */
 struct top_rates {
-    double load, dump; /* bytes */
-    double hits;       /* 0 to 1 */
-    double evicted;    /* blocks */
+    double load, dump;                   /* bytes */
+    double hits;                         /* 0 to 1 */
+    double evicted;                      /* blocks */
+    struct top_times lookup, load_times; /* of a tenant */
 };
 
 struct top_frame {

@@ -150,6 +150,14 @@ static void print_reuse(const struct top_frame *f, FILE *out)
     }
 }
 
+static void times_cells(struct table *t, const struct top_times *times)
+{
+    char a[HUMAN_BYTES];
+
+    table_cell(t, "%s", micros(a, times->p50_us));
+    table_cell(t, "%s", micros(a, times->p99_us));
+}
+
 static void row_cells(struct table *t, const struct top_row *row, const struct top_rates *r)
 {
     char a[HUMAN_BYTES];
@@ -157,6 +165,10 @@ static void row_cells(struct table *t, const struct top_row *row, const struct t
     table_cell(t, "%s", rate(a, r->load));
     table_cell(t, "%s", rate(a, r->dump));
     table_cell(t, "%s", ratio(a, r->hits));
+    if (row->ns == 0) {
+        times_cells(t, &r->lookup);
+        times_cells(t, &r->load_times);
+    }
     table_cell(t, "%s", number(a, r->evicted));
     for (int i = TOP_DRAM; i < TOP_COUNTS; i++)
         table_cell(t, "%s", human_bytes(a, row->count[i]));
@@ -165,9 +177,9 @@ static void row_cells(struct table *t, const struct top_row *row, const struct t
 static int print_rows(const struct top_frame *f, const struct top_rows *from,
                       const struct top_rows *to, bool namespaces, FILE *out)
 {
-    static const char *const tenant[] = {"TENANT", ">LOAD GB/s", ">DUMP GB/s",
-                                         ">HITS",  ">EVICTED/s", ">DRAM",
-                                         ">NVME",  ">SHARED",    NULL};
+    static const char *const tenant[] = {
+        "TENANT", ">LOAD GB/s", ">DUMP GB/s", ">HITS", ">LOOKUP P50", ">P99", ">LOAD P50",
+        ">P99",   ">EVICTED/s", ">DRAM",      ">NVME", ">SHARED",     NULL};
     /* The longest last: there a narrow terminal cuts it off. */
     static const char *const ns[] = {">NS",     "TENANT",     ">LOAD GB/s", ">DUMP GB/s",
                                      ">HITS",   ">EVICTED/s", ">DRAM",      ">NVME",
@@ -267,6 +279,10 @@ static void json_rows(cJSON *j, const char *name, const struct top_frame *f,
             cJSON_AddStringToObject(o, "tenant", row->name);
         }
         json_rates(o, &r);
+        if (row->histograms != NULL) {
+            json_times(o, "lookup", f, &r.lookup);
+            json_times(o, "load", f, &r.load_times);
+        }
         for (int k = 0; k < TOP_COUNTS - TOP_DRAM; k++)
             json_u64(o, gauges[k], row->count[TOP_DRAM + k]);
         cJSON_AddItemToArray(list, o);

@@ -166,8 +166,9 @@ struct ns {
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
     struct ns_table *table;
-    /* Whoever serves the namespace counts in both; these live as long as the daemon. */
+    /* Whoever serves the namespace counts in all three; these live as long as the daemon. */
     struct metrics_tenant *tenant;
+    struct tenant_times *times;
     struct {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;

@@ -224,6 +224,7 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
     ns->tenant = tenants_find(&ix->tenants, ns->identity.tenant);
+    ns->times = tenants_times(&ix->tenants, ns->tenant);
     set_add(&ix->ns, ns);
     *out = ns;
     return 0;

@@ -9,13 +9,18 @@ struct metrics_tenant *tenants_find(struct tenants *t, const char *name)
 
     while (i < t->n && strcmp(t->at[i].name, name) != 0)
         i++;
-    if (i == t->n && i >= TENANTS_MAX && strcmp(name, TENANTS_OTHER) != 0)
-        return tenants_find(t, TENANTS_OTHER);
+    if (i == t->n && i >= TENANTS_MAX && strcmp(name, UCM_TENANTS_OTHER) != 0)
+        return tenants_find(t, UCM_TENANTS_OTHER);
     if (i == t->n) {
         snprintf(t->at[i].name, sizeof(t->at[i].name), "%s", name);
         t->n++;
     }
     return &t->at[i];
+}
+
+struct tenant_times *tenants_times(struct tenants *t, const struct metrics_tenant *of)
+{
+    return &t->times[of - t->at];
 }
 
 void tenants_gauges_clear(struct tenants *t)

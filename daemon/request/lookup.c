@@ -176,9 +176,12 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
                  uv_now(rq->rooms.loop));
 }
 
-static void lookup_timed(struct requests *rq, uint64_t begun_ns)
+static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begun_ns)
 {
-    histogram_count(rq->rooms.metrics->histograms.lookup, uv_hrtime() - begun_ns);
+    uint64_t took_ns = uv_hrtime() - begun_ns;
+
+    histogram_count(rq->rooms.metrics->histograms.lookup, took_ns);
+    histogram_count(&ns->times->lookup, took_ns);
 }
 
 /* Takes the lease and fills *r. 0 or -code with call->error. */
@@ -229,7 +232,7 @@ static void wait_end(struct lookup_wait *w)
         keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         trace_less(w->r.trace, TRACE_LOOKUP);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
-        lookup_timed(s->rq, w->r.begun_ns);
+        lookup_timed(s->rq, w->ns, w->r.begun_ns);
     }
     request_end(&w->r, &call.error, &r);
 }
@@ -301,7 +304,7 @@ int method_lookup(struct call *call)
     rc = lookup_result(call, m, &f, &r);
     if (rc == 0)
         call_reply(call, &r);
-    lookup_timed(call->s->rq, call->begun_ns);
+    lookup_timed(call->s->rq, ns, call->begun_ns);
     return rc;
 }
 

@@ -96,35 +96,15 @@ static void pack_nodes(msgpack_packer *pk, const struct exposition *x, const str
     }
 }
 
-/* A client that is no operator gets its own tenant's only. */
-static void pack_tenants(msgpack_packer *pk, const struct exposition *x, const struct peer *peer)
-{
-    uint32_t n = 0;
+/* The fields that every histogram has. */
+#define TIMES_FIELDS 5
 
-    for (uint32_t i = 0; i < x->n_tenants; i++)
-        n += peer->admin || strcmp(x->tenant[i].name, peer->tenant) == 0;
-    proto_pack_str(pk, "tenants");
-    msgpack_pack_array(pk, n);
-    for (uint32_t i = 0; i < x->n_tenants; i++) {
-        if (!peer->admin && strcmp(x->tenant[i].name, peer->tenant) != 0)
-            continue;
-        msgpack_pack_map(pk, 1 + fields_of(METRIC_LIST_TENANTS));
-        proto_pack_text(pk, "name", x->tenant[i].name);
-        pack_fields(pk, &metric_lists[METRIC_LIST_TENANTS], &x->tenant[i]);
-    }
-}
-
-static void pack_histogram(msgpack_packer *pk, const struct histogram_info *info, uint32_t tier,
-                           uint32_t size, const struct histogram *h)
+static void pack_times(msgpack_packer *pk, const struct histogram *h)
 {
     uint32_t buckets = 0;
 
     for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++)
         buckets += h->bucket[i] > 0;
-    msgpack_pack_map(pk, 8);
-    proto_pack_text(pk, "name", info->name);
-    proto_pack_text(pk, "tier", info->tiers > 1 ? metric_tier_names[tier] : "");
-    proto_pack_text(pk, "size", info->sizes > 1 ? metric_size_names[size] : "");
     proto_pack_u64(pk, "count", histogram_total(h));
     proto_pack_u64(pk, "sum_ns", h->sum_ns);
     proto_pack_u64(pk, "p50_us", histogram_quantile_us(h, 500));
@@ -136,6 +116,41 @@ static void pack_histogram(msgpack_packer *pk, const struct histogram_info *info
             msgpack_pack_uint64(pk, histogram_bound_us(i));
             msgpack_pack_uint64(pk, h->bucket[i]);
         }
+}
+
+/* A client that is no operator gets its own tenant's only. */
+static void pack_tenants(msgpack_packer *pk, const struct exposition *x, const struct tenants *all,
+                         const struct peer *peer)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < x->n_tenants; i++)
+        n += peer->admin || strcmp(x->tenant[i].name, peer->tenant) == 0;
+    proto_pack_str(pk, "tenants");
+    msgpack_pack_array(pk, n);
+    for (uint32_t i = 0; i < x->n_tenants; i++) {
+        if (!peer->admin && strcmp(x->tenant[i].name, peer->tenant) != 0)
+            continue;
+        msgpack_pack_map(pk, 3 + fields_of(METRIC_LIST_TENANTS));
+        proto_pack_text(pk, "name", x->tenant[i].name);
+        pack_fields(pk, &metric_lists[METRIC_LIST_TENANTS], &x->tenant[i]);
+        proto_pack_str(pk, "lookup_times");
+        msgpack_pack_map(pk, TIMES_FIELDS);
+        pack_times(pk, &all->times[i].lookup);
+        proto_pack_str(pk, "load_times");
+        msgpack_pack_map(pk, TIMES_FIELDS);
+        pack_times(pk, &all->times[i].load);
+    }
+}
+
+static void pack_histogram(msgpack_packer *pk, const struct histogram_info *info, uint32_t tier,
+                           uint32_t size, const struct histogram *h)
+{
+    msgpack_pack_map(pk, 3 + TIMES_FIELDS);
+    proto_pack_text(pk, "name", info->name);
+    proto_pack_text(pk, "tier", info->tiers > 1 ? metric_tier_names[tier] : "");
+    proto_pack_text(pk, "size", info->sizes > 1 ? metric_size_names[size] : "");
+    pack_times(pk, h);
 }
 
 static void pack_histograms(msgpack_packer *pk, const struct histograms *all)
@@ -209,7 +224,7 @@ int method_stats(struct call *call)
     pack_devices(&pb.pk, x, rq->rooms.devices);
     pack_nodes(&pb.pk, x, rq->rooms.arena);
     bypass_pack(&pb.pk, rq, &call->s->peer);
-    pack_tenants(&pb.pk, x, &call->s->peer);
+    pack_tenants(&pb.pk, x, index_tenants(rq->rooms.index), &call->s->peer);
     pack_histograms(&pb.pk, &x->metrics.histograms);
     pack_reuse(&pb.pk, &x->reuse);
     return call_reply_map(call, &pb);

@@ -97,11 +97,14 @@ static void transfer_count(struct transfer *t)
 {
     struct histograms *h = &metrics_of(t)->histograms;
     struct histogram *timed = &h->dump[size_of(t->bytes)];
+    uint64_t took_ns;
 
     if (t->bytes == 0 || (t->kind != TRANSFER_LOAD && t->kind != TRANSFER_DUMP))
         return;
+    took_ns = uv_hrtime() - t->r.begun_ns;
     if (t->kind == TRANSFER_LOAD) {
         timed = &h->load[t->slowest * METRIC_SIZES + size_of(t->bytes)];
+        histogram_count(&t->ns->times->load, took_ns);
         t->ns->tenant->loads++;
         t->ns->tenant->load_bytes += t->bytes;
         t->ns->traffic.loads++;
@@ -112,7 +115,7 @@ static void transfer_count(struct transfer *t)
         t->ns->traffic.dumps++;
         t->ns->traffic.dump_bytes += t->bytes;
     }
-    histogram_count(timed, uv_hrtime() - t->r.begun_ns);
+    histogram_count(timed, took_ns);
 }
 
 static uint32_t keys_ok(const struct transfer *t)

@@ -176,6 +176,12 @@ class Exposition(unittest.TestCase):
         for name in ("lookups", "lookup_keys", "lookup_hits", "loads", "load_bytes", "dumps", "dump_bytes",
                      "evicted_blocks"):
             self.assertEqual(ns[name], tenant[name], name)
+        for name in ("lookup", "load"):
+            times, daemon = tenant[f"{name}_times"], [h for h in stats["histograms"] if h["name"] == name]
+            self.assertGreater(times["count"], 0)
+            self.assertTrue(0 < times["p50_us"] <= times["p99_us"])
+            self.assertEqual((times["count"], times["sum_ns"]), (sum(h["count"] for h in daemon), sum(h["sum_ns"] for h in daemon)))
+            self.assertEqual(sum(times["buckets"][1::2]), times["count"])
         sample = families(self.text())["ucmd_tenant_load_bytes_total"].samples
         self.assertEqual(list(sample.values()), [tenant["load_bytes"]])
 

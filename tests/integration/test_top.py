@@ -107,6 +107,8 @@ class Top(unittest.TestCase):
             self.assertTrue(0 <= curve["hit_ratio"] <= curve["hit_ratio_twice"] <= curve["hit_ratio_four_times"] <= 1, curve)
         (tenant,) = busy["tenants"]
         (ns,) = busy["namespaces"]
+        self.assertGreater(tenant["lookup"]["count"], 0)
+        self.assertLessEqual(tenant["load"]["p50_us"], tenant["load"]["p99_us"])
         self.assertEqual((ns["model"], ns["tenant"]), ("of the test", tenant["tenant"]))
         # Only this namespace loads: the sums agree, but for what ended between the two calls of a sample.
         self.assertAlmostEqual(ns["load_bytes_per_second"] / busy["load_bytes_per_second"], 1, delta=0.5)
@@ -118,6 +120,7 @@ class Top(unittest.TestCase):
         self.assertNotIn("\x1b", text)
         for word in ("lookup", "load", "dump", "waiting", "dram", "nvme"):
             self.assertRegex(text, rf"(?m)^{word} +")
+        self.assertRegex(text, r"(?m)^TENANT +LOAD GB/s .*LOOKUP P50 +P99 +LOAD P50 +P99 ")
         self.assertRegex(text, r"(?m)^ *\d+ .*of the test$")
 
     def test_no_daemon(self):

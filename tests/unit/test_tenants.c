@@ -30,6 +30,7 @@ Test(tenants, those_beyond_the_labels_are_counted_together)
     cr_assert_eq(tenants_find(&all, "uid:3"), &all.at[3]);
 }
 
+/* The configuration refuses the name; a namespace on disk may be older than that. */
 Test(tenants, one_that_is_called_other_shares_that_label)
 {
     struct metrics_tenant *other = tenants_find(&all, "other");
@@ -41,6 +42,14 @@ Test(tenants, one_that_is_called_other_shares_that_label)
     }
     cr_assert_eq(tenants_find(&all, "uid:99"), other);
     cr_assert_eq(all.n, TENANTS_MAX);
+}
+
+Test(tenants, each_has_times_of_its_own)
+{
+    struct metrics_tenant *a = tenants_find(&all, "a"), *b = tenants_find(&all, "b");
+
+    cr_assert_neq(tenants_times(&all, a), tenants_times(&all, b));
+    cr_assert_eq(tenants_times(&all, b), tenants_times(&all, tenants_find(&all, "b")));
 }
 
 Test(tenants, clearing_leaves_counters_alone)

@@ -10,6 +10,7 @@ struct said {
     uint64_t uptime_ms, keys, hits, load_bytes;
     uint64_t slow; /* lookups of 8 ms; 92 lookups of 1 us besides */
     bool old;      /* a daemon that has no histograms, tenants and counters of namespaces */
+    bool timed;    /* and one that has times of tenants */
     const char *instance;
 };
 
@@ -25,6 +26,16 @@ static void field(msgpack_packer *pk, const char *name, uint64_t v)
     msgpack_pack_uint64(pk, v);
 }
 
+static void pack_buckets(msgpack_packer *pk, const struct said *said)
+{
+    text(pk, "buckets");
+    msgpack_pack_array(pk, 4);
+    msgpack_pack_uint64(pk, 1);
+    msgpack_pack_uint64(pk, 92);
+    msgpack_pack_uint64(pk, 8192);
+    msgpack_pack_uint64(pk, said->slow);
+}
+
 static void pack_histogram(msgpack_packer *pk, const struct said *said)
 {
     text(pk, "histograms");
@@ -36,12 +47,7 @@ static void pack_histogram(msgpack_packer *pk, const struct said *said)
     text(pk, "");
     text(pk, "size");
     text(pk, "");
-    text(pk, "buckets");
-    msgpack_pack_array(pk, 4);
-    msgpack_pack_uint64(pk, 1);
-    msgpack_pack_uint64(pk, 92);
-    msgpack_pack_uint64(pk, 8192);
-    msgpack_pack_uint64(pk, said->slow);
+    pack_buckets(pk, said);
 }
 
 static void pack_stats(msgpack_packer *pk, const struct said *said)
@@ -60,10 +66,15 @@ static void pack_stats(msgpack_packer *pk, const struct said *said)
     pack_histogram(pk, said);
     text(pk, "tenants");
     msgpack_pack_array(pk, 1);
-    msgpack_pack_map(pk, 2);
+    msgpack_pack_map(pk, said->timed ? 4 : 2);
     text(pk, "name");
     text(pk, "team-a");
     field(pk, "load_bytes", said->load_bytes);
+    for (int i = 0; said->timed && i < 2; i++) {
+        text(pk, i == 0 ? "lookup_times" : "load_times");
+        msgpack_pack_map(pk, 1);
+        pack_buckets(pk, said);
+    }
 }
 
 /* Namespaces 1 to 3, of which each has loaded half as much as the one before it. */
@@ -171,6 +182,27 @@ Test(top, times_are_of_what_was_counted_between)
     cr_assert(f.lookup.p50_us > 4000 && f.lookup.p50_us <= 8192, "%f", f.lookup.p50_us);
     cr_assert_eq(f.load.n, 0);
     cr_assert_float_eq(f.load.p99_us, TOP_UNKNOWN, 1e-9);
+    pair_close(&p);
+}
+
+Test(top, a_tenant_has_times_of_its_own)
+{
+    struct pair p = pair(&(struct said){.uptime_ms = 1000, .slow = 5, .timed = true},
+                         &(struct said){.uptime_ms = 2000, .slow = 15, .timed = true});
+    struct top_rates r;
+    struct top_frame f;
+    char *text;
+
+    cr_assert(top_frame(&p.from, &p.to, &f));
+    r = top_row_rates(&f, &p.to.tenants.row[0], &p.from.tenants.row[0]);
+    cr_assert_eq(r.lookup.n, 10);
+    cr_assert(r.lookup.p50_us > 4000 && r.lookup.p99_us <= 8192, "%f", r.lookup.p50_us);
+    cr_assert_eq(r.load_times.n, 10);
+    r = top_row_rates(&f, &p.to.tenants.row[0], NULL);
+    cr_assert_eq(r.lookup.n, 92 + 15, "one that is new has done it all in this time");
+    text = printed(&f);
+    cr_assert_not_null(strstr(text, "LOOKUP P50"), "%s", text);
+    free(text);
     pair_close(&p);
 }
 
