@@ -1,5 +1,7 @@
 /* What a spec may say, its sizes, its identity, and the table of encodings. */
 #include "kernels/encoding/method.h"
+#include "kernels/encoding/simd/forms.h"
+#include "kernels/isa.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -189,16 +191,36 @@ void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
 
 /* ---- through the table ---- */
 
+static struct encoding_form form_of(uint32_t encoding)
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(encoding);
+    struct encoding_form form = {NULL, NULL};
+
+#ifdef UCM_ISA_X86
+    enum ucm_isa isa = ucm_isa();
+
+    if (isa == UCM_ISA_AVX512)
+        form = encoding_forms_avx512[encoding];
+    else if (isa == UCM_ISA_AVX2)
+        form = encoding_forms_avx2[encoding];
+#endif
+    if (form.encode == NULL)
+        form.encode = m->encode;
+    if (form.decode == NULL)
+        form.decode = m->decode;
+    return form;
+}
+
 void ucm_encode(const struct ucm_encoding_spec *spec, uint32_t section, const void *plain,
                 void *coded)
 {
-    ucm_encoding_method(spec->encoding)->encode(spec, section, plain, coded);
+    form_of(spec->encoding).encode(spec, section, plain, coded);
 }
 
 void ucm_decode(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded,
                 void *plain)
 {
-    ucm_encoding_method(spec->encoding)->decode(spec, section, coded, plain);
+    form_of(spec->encoding).decode(spec, section, coded, plain);
 }
 
 bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, const void *coded)

@@ -1,6 +1,7 @@
 /* Jobs: what a score needs, its steps, and which form of simd/score.c runs them. */
 #include "kernels/sparse/select.h"
 
+#include "kernels/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/score_ops.h"
 #include "kernels/sparse/spec.h"
@@ -13,7 +14,7 @@ enum step { STEP_RANGE = 0, STEP_SOFTMAX = 1, STEP_SUM = 2 };
 
 const struct ucm_score_ops *score_ops(void)
 {
-    switch (ucm_sparse_isa()) {
+    switch (ucm_isa()) {
 #ifdef UCM_ISA_X86
     case UCM_ISA_AVX512:
         return &score_ops_avx512;

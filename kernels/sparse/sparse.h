@@ -204,20 +204,4 @@ struct ucm_digest_method {
 const struct ucm_digest_method *ucm_digest_method(uint32_t number);
 const struct ucm_digest_method *ucm_digest_method_named(const char *name);
 
-/* ---- instruction sets ---- */
-
-/* The files in simd/ are compiled once for each, and give the same bits in each. */
-enum ucm_sparse_isa {
-    UCM_ISA_BASE = 0,
-    UCM_ISA_AVX2 = 1,   /* with FMA and F16C */
-    UCM_ISA_AVX512 = 2, /* with BW, DQ, VL and VPOPCNTDQ */
-    UCM_ISA_COUNT,
-};
-
-/* The best that this host has, or less if ucm_sparse_isa_limit says so. */
-enum ucm_sparse_isa ucm_sparse_isa(void);
-
-/* For tests and measurements: plans made later use at most this one. */
-void ucm_sparse_isa_limit(enum ucm_sparse_isa isa);
-
 #endif

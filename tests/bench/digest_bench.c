@@ -2,6 +2,7 @@
  * the blocks whose digests are built) a second of CPU time, beside reading the same K with the same
  * decoding, and copying it.
  * Usage: digest_bench [MiB of blocks, 64] [rounds, 5] */
+#include "kernels/isa.h"
 #include "kernels/sparse/sparse.h"
 
 #include <stdio.h>
@@ -122,7 +123,7 @@ int main(int argc, char **argv)
 
             fill(kv, bytes, i % 4);
             spec.shape = shape_of(i % 4);
-            ucm_sparse_isa_limit(i / 4);
+            ucm_isa_limit(i / 4);
             if (ucm_digest_plan_init(&plan, &spec, why) < 0)
                 return 1;
             printf(" %6.2f", best_of(&plan, kv, block, bytes / block, out, rounds));

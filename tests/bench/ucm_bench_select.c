@@ -1,6 +1,7 @@
 /* select: scoring and choosing of one layer's blocks, beside a plain read of as many bytes; needs no
  * daemon. */
 #include "tests/bench/ucm_bench_select.h"
+#include "kernels/isa.h"
 #include "tests/bench/ucm_bench.h"
 
 #include <errno.h>
@@ -295,7 +296,7 @@ int bench_select(const struct args *a)
     if (rc == 0) {
         report_begin(&b->report, "select", args_given(a, "json"));
         report_text(&b->report, "device", b->device->name);
-        report_text(&b->report, "instruction set", isa_names[ucm_sparse_isa()]);
+        report_text(&b->report, "instruction set", isa_names[ucm_isa()]);
         report_number(&b->report, "KV heads", (double)args_number(a, "heads"));
         report_number(&b->report, "query heads", (double)b->c.score.q_heads);
         report_number(&b->report, "head size", (double)args_number(a, "dim"));

@@ -1,4 +1,5 @@
 /* The digests of kernels/sparse for Python tests: functions that a ctypes call finds by name. */
+#include "kernels/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 
@@ -24,8 +25,8 @@ VISIBLE void test_fma(const float *a, const float *b, const float *c, uint32_t n
 /* Sets the instruction set of later plans and returns what this host then uses. */
 uint32_t test_isa(uint32_t most)
 {
-    ucm_sparse_isa_limit(most);
-    return ucm_sparse_isa();
+    ucm_isa_limit(most);
+    return ucm_isa();
 }
 
 uint32_t test_spec_bytes(void)

@@ -2,6 +2,7 @@
 #ifndef UCM_TESTS_UNIT_SELECT_RIG_H
 #define UCM_TESTS_UNIT_SELECT_RIG_H
 
+#include "kernels/isa.h"
 #include "kernels/sparse/select.h"
 
 #include <criterion/criterion.h>
@@ -124,7 +125,7 @@ static inline void rig_init(struct rig *r, const struct ucm_digest_spec *spec,
 
     r->spec = *score;
     r->n = n;
-    ucm_sparse_isa_limit(UCM_ISA_BASE);
+    ucm_isa_limit(UCM_ISA_BASE);
     cr_assert_eq(ucm_digest_plan_init(&r->plan, spec, why), 0, "%s", why);
     cr_assert_eq(ucm_score_check(&r->plan, score, why), 0, "%s", why);
     r->at = calloc(n, sizeof(*r->at));
@@ -156,14 +157,14 @@ static inline size_t rig_scores(const struct rig *r)
 
 /* Scores by the forms of an instruction set, each step in two ranges that meet at `cut` (modulo what
  * there is), the later one first. Returns memory that the caller frees. */
-static inline float *rig_score(const struct rig *r, enum ucm_sparse_isa isa, uint32_t cut)
+static inline float *rig_score(const struct rig *r, enum ucm_isa isa, uint32_t cut)
 {
     struct ucm_score_blocks blocks = {.at = (const void *const *)r->at, .n = r->n};
     struct ucm_score_job job;
     float *scores = malloc(rig_scores(r) * sizeof(*scores) + 1);
     void *scratch;
 
-    ucm_sparse_isa_limit(isa);
+    ucm_isa_limit(isa);
     scratch = aligned_alloc(64, (ucm_score_scratch_bytes(&r->plan, &r->spec, r->n) + 63) / 64 * 64);
     cr_assert(scores != NULL && scratch != NULL);
     memset(scores, 0x55, rig_scores(r) * sizeof(*scores));

@@ -125,8 +125,8 @@ static void compare(const struct ucm_choose_spec *spec, const float *scores, uin
     bool *in = malloc(n + 1);
 
     naive_choose(spec, scores, n, room, in);
-    for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
-        ucm_sparse_isa_limit(isa);
+    for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit(isa);
         compare_form(spec, scores, n, room, in);
     }
     free(in);
@@ -247,10 +247,10 @@ Test(choose, mass_in_integers_is_the_same_in_every_form)
     for (uint32_t round = 0; round < 20; round++) {
         for (uint32_t b = 0; b < n; b++)
             scores[b] = round < 10 ? 4 * rig_normal() : score_of_kind((int)round - 10);
-        for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
             uint32_t got;
 
-            ucm_sparse_isa_limit(isa);
+            ucm_isa_limit(isa);
             got = ucm_choose(&spec, scores, n, scratch, isa == 0 ? first : index, NULL, n);
             count = isa == 0 ? got : count;
             cr_assert_eq(got, count);

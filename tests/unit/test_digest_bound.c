@@ -1,5 +1,6 @@
 /* box never scores below the product of a query with any key of its block, and what is certified from
  * it (docs/retrieval.md, "Certified mass") is never more than the true share of attention. */
+#include "kernels/isa.h"
 #include "kernels/sparse/arith.h"
 #include "kernels/sparse/sparse.h"
 
@@ -125,7 +126,7 @@ Test(digest_bound, box_is_never_below_a_product)
     static const uint32_t dims[] = {4, 64, 80, 128, 576, 1024};
 
     for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
-        ucm_sparse_isa_limit((enum ucm_sparse_isa)isa);
+        ucm_isa_limit((enum ucm_isa)isa);
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
             plan_box(dims[i], TOKENS);
             for (int ways = 0; ways < N_WAYS * N_WAYS; ways++)

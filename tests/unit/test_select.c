@@ -24,7 +24,7 @@ static void compare_forms(const struct rig *r)
 
     for (size_t i = 0; i < rig_scores(r); i++)
         cr_assert_not(isnan(reference[i]));
-    for (enum ucm_sparse_isa isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
+    for (enum ucm_isa isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
         float *scores = rig_score(r, isa, rig_below(r->n + 1));
 
         expect_equal(r, reference, scores, isa == UCM_ISA_AVX2 ? "avx2" : "avx512");
@@ -198,8 +198,8 @@ Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
     for (uint32_t b = 0; b < 50; b++)
         memcpy(base + b * 4096 + 128, r.at[b], r.plan.bytes);
     blocks.base = base;
-    for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
-        ucm_sparse_isa_limit(isa);
+    for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit(isa);
         scratch = aligned_alloc(64, ucm_score_scratch_bytes(&r.plan, &score, 50));
         ucm_score_begin(&job, &r.plan, &score, &blocks, r.q, scratch, scores);
         ucm_score_all(&job);
@@ -215,7 +215,7 @@ Test(select, blocks_at_a_stride_score_as_those_that_are_listed)
 Test(select, a_block_that_cannot_be_judged_scores_infinity)
 {
     for (uint32_t reduce = 0; reduce < 3; reduce++)
-        for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
             struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 16, 2, 32);
             struct ucm_score_spec score = {.reduce = reduce, .rows = 1, .q_heads = 4};
             uint16_t nan = 0x7fc0;
@@ -242,7 +242,7 @@ Test(select, a_block_that_cannot_be_judged_scores_infinity)
 /* As many as are scored at once, between others and at the end. */
 Test(select, many_blocks_in_a_row_without_a_digest)
 {
-    for (enum ucm_sparse_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+    for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_BOX, 16, 2, 32);
         struct ucm_score_spec score = {.rows = 1, .q_heads = 4};
         struct rig r;

@@ -1,6 +1,6 @@
 #include "kernels/sparse/simd/methods.h"
 
-#include "kernels/sparse/simd/isa.h"
+#include "kernels/isa.h"
 
 #include <stddef.h>
 

@@ -3,8 +3,8 @@
 #ifndef UCM_KERNELS_SPARSE_SCORE_TILE_H
 #define UCM_KERNELS_SPARSE_SCORE_TILE_H
 
+#include "kernels/isa.h"
 #include "kernels/sparse/score_ops.h"
-#include "kernels/sparse/simd/isa.h"
 #include "kernels/sparse/simd/lanes.h"
 
 #include <stdbool.h>
