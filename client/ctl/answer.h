@@ -48,6 +48,13 @@ uint64_t answer_u64(const msgpack_object *map, const char *field);   /* fallback
 bool answer_flag(const msgpack_object *map, const char *field);      /* fallback false */
 /* Text as it is and binary in hex, cut to fit; fallback "". Returns buf. */
 const char *answer_text(const msgpack_object *map, const char *field, char *buf, size_t n);
+/* What DRAM the cache may take, by the metrics: while the daemon takes it (arena_bytes_total), after a start, the figure
+ * that it is on its way to. */
+static inline uint64_t dram_bytes(uint64_t total, uint64_t configured)
+{
+    return total < configured ? configured
+                              : total; /* an older daemon may not say what is configured */
+}
 /* A result of `stats`, as exposition_write takes it. What this version does not know is left out, and what
  * an older daemon does not say is 0. */
 struct exposition;

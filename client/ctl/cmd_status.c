@@ -43,6 +43,8 @@ static void print_reasons(const msgpack_object *health)
 
 static void print_cache(const msgpack_object *m)
 {
+    uint64_t used = answer_u64(m, "arena_bytes_used"), total = answer_u64(m, "arena_bytes_total");
+    uint64_t dram = dram_bytes(total, answer_u64(m, "arena_bytes_configured"));
     char a[HUMAN_BYTES], b[HUMAN_BYTES], s[HUMAN_BYTES];
 
     printf("blocks     %" PRIu64 " complete, %" PRIu64 " partial, %" PRIu64 " pinned\n",
@@ -53,11 +55,10 @@ static void print_cache(const msgpack_object *m)
            human_percent(s, answer_u64(m, "lookup_hits"), answer_u64(m, "lookup_keys")));
     printf("moved      %s loaded, %s dumped\n", human_bytes(a, answer_u64(m, "load_bytes")),
            human_bytes(b, answer_u64(m, "dump_bytes")));
-    printf("dram       %s of %s used (%s)", human_bytes(a, answer_u64(m, "arena_bytes_used")),
-           human_bytes(b, answer_u64(m, "arena_bytes_total")),
-           human_percent(s, answer_u64(m, "arena_bytes_used"), answer_u64(m, "arena_bytes_total")));
-    if (answer_u64(m, "arena_bytes_total") < answer_u64(m, "arena_bytes_configured"))
-        printf(", growing to %s", human_bytes(a, answer_u64(m, "arena_bytes_configured")));
+    printf("dram       %s of %s used (%s)", human_bytes(a, used), human_bytes(b, dram),
+           human_percent(s, used, dram));
+    if (total < dram)
+        printf(", growing: %s ready", human_bytes(a, total));
     printf("\n");
 }
 

@@ -108,13 +108,14 @@ static void print_tiers(const struct top_frame *f, FILE *out)
 {
     const struct exposition *x = f->to->x;
     const struct metrics *m = &x->metrics;
+    uint64_t dram = dram_bytes(m->arena_bytes_total, m->arena_bytes_configured);
     char a[HUMAN_BYTES], b[HUMAN_BYTES], c[HUMAN_BYTES];
 
     fprintf(out, "dram      ");
-    print_bar(out, m->arena_bytes_used, m->arena_bytes_total);
+    print_bar(out, m->arena_bytes_used, dram);
     fprintf(out, " %s of %s; %.0f blocks/s evicted, %.0f lost\n",
-            human_bytes(a, m->arena_bytes_used), human_bytes(b, m->arena_bytes_total),
-            f->all.evicted, f->evicted_lost);
+            human_bytes(a, m->arena_bytes_used), human_bytes(b, dram), f->all.evicted,
+            f->evicted_lost);
     if (m->nvme_bytes_capacity > 0) {
         fprintf(out, "nvme      ");
         print_bar(out, m->nvme_bytes_used, m->nvme_bytes_capacity);
@@ -351,7 +352,8 @@ cJSON *top_json(const struct top_frame *f)
     json_number(o, "waiting", f->to->histograms ? (double)m->slot_waiters : TOP_UNKNOWN);
     json_number(o, "oldest_us", f->to->histograms ? (double)m->slot_wait_oldest_us : TOP_UNKNOWN);
     o = cJSON_AddArrayToObject(j, "tiers");
-    json_tier(o, "dram", NULL, m->arena_bytes_used, m->arena_bytes_total);
+    json_tier(o, "dram", NULL, m->arena_bytes_used,
+              dram_bytes(m->arena_bytes_total, m->arena_bytes_configured));
     if (m->nvme_bytes_capacity > 0)
         json_tier(o, "nvme", NULL, m->nvme_bytes_used, m->nvme_bytes_capacity);
     for (uint32_t i = 0; i < x->n_roots; i++)
