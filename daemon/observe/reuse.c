@@ -26,6 +26,10 @@
 #define SAMPLES_LEAST 128u
 /* Sums are halved this often, so that the curve is of the last hours. */
 #define HALF_LIFE_MS (3600 * 1000u)
+/* When no second of this time cost too much, a sample far below its bounds may grow. */
+#define CALM_MS (60 * 1000u)
+/* To about half of the bounds, and not by less than this factor. */
+#define GROW_LEAST 2
 /* Fewer say nothing. */
 #define SAMPLED_LEAST 64
 
@@ -44,6 +48,7 @@ struct stack {
     uint32_t oldest;     /* no place below is taken */
     uint16_t free, fresh;
     uint64_t weight; /* of all samples */
+    bool expired;    /* some have left it: it reaches as far back as the largest size */
     /* Of the references so far, faded: how many were expected to be sampled, were, and were hits. */
     double expected, sampled, hits[REUSE_POINTS];
     uint64_t expected_until;       /* reuse.references that `expected` is for */
@@ -54,15 +59,28 @@ struct stack {
     struct sample sample[SAMPLES];
 };
 
+/* A larger sample that will take the place of a stack's. Keys that come in by a higher rate were last used
+ * at a time that nobody noted: counted at once, they would be misses, whatever they are. So the larger sample
+ * fills from nothing beside the other one, which goes on to answer, and what it counts meanwhile is forgotten. It
+ * takes over when it reaches as far back as the largest size, or else an hour, of which references count half
+ * anyway. What the smaller one has counted stays, scaled to the higher rate. */
+struct growth {
+    struct stack next; /* threshold 0: there is none */
+    uint64_t begun_ms, not_before_ms;
+};
+
 #define KEY_WORDS 4 /* the first two and the last two: all of a key */
 
 struct reuse {
     uint64_t factor[KEY_WORDS];   /* secret: who knew them could choose what is sampled */
-    uint32_t threshold;           /* the higher of the stacks' */
+    uint32_t threshold;           /* the highest of the stacks' */
     uint64_t faded_ms, window_ms; /* when the sums were halved; when the second began */
     uint32_t window_sampled;
+    uint64_t calm_ms;      /* when a second last cost too much */
+    uint32_t most_sampled; /* in a second since then, or since the last growth */
     uint64_t references, sampled;
     struct stack stack[REUSE_TIERS];
+    struct growth growth[REUSE_TIERS];
 };
 
 static const double halves[] = REUSE_HALVES;
@@ -76,6 +94,14 @@ static uint64_t mixed(uint64_t v)
     return v ^ v >> 31;
 }
 
+static void stack_clear(struct stack *s, uint32_t threshold)
+{
+    memset(s, 0, sizeof(*s));
+    memset(s->bucket, 0xff, sizeof(s->bucket));
+    s->free = NONE;
+    s->threshold = threshold;
+}
+
 int reuse_new(uint64_t seed, struct reuse **out)
 {
     struct reuse *r = calloc(1, sizeof(*r));
@@ -84,11 +110,8 @@ int reuse_new(uint64_t seed, struct reuse **out)
         return -ENOMEM;
     for (unsigned i = 0; i < KEY_WORDS; i++)
         r->factor[i] = mixed(seed + i * UINT64_C(0x9e3779b97f4a7c15));
-    for (unsigned t = 0; t < REUSE_TIERS; t++) {
-        memset(r->stack[t].bucket, 0xff, sizeof(r->stack[t].bucket));
-        r->stack[t].free = NONE;
-        r->stack[t].threshold = THRESHOLD_MAX;
-    }
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        stack_clear(&r->stack[t], THRESHOLD_MAX);
     *out = r;
     return 0;
 }
@@ -106,9 +129,13 @@ static double rate(const struct stack *s)
 static void threshold_set(struct reuse *r)
 {
     r->threshold = 0;
-    for (unsigned t = 0; t < REUSE_TIERS; t++)
-        if (r->stack[t].bytes > 0 && r->stack[t].threshold > r->threshold)
-            r->threshold = r->stack[t].threshold;
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        uint32_t next = r->growth[t].next.threshold;
+        uint32_t highest = next > r->stack[t].threshold ? next : r->stack[t].threshold;
+
+        if (r->stack[t].bytes > 0 && highest > r->threshold)
+            r->threshold = highest;
+    }
 }
 
 /* Before the rate changes. */
@@ -130,7 +157,7 @@ static void sums_scale(const struct reuse *r, struct stack *s, double scale)
 void reuse_sizes(struct reuse *r, const uint64_t bytes[REUSE_TIERS])
 {
     for (unsigned t = 0; t < REUSE_TIERS; t++)
-        r->stack[t].bytes = bytes[t];
+        r->stack[t].bytes = r->growth[t].next.bytes = bytes[t];
     threshold_set(r);
 }
 
@@ -271,6 +298,7 @@ static void samples_expire(struct stack *s)
         if ((double)(s->weight - s->place_weight[s->oldest]) <= most)
             return;
         sample_drop(s, i);
+        s->expired = true;
     }
 }
 
@@ -299,6 +327,74 @@ static void reference(struct reuse *r, struct stack *s, uint64_t key, uint32_t c
         places_compact(s);
     place_take(s, i, weight);
     samples_expire(s);
+}
+
+/* ---- growth ---- */
+
+static void growth_end(struct reuse *r, unsigned t, uint64_t not_before_ms)
+{
+    r->growth[t].next.threshold = 0;
+    r->growth[t].not_before_ms = not_before_ms;
+    threshold_set(r);
+}
+
+static void growth_take_over(struct reuse *r, unsigned t)
+{
+    struct stack *s = &r->stack[t], *next = &r->growth[t].next;
+
+    sums_scale(r, s, (double)next->threshold / s->threshold);
+    next->expected = s->expected;
+    next->expected_until = s->expected_until;
+    next->sampled = s->sampled;
+    memcpy(next->hits, s->hits, sizeof(next->hits));
+    *s = *next;
+}
+
+static void growth_begin(struct reuse *r, unsigned t, uint64_t now_ms)
+{
+    struct stack *s = &r->stack[t];
+    uint64_t by_count = SAMPLES / 2 / (s->count + 1),
+             by_cost = SAMPLED_MOST / 2 / (r->most_sampled + 1);
+    uint64_t threshold = s->threshold * (by_count < by_cost ? by_count : by_cost);
+
+    if (threshold > THRESHOLD_MAX)
+        threshold = THRESHOLD_MAX;
+    if (threshold / GROW_LEAST < s->threshold)
+        return;
+    stack_clear(&r->growth[t].next, (uint32_t)threshold);
+    r->growth[t].next.bytes = s->bytes;
+    r->growth[t].begun_ms = now_ms;
+    threshold_set(r);
+}
+
+/* Once a second. */
+static void growth_step(struct reuse *r, uint64_t now_ms)
+{
+    for (unsigned t = 0; t < REUSE_TIERS; t++) {
+        struct growth *g = &r->growth[t];
+
+        if (g->next.threshold == 0 && r->stack[t].bytes > 0 && now_ms - r->calm_ms >= CALM_MS &&
+            now_ms >= g->not_before_ms)
+            growth_begin(r, t, now_ms);
+        if (g->next.threshold == 0 || (!g->next.expired && now_ms - g->begun_ms < HALF_LIFE_MS))
+            continue;
+        growth_take_over(r, t);
+        growth_end(r, t, now_ms);
+        r->most_sampled = 0;
+        r->calm_ms = now_ms;
+    }
+}
+
+/* The rate that the sample has is right if a larger one overflows. */
+static void growth_reference(struct reuse *r, unsigned t, uint64_t key, uint32_t chosen,
+                             uint64_t weight)
+{
+    struct stack *next = &r->growth[t].next;
+
+    if (next->count == SAMPLES)
+        growth_end(r, t, r->window_ms + HALF_LIFE_MS);
+    else if (chosen < next->threshold)
+        reference(r, next, key, chosen, weight);
 }
 
 /* ---- lookups ---- */
@@ -346,6 +442,9 @@ static void key_sampled(struct reuse *r, uint32_t ns, const uint8_t *key, uint32
     for (unsigned t = 0; t < REUSE_TIERS; t++)
         if (r->stack[t].bytes > 0 && chosen < r->stack[t].threshold)
             reference(r, &r->stack[t], id, chosen, block_bytes);
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        if (r->growth[t].next.threshold > 0)
+            growth_reference(r, t, id, chosen, block_bytes);
 }
 
 /* Apart from what follows it: this loop is all that most keys cost. */
@@ -375,11 +474,20 @@ static void cost_bound(struct reuse *r, uint64_t now_ms)
 
     if (soon && r->window_sampled < SAMPLED_MOST)
         return;
-    for (unsigned t = 0; soon && t < REUSE_TIERS; t++)
+    if (soon)
+        r->calm_ms = now_ms;
+    for (unsigned t = 0; soon && t < REUSE_TIERS; t++) {
+        growth_end(r, t, now_ms);
         for (unsigned i = 0; i < HALVING && r->stack[t].count >= SAMPLES_LEAST; i++)
             sample_shrink(r, &r->stack[t]);
+    }
+    if (soon)
+        r->most_sampled = 0;
+    else if (r->window_sampled > r->most_sampled)
+        r->most_sampled = r->window_sampled;
     r->window_ms = now_ms;
     r->window_sampled = 0;
+    growth_step(r, now_ms);
 }
 
 void reuse_lookup(struct reuse *r, uint32_t ns, const uint8_t *keys, uint32_t key_bytes, uint32_t n,

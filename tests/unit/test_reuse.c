@@ -206,6 +206,97 @@ Test(reuse, a_small_sample_stays)
     cr_assert_geq(last, 250 * 60, "%lu", (unsigned long)last); /* 250 lookups, 60 keys of each */
 }
 
+/* Any of 16,384 keys, each as likely: an LRU cache hits as often as it holds a key. The burst's keys are of no
+ * other use. */
+#define HOUR_S 3600u
+#define UNIFORM_KEYS 16384u
+
+struct day {
+    struct reuse *r;
+    uint64_t ms, random;
+};
+
+static void burst(struct day *d)
+{
+    static uint8_t keys[16384 * 32];
+    uint64_t until = d->ms + 3000;
+
+    for (uint32_t id = 1u << 24; d->ms < until; d->ms += 2) {
+        for (uint32_t k = 0; k < 16384; k++)
+            key_of(id++, keys + (size_t)32 * k);
+        reuse_lookup(d->r, 1, keys, 32, 16384, BLOCK_BYTES, d->ms);
+    }
+}
+
+/* 1,000 keys a second. Returns how many of them were sampled in the last 30 seconds. */
+static uint64_t uniform(struct day *d, unsigned seconds)
+{
+    static uint8_t keys[1000 * 32];
+    struct metrics_reuse m;
+    uint64_t before = 0;
+
+    for (unsigned s = 0; s < seconds; s++, d->ms += 1000) {
+        for (unsigned k = 0; k < 1000; k++) {
+            d->random = d->random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            key_of(d->random >> 33 & (UNIFORM_KEYS - 1), keys + (size_t)32 * k);
+        }
+        if (s == seconds - 30) {
+            reuse_read(d->r, &m);
+            before = m.sampled;
+        }
+        reuse_lookup(d->r, 1, keys, 32, 1000, BLOCK_BYTES, d->ms);
+    }
+    reuse_read(d->r, &m);
+    return m.sampled - before;
+}
+
+static double uniform_error(const struct reuse *r)
+{
+    static const double hit[REUSE_TIERS][REUSE_POINTS] = {{12.5, 25, 50, 100}, {25, 50, 100, 100}};
+    struct metrics_reuse m;
+    double sum = 0;
+
+    reuse_read(r, &m);
+    for (unsigned t = 0; t < REUSE_TIERS; t++)
+        for (unsigned k = 0; k < REUSE_POINTS; k++) {
+            sum += fabs(hit[t][k] - m.hit_permille[t][k] / 10.0);
+            printf(" %.1f/%.1f", hit[t][k], m.hit_permille[t][k] / 10.0);
+        }
+    printf("\n");
+    return sum / (REUSE_TIERS * REUSE_POINTS);
+}
+
+Test(reuse, a_sample_that_a_burst_shrank_grows_again, .timeout = 120)
+{
+    const uint64_t bytes[REUSE_TIERS] = {UNIFORM_KEYS / 4 * (uint64_t)BLOCK_BYTES,
+                                         UNIFORM_KEYS / 2 * (uint64_t)BLOCK_BYTES};
+    struct day d = {.ms = 1000000, .random = 1};
+    uint64_t before, after, grown = 0;
+    double least, worst = 0;
+
+    cr_assert_eq(reuse_new(UINT64_C(0x1234567890abcdef), &d.r), 0);
+    reuse_sizes(d.r, bytes);
+    before = uniform(&d, HOUR_S);
+    least = uniform_error(d.r);
+    burst(&d);
+    after = uniform(&d, 30);
+    uniform(&d, 9 * HOUR_S); /* until the burst's own misses have faded */
+    for (unsigned hour = 0; hour < 3; hour++) {
+        double error;
+
+        grown = uniform(&d, HOUR_S);
+        error = uniform_error(d.r);
+        worst = error > worst ? error : worst;
+    }
+    printf(
+        "sampled in 30 s: %lu before, %lu after the burst, %lu in the end; error %.2f and %.2f\n",
+        (unsigned long)before, (unsigned long)after, (unsigned long)grown, least, worst);
+    cr_assert_lt(after, before / 4);
+    cr_assert_geq(grown, before / 4, "%lu", (unsigned long)grown);
+    cr_assert_leq(worst, 2.5);
+    reuse_free(d.r);
+}
+
 /* Keys whose first eight bytes follow from the last eight, or differ in the middle only: a peer may send
  * any. */
 static void keys_alike(bool middle, uint8_t *keys, uint32_t n)
