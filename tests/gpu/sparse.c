@@ -1,4 +1,5 @@
-/* test_sparse [--few | --speed]: compares; a part of the cases only; or measures, and prints a table. */
+/* test_sparse [--few | --speed [WORD]]: compares; a part of the cases only; or measures, and prints a table, or its
+ * rows that have WORD in their names. */
 #include "tests/gpu/sparse.h"
 
 #include "client/cuda/sparse.h"
@@ -74,7 +75,7 @@ int main(int argc, char **argv)
     gpu_begin();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure();
+        measure(argc > 2 ? argv[2] : NULL);
     } else {
         test_digests();
         test_selections();

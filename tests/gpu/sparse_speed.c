@@ -86,53 +86,100 @@ struct speed {
     uint32_t kv_heads, group, d, rope;
 };
 
-static void select_speed(const struct speed *c)
+/* A handle and what its launches take: `layers` of digests, far more than the GPU's cache holds. */
+struct selecting {
+    struct ucm_cuda_select *handle;
+    struct ucm_cuda_select_info info;
+    struct ucm_cuda_select_layer layer;
+    struct ucm_digest_plan *plan;
+    uint32_t layers;
+    uint64_t layer_bytes;
+};
+
+static bool selecting_open(struct selecting *s, const struct speed *c)
 {
     struct ucm_cuda_select_options o = {.score = {.reduce = c->reduce,
                                                   .heads = c->heads,
                                                   .rows = 1,
                                                   .q_heads = c->kv_heads * c->group},
+                                        .choose = {.policy = c->policy,
+                                                   .min_blocks = 4,
+                                                   .init_window_sz = 1,
+                                                   .local_window_sz = 2,
+                                                   .sparse_ratio = 0.1,
+                                                   .eps = 0.95,
+                                                   .beta_m = 0.1},
                                         .q_dtype = UCM_SPARSE_BF16,
                                         .chains = c->chains,
                                         .max_blocks = c->blocks};
     struct ucm_sparse_digest digest;
-    struct ucm_cuda_select_layer layer = {.chains = c->chains, .table_stride = c->blocks};
-    struct ucm_cuda_select_info info;
-    struct ucm_cuda_select *s;
-    uint32_t layers = LAYERS, all = c->blocks * c->chains;
-    int32_t *table = fresh(all * sizeof(*table)), *n = fresh(c->chains * sizeof(*n));
-    uint16_t *q = fresh(c->chains * o.score.q_heads * c->d * sizeof(*q));
-    CUgraphExec exec;
-    uint64_t bytes;
-    double us;
 
     digest_of(&digest, c->method, UCM_SPARSE_BF16, 16, c->kv_heads, c->d, c->rope);
     digest.kind = 0;
     digest.bits = c->bits;
     digest.keep_bytes = 0;
     digest.chosen = digest.rest ? 3 : 2;
-    bytes = bytes_of(&digest);
-    while (layers > 2 && layers * bytes * all > (6ull << 30))
-        layers /= 2;
-    o.choose = (struct ucm_sparse_choose){.policy = c->policy,
-                                          .min_blocks = 4,
-                                          .init_window_sz = 1,
-                                          .local_window_sz = 2,
-                                          .sparse_ratio = 0.1,
-                                          .eps = 0.95,
-                                          .beta_m = 0.1};
-    for (uint32_t i = 0; i < all; i++)
-        table[i] = (int32_t)i;
-    for (uint32_t i = all - 1; i > 0; i--) {
-        uint32_t j = rnd_below(i + 1);
-        int32_t t = table[i];
+    *s = (struct selecting){.plan = plan_of(&digest), .layers = LAYERS};
+    s->layer.stride = s->plan->bytes;
+    s->layer_bytes = s->layer.stride * c->blocks * c->chains;
+    while (s->layers > 2 && s->layers * s->layer_bytes > (6ull << 30))
+        s->layers /= 2;
+    return check(ucm_cuda_select_open(gpu_uuid, &digest, &o, &s->handle) == 0 &&
+                     ucm_cuda_select_info(s->handle, &s->info) == 0,
+                 "open: %s", ucm_cuda_errmsg());
+}
 
-        table[i] = table[j];
-        table[j] = t;
+/* Random bytes, but for scales, which are much alike, as real ones are: where scores gather decides how
+ * much of a list a choice must look at twice. */
+static CUdeviceptr random_digests(const struct ucm_digest_plan *p, uint32_t n, uint32_t layers)
+{
+    size_t bytes = (size_t)n * p->bytes;
+    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_DIGEST_STATS ? 3 : 1;
+    uint8_t *digests = fresh(bytes);
+    CUdeviceptr at = gpu_new(bytes * layers);
+
+    for (size_t i = 0; i < bytes / 4; i++)
+        ((uint32_t *)digests)[i] = rnd();
+    for (uint8_t *d = digests; d < digests + bytes; d += p->bytes) {
+        if (p->spec.method == UCM_DIGEST_HASH) {
+            memset(d + p->array[1], 0, heads * sizeof(uint32_t));
+            continue;
+        }
+        for (uint32_t a = 0; a < arrays; a++)
+            for (uint32_t v = 0; v < heads * p->vectors; v++) {
+                uint16_t scale = (uint16_t)(0x3c00 + rnd_below(0x80));
+
+                memcpy(d + p->scale[a] + 2 * v, &scale, sizeof(scale));
+            }
     }
-    for (uint32_t i = 0; i < c->chains; i++)
-        n[i] = (int32_t)c->blocks;
-    for (uint32_t i = 0; i < c->chains * o.score.q_heads * c->d; i++) {
+    for (uint32_t l = 0; l < layers; l++)
+        gpu_put(at + l * bytes, digests, bytes);
+    free(digests);
+    return at;
+}
+
+static CUdeviceptr shuffled_numbers(uint32_t n)
+{
+    int32_t *number = fresh(n * sizeof(*number));
+    CUdeviceptr at;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = rnd_below(i + 1);
+
+        number[i] = number[j];
+        number[j] = (int32_t)i;
+    }
+    at = gpu_put(0, number, n * sizeof(*number));
+    free(number);
+    return at;
+}
+
+static CUdeviceptr normal_queries(uint32_t n)
+{
+    uint16_t *q = fresh(n * sizeof(*q));
+    CUdeviceptr at;
+
+    for (uint32_t i = 0; i < n; i++) {
         union {
             float f;
             uint32_t u;
@@ -140,39 +187,64 @@ static void select_speed(const struct speed *c)
 
         q[i] = (uint16_t)(x.u >> 16);
     }
-    if (!check(ucm_cuda_select_open(gpu_uuid, &digest, &o, &s) == 0, "open: %s", ucm_cuda_errmsg()))
-        return;
-    (void)ucm_cuda_select_info(s, &info);
-    layer.digests = random_memory(bytes * all, layers);
-    layer.stride = bytes;
-    layer.bound = all;
-    layer.table = gpu_put(0, table, all * sizeof(*table));
-    layer.n_blocks = gpu_put(0, n, c->chains * sizeof(*n));
-    layer.q = gpu_put(0, q, c->chains * o.score.q_heads * c->d * sizeof(*q));
-    layer.count = gpu_new(c->chains * info.lists * 4);
-    layer.index = gpu_new((size_t)c->chains * info.lists * info.room * 4);
-    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
-    for (uint32_t i = 0; i < layers; i++) {
-        struct ucm_cuda_select_layer l = layer;
+    at = gpu_put(0, q, n * sizeof(*q));
+    free(q);
+    return at;
+}
 
-        l.digests += i * bytes * all;
-        check(ucm_cuda_select(s, &l, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg());
+static void selecting_fill(struct selecting *s, const struct speed *c)
+{
+    struct ucm_cuda_select_layer *l = &s->layer;
+    int32_t *n = fresh(c->chains * sizeof(*n));
+
+    for (uint32_t i = 0; i < c->chains; i++)
+        n[i] = (int32_t)c->blocks;
+    l->chains = c->chains;
+    l->bound = c->blocks * c->chains;
+    l->table_stride = c->blocks;
+    l->digests = random_digests(s->plan, l->bound, s->layers);
+    l->table = shuffled_numbers(l->bound);
+    l->n_blocks = gpu_put(0, n, c->chains * sizeof(*n));
+    l->q = normal_queries(c->chains * c->kv_heads * c->group * c->d);
+    l->count = gpu_new(c->chains * s->info.lists * 4);
+    l->index = gpu_new((size_t)c->chains * s->info.lists * s->info.room * 4);
+    free(n);
+}
+
+static void selecting_free(struct selecting *s)
+{
+    ucm_cuda_select_close(s->handle);
+    gpu_free(s->layer.digests);
+    gpu_free(s->layer.table);
+    gpu_free(s->layer.n_blocks);
+    gpu_free(s->layer.q);
+    gpu_free(s->layer.count);
+    gpu_free(s->layer.index);
+    free(s->plan);
+}
+
+static void select_speed(const struct speed *c)
+{
+    struct selecting s;
+    CUgraphExec exec;
+    double us;
+
+    if (!selecting_open(&s, c))
+        return;
+    selecting_fill(&s, c);
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+    for (uint32_t i = 0; i < s.layers; i++) {
+        struct ucm_cuda_select_layer l = s.layer;
+
+        l.digests += i * s.layer_bytes;
+        check(ucm_cuda_select(s.handle, &l, gpu_stream) == 0, "launch: %s", ucm_cuda_errmsg());
     }
     exec = graph_end();
-    us = replay(exec, layers);
+    us = replay(exec, s.layers);
     printf("%-34s %3u x %6u %8.1f us %7.0f GB/s\n", c->what, c->chains, c->blocks, us,
-           (double)(bytes * all) / us / 1000);
+           (double)s.layer_bytes / us / 1000);
     must(cuGraphExecDestroy(exec), "a graph");
-    ucm_cuda_select_close(s);
-    gpu_free(layer.digests);
-    gpu_free(layer.table);
-    gpu_free(layer.n_blocks);
-    gpu_free(layer.q);
-    gpu_free(layer.count);
-    gpu_free(layer.index);
-    free(table);
-    free(n);
-    free(q);
+    selecting_free(&s);
 }
 
 /* ---- builds ---- */
@@ -386,7 +458,7 @@ static void beside_speed(void)
     must(cuMemFreeHost(x.host), "pinned memory");
 }
 
-void measure(void)
+void measure(const char *only)
 {
     static const struct speed cases[] = {
         {"mean", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
@@ -412,9 +484,12 @@ void measure(void)
     };
 
     for (uint32_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
-        select_speed(&cases[i]);
+        if (!only || strstr(cases[i].what, only))
+            select_speed(&cases[i]);
     for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++)
         for (uint32_t n = 8; n <= 128; n *= 4)
-            digest_speed(method, n);
-    beside_speed();
+            if (!only || strstr("build", only))
+                digest_speed(method, n);
+    if (!only || strstr("beside", only))
+        beside_speed();
 }
