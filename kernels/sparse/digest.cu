@@ -287,11 +287,175 @@ static __device__ void build_box(args_t a, const struct head &h)
     });
 }
 
-template <int D, int N>
-static __device__ void build_hash(args_t a, const struct head &h)
+/* ---- hashes of rows of 64, 128 or 256 channels that are all hashed ----
+ *
+ * A lane has 16 channels in a row, a token size / 16 lanes: of a transform's steps four need no other
+ * lane, and 32 / lanes tokens are under way at once. */
+
+#define RUN 16u
+
+/* Whether the kernel's rows are such ones; the same in all lanes. */
+template <int D> static __device__ __forceinline__ bool quick_hash(args_t a, const struct head &h)
 {
-    uint32_t bytes = a.vectors * a.channels;
-    uint8_t *data = h.out + h.g * bytes;
+    const struct ucm_cuda_segment &s = a.segment[0];
+
+    return D != UCM_KV_F32 && a.n_segments == 1 && s.first == 0 && s.channels == s.size &&
+           (s.size == 64 || s.size == 128 || s.size == 256) &&
+           ((h.k | a.k_token_stride) & 15) == 0;
+}
+
+/* 16 channels as they lie in memory. */
+template <int D> struct packed {
+    uint4 word[D == UCM_KV_FP8_E4M3 ? 1 : 2];
+};
+
+template <int D> static __device__ __forceinline__ struct packed<D> load_packed(uint64_t at)
+{
+    struct packed<D> p;
+
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(p.word) / sizeof(*p.word); i++)
+        p.word[i] = ((const uint4 *)at)[i];
+    return p;
+}
+
+template <int D>
+static __device__ __forceinline__ void unpack(const struct packed<D> &p, float x[RUN])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(p.word) / sizeof(*p.word); i++) {
+        const uint32_t word[4] = {p.word[i].x, p.word[i].y, p.word[i].z, p.word[i].w};
+
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            if (D == UCM_KV_FP8_E4M3) {
+#pragma unroll
+                for (uint32_t b = 0; b < 4; b++)
+                    x[4 * j + b] = fp8_decode(word[j] >> 8 * b & 0xff);
+            } else if (D == UCM_KV_BF16) {
+                x[8 * i + 2 * j] = ucm_f32(word[j] << 16);
+                x[8 * i + 2 * j + 1] = ucm_f32(word[j] & 0xffff0000u);
+            } else {
+                x[8 * i + 2 * j] = __half2float(__ushort_as_half((uint16_t)word[j]));
+                x[8 * i + 2 * j + 1] = __half2float(__ushort_as_half((uint16_t)(word[j] >> 16)));
+            }
+    }
+}
+
+/* The transform of `lanes` lanes' channels: the steps and sums of row_transform. */
+static __device__ __forceinline__ void run_transform(float x[RUN], uint32_t lanes)
+{
+#pragma unroll
+    for (uint32_t h = 1; h < RUN; h *= 2)
+#pragma unroll
+        for (uint32_t i = 0; i < RUN; i++)
+            if ((i & h) == 0) {
+                float a = x[i], b = x[i | h];
+
+                x[i] = a + b;
+                x[i | h] = a - b;
+            }
+    for (uint32_t h = 1; h < lanes; h *= 2) {
+        float sign = warp_lane() & h ? -1.0f : 1.0f;
+
+#pragma unroll
+        for (uint32_t i = 0; i < RUN; i++) /* a product with 1 is exact */
+            x[i] = ucm_fma(x[i], sign, __shfl_xor_sync(WARP_ALL, x[i], h));
+    }
+}
+
+/* The signs of a lane's channels, from channel `first` on: bit i of channel i. */
+static __device__ __forceinline__ uint32_t run_signs(const uint32_t *flips, uint32_t first)
+{
+    uint32_t signs = 0;
+
+#pragma unroll
+    for (uint32_t i = 0; i < RUN; i += 4) {
+        uint4 four = __ldg((const uint4 *)(flips + first + i));
+
+        signs |= (four.x >> 31 | four.y >> 31 << 1 | four.z >> 31 << 2 | four.w >> 31 << 3) << i;
+    }
+    return signs;
+}
+
+static __device__ __forceinline__ void run_flip(float x[RUN], uint32_t signs)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < RUN; i++)
+        x[i] = ucm_f32(ucm_f32_bits(x[i]) ^ (signs << (31 - i) & 0x80000000u));
+}
+
+/* 16 bits of a token. */
+template <int D>
+static __device__ __forceinline__ uint32_t hash_run(const struct packed<D> &p, uint32_t lanes,
+                                                    uint32_t inner, uint32_t outer)
+{
+    uint32_t word = 0;
+    float x[RUN];
+
+    unpack<D>(p, x);
+    run_flip(x, inner);
+    run_transform(x, lanes);
+    run_flip(x, outer);
+    run_transform(x, lanes);
+#pragma unroll
+    for (uint32_t i = 0; i < RUN; i++)
+        word |= (uint32_t)(x[i] > 0) << i;
+    return word;
+}
+
+template <int D>
+static __device__ __forceinline__ bool run_bad(const struct packed<D> &p)
+{
+    float x[RUN];
+
+    unpack<D>(p, x);
+    return row_bad<RUN>(x);
+}
+
+template <int D>
+static __device__ __forceinline__ bool build_hash_quick(args_t a, const struct head &h)
+{
+    constexpr uint32_t GROUPS = 4; /* of tokens, whose loads are under way together */
+    const struct ucm_cuda_segment &s = a.segment[0];
+    uint32_t lanes = s.size / RUN, tokens = WARP_LANES / lanes;
+    uint32_t own = warp_lane() / lanes, first = warp_lane() % lanes * RUN;
+    const uint32_t *flips = (const uint32_t *)a.flips + s.flips;
+    uint8_t *data = h.out + h.g * a.vectors * a.channels + first / 8;
+    bool bad = false;
+
+    for (uint32_t from = 0; from < a.tokens; from += GROUPS * tokens) {
+        struct packed<D> p[GROUPS];
+
+#pragma unroll
+        for (uint32_t i = 0; i < GROUPS; i++) {
+            uint32_t t = min(from + i * tokens + own, a.tokens - 1);
+
+            p[i] = load_packed<D>(h.k + t * a.k_token_stride + first * element_bytes(D));
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < GROUPS; i++)
+            bad |= run_bad<D>(p[i]);
+        for (uint32_t w = 0; w < s.chunks; w++) {
+            uint32_t inner = run_signs(flips + 2 * w * s.size, first);
+            uint32_t outer = run_signs(flips + (2 * w + 1) * s.size, first);
+
+#pragma unroll
+            for (uint32_t i = 0; i < GROUPS; i++) {
+                uint32_t t = from + i * tokens + own, word = hash_run<D>(p[i], lanes, inner, outer);
+
+                if (t < a.tokens && w * s.size + first < s.bits)
+                    *(uint16_t *)(data + t * a.channels + w * (s.size / 8)) = (uint16_t)word;
+            }
+        }
+    }
+    return bad;
+}
+
+template <int D, int N>
+static __device__ __forceinline__ bool build_hash_rows(args_t a, const struct head &h)
+{
+    uint8_t *data = h.out + h.g * a.vectors * a.channels;
     bool bad = false;
 
     for (uint32_t t = 0; t < a.tokens; t++) {
@@ -308,6 +472,16 @@ static __device__ void build_hash(args_t a, const struct head &h)
             row_hash<N>(s, (const uint32_t *)a.flips, &out, [&](uint32_t j) { return x[j]; });
         }
     }
+    return bad;
+}
+
+template <int D, int N>
+static __device__ void build_hash(args_t a, const struct head &h)
+{
+    uint32_t bytes = a.vectors * a.channels;
+    uint8_t *data = h.out + h.g * bytes;
+    bool bad = quick_hash<D>(a, h) ? build_hash_quick<D>(a, h) : build_hash_rows<D, N>(a, h);
+
     bad = __any_sync(WARP_ALL, bad);
     if (bad) {
         __syncwarp();
@@ -340,10 +514,166 @@ static __device__ __forceinline__ bool variance(args_t a, const struct head &h, 
     return row_bad<N>(var);
 }
 
+/* ---- stats of rows of up to 128 channels: a lane has four in a row ---- */
+
+#define ROWS 16u /* whose loads are under way together */
+
+template <int D> struct quad {
+    uint32_t word[D == UCM_KV_FP8_E4M3 ? 1 : 2];
+};
+
+template <int D> static __device__ __forceinline__ bool quick_stats(args_t a, const struct head &h)
+{
+    uint64_t v = a.v_head_dim > 0 ? h.v | a.v_token_stride : 0;
+
+    return D != UCM_KV_F32 && a.head_dim <= 128 && a.v_head_dim <= 128 &&
+           ((h.k | a.k_token_stride | v) & (4 * element_bytes(D) - 1)) == 0;
+}
+
+template <int D>
+static __device__ __forceinline__ struct quad<D> load_quad(uint64_t row, uint32_t n)
+{
+    struct quad<D> q = {};
+
+    if (4 * warp_lane() >= n)
+        return q;
+    if constexpr (D == UCM_KV_FP8_E4M3) {
+        q.word[0] = ((const uint32_t *)row)[warp_lane()];
+    } else {
+        uint2 two = ((const uint2 *)row)[warp_lane()];
+
+        q.word[0] = two.x;
+        q.word[1] = two.y;
+    }
+    return q;
+}
+
+template <int D>
+static __device__ __forceinline__ void quad_floats(const struct quad<D> &q, float x[4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t word = q.word[D == UCM_KV_FP8_E4M3 ? 0 : i / 2];
+
+        if (D == UCM_KV_FP8_E4M3)
+            x[i] = fp8_decode(word >> 8 * i & 0xff);
+        else if (D == UCM_KV_BF16)
+            x[i] = ucm_f32(i % 2 ? word & 0xffff0000u : word << 16);
+        else
+            x[i] = __half2float(__ushort_as_half((uint16_t)(word >> 16 * (i % 2))));
+    }
+}
+
+/* use(t, x[4]) for the rows from `at`, in order. */
+template <int D, typename USE>
+static __device__ __forceinline__ void each_row(uint64_t at, uint64_t stride, uint32_t rows, uint32_t n,
+                                                USE use)
+{
+    for (uint32_t from = 0; from < rows; from += ROWS) {
+        struct quad<D> q[ROWS];
+
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS; i++)
+            q[i] = load_quad<D>(at + min(from + i, rows - 1) * stride, n);
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS; i++) {
+            float x[4];
+
+            quad_floats<D>(q[i], x);
+            if (from + i < rows)
+                use(from + i, x);
+        }
+    }
+}
+
+/* A power of two's reciprocal is exact, and so is its product what the division gives. */
+static __device__ __forceinline__ void divide_count(float x[4], uint32_t n)
+{
+    if ((n & (n - 1)) != 0) {
+        divide<4>(x, (float)n);
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        x[i] *= 1.0f / (float)n;
+}
+
+/* The mean; whether a value of it or of the rows is not finite. */
+template <int D>
+static __device__ __forceinline__ bool quad_mean(uint64_t at, uint64_t stride, uint32_t rows, uint32_t n,
+                                                 float x[4])
+{
+    uint32_t bad = 0;
+
+    each_row<D>(at, stride, rows, n, [&](uint32_t t, const float row[4]) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            x[i] = t == 0 ? row[i] : x[i] + row[i];
+            bad |= ucm_not_finite(row[i]);
+        }
+    });
+    divide_count(x, rows);
+    return bad || row_bad<4>(x);
+}
+
+/* Quantises finite x; value(x, s) is one's byte. */
+template <typename VALUE>
+static __device__ __forceinline__ void quad_put(const float x[4], uint32_t n, float steps, uint8_t *out,
+                                                uint8_t *scale, VALUE value)
+{
+    uint32_t bits = ucm_scale(row_largest<4>(x), steps), word = 0;
+    float s = ucm_bf16_decode(bits);
+
+    put_scale(scale, bits);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        word |= (uint32_t)(bits == 0 ? (uint8_t)0 : value(x[i], s)) << 8 * i;
+    if (4 * warp_lane() < n)
+        ((uint32_t *)out)[warp_lane()] = word;
+}
+
+template <int D> static __device__ __forceinline__ void build_stats_quick(args_t a, const struct head &h)
+{
+    uint32_t d = a.channels, vd = a.v_head_dim;
+    uint8_t *m = h.out + h.g * d, *var = m + a.array[1], *v = h.out + a.array[2] + h.g * vd;
+    uint8_t *s0 = h.out + a.scale[0] + 2 * h.g, *s1 = h.out + a.scale[1] + 2 * h.g;
+    uint8_t *s2 = h.out + a.scale[2] + 2 * h.g;
+    auto i8 = [](float x, float s) { return (uint8_t)(int8_t)ucm_quantise(x, s); };
+    auto u8 = [](float x, float s) { return (uint8_t)ucm_quantise_u8(x, s); };
+    float mean[4], y[4] = {}, z[4] = {};
+    bool bad = quad_mean<D>(h.k, a.k_token_stride, a.tokens, d, mean);
+
+    if (vd > 0)
+        bad |= quad_mean<D>(h.v, a.v_token_stride, a.tokens, vd, z);
+    each_row<D>(h.k, a.k_token_stride, a.tokens, d, [&](uint32_t, const float row[4]) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            float x = row[i] - mean[i];
+
+            y[i] = ucm_fma(x, x, y[i]);
+        }
+    });
+    divide_count(y, a.tokens);
+    if (__any_sync(WARP_ALL, bad || row_bad<4>(y))) {
+        row_poison(m, d, s0, 1);
+        row_poison(var, d, s1, 1);
+        row_poison(v, vd, s2, 1);
+        return;
+    }
+    quad_put(mean, d, 127.0f, m, s0, i8);
+    quad_put(y, d, 255.0f, var, s1, u8);
+    quad_put(z, vd, 127.0f, v, s2, i8);
+}
+
 /* N suffices for V's channels too. */
 template <int D, int N>
 static __device__ void build_stats(args_t a, const struct head &h)
 {
+    if (N == 4 && quick_stats<D>(a, h)) {
+        build_stats_quick<D>(a, h);
+        return;
+    }
+
     uint32_t d = a.channels, vd = a.v_head_dim;
     uint8_t *m = h.out + h.g * d, *var = m + a.array[1], *v = h.out + a.array[2] + h.g * vd;
     uint8_t *s0 = h.out + a.scale[0] + 2 * h.g, *s1 = h.out + a.scale[1] + 2 * h.g;
