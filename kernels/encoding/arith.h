@@ -158,4 +158,92 @@ UCM_HD uint32_t ucm_int8_decode(uint32_t dtype, int32_t code, float scale)
     return ucm_element_encode(dtype, (float)code * scale);
 }
 
+/* ---- q4 ---- */
+
+#define UCM_Q4_TILE 16u /* tokens that share a centre */
+#define UCM_Q4_ROTATION_MIN 16u
+#define UCM_Q4_ROTATION_MAX 128u
+
+/* Channels of a group: a rotation of its own and a scale. The largest power of two that divides dim. */
+UCM_HD uint32_t ucm_q4_rotation(uint32_t dim)
+{
+    uint32_t power = dim & (~dim + 1);
+
+    return power > UCM_Q4_ROTATION_MAX ? UCM_Q4_ROTATION_MAX : power;
+}
+
+/* Channel 64 * word + i is negated if bit i is 1. */
+UCM_HD uint64_t ucm_q4_signs(uint64_t seed, uint32_t word)
+{
+    return ucm_mix64(seed + UINT64_C(0x9e3779b97f4a7c15) * (word + 1));
+}
+
+/* What a code stands for, in scales: a sign and one of 8 magnitudes. */
+UCM_HD int32_t ucm_q4_level(uint32_t code)
+{
+    int32_t level = (int32_t)(UINT64_C(0x7f614c3b2c1f1206) >> 8 * (code & 7) & 0xff);
+
+    return code & 8 ? -level : level;
+}
+
+/* The scale, bf16 bits, of a group whose largest magnitude is a, finite. 0: all of it counts as 0. */
+UCM_HD uint32_t ucm_q4_scale(float a)
+{
+    uint32_t s = ucm_bf16_encode(a * ucm_f32(0x3bf2b9d6u)); /* 1 / 135 */
+
+    return ucm_bf16_decode(s) < 0x1p-100f ? 0 : s;
+}
+
+/* reciprocal: 1 / scale, rounded. */
+UCM_HD uint32_t ucm_q4_code(float y, float reciprocal)
+{
+    float x = ucm_abs(y) * reciprocal;
+    uint32_t index = (uint32_t)(x >= 12.0f) + (uint32_t)(x >= 24.5f) + (uint32_t)(x >= 37.5f) +
+                     (uint32_t)(x >= 51.5f) + (uint32_t)(x >= 67.5f) + (uint32_t)(x >= 86.5f) +
+                     (uint32_t)(x >= 112.0f);
+
+    return (y < 0 ? 8u : 0u) | index;
+}
+
+/* A group's centre is dropped unless what it leaves of each row is at most this much larger. */
+#define UCM_Q4_CENTRE_MOST 1.25f
+
+/* ---- lossless ---- */
+
+#define UCM_LOSSLESS_TILE 16u /* tokens of a head that share a base */
+#define UCM_LOSSLESS_ZERO 14u
+#define UCM_LOSSLESS_ESCAPE 15u
+#define UCM_LOSSLESS_UNFIT 0xffffffffu
+
+UCM_HD uint32_t ucm_lossless_exponent(uint32_t h)
+{
+    return h >> 7 & 0xffu;
+}
+
+/* Sign and mantissa. */
+UCM_HD uint32_t ucm_lossless_rest(uint32_t h)
+{
+    return (h >> 8 & 0x80u) | (h & 0x7fu);
+}
+
+UCM_HD uint32_t ucm_lossless_element(uint32_t exponent, uint32_t rest)
+{
+    return (rest & 0x80u) << 8 | exponent << 7 | (rest & 0x7fu);
+}
+
+/* base: the largest exponent from 1 to 254 among those that share it, or 0. */
+UCM_HD uint32_t ucm_lossless_code(uint32_t exponent, uint32_t base)
+{
+    if (exponent == 0)
+        return UCM_LOSSLESS_ZERO;
+    return exponent <= base && base - exponent < UCM_LOSSLESS_ZERO ? base - exponent
+                                                                   : UCM_LOSSLESS_ESCAPE;
+}
+
+/* Of an escape, what holds until the list says otherwise. */
+UCM_HD uint32_t ucm_lossless_decode(uint32_t code, uint32_t base)
+{
+    return code < UCM_LOSSLESS_ZERO ? (base - code) & 0xffu : 0;
+}
+
 #endif

@@ -26,9 +26,7 @@ static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
 
 static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
 {
-    const struct ucm_encoding_section *s = &spec->section[section];
-
-    return by_channel(spec, section) && s->tokens > 1 && s->heads > 1;
+    return by_channel(spec, section) && encoding_order_matters(&spec->section[section]);
 }
 
 static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])

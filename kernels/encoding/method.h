@@ -45,6 +45,46 @@ static inline void encoding_put16(uint8_t *p, uint32_t h)
     p[1] = (uint8_t)(h >> 8);
 }
 
-extern const struct ucm_encoding_method encoding_fp8, encoding_int8;
+static inline uint32_t encoding_get32(const uint8_t *p)
+{
+    return encoding_get16(p) | encoding_get16(p + 2) << 16;
+}
+
+static inline void encoding_put32(uint8_t *p, uint32_t x)
+{
+    encoding_put16(p, x & 0xffff);
+    encoding_put16(p + 2, x >> 16);
+}
+
+/* ---- tiles: up to 16 tokens of one head ---- */
+
+#define ENCODING_TILE 16u
+
+static inline uint32_t encoding_tiles(const struct ucm_encoding_section *s)
+{
+    return (s->tokens + ENCODING_TILE - 1) / ENCODING_TILE;
+}
+
+static inline uint32_t encoding_tile_tokens(const struct ucm_encoding_section *s, uint32_t tile)
+{
+    uint32_t left = s->tokens - tile * ENCODING_TILE;
+
+    return left < ENCODING_TILE ? left : ENCODING_TILE;
+}
+
+/* The row of a token of a head. */
+static inline uint32_t encoding_row(const struct ucm_encoding_section *s, uint32_t token,
+                                    uint32_t head)
+{
+    return s->order == UCM_ENCODING_NHD ? token * s->heads + head : head * s->tokens + token;
+}
+
+/* Whether it matters which rows are of one head. */
+static inline bool encoding_order_matters(const struct ucm_encoding_section *s)
+{
+    return s->tokens > 1 && s->heads > 1;
+}
+
+extern const struct ucm_encoding_method encoding_fp8, encoding_int8, encoding_q4, encoding_lossless;
 
 #endif

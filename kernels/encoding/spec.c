@@ -11,9 +11,7 @@
 #define IDENTITY_VERSION 1
 
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
-    &encoding_fp8,
-    &encoding_int8,
-    NULL,
+    &encoding_fp8, &encoding_int8, &encoding_q4, &encoding_lossless, NULL,
 };
 
 int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)

@@ -1,0 +1,104 @@
+/* lossless: BF16's exponents as 4-bit distances below their head's base; the rest as it is. */
+#include "kernels/encoding/lossless_layout.h"
+
+_Static_assert(ENCODING_TILE == UCM_LOSSLESS_TILE, "a tile is a tile");
+
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return encoding_align(lossless_layout(&spec->section[section]).end);
+}
+
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return encoding_order_matters(&spec->section[section]);
+}
+
+static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
+                        const uint8_t *plain)
+{
+    uint32_t base = 0;
+
+    for (uint32_t t = 0; t < encoding_tile_tokens(s, tile); t++) {
+        uint64_t row = encoding_row(s, tile * ENCODING_TILE + t, head);
+
+        for (uint64_t i = row * s->dim; i < (row + 1) * s->dim; i++) {
+            uint32_t e = ucm_lossless_exponent(encoding_get16(plain + 2 * i));
+
+            if (e != 255 && e > base)
+                base = e;
+        }
+    }
+    return base;
+}
+
+static uint32_t base_at(const struct ucm_encoding_section *s, const uint8_t *bases,
+                        uint32_t element)
+{
+    uint32_t row = element / s->dim;
+    uint32_t head = s->order == UCM_ENCODING_NHD ? row % s->heads : row / s->tokens;
+    uint32_t token = s->order == UCM_ENCODING_NHD ? row / s->heads : row % s->tokens;
+
+    return bases[token / ENCODING_TILE * s->heads + head];
+}
+
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+                   uint8_t *coded)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct lossless_layout l = lossless_layout(s);
+    uint32_t count = 0;
+
+    for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
+        for (uint32_t head = 0; head < s->heads; head++)
+            coded[l.bases + tile * s->heads + head] = (uint8_t)base_of(s, tile, head, plain);
+    memset(coded + l.codes, 0, l.codes_end - l.codes);
+    for (uint32_t i = 0; i < l.elements; i++) {
+        uint32_t h = encoding_get16(plain + UINT64_C(2) * i), e = ucm_lossless_exponent(h);
+        uint32_t code = ucm_lossless_code(e, base_at(s, coded + l.bases, i));
+
+        coded[i] = (uint8_t)ucm_lossless_rest(h);
+        coded[l.codes + i / 2] |= (uint8_t)(code << 4 * (i % 2));
+        if (code != UCM_LOSSLESS_ESCAPE)
+            continue;
+        if (count == l.room) {
+            lossless_unfit(&l, coded);
+            return;
+        }
+        encoding_put32(coded + l.list + 4 + UINT64_C(4) * count++, i << 8 | e);
+    }
+    lossless_pad(&l, count, coded);
+}
+
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *plain)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct lossless_layout l = lossless_layout(s);
+
+    for (uint32_t i = 0; i < l.elements; i++) {
+        uint32_t code = coded[l.codes + i / 2] >> 4 * (i % 2) & 15u;
+        uint32_t e = ucm_lossless_decode(code, base_at(s, coded + l.bases, i));
+
+        encoding_put16(plain + UINT64_C(2) * i, ucm_lossless_element(e, coded[i]));
+    }
+    lossless_apply(&l, coded, plain);
+}
+
+static bool fits(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded)
+{
+    struct lossless_layout l = lossless_layout(&spec->section[section]);
+
+    return encoding_get32(coded + l.list) != UCM_LOSSLESS_UNFIT;
+}
+
+const struct ucm_encoding_method encoding_lossless = {
+    .number = UCM_ENCODING_LOSSLESS,
+    .version = 1,
+    .name = "lossless",
+    .dtypes = 1u << UCM_ENCODING_BF16,
+    .uses_order = uses_order,
+    .bytes = bytes,
+    .encode = encode,
+    .decode = decode,
+    .fits = fits,
+};

@@ -1,0 +1,268 @@
+/* q4: each group of channels is rotated and quantised to 4 bits; K less the centre of its tile. */
+#include "kernels/encoding/q4_layout.h"
+
+#define GROUP UCM_Q4_ROTATION_MAX
+
+_Static_assert(ENCODING_TILE == UCM_Q4_TILE, "a tile is a tile");
+
+static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
+{
+    for (uint32_t i = 0; i < spec->n_sections; i++)
+        if (spec->section[i].dim % UCM_Q4_ROTATION_MIN != 0)
+            return encoding_refuse(why, "dim of section %u is %u; q4 rotates multiples of %u", i,
+                                   spec->section[i].dim, UCM_Q4_ROTATION_MIN);
+    return 0;
+}
+
+static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return encoding_align(q4_layout(&spec->section[section]).end);
+}
+
+static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+
+    return s->kind == UCM_ENCODING_K && encoding_order_matters(s);
+}
+
+/* One group: its first channel, and how many there are. */
+struct group {
+    uint64_t seed;
+    uint32_t first, n;
+};
+
+static bool is_negated(const struct group *g, uint32_t i)
+{
+    uint32_t c = g->first + i;
+
+    return ucm_q4_signs(g->seed, c / 64) >> c % 64 & 1;
+}
+
+/* ---- encoding ---- */
+
+static void rotate(const struct group *g, uint32_t dtype, const uint8_t *plain, float *y)
+{
+    for (uint32_t i = 0; i < g->n; i++) {
+        float x = ucm_element_decode(dtype, encoding_get16(plain + 2 * i));
+
+        y[i] = is_negated(g, i) ? -x : x;
+    }
+    for (uint32_t stride = 1; stride < g->n; stride *= 2)
+        for (uint32_t i = 0; i < g->n; i++)
+            if ((i & stride) == 0) {
+                float a = y[i], b = y[i + stride];
+
+                y[i] = a + b;
+                y[i + stride] = a - b;
+            }
+}
+
+/* The largest magnitude; NaN or infinite if any of them is. */
+static float largest(const float *y, uint32_t n)
+{
+    float most = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (ucm_not_finite(y[i]))
+            return ucm_f32(0x7fc00000u);
+        most = ucm_max(most, ucm_abs(y[i]));
+    }
+    return most;
+}
+
+/* n values to their codes, two a byte; returns the scale. */
+static uint32_t quantise(const float *y, uint32_t n, uint8_t *codes)
+{
+    float a = largest(y, n), reciprocal;
+    uint32_t scale = ucm_not_finite(a) ? UCM_BF16_NAN : ucm_q4_scale(a);
+
+    memset(codes, 0, n / 2);
+    if (scale == 0 || scale == UCM_BF16_NAN)
+        return scale;
+    reciprocal = 1.0f / ucm_bf16_decode(scale);
+    for (uint32_t i = 0; i < n; i++)
+        codes[i / 2] |= (uint8_t)(ucm_q4_code(y[i], reciprocal) << 4 * (i % 2));
+    return scale;
+}
+
+static int32_t level_at(const uint8_t *codes, uint32_t i)
+{
+    return ucm_q4_level(codes[i / 2] >> 4 * (i % 2) & 15u);
+}
+
+/* r = y - the decoded centre. Whether no row becomes much larger by it. */
+static bool subtract_centre(float y[][GROUP], uint32_t rows, uint32_t n, const uint8_t *codes,
+                            float scale, float r[][GROUP])
+{
+    for (uint32_t t = 0; t < rows; t++) {
+        for (uint32_t i = 0; i < n; i++)
+            r[t][i] = y[t][i] - (float)level_at(codes, i) * scale;
+        if (!(largest(r[t], n) <= UCM_Q4_CENTRE_MOST * largest(y[t], n)))
+            return false;
+    }
+    return true;
+}
+
+/* Finds the centre of a group's rows; returns its scale. The rows then are less the centre, or as they were
+ * if there is none. */
+static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *codes)
+{
+    float c[GROUP], r[UCM_Q4_TILE][GROUP], part = 1.0f / (float)rows;
+    uint32_t scale;
+
+    for (uint32_t i = 0; i < n; i++) {
+        c[i] = y[0][i];
+        for (uint32_t t = 1; t < rows; t++)
+            c[i] += y[t][i];
+        c[i] *= part;
+    }
+    scale = quantise(c, n, codes);
+    if (scale != UCM_BF16_NAN && subtract_centre(y, rows, n, codes, ucm_bf16_decode(scale), r)) {
+        memcpy(y, r, rows * sizeof(r[0]));
+        return scale;
+    }
+    memset(codes, 0, n / 2);
+    return 0;
+}
+
+static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
+                     const struct ucm_encoding_section *s, const uint8_t *plain, uint8_t *coded)
+{
+    float y[GROUP];
+
+    for (uint32_t row = 0; row < encoding_rows(s); row++)
+        for (uint32_t g = 0; g < l->groups; g++) {
+            struct group group = {spec->seed, g * l->rotation, l->rotation};
+            uint64_t at = (uint64_t)row * s->dim + group.first;
+
+            rotate(&group, spec->dtype, plain + 2 * at, y);
+            encoding_put16(coded + l->scales + UINT64_C(2) * (row * l->groups + g),
+                           quantise(y, group.n, coded + at / 2));
+        }
+}
+
+static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_layout *l,
+                        const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
+                        uint32_t g, const uint8_t *plain, uint8_t *coded)
+{
+    struct group group = {spec->seed, g * l->rotation, l->rotation};
+    uint32_t tokens = encoding_tile_tokens(s, tile), c = tile * s->heads + head;
+    float y[UCM_Q4_TILE][GROUP];
+
+    for (uint32_t t = 0; t < tokens; t++) {
+        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + t, head);
+
+        rotate(&group, spec->dtype, plain + 2 * (row * s->dim + group.first), y[t]);
+    }
+    encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
+                   centre(y, tokens, group.n,
+                          coded + l->centres + (uint64_t)c * l->row_bytes + group.first / 2));
+    for (uint32_t t = 0; t < tokens; t++) {
+        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + t, head);
+
+        encoding_put16(coded + l->scales + 2 * (row * l->groups + g),
+                       quantise(y[t], group.n, coded + (row * s->dim + group.first) / 2));
+    }
+}
+
+static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+                   uint8_t *coded)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct q4_layout l = q4_layout(s);
+
+    if (s->kind == UCM_ENCODING_V)
+        encode_v(spec, &l, s, plain, coded);
+    else
+        for (uint32_t tile = 0; tile < encoding_tiles(s); tile++)
+            for (uint32_t head = 0; head < s->heads; head++)
+                for (uint32_t g = 0; g < l.groups; g++)
+                    encode_tile(spec, &l, s, tile, head, g, plain, coded);
+    q4_pad(&l, coded);
+}
+
+/* ---- decoding ---- */
+
+/* The group's levels, rotated back: sums of integers below 2^14, so their order does not matter. */
+static void rotate_back(const struct group *g, const uint8_t *codes, int32_t *sums)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        sums[i] = level_at(codes, i);
+    for (uint32_t stride = 1; stride < g->n; stride *= 2)
+        for (uint32_t i = 0; i < g->n; i++)
+            if ((i & stride) == 0) {
+                int32_t a = sums[i], b = sums[i + stride];
+
+                sums[i] = a + b;
+                sums[i + stride] = a - b;
+            }
+    for (uint32_t i = 0; i < g->n; i++)
+        sums[i] = is_negated(g, i) ? -sums[i] : sums[i];
+}
+
+/* w: what the centre adds. */
+static void decode_group(const struct group *g, uint32_t dtype, const uint8_t *codes, float scale,
+                         const float *w, uint8_t *plain)
+{
+    float part = scale * (1.0f / (float)g->n);
+    int32_t sums[GROUP];
+
+    rotate_back(g, codes, sums);
+    for (uint32_t i = 0; i < g->n; i++)
+        encoding_put16(plain + 2 * i, ucm_element_encode(dtype, (float)sums[i] * part + w[i]));
+}
+
+static void decode_centre(const struct group *g, const uint8_t *codes, float scale, float *w)
+{
+    float part = scale * (1.0f / (float)g->n);
+    int32_t sums[GROUP];
+
+    rotate_back(g, codes, sums);
+    for (uint32_t i = 0; i < g->n; i++)
+        w[i] = (float)sums[i] * part;
+}
+
+static float scale_at(const uint8_t *scales, uint64_t i)
+{
+    return ucm_bf16_decode(encoding_get16(scales + 2 * i));
+}
+
+static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                   uint8_t *plain)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct q4_layout l = q4_layout(s);
+
+    for (uint32_t row = 0; row < encoding_rows(s); row++) {
+        uint32_t head = s->order == UCM_ENCODING_NHD ? row % s->heads : row / s->tokens;
+        uint32_t token = s->order == UCM_ENCODING_NHD ? row / s->heads : row % s->tokens;
+        uint64_t c = (uint64_t)(token / UCM_Q4_TILE) * s->heads + head;
+
+        for (uint32_t g = 0; g < l.groups; g++) {
+            struct group group = {spec->seed, g * l.rotation, l.rotation};
+            uint64_t at = (uint64_t)row * s->dim + group.first;
+            float w[GROUP] = {0};
+
+            if (s->kind == UCM_ENCODING_K)
+                decode_centre(&group, coded + l.centres + c * l.row_bytes + group.first / 2,
+                              scale_at(coded + l.centre_scales, c * l.groups + g), w);
+            decode_group(&group, spec->dtype, coded + at / 2,
+                         scale_at(coded + l.scales, (uint64_t)row * l.groups + g), w,
+                         plain + 2 * at);
+        }
+    }
+}
+
+const struct ucm_encoding_method encoding_q4 = {
+    .number = UCM_ENCODING_Q4,
+    .version = 1,
+    .name = "q4",
+    .dtypes = 1u << UCM_ENCODING_F16 | 1u << UCM_ENCODING_BF16,
+    .uses_order = uses_order,
+    .uses_seed = true,
+    .check = check,
+    .bytes = bytes,
+    .encode = encode,
+    .decode = decode,
+};
