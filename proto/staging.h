@@ -46,9 +46,12 @@ struct ucm_staging_order {
     uint32_t direction; /* 0 load, 1 dump */
     uint32_t region;    /* ring_region of region.register */
     uint32_t first_plane, n_planes, n_items;
-    uint32_t unused[11];
+    uint32_t coded; /* not 0: items are in the encoding of the region's namespace, pages are not */
+    uint32_t unused[10];
     uint32_t blocks[UCM_STAGING_ITEMS]; /* item i begins at i * ucm_staging_pitch() */
 };
+
+#define UCM_STAGING_KNOWS_CODED 1u /* orders with `coded` */
 
 struct ucm_staging_words {
     _Atomic uint32_t generation; /* of this registration, 1 to 4095; by the daemon */
@@ -56,7 +59,10 @@ struct ucm_staging_words {
     _Atomic uint32_t bell;       /* counts posts; a futex */
     _Atomic uint32_t asleep;     /* not 0: the companion waits for the bell */
     _Atomic uint32_t soon;       /* not 0: orders are near, sleep lightly; by the daemon */
-    uint8_t unused[44];
+    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move a coded order's items as
+     * they are, so it gets none. */
+    _Atomic uint32_t knows;
+    uint8_t unused[40];
     struct ucm_staging_slice slices[UCM_MAX_SLICES];
 };
 

@@ -1,5 +1,7 @@
 #include "client/cuda/companion.h"
 
+#include "client/cuda/companion_encoding.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -53,7 +55,12 @@ void ucm_context_leave(void)
 
 static uint32_t plane_chunk(const void *ctx, uint32_t plane)
 {
-    return ((const struct ucm_copy_plane *)ctx)[plane].chunk;
+    return ((const struct companion_region *)ctx)->spec[plane].chunk;
+}
+
+static uint32_t plane_coded(const void *ctx, uint32_t plane)
+{
+    return ((const struct companion_region *)ctx)->coded_spec[plane].bytes;
 }
 
 static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_bytes)
@@ -61,15 +68,25 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     struct companion_slice *s = &c->slices[slice];
     const struct ucm_staging_order *o = &s->order;
     const struct ucm_copy_plane *first = &s->region->spec[o->first_plane];
-    uint64_t begin = c->base + slice * c->slice_bytes - first->slot_offset;
+    uint64_t offset =
+        o->coded ? s->region->coded_spec[o->first_plane].slot_offset : first->slot_offset;
+    uint64_t begin = c->base + slice * c->slice_bytes - offset;
     CUresult r;
 
     for (uint32_t i = 0; i < o->n_items; i++)
         s->items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
                                              .block = o->blocks[i]};
-    r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes, s->items,
-                      o->n_items, ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)),
-                      o->direction, s->moved);
+    if (o->coded) {
+        r = companion_encoding_launch(c, s->region, o->first_plane, o->n_planes, s->items,
+                                      o->n_items, o->direction);
+        if (r == CUDA_SUCCESS)
+            r = cuEventRecord(s->moved, c->streams[o->direction]);
+    } else {
+        r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes,
+                          s->items, o->n_items,
+                          ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)), o->direction,
+                          s->moved);
+    }
     if (r != CUDA_SUCCESS) /* a refused order must not run: the slice will hold another's bytes */
         (void)cuStreamSynchronize(c->streams[o->direction]);
     return r;
@@ -80,15 +97,19 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
 static bool slice_begin(struct companion *c, uint32_t slice)
 {
     struct companion_slice *s = &c->slices[slice];
+    uint32_t (*bytes)(const void *ctx, uint32_t plane);
     uint64_t item_bytes;
 
     memcpy(&s->order, &c->served->orders[slice], sizeof(s->order));
     if (s->order.region < 1 || s->order.region > COMPANION_REGIONS)
         return false;
     s->region = c->regions[s->order.region - 1];
-    if (!s->region || atomic_load(&c->served->words.dead) ||
+    if (!s->region || (s->order.coded && !s->region->coded_spec))
+        return false;
+    bytes = s->order.coded ? plane_coded : plane_chunk;
+    if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
-                                 plane_chunk, s->region->spec, &item_bytes) ||
+                                 bytes, s->region, &item_bytes) ||
         slice_launch(c, slice, item_bytes) != CUDA_SUCCESS)
         return false;
     s->region->kernels++;
@@ -199,6 +220,8 @@ static void *thread_run(void *arg)
 
 void companion_serve(struct companion *c, struct ucm_staging *staging)
 {
+    if (staging)
+        atomic_store(&staging->words.knows, UCM_STAGING_KNOWS_CODED);
     pthread_mutex_lock(&c->mutex);
     if (c->served) {
         atomic_store(&c->served->words.dead, 1);
@@ -217,12 +240,24 @@ static void region_free(struct companion_region *r)
 {
     if (r->planes)
         (void)cuMemFree(r->planes);
+    companion_encoding_close(r);
     free(r->spec);
     free(r);
 }
 
+/* Done on return, since kernels of both streams read it. */
+CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out)
+{
+    CUresult r = cuMemAlloc(out, bytes);
+
+    if (r == CUDA_SUCCESS)
+        r = cuMemcpyHtoDAsync(*out, from, bytes, c->streams[0]);
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(c->streams[0]) : r;
+}
+
 static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
-                           uint32_t n_planes, uint32_t blocks, struct companion_region **out)
+                           uint32_t n_planes, uint32_t blocks,
+                           const struct ucm_encoding_spec *encoding, struct companion_region **out)
 {
     struct companion_region *r = calloc(1, sizeof(*r));
     size_t bytes = n_planes * sizeof(*r->spec);
@@ -234,16 +269,14 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
     r->n_planes = n_planes;
     r->blocks = blocks;
     r->spec = malloc(bytes);
-    rc = r->spec ? cuMemAlloc(&r->planes, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
-    for (uint32_t p = 0; rc == CUDA_SUCCESS && p < n_planes; p++) {
+    for (uint32_t p = 0; r->spec && p < n_planes; p++) {
         r->spec[p] = planes[p];
         r->spec[p].slot_offset = slot_offset;
         slot_offset += planes[p].chunk;
     }
-    if (rc == CUDA_SUCCESS)
-        rc = cuMemcpyHtoDAsync(r->planes, r->spec, bytes, c->streams[0]);
-    if (rc == CUDA_SUCCESS) /* the other stream's kernels read it, too */
-        rc = cuStreamSynchronize(c->streams[0]);
+    rc = r->spec ? companion_upload(c, r->spec, bytes, &r->planes) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS && encoding)
+        rc = companion_encoding_open(c, r, encoding);
     if (rc == CUDA_SUCCESS)
         *out = r;
     else
@@ -266,7 +299,8 @@ CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
 }
 
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
-                              uint32_t n_planes, uint32_t blocks, uint32_t *number)
+                              uint32_t n_planes, uint32_t blocks,
+                              const struct ucm_encoding_spec *encoding, uint32_t *number)
 {
     struct companion_region *region = NULL;
     uint32_t i = 0;
@@ -274,7 +308,7 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = region_new(c, planes, n_planes, blocks, &region);
+    r = region_new(c, planes, n_planes, blocks, encoding, &region);
     if (r == CUDA_SUCCESS) {
         pthread_mutex_lock(&c->mutex);
         while (i < COMPANION_REGIONS && c->regions[i])

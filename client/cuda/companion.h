@@ -12,6 +12,7 @@
 #define UCM_CUDA_COMPANION_H
 
 #include "kernels/copy.h"
+#include "kernels/encoding/encoding.h"
 #include "proto/staging.h"
 
 #include <cuda.h>
@@ -42,6 +43,13 @@ struct companion_region {
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
     struct ucm_copy_plane *spec;
     uint32_t n_planes, blocks;
+    /* Of a region that is encoded: how, its sections, those in GPU memory, and the kernels by enum
+     * ucm_copy_direction. coded_spec NULL: it is not, and coded orders are refused. */
+    struct ucm_encoding_spec encoding;
+    struct ucm_encoding_plane *coded_spec;
+    CUdeviceptr coded;
+    CUmodule module;
+    CUfunction coders[2];
     uint32_t kernels; /* under way */
     void *user;       /* companion_region_mark */
 };
@@ -90,10 +98,13 @@ void companion_close(struct companion *c);
  * previous one is dead on return and may be unmapped. */
 void companion_serve(struct companion *c, struct ucm_staging *staging);
 
-/* Adds a region; planes' bases are addresses in this process. Orders call it *number. A CUDA error;
- * OUT_OF_MEMORY also when there are COMPANION_REGIONS already. */
+/* Adds a region; planes' bases are addresses in this process. Orders call it *number. encoding: how its
+ * namespace's blocks are encoded, where each plane is one section, in order; NULL: they are not. A CUDA
+ * error; OUT_OF_MEMORY also when there are COMPANION_REGIONS already, INVALID_VALUE when the planes are
+ * no sections. */
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
-                              uint32_t n_planes, uint32_t blocks, uint32_t *number);
+                              uint32_t n_planes, uint32_t blocks,
+                              const struct ucm_encoding_spec *encoding, uint32_t *number);
 void companion_region_remove(struct companion *c, uint32_t number);
 /* Attaches a pointer to a region; find detaches it and returns the region's number, or 0. */
 void companion_region_mark(struct companion *c, uint32_t number, void *user);

@@ -253,7 +253,7 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
         planes[i] = (struct ucm_copy_plane){
             .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
     }
-    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, number);
+    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, NULL, number);
     free(planes);
     return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the companion can't take the region");
 }

@@ -124,12 +124,14 @@ void gpu_context_close(struct gpu *g)
         (void)cuda.cuMemFreeHost(g->items);
     if (g->module)
         (void)cuda.cuModuleUnload(g->module);
+    if (g->encoding_module)
+        (void)cuda.cuModuleUnload(g->encoding_module);
     (void)cuda.cuCtxSetCurrent(NULL);
     (void)cuda.cuDevicePrimaryCtxRelease(g->dev);
     g->probe = (struct gpu_probe){0};
     g->uploads = NULL;
     g->items = NULL;
-    g->module = NULL;
+    g->module = g->encoding_module = NULL;
     g->context = NULL;
 }
 

@@ -155,7 +155,7 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     const struct costs *c = &g->costs.of[direction];
     enum copy_strategy pick;
 
-    if (extents == 0)
+    if (extents == 0) /* the engines can't; of coded slots, never */
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
@@ -166,17 +166,28 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     return pick;
 }
 
+static CUresult launch_copy_kernel(struct gpu *g, struct gpu_launch *l,
+                                   const struct device_job *job, const struct job_piece *piece,
+                                   enum ucm_copy_direction direction)
+{
+    const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
+    const struct gpu_region *mapping = job->region->mapping;
+
+    return gpu_kernel_launch(g, g->streams[direction].stream,
+                             mapping->planes + piece->first_plane * sizeof(*planes),
+                             piece->n_planes, l->items, piece->n_items,
+                             ucm_copy_largest_chunk(planes, piece->n_planes), direction);
+}
+
 static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
                              const struct job_piece *piece, enum ucm_copy_direction direction)
 {
     const struct costs *costs = &g->costs.of[direction];
-    const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
-    const struct gpu_region *mapping = job->region->mapping;
     uint32_t extents = 0;
     double cost_ns;
     CUresult r;
 
-    if (g->config.strategy != COPY_SM)
+    if (g->config.strategy != COPY_SM && !job->coded)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
     cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, g->dma.extents, extents)
@@ -185,11 +196,10 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
     l->begun_ns = uv_hrtime();
     if (l->strategy == COPY_DMA)
         r = gpu_dma_launch(g, direction, extents);
+    else if (job->coded)
+        r = gpu_encoding_launch(g, job, piece, l->items);
     else
-        r = gpu_kernel_launch(g, g->streams[direction].stream,
-                              mapping->planes + piece->first_plane * sizeof(*planes),
-                              piece->n_planes, l->items, piece->n_items,
-                              ucm_copy_largest_chunk(planes, piece->n_planes), direction);
+        r = launch_copy_kernel(g, l, job, piece, direction);
     if (r == CUDA_SUCCESS) {
         atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);
         atomic_fetch_add(&g->strategy_launches[l->strategy], 1);
@@ -236,6 +246,7 @@ void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct d
     struct gpu_launch *l = gpu_launch_next(g, direction);
     CUresult r;
 
+    l->piece = *piece;
     memcpy(l->items, &job->items[piece->first_item], piece->n_items * sizeof(*l->items));
     r = launch_piece(g, l, job, piece, direction);
     if (r == CUDA_SUCCESS)
@@ -259,9 +270,6 @@ static int begin(struct gpu *g, struct device_job *job)
 {
     int rc = job_check(job, job_clock_ms());
 
-    if (rc == 0 && job->coded)
-        rc = job_refuse(job, -EINVAL, UCM_WIRE_UNSUPPORTED,
-                        "this daemon encodes on cpu regions only");
     if (rc == 0)
         rc = gpu_memory_need(g, job);
     job->begun = rc == 0;
@@ -329,6 +337,13 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
     return moved;
 }
 
+static void straight_end(struct gpu *g, struct gpu_launch *l)
+{
+    if (l->job->coded && l->job->op == DEVICE_DUMP)
+        job_mark_unfit(l->job, &l->piece);
+    gpu_piece_end(g, l->job);
+}
+
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
 {
     struct gpu_stream *s = &g->streams[direction];
@@ -344,7 +359,7 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
             gpu_fail(g, r, "a copy failed");
             return true;
         }
-        if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO)
+        if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO && !l->job->coded)
             gpu_kernel_seen(g, direction, l);
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
@@ -353,7 +368,7 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
         if (l->slice)
             gpu_staging_launched(g, l->slice);
         else
-            gpu_piece_end(g, l->job);
+            straight_end(g, l);
         moved = true;
     }
     return moved;

@@ -33,8 +33,7 @@ uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
     uint64_t bytes = piece->bytes / piece->n_items;
     struct ucm_copy_plane plane = {.base = slice,
                                    .stride = ucm_staging_pitch(bytes),
-                                   .slot_offset =
-                                       job->region->planes[piece->first_plane].slot_offset,
+                                   .slot_offset = job_plane_at(job, piece->first_plane),
                                    .chunk = (uint32_t)bytes};
 
     for (uint32_t i = 0; i < piece->n_items; i++)

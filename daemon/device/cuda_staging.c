@@ -226,6 +226,8 @@ static void slice_end(struct gpu *g, struct gpu_slice *slice)
 {
     atomic_fetch_add(&g->strategy_bytes[COPY_STAGED], slice->piece.bytes);
     atomic_fetch_add(&g->strategy_launches[COPY_STAGED], 1);
+    if (slice->job->coded && slice->direction == UCM_COPY_DUMP)
+        job_mark_unfit(slice->job, &slice->piece);
     slice_free(g, slice);
     gpu_piece_end(g, slice->job);
 }
@@ -246,6 +248,7 @@ static void order_write(struct gpu_slice *slice)
     order->first_plane = slice->piece.first_plane;
     order->n_planes = slice->piece.n_planes;
     order->n_items = slice->piece.n_items;
+    order->coded = job->coded;
     for (uint32_t i = 0; i < slice->piece.n_items; i++)
         order->blocks[i] = job->items[slice->piece.first_item + i].block;
 }
@@ -350,15 +353,35 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     return staged_pays(g, staged_ns, idle_ns, busy_ns);
 }
 
+static uint32_t largest_plane(const struct device_job *job)
+{
+    uint32_t largest = 0;
+
+    for (uint32_t p = job->first_plane; p < job->first_plane + job->n_planes; p++)
+        if (job_plane_bytes(job, p) > largest)
+            largest = job_plane_bytes(job, p);
+    return largest;
+}
+
+/* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the engines on an
+ * idle GPU, and hopeless beside others. Only narrow items of loads go there, which kernels of the driver
+ * would move to a slice. */
+static bool coded_pays(const struct gpu_staging *s, const struct device_job *job)
+{
+    return (atomic_load(&s->shared->words.knows) & UCM_STAGING_KNOWS_CODED) &&
+           (job->op == DEVICE_DUMP || job_item_bytes(job) >= COSTS_RUN_LEAST);
+}
+
 bool gpu_staging_pays(struct gpu *g, struct device_job *job)
 {
     enum copy_strategy wanted = g->config.strategy;
     const struct gpu_staging *s = job->staging ? job->staging->mapping : NULL;
 
     if (!s || wanted == COPY_DMA || wanted == COPY_SM || paused(s) ||
-        ucm_copy_largest_chunk(&job->region->planes[job->first_plane], job->n_planes) >
-            s->slice_bytes)
+        largest_plane(job) > s->slice_bytes)
         return false;
+    if (job->coded)
+        return coded_pays(s, job);
     return wanted == COPY_STAGED || staged_is_faster(g, job, s);
 }
 

@@ -26,6 +26,7 @@
 struct gpu_launch {
     CUevent done;
     struct device_job *job;
+    struct job_piece piece; /* of the job, unless a slice has it */
     struct ucm_copy_item *items;
     uint64_t bytes;
     enum copy_strategy strategy;
@@ -100,6 +101,7 @@ struct gpu {
     CUcontext context; /* NULL until the first OPEN */
     CUmodule module;
     CUfunction kernel;
+    CUmodule encoding_module;     /* NULL until the first region that is encoded */
     struct ucm_copy_item *items;  /* of all launches */
     struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
     struct job_queue queued;
@@ -198,7 +200,11 @@ CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32
 struct gpu_region {
     struct worker worker;
     CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
-    uint32_t n;         /* maps made so far */
+    /* Of a region that is encoded: struct ucm_encoding_plane of all planes, and the kernels by enum
+     * ucm_copy_direction. */
+    CUdeviceptr coded;
+    CUfunction encoding[2];
+    uint32_t n; /* maps made so far */
     struct gpu_map {
         struct gpu_ipc *ipc; /* or, for VMM memory: */
         CUmemGenericAllocationHandle handle;
@@ -234,6 +240,15 @@ void gpu_region_close(struct device_region *region);
 /* Opens the event of a dump: job->scratch. */
 int gpu_event_open(struct gpu *g, struct device_job *job);
 void gpu_event_close(struct device_job *job); /* harmless when none is open */
+
+/* ---- cuda_encoding.c ---- */
+
+/* For a region with an encoding, as a part of its OPEN. 0 or -errno, job->error filled. */
+int gpu_encoding_open(struct gpu *g, struct device_job *job);
+void gpu_encoding_close(struct gpu_region *mapping); /* harmless when it is not open */
+/* Launches a coded piece straight between its slots and pages. */
+CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
+                             const struct job_piece *piece, struct ucm_copy_item *items);
 
 /* ---- cuda_staging.c ---- */
 

@@ -183,6 +183,8 @@ struct worker_side {
     CUdeviceptr slices; /* when there is no companion */
     bool served;
     struct companion companion;
+    const struct ucm_encoding_spec
+        *encoding; /* set before the region and the companion; NULL: none */
 };
 
 /* n_planes layers of BLOCKS chunks, `gap` apart. */
@@ -191,6 +193,7 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
 {
     struct msg_handle handle = {
         .kind = UCM_HANDLE_CUDA_IPC, .bytes = w->bytes, .ipc = {w->ipc, sizeof(w->ipc)}};
+    uint32_t sections = w->encoding ? w->encoding->n_sections : 1;
     struct msg_plane planes[64];
     struct msg_region_register m = {.ns = 1,
                                     .blocks = BLOCKS,
@@ -204,8 +207,10 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
         planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->chunk + gap),
                                        .stride = w->chunk + gap,
                                        .chunk = w->chunk,
-                                       .shard = p};
-    cr_assert_eq(region_check(&m, w->n_planes, w->chunk, NULL, NULL, 0, &r, &e), 0, "%s", e.text);
+                                       .shard = p / sections};
+    cr_assert_eq(
+        region_check(&m, w->n_planes / sections, w->chunk * sections, w->encoding, NULL, 0, &r, &e),
+        0, "%s", e.text);
     r->device = device;
     r->pid = pid;
     r->connection = (uint64_t)(uintptr_t)w;
@@ -233,7 +238,7 @@ static inline void worker_begin(struct worker_side *w, pid_t pid, uint32_t n_pla
 {
     struct ucm_error e = {0};
 
-    *w = (struct worker_side){.n_planes = 0};
+    *w = (struct worker_side){.encoding = w->encoding};
     worker_memory(w, 0, n_planes, chunk, gap);
     w->region = region_of(w, gpu, pid, gap);
     cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
@@ -280,8 +285,9 @@ static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes,
     memcpy(w->ring.ipc, w->companion.ipc, sizeof(w->ring.ipc));
     for (uint32_t p = 0; p < w->n_planes; p++)
         planes[p] = w->region->planes[p];
-    cr_assert_eq(companion_region_add(&w->companion, planes, w->n_planes, BLOCKS, &number),
-                 CUDA_SUCCESS);
+    cr_assert_eq(
+        companion_region_add(&w->companion, planes, w->n_planes, BLOCKS, w->encoding, &number),
+        CUDA_SUCCESS);
     cr_assert_eq(ring_open(w, getpid(), &e), 0, "%s", e.text);
     companion_serve(&w->companion, w->shared);
     w->region->ring_region = number;

@@ -3,6 +3,7 @@
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include "kernels/copy.h"
+#include "kernels/encoding/encoding.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -30,7 +31,9 @@ struct op {
     uint64_t planes, items;       /* a kernel, when n_items is not 0 */
     uint32_t n_planes, n_items, direction, slow_us;
     bool companion; /* a kernel of the companion's */
-    size_t n;       /* or copies */
+    bool coded;     /* it encodes or decodes */
+    struct ucm_encoding_spec spec;
+    size_t n; /* or copies */
     struct rows rows[];
 };
 
@@ -134,9 +137,29 @@ unsigned fake_cuda_objects(void)
 
 /* ---- streams ---- */
 
+static void code(const struct op *o)
+{
+    const struct ucm_encoding_plane *planes =
+        (const struct ucm_encoding_plane *)(uintptr_t)o->planes;
+    const struct ucm_copy_item *items = (const struct ucm_copy_item *)(uintptr_t)o->items;
+
+    for (uint32_t i = 0; i < o->n_items; i++)
+        for (uint32_t p = 0; p < o->n_planes; p++) {
+            void *coded = (void *)(uintptr_t)(items[i].slot + planes[p].slot_offset);
+            void *page = (void *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride);
+
+            if (o->direction == UCM_COPY_LOAD)
+                ucm_decode(&o->spec, planes[p].section, coded, page);
+            else
+                ucm_encode(&o->spec, planes[p].section, page, coded);
+        }
+}
+
 static void op_run(const struct op *o)
 {
-    if (o->n_items > 0)
+    if (o->coded)
+        code(o);
+    else if (o->n_items > 0)
         ucm_copy_ref((const struct ucm_copy_plane *)(uintptr_t)o->planes, o->n_planes,
                      (const struct ucm_copy_item *)(uintptr_t)o->items, o->n_items,
                      (enum ucm_copy_direction)o->direction);
@@ -324,15 +347,29 @@ CUresult cuStreamDestroy(CUstream s)
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUstream s, void **arguments, bool companion)
+/* By enum ucm_copy_direction. */
+static const char coders[2];
+
+CUfunction fake_cuda_coder(const char *name)
 {
+    const char *end = strrchr(name, '_');
+
+    return (CUfunction)(uintptr_t)&coders[end && strcmp(end, "_dump") == 0];
+}
+
+static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
+{
+    bool coded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
     struct op *o = op_new(0);
 
     o->planes = *(uint64_t *)arguments[0];
     o->n_planes = *(uint32_t *)arguments[1];
     o->items = *(uint64_t *)arguments[2];
     o->n_items = *(uint32_t *)arguments[3];
-    o->direction = *(uint32_t *)arguments[5];
+    o->coded = coded && o->n_items > 0;
+    if (coded)
+        memcpy(&o->spec, arguments[4], sizeof(o->spec));
+    o->direction = coded ? f == (CUfunction)(uintptr_t)&coders[1] : *(uint32_t *)arguments[5];
     o->companion = companion;
     o->slow_us = companion ? atomic_load(&slow_us) : 0;
     return op_send(s, o);
@@ -344,15 +381,15 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
                         void **extra)
 {
     (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return f ? launch(s, arguments, true) : CUDA_SUCCESS;
+    return f ? launch(f, s, arguments, true) : CUDA_SUCCESS;
 }
 
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                  unsigned by, unsigned bz, unsigned shared, CUstream s,
                                  void **arguments, void **extra)
 {
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return launch(s, arguments, false);
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    return launch(f, s, arguments, false);
 }
 
 static struct rows rows_of(const CUDA_MEMCPY2D *c)

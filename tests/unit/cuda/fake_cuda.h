@@ -3,7 +3,8 @@
  *
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
  * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
- * overwritten too early shows. Kernels other than the copy kernel do nothing. Freed memory that is open stays until it is closed.
+ * overwritten too early shows. Kernels other than the copy kernel and
+ * those of kernels/encoding do nothing. Freed memory that is open stays until it is closed.
  * Threads: any; install and fake_cuda_delay come first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H
 #define UCM_TESTS_FAKE_CUDA_H

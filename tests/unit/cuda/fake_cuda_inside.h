@@ -14,6 +14,7 @@ CUresult fake_cuda_daemon_query(CUevent e);
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                  unsigned by, unsigned bz, unsigned shared, CUstream s,
                                  void **arguments, void **extra);
+CUfunction fake_cuda_coder(const char *name); /* a kernel of kernels/encoding */
 CUresult fake_cuda_daemon_record(CUevent e, CUstream s);
 void fake_cuda_handle_fill(uint8_t handle[64], uint32_t kind, void *what);
 /* NULL: it is none of that kind. */

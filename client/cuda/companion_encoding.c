@@ -1,0 +1,80 @@
+#include "client/cuda/companion_encoding.h"
+
+#include "kernels/encoding/encoding_cuda.h"
+
+#include <stdlib.h>
+
+extern const unsigned char ucm_encoding_fatbin[];
+
+CUresult companion_encoding_launch(struct companion *c, const struct companion_region *region,
+                                   uint32_t first_plane, uint32_t n_planes,
+                                   struct ucm_copy_item *items, uint32_t n_items,
+                                   uint32_t direction)
+{
+    CUdeviceptr planes = region->coded + first_plane * sizeof(*region->coded_spec);
+    struct ucm_encoding_spec spec = region->encoding;
+    uint32_t tiles = ucm_encoding_tiles(&spec);
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
+
+    return cuLaunchKernel(region->coders[direction], UCM_ENCODING_CTAS, 1, 1, UCM_ENCODING_THREADS,
+                          1, 1, 0, c->streams[direction], arguments, NULL);
+}
+
+/* Finds the kernels, and launches each once over nothing: see kernel_warm in companion.c. */
+static CUresult coders_load(struct companion *c, struct companion_region *r)
+{
+    char name[UCM_ENCODING_KERNEL_NAME];
+    CUresult rc = cuModuleLoadData(&r->module, ucm_encoding_fatbin);
+
+    for (unsigned i = 0; i < 2 && rc == CUDA_SUCCESS; i++) {
+        if (!ucm_encoding_kernel_name(&r->encoding, i, name))
+            return CUDA_ERROR_NOT_SUPPORTED;
+        rc = cuModuleGetFunction(&r->coders[i], r->module, name);
+        if (rc == CUDA_SUCCESS)
+            rc = companion_encoding_launch(c, r, 0, 0, NULL, 0, i);
+        if (rc == CUDA_SUCCESS)
+            rc = cuStreamSynchronize(c->streams[i]);
+    }
+    return rc;
+}
+
+/* Every plane is one section, in order: a region that the daemon would refuse gets no kernel here. */
+CUresult companion_encoding_open(struct companion *c, struct companion_region *r,
+                                 const struct ucm_encoding_spec *encoding)
+{
+    size_t bytes = r->n_planes * sizeof(*r->coded_spec);
+    char why[UCM_ENCODING_WHY];
+    uint64_t slot_offset = 0;
+    CUresult rc;
+
+    if (ucm_encoding_check(encoding, why) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    r->encoding = *encoding;
+    r->coded_spec = malloc(bytes);
+    if (!r->coded_spec)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (uint32_t p = 0; p < r->n_planes; p++) {
+        uint32_t section = p % encoding->n_sections;
+        uint64_t coded = ucm_encoding_bytes(encoding, section);
+
+        if (r->spec[p].chunk != ucm_encoding_plain_bytes(encoding, section))
+            return CUDA_ERROR_INVALID_VALUE;
+        r->coded_spec[p] = (struct ucm_encoding_plane){.base = r->spec[p].base,
+                                                       .stride = r->spec[p].stride,
+                                                       .slot_offset = slot_offset,
+                                                       .bytes = (uint32_t)coded,
+                                                       .section = section};
+        slot_offset += coded;
+    }
+    rc = companion_upload(c, r->coded_spec, bytes, &r->coded);
+    return rc == CUDA_SUCCESS ? coders_load(c, r) : rc;
+}
+
+void companion_encoding_close(struct companion_region *r)
+{
+    if (r->coded)
+        (void)cuMemFree(r->coded);
+    if (r->module)
+        (void)cuModuleUnload(r->module);
+    free(r->coded_spec);
+}

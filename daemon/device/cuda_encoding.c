@@ -1,0 +1,65 @@
+/* Coded jobs without a companion: the daemon's own kernel encodes or decodes straight between pinned
+ * slots and pages. Copy engines can't. */
+#include "daemon/device/gpu.h"
+
+#include "kernels/encoding/encoding_cuda.h"
+
+#include <errno.h>
+
+extern const unsigned char ucm_encoding_fatbin[];
+
+static CUresult kernels_find(struct gpu *g, const struct ucm_encoding_spec *spec,
+                             struct gpu_region *mapping)
+{
+    char name[UCM_ENCODING_KERNEL_NAME];
+    CUresult r = CUDA_SUCCESS;
+
+    if (!g->encoding_module)
+        r = cuda.cuModuleLoadData(&g->encoding_module, ucm_encoding_fatbin);
+    for (unsigned i = 0; i < 2 && r == CUDA_SUCCESS; i++)
+        r = ucm_encoding_kernel_name(spec, i, name)
+                ? cuda.cuModuleGetFunction(&mapping->encoding[i], g->encoding_module, name)
+                : CUDA_ERROR_NOT_SUPPORTED;
+    return r;
+}
+
+int gpu_encoding_open(struct gpu *g, struct device_job *job)
+{
+    const struct device_region *region = job->region;
+    struct gpu_region *mapping = region->mapping;
+    size_t size = region->n_planes * sizeof(*region->coded);
+    CUresult r = kernels_find(g, region->encoding, mapping);
+
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EINVAL, r, "no kernel encodes this namespace's blocks");
+    r = cuda.cuMemAlloc(&mapping->coded, size);
+    if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
+        r = cuda.cuMemcpyHtoDAsync(mapping->coded, region->coded, size, g->uploads);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamSynchronize(g->uploads);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EIO, r, "no GPU memory for the region's sections");
+    return 0;
+}
+
+void gpu_encoding_close(struct gpu_region *mapping)
+{
+    if (mapping->coded)
+        (void)cuda.cuMemFree(mapping->coded);
+}
+
+CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
+                             const struct job_piece *piece, struct ucm_copy_item *items)
+{
+    const struct gpu_region *mapping = job->region->mapping;
+    enum ucm_copy_direction direction = job_direction(job);
+    CUdeviceptr planes = mapping->coded + piece->first_plane * sizeof(*job->region->coded);
+    uint32_t n_planes = piece->n_planes, n_items = piece->n_items;
+    struct ucm_encoding_spec spec = *job->region->encoding;
+    uint32_t tiles = ucm_encoding_tiles(&spec);
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
+
+    return cuda.cuLaunchKernel(mapping->encoding[direction], UCM_ENCODING_CTAS, 1, 1,
+                               UCM_ENCODING_THREADS, 1, 1, 0, g->streams[direction].stream,
+                               arguments, NULL);
+}
