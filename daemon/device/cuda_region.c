@@ -70,7 +70,13 @@ static int ipc_new(struct gpu *g, struct device_job *job, const struct gpu_ipc_w
     r = cuda.cuIpcOpenMemHandle(&ipc->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (r != CUDA_SUCCESS) {
         free(ipc);
-        return gpu_refuse(g, job, -EINVAL, r, "an IPC memory handle can't be opened");
+        return gpu_refuse(
+            g, job, -EINVAL, r,
+            r == CUDA_ERROR_INVALID_CONTEXT
+                ? "an IPC memory handle can't be opened: its process has the daemon's "
+                  "own number in another pid namespace (give the daemon's container "
+                  "hostPID, or share cuMemCreate memory by descriptor)"
+                : "an IPC memory handle can't be opened");
     }
     rc = ipc_refuse_foreign(g, job, wish, ipc->address, worker);
     if (rc == 0)
@@ -263,6 +269,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
      * apart, since regions of one worker share memory. */
     if (worker_open(&mapping->worker, region->pid) < 0)
         mapping->worker.start = region->connection;
+    mapping->events_foreign = worker_events_foreign(&mapping->worker);
     while (rc == 0 && mapping->n < region->n_handles) {
         rc = map_open(g, job, mapping->n, mapping);
         mapping->n += rc == 0;
@@ -290,11 +297,11 @@ int gpu_event_open(struct gpu *g, struct device_job *job)
     CUevent event;
     CUresult r;
 
-    if (mapping->worker.fd < 0)
-        return job_refuse(
-            job, -EINVAL, UCM_WIRE_DEVICE,
-            "the worker's process can't be seen from here (another pid namespace?), so "
-            "its event can't be trusted; dump without one, when the memory is written");
+    if (mapping->events_foreign)
+        return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE,
+                          "%s, so its event could be taken for another's; wait for the event in "
+                          "the worker, and dump without one",
+                          mapping->events_foreign);
     memcpy(&handle, job->event, sizeof(handle));
     r = cuda.cuIpcOpenEventHandle(&event, handle);
     if (r != CUDA_SUCCESS)

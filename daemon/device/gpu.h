@@ -199,7 +199,8 @@ CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32
 
 struct gpu_region {
     struct worker worker;
-    CUdeviceptr planes; /* struct ucm_copy_plane of all planes, in GPU memory */
+    const char *events_foreign; /* worker_events_foreign */
+    CUdeviceptr planes;         /* struct ucm_copy_plane of all planes, in GPU memory */
     /* Of a region that is encoded: struct ucm_encoding_plane of all planes, and the kernels by enum
      * ucm_copy_direction. */
     CUdeviceptr coded;

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define FLAG_EXITING 0x4u /* PF_EXITING, which the kernel sets first when a process exits */
@@ -82,6 +83,56 @@ bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
         w->seen = worker_alive(w) && !worker_hung_up(peer_fd);
     }
     return w->seen;
+}
+
+/* ---- events ---- */
+
+/* How many pid namespaces, from ours on, the process has a number in; 1 when the kernel does not say. */
+static int status_read(const struct worker *w, unsigned *uid)
+{
+    char path[64], text[4096], *line;
+    int fd, levels = 0;
+    ssize_t n;
+
+    snprintf(path, sizeof(path), "/proc/%ld/status", (long)w->pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n < 0)
+        return -EIO;
+    text[n] = '\0';
+    line = strstr(text, "\nUid:");
+    if (!line || sscanf(line, " Uid: %*u %u", uid) != 1)
+        return -EIO;
+    line = strstr(text, "\nNSpid:");
+    if (!line)
+        return 1;
+    for (line += strlen("\nNSpid:"); *line && *line != '\n'; line++)
+        levels += *line == '\t';
+    return levels;
+}
+
+const char *worker_events_foreign(const struct worker *w)
+{
+    struct stat ours, theirs;
+    unsigned uid;
+    char path[64];
+    int levels = w->fd < 0 ? -ESRCH : status_read(w, &uid);
+
+    if (levels < 0)
+        return "the worker's process can't be seen from here (another pid namespace?)";
+    if (levels > 1)
+        return "the worker is in a pid namespace of its own";
+    if (uid != (unsigned)geteuid())
+        return "the worker is another user than the daemon";
+    snprintf(path, sizeof(path), "/proc/%ld/root/dev/shm", (long)w->pid);
+    if (stat(path, &theirs) < 0)
+        return "the worker's /dev/shm can't be seen from here";
+    if (stat("/dev/shm", &ours) < 0 || ours.st_dev != theirs.st_dev || ours.st_ino != theirs.st_ino)
+        return "the worker's /dev/shm is not the daemon's";
+    return worker_alive(w) ? NULL : "the worker is gone";
 }
 
 void worker_close(struct worker *w)

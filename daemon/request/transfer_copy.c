@@ -1,6 +1,8 @@
 /* A transfer's items and batches: slots in, device jobs out. */
 #include "daemon/request/transfer.h"
 
+#include "daemon/base/log.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -154,8 +156,14 @@ static void batch_done_cb(struct device_job *job, int status)
     struct copy_batch *b = LIST_ENTRY(job, struct copy_batch, job);
     struct transfer *t = b->t;
 
+    enum ucm_block_status outcome = batch_outcome(t, status);
+
     trace_less(t->r.trace, TRACE_COPY);
-    batch_end(b, batch_outcome(t, status));
+    if (outcome ==
+        UCM_BLOCK_DEVICE) /* the answer has a status for each block, and no room for words */
+        log_warn("request", "copy-failed", "pid=%ld why=\"%s\"", (long)t->region->region->pid,
+                 job->error.text);
+    batch_end(b, outcome);
     t->jobs--;
     transfer_pump(t);
 }

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import unittest
 from dataclasses import fields
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"
 import engine  # noqa: E402
 from engine import BLOCK, Request  # noqa: E402
 import ucmclient  # noqa: E402
-from ucmclient import PrefixHits, SharedMemory  # noqa: E402
+from ucmclient import BlockResult, PrefixHits, SharedMemory  # noqa: E402
 from ucmclient.vllm import companion, identity, layout, settings  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
@@ -304,6 +305,72 @@ class Moves(unittest.TestCase):
         self.assertEqual(asked, [bytes([0])])
         self.assertEqual(half.finished(), ({"0", "3"}, set("0123")))
         self.assertEqual(half.failed_blocks(), {0, 1, 2, 3})
+
+
+    def test_events_that_the_daemon_can_not_open(self):
+        """The worker waits for them itself, and stores the refused blocks again."""
+        memory = SharedMemory(8 * 4096)
+        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        come, given, tasks = [False], [], []
+
+        class Event:
+            def ipc_handle(self):
+                return bytes(64)
+
+            def query(self):
+                return come[0]
+
+        class Refused:
+            """A dump's task: refused with an event, done without."""
+
+            def __init__(self, event):
+                self.result = SimpleNamespace(blocks=bytes([BlockResult.DEVICE if event else BlockResult.OK]))
+                self.closed = False
+                tasks.append(self)
+
+            def check(self):
+                return self.result
+
+            def close(self):
+                self.closed = True
+
+        class Link:
+            region = SimpleNamespace(dump=None)
+
+            def ask(self, call, keys, blocks, *, event, **__):
+                given.append((keys, event is not None))
+                return Refused(event)
+
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
+                          name="test", part=0, writes=True, on_gpu=False, event=Event)
+        half.close()
+        half.link = Link()
+        half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
+        with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+            self.assertEqual(half.finished(), (set(), set()), "blocks that are to be stored again are given back")
+        self.assertIn("docs/containers.md", log.output[0])
+        half.start_stores(Plan(stores=[Copy("b", b"b", [1]), Copy("c", b"c", [2])], ended={"b"}))
+        self.assertEqual(half.finished(), (set(), set()))
+        self.assertEqual(given, [(b"a", True)], "the event has not come")
+        half.preempted(Plan(preempted={"c"}))
+        come[0] = True
+        self.assertEqual(half.finished(), (set(), set()))
+        self.assertEqual(half.finished(), ({"a", "b"}, set()))
+        self.assertEqual(given, [(b"a", True), (b"a", False), (b"b", False)])
+        self.assertTrue(all(task.closed for task in tasks))
+
+    def test_an_event_that_never_comes(self):
+        memory = SharedMemory(8 * 4096)
+        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, transfer_deadline=0.05), None,
+                          layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
+                          event=lambda: SimpleNamespace(query=lambda: False))
+        half.close()
+        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None)), True
+        half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
+        deadline = time.monotonic() + 10
+        while half.finished() != ({"a"}, set()):
+            self.assertLess(time.monotonic(), deadline)
 
 
 class Companions(unittest.TestCase):

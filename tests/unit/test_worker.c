@@ -3,7 +3,12 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -90,4 +95,109 @@ Test(worker, processes_differ_by_start)
     waitpid(pid, NULL, 0);
     worker_close(&a);
     worker_close(&b);
+}
+
+static void apart_mount(void)
+{
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", "/dev/shm", "tmpfs", 0, NULL) < 0)
+        _exit(77);
+}
+
+static void apart_user(void)
+{
+    if (setresuid(65534, 65534, 65534) < 0)
+        _exit(77);
+}
+
+static void apart_pid(void)
+{
+    pid_t pid;
+
+    if (unshare(CLONE_NEWPID) < 0)
+        _exit(77);
+    pid = fork();
+    if (pid > 0)
+        _exit(waitpid(pid, NULL, 0) < 0);
+}
+
+/* Until the reason is the expected one; skips where the kernel forbids such a process. */
+static void expect_foreign(pid_t pid, const char *why)
+{
+    const char *said = NULL;
+    struct worker w;
+
+    for (int i = 0; i < 5000; i++) {
+        if (worker_open(&w, pid) < 0)
+            cr_skip_test("not allowed here");
+        said = worker_events_foreign(&w);
+        worker_close(&w);
+        if (said && strstr(said, why))
+            return;
+        usleep(1000);
+    }
+    cr_assert_fail("%s", said ? said : "found");
+}
+
+static pid_t child_apart(void (*apart)(void))
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        apart();
+        for (;;)
+            pause();
+    }
+    return pid;
+}
+
+Test(worker, events_are_found_by_pid_user_and_folder, .timeout = 60)
+{
+    struct worker w;
+    pid_t pid = child_new();
+
+    cr_assert_eq(worker_open(&w, pid), 0);
+    cr_assert_null(worker_events_foreign(&w), "%s", worker_events_foreign(&w));
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    cr_assert_not_null(worker_events_foreign(&w));
+    worker_close(&w);
+    cr_assert(strstr(worker_events_foreign(&w), "can't be seen"));
+    if (geteuid() != 0)
+        cr_skip_test("namespaces of one's own need root");
+    pid = child_apart(apart_user);
+    expect_foreign(pid, "another user");
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    pid = child_apart(apart_mount);
+    expect_foreign(pid, "/dev/shm");
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+Test(worker, events_of_another_pid_namespace_are_not_found, .timeout = 60)
+{
+    char path[64], text[16] = "";
+    pid_t pid;
+    int fd;
+
+    if (geteuid() != 0)
+        cr_skip_test("namespaces of one's own need root");
+    pid = child_apart(apart_pid);
+    snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)pid, (long)pid);
+    for (int i = 0; i < 5000 && text[0] == '\0'; i++) {
+        usleep(1000);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            cr_skip_test("the kernel lists no children");
+        if (read(fd, text, sizeof(text) - 1) <= 0)
+            text[0] = '\0';
+        close(fd);
+    }
+    if (text[0] == '\0')
+        cr_skip_test("not allowed here");
+    expect_foreign((pid_t)atol(text), "pid namespace of its own");
+    kill((pid_t)atol(text), SIGKILL);
+    waitpid(pid, NULL, 0);
 }

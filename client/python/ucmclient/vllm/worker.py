@@ -62,6 +62,21 @@ class _Load:
     not_before: float = 0.0
 
 
+@dataclass
+class _Store:
+    """A dump. It lives as long as the daemon may read the blocks, or may still be asked to."""
+
+    copy: Copy
+    #: What the step's work ends with. None: on a CPU.
+    event: Any
+    #: When to give up on an event.
+    until: float
+    #: None: the event must come first.
+    task: Optional[Task] = None
+    #: The daemon was given the event.
+    by_event: bool = False
+
+
 class WorkerHalf:
     def __init__(
         self,
@@ -95,8 +110,10 @@ class WorkerHalf:
         self._until = 0.0
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
-        #: Tasks of each request's stores, each with an object that must live as long.
-        self._stores: dict[str, list[tuple[Task, Any]]] = {}
+        #: Of each request.
+        self._stores: dict[str, list[_Store]] = {}
+        #: The daemon can't open this process's events, so dumps begin when these have come.
+        self._events_refused = False
         #: Finished requests that are not reported yet.
         self._ending: set[str] = set()
 
@@ -211,13 +228,26 @@ class WorkerHalf:
                 return
             if event is None:
                 event = self.event()
-            task = self.link.ask(
-                region.dump, copy.keys, copy.blocks, event=event.ipc_handle() if event is not None else None,
-                deadline=self.settings.transfer_deadline, durable=self.settings.durable,
-                timeout=self.settings.lookup_timeout, request=copy.request,
-            )
-            if task is not None:
-                self._stores.setdefault(copy.request, []).append((task, event))
+            store = _Store(copy, event, time.monotonic() + self.settings.transfer_deadline)
+            if self._begin_store(store):
+                self._stores.setdefault(copy.request, []).append(store)
+
+    def _begin_store(self, store: _Store) -> bool:
+        """False: there will be none. While its event must come first, there is no task."""
+        copy, handle, region = store.copy, None, self.link.region
+        if region is None:
+            return False
+        if store.event is not None:
+            if not self._events_refused:
+                handle = store.event.ipc_handle()
+            elif not store.event.query():
+                return time.monotonic() < store.until
+        store.by_event = handle is not None
+        store.task = self.link.ask(
+            region.dump, copy.keys, copy.blocks, event=handle, deadline=self.settings.transfer_deadline,
+            durable=self.settings.durable, timeout=self.settings.lookup_timeout, request=copy.request,
+        )
+        return store.task is not None
 
     def preempted(self, plan: Plan) -> None:
         """vLLM calls this before it overwrites the blocks of these requests."""
@@ -226,8 +256,9 @@ class WorkerHalf:
     def _drain_stores(self, requests: Any) -> None:
         """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection."""
         for request in requests:
-            for task, _ in self._stores.pop(request, []):
-                self._stop_store(task)
+            for store in self._stores.pop(request, []):
+                if store.task is not None:
+                    self._stop_store(store.task)
 
     def _stop_store(self, task: Task) -> None:
         try:
@@ -241,21 +272,34 @@ class WorkerHalf:
                 self.link.cut()
         task.close()
 
-    def _store_done(self, task: Task) -> bool:
+    def _store_done(self, store: _Store) -> bool:
+        if store.task is None:
+            return not self._begin_store(store)
         try:
-            if task.check() is None:
+            result = store.task.check()
+            if result is None:
                 return False
         except UcmError as error:
             logger.warning("a store failed: %s", error)
-        task.close()
-        return True
+            result = None
+        store.task.close()
+        if result is None or not store.by_event or BlockResult.DEVICE not in result.blocks:
+            return True
+        if not self._events_refused:
+            logger.warning(
+                "the daemon can't use this worker's CUDA events (its log says why, docs/containers.md what to do): "
+                "stores begin a step later, when the worker has seen the event itself"
+            )
+            self._events_refused = True
+        store.task = None
+        return not self._begin_store(store)
 
     # ---- reports ----
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Finished requests whose stores have ended, and requests whose loads have ended."""
-        for name, tasks in list(self._stores.items()):
-            left = [(task, keep) for task, keep in tasks if not self._store_done(task)]
+        for name, stores in list(self._stores.items()):
+            left = [store for store in stores if not self._store_done(store)]
             if left:
                 self._stores[name] = left
             else:
