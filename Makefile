@@ -457,6 +457,11 @@ $O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(S
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
+# The same of kernels/encoding, for test_encoding_numpy.py.
+$O/encoding_kernels.so: $(call obj,$(wildcard tests/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
+
 # A runner of our own takes the place of Criterion's main: see its head.
 RUNNER := $O/obj/tests/runner/runner.o
 

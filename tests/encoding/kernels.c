@@ -1,0 +1,60 @@
+/* The encodings of kernels/encoding for Python tests: functions that a ctypes call finds by name. */
+#include "kernels/encoding/encoding.h"
+#include "kernels/isa.h"
+
+#define VISIBLE __attribute__((visibility("default")))
+
+VISIBLE uint32_t test_isa(uint32_t most);
+VISIBLE uint32_t test_spec_bytes(void);
+VISIBLE uint32_t test_number(const char *name);
+VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
+VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
+VISIBLE void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out);
+VISIBLE void test_encode(const struct ucm_encoding_spec *spec, uint32_t section,
+                         const uint8_t *plain, uint8_t *coded);
+VISIBLE void test_decode(const struct ucm_encoding_spec *spec, uint32_t section,
+                         const uint8_t *coded, uint8_t *plain);
+
+/* Sets the instruction set of later calls and returns what this host then uses. */
+uint32_t test_isa(uint32_t most)
+{
+    ucm_isa_limit(most);
+    return ucm_isa();
+}
+
+uint32_t test_spec_bytes(void)
+{
+    return sizeof(struct ucm_encoding_spec);
+}
+
+uint32_t test_number(const char *name)
+{
+    return ucm_encoding_method_named(name)->number;
+}
+
+int test_check(const struct ucm_encoding_spec *spec, char *why)
+{
+    return ucm_encoding_check(spec, why);
+}
+
+uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    return ucm_encoding_bytes(spec, section);
+}
+
+void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out)
+{
+    ucm_encoding_identity(spec, out);
+}
+
+void test_encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
+                 uint8_t *coded)
+{
+    ucm_encode(spec, section, plain, coded);
+}
+
+void test_decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
+                 uint8_t *plain)
+{
+    ucm_decode(spec, section, coded, plain);
+}

@@ -1,0 +1,127 @@
+/* Any bytes as an encoding's spec, and the rest as a section: first plain, which is encoded and decoded,
+ * then coded, which is decoded. Every form gives the bits of the reference and stays within the
+ * section's memory; what is lossless and fits comes back as it was; fp8 encodes what it decoded to the
+ * same bytes. Traps on any break of these promises. */
+#include "kernels/encoding/encoding.h"
+#include "kernels/isa.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+#define HEAD 10
+
+static void must(bool promise)
+{
+    if (!promise)
+        abort();
+}
+
+static struct ucm_encoding_spec spec_of(const uint8_t head[HEAD])
+{
+    struct ucm_encoding_spec spec = {
+        .encoding = head[0] % 6,
+        .version = 1 + head[0] / 250,
+        .dtype = head[1] % 5,
+        .n_sections = 1 + head[2] % 2,
+        .axis = head[3] % 3,
+        .seed = head[4] * UINT64_C(0x0101010101010101),
+    };
+
+    for (uint32_t i = 0; i < 2; i++)
+        spec.section[i] = (struct ucm_encoding_section){
+            .kind = i,
+            .tokens = head[5] % 41,
+            .heads = head[6] % 6,
+            .dim = head[7] % 3 == 0 ? head[8] : 16u * (head[8] % 17),
+            .order = head[9] % 3,
+        };
+    return spec;
+}
+
+/* The input again and again, in memory of its own. */
+static uint8_t *repeat(const uint8_t *data, size_t n, uint64_t bytes)
+{
+    uint8_t *out = malloc(bytes);
+
+    must(out != NULL);
+    for (uint64_t i = 0; i < bytes; i++)
+        out[i] = n > 0 ? data[i % n] : 0;
+    return out;
+}
+
+static uint8_t *encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
+{
+    uint64_t bytes = ucm_encoding_bytes(spec, section);
+    uint8_t *reference = malloc(bytes), *coded = malloc(bytes);
+
+    must(reference != NULL && coded != NULL && bytes % 16 == 0);
+    memset(reference, 0x5a, bytes);
+    ucm_encoding_method(spec->encoding)->encode(spec, section, plain, reference);
+    for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit((enum ucm_isa)isa);
+        memset(coded, 0xa5, bytes);
+        ucm_encode(spec, section, plain, coded);
+        must(memcmp(coded, reference, bytes) == 0);
+    }
+    free(coded);
+    return reference;
+}
+
+static uint8_t *decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded)
+{
+    uint64_t bytes = ucm_encoding_plain_bytes(spec, section);
+    uint8_t *reference = malloc(bytes), *plain = malloc(bytes);
+
+    must(reference != NULL && plain != NULL);
+    memset(reference, 0x5a, bytes);
+    ucm_encoding_method(spec->encoding)->decode(spec, section, coded, reference);
+    for (int isa = UCM_ISA_AVX2; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit((enum ucm_isa)isa);
+        memset(plain, 0xa5, bytes);
+        ucm_decode(spec, section, coded, plain);
+        must(memcmp(plain, reference, bytes) == 0);
+    }
+    free(plain);
+    return reference;
+}
+
+static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain)
+{
+    uint8_t *coded = encode(spec, section, plain), *again = decode(spec, section, coded), *second;
+
+    if (spec->encoding == UCM_ENCODING_LOSSLESS && ucm_encoding_fits(spec, section, coded))
+        must(memcmp(again, plain, ucm_encoding_plain_bytes(spec, section)) == 0);
+    if (spec->encoding == UCM_ENCODING_FP8) {
+        second = encode(spec, section, again);
+        must(memcmp(second, coded, ucm_encoding_bytes(spec, section)) == 0);
+        free(second);
+    }
+    free(again);
+    free(coded);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    struct ucm_encoding_spec spec;
+    char why[UCM_ENCODING_WHY] = "";
+
+    if (n < HEAD)
+        return 0;
+    spec = spec_of(data);
+    if (ucm_encoding_check(&spec, why) < 0) {
+        must(why[0] != '\0');
+        return 0;
+    }
+    for (uint32_t section = 0; section < spec.n_sections; section++) {
+        uint8_t *plain = repeat(data + HEAD, n - HEAD, ucm_encoding_plain_bytes(&spec, section));
+        uint8_t *coded = repeat(data + HEAD, n - HEAD, ucm_encoding_bytes(&spec, section));
+
+        round_trip(&spec, section, plain);
+        free(decode(&spec, section, coded));
+        free(plain);
+        free(coded);
+    }
+    return 0;
+}
