@@ -405,22 +405,13 @@ bool cache_on_share(struct cache *c, block_ref ref)
     return false;
 }
 
-static uint64_t block_bytes(const struct ns *ns)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t part = 0; part < ns->identity.parts; part++)
-        bytes += ns_part_bytes(ns, part);
-    return bytes;
-}
-
 void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns)
 {
     assert(b->leases < UINT32_MAX);
     if (b->leases++ > 0)
         return;
     c->leased.blocks++;
-    c->leased.bytes += block_bytes(ns);
+    c->leased.bytes += ns->block_bytes;
 }
 
 void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns)
@@ -429,7 +420,7 @@ void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns)
     if (--b->leases > 0)
         return;
     c->leased.blocks--;
-    c->leased.bytes -= block_bytes(ns);
+    c->leased.bytes -= ns->block_bytes;
 }
 
 void cache_lease(struct cache *c, block_ref ref)
@@ -440,15 +431,32 @@ void cache_lease(struct cache *c, block_ref ref)
     cache_lease_add(c, b, ns);
 }
 
+void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        cache_lease_add(c, index_block(c->config.index, refs[i]), ns);
+}
+
+void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        struct block *b = index_block(c->config.index, refs[i]);
+
+        assert(b->ns == ns->id);
+        cache_lease_end(c, b, ns);
+        if (b->leases == 0)
+            cache_settle_block(c, refs[i], b, ns);
+    }
+    if (n > 0)
+        cache_released(c);
+}
+
 void cache_unlease(struct cache *c, block_ref ref)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
 
-    cache_lease_end(c, b, ns);
-    if (b->leases == 0)
-        cache_settle(c, ref);
-    cache_released(c);
+    cache_block(c, ref, &ns);
+    cache_unlease_many(c, ns, &ref, 1);
 }
 
 struct cache_leased cache_leased(const struct cache *c)

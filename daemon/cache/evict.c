@@ -81,8 +81,13 @@ void cache_discard(struct cache *c, block_ref ref)
 void cache_settle(struct cache *c, block_ref ref)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct block *b = cache_block(c, ref, &ns);
 
+    cache_settle_block(c, ref, b, ns);
+}
+
+void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
+{
     cache_reconsider(c, ref);
     if (b->leases > 0 || !block_idle(b, ns))
         return;

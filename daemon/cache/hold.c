@@ -52,6 +52,18 @@ static uint8_t tier_of(const struct cache *c, const struct block *b, const struc
     return CACHE_NVME;
 }
 
+static bool found(const struct block *b, const struct ns *ns)
+{
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
+}
+
+uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref)
+{
+    const struct block *b = ref ? index_block(c->config.index, ref) : NULL;
+
+    return b && found(b, ns) ? tier_of(c, b, ns) : 0;
+}
+
 uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n,
                            uint8_t *tiers)
 {
@@ -60,7 +72,7 @@ uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref
     for (i = 0; i < n && refs[i] != 0; i++) {
         struct block *b = index_block(c->config.index, refs[i]);
 
-        if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+        if (!found(b, ns))
             break;
         cache_lease_add(c, b, ns);
         tiers[i] = tier_of(c, b, ns);

@@ -194,6 +194,7 @@ void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns);
 void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
+void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

@@ -160,8 +160,9 @@ struct ns {
     struct ns_identity identity;
     const uint8_t *canonical; /* the identity as docs/protocol.md, "Fingerprint" has it */
     uint32_t canonical_bytes;
-    uint64_t blocks; /* in the table, complete or not */
-    uint32_t uses;   /* by index_ns_use */
+    uint64_t block_bytes; /* of all parts of a block */
+    uint64_t blocks;      /* in the table, complete or not */
+    uint32_t uses;        /* by index_ns_use */
     /* The index's own. */
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
@@ -184,15 +185,6 @@ struct ns {
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
 {
     return ns->identity.shards[part] * ns->identity.shard_bytes;
-}
-
-static inline uint64_t ns_block_bytes(const struct ns *ns)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++)
-        bytes += ns_part_bytes(ns, i);
-    return bytes;
 }
 
 #define NS_CANONICAL_MAX 4000u

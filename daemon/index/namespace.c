@@ -45,6 +45,8 @@ static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonica
     to = &m->ns.identity;
     *to = *from;
     to->shards = memcpy(m->shards, from->shards, shards);
+    for (uint32_t part = 0; part < from->parts; part++)
+        m->ns.block_bytes += ns_part_bytes(&m->ns, part);
     to->salt = at + n - from->salt_bytes; /* ends it */
     at += n;
     to->tenant = copy_text(&at, from->tenant);

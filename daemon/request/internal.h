@@ -279,8 +279,9 @@ void shared_lookup_free(struct shared_lookup *k);
 void shared_lookup_cancel(struct shared_lookup *k);
 
 /* lookup.c */
-int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
-              uint32_t *name);
+/* Leases refs[n], all of ns; skips zeroes. */
+int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
+              uint64_t lease_ms, uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
 /* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
 bool leases_end(struct session *s);

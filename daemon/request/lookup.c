@@ -8,6 +8,7 @@
 
 struct lease {
     struct session *s;
+    const struct ns *ns; /* which its blocks keep */
     struct deadline deadline;
     uint32_t number, name, n; /* number: in the session's table */
     block_ref refs[];
@@ -21,8 +22,7 @@ void lease_end(struct session *s, uint32_t name)
         return;
     table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    for (uint32_t i = 0; i < l->n; i++)
-        cache_unlease(s->rq->rooms.cache, l->refs[i]);
+    cache_unlease_many(s->rq->rooms.cache, l->ns, l->refs, l->n);
     leased_add(s, -(int64_t)l->n);
     s->rq->rooms.metrics->leases--;
     free(l);
@@ -45,9 +45,8 @@ static void lease_expired_cb(struct deadline *d)
     lease_end(l->s, l->name);
 }
 
-/* Skips zeroes in refs. */
-int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
-              uint32_t *name)
+int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
+              uint64_t lease_ms, uint32_t *name)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
@@ -64,7 +63,7 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     l = malloc(sizeof(*l) + n * sizeof(*refs));
     if (!l)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
-    *l = (struct lease){.s = s};
+    *l = (struct lease){.s = s, .ns = ns};
     l->number = table_add(&s->leases, l);
     if (l->number == 0) {
         free(l);
@@ -74,12 +73,10 @@ int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lea
     }
     deadline_arm(rq->rooms.deadlines, &l->deadline,
                  uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
-    for (uint32_t i = 0; i < n; i++) {
-        if (refs[i] == 0)
-            continue;
-        l->refs[l->n++] = refs[i];
-        cache_lease(rq->rooms.cache, refs[i]);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0)
+            l->refs[l->n++] = refs[i];
+    cache_lease_many(rq->rooms.cache, ns, l->refs, l->n);
     leased_add(s, l->n);
     rq->rooms.metrics->leases++;
     *name = l->name = session_name(&s->lease_names, l->number);
@@ -98,18 +95,13 @@ struct found {
     uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
 };
 
-static enum ucm_lookup_status status_of(struct cache *c, block_ref ref)
-{
-    if (cache_in_dram(c, ref))
-        return UCM_LOOKUP_DRAM;
-    return cache_on_share(c, ref) ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME;
-}
-
 /* Without `each` the search ends at the first miss. */
 static void keys_find(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
                       struct found *f)
 {
-    struct cache *c = rq->rooms.cache;
+    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
+                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
 
     f->ns = ns;
     f->n = n;
@@ -122,16 +114,16 @@ static void keys_find(struct requests *rq, struct ns *ns, const struct msg_looku
     }
     index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
-        enum ucm_lookup_status status;
+        uint8_t tier = cache_tier(rq->rooms.cache, ns, f->refs[i]), status;
 
-        if (!cache_found(c, f->refs[i])) {
+        if (tier == 0) {
             f->refs[i] = 0;
             f->status[i] = UCM_LOOKUP_MISS;
             if (!m->each)
                 break;
             continue;
         }
-        status = status_of(c, f->refs[i]);
+        status = statuses[tier];
         f->hits++;
         f->dram += status == UCM_LOOKUP_DRAM;
         f->shared += status == UCM_LOOKUP_SHARED;
@@ -172,7 +164,7 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     f->ns->traffic.lookups++;
     f->ns->traffic.lookup_keys += f->n;
     f->ns->traffic.lookup_hits += f->hits;
-    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n, ns_block_bytes(f->ns),
+    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n, f->ns->block_bytes,
                  uv_now(rq->rooms.loop));
 }
 
@@ -192,7 +184,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     uint32_t covered = m->each ? f->n : f->hits, lease = 0;
 
     if (m->lease_ms > 0 && f->hits > 0) {
-        int rc = lease_new(call, f->refs, covered, m->lease_ms, &lease);
+        int rc = lease_new(call, f->ns, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;
