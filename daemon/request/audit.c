@@ -24,14 +24,16 @@ void audit(const struct session *s, enum ucm_method method, const char *format, 
 
 /* A client's call that found nothing to change is no change, and costs the client nothing: in a loop it would
  * write megabytes a second, and the journal would drop the lines that matter. Such calls have one line a second,
- * which says how many were left out. Operators' are all there, and what may have gone from the shared tier. */
-static bool idle_held(const struct session *s, const struct msg_count_r *r, uint32_t *held)
+ * which says how many were left out. Operators' are all there, and with roots all that name a whole namespace: its files
+ * there may have gone, of which the count tells nothing. By key such a call asks for the files of its own keys only. */
+static bool idle_held(const struct session *s, const struct audit_blocks *a, uint32_t *held)
 {
+    const struct msg_count_r *r = a->result;
     struct requests *rq = s->rq;
     uint64_t now_ms = uv_now(rq->rooms.loop);
 
     *held = 0;
-    if (s->peer.admin || r->blocks > 0 || r->busy > 0 || rq->rooms.share)
+    if (s->peer.admin || r->blocks > 0 || r->busy > 0 || (rq->rooms.share && a->keys == 0))
         return false;
     if (rq->audit_idle_ms != 0 && now_ms - rq->audit_idle_ms < IDLE_MS) {
         rq->audit_idle_held++;
@@ -50,7 +52,7 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
     char model[256], keys[24] = "all", left_out[32] = "";
     uint32_t held;
 
-    if (idle_held(s, r, &held))
+    if (idle_held(s, a, &held))
         return;
     if (held > 0)
         snprintf(left_out, sizeof(left_out), " held=%u", held);
