@@ -32,6 +32,15 @@ static bool is_visible(const struct bypass *b, const struct peer *peer)
            strcmp(b->tenant, peer->tenant) == 0;
 }
 
+/* Of a namespace that left the index, the number that the operator named: it goes on to name the bypass, which
+ * is there for when an engine opens the namespace again. */
+static uint32_t number_of(const struct requests *rq, const struct bypass *b)
+{
+    const struct ns *ns = b->of_ns ? index_ns_find(rq->rooms.index, b->fingerprint) : NULL;
+
+    return ns ? ns->id : b->ns;
+}
+
 void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct peer *peer)
 {
     const struct bypasses *all = &rq->bypasses;
@@ -43,13 +52,12 @@ void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct pee
     msgpack_pack_array(pk, n);
     for (uint32_t i = 0; i < all->n; i++) {
         const struct bypass *b = &all->at[i];
-        const struct ns *ns = b->of_ns ? index_ns_find(rq->rooms.index, b->fingerprint) : NULL;
 
         if (!is_visible(b, peer))
             continue;
         msgpack_pack_map(pk, b->of_ns ? 6 : 5);
         proto_pack_text(pk, "tenant", b->tenant);
-        proto_pack_u64(pk, "ns", ns ? ns->id : 0);
+        proto_pack_u64(pk, "ns", number_of(rq, b));
         proto_pack_flag(pk, "load", b->what & BYPASS_LOAD);
         proto_pack_flag(pk, "store", b->what & BYPASS_STORE);
         proto_pack_u64(pk, "ms", uv_now(rq->rooms.loop) - b->since_ms);
@@ -94,10 +102,23 @@ static struct bypass *bypass_find(struct bypasses *all, const struct bypass *lik
     return NULL;
 }
 
+/* Of a namespace that is gone; NULL: there is none. */
+static const struct bypass *bypass_of_gone(const struct requests *rq, uint64_t number)
+{
+    for (uint32_t i = 0; i < rq->bypasses.n; i++) {
+        const struct bypass *b = &rq->bypasses.at[i];
+
+        if (b->of_ns && b->ns == number && number_of(rq, b) == number)
+            return b;
+    }
+    return NULL;
+}
+
 /* What the call names, as an entry. 0 or -code with call->error. */
 static int scope_read(struct call *call, const struct msg_bypass *m, struct bypass *b)
 {
     struct requests *rq = call->s->rq;
+    const struct bypass *gone;
     const struct ns *ns;
 
     *b = (struct bypass){.of_ns = m->ns != 0, .since_ms = uv_now(rq->rooms.loop)};
@@ -118,8 +139,15 @@ static int scope_read(struct call *call, const struct msg_bypass *m, struct bypa
     if (m->ns == 0)
         return 0;
     ns = call_stored_namespace(call, m->ns);
+    gone = ns ? NULL : bypass_of_gone(rq, m->ns);
+    if (gone) {
+        *b = *gone;
+        call->error = (struct ucm_error){0};
+        return 0;
+    }
     if (!ns)
         return -call->error.code;
+    b->ns = ns->id;
     memcpy(b->fingerprint, ns->fingerprint, sizeof(b->fingerprint));
     snprintf(b->tenant, sizeof(b->tenant), "%s", ns->identity.tenant);
     return 0;

@@ -54,6 +54,7 @@ struct bypass {
     bool of_ns;                          /* of the namespace; else of all of the tenant */
     char tenant[UCM_MAX_NAME_BYTES + 1]; /* "": of all tenants */
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint32_t ns;   /* its number when it was named */
     unsigned what; /* of enum bypass_what */
     uint64_t since_ms;
 };
