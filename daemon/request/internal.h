@@ -8,6 +8,7 @@
 #include "daemon/device/device.h"
 #include "daemon/digest/pool.h"
 #include "daemon/index/index.h"
+#include "daemon/observe/drops.h"
 #include "daemon/observe/reuse.h"
 #include "daemon/observe/trace.h"
 #include "daemon/request/request.h"
@@ -66,6 +67,7 @@ struct bypasses {
 
 struct requests {
     struct request_rooms rooms;
+    struct drops drops; /* of writes to NVMe */
     struct bypasses bypasses;
     uint64_t audit_idle_ms; /* audit.c: when a call that changed nothing had its line last */
     uint32_t audit_idle_held;

@@ -185,14 +185,31 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
     proto_clean(o->reason[o->n_reasons++]); /* it holds paths, and may be cut */
 }
 
-static void report_tier(struct observe_snapshot *o, const struct request_rooms *rooms)
+/* A tier that takes no writes at all says so itself. */
+static void report_drops(struct observe_snapshot *o, struct requests *rq)
 {
+    const struct metrics *m = rq->rooms.metrics;
+    struct drops *d = &rq->drops;
+
+    if (drops_count(d, uv_now(rq->rooms.loop), m->nvme_write_dropped, m->nvme_writes))
+        report(o, HEALTH_DEGRADED,
+               "tier %s: %llu of %llu parts were not written (nvme_write_dropped): the disks are "
+               "slower than "
+               "the dumps, or fail",
+               rq->rooms.tier_ops->name, (unsigned long long)d->lost, (unsigned long long)d->of);
+}
+
+static void report_tier(struct observe_snapshot *o, struct requests *rq)
+{
+    const struct request_rooms *rooms = &rq->rooms;
     struct tier_stats stats;
 
     rooms->tier_ops->stats(rooms->tier, &stats);
     if (stats.degraded)
         report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
-    else if (stats.recovering)
+    else
+        report_drops(o, rq);
+    if (!stats.degraded && stats.recovering)
         report(o, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
                rooms->tier_ops->name, stats.segments_recovered, stats.segments);
 }
@@ -226,14 +243,15 @@ static void report_devices(struct observe_snapshot *o, struct device_set *device
     }
 }
 
-static void health_read(struct observe_snapshot *o, const struct request_rooms *rooms)
+static void health_read(struct observe_snapshot *o, struct requests *rq)
 {
+    const struct request_rooms *rooms = &rq->rooms;
     uint64_t done, of;
 
     o->shown.health = HEALTH_OK;
     o->n_reasons = 0;
     if (rooms->tier)
-        report_tier(o, rooms);
+        report_tier(o, rq);
     if (cache_snapshot_loading(rooms->cache, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
@@ -261,6 +279,6 @@ void requests_observe(struct requests *rq, struct observe_snapshot *out)
     tenants_read(x, rooms->index);
     reuse_update(rq);
     reuse_read(rq->reuse, &x->reuse);
-    health_read(out, rooms);
+    health_read(out, rq);
     out->draining = rq->draining;
 }

@@ -261,6 +261,27 @@ class Growing(unittest.TestCase):
         self.assertEqual([t["capacity_bytes"] for t in frame["tiers"]], [512 << 20])
 
 
+class DroppedWrites(unittest.TestCase):
+    def test_health_says_that_the_disk_is_too_slow(self):
+        """One write at a time, beside a DRAM that turns over."""
+        daemon = Daemon(**{"arena.size": "16MiB", "nvme.backlog": "1MiB", "nvme.depth": "1", "nvme.threads": "1", "nvme.io": "threads",
+                           "nvme.admission": "all"})
+        self.addCleanup(daemon.stop)
+        self.assertEqual(ctl("health", socket=daemon.socket).returncode, 0)
+        said = ""
+        for _ in range(5):
+            subprocess.run([UCM_BENCH, "--socket", daemon.socket, "--quiet", "replay", "--limit", "300", "--block-bytes", "64KiB",
+                            "--chunk", "16KiB"], stdout=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True)
+            done = ctl("health", socket=daemon.socket)
+            said = done.stdout
+            if done.returncode == 4:
+                break
+        metrics = json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)["metrics"]
+        if metrics["nvme_write_dropped"] * 9 < metrics["nvme_writes"] and said == "ok\n":
+            self.skipTest("the disk here is faster than the dumps; tests/unit/test_drops.c has the rule")
+        self.assertRegex(said, r"^degraded\n +tier nvme: \d+ of \d+ parts were not written \(nvme_write_dropped\): the disks are slower")
+
+
 class Json(unittest.TestCase):
     """Every command that the daemon here lets run gives one document, and nothing else on standard output."""
 
