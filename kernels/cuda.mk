@@ -127,6 +127,11 @@ gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
 	cp -r tests/vllm $O/gpu/python/tests
 	cp $(addprefix tests/integration/,daemon.py vllm_case.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py) $O/gpu/python/tests/integration
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
+	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
+	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py $O/gpu/python/tests/gpu
+	cp systemd/ucmd.service $O/gpu/python/systemd
+	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
+	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib
 	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
 	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py $(BINS) $O/gpu
 	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib

@@ -331,7 +331,8 @@ struct ucm_transfer {
     uint32_t deadline_ms;   /* the daemon gives up after so long; 0: its default */
     uint32_t lease;         /* load: ends with the load, done or refused; 0: none */
     /* Dump from "cuda": the 64 bytes of a cudaIpcEventHandle_t that the worker recorded after its
-     * last write to the blocks. Else NULL. */
+     * last write to the blocks. Else NULL. The daemon opens it only from a process of its own user,
+     * pid namespace and /dev/shm; otherwise the blocks are UCM_BLOCK_IS_DEVICE. */
     const uint8_t *event;
     uint32_t part;       /* prefetch: 0: all parts, else the part's number + 1 */
     uint32_t durability; /* dump: enum ucm_durability_wish */

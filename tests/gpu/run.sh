@@ -38,6 +38,13 @@ else
     echo '== the vLLM connector: skipped, python3 has no torch with CUDA, or no numpy'
 fi
 
+if [ "$(id -u)" = 0 ] && unshare --pid --fork --mount-proc --ipc --net --uts --user --map-root-user true 2>/dev/null; then
+    echo '== isolation: namespaces, users, containers, the sandbox of the unit'
+    UCM_BUNDLE=$here python "$here/python/tests/gpu/isolation.py" || status=1
+else
+    echo '== isolation: skipped, namespaces need root'
+fi
+
 if [ "${UCM_TEST_BENCH:-yes}" != no ]; then
     echo '== ucm-bench copy'
     "$here/ucm-bench" copy --ucmd "$here/ucmd" --nvme-dir "${BENCH_DIR:-/var/tmp}" || status=1

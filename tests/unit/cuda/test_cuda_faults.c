@@ -3,6 +3,8 @@
  * behind. */
 #include "tests/unit/cuda/cuda_rig.h"
 
+#include "daemon/device/cuda_api.h"
+
 static struct worker_side bad, good;
 static struct ucm_error e;
 
@@ -428,6 +430,52 @@ Test(cuda_faults, an_event_of_a_dead_worker_says_nothing, .timeout = 60)
     cr_assert(strstr(j.job.error.text, "exiting"), "%s", j.job.error.text);
     cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
     worker_end(&bad);
+    end();
+}
+
+/* Its name could be that of another worker's event, which has come already. */
+Test(cuda_faults, an_event_of_a_foreign_worker_is_not_opened, .timeout = 60)
+{
+    static struct test_job j;
+    uint8_t handle[64];
+    CUevent event;
+
+    begin();
+    worker_begin(&bad, 0, 2, 4096, 0);
+    cr_assert_eq(cuEventCreate(&event, 0), CUDA_SUCCESS);
+    fake_cuda_event_signal(event, true);
+    fake_cuda_event_handle(event, handle);
+    copy_half(&j, &bad, DEVICE_DUMP);
+    j.job.event = handle;
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), -EINVAL);
+    cr_assert(strstr(j.job.error.text, "wait for the event in the worker"), "%s", j.job.error.text);
+    copy_half(&j, &bad, DEVICE_DUMP);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    cr_assert_eq(cuEventDestroy(event), CUDA_SUCCESS);
+    worker_end(&bad);
+    end();
+}
+
+/* What the driver says when daemon and worker are process 1, each in a pid namespace of its own. */
+static CUresult open_own_number(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
+{
+    (void)out, (void)handle, (void)flags;
+    return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+Test(cuda_faults, a_handle_of_the_daemons_own_number_says_what_to_do, .timeout = 60)
+{
+    begin();
+    bad = (struct worker_side){.n_planes = 0};
+    worker_memory(&bad, 0, 2, 4096, 0);
+    bad.region = region_of(&bad, gpu, getpid(), 0);
+    cuda.cuIpcOpenMemHandle = open_own_number;
+    cr_assert_eq(control(DEVICE_OPEN, bad.region, NULL, &e), -EINVAL);
+    cr_assert(strstr(e.text, "hostPID"), "%s", e.text);
+    region_free(bad.region);
+    cr_assert_eq(cuMemFree(bad.memory), CUDA_SUCCESS);
     end();
 }
 
