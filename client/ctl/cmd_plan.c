@@ -1,6 +1,7 @@
 /* plan: what a model's KV takes, what a host holds of it, and what to buy. */
 #include "client/ctl/ctl.h"
 #include "client/ctl/kv_size.h"
+#include "client/ctl/trace_hits.h"
 #include "proto/units.h"
 
 #include <errno.h>
@@ -29,6 +30,7 @@ struct plan {
     uint64_t dram, nvme; /* bytes that there are; 0: not asked */
     bool from_daemon;
     uint64_t length, requests, history; /* length 0: not asked */
+    struct trace_hits trace;            /* blocks 0: not asked */
 };
 
 /* What to buy. */
@@ -155,7 +157,70 @@ static uint64_t blocks_held(const struct plan *p)
     return dram > nvme ? dram : nvme;
 }
 
+/* What half, as much, twice and four times of a tier's size would hit. */
+static const unsigned halves[] = {1, 2, 4, 8};
+#define SIZES (sizeof halves / sizeof halves[0])
+/* Of the hits that an endless cache has. */
+static const unsigned percents[] = {50, 90, 99};
+#define PERCENTS (sizeof percents / sizeof percents[0])
+
+static uint64_t half_times(uint64_t bytes, unsigned n)
+{
+    return bytes / 2 * n;
+}
+
+static uint32_t hit_dram(const struct plan *p, uint64_t bytes)
+{
+    return trace_hits_permille(&p->trace, kv_dram_blocks(&p->sizes, bytes) * p->shape.block_tokens);
+}
+
+/* What lies in DRAM lies on NVMe too, once it is written. */
+static uint32_t hit_nvme(const struct plan *p, uint64_t bytes)
+{
+    uint32_t nvme = trace_hits_permille(&p->trace,
+                                        kv_nvme_blocks(&p->sizes, bytes) * p->shape.block_tokens),
+             dram = hit_dram(p, p->dram);
+
+    return dram > nvme ? dram : nvme;
+}
+
 /* ---- JSON ---- */
+
+static void json_hits(cJSON *j, const char *name, const struct plan *p, uint64_t bytes,
+                      uint32_t (*hit)(const struct plan *p, uint64_t bytes))
+{
+    cJSON *all = bytes > 0 ? cJSON_AddArrayToObject(j, name) : NULL;
+
+    for (unsigned i = 0; all != NULL && i < SIZES; i++) {
+        cJSON *o = cJSON_CreateObject();
+
+        ctl_json_u64(o, "bytes", half_times(bytes, halves[i]));
+        ctl_json_u64(o, "permille", hit(p, half_times(bytes, halves[i])));
+        cJSON_AddItemToArray(all, o);
+    }
+}
+
+static void json_trace(cJSON *j, const struct plan *p)
+{
+    cJSON *o = cJSON_AddObjectToObject(j, "trace"), *all;
+
+    ctl_json_u64(o, "lookups", p->trace.lookups);
+    ctl_json_u64(o, "blocks", p->trace.blocks);
+    ctl_json_u64(o, "tokens", p->trace.tokens);
+    ctl_json_u64(o, "permille", trace_hits_permille(&p->trace, UINT64_MAX));
+    json_hits(o, "dram", p, p->dram, hit_dram);
+    json_hits(o, "nvme", p, p->nvme, hit_nvme);
+    all = cJSON_AddArrayToObject(o, "needs");
+    for (unsigned i = 0; i < PERCENTS; i++) {
+        uint64_t tokens = trace_hits_tokens(&p->trace, percents[i]);
+        cJSON *need = cJSON_CreateObject();
+
+        ctl_json_u64(need, "percent", percents[i]);
+        ctl_json_u64(need, "tokens", tokens);
+        ctl_json_u64(need, "dram_bytes", kv_dram_bytes(&p->sizes, blocks_of(p, tokens)));
+        cJSON_AddItemToArray(all, need);
+    }
+}
 
 static void json_model(cJSON *j, const struct plan *p)
 {
@@ -215,6 +280,8 @@ static int print_json(const struct plan *p)
         ctl_json_u64(o, "index_bytes", n.index);
         ctl_json_u64(o, "blocks", n.blocks);
     }
+    if (p->trace.blocks > 0)
+        json_trace(j, p);
     return ctl_print_json(j, false);
 }
 
@@ -345,6 +412,54 @@ static void print_needs(const struct plan *p)
     print_keys(p, &n);
 }
 
+static void print_hits(const struct plan *p, const char *tier, uint64_t bytes,
+                       uint32_t (*hit)(const struct plan *p, uint64_t bytes))
+{
+    char a[HUMAN_BYTES];
+
+    if (bytes == 0)
+        return;
+    printf("%-10s ", tier);
+    for (unsigned i = 0; i < SIZES; i++) {
+        uint64_t size = half_times(bytes, halves[i]);
+
+        printf("%s%s: %.1f %%", i > 0 ? ", " : "", human_bytes(a, size), hit(p, size) / 10.0);
+    }
+    printf("\n");
+}
+
+static void print_trace(const struct plan *p)
+{
+    const struct trace_hits *h = &p->trace;
+    char a[HUMAN_BYTES], b[HUMAN_BYTES];
+
+    printf("\nThe trace: %" PRIu64 " lookups of %s blocks, %s tokens in all. With room for them "
+           "%.1f %% of the blocks hit:\n",
+           h->lookups, human_count(a, h->blocks), human_count(b, h->tokens),
+           trace_hits_permille(h, UINT64_MAX) / 10.0);
+    print_hits(p, "dram", p->dram, hit_dram);
+    print_hits(p, "nvme", p->nvme, hit_nvme);
+    for (unsigned i = 0; i < PERCENTS && h->n > 0; i++) {
+        uint64_t tokens = trace_hits_tokens(h, percents[i]);
+
+        printf("%s%u %% of these hits: %s of DRAM, %s tokens\n",
+               i > 0 ? "           " : "needed     ", percents[i],
+               human_bytes(a, kv_dram_bytes(&p->sizes, blocks_of(p, tokens))),
+               human_count(b, tokens));
+    }
+}
+
+static int read_trace(struct plan *p)
+{
+    const char *path = args_text(p->a, "trace");
+    char why[TRACE_WHY_BYTES];
+
+    if (path == NULL || trace_hits_read(path, p->shape.block_tokens, &p->trace, why) == 0)
+        return CTL_OK;
+    trace_hits_free(&p->trace);
+    return ctl_fail(CTL_ERROR, "%s", why);
+}
+
 int cmd_plan(const struct args *a)
 {
     struct plan p = {.a = a,
@@ -360,16 +475,24 @@ int cmd_plan(const struct args *a)
     rc = read_model(&p);
     if (rc == CTL_OK)
         rc = read_shape(&p);
+    if (rc == CTL_OK)
+        rc = read_trace(&p);
     if (rc != CTL_OK)
         return rc;
     if (p.dram == 0 && p.nvme == 0 && p.length == 0)
         ask_daemon(&p);
-    if (args_given(a, "json"))
-        return print_json(&p);
+    if (args_given(a, "json")) {
+        rc = print_json(&p);
+        trace_hits_free(&p.trace);
+        return rc;
+    }
     print_model(&p);
     print_sizes(&p);
     print_holds(&p);
     if (p.length > 0)
         print_needs(&p);
+    if (p.trace.blocks > 0)
+        print_trace(&p);
+    trace_hits_free(&p.trace);
     return CTL_OK;
 }

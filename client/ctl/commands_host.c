@@ -32,6 +32,7 @@ static const struct arg_option plan_options[] = {
     {"length", ARG_NUMBER, "TOKENS", "of a request, its context included", NULL, 1, 1u << 30},
     {"requests", ARG_NUMBER, "N", "requests at once (with --length)", "1", 1, 1u << 24},
     {"history", ARG_NUMBER, "N", "earlier conversations to keep (with --length)", "0", 0, 1u << 28},
+    {"trace", ARG_TEXT, "FILE", "of ucm-bench record: what it would hit, by size", NULL, 0, 0},
 };
 
 static const struct program_command commands[] = {
@@ -53,11 +54,13 @@ static const struct program_command commands[] = {
      "Without --dram, --nvme and --length it takes the sizes of the daemon that runs here.\n"
      "--length asks the other way round: what to buy for so many requests and so long a\n"
      "history. Prompts that share a beginning need less: nothing shared is assumed. All\n"
-     "ranks are taken to be on this host.\n\n"
+     "ranks are taken to be on this host. --trace reads what `ucm-bench record` wrote of a\n"
+     "site, and says which share of its lookups' blocks such sizes would hit, by LRU.\n\n"
      "Examples:\n"
      "  ucmctl plan config.json --tp 4 --kv-dtype fp8\n"
      "  ucmctl plan config.json --dram 512GiB --nvme 15TiB\n"
-     "  ucmctl plan config.json --length 32768 --requests 64 --history 5000\n",
+     "  ucmctl plan config.json --length 32768 --requests 64 --history 5000\n"
+     "  ucmctl plan config.json --dram 512GiB --trace site.jsonl\n",
      PROGRAM_OPTIONS(plan_options), 1, 1, cmd_plan},
     {"verify", "[NS]", "Read what is on NVMe and check it",
      "Without a namespace: all of them. The daemon drops corrupt parts and never serves\n"

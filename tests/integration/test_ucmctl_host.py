@@ -2,7 +2,9 @@
 """ucmctl's commands about the host: plan, whose arithmetic tests/unit/test_kv_size.c looks at, and doctor."""
 
 import json
+import math
 import os
+import random
 import re
 import subprocess
 import tempfile
@@ -103,6 +105,67 @@ class Plan(unittest.TestCase):
         self.assertIn("--tp 3 does not divide 8 KV heads", self.plan(self.config, "--tp", 3, code=ERROR).stderr)
         self.assertIn("--length", self.plan(self.config, "--history", 3, code=USAGE).stderr)
         self.assertIn("wanted auto, fp32", self.plan(self.config, "--kv-dtype", "fp9", code=USAGE).stderr)
+
+    def write_trace(self, lines):
+        path = os.path.join(self.folder, "site.jsonl")
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        return path
+
+    def test_trace(self):
+        """Hits of a recorded trace by size, as a plain LRU list has them."""
+        rng, kinds = random.Random(5), ("hash_ids", "each_ids", "dumped_ids")
+        lines = [{"ucm_trace": 1, "program": "test"},
+                 {"define": "namespace", "namespace": 1, "tenant": 1, "block_bytes": 1, "block_tokens": 32}]
+        stack, distances, asked, tokens = [], [], 0, {}
+        while asked < 70000:
+            kind = rng.choice(kinds)
+            first = int(rng.paretovariate(1)) * 20 % 2000
+            ids = list(range(first, first + 20)) if kind != "each_ids" else [rng.randrange(2000) for _ in range(5)]
+            line = {"timestamp": len(lines), kind: ids, "tenant": 1}
+            if kind == "hash_ids":
+                line |= {"input_length": 32 * len(ids), "output_length": 0}
+            if kind != "hash_ids" or rng.random() < 0.5:
+                line["namespace"] = 1
+            lines.append(line)
+            deepest = 0
+            for id in ids:
+                at = stack.index(id) + 1 if id in tokens else math.inf
+                if at != math.inf:
+                    stack.remove(id)
+                stack.insert(0, id)
+                tokens[id] = 32
+                if kind != "dumped_ids":
+                    deepest = at if kind == "each_ids" else max(deepest, at)
+                    asked += 1
+                    distances.append(32 * deepest)
+        path = self.write_trace(lines + [{"end": True, "timestamp": len(lines)}])
+        said = self.json("--dram", "1GiB", "--nvme", "2GiB", "--trace", path)
+        trace = said["trace"]
+        self.assertEqual((trace["blocks"], trace["tokens"]), (asked, sum(tokens.values())))
+        self.assertEqual(trace["lookups"], sum("hash_ids" in line or "each_ids" in line for line in lines))
+        self.assertEqual([size["bytes"] for size in trace["dram"]], [2 ** 29, 2 ** 30, 2 ** 31, 2 ** 32])
+        for tier in ("dram", "nvme"):
+            sizes = [size["permille"] for size in trace[tier]]
+            hits = sum(d <= said["holds"][f"{tier}_tokens"] for d in distances)
+            self.assertAlmostEqual(sizes[1], 1000 * hits / asked, delta=1)
+            self.assertEqual(sizes, sorted(sizes))
+            self.assertLess(sizes[0], sizes[-1])
+        self.assertGreater(trace["nvme"][1]["permille"], trace["dram"][1]["permille"])
+        for need in trace["needs"]:
+            hits = sum(d <= need["tokens"] for d in distances) / sum(d < math.inf for d in distances)
+            self.assertAlmostEqual(100 * hits, need["percent"], delta=2)
+        text = self.plan(self.config, "--dram", "1GiB", "--trace", path).stdout
+        self.assertIn(f"The trace: {trace['lookups']} lookups of {asked} blocks, {trace['tokens']} tokens in all.", text)
+        self.assertIn("50 % of these hits: ", text)
+
+    def test_trace_mistakes(self):
+        for lines, sentence in (([{"ucm_trace": 1}], "it has no lookup"),
+                                ([{"hash_ids": [0]}, {"hash_ids": [-1]}], "line 2 is none of what"),
+                                ([[1]], "line 1 is none of what"),
+                                ([{"hash_ids": [1 << 40]}], "line 1 is none of what")):
+            self.assertIn(sentence, self.plan(self.config, "--trace", self.write_trace(lines), code=ERROR).stderr)
+        self.assertIn("No such file", self.plan(self.config, "--trace", "/nonexistent/site.jsonl", code=ERROR).stderr)
 
 
 class Doctor(unittest.TestCase):
