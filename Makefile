@@ -457,7 +457,7 @@ $O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(S
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
-# The same of kernels/encoding, for test_encoding_numpy.py.
+# The same of kernels/encoding, for test_encoding_numpy.py and encoding_case.py.
 $O/encoding_kernels.so: $(call obj,$(wildcard tests/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@

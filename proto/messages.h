@@ -170,7 +170,8 @@ enum ucm_handle_kind {
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, durability, OPT, 0, 2)                                                                  \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
+    F(flag, plain, OPT, 0, 0)
 
 enum ucm_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */
@@ -262,6 +263,26 @@ enum ucm_trace_op {
     UCM_TRACE_START = 1,
     UCM_TRACE_STOP = 2,
 };
+
+/* Opens the namespace of the blocks of base namespace ns in another form. version: of the encoding's
+ * definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a layer is one section.
+ * coded_bytes, plain_bytes: of a block with all its parts. */
+#define UCM_MSG_ENCODING_OPEN(F)                                                                   \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(str, encoding, REQ, 1, 16)                                                                   \
+    F(u64, version, OPT, 0, UCM_U32)                                                               \
+    F(str, dtype, REQ, 1, 16)                                                                      \
+    F(u32s, k, REQ, 3, 3)                                                                          \
+    F(u32s, v, OPT, 0, 3)                                                                          \
+    F(u64, order, OPT, 0, 1)                                                                       \
+    F(u64, axis, OPT, 0, 1)                                                                        \
+    F(u64, seed, OPT, 0, UINT64_MAX)
+#define UCM_MSG_ENCODING_OPEN_R(F)                                                                 \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                         \
+    F(u64, version, REQ, 1, UCM_U32)                                                               \
+    F(u64, coded_bytes, REQ, 1, UINT64_MAX)                                                        \
+    F(u64, plain_bytes, REQ, 1, UINT64_MAX)
 
 /* ---- retrieval ---- */
 
@@ -413,6 +434,7 @@ enum ucm_trace_op {
     M(CHAIN_CLOSE, chain_close, "chain.close", chain, none)                                        \
     M(SELECT, select, "select", select, select_r)                                                  \
     M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
+    M(ENCODING_OPEN, encoding_open, "encoding.open", encoding_open, encoding_open_r)               \
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)
@@ -443,6 +465,7 @@ enum ucm_block_status {
     UCM_BLOCK_CANCELLED = 6,   /* cancelled or past its deadline before it was moved */
     UCM_BLOCK_DEVICE = 7,      /* the copy failed on the device; a dumped block is not stored */
     UCM_BLOCK_NOT_DURABLE = 8, /* dump: stored, but not known to be on stable storage as asked */
+    UCM_BLOCK_UNFIT = 9,       /* dump: the encoding can't hold these bytes; nothing is stored */
 };
 
 /* One byte a key in chain.append's status: enum ucm_lookup_status of its block, UCM_LOOKUP_MISS for one
@@ -531,7 +554,9 @@ struct proto_planes {
     S(chain_append_r, UCM_MSG_CHAIN_APPEND_R)                                                      \
     S(select, UCM_MSG_SELECT)                                                                      \
     S(select_r, UCM_MSG_SELECT_R)                                                                  \
-    S(chain_prefetch, UCM_MSG_CHAIN_PREFETCH)
+    S(chain_prefetch, UCM_MSG_CHAIN_PREFETCH)                                                      \
+    S(encoding_open, UCM_MSG_ENCODING_OPEN)                                                        \
+    S(encoding_open_r, UCM_MSG_ENCODING_OPEN_R)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

@@ -138,6 +138,13 @@
     X(share_gc_bytes, counter, "bytes", "bytes of files that garbage collection removed")          \
     X(share_gc_demoted, counter, "files", "files copied to the next root before their removal")    \
     X(share_gc_temps, counter, "files", "temporary files of dead writers removed")                 \
+    X(lookup_hits_plain, counter, "blocks",                                                        \
+      "keys of lookups in encoded namespaces whose block is in the base")                          \
+    X(encode_plain_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")     \
+    X(encode_bytes, counter, "bytes", "bytes of dumped blocks as they were encoded")               \
+    X(encode_unfit, counter, "parts", "dumped parts whose bytes their encoding could not hold")    \
+    X(decode_plain_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")      \
+    X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
     X(digest_builds, counter, "parts", "digests that the daemon built")                            \
     X(digest_bytes, counter, "bytes", "bytes of digests that the daemon built")                    \
     X(digest_build_failed, counter, "parts", "digests not built because their block was not read") \

@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct encoded_ns;
 struct ucm_error;
 
 /* ---- blocks ---- */
@@ -174,6 +175,7 @@ struct ns {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;
     } traffic;
+    struct encoded_ns *encoded; /* the request room's; NULL: not open as an encoded namespace */
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     struct admission admission;                   /* to NVMe */

@@ -4,6 +4,7 @@
  * look at the cache. It ends with its connection, when it is closed, or when nothing used it for its
  * lease's time; then its blocks go in turns of the loop. */
 #include "daemon/request/digest.h"
+#include "daemon/request/encoding.h"
 #include "daemon/request/transfer.h"
 
 #include <stdlib.h>
@@ -375,6 +376,33 @@ int method_chain_close(struct call *call)
 
 /* ---- chain.append ---- */
 
+/* Finds the blocks of n keys up to the first that is not there, and leases them: how many. */
+static uint32_t bases_lease(struct chain *ch, const uint8_t *keys, uint32_t n, block_ref *refs,
+                            uint8_t *tiers)
+{
+    const struct encoded_ns *en = session_encoded(ch->s, ch->space->base);
+    struct index *ix = rooms_of(ch)->index;
+    struct cache *c = rooms_of(ch)->cache;
+    uint32_t found = 0, end;
+
+    if (!en) {
+        index_find_many(ix, ch->space->base, keys, n, true, refs);
+        return cache_lease_found(c, ch->space->base, refs, n, tiers);
+    }
+    encoded_find(en, keys, n, true, false, refs);
+    for (; found < n && refs[found] != 0; found = end) {
+        bool plain = encoded_is_plain(en, refs[found]);
+
+        for (end = found; end < n && refs[end] != 0 && encoded_is_plain(en, refs[end]) == plain;)
+            end++;
+        end = found + cache_lease_found(c, plain ? en->base : en->coded, refs + found, end - found,
+                                        tiers + found);
+        if (end == found)
+            break;
+    }
+    return found;
+}
+
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
 static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
 {
@@ -389,9 +417,8 @@ static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    index_find_many(rooms_of(ch)->index, ch->space->base,
-                    t->keys + (size_t)from * t->ns->identity.key_bytes, n, true, t->blocks + from);
-    found = cache_lease_found(rooms_of(ch)->cache, ch->space->base, t->blocks + from, n, tiers);
+    found = bases_lease(ch, t->keys + (size_t)from * t->ns->identity.key_bytes, n, t->blocks + from,
+                        tiers);
     for (uint32_t i = 0; i < found; i++) {
         tiers[i] = status[tiers[i]];
         ch->blocks[ch->appended + i] = (struct chain_block){t->blocks[from + i], 0};
@@ -553,7 +580,8 @@ int method_chain_append(struct call *call)
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
     struct transfer *t;
 
-    if (n == 0 || append_check(call, ch, n) != 0)
+    if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
+        append_check(call, ch, n) != 0)
         return -call->error.code;
     t = transfer_new(call, TRANSFER_HOLD, ch->space->derived, n, m->deadline_ms, 0);
     if (!t)

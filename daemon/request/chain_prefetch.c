@@ -1,5 +1,6 @@
 /* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
 #include "daemon/request/digest.h"
+#include "daemon/request/encoding.h"
 #include "daemon/request/transfer.h"
 
 #include <string.h>
@@ -13,6 +14,7 @@ static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32
 
     if (!t)
         return NULL;
+    t->encoded = session_encoded(ch->s, ch->space->base);
     t->part = ch->part;
     t->priority = (uint8_t)priority;
     t->opened = n;

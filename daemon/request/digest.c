@@ -1,6 +1,7 @@
 /* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and of
  * the digests' spec, so a client that opens the same spec again finds the same blocks. */
 #include "daemon/request/digest.h"
+#include "daemon/request/encoding.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -171,6 +172,7 @@ static void spec_take(const struct msg_digest_open *m, const struct ns *base,
 static int plan_make(struct call *call, const struct msg_digest_open *m, const struct ns *base,
                      struct ucm_digest_plan *plan)
 {
+    struct encoded_identity encoded = {.plain_shard_bytes = base->identity.shard_bytes};
     struct ucm_digest_spec spec;
     char why[UCM_SPARSE_WHY];
     uint64_t extent;
@@ -179,13 +181,26 @@ static int plan_make(struct call *call, const struct msg_digest_open *m, const s
     if (ucm_digest_plan_init(plan, &spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     extent = ucm_digest_extent(&spec);
-    if (extent > base->identity.shard_bytes)
+    (void)encoded_identity(base, &encoded); /* digests describe KV as it was computed */
+    if (extent > encoded.plain_shard_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "the shape reaches to byte %llu of a layer; the base namespace's have "
                              "%llu (shard_bytes)",
                              (unsigned long long)extent,
-                             (unsigned long long)base->identity.shard_bytes);
+                             (unsigned long long)encoded.plain_shard_bytes);
     return 0;
+}
+
+int space_builds(struct call *call, const struct ns *base)
+{
+    struct encoded_identity encoded;
+
+    if (!encoded_identity(base, &encoded))
+        return 0;
+    return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                         "build: the base's blocks are encoded (%s); digests describe KV as it was "
+                         "computed, so workers build them and dump them here",
+                         encoded.encoding);
 }
 
 /* docs/protocol.md, "Digests" has this. */
@@ -247,6 +262,8 @@ int method_digest_open(struct call *call)
     struct session_space *ss = NULL;
     int rc = base ? plan_make(call, m, base, &plan) : -call->error.code;
 
+    if (rc == 0 && m->build)
+        rc = space_builds(call, base);
     if (rc == 0)
         rc = derived_open(call, base, &plan, &derived);
     if (rc == 0)

@@ -39,6 +39,9 @@ struct digest_space *space_ref(struct digest_space *space);
 void space_unref(struct digest_space *space);
 /* The space of a namespace that this session opened by digest.open. NULL with call->error. */
 struct digest_space *call_space(struct call *call, uint64_t ns);
+/* Whether the daemon builds digests of that base's blocks: not if they are encoded. 0, or -code with
+ * call->error. */
+int space_builds(struct call *call, const struct ns *base);
 /* Forgets what the session opened. */
 void spaces_close_all(struct session *s);
 

@@ -1,6 +1,6 @@
 /* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect, verify. */
 #include "daemon/index/policy.h"
-#include "daemon/request/internal.h"
+#include "daemon/request/encoding.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,11 +12,27 @@
 
 /* ---- namespace.list ---- */
 
-static void pack_ns(msgpack_packer *pk, const struct ns *ns)
+/* What an encoded namespace says; of others nothing. */
+static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns *ns)
+{
+    struct encoded_identity encoded = {.encoding = "",
+                                       .plain_shard_bytes = ns->identity.shard_bytes};
+    const struct ns *base = NULL;
+
+    if (encoded_identity(ns, &encoded))
+        base = index_ns_find(ix, encoded.base);
+    proto_pack_text(pk, "encoding", encoded.encoding);
+    proto_pack_u64(pk, "encoding_version", encoded.version);
+    proto_pack_u64(pk, "plain_shard_bytes", encoded.plain_shard_bytes);
+    proto_pack_u64(pk, "base", base ? base->id : 0);
+    proto_pack_bin(pk, "base_fingerprint", encoded.base, encoded.base ? UCM_FINGERPRINT_BYTES : 0);
+}
+
+static void pack_ns(msgpack_packer *pk, struct index *ix, const struct ns *ns)
 {
     const struct ns_identity *id = &ns->identity;
 
-    msgpack_pack_map(pk, 24);
+    msgpack_pack_map(pk, 29);
     proto_pack_u64(pk, "ns", ns->id);
     proto_pack_bin(pk, "fingerprint", ns->fingerprint, UCM_FINGERPRINT_BYTES);
     proto_pack_text(pk, "tenant", id->tenant);
@@ -44,6 +60,7 @@ static void pack_ns(msgpack_packer *pk, const struct ns *ns)
     proto_pack_u64(pk, "dumps", ns->traffic.dumps);
     proto_pack_u64(pk, "dump_bytes", ns->traffic.dump_bytes);
     proto_pack_u64(pk, "evicted_blocks", ns->traffic.evicted_blocks);
+    pack_encoding(pk, ix, ns);
 }
 
 /* Bytes of a namespace with the longest names and most parts: a full page still fits a frame. */
@@ -74,7 +91,7 @@ int method_ns_list(struct call *call)
     proto_pack_str(&pb.pk, "namespaces");
     msgpack_pack_array(&pb.pk, n);
     for (uint32_t i = 0; i < n; i++)
-        pack_ns(&pb.pk, index_ns_at(ix, places[i]));
+        pack_ns(&pb.pk, ix, index_ns_at(ix, places[i]));
     proto_pack_u64(&pb.pk, "next", place < end ? place : 0);
     return call_reply_map(call, &pb);
 }

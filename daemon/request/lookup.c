@@ -1,16 +1,17 @@
 /* lookup, release, and the leases that lookups take. */
 #include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
-#include "daemon/request/internal.h"
+#include "daemon/request/encoding.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct lease {
     struct session *s;
-    const struct ns *ns; /* which its blocks keep */
+    const struct ns *ns, *base; /* which its blocks keep; base: of an encoded namespace, or NULL */
     struct deadline deadline;
-    uint32_t number, name, n; /* number: in the session's table */
+    uint32_t number, name; /* number: in the session's table */
+    uint32_t n, n_base;    /* of n, the last n_base are the base's */
     block_ref refs[];
 };
 
@@ -22,7 +23,9 @@ void lease_end(struct session *s, uint32_t name)
         return;
     table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    cache_unlease_many(s->rq->rooms.cache, l->ns, l->refs, l->n);
+    cache_unlease_many(s->rq->rooms.cache, l->ns, l->refs, l->n - l->n_base);
+    if (l->n_base > 0)
+        cache_unlease_many(s->rq->rooms.cache, l->base, l->refs + l->n - l->n_base, l->n_base);
     leased_add(s, -(int64_t)l->n);
     s->rq->rooms.metrics->leases--;
     free(l);
@@ -43,6 +46,28 @@ static void lease_expired_cb(struct deadline *d)
 
     l->s->rq->rooms.metrics->leases_expired++;
     lease_end(l->s, l->name);
+}
+
+/* Skips zeroes in refs. */
+static void lease_take(struct lease *l, const struct encoded_ns *en, const block_ref *refs,
+                       uint32_t n)
+{
+    struct cache *c = l->s->rq->rooms.cache;
+    uint32_t own;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0 && !(en && encoded_is_plain(en, refs[i])))
+            l->refs[l->n++] = refs[i];
+    own = l->n;
+    cache_lease_many(c, l->ns, l->refs, own);
+    for (uint32_t i = 0; en && i < n; i++)
+        if (refs[i] != 0 && encoded_is_plain(en, refs[i]))
+            l->refs[l->n++] = refs[i];
+    l->n_base = l->n - own;
+    if (l->n_base == 0)
+        return;
+    l->base = en->base;
+    cache_lease_many(c, l->base, l->refs + own, l->n_base);
 }
 
 int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
@@ -73,10 +98,7 @@ int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uin
     }
     deadline_arm(rq->rooms.deadlines, &l->deadline,
                  uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
-    for (uint32_t i = 0; i < n; i++)
-        if (refs[i] != 0)
-            l->refs[l->n++] = refs[i];
-    cache_lease_many(rq->rooms.cache, ns, l->refs, l->n);
+    lease_take(l, session_encoded(s, ns), refs, n);
     leased_add(s, l->n);
     rq->rooms.metrics->leases++;
     *name = l->name = session_name(&s->lease_names, l->number);
@@ -88,33 +110,46 @@ int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uin
 /* What the cache knows of a lookup's keys. */
 struct found {
     struct ns *ns;
+    const struct encoded_ns *encoded; /* NULL: ns is not encoded */
     bool bypassed;
-    uint32_t n; /* keys */
-    uint32_t hits, dram, shared;
-    block_ref refs[UCM_MAX_KEYS]; /* 0: a miss */
-    uint8_t status[UCM_MAX_KEYS]; /* enum ucm_lookup_status */
+    uint32_t n;                         /* keys */
+    uint32_t hits, dram, shared, plain; /* plain: in an encoded namespace's base */
+    block_ref refs[UCM_MAX_KEYS];       /* 0: a miss */
+    uint8_t status[UCM_MAX_KEYS];       /* enum ucm_lookup_status */
 };
 
+/* Whose block it is. */
+static struct ns *found_ns(const struct found *f, block_ref ref)
+{
+    return f->encoded && ref != 0 && encoded_is_plain(f->encoded, ref) ? f->encoded->base : f->ns;
+}
+
 /* Without `each` the search ends at the first miss. */
-static void keys_find(struct requests *rq, struct ns *ns, const struct msg_lookup *m, uint32_t n,
+static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
                       struct found *f)
 {
     static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                        [CACHE_NVME] = UCM_LOOKUP_NVME,
                                        [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+    struct requests *rq = s->rq;
 
     f->ns = ns;
+    f->encoded = session_encoded(s, ns);
     f->n = n;
-    f->hits = f->dram = f->shared = 0;
-    f->bypassed = bypass_on(rq, ns, BYPASS_LOAD);
+    f->hits = f->dram = f->shared = f->plain = 0;
+    f->bypassed = bypass_on(rq, ns, BYPASS_LOAD) &&
+                  (!f->encoded || bypass_on(rq, f->encoded->base, BYPASS_LOAD));
     if (f->bypassed) {
         memset(f->refs, 0, n * sizeof(f->refs[0]));
         memset(f->status, UCM_LOOKUP_MISS, n);
         return;
     }
-    index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
+    if (f->encoded)
+        encoded_find(f->encoded, m->keys.p, n, !m->each, false, f->refs);
+    else
+        index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t tier = cache_tier(rq->rooms.cache, ns, f->refs[i]), status;
+        uint8_t tier = cache_tier(rq->rooms.cache, found_ns(f, f->refs[i]), f->refs[i]), status;
 
         if (tier == 0) {
             f->refs[i] = 0;
@@ -127,6 +162,7 @@ static void keys_find(struct requests *rq, struct ns *ns, const struct msg_looku
         f->hits++;
         f->dram += status == UCM_LOOKUP_DRAM;
         f->shared += status == UCM_LOOKUP_SHARED;
+        f->plain += found_ns(f, f->refs[i]) != ns;
         /* A client that did not set `shared` may not know that status. */
         f->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
     }
@@ -139,7 +175,10 @@ static void keys_touch(struct requests *rq, const struct msg_lookup *m, const st
     uint32_t step = m->each ? 1 : covered;
 
     for (uint32_t i = 0; i < covered; i += step)
-        cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
+        if (f->encoded)
+            encoded_touch(f->encoded, f->refs + i, step);
+        else
+            cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
 }
 
 static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)
@@ -156,6 +195,7 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     m->lookup_hits += f->hits;
     m->lookup_hits_dram += f->dram;
     m->lookup_hits_shared += f->shared;
+    m->lookup_hits_plain += f->plain;
     t->lookups++;
     t->lookup_keys += f->n;
     t->lookup_hits += f->hits;
@@ -206,6 +246,7 @@ struct lookup_wait {
     struct request r;
     struct shared_lookup *lookup;
     struct ns *ns;
+    struct encoded_look look;
     struct msg_lookup m; /* its keys are in lookup's copy */
 };
 
@@ -221,7 +262,7 @@ static void wait_end(struct lookup_wait *w)
     trace_less(w->r.trace, TRACE_SHARED_LOOKUP);
     if (!s->closing) {
         trace_more(w->r.trace, TRACE_LOOKUP);
-        keys_find(s->rq, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
+        keys_find(s, w->ns, &w->m, w->m.keys.n / w->ns->identity.key_bytes, &f);
         trace_less(w->r.trace, TRACE_LOOKUP);
         (void)lookup_result(&call, &w->m, &f, &r); /* its error is in call */
         lookup_timed(s->rq, w->ns, w->r.begun_ns);
@@ -229,9 +270,26 @@ static void wait_end(struct lookup_wait *w)
     request_end(&w->r, &call.error, &r);
 }
 
+static void wait_done_cb(struct shared_lookup *k);
+
+static void wait_on(struct lookup_wait *w, struct shared_lookup *k)
+{
+    w->lookup = k;
+    w->m.keys.p = k->keys;
+    k->ctx = w;
+    k->done_cb = wait_done_cb;
+}
+
 static void wait_done_cb(struct shared_lookup *k)
 {
-    wait_end(k->ctx);
+    struct lookup_wait *w = k->ctx;
+    struct shared_lookup *next;
+
+    if (w->look.en && !w->r.s->closing &&
+        encoded_look_next(&w->look, w->m.keys, w->m.wait_ms, &next))
+        wait_on(w, next);
+    else
+        wait_end(w);
     shared_lookup_free(k);
 }
 
@@ -253,11 +311,15 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
                          const struct found *f)
 {
     struct requests *rq = call->s->rq;
+    struct encoded_look look = {.en = f->encoded, .each = m->each};
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
-    if (f->hits == f->n || shared_lookup_start(rq, ns, m->keys, m->each ? 0 : f->hits, m->each,
-                                               m->wait_ms, &lookup) != 0)
+    if (f->hits == f->n)
+        return false;
+    if (f->encoded ? !encoded_look_next(&look, m->keys, m->wait_ms, &lookup)
+                   : shared_lookup_start(rq, ns, m->keys, m->each ? 0 : f->hits, m->each,
+                                         m->wait_ms, &lookup) != 0)
         return false;
     w = request_new(call, sizeof(*w),
                     lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
@@ -267,11 +329,9 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
         return false;
     }
     w->ns = ns;
-    w->lookup = lookup;
+    w->look = look;
     w->m = *m;
-    w->m.keys.p = lookup->keys;
-    lookup->ctx = w;
-    lookup->done_cb = wait_done_cb;
+    wait_on(w, lookup);
     trace_more(w->r.trace, TRACE_SHARED_LOOKUP);
     rq->rooms.metrics->lookups_waited++;
     return true;
@@ -289,7 +349,7 @@ int method_lookup(struct call *call)
     if (n == 0)
         return -call->error.code;
     trace_more(call->trace, TRACE_LOOKUP);
-    keys_find(call->s->rq, ns, m, n, &f);
+    keys_find(call->s, ns, m, n, &f);
     trace_less(call->trace, TRACE_LOOKUP);
     if (lookup_waits(call, ns, m, &f))
         return 0;

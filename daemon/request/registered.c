@@ -6,7 +6,7 @@
  *      `--failed--> gone
  *
  * A region sends its close when its last transfer has ended. */
-#include "daemon/request/internal.h"
+#include "daemon/request/encoding.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -213,8 +213,11 @@ int method_region_register(struct call *call)
     if (!r)
         return -call->error.code;
     r->ns = ns;
-    rc = region_check(m, ns->identity.shards[m->part], ns->identity.shard_bytes, NULL, call->fds,
-                      call->n_fds, &r->region, &call->error);
+    r->encoded = session_encoded(s, ns);
+    rc = region_check(
+        m, ns->identity.shards[m->part],
+        r->encoded ? r->encoded->base->identity.shard_bytes : ns->identity.shard_bytes,
+        r->encoded ? &r->encoded->spec : NULL, call->fds, call->n_fds, &r->region, &call->error);
     if (rc != 0) {
         registered_free(r);
         return rc;

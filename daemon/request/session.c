@@ -1,5 +1,6 @@
 /* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
 #include "daemon/request/digest.h"
+#include "daemon/request/encoding.h"
 #include "daemon/request/request.h"
 
 #include <stdlib.h>
@@ -106,9 +107,25 @@ static void ns_close_all(struct session *s)
 {
     struct index *ix = s->rq->rooms.index;
 
-    for (uint32_t place = 0; place < index_ns_places(ix); place++)
-        if (s->ns[place] & SESSION_NS_OPEN)
-            index_ns_unuse(ix, index_ns_at(ix, place));
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
+
+        if (ns && s->ns[place] & SESSION_NS_ENCODED)
+            encoded_close(ns);
+        if (ns)
+            index_ns_unuse(ix, ns);
+    }
+}
+
+struct encoded_ns *session_encoded(struct session *s, const struct ns *ns)
+{
+    return *ns_flags(s, ns) & SESSION_NS_ENCODED ? ns->encoded : NULL;
+}
+
+void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)
+{
+    *ns_flags(s, coded) |=
+        (uint8_t)(SESSION_NS_ENCODED | (*ns_flags(s, base) & SESSION_NS_DURABLE));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
@@ -310,7 +327,7 @@ int method_ns_open(struct call *call)
         rc = session_ns_open(call, ns);
     if (rc != 0)
         return rc;
-    *ns_flags(s, ns) = SESSION_NS_OPEN;
+    *ns_flags(s, ns) &= (uint8_t)~SESSION_NS_DURABLE;
     if (m->durability == UCM_DURABILITY_NVME)
         *ns_flags(s, ns) |= SESSION_NS_DURABLE;
     r = (struct msg_ns_open_r){.ns = ns->id,

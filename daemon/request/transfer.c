@@ -132,7 +132,7 @@ static void transfer_finish(struct transfer *t)
     struct session *s = t->r.s;
     struct msg_blocks_r r = {.status = {t->status, t->n_keys}, .bytes = t->bytes};
 
-    assert(t->jobs == 0 && !t->open && t->waits_n == 0);
+    assert(t->jobs == 0 && !batch_is_open(t) && t->waits_n == 0);
     t->finished = true;
     if (t->slot_wait_ns != 0)
         slot_wait_ended(t);
@@ -153,7 +153,7 @@ static void transfer_finish(struct transfer *t)
 
 static bool transfer_done(const struct transfer *t)
 {
-    return t->cursor == items_of(t) && t->jobs == 0 && !t->open && t->waits_n == 0 &&
+    return t->cursor == items_of(t) && t->jobs == 0 && !batch_is_open(t) && t->waits_n == 0 &&
            (!t->steps || steps_sent(t));
 }
 
@@ -277,22 +277,28 @@ static bool items_begin(struct transfer *t)
     return true;
 }
 
-static void batch_flush(struct transfer *t)
+/* False: the device's queue is full. */
+static bool batch_flush(struct transfer *t, bool coded)
 {
     bool whole = t->cursor == items_of(t) && list_empty(&t->waits) && list_empty(&t->ready);
+    struct copy_batch *b = t->open[coded];
 
-    if (!t->open || t->open->n == 0 || t->yielded)
-        return;
+    if (b && b->n == 0) {
+        batch_free(b);
+        t->open[coded] = NULL;
+        return true;
+    }
+    if (!b || t->yielded)
+        return true;
     /* The last batch of a load in steps must not fall behind the others. */
     if (t->steps && (whole || steps_sent(t))) {
-        steps_add(t);
-        return;
+        steps_add(t, coded);
+        return true;
     }
     /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
-    if (t->steps || (t->jobs > 0 && t->open->n < t->open->cap))
-        return;
-    if (!batch_send(t))
-        transfer_park(t);
+    if (t->steps || (t->jobs > 0 && b->n < b->cap))
+        return true;
+    return batch_send(t, coded);
 }
 
 void transfer_pump(struct transfer *t)
@@ -313,11 +319,8 @@ void transfer_pump(struct transfer *t)
     busy = !(t->space ? digests_again(t) : ready_take(t)) || !items_begin(t);
     if (t->slot_wait_ns != 0 && t->cursor > t->slot_wait_at)
         slot_wait_ended(t);
-    if (t->open && t->open->n == 0) {
-        batch_free(t->open);
-        t->open = NULL;
-    }
-    batch_flush(t);
+    if (!batch_flush(t, true) || !batch_flush(t, false))
+        busy = true;
     if (t->steps) {
         if (!steps_pump(t))
             busy = true;

@@ -2,7 +2,7 @@
 #ifndef UCMD_REQUEST_TRANSFER_H
 #define UCMD_REQUEST_TRANSFER_H
 
-#include "daemon/request/internal.h"
+#include "daemon/request/encoding.h"
 
 /* BUILD: digest.build. HOLD: chain.append, whose chain takes the uses of what comes to DRAM. Their
  * namespace is the digests', and their items come from a tier or from a build. */
@@ -18,6 +18,10 @@ struct transfer {
     struct request r;
     enum transfer_kind kind;
     struct ns *ns;
+    const struct encoded_ns
+        *encoded;             /* ns is encoded, and blocks may come from its base; else NULL */
+    struct encoded_look look; /* with `lookup` */
+    uint64_t look_ms;
     struct registered *region;    /* of load and dump */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
@@ -37,7 +41,7 @@ struct transfer {
     bool durable;     /* a dump that waits for stable storage */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
-    struct copy_batch *open;      /* filling up */
+    struct copy_batch *open[2];   /* filling up; of plain blocks, of coded ones */
     struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
     struct steps *steps;          /* a load that goes layer by layer, else NULL */
     struct list waits;            /* struct item_wait: waiting for a read */
@@ -83,10 +87,12 @@ struct durable_wait {
 struct copy_batch {
     struct device_job job;
     struct transfer *t;
+    bool coded; /* its slots hold the coded form */
     uint32_t n, cap;
     struct ucm_copy_item *items;
     uint32_t *item;           /* which item of the transfer */
     struct cache_fill **fill; /* dump */
+    atomic_uchar *unfit;      /* of items; NULL: the encoding holds any bytes */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -124,10 +130,32 @@ static inline int node_of(const struct transfer *t)
     return t->region ? t->region->region->device->node : NUMA_NONE;
 }
 
+/* Whether the item's block lies in its encoded namespace. It was found or opened. */
+static inline bool item_coded(const struct transfer *t, uint32_t item)
+{
+    return t->encoded && !encoded_is_plain(t->encoded, t->refs[item_key(t, item)]);
+}
+
+/* The namespace of blocks of that form. */
+static inline struct ns *form_ns(const struct transfer *t, bool coded)
+{
+    return t->encoded && !coded ? t->encoded->base : t->ns;
+}
+
+static inline uint64_t item_bytes(const struct transfer *t, uint32_t item)
+{
+    return ns_part_bytes(form_ns(t, item_coded(t, item)), item_part(t, item));
+}
+
 /* What an item takes of the window: its slot. */
 static inline uint64_t item_slot_bytes(const struct transfer *t, uint32_t item)
 {
-    return arena_padded(ns_part_bytes(t->ns, item_part(t, item)));
+    return arena_padded(item_bytes(t, item));
+}
+
+static inline bool batch_is_open(const struct transfer *t)
+{
+    return t->open[false] || t->open[true];
 }
 
 /* A key's status is the worst of its parts'. */
@@ -162,7 +190,7 @@ void read_ended(const struct item_wait *iw);
 /* transfer_copy.c */
 /* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no slot, or no place in a batch, now. */
 int item_begin(struct transfer *t, uint32_t item);
-/* Puts items that were read into the open batch. False: it is full and the device takes no job. */
+/* Puts items that were read into open batches. False: one is full and the device takes no job. */
 bool ready_take(struct transfer *t);
 /* t->spare is there. 0 or -ENOMEM. */
 int wait_reserve(struct transfer *t);
@@ -175,8 +203,8 @@ void waits_abandon(struct transfer *t);
 /* Submits a copy of the batch's items in these planes. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
                 uint32_t n_planes, void (*done_cb)(struct device_job *job, int status));
-/* Sends the open batch as a device job. False: the device's queue is full; the batch stays open. */
-bool batch_send(struct transfer *t);
+/* Sends the open batch of that form as a device job. False: the device's queue is full; it stays open. */
+bool batch_send(struct transfer *t, bool coded);
 void batch_free(struct copy_batch *b);
 /* The item's block must be held. */
 bool item_in_dram(const struct transfer *t, uint32_t item);
@@ -184,7 +212,7 @@ bool item_in_dram(const struct transfer *t, uint32_t item);
 void item_durable(struct transfer *t, uint32_t item, enum ucm_block_status status);
 /* Ends the item as NOT_DURABLE; the write goes on. */
 void durable_abandon(struct durable_wait *dw);
-/* Gives up what is in the open batch. */
+/* Gives up what is in open batches. */
 void batch_abandon(struct transfer *t);
 /* Ends all its items, and frees it. */
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
@@ -210,8 +238,8 @@ size_t steps_memory(uint32_t step, uint32_t shards);
 void steps_init(struct transfer *t, void *memory, uint32_t step);
 /* Shards in one step. */
 uint32_t steps_shards(const struct transfer *t);
-/* Closes the open batch; steps_pump sends its steps. */
-void steps_add(struct transfer *t);
+/* Closes the open batch of that form; steps_pump sends its steps. */
+void steps_add(struct transfer *t, bool coded);
 /* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
 bool steps_pump(struct transfer *t);
 /* Reports the steps that have landed since the last report. */

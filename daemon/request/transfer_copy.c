@@ -18,43 +18,57 @@ void batch_free(struct copy_batch *b)
     free(b->items);
     free(b->item);
     free(b->fill);
+    free(b->unfit);
     free(b);
 }
 
 /* How many items one job copies. */
-static uint32_t batch_items(const struct transfer *t)
+static uint32_t batch_items(const struct transfer *t, bool coded)
 {
-    uint64_t item_bytes =
-        t->steps ? steps_shards(t) * t->ns->identity.shard_bytes : ns_part_bytes(t->ns, t->part);
-    uint64_t n = JOB_BYTES / item_bytes;
+    const struct ns *ns = form_ns(t, coded);
+    uint64_t bytes =
+        t->steps ? steps_shards(t) * ns->identity.shard_bytes : ns_part_bytes(ns, t->part);
+    uint64_t n = JOB_BYTES / bytes;
 
     n = n > JOB_ITEMS ? JOB_ITEMS : n == 0 ? 1 : n;
     return n < items_of(t) ? (uint32_t)n : items_of(t);
 }
 
-static struct copy_batch *batch_new(struct transfer *t)
+static struct copy_batch *batch_new(struct transfer *t, bool coded)
 {
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t cap = batch_items(t);
+    uint32_t cap = batch_items(t, coded);
+    bool refuses = coded && t->kind == TRANSFER_DUMP && encoded_refuses(t->encoded);
 
     if (!b)
         return NULL;
     b->t = t;
     list_init(&b->link);
+    b->coded = coded;
     b->cap = cap;
     b->items = calloc(cap, sizeof(*b->items));
     b->item = calloc(cap, sizeof(*b->item));
     b->fill = calloc(cap, sizeof(*b->fill));
-    if (!b->items || !b->item || !b->fill) {
+    b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
+    if (!b->items || !b->item || !b->fill || (refuses && !b->unfit)) {
         batch_free(b);
         return NULL;
     }
     return b;
 }
 
-static uint64_t copied_bytes(const struct transfer *t)
+static uint64_t copied_bytes(const struct copy_batch *b)
 {
-    return (uint64_t)t->shards * t->ns->identity.shard_bytes;
+    return (uint64_t)b->t->shards * form_ns(b->t, b->coded)->identity.shard_bytes;
+}
+
+static void coded_count(struct transfer *t, uint64_t bytes)
+{
+    struct metrics *m = metrics_of(t);
+    uint64_t plain = (uint64_t)t->shards * t->encoded->base->identity.shard_bytes;
+
+    *(t->kind == TRANSFER_LOAD ? &m->decode_bytes : &m->encode_bytes) += bytes;
+    *(t->kind == TRANSFER_LOAD ? &m->decode_plain_bytes : &m->encode_plain_bytes) += plain;
 }
 
 static void durable_done_cb(struct cache_durable *d, int status)
@@ -111,6 +125,7 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
 {
     struct transfer *t = b->t;
     bool ok = status == UCM_BLOCK_OK;
+    uint64_t bytes = copied_bytes(b);
 
     if (t->kind == TRANSFER_LOAD)
         cache_put(cache_of(t), t->refs[b->item[i]], t->part);
@@ -123,15 +138,42 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     t->in_window -= item_slot_bytes(t, b->item[i]);
     if (!ok)
         return;
-    t->bytes += copied_bytes(t);
+    t->bytes += bytes;
     if (t->kind == TRANSFER_LOAD)
-        metrics_of(t)->load_bytes += copied_bytes(t);
+        metrics_of(t)->load_bytes += bytes;
     else
-        metrics_of(t)->dump_bytes += copied_bytes(t);
+        metrics_of(t)->dump_bytes += bytes;
+    if (b->coded)
+        coded_count(t, bytes);
+}
+
+/* Ends the batch's items whose bytes the encoding could not hold, and takes them out of it. */
+static void unfit_end(struct copy_batch *b)
+{
+    for (uint32_t i = 0; b->unfit && i < b->n; i++) {
+        uint32_t k = 0; /* batch_sort sorted `items` only */
+
+        if (!atomic_load_explicit(&b->unfit[i], memory_order_relaxed))
+            continue;
+        while ((uintptr_t)cache_fill_memory(cache_of(b->t), b->fill[k]) != b->items[i].slot)
+            k++;
+        metrics_of(b->t)->encode_unfit++;
+        batch_item_end(b, k, UCM_BLOCK_UNFIT);
+        b->n--;
+        b->item[k] = b->item[b->n];
+        b->fill[k] = b->fill[b->n];
+        b->items[i] = b->items[b->n];
+        atomic_store_explicit(&b->unfit[i],
+                              atomic_load_explicit(&b->unfit[b->n], memory_order_relaxed),
+                              memory_order_relaxed);
+        i--;
+    }
 }
 
 void batch_end(struct copy_batch *b, enum ucm_block_status status)
 {
+    if (status == UCM_BLOCK_OK)
+        unfit_end(b);
     for (uint32_t i = 0; i < b->n; i++)
         batch_item_end(b, i, status);
     batch_free(b);
@@ -205,6 +247,8 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         .deadline_ms = t->r.deadline.at_ms,
         .priority = copy_priority(t),
         .straight = t->steps != NULL, /* one chunk a slot: too narrow for slices */
+        .coded = b->coded,
+        .unfit = b->unfit,
         .done_cb = done_cb,
     };
     if (region->device->ops->submit(region->device, job) != 0)
@@ -215,35 +259,37 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
     return true;
 }
 
-bool batch_send(struct transfer *t)
+bool batch_send(struct transfer *t, bool coded)
 {
-    struct copy_batch *b = t->open;
+    struct copy_batch *b = t->open[coded];
 
     if (t->region->region->ring_region != 0)
         batch_sort(b);
     if (!job_submit(b, &b->job, t->first_plane, t->n_planes, batch_done_cb))
         return false;
-    t->open = NULL;
+    t->open[coded] = NULL;
     return true;
 }
 
-/* A place for one more item in the open batch; 0, -EBUSY, -ENOMEM. */
-static int batch_reserve(struct transfer *t)
+/* A place for one more item of that form in an open batch; 0, -EBUSY, -ENOMEM. */
+static int batch_reserve(struct transfer *t, bool coded)
 {
-    if (t->open && t->open->n == t->open->cap) {
+    struct copy_batch **open = &t->open[coded];
+
+    if (*open && (*open)->n == (*open)->cap) {
         if (t->steps)
-            steps_add(t);
-        else if (!batch_send(t))
+            steps_add(t, coded);
+        else if (!batch_send(t, coded))
             return -EBUSY;
     }
-    if (!t->open)
-        t->open = batch_new(t);
-    return t->open ? 0 : -ENOMEM;
+    if (!*open)
+        *open = batch_new(t, coded);
+    return *open ? 0 : -ENOMEM;
 }
 
 static void batch_add(struct transfer *t, uint32_t item, void *slot, struct cache_fill *fill)
 {
-    struct copy_batch *b = t->open;
+    struct copy_batch *b = t->open[item_coded(t, item)];
 
     b->items[b->n] = (struct ucm_copy_item){.slot = (uintptr_t)slot, .block = t->blocks[item]};
     b->item[b->n] = item;
@@ -253,12 +299,13 @@ static void batch_add(struct transfer *t, uint32_t item, void *slot, struct cach
 
 void batch_abandon(struct transfer *t)
 {
-    struct copy_batch *b = t->open;
+    for (unsigned form = 0; form < 2; form++) {
+        struct copy_batch *b = t->open[form];
 
-    if (!b)
-        return;
-    t->open = NULL;
-    batch_end(b, UCM_BLOCK_CANCELLED);
+        t->open[form] = NULL;
+        if (b)
+            batch_end(b, UCM_BLOCK_CANCELLED);
+    }
 }
 
 /* ---- items ---- */
@@ -299,7 +346,7 @@ static void item_read_cb(struct cache_wait *w, int status)
         metrics_of(t)->prefetch_blocks++;
         if (t->marks)
             cache_prefetched(cache_of(t), ref);
-        t->bytes += ns_part_bytes(t->ns, part);
+        t->bytes += item_bytes(t, item);
         t->in_window -= item_slot_bytes(t, item);
     } else {
         read_count(t, w);
@@ -328,12 +375,12 @@ static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
 bool ready_take(struct transfer *t)
 {
     while (!list_empty(&t->ready)) {
-        int rc = batch_reserve(t);
-        struct item_wait *iw;
+        struct item_wait *iw = LIST_ENTRY(t->ready.next, struct item_wait, link);
+        int rc = batch_reserve(t, item_coded(t, iw->item));
 
         if (rc == -EBUSY)
             return false;
-        iw = LIST_ENTRY(list_pop_front(&t->ready), struct item_wait, link);
+        list_remove(&iw->link);
         if (rc != 0) {
             ready_drop(iw, UCM_BLOCK_NO_ROOM);
             continue;
@@ -418,7 +465,7 @@ static int item_get(struct transfer *t, uint32_t item)
     bool placed;
 
     if (rc == 0 && t->kind == TRANSFER_LOAD)
-        rc = batch_reserve(t);
+        rc = batch_reserve(t, item_coded(t, item));
     placed = rc == 0;
     if (rc == 0 && slot_waits(t, item))
         rc = -EBUSY;
@@ -455,7 +502,7 @@ static int item_fill(struct transfer *t, uint32_t item)
     bool placed = rc != 0;
 
     if (rc == 0) {
-        rc = batch_reserve(t);
+        rc = batch_reserve(t, item_coded(t, item));
         placed = rc == 0;
     }
     if (rc == 0 && t->durable)

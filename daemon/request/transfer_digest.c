@@ -44,19 +44,36 @@ static void digests_looked_cb(struct shared_lookup *k)
     transfer_pump(t);
 }
 
+static void bases_looked_cb(struct shared_lookup *k);
+
+/* An encoded base's blocks lie in it or in its own base. */
+static bool encoded_look(struct transfer *t)
+{
+    struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
+
+    if (!t->look.en || !encoded_look_next(&t->look, keys, 0, &t->lookup))
+        return false;
+    t->lookup->ctx = t;
+    t->lookup->done_cb = bases_looked_cb;
+    return true;
+}
+
 static void bases_looked_cb(struct shared_lookup *k)
 {
     struct transfer *t = k->ctx;
 
     t->lookup = NULL;
     shared_lookup_free(k);
-    if (!look_start(t, t->ns, digests_looked_cb))
+    if (!encoded_look(t) && !look_start(t, t->ns, digests_looked_cb))
         transfer_pump(t);
 }
 
 void digests_look(struct transfer *t)
 {
-    if (!look_start(t, t->space->base, bases_looked_cb) && !look_start(t, t->ns, digests_looked_cb))
+    t->look = (struct encoded_look){.en = session_encoded(t->r.s, t->space->base)};
+    if (t->look.en ? encoded_look(t) : look_start(t, t->space->base, bases_looked_cb))
+        return;
+    if (!look_start(t, t->ns, digests_looked_cb))
         transfer_pump(t);
 }
 
@@ -92,7 +109,7 @@ int method_digest_build(struct call *call)
     uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
     struct transfer *t;
 
-    if (n == 0)
+    if (n == 0 || space_builds(call, space->base) != 0)
         return -call->error.code;
     parts = space->derived->identity.parts;
     if (m->part > parts)

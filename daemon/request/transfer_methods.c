@@ -45,6 +45,7 @@ struct copy_params {
     uint64_t region, shard, shards, priority, deadline_ms;
     struct proto_bin keys, blocks;
     uint64_t step; /* load */
+    bool plain;    /* dump */
 };
 
 static int range_check(struct call *call, const struct copy_params *p, uint32_t shards)
@@ -122,6 +123,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
 {
     struct registered *region = call_region(call, p->region);
     struct transfer *t;
+    struct ns *ns;
     uint32_t n;
 
     if (!region || range_check(call, p, region->region->shards) != 0)
@@ -134,10 +136,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                       "blocks: %u bytes for %u keys; give 4 for each", p->blocks.n, n);
         return NULL;
     }
-    t = transfer_new(call, kind, region->ns, n, p->deadline_ms,
+    ns = p->plain && region->encoded ? region->encoded->base : region->ns;
+    t = transfer_new(call, kind, ns, n, p->deadline_ms,
                      steps_memory((uint32_t)p->step, region->region->shards));
     if (!t)
         return NULL;
+    t->encoded = ns == region->ns ? region->encoded : NULL;
     copy_range(t, p, region->region);
     if (blocks_take(call, t, region->region, p->blocks) != 0) {
         request_refuse(&t->r);
@@ -150,12 +154,28 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     return t;
 }
 
+static bool load_bypassed(const struct transfer *t)
+{
+    struct requests *rq = t->r.s->rq;
+
+    return bypass_on(rq, t->ns, BYPASS_LOAD) &&
+           (!t->encoded || bypass_on(rq, t->encoded->base, BYPASS_LOAD));
+}
+
+/* Complete, though a doomed block may still be loaded: its key may come from a lookup with a lease. */
+static bool block_loads(const struct transfer *t, block_ref ref)
+{
+    const struct block *b = ref ? index_block(t->r.s->rq->rooms.index, ref) : NULL;
+
+    return b && block_complete(b, index_ns(t->r.s->rq->rooms.index, b->ns));
+}
+
 /* Finds and holds the blocks of a load or a prefetch. */
 static void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
-    if (bypass_on(rq, t->ns, BYPASS_LOAD)) {
+    if (load_bypassed(t)) {
         t->opened = t->n_keys;
         memset(t->refs, 0, t->n_keys * sizeof(t->refs[0]));
         memset(t->status, UCM_BLOCK_MISS, t->n_keys);
@@ -163,11 +183,13 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
         return;
     }
     trace_more(t->r.trace, TRACE_LOOKUP);
-    index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
+    if (t->encoded)
+        encoded_find(t->encoded, keys, t->n_keys, false, true, t->refs);
+    else
+        index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
     t->opened = t->n_keys;
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        /* A doomed block may still be loaded: its key may come from a lookup with a lease. */
-        if (t->refs[i] && block_complete(index_block(rq->rooms.index, t->refs[i]), t->ns)) {
+        if (block_loads(t, t->refs[i])) {
             cache_lease(rq->rooms.cache, t->refs[i]);
             continue;
         }
@@ -175,15 +197,18 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
         t->status[i] = UCM_BLOCK_MISS;
         rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
     }
-    cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
+    if (t->encoded)
+        encoded_touch(t->encoded, t->refs, t->n_keys);
+    else
+        cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
     trace_less(t->r.trace, TRACE_LOOKUP);
 }
 
 int method_load(struct call *call)
 {
     const struct msg_load *m = &call->params.load;
-    struct copy_params p = {m->region,      m->shard, m->shards, m->priority,
-                            m->deadline_ms, m->keys,  m->blocks, m->step};
+    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
+                            m->keys,   m->blocks, m->step,   false};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
     if (!t) {
@@ -200,8 +225,8 @@ int method_load(struct call *call)
 int method_dump(struct call *call)
 {
     const struct msg_dump *m = &call->params.dump;
-    struct copy_params p = {m->region,      m->shard, m->shards, m->priority,
-                            m->deadline_ms, m->keys,  m->blocks, 0};
+    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
+                            m->keys,   m->blocks, 0,         m->plain};
     struct transfer *t = copy_new(call, TRANSFER_DUMP, &p);
 
     if (!t)
@@ -224,10 +249,16 @@ static void prefetch_begin(struct transfer *t, const uint8_t *keys)
 static void prefetch_looked_cb(struct shared_lookup *k)
 {
     struct transfer *t = k->ctx;
+    struct proto_bin keys = {k->keys, t->n_keys * t->ns->identity.key_bytes};
 
     t->lookup = NULL;
-    trace_less(t->r.trace, TRACE_SHARED_LOOKUP);
-    prefetch_begin(t, k->keys);
+    if (t->encoded && encoded_look_next(&t->look, keys, t->look_ms, &t->lookup)) {
+        t->lookup->ctx = t;
+        t->lookup->done_cb = prefetch_looked_cb;
+    } else {
+        trace_less(t->r.trace, TRACE_SHARED_LOOKUP);
+        prefetch_begin(t, k->keys);
+    }
     shared_lookup_free(k);
 }
 
@@ -251,7 +282,12 @@ int method_prefetch(struct call *call)
     t->part = m->part ? (uint32_t)m->part - 1 : 0;
     t->parts = m->part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m->priority;
-    if (shared_lookup_start(call->s->rq, ns, m->keys, 0, false, m->deadline_ms, &t->lookup) != 0) {
+    t->encoded = session_encoded(call->s, ns);
+    t->look = (struct encoded_look){.en = t->encoded};
+    t->look_ms = m->deadline_ms;
+    if (t->encoded ? !encoded_look_next(&t->look, m->keys, t->look_ms, &t->lookup)
+                   : shared_lookup_start(call->s->rq, ns, m->keys, 0, false, m->deadline_ms,
+                                         &t->lookup) != 0) {
         prefetch_begin(t, m->keys.p);
         return 0;
     }

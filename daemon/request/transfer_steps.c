@@ -65,11 +65,11 @@ static void batch_queue(struct steps *st, struct copy_batch *b)
     list_push_front(before, &b->link);
 }
 
-void steps_add(struct transfer *t)
+void steps_add(struct transfer *t, bool coded)
 {
-    struct copy_batch *b = t->open;
+    struct copy_batch *b = t->open[coded];
 
-    t->open = NULL;
+    t->open[coded] = NULL;
     t->steps->batches_n++;
     batch_queue(t->steps, b);
 }
@@ -162,7 +162,7 @@ void steps_report(struct transfer *t)
     struct msg_progress m = {.msgid = t->r.msgid};
     uint32_t done = st->reported, failed = 0;
 
-    if (t->stopping || t->cursor < items_of(t) || t->open || t->waits_n > 0)
+    if (t->stopping || t->cursor < items_of(t) || batch_is_open(t) || t->waits_n > 0)
         return;
     while (done < st->n && st->landed[done] == st->batches_n)
         done++;

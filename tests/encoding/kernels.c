@@ -2,11 +2,14 @@
 #include "kernels/encoding/encoding.h"
 #include "kernels/isa.h"
 
+#include <stddef.h>
+
 #define VISIBLE __attribute__((visibility("default")))
 
 VISIBLE uint32_t test_isa(uint32_t most);
 VISIBLE uint32_t test_spec_bytes(void);
 VISIBLE uint32_t test_number(const char *name);
+VISIBLE const char *test_name(uint32_t i);
 VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
 VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
 VISIBLE void test_identity(const struct ucm_encoding_spec *spec, uint8_t *out);
@@ -30,6 +33,12 @@ uint32_t test_spec_bytes(void)
 uint32_t test_number(const char *name)
 {
     return ucm_encoding_method_named(name)->number;
+}
+
+/* Of the encoding at place i of the table; NULL behind the last. */
+const char *test_name(uint32_t i)
+{
+    return ucm_encoding_methods[i] ? ucm_encoding_methods[i]->name : NULL;
 }
 
 int test_check(const struct ucm_encoding_spec *spec, char *why)

@@ -244,6 +244,7 @@ class Requests(Case):
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},
+            "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
             "digest.open": digest, "digest.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
             "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
             "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},

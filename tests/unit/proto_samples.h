@@ -130,6 +130,7 @@ static const struct msg_dump sample_dump = {
     .deadline_ms = 5000,
     .durability = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
+    .plain = true,
 };
 static const struct msg_prefetch sample_prefetch = {
     .ns = 1,
@@ -242,6 +243,25 @@ static const struct msg_select_r sample_select_r = {
 };
 static const struct msg_chain_prefetch sample_chain_prefetch = {
     .chain = 8, .index = SAMPLE_BIN(sample_blocks), .priority = 3, .deadline_ms = 5000};
+static const uint32_t sample_section[3] = {16, 8, 128};
+static const struct msg_encoding_open sample_encoding_open = {
+    .ns = 1,
+    .encoding = {"int8", 4},
+    .version = 1,
+    .dtype = {"bf16", 4},
+    .k = {sample_section, 3},
+    .v = {sample_section, 3},
+    .order = 1,
+    .axis = 1,
+    .seed = UINT64_MAX,
+};
+static const struct msg_encoding_open_r sample_encoding_open_r = {
+    .ns = 2,
+    .fingerprint = SAMPLE_BIN(sample_fingerprint),
+    .version = 1,
+    .coded_bytes = 2129920,
+    .plain_bytes = 4194304,
+};
 
 struct proto_sample {
     const struct proto_message *m;
@@ -290,6 +310,8 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(select),
     SAMPLE(select_r),
     SAMPLE(chain_prefetch),
+    SAMPLE(encoding_open),
+    SAMPLE(encoding_open_r),
     SAMPLE(ring_register),
     SAMPLE(ring),
     {&proto_none, NULL},

@@ -1,0 +1,361 @@
+/* encoding.open, and what is found where in an encoded namespace and its base. */
+#include "daemon/request/encoding.h"
+
+#include "daemon/format/bytes.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- identity: docs/protocol.md, "Encoded namespaces" has this ---- */
+
+#define DTYPE "encoded"
+#define LAYOUT "encoding/"
+#define SALT_BYTES (UCM_FINGERPRINT_BYTES + 8 + UCM_ENCODING_IDENTITY_BYTES)
+
+static void salt_make(const struct ns *base, const struct ucm_encoding_spec *spec,
+                      uint8_t salt[SALT_BYTES])
+{
+    memcpy(salt, base->fingerprint, UCM_FINGERPRINT_BYTES);
+    put64(salt + UCM_FINGERPRINT_BYTES, base->identity.shard_bytes);
+    ucm_encoding_identity(spec, salt + UCM_FINGERPRINT_BYTES + 8);
+}
+
+bool encoded_identity(const struct ns *ns, struct encoded_identity *out)
+{
+    const struct ns_identity *id = &ns->identity;
+    const char *name;
+    unsigned version;
+    int n = 0;
+
+    if (strcmp(id->dtype, DTYPE) != 0 || id->salt_bytes != SALT_BYTES ||
+        sscanf(id->layout, LAYOUT "%u/%n", &version, &n) != 1 || n == 0)
+        return false;
+    name = id->layout + n;
+    *out = (struct encoded_identity){.encoding = name,
+                                     .version = version,
+                                     .base = id->salt,
+                                     .plain_shard_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
+    return true;
+}
+
+/* ---- open ones ---- */
+
+static struct encoded_ns *encoded_open(struct requests *rq, struct ns *base, struct ns *coded,
+                                       const struct ucm_encoding_spec *spec)
+{
+    struct encoded_ns *en = coded->encoded;
+
+    if (!en) {
+        en = calloc(1, sizeof(*en));
+        if (!en)
+            return NULL;
+        *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded, .spec = *spec};
+        index_ns_use(rq->rooms.index, base);
+        coded->encoded = en;
+    }
+    en->sessions++;
+    return en;
+}
+
+void encoded_close(struct ns *ns)
+{
+    struct encoded_ns *en = ns->encoded;
+
+    if (--en->sessions > 0)
+        return;
+    index_ns_unuse(en->rq->rooms.index, en->base);
+    ns->encoded = NULL;
+    free(en);
+}
+
+/* ---- what is found ---- */
+
+static bool usable(const struct encoded_ns *en, block_ref ref, bool doomed)
+{
+    const struct block *b;
+
+    if (!doomed || ref == 0)
+        return cache_found(en->rq->rooms.cache, ref);
+    b = index_block(en->rq->rooms.index, ref);
+    return block_complete(b, index_ns(en->rq->rooms.index, b->ns));
+}
+
+/* Fills the zeroes in refs with usable blocks of ns. Returns how many are left. */
+static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const uint8_t *keys,
+                        uint32_t n, bool doomed, block_ref *refs)
+{
+    block_ref found[256];
+    uint32_t missing = 0;
+
+    assert(n <= 256);
+    if (bypass_on(en->rq, ns, BYPASS_LOAD))
+        memset(found, 0, n * sizeof(*found));
+    else
+        index_find_many(en->rq->rooms.index, ns, keys, n, false, found);
+    for (uint32_t i = 0; i < n; i++) {
+        if (refs[i] == 0 && usable(en, found[i], doomed))
+            refs[i] = found[i];
+        missing += refs[i] == 0;
+    }
+    return missing;
+}
+
+void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
+                  bool doomed, block_ref *refs)
+{
+    uint32_t key_bytes = en->coded->identity.key_bytes, missing = 0;
+
+    memset(refs, 0, n * sizeof(*refs));
+    for (uint32_t first = 0; first < n && !(missing > 0 && stop_at_gap); first += 256) {
+        const uint8_t *key = keys + (size_t)first * key_bytes;
+        uint32_t some = n - first < 256 ? n - first : 256;
+
+        missing = find_in(en, en->coded, key, some, doomed, refs + first);
+        if (missing > 0)
+            missing = find_in(en, en->base, key, some, doomed, refs + first);
+    }
+}
+
+static void touch_in(const struct encoded_ns *en, struct ns *ns, const block_ref *refs, uint32_t n)
+{
+    struct requests *rq = en->rq;
+    block_ref of_ns[UCM_MAX_KEYS];
+    uint32_t some = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        bool in = refs[i] != 0 && index_block(rq->rooms.index, refs[i])->ns == ns->id;
+
+        of_ns[i] = in ? refs[i] : 0;
+        some += in;
+    }
+    if (some > 0)
+        cache_touch(rq->rooms.cache, ns, of_ns, n);
+}
+
+void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n)
+{
+    touch_in(en, en->coded, refs, n);
+    touch_in(en, en->base, refs, n);
+}
+
+/* ---- the shared tier ---- */
+
+/* Of a chain that changes its form more often than this the tail is found by the next lookup. */
+#define ROUNDS_MAX 6u
+
+static uint32_t prefix_found(const struct encoded_ns *en, struct proto_bin keys)
+{
+    block_ref refs[UCM_MAX_KEYS];
+    uint32_t n = keys.n / en->coded->identity.key_bytes, hits = 0;
+
+    encoded_find(en, keys.p, n, true, false, refs);
+    while (hits < n && refs[hits] != 0)
+        hits++;
+    return hits;
+}
+
+/* What the rounds may take in all, from the first on. */
+static bool look_time(struct encoded_look *look, uint64_t *wait_ms)
+{
+    const struct request_rooms *rooms = &look->en->rq->rooms;
+    uint64_t now_ms = uv_now(rooms->loop), most_ms = rooms->config->share_lookup_ms;
+
+    if (look->until_ms == 0)
+        look->until_ms = now_ms + (*wait_ms && *wait_ms < most_ms ? *wait_ms : most_ms);
+    if (now_ms >= look->until_ms)
+        return false;
+    *wait_ms = look->until_ms - now_ms;
+    return true;
+}
+
+bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_t wait_ms,
+                       struct shared_lookup **k)
+{
+    const struct encoded_ns *en = look->en;
+    uint32_t before = look->hits;
+
+    if (!look->each)
+        look->hits = prefix_found(en, keys);
+    if (look->hits == keys.n / en->coded->identity.key_bytes)
+        return false;
+    /* The form that was asked last has no more of the chain. */
+    if (look->rounds >= 2 && look->hits == before)
+        return false;
+    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) && look_time(look, &wait_ms)) {
+        struct ns *ns = look->rounds++ % 2 == 0 ? en->coded : en->base;
+
+        if (shared_lookup_start(en->rq, ns, keys, look->hits, look->each, wait_ms, k) == 0)
+            return true;
+        if (look->rounds >= 2)
+            return false;
+    }
+    return false;
+}
+
+/* ---- encoding.open ---- */
+
+static bool is_text(struct proto_str s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
+}
+
+static int refuse_encoding(struct call *call, struct proto_str name)
+{
+    char known[128] = "", quoted[65];
+
+    for (unsigned i = 0; ucm_encoding_methods[i]; i++)
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "",
+                 ucm_encoding_methods[i]->name);
+    proto_quote(name, quoted, sizeof(quoted));
+    return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                         "encoding: \"%s\"; this daemon knows %s", quoted, known);
+}
+
+static int method_take(struct call *call, const struct msg_encoding_open *m,
+                       struct ucm_encoding_spec *spec)
+{
+    const struct ucm_encoding_method *method = NULL;
+
+    for (unsigned i = 0; ucm_encoding_methods[i] && !method; i++)
+        if (is_text(m->encoding, ucm_encoding_methods[i]->name))
+            method = ucm_encoding_methods[i];
+    if (!method)
+        return refuse_encoding(call, m->encoding);
+    if (m->version != 0 && m->version != method->version)
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "version: %llu of %s; this daemon knows version %u",
+                             (unsigned long long)m->version, method->name, method->version);
+    spec->encoding = method->number;
+    spec->version = method->version;
+    return 0;
+}
+
+static int dtype_take(struct call *call, struct proto_str dtype, struct ucm_encoding_spec *spec)
+{
+    static const char *const names[] = {[UCM_ENCODING_F32] = "f32",
+                                        [UCM_ENCODING_F16] = "f16",
+                                        [UCM_ENCODING_BF16] = "bf16",
+                                        [UCM_ENCODING_FP8_E4M3] = "fp8_e4m3"};
+    char quoted[65];
+
+    for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (is_text(dtype, names[i])) {
+            spec->dtype = i;
+            return 0;
+        }
+    proto_quote(dtype, quoted, sizeof(quoted));
+    return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                         "dtype: \"%s\"; f32, f16, bf16 and fp8_e4m3 are known", quoted);
+}
+
+static void section_take(struct proto_u32s from, uint32_t kind, uint64_t order,
+                         struct ucm_encoding_spec *spec)
+{
+    spec->section[spec->n_sections++] = (struct ucm_encoding_section){.kind = kind,
+                                                                      .tokens = from.p[0],
+                                                                      .heads = from.p[1],
+                                                                      .dim = from.p[2],
+                                                                      .order = (uint32_t)order};
+}
+
+static int spec_take(struct call *call, const struct msg_encoding_open *m, const struct ns *base,
+                     struct ucm_encoding_spec *spec)
+{
+    char why[UCM_ENCODING_WHY];
+    uint64_t plain;
+    int rc;
+
+    *spec = (struct ucm_encoding_spec){.axis = (uint32_t)m->axis, .seed = m->seed};
+    rc = method_take(call, m, spec);
+    if (rc == 0)
+        rc = dtype_take(call, m->dtype, spec);
+    if (rc != 0)
+        return rc;
+    if (m->v.n != 0 && m->v.n != 3)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "v: %u numbers; tokens, heads and elements of a row, or none", m->v.n);
+    section_take(m->k, UCM_ENCODING_K, m->order, spec);
+    if (m->v.n > 0)
+        section_take(m->v, UCM_ENCODING_V, m->order, spec);
+    if (ucm_encoding_check(spec, why) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
+    plain = ucm_encoding_plain_shard_bytes(spec);
+    if (plain != base->identity.shard_bytes)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "k and v: %llu bytes a layer; the base namespace's have %llu "
+                             "(shard_bytes)",
+                             (unsigned long long)plain,
+                             (unsigned long long)base->identity.shard_bytes);
+    return 0;
+}
+
+/* The base holds KV as it is. */
+static int base_check(struct call *call, const struct ns *base)
+{
+    struct encoded_identity id;
+
+    if (encoded_identity(base, &id))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "namespace %u is encoded already (%s); name its base", base->id,
+                             id.encoding);
+    if (strcmp(base->identity.dtype, "digest") == 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "namespace %u holds digests; only KV is encoded", base->id);
+    return 0;
+}
+
+static int derived_open(struct call *call, const struct ns *base,
+                        const struct ucm_encoding_spec *spec, struct ns **out)
+{
+    struct requests *rq = call->s->rq;
+    struct ns_identity id = base->identity;
+    char layout[UCM_MAX_NAME_BYTES + 1];
+    uint8_t salt[SALT_BYTES];
+
+    snprintf(layout, sizeof(layout), LAYOUT "%u/%s", spec->version,
+             ucm_encoding_method(spec->encoding)->name);
+    salt_make(base, spec, salt);
+    id.dtype = DTYPE;
+    id.layout = layout;
+    id.shard_bytes = ucm_encoding_shard_bytes(spec);
+    id.salt = salt;
+    id.salt_bytes = sizeof(salt);
+    for (uint32_t part = 0; part < id.parts; part++)
+        if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->rooms.arena))
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "%u layers of %llu coded bytes are longer than arena.extent, %llu",
+                                 id.shards[part], (unsigned long long)id.shard_bytes,
+                                 (unsigned long long)arena_extent_bytes(rq->rooms.arena));
+    return index_ns_open(rq->rooms.index, &id, out, &call->error);
+}
+
+int method_encoding_open(struct call *call)
+{
+    const struct msg_encoding_open *m = &call->params.encoding_open;
+    struct session *s = call->s;
+    struct ns *base = call_namespace(call, m->ns), *coded;
+    struct ucm_encoding_spec spec;
+    struct msg_encoding_open_r r;
+    int rc = base ? base_check(call, base) : -call->error.code;
+
+    if (rc == 0)
+        rc = spec_take(call, m, base, &spec);
+    if (rc == 0)
+        rc = derived_open(call, base, &spec, &coded);
+    if (rc == 0)
+        rc = session_ns_open(call, coded);
+    if (rc == 0 && !session_encoded(s, coded)) {
+        if (!encoded_open(s->rq, base, coded, &spec))
+            return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+        session_ns_encoded(s, base, coded);
+    }
+    if (rc != 0)
+        return rc;
+    r = (struct msg_encoding_open_r){.ns = coded->id,
+                                     .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},
+                                     .version = spec.version,
+                                     .coded_bytes = coded->block_bytes,
+                                     .plain_bytes = base->block_bytes};
+    return call_reply(call, &r);
+}

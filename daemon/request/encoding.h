@@ -1,0 +1,69 @@
+/* Encoded namespaces: blocks of a base namespace in another form, under the same keys.
+ *
+ * An encoded namespace's identity is a function of the base's and of the encoding's spec, so whoever opens
+ * the same spec finds the same blocks, and no others. Its geometry is that of the coded form: index, cache
+ * and tiers hold, move and check coded bytes and know nothing of encodings. Devices encode and decode
+ * (device_job.coded).
+ *
+ * A block's form is told by the namespace that holds it. Lookups, loads and prefetches of a session that
+ * opened the namespace by encoding.open take a block of the base where the encoded namespace has none. */
+#ifndef UCMD_REQUEST_ENCODING_H
+#define UCMD_REQUEST_ENCODING_H
+
+#include "daemon/request/internal.h"
+
+/* One for each encoded namespace that sessions have open by encoding.open; ns.encoded leads to it. Requests,
+ * regions and chains of these sessions use it: they end before their session does. */
+struct encoded_ns {
+    struct requests *rq;
+    uint32_t sessions;
+    struct ns *base, *coded;
+    struct ucm_encoding_spec spec;
+};
+
+/* Of a namespace that this session opened by encoding.open; else NULL, and the blocks of ns are bytes as any. */
+struct encoded_ns *session_encoded(struct session *s, const struct ns *ns);
+/* The session, which opened ns so, ends. */
+void encoded_close(struct ns *ns);
+
+/* The block of each key: of the encoded namespace, or else of the base, or else 0. With stop_at_gap the
+ * search may end soon after a key that is in neither. doomed: blocks that were evicted by name while in use
+ * count, too. A namespace whose loads are bypassed has none. */
+void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
+                  bool doomed, block_ref *refs);
+/* As cache_touch, of blocks of either namespace. */
+void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n);
+static inline bool encoded_is_plain(const struct encoded_ns *en, block_ref ref)
+{
+    return index_block(en->rq->rooms.index, ref)->ns == en->base->id;
+}
+/* Whether the encoding may refuse bytes (UCM_BLOCK_UNFIT). */
+static inline bool encoded_refuses(const struct encoded_ns *en)
+{
+    return ucm_encoding_method(en->spec.encoding)->fits != NULL;
+}
+
+/* What an encoded namespace's identity says, whoever made it; it is all that a restart leaves. */
+struct encoded_identity {
+    const char *encoding; /* name */
+    uint32_t version;
+    const uint8_t *base; /* fingerprint */
+    uint64_t plain_shard_bytes;
+};
+/* False: ns is not encoded. */
+bool encoded_identity(const struct ns *ns, struct encoded_identity *out);
+
+/* Shared lookups for an encoded namespace: of it, of the base, and so on in turn while each finds more of
+ * the chain, for a chain's head may be plain and its middle coded. With `each` one of either. */
+struct encoded_look {
+    const struct encoded_ns *en;
+    bool each;
+    uint8_t rounds;
+    uint32_t hits;     /* of a chain */
+    uint64_t until_ms; /* 0: the first round has not begun */
+};
+/* Begins the next round for those keys. False: there is none. *k is then as it was. */
+bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_t wait_ms,
+                       struct shared_lookup **k);
+
+#endif

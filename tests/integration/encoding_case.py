@@ -1,0 +1,165 @@
+"""What the tests of encoded namespaces share: engines that store KV in one form or another, and what the C reference makes of
+their bytes."""
+
+import ctypes
+import mmap
+import os
+
+from second_client import Case, Client, keys, memfd, u32
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SUITE_TIMEOUT_S = 300
+TOKENS, HEADS, DIM, LAYERS = 16, 2, 64, 3
+SECTION = TOKENS * HEADS * DIM * 2  # K's bytes, and V's
+SHARD = 2 * SECTION
+BLOCK = LAYERS * SHARD
+IDENTITY = {"model": "encoding", "dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1,
+            "shards": [LAYERS], "shard_bytes": SHARD}
+SIZES = {"dtype": "bf16", "k": [TOKENS, HEADS, DIM], "v": [TOKENS, HEADS, DIM]}
+DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "fp8_e4m3": 3}
+UNFIT = 9
+
+LIB = ctypes.CDLL(os.environ.get("UCM_ENCODING_KERNELS", os.path.join(TOP, "build/encoding_kernels.so")))
+LIB.test_name.restype = ctypes.c_char_p
+LIB.test_bytes.restype = ctypes.c_uint64
+
+
+class Section(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("kind", "tokens", "heads", "dim", "order")]
+
+
+class Spec(ctypes.Structure):
+    _fields_ = [("encoding", ctypes.c_uint32), ("version", ctypes.c_uint32), ("dtype", ctypes.c_uint32),
+                ("n_sections", ctypes.c_uint32), ("section", Section * 2), ("axis", ctypes.c_uint32),
+                ("seed", ctypes.c_uint64)]
+
+
+assert ctypes.sizeof(Spec) == LIB.test_spec_bytes()
+ENCODINGS = {}
+while (found := LIB.test_name(len(ENCODINGS))) is not None:
+    ENCODINGS[found.decode()] = LIB.test_number(found)
+LIB.test_isa(0)  # the reference
+LOSSY = [name for name in ENCODINGS if name != "lossless"]
+
+
+class Reference:
+    """One spec as encoding.open takes it, and its C reference."""
+
+    def __init__(self, encoding, dtype="bf16", k=(), v=(), order=0, axis=0, seed=0):
+        self.spec = Spec(ENCODINGS[encoding], 1, DTYPES[dtype], 2 if v else 1, axis=axis, seed=seed)
+        for i, sizes in enumerate((k, v)[:self.spec.n_sections]):
+            self.spec.section[i] = Section(i, *sizes, order)
+        sections = range(self.spec.n_sections)
+        self.coded = [LIB.test_bytes(ctypes.byref(self.spec), i) for i in sections]
+        size = 1 if dtype == "fp8_e4m3" else 2
+        self.plain = [size * sizes[0] * sizes[1] * sizes[2] for sizes in (k, v)[:self.spec.n_sections]]
+
+    def identity(self):
+        out = ctypes.create_string_buffer(96)
+        LIB.test_identity(ctypes.byref(self.spec), out)
+        return out.raw
+
+    def run(self, function, from_sizes, to_sizes, data):
+        out, at = b"", 0
+        while at < len(data):
+            for i, (size, to_size) in enumerate(zip(from_sizes, to_sizes)):
+                to = ctypes.create_string_buffer(to_size)
+                function(ctypes.byref(self.spec), i, data[at:at + size], to)
+                out, at = out + to.raw, at + size
+        return out
+
+    def encode(self, block):
+        return self.run(LIB.test_encode, self.plain, self.coded, block)
+
+    def decode(self, coded):
+        return self.run(LIB.test_decode, self.coded, self.plain, coded)
+
+
+def random_kv(size):
+    """bf16 numbers of about the sizes that KV has."""
+    data = bytearray(os.urandom(size))
+    for i in range(1, size, 2):
+        data[i] = (data[i] & 0x81) | 0x3e
+    return bytes(data)
+
+
+class Pages:
+    """Blocks in a memfd, K and V of a layer side by side, each a plane of its own."""
+
+    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0):
+        self.client, self.size = client, layers * sum(sections)
+        fd = memfd(blocks * self.size)
+        self.memory, planes, at = mmap.mmap(fd, blocks * self.size), [], 0
+        for layer in range(layers):
+            for chunk in sections:
+                planes.append({"shard": layer, "offset": at, "stride": self.size, "chunk": chunk})
+                at += chunk
+        try:
+            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
+                                      handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes)["region"]
+        finally:
+            os.close(fd)
+
+    def fill(self, block):
+        self.memory[block * self.size:(block + 1) * self.size] = random_kv(self.size)
+        return self.bytes(block)
+
+    def bytes(self, block):
+        return self.memory[block * self.size:(block + 1) * self.size]
+
+    def put(self, block, data):
+        self.memory[block * self.size:(block + 1) * self.size] = data
+
+    def clear(self):
+        self.memory[:] = bytes(len(self.memory))
+
+    def begin(self, method, names, blocks, **more):
+        return self.client.begin(method, region=self.number, keys=keys(*names), blocks=u32(*blocks), **more)
+
+    def call(self, method, names, blocks, **more):
+        return self.client.wait(self.begin(method, names, blocks, **more))
+
+    def dump(self, names, blocks, **more):
+        return list(self.call("dump", names, blocks, **more)["status"])
+
+    def load(self, names, blocks, **more):
+        return list(self.call("load", names, blocks, **more)["status"])
+
+
+class Engine:
+    """A connection that stores its blocks in one form: an encoding, or None."""
+
+    def __init__(self, daemon, identity, encoding, blocks=16, **spec):
+        self.client = Client(daemon)
+        self.base = self.ns = self.client.open(identity)
+        self.reference, self.opened = None, None
+        if encoding:
+            sizes = {**SIZES, **spec}
+            self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes)
+            self.ns, self.reference = self.opened["ns"], Reference(encoding, **sizes)
+        self.pages = Pages(self.client, self.ns, blocks)
+        self.dump, self.load = self.pages.dump, self.pages.load
+
+    def through(self, block):
+        """What a load makes of the plain bytes that this engine dumped."""
+        return self.reference.decode(self.reference.encode(block)) if self.reference else block
+
+    def each(self, *names, **more):
+        return list(self.client.call("lookup", ns=self.ns, keys=keys(*names), each=True, **more)["status"])
+
+    def hits(self, *names, **more):
+        return self.client.call("lookup", ns=self.ns, keys=keys(*names), **more)["hits"]
+
+    def metrics(self):
+        return self.client.call("stats")["metrics"]
+
+    def listed(self, ns=None):
+        entries = self.client.call("namespace.list", limit=4096)["namespaces"]
+        return next(entry for entry in entries if entry["ns"] == (ns or self.ns))
+
+
+class EncodingCase(Case):
+    def engine(self, encoding, daemon=None, blocks=16, **spec):
+        engine = Engine(daemon or self.daemon, dict(IDENTITY, model=self.id()), encoding, blocks, **spec)
+        self.addCleanup(engine.client.close)
+        return engine

@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""Encoded namespaces against a real daemon, through second_client.py: what is stored and loaded is compared byte by byte with the C
+reference; lookups, loads and prefetches that fall through to the base; fleets of engines of several encodings; what is refused."""
+
+import faulthandler
+import hashlib
+import os
+import struct
+import sys
+import unittest
+
+try:
+    from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S,
+                               TOKENS, UNFIT, EncodingCase, Pages, Reference)
+    from second_client import (EXISTS, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Region, fingerprint_form, keys)
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+IN_DRAM, ON_NVME = 1, 2
+
+
+class Encodings(EncodingCase):
+    def identity_of(self, engine):
+        """The encoded namespace's identity as the page has it."""
+        listed = engine.listed()
+        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], shard_bytes=listed["shard_bytes"],
+                    salt=listed["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+
+    def test_every_encoding_stores_the_references_bytes(self):
+        for name in ENCODINGS:
+            for more in ({}, {"order": 1}, {"axis": 1}, {"seed": 7}):
+                with self.subTest(encoding=name, **more):
+                    engine = self.engine(name, **more)
+                    names = [f"{name}{more}{i}" for i in range(4)]
+                    plain = [engine.pages.fill(i) for i in range(4)]
+                    self.assertEqual(engine.dump(names, range(4)), [OK] * 4)
+                    raw = self.client()
+                    raw_ns = raw.open(self.identity_of(engine))
+                    coded = Region(raw, raw_ns, {"shards": [LAYERS], "shard_bytes": sum(engine.reference.coded)}, 4)
+                    self.assertEqual(coded.load(names, range(4)), [OK] * 4)
+                    self.assertEqual([coded.bytes(i) for i in range(4)], [engine.reference.encode(p) for p in plain])
+                    engine.pages.clear()
+                    self.assertEqual(engine.load(names, [5, 0, 7, 2]), [OK] * 4)
+                    self.assertEqual([engine.pages.bytes(i) for i in (5, 0, 7, 2)], [engine.through(p) for p in plain])
+
+    def test_one_section(self):
+        """MLA: a latent of 576 elements."""
+        client = self.client()
+        sizes = {"dtype": "bf16", "k": [TOKENS, 1, 576]}
+        ns = client.open(dict(IDENTITY, model=self.id(), shard_bytes=TOKENS * 576 * 2))
+        coded = client.call("encoding.open", ns=ns, encoding="fp8", **sizes)["ns"]
+        pages, reference = Pages(client, coded, 4, sections=(TOKENS * 576 * 2,)), Reference("fp8", **sizes)
+        plain = pages.fill(0)
+        self.assertEqual(pages.dump(["x"], [0]), [OK])
+        self.assertEqual(pages.load(["x"], [3]), [OK])
+        self.assertEqual(pages.bytes(3), reference.decode(reference.encode(plain)))
+
+    def test_the_namespace_follows_from_base_and_spec(self):
+        engine = self.engine("fp8")
+        again = engine.client.call("encoding.open", ns=engine.base, encoding="fp8", version=1, **SIZES)
+        self.assertEqual(again, engine.opened)
+        self.assertEqual(self.engine("fp8", seed=5, axis=1).opened["fingerprint"], again["fingerprint"], "what fp8 ignores")
+        form = fingerprint_form(engine.client.limits["tenant"], self.identity_of(engine))
+        self.assertEqual(hashlib.sha256(form).digest(), again["fingerprint"], "as the page says")
+        self.assertEqual((again["plain_bytes"], again["coded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.coded)))
+        prints = {self.engine(name).opened["fingerprint"] for name in ENCODINGS}
+        prints |= {self.engine("int8", axis=1).opened["fingerprint"], engine.listed(engine.base)["fingerprint"]}
+        self.assertEqual(len(prints), len(ENCODINGS) + 2)
+
+    def test_the_list_tells_base_and_ratio(self):
+        engine = self.engine("fp8")
+        listed, base = engine.listed(), engine.listed(engine.base)
+        self.assertEqual((listed["encoding"], listed["encoding_version"], listed["plain_shard_bytes"]), ("fp8", 1, SHARD))
+        self.assertEqual((listed["base"], listed["base_fingerprint"]), (engine.base, base["fingerprint"]))
+        self.assertEqual(listed["shard_bytes"], sum(engine.reference.coded))
+        self.assertEqual((base["encoding"], base["plain_shard_bytes"], base["base"], base["base_fingerprint"]), ("", SHARD, 0, b""))
+
+    def test_refused(self):
+        client = self.client()
+        ns = client.open(dict(IDENTITY, model=self.id()))
+        good = {"ns": ns, "encoding": "fp8", **SIZES}
+        sentences = {
+            "this daemon knows fp8": (UNSUPPORTED, {"encoding": "fp9"}),
+            "version: 2 of fp8; this daemon knows version 1": (UNSUPPORTED, {"version": 2}),
+            "dtype: \"bf17\"": (INVALID, {"dtype": "bf17"}),
+            "f32": (INVALID, {"dtype": "f32"}),
+            f"k and v: {3 * SECTION} bytes a layer; the base namespace's have {SHARD}": (INVALID, {"v": [2 * TOKENS, HEADS, DIM]}),
+            f"k and v: {SECTION} bytes": (INVALID, {"v": []}),
+            "v: 2 numbers": (INVALID, {"v": [1, 2]}),
+            "tokens of section 0": (INVALID, {"k": [0, HEADS, DIM]}),
+            "dim of section 1": (INVALID, {"v": [TOKENS, HEADS, 1 << 31]}),
+            "is not open": (NOT_FOUND, {"ns": 4000000000}),
+        }
+        for words, (code, wrong) in sentences.items():
+            with self.subTest(**wrong):
+                self.assertIn(words, str(self.refused(code, client.call, "encoding.open", **dict(good, **wrong))))
+        coded = client.call("encoding.open", **good)["ns"]
+        error = self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=coded))
+        self.assertIn("is encoded already (fp8); name its base", str(error))
+        digests = client.call("digest.open", ns=ns, method=1, dtype=2, kv_heads=1, head_dim=DIM,
+                              k_token_stride=HEADS * DIM * 2)["ns"]
+        self.assertIn("holds digests", str(self.refused(INVALID, client.call, "encoding.open", **dict(good, ns=digests))))
+        other = self.client(uid=OTHER_UID)
+        self.refused(NOT_FOUND, other.call, "encoding.open", **good)
+
+    def test_pages_of_an_encoded_region_are_sections(self):
+        client = self.client()
+        ns = client.open(dict(IDENTITY, model=self.id()))
+        coded = client.call("encoding.open", ns=ns, encoding="fp8", **SIZES)["ns"]
+        error = self.refused(INVALID, Region, client, coded, IDENTITY, 4)
+        self.assertIn(f"a layer has 2 planes, and here its K of {SECTION} bytes belongs", str(error))
+
+    def test_layer_by_layer(self):
+        engine = self.engine("fp8")
+        plain = [engine.pages.fill(i) for i in range(4)]
+        for layer in (1, 0, 2):
+            self.assertEqual(engine.hits(0), 0)
+            self.assertEqual(engine.dump(range(4), range(4), shard=layer, shards=1), [OK] * 4)
+        engine.pages.clear()
+        number = engine.pages.begin("load", range(4), range(4), step=1)
+        self.assertEqual(list(engine.client.wait(number)["status"]), [OK] * 4)
+        self.assertEqual([engine.pages.bytes(i) for i in range(4)], [engine.through(p) for p in plain])
+        engine.pages.clear()
+        self.assertEqual(engine.load(range(4), range(4), shard=1, shards=1), [OK] * 4)
+        right = engine.through(plain[2])
+        self.assertEqual(engine.pages.bytes(2), bytes(SHARD) + right[SHARD:2 * SHARD] + bytes(SHARD))
+
+    def test_what_moved_is_counted(self):
+        engine = self.engine("fp8")
+        engine.pages.fill(0)
+        engine.pages.fill(1)
+        before = engine.metrics()
+        self.assertEqual(engine.pages.call("dump", [0], [0])["bytes"], engine.opened["coded_bytes"])
+        engine.dump([1], [1], plain=True)
+        self.assertEqual(engine.pages.call("load", [0, 1], [2, 3])["bytes"], engine.opened["coded_bytes"] + BLOCK)
+        engine.hits(0, 1)
+        after = engine.metrics()
+        moved = {name: after[name] - before[name] for name in before}
+        coded = engine.opened["coded_bytes"]
+        self.assertEqual([moved[name] for name in ("encode_plain_bytes", "encode_bytes", "decode_plain_bytes", "decode_bytes",
+                                                   "lookup_hits_plain", "encode_unfit", "dump_bytes", "load_bytes")],
+                         [BLOCK, coded, BLOCK, coded, 1, 0, coded + BLOCK, coded + BLOCK])
+
+    @unittest.skipUnless("lossless" in ENCODINGS, "there is no lossless encoding")
+    def test_what_does_not_fit_is_dumped_plain(self):
+        engine = self.engine("lossless")
+        plain = [engine.pages.fill(0), os.urandom(BLOCK), engine.pages.fill(2)]
+        engine.pages.put(1, plain[1])
+        before = engine.metrics()["encode_unfit"]
+        self.assertEqual(engine.dump(range(3), range(3)), [OK, UNFIT, OK])
+        self.assertEqual(engine.metrics()["encode_unfit"] - before, 1)
+        self.assertEqual(engine.each(0, 1, 2), [IN_DRAM, 0, IN_DRAM])
+        self.assertEqual(engine.dump([1], [1], plain=True), [OK])
+        engine.pages.clear()
+        self.assertEqual(engine.load(range(3), range(3)), [OK] * 3)
+        self.assertEqual([engine.pages.bytes(i) for i in range(3)], plain)
+
+
+class FallThrough(EncodingCase):
+    """Blocks 0 to 2 and 6 are plain, 3 to 5 and 8 fp8, 7 is nowhere."""
+
+    def mixed(self):
+        engine, self.plain = self.engine("fp8"), {}
+        for name in (0, 1, 2, 3, 4, 5, 6, 8):
+            self.plain[name] = engine.pages.fill(name)
+        self.assertEqual(engine.dump([0, 1, 2, 6], [0, 1, 2, 6], plain=True), [OK] * 4)
+        self.assertEqual(engine.dump([3, 4, 5, 8], [3, 4, 5, 8]), [OK] * 4)
+        engine.pages.clear()
+        return engine
+
+    def written(self, engine):
+        for ns in (engine.base, engine.ns):
+            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-behind")
+
+    def right(self, engine, name):
+        return self.plain[name] if name in (0, 1, 2, 6) else engine.through(self.plain[name])
+
+    def test_lookup(self):
+        engine = self.mixed()
+        self.assertEqual(engine.hits(*range(9)), 7)
+        self.assertEqual(engine.hits(*range(3, 9)), 4)
+        self.assertEqual(engine.each(*range(9)), [IN_DRAM] * 7 + [MISS - 1, IN_DRAM])
+        self.assertEqual(engine.client.hits(engine.base, *range(9)), 3, "of itself the base knows no encoded block")
+
+    def test_load_of_both_forms(self):
+        engine = self.mixed()
+        self.assertEqual(engine.load(range(9), range(9)), [OK] * 7 + [MISS, OK])
+        for name in self.plain:
+            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
+        self.assertEqual(engine.pages.bytes(7), bytes(BLOCK))
+
+    def test_layers_of_both_forms(self):
+        engine = self.mixed()
+        number = engine.pages.begin("load", range(7), range(7), step=1)
+        answer = engine.client.wait(number)
+        self.assertEqual(list(answer["status"]), [OK] * 7)
+        self.assertTrue(all(p["shards"] <= 2 for p in engine.client.progress.get(number, [])))
+        for name in range(7):
+            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
+
+    def test_a_lease_keeps_either_form(self):
+        engine = self.mixed()
+        lease = engine.client.call("lookup", ns=engine.ns, keys=keys(*range(7)), lease_ms=60000)["lease"]
+        for ns in (engine.base, engine.ns):
+            self.assertEqual(engine.client.call("namespace.purge", ns=ns, keys=keys(*range(9)))["busy"] > 0, True)
+        self.assertEqual(engine.hits(*range(7)), 0, "doomed")
+        self.assertEqual(engine.load(range(7), range(7), lease=lease), [OK] * 7)
+        for name in range(7):
+            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
+        self.until(lambda: engine.load([0, 3], [0, 3]) == [MISS] * 2, "the end of their last users, writes to NVMe")
+
+    def test_the_encoded_form_goes_first(self):
+        engine = self.engine("fp8")
+        one, other = engine.pages.fill(0), engine.pages.fill(1)
+        self.assertEqual(engine.dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(engine.dump(["x"], [1]), [OK])
+        self.assertEqual(engine.dump(["x", "x"], [0, 0], plain=True), [EXISTS] * 2)
+        self.assertEqual(engine.load(["x"], [2]), [OK])
+        self.assertEqual(engine.pages.bytes(2), engine.through(other))
+        engine.client.call("namespace.purge", ns=engine.ns, keys=keys("x"))
+        self.until(lambda: engine.listed()["blocks"] == 0, "the end of the encoded block")
+        self.assertEqual(engine.load(["x"], [3]), [OK])
+        self.assertEqual(engine.pages.bytes(3), one)
+
+    def test_pin_evict_and_purge_concern_what_they_name(self):
+        engine = self.mixed()
+        call = engine.client.call
+        self.assertEqual(call("pin", ns=engine.ns, keys=keys(*range(9))), {"blocks": 4, "missing": 5})
+        self.assertEqual(call("unpin", ns=engine.ns, keys=keys(*range(9))), {"blocks": 4, "missing": 5})
+        self.written(engine)
+        self.assertEqual(call("namespace.purge", ns=engine.ns)["blocks"], 4)
+        self.assertEqual(engine.each(*range(9)), [1, 1, 1, 0, 0, 0, 1, 0, 0])
+        self.assertEqual(call("namespace.purge", ns=engine.base, keys=keys(0, 3))["blocks"], 1)
+        self.assertEqual(engine.hits(*range(9)), 0)
+        self.assertEqual(engine.load([1], [1]), [OK])
+
+    def test_prefetch(self):
+        engine = self.mixed()
+        self.written(engine)
+        for ns in (engine.base, engine.ns):
+            engine.client.call("evict", ns=ns, tier=1, keys=keys(*range(9)))
+        self.assertEqual(engine.each(*range(9)), [ON_NVME] * 7 + [0, ON_NVME])
+        answer = engine.client.call("prefetch", ns=engine.ns, keys=keys(*range(9)))
+        self.assertEqual(list(answer["status"]), [OK] * 7 + [MISS, OK])
+        self.assertEqual(answer["bytes"], 4 * BLOCK + 4 * engine.opened["coded_bytes"])
+        self.assertEqual(engine.each(*range(9)), [IN_DRAM] * 7 + [0, IN_DRAM])
+
+    def test_load_from_nvme(self):
+        engine = self.mixed()
+        self.written(engine)
+        for ns in (engine.base, engine.ns):
+            engine.client.call("evict", ns=ns, tier=1, keys=keys(*range(9)))
+        self.assertEqual(engine.load(range(9), range(9)), [OK] * 7 + [MISS, OK])
+        for name in self.plain:
+            self.assertEqual(engine.pages.bytes(name), self.right(engine, name), name)
+
+    def test_bypass_of_either(self):
+        engine = self.mixed()
+        engine.client.call("bypass", ns=engine.base, load=1)
+        try:
+            self.assertEqual(engine.each(*range(9)), [0, 0, 0, 1, 1, 1, 0, 0, 1])
+            self.assertEqual(engine.load([0, 3], [0, 3]), [MISS, OK])
+            engine.client.call("bypass", ns=engine.ns, load=1)
+            self.assertEqual(engine.each(*range(9)), [0] * 9)
+        finally:
+            for ns in (engine.base, engine.ns):
+                engine.client.call("bypass", ns=ns, load=2)
+
+    def test_chains_take_either_form(self):
+        """Digests of an encoded base come from workers; chains find blocks in it and in its base."""
+        engine = self.mixed()
+        shape = {"dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "v_head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
+                 "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
+        call = engine.client.call
+        error = self.refused(INVALID, call, "digest.open", ns=engine.ns, method=1, build=True, **shape)
+        self.assertIn("the base's blocks are encoded (fp8)", str(error))
+        digests = call("digest.open", ns=engine.ns, method=1, **shape)
+        self.assertNotEqual(digests["fingerprint"], call("digest.open", ns=engine.base, method=1, **shape)["fingerprint"])
+        self.refused(INVALID, call, "digest.build", ns=digests["ns"], keys=keys(3))
+        digest = Region(engine.client, digests["ns"], {"shards": [LAYERS], "shard_bytes": digests["shard_bytes"]}, 16)
+        self.assertEqual(digest.dump(range(7), range(7)), [OK] * 7)
+        chain = call("chain.open", ns=digests["ns"])["chain"]
+        self.refused(INVALID, call, "chain.append", chain=chain, keys=keys(*range(9)), build=True)
+        answer = call("chain.append", chain=chain, keys=keys(*range(9)))
+        self.assertEqual((answer["blocks"], answer["digests"], answer["missing"]), (7, 7, 2))
+        answer = call("chain.prefetch", chain=chain, index=b"".join(i.to_bytes(4, "little") for i in range(7)))
+        self.assertEqual(list(answer["status"]), [OK] * 7)
+        call("chain.close", chain=chain)
+
+
+class Fleet(EncodingCase):
+    def test_engines_of_every_form_see_their_own(self):
+        """One plain, one of each encoding, and a client that knows no encodings, on the same keys."""
+        engines = [self.engine(name) for name in (None, *ENCODINGS)] + [self.engine("int8", axis=1)]
+        plain = []
+        for engine in engines:
+            plain.append([engine.pages.fill(i) for i in range(4)])
+        for engine in engines[1:]:
+            self.assertEqual(engine.hits(0), 0, "nobody sees another's")
+            self.assertEqual(engine.dump(range(4), range(4)), [OK] * 4)
+        self.assertEqual(engines[0].hits(0), 0)
+        old = self.client()
+        self.assertEqual(old.hits(old.open(dict(IDENTITY, model=self.id())), 0), 0)
+        self.assertEqual(engines[0].dump(range(8), list(range(4)) * 2), [OK] * 8)
+        for engine, kv in zip(engines, plain):
+            self.assertEqual(engine.hits(*range(9)), 8)
+            engine.pages.clear()
+            self.assertEqual(engine.load(range(8), range(8)), [OK] * 8)
+            self.assertEqual([engine.pages.bytes(i) for i in range(4)], [engine.through(p) for p in kv])
+            self.assertEqual([engine.pages.bytes(4 + i) for i in range(4)], plain[0], "plain blocks serve all")
+
+    def test_two_engines_of_one_encoding_share(self):
+        one, other = self.engine("fp8"), self.engine("fp8")
+        plain = one.pages.fill(0)
+        self.assertEqual(one.dump([0], [0]), [OK])
+        self.assertEqual(other.dump([0], [3]), [EXISTS])
+        self.assertEqual(other.load([0], [1]), [OK])
+        self.assertEqual(other.pages.bytes(1), one.through(plain))
+
+    def test_by_namespace_open_it_is_a_namespace_of_bytes(self):
+        """A client that knows the identity, but not encodings, while another has it open encoded."""
+        engine = self.engine("fp8")
+        engine.pages.fill(0)
+        self.assertEqual(engine.dump([0], [0]), [OK])
+        self.assertEqual(engine.dump([1], [0], plain=True), [OK])
+        identity = dict(IDENTITY, model=self.id(), dtype="encoded", layout="encoding/1/fp8", shard_bytes=sum(engine.reference.coded),
+                        salt=engine.listed()["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+        raw = self.client()
+        ns = raw.open(identity)
+        self.assertEqual(raw.hits(ns, 0), 1)
+        self.assertEqual(raw.hits(ns, 1), 0, "it does not fall through")
+        raw.close()
+        self.assertEqual(engine.hits(0, 1), 2)
+
+
+class Small(EncodingCase):
+    options = {"arena.size": "2MiB", "nvme": False}
+
+    def test_full_dram(self):
+        """More than fits, of both forms at once: every load is right or a miss."""
+        engine, plain = self.engine("fp8", blocks=64), {}
+        for turn in range(6):
+            names = [f"{turn}.{i}" for i in range(64)]
+            for i, name in enumerate(names):
+                plain[name] = engine.pages.fill(i)
+            for form in (False, True):
+                status = engine.dump(names[form::2], range(form, 64, 2), plain=form)
+                self.assertTrue(set(status) <= {OK, 3})
+        found = [name for name in plain if engine.each(name) != [0]]
+        self.assertGreater(len(found), 10)
+        right = {engine.through(data) for data in plain.values()} | set(plain.values())
+        for first in range(0, len(found), 64):
+            some = found[first:first + 64]
+            engine.pages.clear()
+            status = engine.load(some, range(len(some)))
+            for i, name in enumerate(some):
+                self.assertIn(status[i], (OK, MISS))
+                if status[i] == OK:
+                    self.assertIn(engine.pages.bytes(i), (plain[name], engine.through(plain[name])))
+        self.assertGreater(len(right), 1)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
